@@ -1,0 +1,1 @@
+"""EMS: cross-lingual token reconstruction and sentence contrastive learning (room reserved; empty so far)."""

@@ -1,0 +1,1 @@
+"""The `t5x` command and its runtime."""

@@ -1,0 +1,1 @@
+"""SeqIO tasks: bitext sources, preprocessors, feature converter and evaluation tasks."""

@@ -1,0 +1,1 @@
+"""Evaluation metrics as pure NumPy functions of embeddings."""

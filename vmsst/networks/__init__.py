@@ -1,0 +1,1 @@
+"""Flax modules: encoders, pooling and heads. No losses and no I/O."""
