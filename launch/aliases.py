@@ -1,0 +1,46 @@
+"""Makes `import t5x.<module>` give the bundled runtime's module.
+
+So the same gin files (`from t5x import utils`) run on the bundled runtime and on upstream T5X.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+
+_PACKAGE = "vmsst.launch.runtime"
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Finds `t5x` and `t5x.*` before anything on sys.path is looked at."""
+
+  def find_spec(self, fullname, path=None, target=None):
+    if fullname != "t5x" and not fullname.startswith("t5x."):
+      return None
+    bundled = _PACKAGE + fullname.removeprefix("t5x")
+    if importlib.util.find_spec(bundled) is None:
+      raise ModuleNotFoundError(
+        f"{fullname} is not part of the bundled runtime; it needs upstream T5X "
+        "(--runtime=upstream)",
+        name=fullname,
+      )
+    return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == "t5x")
+
+  def create_module(self, spec) -> ModuleType:
+    module = importlib.import_module(_PACKAGE + spec.name.removeprefix("t5x"))
+    self._spec = module.__spec__
+    return module
+
+  def exec_module(self, module: ModuleType) -> None:
+    module.__spec__ = self._spec  # the import system replaced it by that of the alias
+
+
+def install() -> None:
+  """From now on `t5x` is the bundled runtime in this process."""
+  if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    return
+  if "t5x" in sys.modules:
+    raise RuntimeError("upstream t5x is imported already: the bundled runtime cannot take its name")
+  sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,206 @@
+"""`t5x train --dry_run`: what a run would need, without data and without making parameters."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+
+from flax import traverse_util
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import gin_utils, partitioning, progress, utils
+
+_LARGE_BYTES = 1 << 20
+
+
+def run(search_paths: Sequence[str], gin_files: Sequence[str], bindings: Sequence[str]) -> None:
+  """Prints sizes, shardings and arithmetic of the training run that gin describes.
+
+  The last line is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of matrix
+  products, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients
+  and the batch; activations are not counted).
+  """
+  import __main__
+
+  __main__.train = train  # type: ignore[attr-defined]
+  gin.clear_config()
+  gin.register(train, "__main__")
+  gin_utils.parse_gin_flags(search_paths, gin_files, bindings, finalize_config=False)
+  with gin.unlock_config():
+    _forget_data()
+  gin.get_configurable(train)()
+
+
+def _forget_data() -> None:
+  """Binds what names data or folders to nothing, so that none need exist."""
+  for name, value in (
+    ("__main__.train.model_dir", None),
+    ("__main__.train.infer_eval_dataset_cfg", None),
+    ("__main__.train.train_eval_dataset_cfg", None),
+    ("__main__.train.checkpoint_cfg", None),
+    ("train/t5x.utils.DatasetConfig.mixture_or_task_name", None),
+  ):
+    gin.bind_parameter(name, value)
+
+
+def train(
+  *,
+  model: Any,
+  train_dataset_cfg: Any,
+  partitioner: partitioning.PjitPartitioner,
+  trainer_cls: Any,
+  **others: Any,
+) -> None:
+  """Stands in for `train` with its arguments, and reports on them."""
+  del others
+  report = describe(model, train_dataset_cfg, partitioner, trainer_cls)
+  print(report.pop("text"))
+  print(json.dumps(report))
+
+
+def describe(
+  model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
+) -> dict[str, Any]:
+  """The numbers of the JSON line, and the report as `text`."""
+  batch = _batch(model, cfg, partitioner)
+  initializer = utils.TrainStateInitializer(
+    optimizer_def=model.optimizer_def,
+    init_fn=model.get_initial_variables,
+    input_shapes={name: value.shape for name, value in batch.items()},
+    input_types={name: value.dtype for name, value in batch.items()},
+    partitioner=partitioner,
+  )
+  state = initializer.global_train_state_shape
+  arrays = traverse_util.flatten_dict(state.state_dict(), sep="/")
+  shardings = traverse_util.flatten_dict(
+    partitioner.shardings(initializer.train_state_axes).state_dict(), sep="/"
+  )
+
+  def local_bytes(name: str) -> int:
+    shape = shardings[name].shard_shape(arrays[name].shape)
+    return math.prod(shape) * arrays[name].dtype.itemsize
+
+  parameters = {
+    name.removeprefix("target/"): math.prod(array.shape)
+    for name, array in arrays.items()
+    if name.startswith("target/")
+  }
+  modules: dict[str, int] = {}
+  for name, count in parameters.items():
+    modules[_module(name)] = modules.get(_module(name), 0) + count
+  parameter_bytes = sum(local_bytes(name) for name in arrays if name.startswith("target/"))
+  state_bytes = sum(local_bytes(name) for name in arrays if not name.startswith("target/"))
+  batch_bytes = sum(
+    math.prod(partitioner.data_sharding.shard_shape(value.shape)) * value.dtype.itemsize
+    for value in batch.values()
+  )
+  flops = _step_flops(model, state, batch, partitioner, initializer, trainer_cls)
+  large = {
+    name: [list(arrays[name].shape), str(shardings[name].spec), local_bytes(name)]
+    for name in arrays
+    if math.prod(arrays[name].shape) * arrays[name].dtype.itemsize >= _LARGE_BYTES
+  }
+  lines = [
+    f"mesh: data={partitioner.mesh.shape['data']} model={partitioner.mesh.shape['model']} "
+    f"({partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind} devices)",
+    f"batch: {cfg.batch_size} examples, " + ", ".join(f"{n} {list(v.shape)}" for n, v in batch.items()),
+    "",
+    progress.table("parameters", ["count"], {n: [float(c)] for n, c in sorted(modules.items())}),
+    f"total {sum(modules.values()):,}",
+    "",
+    f"arrays of {_LARGE_BYTES >> 20} MiB and more: shape, sharding, MiB per device",
+    *(f"  {n}  {shape}  {spec}  {size / 2**20:.1f}" for n, (shape, spec, size) in sorted(large.items())),
+    "",
+    f"per device: parameters {parameter_bytes / 2**20:.1f} MiB, optimizer {state_bytes / 2**20:.1f} "
+    f"MiB, gradients {parameter_bytes / 2**20:.1f} MiB, batch {batch_bytes / 2**20:.1f} MiB",
+    f"matrix products per step: {flops:.3e} FLOPs",
+  ]
+  return {
+    "text": "\n".join(lines),
+    "parameters": sum(modules.values()),
+    "parameters_by_module": modules,
+    "flops_per_step": flops,
+    "bytes_per_device": 2 * parameter_bytes + state_bytes + batch_bytes,
+  }
+
+
+def _module(name: str) -> str:
+  """The first two parts of a parameter's path: a module, and a layer or part of it."""
+  parts = name.split("/")
+  return "/".join(parts[: min(2, len(parts) - 1)])
+
+
+def _batch(
+  model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes of a global batch, from the feature lengths alone."""
+  if not cfg.task_feature_lengths:
+    raise InputError("--dry_run needs TASK_FEATURE_LENGTHS")
+  partitioner.get_data_layout(cfg.batch_size)
+  converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
+  lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
+  return {
+    name: jax.ShapeDtypeStruct((cfg.batch_size, length), jnp.int32)
+    for name, length in lengths.items()
+  }
+
+
+def _step_flops(
+  model: Any,
+  state: Any,
+  batch: Mapping[str, jax.ShapeDtypeStruct],
+  partitioner: partitioning.PjitPartitioner,
+  initializer: utils.TrainStateInitializer,
+  trainer_cls: Any,
+) -> float:
+  trainer = trainer_cls(
+    model=model,
+    train_state=state,
+    partitioner=partitioner,
+    eval_names=[],
+    summary_dir=None,
+    train_state_axes=initializer.train_state_axes,
+    rng=jax.random.PRNGKey(0),
+  )
+  with partitioner.context():
+    jaxpr = jax.make_jaxpr(trainer._partitioned_train_step.function)(state, dict(batch))
+  trainer.close()
+  return matmul_flops(jaxpr.jaxpr)
+
+
+def matmul_flops(jaxpr: Any) -> float:
+  """Floating-point operations of all matrix products in a jaxpr, loops unrolled.
+
+  2 M N K for a product of [M, K] and [K, N]. A `while` loop without a known length counts once;
+  of `cond` the costliest branch.
+  """
+  total = 0.0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      left = equation.invars[0].aval.shape
+      total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+      continue
+    inner = [matmul_flops(sub) for sub in _sub_jaxprs(equation)]
+    if equation.primitive.name == "cond":
+      total += max(inner, default=0.0)
+    elif equation.primitive.name == "scan":
+      total += equation.params["length"] * sum(inner)
+    else:
+      total += sum(inner)
+  return total
+
+
+def _sub_jaxprs(equation: Any) -> list[Any]:
+  found: list[Any] = []
+  for value in equation.params.values():
+    for item in value if isinstance(value, tuple | list) else (value,):
+      if hasattr(item, "eqns"):
+        found.append(item)
+      elif hasattr(item, "jaxpr") and hasattr(item.jaxpr, "eqns"):
+        found.append(item.jaxpr)
+  return found

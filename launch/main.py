@@ -1,0 +1,192 @@
+"""The `t5x` command: train, evaluate and infer from gin files.
+
+Nothing heavy is imported until the command line is understood.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from vmsst.errors import InputError
+from vmsst.paths import gin_dir
+
+# Subcommand: (function that gin calls it, its module in the runtime, what it does).
+COMMANDS = {
+  "train": ("train", "train", "train a model"),
+  "eval": ("evaluate", "eval", "evaluate checkpoints"),
+  "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
+}
+
+_EPILOG = """\
+Any gin binding can be given as --gin.NAME=VALUE, for macros (--gin.TRAIN_STEPS=1000) and for
+parameters (--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1); strings need
+inner quotes (--gin.MODEL_DIR="'/tmp/run'"). Gin files are looked for in the current folder, in
+--gin_search_paths and among the shipped ones.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t5x", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  commands = parser.add_subparsers(dest="command", required=True, metavar="{train,eval,infer}")
+  for name, (_, _, text) in COMMANDS.items():
+    command = commands.add_parser(
+      name, help=text, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = command.add_argument
+    add("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable")
+    add("--gin_bindings", action="append", default=[], metavar="BINDING", help="gin binding")
+    add("--gin_search_paths", default=".", help="comma-separated folders to find gin files in")
+    add("--tfds_data_dir", help="folder of prepared TFDS datasets")
+    add("--seqio_additional_cache_dirs", default="", help="comma-separated SeqIO cache folders")
+    add("--dry_run", action="store_true", help="print sizes and shardings, then stop (train)")
+    add("--runtime", choices=("bundled", "upstream"), default="bundled", help="which T5X to run")
+    add("--multiprocess_gpu", action="store_true", help="start jax.distributed on GPUs")
+    add("--coordinator_address", help="host:port of process 0")
+    add("--process_count", type=int, help="number of processes")
+    add("--process_index", type=int, help="number of this process, from 0")
+    add("--initialization_timeout", type=int, help="seconds to wait for the other processes")
+    add("--verbose", action="store_true", help="show log messages and full stack traces")
+    if name == "infer":
+      add("--shard_id", type=int, help="part of the data that this job does")
+  return parser
+
+
+def _rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
+  """`--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`."""
+  rewritten = []
+  for argument in arguments:
+    if argument.startswith("--gin."):
+      name, equals, value = argument.removeprefix("--gin.").partition("=")
+      if not equals:
+        raise InputError(f"{argument}: gin bindings are written --gin.NAME=VALUE")
+      argument = f"--gin_bindings={name} = {value}"
+    rewritten.append(argument)
+  return rewritten
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Runs the `t5x` command; exits with 1 and one message where the input is at fault."""
+  arguments = list(sys.argv[1:] if arguments is None else arguments)
+  verbose = "--verbose" in arguments
+  try:
+    options = _parser().parse_args(_rewrite_gin_arguments(arguments))
+    _run(options)
+  except (InputError, FileNotFoundError, ModuleNotFoundError) as error:
+    if verbose:
+      raise
+    sys.exit(f"t5x: error: {_message(error)}")
+  except KeyboardInterrupt:
+    sys.exit(130)
+
+
+def _message(error: BaseException) -> str:
+  """The error in one paragraph, without the hints that gin appends to it."""
+  return str(error).split("\n  In call to configurable", 1)[0].strip()
+
+
+def _run(options: argparse.Namespace) -> None:
+  if not options.gin_file:
+    raise InputError(f"give a --gin_file; the shipped ones are in {gin_dir()}")
+  _quiet(options.verbose)
+  sys.path.insert(0, os.getcwd())  # a user's own task modules, as with `python -m`
+  function_name, module_name, _ = COMMANDS[options.command]
+  search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
+  if options.runtime == "upstream":
+    function, gin_utils = _upstream(module_name, function_name)
+    search_paths.append(str(_upstream_root()))
+  else:
+    function, gin_utils = _bundled(module_name, function_name)
+  _start_processes(options)
+  _data_folders(options)
+
+  import gin
+
+  main_module = sys.modules["__main__"]
+  setattr(main_module, function_name, function)
+  gin.register(function, "__main__")
+  bindings = [text for text in options.gin_bindings]
+  if getattr(options, "shard_id", None) is not None:
+    bindings.append(f"infer.shard_id = {options.shard_id}")
+  if options.dry_run:
+    from vmsst.launch import dry_run
+
+    if options.command != "train" or options.runtime != "bundled":
+      raise InputError("--dry_run is for `t5x train` on the bundled runtime")
+    dry_run.run(search_paths, options.gin_file, bindings)
+    return
+  gin_utils.parse_gin_flags(search_paths, options.gin_file, bindings)
+  configured = gin.get_configurable(function)
+  configured()
+
+
+def _quiet(verbose: bool) -> None:
+  """Keeps the log of libraries out of the way, unless it is asked for."""
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")
+  from absl import flags, logging
+
+  flags.FLAGS.mark_as_parsed()  # else absl says that it logs before flags are parsed
+  logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
+  logging.set_stderrthreshold("info" if verbose else "warning")
+
+
+def _bundled(module: str, function: str):
+  import importlib
+
+  from vmsst.launch import aliases
+  from vmsst.launch.runtime import gin_utils
+
+  aliases.install()
+  return getattr(importlib.import_module(f"vmsst.launch.runtime.{module}"), function), gin_utils
+
+
+def _upstream_root() -> pathlib.Path:
+  import importlib.util
+
+  spec = importlib.util.find_spec("t5x")
+  if spec is None or not spec.submodule_search_locations:
+    raise InputError("--runtime=upstream: upstream t5x is not installed here")
+  return pathlib.Path(next(iter(spec.submodule_search_locations))).parent
+
+
+def _upstream(module: str, function: str):
+  import importlib
+
+  _upstream_root()
+  return (
+    getattr(importlib.import_module(f"t5x.{module}"), function),
+    importlib.import_module("t5x.gin_utils"),
+  )
+
+
+def _start_processes(options: argparse.Namespace) -> None:
+  if not (options.coordinator_address or options.multiprocess_gpu):
+    return
+  import jax
+
+  given = {
+    "coordinator_address": options.coordinator_address,
+    "num_processes": options.process_count,
+    "process_id": options.process_index,
+    "initialization_timeout": options.initialization_timeout,
+  }
+  jax.distributed.initialize(**{k: v for k, v in given.items() if v is not None})
+
+
+def _data_folders(options: argparse.Namespace) -> None:
+  """Tells SeqIO where data lies; imports it only where a folder was given."""
+  if options.tfds_data_dir:
+    import seqio
+
+    seqio.set_tfds_data_dir_override(options.tfds_data_dir)
+  if options.seqio_additional_cache_dirs:
+    import seqio
+
+    seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
+
+
+if __name__ == "__main__":
+  main()

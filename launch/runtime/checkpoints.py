@@ -1,0 +1,350 @@
+"""T5X checkpoints: `checkpoint_<step>/state` below the model folder, written by Orbax.
+
+Upstream T5X reads what is written here, and the other way round. Every mismatch between a
+checkpoint and the model is found from the metadata, before any array is read, and named.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import traverse_util
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import data as data_lib
+
+PREFIX = "checkpoint"
+
+AssignmentMap = Sequence[tuple[str, str | None]]
+
+
+@dataclasses.dataclass
+class SaveCheckpointConfig:
+  """When and what to save (`t5x.utils.SaveCheckpointConfig`).
+
+  Attributes:
+    dtype: type of the saved parameters, "float32" or "bfloat16".
+    period: steps between checkpoints; one is also written before the first step and after the
+      last.
+    checkpoint_steps: further steps to save after.
+    keep: newest checkpoints to keep; None keeps all.
+    keep_dataset_checkpoints: must be None or equal to `keep`: the data state lies in the
+      checkpoint and goes with it.
+    save_dataset: also save where the data stands, so that a restart need not read again what it
+      has read.
+  """
+
+  dtype: str = "float32"
+  period: int | None = None
+  checkpoint_steps: Sequence[int] | None = None
+  keep: int | None = None
+  keep_dataset_checkpoints: int | None = None
+  save_dataset: bool = False
+
+  def __post_init__(self):
+    if self.dtype not in (None, "float32", "bfloat16"):
+      raise InputError(
+        f"SaveCheckpointConfig.dtype must be 'float32' or 'bfloat16', got {self.dtype!r}"
+      )
+
+
+@dataclasses.dataclass
+class RestoreCheckpointConfig:
+  """What to start from (`t5x.utils.RestoreCheckpointConfig`).
+
+  Attributes:
+    path: a checkpoint, a folder of checkpoints, or an empty list for none.
+    mode: "specific" (`path` is a checkpoint), "latest" (newest in the folder `path`) or "all"
+      (evaluation only).
+    assignment_map: (regex over the model's array names, replacement naming the checkpoint's
+      array, or None to leave the array out) pairs; the first that matches a whole name is used.
+    strict: accepted for upstream's gin files; arrays that the model lacks are never an error.
+    fallback_to_scratch: initialise what the checkpoint lacks or the map leaves out.
+    dtype: type to restore parameters in; None as saved.
+    restore_dataset: accepted for upstream's gin files; resuming always restores the data.
+  """
+
+  path: str | Sequence[str]
+  mode: str = "latest"
+  assignment_map: AssignmentMap | None = None
+  strict: bool = True
+  fallback_to_scratch: bool = False
+  dtype: str | None = None
+  restore_dataset: bool = False
+
+  def __post_init__(self):
+    if self.mode not in ("specific", "latest", "all"):
+      raise InputError(
+        f"RestoreCheckpointConfig.mode must be 'specific', 'latest' or 'all', got {self.mode!r}"
+      )
+    if self.dtype not in (None, "float32", "float16", "bfloat16"):
+      raise InputError(
+        "RestoreCheckpointConfig.dtype must be None, 'float32', 'float16' or 'bfloat16', "
+        f"got {self.dtype!r}"
+      )
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+  """Saving and restoring together (`t5x.utils.CheckpointConfig`)."""
+
+  save: SaveCheckpointConfig | None = None
+  restore: RestoreCheckpointConfig | None = None
+
+
+def checkpoint_step(path: str | pathlib.Path) -> int:
+  """The step in a checkpoint's name.
+
+  Raises:
+    InputError: the name ends in no step.
+  """
+  match = re.search(r"(\d+)/?$", str(path))
+  if match is None:
+    raise InputError(f"{path} is not a checkpoint: its name does not end in _<step>")
+  return int(match.group(1))
+
+
+def all_checkpoints(folder: str | pathlib.Path) -> list[epath.Path]:
+  """Complete checkpoints in `folder`, by step."""
+  root = epath.Path(folder)
+  if not root.is_dir():
+    return []
+  found = [
+    path
+    for path in root.iterdir()
+    if re.fullmatch(rf"{PREFIX}_\d+", path.name) and (path / "state").is_dir()
+  ]
+  return sorted(found, key=checkpoint_step)
+
+
+def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
+  """The checkpoints that `cfg` points at, by step.
+
+  Raises:
+    InputError: there are none.
+  """
+  paths = [cfg.path] if isinstance(cfg.path, str | pathlib.Path) else list(cfg.path)
+  found: list[epath.Path] = []
+  for path in map(epath.Path, paths):
+    if cfg.mode == "specific":
+      if not (path / "state").is_dir():
+        inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
+        hint = f"; it holds {', '.join(inside[-3:])}" if inside else ""
+        raise InputError(f"{path} is not a T5X checkpoint: it has no folder 'state'{hint}")
+      found.append(path)
+    else:
+      inside = all_checkpoints(path)
+      if not inside:
+        raise InputError(f"no checkpoint_<step> in {path}")
+      found += inside if cfg.mode == "all" else inside[-1:]
+  return found
+
+
+# --------------------------------------------------------------------------------------------
+# Reading
+
+
+def apply_assignment_map(names: Sequence[str], assignment_map: AssignmentMap) -> dict[str, str | None]:
+  """Which array of the checkpoint each array of the model is read from; None: from none.
+
+  Args:
+    names: the model's arrays, like `target/encoder/layers_0/mlp/wi/kernel`.
+    assignment_map: see `RestoreCheckpointConfig`.
+
+  Raises:
+    InputError: a rule matches nothing.
+  """
+  unused = {pattern for pattern, _ in assignment_map}
+  sources: dict[str, str | None] = {}
+  for name in names:
+    sources[name] = name
+    for pattern, replacement in assignment_map:
+      match = re.fullmatch(pattern, name)
+      if match:
+        unused.discard(pattern)
+        sources[name] = match.expand(replacement) if replacement is not None else None
+        break
+  if unused:
+    raise InputError(
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model, which has "
+      f"{_some(list(names))}"
+    )
+  return sources
+
+
+def _some(names: Sequence[str], count: int = 5) -> str:
+  more = f" and {len(names) - count} more" if len(names) > count else ""
+  return ", ".join(sorted(names)[:count]) + more
+
+
+def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+  return traverse_util.flatten_dict(flax.core.unfreeze(tree), sep="/")
+
+
+def _read_metadata(path: epath.Path) -> dict[str, Any]:
+  """Shape and dtype of every array of the checkpoint at `path`."""
+  try:
+    with ocp.PyTreeCheckpointer() as checkpointer:
+      metadata = checkpointer.metadata(path / "state")
+  except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    raise InputError(f"checkpoint {path} cannot be read: {error}") from error
+  tree = getattr(metadata, "item_metadata", metadata)
+  if tree is None:
+    raise InputError(f"checkpoint {path} cannot be read: its 'state' holds no metadata")
+  return _flatten(getattr(tree, "tree", tree))
+
+
+def restore(
+  path: epath.Path,
+  shapes: Mapping[str, Any],
+  shardings: Mapping[str, Any],
+  *,
+  dtype: str | None = None,
+  assignment_map: AssignmentMap | None = None,
+  fallback: Callable[[], Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+  """The model's state dict, read from the checkpoint at `path` onto the devices.
+
+  Args:
+    path: a `checkpoint_<step>` folder.
+    shapes: the model's state dict, of ShapeDtypeStructs.
+    shardings: the same tree, of NamedShardings.
+    dtype: type of the parameters (`target/...`); None as saved.
+    assignment_map: see `RestoreCheckpointConfig`.
+    fallback: gives the state dict from scratch, for arrays that are not in the checkpoint.
+
+  Raises:
+    InputError: an array is missing or has another shape; the message names it.
+  """
+  model = _flatten(shapes)
+  placement = _flatten(shardings)
+  stored = _read_metadata(path)
+  sources = apply_assignment_map(list(model), assignment_map or ())
+  missing = [name for name, source in sources.items() if source is None or source not in stored]
+  if missing and fallback is None:
+    raise InputError(
+      f"{path} lacks {_some([sources[name] or name for name in missing])}. Give "
+      "RestoreCheckpointConfig an assignment_map and fallback_to_scratch=True to initialise what "
+      f"is missing; the checkpoint has {_some(list(stored))}"
+    )
+  read: dict[str, Any] = {}
+  args: dict[str, Any] = {}
+  for name, source in sources.items():
+    if name in missing or source is None:
+      continue
+    wanted, found = tuple(model[name].shape), tuple(stored[source].shape)
+    if wanted != found:
+      raise InputError(
+        f"{name} has shape {wanted} in the model and {found} in {path} ({source}): the checkpoint "
+        "is of another model or size"
+      )
+    kept = dtype is None or not name.startswith("target/")
+    read[source] = model[name]
+    args[source] = ocp.ArrayRestoreArgs(
+      sharding=placement[name],
+      global_shape=wanted,
+      dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
+    )
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    tree = checkpointer.restore(
+      path / "state",
+      args=ocp.args.PyTreeRestore(
+        item=traverse_util.unflatten_dict(read, sep="/"),
+        restore_args=traverse_util.unflatten_dict(args, sep="/"),
+        partial_restore=True,
+      ),
+    )
+  arrays = _flatten(tree)
+  state = {name: arrays[source] for name, source in sources.items() if name not in missing}
+  if missing and fallback is not None:
+    scratch = _flatten(fallback())
+    state.update({name: scratch[name] for name in missing})
+  return traverse_util.unflatten_dict(state, sep="/")
+
+
+# --------------------------------------------------------------------------------------------
+# Writing
+
+
+class _DataStateHandler(ocp.CheckpointHandler):
+  """Writes the `dataset` folder of a checkpoint."""
+
+  def save(self, directory: epath.Path, args: "DataStateSave") -> None:
+    args.state.copy_to(
+      pathlib.Path(directory), process=jax.process_index(), processes=jax.process_count()
+    )
+
+  def restore(self, directory: epath.Path, args: Any = None) -> Any:
+    raise NotImplementedError("read with DataState.read_from")
+
+
+@ocp.args.register_with_handler(_DataStateHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class DataStateSave(ocp.args.CheckpointArgs):
+  """The data state to write."""
+
+  state: data_lib.DataState
+
+
+class CheckpointManager:
+  """Writes checkpoints below `model_dir`, in the background, and forgets old ones.
+
+  Args:
+    model_dir: absolute folder.
+    cfg: what to keep and to write.
+  """
+
+  def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
+    self._cfg = cfg
+    self._manager = ocp.CheckpointManager(
+      model_dir,
+      options=ocp.CheckpointManagerOptions(
+        step_prefix=PREFIX,
+        max_to_keep=cfg.keep,
+        create=True,
+        enable_async_checkpointing=True,
+        cleanup_tmp_directories=True,
+      ),
+    )
+
+  def all_steps(self) -> Sequence[int]:
+    """Steps that a checkpoint exists for."""
+    return self._manager.all_steps()
+
+  def save(self, train_state: Any, data_state: data_lib.DataState | None = None) -> bool:
+    """Starts writing `train_state`; returns once the arrays are copied off the devices.
+
+    Returns False where a checkpoint of that step exists already.
+    """
+    step = int(train_state.step)
+    if step in self._manager.all_steps():
+      return False
+    state = train_state.state_dict()
+    if self._cfg.dtype == "bfloat16":
+      state = {**state, "target": jax.tree.map(_to_bfloat16, state["target"])}
+    items: dict[str, Any] = {"state": ocp.args.PyTreeSave(state)}
+    if data_state is not None:
+      items["dataset"] = DataStateSave(data_state)
+    self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+    return True
+
+  def wait_until_finished(self) -> None:
+    """Blocks until everything is on disk; raises what went wrong there."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Finishes writing."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+
+def _to_bfloat16(array: Any) -> Any:
+  return array.astype("bfloat16") if array.dtype == np.float32 else array

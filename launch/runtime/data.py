@@ -1,0 +1,359 @@
+"""From SeqIO tasks to batches on the devices.
+
+`TrainIterator` reads ahead in a thread, cuts padding off, puts batches on the devices and can say
+where it stands, so that a restarted run sees the batches it would have seen.
+"""
+
+import dataclasses
+import importlib
+import json
+import pathlib
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from jax.experimental import multihost_utils
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import partitioning
+
+Batch = Mapping[str, np.ndarray]
+
+_LENGTH_FRACTIONS = 4  # batches are cut to one of this many lengths
+_LENGTH_MULTIPLE = 8
+
+
+@dataclasses.dataclass
+class DatasetConfig:
+  """A SeqIO task or mixture, and how to batch it (`t5x.utils.DatasetConfig`).
+
+  Attributes:
+    mixture_or_task_name: name, or the Task or Mixture itself.
+    task_feature_lengths: maximum length of each feature, or None (evaluation: measured).
+    split: split of the task.
+    batch_size: examples in the global batch.
+    shuffle: whether to shuffle.
+    seed: seed of the shuffling; None takes the time, so that every start sees another order.
+    use_cached: read the task from SeqIO's offline cache.
+    pack: pack several examples into one row; needs a feature converter that can.
+    use_custom_packing_ops: passed to the feature converter.
+    module: module to import first, which registers the task.
+    use_memory_cache: keep evaluation batches in memory.
+    trim_output_features: cut features to their length.
+  """
+
+  mixture_or_task_name: Any
+  task_feature_lengths: Mapping[str, int] | None
+  split: str
+  batch_size: int
+  shuffle: bool
+  seed: int | None
+  use_cached: bool = False
+  pack: bool = False
+  use_custom_packing_ops: bool = False
+  module: str | None = None
+  use_memory_cache: bool = True
+  trim_output_features: bool = True
+
+
+def get_mixture_or_task(cfg: DatasetConfig) -> Any:
+  """The SeqIO Task or Mixture that `cfg` names.
+
+  Raises:
+    InputError: nothing of that name is registered.
+  """
+  import seqio
+
+  if cfg.module:
+    importlib.import_module(cfg.module)
+  provider = cfg.mixture_or_task_name
+  if isinstance(provider, seqio.DatasetProviderBase):
+    return provider
+  try:
+    return seqio.get_mixture_or_task(provider)
+  except ValueError as error:
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    raise InputError(
+      f"no task or mixture {provider!r} is registered; known: {', '.join(known) or 'none'}. Import "
+      "the module that registers it in the gin file, or check MIXTURE_OR_TASK_NAME"
+    ) from error
+
+
+def _shared_seed(seed: int | None) -> int:
+  if seed is not None:
+    return seed
+  return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
+
+
+def get_dataset(
+  cfg: DatasetConfig,
+  shard_id: int,
+  num_shards: int,
+  feature_converter_cls: Callable[..., Any],
+  num_epochs: int | None = None,
+  continue_from_last_checkpoint: bool = False,
+) -> Any:
+  """A tf.data dataset of batches of model features, [batch / num_shards, ...] each.
+
+  Raises:
+    InputError: the task is unknown or the batch does not divide over the shards.
+  """
+  import seqio
+
+  if continue_from_last_checkpoint:
+    raise InputError("continue_from_last_checkpoint needs upstream T5X (--runtime=upstream)")
+  provider = get_mixture_or_task(cfg)
+  if cfg.batch_size % num_shards:
+    raise InputError(f"batch size {cfg.batch_size} is not divisible by {num_shards} data shards")
+  return seqio.get_dataset(
+    mixture_or_task_name=provider,
+    task_feature_lengths=cfg.task_feature_lengths,
+    dataset_split=cfg.split,
+    shuffle=cfg.shuffle,
+    num_epochs=num_epochs,
+    feature_converter=feature_converter_cls(
+      pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
+    ),
+    shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
+    use_cached=cfg.use_cached,
+    seed=_shared_seed(cfg.seed),
+    trim_output_features=cfg.trim_output_features,
+    batch_size=cfg.batch_size // num_shards,
+  )
+
+
+def get_training_eval_datasets(
+  cfg: DatasetConfig,
+  shard_id: int,
+  num_shards: int,
+  eval_steps: int,
+  feature_converter_cls: Callable[..., Any],
+) -> dict[str, Any]:
+  """`eval_steps` batches of every task of the mixture that has the split, and of the mixture.
+
+  Small tasks are repeated to fill the batches, as upstream does.
+  """
+  import seqio
+
+  provider = get_mixture_or_task(cfg)
+  tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
+  providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
+
+  def load(provider: Any) -> Any:
+    examples = get_dataset(
+      dataclasses.replace(cfg, mixture_or_task_name=provider, batch_size=1),
+      shard_id=0,
+      num_shards=1,
+      feature_converter_cls=feature_converter_cls,
+      num_epochs=eval_steps * cfg.batch_size,  # finite: filtered-out shards must not hang
+    )
+    batches = (
+      examples.unbatch()
+      .repeat()
+      .shard(num_shards, shard_id)
+      .batch(cfg.batch_size // num_shards, drop_remainder=True)
+      .take(eval_steps)
+    )
+    return batches.cache() if cfg.use_memory_cache else batches
+
+  return {provider.name: load(provider) for provider in providers}
+
+
+def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
+  """`batch` without the columns that are padding in every row.
+
+  Rank-2 integer features [B, T] keep the same fraction of their length: a quarter, half, three
+  quarters or all of it, rounded up to a multiple of 8, so that few shapes are compiled.
+  """
+  sequences = {
+    name: value
+    for name, value in batch.items()
+    if value.ndim == 2 and value.shape[1] > 1 and np.issubdtype(value.dtype, np.integer)
+  }
+  needed = 0.0
+  for value in sequences.values():
+    used = np.flatnonzero(value.any(axis=0))
+    needed = max(needed, (used[-1] + 1) / value.shape[1] if len(used) else 0.0)
+  quarter = max(1, int(np.ceil(needed * _LENGTH_FRACTIONS - 1e-9)))
+
+  def cut(value: np.ndarray) -> np.ndarray:
+    length = -(-value.shape[1] * quarter // _LENGTH_FRACTIONS)
+    return value[:, : -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE]
+
+  return {name: cut(value) if name in sequences else value for name, value in batch.items()}
+
+
+def can_trim() -> bool:
+  """Whether batches may be trimmed: every process must see the same shapes."""
+  return jax.process_count() == 1
+
+
+@dataclasses.dataclass
+class DataState:
+  """Where the data stands: the iterator's saved state after `position` batches.
+
+  Attributes:
+    position: batches taken from the dataset when the state was saved.
+    prefix: path prefix of the files that tf.train.Checkpoint wrote; None at position 0.
+  """
+
+  position: int
+  prefix: pathlib.Path | None
+
+  def copy_to(self, folder: pathlib.Path, process: int, processes: int) -> None:
+    """Writes the state below `folder`, under the names upstream T5X uses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = _state_name(process, processes)
+    if self.prefix is not None:
+      for path in self.prefix.parent.glob(self.prefix.name + ".*"):
+        shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
+    (folder / (name + ".json")).write_text(json.dumps({"batches": self.position}))
+
+  @classmethod
+  def read_from(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
+    """The state in `folder`, or None where it holds none for this process."""
+    name = _state_name(process, processes)
+    description = folder / (name + ".json")
+    if not description.is_file():
+      return None
+    try:
+      position = int(json.loads(description.read_text())["batches"])
+    except (ValueError, KeyError, TypeError) as error:
+      raise InputError(f"{description} is damaged: delete it to replay the data instead") from error
+    return cls(position, folder / name if position else None)
+
+
+def _state_name(process: int, processes: int) -> str:
+  return f"train_ds-{process:03d}-of-{processes:03d}"
+
+
+class TrainIterator:
+  """Batches on the devices, read ahead by a thread.
+
+  Args:
+    dataset: tf.data dataset of batches; the first batch is that of step 0.
+    partitioner: places the batches.
+    snapshot_period: save the state of the iterator every so many steps, for `state`; None: never
+      (a restart then reads the data again from the beginning, without training on it).
+    ahead: batches held ready on the devices.
+
+  Attributes:
+    element_spec: the dataset's.
+  """
+
+  def __init__(
+    self,
+    dataset: Any,
+    partitioner: partitioning.PjitPartitioner,
+    *,
+    snapshot_period: int | None = None,
+    ahead: int = 2,
+  ):
+    self.element_spec = dataset.element_spec
+    self._iterator = iter(dataset)
+    self._partitioner = partitioner
+    self._snapshot_period = snapshot_period
+    self._position = 0  # batches taken from the dataset, by whichever thread reads it
+    self._snapshots = [DataState(0, None)]
+    self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
+    self._queue: queue.Queue[Any] = queue.Queue(maxsize=ahead)
+    self._closed = threading.Event()
+    self._thread: threading.Thread | None = None
+
+  def start(self, step: int, saved: DataState | None = None) -> None:
+    """Begins reading ahead, from the batch that follows `step` batches.
+
+    Args:
+      step: batches that the run has already trained on.
+      saved: state to continue from; the batches between it and `step` are read and dropped.
+    """
+    if saved is not None and 0 < saved.position <= step:
+      self._restore(saved)
+    if step > self._position:
+      logging.info("Skipping %d batches that were trained on before.", step - self._position)
+    self._thread = threading.Thread(target=self._read, args=(step,), daemon=True, name="data")
+    self._thread.start()
+
+  def _restore(self, saved: DataState) -> None:
+    import tensorflow as tf
+
+    try:
+      tf.train.Checkpoint(ds=self._iterator).read(str(saved.prefix)).assert_consumed()
+    except (tf.errors.OpError, AssertionError, ValueError) as error:
+      logging.warning("Cannot use the saved data state %s (%s).", saved.prefix, error)
+      return
+    self._position = saved.position
+    self._snapshots = [saved]
+
+  def _read(self, step: int) -> None:
+    try:
+      while self._position < step and not self._closed.is_set():
+        next(self._iterator)
+        self._position += 1
+      while not self._closed.is_set():
+        if self._snapshot_period and self._position % self._snapshot_period == 0:
+          self._snapshot()
+        batch = {name: value.numpy() for name, value in next(self._iterator).items()}
+        self._position += 1
+        batch = trim_padding(batch) if can_trim() else batch
+        self._put(self._partitioner.to_devices(batch))
+    except StopIteration:
+      self._put(InputError("the training data ended: the dataset does not repeat"))
+    except BaseException as error:  # handed to the training thread, which raises it
+      self._put(error)
+
+  def _put(self, item: Any) -> None:
+    while not self._closed.is_set():
+      try:
+        return self._queue.put(item, timeout=0.2)
+      except queue.Full:
+        continue
+
+  def _snapshot(self) -> None:
+    import tensorflow as tf
+
+    if not self._position or self._position == self._snapshots[-1].position:
+      return
+    prefix = pathlib.Path(self._folder.name) / str(self._position)
+    try:
+      tf.train.Checkpoint(ds=self._iterator).write(str(prefix))
+    except tf.errors.OpError as error:
+      logging.warning(
+        "This dataset's state cannot be saved (%s): a restart will read it from the beginning.",
+        str(error).splitlines()[0],
+      )
+      self._snapshot_period = None
+      return
+    self._snapshots.append(DataState(self._position, prefix))
+
+  def state(self, step: int) -> DataState:
+    """The latest saved state at or before `step`; older ones are forgotten."""
+    while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
+      old = self._snapshots.pop(0)
+      if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):
+        for path in old.prefix.parent.glob(old.prefix.name + ".*"):
+          path.unlink()
+    return self._snapshots[0]
+
+  def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+    return self
+
+  def __next__(self) -> dict[str, jax.Array]:
+    item = self._queue.get()
+    if isinstance(item, BaseException):
+      raise item
+    return item
+
+  def close(self) -> None:
+    """Stops reading."""
+    self._closed.set()
+    if self._thread is not None:
+      self._thread.join(timeout=10)
+    self._folder.cleanup()

@@ -1,0 +1,106 @@
+"""SeqIO evaluation of a model, during training and after it."""
+
+import concurrent.futures
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import data as data_lib
+from vmsst.launch.runtime import partitioning, utils
+
+
+class InferenceEvaluator:
+  """Computes the metrics of SeqIO tasks from a model's predictions and scores.
+
+  Args:
+    infer_eval_dataset_cfg: the tasks.
+    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
+    model: gives `predict_batch`, `predict_batch_with_aux` and `score_batch`.
+    partitioner: the mesh.
+    log_dir: SeqIO's loggers write below `log_dir`/inference_eval; None writes nothing.
+  """
+
+  def __init__(
+    self,
+    infer_eval_dataset_cfg: data_lib.DatasetConfig,
+    inference_evaluator_cls: Callable[..., Any],
+    model: Any,
+    partitioner: partitioning.PjitPartitioner,
+    log_dir: str | None = None,
+  ):
+    data_lib.get_mixture_or_task(infer_eval_dataset_cfg)  # says so if it is unknown
+    self._cfg = infer_eval_dataset_cfg
+    self._model = model
+    self._partitioner = partitioner
+    logging_arguments: dict[str, Any] = (
+      {"log_dir": os.path.join(log_dir, "inference_eval")} if log_dir else {"logger_cls": ()}
+    )
+    self._evaluator = inference_evaluator_cls(
+      mixture_or_task_name=self._cfg.mixture_or_task_name,
+      feature_converter=model.FEATURE_CONVERTER_CLS(pack=False),
+      eval_split=self._cfg.split,
+      use_cached=self._cfg.use_cached,
+      seed=self._cfg.seed,
+      sequence_length=self._cfg.task_feature_lengths,
+      use_memory_cache=self._cfg.use_memory_cache,
+      **logging_arguments,
+    )
+    self._infer_fns: dict[str, Any] = {}
+
+  @property
+  def eval_tasks(self) -> Sequence[Any]:
+    """Tasks that have metrics and the split."""
+    return self._evaluator.eval_tasks
+
+  @property
+  def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
+    """Shape of every model feature of one example."""
+    return self._evaluator.model_feature_shapes
+
+  def _infer_fn(self, method: str, train_state_axes: Any) -> Any:
+    """The inference function of a method of the model, made when it is first used."""
+
+    def infer(dataset: Any, **arguments: Any) -> Any:
+      if method not in self._infer_fns:
+        self._infer_fns[method] = utils.get_infer_fn(
+          infer_step=getattr(self._model, method),
+          batch_size=self._cfg.batch_size,
+          train_state_axes=train_state_axes,
+          partitioner=self._partitioner,
+        )
+      return self._infer_fns[method](dataset, **arguments)
+
+    return infer
+
+  def evaluate(
+    self, train_state: Any, train_state_axes: Any
+  ) -> "concurrent.futures.Future[Mapping[str, Mapping[str, Any]]]":
+    """Runs the model on every task; the metrics by task, once they are computed."""
+    key = jax.random.PRNGKey(0)
+    predict = self._infer_fn("predict_batch", train_state_axes)
+    predict_with_aux = self._infer_fn("predict_batch_with_aux", train_state_axes)
+    score = self._infer_fn("score_batch", train_state_axes)
+    metrics, _ = self._evaluator.evaluate(
+      compute_metrics=jax.process_index() == 0,
+      step=int(train_state.step),
+      predict_fn=functools.partial(predict, train_state=train_state, rng=key),
+      predict_with_aux_fn=functools.partial(predict_with_aux, train_state=train_state, rng=key),
+      score_fn=functools.partial(score, train_state=train_state),
+    )
+    return metrics
+
+  def close(self) -> None:
+    """Waits for metrics that are still being computed."""
+    self._evaluator.close()
+
+
+def require_tasks(evaluator: InferenceEvaluator, cfg: data_lib.DatasetConfig) -> None:
+  """Raises InputError where the evaluator has nothing to evaluate."""
+  if not evaluator.eval_tasks:
+    raise InputError(
+      f"{cfg.mixture_or_task_name!r} has no task with metrics and a split {cfg.split!r}"
+    )

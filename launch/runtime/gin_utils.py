@@ -1,0 +1,160 @@
+"""Parsing gin configurations: `t5x.gin_utils` of the bundled runtime."""
+
+import contextlib
+import difflib
+import importlib.util  # noqa: F401  (gin 0.5 uses it without importing it)
+import inspect
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gin
+import jax
+
+from vmsst.errors import InputError
+
+
+def get_gin_config_str() -> str:
+  """The current gin configuration as text."""
+  return gin.config_str()
+
+
+def summarize_gin_config(model_dir: str, summary_writer: Any, step: int) -> None:
+  """Writes the gin configuration to `model_dir`/config.gin and to TensorBoard."""
+  if jax.process_index() != 0:
+    return
+  text = get_gin_config_str()
+  folder = pathlib.Path(model_dir)
+  folder.mkdir(parents=True, exist_ok=True)
+  temporary = folder / "config.gin.tmp"
+  temporary.write_text(text, encoding="utf-8")
+  os.replace(temporary, folder / "config.gin")
+  if summary_writer is not None:
+    summary_writer.write_texts(step, {"config": gin.markdown(text)})
+    summary_writer.flush()
+
+
+def sum_fn(var1: Any = gin.REQUIRED, var2: Any = gin.REQUIRED) -> Any:
+  """`var1 + var2`, for use in gin files."""
+  return var1 + var2
+
+
+def bool_fn(var1: Any = gin.REQUIRED) -> bool:
+  """`bool(var1)`, for use in gin files."""
+  return bool(var1)
+
+
+def string_split_fn(
+  text: str = gin.REQUIRED,
+  separator: str = gin.REQUIRED,
+  maxsplit: int = -1,
+  index: int | None = None,
+) -> Any:
+  """`text` split at `separator`: the list, or its element `index`."""
+  parts = text.split(separator, maxsplit)
+  return parts if index is None else parts[index]
+
+
+def parse_gin_flags(
+  gin_search_paths: Sequence[str],
+  gin_files: Sequence[str],
+  gin_bindings: Sequence[str],
+  skip_unknown: bool | Sequence[str] = False,
+  finalize_config: bool = True,
+) -> None:
+  """Parses `gin_files` in order, then `gin_bindings`; later ones win.
+
+  Raises:
+    InputError: a file is missing (the message lists the paths searched), a binding names an
+      unknown macro, configurable or parameter (with the nearest known name), or a value does
+      not parse.
+  """
+  for path in gin_search_paths:
+    gin.add_config_file_search_path(path)
+  for file in gin_files:
+    try:
+      with _without_search_log():
+        gin.parse_config_file(file, skip_unknown=skip_unknown)
+    except OSError as error:
+      missing = re.search(r"file:? (\S+?)\.? ", str(error))
+      name = missing.group(1) if missing else file
+      raise InputError(
+        f"gin file {name!r} not found; searched: {', '.join(map(os.path.abspath, gin_search_paths))}"
+      ) from error
+    except (ValueError, SyntaxError, ImportError, AttributeError) as error:
+      raise InputError(f"{file}: {explain(error)}") from error
+  known = _macros()
+  for binding in gin_bindings:
+    name = binding.split("=", 1)[0].strip()
+    if re.fullmatch(r"\w+", name) and name not in known:
+      raise InputError(f"--gin.{name}: no gin file has a macro {name}{_nearest(name, known)}")
+    try:
+      gin.parse_config(binding, skip_unknown=skip_unknown)
+    except (ValueError, SyntaxError, ImportError, AttributeError) as error:
+      raise InputError(f"--gin.{binding}: {explain(error)}") from error
+  if finalize_config:
+    gin.finalize()
+
+
+@contextlib.contextmanager
+def _without_search_log() -> Iterator[None]:
+  """Hides gin's error log line for every folder that a file is not in."""
+  logging.disable(logging.ERROR)
+  try:
+    yield
+  finally:
+    logging.disable(logging.NOTSET)
+
+
+def explain(error: BaseException) -> str:
+  """gin's message in one line, with the nearest known name where a name is unknown."""
+  if isinstance(error, SyntaxError):
+    return f"line {error.lineno}: cannot read {(error.text or '').strip()!r} ({error.msg})"
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  text = lines[0] if lines else type(error).__name__
+  places = [line for line in lines[1:] if line.startswith("In file")]
+  where = f" ({places[0]})" if places else ""
+  parameter = re.search(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", text)
+  if parameter:
+    name, unknown = parameter.groups()
+    text = f"{name} has no parameter {unknown!r}{_nearest(unknown, _parameters(name))}"
+  configurable = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", text)
+  if configurable:
+    unknown = configurable.group(1)
+    text = f"nothing called {unknown!r} is imported by the gin files"
+    text += _nearest(unknown, _configurables())
+  return text + where
+
+
+def _nearest(name: str, known: Sequence[str] | set[str]) -> str:
+  upper = {candidate.lower(): candidate for candidate in known}
+  close = difflib.get_close_matches(name.lower(), list(upper), n=3, cutoff=0.5)
+  return f"; did you mean {' or '.join(upper[match] for match in close)}?" if close else ""
+
+
+def _macros() -> set[str]:
+  """Names of the macros that the parsed files define or use."""
+  names = {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
+  for reference in gin.config.iterate_references(gin.config._CONFIG):
+    if reference.selector == "gin.macro":
+      names.update(reference.scopes)
+  return names
+
+
+def _registered() -> dict[str, Callable[..., Any]]:
+  return {name: entry.wrapped for name, entry in gin.config._REGISTRY.items()}
+
+
+def _configurables() -> set[str]:
+  full = set(_registered())
+  return full | {".".join(name.split(".")[-2:]) for name in full}
+
+
+def _parameters(selector: str) -> list[str]:
+  for name, function in _registered().items():
+    if name == selector or name.endswith("." + selector):
+      return list(inspect.signature(function).parameters)
+  return []

@@ -1,0 +1,291 @@
+"""Optimizers in T5X's form: optax's, wrapped, and the base class that Adafactor shares.
+
+An `OptimizerDef` is the recipe, an `Optimizer` is the recipe with parameters (`target`) and state.
+A wrapped optax optimizer takes its learning rate from optax alone: the rate that the trainer hands
+to `apply_gradient` is not used, as in T5X. A gin file therefore gives the same schedule to both:
+
+  OPTIMIZER = @optimizers.chain()
+  optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
+  optax.adamw.learning_rate = @utils.create_learning_rate_scheduler()
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import serialization, struct, traverse_util
+from flax.core import frozen_dict
+
+PyTree = Any
+Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None where replicated
+
+_ONLY_UPSTREAM = {
+  "amos": "it belongs to the jestimator package",
+  "MultiOptimizer": "use optax.partition inside `optimizers.wrap_optax_optimizer` instead",
+}
+
+
+class OptimizerState(struct.PyTreeNode):
+  """The step, an int32 scalar, and what the optimizer remembers of the parameters."""
+
+  step: Leaf
+  param_states: PyTree
+
+
+def flatten_paths(tree: PyTree) -> dict[tuple[str, ...], Any]:
+  """The leaves of a nested dict (frozen or not) by their path; empty dicts are left out."""
+  return traverse_util.flatten_dict(frozen_dict.unfreeze(tree))
+
+
+def unflatten_like(tree: PyTree, flat: Mapping[tuple[str, ...], Any]) -> PyTree:
+  """The nested dict of `flat`, frozen where `tree` is."""
+  nested = traverse_util.unflatten_dict(flat)
+  return frozen_dict.freeze(nested) if isinstance(tree, frozen_dict.FrozenDict) else nested
+
+
+def _without_empty(tree: Mapping[str, Any]) -> dict[str, Any]:
+  """`tree` without branches that hold no leaf, such as those of `optax.EmptyState`."""
+  return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
+
+
+def _restore(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
+  """`reference` with the leaves of `state_dict`, in which branches without leaves may be absent."""
+  expected = traverse_util.flatten_dict(
+    serialization.to_state_dict(reference), keep_empty_nodes=True
+  )
+  given = traverse_util.flatten_dict(frozen_dict.unfreeze(state_dict), keep_empty_nodes=True)
+  missing = [
+    "/".join((name, *path))
+    for path, leaf in expected.items()
+    if path not in given and leaf is not traverse_util.empty_node
+  ]
+  if missing:
+    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    raise ValueError(
+      f"{len(missing)} of {len(expected)} arrays of the train state are not in what it is restored "
+      f"from: {shown}. The model or the optimizer is another one than the one that was saved."
+    )
+  complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
+  return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete))
+
+
+class OptimizerDef:
+  """The recipe of an optimizer; subclasses define `init_state` and `apply_gradient`.
+
+  Attributes:
+    hyper_params: A dataclass with a `replace` method and a `learning_rate` field.
+  """
+
+  def __init__(self, hyper_params: Any):
+    self.hyper_params = hyper_params
+
+  def init_state(self, params: PyTree) -> OptimizerState:
+    """Returns the state before the first step."""
+    raise NotImplementedError
+
+  def apply_gradient(
+    self, hyper_params: Any, params: PyTree, state: OptimizerState, grads: PyTree
+  ) -> tuple[PyTree, OptimizerState]:
+    """Returns the parameters and the state after one more step."""
+    raise NotImplementedError
+
+  def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
+    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array."""
+    raise NotImplementedError
+
+  def update_hyper_params(self, **overrides: Any) -> Any:
+    """Returns the hyperparameters with some replaced, or all with `hyper_params=`."""
+    hyper_params = overrides.pop("hyper_params", self.hyper_params)
+    return hyper_params.replace(**overrides) if overrides else hyper_params
+
+  def create(self, target: PyTree) -> Optimizer:
+    """Returns an optimizer of the parameters `target`, before the first step."""
+    return Optimizer(optimizer_def=self, state=self.init_state(target), target=target)
+
+  def state_dict(self, target: PyTree, state: OptimizerState) -> dict[str, Any]:
+    """Returns the tree that a checkpoint stores: `{'target': ..., 'state': ...}`.
+
+    Tuples become dicts with the keys '0', '1', ..., and branches without arrays are left out.
+    """
+    return {
+      "target": serialization.to_state_dict(target),
+      "state": _without_empty(serialization.to_state_dict(state)),
+    }
+
+  def restore_state(
+    self, target: PyTree, state: OptimizerState, state_dict: Mapping[str, Any]
+  ) -> tuple[PyTree, OptimizerState]:
+    """Returns parameters and state in the structure of the given ones, with other leaves.
+
+    Raises:
+      ValueError: arrays are missing from `state_dict`; the message names them.
+    """
+    return (
+      _restore(target, state_dict["target"], "target"),
+      _restore(state, state_dict["state"], "state"),
+    )
+
+
+class Optimizer(struct.PyTreeNode):
+  """Parameters with the state of their optimizer.
+
+  Attributes:
+    optimizer_def: The recipe.
+    state: The step and the state of the recipe.
+    target: The parameters.
+  """
+
+  optimizer_def: OptimizerDef = struct.field(pytree_node=False)
+  state: OptimizerState
+  target: PyTree
+
+  def apply_gradient(self, grads: PyTree, **hyper_param_overrides: Any) -> Optimizer:
+    """Returns the optimizer after one more step; overrides are for this step only."""
+    hyper_params = self.optimizer_def.update_hyper_params(**hyper_param_overrides)
+    target, state = self.optimizer_def.apply_gradient(hyper_params, self.target, self.state, grads)
+    return self.replace(target=target, state=state)
+
+  def state_dict(self) -> dict[str, Any]:
+    """Returns the tree that a checkpoint stores."""
+    return self.optimizer_def.state_dict(self.target, self.state)
+
+  def restore_state(self, state_dict: Mapping[str, Any]) -> Optimizer:
+    """Returns the optimizer with the arrays of `state_dict`."""
+    target, state = self.optimizer_def.restore_state(self.target, self.state, state_dict)
+    return self.replace(target=target, state=state)
+
+
+def _is_masked(node: Any) -> bool:
+  return isinstance(node, optax.MaskedNode)
+
+
+def optax_logical_axes(optax_state: PyTree, params: PyTree, param_logical_axes: PyTree) -> PyTree:
+  """Returns `optax_state` with the logical axes of each array, or None where it is replicated.
+
+  It knows no optax state by name. Wherever a branch of the state has the structure of the
+  parameters (moments, accumulated gradients, ...), each array in it that has the shape of its
+  parameter gets that parameter's axes. All else is replicated: counters, hyperparameters, random
+  keys, and row and column statistics of a factored second moment, which are small.
+
+  Args:
+    optax_state: What `GradientTransformation.init(params)` returned: arrays or their shapes.
+    params: The parameters: arrays or their shapes.
+    param_logical_axes: The axes of each parameter, a nested dict of PartitionSpec.
+  """
+  leaves = jax.tree.leaves(params)
+  structure: Any = jax.tree.structure(params)
+  flat_axes = flatten_paths(param_logical_axes)
+  axes = [
+    flat_axes[tuple(key.key for key in path)] for path, _ in jax.tree.flatten_with_path(params)[0]
+  ]
+
+  def mirrors_params(node: Any) -> bool:
+    # Parameters that a mask takes out leave an `optax.MaskedNode` in their place.
+    return bool(jax.tree.structure(node, is_leaf=_is_masked) == structure)
+
+  def axes_of(node: Any) -> Any:
+    if not mirrors_params(node):
+      return None
+    moments = jax.tree.leaves(node, is_leaf=_is_masked)
+    return jax.tree.unflatten(
+      structure,
+      [
+        moment
+        if _is_masked(moment)
+        else spec
+        if getattr(moment, "shape", None) == leaf.shape
+        else None
+        for moment, leaf, spec in zip(moments, leaves, axes, strict=True)
+      ],
+    )
+
+  return jax.tree.map(axes_of, optax_state, is_leaf=mirrors_params)
+
+
+class _TrainerHyperParams(struct.PyTreeNode):
+  """What a trainer sets each step; optax schedules its own rate, so nothing reads it."""
+
+  learning_rate: float | None = None
+
+
+class OptaxWrapper(OptimizerDef):
+  """Any optax optimizer as an OptimizerDef.
+
+  Attributes:
+    optax_optimizer: The wrapped gradient transformation.
+  """
+
+  def __init__(self, optax_optimizer: optax.GradientTransformation):
+    super().__init__(hyper_params=_TrainerHyperParams())
+    self.optax_optimizer = optax_optimizer
+
+  def init_state(self, params: PyTree) -> OptimizerState:
+    """Returns the state before the first step."""
+    return OptimizerState(
+      step=jnp.zeros((), jnp.int32), param_states=self.optax_optimizer.init(params)
+    )
+
+  def apply_gradient(
+    self, hyper_params: Any, params: PyTree, state: OptimizerState, grads: PyTree
+  ) -> tuple[PyTree, OptimizerState]:
+    """Returns the parameters and the state after one more step, at optax's own learning rate."""
+    del hyper_params
+    updates, optax_state = self.optax_optimizer.update(grads, state.param_states, params)
+    return optax.apply_updates(params, updates), OptimizerState(
+      step=state.step + 1, param_states=optax_state
+    )
+
+  def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
+    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array."""
+    axes = optax_logical_axes(optimizer.state.param_states, optimizer.target, param_logical_axes)
+    return optimizer.replace(
+      state=OptimizerState(step=None, param_states=axes), target=param_logical_axes
+    )
+
+
+def wrap_optax_optimizer(
+  optax_optimizer: Callable[..., optax.GradientTransformation],
+) -> Callable[..., OptaxWrapper]:
+  """Returns a function with the arguments of `optax_optimizer` that makes an OptaxWrapper."""
+
+  @functools.wraps(optax_optimizer)
+  def wrapped(*args: Any, **kwargs: Any) -> OptaxWrapper:
+    return OptaxWrapper(optax_optimizer(*args, **kwargs))
+
+  return wrapped
+
+
+@wrap_optax_optimizer
+def chain(transformations: Sequence[optax.GradientTransformation]) -> optax.GradientTransformation:
+  """Applies the transformations in turn: `optax.chain` of one list, which gin can bind."""
+  return optax.chain(*transformations)
+
+
+adabelief = wrap_optax_optimizer(optax.adabelief)
+adagrad = wrap_optax_optimizer(optax.adagrad)
+adam = wrap_optax_optimizer(optax.adam)
+adamw = wrap_optax_optimizer(optax.adamw)
+fromage = wrap_optax_optimizer(optax.fromage)
+lars = wrap_optax_optimizer(optax.lars)
+lamb = wrap_optax_optimizer(optax.lamb)
+lion = wrap_optax_optimizer(optax.lion)
+noisy_sgd = wrap_optax_optimizer(optax.noisy_sgd)
+radam = wrap_optax_optimizer(optax.radam)
+rmsprop = wrap_optax_optimizer(optax.rmsprop)
+sgd = wrap_optax_optimizer(optax.sgd)
+yogi = wrap_optax_optimizer(optax.yogi)
+dpsgd = wrap_optax_optimizer(optax.contrib.dpsgd)
+
+
+def __getattr__(name: str) -> Any:
+  if name in _ONLY_UPSTREAM:
+    raise AttributeError(
+      f"t5x.optimizers.{name} is not in the bundled runtime ({_ONLY_UPSTREAM[name]}); "
+      "run the same gin files on an installed upstream T5X with --runtime=upstream"
+    )
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

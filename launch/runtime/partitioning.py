@@ -1,0 +1,280 @@
+"""Meshes and sharding: `t5x.partitioning` of the bundled runtime.
+
+A two-axis mesh (`data`, `model`). Parameters and activations carry logical axis names; rules map
+each name to a mesh axis or to None (replicated).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from flax.linen import partitioning as flax_partitioning
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vmsst.errors import InputError
+
+LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+HardwareMesh = tuple[int, int, int, int]
+
+with_sharding_constraint = flax_partitioning.with_sharding_constraint
+param_with_axes = flax_partitioning.param_with_axes
+
+
+def standard_logical_axis_rules(
+  activation_partitioning_dims: int = 1,
+  parameter_partitioning_dims: int = 1,
+  additional_rules: LogicalAxisRules | None = None,
+) -> LogicalAxisRules:
+  """Rules for T5X's standard axis names, as upstream has them.
+
+  Args:
+    activation_partitioning_dims: 2 also shards the `embed` axis over `model`.
+    parameter_partitioning_dims: 2 also shards the `embed` axis over `data` (fully sharded
+      parameters).
+    additional_rules: appended to the standard ones; the first rule that fits wins.
+  """
+  for name, dims in (
+    ("activation_partitioning_dims", activation_partitioning_dims),
+    ("parameter_partitioning_dims", parameter_partitioning_dims),
+  ):
+    if dims not in (1, 2):
+      raise InputError(f"{name} must be 1 or 2, got {dims!r}")
+  rules: list[tuple[str, Any]] = [
+    ("batch", "data"),
+    ("vocab", "model"),
+    ("mlp", "model"),
+    ("heads", "model"),
+    ("kv", None),
+    ("joined_kv", "model"),
+  ]
+  if activation_partitioning_dims == 2:
+    rules.append(("embed", "model"))
+  if parameter_partitioning_dims == 2:
+    rules.append(("embed", "data"))
+  if activation_partitioning_dims == parameter_partitioning_dims == 1:
+    rules.append(("embed", None))
+  replicated = ("relpos_buckets", "abspos_buckets", "length", "layers", "stack", "mlp_activations")
+  return [*rules, *((name, None) for name in replicated), *(additional_rules or ())]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataLayout:
+  """How the global batch is read by processes.
+
+  Attributes:
+    batch_size: examples in the global batch.
+    shard_id: which part of the data this process reads.
+    num_shards: parts that the data is read in.
+    is_first_host_in_replica_set: whether this process is the one to write for its part.
+  """
+
+  batch_size: int
+  shard_id: int
+  num_shards: int
+  is_first_host_in_replica_set: bool
+
+
+class PartitionedFunction:
+  """A jitted function that runs inside the mesh and the logical axis rules."""
+
+  def __init__(self, function: Callable[..., Any], jitted: Any, partitioner: "PjitPartitioner"):
+    self.function = function
+    self._jitted = jitted
+    self._partitioner = partitioner
+
+  def __call__(self, *args):
+    with self._partitioner.context():
+      return self._jitted(*args)
+
+  def lower(self, *args):
+    """The function lowered for `args` (arrays or shapes), to compile or to look at."""
+    with self._partitioner.context():
+      return self._jitted.lower(*args)
+
+
+class PjitPartitioner:
+  """Places parameters and batches on a (`data`, `model`) mesh of all devices.
+
+  Args:
+    num_partitions: size of the `model` axis.
+    model_parallel_submesh: instead of it, the (x, y, z, core) tile of a TPU pod that one model
+      replica takes; its product is the size of the `model` axis.
+    params_on_devices: must be True; parameters in host memory are an upstream option.
+    backend: take the devices of this JAX backend instead of the default one.
+    ici_mesh_shape: explicit (data, model) mesh within one slice.
+    dcn_mesh_shape: explicit (data, model) mesh over slices, multiplied with `ici_mesh_shape`.
+    logical_axis_rules: see `standard_logical_axis_rules`.
+  """
+
+  def __init__(
+    self,
+    num_partitions: int | None = None,
+    model_parallel_submesh: HardwareMesh | None = None,
+    params_on_devices: bool = True,
+    backend: str | None = None,
+    ici_mesh_shape: Sequence[int] | None = None,
+    dcn_mesh_shape: Sequence[int] | None = None,
+    logical_axis_rules: LogicalAxisRules | None = None,
+  ):
+    if bool(num_partitions) == bool(model_parallel_submesh) and ici_mesh_shape is None:
+      raise InputError(
+        "PjitPartitioner needs one of num_partitions and model_parallel_submesh, got "
+        f"num_partitions={num_partitions!r}, model_parallel_submesh={model_parallel_submesh!r}"
+      )
+    if model_parallel_submesh is not None and len(model_parallel_submesh) != 4:
+      raise InputError(f"model_parallel_submesh must have 4 numbers, got {model_parallel_submesh!r}")
+    if not params_on_devices:
+      raise InputError("params_on_devices=False needs upstream T5X (--runtime=upstream)")
+    model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
+    devices = jax.devices(backend) if backend else jax.devices()
+    if ici_mesh_shape is not None:
+      device_array = _explicit_mesh(devices, ici_mesh_shape, dcn_mesh_shape)
+    else:
+      if len(devices) % model_size:
+        raise InputError(
+          f"num_partitions={model_size} does not divide the {len(devices)} devices at hand"
+        )
+      shape = (len(devices) // model_size, model_size)
+      device_array = mesh_utils.create_device_mesh(shape, devices)
+    self.mesh = Mesh(device_array, ("data", "model"))
+    self.logical_axis_rules = tuple(logical_axis_rules or standard_logical_axis_rules())
+    self.data_partition_spec = PartitionSpec("data")
+
+  def context(self):
+    """Makes the mesh and the axis rules known to the code inside."""
+    return _Context(self.mesh, self.logical_axis_rules)
+
+  @property
+  def data_sharding(self) -> NamedSharding:
+    """Rows over the `data` axis."""
+    return NamedSharding(self.mesh, self.data_partition_spec)
+
+  def get_data_layout(self, batch_size: int) -> DataLayout:
+    """What this process reads of a global batch of `batch_size` examples.
+
+    Raises:
+      InputError: the batch cannot be divided over the data axis.
+    """
+    data_size = self.mesh.shape["data"]
+    if batch_size % data_size:
+      raise InputError(
+        f"BATCH_SIZE={batch_size} is not divisible by the data axis of the mesh ({data_size} of "
+        f"{self.mesh.size} devices; num_partitions={self.mesh.shape['model']}): choose a multiple "
+        f"of {data_size}"
+      )
+    rows = {
+      process: sorted({index for index, _ in positions})
+      for process, positions in self._positions_by_process().items()
+    }
+    parts = sorted({tuple(part) for part in rows.values()})
+    mine = tuple(rows[jax.process_index()])
+    sharing = [process for process, part in sorted(rows.items()) if tuple(part) == mine]
+    return DataLayout(
+      batch_size=batch_size,
+      shard_id=parts.index(mine),
+      num_shards=len(parts),
+      is_first_host_in_replica_set=sharing[0] == jax.process_index(),
+    )
+
+  def _positions_by_process(self) -> dict[int, list[tuple[int, ...]]]:
+    positions: dict[int, list[tuple[int, ...]]] = {}
+    for position, device in np.ndenumerate(self.mesh.devices):
+      positions.setdefault(device.process_index, []).append(position)
+    return positions
+
+  def get_logical_axes(self, train_state: Any) -> Any:
+    """`train_state` with the logical axis names of every array in its place."""
+    return train_state.as_logical_axes()
+
+  def get_mesh_axes(self, train_state: Any) -> Any:
+    """`train_state` with a PartitionSpec (or None: replicated) in place of every array.
+
+    Raises:
+      InputError: a parameter carries an axis name that no rule knows.
+    """
+    axes = self.get_logical_axes(train_state)
+    known = {name for name, _ in self.logical_axis_rules}
+
+    def to_mesh(name: str, names: Any) -> Any:
+      if names is None or names is traverse_util.empty_node:
+        return names
+      unknown = [axis for axis in names if axis is not None and axis not in known]
+      if unknown:
+        raise InputError(f"{name} has logical axis {unknown[0]!r}, which no sharding rule knows")
+      return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
+
+    flat = traverse_util.flatten_dict(axes.state_dict(), keep_empty_nodes=True, sep="/")
+    mesh_axes = {name: to_mesh(name, names) for name, names in flat.items()}
+    return axes.restore_state(traverse_util.unflatten_dict(mesh_axes, sep="/"))
+
+  def shardings(self, mesh_axes: Any) -> Any:
+    """NamedSharding for every PartitionSpec or None of `mesh_axes`."""
+    return jax.tree.map(
+      lambda spec: NamedSharding(self.mesh, PartitionSpec() if spec is None else spec),
+      mesh_axes,
+      is_leaf=lambda x: x is None or isinstance(x, PartitionSpec),
+    )
+
+  def partition(
+    self,
+    fn: Callable[..., Any],
+    in_axis_resources: Any,
+    out_axis_resources: Any,
+    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
+  ) -> PartitionedFunction:
+    """`fn` jitted for the mesh; resources are PartitionSpec trees, None is replicated."""
+    jitted = jax.jit(
+      fn,
+      in_shardings=self.shardings(in_axis_resources),
+      out_shardings=self.shardings(out_axis_resources),
+      static_argnums=static_argnums,
+      donate_argnums=donate_argnums,
+    )
+    return PartitionedFunction(fn, jitted, self)
+
+  def compile(self, partitioned_fn: PartitionedFunction, *args) -> Any:
+    """The compiled executable of `partitioned_fn` for arguments like `args`."""
+    return partitioned_fn.lower(*args).compile()
+
+  def to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """This process's rows of a batch, [b, ...], as global arrays sharded over `data`."""
+    sharding = self.data_sharding
+    if jax.process_count() == 1:
+      return jax.device_put(dict(batch), sharding)
+    return {
+      name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+    }
+
+
+class _Context:
+  """Enters a mesh and flax's logical axis rules together."""
+
+  def __init__(self, mesh: Mesh, rules: LogicalAxisRules):
+    self._mesh = mesh
+    self._rules = flax_partitioning.axis_rules(rules)
+
+  def __enter__(self):
+    self._mesh.__enter__()
+    self._rules.__enter__()
+
+  def __exit__(self, *error):
+    self._rules.__exit__(*error)
+    self._mesh.__exit__(*error)
+
+
+def _explicit_mesh(devices, ici_shape: Sequence[int], dcn_shape: Sequence[int] | None) -> np.ndarray:
+  shapes = [tuple(ici_shape), tuple(dcn_shape or (1,) * len(ici_shape))]
+  if any(len(shape) != 2 for shape in shapes):
+    raise InputError(f"ici_mesh_shape and dcn_mesh_shape must be (data, model), got {shapes}")
+  needed = math.prod(math.prod(shape) for shape in shapes)
+  if needed != len(devices):
+    raise InputError(f"the mesh {shapes} needs {needed} devices, {len(devices)} are at hand")
+  if dcn_shape is None:
+    return mesh_utils.create_device_mesh(shapes[0], devices)
+  return mesh_utils.create_hybrid_device_mesh(shapes[0], shapes[1], devices)

@@ -1,0 +1,175 @@
+"""What a person sees while a run goes on: one live line, and tables of results."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+_LIVE_SECONDS = 0.5
+_PLAIN_SECONDS = 15.0
+
+
+def duration(seconds: float) -> str:
+  """Seconds as 45s, 3m20s or 5h07m."""
+  whole = round(max(seconds, 0.0))
+  if whole < 60:
+    return f"{whole}s"
+  if whole < 3600:
+    return f"{whole // 60}m{whole % 60:02d}s"
+  return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _count(number: float) -> str:
+  for unit in ("", "k", "M"):
+    if abs(number) < 999.5:
+      return f"{number:.3g}{unit}"
+    number /= 1000
+  return f"{number:.3g}G"
+
+
+class Progress:
+  """One line that says how training goes: step, loss, examples/s, tokens/s, time left.
+
+  Rewritten in place on a terminal; elsewhere a plain line every `plain_seconds`. Rates are those
+  since the line before.
+
+  Args:
+    total_steps: step that the run ends at.
+    batch_size: examples in a global batch.
+    start_step: step that the run starts at.
+    stream: where to write; only the first process writes.
+    plain_seconds: seconds between lines where `stream` is no terminal.
+    clock: seconds that go on.
+  """
+
+  def __init__(
+    self,
+    total_steps: int,
+    batch_size: int,
+    *,
+    start_step: int = 0,
+    stream: TextIO | None = None,
+    plain_seconds: float = _PLAIN_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._total = total_steps
+    self._batch = batch_size
+    self._stream = stream if stream is not None else sys.stderr
+    self._live = self._stream.isatty()
+    self._period = _LIVE_SECONDS if self._live else plain_seconds
+    self._clock = clock
+    self._start = self._last = (start_step, clock())
+    self._paused = 0.0
+    self._width = 0
+    self._silent = jax.process_index() != 0
+
+  def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Shows `step` (finished) with its metrics (clu metrics, on the devices), if it is time to."""
+    now = self._clock()
+    if self._silent or (now - self._last[1] < self._period and step < self._total):
+      return
+    since_step, since_time = self._last
+    steps_per_second = (step - since_step) / max(now - since_time, 1e-9)
+    total_time = max(now - self._start[1] - self._paused, 1e-9)
+    average = (step - self._start[0]) / total_time
+    parts = [f"step {step}/{self._total}"]
+    values = {
+      name: float(np.asarray(jax.device_get(metrics[name]).compute()))
+      for name in ("loss", "tokens_per_example")
+      if name in metrics
+    }
+    if "loss" in values:
+      parts.append(f"loss {values['loss']:.4f}")
+    parts.append(f"{_count(steps_per_second * self._batch)} examples/s")
+    if "tokens_per_example" in values:
+      tokens = values["tokens_per_example"] * steps_per_second * self._batch
+      parts.append(f"{_count(tokens)} tokens/s")
+    if average > 0:
+      parts.append(f"ETA {duration((self._total - step) / average)}")
+    self._show("  ".join(parts))
+    self._last = (step, now)
+
+  def _show(self, line: str) -> None:
+    if self._live:
+      self._stream.write("\r" + line.ljust(self._width))
+      self._width = len(line)
+    else:
+      self._stream.write(line + "\n")
+    self._stream.flush()
+
+  def pause(self, message: str = "") -> Callable[[], None]:
+    """Ends the live line (for an evaluation, say) and returns what resumes it."""
+    self.finish_line()
+    if message and not self._silent:
+      self._stream.write(message + "\n")
+      self._stream.flush()
+    began = self._clock()
+
+    def resume() -> None:
+      away = self._clock() - began
+      self._paused += away
+      self._last = (self._last[0], self._last[1] + away)
+
+    return resume
+
+  def finish_line(self) -> None:
+    """Moves on from the live line, which stays visible."""
+    if self._live and self._width and not self._silent:
+      self._stream.write("\n")
+      self._width = 0
+
+
+def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
+  """Numbers as aligned text, one line a row."""
+  label_width = max([len(title), *(len(name) for name in rows)])
+  cells = {name: ["" if v is None else _number(v) for v in values] for name, values in rows.items()}
+  widths = [
+    max([len(column), *(len(values[i]) for values in cells.values())])
+    for i, column in enumerate(columns)
+  ]
+  header = "  ".join([title.ljust(label_width), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))])
+  lines = [header, "-" * len(header)]
+  for name, values in cells.items():
+    lines.append(
+      "  ".join([name.ljust(label_width), *(v.rjust(w) for v, w in zip(values, widths, strict=True))])
+    )
+  return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+  return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+class EvaluationLog:
+  """Remembers the first and the newest metrics of every evaluation task, for a table of both."""
+
+  def __init__(self):
+    self._seen: dict[str, list[tuple[int, dict[str, float]]]] = {}
+
+  def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
+    """Notes the metrics of an evaluation at `step`."""
+    for task, metrics in metrics_by_task.items():
+      numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+      if numbers:
+        seen = self._seen.setdefault(task, [])
+        seen[1:] = [(step, numbers)]  # keeps the first, replaces the newest
+
+  def tables(self) -> list[str]:
+    """A table for every task: metrics down, first and newest step across."""
+    return [
+      table(
+        task,
+        [f"step {step}" for step, _ in seen],
+        {name: [numbers.get(name) for _, numbers in seen] for name in seen[-1][1]},
+      )
+      for task, seen in self._seen.items()
+    ]
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float | np.number) or (
+    isinstance(value, np.ndarray) and value.ndim == 0
+  )

@@ -1,0 +1,62 @@
+"""Writes metrics to TensorBoard event files and to `metrics.jsonl`."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class SummaryWriter:
+  """Metrics of one kind (`train`, `training_eval/<task>`) below a folder.
+
+  Args:
+    folder: where to write; None writes nothing (as every process but the first does).
+  """
+
+  def __init__(self, folder: pathlib.Path | None):
+    self._events = None
+    self._lines = None
+    if folder is not None:
+      from clu.metric_writers import summary_writer  # imports TensorFlow
+
+      folder.mkdir(parents=True, exist_ok=True)
+      self._events = summary_writer.SummaryWriter(os.fspath(folder))
+      self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes the numbers of one step, as one line of JSON and as TensorBoard scalars."""
+    if self._events is None or self._lines is None:
+      return
+    values = {name: float(np.asarray(value)) for name, value in scalars.items()}
+    self._events.write_scalars(step, values)
+    finite = {name: value if np.isfinite(value) else str(value) for name, value in values.items()}
+    self._lines.write(json.dumps({"step": step, **finite}) + "\n")
+    self._lines.flush()
+
+  def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+    """Writes texts (Markdown) to TensorBoard."""
+    if self._events is not None:
+      self._events.write_texts(step, texts)
+
+  def flush(self) -> None:
+    """Puts everything on disk."""
+    if self._events is not None:
+      self._events.flush()
+
+  def close(self) -> None:
+    """Flushes and closes the files."""
+    if self._events is not None and self._lines is not None:
+      self._events.close()
+      self._lines.close()
+      self._events = self._lines = None
+
+
+def writer(summary_dir: str | None, kind: str) -> Any:
+  """A writer below `summary_dir`/`kind` on the first process, a silent one elsewhere."""
+  if summary_dir is None or jax.process_index() != 0:
+    return SummaryWriter(None)
+  return SummaryWriter(pathlib.Path(summary_dir) / kind)

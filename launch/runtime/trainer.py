@@ -1,0 +1,511 @@
+"""The training step and its loop: `t5x.trainer` of the bundled runtime.
+
+One donated jit does a step: gradients (over microbatches), the update, and the sum of the metrics
+since they were last written. The host only hands over batches.
+"""
+
+import abc
+import collections
+import concurrent.futures
+import dataclasses
+import enum
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import clu.metrics
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import PartitionSpec
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import data as data_lib
+from vmsst.launch.runtime import partitioning, progress, summaries
+
+Metrics = MutableMapping[str, clu.metrics.Metric]
+Scalars = Mapping[str, float]
+Batch = Mapping[str, jax.Array]
+
+_STEPS_IN_FLIGHT = 2
+
+
+class PreemptionError(Exception):
+  """The machine is about to be taken away."""
+
+
+def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
+  """Both sums of metrics as one."""
+  return {name: metric.merge(second[name]) for name, metric in first.items()}
+
+
+def compute_metrics(metrics: Metrics) -> dict[str, float]:
+  """Metrics on the devices as numbers on the host."""
+  return {
+    name: float(np.asarray(metric.compute())) for name, metric in jax.device_get(metrics).items()
+  }
+
+
+# --------------------------------------------------------------------------------------------
+# The step
+
+
+def accumulate_grads_microbatched(
+  model: Any,
+  train_state: Any,
+  batch: Batch,
+  dropout_rng: jax.Array,
+  num_microbatches: int | None,
+  data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
+) -> tuple[Any, Metrics, Any]:
+  """Gradients and metrics of a batch, summed over `num_microbatches` equal parts of it.
+
+  Each part has a random key of its own. In-batch negatives are those of the part.
+
+  Returns:
+    Gradients (summed, as upstream T5X does: a loss that is a mean over examples grows by the
+    number of parts), metrics, and the mutable collections after the batch (None without any).
+  """
+  grad_fn = jax.value_and_grad(model.loss_fn, has_aux=True)
+
+  def grads_of(part: Batch, rng: jax.Array, mutables: Any) -> tuple[Any, Metrics, Any]:
+    if mutables is None:
+      (_, metrics), grads = grad_fn(train_state.params, part, rng)
+      return grads, metrics, None
+    (_, (metrics, mutables)), grads = grad_fn(train_state.params, part, rng, mutables)
+    return grads, metrics, mutables
+
+  mutables = train_state.flax_mutables or None
+  if not num_microbatches or num_microbatches == 1:
+    return grads_of(batch, dropout_rng, mutables)
+  rows = next(iter(batch.values())).shape[0]
+  if rows % num_microbatches:
+    raise InputError(f"batch size {rows} is not divisible by num_microbatches={num_microbatches}")
+  size = rows // num_microbatches
+
+  def part_step(index: jax.Array, carry: Any) -> Any:
+    rng, grads, metrics, mutables = carry
+    rng, part_rng = jax.random.split(rng)
+    part = {
+      name: partitioning.with_sharding_constraint(
+        jax.lax.dynamic_slice_in_dim(value, index * size, size), data_partition_spec
+      )
+      for name, value in batch.items()
+    }
+    new_grads, new_metrics, mutables = grads_of(part, part_rng, mutables)
+    metrics = _where(index == 0, new_metrics, merge_metrics(metrics, new_metrics))
+    return rng, jax.tree.map(jnp.add, grads, new_grads), metrics, mutables
+
+  sample = {name: jnp.zeros((size, *v.shape[1:]), v.dtype) for name, v in batch.items()}
+  _, metrics_shape, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), train_state.params)
+  carry = (dropout_rng, zeros, _zeros_like(metrics_shape), mutables)
+  _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
+  return grads, metrics, mutables
+
+
+def _zeros_like(shapes: Any) -> Any:
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def _where(condition: jax.Array, first: Any, second: Any) -> Any:
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
+
+
+def apply_grads(
+  train_state: Any,
+  grad_accum: Any,
+  metrics: Metrics,
+  learning_rate: jax.Array,
+  weight_metrics_computer: "WeightMetricsComputer | None" = None,
+  other_state_variables: Mapping[str, Any] | None = None,
+) -> tuple[Any, Metrics]:
+  """The state after one update, and the metrics with the learning rate among them."""
+  new_state = train_state.apply_gradient(
+    grad_accum, learning_rate=learning_rate, **(other_state_variables or {})
+  )
+  rate = jnp.asarray([learning_rate])
+  metrics = {
+    **metrics,
+    "learning_rate": clu.metrics.Average.from_model_output(rate),
+    "learning_rate/current": clu.metrics.LastValue.from_model_output(rate),
+  }
+  if weight_metrics_computer is not None:
+    metrics.update(weight_metrics_computer.compute_metrics(grad_accum, train_state, new_state))
+  return new_state, metrics
+
+
+def train_with_lr(
+  train_state: Any,
+  batch: Batch,
+  learning_rate: jax.Array,
+  dropout_rng: jax.Array,
+  model: Any,
+  num_microbatches: int | None,
+  weight_metrics_computer: "WeightMetricsComputer | None" = None,
+  data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
+) -> tuple[Any, Metrics]:
+  """One step: gradients of the batch, then the update."""
+  grads, metrics, mutables = accumulate_grads_microbatched(
+    model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
+  )
+  return apply_grads(
+    train_state,
+    grads,
+    metrics,
+    learning_rate,
+    weight_metrics_computer,
+    {"flax_mutables": mutables} if mutables else None,
+  )
+
+
+def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
+  """Metrics of one batch, without dropout."""
+  if train_state.flax_mutables:
+    _, metrics = model.eval_fn(train_state.params, batch, train_state.flax_mutables)
+  else:
+    _, metrics = model.eval_fn(train_state.params, batch)
+  return metrics
+
+
+class WeightMetricsComputer:
+  """Norms of gradients, weights and updates, of each parameter, as metrics."""
+
+  def compute_metrics(self, gradients: Any, old_train_state: Any, new_train_state: Any) -> Metrics:
+    """`weight_norm/..`, `weight_gradient_norm/..`, `weight_update_norm/..` by parameter name."""
+    updates = jax.tree.map(jnp.subtract, new_train_state.params, old_train_state.params)
+    groups = {
+      "weight_norm": new_train_state.params,
+      "weight_gradient_norm": gradients,
+      "weight_update_norm": updates,
+    }
+    metrics: Metrics = {}
+    for group, tree in groups.items():
+      for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        name = "/".join(str(getattr(key, "key", key)) for key in path)
+        norm = jnp.sqrt(jnp.sum(jnp.square(value.astype(jnp.float32))))
+        metrics[f"{group}/{name}"] = clu.metrics.LastValue.from_model_output(norm[None])
+    return metrics
+
+
+# --------------------------------------------------------------------------------------------
+# The loop
+
+
+class BaseTrainer(abc.ABC):
+  """Runs steps and evaluations of a model on a mesh, and writes their metrics.
+
+  Subclasses give the step (`_partitioned_train_step`), as under upstream T5X.
+
+  Args:
+    model: see the model interface.
+    train_state: parameters and optimizer state, on the devices; donated by `train`.
+    partitioner: the mesh.
+    eval_names: names of the evaluation datasets of `eval`.
+    summary_dir: folder for TensorBoard and JSONL; None writes none.
+    train_state_axes: PartitionSpecs of `train_state`.
+    rng: key of the run; each step folds its number into it.
+  """
+
+  def __init__(
+    self,
+    model: Any,
+    train_state: Any,
+    partitioner: partitioning.PjitPartitioner,
+    eval_names: Sequence[str],
+    summary_dir: str | None,
+    train_state_axes: Any,
+    rng: jax.Array,
+  ):
+    self._model = model
+    self.train_state = train_state
+    self._partitioner = partitioner
+    self._train_state_axes = train_state_axes
+    self._base_rng = rng
+    self.stop_training = False
+    self.train_writer = summaries.writer(summary_dir, "train")
+    self.eval_writers = {
+      name: summaries.writer(summary_dir, f"training_eval/{name}") for name in eval_names
+    }
+    self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
+    self._start_time = time.time()
+
+  @property
+  @abc.abstractmethod
+  def _partitioned_train_step(self) -> partitioning.PartitionedFunction:
+    """(train_state, batch) -> (train_state, metrics)."""
+
+  @property
+  @abc.abstractmethod
+  def _partitioned_eval_step(self) -> partitioning.PartitionedFunction:
+    """(train_state, batch) -> metrics."""
+
+  def _get_step_rng(self, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(self._base_rng, step)
+
+  @functools.cached_property
+  def summing_train_step(self) -> partitioning.PartitionedFunction:
+    """(train_state, sums, batch) -> (train_state, sums, metrics of this step).
+
+    `sums` is (steps summed, metrics); `train_state` and `sums` are donated.
+    """
+    step = self._partitioned_train_step.function
+
+    def summing_step(train_state: Any, sums: Any, batch: Batch) -> Any:
+      count, total = sums
+      train_state, metrics = step(train_state, batch)
+      total = _where(count == 0, metrics, merge_metrics(total, metrics))
+      return train_state, (count + 1, total), metrics
+
+    return self._partitioner.partition(
+      summing_step,
+      in_axis_resources=(self._train_state_axes, None, self._partitioner.data_partition_spec),
+      out_axis_resources=(self._train_state_axes, None, None),
+      donate_argnums=(0, 1),
+    )
+
+  def empty_sums(self, batch: Batch) -> Any:
+    """Sums of no steps yet, for batches like `batch` (arrays or shapes)."""
+    step = self._partitioned_train_step.function
+    with self._partitioner.context():
+      _, shapes = jax.eval_shape(step, self.train_state, batch)
+      zeros = jax.jit(
+        lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
+        out_shardings=self._partitioner.shardings(None),
+      )
+      return zeros()
+
+  def train(
+    self,
+    batches: Iterator[Batch],
+    num_steps: int,
+    start_step: int,
+    bar: "progress.Progress | None" = None,
+    should_stop: Callable[[], bool] = lambda: False,
+  ) -> tuple[int, "concurrent.futures.Future[Scalars]"]:
+    """Trains for `num_steps`, or until `should_stop`.
+
+    Returns:
+      The number of steps done, and the metrics of these steps once they are computed and written.
+    """
+    step_fn = self.summing_train_step
+    sums = None
+    in_flight: collections.deque[Metrics] = collections.deque()
+    done = 0
+    while done < num_steps and not should_stop():
+      batch = next(batches)
+      if sums is None:
+        sums = self.empty_sums(batch)
+      self.train_state, sums, metrics = step_fn(self.train_state, sums, batch)
+      in_flight.append(metrics)
+      done += 1
+      if len(in_flight) > _STEPS_IN_FLIGHT:  # bounds the queue of work and times the steps
+        finished = in_flight.popleft()
+        jax.block_until_ready(finished)
+        if bar is not None:
+          bar.update(start_step + done - len(in_flight), finished)
+    if sums is None:
+      finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
+      finished_now.set_result({})
+      return 0, finished_now
+    return done, self._pool.submit(self._write_train_metrics, sums[1], start_step + done)
+
+  def _write_train_metrics(self, metrics: Metrics, step: int) -> Scalars:
+    values = compute_metrics(metrics)
+    self.train_writer.write_scalars(
+      step, {**values, "timing/uptime": time.time() - self._start_time}
+    )
+    return values
+
+  def eval(self, batch_iters: Mapping[str, Iterator[data_lib.Batch]]) -> dict[str, Scalars]:
+    """Metrics of every evaluation dataset, by its name; also written."""
+    step = int(self.train_state.step)
+    results: dict[str, Scalars] = {}
+    for name, batches in batch_iters.items():
+      total: Metrics | None = None
+      for batch in batches:
+        if data_lib.can_trim():
+          batch = data_lib.trim_padding(batch)
+        metrics = self._partitioned_eval_step(
+          self.train_state, self._partitioner.to_devices(batch)
+        )
+        total = metrics if total is None else merge_metrics(total, metrics)
+      if total is None:
+        raise InputError(f"the evaluation dataset {name} is empty")
+      results[name] = compute_metrics(total)
+      self.eval_writers[name].write_scalars(step, results[name])
+      self.eval_writers[name].flush()
+    return results
+
+  def close(self) -> None:
+    """Finishes writing metrics."""
+    self._pool.shutdown(wait=True)
+    for writer in (self.train_writer, *self.eval_writers.values()):
+      writer.close()
+
+
+class Trainer(BaseTrainer):
+  """The T5X trainer: a learning-rate schedule and optional microbatches.
+
+  Args:
+    model: as in `BaseTrainer`, like the six that follow.
+    train_state: see there.
+    partitioner: see there.
+    eval_names: see there.
+    summary_dir: see there.
+    train_state_axes: see there.
+    rng: see there.
+    learning_rate_fn: learning rate of a step.
+    num_microbatches: parts that a batch is worked through in; None or 1: whole.
+    weight_metrics_computer: adds metrics of weights and updates.
+  """
+
+  def __init__(
+    self,
+    model: Any,
+    train_state: Any,
+    partitioner: partitioning.PjitPartitioner,
+    eval_names: Sequence[str],
+    summary_dir: str | None,
+    train_state_axes: Any,
+    rng: jax.Array,
+    learning_rate_fn: Callable[[jax.Array], jax.Array],
+    num_microbatches: int | None,
+    weight_metrics_computer: WeightMetricsComputer | None = None,
+  ):
+    self._learning_rate_fn = learning_rate_fn
+    self._num_microbatches = num_microbatches
+    self._weight_metrics_computer = weight_metrics_computer
+    super().__init__(
+      model, train_state, partitioner, eval_names, summary_dir, train_state_axes, rng
+    )
+
+  @functools.cached_property
+  def _partitioned_train_step(self) -> partitioning.PartitionedFunction:
+    def train_step(train_state: Any, batch: Batch) -> tuple[Any, Metrics]:
+      return train_with_lr(
+        train_state,
+        batch,
+        learning_rate=self._learning_rate_fn(train_state.step),
+        dropout_rng=self._get_step_rng(train_state.step),
+        model=self._model,
+        num_microbatches=self._num_microbatches,
+        weight_metrics_computer=self._weight_metrics_computer,
+        data_partition_spec=self._partitioner.data_partition_spec,
+      )
+
+    return self._partitioner.partition(
+      train_step,
+      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+      out_axis_resources=(self._train_state_axes, None),
+      donate_argnums=(0,),
+    )
+
+  @functools.cached_property
+  def _partitioned_eval_step(self) -> partitioning.PartitionedFunction:
+    return self._partitioner.partition(
+      functools.partial(eval_step, self._model),
+      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+      out_axis_resources=None,
+    )
+
+
+# --------------------------------------------------------------------------------------------
+# Actions
+
+
+class ActionMode(enum.Enum):
+  """After what an action runs."""
+
+  TRAIN = 1
+  TRAIN_EVAL = 2
+  INFER_EVAL = 3
+
+
+class BaseAction(abc.ABC):
+  """Looks at fresh metrics and may stop the training.
+
+  Attributes:
+    failure: set when the run is stopped because it went wrong: its state is not saved, and the
+      run ends with this message.
+  """
+
+  failure: str | None = None
+
+  @abc.abstractmethod
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Whether to stop."""
+
+
+@dataclasses.dataclass
+class _Watched:
+  task: str
+  metric: str
+
+  def value(self, metrics_by_task: Mapping[str, Scalars]) -> float | None:
+    value = metrics_by_task.get(self.task, {}).get(self.metric)
+    if value is None:
+      logging.warning("%s has no metric %s to watch.", self.task, self.metric)
+    return None if value is None else float(value)
+
+
+class EarlyStoppingAction(BaseAction):
+  """Stops when a metric has not improved for a while.
+
+  Args:
+    metric: tuple (task, metric) to watch.
+    mode: "min" or "max": what is better.
+    patience: evaluations without improvement to wait for.
+    atol: improvement, absolute, that does not count.
+    rtol: improvement, relative to the best value, that does not count.
+  """
+
+  def __init__(
+    self, metric: tuple[str, str], mode: str, patience: int = 3, atol: float = 0.0, rtol: float = 0.0
+  ):
+    if mode not in ("min", "max"):
+      raise InputError(f"EarlyStoppingAction.mode must be 'min' or 'max', got {mode!r}")
+    self._watched = _Watched(*metric)
+    self._sign = 1.0 if mode == "max" else -1.0
+    self._patience = patience
+    self._atol = atol
+    self._rtol = rtol
+    self._best: float | None = None
+    self._waited = 0
+
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Whether `patience` evaluations have passed without improvement."""
+    value = self._watched.value(metrics_by_task)
+    if value is None:
+      return False
+    score = self._sign * value
+    if self._best is None or score - self._best > self._atol + self._rtol * abs(self._best):
+      self._best, self._waited = score, 0
+      return False
+    self._waited += 1
+    return self._waited >= self._patience
+
+
+class TerminateOnNanAction(BaseAction):
+  """Stops when a metric is NaN or infinite.
+
+  Args:
+    task: name of the task; "train" is the training itself.
+    metric: name of its metric.
+  """
+
+  def __init__(self, task: str, metric: str = "loss"):
+    self._watched = _Watched(task, metric)
+
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Whether the metric is not finite."""
+    value = self._watched.value(metrics_by_task)
+    if value is None or np.isfinite(value):
+      return False
+    self.failure = (
+      f"{self._watched.task} {self._watched.metric} is {value} by step {int(train_state.step)}; "
+      "the last checkpoint is from before it. Lower the learning rate or look at the data"
+    )
+    return True

@@ -1,0 +1,264 @@
+"""`t5x.utils` of the bundled runtime: configurations, initial states and inference."""
+
+import inspect
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import traverse_util
+
+from vmsst.launch.runtime import checkpoints, partitioning, train_state
+from vmsst.launch.runtime import data as data_lib
+from vmsst.launch.runtime.checkpoints import (
+  CheckpointConfig,
+  RestoreCheckpointConfig,
+  SaveCheckpointConfig,
+)
+from vmsst.launch.runtime.data import (
+  DatasetConfig,
+  get_dataset,
+  get_training_eval_datasets,
+)
+from vmsst.launch.runtime.schedules import create_learning_rate_scheduler
+
+__all__ = [
+  "CheckpointConfig",
+  "DatasetConfig",
+  "RestoreCheckpointConfig",
+  "SaveCheckpointConfig",
+  "TrainStateInitializer",
+  "create_learning_rate_scheduler",
+  "get_dataset",
+  "get_infer_fn",
+  "get_training_eval_datasets",
+  "model_info",
+  "set_hardware_rng_ops",
+]
+
+
+def set_hardware_rng_ops() -> None:
+  """Makes the fast generator the default: reproducible for one sharding on one device only."""
+  jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+
+
+class TrainStateInitializer:
+  """Makes train states of one model, from scratch or from a checkpoint, in their places.
+
+  Args:
+    optimizer_def: the optimizer, or None for a state without one (inference).
+    init_fn: `model.get_initial_variables`.
+    input_shapes: shape of every feature of the global batch.
+    partitioner: the mesh.
+    input_types: dtype of every feature.
+
+  Attributes:
+    global_train_state_shape: the state, of ShapeDtypeStructs.
+    train_state_axes: the state, of PartitionSpecs.
+  """
+
+  def __init__(
+    self,
+    optimizer_def: Any,
+    init_fn: Callable[..., Any],
+    input_shapes: Mapping[str, Sequence[int]],
+    partitioner: partitioning.PjitPartitioner,
+    input_types: Mapping[str, Any] | None = None,
+  ):
+    def initialize(rng: jax.Array) -> Any:
+      variables = flax.core.freeze(
+        init_fn(rng=rng, input_shapes=input_shapes, input_types=input_types)
+      )
+      if optimizer_def is None:
+        return train_state.InferenceState.create(variables)
+      return train_state.FlaxOptimTrainState.create(optimizer_def, variables)
+
+    self._initialize = initialize
+    self._partitioner = partitioner
+    with partitioner.context():
+      self.global_train_state_shape = jax.eval_shape(initialize, jax.random.PRNGKey(0))
+    self.train_state_axes = partitioner.get_mesh_axes(self.global_train_state_shape)
+
+  def from_scratch(self, init_rng: jax.Array) -> Any:
+    """A freshly initialised state."""
+    return self._partitioner.partition(
+      self._initialize, in_axis_resources=None, out_axis_resources=self.train_state_axes
+    )(init_rng)
+
+  def from_checkpoint(
+    self,
+    path: epath.Path,
+    *,
+    dtype: str | None = None,
+    assignment_map: checkpoints.AssignmentMap | None = None,
+    fallback_rng: jax.Array | None = None,
+  ) -> Any:
+    """The state in the checkpoint at `path`; see `checkpoints.restore`.
+
+    Args:
+      path: a `checkpoint_<step>` folder.
+      dtype: type to restore parameters in; None as saved.
+      assignment_map: which array is read from where.
+      fallback_rng: key to initialise what is missing; None: nothing may be.
+    """
+    shapes = self.global_train_state_shape
+    scratch = None
+    if fallback_rng is not None:
+      rng = fallback_rng
+
+      def scratch() -> Mapping[str, Any]:
+        return self.from_scratch(rng).state_dict()
+
+    state = checkpoints.restore(
+      path,
+      shapes.state_dict(),
+      self._partitioner.shardings(self.train_state_axes).state_dict(),
+      dtype=dtype,
+      assignment_map=assignment_map,
+      fallback=scratch,
+    )
+    return shapes.restore_state(state)
+
+
+def model_info(shapes: Any, axes: Any) -> str:
+  """A line for every array of a train state: name, shape, logical axes, mesh axes; then totals."""
+  logical = traverse_util.flatten_dict(shapes.as_logical_axes().state_dict(), sep="/")
+  mesh = traverse_util.flatten_dict(axes.state_dict(), sep="/")
+  arrays = traverse_util.flatten_dict(shapes.state_dict(), sep="/")
+  lines = [
+    f"{name}  {array.dtype}{list(array.shape)}  axes={logical.get(name)}  mesh={mesh.get(name)}"
+    for name, array in sorted(arrays.items())
+  ]
+  parameters = sum(
+    int(np.prod(array.shape)) for name, array in arrays.items() if name.startswith("target/")
+  )
+  return "\n".join([*lines, f"parameters: {parameters:,}", ""])
+
+
+def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
+  """Writes `model_info` to `folder`/model-info.txt."""
+  if jax.process_index() == 0:
+    path = pathlib.Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "model-info.txt").write_text(model_info(shapes, axes), encoding="utf-8")
+
+
+InferFn = Callable[..., Any]
+
+
+def get_infer_fn(
+  infer_step: Callable[..., Any],
+  batch_size: int,
+  train_state_axes: Any,
+  partitioner: partitioning.PjitPartitioner,
+) -> InferFn:
+  """A function that runs `infer_step` on every example of a dataset.
+
+  Examples are sorted by length first, so that little padding is computed, and the results put
+  back in order.
+
+  Args:
+    infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
+    batch_size: examples in a global batch.
+    train_state_axes: PartitionSpecs of the train state.
+    partitioner: the mesh.
+
+  Returns:
+    `fn(dataset, train_state, rng=None)` for a dataset of (index, features): a list of
+    (index, result), results as NumPy rows; with a dict of lists of auxiliary values beside it
+    where `infer_step` returns a pair whose second part is a dict.
+  """
+  accepted = inspect.signature(infer_step).parameters
+
+  def step(params: Any, batch: Any, rng: Any, mutables: Any) -> Any:
+    extra = {}
+    if "rng" in accepted:
+      extra["rng"] = rng
+    if "flax_mutables" in accepted:
+      extra["flax_mutables"] = mutables
+    return infer_step(params, batch, **extra)
+
+  partitioned = partitioner.partition(
+    step,
+    in_axis_resources=(
+      train_state_axes.params,
+      partitioner.data_partition_spec,
+      None,
+      train_state_axes.flax_mutables,
+    ),
+    out_axis_resources=None,
+  )
+  layout = partitioner.get_data_layout(batch_size)
+  rows_here = batch_size // layout.num_shards
+
+  def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
+    indices, features = _stack(dataset)
+    if not len(indices):
+      return []
+    order = _by_length(features)
+    pieces: list[Any] = []
+    for start in range(0, len(order), batch_size):
+      rows = order[start : start + batch_size]
+      padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
+      mine = padded[layout.shard_id * rows_here : (layout.shard_id + 1) * rows_here]
+      batch = {name: value[mine] for name, value in features.items()}
+      if data_lib.can_trim():
+        batch = data_lib.trim_padding(batch)
+      step_rng = None
+      if rng is not None:
+        step_rng, rng = jax.random.split(rng)
+      result = partitioned(
+        train_state.params, partitioner.to_devices(batch), step_rng, train_state.flax_mutables
+      )
+      pieces.append(jax.tree.map(lambda x, n=len(rows): x[:n], result))
+    gathered = [jax.tree.map(np.asarray, piece) for piece in pieces]
+    back = np.argsort(order, kind="stable")
+    results = jax.tree.map(lambda *parts: _join(parts, back), *gathered)
+    if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
+      values, aux = results
+      return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
+    return list(zip(indices.tolist(), _rows(results), strict=True))
+
+  return infer
+
+
+def _join(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
+  joined = np.concatenate(parts)
+  if joined.dtype == jnp.bfloat16:
+    joined = joined.astype(np.float32)
+  return joined[order]
+
+
+def _rows(tree: Any) -> list[Any]:
+  """A tree of arrays [N, ...] as N trees."""
+  if isinstance(tree, np.ndarray):
+    return list(tree)
+  leaves, structure = jax.tree.flatten(tree)
+  return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
+
+
+def _stack(dataset: Iterable[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+  """All examples of a dataset of (index, features): indices [N] and features [N, ...]."""
+  indices: list[np.ndarray] = []
+  columns: dict[str, list[np.ndarray]] = {}
+  for index, example in dataset.batch(1024).as_numpy_iterator():  # type: ignore[attr-defined]
+    indices.append(index)
+    for name, value in example.items():
+      columns.setdefault(name, []).append(value)
+  if not indices:
+    return np.zeros(0, np.int64), {}
+  return np.concatenate(indices), {name: np.concatenate(v) for name, v in columns.items()}
+
+
+def _by_length(features: Mapping[str, np.ndarray]) -> np.ndarray:
+  """Positions of the examples, [N], shortest first."""
+  length = np.zeros(len(next(iter(features.values()))), np.int64)
+  for value in features.values():
+    if value.ndim == 2 and value.shape[1] > 1:
+      used = (value != 0) * np.arange(1, value.shape[1] + 1)
+      length = np.maximum(length, used.max(axis=1))
+  return np.argsort(length, kind="stable")
