@@ -1,0 +1,199 @@
+"""The slots of a meaning, and how a language fills them.
+
+A meaning is a frame (present habit, past event, wish), a subject, a predicate, a place and a time.
+A `Phrasebook` holds the words of one language and the order they take. Verb forms are written out,
+never derived by rule, so that a reader of the language can check each of them in the table.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+FRAMES = ("present", "past", "want")
+
+# Agreement of each subject: f, m (third person singular), pl (third person plural), we.
+# The order mixes the kinds, because the split holds out every fourth subject (see splits.py).
+AGREEMENT: Mapping[str, str] = {
+  "sister": "f",
+  "brother": "m",
+  "neighbours": "pl",
+  "we": "we",
+  "grandfather": "m",
+  "children": "pl",
+  "mother": "f",
+  "father": "m",
+  "friends": "pl",
+  "grandmother": "f",
+  "uncle": "m",
+  "singer": "f",
+  "aunt": "f",
+  "wife and I": "we",
+  "doctor": "m",
+  "tourists": "pl",
+  "teacher": "m",
+  "pupil": "f",
+  "workers": "pl",
+  "taxi driver": "m",
+}
+SUBJECTS = tuple(AGREEMENT)
+
+PREDICATES = (
+  "buy flowers",
+  "buy red apples",
+  "sell old books",
+  "drink tea",
+  "drink a cup of coffee",
+  "eat ice cream",
+  "read an interesting book",
+  "read the newspaper",
+  "write a long letter",
+  "write short poems",
+  "sing an old song",
+  "dance",
+  "play chess",
+  "play the guitar",
+  "take photographs",
+  "draw a horse",
+  "wait for the bus",
+  "wait for a guest",
+  "look for a present",
+  "talk about the weather",
+  "talk with a journalist",
+  "meet an old friend",
+  "help an elderly woman",
+  "feed the birds",
+  "learn new words",
+  "listen to music",
+  "listen to the radio",
+  "watch a film",
+  "order a pizza",
+  "tell a funny story",
+  "repair old bicycles",
+  "work on a new project",
+  "take a short break",
+  "walk the dog",
+  "pick up a parcel",
+  "look at old photos",
+)
+
+PLACES = (
+  "park",
+  "market",
+  "station",
+  "school",
+  "library",
+  "old town",
+  "river",
+  "hotel",
+  "airport",
+  "museum",
+)
+
+TIMES: Mapping[str, tuple[str, ...]] = {
+  "present": (
+    "every morning",
+    "every evening",
+    "on Sundays",
+    "every day",
+    "after lunch",
+    "in summer",
+    "every Friday",
+    "on weekends",
+  ),
+  "past": (
+    "yesterday",
+    "last week",
+    "last night",
+    "last Saturday",
+    "last month",
+    "three days ago",
+    "last summer",
+    "an hour ago",
+  ),
+  "want": (
+    "tomorrow",
+    "tonight",
+    "next week",
+    "today",
+    "next Saturday",
+    "next month",
+    "tomorrow morning",
+    "this weekend",
+  ),
+}
+
+
+class Meaning(NamedTuple):
+  """What a sentence says: one name of each slot above."""
+
+  frame: str
+  subject: str
+  predicate: str
+  place: str
+  time: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Phrasebook:
+  """The words of one language and their order.
+
+  Attributes:
+    subjects: Noun phrase of each subject; empty where the verb form alone says it.
+    forms: Names of the forms in a row of `predicates`.
+    predicates: A row for each predicate: its forms, separated by blanks ("-" is an empty one),
+      then, where the language keeps it apart, " / " and the object.
+    places: Adverbial of each place.
+    times: Adverbial of each time, all frames together.
+    verbs: Per frame, the finite verb of each agreement, a template over `forms`.
+    order: Per frame, a template over subject, verb, object, place, time and `forms`.
+    blank: What stands between words.
+    stop: The mark that ends a sentence.
+  """
+
+  subjects: Mapping[str, str]
+  forms: tuple[str, ...]
+  predicates: Mapping[str, str]
+  places: Mapping[str, str]
+  times: Mapping[str, str]
+  verbs: Mapping[str, Mapping[str, str]]
+  order: Mapping[str, str]
+  blank: str = " "
+  stop: str = "."
+
+  def sentence(self, meaning: Meaning) -> str:
+    """The sentence that says `meaning`."""
+    text = self.blank.join(self.words(meaning))
+    return text[0].upper() + text[1:] + self.stop
+
+  def words(self, meaning: Meaning) -> list[str]:
+    """The words of that sentence, or its phrases in a language that writes no blanks."""
+    forms = self._rows[meaning.predicate]
+    text = self.order[meaning.frame].format(
+      subject=self.subjects[meaning.subject],
+      verb=self.verbs[meaning.frame][AGREEMENT[meaning.subject]].format(**forms),
+      place=self.places[meaning.place],
+      time=self.times[meaning.time],
+      **forms,
+    )
+    return text.split()
+
+  @functools.cached_property
+  def _rows(self) -> dict[str, dict[str, str]]:
+    """Forms of every predicate by name, the object among them."""
+    rows = {}
+    for predicate, row in self.predicates.items():
+      forms, _, obj = row.partition(" / ")
+      values = ["" if form == "-" else form for form in forms.split()]
+      rows[predicate] = {**dict(zip(self.forms, values, strict=True)), "object": obj}
+    return rows
+
+
+def same(frame_verb: str) -> dict[str, str]:
+  """One verb template for every agreement."""
+  return dict.fromkeys(("f", "m", "pl", "we"), frame_verb)
+
+
+def by_number(singular: str, plural: str, we: str) -> dict[str, str]:
+  """Verb templates of a language whose verbs know number and person, not gender."""
+  return {"f": singular, "m": singular, "pl": plural, "we": we}

@@ -1,0 +1,162 @@
+"""The sample corpus: its grammar, its split and its vocabulary."""
+
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+
+from vmsst import errors, languages, vocabularies
+from vmsst.tasks import sample
+from vmsst.tasks.sample import corpus, phrasebook
+from vmsst.tasks.sample.phrasebook import Meaning
+
+# Written by hand, one for each kind of agreement and each frame.
+WRITTEN = {
+  Meaning("past", "sister", "meet an old friend", "hotel", "yesterday"): {
+    "en": "My sister met an old friend at the hotel yesterday.",
+    "es": "Mi hermana quedó con un viejo amigo en el hotel ayer.",
+    "de": "Meine Schwester hat gestern im Hotel einen alten Freund getroffen.",
+    "fr": "Ma sœur a retrouvé un vieil ami à l'hôtel hier.",
+    "ru": "Вчера моя сестра встретилась со старым другом в гостинице.",
+    "tr": "Kız kardeşim dün otelde eski bir dostla buluştu.",
+    "zh": "我姐姐昨天在酒店和一位老朋友见了面。",
+    "ar": "أختي التقت بصديق قديم في الفندق أمس.",
+  },
+  Meaning("present", "grandfather", "pick up a parcel", "station", "every Friday"): {
+    "en": "My grandfather picks up a parcel near the station every Friday.",
+    "es": "Mi abuelo recoge un paquete cerca de la estación todos los viernes.",
+    "de": "Mein Großvater holt jeden Freitag in der Nähe des Bahnhofs ein Paket ab.",
+    "fr": "Mon grand-père récupère un colis près de la gare tous les vendredis.",
+    "ru": "Мой дедушка каждую пятницу забирает посылку возле вокзала.",
+    "tr": "Dedem her cuma istasyonun yakınında bir paket teslim alıyor.",
+    "zh": "我爷爷每个星期五在车站附近取一个包裹。",
+    "ar": "جدي يستلم طردًا بالقرب من المحطة كل يوم جمعة.",
+  },
+  Meaning("want", "workers", "wait for the bus", "library", "tomorrow"): {
+    "en": "The workers want to wait for the bus in front of the library tomorrow.",
+    "es": "Los obreros quieren esperar el autobús delante de la biblioteca mañana.",
+    "de": "Die Arbeiter wollen morgen vor der Bibliothek auf den Bus warten.",
+    "fr": "Les ouvriers veulent attendre le bus devant la bibliothèque demain.",
+    "ru": "Рабочие хотят завтра подождать автобус перед библиотекой.",
+    "tr": "İşçiler yarın kütüphanenin önünde otobüsü beklemek istiyor.",
+    "zh": "工人们明天想在图书馆前面等公共汽车。",
+    "ar": "العمال يريدون أن ينتظروا الحافلة أمام المكتبة غدًا.",
+  },
+  Meaning("past", "we", "sing an old song", "river", "last summer"): {
+    "en": "We sang an old song by the river last summer.",
+    "es": "Cantamos una canción antigua junto al río el verano pasado.",
+    "de": "Wir haben letzten Sommer am Fluss ein altes Lied gesungen.",
+    "fr": "Nous avons chanté une vieille chanson au bord de la rivière l'été dernier.",
+    "ru": "Прошлым летом мы спели старую песню у реки.",
+    "tr": "Geçen yaz nehir kenarında eski bir şarkı söyledik.",
+    "zh": "我们去年夏天在河边唱了一首老歌。",
+    "ar": "غنينا أغنية قديمة على ضفة النهر الصيف الماضي.",
+  },
+}
+
+
+@pytest.mark.parametrize("language", sample.LANGUAGES)
+def test_sentences_agree_as_written_by_hand(language):
+  book = corpus.PHRASEBOOKS[language]
+  assert [book.sentence(meaning) for meaning in WRITTEN] == [
+    row[language] for row in WRITTEN.values()
+  ]
+
+
+@pytest.mark.parametrize("language", sample.LANGUAGES)
+def test_every_language_fills_every_slot(language):
+  book = corpus.PHRASEBOOKS[language]
+  assert tuple(book.subjects) == phrasebook.SUBJECTS
+  assert tuple(book.predicates) == phrasebook.PREDICATES
+  assert tuple(book.places) == phrasebook.PLACES
+  assert tuple(book.times) == sum(phrasebook.TIMES.values(), ())
+  for predicate in phrasebook.PREDICATES:  # a row with a form too few or too many raises
+    for frame in phrasebook.FRAMES:
+      for subject in phrasebook.SUBJECTS:
+        time = phrasebook.TIMES[frame][0]
+        book.sentence(Meaning(frame, subject, predicate, "park", time))
+
+
+def test_a_number_is_one_meaning_for_good():
+  # Recorded: gin files, results and the shipped vocabulary depend on the order.
+  assert sample.slots(0) == Meaning("present", "mother", "feed the birds", "museum", "on Sundays")
+  assert sample.slots(0, "validation") == Meaning(
+    "past", "taxi driver", "walk the dog", "hotel", "last Saturday"
+  )
+  assert sample.sentence(0, "en") == "My mother feeds the birds next to the museum on Sundays."
+  assert sample.num_meanings("train") == 77_760
+  assert sample.num_meanings("validation") == 2_160
+
+
+def test_validation_joins_what_training_never_joins():
+  train = [sample.slots(i) for i in range(sample.num_meanings("train"))]
+  held_out = [sample.slots(i, "validation") for i in range(sample.num_meanings("validation"))]
+  assert len(set(train)) == len(train)
+  assert len(set(held_out)) == len(held_out)
+  for slot in ("subject", "place", "time"):
+    pairs = {(meaning.predicate, getattr(meaning, slot)) for meaning in train}
+    assert not any((meaning.predicate, getattr(meaning, slot)) in pairs for meaning in held_out)
+  for slot in Meaning._fields:
+    seen = {getattr(meaning, slot) for meaning in train}
+    assert {getattr(meaning, slot) for meaning in held_out} <= seen
+
+
+@pytest.mark.parametrize("language", sample.LANGUAGES)
+def test_no_two_meanings_share_a_sentence(language):
+  count = sample.num_meanings("validation")
+  texts = {sample.sentence(i, language, "validation") for i in range(count)}
+  assert len(texts) == count
+  assert texts.isdisjoint(sample.sentence(i, language) for i in range(10_000))
+
+
+@pytest.mark.parametrize("language", sample.LANGUAGES)
+def test_sentences_are_clean_text(language):
+  assert languages.language(language).iso639_1 == language
+  for i in range(500):
+    text = sample.sentence(i, language)
+    assert text[-1] in ".。"
+    assert text == " ".join(text.split())
+    assert not any(mark in text for mark in "{}/-_|") or language == "fr"  # grand-mère, week-end
+    assert text[0] == text[0].upper()
+
+
+@pytest.mark.parametrize("language", sample.LANGUAGES)
+def test_the_vocabulary_writes_every_sentence(language):
+  vocabulary = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
+  assert vocabulary.eos_id == 1
+  for split in sample.SPLITS:
+    texts = [sample.sentence(i, language, split) for i in range(500)]
+    for text, ids in zip(texts, vocabulary.encode(texts, 32), strict=True):
+      assert ids[-1] == 1  # no sentence is longer than 32
+      assert vocabulary.unk_id not in ids
+      assert vocabulary.decode(ids) == text
+
+
+def test_the_vocabulary_can_be_trained_again(tmp_path):
+  sample.train_vocabulary(str(tmp_path / "again.model"))
+  shipped, again = (
+    sentencepiece.SentencePieceProcessor(model_file=path)
+    for path in (sample.vocabulary_path(), str(tmp_path / "again.model"))
+  )
+  assert [shipped.id_to_piece(i) for i in range(len(shipped))] == [
+    again.id_to_piece(i) for i in range(len(again))
+  ]
+  unseen = shipped.encode("☃")  # falls back to bytes
+  assert shipped.unk_id() not in unseen
+  assert shipped.decode(unseen) == "☃"
+
+
+def test_wrong_names_and_numbers_are_told():
+  with pytest.raises(errors.InputError, match="no language 'it'; it has en, es"):
+    sample.sentence(0, "it")
+  with pytest.raises(errors.InputError, match="no split 'test'; it has train, validation"):
+    sample.num_meanings("test")
+  for number in (-1, 2_160):
+    with pytest.raises(IndexError, match=f"meaning {number} is not in 0..2159"):
+      sample.slots(number, "validation")
+
+
+def test_it_imports_without_tensorflow():
+  code = "import sys, vmsst.tasks.sample; sys.exit('tensorflow' in sys.modules)"
+  assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
