@@ -1,8 +1,10 @@
 """`t5x train --dry_run`: what a run would need, without data and without making parameters."""
 
+import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import gin
@@ -13,38 +15,20 @@ from flax import traverse_util
 
 from vmsst.errors import InputError
 from vmsst.launch.runtime import gin_utils, partitioning, progress, utils
+from vmsst.launch.runtime import train as train_lib
 
 _LARGE_BYTES = 1 << 20
+_NUMBER = re.compile(r"_\d+")  # layers are listed together
 
 
-def run(search_paths: Sequence[str], gin_files: Sequence[str], bindings: Sequence[str]) -> None:
-  """Prints sizes, shardings and arithmetic of the training run that gin describes.
-
-  The last line is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of matrix
-  products, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients
-  and the batch; activations are not counted).
-  """
-  import __main__
-
-  __main__.train = train  # type: ignore[attr-defined]
-  gin.clear_config()
-  gin.register(train, "__main__")
-  gin_utils.parse_gin_flags(search_paths, gin_files, bindings, finalize_config=False)
+def forget_data() -> None:
+  """Rebinds, in the parsed gin configuration, what names data or folders: none need exist."""
   with gin.unlock_config():
-    _forget_data()
-  gin.get_configurable(train)()
-
-
-def _forget_data() -> None:
-  """Binds what names data or folders to nothing, so that none need exist."""
-  for name, value in (
-    ("__main__.train.model_dir", None),
-    ("__main__.train.infer_eval_dataset_cfg", None),
-    ("__main__.train.train_eval_dataset_cfg", None),
-    ("__main__.train.checkpoint_cfg", None),
-    ("train/t5x.utils.DatasetConfig.mixture_or_task_name", None),
-  ):
-    gin.bind_parameter(name, value)
+    for name in ("model_dir", "infer_eval_dataset_cfg", "train_eval_dataset_cfg", "checkpoint_cfg"):
+      gin.bind_parameter(f"__main__.train.{name}", None)
+    gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
+    for name in gin_utils.unset_macros():
+      gin.bind_parameter(f"{name}/gin.macro.value", None)
 
 
 def train(
@@ -55,8 +39,16 @@ def train(
   trainer_cls: Any,
   **others: Any,
 ) -> None:
-  """Stands in for `train` with its arguments, and reports on them."""
-  del others
+  """Stands in for the training function: prints sizes, shardings and arithmetic of the run.
+
+  The last line is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of matrix
+  products, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients
+  and the batch; activations are not counted).
+  """
+  known = inspect.signature(train_lib.train).parameters
+  for name in others:
+    if name not in known:
+      raise InputError(f"train has no parameter {name!r}")
   report = describe(model, train_dataset_cfg, partitioner, trainer_cls)
   print(report.pop("text"))
   print(json.dumps(report))
@@ -99,21 +91,26 @@ def describe(
     for value in batch.values()
   )
   flops = _step_flops(model, state, batch, partitioner, initializer, trainer_cls)
-  large = {
-    name: [list(arrays[name].shape), str(shardings[name].spec), local_bytes(name)]
-    for name in arrays
-    if math.prod(arrays[name].shape) * arrays[name].dtype.itemsize >= _LARGE_BYTES
-  }
+  large: dict[tuple[str, ...], list[int]] = {}
+  for name, array in sorted(arrays.items()):
+    if math.prod(array.shape) * array.dtype.itemsize >= _LARGE_BYTES:
+      group = (_NUMBER.sub("_*", name), str(list(array.shape)), str(shardings[name].spec))
+      large.setdefault(group, []).append(local_bytes(name))
   lines = [
     f"mesh: data={partitioner.mesh.shape['data']} model={partitioner.mesh.shape['model']} "
     f"({partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind} devices)",
-    f"batch: {cfg.batch_size} examples, " + ", ".join(f"{n} {list(v.shape)}" for n, v in batch.items()),
+    f"batch: {cfg.batch_size} examples, "
+    + ", ".join(f"{n} {list(v.shape)}" for n, v in batch.items()),
     "",
-    progress.table("parameters", ["count"], {n: [float(c)] for n, c in sorted(modules.items())}),
+    progress.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
     f"total {sum(modules.values()):,}",
     "",
     f"arrays of {_LARGE_BYTES >> 20} MiB and more: shape, sharding, MiB per device",
-    *(f"  {n}  {shape}  {spec}  {size / 2**20:.1f}" for n, (shape, spec, size) in sorted(large.items())),
+    *(
+      f"  {name}  {shape}  {spec}  {sizes[0] / 2**20:.1f}"
+      + (f" (x {len(sizes)})" if len(sizes) > 1 else "")
+      for (name, shape, spec), sizes in large.items()
+    ),
     "",
     f"per device: parameters {parameter_bytes / 2**20:.1f} MiB, optimizer {state_bytes / 2**20:.1f} "
     f"MiB, gradients {parameter_bytes / 2**20:.1f} MiB, batch {batch_bytes / 2**20:.1f} MiB",
@@ -183,7 +180,9 @@ def matmul_flops(jaxpr: Any) -> float:
     if equation.primitive.name == "dot_general":
       (contracted, _), _ = equation.params["dimension_numbers"]
       left = equation.invars[0].aval.shape
-      total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+      total += (
+        2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+      )
       continue
     inner = [matmul_flops(sub) for sub in _sub_jaxprs(equation)]
     if equation.primitive.name == "cond":

@@ -4,12 +4,14 @@ Nothing heavy is imported until the command line is understood.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
 from collections.abc import Sequence
 
 from vmsst.errors import InputError
+from vmsst.launch import quiet
 from vmsst.paths import gin_dir
 
 # Subcommand: (function that gin calls it, its module in the runtime, what it does).
@@ -93,6 +95,8 @@ def _run(options: argparse.Namespace) -> None:
     raise InputError(f"give a --gin_file; the shipped ones are in {gin_dir()}")
   _quiet(options.verbose)
   sys.path.insert(0, os.getcwd())  # a user's own task modules, as with `python -m`
+  with contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes():
+    import seqio  # noqa: F401  (imports TensorFlow, which every command needs)
   function_name, module_name, _ = COMMANDS[options.command]
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
   if options.runtime == "upstream":
@@ -100,27 +104,28 @@ def _run(options: argparse.Namespace) -> None:
     search_paths.append(str(_upstream_root()))
   else:
     function, gin_utils = _bundled(module_name, function_name)
+  if options.dry_run:
+    if options.command != "train" or options.runtime != "bundled":
+      raise InputError("--dry_run is for `t5x train` on the bundled runtime")
+    from vmsst.launch import dry_run
+
+    function = dry_run.train
   _start_processes(options)
   _data_folders(options)
 
   import gin
 
-  main_module = sys.modules["__main__"]
-  setattr(main_module, function_name, function)
+  setattr(sys.modules["__main__"], function_name, function)  # gin files bind __main__.<function>
   gin.register(function, "__main__")
-  bindings = [text for text in options.gin_bindings]
+  bindings = list(options.gin_bindings)
   if getattr(options, "shard_id", None) is not None:
     bindings.append(f"infer.shard_id = {options.shard_id}")
+  gin_utils.parse_gin_flags(
+    search_paths, options.gin_file, bindings, finalize_config=not options.dry_run
+  )
   if options.dry_run:
-    from vmsst.launch import dry_run
-
-    if options.command != "train" or options.runtime != "bundled":
-      raise InputError("--dry_run is for `t5x train` on the bundled runtime")
-    dry_run.run(search_paths, options.gin_file, bindings)
-    return
-  gin_utils.parse_gin_flags(search_paths, options.gin_file, bindings)
-  configured = gin.get_configurable(function)
-  configured()
+    dry_run.forget_data()
+  gin.get_configurable(function)()
 
 
 def _quiet(verbose: bool) -> None:

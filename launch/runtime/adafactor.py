@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Int
 
+from vmsst.errors import InputError
 from vmsst.launch.runtime import optimizers
 from vmsst.launch.runtime.optimizers import Leaf, Optimizer, OptimizerDef, OptimizerState
 
@@ -73,7 +74,7 @@ def factor_name_to_factordim(name: str | FactorDim) -> FactorDim:
   if isinstance(name, FactorDim):
     return name
   if not isinstance(name, str) or name.lower() not in _FACTOR_NAMES:
-    raise ValueError(f"unknown factor {name!r}; known are {', '.join(_FACTOR_NAMES)}")
+    raise InputError(f"unknown factor {name!r}; known are {', '.join(_FACTOR_NAMES)}")
   return _FACTOR_NAMES[name.lower()]
 
 
@@ -93,7 +94,7 @@ class HParamMap:
       if pattern.search(path):
         return value
     patterns = ", ".join(repr(pattern.pattern) for pattern, _ in self.rules)
-    raise KeyError(f"no rule of the HParamMap matches parameter {path}; it has {patterns}")
+    raise InputError(f"no rule of the HParamMap matches parameter {path}; it has {patterns}")
 
 
 class AdafactorHyperParams(struct.PyTreeNode):
@@ -160,14 +161,14 @@ def _layout(rule: FactorRule, shape: Sequence[int], min_size: int, path: str) ->
     return _Layout(tuple(range(len(shape))))
   if rule is HEURISTIC_RULE:
     if len(shape) > 2:
-      raise ValueError(
+      raise InputError(
         f"Adafactor: parameter {path} of shape {tuple(shape)} has more than two axes, so it needs "
         "a rule for which of them are rows and columns: bind adafactor.Adafactor."
         "logical_factor_rules = @adafactor.standard_logical_factor_rules()"
       )
     return _matrix_layout(shape, min_size)
   if len(rule) != len(shape):
-    raise ValueError(
+    raise InputError(
       f"Adafactor: the factor rule {tuple(rule)} of parameter {path} names {len(rule)} axes, but "
       f"its shape is {tuple(shape)}"
     )
@@ -187,7 +188,7 @@ def _rule_of_axes(
   """The factor rule of a parameter with these logical axes."""
   for name in names:
     if name not in rules:
-      raise ValueError(
+      raise InputError(
         f"Adafactor: parameter {path} has the logical axis {name!r}, for which there is no factor "
         f"rule; give it one in adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' "
         f"or 'none') or use one of {', '.join(sorted(rules))}"
@@ -195,7 +196,7 @@ def _rule_of_axes(
   kinds = tuple(factor_name_to_factordim(rules[name]) for name in names)
   is_factored = FactorDim.ROW in kinds and FactorDim.COLUMN in kinds
   if is_factored and FactorDim.NONE in kinds:
-    raise ValueError(
+    raise InputError(
       f"Adafactor: parameter {path} with the logical axes {tuple(names)} has row and column axes, "
       f"so none of them may be unfactored, but the rules give {tuple(kind.name for kind in kinds)}"
     )
@@ -289,14 +290,14 @@ class Adafactor(OptimizerDef):
       skip_nan_updates: Keeps the old value wherever the new one is not a number.
     """
     if not factored and factor_map is not None:
-      raise ValueError("adafactor.Adafactor: factor_map is given, but factored = False")
+      raise InputError("adafactor.Adafactor: factor_map is given, but factored = False")
     if not isinstance(multiply_by_parameter_scale, bool | HParamMap):
-      raise TypeError(
+      raise InputError(
         "adafactor.Adafactor.multiply_by_parameter_scale must be a bool or an HParamMap, got "
         f"{multiply_by_parameter_scale!r}"
       )
     if not isinstance(factor_map, HParamMap | None):
-      raise TypeError(f"adafactor.Adafactor.factor_map must be an HParamMap, got {factor_map!r}")
+      raise InputError(f"adafactor.Adafactor.factor_map must be an HParamMap, got {factor_map!r}")
     super().__init__(
       AdafactorHyperParams(
         learning_rate=learning_rate,
@@ -324,7 +325,7 @@ class Adafactor(OptimizerDef):
     """Takes the factor rules from the logical axes of the parameters, if there are such rules.
 
     Raises:
-      ValueError: an axis has no rule, or the rules of a parameter contradict one another.
+      InputError: an axis has no rule, or the rules of a parameter contradict one another.
     """
     rules = self.hyper_params.logical_factor_rules
     if rules is None:
@@ -342,12 +343,7 @@ class Adafactor(OptimizerDef):
     if not hyper_params.factored:
       rule = None
     elif hyper_params.factor_map:
-      try:
-        rule = hyper_params.factor_map[name]
-      except KeyError:
-        if isinstance(hyper_params.factor_map, HParamMap):
-          raise
-        raise ValueError(f"Adafactor: the model gives no logical axes for {name}") from None
+      rule = hyper_params.factor_map[name]
     return _layout(rule, shape, hyper_params.min_dim_size_to_factor, name)
 
   def _init_param_state(self, path: Path, param: Array) -> AdafactorParamState:
@@ -383,10 +379,10 @@ class Adafactor(OptimizerDef):
     """Returns the parameters and the state after one more step (algorithm 5 of the paper).
 
     Raises:
-      ValueError: neither the trainer nor the optimizer was given a learning rate.
+      InputError: neither the trainer nor the optimizer was given a learning rate.
     """
     if hyper_params.learning_rate is None:
-      raise ValueError(
+      raise InputError(
         "Adafactor has no learning rate: bind trainer.Trainer.learning_rate_fn = "
         "@utils.create_learning_rate_scheduler()"
       )

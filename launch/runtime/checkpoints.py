@@ -152,7 +152,9 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
 # Reading
 
 
-def apply_assignment_map(names: Sequence[str], assignment_map: AssignmentMap) -> dict[str, str | None]:
+def apply_assignment_map(
+  names: Sequence[str], assignment_map: AssignmentMap
+) -> dict[str, str | None]:
   """Which array of the checkpoint each array of the model is read from; None: from none.
 
   Args:

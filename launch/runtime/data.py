@@ -26,8 +26,8 @@ from vmsst.launch.runtime import partitioning
 
 Batch = Mapping[str, np.ndarray]
 
-_LENGTH_FRACTIONS = 4  # batches are cut to one of this many lengths
-_LENGTH_MULTIPLE = 8
+_LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # batches are cut to one of these parts of their length
+_LENGTH_MULTIPLE = 4
 
 
 @dataclasses.dataclass
@@ -169,25 +169,26 @@ def get_training_eval_datasets(
 def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
   """`batch` without the columns that are padding in every row.
 
-  Rank-2 integer features [B, T] keep the same fraction of their length: a quarter, half, three
-  quarters or all of it, rounded up to a multiple of 8, so that few shapes are compiled.
+  Rank-2 integer features [B, T] all keep the same part of their length: 2, 3, 4, 6 or 8 eighths,
+  rounded up to a multiple of 4, so that few shapes are compiled.
   """
   sequences = {
     name: value
     for name, value in batch.items()
     if value.ndim == 2 and value.shape[1] > 1 and np.issubdtype(value.dtype, np.integer)
   }
-  needed = 0.0
-  for value in sequences.values():
-    used = np.flatnonzero(value.any(axis=0))
-    needed = max(needed, (used[-1] + 1) / value.shape[1] if len(used) else 0.0)
-  quarter = max(1, int(np.ceil(needed * _LENGTH_FRACTIONS - 1e-9)))
 
-  def cut(value: np.ndarray) -> np.ndarray:
-    length = -(-value.shape[1] * quarter // _LENGTH_FRACTIONS)
-    return value[:, : -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE]
+  def cut_length(length: int, eighths: int) -> int:
+    return min(length, -(-length * eighths // (8 * _LENGTH_MULTIPLE)) * _LENGTH_MULTIPLE)
 
-  return {name: cut(value) if name in sequences else value for name, value in batch.items()}
+  def fits(eighths: int) -> bool:
+    return not any(v[:, cut_length(v.shape[1], eighths) :].any() for v in sequences.values())
+
+  eighths = next(part for part in _LENGTH_EIGHTHS if fits(part))
+  return {
+    name: value[:, : cut_length(value.shape[1], eighths)] if name in sequences else value
+    for name, value in batch.items()
+  }
 
 
 def can_trim() -> bool:

@@ -96,7 +96,25 @@ def parse_gin_flags(
     except (ValueError, SyntaxError, ImportError, AttributeError) as error:
       raise InputError(f"--gin.{binding}: {explain(error)}") from error
   if finalize_config:
+    missing = unset_macros()
+    if missing:
+      raise InputError(
+        f"{', '.join(missing)} must be set, like --gin.{missing[0]}=VALUE (strings in inner quotes)"
+      )
     gin.finalize()
+
+
+def unset_macros() -> list[str]:
+  """Macros that the parsed files leave to the user (`%gin.REQUIRED`)."""
+  return [
+    scope
+    for (scope, selector), bound in gin.config._CONFIG.items()
+    if selector == "gin.macro" and _is_required(bound.get("value"))
+  ]
+
+
+def _is_required(value: Any) -> bool:
+  return value is gin.REQUIRED or str(value) == "%gin.REQUIRED"
 
 
 @contextlib.contextmanager

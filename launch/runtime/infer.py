@@ -18,7 +18,11 @@ from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import eval as eval_lib
 from vmsst.launch.runtime import train as train_lib
 
-MODES = {"predict": "predict_batch", "predict_with_aux": "predict_batch_with_aux", "score": "score_batch"}
+MODES = {
+  "predict": "predict_batch",
+  "predict_with_aux": "predict_batch_with_aux",
+  "score": "score_batch",
+}
 
 
 def infer(

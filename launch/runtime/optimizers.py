@@ -21,6 +21,8 @@ import optax
 from flax import serialization, struct, traverse_util
 from flax.core import frozen_dict
 
+from vmsst.errors import InputError
+
 PyTree = Any
 Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None where replicated
 
@@ -66,7 +68,7 @@ def _restore(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
   ]
   if missing:
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-    raise ValueError(
+    raise InputError(
       f"{len(missing)} of {len(expected)} arrays of the train state are not in what it is restored "
       f"from: {shown}. The model or the optimizer is another one than the one that was saved."
     )
@@ -123,7 +125,7 @@ class OptimizerDef:
     """Returns parameters and state in the structure of the given ones, with other leaves.
 
     Raises:
-      ValueError: arrays are missing from `state_dict`; the message names them.
+      InputError: arrays are missing from `state_dict`; the message names them.
     """
     return (
       _restore(target, state_dict["target"], "target"),

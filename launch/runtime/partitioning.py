@@ -4,9 +4,10 @@ A two-axis mesh (`data`, `model`). Parameters and activations carry logical axis
 each name to a mesh axis or to None (replicated).
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -127,7 +128,9 @@ class PjitPartitioner:
         f"num_partitions={num_partitions!r}, model_parallel_submesh={model_parallel_submesh!r}"
       )
     if model_parallel_submesh is not None and len(model_parallel_submesh) != 4:
-      raise InputError(f"model_parallel_submesh must have 4 numbers, got {model_parallel_submesh!r}")
+      raise InputError(
+        f"model_parallel_submesh must have 4 numbers, got {model_parallel_submesh!r}"
+      )
     if not params_on_devices:
       raise InputError("params_on_devices=False needs upstream T5X (--runtime=upstream)")
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
@@ -145,9 +148,11 @@ class PjitPartitioner:
     self.logical_axis_rules = tuple(logical_axis_rules or standard_logical_axis_rules())
     self.data_partition_spec = PartitionSpec("data")
 
-  def context(self):
+  @contextlib.contextmanager
+  def context(self) -> Iterator[None]:
     """Makes the mesh and the axis rules known to the code inside."""
-    return _Context(self.mesh, self.logical_axis_rules)
+    with jax.set_mesh(self.mesh), flax_partitioning.axis_rules(self.logical_axis_rules):
+      yield
 
   @property
   def data_sharding(self) -> NamedSharding:
@@ -252,23 +257,9 @@ class PjitPartitioner:
     }
 
 
-class _Context:
-  """Enters a mesh and flax's logical axis rules together."""
-
-  def __init__(self, mesh: Mesh, rules: LogicalAxisRules):
-    self._mesh = mesh
-    self._rules = flax_partitioning.axis_rules(rules)
-
-  def __enter__(self):
-    self._mesh.__enter__()
-    self._rules.__enter__()
-
-  def __exit__(self, *error):
-    self._rules.__exit__(*error)
-    self._mesh.__exit__(*error)
-
-
-def _explicit_mesh(devices, ici_shape: Sequence[int], dcn_shape: Sequence[int] | None) -> np.ndarray:
+def _explicit_mesh(
+  devices, ici_shape: Sequence[int], dcn_shape: Sequence[int] | None
+) -> np.ndarray:
   shapes = [tuple(ici_shape), tuple(dcn_shape or (1,) * len(ici_shape))]
   if any(len(shape) != 2 for shape in shapes):
     raise InputError(f"ici_mesh_shape and dcn_mesh_shape must be (data, model), got {shapes}")

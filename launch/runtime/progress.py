@@ -130,16 +130,22 @@ def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float 
     max([len(column), *(len(values[i]) for values in cells.values())])
     for i, column in enumerate(columns)
   ]
-  header = "  ".join([title.ljust(label_width), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))])
+  header = "  ".join(
+    [title.ljust(label_width), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))]
+  )
   lines = [header, "-" * len(header)]
   for name, values in cells.items():
     lines.append(
-      "  ".join([name.ljust(label_width), *(v.rjust(w) for v, w in zip(values, widths, strict=True))])
+      "  ".join(
+        [name.ljust(label_width), *(v.rjust(w) for v, w in zip(values, widths, strict=True))]
+      )
     )
   return "\n".join(lines)
 
 
 def _number(value: float) -> str:
+  if isinstance(value, int):
+    return f"{value:,}"
   return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
 
 

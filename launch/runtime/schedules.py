@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from vmsst.errors import InputError
+
 Step = Int[jax.Array, ""] | int
 Schedule = Callable[[Step], Float[jax.Array, ""]]
 
@@ -55,7 +57,7 @@ def create_learning_rate_scheduler(
     min_learning_rate: The rate never falls below this, so step 0 of a warm-up is not exactly 0.
 
   Raises:
-    ValueError: a factor is unknown, or needs a warm-up of at least one step.
+    InputError: a factor is unknown, or needs a warm-up of at least one step.
   """
 
   def decay_by_cosine(rate, t):
@@ -83,12 +85,12 @@ def create_learning_rate_scheduler(
   names = [name.strip() for name in factors.split("*")]
   for name in names:
     if name not in apply_factor:
-      raise ValueError(
+      raise InputError(
         f"create_learning_rate_scheduler.factors = {factors!r}: unknown factor {name!r}; "
         f"known are {', '.join(sorted(apply_factor))}"
       )
     if name in _FACTORS_OF_WARMUP and warmup_steps < 1:
-      raise ValueError(
+      raise InputError(
         f"create_learning_rate_scheduler.warmup_steps = {warmup_steps}: the factor {name!r} needs "
         "at least 1; without a warm-up leave the factor out"
       )

@@ -127,134 +127,133 @@ def train(
   if not (train_eval_dataset_cfg or infer_eval_dataset_cfg):
     eval_period = 0
 
-  dataset = get_dataset_fn(
-    train_dataset_cfg, layout.shard_id, layout.num_shards, model.FEATURE_CONVERTER_CLS
-  )
-  batches = data_lib.TrainIterator(
-    dataset,
-    partitioner,
-    snapshot_period=checkpoint_period if save_cfg and save_cfg.save_dataset else None,
-  )
-  shapes = {
-    name: (layout.batch_size, *spec.shape[1:]) for name, spec in batches.element_spec.items()
-  }
-  types = {name: spec.dtype.as_numpy_dtype for name, spec in batches.element_spec.items()}
-  train_eval_datasets: Mapping[str, Any] = {}
-  if train_eval_dataset_cfg is not None:
-    train_eval_datasets = train_eval_get_dataset_fn(
-      train_eval_dataset_cfg,
-      layout.shard_id,
-      layout.num_shards,
-      eval_steps,
-      model.FEATURE_CONVERTER_CLS,
+  with contextlib.ExitStack() as cleanup:
+    dataset = get_dataset_fn(
+      train_dataset_cfg, layout.shard_id, layout.num_shards, model.FEATURE_CONVERTER_CLS
+    )
+    batches = data_lib.TrainIterator(
+      dataset,
+      partitioner,
+      snapshot_period=checkpoint_period if save_cfg and save_cfg.save_dataset else None,
+    )
+    cleanup.callback(batches.close)
+    shapes = {
+      name: (layout.batch_size, *spec.shape[1:]) for name, spec in batches.element_spec.items()
+    }
+    types = {name: spec.dtype.as_numpy_dtype for name, spec in batches.element_spec.items()}
+    train_eval_datasets: Mapping[str, Any] = {}
+    if train_eval_dataset_cfg is not None:
+      train_eval_datasets = train_eval_get_dataset_fn(
+        train_eval_dataset_cfg,
+        layout.shard_id,
+        layout.num_shards,
+        eval_steps,
+        model.FEATURE_CONVERTER_CLS,
+      )
+
+    initializer = utils.TrainStateInitializer(
+      optimizer_def=model.optimizer_def,
+      init_fn=model.get_initial_variables,
+      input_shapes=shapes,
+      input_types=types,
+      partitioner=partitioner,
+    )
+    train_state, data_state = _initial_state(initializer, checkpoint_cfg, model_dir, init_rng)
+    first_step = int(train_state.step)
+    batches.start(first_step, data_state)
+    if relative_steps:
+      total_steps = first_step + relative_steps
+    if total_steps < first_step:
+      raise InputError(
+        f"TRAIN_STEPS={total_steps} is less than the step of the checkpoint, {first_step}"
+      )
+    utils.write_model_info(
+      model_dir, initializer.global_train_state_shape, initializer.train_state_axes
     )
 
-  initializer = utils.TrainStateInitializer(
-    optimizer_def=model.optimizer_def,
-    init_fn=model.get_initial_variables,
-    input_shapes=shapes,
-    input_types=types,
-    partitioner=partitioner,
-  )
-  train_state, data_state = _initial_state(initializer, checkpoint_cfg, model_dir, init_rng)
-  first_step = int(train_state.step)
-  batches.start(first_step, data_state)
-  if relative_steps:
-    total_steps = first_step + relative_steps
-  if total_steps < first_step:
-    raise InputError(
-      f"TRAIN_STEPS={total_steps} is less than the step of the checkpoint, {first_step}"
+    trainer = trainer_cls(
+      model=model,
+      train_state=train_state,
+      partitioner=partitioner,
+      eval_names=list(train_eval_datasets),
+      summary_dir=model_dir,
+      train_state_axes=initializer.train_state_axes,
+      rng=trainer_rng,
     )
-  utils.write_model_info(
-    model_dir, initializer.global_train_state_shape, initializer.train_state_axes
-  )
+    cleanup.callback(trainer.close)
+    del train_state
+    summarize_config_fn(model_dir, trainer.train_writer, first_step)
+    evaluator = None
+    if infer_eval_dataset_cfg is not None:
+      evaluator = evaluation_lib.InferenceEvaluator(
+        infer_eval_dataset_cfg, inference_evaluator_cls, model, partitioner, model_dir
+      )
+      cleanup.callback(evaluator.close)
+      evaluation_lib.require_tasks(evaluator, infer_eval_dataset_cfg)
+    manager = None
+    if save_cfg is not None and (checkpoint_period or checkpoint_steps):
+      manager = checkpoints.CheckpointManager(model_dir, save_cfg)
+      cleanup.callback(manager.close)
 
-  trainer = trainer_cls(
-    model=model,
-    train_state=train_state,
-    partitioner=partitioner,
-    eval_names=list(train_eval_datasets),
-    summary_dir=model_dir,
-    train_state_axes=initializer.train_state_axes,
-    rng=trainer_rng,
-  )
-  del train_state
-  summarize_config_fn(model_dir, trainer.train_writer, first_step)
-  evaluator = None
-  if infer_eval_dataset_cfg is not None:
-    evaluator = evaluation_lib.InferenceEvaluator(
-      infer_eval_dataset_cfg, inference_evaluator_cls, model, partitioner, model_dir
+    bar = progress.Progress(total_steps, layout.batch_size, start_step=first_step)
+    log = progress.EvaluationLog()
+    run = _Run(
+      trainer=trainer,
+      evaluator=evaluator,
+      train_eval_datasets=train_eval_datasets,
+      train_state_axes=initializer.train_state_axes,
+      actions={trainer_lib.ActionMode[mode]: list(todo) for mode, todo in (actions or {}).items()},
+      bar=bar,
+      log=log,
     )
-    evaluation_lib.require_tasks(evaluator, infer_eval_dataset_cfg)
-  manager = None
-  if save_cfg is not None and (checkpoint_period or checkpoint_steps):
-    manager = checkpoints.CheckpointManager(model_dir, save_cfg)
 
-  bar = progress.Progress(total_steps, layout.batch_size, start_step=first_step)
-  log = progress.EvaluationLog()
-  run = _Run(
-    trainer=trainer,
-    evaluator=evaluator,
-    train_eval_datasets=train_eval_datasets,
-    train_state_axes=initializer.train_state_axes,
-    actions={trainer_lib.ActionMode[mode]: list(todo) for mode, todo in (actions or {}).items()},
-    bar=bar,
-    log=log,
-  )
-
-  def save(step: int) -> None:
-    if manager is not None:
-      saved = save_cfg is not None and save_cfg.save_dataset
-      manager.save(trainer.train_state, batches.state(step) if saved else None)
-
-  step = first_step
-  try:
-    with _stop_on_signal() as stop, contextlib.ExitStack() as cleanup:
-      cleanup.callback(trainer.close)
-      cleanup.callback(batches.close)
-      if evaluator is not None:
-        cleanup.callback(evaluator.close)
+    def save(step: int) -> None:
       if manager is not None:
-        cleanup.callback(manager.close)
-      if run_eval_before_training:
-        run.evaluate(step)
-      if checkpoint_period:
-        save(step)
-      if jax.process_index() == 0:
-        print(f"Ready after {time.time() - began:.1f} s; training to step {total_steps}.")
-        sys.stdout.flush()
-      periods = [p for p in (eval_period, checkpoint_period) if p]
-      stats = stats_period or min([*periods, total_steps])
-      while step < total_steps and not trainer.stop_training:
-        marks = [
-          *((step // p + 1) * p for p in (*periods, stats) if p),
-          *(s for s in checkpoint_steps if s > step),
-          total_steps,
-        ]
-        done, summary = trainer.train(
-          batches, min(marks) - step, step, bar=bar, should_stop=lambda: stop.is_set
-        )
-        step += done
-        run.act(trainer_lib.ActionMode.TRAIN, lambda s=summary: {TRAIN_METRIC_KEY: s.result()})
-        if stop.is_set:
-          break
-        last = step == total_steps
-        if checkpoint_period and (last or step % checkpoint_period == 0):
-          save(step)
-        elif step in checkpoint_steps:
-          save(step)
-        if eval_period and (last or step % eval_period == 0):
+        saved = save_cfg is not None and save_cfg.save_dataset
+        manager.save(trainer.train_state, batches.state(step) if saved else None)
+
+    step = first_step
+    try:
+      with _stop_on_signal() as stop:
+        if run_eval_before_training:
           run.evaluate(step)
-      if stop.is_set or trainer.stop_training:
-        save(step)
-      bar.finish_line()
-    if stop.is_set:
-      print(f"Stopped by {stop.name} at step {step}; the same command goes on from there.")
-      if stop.name == "SIGINT":
-        raise KeyboardInterrupt
-  finally:
-    run.print_tables()
-  return step, trainer.train_state
+        if checkpoint_period:
+          save(step)
+        if jax.process_index() == 0:
+          print(f"Ready after {time.time() - began:.1f} s; training to step {total_steps}.")
+          sys.stdout.flush()
+        periods = [p for p in (eval_period, checkpoint_period) if p]
+        stats = stats_period or min([*periods, total_steps])
+        while step < total_steps and not trainer.stop_training:
+          marks = [
+            *((step // p + 1) * p for p in (*periods, stats) if p),
+            *(s for s in checkpoint_steps if s > step),
+            total_steps,
+          ]
+          done, summary = trainer.train(
+            batches, min(marks) - step, step, bar=bar, should_stop=lambda: stop.is_set
+          )
+          step += done
+          run.act(trainer_lib.ActionMode.TRAIN, lambda s=summary: {TRAIN_METRIC_KEY: s.result()})
+          if stop.is_set:
+            break
+          last = step == total_steps
+          if checkpoint_period and (last or step % checkpoint_period == 0):
+            save(step)
+          elif step in checkpoint_steps:
+            save(step)
+          if eval_period and (last or step % eval_period == 0):
+            run.evaluate(step)
+        if stop.is_set or trainer.stop_training:
+          save(step)
+        bar.finish_line()
+      if stop.is_set:
+        print(f"Stopped by {stop.name} at step {step}; the same command goes on from there.")
+        if stop.name == "SIGINT":
+          raise KeyboardInterrupt
+    finally:
+      run.print_tables()
+    return step, trainer.train_state
 
 
 def _root_key(random_seed: int | None, use_hardware_rng: bool) -> jax.Array:
@@ -352,9 +351,7 @@ class _Run:
       values = future.result() or {}
       self._log.add(step, values)
       self.act(trainer_lib.ActionMode.INFER_EVAL, lambda: values)
-    self._trainer.train_writer.write_scalars(
-      step, {"timing/evaluate_seconds": time.time() - began}
-    )
+    self._trainer.train_writer.write_scalars(step, {"timing/evaluate_seconds": time.time() - began})
     resume()
 
   def print_tables(self) -> None:

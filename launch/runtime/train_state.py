@@ -17,6 +17,7 @@ from flax.core import FrozenDict
 from flax.linen import partitioning as flax_partitioning
 from jaxtyping import Int
 
+from vmsst.errors import InputError
 from vmsst.launch.runtime.optimizers import Optimizer, OptimizerDef
 
 PyTree = Any
@@ -69,12 +70,12 @@ class TrainState(Protocol):
 
 
 def _check_axes(collection: str, variables: Variables, axes: Variables) -> None:
-  """Raises a ValueError that names the variables without axes."""
+  """Raises an InputError that names the variables without axes."""
   named = traverse_util.flatten_dict(flax_partitioning.get_axis_names(axes), sep="/")
   missing = sorted(set(traverse_util.flatten_dict(variables, sep="/")) - set(named))
   if missing:
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-    raise ValueError(
+    raise InputError(
       f"{len(missing)} variables of the model's collection {collection!r} have no logical axes: "
       f"{shown}; make them with flax.linen.partitioning.param_with_axes or variable_with_axes"
     )
@@ -110,7 +111,7 @@ def _mutables_of(state_dict: Mapping[str, Any]) -> FrozenDict:
 def _axis_names(collection: str, variables: Variables, axes: Variables | None) -> Variables:
   """The axes of `variables`, in the same kind of dict."""
   if axes is None:
-    raise ValueError(
+    raise InputError(
       f"the model's collection {collection!r} has no logical axes, which a partitioner needs; make "
       "its variables with flax.linen.partitioning.param_with_axes or variable_with_axes"
     )
@@ -148,7 +149,7 @@ class FlaxOptimTrainState(struct.PyTreeNode):
       model_variables: What the model's `get_initial_variables` returned.
 
     Raises:
-      ValueError: logical axes are missing.
+      InputError: logical axes are missing.
     """
     params, params_axes, flax_mutables, flax_mutables_axes = _split(model_variables)
     if hasattr(optimizer_def, "set_param_axes"):

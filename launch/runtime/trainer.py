@@ -328,9 +328,7 @@ class BaseTrainer(abc.ABC):
       for batch in batches:
         if data_lib.can_trim():
           batch = data_lib.trim_padding(batch)
-        metrics = self._partitioned_eval_step(
-          self.train_state, self._partitioner.to_devices(batch)
-        )
+        metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty")
@@ -463,7 +461,12 @@ class EarlyStoppingAction(BaseAction):
   """
 
   def __init__(
-    self, metric: tuple[str, str], mode: str, patience: int = 3, atol: float = 0.0, rtol: float = 0.0
+    self,
+    metric: tuple[str, str],
+    mode: str,
+    patience: int = 3,
+    atol: float = 0.0,
+    rtol: float = 0.0,
   ):
     if mode not in ("min", "max"):
       raise InputError(f"EarlyStoppingAction.mode must be 'min' or 'max', got {mode!r}")

@@ -1,0 +1,344 @@
+"""What a training runtime costs beside the training: the bundled one against upstream T5X.
+
+  python benchmarks/runtime_overhead.py --upstream_path=T5X:AIRIO:JESTIMATOR
+
+Both run the same gin file on the same dual encoder, so small that the device has next to nothing to
+do, each run in a process of its own, in turn. Two things are measured:
+
+* time_to_first_step_s: from the start of the process to the end of the first step, with a SeqIO
+  task as the data;
+* host_ms_per_step: wall time of many steps over their number, with one batch again and again.
+
+Neither runtime is changed. The clock is a metric of the model: a runtime computes metrics on the
+host once the steps that they sum are done, and this one notes the time when it is computed.
+
+Prints a JSON line a runtime and a last one whose `ratio` (upstream / bundled, above 1 when the
+bundled runtime is better) is the smaller of the ratios of the two medians.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import clu.metrics
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen import partitioning
+
+VOCABULARY, WIDTH, LENGTH, BATCH = 256, 8, 8, 8
+STAMPS = "RUNTIME_OVERHEAD_STAMPS"  # environment variable: the file that times are noted in
+TASK = "runtime_overhead_v1"
+SECONDS_PER_RUN = 600
+
+GIN = """
+from __gin__ import dynamic_registration
+import __main__ as train_script
+import runtime_overhead
+from t5x import adafactor
+from t5x import gin_utils
+from t5x import partitioning
+from t5x import trainer
+from t5x import utils
+
+train_script.train:
+  model = @runtime_overhead.TinyDualEncoder()
+  model_dir = '{model_dir}'
+  train_dataset_cfg = @utils.DatasetConfig()
+  train_eval_dataset_cfg = None
+  infer_eval_dataset_cfg = None
+  checkpoint_cfg = @utils.CheckpointConfig()
+  partitioner = @partitioning.PjitPartitioner()
+  trainer_cls = @trainer.Trainer
+  total_steps = {total_steps}
+  eval_steps = 1
+  eval_period = 0
+  stats_period = {stats_period}
+  random_seed = 0
+  summarize_config_fn = @gin_utils.summarize_gin_config
+  get_dataset_fn = @{get_dataset_fn}
+
+runtime_overhead.TinyDualEncoder.optimizer_def = @adafactor.Adafactor()
+adafactor.Adafactor.logical_factor_rules = @adafactor.standard_logical_factor_rules()
+partitioning.PjitPartitioner:
+  num_partitions = 1
+  logical_axis_rules = @partitioning.standard_logical_axis_rules()
+trainer.Trainer:
+  num_microbatches = None
+  learning_rate_fn = @utils.create_learning_rate_scheduler()
+utils.CheckpointConfig:
+  restore = None
+  save = None
+utils.DatasetConfig:
+  mixture_or_task_name = @runtime_overhead.register_task()
+  task_feature_lengths = {{'inputs': {length}, 'targets': {length}}}
+  split = 'train'
+  batch_size = {batch}
+  shuffle = False
+  seed = 0
+  use_cached = False
+  pack = False
+"""
+
+
+# --------------------------------------------------------------------------------------------
+# What the gin file names: the model, its clock and its data
+
+
+@flax.struct.dataclass
+class Clock(clu.metrics.Average):
+  """Counts steps, and notes the time when the host asks for their number."""
+
+  def compute(self) -> float:
+    """Returns the number of steps, after a line with the time is written."""
+    steps = float(self.total)
+    now = time.time()
+    device = jax.devices()[0]
+    line = {"time": now, "steps": steps, "device": f"{device.platform} {device.device_kind}"}
+    with open(os.environ[STAMPS], "a", encoding="utf-8") as file:
+      file.write(json.dumps(line) + "\n")
+    return steps
+
+
+class MeanEmbedding(nn.Module):
+  """The encoder: one table of token embeddings."""
+
+  @nn.compact
+  def __call__(self, tokens_BT):
+    """Returns the mean of the token embeddings, [B, D]."""
+    table_VD = partitioning.param_with_axes(
+      "embedding",
+      nn.initializers.normal(1.0),
+      (VOCABULARY, WIDTH),
+      jnp.float32,
+      axes=("vocab", "embed"),
+    )
+    return jnp.mean(table_VD[tokens_BT], axis=1)
+
+
+class TinyDualEncoder:
+  """A dual encoder with in-batch negatives, as T5X's model interface wants it."""
+
+  def __init__(self, optimizer_def: Any):
+    self.optimizer_def = optimizer_def
+    self.module = MeanEmbedding()
+
+  @staticmethod
+  def FEATURE_CONVERTER_CLS(**arguments: Any) -> Any:
+    """SeqIO's converter that does nothing: the examples are as long as they should be."""
+    import seqio
+
+    return seqio.PassThroughFeatureConverter(**arguments)
+
+  def get_initial_variables(self, rng, input_shapes, input_types=None):
+    """Returns parameters and their axes."""
+    del input_types
+    return self.module.init(rng, jnp.zeros(input_shapes["inputs"], jnp.int32))
+
+  def loss_fn(self, params, batch, dropout_rng):
+    """Returns the contrastive loss and the metrics."""
+    del dropout_rng
+    inputs_BD = self.module.apply({"params": params}, batch["inputs"])
+    targets_BD = self.module.apply({"params": params}, batch["targets"])
+    score_BB = inputs_BD @ targets_BD.T
+    loss = -jnp.mean(jnp.diagonal(jax.nn.log_softmax(score_BB)))
+    return loss, {
+      "loss": clu.metrics.Average.from_model_output(loss[None]),
+      "clock": Clock.from_model_output(jnp.ones((1,))),
+    }
+
+
+def example_pairs(split: str, shuffle_files: bool, seed: int | None = None) -> Any:
+  """64 pairs of random tokens, as a tf.data dataset."""
+  del split, shuffle_files, seed
+  import tensorflow as tf
+
+  tokens = np.random.default_rng(0).integers(1, VOCABULARY, (2, 64, LENGTH), np.int32)
+  return tf.data.Dataset.from_tensor_slices({"inputs": tokens[0], "targets": tokens[1]})
+
+
+def register_task() -> str:
+  """Registers the task of `example_pairs` and returns its name."""
+  import seqio
+
+  if TASK not in seqio.TaskRegistry.names():
+    feature = seqio.Feature(seqio.PassThroughVocabulary(VOCABULARY), add_eos=False)
+    seqio.TaskRegistry.add(
+      TASK,
+      source=seqio.FunctionDataSource(example_pairs, splits=["train"]),
+      preprocessors=[],
+      output_features={"inputs": feature, "targets": feature},
+    )
+  return TASK
+
+
+def one_batch_forever(cfg, shard_id, num_shards, feature_converter_cls) -> Any:
+  """One batch again and again, so that the data cost next to nothing."""
+  del shard_id, num_shards, feature_converter_cls
+  return example_pairs(cfg.split, False).batch(cfg.batch_size).take(1).cache().repeat()
+
+
+# --------------------------------------------------------------------------------------------
+# The measurement
+
+
+def run(variant: str, environment: Mapping[str, str], **settings: Any) -> tuple[float, list[dict]]:
+  """Trains in a process of its own; returns when it started, and the lines of the clock.
+
+  Raises:
+    SystemExit: the process failed; the message ends with what it printed last.
+  """
+  module = {"bundled": ["vmsst.launch.main", "train"], "upstream": ["t5x.train"]}[variant]
+  with tempfile.TemporaryDirectory(prefix="runtime_overhead_") as name:
+    folder = pathlib.Path(name)
+    gin_file, stamps = folder / "tiny.gin", folder / "stamps.jsonl"
+    gin_file.write_text(
+      GIN.format(model_dir=folder / "model", length=LENGTH, batch=BATCH, **settings),
+      encoding="utf-8",
+    )
+    start = time.time()
+    done = subprocess.run(
+      [sys.executable, "-m", *module, f"--gin_file={gin_file}"],
+      env={**environment, STAMPS: str(stamps)},
+      cwd=folder,
+      capture_output=True,
+      text=True,
+      errors="replace",
+      timeout=SECONDS_PER_RUN,
+      check=False,
+    )
+    if done.returncode or not stamps.exists():
+      raise SystemExit(
+        f"the {variant} runtime failed (exit code {done.returncode}):\n{done.stderr[-3000:]}"
+      )
+    lines = [json.loads(line) for line in stamps.read_text(encoding="utf-8").splitlines()]
+  return start, lines
+
+
+def time_to_first_step(variant: str, environment: Mapping[str, str]) -> float:
+  """Seconds from the start of the process to the end of its first step."""
+  start, lines = run(
+    variant, environment, total_steps=1, stats_period=1, get_dataset_fn="utils.get_dataset"
+  )
+  return lines[0]["time"] - start
+
+
+def host_ms_per_step(variant: str, environment: Mapping[str, str], steps: int) -> tuple[float, str]:
+  """Milliseconds per step over all but the first fifth of `steps`, and the device."""
+  period = steps // 5
+  _, lines = run(
+    variant,
+    environment,
+    total_steps=5 * period,
+    stats_period=period,
+    get_dataset_fn="runtime_overhead.one_batch_forever",
+  )
+  first, last = lines[0], lines[-1]
+  counted = sum(line["steps"] for line in lines[1:])
+  if counted != 4 * period:
+    raise SystemExit(f"the {variant} runtime reported {counted:.0f} steps, not {4 * period}")
+  return 1e3 * (last["time"] - first["time"]) / counted, last["device"]
+
+
+def environments(upstream_path: str) -> dict[str, dict[str, str]]:
+  """The environment of each variant's processes; only upstream's has `upstream_path`."""
+  here = str(pathlib.Path(__file__).resolve().parent)
+  given = os.environ.get("PYTHONPATH", "")
+  paths = {"upstream": [here, upstream_path, given], "bundled": [here, given]}
+  return {
+    variant: {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, parts))}
+    for variant, parts in paths.items()
+  }
+
+
+def require_upstream(environment: Mapping[str, str]) -> None:
+  """Exits with what to do where upstream T5X cannot be imported."""
+  check = "import t5x.train, t5x.adafactor"
+  done = subprocess.run(
+    [sys.executable, "-c", check],
+    env=environment,
+    cwd=tempfile.gettempdir(),
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  if done.returncode:
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    raise SystemExit(
+      f"upstream T5X cannot be imported ({reason}). Clone google-research/t5x, google/airio and "
+      "google-research/jestimator, install what they need, and give their folders as "
+      "--upstream_path=T5X:AIRIO:JESTIMATOR or in PYTHONPATH"
+    )
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+  """Smallest and median of some measurements."""
+  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--upstream_path", default="", help="folders of upstream's sources, joined")
+  parser.add_argument("--steps", type=int, default=5000, help="steps of each timed run")
+  parser.add_argument("--repeats", type=int, default=3, help="runs of each kind and runtime")
+  options = parser.parse_args()
+  if options.steps < 5 or options.repeats < 1:
+    parser.error("--steps must be at least 5 and --repeats at least 1")
+
+  environment = environments(options.upstream_path)
+  require_upstream(environment["upstream"])
+  first_step: dict[str, list[float]] = {"bundled": [], "upstream": []}
+  per_step: dict[str, list[float]] = {"bundled": [], "upstream": []}
+  device = ""
+  for _ in range(options.repeats):
+    for variant in first_step:
+      first_step[variant].append(time_to_first_step(variant, environment[variant]))
+    for variant in per_step:
+      milliseconds, device = host_ms_per_step(variant, environment[variant], options.steps)
+      per_step[variant].append(milliseconds)
+
+  packages = ("jax", "flax", "tensorflow", "seqio", "clu")
+  for variant in first_step:
+    report = {
+      "benchmark": "runtime_overhead",
+      "variant": variant,
+      "device": device,
+      "cpus": os.cpu_count(),
+      "versions": {name: importlib.metadata.version(name) for name in packages},
+      "batch": BATCH,
+      "length": LENGTH,
+      "parameters": VOCABULARY * WIDTH,
+      "steps": options.steps,
+      "repeats": options.repeats,
+      "time_to_first_step_s": summary(first_step[variant]),
+      "host_ms_per_step": summary(per_step[variant]),
+    }
+    print(json.dumps(report))
+  ratios = {
+    name: statistics.median(values["upstream"]) / statistics.median(values["bundled"])
+    for name, values in (("time_to_first_step", first_step), ("host_ms_per_step", per_step))
+  }
+  print(
+    json.dumps(
+      {
+        "benchmark": "runtime_overhead",
+        "ratio": round(min(ratios.values()), 3),
+        **{f"ratio_{name}": round(value, 3) for name, value in ratios.items()},
+      }
+    )
+  )
+
+
+if __name__ == "__main__":
+  main()

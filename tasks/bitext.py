@@ -1,0 +1,276 @@
+"""Registers a user's bitext, or the sample corpus, as a seqio mixture; meant to be called from gin.
+
+A gin file trains on files of one's own with
+
+    MIXTURE_OR_TASK_NAME = @bitext.files()
+    bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
+    bitext.files.vocabulary = %VOCABULARY
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import seqio
+from absl import logging
+
+from vmsst import errors, languages, vocabularies
+from vmsst.languages import Language
+from vmsst.tasks import preprocessors, readers, sources
+
+WEIGHTINGS = ("proportional", "uniform", "temperature")
+# Rows of a streamed task that are shuffled among each other.
+_STREAM_BUFFER = 10_000
+_NAMES: dict[str, list[str]] = {}
+
+
+def files(
+  patterns: str | Sequence[str],
+  vocabulary: vocabularies.Vocabulary,
+  *,
+  languages: tuple[str, str] | None = None,
+  validation_patterns: str | Sequence[str] = (),
+  weighting: str = "proportional",
+  temperature: float | None = None,
+  max_length: int | None = 512,
+  both_directions: bool = False,
+  fields: tuple[str, str] | None = None,
+  memory_limit: int = sources.MEMORY_LIMIT,
+) -> str:
+  """Name of a mixture of the bitext files that match patterns, one task a language pair.
+
+  The same arguments give the same mixture, however often it is called. Files are opened when the
+  data is first asked for. Splits are `train` and, with `validation_patterns`, `validation`.
+
+  Args:
+    patterns: Files or shell patterns: Moses pairs, TSV, TMX, JSONL, each plain or `.gz`.
+    vocabulary: What tokenises both sides.
+    languages: Codes of the source and the target side of every file; None reads them from each
+      file's name (`deu-eng.tsv.gz`, `Europarl.de-en.de`).
+    validation_patterns: Files of the validation split.
+    weighting: How often each language pair is drawn: "proportional" to its number of pairs n,
+      "uniform", or "temperature": n ** (1 / temperature).
+    temperature: 1 is proportional, infinity uniform.
+    max_length: Pairs with a side of more tokens are dropped (None: none is). Shorter sides are cut
+      to TASK_FEATURE_LENGTHS like those of any task.
+    both_directions: Whether each pair is also given with its sides exchanged. Losses that treat
+      both sides alike, such as the contrastive one, do not need it.
+    fields: Names of the two fields of JSONL files, where they are not language codes.
+    memory_limit: Language pairs with more bytes of text than this are streamed.
+
+  Raises:
+    InputError: a pattern matches nothing, or a file's format or languages cannot be told.
+  """
+  power = _power(weighting, temperature)
+  found = {"train": readers.find_bitext(patterns, languages, fields)}
+  if validation_patterns:
+    found["validation"] = readers.find_bitext(validation_patterns, languages, fields)
+  name = unique_name("bitext", found, vocabulary, power, max_length, both_directions, memory_limit)
+  groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
+  for split, bitexts in found.items():
+    for bitext in bitexts:
+      groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
+
+  def add_task(pair: tuple[Language, Language], task_name: str) -> None:
+    splits = groups[pair]
+    in_memory = all(_fits(bitexts, memory_limit) for bitexts in splits.values())
+    if in_memory:
+      loaders = {
+        split: functools.partial(
+          _load_files, f"{task_name} {split}", bitexts, vocabulary, max_length
+        )
+        for split, bitexts in splits.items()
+      }
+      source = sources.InMemorySource(
+        loaders, eos_id=vocabulary.eos_id, both_directions=both_directions
+      )
+      add_in_memory_task(task_name, source, preprocessors.pair_features(vocabulary))
+    else:
+      steps = [
+        functools.partial(preprocessors.tokenize, vocabulary=vocabulary),
+        functools.partial(preprocessors.drop_unfit, max_length=max_length),
+        *([preprocessors.both_directions] if both_directions else []),
+        seqio.preprocessors.append_eos_after_trim,
+      ]
+      seqio.TaskRegistry.add(
+        task_name,
+        source=sources.StreamSource(splits),
+        preprocessors=steps,
+        output_features=preprocessors.pair_features(vocabulary),
+        shuffle_buffer_size=_STREAM_BUFFER,
+      )
+
+  return _mixture(name, list(groups), add_task, power)
+
+
+def sample(
+  vocabulary: vocabularies.Vocabulary,
+  *,
+  languages: Sequence[str] | None = None,
+  num_meanings: int | None = None,
+  max_length: int | None = 512,
+) -> str:
+  """Name of a mixture of the sample corpus that comes with the package, each language to English.
+
+  Args:
+    vocabulary: What tokenises both sides.
+    languages: Codes of the languages beside English; None is all of the corpus.
+    num_meanings: How many meanings of each split are used; None is all.
+    max_length: Pairs with a side of more tokens are dropped.
+  """
+  from vmsst.tasks import sample as corpus
+
+  chosen = sample_languages(languages)
+  name = unique_name("sample", [code for code, _ in chosen], vocabulary, num_meanings, max_length)
+  english = _english(corpus.LANGUAGES)
+
+  own_code = {language: code for code, language in chosen}
+
+  def load(split: str, pair: tuple[Language, Language], task_name: str) -> sources.Rows:
+    total = corpus.num_meanings(split)
+    codes = own_code[pair[0]], english[0]
+    texts = (
+      tuple(corpus.sentence(meaning, code, split) for code in codes)
+      for meaning in range(total if num_meanings is None else min(total, num_meanings))
+    )
+    return _load_pairs(f"{task_name} {split}", texts, pair, vocabulary, max_length)
+
+  def add_task(pair: tuple[Language, Language], task_name: str) -> None:
+    splits = ("train", "validation")
+    loaders = {split: functools.partial(load, split, pair, task_name) for split in splits}
+    source = sources.InMemorySource(loaders, eos_id=vocabulary.eos_id)
+    add_in_memory_task(task_name, source, preprocessors.pair_features(vocabulary))
+
+  return _mixture(name, [(language, english[1]) for _, language in chosen], add_task, power=1.0)
+
+
+def sample_languages(codes: Sequence[str] | None = None) -> list[tuple[str, Language]]:
+  """The sample corpus's own codes, and the languages, of its languages other than English.
+
+  Raises:
+    InputError: a language is not in the corpus.
+  """
+  from vmsst.tasks import sample as corpus
+
+  own = {languages.language(code): code for code in corpus.LANGUAGES}
+  own.pop(_english(corpus.LANGUAGES)[1])
+  if codes is None:
+    return [(code, language) for language, code in own.items()]
+  wanted = [languages.language(code) for code in codes]
+  for language in wanted:
+    if language not in own:
+      raise errors.InputError(
+        f"the sample corpus has no {language.name}; it has English and "
+        f"{', '.join(language.name for language in own)}"
+      )
+  return [(own[language], language) for language in wanted]
+
+
+def _english(codes: Iterable[str]) -> tuple[str, Language]:
+  english = languages.language("eng")
+  return next(code for code in codes if languages.language(code) == english), english
+
+
+def _power(weighting: str, temperature: float | None) -> float:
+  """The exponent that turns a language pair's size into its weight."""
+  if weighting not in WEIGHTINGS:
+    raise errors.InputError(f"weighting {weighting!r} is not one of {', '.join(WEIGHTINGS)}")
+  if (weighting == "temperature") != (temperature is not None):
+    raise errors.InputError('a temperature goes with weighting = "temperature", and only with it')
+  if temperature is not None and not temperature > 0:
+    raise errors.InputError(f"temperature must be above 0, not {temperature}")
+  if temperature is not None:
+    return 1 / temperature
+  return 1.0 if weighting == "proportional" else 0.0
+
+
+def _fits(bitexts: Sequence[readers.BitextFile], memory_limit: int) -> bool:
+  """Whether files are kept in memory; those that cannot be streamed always are."""
+  streamable = all(bitext.format in ("moses", "tsv") for bitext in bitexts)
+  return not streamable or sum(bitext.text_bytes for bitext in bitexts) <= memory_limit
+
+
+def _load_files(
+  name: str,
+  bitexts: Sequence[readers.BitextFile],
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int | None,
+) -> sources.Rows:
+  texts = itertools.chain.from_iterable(map(readers.read_pairs, bitexts))
+  pair = bitexts[0].source, bitexts[0].target
+  return _load_pairs(name, texts, pair, vocabulary, max_length)
+
+
+def _load_pairs(
+  name: str,
+  texts: Iterable[tuple[str, str]],
+  pair: tuple[Language, Language],
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int | None,
+) -> sources.Rows:
+  rows, counts = sources.pair_rows(texts, *pair, vocabulary, max_length)
+  logging.info("%s: %s", name, counts)
+  if not counts.kept:
+    raise errors.InputError(f"{name}: no pair is left: {counts} (max_length is {max_length})")
+  return rows
+
+
+def add_in_memory_task(
+  name: str, source: sources.InMemorySource, features: Mapping[str, seqio.Feature], **options
+) -> None:
+  """Registers a task of rows in memory; `options` are further arguments of seqio.Task."""
+  seqio.TaskRegistry.add(
+    name,
+    source=source,
+    output_features=features,
+    shuffle_buffer_size=None,
+    task_cls=sources.InMemoryTask,
+    **options,
+  )
+
+
+def unique_name(kind: str, *arguments: object) -> str:
+  """`kind`, or with a number behind it where other arguments were given that name before.
+
+  The same arguments always get the same name back.
+  """
+  taken = _NAMES.setdefault(kind, [])
+  key = repr(arguments)
+  if key not in taken:
+    taken.append(key)
+  number = taken.index(key)
+  return f"{kind}_{number + 1}" if number else kind
+
+
+def _mixture(
+  name: str,
+  pairs: Sequence[tuple[Language, Language]],
+  add_task: Callable[[tuple[Language, Language], str], None],
+  power: float,
+) -> str:
+  """Registers a mixture and its tasks unless it is registered already."""
+  if name not in seqio.MixtureRegistry.names():
+    tasks = {pair: f"{name}_{pair_name(*pair)}" for pair in pairs}
+    for pair, task_name in tasks.items():
+      if task_name not in seqio.TaskRegistry.names():
+        add_task(pair, task_name)
+    rate = functools.partial(_rate, power=power)
+    parts = [(task_name, rate) for task_name in tasks.values()]
+    seqio.MixtureRegistry.add_provider(name, sources.InMemoryMixture(name, parts))
+  return name
+
+
+def _rate(task: seqio.Task, power: float) -> float:
+  """The weight of a task: a power of its number of pairs."""
+  split = "train" if "train" in task.splits else "validation"
+  return float(task.num_input_examples(split)) ** power
+
+
+def pair_name(source: Language, target: Language) -> str:
+  """A name such as "deu_eng", distinct for every two languages of the table."""
+  return "_".join(
+    language.iso639_3
+    if languages.language(language.iso639_3) == language
+    else f"{language.iso639_3}{language.script}"
+    for language in (source, target)
+  )

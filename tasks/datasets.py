@@ -1,0 +1,160 @@
+"""Training batches of sentences of similar length, in place of T5X's own `get_dataset`."""
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from vmsst import errors
+
+_SIDES = ("inputs", "targets")
+
+
+def get_length_grouped_dataset(
+  cfg: Any,
+  shard_id: int,
+  num_shards: int,
+  feature_converter_cls: Callable[..., seqio.FeatureConverter],
+  num_epochs: int | None = None,
+  continue_from_last_checkpoint: bool = False,
+  *,
+  boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
+  group_batches: int = 16,
+  static_shapes: bool = True,
+) -> tf.data.Dataset:
+  """Batches whose sentences are of similar length; bind it as `train_script.train.get_dataset_fn`.
+
+  As T5X's `get_dataset`, but `group_batches` global batches are read at a time, sorted by the
+  length class of the longer side, and cut into batches; with `cfg.shuffle` these are given in a
+  random order. Which classes there are, `boundaries` says. One seed gives one sequence of batches,
+  which does not depend on the number of hosts: each host reads all data and takes its rows of every
+  batch, so that the batches of one step are of one length class everywhere.
+
+  Args:
+    cfg: A T5X `DatasetConfig`, or anything with its fields.
+    shard_id: Number of this host's share.
+    num_shards: Number of shares.
+    feature_converter_cls: The model's feature converter.
+    num_epochs: How often the data is gone through; None is without end.
+    continue_from_last_checkpoint: Must be False.
+    boundaries: The longest sentence of each length class, ascending; the longest feature length is
+      one by itself.
+    group_batches: Batches that are sorted together.
+    static_shapes: Whether all batches are padded to the full feature lengths, as upstream T5X
+      needs. Otherwise each is padded to the boundary of its longest sentence only, which saves the
+      work on padding but compiles the step once for every length class.
+
+  Raises:
+    InputError: the batch size is not a multiple of `num_shards`, or another value is wrong.
+  """
+  if continue_from_last_checkpoint:
+    raise errors.InputError("continue_from_last_checkpoint must be False: this data starts afresh")
+  if cfg.batch_size % num_shards:
+    raise errors.InputError(
+      f"batch_size {cfg.batch_size} is not a multiple of the number of data shards, {num_shards}"
+    )
+  if cfg.module:
+    importlib.import_module(cfg.module)
+  seed = _shared_seed() if cfg.seed is None else int(cfg.seed)
+  provider = cfg.mixture_or_task_name
+  if not isinstance(provider, seqio.DatasetProviderBase):
+    provider = seqio.get_mixture_or_task(provider)
+  converter = feature_converter_cls(
+    pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
+  )
+  rows = provider.get_dataset(
+    cfg.task_feature_lengths,
+    split=cfg.split,
+    use_cached=cfg.use_cached,
+    shuffle=cfg.shuffle,
+    seed=seed,
+    num_epochs=num_epochs,
+    trim_output_features=cfg.trim_output_features,
+  )
+  batches = group_by_length(
+    converter(rows, cfg.task_feature_lengths),
+    cfg.batch_size,
+    boundaries=_boundaries(boundaries, cfg.task_feature_lengths),
+    group_batches=group_batches,
+    static_shapes=static_shapes,
+    shuffle_seed=seed if cfg.shuffle else None,
+  )
+  share = cfg.batch_size // num_shards
+  if num_shards > 1:
+    begin = shard_id * share
+    batches = batches.map(
+      lambda batch: tf.nest.map_structure(lambda x: x[begin : begin + share], batch)
+    )
+  return batches.prefetch(2)
+
+
+def group_by_length(
+  rows: tf.data.Dataset,
+  batch_size: int,
+  *,
+  boundaries: Sequence[int],
+  group_batches: int,
+  static_shapes: bool,
+  shuffle_seed: int | None,
+) -> tf.data.Dataset:
+  """Batches of padded rows of similar length; what does not fill a last batch is left out.
+
+  Args:
+    rows: Padded rows with token ids under `inputs` and perhaps `targets`; 0 is padding.
+    batch_size: Rows of a batch.
+    boundaries: The longest sentence of each length class, ascending, the last for any.
+    group_batches: Batches that are sorted together.
+    static_shapes: Whether batches keep the length of the rows.
+    shuffle_seed: Seed of the order of batches; None gives short batches of a group first.
+  """
+  spec = rows.element_spec
+  sides = [name for name in _SIDES if name in spec]
+
+  def arrange(number: tf.Tensor, group: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+    longest = tf.reduce_max(
+      tf.stack([tf.math.count_nonzero(group[name], axis=1, dtype=tf.int32) for name in sides]), 0
+    )
+    count = tf.shape(longest)[0] // batch_size
+    kind = tf.searchsorted(tf.constant(boundaries, tf.int32), longest[: count * batch_size])
+    order = tf.reshape(tf.argsort(kind, stable=True), [count, batch_size])
+    if shuffle_seed is not None:
+      order = tf.random.experimental.stateless_shuffle(
+        order, seed=tf.stack([tf.constant(shuffle_seed, tf.int64), number])
+      )
+    return tf.nest.map_structure(lambda column: tf.gather(column, order), group)
+
+  def cut(batch: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+    used = tf.stack([tf.reduce_any(batch[name] != 0, 0) for name in sides])
+    longest = tf.reduce_max(tf.where(used, tf.range(1, tf.shape(used)[1] + 1), 0))
+    kind = tf.searchsorted(tf.constant(boundaries, tf.int32), longest[None])[0]
+    length = tf.gather(tf.constant(boundaries, tf.int32), kind)
+    return {name: x[:, :length] if name in sides else x for name, x in batch.items()}
+
+  batches = rows.batch(batch_size * group_batches).enumerate().map(arrange).unbatch()
+  fixed = {name: [batch_size, *spec[name].shape] for name in spec}
+  batches = batches.map(
+    lambda batch: {name: tf.ensure_shape(batch[name], fixed[name]) for name in spec}
+  )
+  return batches if static_shapes else batches.map(cut)
+
+
+def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:
+  if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) < 1:
+    raise errors.InputError(f"boundaries must be positive and ascending, not {tuple(boundaries)}")
+  longest = max(lengths[name] for name in _SIDES if name in lengths)
+  return [*(bound for bound in boundaries if bound < longest), longest]
+
+
+def _shared_seed() -> int:
+  """The time, as the first host has it."""
+  now = np.int32(time.time())
+  if jax.process_count() == 1:
+    return int(now)
+  from jax.experimental import multihost_utils
+
+  return int(multihost_utils.broadcast_one_to_all(now))

@@ -1,0 +1,125 @@
+"""Small steps from text to token ids, and the seqio side of a vocabulary.
+
+Texts that fit in memory are tokenised once, when they are read (`sources.InMemorySource`); the
+steps here serve texts that are streamed, and give the same ids.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import seqio
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+from vmsst import languages, vocabularies
+
+SIDES = ("inputs", "targets")
+
+
+class SeqioVocabulary(seqio.Vocabulary):
+  """A `vmsst.vocabularies` vocabulary as seqio wants it, with the same ids.
+
+  seqio's own class reports -1 as the end mark of a model without one, which its preprocessors then
+  append; here it is None.
+  """
+
+  def __init__(
+    self, vocabulary: vocabularies.SentencePieceVocabulary | vocabularies.ByteVocabulary
+  ):
+    super().__init__()
+    self.wrapped = vocabulary
+
+  @property
+  def bos_id(self) -> None:
+    """None: no text starts with a mark."""
+
+  @property
+  def eos_id(self) -> int | None:
+    """Id of the end mark, or None."""
+    return self.wrapped.eos_id
+
+  @property
+  def unk_id(self) -> int | None:
+    """Id of unknown pieces."""
+    return self.wrapped.unk_id
+
+  @property
+  def _base_vocab_size(self) -> int:
+    return self.wrapped.size
+
+  def _encode(self, s: str) -> Sequence[int]:
+    return self.wrapped.tokenize([s])[0]
+
+  def _decode(self, ids: Iterable[int]) -> str:
+    return self.wrapped.decode(ids)
+
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    if self.wrapped.lowercase:
+      s = tf.strings.lower(s, encoding="utf-8")
+    if isinstance(self.wrapped, vocabularies.ByteVocabulary):
+      return tf.cast(tf.io.decode_raw(s, tf.uint8), tf.int32) + 3
+    return tf_text.SentencepieceTokenizer(model=self.wrapped.model_bytes).tokenize(s)
+
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    return tf.py_function(lambda x: self.wrapped.decode(x.numpy().tolist()), [ids], tf.string)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, SeqioVocabulary) and self.wrapped == other.wrapped
+
+  def __hash__(self) -> int:
+    return hash(self.wrapped)
+
+  def __str__(self) -> str:
+    return f"SeqioVocabulary({self.wrapped})"
+
+
+def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
+  """The seqio feature of token ids; an end mark is added where the vocabulary has one."""
+  return seqio.Feature(vocabulary.to_seqio(), add_eos=vocabulary.eos_id is not None, dtype=tf.int32)
+
+
+def pair_features(vocabulary: vocabularies.Vocabulary) -> Mapping[str, seqio.Feature]:
+  """The seqio features of a pair: two texts and two language ids."""
+  size = 1 + max(language.index for language in languages.LANGUAGES)
+  language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
+  text = text_feature(vocabulary)
+  return {"inputs": text, "targets": text, "input_language": language, "target_language": language}
+
+
+def tokenize(dataset: tf.data.Dataset, vocabulary: vocabularies.Vocabulary) -> tf.data.Dataset:
+  """Turns the strings under `inputs` and `targets` into int32 token ids, without end marks."""
+  encoder = vocabulary.to_seqio()
+  return dataset.map(
+    lambda row: {**row, **{side: encoder.encode_tf(row[side]) for side in SIDES}},
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+
+
+def drop_unfit(dataset: tf.data.Dataset, max_length: int | None) -> tf.data.Dataset:
+  """Drops pairs with a side of no token or of more than `max_length` tokens (None: any length)."""
+
+  def fits(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    lengths = tf.stack([tf.size(row[side]) for side in SIDES])
+    longest = tf.int32.max if max_length is None else max_length
+    return tf.reduce_all((lengths > 0) & (lengths <= longest))
+
+  return dataset.filter(fits)
+
+
+def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Follows every pair with the same pair turned round."""
+
+  def two(row: Mapping[str, tf.Tensor]) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors(row).concatenate(tf.data.Dataset.from_tensors(swap(row)))
+
+  return dataset.flat_map(two)
+
+
+def swap(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  """The same pair with its sides exchanged."""
+  return {
+    **row,
+    "inputs": row["targets"],
+    "targets": row["inputs"],
+    "input_language": row["target_language"],
+    "target_language": row["input_language"],
+  }

@@ -1,0 +1,439 @@
+"""Reads bitext files of every supported format in plain Python, one pair at a time.
+
+Formats, each plain or gzipped (`.gz`), always UTF-8 (TMX: what its XML declaration says):
+
+| format | files | content |
+|---|---|---|
+| Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
+| TSV | `x.de-en.tsv` | source TAB target; further columns are ignored |
+| TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` for each language |
+| JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone |
+
+Every error names the file and, where there is one, the line. Nothing here imports TensorFlow.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import glob
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any, NoReturn, TypeVar
+from xml.parsers import expat
+
+from vmsst import errors
+from vmsst import languages as languages_lib
+from vmsst.languages import Language
+
+_SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
+# Codes are written small, scripts and regions large: `zh-TW-en` is Chinese-English, not Twi.
+_CODE = r"[a-z]{2,3}(?:[_-][A-Z][A-Za-z]{1,3})?"
+_PAIR_OF_CODES = re.compile(f"({_CODE})-({_CODE})")
+# TMX elements inside a segment whose content is markup of the original document, not text.
+_TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
+_CHUNK_BYTES = 1 << 16
+
+
+T = TypeVar("T")
+
+
+class BitextError(errors.InputError):
+  """A bitext file, or a pattern of files, that cannot be used; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BitextFile:
+  """One bitext of one language pair.
+
+  Attributes:
+    paths: The file, or the two files of a Moses pair (source side first).
+    format: "moses", "tsv", "tmx" or "jsonl".
+    source: Language of the source side.
+    target: Language of the target side.
+    fields: JSONL only: names of the two fields, where they are not language codes.
+  """
+
+  paths: tuple[str, ...]
+  format: str
+  source: Language
+  target: Language
+  fields: tuple[str, str] | None = None
+
+  @property
+  def text_bytes(self) -> int:
+    """Size of the text in bytes; estimated at four times the file where it is compressed."""
+    return sum(os.path.getsize(path) * (4 if path.endswith(".gz") else 1) for path in self.paths)
+
+  def __str__(self) -> str:
+    return " + ".join(self.paths)
+
+
+def find_files(patterns: str | Sequence[str]) -> list[str]:
+  """Absolute paths that match shell patterns (`**` crosses folders), sorted within each pattern.
+
+  Raises:
+    BitextError: a pattern matches no file; the message lists what lies nearby.
+  """
+  found: dict[str, None] = {}
+  for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    full = os.path.abspath(os.path.expanduser(pattern))
+    matches = sorted(path for path in glob.glob(full, recursive=True) if os.path.isfile(path))
+    if not matches:
+      raise BitextError(f"no file matches {pattern!r} ({full}): {_nearby(full)}")
+    found.update(dict.fromkeys(matches))
+  return list(found)
+
+
+def find_bitext(
+  patterns: str | Sequence[str],
+  languages: tuple[str, str] | None = None,
+  fields: tuple[str, str] | None = None,
+) -> list[BitextFile]:
+  """The bitexts that shell patterns match, in the order of the patterns, then by name.
+
+  Args:
+    patterns: Files or shell patterns. One side of a Moses pair is enough: the other is found.
+    languages: Codes of the source and the target side. None reads them from each file's name
+      (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` beside `train.en`).
+    fields: Names of the source and the target field in JSONL files, where not language codes.
+
+  Raises:
+    BitextError: no file matches, a file's format or languages cannot be told from its name, or
+      a Moses file has no counterpart.
+  """
+  given = None
+  if languages is not None:
+    given = languages_lib.language(languages[0]), languages_lib.language(languages[1])
+  bitexts: dict[BitextFile, None] = {}
+  for path in find_files(patterns):
+    kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
+    if kind is None:
+      bitexts[_moses_pair(path, given)] = None
+    else:
+      source, target = given or languages_of(path)
+      bitexts[BitextFile((path,), kind, source, target, fields)] = None
+  return list(bitexts)
+
+
+def languages_of(path: str) -> tuple[Language, Language]:
+  """The two languages that a file's name tells (`x.de-en.tsv.gz`).
+
+  Raises:
+    BitextError: the name holds no pair of known language codes, or more than one.
+  """
+  pairs = _pairs_in_name(path)
+  if len(pairs) != 1:
+    reason = "more than one pair" if pairs else "no pair"
+    raise BitextError(
+      f"{path}: its name holds {reason} of language codes (such as `de-en` between dots): "
+      "rename it, or give the languages"
+    )
+  return pairs[0]
+
+
+def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
+  """Yields (source, target) of every pair in the file, in its order; a side may be empty.
+
+  Raises:
+    BitextError: unequal line counts, text that is not UTF-8, missing columns or fields, a
+      truncated or corrupt file, an entity or DTD in TMX, or no pair at all.
+  """
+  reader = {"moses": _read_moses, "tsv": _read_tsv, "tmx": _read_tmx, "jsonl": _read_jsonl}
+  empty = True
+  for pair in reader[bitext.format](bitext):
+    empty = False
+    yield pair
+  if empty:
+    raise BitextError(
+      f"{bitext}: holds no pair of {bitext.source.name} and {bitext.target.name}; is it empty?"
+    )
+
+
+def read_lines(path: str) -> Iterator[str]:
+  """Yields the lines of a plain or gzipped UTF-8 text file, without their line ends.
+
+  Lines end at LF. A byte order mark at the start of the file is dropped, and so is every CR (as
+  TensorFlow does when it streams the same file).
+
+  Raises:
+    BitextError: the file cannot be read, is truncated, or is not UTF-8.
+  """
+  with _open(path) as stream:
+    for number, raw in enumerate(_stream(path, stream), 1):
+      yield _decode(raw, path, number)
+
+
+def _decode(raw: bytes, path: str, number: int) -> str:
+  try:
+    text = raw.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise BitextError(
+      f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of "
+      "the line; convert the file (iconv -f ... -t UTF-8)"
+    ) from None
+  if number == 1:
+    text = text.removeprefix("\ufeff")
+  return text.removesuffix("\n").replace("\r", "")
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[IO[bytes]]:
+  opener: Callable[..., Any] = gzip.open if path.endswith(".gz") else open
+  try:
+    stream: IO[bytes] = opener(path, "rb")
+  except OSError as error:
+    raise BitextError(f"{path}: cannot be opened: {error.strerror}") from None
+  with stream:
+    yield stream
+
+
+def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """The same chunks, with errors of decompression and of the disk that name the file."""
+  number = 0
+  iterator = iter(chunks)
+  while True:
+    try:
+      chunk = next(iterator)
+    except StopIteration:
+      return
+    except EOFError:
+      raise BitextError(
+        f"{path}: truncated gzip file, after line {number}: copy it again"
+      ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+      raise BitextError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
+    except OSError as error:
+      raise BitextError(f"{path}: cannot be read, after line {number}: {error}") from None
+    number += chunk.count(b"\n")
+    yield chunk
+
+
+def _read_moses(bitext: BitextFile) -> Iterator[tuple[str, str]]:
+  source_path, target_path = bitext.paths
+  source, target = read_lines(source_path), read_lines(target_path)
+  count = 0
+  for source_line in source:
+    target_line = next(target, None)
+    if target_line is None:
+      _raise_unequal(source_path, count + 1 + sum(1 for _ in source), target_path, count)
+    count += 1
+    yield source_line, target_line
+  rest = sum(1 for _ in target)
+  if rest:
+    _raise_unequal(target_path, count + rest, source_path, count)
+
+
+def _raise_unequal(longer: str, longer_count: int, shorter: str, shorter_count: int) -> NoReturn:
+  raise BitextError(
+    f"{shorter}:{shorter_count}: ends here with {shorter_count} lines, but {longer} has "
+    f"{longer_count}: the two files must be aligned line by line"
+  )
+
+
+def _read_tsv(bitext: BitextFile) -> Iterator[tuple[str, str]]:
+  (path,) = bitext.paths
+  expected = None
+  for number, line in enumerate(read_lines(path), 1):
+    columns = line.split("\t")
+    expected = expected or max(len(columns), 2)
+    if len(columns) != expected:
+      raise BitextError(
+        f"{path}:{number}: {len(columns)} columns where {expected} are expected "
+        "(source TAB target, as many columns on every line)"
+      )
+    yield columns[0], columns[1]
+
+
+def _read_jsonl(bitext: BitextFile) -> Iterator[tuple[str, str]]:
+  (path,) = bitext.paths
+  for number, line in enumerate(read_lines(path), 1):
+    place = f"{path}:{number}"
+    try:
+      record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+      raise BitextError(f"{place}: not JSON: {error}") from None
+    if isinstance(record, dict) and isinstance(record.get("translation"), dict):
+      record = record["translation"]
+    if not isinstance(record, dict):
+      raise BitextError(f"{place}: not a JSON object but {type(record).__name__}")
+    if bitext.fields:
+      names = bitext.fields
+      sides = [record.get(name) for name in names]
+    else:
+      names = bitext.source.name, bitext.target.name
+      by_language = {_language_or_none(key): record[key] for key in record}
+      sides = [_side(by_language, side) for side in (bitext.source, bitext.target)]
+    source, target = (
+      _checked(text, f"{place}: {name!r}", record) for text, name in zip(sides, names, strict=True)
+    )
+    yield source, target
+
+
+def _side(by_language: dict[Language | None, T], wanted: Language) -> T | None:
+  """What stands under a language, or else under the same language in another script."""
+  if wanted in by_language:
+    return by_language[wanted]
+  kin = (key for key in by_language if key and key.iso639_3 == wanted.iso639_3)
+  return by_language.get(next(kin, wanted))
+
+
+def _checked(text: object, place: str, record: dict) -> str:
+  if not isinstance(text, str):
+    raise BitextError(f"{place}: no such text; the line has the fields {sorted(record)}")
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError:
+    raise BitextError(f"{place}: holds half of a surrogate pair") from None
+  return text
+
+
+class _TmxHandler:
+  """Collects the pairs of two languages from the events of an XML parser."""
+
+  def __init__(self, bitext: BitextFile, parser: expat.XMLParserType):
+    self.pairs: collections.deque[tuple[str, str]] = collections.deque()
+    self._bitext = bitext
+    self._parser = parser
+    self._sides: dict[Language | None, str] = {}
+    self._language: Language | None = None
+    self._text: list[str] | None = None
+    self._markup_depth = 0
+    parser.buffer_text = True
+    parser.StartElementHandler = self._start
+    parser.EndElementHandler = self._end
+    parser.CharacterDataHandler = self._characters
+    parser.StartDoctypeDeclHandler = self._doctype
+    parser.EntityDeclHandler = self._entity
+    parser.SkippedEntityHandler = self._entity
+
+  def _start(self, name: str, attributes: dict[str, str]) -> None:
+    if name == "tu":
+      self._sides = {}
+    elif name == "tuv":
+      self._language = _language_or_none(attributes.get("xml:lang") or attributes.get("lang") or "")
+    elif name == "seg":
+      self._text = []
+    elif name in _TMX_MARKUP:
+      self._markup_depth += 1
+
+  def _end(self, name: str) -> None:
+    if name == "tu":
+      source = _side(self._sides, self._bitext.source)
+      target = _side(self._sides, self._bitext.target)
+      if source or target:
+        self.pairs.append((source or "", target or ""))
+    elif name == "seg":
+      if self._language is not None:
+        self._sides.setdefault(self._language, " ".join("".join(self._text or ()).split()))
+      self._text = None
+    elif name in _TMX_MARKUP:
+      self._markup_depth -= 1
+
+  def _characters(self, text: str) -> None:
+    if self._text is not None and not self._markup_depth:
+      self._text.append(text)
+
+  def _doctype(self, name: str, system: Any, public: Any, has_internal_subset: int) -> None:
+    # A mere reference to tmx14.dtd is common and is never fetched.
+    if has_internal_subset:
+      self._refuse("a document type definition of its own")
+
+  def _entity(self, name: str, *details) -> None:
+    self._refuse(f"the entity {name!r}")
+
+  def _refuse(self, what: str) -> None:
+    raise BitextError(
+      f"{self._bitext}:{self._parser.CurrentLineNumber}: the file has {what}, which is refused "
+      "(entities can expand without limit): remove it"
+    )
+
+
+def _read_tmx(bitext: BitextFile) -> Iterator[tuple[str, str]]:
+  (path,) = bitext.paths
+  parser = expat.ParserCreate()
+  handler = _TmxHandler(bitext, parser)
+  try:
+    with _open(path) as stream:
+      for chunk in _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b"")):
+        parser.Parse(chunk)
+        while handler.pairs:
+          yield handler.pairs.popleft()
+    parser.Parse(b"", True)
+  except expat.ExpatError as error:
+    raise BitextError(f"{path}:{error.lineno}: not well-formed XML: {error}") from None
+  yield from handler.pairs
+
+
+def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
+  stem, own = _moses_side(path)
+  if own is None:
+    raise BitextError(
+      f"{path}: unknown format: a name ends in .tsv, .tmx, .jsonl or a language code "
+      "(.gz may follow)"
+    )
+  folder = os.path.dirname(path)
+  sides = {own: path}
+  for name in sorted(os.listdir(folder)):
+    other_stem, language = _moses_side(os.path.join(folder, name))
+    if other_stem == stem and language is not None:
+      sides.setdefault(language, os.path.join(folder, name))
+  named = _pairs_in_name(stem)
+  if given or len(named) == 1:
+    source, target = given or named[0]
+  elif len(sides) == 2:
+    # English last, as in most corpora; else by the alphabet.
+    source, target = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
+  else:
+    raise BitextError(
+      f"{path}: files of {len(sides)} languages are named alike "
+      f"({', '.join(sorted(side.name for side in sides))}): give the two languages"
+    )
+  for language in (source, target):
+    if language not in sides:
+      raise BitextError(
+        f"{path}: its counterpart in {language.name} is missing; files named alike: "
+        f"{', '.join(os.path.basename(side) for side in sides.values())}"
+      )
+  return BitextFile((sides[source], sides[target]), "moses", source, target)
+
+
+def _moses_side(path: str) -> tuple[str, Language | None]:
+  stem, suffix = os.path.splitext(path.removesuffix(".gz"))
+  code = suffix[1:]
+  return stem, _language_or_none(code) if re.fullmatch(_CODE, code) else None
+
+
+def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
+  pairs: dict[tuple[Language, Language], None] = {}
+  for part in os.path.basename(path).split("."):
+    match = _PAIR_OF_CODES.fullmatch(part)
+    if match:
+      source, target = (_language_or_none(code) for code in match.groups())
+      if source and target:
+        pairs[source, target] = None
+  return list(pairs)
+
+
+@functools.cache
+def _language_or_none(code: str) -> Language | None:
+  try:
+    return languages_lib.language(code)
+  except ValueError:
+    return None
+
+
+def _nearby(full: str) -> str:
+  """Says what exists around a path that does not."""
+  folder = os.path.dirname(full)
+  while not os.path.isdir(folder):
+    folder = os.path.dirname(folder)
+  names = sorted(os.listdir(folder))
+  if not names:
+    return f"{folder} is empty"
+  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+  return f"{folder} holds {', '.join(names[:8])}{more}"

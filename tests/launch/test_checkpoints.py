@@ -1,0 +1,130 @@
+"""Checkpoints in T5X's layout: reading, mapping, and what is said about those that do not fit."""
+
+import shutil
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import toy_runs
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import checkpoints, optimizers, partitioning, utils
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+  """A finished run of the toy model, with checkpoints 0, 3 and 4."""
+  folder = tmp_path_factory.mktemp("run")
+  toy_runs.run(folder, total_steps=4, period=3)
+  return folder
+
+
+def initializer(model=None, with_optimizer=True):
+  model = model or toy_runs.ToyModel()
+  return utils.TrainStateInitializer(
+    optimizer_def=model.optimizer_def if with_optimizer else None,
+    init_fn=model.get_initial_variables,
+    input_shapes={"inputs": (8, 8)},
+    partitioner=partitioning.PjitPartitioner(num_partitions=1),
+  )
+
+
+def test_the_layout_is_t5x_s(run_folder):
+  assert [p.name for p in checkpoints.all_checkpoints(run_folder)] == [
+    "checkpoint_0",
+    "checkpoint_3",
+    "checkpoint_4",
+  ]
+  state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
+  assert state["state"]["step"] == 4
+  assert set(state["state"]["param_states"]["table"]) == {"m", "v", "v_row", "v_col"}
+  assert state["target"]["table"].shape == (16, 4)
+
+
+def test_plain_orbax_checkpoints_are_read(tmp_path, run_folder):
+  state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "checkpoint_7" / "state", state)
+  restored = initializer().from_checkpoint(checkpoints.all_checkpoints(tmp_path)[0])
+  np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
+
+
+def test_inference_reads_parameters_alone_and_casts_them(run_folder):
+  path = checkpoints.all_checkpoints(run_folder)[-1]
+  restored = initializer(with_optimizer=False).from_checkpoint(path, dtype="bfloat16")
+  assert restored.params["table"].dtype == "bfloat16"
+  assert int(restored.step) == 4
+
+
+def test_an_assignment_map_reads_some_arrays_and_makes_the_others(run_folder):
+  model = toy_runs.ToyModel(optimizer_def=optimizers.wrap_optax_optimizer(optax.adam)(0.1))
+  path = checkpoints.all_checkpoints(run_folder)[-1]
+  rng = jax.random.PRNGKey(5)
+  restored = initializer(model).from_checkpoint(
+    path, assignment_map=[(r"state/param_states.*", None)], fallback_rng=rng
+  )
+  state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
+  np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
+  assert int(restored.step) == 4
+  scratch = initializer(model).from_scratch(rng)
+  jax.tree.map(np.testing.assert_array_equal, restored.param_states, scratch.param_states)
+
+
+def test_arrays_can_be_read_from_other_names(tmp_path, run_folder):
+  state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
+  renamed = {"target": {"old": {"words": state["target"]["table"]}}, "state": {"step": 9}}
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "checkpoint_9" / "state", renamed)
+  (path,) = checkpoints.all_checkpoints(tmp_path)
+  restored = initializer(with_optimizer=False).from_checkpoint(
+    path, assignment_map=[(r"target/table", r"target/old/words")]
+  )
+  np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
+
+
+def test_another_shape_is_named_with_both_shapes(run_folder):
+  path = checkpoints.all_checkpoints(run_folder)[-1]
+  with pytest.raises(InputError, match=r"target/table has shape \(16, 6\) .* and \(16, 4\) in "):
+    initializer(toy_runs.ToyModel(width=6)).from_checkpoint(path)
+
+
+def test_missing_arrays_are_named_with_the_way_out(run_folder):
+  model = toy_runs.ToyModel(optimizer_def=optimizers.wrap_optax_optimizer(optax.adam)(0.1))
+  path = checkpoints.all_checkpoints(run_folder)[-1]
+  with pytest.raises(InputError, match="lacks state/param_states/.*fallback_to_scratch=True"):
+    initializer(model).from_checkpoint(path)
+
+
+def test_a_rule_that_matches_nothing_is_an_error(run_folder):
+  path = checkpoints.all_checkpoints(run_folder)[-1]
+  with pytest.raises(InputError, match="'target/tabel' matches no array of the model"):
+    initializer().from_checkpoint(path, assignment_map=[("target/tabel", None)])
+
+
+def test_what_is_not_a_checkpoint_is_said_to_be_none(tmp_path, run_folder):
+  config = checkpoints.RestoreCheckpointConfig
+  with pytest.raises(InputError, match="is not a T5X checkpoint: .*it holds checkpoint_0"):
+    checkpoints.find_checkpoints(config(path=str(run_folder), mode="specific"))
+  with pytest.raises(InputError, match="no checkpoint_<step> in"):
+    checkpoints.find_checkpoints(config(path=str(tmp_path), mode="latest"))
+  every = checkpoints.find_checkpoints(config(path=str(run_folder), mode="all"))
+  assert [checkpoints.checkpoint_step(path) for path in every] == [0, 3, 4]
+
+
+def test_a_checkpoint_without_metadata_is_named(tmp_path, run_folder):
+  shutil.copytree(run_folder / "checkpoint_4", tmp_path / "checkpoint_4")
+  (tmp_path / "checkpoint_4" / "state" / "_METADATA").write_text("{")
+  with pytest.raises(InputError, match="checkpoint_4 cannot be read"):
+    initializer().from_checkpoint(checkpoints.all_checkpoints(tmp_path)[0])
+
+
+def test_parameters_can_be_saved_in_bfloat16(tmp_path):
+  cfg = checkpoints.CheckpointConfig(
+    save=checkpoints.SaveCheckpointConfig(period=2, dtype="bfloat16")
+  )
+  toy_runs.run(tmp_path, total_steps=2, checkpoint_cfg=cfg)
+  state = toy_runs.read_checkpoint(tmp_path / "checkpoint_2")
+  assert state["target"]["table"].dtype == "bfloat16"
+  assert state["state"]["param_states"]["table"]["v"].dtype == np.float32

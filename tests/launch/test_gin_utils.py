@@ -1,0 +1,94 @@
+"""Parsing gin: the dialect, and errors that say what is wrong where."""
+
+import gin
+import pytest
+
+from vmsst.errors import InputError
+from vmsst.launch import aliases
+from vmsst.launch.runtime import gin_utils
+
+CONFIG = """
+from __gin__ import dynamic_registration
+from t5x import utils
+
+STEPS = %gin.REQUIRED
+SIZE = 4
+utils.create_learning_rate_scheduler:
+  factors = 'constant'
+  warmup_steps = %STEPS
+  step_offset = %OFFSET
+OFFSET = 0
+"""
+
+
+@pytest.fixture
+def parse(tmp_path):
+  """Parses CONFIG with the given bindings, in a clean gin."""
+  aliases.install()
+  gin.clear_config()
+  (tmp_path / "config.gin").write_text(CONFIG)
+  (tmp_path / "bad.gin").write_text(CONFIG + "\nutils.DatasetConfig.splitt = 'x'\n")
+  (tmp_path / "syntax.gin").write_text("A = [1,\nB = = 2\n")
+  (tmp_path / "includes.gin").write_text("include 'nowhere.gin'\n")
+
+  def run(*bindings, file="config.gin"):
+    gin_utils.parse_gin_flags([str(tmp_path)], [file], bindings)
+
+  yield run
+  gin.clear_config()
+
+
+def test_later_bindings_win_and_macros_reach_parameters(parse):
+  from t5x import utils
+
+  parse("STEPS = 7", "SIZE = 5", "utils.create_learning_rate_scheduler.factors = 'linear_warmup'")
+  assert gin.query_parameter("SIZE/macro.value") == 5
+  schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
+  assert float(schedule(1)) == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize(
+  ("bindings", "file", "message"),
+  [
+    ([], "config.gin", "STEPS must be set, like --gin.STEPS=VALUE"),
+    (["STEP = 3"], "config.gin", r"--gin\.STEP: no gin file has a macro STEP; did you mean STEPS"),
+    (["OFSET = 3"], "config.gin", "did you mean OFFSET"),
+    (
+      ["utils.create_learning_rate_scheduler.factor = 'x'"],
+      "config.gin",
+      r"create_learning_rate_scheduler has no parameter 'factor'; did you mean factors",
+    ),
+    (["util.DatasetConfig.seed = 1"], "config.gin", "nothing called 'util.DatasetConfig'"),
+    (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
+    ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
+    ([], "syntax.gin", r"syntax\.gin: line 2: cannot read"),
+    ([], "missing.gin", "gin file 'missing.gin' not found; searched: /"),
+    ([], "includes.gin", "gin file 'nowhere.gin' not found; searched: /"),
+  ],
+)
+def test_errors_name_the_culprit_and_the_nearest_known_name(parse, bindings, file, message):
+  with pytest.raises(InputError, match=message):
+    parse(*bindings, file=file)
+
+
+def test_parts_of_t5x_that_are_not_bundled_are_said_to_be_upstream_s():
+  aliases.install()
+  with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
+    import t5x.decoding  # noqa: F401
+
+
+def test_the_alias_is_the_bundled_module_itself():
+  aliases.install()
+  import t5x.trainer
+
+  from vmsst.launch.runtime import trainer
+
+  assert t5x.trainer is trainer
+  assert trainer.__spec__.name == "vmsst.launch.runtime.trainer"
+
+
+def test_small_functions_for_gin_files():
+  assert gin_utils.sum_fn("a", "b") == "ab"
+  assert gin_utils.bool_fn(0) is False
+  assert gin_utils.string_split_fn("a:b:c", ":", index=-1) == "c"
+  assert gin_utils.string_split_fn("a:b:c", ":", 1) == ["a", "b:c"]

@@ -1,0 +1,69 @@
+"""Meshes, rules and data layouts."""
+
+import types
+
+import numpy as np
+import pytest
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import partitioning
+
+
+def test_default_rules_shard_the_vocabulary_and_replicate_the_width():
+  rules = dict(partitioning.standard_logical_axis_rules())
+  assert rules["batch"] == "data"
+  assert rules["vocab"] == "model"
+  assert rules["embed"] is None
+  assert dict(partitioning.standard_logical_axis_rules(1, 2))["embed"] == "data"
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 3)])
+def test_impossible_partitionings_are_refused(dims):
+  with pytest.raises(InputError, match="must be 1 or 2"):
+    partitioning.standard_logical_axis_rules(*dims)
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    {},
+    {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)},
+    {"model_parallel_submesh": (1, 1)},
+    {"num_partitions": 1, "params_on_devices": False},
+    {"num_partitions": 1 << 20},
+    {"num_partitions": 1, "ici_mesh_shape": (1 << 20, 1)},
+  ],
+)
+def test_meshes_that_cannot_be_are_refused(arguments):
+  with pytest.raises(InputError):
+    partitioning.PjitPartitioner(**arguments)
+
+
+def fake_partitioner(process_of_device):
+  """A partitioner whose devices belong to other processes; only what the layout reads."""
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  devices = np.vectorize(lambda p: types.SimpleNamespace(process_index=p), otypes=[object])(
+    np.asarray(process_of_device)
+  )
+  data, model = devices.shape
+  partitioner.mesh = types.SimpleNamespace(
+    devices=devices, shape={"data": data, "model": model}, size=devices.size
+  )
+  return partitioner
+
+
+def test_one_process_reads_the_whole_batch():
+  layout = partitioning.PjitPartitioner(num_partitions=1).get_data_layout(8)
+  assert (layout.batch_size, layout.shard_id, layout.num_shards) == (8, 0, 1)
+
+
+def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
+  own_rows = fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).get_data_layout(8)
+  assert (own_rows.num_shards, own_rows.shard_id) == (2, 0)
+  shared_rows = fake_partitioner([[0, 1], [0, 1]]).get_data_layout(8)
+  assert (shared_rows.num_shards, shared_rows.is_first_host_in_replica_set) == (1, True)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_a_multiple():
+  with pytest.raises(InputError, match=r"BATCH_SIZE=6 .*data axis .*\(4 of 4.*multiple of 4"):
+    fake_partitioner([[0], [0], [0], [0]]).get_data_layout(6)

@@ -1,0 +1,182 @@
+"""A model and a task small enough to train in a test."""
+
+import warnings
+
+import clu.metrics
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import seqio
+import tensorflow as tf
+from flax.linen import partitioning as flax_partitioning
+
+from vmsst.launch.runtime import adafactor, checkpoints, data, partitioning, train, trainer, utils
+
+FEATURES = {"inputs": 8}
+
+
+class _Network(nn.Module):
+  width: int = 4
+  vocab: int = 16
+
+  @nn.compact
+  def __call__(self, tokens):
+    table = flax_partitioning.param_with_axes(
+      "table", nn.initializers.normal(1.0), (self.vocab, self.width), axes=("vocab", "embed")
+    )
+    mask = (tokens != 0)[..., None]
+    return jnp.sum(table[tokens] * mask, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
+
+
+class _Converter(seqio.FeatureConverter):
+  TASK_FEATURES = {"inputs": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)}  # noqa: RUF012
+  MODEL_FEATURES = TASK_FEATURES
+  PACKING_FEATURE_DTYPES = None
+
+  def _convert_features(self, ds, task_feature_lengths):
+    ds = ds.map(lambda row: {"inputs": row["inputs"]})
+    return self._pack_or_pad(ds, task_feature_lengths)
+
+  def get_model_feature_lengths(self, task_feature_lengths):
+    return task_feature_lengths
+
+
+class ToyModel:
+  """Pulls the mean embedding of a row towards its number of tokens, with dropout noise.
+
+  Args:
+    width: width of the table.
+    noise: how much of a random number is added to the loss of a row.
+    poison: the loss is NaN once the first row of a batch starts with this token.
+  """
+
+  FEATURE_CONVERTER_CLS = _Converter
+  input_vocabulary = output_vocabulary = seqio.PassThroughVocabulary(16)
+
+  def __init__(self, width=4, noise=0.0, poison=None, optimizer_def=None):
+    self.module = _Network(width)
+    self.optimizer_def = optimizer_def or adafactor.Adafactor(
+      logical_factor_rules=adafactor.standard_logical_factor_rules()
+    )
+    self._noise = noise
+    self._poison = poison
+
+  def get_initial_variables(self, rng, input_shapes, input_types=None):
+    return self.module.init(rng, jnp.ones(input_shapes["inputs"], jnp.int32))
+
+  def loss_fn(self, params, batch, dropout_rng):
+    vectors = self.module.apply({"params": params}, batch["inputs"])
+    goal = jnp.sum(batch["inputs"] != 0, axis=1, keepdims=True)
+    loss = jnp.mean(jnp.square(vectors - goal), axis=1)
+    if dropout_rng is not None:
+      loss += self._noise * jax.random.normal(dropout_rng, loss.shape) * vectors[:, 0]
+    if self._poison is not None:
+      loss = jnp.where(batch["inputs"][0, 0] == self._poison, jnp.nan, loss)
+    return jnp.mean(loss), {"loss": clu.metrics.Average.from_model_output(loss)}
+
+  def eval_fn(self, params, batch):
+    return self.loss_fn(params, batch, None)
+
+  def score_batch(self, params, batch):
+    return self.module.apply({"params": params}, batch["inputs"])
+
+
+def rows(count=64, seed=0):
+  """Token rows of several lengths, [count, 8], padded with 0."""
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(1, 16, (count, 8)).astype(np.int32)
+  return tokens * (np.arange(8) < rng.integers(1, 9, (count, 1)))
+
+
+def mean_of_scores(targets, scores):
+  """A metric: the mean of all scores."""
+  del targets
+  return {"mean": float(np.mean(scores)), "rows": len(scores)}
+
+
+def add_task(name="toy"):
+  """Registers the task `name`, with metrics on its validation split."""
+  if name in seqio.TaskRegistry.names():
+    return name
+
+  def dataset(split, shuffle_files=False, seed=None):
+    del shuffle_files, seed
+    return tf.data.Dataset.from_tensor_slices(
+      {"inputs": tf.ragged.constant([r[r != 0] for r in rows(seed=len(split))], dtype=tf.int32)}
+    ).map(lambda row: {"inputs": row["inputs"], "targets_pretokenized": ""})
+
+  feature = seqio.Feature(seqio.PassThroughVocabulary(16), add_eos=False, dtype=tf.int32)
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(dataset, splits=("train", "validation")),
+    preprocessors=[],
+    output_features={"inputs": feature},
+    metric_fns=[mean_of_scores],
+  )
+  return name
+
+
+def config(split="train", batch_size=8, shuffle=True):
+  """A DatasetConfig of the task."""
+  return data.DatasetConfig(
+    mixture_or_task_name=add_task(),
+    task_feature_lengths=FEATURES,
+    split=split,
+    batch_size=batch_size,
+    shuffle=shuffle,
+    seed=1,
+  )
+
+
+def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overrides):
+  """Trains; returns the last step and train state."""
+  arguments = {
+    "model": ToyModel(noise=noise),
+    "train_dataset_cfg": config(),
+    "train_eval_dataset_cfg": None,
+    "infer_eval_dataset_cfg": None,
+    "checkpoint_cfg": checkpoints.CheckpointConfig(
+      save=checkpoints.SaveCheckpointConfig(period=period, save_dataset=True)
+    ),
+    "partitioner": partitioning.PjitPartitioner(num_partitions=partitions),
+    "trainer_cls": make_trainer(),
+    "model_dir": str(model_dir),
+    "total_steps": total_steps,
+    "eval_steps": 2,
+    "eval_period": 4,
+    "random_seed": 0,
+    **overrides,
+  }
+  return train.train(**arguments)
+
+
+def make_trainer(**overrides):
+  """A constructor of trainers with a short schedule."""
+
+  def construct(**arguments):
+    return trainer.Trainer(
+      **arguments,
+      **{
+        "learning_rate_fn": utils.create_learning_rate_scheduler(
+          factors="constant", base_learning_rate=0.1
+        ),
+        "num_microbatches": None,
+        **overrides,
+      },
+    )
+
+  return construct
+
+
+def read_checkpoint(path):
+  """All arrays of a checkpoint, on the host."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Orbax advises to give shardings
+    return host(ocp.PyTreeCheckpointer().restore(path / "state"))
+
+
+def host(tree):
+  """Arrays of a tree on the host."""
+  return jax.tree.map(np.asarray, tree)

@@ -1,0 +1,169 @@
+import gzip
+import itertools
+
+import numpy as np
+import pytest
+import seqio
+
+from vmsst import errors, vocabularies
+from vmsst.languages import language
+from vmsst.tasks import bitext, sources
+from vmsst.tasks.feature_converter import BitextFeatureConverter
+
+BYTES = vocabularies.ByteVocabulary()
+LENGTHS = {"inputs": 8, "targets": 6, "input_language": 1, "target_language": 1}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  for name, count in {"a.de-en.tsv.gz": 30, "b.de-en.tsv.gz": 10, "c.fr-en.tsv.gz": 5}.items():
+    lines = "".join(f"{name[0]}{i}\t{name[0].upper()}{i}\n" for i in range(count))
+    (tmp_path / name).write_bytes(gzip.compress(f"\tno source\n{lines}".encode()))
+  (tmp_path / "held.de-en.tsv").write_text("v1\tV1\nv2\tV2\n", encoding="utf-8")
+  return tmp_path
+
+
+def _files(corpus, **options):
+  return bitext.files(str(corpus / "*.tsv.gz"), BYTES, **options)
+
+
+def _texts(dataset, side="inputs"):
+  return [BYTES.decode(row[side].tolist()) for row in dataset.as_numpy_iterator()]
+
+
+def test_one_task_for_each_language_pair_registered_once(corpus):
+  name = _files(corpus)
+  assert _files(corpus) == name
+  assert _files(corpus, max_length=9) != name
+  mixture = seqio.MixtureRegistry.get(name)
+  assert [task.name for task in mixture.tasks] == [f"{name}_deu_eng", f"{name}_fra_eng"]
+  assert [task.num_input_examples("train") for task in mixture.tasks] == [40, 5]
+  assert mixture.splits == ("train",)
+
+
+@pytest.mark.parametrize(
+  ("options", "expected"),
+  [
+    ({}, [40, 5]),
+    ({"weighting": "uniform"}, [1, 1]),
+    ({"weighting": "temperature", "temperature": 2.0}, [40**0.5, 5**0.5]),
+  ],
+)
+def test_weights_of_language_pairs(corpus, options, expected):
+  mixture = seqio.MixtureRegistry.get(_files(corpus, **options))
+  assert [mixture.get_rate(task) for task in mixture.tasks] == pytest.approx(expected)
+
+
+def test_wrong_weighting_is_refused(corpus):
+  for options, message in (
+    ({"weighting": "even"}, "not one of proportional, uniform, temperature"),
+    ({"weighting": "temperature"}, "a temperature goes with"),
+    ({"temperature": 2.0}, "a temperature goes with"),
+    ({"weighting": "temperature", "temperature": 0.0}, "above 0"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      _files(corpus, **options)
+
+
+def test_files_are_opened_only_when_data_is_asked_for(corpus):
+  (corpus / "d.es-en.tsv.gz").write_bytes(b"broken")
+  mixture = seqio.MixtureRegistry.get(_files(corpus))
+  with pytest.raises(errors.InputError, match=r"d\.es-en\.tsv\.gz: corrupt gzip"):
+    mixture.get_dataset(LENGTHS)
+
+
+def test_a_pair_of_which_nothing_is_left_is_an_error(corpus):
+  mixture = seqio.MixtureRegistry.get(_files(corpus, max_length=1))
+  with pytest.raises(errors.InputError, match="no pair is left: 0 pairs kept, 2 with an empty"):
+    mixture.get_dataset(LENGTHS)
+
+
+def test_validation_files_are_a_split_of_their_own(corpus):
+  name = _files(corpus, validation_patterns=str(corpus / "held.*"))
+  mixture = seqio.MixtureRegistry.get(name)
+  dataset = mixture.get_dataset(LENGTHS, split="validation", shuffle=False, num_epochs=1)
+  assert _texts(dataset, "targets") == ["V1", "V2"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_mixture_gives_what_seqio_itself_gives(corpus, shards):
+  mixture = seqio.MixtureRegistry.get(_files(corpus))
+  assert isinstance(mixture, sources.InMemoryMixture)
+  options = {
+    "shuffle": True, "seed": 7,
+    "shard_info": seqio.ShardInfo(index=shards - 1, num_shards=shards),
+  }  # fmt: skip
+  fast = mixture.get_dataset(LENGTHS, **options).take(150).as_numpy_iterator()
+  slow = seqio.Mixture.get_dataset(mixture, LENGTHS, **options).take(150).as_numpy_iterator()
+  for ours, theirs in zip(fast, slow, strict=True):
+    for name, length in LENGTHS.items():
+      padded = np.pad(theirs[name], (0, length - len(theirs[name])))
+      np.testing.assert_array_equal(ours[name], padded)
+
+
+def test_streamed_files_give_the_same_rows_as_those_in_memory(corpus):
+  def rows(**options):
+    name = _files(corpus, both_directions=True, **options)
+    dataset = seqio.get_dataset(name, LENGTHS, BitextFeatureConverter(), shuffle=True, seed=1)
+    return {tuple(itertools.chain(*row.values())) for row in dataset.as_numpy_iterator()}
+
+  streamed = seqio.MixtureRegistry.get(_files(corpus, memory_limit=0)).tasks[0]
+  assert isinstance(streamed.source, sources.StreamSource)
+  in_memory = rows()
+  # A mixture ends with its first empty task: one of the two has given all its rows.
+  assert len(in_memory) >= 10
+  everything = {
+    tuple(itertools.chain(*row.values()))
+    for task in seqio.MixtureRegistry.get(_files(corpus, both_directions=True)).tasks
+    for row in BitextFeatureConverter()(
+      task.get_dataset(LENGTHS, shuffle=False), LENGTHS
+    ).as_numpy_iterator()
+  }
+  assert len(everything) == 90
+  assert in_memory <= everything
+  assert len(rows(memory_limit=0)) >= 10
+  assert rows(memory_limit=0) <= everything
+
+
+def test_languages_reach_the_model_by_index(corpus):
+  mixture = seqio.MixtureRegistry.get(_files(corpus))
+  seen = {
+    (int(row["input_language"][0]), int(row["target_language"][0]))
+    for row in mixture.get_dataset(LENGTHS, seed=0).take(200).as_numpy_iterator()
+  }
+  assert seen == {(language(code).index, language("en").index) for code in ("de", "fr")}
+
+
+def test_gin_registers_the_mixture(corpus):
+  import gin
+
+  with gin.unlock_config():
+    gin.parse_config(
+      f"""
+      from __gin__ import dynamic_registration
+      from vmsst import vocabularies
+      from vmsst.tasks import bitext
+      NAME = @bitext.files()
+      bitext.files.patterns = ["{corpus}/*.tsv.gz"]
+      bitext.files.vocabulary = @vocabularies.ByteVocabulary()
+      """
+    )
+    names = {gin.query_parameter("%NAME").scoped_configurable_fn() for _ in range(2)}
+  gin.clear_config()
+  assert len(names) == 1
+  assert names <= set(seqio.MixtureRegistry.names())
+
+
+def test_the_sample_corpus_is_a_mixture_too():
+  sample = pytest.importorskip("vmsst.tasks.sample")
+  name = bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20)
+  assert bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20) == name
+  mixture = seqio.MixtureRegistry.get(name)
+  assert [task.num_input_examples("train") for task in mixture.tasks] == [20, 20]
+  german = mixture.tasks[0].get_dataset(split="validation", shuffle=False)
+  assert _texts(german)[3] == sample.sentence(3, "de", "validation")
+  assert _texts(german, "targets")[3] == sample.sentence(3, "en", "validation")
+  everything = seqio.MixtureRegistry.get(bitext.sample(BYTES, num_meanings=2))
+  assert len(everything.tasks) == len(sample.LANGUAGES) - 1
+  with pytest.raises(errors.InputError, match="no Swahili"):
+    bitext.sample(BYTES, languages=["swh"])

@@ -1,0 +1,173 @@
+import types
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from vmsst import errors, vocabularies
+from vmsst.tasks import bitext, datasets
+from vmsst.tasks.feature_converter import BitextFeatureConverter
+
+LENGTHS = {"inputs": 24, "targets": 24, "input_language": 1, "target_language": 1}
+BOUNDARIES = (8, 12, 16)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("bitext")
+  rng = np.random.default_rng(0)
+  for pair, count in {"de-en": 170, "fr-en": 90}.items():
+    sizes = rng.integers(1, 20, [count, 2])
+    lines = [f"{'s' * a}\t{'t' * b}\n" for a, b in sizes]
+    (folder / f"x.{pair}.tsv").write_text("".join(lines), encoding="utf-8")
+  return bitext.files(str(folder / "*.tsv"), vocabularies.ByteVocabulary())
+
+
+def _config(mixture, **changes):
+  fields = {
+    "mixture_or_task_name": mixture, "task_feature_lengths": LENGTHS, "split": "train",
+    "batch_size": 8, "shuffle": True, "seed": 5, "use_cached": False, "pack": False,
+    "use_custom_packing_ops": False, "module": None, "trim_output_features": True,
+  }  # fmt: skip
+  return types.SimpleNamespace(**{**fields, **changes})
+
+
+def _dataset(mixture, shard=0, shards=1, num_epochs=None, *, changes=None, **options):
+  return datasets.get_length_grouped_dataset(
+    _config(mixture, **(changes or {})),
+    shard,
+    shards,
+    BitextFeatureConverter,
+    num_epochs,
+    boundaries=BOUNDARIES,
+    **options,
+  )
+
+
+def _batches(dataset, count):
+  return list(dataset.take(count).as_numpy_iterator())
+
+
+def _classes(batch):
+  lengths = np.maximum(*((batch[side] != 0).sum(axis=1) for side in ("inputs", "targets")))
+  return np.searchsorted(BOUNDARIES, lengths)
+
+
+def test_batches_are_of_one_length_class_and_of_static_shape(mixture):
+  dataset = _dataset(mixture)
+  assert {name: tuple(spec.shape) for name, spec in dataset.element_spec.items()} == {
+    name: (8, length) for name, length in LENGTHS.items()
+  }
+  batches = _batches(dataset, 160)
+  mixed = sum(len(set(_classes(batch))) > 1 for batch in batches)
+  # At most one batch of a group of 16 lies across each of the three boundaries.
+  assert mixed <= 3 * 10
+  plain = seqio.get_dataset(mixture, LENGTHS, BitextFeatureConverter(), seed=5, shuffle=True)
+  assert np.mean([len(set(_classes(b))) > 1 for b in _batches(plain.batch(8), 20)]) > 0.9
+
+
+def test_groups_hold_the_same_rows_as_the_stream(mixture):
+  """Within a group of batches nothing is lost and nothing added: it is only sorted."""
+  plain = seqio.get_dataset(
+    mixture,
+    LENGTHS,
+    BitextFeatureConverter(),
+    seed=5,
+    shuffle=True,
+    num_epochs=None,
+    batch_size=128,
+  )
+  grouped = _batches(_dataset(mixture), 32)
+  for number, block in enumerate(_batches(plain, 2)):
+    ours = grouped[16 * number : 16 * number + 16]
+    rows = np.concatenate([np.hstack([b[name] for name in LENGTHS]) for b in ours])
+    expected = np.hstack([block[name] for name in LENGTHS])
+    assert sorted(map(tuple, rows)) == sorted(map(tuple, expected))
+
+
+def test_batches_can_be_cut_to_their_length_class(mixture):
+  full = _batches(_dataset(mixture), 40)
+  cut = _batches(_dataset(mixture, static_shapes=False), 40)
+  assert {batch["inputs"].shape[1] for batch in cut} == {*BOUNDARIES, 24}
+  for whole, short in zip(full, cut, strict=True):
+    length = short["inputs"].shape[1]
+    assert short["targets"].shape == (8, length)
+    assert short["input_language"].shape == (8, 1)
+    for side in ("inputs", "targets"):
+      np.testing.assert_array_equal(whole[side][:, :length], short[side])
+      assert not whole[side][:, length:].any()
+
+
+def test_shuffled_batches_come_in_mixed_order_and_unshuffled_ones_sorted(mixture):
+  longest = [
+    batch["inputs"].shape[1] for batch in _batches(_dataset(mixture, static_shapes=False), 16)
+  ]
+  assert longest != sorted(longest)
+  ordered = _dataset(mixture, static_shapes=False, changes={"shuffle": False})
+  longest = [batch["inputs"].shape[1] for batch in _batches(ordered, 16)]
+  assert longest == sorted(longest)
+
+
+def test_one_seed_gives_one_sequence_for_any_number_of_hosts(mixture):
+  whole = _batches(_dataset(mixture), 20)
+  halves = [_batches(_dataset(mixture, shard, 2), 20) for shard in range(2)]
+  for batch, first, second in zip(whole, *halves, strict=True):
+    for name in LENGTHS:
+      np.testing.assert_array_equal(batch[name], np.concatenate([first[name], second[name]]))
+  other = _batches(_dataset(mixture, changes={"seed": 6}), 20)
+  assert any((a["inputs"] != b["inputs"]).any() for a, b in zip(whole, other, strict=True))
+
+
+def test_an_epoch_ends_with_the_last_full_batch(mixture):
+  task = f"{mixture}_deu_eng"
+  batches = _batches(_dataset(task, num_epochs=1), 1000)
+  assert len(batches) == 170 // 8
+
+
+def test_a_restored_iterator_goes_on_exactly(mixture, tmp_path):
+  for static in (True, False):
+    iterator = iter(_dataset(mixture, static_shapes=static))
+    for _ in range(37):
+      next(iterator)
+    path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / f"{static}"))
+    expected = [next(iterator) for _ in range(60)]
+    restored = iter(_dataset(mixture, static_shapes=static))
+    tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
+    for batch in expected:
+      again = next(restored)
+      for name in LENGTHS:
+        np.testing.assert_array_equal(again[name], batch[name])
+
+
+def test_upstreams_own_get_dataset_can_be_restored_too(mixture, tmp_path):
+  def make():
+    return iter(
+      seqio.get_dataset(
+        mixture, LENGTHS, BitextFeatureConverter(), shuffle=True, seed=2, num_epochs=None,
+        batch_size=8,
+      )
+    )  # fmt: skip
+
+  iterator = make()
+  for _ in range(50):
+    next(iterator)
+  path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "plain"))
+  assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2e6
+  restored = make()
+  tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
+  for _ in range(100):
+    np.testing.assert_array_equal(next(restored)["inputs"], next(iterator)["inputs"])
+
+
+def test_wrong_values_are_refused(mixture):
+  with pytest.raises(errors.InputError, match="batch_size 8 is not a multiple"):
+    _dataset(mixture, 0, 3)
+  with pytest.raises(errors.InputError, match="ascending"):
+    datasets.get_length_grouped_dataset(
+      _config(mixture), 0, 1, BitextFeatureConverter, boundaries=(8, 4)
+    )
+  with pytest.raises(errors.InputError, match="continue_from_last_checkpoint"):
+    datasets.get_length_grouped_dataset(_config(mixture), 0, 1, BitextFeatureConverter, None, True)
+  with pytest.raises(ValueError, match="no_such_task"):
+    _dataset("no_such_task")

@@ -1,0 +1,146 @@
+import gzip
+
+import numpy as np
+import pytest
+import seqio
+
+from vmsst import errors, vocabularies
+from vmsst.tasks import evaluation
+from vmsst.tasks.feature_converter import BitextFeatureConverter
+
+BYTES = vocabularies.ByteVocabulary()
+
+
+@pytest.fixture
+def tatoeba_root(tmp_path):
+  texts = {
+    "deu": (["eins", "zwei", "drei", "vier"], ["one", "two", "three", "four"]),
+    "cmn": (["一", "二", "三"], ["one", "two", "three"]),
+  }
+  for code, sides in texts.items():
+    for name, lines in zip((code, "eng"), sides, strict=True):
+      path = tmp_path / f"tatoeba.{code}-eng.{name}{'.gz' if code == 'deu' else ''}"
+      data = "".join(f"{line}\n" for line in lines).encode()
+      path.write_bytes(gzip.compress(data) if code == "deu" else data)
+  return tmp_path
+
+
+NUMBERS = {word: i for words in (
+  ["eins", "zwei", "drei", "vier"], ["one", "two", "three", "four"], ["一", "二", "三"],
+) for i, word in enumerate(words)}  # fmt: skip
+
+
+def _evaluate(task, encode):
+  """Runs seqio's evaluator with an encoder of texts, out of order as a trainer would."""
+  evaluator = seqio.Evaluator(
+    task,
+    feature_converter=BitextFeatureConverter(pack=False),
+    eval_split=seqio.TaskRegistry.get(task).splits[0],
+  )
+
+  def score(dataset):
+    rows = list(dataset.as_numpy_iterator())
+    return [
+      (int(i), encode(BYTES.decode(row["inputs"].tolist())).tolist()) for i, row in rows[::-1]
+    ]
+
+  metrics, _ = evaluator.evaluate(compute_metrics=True, score_fn=score)
+  result = metrics.result()[task]
+  evaluator.close()
+  return {name: float(getattr(value, "value", value)) for name, value in result.items()}
+
+
+def test_tatoeba_from_files_to_metrics(tatoeba_root):
+  def encode(text):
+    if text == "三":  # taken for two
+      return np.eye(4)[1]
+    return np.eye(4)[NUMBERS[text]]
+
+  metrics = _evaluate(evaluation.tatoeba(str(tatoeba_root), BYTES), encode)
+  assert metrics == pytest.approx(
+    {
+      "to_english/deu": 100, "from_english/deu": 100, "accuracy/deu": 100,
+      # One and two are found. 三 finds "two"; "three" is equally far from all: the first counts.
+      "to_english/cmn": 200 / 3, "from_english/cmn": 200 / 3, "accuracy/cmn": 200 / 3,
+      "to_english/average": 250 / 3, "from_english/average": 250 / 3,
+      "accuracy/average": 250 / 3,
+    }
+  )  # fmt: skip
+
+
+def test_rows_carry_what_the_metric_needs(tatoeba_root):
+  name = evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["de"], max_length=4)
+  rows = list(
+    seqio.TaskRegistry.get(name).get_dataset(split="test", shuffle=False).as_numpy_iterator()
+  )
+  assert [BYTES.decode(row["inputs"].tolist()) for row in rows[:2]] == ["ein", "zwe"]
+  assert rows[0]["inputs"].tolist()[-1] == BYTES.eos_id
+  assert [evaluation.row_of("", row, True) for row in (rows[1], rows[6])] == [
+    {"language": "deu", "side": "source", "id": 1},
+    {"language": "deu", "side": "target", "id": 2},
+  ]
+  assert len(rows) == 8
+
+
+def test_tatoeba_is_registered_once_for_one_set_of_arguments(tatoeba_root):
+  name = evaluation.tatoeba(str(tatoeba_root), BYTES)
+  assert evaluation.tatoeba(str(tatoeba_root), BYTES) == name
+  assert evaluation.tatoeba(str(tatoeba_root), BYTES, max_length=9) != name
+
+
+def test_missing_test_sets_are_named(tatoeba_root):
+  with pytest.raises(errors.InputError, match=r"no test set of French.*cmn, deu"):
+    evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["fr"])
+  (tatoeba_root / "tatoeba.cmn-eng.eng").unlink()
+  with pytest.raises(errors.InputError, match=r"tatoeba\.cmn-eng\.eng is missing"):
+    evaluation.tatoeba(str(tatoeba_root), BYTES)
+  with pytest.raises(errors.InputError, match="No such file"):
+    evaluation.tatoeba(str(tatoeba_root / "none"), BYTES)
+  (tatoeba_root / "empty").mkdir()
+  with pytest.raises(errors.InputError, match="holds no file such as"):
+    evaluation.tatoeba(str(tatoeba_root / "empty"), BYTES)
+
+
+def test_all_112_languages_of_tatoeba_are_found(data_root):
+  files = evaluation.tatoeba_files(str(data_root / "tatoeba"))
+  assert len(files) == 112
+  assert len({file.source for file in files.values()}) == 112
+  assert files["deu"].target.iso639_3 == "eng"
+
+
+def test_metric_of_a_matrix_checked_by_hand():
+  # Two sides of two sentences, rows out of order; x is off by the order of its sources.
+  rows = [("x", "target", 1), ("x", "source", 0), ("y", "source", 0), ("x", "source", 1),
+          ("x", "target", 0), ("y", "target", 0)]  # fmt: skip
+  vectors = [[0, 1], [0, 2], [1, 1], [3, 0], [1, 0], [1, 1]]
+  targets = [{"language": code, "side": side, "id": i} for code, side, i in rows]
+  metrics = evaluation.retrieval_metrics(targets, np.array(vectors, np.float32))
+  assert metrics["accuracy/x"] == 0
+  assert metrics["accuracy/y"] == 100
+  assert metrics["to_english/average"] == 50
+
+
+def test_ones_own_files_are_searched_by_pair(tmp_path):
+  (tmp_path / "t.de-fr.tsv").write_text("eins\tone\nzwei\ttwo\n", encoding="utf-8")
+  name = evaluation.retrieval(str(tmp_path / "*.tsv"), BYTES)
+  metrics = _evaluate(name, lambda text: np.eye(4)[NUMBERS[text]])
+  assert metrics["to_target/deu_fra"] == 100
+  assert metrics["accuracy/average"] == 100
+
+
+def test_sample_retrieval_searches_held_out_meanings():
+  sample = pytest.importorskip("vmsst.tasks.sample")
+  name = evaluation.sample_retrieval(BYTES, languages=["de", "zh"], num_meanings=12)
+  meaning = {
+    sample.sentence(i, code, "validation"): i
+    for code in ("en", "de", "zh")
+    for i in range(sample.num_meanings("validation"))
+  }
+  vectors = np.random.default_rng(0).normal(size=[max(meaning.values()) + 1, 8])
+  metrics = _evaluate(name, lambda text: vectors[meaning[text]])
+  assert metrics["accuracy/de"] == 100
+  assert set(metrics) == {
+    f"{kind}/{code}"
+    for kind in ("to_english", "from_english", "accuracy")
+    for code in ("de", "zh", "average")
+  }

@@ -1,0 +1,101 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import test_util  # noqa: F401 (makes jax.test_util an attribute)
+
+from vmsst.losses import contrastive
+
+RNG = np.random.default_rng(0)
+SOURCE_BS = RNG.normal(size=(5, 3)).astype(np.float32)
+TARGET_BS = RNG.normal(size=(5, 3)).astype(np.float32)
+SAME_BB = np.eye(5, dtype=bool)
+SAME_BB[0, 3] = SAME_BB[3, 0] = True
+
+
+def loop_loss(source_BS, target_BS, *, cosine=False, scale=1.0, same_BB=SAME_BB):
+  """The loss of section 6.3, pair by pair in Python floats."""
+  score = {}
+  for i, s in enumerate(source_BS.tolist()):
+    for j, t in enumerate(target_BS.tolist()):
+      dot = sum(a * b for a, b in zip(s, t, strict=True))
+      norm = math.hypot(*s) * math.hypot(*t) if cosine else 1.0
+      score[i, j] = scale * dot / norm
+  pairs = range(len(source_BS))
+  losses = []
+  for i in pairs:
+    rivals = [j for j in pairs if j == i or not same_BB[i, j]]
+    forward = math.exp(score[i, i]) / sum(math.exp(score[i, j]) for j in rivals)
+    backward = math.exp(score[i, i]) / sum(math.exp(score[j, i]) for j in rivals)
+    losses.append(-0.5 * (math.log(forward) + math.log(backward)))
+  return losses
+
+
+def loss(source_BS, target_BS, *, same_BB=None, **options):
+  score_BB = contrastive.similarity(source_BS, target_BS, **options)
+  return contrastive.contrastive_loss(score_BB, same_BB=same_BB)
+
+
+@pytest.mark.parametrize("options", [{}, {"cosine": True, "scale": 10.0}])
+@pytest.mark.parametrize("masked", [False, True])
+def test_loss_equals_a_loop_over_pairs(options, masked):
+  same_BB = SAME_BB if masked else np.eye(5, dtype=bool)
+  expected_B = loop_loss(SOURCE_BS, TARGET_BS, same_BB=same_BB, **options)
+  found_B = loss(SOURCE_BS, TARGET_BS, same_BB=same_BB if masked else None, **options)
+  np.testing.assert_allclose(found_B, expected_B, rtol=1e-5)
+  # The duplicate takes part in the loss unless it is masked.
+  assert masked == (found_B[0] < loss(SOURCE_BS, TARGET_BS, **options)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"cosine": True, "scale": 10.0}, {"same_BB": SAME_BB}])
+def test_gradients_against_finite_differences(options):
+  jax.test_util.check_grads(
+    lambda s, t: loss(s, t, **options).mean(),
+    (SOURCE_BS, TARGET_BS),
+    order=1,
+    modes=["rev"],
+    atol=1e-2,
+    rtol=1e-2,
+  )
+
+
+def test_huge_scores_stay_finite():
+  value, grad_BS = jax.value_and_grad(lambda s: loss(s, TARGET_BS).mean())(1e4 * SOURCE_BS)
+  assert np.isfinite(value)
+  assert np.isfinite(grad_BS).all()
+
+
+def test_zero_vectors_have_a_finite_cosine_gradient():
+  grad_BS = jax.grad(lambda s: loss(s, TARGET_BS, cosine=True).mean())(jnp.zeros((5, 3)))
+  assert np.isfinite(grad_BS).all()
+
+
+def test_bfloat16_vectors_are_scored_in_float32():
+  vector_BS = jnp.ones((2, 3), jnp.bfloat16)
+  assert contrastive.similarity(vector_BS, vector_BS).dtype == jnp.float32
+
+
+def test_accuracy_by_hand():
+  score_BB = jnp.array([[3.0, 1.0, 2.0], [4.0, 5.0, 0.0], [0.0, 9.0, 1.0]])
+  forward_B, backward_B = contrastive.in_batch_accuracy(score_BB)
+  assert forward_B.tolist() == [1, 1, 0]  # 9 beats 1 in the last row
+  assert backward_B.tolist() == [0, 0, 0]  # 4 beats 3, 9 beats 5, 2 beats 1
+
+
+def test_a_masked_duplicate_is_no_rival():
+  score_BB = jnp.array([[3.0, 1.0], [4.0, 5.0]])
+  forward_B, backward_B = contrastive.in_batch_accuracy(score_BB, same_BB=jnp.ones((2, 2), bool))
+  assert forward_B.tolist() == backward_B.tolist() == [1, 1]
+
+
+def test_a_tie_is_wrong():
+  forward_B, backward_B = contrastive.in_batch_accuracy(jnp.zeros((3, 3)))
+  assert forward_B.sum() == backward_B.sum() == 0
+
+
+def test_identical_rows_compares_all_tokens():
+  tokens_BT = jnp.array([[4, 5, 1], [4, 5, 0], [4, 5, 1]])
+  expected_BB = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
+  np.testing.assert_array_equal(contrastive.identical_rows(tokens_BT), expected_BB)

@@ -1,0 +1,47 @@
+"""Batches larger than the memory allows: one slice encoded at a time, with the exact gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from vmsst.networks import sharding
+
+Encode = Callable[[Any, jax.Array | None], Any]
+
+
+def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None = None) -> Any:
+  """Returns `encode(batch, rng)`, computed slice by slice with nothing kept for the backward pass.
+
+  The backward pass encodes each slice again, so it needs the activations of one slice only. A loss
+  over all outputs, such as a contrastive one, has its exact gradient (Gao et al. 2021, GradCache).
+
+  Args:
+    encode: Maps a slice of the batch and a random key (or None) to arrays, row by row: outputs have
+      the rows of their slice first and depend on no other row. It may close over parameters.
+    batch: Arrays with the batch axis first.
+    slices: Number of slices; has to divide the batch. With 1 nothing is recomputed.
+    rng: Split into one key a slice.
+
+  Raises:
+    ValueError: `slices` does not divide the batch.
+  """
+  if slices == 1:
+    return encode(batch, rng)
+  size = jax.tree.leaves(batch)[0].shape[0]
+  if slices < 1 or size % slices:
+    raise ValueError(f"a batch of {size} cannot be cut into {slices} equal slices")
+
+  # Slice s takes rows s, s + slices, s + 2 slices ...: each device, which holds consecutive rows,
+  # gives an equal share of every slice, and no row moves between devices.
+  def cut(x: jax.Array) -> jax.Array:
+    x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
+    return sharding.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
+
+  def join(x: jax.Array) -> jax.Array:
+    x = x.swapaxes(0, 1).reshape(size, *x.shape[2:])
+    return sharding.constrain(x, ("batch", *[None] * (x.ndim - 1)))
+
+  body = jax.checkpoint(lambda pair: encode(*pair), prevent_cse=False)
+  rngs = None if rng is None else jax.random.split(rng, slices)
+  return jax.tree.map(join, jax.lax.map(body, (jax.tree.map(cut, batch), rngs)))
