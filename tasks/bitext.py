@@ -9,6 +9,7 @@ A gin file trains on files of one's own with
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import seqio
@@ -28,6 +29,7 @@ def files(
   patterns: str | Sequence[str],
   vocabulary: vocabularies.Vocabulary,
   *,
+  root: str = "",
   languages: tuple[str, str] | None = None,
   validation_patterns: str | Sequence[str] = (),
   weighting: str = "proportional",
@@ -45,6 +47,7 @@ def files(
   Args:
     patterns: Files or shell patterns: Moses pairs, TSV, TMX, JSONL, each plain or `.gz`.
     vocabulary: What tokenises both sides.
+    root: Folder that relative patterns start from; "" is the current one.
     languages: Codes of the source and the target side of every file; None reads them from each
       file's name (`deu-eng.tsv.gz`, `Europarl.de-en.de`).
     validation_patterns: Files of the validation split.
@@ -62,9 +65,9 @@ def files(
     InputError: a pattern matches nothing, or a file's format or languages cannot be told.
   """
   power = _power(weighting, temperature)
-  found = {"train": readers.find_bitext(patterns, languages, fields)}
+  found = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
   if validation_patterns:
-    found["validation"] = readers.find_bitext(validation_patterns, languages, fields)
+    found["validation"] = readers.find_bitext(_below(root, validation_patterns), languages, fields)
   name = unique_name("bitext", found, vocabulary, power, max_length, both_directions, memory_limit)
   groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
   for split, bitexts in found.items():
@@ -101,6 +104,12 @@ def files(
       )
 
   return _mixture(name, list(groups), add_task, power)
+
+
+def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
+  """`patterns` with the relative ones put below `root`."""
+  listed = [patterns] if isinstance(patterns, str) else patterns
+  return [os.path.join(root, pattern) for pattern in listed]
 
 
 def sample(

@@ -27,6 +27,8 @@ depth). Three departures serve comparisons of clusterings: Latin counts as Roman
 import dataclasses
 from collections.abc import Iterable
 
+from vmsst.errors import InputError
+
 
 @dataclasses.dataclass(frozen=True)
 class Language:
@@ -510,11 +512,11 @@ def language(code: str) -> Language:
       not matter, nor whether '-' or '_' joins the parts.
 
   Raises:
-    ValueError: no language has this code; the message names near ones.
+    InputError: no language has this code; the message names near ones.
   """
   found = _ALIASES.get(_key(code))
   if found is None:
-    raise ValueError(_unknown(code))
+    raise InputError(_unknown(code))
   return found
 
 

@@ -344,7 +344,6 @@ class _Run:
       results = self._trainer.eval(
         {name: ds.as_numpy_iterator() for name, ds in self._train_eval_datasets.items()}
       )
-      self._log.add(step, {f"training_eval/{name}": values for name, values in results.items()})
       self.act(trainer_lib.ActionMode.TRAIN_EVAL, lambda: results)
     if self._evaluator is not None:
       future = self._evaluator.evaluate(self._trainer.train_state, self._axes)
