@@ -1,1 +1,1 @@
-"""EMS: cross-lingual token reconstruction and sentence contrastive learning (room reserved; empty so far)."""
+"""EMS, cross-lingual token reconstruction with contrastive learning: still to come."""

@@ -10,7 +10,6 @@ from typing import Any
 import gin
 import jax
 import jax.numpy as jnp
-
 from flax import traverse_util
 
 from vmsst.errors import InputError
@@ -112,8 +111,8 @@ def describe(
       for (name, shape, spec), sizes in large.items()
     ),
     "",
-    f"per device: parameters {parameter_bytes / 2**20:.1f} MiB, optimizer {state_bytes / 2**20:.1f} "
-    f"MiB, gradients {parameter_bytes / 2**20:.1f} MiB, batch {batch_bytes / 2**20:.1f} MiB",
+    f"per device: parameters {_mib(parameter_bytes)}, optimizer {_mib(state_bytes)}, "
+    f"gradients {_mib(parameter_bytes)}, batch {_mib(batch_bytes)}",
     f"matrix products per step: {flops:.3e} FLOPs",
   ]
   return {
@@ -123,6 +122,10 @@ def describe(
     "flops_per_step": flops,
     "bytes_per_device": 2 * parameter_bytes + state_bytes + batch_bytes,
   }
+
+
+def _mib(size: int) -> str:
+  return f"{size / 2**20:.1f} MiB"
 
 
 def _module(name: str) -> str:

@@ -137,9 +137,9 @@ def sample(
 
   def load(split: str, pair: tuple[Language, Language], task_name: str) -> sources.Rows:
     total = corpus.num_meanings(split)
-    codes = own_code[pair[0]], english[0]
+    code = own_code[pair[0]]
     texts = (
-      tuple(corpus.sentence(meaning, code, split) for code in codes)
+      (corpus.sentence(meaning, code, split), corpus.sentence(meaning, english[0], split))
       for meaning in range(total if num_meanings is None else min(total, num_meanings))
     )
     return _load_pairs(f"{task_name} {split}", texts, pair, vocabulary, max_length)

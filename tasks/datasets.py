@@ -25,7 +25,6 @@ def get_length_grouped_dataset(
   *,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
   group_batches: int = 16,
-  static_shapes: bool = True,
 ) -> tf.data.Dataset:
   """Batches whose sentences are of similar length; bind it as `train_script.train.get_dataset_fn`.
 
@@ -45,9 +44,6 @@ def get_length_grouped_dataset(
     boundaries: The longest sentence of each length class, ascending; the longest feature length is
       one by itself.
     group_batches: Batches that are sorted together.
-    static_shapes: Whether all batches are padded to the full feature lengths, as upstream T5X
-      needs. Otherwise each is padded to the boundary of its longest sentence only, which saves the
-      work on padding but compiles the step once for every length class.
 
   Raises:
     InputError: the batch size is not a multiple of `num_shards`, or another value is wrong.
@@ -81,7 +77,6 @@ def get_length_grouped_dataset(
     cfg.batch_size,
     boundaries=_boundaries(boundaries, cfg.task_feature_lengths),
     group_batches=group_batches,
-    static_shapes=static_shapes,
     shuffle_seed=seed if cfg.shuffle else None,
   )
   share = cfg.batch_size // num_shards
@@ -99,7 +94,6 @@ def group_by_length(
   *,
   boundaries: Sequence[int],
   group_batches: int,
-  static_shapes: bool,
   shuffle_seed: int | None,
 ) -> tf.data.Dataset:
   """Batches of padded rows of similar length; what does not fill a last batch is left out.
@@ -109,7 +103,6 @@ def group_by_length(
     batch_size: Rows of a batch.
     boundaries: The longest sentence of each length class, ascending, the last for any.
     group_batches: Batches that are sorted together.
-    static_shapes: Whether batches keep the length of the rows.
     shuffle_seed: Seed of the order of batches; None gives short batches of a group first.
   """
   spec = rows.element_spec
@@ -128,19 +121,11 @@ def group_by_length(
       )
     return tf.nest.map_structure(lambda column: tf.gather(column, order), group)
 
-  def cut(batch: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-    used = tf.stack([tf.reduce_any(batch[name] != 0, 0) for name in sides])
-    longest = tf.reduce_max(tf.where(used, tf.range(1, tf.shape(used)[1] + 1), 0))
-    kind = tf.searchsorted(tf.constant(boundaries, tf.int32), longest[None])[0]
-    length = tf.gather(tf.constant(boundaries, tf.int32), kind)
-    return {name: x[:, :length] if name in sides else x for name, x in batch.items()}
-
   batches = rows.batch(batch_size * group_batches).enumerate().map(arrange).unbatch()
   fixed = {name: [batch_size, *spec[name].shape] for name in spec}
-  batches = batches.map(
+  return batches.map(
     lambda batch: {name: tf.ensure_shape(batch[name], fixed[name]) for name in spec}
   )
-  return batches if static_shapes else batches.map(cut)
 
 
 def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:

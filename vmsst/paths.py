@@ -13,4 +13,6 @@ def gin_dir() -> pathlib.Path:
   for folder in (package / "gin", package.parent / "gin"):
     if (folder / "quickstart.gin").is_file():
       return folder
-  raise FileNotFoundError(f"no gin files in {package / 'gin'} or {package.parent / 'gin'}: reinstall vmsst")
+  raise FileNotFoundError(
+    f"no gin files in {package / 'gin'} or {package.parent / 'gin'}: reinstall vmsst"
+  )

@@ -188,7 +188,7 @@ def _some(names: Sequence[str], count: int = 5) -> str:
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-  return traverse_util.flatten_dict(flax.core.unfreeze(tree), sep="/")
+  return traverse_util.flatten_dict(flax.core.unfreeze(dict(tree)), sep="/")
 
 
 def _read_metadata(path: epath.Path) -> dict[str, Any]:
@@ -230,7 +230,8 @@ def restore(
   placement = _flatten(shardings)
   stored = _read_metadata(path)
   sources = apply_assignment_map(list(model), assignment_map or ())
-  missing = [name for name, source in sources.items() if source is None or source not in stored]
+  found = {name: source for name, source in sources.items() if source and source in stored}
+  missing = [name for name in sources if name not in found]
   if missing and fallback is None:
     raise InputError(
       f"{path} lacks {_some([sources[name] or name for name in missing])}. Give "
@@ -239,13 +240,11 @@ def restore(
     )
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
-  for name, source in sources.items():
-    if name in missing or source is None:
-      continue
-    wanted, found = tuple(model[name].shape), tuple(stored[source].shape)
-    if wanted != found:
+  for name, source in found.items():
+    wanted, saved = tuple(model[name].shape), tuple(stored[source].shape)
+    if wanted != saved:
       raise InputError(
-        f"{name} has shape {wanted} in the model and {found} in {path} ({source}): the checkpoint "
+        f"{name} has shape {wanted} in the model and {saved} in {path} ({source}): the checkpoint "
         "is of another model or size"
       )
     kept = dtype is None or not name.startswith("target/")
@@ -265,7 +264,7 @@ def restore(
       ),
     )
   arrays = _flatten(tree)
-  state = {name: arrays[source] for name, source in sources.items() if name not in missing}
+  state = {name: arrays[source] for name, source in found.items()}
   if missing and fallback is not None:
     scratch = _flatten(fallback())
     state.update({name: scratch[name] for name in missing})

@@ -81,9 +81,8 @@ def parse_gin_flags(
     except OSError as error:
       missing = re.search(r"file:? (\S+?)\.? ", str(error))
       name = missing.group(1) if missing else file
-      raise InputError(
-        f"gin file {name!r} not found; searched: {', '.join(map(os.path.abspath, gin_search_paths))}"
-      ) from error
+      searched = ", ".join(map(os.path.abspath, gin_search_paths))
+      raise InputError(f"gin file {name!r} not found; searched: {searched}") from error
     except (ValueError, SyntaxError, ImportError, AttributeError) as error:
       raise InputError(f"{file}: {explain(error)}") from error
   known = _macros()
@@ -96,10 +95,10 @@ def parse_gin_flags(
     except (ValueError, SyntaxError, ImportError, AttributeError) as error:
       raise InputError(f"--gin.{binding}: {explain(error)}") from error
   if finalize_config:
-    missing = unset_macros()
-    if missing:
+    unset = unset_macros()
+    if unset:
       raise InputError(
-        f"{', '.join(missing)} must be set, like --gin.{missing[0]}=VALUE (strings in inner quotes)"
+        f"{', '.join(unset)} must be set, like --gin.{unset[0]}=VALUE (strings in inner quotes)"
       )
     gin.finalize()
 
@@ -128,7 +127,7 @@ def _without_search_log() -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-  """gin's message in one line, with the nearest known name where a name is unknown."""
+  """Gin's message in one line, with the nearest known name where a name is unknown."""
   if isinstance(error, SyntaxError):
     return f"line {error.lineno}: cannot read {(error.text or '').strip()!r} ({error.msg})"
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -88,7 +88,8 @@ class PartitionedFunction:
     self._jitted = jitted
     self._partitioner = partitioner
 
-  def __call__(self, *args):
+  def __call__(self, *args: Any) -> Any:
+    """The result of the function, computed on the mesh."""
     with self._partitioner.context():
       return self._jitted(*args)
 
@@ -248,7 +249,7 @@ class PjitPartitioner:
     return partitioned_fn.lower(*args).compile()
 
   def to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's rows of a batch, [b, ...], as global arrays sharded over `data`."""
+    """The global batch, sharded over `data`, of which this process gives its rows [b, ...]."""
     sharding = self.data_sharding
     if jax.process_count() == 1:
       return jax.device_put(dict(batch), sharding)

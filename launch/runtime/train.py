@@ -1,6 +1,8 @@
 """`t5x train`: the training run."""
 
+import concurrent.futures
 import contextlib
+import functools
 import os
 import pathlib
 import signal
@@ -234,13 +236,12 @@ def train(
             batches, min(marks) - step, step, bar=bar, should_stop=lambda: stop.is_set
           )
           step += done
-          run.act(trainer_lib.ActionMode.TRAIN, lambda s=summary: {TRAIN_METRIC_KEY: s.result()})
+          run.act(trainer_lib.ActionMode.TRAIN, functools.partial(_train_metrics, summary))
           if stop.is_set:
             break
           last = step == total_steps
-          if checkpoint_period and (last or step % checkpoint_period == 0):
-            save(step)
-          elif step in checkpoint_steps:
+          due = checkpoint_period and (last or step % checkpoint_period == 0)
+          if due or step in checkpoint_steps:
             save(step)
           if eval_period and (last or step % eval_period == 0):
             run.evaluate(step)
@@ -292,6 +293,12 @@ def _initial_state(
     )
     return state, None
   return initializer.from_scratch(init_rng), None
+
+
+def _train_metrics(
+  summary: "concurrent.futures.Future[trainer_lib.Scalars]",
+) -> dict[str, trainer_lib.Scalars]:
+  return {TRAIN_METRIC_KEY: summary.result()}
 
 
 class _Run:
@@ -389,5 +396,5 @@ def _stop_on_signal() -> Iterator[_Stop]:
   try:
     yield stop
   finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
+    for signum, handler in previous.items():
+      signal.signal(signum, handler)

@@ -1,6 +1,7 @@
 """`t5x.utils` of the bundled runtime: configurations, initial states and inference."""
 
 import inspect
+import operator
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -214,7 +215,7 @@ def get_infer_fn(
       result = partitioned(
         train_state.params, partitioner.to_devices(batch), step_rng, train_state.flax_mutables
       )
-      pieces.append(jax.tree.map(lambda x, n=len(rows): x[:n], result))
+      pieces.append(jax.tree.map(operator.itemgetter(slice(len(rows))), result))
     gathered = [jax.tree.map(np.asarray, piece) for piece in pieces]
     back = np.argsort(order, kind="stable")
     results = jax.tree.map(lambda *parts: _join(parts, back), *gathered)

@@ -93,7 +93,7 @@ def test_another_shape_is_named_with_both_shapes(run_folder):
 def test_missing_arrays_are_named_with_the_way_out(run_folder):
   model = toy_runs.ToyModel(optimizer_def=optimizers.wrap_optax_optimizer(optax.adam)(0.1))
   path = checkpoints.all_checkpoints(run_folder)[-1]
-  with pytest.raises(InputError, match="lacks state/param_states/.*fallback_to_scratch=True"):
+  with pytest.raises(InputError, match=r"lacks state/param_states/.*fallback_to_scratch=True"):
     initializer(model).from_checkpoint(path)
 
 
@@ -105,7 +105,7 @@ def test_a_rule_that_matches_nothing_is_an_error(run_folder):
 
 def test_what_is_not_a_checkpoint_is_said_to_be_none(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
-  with pytest.raises(InputError, match="is not a T5X checkpoint: .*it holds checkpoint_0"):
+  with pytest.raises(InputError, match=r"is not a T5X checkpoint: .*it holds checkpoint_0"):
     checkpoints.find_checkpoints(config(path=str(run_folder), mode="specific"))
   with pytest.raises(InputError, match="no checkpoint_<step> in"):
     checkpoints.find_checkpoints(config(path=str(tmp_path), mode="latest"))

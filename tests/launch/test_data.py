@@ -41,7 +41,11 @@ def expected(start, count):
 def test_trimming_cuts_only_columns_that_are_padding(longest, width):
   tokens = np.zeros((3, 32), np.int32)
   tokens[1, :longest] = 7
-  batch = {"inputs": tokens, "targets": tokens[:, :20] * 0, "input_language": np.ones((3, 1), np.int32)}
+  batch = {
+    "inputs": tokens,
+    "targets": tokens[:, :20] * 0,
+    "input_language": np.ones((3, 1), np.int32),
+  }
   trimmed = data.trim_padding(batch)
   assert trimmed["inputs"].shape == (3, width)
   assert trimmed["inputs"].sum() == tokens.sum()
@@ -56,7 +60,9 @@ def test_trimming_keeps_the_same_fraction_of_every_sequence():
 
 
 @pytest.mark.parametrize("save_at", [0, 4, 7])
-def test_a_restarted_iterator_gives_the_batches_that_would_have_come(partitioner, tmp_path, save_at):
+def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
+  partitioner, tmp_path, save_at
+):
   first = data.TrainIterator(shuffled_dataset(), partitioner, snapshot_period=2)
   first.start(0)
   assert take(first, 7) == expected(0, 7)

@@ -10,7 +10,8 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime import checkpoints, data, eval as eval_lib, infer, partitioning, trainer
+from vmsst.launch.runtime import checkpoints, data, infer, partitioning, trainer
+from vmsst.launch.runtime import eval as eval_lib
 
 
 def assert_same(first, second):
@@ -131,7 +132,9 @@ def test_infer_writes_every_row_once_and_goes_on_after_an_interruption(tmp_path,
   monkeypatch.setattr(infer, "_write", failing_write)
   with pytest.raises(OSError, match="disk full"):
     run()
-  monkeypatch.setattr(infer, "_write", lambda path, lines: (written.append(path.name), write(path, lines)))
+  monkeypatch.setattr(
+    infer, "_write", lambda path, lines: (written.append(path.name), write(path, lines))
+  )
   run()
   assert len(written) == len(set(written))
   (output,) = (tmp_path / "infer").glob("toy-score.jsonl-00000-of-00001")
