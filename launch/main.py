@@ -6,6 +6,8 @@ Nothing heavy is imported until the command line is understood.
 import argparse
 import contextlib
 import gc
+import importlib
+import importlib.util
 import os
 import pathlib
 import sys
@@ -117,26 +119,39 @@ def _configured(options: argparse.Namespace) -> Callable[[], Any]:
   """The function of the command, with all that gin binds."""
   with contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes():
     import seqio  # noqa: F401  (imports TensorFlow, which every command needs)
-  function_name, module_name, _ = COMMANDS[options.command]
+    import tensorflow as tf
+
+  tf.config.set_visible_devices([], "GPU")  # TensorFlow reads data; the memory is JAX's
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
   if options.runtime == "upstream":
-    function, gin_utils = _upstream(module_name, function_name)
+    package = "t5x"
     search_paths.append(str(_upstream_root()))
   else:
-    function, gin_utils = _bundled(module_name, function_name)
+    from vmsst.launch import aliases
+
+    package = "vmsst.launch.runtime"
+    aliases.install()
+  gin_utils = importlib.import_module(f"{package}.gin_utils")
+  functions = {
+    command: getattr(importlib.import_module(f"{package}.{module}"), name)
+    for command, (name, module, _) in COMMANDS.items()
+  }
   if options.dry_run:
     if options.command != "train" or options.runtime != "bundled":
       raise InputError("--dry_run is for `t5x train` on the bundled runtime")
     from vmsst.launch import dry_run
 
-    function = dry_run.train
+    functions["train"] = dry_run.train
   _start_processes(options)
   _data_folders(options)
 
   import gin
 
-  setattr(sys.modules["__main__"], function_name, function)  # gin files bind __main__.<function>
-  gin.register(function, "__main__")
+  # Gin files bind __main__.<function>. All three are there for every command, so that `t5x eval`
+  # understands the files of the training run.
+  for function in functions.values():
+    setattr(sys.modules["__main__"], function.__name__, function)
+    gin.register(function, "__main__")
   bindings = list(options.gin_bindings)
   if getattr(options, "shard_id", None) is not None:
     bindings.append(f"infer.shard_id = {options.shard_id}")
@@ -145,7 +160,7 @@ def _configured(options: argparse.Namespace) -> Callable[[], Any]:
   )
   if options.dry_run:
     dry_run.forget_data()
-  return gin.get_configurable(function)
+  return gin.get_configurable(functions[options.command])
 
 
 def _quiet(verbose: bool) -> None:
@@ -156,35 +171,15 @@ def _quiet(verbose: bool) -> None:
   flags.FLAGS.mark_as_parsed()  # else absl says that it logs before flags are parsed
   logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
   logging.set_stderrthreshold("info" if verbose else "warning")
-
-
-def _bundled(module: str, function: str):
-  import importlib
-
-  from vmsst.launch import aliases
-  from vmsst.launch.runtime import gin_utils
-
-  aliases.install()
-  return getattr(importlib.import_module(f"vmsst.launch.runtime.{module}"), function), gin_utils
+  if not verbose:
+    quiet.drop_untrue_warnings()
 
 
 def _upstream_root() -> pathlib.Path:
-  import importlib.util
-
   spec = importlib.util.find_spec("t5x")
   if spec is None or not spec.submodule_search_locations:
     raise InputError("--runtime=upstream: upstream t5x is not installed here")
   return pathlib.Path(next(iter(spec.submodule_search_locations))).parent
-
-
-def _upstream(module: str, function: str):
-  import importlib
-
-  _upstream_root()
-  return (
-    getattr(importlib.import_module(f"t5x.{module}"), function),
-    importlib.import_module("t5x.gin_utils"),
-  )
 
 
 def _start_processes(options: argparse.Namespace) -> None:

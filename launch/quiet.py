@@ -1,6 +1,7 @@
-"""Keeps the start-up notes of libraries off the terminal."""
+"""Keeps the notes of libraries that tell a user nothing off the terminal."""
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -12,6 +13,19 @@ _NOTES = re.compile(
   r"^(WARNING: All log messages before absl::InitializeLog"
   r"|I\d{4} |To enable the following instructions|E\d{4} .*cuInit)"
 )
+
+# Warnings that are not true of this runtime: evaluation lengths are those of the model and padding
+# is cut off, and T5X's checkpoints have no such file.
+_UNTRUE = re.compile(r"Given sequence lengths|Metadata file does not exist")
+
+
+def drop_untrue_warnings() -> None:
+  """Leaves out seqio's and Orbax's warnings about what is as it should be."""
+  logging.getLogger("absl").addFilter(_is_worth_reading)
+
+
+def _is_worth_reading(record: logging.LogRecord) -> bool:
+  return not _UNTRUE.match(record.getMessage())
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Example:
 """
 
 import collections
+import contextlib
 import functools
 import os
 import re
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import tqdm
+from absl import logging
 from etils import epath
 from flax import traverse_util
 
@@ -173,7 +175,10 @@ def restore_params(checkpoint: epath.Path, network: sentence_encoder.SentenceEnc
   """
   state = checkpoint / "state"
   wanted = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+  with (
+    _without_orbax_warnings(),
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+  ):
     try:
       metadata = checkpointer.metadata(state).item_metadata
       saved = traverse_util.flatten_dict(dict(metadata["target"]), sep="/")
@@ -192,6 +197,17 @@ def restore_params(checkpoint: epath.Path, network: sentence_encoder.SentenceEnc
       args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
     )
   return restored["target"]
+
+
+@contextlib.contextmanager
+def _without_orbax_warnings() -> Iterator[None]:
+  """Orbax warns of a metadata file that T5X's layout does not have."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(verbosity)
 
 
 def _checked(sentences: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -198,41 +198,58 @@ def can_trim() -> bool:
 
 @dataclasses.dataclass
 class DataState:
-  """Where the data stands: the iterator's saved state after `position` batches.
+  """Where the data stands: the iterator's saved state when the next batch is that of `position`.
 
   Attributes:
-    position: batches taken from the dataset when the state was saved.
-    prefix: path prefix of the files that tf.train.Checkpoint wrote; None at position 0.
+    position: step that the next batch belongs to.
+    prefix: path prefix of the files that tf.train.Checkpoint wrote; None: a fresh iterator
+      stands at `position`.
   """
 
   position: int
   prefix: pathlib.Path | None
 
   def copy_to(self, folder: pathlib.Path, process: int, processes: int) -> None:
-    """Writes the state below `folder`, under the names upstream T5X uses."""
+    """Writes the state below `folder`, under the names upstream T5X uses, and a JSON file beside.
+
+    Upstream takes the state to be that of the checkpoint's step, and has no use for the JSON file.
+    """
+    folder, name = _state_path(folder, process, processes)
     folder.mkdir(parents=True, exist_ok=True)
-    name = _state_name(process, processes)
     if self.prefix is not None:
       for path in self.prefix.parent.glob(self.prefix.name + ".*"):
-        shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
+        if path.suffix != ".json":
+          shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
     (folder / (name + ".json")).write_text(json.dumps({"batches": self.position}))
 
   @classmethod
   def read_from(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
-    """The state in `folder`, or None where it holds none for this process."""
-    name = _state_name(process, processes)
+    """The state in `folder`, or None where it holds none for this process.
+
+    A state that upstream T5X saved has no JSON file and is that of the checkpoint's step, which
+    ends the name of the folder around `folder`; but at step 0 it is one batch ahead, and None.
+    """
+    checkpoint = folder.parent.name
+    folder, name = _state_path(folder, process, processes)
+    prefix = folder / name if (folder / (name + ".index")).is_file() else None
     description = folder / (name + ".json")
     if not description.is_file():
-      return None
+      step = int(checkpoint.rpartition("_")[2]) if prefix else 0
+      return cls(step, prefix) if step else None
     try:
       position = int(json.loads(description.read_text())["batches"])
     except (ValueError, KeyError, TypeError) as error:
-      raise InputError(f"{description} is damaged: delete it to replay the data instead") from error
-    return cls(position, folder / name if position else None)
+      raise InputError(
+        f"{description} is damaged: delete the folder {folder} to replay the data instead"
+      ) from error
+    return cls(position, prefix)
 
 
-def _state_name(process: int, processes: int) -> str:
-  return f"train_ds-{process:03d}-of-{processes:03d}"
+def _state_path(folder: pathlib.Path, process: int, processes: int) -> tuple[pathlib.Path, str]:
+  """Folder and name of a process's state below a checkpoint's folder `dataset`."""
+  if processes > 1:
+    folder = folder / f"process_{process}-of-{processes}"
+  return folder, f"train_ds-{process:03d}-of-{processes:03d}"
 
 
 class TrainIterator:
@@ -261,22 +278,30 @@ class TrainIterator:
     self._iterator = iter(dataset)
     self._partitioner = partitioner
     self._snapshot_period = snapshot_period
-    self._position = 0  # batches taken from the dataset, by whichever thread reads it
+    self._position = 0  # step of the dataset's next batch, in whichever thread reads it
     self._snapshots = [DataState(0, None)]
+    self._snapshot_steps: frozenset[int] = frozenset()
     self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
     self._queue: queue.Queue[Any] = queue.Queue(maxsize=ahead)
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
 
-  def start(self, step: int, saved: DataState | None = None) -> None:
-    """Begins reading ahead, from the batch that follows `step` batches.
+  def start(
+    self, step: int, saved: DataState | None = None, *, snapshot_steps: Collection[int] = ()
+  ) -> None:
+    """Begins reading ahead, from the batch of `step`.
 
     Args:
-      step: batches that the run has already trained on.
-      saved: state to continue from; the batches between it and `step` are read and dropped.
+      step: step that the run starts from.
+      saved: state to continue from; the batches between it and `step` are read and dropped. None:
+        the dataset begins with the batch of step 0.
+      snapshot_steps: further steps to save the state of the iterator at.
     """
-    if saved is not None and 0 < saved.position <= step:
+    self._snapshot_steps = frozenset(snapshot_steps)
+    if saved is not None and saved.position <= step:
       self._restore(saved)
+    if self._snapshot_period and self._position == step:
+      self._snapshot()  # here, so that a checkpoint before the first step has it
     if step > self._position:
       logging.info("Skipping %d batches that were trained on before.", step - self._position)
     self._thread = threading.Thread(target=self._read, args=(step,), daemon=True, name="data")
@@ -285,11 +310,12 @@ class TrainIterator:
   def _restore(self, saved: DataState) -> None:
     import tensorflow as tf
 
-    try:
-      tf.train.Checkpoint(ds=self._iterator).read(str(saved.prefix)).assert_consumed()
-    except (tf.errors.OpError, AssertionError, ValueError) as error:
-      logging.warning("Cannot use the saved data state %s (%s).", saved.prefix, error)
-      return
+    if saved.prefix is not None:
+      try:
+        tf.train.Checkpoint(ds=self._iterator).read(str(saved.prefix)).assert_consumed()
+      except (tf.errors.OpError, AssertionError, ValueError) as error:
+        logging.warning("Cannot use the saved data state %s (%s).", saved.prefix, error)
+        return
     self._position = saved.position
     self._snapshots = [saved]
 
@@ -299,7 +325,9 @@ class TrainIterator:
         next(self._iterator)
         self._position += 1
       while not self._closed.is_set():
-        if self._snapshot_period and self._position % self._snapshot_period == 0:
+        if self._snapshot_period and (
+          self._position % self._snapshot_period == 0 or self._position in self._snapshot_steps
+        ):
           self._snapshot()
         batch = {name: value.numpy() for name, value in next(self._iterator).items()}
         self._position += 1
@@ -320,7 +348,8 @@ class TrainIterator:
   def _snapshot(self) -> None:
     import tensorflow as tf
 
-    if not self._position or self._position == self._snapshots[-1].position:
+    newest = self._snapshots[-1]
+    if newest.position == self._position and newest.prefix is not None:
       return
     prefix = pathlib.Path(self._folder.name) / str(self._position)
     try:

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import re
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ import gin
 import jax
 
 from vmsst.errors import InputError
+
+# What gin raises where a file or a binding is at fault.
+_UNPARSED = (ValueError, SyntaxError, tokenize.TokenError, ImportError, AttributeError)
 
 
 def get_gin_config_str() -> str:
@@ -83,7 +87,7 @@ def parse_gin_flags(
       name = missing.group(1) if missing else file
       searched = ", ".join(map(os.path.abspath, gin_search_paths))
       raise InputError(f"gin file {name!r} not found; searched: {searched}") from error
-    except (ValueError, SyntaxError, ImportError, AttributeError) as error:
+    except _UNPARSED as error:
       raise InputError(f"{file}: {explain(error)}") from error
   known = _macros()
   for binding in gin_bindings:
@@ -92,7 +96,12 @@ def parse_gin_flags(
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{_nearest(name, known)}")
     try:
       gin.parse_config(binding, skip_unknown=skip_unknown)
-    except (ValueError, SyntaxError, ImportError, AttributeError) as error:
+    except (SyntaxError, tokenize.TokenError) as error:
+      raise InputError(
+        f"--gin.{binding}: the value cannot be read; strings need inner quotes, like "
+        f"--gin.{name}=\"'text'\""
+      ) from error
+    except _UNPARSED as error:
       raise InputError(f"--gin.{binding}: {explain(error)}") from error
   if finalize_config:
     unset = unset_macros()
@@ -129,7 +138,10 @@ def _without_search_log() -> Iterator[None]:
 def explain(error: BaseException) -> str:
   """Gin's message in one line, with the nearest known name where a name is unknown."""
   if isinstance(error, SyntaxError):
-    return f"line {error.lineno}: cannot read {(error.text or '').strip()!r} ({error.msg})"
+    reason = re.sub(r"<ast\.\w+ object at 0x\w+>", "", " ".join(error.msg.split()))
+    return f"line {error.lineno}: cannot read {(error.text or '').strip()!r} ({reason})"
+  if isinstance(error, tokenize.TokenError):
+    return f"line {error.args[1][0]}: {error.args[0]}"
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   text = lines[0] if lines else type(error).__name__
   places = [line for line in lines[1:] if line.startswith("In file")]

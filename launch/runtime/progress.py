@@ -39,7 +39,6 @@ class Progress:
   Args:
     total_steps: step that the run ends at.
     batch_size: examples in a global batch.
-    start_step: step that the run starts at.
     stream: where to write; only the first process writes.
     plain_seconds: seconds between lines where `stream` is no terminal.
     clock: seconds that go on.
@@ -50,18 +49,18 @@ class Progress:
     total_steps: int,
     batch_size: int,
     *,
-    start_step: int = 0,
     stream: TextIO | None = None,
     plain_seconds: float = _PLAIN_SECONDS,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._total = total_steps
+    self.total_steps = total_steps
     self._batch = batch_size
     self._stream = stream if stream is not None else sys.stderr
     self._live = self._stream.isatty()
     self._period = _LIVE_SECONDS if self._live else plain_seconds
     self._clock = clock
-    self._start = self._last = (start_step, clock())
+    self._start: tuple[int, float] | None = None  # the first step compiles: rates begin after it
+    self._last = (0, clock())
     self._paused = 0.0
     self._width = 0
     self._silent = jax.process_index() != 0
@@ -69,13 +68,16 @@ class Progress:
   def update(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Shows `step` (finished) with its metrics (clu metrics, on the devices), if it is time to."""
     now = self._clock()
-    if self._silent or (now - self._last[1] < self._period and step < self._total):
+    if self._start is None:
+      self._start = self._last = (step, now)
+      self._paused = 0.0
+    if self._silent or (now - self._last[1] < self._period and step < self.total_steps):
       return
     since_step, since_time = self._last
     steps_per_second = (step - since_step) / max(now - since_time, 1e-9)
     total_time = max(now - self._start[1] - self._paused, 1e-9)
     average = (step - self._start[0]) / total_time
-    parts = [f"step {step}/{self._total}"]
+    parts = [f"step {step}/{self.total_steps}"]
     values = {
       name: float(np.asarray(jax.device_get(metrics[name]).compute()))
       for name in ("loss", "tokens_per_example")
@@ -88,7 +90,7 @@ class Progress:
       tokens = values["tokens_per_example"] * steps_per_second * self._batch
       parts.append(f"{_count(tokens)} tokens/s")
     if average > 0:
-      parts.append(f"ETA {duration((self._total - step) / average)}")
+      parts.append(f"ETA {duration((self.total_steps - step) / average)}")
     self._show("  ".join(parts))
     self._last = (step, now)
 

@@ -117,6 +117,7 @@ def train(
   began = time.time()
   check_model_dir(model_dir)
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
+  data_lib.get_mixture_or_task(train_dataset_cfg)  # says so if it is unknown
   modes = {mode.name for mode in trainer_lib.ActionMode}
   unknown = set(actions or {}) - modes
   if unknown:
@@ -197,7 +198,7 @@ def train(
       manager = checkpoints.CheckpointManager(model_dir, save_cfg)
       cleanup.callback(manager.close)
 
-    bar = progress.Progress(total_steps, layout.batch_size, start_step=first_step)
+    bar = progress.Progress(total_steps, layout.batch_size)
     log = progress.EvaluationLog()
     run = _Run(
       trainer=trainer,
@@ -217,12 +218,15 @@ def train(
     step = first_step
     try:
       with _stop_on_signal() as stop:
-        if run_eval_before_training:
+        if run_eval_before_training or step == total_steps:
           run.evaluate(step)
         if checkpoint_period:
           save(step)
         if jax.process_index() == 0:
-          print(f"Ready after {time.time() - began:.1f} s; training to step {total_steps}.")
+          todo = f"training to step {total_steps}"
+          if step == total_steps:
+            todo = f"at step {step} already, the last: nothing to train"
+          print(f"Ready after {time.time() - began:.1f} s; {todo}.")
           sys.stdout.flush()
         periods = [p for p in (eval_period, checkpoint_period) if p]
         stats = stats_period or min([*periods, total_steps])

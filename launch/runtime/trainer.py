@@ -306,6 +306,9 @@ class BaseTrainer(abc.ABC):
         jax.block_until_ready(finished)
         if bar is not None:
           bar.update(start_step + done - len(in_flight), finished)
+    if bar is not None and in_flight and start_step + done == bar.total_steps:
+      jax.block_until_ready(in_flight[-1])
+      bar.update(bar.total_steps, in_flight[-1])
     if sums is None:
       finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
       finished_now.set_result({})

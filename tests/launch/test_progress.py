@@ -22,26 +22,28 @@ def metrics(loss, tokens):
   }
 
 
-def test_the_line_gives_rates_and_the_time_left():
+def test_the_line_gives_rates_since_the_first_step_and_the_time_left():
   now = [100.0]
   stream = io.StringIO()
   bar = progress.Progress(1000, 64, stream=stream, plain_seconds=10, clock=lambda: now[0])
-  now[0] = 105.0
-  bar.update(50, metrics(1.0, 10.0))
+  now[0] = 200.0
+  bar.update(100, metrics(1.0, 10.0))  # the first: before it was compilation
+  now[0] = 205.0
+  bar.update(150, metrics(1.0, 10.0))
   assert stream.getvalue() == ""  # not a terminal: a line every ten seconds only
-  now[0] = 120.0
-  bar.update(200, metrics(1.5, 10.0))
+  now[0] = 220.0
+  bar.update(300, metrics(1.5, 10.0))
   line = stream.getvalue()
-  assert line == "step 200/1000  loss 1.5000  640 examples/s  6.4k tokens/s  ETA 1m20s\n"
+  assert line == "step 300/1000  loss 1.5000  640 examples/s  6.4k tokens/s  ETA 1m10s\n"
 
 
 def test_a_terminal_line_is_rewritten_in_place_and_covers_what_was_there():
   now = [0.0]
   stream = Terminal()
   bar = progress.Progress(20000, 1, stream=stream, clock=lambda: now[0])
-  for step, loss in ((10, 123456.0), (20, 1.0)):
-    now[0] += 1.0
+  for step, loss in ((0, 1.0), (10, 123456.0), (20, 1.0)):
     bar.update(step, metrics(loss, 1.0))
+    now[0] += 1.0
   first, second = stream.getvalue().split("\r")[1:]
   assert len(second) == len(first)
   assert second.startswith("step 20/20000  loss 1.0000  10 examples/s")
@@ -51,6 +53,7 @@ def test_time_away_does_not_count():
   now = [0.0]
   stream = io.StringIO()
   bar = progress.Progress(100, 1, stream=stream, plain_seconds=1, clock=lambda: now[0])
+  bar.update(0, {})
   now[0] = 10.0
   resume = bar.pause("evaluating")
   now[0] = 1000.0

@@ -1,0 +1,55 @@
+"""Running the installed `t5x` command, or a script, in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+
+T5X = pathlib.Path(sysconfig.get_path("scripts")) / "t5x"
+
+# The quickstart, small enough to train in a test.
+TINY = (
+  "--gin_file=quickstart.gin",
+  "--gin.TRAIN_STEPS=2",
+  "--gin.EVAL_PERIOD=2",
+  "--gin.CHECKPOINT_PERIOD=2",
+  "--gin.BATCH_SIZE=16",
+  "--gin.EMBED_DIM=16",
+  "--gin.bitext.sample.num_meanings=50",
+  "--gin.evaluation.sample_retrieval.num_meanings=40",
+)
+
+
+def environment(devices=1):
+  """The environment of a process with so many CPU devices."""
+  flags = f"--xla_force_host_platform_device_count={devices}"
+  outside = dict(os.environ)
+  outside.pop("TF_CPP_MIN_LOG_LEVEL", None)  # importing jax here has set it
+  return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+def t5x(*arguments, cwd, devices=1):
+  """What `t5x arguments` gave: exit code and text of both streams."""
+  return _run([str(T5X), *map(str, arguments)], cwd, devices, None)
+
+
+def script(code, *arguments, cwd, devices=1, text=None):
+  """What a Python script gave; `text` is its standard input. Fails where the script does."""
+  command = [sys.executable, "-c", code, *map(str, arguments)]
+  done = _run(command, cwd, devices, text)
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+def _run(command, cwd, devices, text):
+  return subprocess.run(
+    command,
+    cwd=cwd,
+    env=environment(devices),
+    input=text,
+    stdin=subprocess.DEVNULL if text is None else None,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )

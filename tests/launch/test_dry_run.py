@@ -1,0 +1,221 @@
+"""`t5x train --dry_run`: counts against counts by hand."""
+
+import json
+import os
+import re
+
+import commands
+import jax
+import jax.numpy as jnp
+import pytest
+import toy_runs
+
+from vmsst import vocabularies
+from vmsst.errors import InputError
+from vmsst.launch import dry_run
+from vmsst.launch.runtime import adafactor, data, partitioning, utils
+from vmsst.models import contrastive
+from vmsst.networks import sentence_encoder, t5
+
+
+def flops(function, *shapes):
+  """Of a function of float32 arrays of the given shapes."""
+  arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  return dry_run.matmul_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+# --------------------------------------------------------------------------------------------
+# Matrix products
+
+MK, KN, KK = (2, 3), (3, 5), (3, 3)
+MKN = 2 * 2 * 3 * 5  # one product of [2, 3] and [3, 5]
+MKK = 2 * 2 * 3 * 3
+
+
+def product(a, b):
+  return a @ b
+
+
+def squared(a, b):
+  return jnp.sum(jnp.sin(a @ b) ** 2)
+
+
+def repeated(a, b):
+  return jax.lax.scan(lambda carry, _: (carry @ b, None), a, length=7)[0]
+
+
+def either(a, b):
+  return jax.lax.cond(a[0, 0] > 0, lambda: (a @ b) @ b, lambda: a @ b)
+
+
+def until(a, b):
+  return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x @ b, a)
+
+
+@pytest.mark.parametrize(
+  ("function", "shapes", "expected"),
+  [
+    (product, (MK, KN), MKN),
+    (jax.jit(product), (MK, KN), MKN),
+    (product, ((4, 2, 3), (4, 3, 5)), 4 * MKN),
+    (lambda a, b: jnp.einsum("hr,rqk->hqk", a, b), (MK, (3, 5, 5)), 5 * MKN),
+    (lambda a, b: a + b, (MK, MK), 0),
+    (repeated, (MK, KK), 7 * MKK),
+    (either, (MK, KK), 2 * MKK),
+    (until, (MK, KK), MKK),
+    (jax.vmap(product), ((4, 2, 3), (4, 3, 5)), 4 * MKN),
+    # Forward, and one product for each gradient; another forward where it is recomputed.
+    (jax.grad(squared), (MK, KN), 2 * MKN),
+    (jax.grad(squared, argnums=(0, 1)), (MK, KN), 3 * MKN),
+    (jax.grad(lambda a, b: jnp.sum(repeated(a, b) ** 2), argnums=(0, 1)), (MK, KK), 3 * 7 * MKK),
+    (jax.grad(jax.checkpoint(squared), argnums=(0, 1)), (MK, KN), 4 * MKN),
+  ],
+)
+def test_products_are_counted_through_loops_branches_and_gradients(function, shapes, expected):
+  assert flops(function, *shapes) == expected
+
+
+# --------------------------------------------------------------------------------------------
+# A whole step
+
+V, D, H, K, M, L, S, B, T = 50, 12, 3, 4, 20, 2, 8, 6, 16
+BUCKETS = 32
+
+
+def tiny_model(vocabulary_size=V, **options):
+  config = t5.T5Config(
+    vocab_size=vocabulary_size,
+    emb_dim=D,
+    num_heads=H,
+    head_dim=K,
+    mlp_dim=M,
+    num_encoder_layers=L,
+    **options,
+  )
+  return contrastive.ContrastiveModel(
+    network=sentence_encoder.SentenceEncoder(config=config, latent_dim=S),
+    input_vocabulary=vocabularies.ByteVocabulary(),
+    optimizer_def=adafactor.Adafactor(
+      logical_factor_rules=adafactor.standard_logical_factor_rules()
+    ),
+    max_length=T,
+  )
+
+
+def tiny_report(model, **overrides):
+  lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
+  cfg = data.DatasetConfig(
+    **{
+      "mixture_or_task_name": None,
+      "task_feature_lengths": lengths,
+      "split": "train",
+      "batch_size": B,
+      "shuffle": True,
+      "seed": 0,
+      **overrides,
+    }
+  )
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  return dry_run.describe(model, cfg, partitioner, toy_runs.make_trainer())
+
+
+LAYER = 4 * D * H * K + 3 * D * M + 2 * D
+PARAMETERS = V * D + L * LAYER + D + H * BUCKETS + D * S
+
+
+def test_parameters_and_products_of_a_step_are_those_counted_by_hand():
+  report = tiny_report(tiny_model())
+  assert report["parameters"] == PARAMETERS == sum(report["parameters_by_module"].values())
+  assert report["parameters_by_module"]["token_embedder"] == V * D
+  assert report["parameters_by_module"]["encoder/layers_1"] == LAYER
+  assert f"total {PARAMETERS:,}" in report["text"]
+
+  sentences = 2 * B
+  layer = sentences * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
+  forward = L * layer + 2 * sentences * D * S + 2 * B * B * S
+  positions = 2 * H * BUCKETS * T * T  # its other factor is constant: one gradient, not two
+  assert report["flops_per_step"] == 3 * forward + 2 * positions
+
+
+def test_recomputed_layers_cost_a_forward_pass_more():
+  plain, again = (tiny_report(tiny_model(remat=remat)) for remat in ("none", "full"))
+  # Neither the last product of a layer nor what it gives is needed to go back.
+  layer = 2 * B * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
+  extra = again["flops_per_step"] - plain["flops_per_step"]
+  assert 0.7 * L * layer <= extra <= L * layer
+  assert again["parameters"] == plain["parameters"]
+
+
+def test_bytes_are_those_of_a_real_state_gradients_and_batch():
+  model = tiny_model()
+  report = tiny_report(model)
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  state = utils.TrainStateInitializer(
+    optimizer_def=model.optimizer_def,
+    init_fn=model.get_initial_variables,
+    input_shapes={"inputs": (B, T)},
+    partitioner=partitioner,
+  ).from_scratch(jax.random.PRNGKey(0))
+  real = sum(array.nbytes for array in jax.tree.leaves(state.state_dict()))
+  batch = 4 * B * (T + T + 1 + 1)
+  assert report["bytes_per_device"] == real + 4 * PARAMETERS + batch
+
+
+def test_what_a_dry_run_needs_is_asked_for():
+  with pytest.raises(InputError, match="needs TASK_FEATURE_LENGTHS"):
+    tiny_report(tiny_model(), task_feature_lengths=None)
+
+
+# --------------------------------------------------------------------------------------------
+# The command, without data, MODEL_DIR or PATTERNS
+
+WIDTH, VOCABULARY = 1024, 250_112
+
+
+def paper_size(layers, shared_by=1):
+  """Parameters of a device, where tables are cut in `shared_by` parts."""
+  cut = VOCABULARY * WIDTH + layers * (4 * WIDTH * WIDTH + 3 * WIDTH * 2816) + 16 * BUCKETS
+  whole = (2 * layers + 1) * WIDTH + WIDTH * WIDTH
+  return cut // shared_by + whole
+
+
+def test_tables_are_cut_over_the_partitions(tmp_path):
+  done = commands.t5x(
+    "train",
+    "--gin_file=contrastive_6l.gin",
+    "--dry_run",
+    "--gin.NUM_PARTITIONS=2",
+    cwd=tmp_path,
+    devices=8,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ""
+  assert done.stdout.startswith("mesh: data=4 model=2 (8 cpu devices)\nbatch: 2048 examples, ")
+  assert "embedding  [250112, 1024]  P('model', None)  488.5\n" in done.stdout
+  report = json.loads(done.stdout.splitlines()[-1])
+  assert set(report) == {
+    "parameters",
+    "parameters_by_module",
+    "flops_per_step",
+    "bytes_per_device",
+  }
+  assert report["parameters"] == 334_247_424 == paper_size(layers=6)
+  # Parameters and gradients; the factors of Adafactor and the batch are small beside them.
+  here = 2 * 4 * paper_size(layers=6, shared_by=2)
+  assert here < report["bytes_per_device"] < 1.01 * here
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's own figures")
+def test_no_parameter_is_made(tmp_path):
+  code = """
+import sys
+from vmsst.launch.main import main
+main(sys.argv[1:])
+print(open("/proc/self/status").read(), file=sys.stderr)
+"""
+  done = commands.script(code, "train", "--gin_file=contrastive_24l.gin", "--dry_run", cwd=tmp_path)
+  report = json.loads(done.stdout.splitlines()[-1])
+  assert report["parameters"] == paper_size(layers=24)
+  peak_kib = int(re.search(r"VmHWM:\s+(\d+) kB", done.stderr)[1])
+  assert peak_kib * 1024 < 0.75 * 4 * report["parameters"]

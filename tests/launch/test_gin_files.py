@@ -1,0 +1,191 @@
+"""The shipped gin files, parsed and bound as `t5x train` does."""
+
+import json
+import math
+import re
+
+import commands
+import pytest
+
+import vmsst
+from vmsst import cli
+
+ROOT = vmsst.gin_dir()
+RUN_FILES = sorted(path.name for path in ROOT.glob("*.gin"))
+# Given behind a run's file, to `t5x eval` and `t5x infer`.
+FOLLOWING = {"evaluate": "runs/eval.gin", "infer": "runs/infer.gin"}
+
+# Parses every file given; writes what it found to the first argument. Stand-ins for the functions
+# that a command runs have their parameters, and keep what gin gives them.
+_PARSE = """
+import dataclasses, inspect, json, sys
+import gin
+from vmsst.launch import aliases
+aliases.install()
+from vmsst.launch.runtime import eval as eval_lib, gin_utils, infer as infer_lib
+from vmsst.launch.runtime import train as train_lib, utils
+
+given = {}
+def stand_in(function):
+  def keep(**arguments):
+    given[function.__name__] = arguments
+  keep.__name__ = function.__name__
+  keep.__signature__ = inspect.signature(function)
+  globals()[function.__name__] = keep
+  gin.register(keep, "__main__")
+for function in (train_lib.train, eval_lib.evaluate, infer_lib.infer):
+  stand_in(function)
+
+def macros():
+  defined = {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
+  used = {
+    name
+    for reference in gin.config.iterate_references(gin.config._CONFIG)
+    if reference.selector == "gin.macro"
+    for name in reference.scopes
+  }
+  return defined, used
+
+def parse(file, bindings=(), finalize=True, follow=()):
+  gin.clear_config()
+  gin_utils.parse_gin_flags(sys.argv[2:3], [file, *follow], bindings, finalize_config=finalize)
+
+def report(file):
+  parse(file, finalize=False)
+  defined, used = macros()
+  found = {
+    "required": gin_utils.unset_macros(),
+    "unused": sorted(defined - used),
+    "undefined": sorted(used - defined),
+  }
+  if found["undefined"]:
+    return found
+  # No data here: names of tasks in place of what would register them.
+  named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK"} & defined
+  parse(file, [f"{name} = 'placeholder'" for name in {*found["required"], *named}])
+  gin.get_configurable(train)()
+  model, data = given["train"]["model"], given["train"]["train_dataset_cfg"]
+  schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
+  return found | {
+    "steps": given["train"]["total_steps"],
+    "batch_size": data.batch_size,
+    "lengths": data.task_feature_lengths,
+    "network": dataclasses.asdict(model.network.config),
+    "latent_dim": model.network.latent_dim,
+    "similarity": model.similarity,
+    "max_length": model.max_length,
+    "optimizer": type(model.optimizer_def).__name__,
+    "rates": {step: float(schedule(step)) for step in (1, 2000, 3999, 4000, 4001, 16000, 100000)},
+  }
+
+def follow(function, file):
+  # Bound as behind the quickstart: the folder of results, and of checkpoints.
+  bindings = ["EVAL_TASK = 'placeholder'", "MODEL_DIR = '/run'"]
+  parse("quickstart.gin", bindings, finalize=False, follow=[file])
+  defined, used = macros()
+  required = gin_utils.unset_macros()
+  parse("quickstart.gin", [*bindings, *(f"{name} = '/run/x'" for name in required)], follow=[file])
+  gin.get_configurable(globals()[function])()
+  bound = given[function]
+  return {
+    "required": required,
+    "unused": sorted(defined - used),
+    "output_dir": bound["output_dir"],
+    "checkpoint": bound["restore_checkpoint_cfg"].path,
+    "task": bound["dataset_cfg"].mixture_or_task_name,
+    "model": type(bound["model"]).__name__,
+  }
+
+following = json.loads(sys.argv[3])
+reports = {file: report(file) for file in sys.argv[4:]}
+reports |= {file: follow(function, file) for function, file in following.items()}
+with open(sys.argv[1], "w") as stream:
+  json.dump(reports, stream)
+"""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+  """What parsing gave, by file; two of them are here to be found faulty."""
+  folder = tmp_path_factory.mktemp("gin_files")
+  extra = {
+    "unused.gin": "include 'quickstart.gin'\nTRAIN_STEPZ = 5\n",
+    "undefined.gin": "include 'runs/paper_optimizer.gin'\nA = %TRAIN_STEPZ\nB = %A\nC = %B\n",
+  }
+  for name, text in extra.items():
+    (folder / name).write_text(text)
+  files = [*RUN_FILES, *(folder / name for name in extra)]
+  output = folder / "reports.json"
+  commands.script(_PARSE, output, ROOT, json.dumps(FOLLOWING), *files, cwd=folder)
+  found = json.loads(output.read_text())
+  return {name.removeprefix(f"{folder}/"): report for name, report in found.items()}
+
+
+@pytest.mark.parametrize("file", RUN_FILES)
+def test_a_run_file_parses_and_every_macro_of_it_is_used_and_defined(reports, file):
+  assert reports[file]["unused"] == []
+  assert reports[file]["undefined"] == []
+  assert reports[file]["steps"] > 0
+
+
+def test_misspelled_macros_would_be_found(reports):
+  assert reports["unused.gin"]["unused"] == ["TRAIN_STEPZ"]
+  assert reports["undefined.gin"]["undefined"] == ["TRAIN_STEPZ"]
+
+
+@pytest.mark.parametrize("file", RUN_FILES)
+def test_the_header_of_a_run_file_names_what_must_be_set(reports, file):
+  header = re.match(r"(?:#.*\n)+", (ROOT / file).read_text(encoding="utf-8")).group()
+  required = set(reports[file]["required"])
+  if not required:
+    assert "Nothing must be set" in " ".join(header.replace("#", " ").split())
+  assert required <= set(re.findall(r"[A-Z_]+", header.partition("Must be set:")[2]))
+
+
+def test_every_layer_is_included_by_a_run_file():
+  reached, new = set(), set(RUN_FILES)
+  while new:
+    reached |= new
+    text = "".join((ROOT / file).read_text(encoding="utf-8") for file in new)
+    new = set(re.findall(r"^include '(.*)'", text, re.MULTILINE)) - reached
+  shipped = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.gin")}
+  assert reached | set(FOLLOWING.values()) == shipped
+  assert not list(ROOT.rglob("*.py"))  # as a package, vmsst/gin would shadow gin
+
+
+@pytest.mark.parametrize("file", FOLLOWING.values())
+def test_a_file_for_eval_or_infer_binds_what_the_run_s_file_does_not(reports, file):
+  report = reports[file]
+  assert report["required"] == ([] if "eval" in file else ["CHECKPOINT_PATH"])
+  assert report["checkpoint"] == ("/run" if "eval" in file else "/run/x")
+  assert report["output_dir"] == f"/run/{file[5:].removesuffix('.gin')}"
+  assert report["task"] == "placeholder"
+  assert report["model"] == "ContrastiveModel"
+
+
+def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
+  assert cli.main(["gin-dir"]) == 0
+  assert capsys.readouterr().out == f"{ROOT}\n"
+  assert "quickstart.gin" in RUN_FILES
+
+
+@pytest.mark.parametrize(
+  ("file", "layers"), [("contrastive_6l.gin", 6), ("contrastive_24l.gin", 24)]
+)
+def test_the_paper_s_files_have_the_numbers_of_section_6_4(reports, file, layers):
+  report = reports[file]
+  assert report["batch_size"] == 2048
+  assert report["steps"] == 100_000
+  assert report["max_length"] == report["lengths"]["inputs"] == report["lengths"]["targets"] == 32
+  network = report["network"]
+  assert network["num_encoder_layers"] == layers
+  assert network["emb_dim"] == report["latent_dim"] == 1024
+  assert network["dropout_rate"] == 0.1
+  assert network["vocab_size"] == 250_112
+  assert report["similarity"] == "dot"
+  assert report["optimizer"] == "Adafactor"
+  rates = {int(step): rate for step, rate in report["rates"].items()}
+  assert max(rates, key=rates.get) == 4000
+  for step, rate in rates.items():
+    wanted = 1e-3 * min(step / 4000, math.sqrt(4000 / step))
+    assert rate == pytest.approx(wanted, rel=1e-6), step

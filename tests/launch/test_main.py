@@ -1,0 +1,326 @@
+"""The `t5x` command, as a person uses it."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+import commands
+import numpy as np
+import pytest
+
+import vmsst
+from vmsst.tasks import sample
+
+# Parameters of the one layer: query, key, value, out; wi_0, wi_1, wo; two norms.
+LAYER = 4 * 16 * (4 * 32) + 3 * 16 * 256 + 2 * 16
+CODES = [code for code in sample.LANGUAGES if code != "en"]
+
+
+def model_dir(path):
+  """The argument that sets MODEL_DIR."""
+  return f"--gin.MODEL_DIR='{path}'"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A finished run: its folder, and what the command gave."""
+  folder = tmp_path_factory.mktemp("finished")
+  done = commands.t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
+  assert done.returncode == 0, done.stderr
+  return folder / "run", done
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+  code = """
+import sys
+from vmsst.launch.main import main
+for arguments in (["--help"], ["train", "--help"], ["train"]):
+  try:
+    main(arguments)
+  except SystemExit as stop:
+    print("exit:", stop.code)
+heavy = {"tensorflow", "jax", "seqio", "numpy", "flax", "orbax", "gin"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+  printed = commands.script(code, cwd=tmp_path).stdout
+  assert re.findall("exit: (.*)", printed) == [
+    "0",
+    "0",
+    f"t5x: error: give a --gin_file; the shipped ones are in {vmsst.gin_dir()}",
+  ]
+  for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
+    assert name in printed
+
+
+# --------------------------------------------------------------------------------------------
+# Errors
+
+
+def test_an_error_is_one_line_and_exit_code_1(finished, tmp_path):
+  run, _ = finished  # what a run wrote as its configuration is a gin file like any other
+  done = commands.t5x(
+    "train", f"--gin_file={run / 'config.gin'}", "--gin.BATCH_SIZE=12", cwd=tmp_path, devices=8
+  )
+  assert done.returncode == 1
+  assert done.stdout == ""
+  (line,) = done.stderr.splitlines()
+  assert line.startswith(
+    "t5x: error: BATCH_SIZE=12 is not divisible by the data axis of the mesh (8"
+  )
+
+
+def _faulty(folder, run):
+  """Arguments of `t5x train` behind the tiny run's, each with something wrong, by name."""
+  return {
+    "no such gin file": ["--gin_file=nowhere.gin"],
+    "macro": ["--gin.TRAIN_STEPZ=3"],
+    "parameter": ["--gin.utils.SaveCheckpointConfig.periodd=3"],
+    "no inner quotes": [f"--gin.MODEL_DIR={folder}"],
+    "value": ["--gin.TRAIN_STEPS=three"],
+    "open bracket": ["--gin.TRAIN_STEPS=[1,"],
+    "no equals sign": ["--gin.TRAIN_STEPS"],
+    "not set": ["--gin.MODEL_DIR=%gin.REQUIRED"],
+    "relative folder": ["--gin.MODEL_DIR='relative/run'"],
+    "unwritable folder": [model_dir(folder / "a_file" / "run")],
+    "task": ["--gin.MIXTURE_OR_TASK_NAME='nowhere'"],
+    "vocabulary": ["--gin.vocabularies.SentencePieceVocabulary.path='/nowhere/x.model'"],
+    "other shape": [model_dir(run), "--gin.EMBED_DIM=32"],
+    "fewer steps": [model_dir(run), "--gin.TRAIN_STEPS=1"],
+  }
+
+
+_EXPECTED = {
+  "no such gin file": r"gin file 'nowhere\.gin' not found; searched: {folder}, {gin}",
+  "macro": r"--gin\.TRAIN_STEPZ: no gin file has a macro TRAIN_STEPZ; did you mean TRAIN_STEPS",
+  "parameter": r".*SaveCheckpointConfig has no parameter 'periodd'; did you mean period",
+  "no inner quotes": r"--gin\.MODEL_DIR = {folder}: .*inner quotes",
+  "value": r"--gin\.TRAIN_STEPS = three: (?!.*0x)",
+  "open bracket": r"--gin\.TRAIN_STEPS = \[1,: ",
+  "no equals sign": r"--gin\.TRAIN_STEPS: gin bindings are written --gin\.NAME=VALUE",
+  "not set": r"MODEL_DIR must be set, like --gin\.MODEL_DIR=VALUE",
+  "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run': try '{folder}/rel",
+  "unwritable folder": r"MODEL_DIR {folder}/a_file/run cannot be written to: Not a directory",
+  "task": r"no task or mixture 'nowhere' is registered; known: .*check MIXTURE_OR_TASK_NAME",
+  "vocabulary": r"vocabulary /nowhere/x\.model: cannot be read: No such file or directory",
+  "other shape": (
+    r"target/\S+ has shape \(32,\) in the model and \(16,\) in {run}/checkpoint_2 .*"
+    "the checkpoint is of another model or size"
+  ),
+  "fewer steps": r"TRAIN_STEPS=1 is less than the step of the checkpoint, 2",
+  "data": r"no file matches '{folder}/a\.de-en\.tsv'",
+  "dry run": r"--dry_run is for `t5x train` on the bundled runtime",
+  "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
+}
+
+# Runs the command for every entry of a JSON object; writes how each ended to a file.
+_DRIVER = """
+import json, sys, traceback
+import gin
+from vmsst.launch.main import main
+outcomes = {}
+for name, arguments in json.load(sys.stdin).items():
+  gin.clear_config(clear_constants=True)
+  try:
+    main(arguments)
+    outcomes[name] = "no error"
+  except SystemExit as stop:
+    outcomes[name] = stop.code
+  except BaseException:
+    outcomes[name] = traceback.format_exc()
+with open(sys.argv[1], "w") as stream:
+  json.dump(outcomes, stream)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(finished, tmp_path_factory):
+  """How the faulty commands ended, and what their messages may name."""
+  run, _ = finished
+  folder = tmp_path_factory.mktemp("faulty")
+  (folder / "a_file").touch()
+  start = ["train", *commands.TINY, model_dir(folder / "run")]
+  faulty = {name: [*start, *more] for name, more in _faulty(folder, run).items()}
+  faulty["data"] = [
+    *("train", "--gin_file=contrastive_6l.gin", model_dir(folder / "run")),
+    *("--gin.VOCABULARY_PATH='/nowhere/x.model'", f"--gin.PATTERNS='{folder}/a.de-en.tsv'"),
+  ]
+  faulty["dry run"] = ["infer", "--gin_file=quickstart.gin", "--dry_run"]
+  faulty["verbose"] = ["train", "--gin_file=nowhere.gin", "--verbose"]
+  commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(faulty))
+  names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
+  return json.loads((folder / "ends.json").read_text()), names
+
+
+@pytest.mark.parametrize("name", _EXPECTED)
+def test_errors_name_what_is_wrong_and_what_to_do(outcomes, name):
+  ends, names = outcomes
+  pattern = _EXPECTED[name]
+  for key, path in names.items():
+    pattern = pattern.replace("{" + key + "}", re.escape(str(path)))
+  outcome = ends[name]
+  if name != "verbose":
+    assert "Traceback" not in outcome
+    assert "\n" not in outcome
+    pattern = f"t5x: error: (?:\\S+\\.gin: )?(?:{pattern})"
+  assert re.match(pattern, outcome), outcome
+
+
+# --------------------------------------------------------------------------------------------
+# A whole run
+
+
+def read_table(text):
+  """The columns' names and the numbers of the table that a run ends with."""
+  lines = text.split("sample_retrieval", 1)[1].splitlines()
+  columns = re.findall(r"step \d+", lines[0])
+  rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in lines[2:] if line}
+  return columns, rows
+
+
+def read_parameter_count(path):
+  """The total that the last line of model-info.txt gives."""
+  return int(path.read_text().splitlines()[-1].removeprefix("parameters: ").replace(",", ""))
+
+
+def read_lines(path):
+  """The rows of a JSON lines file."""
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_says_what_it_does_and_leaves_its_files(finished):
+  run, done = finished
+  assert re.search(r"^Ready after \d+\.\d s; training to step 2\.$", done.stdout, re.MULTILINE)
+  assert done.stderr.splitlines() == ["step 0: evaluating", "step 2: evaluating"]
+  columns, rows = read_table(done.stdout)
+  assert columns == ["step 0", "step 2"]
+  metrics = read_lines(run / "inference_eval" / "sample_retrieval-metrics.jsonl")
+  assert [row.pop("step") for row in metrics] == [0, 2]
+  for name, shown in rows.items():
+    assert shown == pytest.approx([row[name] for row in metrics], abs=0.005)
+  assert set(rows) == set(metrics[0])
+
+  assert sorted(path.name for path in run.glob("checkpoint_*")) == ["checkpoint_0", "checkpoint_2"]
+  assert (run / "checkpoint_2" / "state").is_dir()
+  assert "EMBED_DIM = 16" in (run / "config.gin").read_text()
+  assert json.loads((run / "encoder.json").read_text())["network"]["latent_dim"] == 16
+  shipped = pathlib.Path(sample.vocabulary_path())
+  assert (run / "vocabulary.model").read_bytes() == shipped.read_bytes()
+  assert read_parameter_count(run / "model-info.txt") == 3600 * 16 + LAYER + 16 + 4 * 32 + 16 * 16
+  assert list((run / "train").glob("events.out.tfevents.*"))
+  written = read_lines(run / "train" / "metrics.jsonl")
+  losses = {row["step"]: row["loss"] for row in written if "loss" in row}
+  assert list(losses) == [2]
+  assert np.isfinite(losses[2])
+
+
+_ENCODE = """
+import json, sys
+import numpy as np
+import vmsst
+texts = json.load(sys.stdin)
+encoder = vmsst.load(sys.argv[1])
+np.savez(sys.argv[2], **{code: encoder.encode(lines) for code, lines in texts.items()})
+heavy = {"tensorflow", "seqio", "gin"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+
+
+def nearest(vector_D, candidate_ND):
+  """Index of the candidate with the largest cosine."""
+  cosines = [
+    np.dot(vector_D, other_D) / (np.linalg.norm(vector_D) * np.linalg.norm(other_D))
+    for other_D in candidate_ND
+  ]
+  return int(np.argmax(cosines))
+
+
+def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_path):
+  run, done = finished
+  total, count = sample.num_meanings("validation"), 40
+  texts = {
+    code: [sample.sentence(i * total // count, code, "validation") for i in range(count)]
+    for code in ("en", *CODES)
+  }
+  commands.script(_ENCODE, run, tmp_path / "v.npz", cwd=tmp_path, text=json.dumps(texts))
+  _, rows = read_table(done.stdout)
+  with np.load(tmp_path / "v.npz") as vectors:
+    assert vectors["en"].shape == (count, 16)
+    for code in CODES:
+      for name, sources, targets in (
+        (f"to_english/{code}", vectors[code], vectors["en"]),
+        (f"from_english/{code}", vectors["en"], vectors[code]),
+      ):
+        right = sum(nearest(source_D, targets) == i for i, source_D in enumerate(sources))
+        assert rows[name][-1] == pytest.approx(100 * right / count, abs=0.005), name
+
+
+def test_training_a_finished_run_again_says_so_and_only_evaluates(finished):
+  run, first = finished
+  before = read_lines(run / "train" / "metrics.jsonl")
+  again = commands.t5x("train", *commands.TINY, model_dir(run), cwd=run.parent)
+  assert again.returncode == 0, again.stderr
+  assert "at step 2 already" in again.stdout
+  columns, rows = read_table(again.stdout)
+  assert columns == ["step 2"]
+  assert rows == {name: [values[-1]] for name, values in read_table(first.stdout)[1].items()}
+  after = read_lines(run / "train" / "metrics.jsonl")
+  assert not any("loss" in row for row in after[len(before) :])
+  assert sorted(path.name for path in run.glob("checkpoint_*")) == ["checkpoint_0", "checkpoint_2"]
+
+
+def read_until(terminal, done, text=""):
+  """`text` and what a terminal shows until `done(text)` or the end; fails after two minutes."""
+  deadline = time.monotonic() + 120
+  while not done(text):
+    assert time.monotonic() < deadline, text
+    if not select.select([terminal], [], [], 1)[0]:
+      continue
+    try:
+      text += os.read(terminal, 1 << 16).decode()
+    except OSError:  # how Linux says that the other side is closed
+      break
+  return text
+
+
+def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp_path):
+  ours, theirs = pty.openpty()
+  command = [
+    *(str(commands.T5X), "train", *commands.TINY, model_dir(tmp_path / "run")),
+    *("--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=100000"),
+    "--gin.train.infer_eval_dataset_cfg=None",
+    "--gin.train.run_eval_before_training=False",
+  ]
+  process = subprocess.Popen(
+    command,
+    cwd=tmp_path,
+    env=commands.environment(),
+    stdin=subprocess.DEVNULL,
+    stdout=theirs,
+    stderr=theirs,
+  )
+  os.close(theirs)
+  try:
+    shown = read_until(ours, lambda text: "Ready" in text and text.count("\rstep ") >= 2)
+    process.send_signal(signal.SIGTERM)
+    shown = read_until(ours, lambda text: False, shown)
+    assert process.wait(timeout=60) == 0, shown
+  finally:
+    process.kill()
+    process.wait()
+    os.close(ours)
+  _, live = re.split(r"Ready after .*?\r\n", shown)
+  lines = live.split("\r\n")[0].split("\r")[1:]
+  assert len(lines) >= 2
+  for line in lines:
+    assert re.fullmatch(
+      r"step \d+/100000  loss \d+\.\d{4}  \S+ examples/s  \S+ tokens/s  ETA \S+ *", line
+    )
+  stopped = re.search(r"Stopped by SIGTERM at step (\d+); the same command goes on", shown)
+  assert stopped, shown
+  assert (tmp_path / "run" / f"checkpoint_{stopped[1]}" / "state").is_dir()

@@ -1,0 +1,90 @@
+"""Upstream T5X and the bundled runtime, with the same gin file; needs upstream T5X."""
+
+import importlib.util
+import json
+import shutil
+
+import commands
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec("t5x") is None, reason="upstream T5X is not installed"
+)
+
+STEPS = 5
+STOP = 2
+ARGUMENTS = (
+  *commands.TINY,
+  f"--gin.TRAIN_STEPS={STEPS}",
+  "--gin.STATS_PERIOD=1",
+  f"--gin.CHECKPOINT_PERIOD={STOP}",
+  f"--gin.EVAL_PERIOD={2 * STOP}",
+)
+FEW_ULPS = 1e-5
+
+
+def train(folder, runtime):
+  """Trains in `folder` by the `t5x` command."""
+  code = "from vmsst.launch.main import main; main()"
+  folder.mkdir(parents=True, exist_ok=True)
+  flags = (f"--runtime={runtime}", f"--gin.MODEL_DIR='{folder}'")
+  commands.script(code, "train", *ARGUMENTS, *flags, cwd=folder)
+
+
+def losses(folder):
+  """The loss of each step that either runtime wrote to TensorBoard."""
+  code = """
+import glob, json, sys
+import tensorflow as tf
+losses = {}
+for path in glob.glob(sys.argv[1] + "/train/events*"):
+  for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+    event = tf.compat.v1.Event.FromString(record)
+    losses.update({event.step: float(tf.make_ndarray(v.tensor)) for v in event.summary.value
+                   if v.tag == "loss"})
+print(json.dumps(losses))
+"""
+  printed = commands.script(code, folder, cwd=folder).stdout
+  return {int(step): loss for step, loss in json.loads(printed).items()}
+
+
+def accuracies(folder):
+  """The retrieval metrics by step, as SeqIO's logger wrote them."""
+  (path,) = (folder / "inference_eval").glob("*-metrics.jsonl")
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  return {row.pop("step"): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+  """Folder with a run of each runtime, and one that each went on with from the other's middle."""
+  folder = tmp_path_factory.mktemp("upstream")
+  for runtime in ("bundled", "upstream"):
+    train(folder / runtime, runtime)
+  for first, second in (("bundled", "upstream"), ("upstream", "bundled")):
+    middle = folder / first / f"checkpoint_{STOP}"
+    shutil.copytree(middle, folder / f"{first}_{second}" / middle.name)
+    train(folder / f"{first}_{second}", second)
+  return folder
+
+
+def test_one_gin_file_has_the_same_losses_and_metrics_in_both(runs):
+  bundled, upstream = losses(runs / "bundled"), losses(runs / "upstream")
+  assert sorted(bundled) == sorted(upstream) == list(range(1, STEPS + 1))
+  assert bundled[1] == pytest.approx(upstream[1], rel=1e-6)
+  np.testing.assert_allclose(
+    [bundled[step] for step in upstream], list(upstream.values()), rtol=FEW_ULPS
+  )
+  ours, theirs = accuracies(runs / "bundled"), accuracies(runs / "upstream")
+  assert sorted(ours) == sorted(theirs) == [0, 4, STEPS]
+  for step, metrics in theirs.items():
+    # One sentence of 40 may change places with a neighbour that is as near.
+    assert ours[step] == pytest.approx(metrics, abs=2.6)
+
+
+@pytest.mark.parametrize("name", ["bundled_upstream", "upstream_bundled"])
+def test_each_goes_on_where_the_other_stopped(runs, name):
+  whole, rest = losses(runs / "bundled"), losses(runs / name)
+  assert sorted(rest) == list(range(STOP + 1, STEPS + 1))
+  np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=FEW_ULPS)
