@@ -73,24 +73,22 @@ class Progress:
       self._paused = 0.0
     if self._silent or (now - self._last[1] < self._period and step < self.total_steps):
       return
-    since_step, since_time = self._last
-    steps_per_second = (step - since_step) / max(now - since_time, 1e-9)
-    total_time = max(now - self._start[1] - self._paused, 1e-9)
-    average = (step - self._start[0]) / total_time
-    parts = [f"step {step}/{self.total_steps}"]
     values = {
       name: float(np.asarray(jax.device_get(metrics[name]).compute()))
       for name in ("loss", "tokens_per_example")
       if name in metrics
     }
+    parts = [f"step {step}/{self.total_steps}"]
     if "loss" in values:
       parts.append(f"loss {values['loss']:.4f}")
-    parts.append(f"{_count(steps_per_second * self._batch)} examples/s")
-    if "tokens_per_example" in values:
-      tokens = values["tokens_per_example"] * steps_per_second * self._batch
-      parts.append(f"{_count(tokens)} tokens/s")
-    if average > 0:
-      parts.append(f"ETA {duration((self.total_steps - step) / average)}")
+    if step > self._last[0]:
+      examples = (step - self._last[0]) * self._batch / max(now - self._last[1], 1e-9)
+      parts.append(f"{_count(examples)} examples/s")
+      if "tokens_per_example" in values:
+        parts.append(f"{_count(values['tokens_per_example'] * examples)} tokens/s")
+    if step > self._start[0]:
+      seconds_a_step = (now - self._start[1] - self._paused) / (step - self._start[0])
+      parts.append(f"ETA {duration((self.total_steps - step) * seconds_a_step)}")
     self._show("  ".join(parts))
     self._last = (step, now)
 

@@ -196,7 +196,9 @@ def read_lines(path):
 def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   run, done = finished
   assert re.search(r"^Ready after \d+\.\d s; training to step 2\.$", done.stdout, re.MULTILINE)
-  assert done.stderr.splitlines() == ["step 0: evaluating", "step 2: evaluating"]
+  first, line, last = done.stderr.splitlines()
+  assert (first, last) == ("step 0: evaluating", "step 2: evaluating")
+  assert re.match(r"step 2/2  loss \d+\.\d{4}", line)
   columns, rows = read_table(done.stdout)
   assert columns == ["step 0", "step 2"]
   metrics = read_lines(run / "inference_eval" / "sample_retrieval-metrics.jsonl")
