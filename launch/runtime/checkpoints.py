@@ -320,7 +320,7 @@ class CheckpointManager:
     """Steps that a checkpoint exists for."""
     return self._manager.all_steps()
 
-  def save(self, train_state: Any, data_state: data_lib.DataState | None = None) -> bool:
+  def save(self, train_state: Any, data_state: data_lib.DataState) -> bool:
     """Starts writing `train_state`; returns once the arrays are copied off the devices.
 
     Returns False where a checkpoint of that step exists already.
@@ -331,10 +331,8 @@ class CheckpointManager:
     state = train_state.state_dict()
     if self._cfg.dtype == "bfloat16":
       state = {**state, "target": jax.tree.map(_to_bfloat16, state["target"])}
-    items: dict[str, Any] = {"state": ocp.args.PyTreeSave(state)}
-    if data_state is not None:
-      items["dataset"] = DataStateSave(data_state)
-    self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
+    self._manager.save(step, args=items, force=True)
     return True
 
   def wait_until_finished(self) -> None:

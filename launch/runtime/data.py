@@ -220,7 +220,8 @@ class DataState:
       for path in self.prefix.parent.glob(self.prefix.name + ".*"):
         if path.suffix != ".json":
           shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
-    (folder / (name + ".json")).write_text(json.dumps({"batches": self.position}))
+    description = {"batches": self.position, "saved": self.prefix is not None}
+    (folder / (name + ".json")).write_text(json.dumps(description))
 
   @classmethod
   def read_from(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
@@ -237,7 +238,10 @@ class DataState:
       step = int(checkpoint.rpartition("_")[2]) if prefix else 0
       return cls(step, prefix) if step else None
     try:
-      position = int(json.loads(description.read_text())["batches"])
+      record = json.loads(description.read_text())
+      position, saved = int(record["batches"]), bool(record["saved"])
+      if saved and prefix is None:
+        raise ValueError("files are missing")
     except (ValueError, KeyError, TypeError) as error:
       raise InputError(
         f"{description} is damaged: delete the folder {folder} to replay the data instead"

@@ -163,13 +163,13 @@ def train(
     )
     train_state, data_state = _initial_state(initializer, checkpoint_cfg, model_dir, init_rng)
     first_step = int(train_state.step)
-    batches.start(first_step, data_state)
     if relative_steps:
       total_steps = first_step + relative_steps
     if total_steps < first_step:
       raise InputError(
         f"TRAIN_STEPS={total_steps} is less than the step of the checkpoint, {first_step}"
       )
+    batches.start(first_step, data_state, snapshot_steps={total_steps, *checkpoint_steps})
     utils.write_model_info(
       model_dir, initializer.global_train_state_shape, initializer.train_state_axes
     )
@@ -212,8 +212,7 @@ def train(
 
     def save(step: int) -> None:
       if manager is not None:
-        saved = save_cfg is not None and save_cfg.save_dataset
-        manager.save(trainer.train_state, batches.state(step) if saved else None)
+        manager.save(trainer.train_state, batches.state(step))
 
     step = first_step
     try:
@@ -276,7 +275,10 @@ def _initial_state(
   model_dir: str,
   init_rng: jax.Array,
 ) -> tuple[Any, data_lib.DataState | None]:
-  """The state to start from, and the data state that belongs to it when a run goes on."""
+  """The state to start from, and where the data stands there.
+
+  A run that starts from another's checkpoint begins its data anew.
+  """
   own = checkpoints.all_checkpoints(model_dir)
   if own:
     logging.info("Resuming from %s.", own[-1])
@@ -295,7 +297,7 @@ def _initial_state(
       assignment_map=restore.assignment_map,
       fallback_rng=init_rng if restore.fallback_to_scratch else None,
     )
-    return state, None
+    return state, data_lib.DataState(int(state.step), None)
   return initializer.from_scratch(init_rng), None
 
 

@@ -106,7 +106,7 @@ def test_a_damaged_position_is_named(tmp_path):
   state = data.DataState(0, None)
   state.copy_to(tmp_path, process=0, processes=1)
   (description,) = tmp_path.glob("*.json")
-  assert json.loads(description.read_text()) == {"batches": 0}
+  assert json.loads(description.read_text()) == {"batches": 0, "saved": False}
   description.write_text('{"batches": ')
   with pytest.raises(InputError, match=r"train_ds-000-of-001\.json is damaged"):
     data.DataState.read_from(tmp_path, process=0, processes=1)

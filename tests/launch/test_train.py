@@ -218,3 +218,20 @@ def test_trimming_does_not_change_what_is_learned(tmp_path, monkeypatch):
   monkeypatch.setattr(data, "can_trim", lambda: False)
   _, padded = toy_runs.run(tmp_path / "padded", total_steps=5)
   np.testing.assert_allclose(trimmed.params["table"], padded.params["table"], rtol=1e-5)
+
+
+def test_a_run_from_another_s_checkpoint_begins_its_data_anew_and_resumes_exactly(tmp_path):
+  toy_runs.run(tmp_path / "first", total_steps=5)
+
+  def go_on(name, steps):
+    cfg = checkpoints.CheckpointConfig(
+      restore=checkpoints.RestoreCheckpointConfig(
+        path=str(tmp_path / "first" / "checkpoint_5"), mode="specific"
+      ),
+      save=checkpoints.SaveCheckpointConfig(period=3, save_dataset=False),
+    )
+    return toy_runs.run(tmp_path / name, total_steps=steps, checkpoint_cfg=cfg)[1]
+
+  whole = go_on("whole", 12)
+  go_on("parts", 8)
+  assert_same(whole.state_dict(), go_on("parts", 12).state_dict())
