@@ -133,6 +133,9 @@ def test_the_vocabulary_writes_every_sentence(language):
       assert vocabulary.decode(ids) == text
 
 
+@pytest.mark.skipif(
+  not sentencepiece.__version__.startswith("0.2.3"), reason="made with sentencepiece 0.2.3"
+)
 def test_the_vocabulary_can_be_trained_again(tmp_path):
   sample.train_vocabulary(str(tmp_path / "again.model"))
   shipped, again = (
