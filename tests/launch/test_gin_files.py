@@ -72,7 +72,13 @@ def report(file):
     "lengths": data.task_feature_lengths,
     "network": dataclasses.asdict(model.network.config),
     "latent_dim": model.network.latent_dim,
-    "similarity": model.similarity,
+    "model": type(model).__name__,
+    "trainer": given["train"]["trainer_cls"].__name__,
+    "similarity": getattr(model, "similarity", None),
+    "weights": {
+      name: getattr(model, name, None)
+      for name in ("elbo_weight", "kl_anneal_steps", "vmsst_weight")
+    },
     "max_length": model.max_length,
     "optimizer": type(model.optimizer_def).__name__,
     "rates": {step: float(schedule(step)) for step in (1, 2000, 3999, 4000, 4001, 16000, 100000)},
@@ -169,20 +175,29 @@ def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
   assert "quickstart.gin" in RUN_FILES
 
 
-@pytest.mark.parametrize(
-  ("file", "layers"), [("contrastive_6l.gin", 6), ("contrastive_24l.gin", 24)]
-)
-def test_the_paper_s_files_have_the_numbers_of_section_6_4(reports, file, layers):
-  report = reports[file]
+@pytest.mark.parametrize("layers", [6, 24])
+@pytest.mark.parametrize("model", ["bitranslation", "contrastive", "vmsst", "vmsst_contrastive"])
+def test_the_paper_s_files_have_the_numbers_of_section_6_4(reports, model, layers):
+  report = reports[f"{model}_{layers}l.gin"]
+  assert report["model"].lower() == f"{model.replace('_', '')}model"
   assert report["batch_size"] == 2048
   assert report["steps"] == 100_000
   assert report["max_length"] == report["lengths"]["inputs"] == report["lengths"]["targets"] == 32
   network = report["network"]
   assert network["num_encoder_layers"] == layers
   assert network["emb_dim"] == report["latent_dim"] == 1024
-  assert network["dropout_rate"] == 0.1
+  dropped = model == "contrastive" or (model, layers) == ("vmsst_contrastive", 24)
+  assert network["dropout_rate"] == (0.1 if dropped else 0)
   assert network["vocab_size"] == 250_112
-  assert report["similarity"] == "dot"
+  assert report["similarity"] == ("dot" if "contrastive" in model else None)
+  anneals = "vmsst" in model
+  assert report["trainer"] == ("StepTrainer" if anneals else "Trainer")
+  joint = {6: 0.0005, 24: 0.001}[layers] if model == "vmsst_contrastive" else None
+  assert report["weights"] == {
+    "elbo_weight": 0.1 if anneals else None,
+    "kl_anneal_steps": 1_000_000 if anneals else None,
+    "vmsst_weight": joint,
+  }
   assert report["optimizer"] == "Adafactor"
   rates = {int(step): rate for step, rate in report["rates"].items()}
   assert max(rates, key=rates.get) == 4000

@@ -125,6 +125,13 @@ def average(value_B: Float[Array, "B"]) -> clu_metrics.Average:
   return clu_metrics.Average(total=total, count=jnp.asarray(value_B.size, jnp.float32))
 
 
+def ratio(total: jax.Array, count: jax.Array | float) -> clu_metrics.Average:
+  """A metric that is the sum of all totals over the sum of all counts."""
+  return clu_metrics.Average(
+    total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
+  )
+
+
 def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
   """Real tokens of both sides of each pair."""
   inputs_B, targets_B = (

@@ -14,6 +14,50 @@ from vmsst.networks import sentence_encoder
 SIMILARITIES = ("dot", "cosine")
 
 
+def check_similarity(similarity: str, scale: float) -> None:
+  """Raises InputError where one of these options of a contrastive loss cannot be used."""
+  if similarity not in SIMILARITIES:
+    raise errors.InputError(f"similarity is {similarity!r}; known: {', '.join(SIMILARITIES)}")
+  if scale <= 0:
+    raise errors.InputError(f"scale is {scale}; it has to be positive")
+
+
+def in_batch_loss(
+  vector_B2S: Float[Array, "B 2 S"],
+  batch: base.Batch,
+  *,
+  similarity: str,
+  scale: float,
+  mask_duplicates: bool,
+) -> tuple[Float[Array, "B"], base.Metrics]:
+  """Contrastive loss of each pair of sentence vectors, and its metrics.
+
+  Args:
+    vector_B2S: Vectors of both sides of the batch's pairs.
+    batch: Its `inputs` and `targets`; read for duplicates.
+    similarity: One of SIMILARITIES.
+    scale: Factor on every score.
+    mask_duplicates: Take pairs that share a side with a pair out of its negatives.
+
+  Returns:
+    The loss, and the metrics accuracy/forward (inputs to targets), accuracy/backward (0 to 1,
+    within the batch) and embedding_norm.
+  """
+  score_BB = contrastive.similarity(
+    vector_B2S[:, 0], vector_B2S[:, 1], cosine=similarity == "cosine", scale=scale
+  )
+  same_BB = None
+  if mask_duplicates:
+    same_BB = contrastive.identical_rows(batch["inputs"])
+    same_BB |= contrastive.identical_rows(batch["targets"])
+  forward_B, backward_B = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
+  return contrastive.contrastive_loss(score_BB, same_BB=same_BB), {
+    "accuracy/forward": base.average(forward_B),
+    "accuracy/backward": base.average(backward_B),
+    "embedding_norm": base.average(jnp.linalg.norm(vector_B2S, axis=-1)),
+  }
+
+
 class ContrastiveModel(base.BitextModel):
   """One encoder for both sides, trained to score a translation above the batch's other sentences.
 
@@ -55,10 +99,7 @@ class ContrastiveModel(base.BitextModel):
       optimizer_def=optimizer_def,
       max_length=max_length,
     )
-    if similarity not in SIMILARITIES:
-      raise errors.InputError(f"similarity is {similarity!r}; known: {', '.join(SIMILARITIES)}")
-    if scale <= 0:
-      raise errors.InputError(f"scale is {scale}; it has to be positive")
+    check_similarity(similarity, scale)
     if embedding_slices < 1:
       raise errors.InputError(f"embedding_slices is {embedding_slices}; it has to be at least 1")
     self.similarity = similarity
@@ -80,20 +121,16 @@ class ContrastiveModel(base.BitextModel):
     batch), embedding_norm, tokens_per_example (real tokens of both sides).
     """
     vector_B2S = self._embed_pairs(params, batch, dropout_rng)
-    score_BB = contrastive.similarity(
-      vector_B2S[:, 0], vector_B2S[:, 1], cosine=self.similarity == "cosine", scale=self.scale
+    loss_B, metrics = in_batch_loss(
+      vector_B2S,
+      batch,
+      similarity=self.similarity,
+      scale=self.scale,
+      mask_duplicates=self.mask_duplicates,
     )
-    same_BB = None
-    if self.mask_duplicates:
-      same_BB = contrastive.identical_rows(batch["inputs"])
-      same_BB |= contrastive.identical_rows(batch["targets"])
-    loss_B = contrastive.contrastive_loss(score_BB, same_BB=same_BB)
-    forward_B, backward_B = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
     metrics = {
       "loss": base.average(loss_B),
-      "accuracy/forward": base.average(forward_B),
-      "accuracy/backward": base.average(backward_B),
-      "embedding_norm": base.average(jnp.linalg.norm(vector_B2S, axis=-1)),
+      **metrics,
       "tokens_per_example": base.average(base.tokens_per_pair(batch)),
     }
     return jnp.mean(loss_B), metrics

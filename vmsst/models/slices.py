@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from vmsst.networks import sharding
+from vmsst import sharding
 
 Encode = Callable[[Any, jax.Array | None], Any]
 

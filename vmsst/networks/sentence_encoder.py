@@ -6,7 +6,8 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst.networks import pooling, sharding, t5
+from vmsst import sharding
+from vmsst.networks import pooling, t5
 
 
 class SentenceEncoder(nn.Module):

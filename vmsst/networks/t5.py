@@ -20,8 +20,7 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors
-from vmsst.networks import sharding
+from vmsst import errors, sharding
 
 PADDING_ID = 0
 DTYPES = ("float32", "bfloat16")
@@ -30,8 +29,8 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
   "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": None,
 }
-# Large enough to zero a padding key in the softmax; finite, for rows of padding alone.
-_MASKED = -1e9
+# Large enough to zero a masked key in the softmax; finite, for rows of padding alone.
+MASKED = -1e9
 
 _TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _NORMAL_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -147,11 +146,13 @@ class TokenEmbedder(nn.Module):
     vocab_size: Rows (V).
     features: Width (D).
     dtype: Dtype of the vectors handed out.
+    rows_axis: Logical axis of the rows.
   """
 
   vocab_size: int
   features: int
   dtype: str = "float32"
+  rows_axis: str = "vocab"
 
   @nn.compact
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -161,29 +162,43 @@ class TokenEmbedder(nn.Module):
       nn.initializers.normal(1.0),
       (self.vocab_size, self.features),
       jnp.float32,
-      axes=("vocab", "embed"),
+      axes=(self.rows_axis, "embed"),
     )
     # Gathered before the cast: the table is far larger than the batch.
     embedded_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(self.dtype)
     return sharding.constrain(embedded_BTD, ("batch", "length", "embed"))
 
 
-def relative_position_buckets(length: int, *, buckets: int, max_distance: int) -> np.ndarray:
-  """Bucket of every (query, key) pair of positions, int32 [length, length], both directions.
+def relative_position_buckets(
+  length: int, *, buckets: int, max_distance: int, bidirectional: bool = True
+) -> np.ndarray:
+  """Bucket of every (query, key) pair of positions, int32 [length, length].
 
-  Half of the buckets serve keys after the query. In each half the first half holds one distance
-  each, the others grow logarithmically up to `max_distance` and share the last one beyond.
+  Half of the buckets serve keys after the query; without `bidirectional` all of them serve keys
+  before it, and later keys fall into bucket 0. Of the buckets of one direction the first half holds
+  one distance each, the others grow logarithmically up to `max_distance` and share the last one
+  beyond.
+
+  Raises:
+    InputError: `max_distance` leaves no room for buckets that grow.
   """
   position_T = np.arange(length)
   offset_TT = position_T[None, :] - position_T[:, None]
-  side = buckets // 2
+  side = buckets // 2 if bidirectional else buckets
   exact = side // 2
-  distance_TT = np.abs(offset_TT)
+  if max_distance <= exact:
+    raise errors.InputError(
+      f"T5Config.relpos_max_distance is {max_distance}; it has to exceed {exact}, the distances "
+      f"that have a bucket of their own"
+    )
+  distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
   # Powers of two fall exactly on a boundary: the epsilon keeps them on its upper side.
   far_TT = exact + np.floor(growth * (side - exact) + 1e-6).astype(np.int64)
   bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, side - 1))
-  return (bucket_TT + side * (offset_TT > 0)).astype(np.int32)
+  if bidirectional:
+    bucket_TT += side * (offset_TT > 0)
+  return bucket_TT.astype(np.int32)
 
 
 class RelativePositionBias(nn.Module):
@@ -192,6 +207,7 @@ class RelativePositionBias(nn.Module):
   num_heads: int
   buckets: int
   max_distance: int
+  bidirectional: bool = True
 
   @nn.compact
   def __call__(self, length: int) -> Float[Array, "1 H T T"]:
@@ -204,7 +220,10 @@ class RelativePositionBias(nn.Module):
       axes=("heads", "relpos_buckets"),
     )
     bucket_TT = relative_position_buckets(
-      length, buckets=self.buckets, max_distance=self.max_distance
+      length,
+      buckets=self.buckets,
+      max_distance=self.max_distance,
+      bidirectional=self.bidirectional,
     )
     # A product with one-hot rows: its gradient is a product too, where a gather's is a scatter.
     onehot_RTT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_TT, jnp.float32)
@@ -293,6 +312,38 @@ class EncoderLayer(nn.Module):
     return sharding.constrain(x_BTD, ("batch", "length", "embed")), None
 
 
+def layer_stack(
+  layer_cls: Any, config: T5Config, count: int, *, deterministic: bool, initializing: bool
+) -> list[nn.Module]:
+  """`count` layers as submodules of the running one: each by itself, or one scanned in their place.
+
+  Args:
+    layer_cls: Module made of (config, deterministic), called with hidden states and arrays that all
+      layers share; returns new hidden states and None.
+    config: Says whether to scan and what the backward pass recomputes.
+    count: Number of layers.
+    deterministic: Handed to each layer.
+    initializing: Whether parameters are being made.
+  """
+  if config.remat != "none":
+    layer_cls = nn.remat(
+      layer_cls, policy=REMAT_POLICIES[config.remat], prevent_cse=not config.scan_layers
+    )
+  if not config.scan_layers:
+    return [layer_cls(config, deterministic, name=f"layers_{i}") for i in range(count)]
+  # While parameters are made the stacked axis is an output, afterwards an input only.
+  axis = 0 if initializing else partitioning.ScanIn(0)
+  scanned = partitioning.scan_with_axes(
+    layer_cls,
+    variable_axes={"params": axis},
+    split_rngs={"params": True, "dropout": True},
+    in_axes=nn.broadcast,
+    length=count,
+    axis_name="layers",
+  )
+  return [scanned(config, deterministic, name="layers")]
+
+
 class T5Encoder(nn.Module):
   """A stack of encoder layers over embedded tokens.
 
@@ -321,37 +372,20 @@ class T5Encoder(nn.Module):
     positions_1HTT = RelativePositionBias(
       cfg.num_heads, cfg.relpos_buckets, cfg.relpos_max_distance, name="relpos_bias"
     )(embedded_BTD.shape[1])
-    padding_B11T = jnp.where(mask_BT, 0.0, _MASKED)[:, None, None, :]
+    padding_B11T = jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
     bias_BHTT = positions_1HTT + padding_B11T
 
     x_BTD = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
       embedded_BTD.astype(cfg.dtype), deterministic=deterministic
     )
-    for layer in self._layers(deterministic):
+    layers = layer_stack(
+      EncoderLayer,
+      cfg,
+      cfg.num_encoder_layers,
+      deterministic=deterministic,
+      initializing=self.is_initializing(),
+    )
+    for layer in layers:
       x_BTD, _ = layer(x_BTD, bias_BHTT)
     x_BTD = RMSNorm(cfg.dtype, name="encoder_norm")(x_BTD)
     return nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
-
-  def _layers(self, deterministic: bool) -> list[nn.Module]:
-    """The layers one by one, or one scanned module in their place."""
-    cfg = self.config
-    layer_cls: Any = EncoderLayer
-    if cfg.remat != "none":
-      layer_cls = nn.remat(
-        layer_cls, policy=REMAT_POLICIES[cfg.remat], prevent_cse=not cfg.scan_layers
-      )
-    if not cfg.scan_layers:
-      return [
-        layer_cls(cfg, deterministic, name=f"layers_{i}") for i in range(cfg.num_encoder_layers)
-      ]
-    # While parameters are made the stacked axis is an output, afterwards an input only.
-    axis = 0 if self.is_initializing() else partitioning.ScanIn(0)
-    scanned = partitioning.scan_with_axes(
-      layer_cls,
-      variable_axes={"params": axis},
-      split_rngs={"params": True, "dropout": True},
-      in_axes=nn.broadcast,
-      length=cfg.num_encoder_layers,
-      axis_name="layers",
-    )
-    return [scanned(cfg, deterministic, name="layers")]

@@ -1,0 +1,154 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+from flax.linen import partitioning
+
+from vmsst import errors
+from vmsst.networks import decoder, t5
+
+CONFIG = t5.T5Config(
+  vocab_size=50, emb_dim=12, num_heads=3, head_dim=4, mlp_dim=20, num_encoder_layers=1,
+  relpos_buckets=8, relpos_max_distance=20,
+)  # fmt: skip
+LAYERS, LANGUAGES, ROWS, LENGTH, SENTENCE = 2, 5, 3, 30, 7
+LANGUAGES_B = np.array([1, 4, 0])
+
+
+def network(**changes):
+  return decoder.LatentDecoder(dataclasses.replace(CONFIG, **changes), LAYERS, LANGUAGES)
+
+
+def arrays(rows=ROWS, length=LENGTH):
+  rng = np.random.default_rng(0)
+  embedded_BTD = rng.standard_normal((rows, length, CONFIG.emb_dim)).astype(np.float32)
+  return embedded_BTD, rng.standard_normal((rows, SENTENCE)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def params():
+  embedded_BTD, sentence_BZ = arrays()
+  init = jax.jit(network().init)
+  fresh = init(jax.random.key(0), embedded_BTD, LANGUAGES_B, sentence_BZ)["params"]
+  # Fresh norms are too plain to show a mistake.
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype), fresh)
+
+
+def decode(params, embedded_BTD, sentence_BZ, languages_B=LANGUAGES_B, **changes):
+  apply = jax.jit(network(**changes).apply)
+  return np.asarray(apply({"params": params}, embedded_BTD, languages_B, sentence_BZ))
+
+
+def rms_norm(x, scale):
+  return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def gelu(x):
+  return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def bucket(query, key):
+  """T5's bucket of a key that is not after the query, with 8 buckets up to distance 20."""
+  distance = query - key
+  if distance < 4:
+    return distance
+  return min(7, 4 + sum(distance >= 4 * 5 ** (step / 4) - 1e-9 for step in (1, 2, 3)))
+
+
+def in_numpy(params, embedded_TD, language, sentence_Z):
+  """The decoder of one sentence in float64: position by position, one product over [x; z]."""
+  p = jax.tree.map(np.float64, params)
+  x_TD = np.concatenate([p["language_embedder"]["embedding"][language][None], embedded_TD[:-1]])
+  for index in range(LAYERS):
+    layer = p[f"layers_{index}"]
+    normed_TD = rms_norm(x_TD, layer["pre_self_attention_layer_norm"]["scale"])
+    query, key, value = (
+      (normed_TD @ layer["self_attention"][name]["kernel"]).reshape(len(x_TD), 3, 4)
+      for name in ("query", "key", "value")
+    )
+    attended = np.zeros((len(x_TD), 3, 4))
+    for t in range(len(x_TD)):
+      for head in range(3):
+        logits = [
+          query[t, head] @ key[s, head] + p["relpos_bias"]["rel_embedding"][head, bucket(t, s)]
+          for s in range(t + 1)
+        ]
+        weights = np.exp(logits - np.max(logits))
+        attended[t, head] = weights @ value[: t + 1, head] / weights.sum()
+    x_TD = x_TD + attended.reshape(len(x_TD), 12) @ layer["self_attention"]["out"]["kernel"]
+    normed_TD = rms_norm(x_TD, layer["pre_injection_layer_norm"]["scale"])
+    both = np.concatenate([normed_TD, np.tile(sentence_Z, (len(x_TD), 1))], axis=1)
+    kernel = np.concatenate([layer["injection"][name]["kernel"] for name in ("hidden", "sentence")])
+    x_TD = x_TD + both @ kernel
+    normed_TD = rms_norm(x_TD, layer["pre_mlp_layer_norm"]["scale"])
+    mlp = {name: kernel["kernel"] for name, kernel in layer["mlp"].items()}
+    x_TD = x_TD + (gelu(normed_TD @ mlp["wi_0"]) * (normed_TD @ mlp["wi_1"])) @ mlp["wo"]
+  return rms_norm(x_TD, p["decoder_norm"]["scale"])
+
+
+def test_hidden_states_equal_those_of_a_loop_over_positions(params):
+  embedded_BTD, sentence_BZ = arrays()
+  found_BTD = decode(params, embedded_BTD, sentence_BZ)
+  for row in range(ROWS):
+    expected_TD = in_numpy(params, embedded_BTD[row], LANGUAGES_B[row], sentence_BZ[row])
+    np.testing.assert_allclose(found_BTD[row], expected_TD, atol=2e-4)
+
+
+def test_a_position_sees_earlier_tokens_alone(params):
+  embedded_BTD, sentence_BZ = arrays()
+  changed_BTD = embedded_BTD.copy()
+  changed_BTD[:, 10] += 1
+  before, after = (decode(params, x, sentence_BZ) for x in (embedded_BTD, changed_BTD))
+  np.testing.assert_array_equal(after[:, :11], before[:, :11])  # the one at 10 predicts token 10
+  assert (np.abs(after - before)[:, 11:].max(axis=2) > 1e-4).all()
+
+
+def test_language_and_sentence_reach_every_position(params):
+  embedded_BTD, sentence_BZ = arrays(length=8)
+  plain = decode(params, embedded_BTD, sentence_BZ)
+  for other in (
+    decode(params, embedded_BTD, sentence_BZ, (LANGUAGES_B + 1) % LANGUAGES),
+    decode(params, embedded_BTD, sentence_BZ + 1),
+  ):
+    assert (np.abs(other - plain).max(axis=2) > 1e-4).all()
+
+
+def test_a_language_outside_the_table_cannot_go_unseen(params):
+  embedded_BTD, sentence_BZ = arrays(length=4)
+  assert np.isnan(decode(params, embedded_BTD, sentence_BZ, LANGUAGES_B + 10)).all()
+
+
+def test_scanned_and_recomputed_layers_compute_the_same_function(params):
+  embedded_BTD, sentence_BZ = arrays(length=6)
+  stacked = {name: x for name, x in params.items() if not name.startswith("layers_")}
+  layers = [params[f"layers_{i}"] for i in range(LAYERS)]
+  stacked["layers"] = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+  found = decode(stacked, embedded_BTD, sentence_BZ, scan_layers=True, remat="minimal")
+  np.testing.assert_allclose(found, decode(params, embedded_BTD, sentence_BZ), atol=1e-5)
+
+
+def test_both_parts_of_a_split_product_start_as_one():
+  cfg = t5.T5Config(vocab_size=9, emb_dim=128, mlp_dim=8, num_heads=1, head_dim=8)
+  net = decoder.SentenceInjection(cfg)
+  fresh = net.init(jax.random.key(0), jnp.ones((1, 2, 128)), jnp.ones((1, 256)))["params"]
+  for name in ("hidden", "sentence"):
+    assert np.std(fresh[name]["kernel"]) == pytest.approx(1 / math.sqrt(384), rel=0.05)
+
+
+def test_every_parameter_has_axes_that_t5x_knows():
+  embedded_BTD, sentence_BZ = arrays()
+  made = jax.eval_shape(network().init, jax.random.key(0), embedded_BTD, LANGUAGES_B, sentence_BZ)
+  axes = traverse_util.flatten_dict(partitioning.get_axis_names(made["params_axes"]).unfreeze())
+  assert set(axes) == set(traverse_util.flatten_dict(made["params"]))
+  known = {"mlp", "embed", "joined_kv", "heads", "relpos_buckets"}
+  assert {name for names in axes.values() for name in names} <= known
+
+
+def test_a_distance_that_leaves_no_room_for_buckets_is_named(params):
+  with pytest.raises(errors.InputError, match="relpos_max_distance is 4"):
+    decode(params, *arrays(), relpos_max_distance=4)

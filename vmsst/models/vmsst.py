@@ -1,0 +1,288 @@
+"""VMSST, and VMSST with a contrastive loss beside it (VMSST paper, sections 4 and 6.3).
+
+Of a pair (x_i, x_j) a model learns three latents: z_sem, what both sentences say, and z_i and z_j,
+what is left of each. Sides are 0 (`inputs`) and 1 (`targets`).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from vmsst import errors, vocabularies
+from vmsst.losses import gaussian
+from vmsst.models import base, contrastive, generation
+from vmsst.networks import sentence_encoder, vmsst
+
+# The latents of a pair, as metrics name them.
+LATENTS = ("semantic", "input_language", "target_language")
+# Rows of a pair in the one decoder call of a step.
+_RECONSTRUCTION, _TRANSLATION = slice(0, 2), slice(2, 4)
+
+
+class _Terms(NamedTuple):
+  """VMSST's loss of a batch, and what other losses and metrics need of it."""
+
+  loss: Float[Array, ""]
+  metrics: base.Metrics
+  semantic_mean_B2S: Float[Array, "B 2 S"]
+
+
+class VmsstModel(base.BitextModel):
+  """Source separation by a variational bound, beside translation from the semantic mean.
+
+  The loss of a pair, averaged over the batch's pairs:
+
+    -log p(x_i | mu_sem(x_j), 0) - log p(x_j | mu_sem(x_i), 0) - elbo_weight * ELBO
+    ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
+
+  Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is drawn
+  from the posterior of one side, taken in turn by row and exchanged at every step. In translation
+  the language latent is its prior mean: the target's own would leak, the source's is of another
+  language. kl_weight rises linearly from 0 to 1 over the first `kl_anneal_steps` steps.
+  """
+
+  network: vmsst.VmsstNetwork
+
+  def __init__(
+    self,
+    *,
+    network: vmsst.VmsstNetwork,
+    input_vocabulary: vocabularies.Vocabulary,
+    optimizer_def: Any = None,
+    max_length: int = 32,
+    elbo_weight: float = 0.1,
+    kl_anneal_steps: int = 1_000_000,
+  ):
+    """Wires the network to the loss.
+
+    Args:
+      network: Both encoders and the decoder.
+      input_vocabulary: Vocabulary of both sides.
+      optimizer_def: T5X optimizer definition; None for evaluation.
+      max_length: Tokens of a sentence, EOS included.
+      elbo_weight: Lambda of the paper.
+      kl_anneal_steps: Steps until the KL terms have their full weight; 0: from the start.
+    """
+    super().__init__(
+      network=network,
+      input_vocabulary=input_vocabulary,
+      optimizer_def=optimizer_def,
+      max_length=max_length,
+    )
+    for name, value in {"elbo_weight": elbo_weight, "kl_anneal_steps": kl_anneal_steps}.items():
+      if value < 0:
+        raise errors.InputError(f"{name} is {value}; it cannot be negative")
+    self.elbo_weight = elbo_weight
+    self.kl_anneal_steps = kl_anneal_steps
+
+  @property
+  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
+    """The semantic encoder and its mean."""
+    return sentence_encoder.SentenceEncoder(self.network.config, self.network.latent_dim)
+
+  def loss_fn(
+    self,
+    params: Any,
+    batch: base.Batch,
+    dropout_rng: jax.Array | None,
+    step: jax.Array | int | None = None,
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the mean over pairs of the loss, and metrics.
+
+    Args:
+      params: Parameters of the network.
+      batch: `inputs`, `targets`, `input_language` and `target_language`.
+      dropout_rng: Key of latents and dropout; None: means in place of samples, no dropout.
+      step: Steps done so far (see `vmsst.step_trainer`); None: full KL weight.
+
+    Metrics: loss; of translation and reconstruction nll/ (nats a token) and token_accuracy/; of
+    the latents semantic, input_language and target_language kl/ (nats a sentence), kl_per_dim/ and
+    active_units/; kl_weight; embedding_norm; tokens_per_example (real tokens of both sides).
+    """
+    terms = self._terms(params, batch, dropout_rng, step)
+    return terms.loss, terms.metrics
+
+  def _terms(
+    self, params: Any, batch: base.Batch, rng: jax.Array | None, step: jax.Array | int | None
+  ) -> _Terms:
+    encoder_rng, decoder_rng, *latent_rngs = generation.split_rng(rng, 2 + len(LATENTS))
+    pairs = generation.pairs_of(batch)
+    count = pairs.tokens_B2T.shape[0]
+    embedded_B2TD = generation.embed(self.network, params, pairs)
+    by_side = self._posteriors(params, pairs, embedded_B2TD, encoder_rng)
+    mean_B2S = by_side.semantic_mean_BS
+    latents = _latents_of_pairs(by_side, alternating_sides(count, step))
+    drawn = (gaussian.sample(*x, key) for x, key in zip(latents.values(), latent_rngs, strict=True))
+    weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0]) / count
+    scores = generation.score(
+      self.network,
+      params,
+      _twice(pairs.tokens_B2T),
+      _twice(embedded_B2TD),
+      _twice(pairs.languages_B2),
+      _sentences(*drawn, mean_B2S=mean_B2S),
+      jnp.broadcast_to(weight_4, (count, 4)),
+      dropout_rng=decoder_rng,
+    )
+    kl = {name: gaussian.kl_from_standard(*latent) for name, latent in latents.items()}
+    kl_weight = self._kl_weight(step)
+    loss = scores.weighted + self.elbo_weight * kl_weight * jnp.mean(sum(kl.values()))
+    metrics = {
+      "loss": base.ratio(loss * count, count),
+      **generation.token_metrics("translation", scores, _TRANSLATION, pairs.mask_B2T),
+      **generation.token_metrics("reconstruction", scores, _RECONSTRUCTION, pairs.mask_B2T),
+      "kl_weight": base.ratio(kl_weight, 1),
+      "embedding_norm": base.average(jnp.linalg.norm(mean_B2S, axis=-1)),
+      "tokens_per_example": base.average(base.tokens_per_pair(batch)),
+    }
+    for name, (mean_BK, _) in latents.items():
+      metrics[f"kl/{name}"] = base.average(kl[name])
+      metrics[f"kl_per_dim/{name}"] = base.average(kl[name] / mean_BK.shape[-1])
+      metrics[f"active_units/{name}"] = base.ratio(gaussian.active_units(mean_BK), 1)
+    return _Terms(loss, metrics, mean_B2S)
+
+  def _posteriors(
+    self,
+    params: Any,
+    pairs: generation.Pairs,
+    embedded_B2TD: Float[Array, "B 2 T D"],
+    dropout_rng: jax.Array | None,
+  ) -> vmsst.Posteriors:
+    """Posteriors of both sides of each pair ([B, 2, ...]), each encoder run once."""
+    of_rows = vmsst.run(
+      self.network,
+      params,
+      "posteriors",
+      *(generation.rows(x) for x in (embedded_B2TD, pairs.mask_B2T, pairs.languages_B2)),
+      dropout_rng=dropout_rng,
+    )
+    return vmsst.Posteriors(*(x.reshape(*pairs.languages_B2.shape, -1) for x in of_rows))
+
+  def _kl_weight(self, step: jax.Array | int | None) -> jax.Array:
+    if step is None or not self.kl_anneal_steps:
+      return jnp.ones(())
+    return jnp.minimum(1.0, jnp.asarray(step, jnp.float32) / self.kl_anneal_steps)
+
+
+def _latents_of_pairs(
+  by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+  """Mean and log-variance of each latent of a pair, [B, K] both; z_sem as of the sides given."""
+  semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
+  language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
+  sides: list[Any] = [
+    (take_side(x, side_B) for x in semantic),
+    (x[:, 0] for x in language),
+    (x[:, 1] for x in language),
+  ]
+  return {name: tuple(parts) for name, parts in zip(LATENTS, sides, strict=True)}
+
+
+def _sentences(
+  semantic_BS: Float[Array, "B S"],
+  input_language_BG: Float[Array, "B G"],
+  target_language_BG: Float[Array, "B G"],
+  *,
+  mean_B2S: Float[Array, "B 2 S"],
+) -> Float[Array, "B 4 Z"]:
+  """What the decoder is given of each row: the pair's own latents, then those of translation."""
+  language_B2G = jnp.stack([input_language_BG, target_language_BG], axis=1)
+  semantic_B2S = jnp.stack([semantic_BS, semantic_BS], axis=1)
+  language_B4G = jnp.concatenate([language_B2G, jnp.zeros_like(language_B2G)], axis=1)
+  semantic_B4S = jnp.concatenate([semantic_B2S, generation.other_side(mean_B2S)], axis=1)
+  return jnp.concatenate([language_B4G, semantic_B4S], axis=-1)
+
+
+def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
+  """Both sides for reconstruction and again for translation."""
+  return jnp.concatenate([x, x], axis=1)
+
+
+class VmsstContrastiveModel(VmsstModel):
+  """CONTRASTIVE with VMSST's loss as a second task: contrastive + vmsst_weight * VMSST."""
+
+  def __init__(
+    self,
+    *,
+    network: vmsst.VmsstNetwork,
+    input_vocabulary: vocabularies.Vocabulary,
+    optimizer_def: Any = None,
+    max_length: int = 32,
+    elbo_weight: float = 0.1,
+    kl_anneal_steps: int = 1_000_000,
+    vmsst_weight: float = 0.0005,
+    similarity: str = "dot",
+    scale: float = 1.0,
+    mask_duplicates: bool = False,
+  ):
+    """Wires the network to the losses.
+
+    Args:
+      network: Both encoders and the decoder.
+      input_vocabulary: Vocabulary of both sides.
+      optimizer_def: T5X optimizer definition; None for evaluation.
+      max_length: Tokens of a sentence, EOS included.
+      elbo_weight: Weight of the ELBO within VMSST's loss.
+      kl_anneal_steps: Steps until the KL terms have their full weight; 0: from the start.
+      vmsst_weight: Weight of VMSST's loss.
+      similarity: "dot" (the paper's) or "cosine", of semantic means.
+      scale: Factor on every score, the inverse of a temperature.
+      mask_duplicates: Take pairs that share a side with a pair out of its negatives.
+    """
+    super().__init__(
+      network=network,
+      input_vocabulary=input_vocabulary,
+      optimizer_def=optimizer_def,
+      max_length=max_length,
+      elbo_weight=elbo_weight,
+      kl_anneal_steps=kl_anneal_steps,
+    )
+    if vmsst_weight < 0:
+      raise errors.InputError(f"vmsst_weight is {vmsst_weight}; it cannot be negative")
+    contrastive.check_similarity(similarity, scale)
+    self.vmsst_weight = vmsst_weight
+    self.similarity = similarity
+    self.scale = scale
+    self.mask_duplicates = mask_duplicates
+
+  def loss_fn(
+    self,
+    params: Any,
+    batch: base.Batch,
+    dropout_rng: jax.Array | None,
+    step: jax.Array | int | None = None,
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the mean over pairs of the loss, and metrics.
+
+    Arguments and metrics are those of `VmsstModel`, with loss/contrastive, loss/vmsst,
+    accuracy/forward and accuracy/backward beside them.
+    """
+    terms = self._terms(params, batch, dropout_rng, step)
+    contrastive_B, metrics = contrastive.in_batch_loss(
+      terms.semantic_mean_B2S,
+      batch,
+      similarity=self.similarity,
+      scale=self.scale,
+      mask_duplicates=self.mask_duplicates,
+    )
+    loss = jnp.mean(contrastive_B) + self.vmsst_weight * terms.loss
+    count = contrastive_B.size
+    return loss, {
+      **terms.metrics,
+      **metrics,
+      "loss": base.ratio(loss * count, count),
+      "loss/contrastive": base.average(contrastive_B),
+      "loss/vmsst": base.ratio(terms.loss * count, count),
+    }
+
+
+def alternating_sides(pairs: int, step: jax.Array | int | None) -> Int[Array, "B"]:
+  """The side (0 or 1) of each pair that z_sem is drawn from: by row in turn, flipped every step."""
+  return (jnp.arange(pairs) + (0 if step is None else step)) % 2
+
+
+def take_side(x_B2S: Float[Array, "B 2 S"], side_B: Int[Array, "B"]) -> Float[Array, "B S"]:
+  """One side of each pair."""
+  return jnp.where(side_B[:, None] == 0, x_B2S[:, 0], x_B2S[:, 1])
