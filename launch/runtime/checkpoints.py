@@ -54,6 +54,11 @@ class SaveCheckpointConfig:
       raise InputError(
         f"SaveCheckpointConfig.dtype must be 'float32' or 'bfloat16', got {self.dtype!r}"
       )
+    if self.keep_dataset_checkpoints not in (None, self.keep):
+      raise InputError(
+        f"keep_dataset_checkpoints is {self.keep_dataset_checkpoints} and keep is {self.keep}: the "
+        "data state lies in the checkpoint and goes with it; leave keep_dataset_checkpoints out"
+      )
 
 
 @dataclasses.dataclass
@@ -68,7 +73,7 @@ class RestoreCheckpointConfig:
       array, or None to leave the array out) pairs; the first that matches a whole name is used.
     strict: accepted for upstream's gin files; arrays that the model lacks are never an error.
     fallback_to_scratch: initialise what the checkpoint lacks or the map leaves out.
-    dtype: type to restore parameters in; None as saved.
+    dtype: type to restore parameters in; None: the model's.
     restore_dataset: accepted for upstream's gin files; resuming always restores the data.
   """
 
@@ -148,6 +153,20 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   return found
 
 
+def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
+  """The one checkpoint that `cfg` points at.
+
+  Raises:
+    InputError: there is none, or more than one may be meant.
+  """
+  if cfg.mode == "all" or not isinstance(cfg.path, str | pathlib.Path):
+    raise InputError(
+      "one checkpoint is needed: give RestoreCheckpointConfig one path, and mode 'specific' or "
+      "'latest'"
+    )
+  return find_checkpoints(cfg)[0]
+
+
 # --------------------------------------------------------------------------------------------
 # Reading
 
@@ -219,7 +238,7 @@ def restore(
     path: a `checkpoint_<step>` folder.
     shapes: the model's state dict, of ShapeDtypeStructs.
     shardings: the same tree, of NamedShardings.
-    dtype: type of the parameters (`target/...`); None as saved.
+    dtype: type of the parameters (`target/...`); None: the model's.
     assignment_map: see `RestoreCheckpointConfig`.
     fallback: gives the state dict from scratch, for arrays that are not in the checkpoint.
 

@@ -96,7 +96,7 @@ def infer(
     input_types={name: value.dtype.as_numpy_dtype for name, value in spec.items()},
     partitioner=partitioner,
   )
-  (path,) = checkpoints.find_checkpoints(restore_checkpoint_cfg)
+  path = checkpoints.find_checkpoint(restore_checkpoint_cfg)
   state = initializer.from_checkpoint(
     path,
     dtype=restore_checkpoint_cfg.dtype,

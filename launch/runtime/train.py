@@ -288,9 +288,7 @@ def _initial_state(
     return initializer.from_checkpoint(own[-1]), data_state
   restore = cfg.restore
   if restore is not None and restore.path:
-    if restore.mode == "all" or not isinstance(restore.path, str):
-      raise InputError("training starts from one checkpoint: give RestoreCheckpointConfig one path")
-    (path,) = checkpoints.find_checkpoints(restore)
+    path = checkpoints.find_checkpoint(restore)
     state = initializer.from_checkpoint(
       path,
       dtype=restore.dtype,

@@ -32,10 +32,6 @@ Batch = Mapping[str, jax.Array]
 _STEPS_IN_FLIGHT = 2
 
 
-class PreemptionError(Exception):
-  """The machine is about to be taken away."""
-
-
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
   """Both sums of metrics as one."""
   return {name: metric.merge(second[name]) for name, metric in first.items()}

@@ -102,7 +102,7 @@ class TrainStateInitializer:
 
     Args:
       path: a `checkpoint_<step>` folder.
-      dtype: type to restore parameters in; None as saved.
+      dtype: type to restore parameters in; None: the model's.
       assignment_map: which array is read from where.
       fallback_rng: key to initialise what is missing; None: nothing may be.
     """
