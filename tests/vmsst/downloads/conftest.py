@@ -1,0 +1,123 @@
+"""A server on this machine that misbehaves as told."""
+
+import dataclasses
+import http.server
+import re
+import threading
+
+import pytest
+
+
+@dataclasses.dataclass
+class Page:
+  """What the server has at a path.
+
+  `statuses` and `stops` are for the first, second ... request: the status to answer with (200 after
+  the last), and after how many bytes to break the connection (None and after the last: never).
+  """
+
+  content: bytes = b""
+  etag: str | None = '"1"'
+  modified: str | None = None
+  ranges: bool = True
+  length: int | None = None  # Another Content-Length than that of the content.
+  chunked: bool = False
+  location: str = ""  # Of a redirect.
+  headers: dict = dataclasses.field(default_factory=dict)
+  statuses: list = dataclasses.field(default_factory=list)
+  stops: list = dataclasses.field(default_factory=list)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = "HTTP/1.1"
+
+  def log_message(self, *args):
+    pass
+
+  def do_GET(self):
+    requests, pages = self.server.requests, self.server.pages
+    path = self.path.partition("?")[0]
+    requests.append((self.path, self.headers.get("Range"), self.headers.get("If-Range")))
+    page = pages.get(path)
+    if page is None:
+      return self._answer(404, {}, b"no")
+    if page.location:
+      return self._answer(302, {"Location": page.location}, b"")
+    if status := page.statuses.pop(0) if page.statuses else 0:
+      return self._answer(status, page.headers, b"not now")
+    content, status, headers = page.content, 200, dict(page.headers)
+    if page.etag:
+      headers["ETag"] = page.etag
+    if page.modified:
+      headers["Last-Modified"] = page.modified
+    asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+    current = self.headers.get("If-Range") in (None, page.etag, page.modified)
+    if asked and page.ranges and current:
+      start = int(asked[1])
+      if start >= len(content):
+        return self._answer(416, {}, b"")
+      headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+      content, status = content[start:], 206
+    stop = page.stops.pop(0) if page.stops else None
+    return self._answer(status, headers, content, page, stop)
+
+  def _answer(self, status, headers, content, page=None, stop=None):
+    self.send_response(status)
+    chunked = page is not None and page.chunked
+    length = len(content) if page is None or page.length is None else page.length
+    for name, value in headers.items():
+      self.send_header(name, value)
+    if chunked:
+      self.send_header("Transfer-Encoding", "chunked")
+    elif length >= 0:
+      self.send_header("Content-Length", str(length))
+    else:
+      self.send_header("Connection", "close")
+    self.end_headers()
+    sent = content[:stop]
+    self.wfile.write(b"%x\r\n%s\r\n" % (len(sent), sent) if chunked else sent)
+    if chunked and stop is None:
+      self.wfile.write(b"0\r\n\r\n")
+    if stop is not None or length != len(content):
+      self.close_connection = True
+
+
+class Server(http.server.ThreadingHTTPServer):
+  """Serves `pages` by path; `requests` has what was asked: path, Range, If-Range."""
+
+  daemon_threads = True
+
+  def __init__(self):
+    super().__init__(("127.0.0.1", 0), _Handler)
+    self.pages = {}
+    self.requests = []
+
+  def handle_error(self, request, client_address):
+    pass  # The other side has gone, as some tests have it.
+
+  def url(self, path):
+    return f"http://127.0.0.1:{self.server_port}{path}"
+
+  def put(self, path, content=b"", **options):
+    """Has a page at a path; returns its address."""
+    self.pages[path] = Page(content, **options)
+    return self.url(path)
+
+
+@pytest.fixture
+def server(monkeypatch):
+  monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+  with Server() as found:
+    thread = threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    thread.join()
+
+
+@pytest.fixture
+def fetcher():
+  from vmsst.downloads import fetch
+
+  with fetch.Fetcher(attempts=3, timeout=5.0, pause=0.001) as found:
+    yield found

@@ -1,0 +1,210 @@
+import argparse
+import gzip
+import json
+import sqlite3
+import sys
+
+import pytest
+
+from vmsst import errors
+from vmsst.cli import downloads
+from vmsst.downloads import opus
+
+
+def record(server, pair, corpus="Europarl", version="v8", **changes):
+  """A record as OPUS's API gives it, of a file that the server has."""
+  path = f"/OPUS-{corpus}/{version}/moses/{pair}.txt.zip"
+  content = b"PK" + pair.encode() * 5000
+  url = server.put(path, content)
+  source, target = pair.split("-")
+  return {
+    "alignment_pairs": 1961119,
+    "corpus": corpus,
+    "documents": "",
+    "id": 2796,
+    "latest": "True",
+    "preprocessing": "moses",
+    "size": len(content) // 1024,
+    "source": source,
+    "source_tokens": 45625482,
+    "target": target,
+    "target_tokens": 48984323,
+    "url": url,
+    "version": version,
+  } | changes
+
+
+def put_list(server, records):
+  return server.put("/opusapi/", json.dumps({"corpora": records}).encode())
+
+
+@pytest.fixture
+def api(server, fetcher):
+  records = [record(server, pair) for pair in ("de-en", "en-fr", "en-zh_cn", "bg-cs")]
+  records.append(record(server, "af-en", alignment_pairs=0, size=0))
+  return opus.api(fetcher, put_list(server, records))
+
+
+def run(*arguments):
+  command = downloads.COMMANDS["data", "download"]
+  parser = argparse.ArgumentParser()
+  command.add_arguments(parser)
+  command.run(parser.parse_args(arguments))
+
+
+def pairs(found):
+  return [f"{x.source}-{x.target}" for x in found]
+
+
+def test_releases_are_listed(server, api):
+  found = opus.releases(api, [("Europarl", None)], opus.anything)
+  assert pairs(found) == ["de-en", "en-fr", "en-zh_cn", "bg-cs"]
+  query = server.requests[-1][0]
+  assert query == "/opusapi/?corpus=Europarl&version=latest&preprocessing=moses"
+  opus.releases(api, [("Europarl", "v7")], opus.anything)
+  assert "version=v7" in server.requests[-1][0]
+  lines = list(opus.describe(found))
+  assert "Europarl" in lines[0]
+  assert "1,961,119 pairs" in lines[0]
+  assert lines[4].startswith("4 files, 7,844,476 pairs")
+  assert "licence" in lines[5]
+
+
+@pytest.mark.parametrize(
+  ("wanted", "found"),
+  [
+    (["en-de"], ["de-en"]),
+    (["deu-eng", "fr-en"], ["de-en", "en-fr"]),
+    (["zh-en"], ["en-zh_cn"]),
+    (["sw-en"], []),
+  ],
+)
+def test_pairs_in_any_order_and_codes(api, wanted, found):
+  assert pairs(opus.releases(api, [("Europarl", None)], opus.one_of(wanted))) == found
+
+
+def test_releases_are_fetched_once_into_opus_s_layout(server, api, fetcher, tmp_path):
+  found = opus.releases(api, [("Europarl", None)], opus.one_of(["de-en"]))
+  told = []
+  for _ in range(2):
+    opus.download(fetcher, found, tmp_path, lambda release, fetched: told.append(fetched))
+  path = tmp_path / "Europarl" / "v8" / "moses" / "de-en.txt.zip"
+  assert path.read_bytes() == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
+  assert told == [True, False]
+
+
+def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
+  api = opus.api(fetcher, put_list(server, [record(server, "de-en", size=3)]))
+  found = opus.releases(api, [("Europarl", None)], opus.anything)
+  with pytest.raises(errors.InputError, match="3 KiB as published"):
+    opus.download(fetcher, found, tmp_path)
+  assert not list(tmp_path.rglob("*.zip*"))
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"corpus": "../../etc"},
+    {"corpus": "/etc"},
+    {"corpus": None},
+    {"version": ".."},
+    {"version": ""},
+    {"source": "../de"},
+    {"source": "fr"},
+    {"url": "https://example.org/passwd"},
+    {"url": 5},
+    {"size": "200"},
+    {"size": -1},
+    {"size": True},
+  ],
+)
+def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
+  api = opus.api(fetcher, put_list(server, [record(server, "de-en", **changes)]))
+  with pytest.raises(errors.InputError, match="no release in Moses's format"):
+    opus.releases(api, [("Europarl", None)], opus.anything)
+
+
+def test_a_list_of_files_without_https(server, fetcher):
+  url = "http://example.org/de-en.txt.zip"
+  api = opus.api(fetcher, put_list(server, [record(server, "de-en", url=url)]))
+  with pytest.raises(errors.InputError, match="no HTTPS"):
+    opus.releases(api, [("Europarl", None)], opus.anything)
+
+
+@pytest.mark.parametrize(
+  "answer", [b"", b"<html>", b"[]", b"{}", b'{"corpora": 3}', b'{"corpora": ["a"]}', b"[" * 9999]
+)
+def test_an_answer_that_is_no_list(server, fetcher, answer):
+  api = opus.api(fetcher, server.put("/opusapi/", answer))
+  with pytest.raises(errors.InputError, match="not a list as OPUS gives it"):
+    opus.releases(api, [("Europarl", None)], opus.anything)
+
+
+def test_unknown_corpora_and_wrong_names(server, fetcher):
+  api = opus.api(fetcher, put_list(server, []))
+  with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
+    opus.releases(api, [("Europarl", "v99")], opus.anything)
+  with pytest.raises(errors.InputError, match="no name of a corpus"):
+    opus.releases(api, [("a'; drop table", None)], opus.anything)
+  with pytest.raises(errors.InputError, match="write it as de-en"):
+    opus.one_of(["de_en"])
+
+
+def test_the_table_of_opustools(server, monkeypatch, tmp_path):
+  """The package's own code answers from a table of its form."""
+  opustools = pytest.importorskip("opustools", reason="needs opustools")
+  wanted = record(server, "de-en")
+  rows = [wanted, record(server, "en-fr", latest="False", version="v7")]
+  names = [*wanted, "updated"]
+  with sqlite3.connect(tmp_path / "data.db") as database:
+    database.execute(f"create table opusfile ({', '.join(names)})")
+    for row in rows:
+      marks = ", ".join("?" * len(names))
+      database.execute(f"insert into opusfile values ({marks})", [*row.values(), 0])
+  database.close()
+  packed = gzip.compress((tmp_path / "data.db").read_bytes())
+  (tmp_path / "opusdata.db.gz").write_bytes(packed)
+  monkeypatch.setattr(opustools, "__file__", str(tmp_path / "__init__.py"))
+  with opus.table() as ask:
+    found = opus.releases(ask, [("Europarl", None)], opus.anything)
+    assert pairs(found) == ["de-en"]
+    assert found[0].kib == wanted["size"]
+    assert pairs(opus.releases(ask, [("Europarl", "v7")], opus.anything)) == ["en-fr"]
+
+
+def test_without_opustools(monkeypatch):
+  monkeypatch.setitem(sys.modules, "opustools", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[opus\]'"), opus.table():
+    pass
+
+
+def test_the_command(server, api, monkeypatch, tmp_path, capsys):
+  monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
+  chosen = ("--corpus", "Europarl=v8", "--languages", "de-en", "fr-en")
+  run("opus", *chosen, "--list")
+  assert "2 files" in capsys.readouterr().out
+  run("opus", *chosen, "--output", str(tmp_path))
+  assert "Europarl/v8/moses/de-en.txt.zip" in capsys.readouterr().out
+  folder = tmp_path / "Europarl" / "v8" / "moses"
+  assert sorted(path.name for path in folder.iterdir()) == ["de-en.txt.zip", "en-fr.txt.zip"]
+  for arguments, message in (
+    (("opus", *chosen), "--output"),
+    (("opus", "--output", "x"), "--corpus or --recipe"),
+    (("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"), "none of those pairs"),
+    ((), "say what"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      run(*arguments)
+
+
+def test_a_recipe_chooses(server, fetcher, monkeypatch, tmp_path, capsys):
+  yaml = tmp_path / "mine.yaml"
+  yaml.write_text(
+    "name: mine\ndescription: x\nlanguages: [de, en]\ncorpora:\n  - {name: Europarl, version: v8}\n"
+  )
+  put_list(server, [record(server, pair) for pair in ("de-en", "en-fr", "de-xyz")])
+  monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
+  run("opus", "--recipe", str(yaml), "--list")
+  out = capsys.readouterr().out
+  assert "1 files" in out
+  assert "de-en" in out

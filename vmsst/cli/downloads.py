@@ -1,0 +1,165 @@
+"""`vmsst data download`."""
+
+import argparse
+import contextlib
+import pathlib
+import sys
+from typing import Any
+
+from vmsst import errors
+from vmsst.cli.command import Command
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    "--list", action="store_true", help="print what there is, with sizes and licences, and end"
+  )
+  kinds = parser.add_subparsers(dest="kind", metavar="{opus,evaluation}")
+  opus = kinds.add_parser("opus", help="releases of OPUS", description="Fetch releases of OPUS.")
+  add = opus.add_argument
+  add("--corpus", nargs="+", metavar="NAME", help="corpora, as Europarl, or Europarl=v8")
+  add("--recipe", metavar="NAME", help="corpora and pairs of a recipe: its name, or a YAML file")
+  add("--languages", nargs="+", metavar="XX-YY", help="pairs of languages (default: all)")
+  add(
+    "--offline",
+    action="store_true",
+    help="list what the package opustools knows (pip install 'vmsst[opus]'), not OPUS's API",
+  )
+  evaluation = kinds.add_parser(
+    "evaluation", help="sets of the benchmarks", description="Fetch sets of the benchmarks."
+  )
+  evaluation.add_argument("sets", nargs="*", metavar="SET", help="their names (see --list), or all")
+  for each, what in ((opus, "CORPUS/VERSION/moses/de-en.txt.zip"), (evaluation, "the sets")):
+    each.add_argument("--output", metavar="ROOT", help=f"folder that {what} will lie in")
+    each.add_argument(
+      "--list",
+      action="store_true",
+      default=argparse.SUPPRESS,
+      help="print what would be fetched, with sizes and licences, and end",
+    )
+
+
+def _run(args: argparse.Namespace) -> None:
+  if args.kind == "opus":
+    _opus(args)
+  elif args.kind == "evaluation":
+    _evaluation(args)
+  elif args.list:
+    _list_all()
+  else:
+    raise errors.InputError("say what: `vmsst data download opus`, `evaluation`, or --list")
+
+
+def _list_all() -> None:
+  from vmsst.downloads import evaluation_sets, opus
+
+  print(f"OPUS ({opus.SITE}): `vmsst data download opus --corpus NAME --list` asks for sizes;")
+  print("licences differ by corpus and are in each archive (LICENSE, README).\n")
+  print("\n\n".join(map(evaluation_sets.describe, evaluation_sets.catalogue().values())))
+
+
+def _opus(args: argparse.Namespace) -> None:
+  from vmsst.downloads import fetch, opus
+
+  if bool(args.corpus) == bool(args.recipe):
+    raise errors.InputError("either --corpus or --recipe is needed, and not both")
+  if args.recipe:
+    corpora, keep = _recipe(args.recipe)
+  else:
+    named = (name.partition("=") for name in args.corpus)
+    corpora = [(name, version or None) for name, _, version in named]
+    keep = opus.anything
+  if args.languages:
+    chosen_pair, all_pairs = opus.one_of(args.languages), keep
+
+    def keep(source: str, target: str) -> bool:
+      return chosen_pair(source, target) and all_pairs(source, target)
+
+  root = None if args.list else _root(args)
+  with contextlib.ExitStack() as stack:
+    progress = stack.enter_context(_Progress())
+    fetcher = stack.enter_context(fetch.Fetcher(progress=progress.show))
+    ask = stack.enter_context(opus.table()) if args.offline else opus.api(fetcher, opus.API)
+    chosen = opus.releases(ask, corpora, keep)
+    if not chosen:
+      raise errors.InputError("OPUS has none of those pairs of languages in those corpora")
+    for line in opus.describe(chosen):
+      print(line)
+    if root is not None:
+      opus.download(fetcher, chosen, root, lambda release, _: progress.say(str(release.path)))
+
+
+def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
+  """The corpora of a recipe, and which pairs of languages it wants."""
+  from vmsst.downloads import opus
+  from vmsst.tasks.opus import recipes
+
+  recipe = recipes.load(name)
+
+  def keep(source: str, target: str) -> bool:
+    known = opus.known_language(source), opus.known_language(target)
+    return None not in known and recipe.wants_pair(*known)
+
+  return [(corpus.name, corpus.version) for corpus in recipe.corpora], keep
+
+
+def _evaluation(args: argparse.Namespace) -> None:
+  from vmsst.downloads import evaluation_sets, fetch
+
+  if args.list:
+    shown = evaluation_sets.named(args.sets or [evaluation_sets.ALL])
+    print("\n\n".join(map(evaluation_sets.describe, shown)))
+    return
+  if not args.sets:
+    raise errors.InputError("name the sets (see --list), or all")
+  chosen, root = evaluation_sets.choose(args.sets), _root(args)
+  with _Progress() as progress, fetch.Fetcher(progress=progress.show) as fetcher:
+    for each in chosen:
+      progress.say(f"{each.name}: licence {each.licence}")
+      evaluation_sets.download(fetcher, each, root, progress.say)
+
+
+def _root(args: argparse.Namespace) -> pathlib.Path:
+  if args.output is None:
+    raise errors.InputError("--output is missing")
+  return pathlib.Path(args.output)
+
+
+class _Progress:
+  """A line on standard error that shows how far a file is, where that is a terminal."""
+
+  def __init__(self) -> None:
+    import tqdm
+
+    self._bar = tqdm.tqdm(unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr)
+    self._name = ""
+
+  def __enter__(self) -> "_Progress":
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._bar.close()
+
+  def show(self, name: str, done: int, total: int | None) -> None:
+    """Shows a file's bytes."""
+    if name != self._name:
+      self._name = name
+      self._bar.set_description(name, refresh=False)
+    if done < self._bar.n or total != self._bar.total:
+      self._bar.reset(total)
+    self._bar.update(done - self._bar.n)
+
+  def say(self, line: str) -> None:
+    """Prints a line above it."""
+    self._bar.write(line, file=sys.stdout)
+
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+  ("data", "download"): Command(
+    "list and fetch releases of OPUS and the sets of the benchmarks",
+    _arguments,
+    _run,
+    goes_on=True,
+  ),
+}
+"""Subcommands by the words that call them."""

@@ -1,0 +1,222 @@
+"""Releases of OPUS: what there is, and getting it.
+
+A release is one corpus in one version for one pair of languages: a zip of two files of aligned
+lines, kept as `CORPUS/VERSION/moses/de-en.txt.zip`. What is listed comes from the API of OPUS
+or, without a network, from the table in the package `opustools`. That does not fetch the
+files here: it neither goes on with a file that broke off nor tells that it did.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gzip
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vmsst import errors, languages
+from vmsst.downloads import fetch
+
+SITE = "https://opus.nlpl.eu"
+API = f"{SITE}/opusapi/"
+LATEST = "latest"
+
+_MOST_LIST_BYTES = 1 << 28
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_FILE = re.compile(r"([A-Za-z0-9_]+)-([A-Za-z0-9_]+)\.txt\.zip")
+
+Ask = Callable[[Mapping[str, str]], list[dict[str, Any]]]
+"""Answers a query (corpus, version, preprocessing) with OPUS's records of files."""
+Keep = Callable[[str, str], bool]
+"""Whether the pair of languages of two of OPUS's codes is wanted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+  """One file of OPUS.
+
+  Attributes:
+    corpus: Name of it.
+    version: As "v8".
+    source: Code of the first language, as OPUS has it.
+    target: Code of the second.
+    url: Where it is.
+    kib: Its size in KiB, rounded down.
+    pairs: How many pairs of sentences, or None if OPUS does not say.
+  """
+
+  corpus: str
+  version: str
+  source: str
+  target: str
+  url: str
+  kib: int
+  pairs: int | None
+
+  @property
+  def path(self) -> pathlib.PurePosixPath:
+    """Where it is kept below the root."""
+    name = f"{self.source}-{self.target}.txt.zip"
+    return pathlib.PurePosixPath(self.corpus, self.version, "moses", name)
+
+  @property
+  def page(self) -> str:
+    """Where OPUS describes the corpus and its licence."""
+    return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
+
+
+def api(fetcher: fetch.Fetcher, address: str) -> Ask:
+  """Asks the API of OPUS, which is at `API`."""
+
+  def ask(query: Mapping[str, str]) -> list[dict[str, Any]]:
+    url = f"{address}?{urllib.parse.urlencode(query)}"
+    try:
+      found = json.loads(fetcher.read(url, _MOST_LIST_BYTES))["corpora"]
+      if not all(isinstance(each, dict) for each in found):
+        raise TypeError("a record is no object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+      if isinstance(error, errors.InputError):
+        raise
+      raise errors.InputError(f"{url}: not a list as OPUS gives it: {error}") from None
+    return list(found)
+
+  return ask
+
+
+@contextlib.contextmanager
+def table() -> Iterator[Ask]:
+  """Within it, asks the table in the package `opustools`; nothing is fetched.
+
+  Raises:
+    InputError: it is not installed.
+  """
+  try:
+    import opustools
+  except ImportError:
+    raise errors.InputError(
+      "the list without a network is in opustools: pip install 'vmsst[opus]'"
+    ) from None
+  packed = pathlib.Path(opustools.__file__).with_name("opusdata.db.gz")
+  with tempfile.TemporaryDirectory(prefix="vmsst_opus_") as folder:
+    database = pathlib.Path(folder, "opusdata.db")
+    with gzip.open(packed) as source, open(database, "wb") as target:
+      shutil.copyfileobj(source, target)
+    operations = opustools.DbOperations(db_file=str(database))
+    yield lambda query: list(operations.get_corpora(dict(query)))
+
+
+def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) -> list[Release]:
+  """What OPUS has of some corpora, in their order; files without a pair of sentences are left out.
+
+  Args:
+    ask: `api(...)` or `table()`.
+    corpora: Names, each with a version or None for the latest.
+    keep: Which pairs of languages.
+
+  Raises:
+    InputError: OPUS has no such corpus or version, or its answer is not what it should be.
+  """
+  found = []
+  for corpus, version in corpora:
+    for name in (corpus, version or LATEST):
+      if not _NAME.fullmatch(name):
+        raise errors.InputError(f"{name!r} is no name of a corpus or version of OPUS")
+    query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
+    records = [_release(record) for record in ask(query)]
+    if not records:
+      raise errors.InputError(
+        f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
+      )
+    found += [x for x in records if x.pairs != 0 and keep(x.source, x.target)]
+  return found
+
+
+def download(
+  fetcher: fetch.Fetcher,
+  chosen: Sequence[Release],
+  root: pathlib.Path,
+  report: Callable[[Release, bool], None] = lambda release, fetched: None,
+) -> list[pathlib.Path]:
+  """Makes the files of releases be there below a root; those that are there are not fetched.
+
+  Raises:
+    InputError: as `fetch.Fetcher.fetch`.
+  """
+  paths = []
+  for release in chosen:
+    path = root / release.path
+    report(release, fetcher.fetch(fetch.File(release.url, kib=release.kib), path))
+    paths.append(path)
+  return paths
+
+
+def anything(source: str, target: str) -> bool:
+  """Keeps every pair of languages."""
+  return True
+
+
+def one_of(texts: Iterable[str]) -> Keep:
+  """Keeps pairs of languages given as "de-en", in either order and in any code of a language.
+
+  Raises:
+    InputError: a text is no pair of codes.
+  """
+  wanted = set()
+  for text in texts:
+    source, dash, target = text.partition("-")
+    if not (dash and source and target and "-" not in target):
+      raise errors.InputError(f"{text!r} is no pair of languages: write it as de-en or en-pt_BR")
+    wanted.add(frozenset(map(_comparable, (source, target))))
+  return lambda source, target: frozenset(map(_comparable, (source, target))) in wanted
+
+
+@functools.cache
+def known_language(code: str) -> languages.Language | None:
+  """The language of one of OPUS's codes, whose region or variant may be unknown; or None."""
+  for each in (code, code.partition("_")[0]):
+    try:
+      return languages.language(each)
+    except errors.InputError:
+      continue
+  return None
+
+
+def _comparable(code: str) -> languages.Language | str:
+  return known_language(code) or code.lower()
+
+
+def _release(record: Mapping[str, Any]) -> Release:
+  """The release of a record; nothing in one is trusted."""
+  corpus, version, url = (record.get(key) or "" for key in ("corpus", "version", "url"))
+  kib, pairs = record.get("size"), record.get("alignment_pairs")
+  if not all(isinstance(text, str) for text in (corpus, version, url)):
+    corpus = version = url = ""
+  file = _FILE.fullmatch(urllib.parse.urlsplit(url).path.rpartition("/")[2])
+  named = _NAME.fullmatch(corpus) and _NAME.fullmatch(version)
+  pair = (record.get("source"), record.get("target"))
+  if not (file and file.groups() == pair and named and isinstance(kib, int) and _whole(kib)):
+    raise errors.InputError(f"OPUS lists what is no release in Moses's format: {dict(record)!r}")
+  fetch.check_address(url)
+  return Release(corpus, version, file[1], file[2], url, kib, pairs if _whole(pairs) else None)
+
+
+def _whole(value: object) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def describe(chosen: Sequence[Release]) -> Iterator[str]:
+  """A table of releases for people: a line each, and one of all."""
+  for x in chosen:
+    pairs = "" if x.pairs is None else f"{x.pairs:,}"
+    name = f"{x.source}-{x.target}"
+    yield f"{x.corpus:<20} {x.version:<14} {name:<14} {pairs:>14} pairs {x.kib / 1024:>10,.1f} MiB"
+  total = sum(x.kib for x in chosen) / 1024
+  count = sum(x.pairs or 0 for x in chosen)
+  yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to fetch where not there"
+  for page in dict.fromkeys(x.page for x in chosen):
+    yield f"licence: in each archive (LICENSE, README), and at {page}"
