@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -44,7 +45,10 @@ def read(root):
     found = tools.embed(suite.Side("de", ["zwei"]))
     return [suite.Result("streamed", ("de",), {"first": float(found[0].argmax())})]
 
-  return [suite.Task("held", sides, score), suite.StreamedTask("streamed", stream)]
+  return [
+    suite.Task("held", sides, score),
+    suite.StreamedTask("streamed", stream, lambda: ["zwei"]),
+  ]
 
 
 def summarize(results, seen):
@@ -87,6 +91,34 @@ def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
   assert json.loads((tmp_path / "out" / "results.json").read_text()) == found
   assert suite.run(encoder, *arguments, name="a") == found
   assert len(encoder.calls) == 2
+
+
+def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tmp_path):
+  """Each benchmark scores its own rows: the place of a word is that of its 1."""
+
+  def benchmark(name, *words):
+    def score(vectors_ND):
+      places = {w: float(x.argmax()) for w, x in zip(words, vectors_ND, strict=True)}
+      return [suite.Result(name, ("de",), places)]
+
+    return dataclasses.replace(
+      BENCHMARK,
+      name=name,
+      read=lambda root: [suite.Task(name, (suite.Side("de", words),), score)],
+      summarize=lambda results, seen: results[0].metrics,
+    )
+
+  encoder = Encoder()
+  benchmarks = [
+    benchmark("first", "eins", "one", "zwei"),
+    benchmark("second", "drei", "eins"),
+    benchmark("third", "two", "zwei", "eins", "two"),
+    benchmark("fourth", "eins", "one"),
+  ]
+  found = suite.run(encoder, benchmarks, root, tmp_path / "out", name="E")["benchmarks"]
+  assert encoder.calls == [["eins", "one", "zwei"], ["drei"], ["two"]]
+  for each in found.values():
+    assert each["summary"] == {word: WORDS.index(word) for word in each["summary"]}
 
 
 def test_languages_reach_an_encoder_that_asks_for_them(root, tmp_path):

@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,19 @@ class Task:
     name: Unique in its benchmark.
     sides: The texts.
     score: Maps the vectors of all sides, an array [N, D] each, to results.
+    judged: The texts that training data must not have, where others are there to learn from; None
+      is those of all sides.
   """
 
   name: str
   sides: tuple[Side, ...]
   score: Callable[..., list[Result]]
+  judged: tuple[Side, ...] | None = None
+
+  def texts(self) -> Iterator[str]:
+    """The texts that training data must not have."""
+    sides = self.sides if self.judged is None else self.judged
+    return itertools.chain.from_iterable(side.texts for side in sides)
 
 
 Embed = Callable[[Side], np.ndarray]
@@ -93,10 +101,12 @@ class StreamedTask:
   Attributes:
     name: Unique in its benchmark.
     run: Gives the results.
+    texts: Gives the texts that training data must not have, as they are embedded.
   """
 
   name: str
   run: Callable[[Tools], list[Result]]
+  texts: Callable[[], Iterable[str]]
 
 
 SeenTest = Callable[[Iterable[str]], bool]
@@ -120,6 +130,8 @@ class Benchmark:
     summarize: The benchmark's own averages, by name, out of all results. A set that is not there is
       named in the result of `missing` and not averaged over as if it were.
     missing: Names of sets that belong to the benchmark and are not among the results.
+    files: Those under the data root, plain or gzipped, without which it is absent too, because
+      something else lies in their folder.
   """
 
   name: str
@@ -130,14 +142,21 @@ class Benchmark:
   read: Callable[[pathlib.Path], Sequence[Task | StreamedTask]]
   summarize: Callable[[Sequence[Result], Seen], Numbers]
   missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
+  files: tuple[str, ...] = ()
 
 
 def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
-  """Why a benchmark cannot be run, for people; None if its folders are there."""
-  lacking = [str(root / name) for name in benchmark.folders if not (root / name).is_dir()]
-  if not lacking:
+  """Why a benchmark cannot be run, for people; None if its folders and files are there."""
+  folders = [str(root / name) for name in benchmark.folders if not (root / name).is_dir()]
+  lone = [
+    str(root / name)
+    for name in benchmark.files
+    if not any((root / each).is_file() for each in (name, f"{name}.gz"))
+  ]
+  if not folders and not lone:
     return None
-  return f"no folder {', '.join(lacking)} ({benchmark.layout}); {benchmark.source}"
+  lacking = f"folder {', '.join(folders)}" if folders else f"file {', '.join(lone)}"
+  return f"no {lacking} ({benchmark.layout}); {benchmark.source}"
 
 
 def describe(benchmark: Benchmark) -> str:
@@ -184,7 +203,7 @@ def run(
   """Takes an encoder through benchmarks, and writes `output`/results.json.
 
   All files are read before anything is embedded. Each text of a task is embedded once, whatever the
-  number of tasks of a benchmark that it occurs in. What a benchmark gave is kept in
+  number of tasks and benchmarks that it occurs in. What a benchmark gave is kept in
   `output`/benchmarks: called again, only those are run that are not there.
 
   Args:
@@ -225,8 +244,9 @@ def run(
     else:
       report(f"{benchmark.name}: reading")
       waiting[benchmark.name] = benchmark, benchmark.read(root)
+  vectors = SharedVectors(_held_sides(tasks) for _, tasks in waiting.values())
   for key, (benchmark, tasks) in waiting.items():
-    done[key] = _run_one(encoder, benchmark, tasks, known, output, report, engine)
+    done[key] = _run_one(encoder, vectors, benchmark, tasks, known, output, report, engine)
     write_json(output / "benchmarks" / f"{key}.json", done[key])
   ordered = {each.name: done[each.name] for each in benchmarks if each.name in done}
   results = {**settings, "absent": absent, "benchmarks": ordered}
@@ -234,8 +254,13 @@ def run(
   return results
 
 
+def _held_sides(tasks: Iterable[Task | StreamedTask]) -> Iterator[Side]:
+  return itertools.chain.from_iterable(task.sides for task in tasks if isinstance(task, Task))
+
+
 def _run_one(
   encoder: Any,
+  shared: "SharedVectors",
   benchmark: Benchmark,
   tasks: Sequence[Task | StreamedTask],
   known: Seen,
@@ -245,8 +270,7 @@ def _run_one(
 ) -> dict[str, Any]:
   start = time.perf_counter()
   embed = Embedder(encoder)
-  held = [task for task in tasks if isinstance(task, Task)]
-  vectors = embed_once(embed, itertools.chain.from_iterable(task.sides for task in held), report)
+  vectors = shared.of_next(embed, _held_sides(tasks), report)
   results: list[Result] = []
   for task in tasks:
     if isinstance(task, Task):
@@ -295,19 +319,46 @@ class Embedder:
     return vectors_ND
 
 
-def embed_once(
-  embed: Embedder, sides: Iterable[Side], report: Callable[[str], None]
-) -> Callable[[Side], np.ndarray]:
-  """Embeds every different text of each language once; returns what gives a side's vectors."""
-  row_of: dict[tuple[str, str], int] = {}
-  for side in sides:
-    for text in side.texts:
-      row_of.setdefault((side.language, text), len(row_of))
-  if not row_of:
-    return embed
-  report(f"embedding {len(row_of):,} texts")
-  vectors_ND = embed.many([text for _, text in row_of], [code for code, _ in row_of])
-  return lambda side: vectors_ND[[row_of[side.language, text] for text in side.texts]]
+class SharedVectors:
+  """Vectors of texts in groups, each text embedded once; kept while a later group has it too.
+
+  Args:
+    groups: The sides of all groups, in the order in which `of_next` is called for them.
+  """
+
+  def __init__(self, groups: Iterable[Iterable[Side]]):
+    self._last = {
+      key: number
+      for number, sides in enumerate(groups)
+      for key in itertools.chain.from_iterable(map(_keys, sides))
+    }
+    self._number = -1
+    self._row_of: dict[tuple[str, str], int] = {}
+    self._vectors_ND: np.ndarray | None = None
+
+  def of_next(
+    self, embed: Embedder, sides: Iterable[Side], report: Callable[[str], None]
+  ) -> Callable[[Side], np.ndarray]:
+    """Embeds what is new in the next group; returns what gives the vectors of a side of it."""
+    row_of, vectors_ND = dict(self._row_of), self._vectors_ND
+    self._number += 1
+    for key in itertools.chain.from_iterable(map(_keys, sides)):
+      row_of.setdefault(key, len(row_of))
+    new = list(itertools.islice(row_of, len(self._row_of), None))
+    if new:
+      report(f"embedding {len(new):,} texts")
+      new_ND = embed.many([text for _, text in new], [code for code, _ in new])
+      vectors_ND = new_ND if vectors_ND is None else np.concatenate([vectors_ND, new_ND])
+    if vectors_ND is None:
+      return embed
+    kept = [key for key in row_of if self._last[key] > self._number]
+    self._vectors_ND = vectors_ND[[row_of[key] for key in kept]]
+    self._row_of = {key: row for row, key in enumerate(kept)}
+    return lambda side: vectors_ND[[row_of[key] for key in _keys(side)]]
+
+
+def _keys(side: Side) -> Iterator[tuple[str, str]]:
+  return ((side.language, text) for text in side.texts)
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

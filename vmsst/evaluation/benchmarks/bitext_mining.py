@@ -16,6 +16,7 @@ who have the gold pairs of its test data.
 import collections
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -173,7 +174,11 @@ def _read_pair(paths: _Files) -> tuple[tuple[suite.Side, ...], Callable[..., lis
 
 def _streamed(paths: _Files) -> suite.StreamedTask:
   sides, score = _read_pair(paths)
-  return suite.StreamedTask(paths.name, lambda tools: score(*(tools.embed(side) for side in sides)))
+  return suite.StreamedTask(
+    paths.name,
+    run=lambda tools: score(*(tools.embed(side) for side in sides)),
+    texts=lambda: itertools.chain.from_iterable(side.texts for side in sides),
+  )
 
 
 def _read_bucc(split: str, root: pathlib.Path) -> list[suite.StreamedTask]:

@@ -9,13 +9,13 @@ import ast
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.parsers import expat
 
 import numpy as np
 
-from vmsst import errors, text_files
+from vmsst import errors, text_files, xml_files
 from vmsst.evaluation import documents, suite
 from vmsst.evaluation.benchmarks import files, json_lines, transfer
 
@@ -78,7 +78,7 @@ def _decoded(text: str, place: str) -> str:
     return text
   try:
     return bytes(ast.literal_eval(text)).decode("utf-8")
-  except (ValueError, SyntaxError) as error:
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
     raise errors.InputError(f"{place}: not a text as Python prints bytes: {error}") from None
 
 
@@ -114,12 +114,8 @@ def cls(path: pathlib.Path) -> Documents:
   """
   parser = expat.ParserCreate()
   reviews = _Reviews(path, parser)
-  try:
-    for chunk in text_files.read_chunks(str(path)):
-      parser.Parse(chunk)
-    parser.Parse(b"", True)
-  except expat.ExpatError as error:
-    raise errors.InputError(f"{path}:{error.lineno}: not well-formed XML: {error}") from None
+  for _ in xml_files.feed(str(path), parser):
+    pass
   return _not_empty(reviews.found, path)
 
 
@@ -177,7 +173,7 @@ class _Reviews:
 def _stars(rating: Any, place: str) -> int:
   try:
     value = float(rating)
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, OverflowError):
     value = 0.0
   if value not in (1, 2, 3, 4, 5):
     raise errors.InputError(f"{place}: a rating of {rating!r}, not 1 to 5 stars")
@@ -307,7 +303,15 @@ def _task(
       f"{', '.join(splits) or 'none'}"
     )
   run = functools.partial(transfer_results, splits=splits, prefix=prefix)
-  return suite.StreamedTask(f"{prefix.strip() or name}", run)
+  return suite.StreamedTask(f"{prefix.strip() or name}", run, functools.partial(_judged, splits))
+
+
+def _judged(splits: Mapping[str, Splits]) -> Iterator[str]:
+  """The sentences of all documents but those to learn from."""
+  for own in splits.values():
+    for part in (own.test,) if own.test is own.dev else (own.dev, own.test):
+      for document in part.texts:
+        yield from documents.sentences(document)
 
 
 def _benchmark(

@@ -6,6 +6,7 @@ samples are not published; take the first lines of shuffled files of ParaCrawl 5
 """
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Sequence
 
@@ -40,7 +41,8 @@ def read(root: pathlib.Path) -> list[suite.StreamedTask]:
         "translation has to be in the line of the same number"
       )
     sides = suite.Side(codes[0], queries), suite.Side(codes[1], candidates)
-    tasks.append(suite.StreamedTask(name, functools.partial(_run, name, sides)))
+    texts = functools.partial(itertools.chain, queries, candidates)
+    tasks.append(suite.StreamedTask(name, functools.partial(_run, name, sides), texts))
   return tasks
 
 

@@ -228,12 +228,18 @@ def _missing(results: Sequence[suite.Result]) -> list[str]:
   return [name for name in ("nq", *_mkqa_names()) if name not in there]
 
 
-def _read(root: pathlib.Path) -> list[suite.StreamedTask]:
+def test_sets(root: pathlib.Path) -> list[Questions]:
+  """The questions to be looked up, as far as their files are there, whatever to look them up in."""
   sets = []
   if (root / "nq").is_dir():
     sets.append(nq_open(_nq_file(root / "nq")))
   if any((root / "mkqa").glob("mkqa.jsonl*")):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"))
+  return sets
+
+
+def _read(root: pathlib.Path) -> list[suite.StreamedTask]:
+  sets = test_sets(root)
   if not sets:
     raise errors.InputError(
       f"{root} has a knowledge base, but neither nq/NQ-open.dev.jsonl nor mkqa/mkqa.jsonl.gz to "
@@ -241,7 +247,8 @@ def _read(root: pathlib.Path) -> list[suite.StreamedTask]:
     )
   paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
   run = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
-  return [suite.StreamedTask("knowledge base", run)]
+  texts = functools.partial(itertools.chain.from_iterable, [own.texts for own in sets])
+  return [suite.StreamedTask("knowledge base", run, texts)]
 
 
 def _nq_file(folder: pathlib.Path) -> pathlib.Path:
@@ -316,6 +323,7 @@ MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
   title="MKQA's questions among their English originals and NQ's",
   folders=("mkqa", "nq"),
+  files=("mkqa/mkqa.wide.tsv",),
   layout="mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
   source=f"{_NQ_SOURCE}; {_MKQA_SOURCE}, whose questions are to be put into a table",
   read=_read_small,
@@ -338,7 +346,7 @@ def _tsv_pair(line: str, place: str) -> tuple[str, list[str]]:
     return question, [answer]
   try:
     return question, _answer_list({"answer": ast.literal_eval(answer)}, place)
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
     return question, [answer]
 
 

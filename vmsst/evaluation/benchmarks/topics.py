@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -101,7 +102,12 @@ def transfer_task(labelled: Labelled, *, into_english: bool = False) -> suite.Ta
     into_english: Whether to have `xx->en` for every language too, at a training for each.
   """
   sides = tuple(suite.Side(code, texts) for code, texts in labelled.texts.items())
-  return suite.Task(labelled.name, sides, functools.partial(_score, labelled, into_english))
+  judged = tuple(
+    suite.Side(code, list(itertools.compress(texts, labelled.split_N != "train")))
+    for code, texts in labelled.texts.items()
+  )
+  score = functools.partial(_score, labelled, into_english)
+  return suite.Task(labelled.name, sides, score, judged)
 
 
 def _score(labelled: Labelled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:

@@ -1,0 +1,76 @@
+"""The texts of evaluation sets, for those who have to keep them out of training data."""
+
+import functools
+import itertools
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+
+from vmsst import errors
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import files, questions
+
+TICO19 = "tico19"
+_TICO19_SOURCE = "TICO-19 is on https://tico-19.github.io"
+_TICO19_SIDES = ("sourceString", "targetString")
+
+
+def of(
+  benchmarks: Iterable[suite.Benchmark], root: str | pathlib.Path
+) -> Iterator[tuple[str, str]]:
+  """Yields the name of the benchmark and the text, for every text that training must not see.
+
+  Benchmarks whose files are absent are passed over; questions are taken also without a knowledge
+  base to find them in. Of sets with texts to learn from, as SIB-200 and MLDoc, those are left to
+  training. Documents come sentence by sentence. TICO-19, which no benchmark here reads, is held out
+  as `tico19`. A text may come several times.
+
+  Args:
+    benchmarks: Which ones.
+    root: Folder of the folders of data.
+
+  Raises:
+    InputError: files are broken, or there is no evaluation set at all.
+  """
+  root = pathlib.Path(root)
+  found = False
+  for name, read in _readers(benchmarks, root):
+    for text in read(root):
+      found = True
+      yield name, text
+  if not found:
+    raise errors.InputError(
+      f"{root} holds no evaluation set: give the folder that `vmsst evaluate` takes as its data"
+    )
+
+
+def _readers(
+  benchmarks: Iterable[suite.Benchmark], root: pathlib.Path
+) -> Iterator[tuple[str, Callable[[pathlib.Path], Iterator[str]]]]:
+  """Names of the sets that are there, and what gives the texts of each."""
+  for benchmark in benchmarks:
+    if suite.absence(benchmark, root) is None:
+      yield benchmark.name, functools.partial(_judged, benchmark)
+    elif benchmark.name == questions.QUESTIONS.name:
+      yield benchmark.name, _questions
+  if (root / TICO19).is_dir():
+    yield TICO19, _tico19
+
+
+def _judged(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
+  return itertools.chain.from_iterable(task.texts() for task in benchmark.read(root))
+
+
+def _questions(root: pathlib.Path) -> Iterator[str]:
+  return itertools.chain.from_iterable(own.texts for own in questions.test_sets(root))
+
+
+def _tico19(root: pathlib.Path) -> Iterator[str]:
+  """The texts of tables as published, or of such with a column for each language."""
+  for path in files.files_in(root / TICO19, "**/*.tsv", source=_TICO19_SOURCE):
+    rows = files.table(path)
+    header = next(rows, [])
+    sides = [i for i, name in enumerate(header) if name in _TICO19_SIDES]
+    if not sides:
+      sides = [i for i, code in enumerate(header) if files.known_code(code, path)]
+    for row in rows:
+      yield from (row[side] for side in sides if row[side])
