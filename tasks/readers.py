@@ -16,14 +16,14 @@ import collections
 import dataclasses
 import functools
 import glob
-import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 from xml.parsers import expat
 
-from vmsst import errors, text_files
+from vmsst import errors, input_files, text_files, xml_files
 from vmsst import languages as languages_lib
 from vmsst.languages import Language
 
@@ -216,10 +216,7 @@ def _read_jsonl(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   (path,) = bitext.paths
   for number, line in enumerate(text_files.read_lines(path), 1):
     place = f"{path}:{number}"
-    try:
-      record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-      raise errors.InputError(f"{place}: not JSON: {error}") from None
+    record = input_files.parse_json(line, place)
     if isinstance(record, dict) and isinstance(record.get("translation"), dict):
       record = record["translation"]
     if not isinstance(record, dict):
@@ -255,16 +252,54 @@ def _checked(text: object, place: str, record: dict) -> str:
   return text
 
 
-class _TmxHandler:
-  """Collects the pairs of two languages from the events of an XML parser."""
+class TmxHandler:
+  """Collects the units of two languages from the events of an XML parser.
 
-  def __init__(self, bitext: BitextFile, parser: expat.XMLParserType):
-    self.pairs: collections.deque[tuple[str, str]] = collections.deque()
-    self._bitext = bitext
+  It never expands an entity: a document type definition inside the file, or an entity that XML
+  does not define itself, raises InputError with the file and the line.
+
+  Attributes:
+    units: (number, source, target) of every `<tu>` that holds one of the languages: its number
+      in the file, from 1, and the texts with single spaces, "" for a missing side.
+    too_long: The lines of units that were left out because a side exceeds the limit.
+    number: How many `<tu>` have begun.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    source: Language,
+    target: Language,
+    parser: expat.XMLParserType,
+    *,
+    limit: int = sys.maxsize,
+    number: int = 0,
+    line: int = 1,
+  ):
+    """Hooks itself into a parser.
+
+    Args:
+      name: How errors name the file.
+      source: Language of the first side.
+      target: Language of the second side.
+      parser: One that has parsed nothing.
+      limit: Units with a side of more characters are left out, and never held in memory.
+      number: How many `<tu>` came before what the parser will get.
+      line: The line that it begins on.
+    """
+    self.units: collections.deque[tuple[int, str, str]] = collections.deque()
+    self.too_long: list[int] = []
+    self.number = number
+    self._name = name
+    self._pair = source, target
     self._parser = parser
+    self._limit = limit
+    self._first_line = line
     self._sides: dict[Language | None, str] = {}
     self._language: Language | None = None
     self._text: list[str] | None = None
+    self._length = 0
+    self._longest = 0
     self._markup_depth = 0
     parser.buffer_text = True
     parser.StartElementHandler = self._start
@@ -274,32 +309,45 @@ class _TmxHandler:
     parser.EntityDeclHandler = self._entity
     parser.SkippedEntityHandler = self._entity
 
+  @property
+  def line(self) -> int:
+    """Where the parser is, from 1."""
+    return self._first_line + self._parser.CurrentLineNumber - 1
+
   def _start(self, name: str, attributes: dict[str, str]) -> None:
     if name == "tu":
       self._sides = {}
+      self._longest = 0
+      self.number += 1
     elif name == "tuv":
       self._language = _language_or_none(attributes.get("xml:lang") or attributes.get("lang") or "")
     elif name == "seg":
       self._text = []
+      self._length = 0
     elif name in _TMX_MARKUP:
       self._markup_depth += 1
 
   def _end(self, name: str) -> None:
     if name == "tu":
-      source = _side(self._sides, self._bitext.source)
-      target = _side(self._sides, self._bitext.target)
+      if self._longest > self._limit:
+        self.too_long.append(self.line)
+        return
+      source, target = (_side(self._sides, language) or "" for language in self._pair)
       if source or target:
-        self.pairs.append((source or "", target or ""))
+        self.units.append((self.number, source, target))
     elif name == "seg":
       if self._language is not None:
         self._sides.setdefault(self._language, " ".join("".join(self._text or ()).split()))
+        self._longest = max(self._longest, self._length)
       self._text = None
     elif name in _TMX_MARKUP:
       self._markup_depth -= 1
 
   def _characters(self, text: str) -> None:
     if self._text is not None and not self._markup_depth:
-      self._text.append(text)
+      self._length += len(text)
+      if self._length <= self._limit:
+        self._text.append(text)
 
   def _doctype(self, name: str, system: Any, public: Any, has_internal_subset: int) -> None:
     # A mere reference to tmx14.dtd is common and is never fetched.
@@ -311,7 +359,7 @@ class _TmxHandler:
 
   def _refuse(self, what: str) -> None:
     raise errors.InputError(
-      f"{self._bitext}:{self._parser.CurrentLineNumber}: the file has {what}, which is refused "
+      f"{self._name}:{self.line}: the file has {what}, which is refused "
       "(entities can expand without limit): remove it"
     )
 
@@ -319,16 +367,10 @@ class _TmxHandler:
 def _read_tmx(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   (path,) = bitext.paths
   parser = expat.ParserCreate()
-  handler = _TmxHandler(bitext, parser)
-  try:
-    for chunk in text_files.read_chunks(path):
-      parser.Parse(chunk)
-      while handler.pairs:
-        yield handler.pairs.popleft()
-    parser.Parse(b"", True)
-  except expat.ExpatError as error:
-    raise errors.InputError(f"{path}:{error.lineno}: not well-formed XML: {error}") from None
-  yield from handler.pairs
+  handler = TmxHandler(path, bitext.source, bitext.target, parser)
+  for _ in xml_files.feed(path, parser):
+    while handler.units:
+      yield handler.units.popleft()[1:]
 
 
 def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
@@ -342,8 +384,9 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
   sides = {own: path}
   for name in sorted(os.listdir(folder)):
     other_stem, language = _moses_side(os.path.join(folder, name))
-    if other_stem == stem and language is not None:
-      sides.setdefault(language, os.path.join(folder, name))
+    full = os.path.join(folder, name)
+    if other_stem == stem and language is not None and os.path.isfile(full):
+      sides.setdefault(language, full)
   named = _pairs_in_name(stem)
   if given or len(named) == 1:
     source, target = given or named[0]

@@ -1,0 +1,329 @@
+"""Normalises pairs of texts, tells which to drop, and gives the keys of texts that are the same."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import re
+import sys
+import unicodedata
+from collections.abc import Callable
+from typing import Literal
+
+from vmsst import errors, languages
+from vmsst.languages import Language
+
+EMPTY = "empty"
+ENCODING = "encoding"
+TOO_LONG = "too_long"
+COPY = "copy"
+RATIO = "ratio"
+SCRIPT = "script"
+LANGUAGE = "language"
+REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT, LANGUAGE)
+"""Why `Cleaner` drops a pair, in the order in which it looks.
+
+A side is empty; holds U+FFFD, which stands for what could not be decoded; is too long; both sides
+have the same `text_key`; one is too long for the other; has too few letters in a script of its
+language; is in another language.
+"""
+
+# How much longer a text gets, by its script, in a language that spells each sound.
+_DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
+_SLACK = 20  # Characters by which a translation may always be longer: "No." is "Certainly not.".
+
+# A text is in another language if one has this probability, and its own has less than the other.
+_SURE = 0.5
+_UNLIKELY = 0.05
+
+# Unicode's blocks of letters and of marks that belong to letters.
+_HAN = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_HAN += "\U00020000-\U000323af"
+_BLOCKS = {
+  "Arab": "\u0600-\u06ff\u0750-\u077f\u0870-\u08ff\ufb50-\ufdff\ufe70-\ufefc",
+  "Armn": "\u0530-\u058f\ufb13-\ufb17",
+  "Avst": "\U00010b00-\U00010b3f",
+  "Beng": "\u0980-\u09ff",
+  "Cans": "\u1400-\u167f\u18b0-\u18ff",
+  "Cyrl": "\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f",
+  "Deva": "\u0900-\u097f\ua8e0-\ua8ff",
+  "Ethi": "\u1200-\u139f\u2d80-\u2ddf\uab00-\uab2f",
+  "Geor": "\u10a0-\u10ff\u1c90-\u1cbf\u2d00-\u2d2f",
+  "Grek": "\u0370-\u03ff\u1f00-\u1fff",
+  "Gujr": "\u0a80-\u0aff",
+  "Guru": "\u0a00-\u0a7f",
+  "Hang": "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff\uffa0-\uffdc",
+  "Hans": _HAN + "\u3100-\u312f\u31a0-\u31bf",
+  "Hant": _HAN + "\u3100-\u312f\u31a0-\u31bf",
+  "Hebr": "\u0590-\u05ff\ufb1d-\ufb4f",
+  "Jpan": _HAN + "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+  "Khmr": "\u1780-\u17ff",
+  "Knda": "\u0c80-\u0cff",
+  "Laoo": "\u0e80-\u0eff",
+  "Latn": "A-Za-z\u00aa\u00ba\u00c0-\u024f\u0250-\u02af\u1d00-\u1dbf\u1e00-\u1eff\u2183\u2184"
+  "\u2c60-\u2c7f\ua720-\ua7ff\uab30-\uab6f\ufb00-\ufb06\uff21-\uff3a\uff41-\uff5a",
+  "Mlym": "\u0d00-\u0d7f",
+  "Mymr": "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f",
+  "Nkoo": "\u07c0-\u07ff",
+  "Olck": "\u1c50-\u1c7f",
+  "Orya": "\u0b00-\u0b7f",
+  "Sinh": "\u0d80-\u0dff",
+  "Taml": "\u0b80-\u0bff",
+  "Telu": "\u0c00-\u0c7f",
+  "Tfng": "\u2d30-\u2d7f",
+  "Thaa": "\u0780-\u07bf",
+  "Thai": "\u0e00-\u0e7f",
+  "Tibt": "\u0f00-\u0fff",
+  "Yiii": "\ua000-\ua4cf",
+}
+# Scripts that corpora mix with the usual one under the same code.
+_MIXED = {
+  ("srp", "Cyrl"): ("Latn",),
+  ("hbs", "Latn"): ("Cyrl",),
+  ("bos", "Latn"): ("Cyrl",),
+  ("uzn", "Latn"): ("Cyrl",),
+  ("ber", "Latn"): ("Tfng",),
+  ("sat", "Olck"): ("Beng", "Deva"),
+}
+
+# Behind these, joiners and non-joiners change how a word is written and read: Arabic and its kin
+# (with their presentation forms), the scripts of India and its neighbours, and Mongolian.
+_JOINING = (
+  "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
+  "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+)
+# Of the format characters these are seen: signs that enclose Arabic and Syriac numbers.
+_SEEN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cleaning:
+  """How texts are normalised and which pairs are dropped.
+
+  Attributes:
+    unicode_form: Normal form of the texts, "NFC" or "NFKC"; None leaves the characters.
+    max_characters: Pairs with a longer side are dropped.
+    max_ratio: Pairs are dropped whose one side is longer than this times the other, plus 20. The
+      characters of scripts that write a syllable or a word with one count as more (Han as 3).
+    min_script_share: Of the letters of a side at least this share is in a script of its language.
+    identify_language: Whether pairs are dropped where a side is clearly in another language, by
+      the package py3langid (`pip install 'vmsst[opus]'`). Languages it does not know pass.
+
+  Raises:
+    InputError: a value has the wrong type or is out of range; the message names the field.
+  """
+
+  unicode_form: Literal["NFC", "NFKC"] | None = "NFC"
+  max_characters: int = 1000
+  max_ratio: float = 3.0
+  min_script_share: float = 0.5
+  identify_language: bool = False
+
+  def __post_init__(self):
+    if self.unicode_form not in ("NFC", "NFKC", None):
+      raise errors.InputError(
+        f"unicode_form is {self.unicode_form!r}; it has to be NFC, NFKC or none"
+      )
+    if type(self.max_characters) is not int or self.max_characters < 1:
+      raise errors.InputError(
+        f"max_characters is {self.max_characters!r}; it has to be a whole number above 0"
+      )
+    if not _is_number(self.max_ratio) or not self.max_ratio >= 1:
+      raise errors.InputError(f"max_ratio is {self.max_ratio!r}; it has to be a number from 1 on")
+    if not _is_number(self.min_script_share) or not 0 <= self.min_script_share <= 1:
+      raise errors.InputError(
+        f"min_script_share is {self.min_script_share!r}; it has to be a number from 0 to 1"
+      )
+    if type(self.identify_language) is not bool:
+      raise errors.InputError(
+        f"identify_language is {self.identify_language!r}; it has to be true or false"
+      )
+
+
+class Cleaner:
+  """Normalises and judges the pairs of two languages: call it with the two texts.
+
+  It returns the pair of normalised texts, or the one of REASONS for which the pair is dropped.
+  """
+
+  def __init__(self, cleaning: Cleaning, source: Language, target: Language):
+    """Prepares the rules.
+
+    Args:
+      cleaning: The rules.
+      source: Language of the first text.
+      target: Language of the second text.
+
+    Raises:
+      InputError: languages are to be identified and the package for it is not installed.
+    """
+    self._form = cleaning.unicode_form
+    self._max_characters = cleaning.max_characters
+    self._max_ratio = cleaning.max_ratio
+    self._densities = _DENSITY.get(source.script, 1.0), _DENSITY.get(target.script, 1.0)
+    self._share = cleaning.min_script_share
+    self._letters = _letters(source), _letters(target)
+    self._foreign: tuple[Callable[[str], bool], ...] = ()
+    if cleaning.identify_language:
+      self._foreign = _foreign(source), _foreign(target)
+
+  def __call__(self, source: str, target: str) -> tuple[str, str] | str:
+    """The normalised texts, or the reason for which the pair is dropped."""
+    source, target = normalise(source, self._form), normalise(target, self._form)
+    if not source or not target:
+      return EMPTY
+    if "\ufffd" in source or "\ufffd" in target:
+      return ENCODING
+    if len(source) > self._max_characters or len(target) > self._max_characters:
+      return TOO_LONG
+    if source == target or _key(source) == _key(target):
+      return COPY
+    first, second = len(source) * self._densities[0], len(target) * self._densities[1]
+    if max(first, second) > min(first, second) * self._max_ratio + _SLACK:
+      return RATIO
+    if self._share and not (
+      _has_share(source, *self._letters[0], self._share)
+      and _has_share(target, *self._letters[1], self._share)
+    ):
+      return SCRIPT
+    if self._foreign and (self._foreign[0](source) or self._foreign[1](target)):
+      return LANGUAGE
+    return source, target
+
+
+def normalise(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
+  """The text in a Unicode normal form, with single spaces and no invisible characters.
+
+  Control and format characters go (a byte order mark, directions, soft hyphens, zero width
+  spaces), but joiners and non-joiners stay behind letters that they change, and in emoji. Every
+  run of whitespace, a line end too, becomes one space; there is none at the ends.
+  """
+  if not text.isprintable():
+    text = _invisible().sub("", text)
+  if form is not None and not text.isascii():
+    text = unicodedata.normalize(form, text)
+  return " ".join(text.split())
+
+
+def text_key(text: str) -> str:
+  """What is left of a text in lower case without punctuation, symbols and spaces.
+
+  Letters, marks on them and digits remain, in the form NFKC: "It’s ①!" is "its1". Texts with the
+  same key count as the same.
+  """
+  if text.isascii():
+    return text.translate(_ASCII_KEY)
+  text = unicodedata.normalize("NFKC", text).casefold()
+  # Once more, because folded letters can be composed: two keys must not differ in form alone.
+  return unicodedata.normalize("NFC", text).translate(_KEY)
+
+
+def sentence_key(text: str) -> int:
+  """64 bits of a text's `text_key`; of the text itself where it is all punctuation."""
+  return _bits(_key(text))
+
+
+def pair_key(source: str, target: str) -> int:
+  """64 bits of both texts' `text_key`; of a text itself where it is all punctuation."""
+  return _bits(f"{_key(source)}\0{_key(target)}")
+
+
+def keys(source: str, target: str) -> tuple[int, int, int]:
+  """`sentence_key` of the first and of the second text, and `pair_key` of both, at less cost."""
+  first, second = _key(source), _key(target)
+  return _bits(first), _bits(second), _bits(f"{first}\0{second}")
+
+
+def _is_number(value: object) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# A pair is asked for its keys three times: when it is judged, and for both kinds of keys.
+@functools.lru_cache(maxsize=16)
+def _key(text: str) -> str:
+  return text_key(text) or text
+
+
+def _bits(key: str) -> int:
+  digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+  return int.from_bytes(digest, "little")
+
+
+class _KeyTable(dict):
+  """For str.translate: letters, marks and digits stay, all else goes."""
+
+  def __missing__(self, code: int) -> int | None:
+    kept = code if unicodedata.category(chr(code))[0] in "LMN" else None
+    self[code] = kept
+    return kept
+
+
+_KEY = _KeyTable()
+_ASCII_KEY = {code: ord(chr(code).lower()) if chr(code).isalnum() else None for code in range(128)}
+
+
+@functools.cache
+def _invisible() -> re.Pattern[str]:
+  """Matches the control and format characters that mean nothing where they stand."""
+  gone = [
+    character
+    for character in map(chr, range(sys.maxunicode + 1))
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs")
+    and not character.isspace()
+    and character not in _SEEN
+    and character not in "\u200c\u200d"
+  ]
+  everywhere = "".join(map(re.escape, gone))
+  # Behind a symbol (with a skin colour or a variant of it) a joiner makes one emoji of two.
+  return re.compile(
+    f"[{everywhere}]|(?<![{_JOINING}])\u200c"
+    f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"
+  )
+
+
+@functools.cache
+def _letters(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
+  """Patterns of runs of letters in the language's scripts, and of runs of other letters."""
+  scripts = (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
+  own = "".join(_BLOCKS[script] for script in scripts)
+  return re.compile(f"[{own}]+"), re.compile(rf"[^\W\d_{own}]+")
+
+
+def _has_share(text: str, own: re.Pattern[str], other: re.Pattern[str], share: float) -> bool:
+  """Whether at least this share of the letters are a language's own, and there is one."""
+  others = other.findall(text)
+  if not others:
+    return own.search(text) is not None
+  count = sum(map(len, own.findall(text)))
+  return count > 0 and count >= share * (count + sum(map(len, others)))
+
+
+def _foreign(language: Language) -> Callable[[str], bool]:
+  """What tells whether a text is clearly in another language than this."""
+  rank, known = _identifier()
+  own = {label for label, code in known.items() if code == language.iso639_3}
+
+  def foreign(text: str) -> bool:
+    ranking = rank(text)
+    if ranking[0][0] in own or ranking[0][1] < _SURE:
+      return False
+    return sum(share for label, share in ranking if label in own) < _UNLIKELY
+
+  return foreign if own else lambda text: False
+
+
+@functools.cache
+def _identifier() -> tuple[Callable[[str], list[tuple[str, float]]], dict[str, str]]:
+  """Ranks the languages of a text by probability; its labels and the ISO 639-3 codes of them."""
+  try:
+    from py3langid import langid
+  except ImportError:
+    raise errors.InputError(
+      "identify_language needs the package py3langid: pip install 'vmsst[opus]'"
+    ) from None
+  identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+  known = {}
+  for label in identifier.labels:
+    with contextlib.suppress(errors.InputError):
+      known[label] = languages.language(label).iso639_3
+  return identifier.rank, known

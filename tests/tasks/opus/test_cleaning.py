@@ -1,0 +1,186 @@
+"""Normalising, filtering and keys of texts."""
+
+import gzip
+import hashlib
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+
+from vmsst import errors
+from vmsst.languages import LANGUAGES, language
+from vmsst.tasks.opus import cleaning
+from vmsst.tasks.opus.cleaning import Cleaner, Cleaning
+
+PERSIAN = "می\u200cخواهم"  # Written apart, in one word.
+MALAYALAM = "അവന്\u200d"  # The joiner makes the last letter a chillu.
+FAMILY = "\U0001f469\U0001f3fd\u200d\U0001f467"
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("  a\t b\r\n\u00a0\u3000c\u2028d\x85 ", "a b c d"),
+    ("\ufeffa\u200bb\u00ad\u202ec\u2069\x00\x07d", "abcd"),
+    ("u\u0308ber", "über"),
+    ("u\u00ad\u0308ber", "über"),
+    ("e\u200cf \u200d", "ef"),
+    (PERSIAN, PERSIAN),
+    (MALAYALAM, MALAYALAM),
+    (f"ja {FAMILY}!", f"ja {FAMILY}!"),
+    ("سورة \u06dd٣", "سورة \u06dd٣"),
+    ("\u200b \ufeff", ""),
+    ("ﬁ ① ｱ", "ﬁ ① ｱ"),
+    ("\ud800x", "x"),
+  ],
+)
+def test_normalise(text, expected):
+  assert cleaning.normalise(text) == expected
+
+
+def test_normal_forms():
+  assert cleaning.normalise("ﬁ ① ｱ\u00a0½", "NFKC") == "fi 1 ア 1⁄2"
+  assert cleaning.normalise("u\u0308 \u00a8", None) == "u\u0308 \u00a8"
+  # Nothing is left to normalise, whatever stands side by side.
+  odd = [chr(code) for code in range(0x3000)] + ["\u200c", "\u200d", "\ufeff", "\ufdfa", "\ufe0f"]
+  for form in ("NFC", "NFKC", None):
+    for shift in (1, 7, 1000):
+      text = "".join(a + b for a, b in zip(odd, odd[shift:] + odd[:shift], strict=True))
+      once = cleaning.normalise(text, form)
+      assert cleaning.normalise(once, form) == once
+      assert all(character == " " or not character.isspace() for character in once)
+      assert not {unicodedata.category(x) for x in once} & {"Cc", "Cs", "Zl", "Zp"}
+
+
+@pytest.mark.parametrize(
+  ("source", "target", "reason"),
+  [
+    ("Hallo\tWelt ", "hello world", None),
+    (" \u200b", "hello", "empty"),
+    ("Hallo", "", "empty"),
+    ("Gr\ufffdn", "green", "encoding"),
+    ("a" * 1001, "b", "too_long"),
+    ("Hello, World!", "hello world", "copy"),
+    ("10:30 ...", "- 10.30", "copy"),
+    ("Nein.", "Certainly not, sir.", None),
+    ("Nein, mein Freund.", "No " * 40, "ratio"),
+    ("Привет, мир", "hello world", "script"),
+    ("Das Wort «привет» ist russisch", "The word «привет» is Russian", None),
+    ("12345", "one two", "script"),
+    ("!?", "?!.", "script"),
+  ],
+)
+def test_reasons(source, target, reason):
+  found = Cleaner(Cleaning(), language("de"), language("en"))(source, target)
+  expected = reason or (cleaning.normalise(source), cleaning.normalise(target))
+  assert found == expected
+  assert reason is None or reason in cleaning.REASONS
+
+
+def test_scripts_and_lengths_suit_the_language():
+  english = "The weather in the north of the country was very good on that day."
+  for code, text in {
+    "zh": "那天这个国家北方的天气非常好。",
+    "ja": "その日、国の北部は天気がとても良かった。",
+    "ko": "그날 나라 북부의 날씨는 아주 좋았다.",
+    "sr": "Vreme na severu zemlje bilo je tog dana veoma dobro.",
+    "el": "Ο καιρός στα βόρεια της χώρας ήταν πολύ καλός.",
+    "am": "በዚያ ቀን በሀገሪቱ ሰሜን ያለው የአየር ሁኔታ በጣም ጥሩ ነበር።",
+  }.items():
+    assert Cleaner(Cleaning(), language(code), language("en"))(text, english) == (text, english)
+    other = Cleaner(Cleaning(), language("ru"), language("en"))(text, english)
+    assert other in ("script", "ratio")
+  assert {entry.script for entry in LANGUAGES} == set(cleaning._BLOCKS)
+
+
+def test_letters_of_every_script_are_its_own():
+  """Against the names that Unicode gives characters."""
+  names = {"Latn": "LATIN", "Cyrl": "CYRILLIC", "Arab": "ARABIC", "Deva": "DEVANAGARI"}
+  names |= {"Hang": "HANGUL", "Hans": "CJK UNIFIED", "Grek": "GREEK", "Thai": "THAI"}
+  letters = [
+    character
+    for character in map(chr, range(0x80, 0xFF00))
+    if unicodedata.category(character) in ("Lu", "Ll", "Lo")
+  ]
+  for script, prefix in names.items():
+    own, other = cleaning._letters(next(x for x in LANGUAGES if x.script == script))
+    named = {x for x in letters if unicodedata.name(x, "").startswith(prefix)}
+    matched = set(filter(own.match, letters))
+    # Blocks hold a few letters of others, and phonetic signs are apart.
+    assert len(named - matched) < 0.03 * len(named)
+    assert len(matched - named) < 0.05 * len(named)
+    assert set(filter(other.match, letters)) == set(letters) - matched
+
+
+def test_real_pairs_pass(data_root):
+  for name in ("bitext_tatoeba/tur-eng", "bitext_news/cmn-eng", "bitext_tatoeba/srp-eng"):
+    clean = Cleaner(Cleaning(), language(name[-7:-4]), language("eng"))
+    with gzip.open(data_root / f"{name}.tsv.gz", "rt", encoding="utf-8", newline="\n") as stream:
+      pairs = [line.rstrip("\n").split("\t") for line in stream]
+    dropped = [pair for pair in pairs if isinstance(clean(*pair), str)]
+    assert len(dropped) < 0.005 * len(pairs), dropped[:5]
+
+
+def test_keys():
+  assert cleaning.text_key("It’s ①: ÉCLAIR—Straße!") == "its1éclairstrasse"
+  assert cleaning.text_key("It's 1, E\u0301CLAIR strasse") == "its1éclairstrasse"
+  assert cleaning.text_key(PERSIAN) == PERSIAN.replace("\u200c", "")
+  assert cleaning.text_key("हिन्दी।") == "हिन्दी"  # Its vowels are marks, and remain.
+  assert cleaning.text_key("…?!") == ""
+  for text in ("Wo ist Tom?", "今天天气很好。", "ÇA VA"):
+    varied = cleaning.sentence_key(f" «{text.upper()}» ")
+    assert cleaning.sentence_key(text) == varied == cleaning.sentence_key(text.lower())
+    digest = hashlib.blake2b(cleaning.text_key(text).encode(), digest_size=8).digest()
+    assert varied == int.from_bytes(digest, "little")
+  pairs = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("?", "!"), ("!", "?"), ("a", "?")]
+  assert len({cleaning.pair_key(*pair) for pair in pairs}) == len(pairs)
+  assert cleaning.pair_key("A, b", "C") == cleaning.pair_key("ab", "c.")
+  for a, b in [*pairs, ("\ud800", "x")]:
+    expected = cleaning.sentence_key(a), cleaning.sentence_key(b), cleaning.pair_key(a, b)
+    assert cleaning.keys(a, b) == expected
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    ("unicode_form", "NFD"),
+    ("max_characters", 0),
+    ("max_characters", 1.5),
+    ("max_characters", True),
+    ("max_ratio", 0.5),
+    ("max_ratio", float("nan")),
+    ("max_ratio", "3"),
+    ("min_script_share", 1.1),
+    ("identify_language", "yes"),
+  ],
+)
+def test_settings_are_checked(field, value):
+  with pytest.raises(errors.InputError, match=f"{field} is {value!r}; it has to be"):
+    Cleaning(**{field: value})
+
+
+def test_language_identification():
+  pytest.importorskip("py3langid")
+  clean = Cleaner(Cleaning(identify_language=True), language("de"), language("en"))
+  german, english = "Das Wetter war gestern sehr schön.", "The weather was very nice yesterday."
+  assert clean(german, english) == (german, english)
+  assert clean("Prosím ťa, zapísaj, čo hovorí.", english) == "language"
+  assert clean(german, "Le temps était très beau hier.") == "language"
+  # Too short to be sure of; and a language that the identifier does not know.
+  assert clean("Tom.", "Tom!!x") == ("Tom.", "Tom!!x")
+  talossan = Cleaner(Cleaning(identify_language=True), language("tzl"), language("en"))
+  assert talossan(german, english) == (german, english)
+
+
+def test_language_identification_needs_its_package(monkeypatch):
+  monkeypatch.setitem(sys.modules, "py3langid", None)
+  cleaning._identifier.cache_clear()
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[opus\]'"):
+    Cleaner(Cleaning(identify_language=True), language("de"), language("en"))
+
+
+def test_workers_load_little():
+  code = "import sys\nfrom vmsst.tasks.opus import cleaning, releases\nprint(*sys.modules)"
+  loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+  assert not {"tensorflow", "seqio", "jax", "numpy"} & set(loaded.stdout.split())
