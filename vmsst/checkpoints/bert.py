@@ -36,7 +36,7 @@ POOLINGS = ("mean", "cls", "pooler")
 _VECTOR = "sentence_embedding"
 
 _TABLE = "token_embedder/embedding"
-_ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "swish", "swish": "swish"}
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "swish", "swish": "swish"}
 # Models with a head keep the encoder under a name of its own.
 _PREFIXES = ("", "bert.", "roberta.")
 # Names of a norm's arrays in checkpoints that came from TensorFlow.
@@ -339,7 +339,7 @@ def _sizes(path: pathlib.Path, config: dict[str, Any]) -> Sizes:
 
   choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("model_type", None, ("bert", "xlm-roberta")),
-    ("hidden_act", "gelu", tuple(_ACTIVATIONS)),
+    ("hidden_act", "gelu", tuple(ACTIVATIONS)),
     ("position_embedding_type", "absolute", ("absolute",)),
     ("is_decoder", False, (False,)),
   )
@@ -365,7 +365,7 @@ def _sizes(path: pathlib.Path, config: dict[str, Any]) -> Sizes:
     max_positions=number("max_position_embeddings"),
     position_offset=offset,
     num_token_types=number("type_vocab_size"),
-    activation=_ACTIVATIONS[config.get("hidden_act", "gelu")],
+    activation=ACTIVATIONS[config.get("hidden_act", "gelu")],
     layer_norm_eps=float(epsilon),
   )
 

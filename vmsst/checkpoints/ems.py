@@ -8,20 +8,16 @@ languages that EMS was not trained on are zeros.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
-import pickle
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from vmsst import assets, errors, languages, vocabularies
-from vmsst.checkpoints import hugging_face, imports, t5x, tensors
+from vmsst.checkpoints import hugging_face, imports, t5x, tensors, torch_files
 
-_STATE = "state_dict"
 _PARALLEL = "module."
 _WORDS = "model.bert.embedding.word_embedding.embedding.weight"
 _POSITIONS = "model.bert.embedding.position_embedding.position_embeddings.weight"
@@ -314,7 +310,9 @@ def _open(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """The state dict's tensors under their names of today."""
   if not path.is_file():
     raise errors.InputError(f"no file {path}")
-  opened = hugging_face.open_file(path) if path.suffix == ".safetensors" else _open_torch(path)
+  opened = (
+    hugging_face.open_file(path) if path.suffix == ".safetensors" else torch_files.open_file(path)
+  )
   found: dict[str, tensors.StoredTensor] = {}
   for source, tensor in opened.items():
     name = source.removeprefix(_PARALLEL)
@@ -324,43 +322,3 @@ def _open(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
       raise errors.InputError(f"{path} holds {name} twice")
     found[name] = tensor
   return found
-
-
-def _open_torch(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
-  """The tensors of a file of torch, which is unpickled without anything but data."""
-  try:
-    import torch
-  except ModuleNotFoundError:
-    raise errors.InputError(
-      f"{path} is a file of torch, which is not installed: pip install torch, or convert the state "
-      "dict to a .safetensors file where it is"
-    ) from None
-  try:
-    record = torch.load(path, map_location="cpu", weights_only=True)
-  except pickle.UnpicklingError as error:
-    reason = str(error).partition("\n")[0]
-    raise errors.InputError(
-      f"{path} holds more than tensors and plain values, or is damaged; what else is pickled could "
-      f"run code and is not read ({reason})"
-    ) from None
-  except Exception as error:  # torch has an exception of another kind for each damage
-    raise errors.InputError(f"{path} is no complete file of torch: {error}") from None
-  state = record.get(_STATE, record) if isinstance(record, Mapping) else None
-  if not isinstance(state, Mapping):
-    raise errors.InputError(f"{path} holds no {_STATE} of names and tensors")
-  for name, value in state.items():
-    if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-      raise errors.InputError(f"{path}: {name!r} is no tensor: the file holds no {_STATE}")
-
-  def load(tensor: Any) -> np.ndarray:
-    # NumPy has no bfloat16; every half is a float32 too.
-    halves = (torch.bfloat16, torch.float16)
-    array = tensor.float() if tensor.dtype in halves else tensor
-    return np.asarray(array.numpy())
-
-  return {
-    name: tensors.StoredTensor(
-      tuple(tensor.shape), f"{name} in {path}", functools.partial(load, tensor)
-    )
-    for name, tensor in state.items()
-  }

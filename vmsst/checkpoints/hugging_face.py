@@ -3,7 +3,6 @@
 Nothing is unpickled: a folder with `pytorch_model.bin` alone is refused with the way to convert it.
 """
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import safetensors
 
-from vmsst import errors
+from vmsst import errors, input_files
 from vmsst.checkpoints import tensors
 
 CONFIG_FILE = "config.json"
@@ -39,12 +38,7 @@ def read_json(path: pathlib.Path) -> Any:
   Raises:
     InputError: it cannot be read, or is not JSON.
   """
-  try:
-    return json.loads(path.read_bytes())
-  except OSError as error:
-    raise errors.InputError(f"{path} cannot be read: {error.strerror}") from error
-  except (ValueError, RecursionError) as error:
-    raise errors.InputError(f"{path} is not valid JSON: {error}") from None
+  return input_files.read_json(path)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:

@@ -224,16 +224,33 @@ def _open(folder: pathlib.Path) -> _Source:
     raise errors.InputError(f"no folder {folder}")
   if (folder / hugging_face.CONFIG_FILE).exists():
     return _open_hugging_face(folder)
-  newest = _newest_checkpoint(folder)
-  if (newest / t5x_legacy.INDEX_FILE).is_file():
-    return _open_t5x(newest, t5x_legacy.open_params(newest))
-  if (newest / "state").is_dir():
-    return _open_t5x(newest, t5x.open_params(t5x.epath.Path(newest)))
+  checkpoint = open_t5x_params(folder)
+  if checkpoint is not None:
+    return _open_t5x(*checkpoint)
   inside = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
   raise errors.InputError(
     f"{folder} is neither a Hugging Face folder (config.json and model.safetensors) nor a T5X "
     f"checkpoint: it holds {inside}"
   )
+
+
+def open_t5x_params(
+  folder: pathlib.Path,
+) -> tuple[pathlib.Path, dict[str, tensors.StoredTensor]] | None:
+  """Returns the T5X checkpoint meant by a folder, and its parameters by name; None: there is none.
+
+  Args:
+    folder: A checkpoint of either layout, or what holds some, of which the latest is meant.
+
+  Raises:
+    InputError: it cannot be read.
+  """
+  newest = _newest_checkpoint(folder)
+  if (newest / t5x_legacy.INDEX_FILE).is_file():
+    return newest, t5x_legacy.open_params(newest)
+  if (newest / "state").is_dir():
+    return newest, t5x.open_params(t5x.epath.Path(newest))
+  return None
 
 
 def _newest_checkpoint(folder: pathlib.Path) -> pathlib.Path:
@@ -289,7 +306,7 @@ def _open_hugging_face(folder: pathlib.Path) -> _Source:
 
 
 def _open_t5x(checkpoint: pathlib.Path, found: dict[str, tensors.StoredTensor]) -> _Source:
-  sizes = _sizes_of_shapes(checkpoint, found)
+  sizes = sizes_of_shapes(checkpoint, found)
   tensors.check_names_and_shapes(found, shapes(sizes), str(checkpoint))
   rows = [_row(name, name, found[name]) for name in sorted(found, key=_natural)]
   return _Source(found, rows, frozenset(), sizes, None)
@@ -331,8 +348,12 @@ def _sizes_of_config(path: pathlib.Path, config: dict[str, Any]) -> Sizes:
   )
 
 
-def _sizes_of_shapes(checkpoint: pathlib.Path, found: Mapping[str, tensors.StoredTensor]) -> Sizes:
-  """Sizes told by a few tensors; whether the others agree is checked afterwards."""
+def sizes_of_shapes(checkpoint: pathlib.Path, found: Mapping[str, tensors.StoredTensor]) -> Sizes:
+  """Sizes told by a few tensors in T5X's names; whether the others agree is to be checked.
+
+  Raises:
+    InputError: one of these is missing or no matrix.
+  """
 
   def matrix(name: str) -> tuple[int, ...]:
     if name not in found:

@@ -1,7 +1,7 @@
 """Arrays in files, described before they are read."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -56,19 +56,27 @@ def check_names_and_shapes(
   """Compares what is stored with what there should be.
 
   Raises:
-    InputError: a tensor is missing, has another shape or is not known; the message names it.
+    InputError: tensors are missing, have another shape or are not known; the message names what was
+      expected and what is there.
   """
-  missing = [name for name in expected if name not in tensors]
-  if missing:
-    raise errors.InputError(f"{where} lacks {_some(missing)}")
   for name, shape in expected.items():
-    if tensors[name].shape != shape:
+    if name in tensors and tensors[name].shape != shape:
       raise errors.InputError(f"{tensors[name].where} has shape {tensors[name].shape}, not {shape}")
+  missing = [name for name in expected if name not in tensors]
   unknown = [name for name in tensors if name not in expected]
+  faults = []
+  if missing:
+    faults.append(f"lacks {some(missing)}")
   if unknown:
-    raise errors.InputError(f"{where} holds {_some(unknown)}, which this kind of model has not")
+    faults.append(f"holds {some(unknown)}, which this kind of model has not")
+  if faults:
+    raise errors.InputError(
+      f"{where} {' and '.join(faults)} ({len(expected)} tensors expected, {len(tensors)} found)"
+    )
 
 
-def _some(names: list[str], count: int = 3) -> str:
+def some(names: Iterable[str], count: int = 3) -> str:
+  """The first names of many, and how many more there are."""
+  names = sorted(names)
   more = f" and {len(names) - count} more" if len(names) > count else ""
-  return ", ".join(sorted(names)[:count]) + more
+  return ", ".join(names[:count]) + more

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vmsst.cli.command import Command
+from vmsst.cli.command import Command, at_least_1
 
 
 def _import_bert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +67,48 @@ def _import_mt5(args: argparse.Namespace) -> None:
   print(mt5.describe(mt5.import_mt5(args.folder, args.output)))
 
 
+def _import_vmsst_arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add(
+    "source",
+    help="Hugging Face folder of VMSST, its state dict (.safetensors, .bin), or its T5X checkpoint",
+  )
+  add("output", help="folder to make, which vmsst.load opens and training starts from")
+  add(
+    "--vocabulary",
+    metavar="FILE",
+    help="mT5's SentencePiece model (default: spiece.model beside the source)",
+  )
+  add(
+    "--projection",
+    metavar="NAME",
+    help="tensor behind the mean of the tokens (default: what is called so, or the only one)",
+  )
+  add(
+    "--max-length",
+    type=at_least_1,
+    default=512,
+    metavar="N",
+    help="tokens of a sentence (default %(default)s, as in the release; it was trained on 32)",
+  )
+
+
+def _import_vmsst(args: argparse.Namespace) -> None:
+  from vmsst.checkpoints import vmsst_release
+
+  print(
+    vmsst_release.describe(
+      vmsst_release.import_vmsst(
+        args.source,
+        args.output,
+        vocabulary=args.vocabulary,
+        projection=args.projection,
+        max_length=args.max_length,
+      )
+    )
+  )
+
+
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("import", "bert"): Command(
     "write XLM-R, mBERT, multilingual E5 or LaBSE as an encoder, to use or to train on",
@@ -82,5 +124,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "write mT5's parameters as a checkpoint that training starts from",
     _import_mt5_arguments,
     _import_mt5,
+  ),
+  ("import", "vmsst"): Command(
+    "write the released VMSST as an encoder, to use or to train on",
+    _import_vmsst_arguments,
+    _import_vmsst,
   ),
 }

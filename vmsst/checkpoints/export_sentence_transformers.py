@@ -1,0 +1,319 @@
+"""Encoders as folders of sentence-transformers, which opens them without code of ours.
+
+A T5 encoder becomes a `T5EncoderModel`, a BERT-style one (EMS, and what is imported) a `BertModel`;
+pooling, heads and scaling become modules behind it. XLM-R's positions, which start at row 2, lose
+the rows before: a BERT that counts from 0 is the same function.
+
+Only files are written: neither torch nor sentence-transformers is needed here.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from vmsst import errors, hugging_face_vocabulary
+from vmsst.checkpoints import bert as bert_checkpoints
+from vmsst.checkpoints import export_tokenizer, hugging_face, imports, mt5, saved_encoder
+from vmsst.checkpoints.export_tokenizer import ExportedTokenizer
+from vmsst.checkpoints.saved_encoder import SavedEncoder
+from vmsst.networks import bert, lstm, sentence_encoder, t5
+
+# Where the classes were at first: every version of sentence-transformers knows these names.
+_MODULES = "sentence_transformers.models"
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_TANH = "torch.nn.modules.activation.Tanh"
+_POOLING_FLAGS = {
+  "mean": "pooling_mode_mean_tokens",
+  "max": "pooling_mode_max_tokens",
+  "cls": "pooling_mode_cls_token",
+}
+_PROMPT = "default"
+# transformers asks which framework the arrays of a file are for.
+_METADATA = {"format": "pt"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+  """What an export has done.
+
+  Attributes:
+    folder: The folder written.
+    modules: What sentence-transformers applies one after the other.
+    max_length: Tokens of a sentence; longer ones are cut.
+    words_given: Whether texts have to be split into words before they are encoded.
+    end_mark: Whether the tokenizer sets a mark behind a text.
+  """
+
+  folder: pathlib.Path
+  modules: tuple[str, ...]
+  max_length: int
+  words_given: bool
+  end_mark: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Module:
+  """A module behind the transformer: its class, what its `config.json` says, and its arrays."""
+
+  kind: str
+  config: Mapping[str, Any] | None = None
+  arrays: Mapping[str, np.ndarray] | None = None
+
+
+def export_sentence_transformers(
+  path: str | os.PathLike[str], output: str | os.PathLike[str], *, words_given: bool = False
+) -> Exported:
+  """Writes an encoder as a folder that `SentenceTransformer(output)` opens.
+
+  Its vectors are those of `vmsst.load(path).encode`, in float32 and up to float noise. A few texts
+  are an exception: a batch of nothing but empty ones is an error there where the vocabulary has no
+  end mark, such as that of EMS; a text that spells the padding mark of an imported tokenizer has it
+  there; and see `export_tokenizer`.
+
+  Args:
+    path: What `vmsst.load` opens.
+    output: Folder to make.
+    words_given: Texts will have been split into words by `vmsst.preprocessing.split_words` before
+      they are encoded, as vocabularies like that of EMS ask for.
+
+  Raises:
+    InputError: the encoder cannot be expressed so (a BiLSTM, a vocabulary that splits text by the
+      rules of its language), there is none, or `output` exists; nothing has been written then.
+  """
+  target = imports.free_folder(output)
+  saved = saved_encoder.read(path)
+  vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
+  modules = _modules(saved)
+  tokenizer = export_tokenizer.export_tokenizer(vocabulary, words_given=words_given)
+  config, arrays = _transformer(saved, tokenizer.padding_id)
+  with imports.written_whole(target) as partial:
+    _write_json(partial / hugging_face.CONFIG_FILE, config)
+    save_file(arrays, partial / hugging_face.WEIGHTS_FILE, _METADATA)
+    (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
+    _write_json(partial / "tokenizer_config.json", _tokenizer_config(tokenizer, max_length))
+    _write_json(
+      partial / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
+    )
+    _write_json(partial / bert_checkpoints.PROMPTS_FILE, _prompts(vocabulary))
+    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
+    for index, module in enumerate(modules, start=1):
+      folder = partial / f"{index}_{module.kind}"
+      folder.mkdir()
+      if module.config is not None:
+        _write_json(folder / hugging_face.CONFIG_FILE, module.config)
+      if module.arrays is not None:
+        save_file(dict(module.arrays), folder / hugging_face.WEIGHTS_FILE, _METADATA)
+      kind = f"{_MODULES}.{module.kind}"
+      listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
+    _write_json(partial / bert_checkpoints.MODULES_FILE, listed)
+  return Exported(
+    folder=target,
+    modules=("Transformer", *(module.kind for module in modules)),
+    max_length=max_length,
+    words_given=bool(getattr(vocabulary, "pretokenize", False)),
+    end_mark=tokenizer.end is not None,
+  )
+
+
+def describe(exported: Exported) -> str:
+  """What was written, how to open it, and what to mind."""
+  lines = [
+    f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
+    f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it",
+  ]
+  if exported.words_given:
+    lines.append(
+      "Texts have to be split into words first: vmsst.preprocessing.split_words(texts, language)"
+    )
+  if not exported.end_mark:
+    lines.append("A batch of empty texts alone is an error there: this vocabulary has no end mark")
+  return "\n".join(lines)
+
+
+def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
+  """`config.json` and arrays of the encoder in transformers."""
+  config = saved.assets.network.config
+  params = _unstacked(saved.params)
+  table_VD = params["token_embedder/embedding"].copy()
+  # Back to the tokenizer's ids: padding is 0 in this library.
+  table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
+  params["token_embedder/embedding"] = table_VD
+  shared = {
+    "vocab_size": config.vocab_size,
+    "pad_token_id": padding_id,
+    "torch_dtype": "float32",
+    "transformers_version": "4.40.0",
+  }
+  if isinstance(config, bert.BertConfig):
+    described, names = _bert_config(config), _bert_names(config, params)
+  elif isinstance(config, t5.T5Config):
+    described = _t5_config(config)
+    names = {
+      name: mt5.hugging_face_name(name)
+      for name in params
+      if name.startswith(("encoder/", "token_embedder/"))
+    }
+  else:
+    raise _unknown_encoder(saved)
+  return {**described, **shared}, {
+    theirs: np.ascontiguousarray(_arranged(ours, params[ours])) for ours, theirs in names.items()
+  }
+
+
+def _unstacked(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Parameters with layers that were scanned under the names of layers by themselves."""
+  stack, found = "encoder/layers/", dict[str, np.ndarray]()
+  for name, array in params.items():
+    if name.startswith(stack):
+      rest = name.removeprefix(stack)
+      found |= {f"encoder/layers_{i}/{rest}": layer for i, layer in enumerate(array)}
+    else:
+      found[name] = array
+  return found
+
+
+def _arranged(name: str, array: np.ndarray) -> np.ndarray:
+  """A parameter of ours as transformers keeps it: matrices as [output, input]."""
+  return array.T if name.endswith(("/kernel", "/rel_embedding")) else array
+
+
+def _t5_config(config: t5.T5Config) -> dict[str, Any]:
+  return {
+    "architectures": ["T5EncoderModel"],
+    "model_type": "t5",
+    "d_model": config.emb_dim,
+    "d_kv": config.head_dim,
+    "d_ff": config.mlp_dim,
+    "num_layers": config.num_encoder_layers,
+    "num_heads": config.num_heads,
+    "relative_attention_num_buckets": config.relpos_buckets,
+    "relative_attention_max_distance": config.relpos_max_distance,
+    "feed_forward_proj": "gated-gelu",
+    "layer_norm_epsilon": 1e-6,
+    "dropout_rate": config.dropout_rate,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+  }
+
+
+def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
+  if not config.embedding_norm:
+    raise errors.InputError(
+      "the encoder has no layer norm behind its embeddings (BertConfig.embedding_norm), which "
+      "transformers' BERT always has. `vmsst export stablehlo` can export it"
+    )
+  activations = {ours: theirs for theirs, ours in bert_checkpoints.ACTIVATIONS.items()}
+  return {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": config.emb_dim,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "intermediate_size": config.mlp_dim,
+    "hidden_act": activations[config.activation],
+    "max_position_embeddings": config.max_positions - config.position_offset,
+    "type_vocab_size": max(config.num_token_types, 1),
+    "layer_norm_eps": config.layer_norm_eps,
+    "initializer_range": config.initializer_std,
+    "hidden_dropout_prob": config.dropout_rate,
+    "attention_probs_dropout_prob": config.dropout_rate,
+    "position_embedding_type": "absolute",
+  }
+
+
+def _bert_names(config: bert.BertConfig, params: dict[str, np.ndarray]) -> dict[str, str]:
+  """Name in transformers of every array, by ours; adds to `params` what BERT always has."""
+  table = "encoder/position_embedding"
+  params[table] = params[table][config.position_offset :]
+  width = config.emb_dim
+  if not config.num_token_types:
+    params["encoder/token_type_embedding"] = np.zeros((1, width), np.float32)
+  if "pooler/dense/kernel" not in params:
+    # Of no use, but transformers would draw it at random and say so.
+    params["pooler/dense/kernel"] = np.zeros((width, width), np.float32)
+    params["pooler/dense/bias"] = np.zeros((width,), np.float32)
+  sizes = {
+    field.name: getattr(config, field.name) for field in dataclasses.fields(bert_checkpoints.Sizes)
+  }
+  sizes["num_token_types"] = max(config.num_token_types, 1)
+  return bert_checkpoints.hugging_face_names(bert_checkpoints.Sizes(**sizes), pooler=True)
+
+
+def _modules(saved: SavedEncoder) -> list[_Module]:
+  """What follows the transformer: pooling, heads and scaling."""
+  network, params = saved.assets.network, saved.params
+  if isinstance(network.config, lstm.LstmConfig):
+    raise _unknown_encoder(saved)
+  width = sentence_encoder.hidden_dim(network.config)
+  mode = "cls" if network.pooling == "pooler" else network.pooling
+  flags = {flag: name == mode for name, flag in _POOLING_FLAGS.items()}
+  modules = [_Module("Pooling", {"word_embedding_dimension": width, **flags})]
+  if network.pooling == "pooler":
+    kernel, bias = params["pooler/dense/kernel"], params["pooler/dense/bias"]
+    modules.append(_dense(kernel, bias, _TANH))
+  if network.head:
+    modules.append(_dense(params["mean/kernel"], None, _IDENTITY))
+  if network.normalize:
+    modules.append(_Module("Normalize"))
+  return modules
+
+
+def _dense(kernel_DS: np.ndarray, bias_S: np.ndarray | None, activation: str) -> _Module:
+  inputs, outputs = kernel_DS.shape
+  arrays = {"linear.weight": np.ascontiguousarray(kernel_DS.T)}
+  if bias_S is not None:
+    arrays["linear.bias"] = bias_S
+  config = {
+    "in_features": inputs,
+    "out_features": outputs,
+    "bias": bias_S is not None,
+    "activation_function": activation,
+  }
+  return _Module("Dense", config, arrays)
+
+
+def _tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
+  marks = {
+    "pad_token": tokenizer.padding,
+    "unk_token": tokenizer.unknown,
+    "eos_token": tokenizer.end,
+  }
+  return {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": max_length,
+    "padding_side": "right",
+    "truncation_side": "right",
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+    "split_special_tokens": tokenizer.marks_are_text,
+    **{name: token for name, token in marks.items() if token is not None},
+  }
+
+
+def _prompts(vocabulary: Any) -> dict[str, Any]:
+  prefix = ""
+  if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    prefix = vocabulary.prefix
+  return {
+    "prompts": {_PROMPT: prefix} if prefix else {},
+    "default_prompt_name": _PROMPT if prefix else None,
+    "similarity_fn_name": "cosine",
+  }
+
+
+def _unknown_encoder(saved: SavedEncoder) -> errors.InputError:
+  kind = type(saved.assets.network.config).__name__.removesuffix("Config").upper()
+  return errors.InputError(
+    f"{saved.name} is a {kind} encoder, which transformers does not have: only T5 and BERT-style "
+    "encoders become folders of sentence-transformers. `vmsst export stablehlo` exports any encoder"
+  )
+
+
+def _write_json(path: pathlib.Path, record: Any) -> None:
+  path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
