@@ -21,6 +21,7 @@ FORBIDDEN = {
   "vmsst.losses": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
   "vmsst.evaluation": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "jax"],
   "vmsst.checkpoints": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
+  "vmsst.exports": ["vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
   "ems_jax.networks": ["ems_jax.models", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
   "ems_jax.models": ["vmsst.launch", "t5x"],
   "ems_jax.losses": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],

@@ -18,12 +18,12 @@ from safetensors.numpy import load_file
 
 import vmsst
 from vmsst import assets, cli, errors, hugging_face_vocabulary, vocabularies
-from vmsst.checkpoints import (
-  export_safetensors,
-  export_sentence_transformers,
-  export_stablehlo,
-  export_tokenizer,
-  t5x,
+from vmsst.checkpoints import t5x
+from vmsst.exports import (
+  safetensors_folder,
+  sentence_transformers_folder,
+  stablehlo,
+  tokenizer_file,
 )
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 
@@ -132,7 +132,7 @@ def run_cli(*arguments):
 def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
   vocabulary = vocabulary_of(kind)
-  exported = export_tokenizer.export_tokenizer(vocabulary)
+  exported = tokenizer_file.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
   tokenizer.encode_special_tokens = exported.marks_are_text
   texts = sentences + ODD
@@ -200,7 +200,7 @@ def test_sentence_transformers_gives_the_same_vectors(
     vocabulary = vocabulary_of(kind)
   run = save_run(tmp_path / "run", network, vocabulary, max_length=28)
   out = tmp_path / "out"
-  exported = export_sentence_transformers.export_sentence_transformers(run, out)
+  exported = sentence_transformers_folder.export_sentence_transformers(run, out)
   assert exported.end_mark == (kind != "ems")
   texts = sentences + ODD
   if kind in tokenizer_files:
@@ -224,7 +224,7 @@ def test_sentence_transformers_gives_the_same_vectors(
 def test_an_encoder_that_transformers_has_not_is_refused(config, width, message, tmp_path):
   run = save_run(tmp_path / "run", encoder(config, width), vocabularies.ByteVocabulary())
   with pytest.raises(errors.InputError, match=rf"{message}.*vmsst export stablehlo"):
-    export_sentence_transformers.export_sentence_transformers(run, tmp_path / "out")
+    sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -263,7 +263,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
   assert found.languages == expected.languages == ("deu", "eng")
   np.testing.assert_array_equal(found.encode(ODD, on_cut=None), expected.encode(ODD, on_cut=None))
   # An export is an encoder as any other.
-  again = export_safetensors.export_safetensors(tmp_path / "out", tmp_path / "again")
+  again = safetensors_folder.export_safetensors(tmp_path / "out", tmp_path / "again")
   assert (again / "model.safetensors").read_bytes() == (
     tmp_path / "out" / "model.safetensors"
   ).read_bytes()
@@ -301,8 +301,8 @@ def test_stablehlo_is_called_without_this_library(tmp_path):
   folders = []
   for name, network in networks.items():
     run = save_run(tmp_path / f"{name}_run", network, vocabularies.ByteVocabulary(), max_length=28)
-    exported = export_stablehlo.export_stablehlo(run, tmp_path / name)
-    assert "encoder.stablehlo" in export_stablehlo.describe(exported)
+    exported = stablehlo.export_stablehlo(run, tmp_path / name)
+    assert "encoder.stablehlo" in stablehlo.describe(exported)
     folders.append(tmp_path / name)
     for shape in [(3, 28), (1, 90)] if name == "t5" else [(2, 9)]:
       tokens_BT = rng.integers(1, 259, shape, np.int32)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import assets, errors, hugging_face_vocabulary
+from vmsst import assets, errors, hugging_face_vocabulary, input_files
 from vmsst.checkpoints import hugging_face, imports, t5x, tensors
 
 MODULES_FILE = "modules.json"
@@ -382,7 +382,7 @@ def _padding_id(folder: pathlib.Path, config: dict[str, Any]) -> int:
   """The id that the tokenizer pads with: small E5 are BERTs, id 0, with the tokenizer of XLM-R."""
   path = folder / TOKENIZER_FILE
   if path.is_file():
-    return hugging_face_vocabulary.padding_id(str(path), hugging_face.read_json(path))
+    return hugging_face_vocabulary.padding_id(str(path), input_files.read_json(path))
   if (folder / XLMR_FILE).is_file() or str(config.get("tokenizer_class")).startswith("XLMRoberta"):
     return 1
   return _config_padding_id(folder / hugging_face.CONFIG_FILE, config)
@@ -432,7 +432,7 @@ def _chain(folder: pathlib.Path) -> _Chain:
   try:
     # Their packages have moved from version to version; the names of the classes have not.
     modules = [
-      (str(m["type"]).rsplit(".", 1)[-1], str(m["path"])) for m in hugging_face.read_json(path)
+      (str(m["type"]).rsplit(".", 1)[-1], str(m["path"])) for m in input_files.read_json(path)
     ]
   except (KeyError, TypeError):
     raise errors.InputError(f"{path} is no list of modules with 'type' and 'path'") from None

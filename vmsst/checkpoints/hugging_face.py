@@ -32,22 +32,13 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
   return read_object(pathlib.Path(folder) / CONFIG_FILE)
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """Returns what a JSON file holds.
-
-  Raises:
-    InputError: it cannot be read, or is not JSON.
-  """
-  return input_files.read_json(path)
-
-
 def read_object(path: pathlib.Path) -> dict[str, Any]:
   """Returns the object that a JSON file holds.
 
   Raises:
     InputError: it cannot be read, or holds no JSON object.
   """
-  record = read_json(path)
+  record = input_files.read_json(path)
   if not isinstance(record, dict):
     raise errors.InputError(f"{path} holds a JSON {type(record).__name__}, not an object")
   return record

@@ -23,7 +23,7 @@ def _sentence_transformers_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sentence_transformers(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import export_sentence_transformers as export
+  from vmsst.exports import sentence_transformers_folder as export
 
   print(
     export.describe(
@@ -33,14 +33,14 @@ def _sentence_transformers(args: argparse.Namespace) -> None:
 
 
 def _safetensors(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import export_safetensors
+  from vmsst.exports import safetensors_folder
 
-  folder = export_safetensors.export_safetensors(args.encoder, args.output)
+  folder = safetensors_folder.export_safetensors(args.encoder, args.output)
   print(f"vmsst.load({str(folder)!r}) opens it")
 
 
 def _stablehlo(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import export_stablehlo as export
+  from vmsst.exports import stablehlo as export
 
   print(export.describe(export.export_stablehlo(args.encoder, args.output)))
 

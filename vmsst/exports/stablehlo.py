@@ -17,7 +17,8 @@ from flax import traverse_util
 from jax import export
 from jaxtyping import Array, Float
 
-from vmsst.checkpoints import export_safetensors, hugging_face, imports, saved_encoder
+from vmsst.checkpoints import hugging_face, imports
+from vmsst.exports import safetensors_folder, saved_encoder
 from vmsst.networks import bert, sentence_encoder, t5
 
 FUNCTION_FILE = "encoder.stablehlo"
@@ -62,7 +63,7 @@ def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str
   found = saved.assets
   content = _serialized(found.network, saved.params)
   with imports.written_whole(target) as partial:
-    export_safetensors.write(saved, partial)
+    safetensors_folder.write(saved, partial)
     (partial / FUNCTION_FILE).write_bytes(content)
   return Exported(target, found.max_length, found.network.latent_dim, found.vocabulary.eos_id)
 

@@ -19,9 +19,10 @@ from safetensors.numpy import save_file
 
 from vmsst import errors, hugging_face_vocabulary
 from vmsst.checkpoints import bert as bert_checkpoints
-from vmsst.checkpoints import export_tokenizer, hugging_face, imports, mt5, saved_encoder
-from vmsst.checkpoints.export_tokenizer import ExportedTokenizer
-from vmsst.checkpoints.saved_encoder import SavedEncoder
+from vmsst.checkpoints import hugging_face, imports, mt5
+from vmsst.exports import saved_encoder, tokenizer_file
+from vmsst.exports.saved_encoder import SavedEncoder
+from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 
 # Where the classes were at first: every version of sentence-transformers knows these names.
@@ -74,7 +75,7 @@ def export_sentence_transformers(
   Its vectors are those of `vmsst.load(path).encode`, in float32 and up to float noise. A few texts
   are an exception: a batch of nothing but empty ones is an error there where the vocabulary has no
   end mark, such as that of EMS; a text that spells the padding mark of an imported tokenizer has it
-  there; and see `export_tokenizer`.
+  there; and see `tokenizer_file`.
 
   Args:
     path: What `vmsst.load` opens.
@@ -90,7 +91,7 @@ def export_sentence_transformers(
   saved = saved_encoder.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   modules = _modules(saved)
-  tokenizer = export_tokenizer.export_tokenizer(vocabulary, words_given=words_given)
+  tokenizer = tokenizer_file.export_tokenizer(vocabulary, words_given=words_given)
   config, arrays = _transformer(saved, tokenizer.padding_id)
   with imports.written_whole(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)

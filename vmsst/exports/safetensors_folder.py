@@ -7,7 +7,8 @@ import types
 from safetensors.numpy import save_file
 
 from vmsst import assets
-from vmsst.checkpoints import hugging_face, imports, saved_encoder
+from vmsst.checkpoints import hugging_face, imports
+from vmsst.exports import saved_encoder
 
 
 def export_safetensors(

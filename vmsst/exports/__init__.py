@@ -1,0 +1,1 @@
+"""Writes encoders for other programs: sentence-transformers, plain safetensors, StableHLO."""
