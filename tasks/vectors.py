@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import tqdm
 
-from vmsst import errors, inference
+from vmsst import errors, inference, input_files
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.tasks import prepared, readers
 from vmsst.tasks.readers import BitextFile
@@ -108,7 +108,12 @@ def encode_chunks(
   with tqdm.tqdm(total=total, unit=" sentences", desc=title, disable=disable) as bar:
     for start, chunk in _chunks(texts, size):
       language = codes[0] if len(codes) == 1 else (list(codes) * size)[: len(chunk)]
-      yield start, encoder.encode(chunk, language=language, batch_size=batch_size, progress=False)
+      yield (
+        start,
+        encoder.encode(
+          chunk, language=language, batch_size=batch_size, progress=False, on_cut=None
+        ),
+      )
       bar.update(len(chunk))
 
 
@@ -131,18 +136,18 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
     InputError: there are none, or the file holds something else.
   """
   path = path_of(folder, bitext)
-  try:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-  except FileNotFoundError:
+  if not os.path.exists(path):
     raise errors.InputError(
       f"{path}: no such file: write a teacher's vectors of {bitext} into {folder} with "
       "`vmsst data embed`"
-    ) from None
-  except (OSError, ValueError, EOFError) as error:
+    )
+  input_files.check(path)
+  try:
+    array = np.lib.format.open_memmap(path, mode="r")
+  except Exception as error:  # NumPy has an exception of another kind for each damage
     raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
   if (
-    not isinstance(array, np.memmap)
-    or array.dtype != np.dtype("<f4")
+    array.dtype != np.dtype("<f4")
     or array.ndim != 3
     or array.shape[1] != 2
     or not array.flags.c_contiguous

@@ -7,12 +7,12 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vmsst import errors, text_files, vector_files
+from vmsst import errors, text_fields, text_files, vector_files
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddedText:
-  """The lines of a file and their vectors.
+  """The lines of a file, or the texts in a column or under a key of them, and their vectors.
 
   Attributes:
     path: The file.
@@ -32,7 +32,8 @@ class EmbeddedText:
     wanted = set(rows)
     found: dict[int, str] = {}
     if wanted:
-      for row, line in enumerate(text_files.read_lines(self.path)):
+      texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
+      for row, line in enumerate(texts):
         if row in wanted:
           found[row] = line
           if len(found) == len(wanted):

@@ -1,6 +1,7 @@
 """Opens and calls whatever gives sentence vectors: a run of this library, or another one's."""
 
 import inspect
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +14,13 @@ from vmsst import errors
 _SENTENCE_TRANSFORMERS_FILE = "modules.json"
 
 
-def open_encoder(path: str) -> tuple[str, Any]:
+def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
   """An encoder, and a name that no other one has: the absolute path of its parameters.
 
   Args:
-    path: A run's MODEL_DIR, one `checkpoint_<step>` of it, an imported encoder, or a folder that
-      sentence-transformers has saved, which is opened by that package. No code in it is run.
+    path: What `vmsst.load` opens, or a folder that sentence-transformers has saved, which is opened
+      by that package. No code in it is run.
+    dtype: What our encoders compute in; see `vmsst.load`.
 
   Returns:
     The name, and what has `encode(texts)`.
@@ -27,10 +29,11 @@ def open_encoder(path: str) -> tuple[str, Any]:
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  if not (folder / _SENTENCE_TRANSFORMERS_FILE).is_file():
-    from vmsst.checkpoints import t5x
-
-    return str(t5x.find_checkpoint(path)), vmsst.load(path)
+  if "://" in path or not (folder / _SENTENCE_TRANSFORMERS_FILE).is_file():
+    encoder = vmsst.load(path, dtype=dtype)
+    return os.fspath(encoder.path) + (f" ({dtype})" if dtype else ""), encoder
+  if dtype is not None:
+    raise errors.InputError(f"{folder} is opened by sentence-transformers, which gets no dtype")
   try:
     import sentence_transformers
   except ImportError:
@@ -38,10 +41,10 @@ def open_encoder(path: str) -> tuple[str, Any]:
       f"{folder} was saved by sentence-transformers: install it (pip install 'vmsst[torch]')"
     ) from None
   try:
-    encoder = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
+    theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
   except (OSError, ValueError, KeyError) as error:
     raise errors.InputError(f"{folder}: sentence-transformers cannot open it: {error}") from error
-  return str(folder.resolve()), encoder
+  return str(folder.resolve()), theirs
 
 
 def encode(encoder: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
@@ -61,3 +64,9 @@ def encode(encoder: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
     raise ValueError(f"encode gave an array {vectors_ND.shape} for {len(texts)} texts")
   return vectors_ND
+
+
+def require_option(encoder: Any, name: str) -> None:
+  """Raises InputError where an encoder's `encode` does not know an option."""
+  if name not in inspect.signature(encoder.encode).parameters:
+    raise errors.InputError(f"{type(encoder).__name__} knows no {name}: leave it out")

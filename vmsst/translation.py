@@ -11,7 +11,7 @@ Axes: `Z` is what the decoder is given of a sentence, in VMSST `[z_lang; z_sem]`
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +20,7 @@ import numpy as np
 import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import assets, errors, inference, languages, vocabularies
-from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst import assets, encoder_folders, errors, inference, input_texts, languages, vocabularies
 from vmsst.networks import vmsst
 
 
@@ -30,23 +29,30 @@ def load_translator(path: str | os.PathLike[str]) -> "Translator":
 
   Args:
     path: A run's MODEL_DIR (its latest checkpoint is taken) or one `checkpoint_<step>` folder in
-      it, of VMSST, BITRANSLATION or VMSST CONTRASTIVE.
+      it, of VMSST, BITRANSLATION or VMSST CONTRASTIVE; local or remote, as `vmsst.load` takes it.
 
   Raises:
     InputError: no checkpoint there, one that does not fit the run's `encoder.json`, or a run
       without a decoder.
   """
-  checkpoint = t5x_checkpoints.find_checkpoint(path)
-  loaded = assets.load_encoder_assets(checkpoint.parent)
-  if loaded.generator is None:
-    raise errors.InputError(
-      f"{checkpoint.parent / assets.ENCODER_FILE} names no network with a decoder, so there is "
-      "nothing to generate text with: give a run of VMSST, BITRANSLATION or VMSST CONTRASTIVE (or "
-      "start this one again: a version of vmsst that did not save the decoder's sizes wrote it)"
-    )
-  params = inference.restore_params(checkpoint, loaded.generator)
+  with encoder_folders.opened(path) as found:
+    loaded = assets.load_encoder_assets(found.assets)
+    if loaded.generator is None:
+      raise errors.InputError(
+        f"{found.assets / assets.ENCODER_FILE} names no network with a decoder, so there is "
+        "nothing to generate text with: give a run of VMSST, BITRANSLATION or VMSST CONTRASTIVE "
+        "(or start this one again: a version of vmsst that did not save the decoder's sizes wrote "
+        "it)"
+      )
+    params = inference.restore_params(found.parameters, loaded.generator)
   encoder = inference.Encoder(
-    loaded.network, params, loaded.vocabulary, max_length=loaded.max_length
+    loaded.network,
+    params,
+    loaded.vocabulary,
+    max_length=loaded.max_length,
+    languages=loaded.languages,
+    path=found.name,
+    devices=[jnp.zeros(()).device],  # where the decoder is
   )
   return Translator(loaded.generator, params, encoder)
 
@@ -73,7 +79,7 @@ class Translator:
 
   def translate(
     self,
-    sentences: Iterable[str],
+    sentences: input_texts.Texts,
     language: str | Sequence[str],
     *,
     temperature: float = 0.0,
@@ -91,7 +97,7 @@ class Translator:
       TypeError: an item is no string; the message says which.
       InputError: as `generate`.
     """
-    sentences = sentences if isinstance(sentences, (str, bytes)) else list(sentences)
+    sentences = input_texts.as_list(sentences)
     self._language_rows(language, len(sentences))  # before the work
     return self.generate(
       self.encoder.encode(sentences, batch_size=batch_size, progress=False),
@@ -176,7 +182,11 @@ class Translator:
     return texts
 
   def language_latents(
-    self, sentences: Iterable[str], language: str | Sequence[str], *, batch_size: int = 128
+    self,
+    sentences: input_texts.Texts,
+    language: str | Sequence[str],
+    *,
+    batch_size: int = 128,
   ) -> Float[np.ndarray, "N G"]:
     """Returns the mean of the language latent of each sentence, float32: what is not its meaning.
 
@@ -190,7 +200,7 @@ class Translator:
     """
     if not isinstance(self._network, vmsst.VmsstNetwork):
       raise errors.InputError(f"{type(self._network).__name__} has no language latent")
-    sentences = list(sentences)
+    sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
     latent_NG = np.empty((len(sentences), self._network.latent_dim), np.float32)
     length = self.encoder.max_length

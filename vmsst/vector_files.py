@@ -1,10 +1,11 @@
 """Sentence vectors on disk: shards `vectors-00000.npy`, ... and `vectors.json` in one folder.
 
 What was appended stays, whenever the process ends; a `Writer` on the same folder goes on behind it.
+Shards may be safetensors (one tensor, `vectors`) or Parquet (one column, `vector`) too.
 """
 
+import functools
 import json
-import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, input_files
 
+FORMATS = ("npy", "safetensors", "parquet")
 _DTYPES = ("float32", "float16")
 _SHARD_ROWS = 1 << 17
+_PARQUET_ROWS = 1 << 12  # Of a row group.
 _AGAIN = "delete the folder and embed again"
 
 
@@ -34,6 +37,7 @@ class Writer:
     dtype: str = "float32",
     settings: Mapping[str, Any] | None = None,
     shard_rows: int = _SHARD_ROWS,
+    file_format: str = "npy",
   ):
     """Makes the folder, or goes on with what is there.
 
@@ -43,16 +47,24 @@ class Writer:
       dtype: float32, or float16, which takes half the space.
       settings: What the vectors are of, as for JSON; other ones than before are an error.
       shard_rows: Vectors in a file; unfinished folders keep theirs.
+      file_format: Of the shards: npy and safetensors, which are mapped to memory when they are
+        read, or parquet, which is not (needs pyarrow).
 
     Raises:
-      InputError: the folder has vectors of another kind, or broken files.
+      InputError: the folder has vectors of another kind, or broken files, or there is no such
+        format, or pyarrow is not installed.
     """
     if dtype not in _DTYPES:
       raise errors.InputError(f"dtype is {dtype}; vectors are kept as {' or '.join(_DTYPES)}")
+    if file_format not in FORMATS:
+      raise errors.InputError(f"format is {file_format}; shards are {', '.join(FORMATS)}")
+    if file_format == "parquet":
+      _import_pyarrow()
     self._folder = pathlib.Path(folder)
     self._state: dict[str, Any] = {
       "dimension": int(dimension),
       "dtype": dtype,
+      "format": file_format,
       "settings": json.loads(json.dumps(dict(settings or {}))),
       "shard_rows": int(shard_rows),
       "done": 0,
@@ -61,7 +73,7 @@ class Writer:
     self._folder.mkdir(parents=True, exist_ok=True)
     if (self._folder / "vectors.json").exists():
       before = _read_state(self._folder)
-      for key in ("dimension", "dtype", "settings"):
+      for key in ("dimension", "dtype", "format", "settings"):
         if before[key] != self._state[key]:
           raise errors.InputError(
             f"{self._folder} holds vectors with {key} {before[key]!r}, not {self._state[key]!r}: "
@@ -70,6 +82,7 @@ class Writer:
       self._state = before
       for number, rows in _shards(self._state):
         _check_shard(self._folder, self._state, number, rows)
+      self._seal()
     self.done: int = self._state["done"]
 
   @property
@@ -86,16 +99,7 @@ class Writer:
     """
     if self.finished:
       raise ValueError(f"{self._folder} is finished: nothing can be appended")
-    with np.errstate(over="ignore"):
-      array_ND = np.ascontiguousarray(vectors_ND, np.dtype(self._state["dtype"]).newbyteorder("<"))
-    if array_ND.ndim != 2 or array_ND.shape[1] != self._state["dimension"]:
-      raise ValueError(
-        f"an array [N, {self._state['dimension']}] is needed, not one of shape {array_ND.shape}"
-      )
-    finite_N = np.isfinite(array_ND).all(axis=1)
-    if not finite_N.all():
-      row = self.done + int(np.argmin(finite_N))
-      raise ValueError(f"vector {row} holds a value that is not finite as {self._state['dtype']}")
+    array_ND = checked_rows(vectors_ND, self._state["dimension"], self._state["dtype"], self.done)
     start = 0
     while start < len(array_ND):
       number, place = divmod(self.done + start, self._state["shard_rows"])
@@ -103,22 +107,24 @@ class Writer:
       self._write(number, place, part_PD)
       start += len(part_PD)
     self._commit(done=self.done + start)
+    self._seal()
 
   def finish(self) -> None:
     """Says that all vectors are there; only then `open_vectors` gives them."""
     number, rows = divmod(self.done, self._state["shard_rows"])
     if rows:
       # The last file says how many it really has, and what an interruption left behind goes.
-      path = _path(self._folder, number)
+      path = _open_path(self._folder, self._state, number)
       header = _header(self._state, rows)
       with open(path, "r+b") as file:
         file.write(header)
         file.truncate(len(header) + rows * _row_bytes(self._state))
         _sync(file)
     self._commit(count=self.done)
+    self._seal()
 
   def _write(self, number: int, place: int, part_PD: np.ndarray) -> None:
-    path = _path(self._folder, number)
+    path = _open_path(self._folder, self._state, number)
     header = _header(self._state, self._state["shard_rows"])
     with open(path, "r+b" if place else "wb") as file:
       file.write(header)
@@ -136,6 +142,16 @@ class Writer:
       _sync(file)
     partial.replace(path)
     self.done = self._state["done"]
+
+  def _seal(self) -> None:
+    """Gives shards that are full, or all if this is the end, the form that they are kept in."""
+    if self._state["format"] != "parquet":
+      return
+    for number, rows in _shards(self._state):
+      path = _open_path(self._folder, self._state, number)
+      if (rows == self._state["shard_rows"] or self.finished) and path.exists():
+        _write_parquet(_kept_path(self._folder, self._state, number), _map(path, self._state, rows))
+        path.unlink()
 
 
 class Vectors:
@@ -166,7 +182,7 @@ class Vectors:
     while start < stop:
       number, place = divmod(start, size)
       end = min(place + stop - start, size)
-      parts.append(self._map(number, min(size, len(self) - number * size))[place:end])
+      parts.append(self._shard(number, min(size, len(self) - number * size))[place:end])
       start += end - place
     if not parts:
       return np.empty((0, self.shape[1]), self.dtype)
@@ -175,14 +191,13 @@ class Vectors:
   def shards(self) -> Iterator[np.ndarray]:
     """The arrays of the files, one by one, read-only."""
     for number, rows in _shards(self._state):
-      yield self._map(number, rows)
+      yield self._shard(number, rows)
 
-  def _map(self, number: int, rows: int) -> np.ndarray:
-    offset = len(_header(self._state, rows))
-    array_ND = np.memmap(
-      _path(self._folder, number), self.dtype.newbyteorder("<"), "r", offset, (rows, self.shape[1])
-    )
-    return array_ND.view(np.ndarray)
+  def _shard(self, number: int, rows: int) -> np.ndarray:
+    path = _kept_path(self._folder, self._state, number)
+    if self._state["format"] == "parquet" and path.exists():
+      return _read_parquet(path)
+    return _map(_open_path(self._folder, self._state, number), self._state, rows)
 
 
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
@@ -205,15 +220,56 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   return Vectors(folder, state)
 
 
+def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
+  """Vectors as files have them: rows of little-endian numbers.
+
+  Args:
+    vectors_ND: The vectors.
+    dimension: The width that they have to have.
+    dtype: float32 or float16.
+    first: Number of the first, for the message.
+
+  Raises:
+    ValueError: the array is not [N, dimension], or a value is not finite in this dtype.
+  """
+  with np.errstate(over="ignore"):
+    array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
+  if array_ND.ndim != 2 or array_ND.shape[1] != dimension:
+    raise ValueError(f"an array [N, {dimension}] is needed, not one of shape {array_ND.shape}")
+  finite_N = np.isfinite(array_ND).all(axis=1)
+  if not finite_N.all():
+    row = first + int(np.argmin(finite_N))
+    raise ValueError(f"vector {row} holds a value that is not finite as {dtype}")
+  return array_ND
+
+
+def npy_header(rows: int, dimension: int, dtype: str) -> bytes:
+  """What a .npy file of some rows starts with; as long for any number of them."""
+  descr = np.dtype(dtype).newbyteorder("<").str
+  text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {(rows, dimension)}, }}"
+  return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + f"{text:<117}\n".encode("latin1")
+
+
+def safetensors_header(rows: int, dimension: int, dtype: str) -> bytes:
+  """What a safetensors file of some rows starts with; as long for any number of them."""
+  size = rows * dimension * np.dtype(dtype).itemsize
+  name = {"float32": "F32", "float16": "F16"}[dtype]
+  tensor = {"dtype": name, "shape": [rows, dimension], "data_offsets": [0, size]}
+  return (120).to_bytes(8, "little") + f"{json.dumps({'vectors': tensor}):<120}".encode("ascii")
+
+
 def _read_state(folder: pathlib.Path) -> dict[str, Any]:
   path = folder / "vectors.json"
   try:
-    state = json.loads(path.read_text(encoding="utf-8"))
+    # Folders from before there were other formats do not say theirs.
+    state = {"format": "npy", **input_files.read_json(path)}
     whole = [state[key] for key in ("dimension", "shard_rows", "done")]
     good = all(type(value) is int and value >= 0 for value in whole) and state["shard_rows"]
     good = good and state["dtype"] in _DTYPES and state["count"] in (None, state["done"])
-    good = good and isinstance(state["settings"], dict)
-  except (ValueError, KeyError, TypeError):
+    good = good and state["format"] in FORMATS and isinstance(state["settings"], dict)
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {_AGAIN}") from None
+  except (KeyError, TypeError):
     good = False
   if not good:
     raise errors.InputError(f"{path}: broken: {_AGAIN}")
@@ -222,21 +278,29 @@ def _read_state(folder: pathlib.Path) -> dict[str, Any]:
 
 def _shards(state: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
   """Number and rows of each file."""
-  for number in range(math.ceil(state["done"] / state["shard_rows"])):
+  for number in range(-(-state["done"] // state["shard_rows"])):
     yield number, min(state["shard_rows"], state["done"] - number * state["shard_rows"])
 
 
 def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, rows: int) -> None:
-  path = _path(folder, number)
+  path = _open_path(folder, state, number)
+  kept = _kept_path(folder, state, number)
+  if kept != path and kept.exists():
+    if (found := _parquet_shape(kept)) != (rows, state["dimension"]):
+      raise errors.InputError(f"{kept}: broken: it holds {found}, not {rows} vectors: {_AGAIN}")
+    return
   # Until it is finished, the last file says that it is as long as all others.
   headers = {_header(state, rows), _header(state, state["shard_rows"])}
   size = max(map(len, headers))
   try:
+    input_files.check(path)
     with open(path, "rb") as file:
       found = file.read(size)
     length = path.stat().st_size
-  except OSError as error:
-    raise errors.InputError(f"{path}: cannot be read: {error.strerror}: {_AGAIN}") from None
+  except (OSError, errors.InputError) as error:
+    raise errors.InputError(
+      f"{path}: cannot be read: {input_files.reason(error)}: {_AGAIN}"
+    ) from None
   if found not in headers:
     raise errors.InputError(
       f"{path}: broken: it does not start as a file of {state['dtype']} vectors of width "
@@ -246,8 +310,16 @@ def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, ro
     raise errors.InputError(f"{path}: truncated: it has no {rows} vectors: {_AGAIN}")
 
 
-def _path(folder: pathlib.Path, number: int) -> pathlib.Path:
-  return folder / f"vectors-{number:05d}.npy"
+def _kept_path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
+  """The file of a shard that is full."""
+  return folder / f"vectors-{number:05d}.{state['format']}"
+
+
+def _open_path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
+  """The file of a shard that rows are appended to; the same, but for Parquet."""
+  if state["format"] == "parquet":
+    return folder / f"vectors-{number:05d}.npy"
+  return _kept_path(folder, state, number)
 
 
 def _row_bytes(state: Mapping[str, Any]) -> int:
@@ -255,13 +327,74 @@ def _row_bytes(state: Mapping[str, Any]) -> int:
 
 
 def _header(state: Mapping[str, Any], rows: int) -> bytes:
-  """What a .npy file of some rows starts with; as long for any number of them."""
-  descr = np.dtype(state["dtype"]).newbyteorder("<").str
+  make = safetensors_header if state["format"] == "safetensors" else npy_header
+  return make(rows, state["dimension"], state["dtype"])
+
+
+def _map(path: pathlib.Path, state: Mapping[str, Any], rows: int) -> np.ndarray:
+  """The rows of a file, read-only."""
+  dtype = np.dtype(state["dtype"]).newbyteorder("<")
   shape = (rows, state["dimension"])
-  text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
-  return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + f"{text:<117}\n".encode("latin1")
+  return np.memmap(path, dtype, "r", len(_header(state, rows)), shape).view(np.ndarray)
 
 
 def _sync(file: Any) -> None:
   file.flush()
   os.fsync(file.fileno())
+
+
+# --------------------------------------------------------------------------------------------
+# Parquet
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+  try:
+    import pyarrow
+    from pyarrow import parquet
+  except ImportError:
+    raise errors.InputError(
+      "Parquet is written and read by pyarrow, which is not installed: pip install 'vmsst[parquet]'"
+    ) from None
+  return pyarrow, parquet
+
+
+def _write_parquet(path: pathlib.Path, vectors_ND: np.ndarray) -> None:
+  pyarrow, parquet = _import_pyarrow()
+  width = vectors_ND.shape[1]
+  item = pyarrow.from_numpy_dtype(vectors_ND.dtype)
+  schema = pyarrow.schema([("vector", pyarrow.list_(item, width))])
+  partial = path.with_name(f"{path.name}.part")
+  with open(partial, "wb") as file:
+    with parquet.ParquetWriter(file, schema) as writer:
+      for start in range(0, len(vectors_ND), _PARQUET_ROWS):
+        flat = np.ascontiguousarray(vectors_ND[start : start + _PARQUET_ROWS]).reshape(-1)
+        column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width)
+        writer.write_table(pyarrow.Table.from_arrays([column], schema=schema))
+    _sync(file)
+  partial.replace(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _parquet_of(path: pathlib.Path, changed: int) -> np.ndarray:
+  del changed  # tells what is cached from what was written since
+  _, parquet = _import_pyarrow()
+  column = parquet.read_table(path).column("vector").combine_chunks()
+  width = column.type.list_size
+  array_ND = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+  array_ND.flags.writeable = False
+  return array_ND
+
+
+def _read_parquet(path: pathlib.Path) -> np.ndarray:
+  """The rows of a file; those of the last one stay in memory."""
+  return _parquet_of(path, path.stat().st_mtime_ns)
+
+
+def _parquet_shape(path: pathlib.Path) -> Any:
+  """Rows and width of a file, or what is wrong with it."""
+  pyarrow, parquet = _import_pyarrow()
+  try:
+    file = parquet.ParquetFile(path)
+    return file.metadata.num_rows, file.schema_arrow.field("vector").type.list_size
+  except (pyarrow.ArrowException, OSError, KeyError, AttributeError) as error:
+    return f"no vectors ({error})"

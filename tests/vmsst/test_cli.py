@@ -7,7 +7,17 @@ import sys
 import numpy as np
 import pytest
 
-from vmsst import bulk_embedding, cli, encoders, errors, vocab_training, vocabularies
+from vmsst import (
+  bulk_embedding,
+  cli,
+  embedded_text,
+  encoders,
+  errors,
+  pair_scoring,
+  vector_files,
+  vocab_training,
+  vocabularies,
+)
 
 SENTENCES = [
   f"the {a} {b} sees a {c}"
@@ -30,7 +40,8 @@ def test_help_is_instant_and_light():
     "import sys; from vmsst import cli\n"
     "try: cli.main(['--help'])\n"
     "except SystemExit: pass\n"
-    "heavy = {'tensorflow', 'seqio', 'jax', 'numpy', 'flax'} & set(sys.modules)\n"
+    "heavy = {'tensorflow', 'seqio', 'jax', 'numpy', 'flax', 'torch', 'matplotlib'}\n"
+    "heavy &= set(sys.modules)\n"
     "sys.exit(f'imported {heavy}' if heavy else 0)"
   )
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -122,8 +133,11 @@ class Encoder:
 @pytest.fixture
 def encoder(monkeypatch):
   encoder = Encoder()
-  monkeypatch.setattr(encoders, "open_encoder", lambda path: (f"/runs/{path[-1]}", encoder))
+  monkeypatch.setattr(
+    encoders, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
+  )
   monkeypatch.setattr(bulk_embedding, "_WINDOW", 5)
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
   return encoder
 
 
@@ -168,6 +182,104 @@ def test_embed_says_that_it_goes_on_after_an_interruption(sides, encoder, tmp_pa
   assert cli.main(command) == 0
   assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors, 26 wide\n"
   assert encoder.calls == 6
+
+
+def from_standard_input(monkeypatch, text):
+  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("file_format", ["npy", "safetensors"])
+def test_embed_goes_from_pipe_to_pipe(encoder, tmp_path, capfdbinary, monkeypatch, file_format):
+  lines = [*SENTENCES[:7], "", "last"]
+  from_standard_input(monkeypatch, "\n".join(lines))
+  assert cli.main(["embed", "a", "-", "-", "--format", file_format]) == 0
+  printed = capfdbinary.readouterr().out
+  if file_format == "npy":
+    found = np.load(io.BytesIO(printed))
+  else:
+    found = pytest.importorskip("safetensors.numpy").load(printed)["vectors"]
+  np.testing.assert_array_equal(found, encoder.encode(lines))
+  # The same into a folder; an interrupted command goes on when the same comes in again.
+  folder = str(tmp_path / "v")
+  encoder.calls, encoder.fail_at = 0, 2
+  for status in (130, 0):
+    from_standard_input(monkeypatch, "\n".join(lines))
+    assert cli.main(["embed", "a", "-", folder, "--format", file_format]) == status
+  np.testing.assert_array_equal(vector_files.open_vectors(folder)[:], encoder.encode(lines))
+
+
+def test_embed_takes_columns_and_keys(encoder, tmp_path):
+  tsv, jsonl = tmp_path / "x.tsv", tmp_path / "x.jsonl"
+  texts = ["ab", "", "c"]
+  tsv.write_text("".join(f"{text}\tzz{text}\n" for text in texts), encoding="utf-8")
+  jsonl.write_text("".join(json.dumps({"text": t, "k": t * 2}) + "\n" for t in texts))
+  for path, options, expected in (
+    (tsv, [], texts),
+    (tsv, ["--field", "2"], ["zz" + text for text in texts]),
+    (jsonl, [], texts),
+    (jsonl, ["--field", "k"], [text * 2 for text in texts]),
+  ):
+    folder = tmp_path / f"{path.name}{''.join(options)}.v"
+    assert cli.main(["embed", "a", str(path), str(folder), *options]) == 0
+    found = vector_files.open_vectors(folder)[:]
+    np.testing.assert_array_equal(found, encoder.encode(expected))
+    opened = embedded_text.open_text(str(path), folder)
+    assert opened.lines([0, 2]) == {0: expected[0], 2: expected[2]}
+
+
+def cosine(one, other):
+  norms = np.linalg.norm(one) * np.linalg.norm(other)
+  return float(one @ other / norms) if norms else 0.0
+
+
+def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypatch):
+  sources, targets = [*SENTENCES[:11], ""], [*SENTENCES[1:12], "x"]
+  one, other, both = (tmp_path / name for name in ("a.txt", "b.txt", "both.tsv"))
+  one.write_text("\n".join(sources) + "\n", encoding="utf-8")
+  other.write_text("\n".join(targets) + "\n", encoding="utf-8")
+  pairs = "".join(f"{x}\t{y}\n" for x, y in zip(sources, targets, strict=True))
+  both.write_text(pairs, encoding="utf-8")
+  expected = [
+    cosine(*encoder.encode([x, y]).astype(float)) for x, y in zip(sources, targets, strict=True)
+  ]
+  capsys.readouterr()
+  for arguments in ([str(one), str(other)], [str(both)], ["-"], ["-", str(other)]):
+    from_standard_input(monkeypatch, pairs if len(arguments) == 1 else "\n".join(sources) + "\n")
+    assert cli.main(["score", "a", *arguments]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
+  # Into a file, interrupted and gone on with; another encoder's is not gone on with.
+  out = tmp_path / "new" / "scores.txt"
+  encoder.calls, encoder.fail_at = 0, 4
+  command = ["score", "a", str(one), str(other), "--output", str(out)]
+  assert cli.main(command) == 130
+  assert not out.exists()
+  assert cli.main(["score", "b", *command[2:]]) == 1
+  assert "scores.txt.part, which an earlier command has left, is of" in capsys.readouterr().err
+  calls = encoder.calls
+  assert cli.main(command) == 0
+  assert encoder.calls - calls == 4  # of 12 pairs 5 were there
+  assert out.read_text(encoding="utf-8").splitlines() == printed
+  assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
+
+
+@pytest.mark.usefixtures("encoder")
+def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
+  bad = tmp_path / "bad.jsonl"
+  bad.write_text('{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n')
+  for arguments, message in (
+    (sides, "x.txt has 24 lines and"),
+    ([sides[0]], "x.txt:1: 1 columns, and the text is to be in column 2"),
+    ([str(bad)], "bad.jsonl:2: no JSON object with a string 'target'"),
+    ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
+    ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
+    ([sides[0], sides[0], "--long-texts", "split"], "Encoder knows no long_texts"),
+    ([sides[0], str(tmp_path / "none")], "none: cannot be opened"),
+  ):
+    assert cli.main(["score", "a", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from vmsst import errors, vector_files
 from vmsst.evaluation import search
@@ -18,6 +19,45 @@ def write(folder, vectors=VECTORS, *, chunk=4, finish=True, **settings):
   if finish:
     writer.finish()
   return writer
+
+
+def read_safetensors(path):
+  return safetensors.numpy.load_file(path)["vectors"]
+
+
+def read_parquet(path):
+  column = pytest.importorskip("pyarrow.parquet").read_table(path).column("vector")
+  return np.array([row.as_py() for row in column])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+  ("file_format", "read"), [("safetensors", read_safetensors), ("parquet", read_parquet)]
+)
+def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, read, dtype):
+  if file_format == "parquet":
+    pytest.importorskip("pyarrow")
+  expected = VECTORS.astype(dtype)
+  # An interruption before and after the point where a full shard gets its form.
+  write(tmp_path, VECTORS[:7], finish=False, file_format=file_format, dtype=dtype)
+  writer = vector_files.Writer(tmp_path, 3, file_format=file_format, dtype=dtype)
+  writer._seal = lambda: None
+  writer.append(VECTORS[7:13])
+  write(tmp_path, file_format=file_format, dtype=dtype)
+  files = sorted(path.name for path in tmp_path.glob("vectors-*"))
+  assert files == [f"vectors-0000{number}.{file_format}" for number in range(3)]
+  parts = [read(tmp_path / name) for name in files]
+  np.testing.assert_array_equal(np.concatenate(parts), expected)
+  vectors = vector_files.open_vectors(tmp_path)
+  assert (vectors.dtype, vectors[:].dtype) == (np.dtype(dtype), np.dtype(dtype))
+  for rows in (slice(None), slice(2, 7), slice(8, 21), slice(5, 5)):
+    np.testing.assert_array_equal(vectors[rows], expected[rows])
+  with pytest.raises(errors.InputError, match=r"format .*, not 'npy'"):
+    vector_files.Writer(tmp_path, 3, dtype=dtype)
+  path = tmp_path / files[1]
+  path.write_bytes(path.read_bytes()[:60])
+  with pytest.raises(errors.InputError, match=rf"{files[1]}: broken"):
+    vector_files.open_vectors(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -117,6 +157,8 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
   ):
     with pytest.raises(errors.InputError, match=message):
       vector_files.Writer(tmp_path, **{"dimension": 3, "settings": {"encoder": "a"}, **arguments})
+  with pytest.raises(errors.InputError, match="format is csv; shards are npy, safetensors"):
+    vector_files.Writer(tmp_path, 3, file_format="csv")
   with pytest.raises(errors.InputError, match="float64; vectors are kept as"):
     vector_files.Writer(tmp_path, 3, dtype="float64")
   (tmp_path / "vectors-00001.npy").unlink()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import vmsst
 from vmsst import errors
-from vmsst.cli import evaluation, imports, texts, training_data
+from vmsst.cli import downloads, evaluation, exports, imports, opus, texts, training_data
 from vmsst.cli.command import Command
 
 
@@ -27,7 +27,10 @@ def _gin_dir(args: argparse.Namespace) -> None:
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("gin-dir",): Command("print the folder of the shipped gin files", _no_arguments, _gin_dir),
   **training_data.COMMANDS,
+  **opus.COMMANDS,
+  **downloads.COMMANDS,
   **imports.COMMANDS,
+  **exports.COMMANDS,
   **texts.COMMANDS,
   **evaluation.COMMANDS,
 }
@@ -35,6 +38,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 
 _GROUPS = {
   "data": "prepare bitext for training",
+  "export": "write encoders for other libraries",
   "import": "read other models' parameters",
   "vocab": "train vocabularies",
 }

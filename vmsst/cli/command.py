@@ -1,15 +1,19 @@
 """What a subcommand is, and what several of them share."""
 
 import argparse
+import contextlib
 import dataclasses
 import pathlib
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 
 from vmsst import errors
 
 ENCODER_HELP = (
-  "a run's MODEL_DIR, one checkpoint_<step> of it, or a folder of sentence-transformers"
+  "a run's MODEL_DIR, one checkpoint_<step> of it, an import or export (local, gs:// or s3://), or "
+  "a folder of sentence-transformers"
 )
 
 
@@ -40,6 +44,19 @@ def read_lines(path: str) -> list[str]:
     name = "standard input" if path == "-" else path
     raise errors.InputError(f"{name}, line {line}: not UTF-8") from None
   return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+@contextlib.contextmanager
+def local_file(path: str) -> Iterator[str]:
+  """The file, or one that holds what comes from standard input where `path` is "-"."""
+  if path != "-":
+    yield path
+    return
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    kept = pathlib.Path(folder, "standard input")
+    with kept.open("wb") as stream:
+      shutil.copyfileobj(sys.stdin.buffer, stream)
+    yield str(kept)
 
 
 def at_least_1(text: str) -> int:

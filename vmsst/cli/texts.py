@@ -1,11 +1,11 @@
-"""`vmsst embed`, `mine`, `search` and `translate`: what a trained encoder does with texts."""
+"""`vmsst embed`, `score`, `mine`, `search`, `translate`: what a trained encoder does with texts."""
 
 import argparse
 import json
 import pathlib
 import sys
 
-from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, read_lines
+from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
 
 _TEXT_HELP = "one sentence a line, UTF-8, plain or gzipped"
 
@@ -16,31 +16,124 @@ def _batch_size_argument(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def _embed_arguments(parser: argparse.ArgumentParser) -> None:
-  add = parser.add_argument
-  add("encoder", metavar="ENCODER", help=ENCODER_HELP)
-  add("file", metavar="FILE", help=_TEXT_HELP)
-  add("out", metavar="OUT", help="folder to write to: one vector for each line, empty ones too")
-  add("--language", metavar="CODE", help="of the lines, for encoders that split text by its rules")
-  add("--dtype", choices=("float32", "float16"), default="float32", help="default %(default)s")
+def _computing_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    "--long-texts",
+    choices=("cut", "split"),
+    default="cut",
+    help="longer than the encoder reads: read their beginning, or take the mean of the vectors of "
+    "their parts (default %(default)s)",
+  )
+  parser.add_argument(
+    "--compute-dtype",
+    choices=("float32", "bfloat16"),
+    help="what is computed in (default: as in training)",
+  )
   _batch_size_argument(parser)
 
 
-def _embed(args: argparse.Namespace) -> None:
-  from vmsst import bulk_embedding, encoders, vector_files
-
-  name, encoder = encoders.open_encoder(args.encoder)
-  bulk_embedding.embed_file(
-    encoder,
-    args.file,
-    args.out,
-    name=name,
-    language=args.language,
-    dtype=args.dtype,
-    batch_size=args.batch_size,
+def _embed_arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add("encoder", metavar="ENCODER", help=ENCODER_HELP)
+  add("file", metavar="FILE", help=f"{_TEXT_HELP}; - is standard input")
+  add(
+    "out",
+    metavar="OUT",
+    help="folder to write to: one vector for each line, empty ones too; - writes one file to "
+    "standard output",
   )
+  add(
+    "--field",
+    metavar="NUMBER|KEY",
+    help="column of a TSV, from 1, or key of JSON Lines (default: 1 for .tsv, text for .jsonl, "
+    "else the whole line)",
+  )
+  add("--language", metavar="CODE", help="of the lines, for encoders that split text by its rules")
+  add("--dtype", choices=("float32", "float16"), default="float32", help="default %(default)s")
+  add(
+    "--format",
+    choices=("npy", "safetensors", "parquet"),
+    default="npy",
+    help="of the files (default %(default)s); parquet needs pyarrow and is not memory-mapped",
+  )
+  _computing_arguments(parser)
+
+
+def _embed(args: argparse.Namespace) -> None:
+  from vmsst import bulk_embedding, encoders, text_fields, vector_files
+
+  name, encoder = encoders.open_encoder(args.encoder, args.compute_dtype)
+  options = {
+    "field": args.field or text_fields.default_field(args.file),
+    "language": args.language,
+    "dtype": args.dtype,
+    "file_format": args.format,
+    "long_texts": args.long_texts,
+    "batch_size": args.batch_size,
+  }
+  with local_file(args.file) as path:
+    if args.out == "-":
+      bulk_embedding.embed_to_stream(encoder, path, sys.stdout.buffer, **options)
+      return
+    bulk_embedding.embed_file(encoder, path, args.out, name=name, **options)
   count, width = vector_files.open_vectors(args.out).shape
   print(f"{args.out}: {count:,} vectors, {width} wide")
+
+
+def _score_arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add("encoder", metavar="ENCODER", help=ENCODER_HELP)
+  add("source", metavar="SOURCE", help=f"{_TEXT_HELP}; - is standard input")
+  add(
+    "target",
+    nargs="?",
+    metavar="TARGET",
+    help="the same in another language, line by line (default: SOURCE has both)",
+  )
+  add("--output", default="-", metavar="FILE", help="a cosine for each line (default: stdout)")
+  add(
+    "--fields",
+    nargs=2,
+    metavar="NUMBER|KEY",
+    help="of source and target: columns of a TSV, from 1, or keys of JSON Lines (default: of one "
+    "file 1 and 2, for .jsonl source and target; of two the whole lines, 1 for .tsv, text for "
+    ".jsonl)",
+  )
+  add(
+    "--languages",
+    nargs=2,
+    default=(None, None),
+    metavar="CODE",
+    help="of both sides, for encoders that split text by its rules",
+  )
+  _computing_arguments(parser)
+
+
+def _score(args: argparse.Namespace) -> None:
+  from vmsst import encoders, pair_scoring, text_fields
+
+  paths = [args.source, args.target or args.source]
+  fields = args.fields
+  if not fields and args.target:
+    fields = [text_fields.default_field(path) for path in paths]
+  elif not fields:
+    fields = [text_fields.default_field(args.source, side) or str(side) for side in (1, 2)]
+  name, encoder = encoders.open_encoder(args.encoder, args.compute_dtype)
+  options = {"long_texts": args.long_texts, "batch_size": args.batch_size}
+  # What comes from standard input is read once, also where it has both sides.
+  with local_file("-" if "-" in paths else "") as standard_input:
+    source, target = (
+      pair_scoring.Side(standard_input if path == "-" else path, field, language)
+      for path, field, language in zip(paths, fields, args.languages, strict=True)
+    )
+    if args.output != "-":
+      count = pair_scoring.score_file(encoder, source, target, args.output, name=name, **options)
+      print(f"{args.output}: cosines of {count:,} pairs")
+      return
+    for cosine_B in pair_scoring.pair_cosines(encoder, source, target, **options):
+      lines = "".join(f"{pair_scoring.as_line(cosine)}\n" for cosine in cosine_B)
+      sys.stdout.buffer.write(lines.encode())
+    sys.stdout.buffer.flush()
 
 
 def _mine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -236,6 +329,12 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "write an encoder's vectors of a text file, one for each line",
     _embed_arguments,
     _embed,
+    goes_on=True,
+  ),
+  ("score",): Command(
+    "write the cosine of each pair of two texts, line by line",
+    _score_arguments,
+    _score,
     goes_on=True,
   ),
   ("mine",): Command(

@@ -1,0 +1,160 @@
+"""`vmsst embed` on many lines, killed again and again: memory, speed, and no line lost or doubled.
+
+  python benchmarks/embed_lines.py                    # 50,000 lines
+  python benchmarks/embed_lines.py --lines=1000000
+
+Lines are numbers in words of different lengths, every 97th is empty. A small random T5 over bytes
+embeds them (1 layer of width 64). The command is killed (SIGKILL) at times spread over the whole
+and given again each time; then every vector is compared with that of its line, embedded anew.
+
+Prints a JSON line: `ratio` is the largest resident memory until a tenth of the lines was done over
+the largest of all (1: memory does not grow with the lines); `lost_or_doubled` counts lines whose
+vector is not theirs.
+"""
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_WINDOW = 1 << 14
+
+
+def make_lines(count: int) -> Iterator[str]:
+  """Different lines, but for empty ones."""
+  for number in range(count):
+    digits = str(number * 7919)
+    yield "" if number % 97 == 96 else " ".join(_WORDS[int(digit)] for digit in digits)
+
+
+def make_encoder(folder: pathlib.Path) -> None:
+  """Writes a small encoder with random weights, as `vmsst export safetensors` does."""
+  import jax
+  import jax.numpy as jnp
+  from flax import traverse_util
+  from safetensors.numpy import save_file
+
+  from vmsst import assets, vocabularies
+  from vmsst.networks import sentence_encoder, t5
+
+  config = t5.T5Config(
+    vocab_size=259, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=64, num_encoder_layers=1
+  )
+  network = sentence_encoder.SentenceEncoder(config, 64, head=False)
+
+  class Model:
+    sentence_encoder = network
+    vocabulary = vocabularies.ByteVocabulary()
+    max_length = 64
+
+  Model.network = network
+  assets.save_encoder_assets(Model, folder)
+  params = jax.jit(network.init)(jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  flat = traverse_util.flatten_dict(params, sep="/")
+  save_file({name: np.asarray(value) for name, value in flat.items()}, folder / "model.safetensors")
+
+
+def resident(process: subprocess.Popen) -> int:
+  """Bytes that a process holds in memory now."""
+  try:
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+  except OSError:  # it has ended
+    return 0
+  found = re.search(r"VmRSS:\s+(\d+) kB", status)
+  return 1024 * int(found.group(1)) if found else 0
+
+
+def done_lines(folder: pathlib.Path) -> int:
+  try:
+    return json.loads((folder / "vectors.json").read_text(encoding="utf-8"))["done"]
+  except FileNotFoundError:
+    return 0
+
+
+def embed(
+  folder: pathlib.Path, text: pathlib.Path, total: int, kills: int
+) -> tuple[list[tuple[int, int]], float]:
+  """Runs the command until it ends by itself; memory by lines done, and seconds."""
+  out = folder / "vectors"
+  command = [sys.executable, "-m", "vmsst.cli", "embed", str(folder / "encoder"), str(text)]
+  samples, start = [], time.perf_counter()
+  limits = [total * (number + 1) // (kills + 1) for number in range(kills)]
+  for limit in [*limits, None]:
+    with subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) as process:
+      while process.poll() is None:
+        done = done_lines(out)
+        samples.append((done, resident(process)))
+        if limit is not None and done >= limit:
+          process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    if limit is None and process.returncode:
+      raise SystemExit(f"vmsst embed failed (exit code {process.returncode})")
+  return samples, time.perf_counter() - start
+
+
+def wrong_lines(folder: pathlib.Path, count: int) -> int:
+  """Lines whose vector is not that of the line embedded anew."""
+  import vmsst
+  from vmsst import vector_files
+
+  encoder, wrong = vmsst.load(folder / "encoder"), 0
+  vectors = vector_files.open_vectors(folder / "vectors")
+  lines = make_lines(count)
+  for start in range(0, count, _WINDOW):
+    expected_BD = encoder.encode(itertools.islice(lines, _WINDOW), progress=False, on_cut=None)
+    found_BD = vectors[start : start + _WINDOW]
+    wrong += int((np.abs(found_BD - expected_BD).max(axis=1) > 1e-4).sum())
+  return wrong + abs(len(vectors) - count)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--lines", type=int, default=50_000)
+  parser.add_argument("--kills", type=int, default=3, help="times that the command is killed")
+  options = parser.parse_args()
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    text = folder / "text.txt"
+    with text.open("w", encoding="utf-8") as stream:
+      stream.writelines(f"{line}\n" for line in make_lines(options.lines))
+    make_encoder(folder / "encoder")
+    samples, seconds = embed(folder, text, options.lines, options.kills)
+    wrong = wrong_lines(folder, options.lines)
+  early = max(size for done, size in samples if done <= max(options.lines // 10, _WINDOW))
+  peak = max(size for _, size in samples)
+  print(
+    json.dumps(
+      {
+        "benchmark": "embed_lines",
+        "lines": options.lines,
+        "kills": options.kills,
+        "device": "cpu",
+        "cpus": os.cpu_count(),
+        "versions": {"jax": importlib.metadata.version("jax")},
+        "seconds": round(seconds, 1),
+        "lines_per_second": round(options.lines / seconds, 1),
+        "early_gb": round(early / 1e9, 3),
+        "peak_gb": round(peak / 1e9, 3),
+        "lost_or_doubled": wrong,
+        "ratio": round(early / peak, 3),
+      }
+    )
+  )
+  if wrong:
+    raise SystemExit(f"{wrong} lines were lost, doubled or moved")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,402 @@
+"""Sentences encoded a second, beside sentence-transformers and transformers on the same weights.
+
+  python benchmarks/encode.py --data=DATA    # needs torch, transformers, sentence-transformers
+  python benchmarks/encode.py --data=DATA --rounds=1 --repeats=1
+
+DATA holds `tatoeba/` of LASER: 5,000 sentences are taken, 1,000 each of deu, fra, rus, cmn and ara,
+in mixed order. Two models, each with the same random weights and the same tokenizer on both sides:
+
+* bert: 2 layers of width 256, 4 heads, feed-forward layers of 1,024, 16,000 tokens. `vmsst` (what
+  `vmsst import bert` makes of the folder) against `sentence_transformers` (`encode`);
+* mt5: the shape of mt5-small's encoder (8 layers of width 512, 6 heads, gated feed-forward layers
+  of 1,024, 250,112 rows). `vmsst` against `transformers` (MT5EncoderModel on batches sorted by
+  length and padded to the longest, mean of the tokens' states), and in the order of the input
+  (`transformers_unsorted`).
+
+What counts is the whole way from strings to vectors, float32, tokenizer included. Peers get the
+batch size of --peer_batch_sizes that is fastest for them. The first call, which compiles, is timed
+apart: `first_call_seconds`. Each measurement is a process of its own, and the variants take turns.
+
+Prints a JSON line a variant and a last one: `ratio` is the smaller of both models' ratios of
+sentences a second (medians), ours over the peer's, above 1 where ours is faster. On a machine that
+others use as well, `ratio_of_cpu_seconds` says more. `largest_difference` is that of two vectors.
+"""
+
+import argparse
+import gzip
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+LANGUAGES = ("deu", "fra", "rus", "cmn", "ara")
+BERT = {
+  "vocab_size": 16_000,
+  "hidden_size": 256,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "intermediate_size": 1024,
+}
+MT5 = {
+  "vocab_size": 250_112,
+  "d_model": 512,
+  "d_kv": 64,
+  "num_heads": 6,
+  "num_layers": 8,
+  "d_ff": 1024,
+  "feed_forward_proj": "gated-gelu",
+}
+VARIANTS = {
+  ("bert", "vmsst"): "ours",
+  ("bert", "sentence_transformers"): "peer",
+  ("mt5", "vmsst"): "ours",
+  ("mt5", "transformers"): "peer",
+  ("mt5", "transformers_unsorted"): "besides",
+}
+_MAX_LENGTH = 512
+
+Encode = Callable[[list[str]], np.ndarray]
+
+
+def read_sentences(data: pathlib.Path, side: str = "") -> list[str]:
+  """1,000 sentences of each language, or their translations, in mixed order."""
+  sentences = []
+  for code in LANGUAGES:
+    path = data / "tatoeba" / f"tatoeba.{code}-eng.{side or code}.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as stream:
+      sentences += [line.rstrip("\n") for line in stream]
+  order_N = np.random.default_rng(0).permutation(len(sentences))
+  return [sentences[i] for i in order_N]
+
+
+# --------------------------------------------------------------------------------------------
+# The models on disk
+
+
+def make_models(data: pathlib.Path, folder: pathlib.Path) -> None:
+  """Writes both models with random weights, as transformers and as this library have them."""
+  import torch
+  import transformers
+  from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+  from vmsst.checkpoints import bert
+
+  marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  tokenizer = Tokenizer(models.Unigram())
+  tokenizer.normalizer = normalizers.NFKC()
+  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+  trainer = trainers.UnigramTrainer(
+    vocab_size=BERT["vocab_size"], special_tokens=marks, unk_token="[UNK]", show_progress=False
+  )
+  tokenizer.train_from_iterator(read_sentences(data) + read_sentences(data, "eng"), trainer)
+  ids = [(mark, tokenizer.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
+  tokenizer.post_processor = processors.TemplateProcessing(
+    single="[CLS] $A [SEP]", special_tokens=ids
+  )
+  fast = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer,
+    model_max_length=_MAX_LENGTH,
+    **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
+  )
+  torch.manual_seed(0)
+  transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(folder / "bert")
+  transformers.MT5EncoderModel(transformers.MT5Config(**MT5)).save_pretrained(folder / "mt5")
+  for name in ("bert", "mt5"):
+    fast.save_pretrained(folder / name)
+  bert.import_bert(folder / "bert", folder / "bert.vmsst", pooling="mean")
+  save_mt5(folder / "mt5", folder / "mt5.vmsst")
+
+
+def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
+  """Writes an MT5EncoderModel as an encoder of this library."""
+  from safetensors.numpy import load_file, save_file
+
+  from vmsst import assets, hugging_face_vocabulary
+
+  sizes = {
+    "vocab_size": MT5["vocab_size"],
+    "emb_dim": MT5["d_model"],
+    "num_heads": MT5["num_heads"],
+    "head_dim": MT5["d_kv"],
+    "mlp_dim": MT5["d_ff"],
+    "num_encoder_layers": MT5["num_layers"],
+  }
+  network = {"class": "SentenceEncoder", "config_class": "T5Config", "config": sizes}
+  assets.save_imported_encoder(
+    target,
+    network={**network, "latent_dim": MT5["d_model"], "head": False},
+    vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(str(folder / "tokenizer.json")),
+    max_length=_MAX_LENGTH,
+  )
+  theirs = load_file(folder / "model.safetensors")
+  block = "encoder.block.{}.layer.{}"
+  ours = {
+    "token_embedder/embedding": theirs["shared.weight"],
+    "encoder/encoder_norm/scale": theirs["encoder.final_layer_norm.weight"],
+    "encoder/relpos_bias/rel_embedding": theirs[
+      f"{block.format(0, 0)}.SelfAttention.relative_attention_bias.weight"
+    ].T,
+  }
+  for layer in range(MT5["num_layers"]):
+    attention, mlp = block.format(layer, 0), block.format(layer, 1)
+    names = {
+      "pre_attention_layer_norm/scale": f"{attention}.layer_norm",
+      "pre_mlp_layer_norm/scale": f"{mlp}.layer_norm",
+      **{
+        f"attention/{name}/kernel": f"{attention}.SelfAttention.{name[0]}"
+        for name in ("query", "key", "value", "out")
+      },
+      **{f"mlp/{name}/kernel": f"{mlp}.DenseReluDense.{name}" for name in ("wi_0", "wi_1", "wo")},
+    }
+    for name, their_name in names.items():
+      weight = theirs[f"{their_name}.weight"]
+      ours[f"encoder/layers_{layer}/{name}"] = weight.T if weight.ndim == 2 else weight
+  arrays = {name: np.ascontiguousarray(value) for name, value in ours.items()}
+  save_file(arrays, target / "model.safetensors")
+
+
+# --------------------------------------------------------------------------------------------
+# The variants: functions of sentences
+
+
+def ours(name: str) -> Callable[[pathlib.Path, int | None], Encode]:
+  def make(folder: pathlib.Path, batch_size: int | None) -> Encode:
+    import vmsst
+
+    return vmsst.load(folder / f"{name}.vmsst").encode
+
+  return make
+
+
+def sentence_transformers_bert(folder: pathlib.Path, batch_size: int | None) -> Encode:
+  import sentence_transformers as st
+  from sentence_transformers import models
+
+  transformer = models.Transformer(str(folder / "bert"), max_seq_length=_MAX_LENGTH)
+  model = st.SentenceTransformer(modules=[transformer, models.Pooling(256)], device="cpu")
+  return lambda sentences: model.encode(sentences, batch_size=batch_size)
+
+
+def transformers_mt5(
+  folder: pathlib.Path, batch_size: int | None, *, by_length: bool = True
+) -> Encode:
+  import torch
+  import transformers
+
+  model = transformers.MT5EncoderModel.from_pretrained(folder / "mt5").eval()
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "mt5")
+
+  @torch.inference_mode()
+  def encode(sentences: list[str]) -> np.ndarray:
+    order = list(range(len(sentences)))
+    if by_length:
+      order.sort(key=lambda i: -len(sentences[i]))
+    vectors_ND = np.empty((len(sentences), MT5["d_model"]), np.float32)
+    for start in range(0, len(order), batch_size):
+      index_B = order[start : start + batch_size]
+      batch = tokenizer(
+        [sentences[i] for i in index_B],
+        padding=True,
+        truncation=True,
+        max_length=_MAX_LENGTH,
+        return_tensors="pt",
+      )
+      hidden_BTD = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)[0]
+      mask_BT1 = batch.attention_mask[:, :, None].float()
+      vectors_ND[index_B] = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
+    return vectors_ND
+
+  return encode
+
+
+MAKERS: dict[tuple[str, str], Callable[[pathlib.Path, int | None], Encode]] = {
+  ("bert", "vmsst"): ours("bert"),
+  ("bert", "sentence_transformers"): sentence_transformers_bert,
+  ("mt5", "vmsst"): ours("mt5"),
+  ("mt5", "transformers"): transformers_mt5,
+  ("mt5", "transformers_unsorted"): lambda folder, batch_size: transformers_mt5(
+    folder, batch_size, by_length=False
+  ),
+}
+
+
+# --------------------------------------------------------------------------------------------
+# One measurement
+
+
+def held(name: str) -> int:
+  """Bytes of this process: VmRSS now, VmHWM the most at a time."""
+  status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+  return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", status).group(1))
+
+
+def forget_peak() -> None:
+  pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+  """Times of one variant, the first call apart, and its memory."""
+  folder, sentences = pathlib.Path(options.folder), read_sentences(options.data)
+  sentences = sentences[: options.sentences]
+  encode = MAKERS[tuple(options.measure.split("/"))](folder, options.batch_size)
+  load_peak, loaded = held("VmHWM"), held("VmRSS")
+  forget_peak()
+  seconds, cpu_seconds = [], []
+  for _ in range(options.repeats + 1):
+    start, cpu_start = time.perf_counter(), time.process_time()
+    vectors_ND = encode(sentences)
+    seconds.append(time.perf_counter() - start)
+    cpu_seconds.append(time.process_time() - cpu_start)
+  np.save(options.vectors, vectors_ND)
+  return {
+    "first": seconds[0],
+    "seconds": seconds[1:],
+    "cpu_seconds": cpu_seconds[1:],
+    "load_peak": load_peak,
+    "loaded": loaded,
+    "peak": held("VmHWM"),
+  }
+
+
+def run(variant: tuple[str, str], batch_size: int | None, repeats: int, path: pathlib.Path) -> dict:
+  """What `measure` says in a process of its own."""
+  own = [f"--measure={'/'.join(variant)}", f"--folder={path}", f"--repeats={repeats}"]
+  own += [f"--vectors={path / '-'.join(variant)}.npy"]
+  own += [] if batch_size is None else [f"--batch_size={batch_size}"]
+  command = [sys.executable, __file__, *sys.argv[1:], *own]
+  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+  done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+  if done.returncode:
+    raise SystemExit(f"{'/'.join(variant)} failed (exit code {done.returncode})")
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+# --------------------------------------------------------------------------------------------
+# All of them
+
+
+def all_of(runs: list[dict], name: str) -> list[float]:
+  return [value for each in runs for value in each[name]]
+
+
+def summary(values: list[float]) -> dict[str, float]:
+  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
+
+
+def report(
+  variant: tuple[str, str], runs: list[dict], batch_size: int | None, count: int
+) -> dict[str, Any]:
+  """The line of one variant."""
+  names = ("jax", "torch", "transformers", "sentence-transformers")
+  seconds = all_of(runs, "seconds")
+  return {
+    "benchmark": "encode",
+    "model": variant[0],
+    "variant": variant[1],
+    "device": "cpu",
+    "cpus": os.cpu_count(),
+    "versions": {name: importlib.metadata.version(name) for name in names},
+    "sentences": count,
+    "batch_size": batch_size,
+    "runs": len(seconds),
+    "sentences_per_second": round(count / statistics.median(seconds), 1),
+    "seconds": summary(seconds),
+    "cpu_seconds": summary(all_of(runs, "cpu_seconds")),
+    "first_call_seconds": summary([each["first"] for each in runs]),
+    "load_peak_gb": round(max(each["load_peak"] for each in runs) / 1e9, 3),
+    "loaded_gb": round(max(each["loaded"] for each in runs) / 1e9, 3),
+    "peak_gb": round(max(each["peak"] for each in runs) / 1e9, 3),
+  }
+
+
+def ratios(ours: dict, peer: dict) -> dict[str, float]:
+  return {
+    "ratio": peer["seconds"]["median"] / ours["seconds"]["median"],
+    "ratio_of_minima": peer["seconds"]["min"] / ours["seconds"]["min"],
+    "ratio_of_cpu_seconds": peer["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
+    "ratio_with_first_call": (
+      (peer["first_call_seconds"]["median"]) / ours["first_call_seconds"]["median"]
+    ),
+    "memory_ratio": peer["peak_gb"] / ours["peak_gb"],
+  }
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--data", type=pathlib.Path, required=True, help="folder with tatoeba/ in it")
+  parser.add_argument("--models", nargs="+", default=["bert", "mt5"], choices=["bert", "mt5"])
+  parser.add_argument("--sentences", type=int, default=5000, help="how many of them are encoded")
+  parser.add_argument("--repeats", type=int, default=3, help="timed calls in one process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
+  parser.add_argument("--peer_batch_sizes", type=int, nargs="+", default=[32, 128])
+  parser.add_argument("--measure", help=argparse.SUPPRESS)
+  parser.add_argument("--folder", help=argparse.SUPPRESS)
+  parser.add_argument("--vectors", help=argparse.SUPPRESS)
+  parser.add_argument("--batch_size", type=int, help=argparse.SUPPRESS)
+  options = parser.parse_args()
+  if min(options.repeats, options.rounds) < 1:
+    parser.error("--repeats and --rounds must be at least 1")
+  if options.measure:
+    print(json.dumps(measure(options)))
+    return
+
+  variants = [variant for variant in VARIANTS if variant[0] in options.models]
+  count = min(options.sentences, len(read_sentences(options.data)))
+  results: dict[str, dict[str, float]] = {}
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    make_models(options.data, folder)
+    batch_sizes: dict[tuple[str, str], int | None] = {}
+    for variant in variants:
+      sizes = [None] if VARIANTS[variant] == "ours" else options.peer_batch_sizes
+      batch_sizes[variant] = min(
+        sizes,
+        key=lambda size, variant=variant: (
+          min(run(variant, size, 1, folder)["seconds"]) if len(sizes) > 1 else 0
+        ),
+      )
+    runs: dict[tuple[str, str], list[dict]] = {variant: [] for variant in variants}
+    for _ in range(options.rounds):
+      for variant in variants:
+        runs[variant].append(run(variant, batch_sizes[variant], options.repeats, folder))
+    lines = {
+      variant: report(variant, runs[variant], batch_sizes[variant], count) for variant in variants
+    }
+    for line in lines.values():
+      print(json.dumps(line), flush=True)
+    for model in options.models:
+      ours, peer = (
+        next(v for v in variants if v[0] == model and VARIANTS[v] == kind)
+        for kind in ("ours", "peer")
+      )
+      vectors = [np.load(folder / f"{'-'.join(variant)}.npy") for variant in (ours, peer)]
+      difference = float(np.abs(vectors[0] - vectors[1]).max())
+      if difference > 1e-3:
+        raise SystemExit(f"{model}: vectors differ by {difference}: not the same function")
+      results[model] = {**ratios(lines[ours], lines[peer]), "largest_difference": difference}
+  total = {
+    name: min(result[name] for result in results.values())
+    for name in next(iter(results.values()))
+    if name != "largest_difference"
+  }
+  total["largest_difference"] = max(result["largest_difference"] for result in results.values())
+  by_model = {
+    model: {name: float(f"{value:.3g}") for name, value in result.items()}
+    for model, result in results.items()
+  }
+  rounded = {name: float(f"{value:.4g}") for name, value in total.items()}
+  print(json.dumps({"benchmark": "encode", **rounded, "by_model": by_model}))
+
+
+if __name__ == "__main__":
+  main()
