@@ -1,0 +1,205 @@
+"""The TFDS dataset `opus_bitext`, one configuration a recipe.
+
+    vmsst data build --recipe vmsst --input OPUS --held_out DATA --output TFDS
+
+    builder = OpusBitext(config="vmsst", data_dir="TFDS", releases="OPUS", held_out="DATA")
+    builder.download_and_prepare()
+    tfds.load("opus_bitext/vmsst", split="train_deu_eng", data_dir="TFDS")
+
+A dataset that is built can be read without this module. TFDS's own commands build it too, from a
+folder with `opus` and `evaluation` in it:
+
+    tfds build opus_bitext/vmsst --imports=vmsst.tasks.opus.builder --manual_dir=FOLDER
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import dataset_builder, file_adapters
+
+from vmsst import errors
+from vmsst.tasks.opus import blocks, card, held_out, pipeline, recipes, runner, shards
+
+DATA_CARD = "DATA_CARD.md"
+
+
+@dataclasses.dataclass(eq=False)
+class OpusConfig(tfds.core.BuilderConfig):
+  """A recipe.
+
+  Attributes:
+    recipe: Its name, or its file; "" is the configuration's name.
+  """
+
+  recipe: str = ""
+
+
+class OpusBitext(dataset_builder.FileReaderBuilder):
+  """Pairs of texts from OPUS releases, without duplicates and without evaluation sentences.
+
+  Args:
+    releases: Folder of OPUS releases; None: `opus` in TFDS's `manual_dir`.
+    held_out: Folder of evaluation sets; None: `evaluation` in TFDS's `manual_dir`.
+    work: Folder for what is made on the way, which is kept for other recipes. None is one beside
+      the dataset, which is removed when that is done.
+    workers: Processes of this machine. With `beam_runner` in TFDS's DownloadConfig, Beam's workers
+      do the work instead, and must see the same files.
+    bucket_bytes: See `pipeline.build`.
+    **kwargs: See `tfds.core.DatasetBuilder`.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  RELEASE_NOTES = {"1.0.0": "First."}  # noqa: RUF012 (as TFDS declares it)
+  BUILDER_CONFIGS = [  # noqa: RUF012
+    OpusConfig(name=name, description=recipes.load(name).description) for name in recipes.names()
+  ]
+  MANUAL_DOWNLOAD_INSTRUCTIONS = (
+    "opus: OPUS releases, as `vmsst data download` fetches them. evaluation: the evaluation sets "
+    "whose sentences are left out of training."
+  )
+
+  url_infos = None  # Checksums of downloads, of which there are none here.
+
+  def __init__(
+    self,
+    *,
+    releases: str | None = None,
+    held_out: str | None = None,
+    work: str | None = None,
+    workers: int | None = None,
+    bucket_bytes: int = pipeline.BUCKET_BYTES,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    self._releases = releases
+    self._held_out = held_out
+    self._work = work
+    self._workers = workers or os.cpu_count() or 1
+    self._bucket_bytes = bucket_bytes
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
+      features=tfds.features.FeaturesDict({name: tfds.features.Text() for name in shards.FEATURES}),
+      homepage="https://opus.nlpl.eu",
+      metadata=tfds.core.MetadataDict(),
+    )
+
+  def _download_and_prepare(
+    self,
+    dl_manager: tfds.download.DownloadManager,
+    download_config: tfds.download.DownloadConfig | None = None,
+  ) -> None:
+    """Writes shards, data card and report into `self.data_path`, a folder that TFDS will rename."""
+    download_config = download_config or tfds.download.DownloadConfig()
+    if self.info.file_format != file_adapters.FileFormat.TFRECORD:
+      raise errors.InputError(f"file format {self.info.file_format}: only tfrecord is written")
+    recipe = recipes.load(self.builder_config.recipe or self.builder_config.name)
+    work = self._work or os.path.join(self._data_dir_root, f"{self.name}_work", recipe.name)
+    run = runner.local(self._workers)
+    if download_config.beam_runner or download_config.beam_options:
+      run = runner.beam(download_config.beam_runner, download_config.beam_options or ())
+    report = pipeline.build(
+      recipe,
+      self._releases or os.fspath(dl_manager.manual_dir / "opus"),
+      _evaluation_sentences(self._held_out or os.fspath(dl_manager.manual_dir / "evaluation")),
+      work,
+      run,
+      name=self.name,
+      bucket_bytes=self._bucket_bytes,
+    )
+    self._write(report)
+    if self._work is None:
+      shutil.rmtree(work, ignore_errors=True)
+      with contextlib.suppress(OSError):  # Another configuration may be at work in it.
+        os.rmdir(os.path.dirname(work))
+
+  def _write(self, report: pipeline.Report) -> None:
+    folder = pathlib.Path(self.data_dir)
+    infos = []
+    for split, made in report.splits.items():
+      for shard in made:
+        shutil.move(shard["path"], folder / os.path.basename(shard["path"]))
+      infos.append(
+        tfds.core.SplitInfo(
+          name=split,
+          shard_lengths=[shard["rows"] for shard in made],
+          num_bytes=sum(shard["bytes"] for shard in made),
+          filename_template=self._get_filename_template(split_name=split),
+        )
+      )
+    shutil.rmtree(report.folder)
+    self.info.set_splits(tfds.core.splits.SplitDict(infos))
+    self.info.metadata.update(
+      recipe=report.recipe.digest, configuration=report.configuration, content=report.content
+    )
+    with blocks.whole_file(os.fspath(folder / DATA_CARD)) as stream:
+      stream.write(card.text(report).encode())
+
+
+def _evaluation_sentences(root: str) -> held_out.HeldOut:
+  from vmsst.evaluation import benchmarks, sentences
+
+  return held_out.HeldOut.of(sentences.of(benchmarks.BENCHMARKS.values(), root))
+
+
+def build(
+  recipe: str,
+  releases: str,
+  evaluation: str,
+  output: str,
+  *,
+  work: str | None = None,
+  workers: int | None = None,
+  beam_runner: str | None = None,
+  beam_options: Sequence[str] = (),
+) -> str:
+  """Builds a dataset unless it is there; returns the folder that it is in.
+
+  Args:
+    recipe: Name of a recipe, or its YAML file.
+    releases: Folder of OPUS releases.
+    evaluation: Folder of evaluation sets, whose sentences are left out.
+    output: TFDS data_dir.
+    work: See `OpusBitext`.
+    workers: See `OpusBitext`.
+    beam_runner: Beam's name of a runner; None: processes of this machine.
+    beam_options: Beam's own flags.
+
+  Raises:
+    InputError: see `pipeline.build`; or another recipe has the same name.
+  """
+  loaded = recipes.load(recipe)
+  config: str | OpusConfig = loaded.name
+  if recipe not in recipes.names():
+    if loaded.name in recipes.names():
+      raise errors.InputError(f"{recipe}: name: {loaded.name} is a recipe of the package")
+    config = OpusConfig(name=loaded.name, description=loaded.description, recipe=recipe)
+  builder = OpusBitext(
+    config=config,
+    data_dir=os.path.abspath(output),
+    releases=releases,
+    held_out=evaluation,
+    work=work,
+    workers=workers,
+  )
+  if builder.is_prepared():
+    if builder.info.metadata.get("recipe") != loaded.digest:
+      raise errors.InputError(
+        f"{builder.data_dir} was built by another recipe of that name: remove it, or give the "
+        "recipe another name"
+      )
+    return builder.data_dir
+  builder.download_and_prepare(
+    download_config=tfds.download.DownloadConfig(
+      beam_runner=beam_runner, beam_options=beam_options, try_download_gcs=False
+    )
+  )
+  return builder.data_dir

@@ -1,0 +1,176 @@
+"""The data card: what is in a dataset, where it is from, and what was left out, in Markdown."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vmsst.tasks.opus import pipeline, records, stages
+
+_LICENCE_CHARACTERS = 2000
+
+
+def text(report: pipeline.Report) -> str:
+  """The data card of a dataset that was built."""
+  recipe = report.recipe
+  sections = [
+    f"# opus_bitext/{recipe.name}",
+    recipe.description.strip(),
+    "Each example: `source`, `target`, `source_language`, `target_language`, `corpus`. Each "
+    "language pair has splits of its own, such as `train_deu_eng`.",
+    f"- configuration: `{report.configuration}`\n- content: `{report.content}`",
+    "## Pairs of texts",
+    _pairs(report),
+    "## Sources",
+    _sources(report),
+    "## What was left out",
+    _counts(report),
+    "## Held out for evaluation",
+    _held_out(report),
+    "## Targets and what was obtained",
+    _goals(report),
+    "## Faults in the sources",
+    _faults(report),
+    "## Recipe",
+    _code(json.dumps(dataclasses.asdict(recipe), indent=2, ensure_ascii=False)),
+    "## Licences of the sources",
+    _licences(report),
+  ]
+  return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _pairs(report: pipeline.Report) -> str:
+  rows: list[list[Any]] = [
+    [split, len(shards), *(sum(shard[key] for shard in shards) for key in ("rows", "bytes"))]
+    for split, shards in report.splits.items()
+  ]
+  rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
+  return _table(["split", "shards", "pairs", "bytes"], rows)
+
+
+def _sources(report: pipeline.Report) -> str:
+  rows = [
+    [
+      release.corpus,
+      release.version,
+      release.pair_name,
+      " ".join(_below(report.root, path) for path in release.paths),
+      release.size,
+      _first_line(release.licence()),
+    ]
+    for release in report.releases
+  ]
+  return _table(["corpus", "version", "languages", "file", "bytes", "licence"], rows)
+
+
+def _counts(report: pipeline.Report) -> str:
+  """By language pair and corpus: pairs before and after every filter."""
+  columns = [stages.READ, *stages.REASONS, stages.KEPT]
+  counted: dict[tuple[str, str], dict[str, int]] = {}
+  for release in report.releases:
+    cell = counted.setdefault((release.pair_name, release.corpus), dict.fromkeys(columns, 0))
+    for name, count in report.cleaned[release.name]["counts"].items():
+      if name != stages.KEPT:
+        cell[name] += count
+  for key, counts in report.merged.items():
+    for name in (stages.DUPLICATE, stages.NEAR_DUPLICATE, stages.KEPT):
+      counted[key][name] += counts[name]
+  used = [name for name in columns if any(counts[name] for counts in counted.values())]
+  rows: list[list[Any]] = [
+    [*cell, *(counts[name] for name in used), *report.taken[cell]]
+    for cell, counts in sorted(counted.items())
+  ]
+  rows.append(["all", "", *(sum(row[i] for row in rows) for i in range(2, len(used) + 4))])
+  header = ["languages", "corpus", *(name.replace("_", " ") for name in used)]
+  what = (
+    "Pairs as they were read; those left out, by the first reason that applied; those kept; of "
+    "them, what caps and targets left for training and for validation."
+  )
+  return f"{what}\n\n{_table([*header, 'training', 'validation'], rows)}"
+
+
+def _held_out(report: pipeline.Report) -> str:
+  removed = dict.fromkeys(report.held_out, 0)
+  for made in report.cleaned.values():
+    for name, count in made["held_out"].items():
+      removed[name] += count
+  what = (
+    "Pairs of which a side is a sentence of an evaluation set, whatever its case, punctuation and "
+    "spaces; one of several sets counts in each."
+  )
+  rows = [[name, sentences, removed[name]] for name, sentences in sorted(report.held_out.items())]
+  return f"{what}\n\n{_table(['evaluation set', 'its sentences', 'pairs left out'], rows)}"
+
+
+def _goals(report: pipeline.Report) -> str:
+  if not report.goals:
+    return "The recipe has none."
+  rows = [
+    [goal.name, goal.wanted, goal.available, goal.obtained, f"{_share(goal.obtained, goal.wanted)}"]
+    for goal in report.goals
+  ]
+  return _table(["languages", "target", "available", "obtained", "share"], rows)
+
+
+def _faults(report: pipeline.Report) -> str:
+  lines = [f"- {_place(report, fault)}" for fault in report.left_out]
+  for release in report.releases:
+    made = report.cleaned[release.name]
+    if made["fault_kinds"]:
+      kinds = ", ".join(f"{count:,} × {what}" for what, count in made["fault_kinds"].items())
+      lines.append(f"- {release.name}: {_plain(kinds)}")
+      lines += [f"  - {_place(report, records.Fault(*fault))}" for fault in made["faults"]]
+  return "\n".join(lines) or "None."
+
+
+def _licences(report: pipeline.Report) -> str:
+  """Each text once, under the releases that have it."""
+  by_text: dict[str, dict[str, None]] = {}
+  for release in report.releases:
+    own = release.licence().strip() or release.readme().strip()
+    by_text.setdefault(own, {})[f"{release.corpus} {release.version}"] = None
+  parts = []
+  for licence, names in by_text.items():
+    parts.append(f"### {_plain(', '.join(names))}")
+    more = " [...]" if len(licence) > _LICENCE_CHARACTERS else ""
+    kept = licence[:_LICENCE_CHARACTERS] + more
+    parts.append(_code(kept) if licence else "No licence lies with the files: see opus.nlpl.eu.")
+  return "\n\n".join(parts)
+
+
+def _place(report: pipeline.Report, fault: records.Fault) -> str:
+  return _plain(f"{_below(report.root, fault.place)}: {fault.what}")
+
+
+def _below(root: str, path: str) -> str:
+  """A path as it is below the folder of releases: the card is the same on every machine."""
+  prefix = os.path.join(os.path.abspath(root), "")
+  return os.path.abspath(path).removeprefix(prefix)
+
+
+def _first_line(content: str) -> str:
+  return next((line.strip() for line in content.splitlines() if line.strip()), "")[:80]
+
+
+def _share(part: int, whole: int) -> str:
+  return f"{part / whole:.1%}" if whole else ""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+  lines = [header, ["---"] * len(header), *rows]
+  return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+  return f"{value:,}" if isinstance(value, int) else _plain(str(value)).replace("|", "\\|")
+
+
+def _plain(content: str) -> str:
+  """Text from outside, on one line, with nothing that Markdown takes for HTML."""
+  return " ".join(content.split()).replace("<", "&lt;")
+
+
+def _code(content: str) -> str:
+  """Text as it is: what is indented is code, whatever it contains."""
+  return "\n".join(f"    {line}" for line in content.splitlines())

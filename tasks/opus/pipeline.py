@@ -1,0 +1,305 @@
+"""Makes the shards of a dataset from OPUS releases: all stages, and what there is to report.
+
+Nothing here imports TensorFlow, and memory does not grow with the data but for the ranks, 8 bytes
+a pair, which are mapped from a file.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.tasks.opus import blocks, held_out, recipes, records, releases, runner, stages
+
+BUCKET_BYTES = 64 << 20
+"""About as many bytes of text are in a bucket before it is cleaned."""
+_COMPRESSION = 4  # Bytes of text for one of a compressed file.
+_COMPRESSED = (".zip", ".gz")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What a build has done.
+
+  Attributes:
+    recipe: What was asked for.
+    root: Folder of the releases.
+    releases: Those that were used.
+    left_out: Files below the folder that could not be.
+    cleaned: By release: counts by reason, by held-out set, faults (see `stages.Clean.make`).
+    merged: By language pair and corpus: rows, duplicates, and what is kept.
+    taken: By language pair and corpus: pairs for training and for validation.
+    goals: What the recipe aimed at, and what was obtained.
+    held_out: Sentences by evaluation set.
+    folder: Where the shards are, and nothing that is needed besides.
+    splits: By name of a split, its shards: file, rows, bytes, hash.
+    configuration: Hash of the recipe, the releases and the held-out sentences.
+  """
+
+  recipe: recipes.Recipe
+  root: str
+  releases: Sequence[records.Release]
+  left_out: Sequence[records.Fault]
+  cleaned: Mapping[str, Mapping[str, Any]]
+  merged: Mapping[recipes.Cell, Mapping[str, int]]
+  taken: Mapping[recipes.Cell, tuple[int, int]]
+  goals: Sequence[recipes.Goal]
+  held_out: Mapping[str, int]
+  folder: str
+  splits: Mapping[str, Sequence[Mapping[str, Any]]]
+  configuration: str
+
+  @property
+  def content(self) -> str:
+    """Hash of all shards: the same for the same data, in whatever way it was built."""
+    hashes = [(name, [shard["sha256"] for shard in shards]) for name, shards in self.splits.items()]
+    return _sha256(sorted(hashes))
+
+
+def build(
+  recipe: recipes.Recipe,
+  root: str,
+  held: held_out.HeldOut,
+  work: str,
+  run: runner.Run,
+  *,
+  name: str = "opus_bitext",
+  bucket_bytes: int = BUCKET_BYTES,
+) -> Report:
+  """Makes the shards of a dataset; where they were made in part, it goes on from there.
+
+  Args:
+    recipe: What to make.
+    root: Folder of OPUS releases.
+    held: Sentences that no pair may have.
+    work: Folder for what the stages make. It can be used for other recipes later, which then need
+      not clean the same files again.
+    run: What does the work: `runner.local(...)` or `runner.beam(...)`.
+    name: What the names of the shards start with.
+    bucket_bytes: About as much text is in memory at a time, in each worker.
+
+  Raises:
+    InputError: no release is wanted, no pair is left, another build uses `work`, or a unit failed.
+  """
+  found, left_out = releases.scan(root)
+  wanted = [release for release in found if recipe.wants(release)]
+  if not wanted:
+    raise errors.InputError(
+      f"{root}: recipe {recipe.name} wants none of the {len(found)} releases there: "
+      f"{', '.join(release.name for release in found[:5])}"
+    )
+  with _locked(work):
+    blocks.remove_partial(work)
+    clean_units = _clean(recipe, wanted, held, work, run, bucket_bytes)
+    merge_units = _merge(recipe, clean_units, work, run)
+    merged, ranks = _ranks(clean_units, merge_units, work)
+    cuts = recipes.plan(recipe, ranks)
+    sources = [(release.name, release.size) for release in wanted]
+    configuration = _sha256([stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes])
+    folder = os.path.join(work, f"shards.{configuration[:16]}")
+    splits = _write(merge_units, ranks, cuts, os.path.join(folder, name), run)
+  return Report(
+    recipe=recipe,
+    root=root,
+    releases=wanted,
+    left_out=left_out,
+    cleaned={unit.release.name: stages.result(unit) or {} for unit in clean_units},
+    merged=merged,
+    taken={cell: _taken(cuts[cell], parts) for cell, parts in ranks.items()},
+    goals=recipes.goals(recipe, ranks, cuts),
+    held_out=held.counts,
+    folder=folder,
+    splits=splits,
+    configuration=configuration,
+  )
+
+
+@contextlib.contextmanager
+def _locked(work: str) -> Iterator[None]:
+  os.makedirs(work, exist_ok=True)
+  with open(os.path.join(work, "lock"), "w") as stream:
+    try:
+      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise errors.InputError(
+        f"{work}: another build works in this folder: wait for it, or give another folder"
+      ) from None
+    yield
+
+
+def _clean(
+  recipe: recipes.Recipe,
+  wanted: Sequence[records.Release],
+  held: held_out.HeldOut,
+  work: str,
+  run: runner.Run,
+  bucket_bytes: int,
+) -> list[stages.Clean]:
+  """Cleans the releases; the largest first, so that no worker is left with one at the end."""
+  sentences = os.path.join(work, "held_out.npz")
+  try:
+    held.save(sentences)
+  except OSError as error:
+    raise errors.InputError(f"{sentences}: cannot be written: {error.strerror}") from None
+  sizes: collections.Counter[str] = collections.Counter()
+  for release in wanted:
+    sizes[release.pair_name] += _text_bytes(release)
+  units = [
+    stages.Clean(
+      release=release,
+      cleaning=recipe.cleaning,
+      held_out=sentences,
+      held_out_digest=held.digest,
+      # A power of two, so that few more data do not change it, and all would be cleaned anew.
+      buckets=1 << max(0, (sizes[release.pair_name] - 1) // bucket_bytes).bit_length(),
+      path=os.path.join(work, "clean", f"{release.name}.blocks"),
+    )
+    for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
+  ]
+  run("clean", units)
+  return units
+
+
+def _text_bytes(release: records.Release) -> int:
+  """How much text a release has, as far as its size on disk tells."""
+  return release.size * (_COMPRESSION if release.paths[0].endswith(_COMPRESSED) else 1)
+
+
+def _merge(
+  recipe: recipes.Recipe, cleaned: Sequence[stages.Clean], work: str, run: runner.Run
+) -> dict[str, list[stages.Merge]]:
+  """Merges the cleaned releases; returns units by language pair, one a bucket."""
+  ordered = sorted(cleaned, key=lambda unit: (recipe.order(unit.release.corpus), unit.release.name))
+  pairs: dict[str, list[stages.Clean]] = {}
+  for unit in ordered:
+    pairs.setdefault(unit.release.pair_name, []).append(unit)
+  units = {}
+  for pair, own in sorted(pairs.items()):
+    inputs = tuple(stages.Cleaned(unit.path, unit.key, unit.release.corpus) for unit in own)
+    units[pair] = [
+      stages.Merge(
+        inputs=inputs,
+        bucket=bucket,
+        seed=recipe.seed,
+        path=os.path.join(work, "merge", pair, f"{bucket:05d}.blocks"),
+      )
+      for bucket in range(own[0].buckets)
+    ]
+  run("merge", [unit for own in units.values() for unit in own])
+  return units
+
+
+def _ranks(
+  cleaned: Sequence[stages.Clean], units: Mapping[str, Sequence[stages.Merge]], work: str
+) -> tuple[dict[recipes.Cell, collections.Counter[str]], dict[recipes.Cell, list[np.ndarray]]]:
+  """Counts, and ranks by bucket, of each language pair and corpus."""
+  merged: dict[recipes.Cell, collections.Counter[str]] = {}
+  places: dict[recipes.Cell, list[tuple[int, int]]] = {}
+  path = os.path.join(work, "ranks")
+  place = 0
+  # One file, mapped into memory: a file for each bucket would be more than a process may open.
+  with blocks.whole_file(path) as stream:
+    for pair, own in units.items():
+      for unit in own:
+        counts = stages.result(unit) or {}
+        stream.write(stages.load_ranks(unit).tobytes())
+        for corpus in unit.corpora:
+          kept = counts[corpus][stages.KEPT]
+          places.setdefault((pair, corpus), []).append((place, place + kept))
+          merged.setdefault((pair, corpus), collections.Counter()).update(counts[corpus])
+          place += kept
+  if not place:
+    raise errors.InputError(f"no pair of texts is left: {_reasons(cleaned)}")
+  all_ranks_N = np.asarray(np.memmap(path, np.uint64, mode="r"))
+  return merged, {
+    cell: [all_ranks_N[start:end] for start, end in own] for cell, own in places.items()
+  }
+
+
+def _reasons(cleaned: Sequence[stages.Clean]) -> str:
+  """Why pairs were left out, with counts and the first fault."""
+  counts: collections.Counter[str] = collections.Counter()
+  faults = []
+  for unit in cleaned:
+    made = stages.result(unit) or {"counts": {}, "faults": []}
+    counts.update(made["counts"])
+    faults += made["faults"]
+  found = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
+  return ", ".join([*found, *(f"{place}: {what}" for place, what in faults[:1])])
+
+
+def _write(
+  units: Mapping[str, Sequence[stages.Merge]],
+  ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
+  cuts: Mapping[recipes.Cell, recipes.Cut],
+  shards: str,
+  run: runner.Run,
+) -> dict[str, list[dict[str, Any]]]:
+  """Writes all shards; returns what there is to know of them by split."""
+  planned: dict[str, list[stages.Write]] = {}
+  for pair, own in units.items():
+    source, target = pair.split("_")
+    for split, bounds, inputs in _splits(pair, own, ranks, cuts):
+      planned[split] = [
+        stages.Write(
+          inputs=merged,
+          bounds=bounds,
+          source_language=source,
+          target_language=target,
+          path=f"{shards}-{split}.tfrecord-{place:05d}-of-{len(inputs):05d}",
+        )
+        for place, merged in enumerate(inputs)
+      ]
+  run("write", [unit for own in planned.values() for unit in own])
+  return {
+    split: [{"path": unit.path, **(stages.result(unit) or {})} for unit in own]
+    for split, own in sorted(planned.items())
+  }
+
+
+def _splits(
+  pair: str,
+  units: Sequence[stages.Merge],
+  ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
+  cuts: Mapping[recipes.Cell, recipes.Cut],
+) -> Iterator[tuple[str, stages.Bounds, list[tuple[stages.Merge, ...]]]]:
+  """Names of a pair's splits, which ranks are in them, and the buckets of each shard.
+
+  There is no shard without rows, which would confuse readers.
+  """
+  corpora = units[0].corpora
+  cut_of = {corpus: cuts[pair, corpus] for corpus in corpora}
+  train_rows_B, validation_rows_B = np.zeros((2, len(units)), np.int64)
+  for corpus, cut in cut_of.items():
+    for bucket, part in enumerate(ranks[pair, corpus]):
+      train, validation = cut.split(part)
+      train_rows_B[bucket] += train.stop - train.start
+      validation_rows_B[bucket] += validation.stop - validation.start
+  if train_rows_B.any():
+    bounds = tuple((corpus, cut.validation, cut.train) for corpus, cut in cut_of.items())
+    yield f"train_{pair}", bounds, [(units[i],) for i in np.flatnonzero(train_rows_B).tolist()]
+  if validation_rows_B.any():
+    bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_of.items())
+    # What is for validation is little: one shard.
+    yield f"validation_{pair}", bounds, [tuple(units)]
+
+
+def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
+  """How many rows a cut takes for training and for validation."""
+  split = [cut.split(part) for part in parts]
+  train, validation = (
+    sum(rows.stop - rows.start for rows in own) for own in zip(*split, strict=True)
+  )
+  return train, validation
+
+
+def _sha256(content: object) -> str:
+  return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()

@@ -1,0 +1,338 @@
+"""What a build does to one file, bucket or shard at a time: clean, merge, write.
+
+A unit is a frozen description of such a piece of work that can be sent to any process that sees
+the same files. `run` does it unless its result is there already, so that a build that was
+interrupted goes on where it was, and the same unit makes the same bytes wherever it runs.
+
+    cleaned = [stages.Clean(release, ...) for release in releases]      # one a file
+    merged = [stages.Merge(bucket=i, inputs=cleaned, ...) for i in range(buckets)]
+    shard = stages.Write(inputs=merged[:1], bounds=(("Europarl", 0, 2**63),), ...)
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import heapq
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst.tasks.opus import blocks, cleaning, held_out, records, releases, shards
+
+READ, KEPT, HELD_OUT = "read", "kept", "held_out"
+DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
+REASONS = (*cleaning.REASONS, HELD_OUT, DUPLICATE, NEAR_DUPLICATE)
+"""Why a pair is left out, in the order in which it is looked at."""
+FAULTS_KEPT = 20
+"""Faults of a release that are named with their places; all are counted."""
+FORMAT = 1
+"""A new number where a stage makes other output of the same input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clean:
+  """Reads, normalises and filters one release.
+
+  Attributes:
+    release: The files.
+    cleaning: How they are normalised and filtered.
+    held_out: File of the sentences that are left out (`HeldOut.save`).
+    held_out_digest: What tells them from others.
+    buckets: Of the language pair: a pair of texts is in bucket `pair_key % buckets`.
+    path: File to make.
+  """
+
+  release: records.Release
+  cleaning: cleaning.Cleaning
+  held_out: str
+  held_out_digest: str
+  buckets: int
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """What the output depends on."""
+    files = [(os.path.getsize(path), os.stat(path).st_mtime_ns) for path in self.release.paths]
+    return _digest(
+      "clean",
+      self.release.name,
+      self.release.paths,
+      files,
+      dataclasses.asdict(self.cleaning),
+      self.held_out_digest,
+      self.buckets,
+    )
+
+  def __str__(self) -> str:
+    return " + ".join(self.release.paths)
+
+  def make(self) -> dict[str, Any]:
+    """Makes the file; returns counts by reason and by held-out set, and faults."""
+    counts: collections.Counter[str] = collections.Counter()
+    by_set: collections.Counter[str] = collections.Counter()
+    kinds: collections.Counter[str] = collections.Counter()
+    faults: list[records.Fault] = []
+    clean = cleaning.Cleaner(self.cleaning, *self.release.pair)
+    sets_of = _held_out(self.held_out, self.held_out_digest).sets
+    with blocks.writing(self.path, self.buckets) as writer:
+      for row in releases.read(self.release):
+        if isinstance(row, records.Fault):
+          kinds[row.what] += 1
+          if len(faults) < FAULTS_KEPT:
+            faults.append(row)
+          continue
+        counts[READ] += 1
+        cleaned = clean(row.source, row.target)
+        if isinstance(cleaned, str):
+          counts[cleaned] += 1
+          continue
+        source, target = cleaned
+        source_key, target_key, key = cleaning.keys(source, target)
+        sets = {*sets_of(source_key), *sets_of(target_key)}
+        if sets:
+          counts[HELD_OUT] += 1
+          by_set.update(sets)
+          continue
+        counts[KEPT] += 1
+        writer.add(key % self.buckets, key, 0, source.encode(), target.encode())
+    return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cleaned:
+  """The output of `Clean` as later units need it: its file, what tells it apart, its corpus."""
+
+  path: str
+  key: str
+  corpus: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+  """Removes duplicates in one bucket of a language pair, and puts what is left in random order.
+
+  Of pairs with the same key the first is kept: that of the earlier input, then of the earlier row.
+
+  Attributes:
+    inputs: The cleaned releases of the pair; the earlier ones are preferred.
+    bucket: Which rows of them.
+    seed: Of the random order.
+    path: File to make; `ranks_path` is another.
+  """
+
+  inputs: tuple[Cleaned, ...]
+  bucket: int
+  seed: int
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """What the output depends on."""
+    inputs = [(each.key, each.corpus) for each in self.inputs]
+    return _digest("merge", inputs, self.bucket, self.seed)
+
+  @property
+  def corpora(self) -> tuple[str, ...]:
+    """The corpora of the inputs; a row's tag is the place of its corpus among them."""
+    return tuple(dict.fromkeys(each.corpus for each in self.inputs))
+
+  @property
+  def ranks_path(self) -> str:
+    """The rows' ranks: those of the first corpus in ascending order, of the second, ..."""
+    return f"{self.path}.ranks.npy"
+
+  def __str__(self) -> str:
+    return self.path
+
+  def make(self) -> dict[str, Any]:
+    """Makes the files; returns counts by corpus: rows, duplicates, and what is kept."""
+    corpora = self.corpora
+    rows = _Rows(
+      (block, corpora.index(each.corpus))
+      for each in self.inputs
+      for block in blocks.read(each.path, self.bucket)
+    )
+    # np.unique gives the first of equal keys.
+    _, first_K, place_N = np.unique(rows.keys_N, return_index=True, return_inverse=True)
+    first_N = first_K[place_N]
+    repeated_R = np.flatnonzero(first_N != np.arange(len(first_N)))
+    pairs_R = zip(repeated_R.tolist(), first_N[repeated_R].tolist(), strict=True)
+    same_R = np.array([rows.text(row) == rows.text(first) for row, first in pairs_R], np.bool_)
+    ranks_K = ranks(rows.keys_N[first_K], rows.tags_N[first_K], corpora, self.seed)
+    order_K = np.lexsort((rows.keys_N[first_K], ranks_K))
+    ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
+    with blocks.writing(self.path) as writer:
+      for rank, row in zip(ranks_K.tolist(), kept_K.tolist(), strict=True):
+        writer.add(0, rank, rows.tags_N[row], *rows.text(row))
+    tags_K = rows.tags_N[kept_K]
+    with blocks.whole_file(self.ranks_path) as stream:
+      np.save(stream, ranks_K[np.argsort(tags_K, kind="stable")])
+
+    def of_corpus(tags: np.ndarray) -> list[int]:
+      return np.bincount(tags, minlength=len(corpora)).tolist()
+
+    columns = zip(
+      corpora,
+      of_corpus(rows.tags_N),
+      of_corpus(rows.tags_N[repeated_R[same_R]]),
+      of_corpus(rows.tags_N[repeated_R[~same_R]]),
+      of_corpus(tags_K),
+      strict=True,
+    )
+    names = (READ, DUPLICATE, NEAR_DUPLICATE, KEPT)
+    return {corpus: dict(zip(names, counts, strict=True)) for corpus, *counts in columns}
+
+
+class _Rows:
+  """All rows of some blocks at once, with a tag for each block."""
+
+  def __init__(self, tagged: Iterator[tuple[blocks.Block, int]]):
+    parts = list(tagged)
+    sizes = [len(block.texts) for block, _ in parts]
+    offsets = np.cumsum([0, *sizes])
+    self.keys_N = _joined([block.keys_N for block, _ in parts], np.uint64)
+    self.tags_N = _joined([np.full(len(block), tag) for block, tag in parts], np.int64)
+    starts, middles, ends = (
+      _joined([getattr(b, name) + o for (b, _), o in zip(parts, offsets, strict=False)], np.int64)
+      for name in ("starts_N", "middles_N", "ends_N")
+    )
+    self._starts_N, self._middles_N, self._ends_N = starts, middles, ends
+    self._texts = b"".join([block.texts for block, _ in parts])
+
+  def text(self, row: int) -> tuple[bytes, bytes]:
+    """Both texts of a row."""
+    middle = self._middles_N[row]
+    return self._texts[self._starts_N[row] : middle], self._texts[middle : self._ends_N[row]]
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+  return np.concatenate(arrays).astype(dtype) if arrays else np.empty(0, dtype)
+
+
+def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:
+  """Random numbers, uint64 [N], that depend on seed, pair key and corpus, and on nothing else."""
+  secret = f"rank {seed}".encode()
+  states = [hashlib.blake2b(name.encode(), digest_size=8, key=secret) for name in corpora]
+  keys = keys_N.astype("<u8").tobytes()
+  digests = bytearray()
+  for row, tag in enumerate(tags_N.tolist()):
+    state = states[tag].copy()
+    state.update(keys[8 * row : 8 * row + 8])
+    digests += state.digest()
+  return np.frombuffer(bytes(digests), "<u8").astype(np.uint64)
+
+
+def load_ranks(unit: Merge) -> np.ndarray:
+  """What a merged bucket has at `ranks_path`: uint64 [N]."""
+  return np.load(unit.ranks_path, allow_pickle=False)
+
+
+Bounds = tuple[tuple[str, int, int], ...]
+"""Corpora with the first rank that is taken, and the one behind the last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Write:
+  """Writes one shard of a split: rows of merged buckets, by rank.
+
+  Attributes:
+    inputs: The buckets.
+    bounds: Which ranks of which corpora. Rows of other corpora are left out.
+    source_language: Code of the first side.
+    target_language: Code of the second.
+    path: TFRecord file to make.
+  """
+
+  inputs: tuple[Merge, ...]
+  bounds: Bounds
+  source_language: str
+  target_language: str
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """What the output depends on."""
+    inputs = [each.key for each in self.inputs]
+    return _digest("write", inputs, self.bounds, self.source_language, self.target_language)
+
+  def __str__(self) -> str:
+    return self.path
+
+  def make(self) -> dict[str, Any]:
+    """Makes the file; returns the number of rows, the bytes of the records, the file's hash."""
+    examples = shards.Examples(self.source_language, self.target_language)
+    rows = heapq.merge(*(self._rows(each) for each in self.inputs))
+    sha256 = hashlib.sha256()
+    with blocks.whole_file(self.path) as stream:
+
+      def write(data: bytes) -> None:
+        sha256.update(data)
+        stream.write(data)
+
+      count, size = shards.write(
+        write, (examples.example(corpus, source, target) for _, corpus, source, target in rows)
+      )
+    return {"rows": count, "bytes": size, "sha256": sha256.hexdigest()}
+
+  def _rows(self, merged: Merge) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    bounds = {corpus: (low, high) for corpus, low, high in self.bounds}
+    corpora = [corpus.encode() for corpus in merged.corpora]
+    # 2**64 is no uint64, so the last rank and not the one behind it; none is from 1 to 0.
+    ranges = [bounds.get(corpus, (0, 0)) for corpus in merged.corpora]
+    low_C = np.array([low if low < high else 1 for low, high in ranges], np.uint64)
+    last_C = np.array([high - 1 if low < high else 0 for low, high in ranges], np.uint64)
+    for block in blocks.read(merged.path):
+      if not len(block) or block.keys_N[0] > last_C.max():
+        return
+      inside_N = (block.keys_N >= low_C[block.tags_N]) & (block.keys_N <= last_C[block.tags_N])
+      for row in np.flatnonzero(inside_N).tolist():
+        yield int(block.keys_N[row]), corpora[block.tags_N[row]], *block.text(row)
+
+
+Unit = Clean | Merge | Write
+
+
+def run(unit: Unit) -> None:
+  """Does a unit's work and writes its result beside its file, unless both are there."""
+  if result(unit) is not None:
+    return
+  path = _result_path(unit)
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(path)  # Else it would vouch for a file that is about to be another.
+  made = unit.make()
+  saved = {"key": unit.key, "bytes": os.path.getsize(unit.path), "made": made}
+  with blocks.whole_file(path) as stream:
+    stream.write(json.dumps(saved, ensure_ascii=False).encode())
+
+
+def result(unit: Unit) -> dict[str, Any] | None:
+  """What a unit's work has returned; None where it is not done, or was with other input."""
+  try:
+    with open(_result_path(unit), "rb") as stream:
+      saved = json.load(stream)
+    if saved["key"] == unit.key and saved["bytes"] == os.path.getsize(unit.path):
+      return saved["made"]
+  except (FileNotFoundError, ValueError, KeyError, TypeError):
+    pass
+  return None
+
+
+def _result_path(unit: Unit) -> str:
+  return f"{unit.path}.json"
+
+
+@functools.lru_cache(maxsize=1)
+def _held_out(path: str, digest: str) -> held_out.HeldOut:
+  """The sentences that are left out; a process loads them once."""
+  del digest
+  return held_out.HeldOut.load(path)
+
+
+def _digest(*parts: object) -> str:
+  content = json.dumps([FORMAT, *parts], ensure_ascii=False, sort_keys=True)
+  return hashlib.sha256(content.encode()).hexdigest()[:32]

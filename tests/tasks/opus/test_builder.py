@@ -1,0 +1,155 @@
+import dataclasses
+import hashlib
+import json
+
+import opus_tree
+import pytest
+import tensorflow_datasets as tfds
+
+from vmsst import cli, errors
+from vmsst.tasks.opus import builder, pipeline, shards
+
+pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
+  "ignore:label.. is deprecated:DeprecationWarning"
+)
+RECIPE = """
+name: mine
+description: Two languages with English.
+languages: [de, en, tr]
+unlisted: true
+validation: {share: 0.2}
+"""
+
+
+def _texts(language, count):
+  return [(f"{language} number {n} is here", f"Sentence {n} stands here.") for n in range(count)]
+
+
+@pytest.fixture
+def tree(tmp_path):
+  """Releases and evaluation sets, as TFDS's manual_dir has them, and a recipe."""
+  parts = [
+    opus_tree.Part("Europarl", "v8", ("de", "en"), [*_texts("Satz", 40), ("Wer da", "WHO IS it")]),
+    opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in _texts("cümle", 20)], "tmx"),
+  ]
+  opus_tree.write(tmp_path / "opus", parts)
+  folder = tmp_path / "evaluation" / "tatoeba"
+  folder.mkdir(parents=True)
+  for code, text in (("deu", "Wer ist es?"), ("eng", "Who is it?")):
+    (folder / f"tatoeba.deu-eng.{code}").write_text(f"{text}\n")
+  (tmp_path / "mine.yaml").write_text(RECIPE)
+  return tmp_path
+
+
+def _build(tree, recipe=None, output="tfds", **options):
+  options = {"workers": 1, **options}
+  folders = [str(tree / name) for name in ("opus", "evaluation", output)]
+  return builder.build(recipe or str(tree / "mine.yaml"), *folders, **options)
+
+
+def _hash(folder):
+  files = {
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.tf*")
+  }
+  assert files
+  return files
+
+
+def test_tfds_reads_what_was_built(tree):
+  folder = _build(tree)
+  data = str(tree / "tfds")
+  assert folder == f"{data}/opus_bitext/mine/1.0.0"
+  found = tfds.load("opus_bitext/mine", data_dir=data)
+  assert {name: len(dataset) for name, dataset in found.items()} == {
+    "train_deu_eng": 32,
+    "validation_deu_eng": 8,
+    "train_eng_tur": 16,
+    "validation_eng_tur": 4,
+  }
+  rows = [
+    {name: text.decode() for name, text in row.items()}
+    for name in ("train_eng_tur", "validation_eng_tur")
+    for row in tfds.as_numpy(found[name])
+  ]
+  assert sorted((row["target"], row["source"]) for row in rows) == sorted(_texts("cümle", 20))
+  assert set(rows[0]) == set(shards.FEATURES)
+  for row in rows:
+    assert (row["source_language"], row["target_language"]) == ("eng", "tur")
+    assert row["corpus"] == "Tanzil"
+  # Slices, the file system alone, and a builder that was made by its class.
+  assert len(tfds.load("opus_bitext/mine", split="train_deu_eng[:25%]", data_dir=data)) == 8
+  assert tfds.builder_from_directory(folder).info.splits.total_num_examples == 60
+  info = tfds.builder("opus_bitext/mine", data_dir=data).info
+  assert set(info.metadata) >= {"recipe", "configuration", "content"}
+  # What was made on the way is gone, and the card lies there.
+  assert not (tree / "tfds" / "opus_bitext_work").exists()
+  text = (tree / "tfds/opus_bitext/mine/1.0.0/DATA_CARD.md").read_text()
+  assert "| tatoeba | 2 | 1 |" in text
+  assert info.metadata["content"] in text
+
+
+def test_what_is_built_is_not_built_again_but_for_another_recipe(tree):
+  folder = _build(tree)
+  (tree / "opus").rename(tree / "elsewhere")
+  assert _build(tree) == folder
+  (tree / "mine.yaml").write_text(RECIPE.replace("0.2", "0.1"))
+  with pytest.raises(errors.InputError, match="was built by another recipe of that name"):
+    _build(tree)
+  (tree / "mine.yaml").write_text(RECIPE.replace("name: mine", "name: ems"))
+  with pytest.raises(errors.InputError, match="ems is a recipe of the package"):
+    _build(tree)
+
+
+def test_a_build_that_fails_leaves_no_dataset_and_goes_on(tree, monkeypatch):
+  def fail(*arguments):
+    raise OSError(28, "No space left on device", "x")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(shards, "write", fail)
+    with pytest.raises(errors.InputError, match=r"write of .*No space left"):
+      _build(tree)
+  assert not list((tree / "tfds").rglob("1.0.0*"))
+  cleaned = tree / "tfds/opus_bitext_work/mine/clean/Tanzil.v1.eng_tur.blocks"
+  assert cleaned.exists()
+  with monkeypatch.context() as patch:
+    patch.setattr(pipeline.stages.Clean, "make", fail)  # It is done and need not be done again.
+    _build(tree)
+  _build(tree, output="other")
+  folders = [tree / name / "opus_bitext/mine/1.0.0" for name in ("tfds", "other")]
+  assert _hash(folders[0]) == _hash(folders[1])
+  assert (folders[0] / "DATA_CARD.md").read_text() == (folders[1] / "DATA_CARD.md").read_text()
+
+
+def test_tfds_builds_a_recipe_of_the_package_from_its_manual_dir(tree):
+  assert set(builder.OpusBitext.builder_configs) == {"vmsst", "ems", "soft_contrastive"}
+  made = builder.OpusBitext(config="vmsst", data_dir=tree / "tfds", workers=1, work=tree / "work")
+  config = tfds.download.DownloadConfig(manual_dir=tree, try_download_gcs=False)
+  made.download_and_prepare(download_config=config)
+  assert {"train_deu_eng", "train_eng_tur"} <= set(made.info.splits)
+  assert (tree / "work" / "clean").is_dir()  # Kept, as it was given.
+
+
+def test_another_file_format_is_refused(tree):
+  made = builder.OpusBitext(config="vmsst", data_dir=tree / "tfds", file_format="array_record")
+  config = tfds.download.DownloadConfig(manual_dir=tree, try_download_gcs=False)
+  with pytest.raises(errors.InputError, match="only tfrecord"):
+    made.download_and_prepare(download_config=config)
+
+
+def test_the_command_builds(tree, capsys):
+  arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
+  arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
+  assert cli.main(arguments) == 0
+  assert "1.0.0: see DATA_CARD.md in it" in capsys.readouterr().out
+  saved = json.loads((tree / "tfds/opus_bitext/mine/1.0.0/dataset_info.json").read_text())
+  assert len(saved["splits"]) == 4
+  arguments[3] = f"--input={tree}/nowhere"
+  arguments[5] = f"--output={tree}/more"
+  assert cli.main(arguments) == 1
+  assert f"{tree}/nowhere" in capsys.readouterr().err
+
+
+def test_configurations_are_data():
+  config = builder.OpusBitext.builder_configs["ems"]
+  assert dataclasses.is_dataclass(config)
+  assert config.description

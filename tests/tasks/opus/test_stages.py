@@ -1,0 +1,280 @@
+import errno
+import pathlib
+
+import broken_units
+import numpy as np
+import opus_tree
+import pytest
+
+from vmsst import errors
+from vmsst.tasks.opus import (
+  blocks,
+  card,
+  cleaning,
+  held_out,
+  pipeline,
+  recipes,
+  runner,
+  stages,
+)
+
+RECIPE = recipes.Recipe(
+  "mine",
+  corpora=(recipes.Corpus("Europarl"), recipes.Corpus("Tatoeba")),
+  validation=recipes.Validation(share=0.2),
+)
+HELD_OUT = held_out.HeldOut.of([("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")])
+PLANTED = [
+  ("Wer bist du?", "Who's that?"),
+  ("wer BIST du", "Who goes there?"),
+  ("Wer ist da?", "«Who are you!»"),
+  ("Wer bist du?", "Who are you?"),
+]
+
+
+def _texts(numbers):
+  return [(f"Satz Nummer {n} ist hier.", f"Sentence number {n} is here.") for n in numbers]
+
+
+PARTS = [
+  opus_tree.Part("Tatoeba", "v1", ("de", "en"), _texts(range(60, 140)), "tsv"),
+  opus_tree.Part(
+    "Europarl",
+    "v8",
+    ("de", "en"),
+    [
+      *_texts(range(100)),
+      *_texts(range(3)),  # Again: duplicates.
+      ("Satz nummer 5 ist hier!", "Sentence Number 5 is here"),  # A near duplicate.
+      ("", "nothing"),
+      ("gleich und gleich", "Gleich und gleich!"),
+      *PLANTED,
+    ],
+  ),
+  opus_tree.Part("Europarl", "v8", ("en", "tr"), [("one sentence", "bir cümle")] * 3, "tmx"),
+  opus_tree.Part("Unwanted", "v1", ("de", "en"), _texts(range(5))),
+]
+
+
+@pytest.fixture
+def tree(tmp_path):
+  opus_tree.write(tmp_path / "opus", PARTS)
+  return tmp_path
+
+
+def _build(tree, run=None, work="work", recipe=RECIPE, held=HELD_OUT, **options):
+  # So little text in a bucket that there are several.
+  options.setdefault("bucket_bytes", 2000)
+  run = run or runner.local(progress=False)
+  return pipeline.build(recipe, str(tree / "opus"), held, str(tree / work), run, **options)
+
+
+def _rows(report, split):
+  """Texts of a split's rows, read with nothing of what wrote them but the protocol buffers."""
+  from tensorflow_datasets.proto import tf_example_generated_pb2
+
+  found = []
+  for shard in report.splits[split]:
+    content = pathlib.Path(shard["path"]).read_bytes()
+    while content:
+      size = int.from_bytes(content[:8], "little")
+      example = tf_example_generated_pb2.Example.FromString(content[12 : 12 + size])
+      feature = example.features.feature
+      found.append(tuple(feature[k].bytes_list.value[0].decode() for k in ("source", "target")))
+      content = content[16 + size :]
+  return found
+
+
+def test_rows_are_those_of_the_releases_without_duplicates_and_held_out_sentences(tree):
+  report = _build(tree)
+  assert len(report.splits["train_deu_eng"]) > 3
+  train, validation = _rows(report, "train_deu_eng"), _rows(report, "validation_deu_eng")
+  assert sorted(train + validation) == sorted(_texts(range(140)))
+  assert len(validation) == 20 + 8  # A fifth of 100 and of 40.
+  assert train != sorted(train)
+  assert _rows(report, "train_eng_tur") == [("one sentence", "bir cümle")]
+  assert report.merged["deu_eng", "Europarl"] == {
+    "read": 104,
+    "duplicate": 3,
+    "near_duplicate": 1,
+    "kept": 100,
+  }
+  assert report.merged["deu_eng", "Tatoeba"]["duplicate"] == 40
+  made = report.cleaned["Europarl.v8.deu_eng"]
+  assert made["counts"] == {"read": 110, "empty": 1, "copy": 1, "held_out": 4, "kept": 104}
+  assert made["held_out"] == {"tatoeba": 3, "ntrex": 2}
+  assert report.taken["deu_eng", "Tatoeba"] == (32, 8)
+
+
+def test_the_data_do_not_depend_on_workers_nor_on_the_folder(tree):
+  one = _build(tree)
+  two = _build(tree, runner.local(2, progress=False), "other")
+  assert two.content == one.content
+  assert two.configuration == one.configuration
+  assert card.text(two) == card.text(one)
+  other_seed = _build(tree, work="third", recipe=RECIPE.__class__(**{**vars(RECIPE), "seed": 1}))
+  assert other_seed.content != one.content
+
+
+def _times(work):
+  return {path: path.stat().st_mtime_ns for path in work.rglob("*.blocks")}
+
+
+def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
+  first = _build(tree)
+  before = _times(tree / "work")
+  assert _build(tree).content == first.content
+  assert _times(tree / "work") == before
+  # Without the result, or with half of the file, a unit was not done.
+  (tree / "work" / "clean" / "Tatoeba.v1.deu_eng.blocks.json").write_text('{"key":')
+  cut = tree / "work" / "merge" / "eng_tur" / "00000.blocks"
+  cut.write_bytes(cut.read_bytes()[:-3])
+  assert _build(tree).content == first.content
+  again = {path.name for path, time in _times(tree / "work").items() if time != before[path]}
+  assert again == {"Tatoeba.v1.deu_eng.blocks", "00000.blocks"}
+  # One language pair gets another row.
+  before = _times(tree / "work")
+  opus_tree.write(tree / "opus", [opus_tree.Part("Tatoeba", "v1", ("en", "tr"), [("two", "iki")])])
+  report = _build(tree)
+  assert len(_rows(report, "train_eng_tur")) == 2
+  again = {
+    path.parent.name for path, time in _times(tree / "work").items() if time != before.get(path)
+  }
+  assert again == {"clean", "eng_tur"}
+
+
+def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
+  def killing(title, units):
+    victim = next((i for i, u in enumerate(units) if "eng_tur" in u.path), None)
+    if title == "clean":
+      units = [broken_units.killed(u) if i == victim else u for i, u in enumerate(units)]
+    runner.local(2, progress=False)(title, units)
+
+  with pytest.raises(errors.InputError, match=r"clean: a worker process was killed .*goes on"):
+    _build(tree, killing)
+  assert list(tree.rglob(f"*{blocks.PARTIAL}*"))
+  done = _times(tree / "work" / "clean")
+  report = _build(tree)
+  assert not list(tree.rglob(f"*{blocks.PARTIAL}*"))
+  assert {path: _times(tree / "work")[path] for path in done} == done
+  assert report.content == _build(tree, work="undisturbed").content
+
+
+@pytest.mark.parametrize("stage", ["clean", "merge", "write"])
+def test_a_full_disk_ends_the_build_and_the_same_call_goes_on(tree, monkeypatch, stage):
+  folder = {"clean": "clean", "merge": "merge", "write": "shards"}[stage]
+
+  class Full:
+    def __init__(self, stream):
+      self.stream = stream
+
+    def __enter__(self):
+      return self
+
+    def __exit__(self, *details):
+      self.stream.close()
+
+    def __getattr__(self, name):
+      return getattr(self.stream, name)
+
+    def write(self, data):
+      self.stream.write(data[:5])
+      raise OSError(errno.ENOSPC, "No space left on device")
+
+  def opening(path, mode):
+    full = folder in path and "w" in mode and "deu_eng" in path
+    return Full(open(path, mode)) if full else open(path, mode)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(blocks, "open", opening, raising=False)
+    with pytest.raises(errors.InputError, match=rf"{stage} of .*No space left.*deu_eng.*goes on"):
+      _build(tree)
+  assert not list(tree.rglob(f"*{blocks.PARTIAL}*"))
+  assert _build(tree).content == _build(tree, work="undisturbed").content
+
+
+def test_faults_are_counted_and_placed_and_the_rest_is_kept(tree):
+  rows = [("gut und schön", "well and good"), ("noch ein Satz", "another sentence")]
+  part = opus_tree.Part("Tatoeba", "v1", ("de", "en"), rows, "tsv")
+  (path,) = opus_tree.write(tree / "opus", [part])
+  path.write_bytes(path.read_bytes()[:-6])  # Without the end, where gzip has its checksum.
+  report = _build(tree)
+  made = report.cleaned["Tatoeba.v1.deu_eng"]
+  assert made["counts"]["kept"] == 2
+  ((place, what),) = made["faults"]
+  assert place.startswith(str(path))
+  assert f"1 × {what}" in card.text(report)
+  assert str(tree) not in card.text(report)
+
+
+def test_the_card_says_where_the_data_are_from_and_what_was_left_out(tree):
+  text = card.text(_build(tree))
+  assert "| Europarl | v8 | deu_eng | Europarl/v8/moses/de-en.txt.zip |" in text
+  assert "CC BY 4.0: the licence of Europarl v8" in text
+  header, row = (
+    next(line for line in text.splitlines() if line.startswith(start)).strip("| ").split(" | ")
+    for start in ("| languages | corpus", "| deu_eng | Europarl")
+  )
+  assert dict(zip(header, row, strict=True)) == {
+    "languages": "deu_eng",
+    "corpus": "Europarl",
+    "read": "110",
+    "empty": "1",
+    "copy": "1",
+    "held out": "4",
+    "duplicate": "3",
+    "near duplicate": "1",
+    "kept": "100",
+    "training": "80",
+    "validation": "20",
+  }
+  assert "| tatoeba | 1 | 3 |" in text
+  assert '"name": "Europarl"' in text
+
+
+def test_ranks_are_random_and_depend_on_key_corpus_and_seed_alone():
+  keys_N = np.arange(4000, dtype=np.uint64)
+  tags_N = np.arange(4000) % 2
+  ranks_N = stages.ranks(keys_N, tags_N, ["a", "b"], 0)
+  assert abs(ranks_N.astype(float).mean() / 2**64 - 0.5) < 0.02
+  assert abs(np.corrcoef(keys_N, ranks_N.astype(float))[0, 1]) < 0.05
+  last_N = stages.ranks(keys_N[-5:], tags_N[-5:] ^ 1, ["b", "a"], 0)
+  np.testing.assert_array_equal(last_N, ranks_N[-5:])
+  assert not np.any(stages.ranks(keys_N, tags_N, ["a", "b"], 1) == ranks_N)
+  assert not np.any(stages.ranks(keys_N, tags_N ^ 1, ["a", "b"], 0) == ranks_N)
+
+
+def test_one_build_at_a_time_works_in_a_folder(tree):
+  def second(title, units):
+    with pytest.raises(errors.InputError, match="another build works in this folder"):
+      _build(tree)
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    _build(tree, second)
+
+
+def test_nothing_to_build_is_an_error_that_says_why(tree):
+  with pytest.raises(errors.InputError, match=r"wants none of the 4 releases .*Europarl\.v8"):
+    _build(tree, recipe=recipes.Recipe("mine", corpora=(recipes.Corpus("UNPC"),)))
+  strict = recipes.Recipe("mine", unlisted=True, cleaning=cleaning.Cleaning(max_characters=3))
+  with pytest.raises(errors.InputError, match=r"no pair of texts is left: 198 read, .*too_long"):
+    _build(tree, recipe=strict)
+
+
+def test_an_error_of_the_program_is_not_hidden(tree):
+  def broken(title, units):
+    runner.local(2, progress=False)(title, ["no unit"])
+
+  with pytest.raises(AttributeError):
+    _build(tree, broken)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_beam_makes_the_same_data(tree):
+  pytest.importorskip("apache_beam")
+  report = _build(tree, runner.beam("DirectRunner"))
+  assert report.content == _build(tree, work="other").content
+  with pytest.raises(errors.InputError, match=r"clean by DirectRunner: .*goes on"):
+    runner.beam("DirectRunner")("clean", [broken_units.Failing(str(tree / "x"))])
