@@ -514,6 +514,12 @@ def language(code: str) -> Language:
 
   Raises:
     InputError: no language has this code; the message names near ones.
+
+  Examples:
+    >>> language("pt_BR").name
+    'Portuguese'
+    >>> language("zho-CN") is language("cmn_Hans") is language("zh")
+    True
   """
   found = _ALIASES.get(_key(code))
   if found is None:

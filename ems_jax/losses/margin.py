@@ -28,6 +28,11 @@ def additive_margin_softmax(
     margin: What is taken off the cosine of a pair.
     scale: Factor on every score, the inverse of a temperature.
     same_BB: Pairs that are no negatives of each other (see `vmsst.losses.contrastive`).
+
+  Examples:
+    >>> loss_B = additive_margin_softmax(jnp.eye(2), margin=0.3, scale=10.0)
+    >>> [round(float(loss), 5) for loss in loss_B]  # 2 log(1 + exp(10 (0 - 0.7)))
+    [0.00182, 0.00182]
   """
   score_BB = scale * (cosine_BB - margin * jnp.eye(len(cosine_BB), dtype=cosine_BB.dtype))
   return contrastive.in_batch_loss(score_BB, same_BB=same_BB)

@@ -9,7 +9,12 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalised(answer: str) -> str:
-  """An answer in lower case, without ASCII punctuation, English articles and spare white space."""
+  """An answer in lower case, without ASCII punctuation, English articles and spare white space.
+
+  Examples:
+    >>> normalised("The  Beatles!")
+    'beatles'
+  """
   return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 

@@ -110,6 +110,12 @@ def margin_pairs(
   Raises:
     ValueError: shapes do not fit, a side is empty, a value is not finite, k is below 1, or there
       is no such margin or retrieval.
+
+  Examples:
+    >>> german_ND, english_MD = np.eye(3), np.eye(4)[::-1, :3]
+    >>> found = margin_pairs(german_ND, english_MD, neighbours=2)
+    >>> sorted(zip(found.source_P.tolist(), found.target_P.tolist()))
+    [(0, 3), (1, 2), (2, 1)]
   """
   _choice(_MARGINS, margin, "margin")  # Before the search, which may take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")

@@ -46,12 +46,22 @@ def pearson(x_N: np.ndarray, y_N: np.ndarray) -> float:
 
 
 def spearman(x_N: np.ndarray, y_N: np.ndarray) -> float:
-  """Spearman's correlation: Pearson's of the ranks; arguments and errors as in `pearson`."""
+  """Spearman's correlation: Pearson's of the ranks; arguments and errors as in `pearson`.
+
+  Examples:
+    >>> round(spearman(np.array([1, 2, 3]), np.array([1, 10, 100])), 6)
+    1.0
+  """
   return pearson(average_ranks(_checked(x_N)), average_ranks(_checked(y_N)))
 
 
 def average_ranks(x_N: np.ndarray) -> np.ndarray:
-  """Rank of each value, from 1; equal values share the mean of their ranks."""
+  """Rank of each value, from 1; equal values share the mean of their ranks.
+
+  Examples:
+    >>> average_ranks(np.array([10, 20, 20, 5])).tolist()
+    [2.0, 3.5, 3.5, 1.0]
+  """
   _, group_N, count_G = np.unique(x_N, return_inverse=True, return_counts=True)
   last_G = np.cumsum(count_G)
   return (last_G - (count_G - 1) / 2)[group_N]

@@ -49,6 +49,11 @@ def contrastive_loss(
     score_BB: Similarities with the positives on the diagonal (see `similarity`).
     same_BB: Symmetric; pairs j that are no negatives of pair i (see `identical_rows`). The diagonal
       is ignored. None: every other pair is a negative.
+
+  Examples:
+    >>> loss_B = contrastive_loss(jnp.array([[9.0, 0.0], [0.0, 9.0]]))
+    >>> [round(float(loss), 5) for loss in loss_B]  # log(1 + exp(-9))
+    [0.00012, 0.00012]
   """
   score_BB = _without_duplicates(score_BB, same_BB)
   # logsumexp takes its row's maximum out first, so scores of any size are safe.

@@ -24,6 +24,10 @@ def kl_from_standard(
   """KL(N(mean, exp(log_variance)) || N(0, 1)) of each row, summed over dimensions, in nats.
 
   1/2 sum(mean^2 + exp(log_variance) - 1 - log_variance)
+
+  Examples:
+    >>> float(kl_from_standard(jnp.array([[2.0, 0.0]]), jnp.zeros((1, 2)))[0])
+    2.0
   """
   # expm1: near the prior the difference is far smaller than its parts.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS

@@ -1,0 +1,237 @@
+"""Makes the gin reference out of the gin files: a page for each folder of them.
+
+A hook of MkDocs. What is said of a file is its own comment; macros, defaults and what includes what
+are read from its lines.
+"""
+
+import dataclasses
+import html
+import io
+import itertools
+import pathlib
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterable, Mapping
+
+import vmsst
+
+FOLDERS = {
+  "": "Run files",
+  "ablations": "Ablations of VMSST",
+  "comparison": "Comparisons at a small size",
+  "ems": "EMS: ablations and variants",
+  "soft": "Soft contrastive learning and distillation",
+  "models": "Models",
+  "sizes": "Sizes",
+  "runs": "Runs",
+  "data": "Data",
+  "eval": "Evaluation",
+}
+"""Titles of the pages, in their order; a folder that is not here comes after them."""
+
+_REQUIRED = "%gin.REQUIRED"
+_PAGES = "reference/gin"
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+  """A value with a name of its own.
+
+  Attributes:
+    name: In capitals.
+    value: As it stands in the file, on one line.
+    note: The comment behind it, or "".
+  """
+
+  name: str
+  value: str
+  note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GinFile:
+  """What is read of a gin file.
+
+  Attributes:
+    name: Path below the folder of gin files.
+    comment: Text at its top, without the marks.
+    parts: Macros, and names of files that it includes (str), in their order.
+  """
+
+  name: str
+  comment: str
+  parts: tuple[Macro | str, ...]
+
+  @property
+  def macros(self) -> list[Macro]:
+    """Macros that it sets itself."""
+    return [part for part in self.parts if isinstance(part, Macro)]
+
+  @property
+  def includes(self) -> list[str]:
+    """Names of files that it includes itself."""
+    return [part for part in self.parts if isinstance(part, str)]
+
+
+def read(root: pathlib.Path, name: str) -> GinFile:
+  """Reads one gin file.
+
+  Raises:
+    ValueError: it does not begin with a comment.
+  """
+  text = (root / name).read_text(encoding="utf-8")
+  top = re.match(r"(?:#.*\n)+", text)
+  if top is None:
+    raise ValueError(f"gin/{name} has to begin with a comment that says what it is for")
+  comment = re.sub(r"^# ?", "", top.group(), flags=re.MULTILINE).strip()
+  return GinFile(name, comment, tuple(filter(None, map(_part, _statements(text)))))
+
+
+def read_all(root: pathlib.Path) -> dict[str, GinFile]:
+  """All gin files below a folder, by name."""
+  names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.gin"))
+  return {name: read(root, name) for name in names}
+
+
+def resolved(name: str, files: Mapping[str, GinFile]) -> dict[str, tuple[Macro, str]]:
+  """Macros that hold after a file has been read with what it includes, and where each is set."""
+  found: dict[str, tuple[Macro, str]] = {}
+  for part in files[name].parts:
+    found |= resolved(part, files) if isinstance(part, str) else {part.name: (part, name)}
+  return found
+
+
+def pages(files: Mapping[str, GinFile]) -> dict[str, tuple[str, str]]:
+  """Title and Markdown of each page, by its path in the site."""
+  folders = {name.rpartition("/")[0]: None for name in files}
+  order = [folder for folder in FOLDERS if folder in folders]
+  order += [folder for folder in folders if folder not in FOLDERS]
+  made = {}
+  for folder in order:
+    title = FOLDERS.get(folder, folder)
+    own = [file for name, file in files.items() if name.rpartition("/")[0] == folder]
+    body = "\n\n".join(_section(file, files) for file in own)
+    made[_page(folder)] = title, f"# {title}\n\n{body}\n"
+  return made
+
+
+def on_config(config):
+  """Adds the pages to the navigation."""
+  made = pages(read_all(vmsst.gin_dir()))
+  config.nav.append({"Gin files": [{title: path} for path, (title, _) in made.items()]})
+  return config
+
+
+def on_files(files, config):
+  """Adds the pages."""
+  from mkdocs.structure.files import File
+
+  for path, (_, content) in pages(read_all(vmsst.gin_dir())).items():
+    files.append(File.generated(config, path, content=content))
+  return files
+
+
+def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
+  """Words, source and last comment of each statement that begins at the start of a line."""
+  tokens: list[tokenize.TokenInfo] = []
+  for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    if token.type != tokenize.NEWLINE:
+      tokens.append(token)
+      continue
+    plain = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
+    code = [each for each in tokens if each.type not in plain]
+    if code and code[0].start[1] == 0:
+      # Between the words of one statement, lines and comments count as blanks.
+      source = "".join(
+        " " * (not glued) + each.string for each, glued in zip(code, _glued(code), strict=True)
+      ).strip()
+      note = tokens[-1].string if tokens[-1].type == tokenize.COMMENT else ""
+      yield [each.string for each in code], source, note.removeprefix("#").strip()
+    tokens = []
+
+
+def _glued(tokens: list[tokenize.TokenInfo]) -> Iterable[bool]:
+  """For each token, whether it follows the one before without a blank."""
+  yield True
+  for before, token in itertools.pairwise(tokens):
+    opens, closes = before.string in "([{", token.string in ")]}"
+    yield before.end == token.start or opens or closes
+
+
+def _part(statement: tuple[list[str], str, str]) -> Macro | str | None:
+  words, source, note = statement
+  if words[0] == "include":
+    return words[1].strip("'\"")
+  if len(words) > 2 and words[1] == "=" and words[0].isidentifier():
+    return Macro(words[0], source.split("= ", 1)[1], note)
+  return None
+
+
+def _section(file: GinFile, files: Mapping[str, GinFile]) -> str:
+  folder = file.name.rpartition("/")[0]
+  parts = [f"## {file.name} {{ #{_anchor(file.name)} }}", _prose(file.comment)]
+  used_by = [other.name for other in files.values() if file.name in other.includes]
+  for label, names in (("Includes", file.includes), ("Included by", used_by)):
+    if names:
+      parts.append(f"{label} {', '.join(_link(name, folder) for name in names)}.")
+  if file.macros:
+    rows = [(f"`{x.name}`", _value(x), html.escape(x.note)) for x in file.macros]
+    parts.append(_table(("macro", "value here", ""), rows))
+  if file.includes:
+    rows = [
+      (f"`{macro.name}`", _value(macro), _link(place, folder))
+      for macro, place in resolved(file.name, files).values()
+    ]
+    table = textwrap.indent(_table(("macro", "value", "set in"), rows), "    ")
+    parts.append(f'??? note "All its macros, with what it includes"\n\n{table}')
+  return "\n\n".join(parts)
+
+
+def _prose(comment: str) -> str:
+  """A comment as Markdown: indented lines are code, a list of names begins a paragraph."""
+  blocks: list[str] = []
+  for line in comment.splitlines():
+    if line.startswith("  "):
+      code = blocks and blocks[-1].startswith("    ")
+      blocks[-1:] = [f"{blocks[-1]}\n    {line.strip()}"] if code else [*blocks[-1:], f"    {line}"]
+    elif not blocks or blocks[-1].startswith("    ") or re.match(r"[A-Z][a-z]+ [a-z ]+: ", line):
+      blocks.append(_escaped(line))
+    else:
+      blocks[-1] += f"\n{_escaped(line)}"
+  return "\n\n".join(blocks)
+
+
+def _escaped(line: str) -> str:
+  """Text without meaning to Markdown, but for `code`."""
+  parts = line.split("`")
+  if len(parts) % 2 == 0:
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", line)
+  plain = [re.sub(r"([\\*_{}\[\]<>#|])", r"\\\1", part) for part in parts[::2]]
+  code = [f"`{part}`" for part in parts[1::2]]
+  return "".join(x + y for x, y in zip(plain, [*code, ""], strict=True))
+
+
+def _value(macro: Macro) -> str:
+  if macro.value == _REQUIRED:
+    return "**must be set**"
+  return f"<code>{html.escape(macro.value).replace('|', '&#124;')}</code>"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+  lines = [head, ("---",) * len(head), *rows]
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _page(folder: str) -> str:
+  return f"{_PAGES}/{folder or 'run_files'}.md"
+
+
+def _link(name: str, from_folder: str) -> str:
+  folder = name.rpartition("/")[0]
+  page = "" if folder == from_folder else pathlib.PurePosixPath(_page(folder)).name
+  return f"[{name}]({page}#{_anchor(name)})"
+
+
+def _anchor(name: str) -> str:
+  return re.sub(r"[^a-z0-9]+", "-", name.lower().removesuffix(".gin"))

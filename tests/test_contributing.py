@@ -1,0 +1,89 @@
+"""The examples of CONTRIBUTING.md, written to the places that they name and run there."""
+
+import json
+import pathlib
+import re
+
+import code_blocks
+import commands
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / "CONTRIBUTING.md"
+BLOCKS = code_blocks.blocks(PAGE) if PAGE.is_file() else []
+pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its repository")
+
+# Puts the examples' folders behind those of the packages, calls their tests, runs their doctests
+# and trains with their run file.
+_RUN = """
+import doctest, importlib, json, os, pathlib, runpy, sys, tempfile
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # compiling is most of the work
+import gin
+place = pathlib.Path(sys.argv[1])
+from vmsst.launch import aliases, quiet
+aliases.install()
+import vmsst
+for folder in sorted({path.parent for path in place.glob("vmsst/**/*.py")}):
+  name = ".".join(folder.relative_to(place).parts)
+  importlib.import_module(name).__path__.append(str(folder))
+called = 0
+for path in sorted(place.glob("tests/**/test_*.py")):
+  for name, function in runpy.run_path(str(path)).items():
+    if name.startswith("test_"):
+      wants_folder = "tmp_path" in function.__code__.co_varnames[: function.__code__.co_argcount]
+      function(*[pathlib.Path(tempfile.mkdtemp(dir=place))] * wants_folder)
+      called += 1
+for path in sorted(place.glob("vmsst/**/*.py")):
+  name = ".".join(path.relative_to(place).with_suffix("").parts)
+  failed, tried = doctest.testmod(importlib.import_module(name))
+  assert not failed
+  called += tried
+from vmsst.launch.runtime import gin_utils, train as train_lib
+quiet.drop_untrue_warnings()
+train = train_lib.train
+gin.register(train, "__main__")
+run = place / "run"
+bindings = [f"MODEL_DIR = '{run}'", "TRAIN_STEPS = 20", "BATCH_SIZE = 16", "EMBED_DIM = 16",
+  "STATS_PERIOD = 5", "bitext.sample.num_meanings = 100"]
+paths = [str(place / "gin"), str(vmsst.gin_dir())]
+gin_utils.parse_gin_flags(paths, ["hinge_sample.gin"], bindings)
+gin.get_configurable(train)()
+lines = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
+losses = [line["loss"] for line in lines if "loss" in line]
+vectors = vmsst.load(run).encode(["x", "y"], progress=False)
+print(json.dumps({"called": called, "losses": losses, "shape": vectors.shape}))
+"""
+
+
+def examples():
+  """The text of each file that the page shows whole, by its name."""
+  found = {}
+  for block in BLOCKS:
+    if named := re.match(r"# ([\w/]+\.(?:py|gin))\n", block.text):
+      found[named[1]] = block.text[named.end() :]
+  return found
+
+
+def test_the_examples_work(tmp_path):
+  files = examples()
+  assert len(files) == 9
+  for name, text in files.items():
+    assert not (ROOT / name).exists(), f"{name} is there already: the example needs another name"
+    path = tmp_path / "examples" / name  # not in the current folder, which Python imports from
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+  done = commands.script(_RUN, tmp_path / "examples", cwd=tmp_path)
+  report = json.loads(done.stdout.splitlines()[-1])
+  assert report["called"] >= 4
+  assert report["losses"][-1] < report["losses"][0]
+  assert report["shape"] == [2, 16]
+
+
+def test_files_that_the_page_names_exist():
+  text = re.sub(
+    r"^```.*?^```", "", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+  )
+  names = set(re.findall(r"`((?:\w+/|\.ci/)[\w/.]*)`", text))
+  assert len(names) > 5
+  for name in names:
+    assert (ROOT / name).exists() or (ROOT / "vmsst/evaluation" / name).exists(), name

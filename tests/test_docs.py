@@ -1,0 +1,170 @@
+"""What the documentation says against what there is: names, gin files, commands, doctests."""
+
+import ast
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import pathlib
+import re
+import subprocess
+import sys
+
+import code_blocks
+import pytest
+from gin import config_parser
+
+import vmsst
+from vmsst import cli
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+if not (ROOT / "mkdocs.yml").is_file():
+  pytest.skip("an installation without its repository", allow_module_level=True)
+WRITTEN = ("hinge_sample.gin", "mine.gin", "config.gin")  # by the pages, or by a run
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def hook(name):
+  """A module of docs/hooks, as MkDocs loads it."""
+  path = ROOT / "docs" / "hooks" / f"{name}.py"
+  spec = importlib.util.spec_from_file_location(f"hook_{name}", path)
+  sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+api, gins = hook("api_reference"), hook("gin_reference")
+GIN_FILES = gins.read_all(vmsst.gin_dir())
+
+
+def test_public_names_have_docstrings():
+  assert {"vmsst.inference", "vmsst.tasks.bitext", "ems_jax.losses.margin"} <= {*api.modules()}
+  assert not api.all_undocumented()
+
+
+def test_a_public_name_without_a_docstring_is_seen():
+  source = '"""Module."""\nclass A:\n  def b(self): ...\n  def _c(self): ...\n'
+  assert list(api.undocumented(source)) == ["A", "A.b"]
+  assert list(api.undocumented("def _f(): ...")) == ["module"]
+  assert not list(api.undocumented('"""M."""\n@typing.override\ndef f(): ...'))
+
+
+class Delegate(config_parser.ParserDelegate):
+  """Reads references as what they are written like."""
+
+  def configurable_reference(self, scoped_configurable_name, evaluate):
+    return f"@{scoped_configurable_name}{'()' * evaluate}"
+
+  def macro(self, macro_name):
+    return f"%{macro_name}"
+
+
+@pytest.mark.parametrize("name", GIN_FILES)
+def test_the_reference_has_what_gin_reads(name):
+  text = (vmsst.gin_dir() / name).read_text(encoding="utf-8")
+  statements = list(config_parser.ConfigParser(text, Delegate()))
+  macros = [x for x in statements if isinstance(x, config_parser.BindingStatement)]
+  macros = {x.selector: x.value for x in macros if not x.arg_name}
+  file = GIN_FILES[name]
+  assert [macro.name for macro in file.macros] == list(macros)
+  for macro in file.macros:
+    with contextlib.suppress(ValueError, SyntaxError):
+      assert ast.literal_eval(macro.value) == macros[macro.name]
+  includes = [x.filename for x in statements if isinstance(x, config_parser.IncludeStatement)]
+  assert file.includes == includes
+
+
+def test_later_values_win_in_the_reference():
+  found = gins.resolved("quickstart.gin", GIN_FILES)
+  macro, place = found["BATCH_SIZE"]
+  assert (macro.value, place) == ("128", "quickstart.gin")
+  assert found["RANDOM_SEED"][1] == "runs/train.gin"
+  assert found["EVAL_SPLIT"][0].value == "'validation'"  # eval/sample.gin, behind what it includes
+
+
+def test_links_of_the_gin_reference_lead_somewhere():
+  pages = {path.rpartition("/")[2]: text for path, (_, text) in gins.pages(GIN_FILES).items()}
+  anchors = {page: set(re.findall(r"\{ #(\S+) \}", text)) for page, text in pages.items()}
+  assert sum(map(len, anchors.values())) == len(GIN_FILES)
+  for page, text in pages.items():
+    for target, anchor in re.findall(r"\]\(([\w.]*)#([^)]+)\)", text):
+      assert anchor in anchors[target or page], f"{page}: {target}#{anchor}"
+
+
+def check_vmsst(words):
+  """Fails where the `vmsst` command does not take these words."""
+  problems = io.StringIO()
+  status = 0
+  try:
+    with contextlib.redirect_stderr(problems), contextlib.redirect_stdout(problems):
+      cli.build_parser().parse_args(words)
+  except SystemExit as stop:
+    status = stop.code
+  assert status == 0, problems.getvalue()
+
+
+def check_t5x(words):
+  """Fails where a gin file is not there, or a macro is set that none of the files has."""
+  names = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
+  shipped = [name for name in names if name in GIN_FILES]
+  own = [name for name in names if name not in GIN_FILES]
+  assert all(name.startswith("/") or name in WRITTEN for name in own), own
+  if own or not names:  # a run's config.gin has macros of its own
+    return
+  known = {macro for name in shipped for macro in gins.resolved(name, GIN_FILES)}
+  for macro in re.findall(r"--gin\.([A-Z_]+)=", " ".join(words)):
+    assert macro in known, f"{macro} is no macro of {', '.join(shipped)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_code_on_a_page_can_be_run(page):
+  for block in code_blocks.blocks(page):
+    where = f"{page}:{block.line}"
+    if block.language == "bash":
+      text = code_blocks.commands_of(block)
+      subprocess.run(["bash", "-n", "-c", text], check=True)
+      for words in code_blocks.calls(text):
+        words = [word for word in words if word != "..."]
+        try:
+          if words[0] == "vmsst":
+            check_vmsst(words[1:])
+          elif words[0] == "t5x":
+            check_t5x(words[1:])
+        except AssertionError as error:
+          raise AssertionError(f"{where}: {' '.join(words)}: {error}") from None
+    elif block.language == "python":
+      compile(block.text, where, "exec")
+
+
+def test_gin_files_that_pages_name_exist():
+  for page in PAGES:
+    for name in re.findall(r"`((?:\w+/)*\w+\.gin)`", page.read_text(encoding="utf-8")):
+      name = name.removeprefix("gin/")
+      here = any(f"/{each}".endswith(f"/{name}") for each in GIN_FILES)
+      assert here or name in WRITTEN, f"{page}: {name}"
+
+
+def test_examples_in_docstrings_do_what_they_show():
+  tried = 0
+  for name, path in api.modules().items():
+    if ">>> " in path.read_text(encoding="utf-8"):
+      found = doctest.testmod(importlib.import_module(name))
+      assert not found.failed, name
+      tried += found.attempted
+  assert tried
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path):
+  pytest.importorskip("mkdocs", reason="needs pip install -e '.[docs]'")
+  pytest.importorskip("mkdocstrings", reason="needs pip install -e '.[docs]'")
+  command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  for page, text in {
+    "reference/gin/models": "MARGIN",
+    "reference/api/vmsst.inference": "Returns one vector a sentence",
+    "reference/api/vmsst.tasks.bitext": "TASK_FEATURE_LENGTHS",
+  }.items():
+    assert text in (tmp_path / page / "index.html").read_text(encoding="utf-8")

@@ -1,0 +1,126 @@
+"""The notebooks run from their first cell to the last, as Jupyter runs them.
+
+`VMSST_RUN`, `VMSST_WORK` and `VMSST_FLAGS` are read by the notebooks: where they work, and flags of
+training. Here the quickstart loads a run that is hardly trained; the long test trains it.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+
+import code_blocks
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from vmsst import assets, vocabularies
+from vmsst.models import contrastive
+from vmsst.networks import sentence_encoder, t5
+from vmsst.tasks import sample
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="an installation without its repository")
+
+_EXECUTE = """
+import sys
+import nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], 4)
+nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+nbformat.write(notebook, sys.argv[2])
+"""
+
+
+def run(name, folder, **environment):
+  """Outputs of a notebook's cells: all text, and all pictures by their type."""
+  pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+  nbformat = pytest.importorskip("nbformat")
+  output = folder / name
+  outside = {**code_blocks.environment(), **environment}
+  outside["PATH"] = f"{sysconfig.get_path('scripts')}:{outside['PATH']}"
+  done = subprocess.run(
+    [sys.executable, "-c", _EXECUTE, str(ROOT / "notebooks" / name), str(output)],
+    cwd=folder,
+    env=outside,
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  text, pictures = "", []
+  for cell in nbformat.read(output, 4).cells:
+    for part in cell.get("outputs", []):
+      text += part.get("text", "")
+      text += part.get("data", {}).get("text/plain", "")
+      pictures += [kind for kind in part.get("data", {}) if kind.startswith("image/")]
+  return text, pictures
+
+
+@pytest.fixture
+def untrained(tmp_path):
+  """A run with the parameters of its first step."""
+  model = contrastive.ContrastiveModel(
+    network=sentence_encoder.SentenceEncoder(
+      t5.T5Config(
+        vocab_size=3600, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
+      ),
+      16,
+    ),
+    input_vocabulary=vocabularies.SentencePieceVocabulary(sample.vocabulary_path()),
+  )
+  variables = model.get_initial_variables(jax.random.key(0), {"inputs": (1, 8)})
+  tree = {"target": jax.tree.map(np.asarray, variables["params"])}
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    state = tmp_path / "run" / "checkpoint_0" / "state"
+    checkpointer.save(state, args=ocp.args.PyTreeSave(tree))
+  assets.save_encoder_assets(model, tmp_path / "run")
+  return tmp_path / "run"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path):
+  notebook = json.loads(path.read_text(encoding="utf-8"))
+  code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+  assert code
+  assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+  assert {*notebook["metadata"]} == {"kernelspec", "language_info"}
+
+
+def test_the_quickstart_runs(untrained, tmp_path):
+  text, pictures = run("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))
+  assert "16 numbers a sentence" in text
+  assert pictures == ["image/png"]
+  assert re.search(r"\d+ of \d+ pairs are translations", text)
+
+
+def test_training_on_ones_own_runs(tmp_path):
+  text, pictures = run(
+    "train_your_own.ipynb",
+    tmp_path,
+    VMSST_WORK=str(tmp_path / "own"),
+    VMSST_FLAGS="--gin.TRAIN_STEPS=20 --gin.CHECKPOINT_PERIOD=20 --gin.EVAL_PERIOD=20 "
+    "--gin.BATCH_SIZE=16 --gin.EMBED_DIM=16",
+  )
+  assert "500 held out" in text
+  assert "1,500 bpe pieces" in text
+  assert pictures == ["image/svg+xml", "image/png"]
+  assert (tmp_path / "own" / "run" / "checkpoint_20").is_dir()
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns(tmp_path):
+  text, _ = run("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(tmp_path / "run"))
+  right, found = map(int, re.search(r"(\d+) of (\d+) pairs are translations", text).groups())
+  assert right >= 180  # of 200
+  assert right / found >= 0.85
+
+
+@pytest.mark.slow
+def test_training_on_ones_own_learns(tmp_path):
+  text, _ = run("train_your_own.ipynb", tmp_path, VMSST_WORK=str(tmp_path / "own"))
+  assert float(re.search(r"'average': '([\d.]+) %'", text)[1]) > 95

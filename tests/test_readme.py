@@ -1,0 +1,144 @@
+"""Every code block of the README runs, in its order and in one folder, as a newcomer would.
+
+Long ones are cut short by what stands in for a command here: `t5x train` gets the overrides of
+`SHORT`, `pip` and `pytest` are only looked at. A block whose paragraph says that it needs the
+network or a TPU is only parsed.
+"""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import tomllib
+
+import code_blocks
+import commands
+import pytest
+
+from vmsst.tasks import sample
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+BLOCKS = code_blocks.blocks(README) if README.is_file() else []
+pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its repository")
+
+NOT_HERE = re.compile(r"needs? (the network|a TPU|a large download)")
+# By what the block trains: shorter runs of smaller models on the same data.
+SHORT = {
+  "quickstart.gin": commands.TINY[1:],
+  "contrastive_6l.gin": (
+    "--gin.TRAIN_STEPS=2",
+    "--gin.BATCH_SIZE=8",
+    "--gin.EMBED_DIM=16",
+    "--gin.t5.T5Config.num_encoder_layers=1",
+    "--gin.VOCAB_SIZE=3600",
+    "--gin.train.train_eval_dataset_cfg=None",
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """The folder in which the blocks run, with the data that they name."""
+  folder = tmp_path_factory.mktemp("readme")
+  data = folder / "data"
+  (data / "mt5").mkdir(parents=True)
+  (data / "mt5" / "sentencepiece.model").symlink_to(sample.vocabulary_path())
+  texts = {code: [sample.sentence(x, code) for x in range(40)] for code in ("de", "en", "es")}
+  write(data / "Europarl.de-en.de", texts["de"])
+  write(data / "Europarl.de-en.en", texts["en"])
+  write(data / "sample.es-en.tsv", map("\t".join, zip(texts["es"], texts["en"], strict=True)))
+  subprocess.run(["gzip", str(data / "sample.es-en.tsv")], check=True)
+  (data / "tatoeba").mkdir()
+  write(data / "tatoeba" / "tatoeba.deu-eng.deu", texts["de"])
+  write(data / "tatoeba" / "tatoeba.deu-eng.eng", texts["en"])
+  return folder
+
+
+def write(path, lines):
+  path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def replacements(folder):
+  """Absolute places that the README names, and those of the test."""
+  return {
+    "/tmp/": f"{folder}/",
+    **{
+      f"{mark}/{name}": f"{mark}{folder}/{name}"
+      for mark in " '"
+      for name in ("data", "runs", "results", "report")
+    },
+  }
+
+
+def stand_ins(folder):
+  """Scripts in place of commands that take long."""
+  short = dict(SHORT)
+  short["quickstart.gin"] += (f"--gin.MODEL_DIR='{folder / 'vmsst_quickstart'}'",)
+  cases = "\n".join(
+    f'*--gin_file={file}*) exec {commands.T5X} "$@" {shlex.join(flags)} ;;'
+    for file, flags in short.items()
+  )
+  return {
+    "t5x": f'case "$*" in\n{cases}\nesac\necho "no short form of t5x $*" >&2\nexit 1',
+    "pip": 'echo "pip $*"',
+    "pytest": 'echo "pytest $*"',
+  }
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line_{block.line}")
+def test_a_block_runs(block, place):
+  run_block(block, place)
+
+
+@pytest.mark.slow
+def test_the_python_of_other_pages_runs_on_the_run_of_the_quickstart(place):
+  pytest.importorskip("sentence_transformers")
+  pytest.importorskip("faiss")
+  for block in BLOCKS[:5]:  # trains, embeds and exports
+    run_block(block, place)
+  for page in sorted((ROOT / "docs").rglob("*.md")):
+    for block in code_blocks.blocks(page):
+      if block.language == "python" and "/tmp/" in block.text + block.before:
+        run_block(block, place)
+
+
+def run_block(block, place):
+  """Runs one block of a page."""
+  if block.language == "bash":
+    text = code_blocks.commands_of(block)
+    if NOT_HERE.search(block.before):
+      subprocess.run(["bash", "-n", "-c", text], check=True)
+      return
+    if "sentence_transformers" in text:
+      pytest.importorskip("sentence_transformers")
+    printed = code_blocks.bash(text, place, replacements(place), stand_ins(place))
+    for installed in re.findall(r"^pip install -e \.(?:\[(.*)\])?$", printed, re.MULTILINE):
+      known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+      assert set(filter(None, installed.split(","))) <= {*known["optional-dependencies"]}
+    assert len(printed.splitlines()) >= len(code_blocks.shown(block))
+    (place / "printed").write_text(printed)
+  elif block.language == "python":
+    if NOT_HERE.search(block.before):
+      compile(block.text, str(README), "exec")
+      return
+    code_blocks.python(block.text, place, replacements(place))
+  else:  # What the block before prints.
+    assert block.language == ""
+    printed = (place / "printed").read_text()
+    for line in block.text.splitlines():
+      if line not in ("...", "") and not line.startswith("-"):
+        assert re.search(rf"^{re.escape(line.split()[0])} ", printed, re.MULTILINE), line
+
+
+def test_links_lead_to_files():
+  for link in re.findall(r"\]\(([^)#]+)", README.read_text(encoding="utf-8")):
+    assert link.startswith("https://") or (ROOT / link).is_file(), link
+
+
+def test_gin_files_in_the_table_exist():
+  text = README.read_text(encoding="utf-8")
+  names = set(re.findall(r"`([\w/*]+\.gin)`", text))
+  assert names
+  for name in names:
+    assert list((ROOT / "gin").glob(name)), name
