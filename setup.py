@@ -34,6 +34,9 @@ setuptools.setup(
   version=version(),
   packages=packages(),
   package_dir={**ROOMS, "vmsst.gin": GIN},
-  package_data={"": ["*.gin", "*.model", "*.tsv", "*.json", "py.typed"]},
+  package_data={
+    "": ["*.gin", "*.model", "*.tsv", "*.json", "py.typed"],
+    "vmsst.tasks.opus": ["recipe_files/*.yaml"],
+  },
   include_package_data=False,
 )

@@ -19,7 +19,7 @@ from absl import logging
 
 from vmsst import errors, languages, vocabularies
 from vmsst.languages import Language
-from vmsst.tasks import preprocessors, readers, sources, vectors
+from vmsst.tasks import preprocessors, readers, sources, streamed_tasks, vectors
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 # Rows of a streamed task that are shuffled among each other.
@@ -75,7 +75,7 @@ def files(
     InputError: a pattern matches nothing, or a file's format or languages cannot be told; vectors
       of a file are missing, or of several widths; negatives are asked for in both directions.
   """
-  power = _power(weighting, temperature)
+  power = weight_power(weighting, temperature)
   if negatives < 0:
     raise errors.InputError(f"negatives is {negatives}; it cannot be negative")
   if negatives and both_directions:
@@ -125,23 +125,19 @@ def files(
       )
       add_in_memory_task(task_name, source, features)
     else:
-      extra = [functools.partial(sources.tokenize_extra, vocabulary=vocabulary)]
-      steps = [
-        functools.partial(preprocessors.tokenize, vocabulary=vocabulary, pair=pair),
-        functools.partial(preprocessors.drop_unfit, max_length=max_length),
-        *(extra if negatives or teacher else []),
-        *([preprocessors.both_directions] if both_directions else []),
-        seqio.preprocessors.append_eos_after_trim,
-      ]
-      seqio.TaskRegistry.add(
+      task = streamed_tasks.StreamedTask(
         task_name,
-        source=sources.StreamSource(splits, negatives=negatives, teacher=teacher),
-        preprocessors=steps,
-        output_features=features,
+        sources.StreamSource(splits, negatives=negatives, teacher=teacher),
+        features,
+        vocabulary=vocabulary,
+        pair=pair,
+        max_length=max_length,
+        both_directions=both_directions,
         shuffle_buffer_size=_STREAM_BUFFER,
       )
+      seqio.TaskRegistry.add_provider(task_name, task)
 
-  return _mixture(name, list(groups), add_task, power)
+  return add_mixture(name, list(groups), add_task, power)
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
@@ -214,7 +210,7 @@ def sample(
     source = sources.InMemorySource(loaders, eos_id=vocabulary.eos_id)
     add_in_memory_task(task_name, source, preprocessors.pair_features(vocabulary))
 
-  return _mixture(name, [(language, english[1]) for _, language in chosen], add_task, power=1.0)
+  return add_mixture(name, [(language, english[1]) for _, language in chosen], add_task, power=1.0)
 
 
 def sample_languages(codes: Sequence[str] | None = None) -> list[tuple[str, Language]]:
@@ -244,8 +240,16 @@ def _english(codes: Iterable[str]) -> tuple[str, Language]:
   return next(code for code in codes if languages.language(code) == english), english
 
 
-def _power(weighting: str, temperature: float | None) -> float:
-  """The exponent that turns a language pair's size into its weight."""
+def weight_power(weighting: str, temperature: float | None) -> float:
+  """The exponent that turns a language pair's size into its weight.
+
+  Args:
+    weighting: One of WEIGHTINGS; see `files`.
+    temperature: Goes with "temperature" alone.
+
+  Raises:
+    InputError: one of them cannot be used.
+  """
   if weighting not in WEIGHTINGS:
     raise errors.InputError(f"weighting {weighting!r} is not one of {', '.join(WEIGHTINGS)}")
   if (weighting == "temperature") != (temperature is not None):
@@ -339,13 +343,20 @@ def unique_name(kind: str, *arguments: object) -> str:
   return f"{kind}_{number + 1}" if number else kind
 
 
-def _mixture(
+def add_mixture(
   name: str,
   pairs: Sequence[tuple[Language, Language]],
   add_task: Callable[[tuple[Language, Language], str], None],
   power: float,
 ) -> str:
-  """Registers a mixture and its tasks unless it is registered already."""
+  """Registers a mixture and its tasks unless it is registered already; returns its name.
+
+  Args:
+    name: The mixture's name; its tasks are `NAME_deu_eng` and the like.
+    pairs: The language pairs.
+    add_task: Registers the task of a language pair under a name.
+    power: Weights are sizes to this power; see `weight_power`.
+  """
   _PAIRS[name] = tuple(pairs)
   if name not in seqio.MixtureRegistry.names():
     tasks = {pair: f"{name}_{pair_name(*pair)}" for pair in pairs}

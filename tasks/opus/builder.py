@@ -1,6 +1,6 @@
 """The TFDS dataset `opus_bitext`, one configuration a recipe.
 
-    vmsst data build --recipe vmsst --input OPUS --held_out DATA --output TFDS
+    vmsst data build --recipe vmsst --input OPUS --held-out DATA --output TFDS
 
     builder = OpusBitext(config="vmsst", data_dir="TFDS", releases="OPUS", held_out="DATA")
     builder.download_and_prepare()

@@ -61,7 +61,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 gin.register(train, "__main__")
 for file, bindings in plan["runs"]:
   gin.clear_config()
-  gin_utils.parse_gin_flags([plan["root"]], [file], [*plan["bindings"], *bindings])
+  files = [file, "data/files.gin"]
+  gin_utils.parse_gin_flags([plan["root"]], files, [*plan["bindings"], *bindings])
   try:
     gin.get_configurable(train)()
   except InputError as error:

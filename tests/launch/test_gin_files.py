@@ -105,6 +105,11 @@ def report(file):
       for name in ("elbo_weight", "kl_anneal_steps", "vmsst_weight")
     },
     "max_length": model.max_length,
+    "opus": {
+      name: bound["value"]
+      for (name, selector), bound in gin.config._CONFIG.items()
+      if selector == "gin.macro" and name.startswith("OPUS_") and bound["value"] is not None
+    },
     "optimizer": type(model.optimizer_def).__name__,
     "rates": {step: float(schedule(step)) for step in (1, 2000, 3999, 4000, 4001, 16000, 100000)},
   }
@@ -142,6 +147,7 @@ def reports(tmp_path_factory):
   extra = {
     "unused.gin": "include 'quickstart.gin'\nTRAIN_STEPZ = 5\n",
     "undefined.gin": "include 'runs/paper_optimizer.gin'\nA = %TRAIN_STEPZ\nB = %A\nC = %B\n",
+    "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
   }
   for name, text in extra.items():
     (folder / name).write_text(text)
@@ -205,6 +211,7 @@ def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
 def test_the_paper_s_files_have_the_numbers_of_section_6_4(reports, model, layers):
   report = reports[f"{model}_{layers}l.gin"]
   assert report["model"].lower() == f"{model.replace('_', '')}model"
+  assert report["opus"] == {"OPUS_CONFIG": "vmsst"}
   assert report["batch_size"] == 2048
   assert report["steps"] == 100_000
   assert report["max_length"] == report["lengths"]["inputs"] == report["lengths"]["targets"] == 32
@@ -231,6 +238,12 @@ def test_the_paper_s_files_have_the_numbers_of_section_6_4(reports, model, layer
     assert rate == pytest.approx(wanted, rel=1e-6), step
 
 
+def test_files_of_one_s_own_take_the_place_of_a_paper_s_data(reports):
+  plain, own = reports["vmsst_24l_mt5.gin"], reports["own_files.gin"]
+  assert set(own["required"]) == {*plain["required"], "PATTERNS"}
+  assert own["unused"] == []
+
+
 # What the files of the ablations (Tables 4, 6 and 7) change of those that they are named after.
 _FOUR = languages.own_groups(["es", "en", "ar", "tr"])
 ABLATIONS = {
@@ -247,6 +260,7 @@ ABLATIONS = {
     "decoder_groups": _FOUR,
     "encoder_language_embedding": False,
     "decoder_language_embedding": False,
+    "opus": {"OPUS_CONFIG": "vmsst", "OPUS_LANGUAGES": ["es", "en", "ar", "tr"]},
   },
   **{
     f"{model}_{layers}l_batch_{size}": {"batch_size": size}
@@ -293,6 +307,7 @@ def test_files_that_start_from_mt5_differ_in_what_section_6_4_says(reports, mode
 def test_ems_has_the_numbers_of_table_ii_and_section_iv_c(reports):
   report = reports["ems.gin"]
   assert report["model"] == "EmsModel"
+  assert report["opus"] == {"OPUS_CONFIG": "ems"}
   assert report["batch_size"] == 4 * 152
   assert report["steps"] == 733_176
   assert report["max_length"] == report["lengths"]["inputs"] == report["lengths"]["targets"] == 120
@@ -373,6 +388,7 @@ def test_every_variant_of_ems_is_listed_here():
 def test_soft_contrastive_learning_has_the_numbers_of_section_4_1(reports):
   report = reports["soft_contrastive.gin"]
   assert report["model"] == "SoftContrastiveModel"
+  assert report["opus"] == {"OPUS_CONFIG": "soft_contrastive", "OPUS_PIVOTS": ["en"]}
   assert report["batch_size"] == 32
   pairs = 66_800 + 153_900 + 78_500 + 133_800  # with English, of Table 11
   assert report["steps"] == math.ceil(30 * pairs / 32)

@@ -155,7 +155,8 @@ def outcomes(finished, tmp_path_factory):
   start = ["train", *commands.TINY, model_dir(folder / "run")]
   faulty = {name: [*start, *more] for name, more in _faulty(folder, run).items()}
   faulty["data"] = [
-    *("train", "--gin_file=contrastive_6l.gin", model_dir(folder / "run")),
+    *("train", "--gin_file=contrastive_6l.gin", "--gin_file=data/files.gin"),
+    model_dir(folder / "run"),
     *("--gin.VOCABULARY_PATH='/nowhere/x.model'", f"--gin.PATTERNS='{folder}/a.de-en.tsv'"),
   ]
   faulty["dry run"] = ["infer", "--gin_file=quickstart.gin", "--dry_run"]

@@ -105,7 +105,8 @@ for file in files:
     "t5.T5Config.num_encoder_layers": 1, "t5.T5Config.num_heads": 2, "t5.T5Config.head_dim": 4,
     "t5.T5Config.mlp_dim": 8, "train.train_eval_dataset_cfg": None,
   }
-  main(["train", f"--gin_file={file}", *(f"--gin.{name}={value}" for name, value in tiny.items())])
+  gin_files = [f"--gin_file={name}" for name in (file, "data/files.gin")]
+  main(["train", *gin_files, *(f"--gin.{name}={value}" for name, value in tiny.items())])
   rows = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
   metrics = {row["step"]: row for row in rows if "loss" in row}
   vectors = vmsst.load(run).encode(["a house", "ein Haus"])

@@ -1,0 +1,507 @@
+"""Which OPUS corpora, languages and amounts a dataset is made of, and where its samples are cut.
+
+A recipe is a YAML file; those of the papers are in `recipe_files/`. Of one's own:
+
+    name: mine
+    description: German and Turkish with English.
+    languages: [de, en, tr]         # any code that vmsst.languages knows; without it: all
+    pivots: [en]                    # each pair has one of these; or `pairs: [de-en, en-tr]`
+    corpora:
+      - {name: Europarl, version: v8}
+      - {name: OpenSubtitles, cap: 2000000, caps: {en-tr: 500000}}
+      - {name: Tatoeba, only_where_nothing_else: true}
+    unlisted: false                 # true: other corpora too, after those above
+    targets: {de: 8000000}          # pairs of a language with all pivots together
+    validation: {share: 0.01, at_most: 500}
+    cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
+    seed: 0
+
+The order of the corpora matters: of the same pair in two of them the first is kept.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from vmsst import errors, input_files, languages
+from vmsst.languages import Language
+from vmsst.tasks.opus import cleaning as cleaning_lib
+from vmsst.tasks.opus import records
+
+_FOLDER = pathlib.Path(__file__).with_name("recipe_files")
+_TOP = 1 << 64  # above every rank
+_MOST = 1 << 63
+
+Cell = tuple[str, str]
+"""Name of a language pair, and a corpus."""
+Ranks = Mapping[Cell, Sequence[np.ndarray]]
+"""By cell, the ranks of its rows: ascending uint64 arrays, one a bucket."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """What a recipe takes of a corpus.
+
+  Attributes:
+    name: As OPUS names it; upper and lower case are the same.
+    version: The one version that is taken; None takes every one that is there.
+    cap: Most pairs of a language pair, those for validation among them; None: no limit.
+    caps: Other limits, by name of the language pair ("deu_eng").
+    only_where_nothing_else: Whether it serves only language pairs that no other corpus has.
+  """
+
+  name: str
+  version: str | None = None
+  cap: int | None = None
+  caps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  only_where_nothing_else: bool = False
+
+  def limit(self, pair: str) -> int | None:
+    """Most pairs of a language pair."""
+    return self.caps.get(pair, self.cap)
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+  """How much of each corpus and language pair is held back for validation.
+
+  Attributes:
+    share: Part of the pairs within the caps, rounded down.
+    at_most: And no more pairs than this; None: no limit.
+  """
+
+  share: float = 0.0
+  at_most: int | None = None
+
+  def count(self, size: int) -> int:
+    """How many of `size` pairs."""
+    count = int(size * self.share)
+    return count if self.at_most is None else min(count, self.at_most)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What a dataset is made of.
+
+  Attributes:
+    name: Its configuration's name in TFDS: letters, digits and "_".
+    description: A sentence or two for the data card.
+    corpora: In the order of precedence.
+    unlisted: Whether corpora that are not listed are taken too, in the order of their names.
+    languages: Codes (`records.code`) of the languages; none means all.
+    pivots: Codes of languages, of which each pair has one; none means any pair.
+    pairs: Names of the language pairs, where not all are meant.
+    targets: Most training pairs of a language, by code, those with all pivots together.
+    expected: Training pairs that a paper reports, by code or name of a pair; for comparison alone.
+    validation: What is held back.
+    cleaning: How texts are cleaned.
+    seed: Of the pseudo-random order that samples are drawn in.
+  """
+
+  name: str
+  description: str = ""
+  corpora: tuple[Corpus, ...] = ()
+  unlisted: bool = False
+  languages: tuple[str, ...] = ()
+  pivots: tuple[str, ...] = ()
+  pairs: tuple[str, ...] = ()
+  targets: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  expected: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  validation: Validation = Validation()
+  cleaning: cleaning_lib.Cleaning = dataclasses.field(default_factory=cleaning_lib.Cleaning)
+  seed: int = 0
+
+  def corpus(self, name: str) -> Corpus | None:
+    """What is taken of a corpus; None: nothing."""
+    for corpus in self.corpora:
+      if corpus.name.casefold() == name.casefold():
+        return corpus
+    return Corpus(name) if self.unlisted else None
+
+  def wants(self, release: records.Release) -> bool:
+    """Whether a release is a part of the dataset."""
+    corpus = self.corpus(release.corpus)
+    return (
+      corpus is not None
+      and corpus.version in (None, release.version)
+      and self.wants_pair(*release.pair)
+    )
+
+  def wants_pair(self, source: Language, target: Language) -> bool:
+    """Whether a language pair is a part of the dataset."""
+    codes = {records.code(source), records.code(target)}
+    return (
+      len(codes) == 2
+      and (not self.languages or codes <= set(self.languages))
+      and (not self.pivots or bool(codes & set(self.pivots)))
+      and (not self.pairs or records.pair_name(source, target) in self.pairs)
+    )
+
+  def order(self, corpus: str) -> tuple[int, str]:
+    """A key that sorts corpora by precedence."""
+    names = [listed.name.casefold() for listed in self.corpora]
+    name = corpus.casefold()
+    return (names.index(name) if name in names else len(names)), corpus
+
+  @property
+  def digest(self) -> str:
+    """The same for recipes that make the same data: 16 hexadecimal digits."""
+    content = dataclasses.asdict(self)
+    for name in ("description", "expected"):
+      del content[name]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Cut(NamedTuple):
+  """Which rows of a cell are taken, by their ranks.
+
+  Attributes:
+    train: Rows of ranks from `validation` up to, and without, this are for training.
+    validation: Rows of ranks below this are for validation.
+  """
+
+  train: int
+  validation: int
+
+  def split(self, rank_N: np.ndarray) -> tuple[slice, slice]:
+    """Which of ascending ranks are for training, and which for validation."""
+    validation, train = _below(rank_N, self.validation), _below(rank_N, self.train)
+    return slice(validation, max(train, validation)), slice(0, validation)
+
+
+class Goal(NamedTuple):
+  """A number of training pairs that was aimed at, and what came of it.
+
+  Attributes:
+    name: Code of a language, or name of a language pair.
+    wanted: What the recipe says, as a target or as a paper's number.
+    obtained: Training pairs in the dataset.
+    available: Pairs before caps and targets.
+  """
+
+  name: str
+  wanted: int
+  obtained: int
+  available: int
+
+
+def names() -> list[str]:
+  """Names of the recipes that come with the package."""
+  return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load(name_or_path: str | os.PathLike) -> Recipe:
+  """A recipe of the package by its name, or one's own by the path of its YAML file.
+
+  Raises:
+    InputError: there is none, or a key or a value of it is wrong; the message names file and key.
+  """
+  text = os.fspath(name_or_path)
+  path = _FOLDER / f"{text}.yaml" if text in names() else pathlib.Path(text)
+  try:
+    content = input_files.read_bytes(path).decode("utf-8")
+  except (errors.InputError, UnicodeDecodeError) as error:
+    raise errors.InputError(
+      f"recipe {text}: {error}; it is the path of a YAML file, or one of {', '.join(names())}"
+    ) from None
+  try:
+    record = yaml.load(content, _Loader)
+  except yaml.YAMLError as error:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}:{mark.line + 1}" if mark else f"{path}"
+    raise errors.InputError(f"{place}: {getattr(error, 'problem', None) or error}") from None
+  except (ValueError, RecursionError) as error:  # dates, numbers, nesting
+    raise errors.InputError(f"{path} cannot be read as YAML: {error}") from None
+  return _Reader(str(path)).recipe(record)
+
+
+def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
+  """Where the samples of each corpus and language pair are cut.
+
+  Rows of the lowest ranks are taken, of which the lowest are for validation. As ranks are
+  pseudo-random, that is a random sample, and a smaller cap takes a part of what a larger one takes.
+  Where a language's target is less than what its caps leave, its largest cells are cut to one size,
+  so that small corpora stay whole.
+
+  Args:
+    recipe: Caps, targets, and what is held back for validation.
+    ranks: The ranks of what can be taken. Ranks within a cell are distinct.
+  """
+  sizes = {cell: sum(map(len, parts)) for cell, parts in ranks.items()}
+  allowed = _allowed(recipe, sizes)
+  validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
+  train = {cell: size - validation[cell] for cell, size in allowed.items()}
+  for target, cells in _groups(recipe, sorted(sizes)):
+    train |= _level({cell: train[cell] for cell in cells}, target)
+  return {
+    cell: Cut(
+      train=_bound(parts, validation[cell] + train[cell]),
+      validation=_bound(parts, validation[cell]),
+    )
+    for cell, parts in ranks.items()
+  }
+
+
+def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
+  """What the recipe aimed at (`targets` and `expected`) against what `cuts` take, by name."""
+  counts: collections.Counter[str] = collections.Counter()
+  available: collections.Counter[str] = collections.Counter()
+  for cell, parts in ranks.items():
+    taken = 0
+    for part in parts:
+      train, _ = cuts[cell].split(part)
+      taken += train.stop - train.start
+    for name in (cell[0], *_counted_for(recipe, cell[0])):
+      counts[name] += taken
+      available[name] += sum(map(len, parts))
+  wanted = {**recipe.expected, **recipe.targets}
+  return [Goal(name, wanted[name], counts[name], available[name]) for name in sorted(wanted)]
+
+
+def _counted_for(recipe: Recipe, pair: str) -> list[str]:
+  """The languages whose target a pair counts for: its pivot's only if the other is one as well."""
+  codes = pair.split("_")
+  own = [code for code in codes if code not in recipe.pivots]
+  return own or codes
+
+
+def _allowed(recipe: Recipe, sizes: Mapping[Cell, int]) -> dict[Cell, int]:
+  """How many rows of each cell the caps leave."""
+  listed = {corpus: recipe.corpus(corpus) or Corpus(corpus) for _, corpus in sizes}
+  served = {
+    pair
+    for (pair, corpus), size in sizes.items()
+    if size and not listed[corpus].only_where_nothing_else
+  }
+  allowed = {}
+  for (pair, corpus), size in sizes.items():
+    limit = listed[corpus].limit(pair)
+    if listed[corpus].only_where_nothing_else and pair in served:
+      limit = 0
+    allowed[pair, corpus] = size if limit is None else min(size, limit)
+  return allowed
+
+
+def _groups(recipe: Recipe, cells: Iterable[Cell]) -> list[tuple[int, list[Cell]]]:
+  """Cells that share a target, and the target."""
+  groups: dict[tuple[str, ...], list[Cell]] = {}
+  for cell in cells:
+    groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
+  found = []
+  for codes, members in groups.items():
+    targets = [recipe.targets[code] for code in codes if code in recipe.targets]
+    if targets:
+      found.append((min(targets), members))
+  return found
+
+
+def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
+  """`sizes`, the largest cut to one size (or one more), so that they add up to `target` at most."""
+  left, level = target, {}
+  for place, cell in enumerate(sorted(sizes, key=lambda cell: (sizes[cell], cell))):
+    share = left // (len(sizes) - place)
+    level[cell] = min(sizes[cell], share)
+    left -= level[cell]
+  return level
+
+
+def _below(rank_N: np.ndarray, bound: int) -> int:
+  """How many of ascending ranks are below a bound."""
+  return len(rank_N) if bound >= _TOP else int(np.searchsorted(rank_N, np.uint64(bound)))
+
+
+def _bound(parts: Sequence[np.ndarray], count: int) -> int:
+  """The least bound that `count` ranks of all parts together are below."""
+  if count >= sum(map(len, parts)):
+    return _TOP if count else 0
+  low, high = 0, _TOP  # bisection: the parts may be files larger than memory
+  while low < high:
+    middle = (low + high) // 2
+    if sum(_below(part, middle) for part in parts) < count:
+      low = middle + 1
+    else:
+      high = middle
+  return low
+
+
+class _Loader(yaml.SafeLoader):
+  """YAML in which a key stands once, and which knows no aliases (they can grow without bound)."""
+
+  def compose_node(self, parent: Any, index: Any) -> Any:
+    if self.check_event(yaml.events.AliasEvent):
+      mark = self.peek_event().start_mark
+      raise yaml.composer.ComposerError(None, None, "aliases (*) are not allowed", mark)
+    return super().compose_node(parent, index)
+
+  def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    seen = set()
+    for key, _ in node.value:
+      if not isinstance(key, yaml.ScalarNode) or key.value in seen:
+        problem = f"{key.value!r} stands here a second time, or is no plain key"
+        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+      seen.add(key.value)
+    return super().construct_mapping(node, deep=deep)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+  """Turns what YAML gave into a recipe, with errors that name file and key."""
+
+  path: str
+
+  def fail(self, key: str, what: str) -> errors.InputError:
+    return errors.InputError(f"{self.path}: {key} {what}")
+
+  def recipe(self, record: Any) -> Recipe:
+    known = {field.name: field for field in dataclasses.fields(Recipe)}
+    self.check_keys("", record, known)
+    if "name" not in record:
+      raise self.fail("name", "is missing")
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+      found[key] = getattr(self, f"read_{key}")(key, value)
+    name = found["name"]
+    if not name.isascii() or not name.replace("_", "").isalnum():
+      raise self.fail("name", f"is {name!r}; it is made of letters, digits and _")
+    recipe = Recipe(**found)
+    if not recipe.corpora and not recipe.unlisted:
+      raise self.fail("corpora", "has none: list some, or set unlisted: true for all that is there")
+    if recipe.targets and not recipe.pivots:
+      raise self.fail("targets", "are of pairs with pivots: set pivots, such as [en]")
+    for corpus in recipe.corpora:
+      if not corpus.name:
+        raise self.fail("corpora", "has one without a name")
+    counted = collections.Counter(corpus.name.casefold() for corpus in recipe.corpora)
+    for corpus in recipe.corpora:
+      if counted[corpus.name.casefold()] > 1:
+        raise self.fail("corpora", f"has {corpus.name} twice")
+    for key in ("pivots", "targets"):
+      for code in getattr(recipe, key):
+        if recipe.languages and code not in recipe.languages:
+          raise self.fail(key, f"has {code}, which languages has not")
+    return recipe
+
+  def check_keys(self, key: str, record: Any, known: Iterable[str]) -> None:
+    if not isinstance(record, dict):
+      raise self.fail(key or "it", f"is not a mapping of {', '.join(known)}")
+    for name in record:
+      if name not in known:
+        place = f"{key}.{name}" if key else f"{name}"
+        raise self.fail(place, f"is not known; known are {', '.join(known)}")
+
+  def text(self, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+      shown = input_files.shown(value)
+      raise self.fail(key, f"is {shown}, not text; text that YAML takes for more needs quotes")
+    return value
+
+  def number(self, key: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+      raise self.fail(key, f"is {input_files.shown(value)}, not a number from 0 to below 2^63")
+    return value
+
+  def flag(self, key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+      raise self.fail(key, f"is {input_files.shown(value)}, neither true nor false")
+    return value
+
+  def items(self, key: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+      raise self.fail(key, f"is {input_files.shown(value)}, not a list")
+    return value
+
+  def code(self, key: str, value: Any) -> str:
+    text = self.text(f"{key}: {input_files.shown(value)}", value)
+    try:
+      return records.code(languages.language(text))
+    except errors.InputError as error:
+      raise self.fail(key, f"has a language that is not known: {error}") from None
+
+  def pair(self, key: str, value: Any) -> str:
+    codes = self.text(key, value).split("-")
+    if len(codes) != 2:
+      raise self.fail(key, f"has {input_files.shown(value)}, which is not two codes such as de-en")
+    first, second = (languages.language(self.code(key, code)) for code in codes)
+    if first == second:
+      raise self.fail(key, f"has {input_files.shown(value)}, which is one language")
+    return records.pair_name(*records.ordered(first, second))
+
+  def numbers(self, key: str, value: Any, name_of: Callable[[str, Any], str]) -> dict[str, int]:
+    if not isinstance(value, dict):
+      raise self.fail(key, f"is {input_files.shown(value)}, not a mapping to numbers")
+    found: dict[str, int] = {}
+    for name, number in value.items():
+      own = name_of(key, name)
+      if own in found:
+        raise self.fail(key, f"has {own} twice, once as {name}")
+      found[own] = self.number(f"{key}.{name}", number)
+    return found
+
+  def unique(self, key: str, values: Sequence[str]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+      twice = next(value for value in values if list(values).count(value) > 1)
+      raise self.fail(key, f"has {twice} twice")
+    return tuple(values)
+
+  def read_corpora(self, key: str, value: Any) -> tuple[Corpus, ...]:
+    known = {
+      "name": self.text,
+      "version": self.text,
+      "cap": self.number,
+      "caps": lambda key, value: self.numbers(key, value, self.pair),
+      "only_where_nothing_else": self.flag,
+    }
+    found = []
+    for place, record in enumerate(self.items(key, value), 1):
+      own = f"{key}[{place}]"
+      self.check_keys(own, record, known)
+      if "name" not in record:
+        raise self.fail(f"{own}.name", "is missing")
+      found.append(Corpus(**{name: known[name](f"{own}.{name}", record[name]) for name in record}))
+    return tuple(found)
+
+  def read_validation(self, key: str, value: Any) -> Validation:
+    self.check_keys(key, value, ("share", "at_most"))
+    share = value.get("share", 0.0)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+      shown = input_files.shown(share)
+      raise self.fail(f"{key}.share", f"is {shown}, not a number from 0 to below 1")
+    at_most = value.get("at_most")
+    if at_most is not None:
+      self.number(f"{key}.at_most", at_most)
+    return Validation(float(share), at_most)
+
+  def read_cleaning(self, key: str, value: Any) -> cleaning_lib.Cleaning:
+    self.check_keys(key, value, [field.name for field in dataclasses.fields(cleaning_lib.Cleaning)])
+    try:
+      return cleaning_lib.Cleaning(**value)
+    except (errors.InputError, TypeError, ValueError) as error:
+      raise self.fail(key, f"cannot be used: {error}") from None
+
+  def read_languages(self, key: str, value: Any) -> tuple[str, ...]:
+    return self.unique(key, [self.code(key, code) for code in self.items(key, value)])
+
+  def read_pairs(self, key: str, value: Any) -> tuple[str, ...]:
+    return self.unique(key, [self.pair(key, pair) for pair in self.items(key, value)])
+
+  def read_expected(self, key: str, value: Any) -> dict[str, int]:
+    return self.numbers(
+      key, value, lambda key, name: (self.pair if "-" in str(name) else self.code)(key, name)
+    )
+
+  def read_targets(self, key: str, value: Any) -> dict[str, int]:
+    return self.numbers(key, value, self.code)
+
+  read_name = read_description = text
+  read_seed = number
+  read_unlisted = flag
+  read_pivots = read_languages

@@ -1,0 +1,62 @@
+"""Writes small datasets as `vmsst data build` does, by TFDS alone."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from vmsst import languages
+from vmsst.tasks.opus import records
+
+COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
+
+
+def write(
+  data_dir: str | os.PathLike,
+  config: str,
+  pairs: Mapping[tuple[str, str], Sequence[tuple[str, str]]],
+  *,
+  validation: int = 1,
+) -> pathlib.Path:
+  """Writes `opus_bitext/CONFIG`; returns its folder.
+
+  Args:
+    data_dir: Folder of TFDS datasets.
+    config: The recipe's name.
+    pairs: Texts by the codes of their languages, in any order.
+    validation: How many rows of each pair, its first, are the validation split.
+  """
+  folder = pathlib.Path(data_dir, "opus_bitext", config, "1.0.0")
+  folder.mkdir(parents=True)
+  features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in COLUMNS})
+  infos = []
+  for codes, rows in pairs.items():
+    own = [languages.language(code) for code in codes]
+    pair = records.ordered(*own)
+    turn = 1 if own == list(pair) else -1
+    names = [records.code(language) for language in pair]
+    examples = [
+      features.serialize_example(dict(zip(COLUMNS, (*row[::turn], *names, "Corpus"), strict=True)))
+      for row in rows
+    ]
+    for split, part in {
+      "train": examples[validation:],
+      "validation": examples[:validation],
+    }.items():
+      name = f"{split}_{'_'.join(names)}"
+      path = folder / f"opus_bitext-{name}.tfrecord-00000-of-00001"
+      with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in part:
+          writer.write(example)
+      infos.append(
+        tfds.core.SplitInfo(name=name, shard_lengths=[len(part)], num_bytes=sum(map(len, part)))
+      )
+  tfds.folder_dataset.write_metadata(
+    data_dir=folder,
+    features=features,
+    split_infos=infos,
+    filename_template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+  )
+  return folder

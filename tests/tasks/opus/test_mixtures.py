@@ -1,0 +1,223 @@
+import collections
+import json
+import shutil
+
+import numpy as np
+import opus_dataset
+import pytest
+import seqio
+import tensorflow as tf
+
+from vmsst import errors, languages, vocabularies
+from vmsst.tasks import bitext, datasets, sample
+from vmsst.tasks.feature_converter import BitextFeatureConverter
+from vmsst.tasks.opus import mixtures
+
+BYTES = vocabularies.ByteVocabulary()
+PIECES = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
+LENGTHS = {"inputs": 12, "targets": 12, "input_language": 1, "target_language": 1}
+PAIRS = {
+  ("de", "en"): [(f"Haus {i}", f"house {i}") for i in range(31)],
+  ("fr", "en"): [(f"maison {i}", f"house {i}") for i in range(11)],
+  ("zh_TW", "es"): [(f"房子 {i}", f"casa {i}") for i in range(6)],
+}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("tfds")
+  opus_dataset.write(folder, "vmsst", PAIRS)
+  return str(folder)
+
+
+def rows_of(name, split="train", **options):
+  mixture = seqio.MixtureRegistry.get(name)
+  return mixture.get_dataset(LENGTHS, split, **{"shuffle": False, "seed": 1, **options})
+
+
+def texts(rows):
+  """Both sides of rows, with the names of their languages."""
+  found = collections.Counter()
+  by_index = {language.index: language.name for language in languages.LANGUAGES}
+  for row in rows.as_numpy_iterator():
+    sides = [BYTES.decode(row[side].tolist()) for side in ("inputs", "targets")]
+    ids = (int(row[side][0]) for side in ("input_language", "target_language"))
+    found[(*sides, *(by_index[number] for number in ids))] += 1
+  return found
+
+
+def test_one_task_a_language_pair_with_its_splits_weights_and_languages(data_dir):
+  name = mixtures.opus("vmsst", BYTES, data_dir)
+  assert name == mixtures.opus("vmsst", BYTES, data_dir) == "opus_vmsst"
+  assert mixtures.opus("vmsst", BYTES, data_dir, max_length=9) == "opus_vmsst_2"
+  mixture = seqio.MixtureRegistry.get(name)
+  assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {
+    "opus_vmsst_cmnHant_spa": 5,
+    "opus_vmsst_deu_eng": 30,
+    "opus_vmsst_eng_fra": 10,
+  }
+  assert set(mixture.splits) == {"train", "validation"}
+  assert bitext.language_codes(name) == ["cmn_Hant", "deu", "eng", "fra", "spa"]
+  for task, source, target, count in (
+    ("deu_eng", "German", "English", 31),
+    ("eng_fra", "English", "French", 11),
+    ("cmnHant_spa", "Chinese (traditional)", "Spanish", 6),
+  ):
+    registered = seqio.TaskRegistry.get(f"{name}_{task}")
+    found = texts(registered.get_dataset(LENGTHS, "train", shuffle=True, seed=3))
+    found.update(texts(registered.get_dataset(LENGTHS, "validation", shuffle=False)))
+    codes, rows = next(
+      (codes, rows)
+      for codes, rows in PAIRS.items()
+      if {languages.language(code).name for code in codes} == {source, target}
+    )
+    turn = 1 if languages.language(codes[0]).name == source else -1
+    assert found == collections.Counter((*row[::turn], source, target) for row in rows)
+    assert len(rows) == count
+
+
+def test_weights_by_temperature_and_chosen_languages(data_dir):
+  def tasks(**options):
+    mixture = seqio.MixtureRegistry.get(mixtures.opus("vmsst", BYTES, data_dir, **options))
+    return {task.name.split("_", 2)[2]: mixture.get_rate(task) for task in mixture.tasks}
+
+  roots = tasks(weighting="temperature", temperature=2.0)
+  assert sorted(roots.values()) == pytest.approx(sorted([5**0.5, 30**0.5, 10**0.5]))
+  assert {name[-7:] for name in tasks(pivots=["en"])} == {"deu_eng", "eng_fra"}
+  assert len(tasks(languages=("de", "en", "es"))) == 1
+  with pytest.raises(errors.InputError, match=r"no language pair of what is asked for; it has tra"):
+    tasks(pivots=["tr"])
+
+
+def test_tfds_own_folder_is_the_default(data_dir, monkeypatch):
+  # What `t5x --tfds_data_dir` does.
+  monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", data_dir)
+  mixture = seqio.MixtureRegistry.get(
+    mixtures.opus("vmsst", BYTES, temperature=3.0, weighting="temperature")
+  )
+  assert len(mixture.tasks) == 3
+
+
+def test_long_pairs_are_dropped_and_both_directions_given(data_dir):
+  name = mixtures.opus("vmsst", BYTES, data_dir, max_length=7, languages=["de", "en"])
+  rows = texts(rows_of(name, num_epochs=1))
+  assert rows == collections.Counter(
+    (f"Haus {i}", f"house {i}", "German", "English") for i in range(1, 10)
+  )
+  name = mixtures.opus("vmsst", BYTES, data_dir, both_directions=True, languages=["de", "en"])
+  rows = texts(rows_of(name, num_epochs=1))
+  assert len(rows) == 60
+  assert {(*row[1::-1], *row[:1:-1]) for row in rows} == set(rows)
+
+
+def test_rows_are_shuffled_and_a_stopped_iterator_goes_on(data_dir, tmp_path):
+  name = mixtures.opus("vmsst", BYTES, data_dir, languages=["de", "en"])
+  options = {"shuffle": True, "num_epochs": None}
+  rows = [
+    BYTES.decode(row["inputs"].tolist())
+    for row in rows_of(name, **options).take(600).as_numpy_iterator()
+  ]
+  assert len(set(rows)) == 30
+  assert rows[:30] != rows[30:60] != rows[60:90]
+  iterator = iter(rows_of(name, **options))
+  for _ in range(7):
+    next(iterator)
+  saved = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
+  wanted = [next(iterator)["inputs"].numpy().tolist() for _ in range(40)]
+  other = iter(rows_of(name, **options))
+  tf.train.Checkpoint(iterator=other).restore(saved)
+  assert [next(other)["inputs"].numpy().tolist() for _ in range(40)] == wanted
+
+
+def test_batches_of_one_language_pair(data_dir):
+  name = mixtures.opus("vmsst", BYTES, data_dir)
+  config = seqio_config(name)
+  batches = datasets.get_length_grouped_dataset(
+    config, 0, 1, BitextFeatureConverter, one_language_pair=True
+  )
+  seen = set()
+  for batch in batches.take(12).as_numpy_iterator():
+    pairs = np.stack([batch["input_language"][:, 0], batch["target_language"][:, 0]])
+    assert (pairs == pairs[:, :1]).all()
+    seen.add(tuple(pairs[:, 0]))
+  assert len(seen) > 1
+
+
+def seqio_config(name):
+  """What T5X gives `get_dataset_fn`."""
+  from vmsst.launch.runtime import data
+
+  return data.DatasetConfig(
+    mixture_or_task_name=name,
+    task_feature_lengths=LENGTHS,
+    split="train",
+    batch_size=4,
+    shuffle=True,
+    seed=0,
+  )
+
+
+def test_what_is_no_dataset(data_dir, tmp_path):
+  with pytest.raises(
+    errors.InputError, match=r"no dataset opus_bitext/mine in .*vmsst data build --recipe mine --ou"
+  ):
+    mixtures.opus("mine", BYTES, data_dir)
+  folder = opus_dataset.write(tmp_path, "vmsst", {("de", "en"): [("a", "b"), ("c", "d")]})
+  (folder / "dataset_info.json").write_text("{")
+  with pytest.raises(errors.InputError, match="is no whole TFDS dataset"):
+    mixtures.opus("vmsst", BYTES, str(tmp_path))
+  shutil.rmtree(folder)
+  opus_dataset.write(tmp_path, "other", {("de", "en"): [("a", "b"), ("c", "d")]})
+  info = tmp_path / "opus_bitext" / "other" / "1.0.0" / "dataset_info.json"
+  record = json.loads(info.read_text())
+  record["splits"][0]["name"] = "train_deu_xyz"
+  info.write_text(json.dumps(record))
+  with pytest.raises(errors.InputError, match="split train_deu_xyz is not one such as"):
+    mixtures.opus("other", BYTES, str(tmp_path))
+
+
+def write_cache(task, folder):
+  """A SeqIO cache of a task, as `seqio_cache_tasks` writes it but for Beam."""
+  place = folder / seqio.get_task_dir_from_name(task.name)
+  place.mkdir(parents=True)
+  for split in task.splits:
+    rows = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
+    rows = list(rows.as_numpy_iterator())
+    with tf.io.TFRecordWriter(
+      f"{seqio.get_cached_tfrecord_prefix(place, split)}-00000-of-00001"
+    ) as out:
+      for row in rows:
+        out.write(seqio.dict_to_tfexample(row).SerializeToString())
+    info = {
+      "num_shards": 1,
+      "features": {name: {"shape": [None], "dtype": "int32"} for name in rows[0]},
+      "seqio_version": seqio.__version__,
+    }
+    (place / f"info.{split}.json").write_text(json.dumps(info))
+    (place / f"stats.{split}.json").write_text(json.dumps({"examples": len(rows)}))
+  (place / "COMPLETED").touch()
+
+
+def test_a_cache_gives_the_same_rows_and_is_refused_for_another_vocabulary(
+  data_dir, tmp_path, monkeypatch
+):
+  shutil.copytree(data_dir, tmp_path / "tfds")
+  (tmp_path / "tfds" / "opus_bitext" / "vmsst").rename(tmp_path / "tfds/opus_bitext/cached")
+  monkeypatch.setattr(seqio.utils, "_GLOBAL_CACHE_DIRECTORIES", [str(tmp_path / "cache")])
+  options = {"languages": ["de", "en"], "max_length": 7}
+  name = mixtures.opus("cached", BYTES, str(tmp_path / "tfds"), **options)
+  (task,) = seqio.MixtureRegistry.get(name).tasks
+  write_cache(task, tmp_path / "cache")
+  cached = texts(rows_of(name, num_epochs=1, use_cached=True))
+  assert cached == texts(rows_of(name, num_epochs=1))
+  assert len(cached) == 9
+  monkeypatch.setattr(bitext, "_NAMES", {})
+  for registry in (seqio.TaskRegistry, seqio.MixtureRegistry):
+    monkeypatch.setattr(
+      registry,
+      "_REGISTRY",
+      {k: v for k, v in registry._REGISTRY.items() if not k.startswith(name)},
+    )
+  assert mixtures.opus("cached", PIECES, str(tmp_path / "tfds"), **options) == name
+  with pytest.raises(tf.errors.InvalidArgumentError, match="made with another vocabulary: make it"):
+    next(iter(rows_of(name, num_epochs=1, use_cached=True)))
