@@ -1,4 +1,7 @@
-"""Every run file of the package trains, as `t5x train` would, at sizes that take seconds."""
+"""Every run file of the package trains, as `t5x train` would, at sizes that take seconds.
+
+All of them take minutes, so that most are among the slow tests; test_gin_files.py parses them all.
+"""
 
 import concurrent.futures
 import json
@@ -33,6 +36,24 @@ FAMILIES = (
   "ablations/vmsst_24l_factorised.gin",
   "ems.gin",
 )
+# Those that train in every run of the tests, on one device: what the others vary.
+USUAL = (
+  *FAMILIES,
+  "ablations/vmsst_24l_4_encoders.gin",
+  "ablations/vmsst_24l_12_decoder_layers.gin",
+  "ablations/vmsst_24l_single_encoder.gin",
+  "comparison/student_soft.gin",
+  "ems/labse_joint.gin",
+  "ems/shared_embedding.gin",
+  "ems/t5_encoder.gin",
+  "ems/ugt.gin",
+  "hard_negatives.gin",
+  "laser.gin",
+  "quickstart.gin",
+  "soft/hard.gin",
+  "soft_contrastive.gin",
+)
+OTHERS = [file for file in RUN_FILES if file not in USUAL]
 # Those that read a dataset as `vmsst data build` makes it; the others of a paper's size are given
 # files in its place, which takes seconds less.
 OF_OPUS = (
@@ -236,32 +257,41 @@ def train(folder, files, *, devices, steps):
       "NUM_PARTITIONS": 1 if one else 2,
     },
   }
-  done = commands.script(_TRAIN, cwd=folder, devices=devices, text=json.dumps(plan), timeout=1200)
+  done = commands.script(_TRAIN, cwd=folder, devices=devices, text=json.dumps(plan), timeout=2400)
   found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
   return {report["file"]: report for report in found}
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-  """Reports of all run files on one device, and of a file of each family on 4 x 2 devices."""
+def train_in_parts(folder, files):
+  """What `train` gives of files on one device, by processes side by side."""
   # Those of other batch sizes are here the programs of the files that they include.
-  ablations = [file for file in RUN_FILES if "ablations/" in file and "batch" not in file]
-  ems = [file for file in RUN_FILES if file.startswith("ems")]
-  others = [file for file in RUN_FILES if file not in (*ablations, *ems)]
-  folder = tmp_path_factory.mktemp
+  ablations = [file for file in files if "ablations/" in file and "batch" not in file]
+  ems = [file for file in files if file.startswith("ems")]
+  groups = [ablations, ems, [file for file in files if file not in (*ablations, *ems)]]
   with concurrent.futures.ThreadPoolExecutor() as pool:  # each waits for a process of its own
     parts = [
-      pool.submit(train, folder("one"), files, devices=1, steps=STEPS)
-      for files in (ablations, ems, others)
+      pool.submit(train, folder("one"), group, devices=1, steps=STEPS) for group in groups if group
     ]
+    return {file: report for part in parts for file, report in part.result().items()}
+
+
+@pytest.fixture(scope="module")
+def usual_reports(tmp_path_factory):
+  """Reports of the usual files on one device, and of a file of each family on 4 x 2 devices."""
+  folder = tmp_path_factory.mktemp
+  with concurrent.futures.ThreadPoolExecutor() as pool:
     eight = pool.submit(train, folder("eight"), FAMILIES, devices=8, steps=STEPS_ON_EIGHT)
-    one = {file: report for part in parts for file, report in part.result().items()}
-    return {1: one, 8: eight.result()}
+    return {1: train_in_parts(folder, USUAL), 8: eight.result()}
 
 
-@pytest.mark.parametrize("file", RUN_FILES)
-def test_a_run_file_trains_and_its_checkpoint_gives_vectors(reports, file):
-  report = reports[1][file]
+@pytest.fixture(scope="module")
+def other_reports(tmp_path_factory):
+  """Reports of all other run files on one device."""
+  return train_in_parts(tmp_path_factory.mktemp, OTHERS)
+
+
+def check(report):
+  """The losses of a file fall, and its checkpoint gives vectors that differ."""
   if "needs" in report:
     pytest.skip(f"starts from a checkpoint: {', '.join(report['needs'])}")
   losses = report["losses"]
@@ -274,9 +304,20 @@ def test_a_run_file_trains_and_its_checkpoint_gives_vectors(reports, file):
   assert np.abs(vectors_NS[0] - vectors_NS[1]).max() > 0
 
 
+@pytest.mark.parametrize("file", USUAL)
+def test_a_run_file_trains_and_its_checkpoint_gives_vectors(usual_reports, file):
+  check(usual_reports[1][file])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", OTHERS)
+def test_any_other_run_file_does_too(other_reports, file):
+  check(other_reports[file])
+
+
 @pytest.mark.parametrize("file", FAMILIES)
-def test_data_and_model_axes_do_not_change_the_losses(reports, file):
-  assert reports[8][file]["devices"] == 8
-  losses = reports[8][file]["losses"]
+def test_data_and_model_axes_do_not_change_the_losses(usual_reports, file):
+  assert usual_reports[8][file]["devices"] == 8
+  losses = usual_reports[8][file]["losses"]
   assert len(losses) == STEPS_ON_EIGHT / PERIOD
-  np.testing.assert_allclose(losses, reports[1][file]["losses"][: len(losses)], rtol=1e-4)
+  np.testing.assert_allclose(losses, usual_reports[1][file]["losses"][: len(losses)], rtol=1e-4)
