@@ -39,7 +39,7 @@ import comparison_tasks
 from gin import config_parser
 
 import vmsst
-from vmsst import assets, errors, vocab_training
+from vmsst import assets, errors, vocab_training, whole_files
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.evaluation import suite
 from vmsst.tasks import readers
@@ -304,7 +304,7 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
   """Notes the settings of a new run; InputError where a run was begun with others."""
   before = read_json(run / "settings.json")
   if before is None:
-    write(run / "settings.json", json.dumps(settings, indent=1))
+    whole_files.write_json(run / "settings.json", settings)
   elif before != settings:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
@@ -316,14 +316,6 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
   return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def write(path: pathlib.Path, text: str) -> None:
-  """Writes a file that is there as a whole or not at all."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + ".part")
-  partial.write_text(text, encoding="utf-8")
-  partial.replace(path)
 
 
 # --------------------------------------------------------------------------------------------
@@ -401,8 +393,8 @@ def compare(options: argparse.Namespace) -> None:
         run_command(f"{name} of {run}", __file__, options.comparison, *arguments)
       label = row.label if name == "evaluation" else row.baseline
       results.setdefault(str(label), {})[seed] = read_json(run / f"{name}.json") or {}
-    write(output / "table.md", markdown(results))
-    write(output / "table.json", json.dumps(results, indent=1))
+    whole_files.write_text(output / "table.md", markdown(results))
+    whole_files.write_json(output / "table.json", results)
   print(markdown(results))
 
 
@@ -475,7 +467,7 @@ def main() -> None:
     run = pathlib.Path(options.evaluate)
     columns = comparison_tasks.SUITES[COMPARISONS[options.comparison].suite]
     result = evaluate_run(run, options.data_root, columns, options.encoder)
-    write(run / options.result, json.dumps(result, indent=1))
+    whole_files.write_json(run / options.result, result)
     print(json.dumps({name: result[name] for name in ("scores", "seconds")}))
   except errors.InputError as error:
     raise SystemExit(f"error: {error}") from None

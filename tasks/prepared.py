@@ -4,14 +4,12 @@ Beside the files lies `description.json`: with what settings they were made, and
 is finished from what and how much there is. Files are written whole or not at all.
 """
 
-import contextlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, whole_files
 from vmsst.tasks.readers import BitextFile
 
 DESCRIPTION = "description.json"
@@ -68,12 +66,10 @@ def make_files(
           "or make all files again (--refresh)"
         )
       continue
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with _whole(path) as partial:
-      counts = make(bitext, partial)
+    with whole_files.whole_path(path) as partial:
+      counts = make(bitext, str(partial))
     files[where] = {"bitext": str(bitext), **counts}
-    with _whole(os.path.join(folder, DESCRIPTION)) as partial, open(partial, "w") as stream:
-      json.dump(description, stream, indent=2)
+    whole_files.write_json(os.path.join(folder, DESCRIPTION), description)
   return {os.path.join(folder, where): files[where] for where in places}
 
 
@@ -95,19 +91,3 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
       "folder, or make all files again (--refresh)"
     )
   return description
-
-
-@contextlib.contextmanager
-def _whole(path: str) -> Iterator[str]:
-  """A path to write to; what is there becomes `path` at the end, and nothing after an error."""
-  handle, partial = tempfile.mkstemp(
-    dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.", suffix=".part"
-  )
-  os.close(handle)
-  try:
-    yield partial
-    os.chmod(partial, 0o644)
-    os.replace(partial, path)
-  except BaseException:
-    os.unlink(partial)
-    raise

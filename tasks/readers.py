@@ -424,7 +424,7 @@ def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
   return list(pairs)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)  # A file may hold any number of codes.
 def _language_or_none(code: str) -> Language | None:
   try:
     return languages_lib.language(code)

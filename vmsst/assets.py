@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vmsst import errors, hugging_face_vocabulary, vocabularies
+from vmsst import errors, hugging_face_vocabulary, input_files, vocabularies, whole_files
 from vmsst import languages as languages_lib
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
@@ -166,10 +166,10 @@ def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   entry = _describe_vocabulary(vocabulary)
   for name, content in _vocabulary_files(vocabulary).items():
-    _write(folder / name, content)
+    whole_files.write_bytes(folder / name, content)
     entry["sha256"] = hashlib.sha256(content).hexdigest()
   record = {"format": FORMAT, **record, "vocabulary": entry}
-  _write(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
+  whole_files.write_bytes(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
@@ -198,23 +198,13 @@ def _vocabulary_files(vocabulary: Any) -> dict[str, bytes]:
   return {}
 
 
-def _write(path: epath.Path, content: bytes) -> None:
-  """Replaces `path` in one step: a reader finds the old content or the new one, never a part."""
-  partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-  partial.write_bytes(content)
-  partial.replace(path)
-
-
 def _read_json(path: epath.Path) -> dict[str, Any]:
-  try:
-    record = json.loads(path.read_bytes())
-  except FileNotFoundError:
+  if not path.exists():
     raise errors.InputError(
       f"{path} does not exist: the folder was not written by a training run of vmsst, or its "
       "gin file does not bind train_script.train.summarize_config_fn to assets.summarize_run"
-    ) from None
-  except (ValueError, RecursionError) as error:
-    raise errors.InputError(f"{path} is not valid JSON: {error}") from None
+    )
+  record = input_files.read_json(path)
   if not isinstance(record, dict):
     raise errors.InputError(f"{path} holds a JSON {type(record).__name__}, not an object")
   return record
@@ -331,10 +321,9 @@ def _hugging_face_vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocab
 def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
   """Path of the vocabulary's file, which has to be the one that `encoder.json` was written with."""
   path, found = folder / ENCODER_FILE, folder / name
-  try:
-    digest = hashlib.sha256(found.read_bytes()).hexdigest()
-  except FileNotFoundError:
-    raise errors.InputError(f"{found} does not exist, but {path} asks for it") from None
+  if not found.exists():
+    raise errors.InputError(f"{found} does not exist, but {path} asks for it")
+  digest = hashlib.sha256(input_files.read_bytes(found)).hexdigest()
   if digest != _get(entry, "sha256", str, path):
     raise errors.InputError(
       f"{found} is not the vocabulary that the encoder was trained with "

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, resumable_search, text_files
+from vmsst import errors, resumable_search, text_files, whole_files
 from vmsst.embedded_text import EmbeddedText
 from vmsst.evaluation import mining, search
 
@@ -218,10 +218,8 @@ def _place(side: _Sentences, line: int, where: str) -> int:
 def _write(
   output: pathlib.Path, pairs: mining.Pairs, source: _Sentences, target: _Sentences
 ) -> None:
-  partial = output.with_name(output.name + ".part")
-  with partial.open("w", encoding="utf-8", newline="\n") as stream:
+  with whole_files.whole_text(output) as stream:
     stream.writelines(_output_lines(pairs, source, target))
-  partial.replace(output)
 
 
 def _output_lines(pairs: mining.Pairs, source: _Sentences, target: _Sentences) -> Iterator[str]:

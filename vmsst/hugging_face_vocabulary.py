@@ -5,16 +5,15 @@ pads with another id, that one and 0 have changed places, as have the two rows o
 table (`vmsst.checkpoints.bert`).
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
-import json
 import os
-import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from vmsst import errors, vocabularies
+from vmsst import errors, input_files, vocabularies
 from vmsst.preprocessing import Languages
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -108,22 +107,14 @@ class HuggingFaceVocabulary:
   def _ids(self, texts: Sequence[str]) -> list[list[int]]:
     """Ids of every text, its marks in front included, without end mark."""
     loaded = self._loaded
-    found = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
+    with _package_errors(self.path):
+      found = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
     last = None if loaded.eos_id is None else -1
     return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in found]
 
   @functools.cached_property
   def _loaded(self) -> "_Loaded":
-    from etils import epath
-
-    try:
-      content = epath.Path(self.path).read_bytes()
-    except OSError as error:
-      raise errors.InputError(
-        f"vocabulary {self.path}: cannot be read: {error.strerror or error}; give the path of a "
-        f"{TOKENIZER_FILE}"
-      ) from None
-    return _parse(self.path, content)
+    return _parse(self.path, _read_bytes(self.path))
 
 
 def padding_id(path: str, record: Any) -> int:
@@ -156,10 +147,9 @@ def tokenizer_of_xlmr(path: str | os.PathLike[str]) -> bytes:
   # Its classes are made at run time.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model = proto.ModelProto()
+  content = input_files.read_bytes(path)
   try:
-    model.ParseFromString(pathlib.Path(path).read_bytes())
-  except OSError as error:
-    raise errors.InputError(f"{path} cannot be read: {error.strerror}") from None
+    model.ParseFromString(content)
   except Exception as error:  # protobuf's own, whose place differs from version to version
     raise errors.InputError(f"{path} is no SentencePiece model: {error}") from None
   first = [piece.piece for piece in model.pieces[:3]]
@@ -168,6 +158,12 @@ def tokenizer_of_xlmr(path: str | os.PathLike[str]) -> bytes:
       f"{path} is no SentencePiece model of the unigram kind that starts with "
       f"{', '.join(_SPM_MARKS)}, as that of XLM-R"
     )
+  with _package_errors(path):
+    return _unigram_of_xlmr(tokenizers, model)
+
+
+def _unigram_of_xlmr(tokenizers: Any, model: Any) -> bytes:
+  """The `tokenizer.json` of a SentencePiece model as protobuf has it."""
   pieces = [(mark, 0.0) for mark in _XLMR_MARKS]
   pieces += [(piece.piece, piece.score) for piece in model.pieces[3:]]
   pieces.append((_MASK, 0.0))
@@ -188,7 +184,14 @@ def tokenizer_of_xlmr(path: str | os.PathLike[str]) -> bytes:
   tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
     single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
   )
-  return tokenizer.to_str().encode()
+  return str(tokenizer.to_str()).encode()
+
+
+def _read_bytes(path: str) -> bytes:
+  try:
+    return input_files.read_bytes(path)
+  except errors.InputError as error:
+    raise errors.InputError(f"vocabulary {error}; give the path of a {TOKENIZER_FILE}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,14 +215,15 @@ class _Loaded:
 def _parse(path: str, content: bytes) -> _Loaded:
   """The tokenizer that a file holds; that of a large one takes a second."""
   tokenizers = _import_tokenizers(path)
-  try:
-    record = json.loads(content)
+  with _package_errors(path):
+    record = input_files.parse_json(content, path)
     tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-  except Exception as error:  # the package raises plain exceptions
-    raise errors.InputError(f"{path} is no tokenizer of Hugging Face: {error}") from None
-  tokenizer.no_padding()
-  tokenizer.no_truncation()
-  vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    tokenizer.encode("a \uffff")
+  if not vocabulary:
+    raise errors.InputError(f"{path} has no vocabulary")
   padding = padding_id(path, record)
   swapped = {0: padding, padding: 0}
   eos, unknown = (
@@ -239,6 +243,17 @@ def _parse(path: str, content: bytes) -> _Loaded:
     unk_id=unknown,
     ours={**swapped, padding: spelled},
   )
+
+
+@contextlib.contextmanager
+def _package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Turns what the package raises into InputError: plain exceptions, and a Rust panic."""
+  try:
+    yield
+  except BaseException as error:
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+      raise
+    raise errors.InputError(f"{os.fspath(path)} is no tokenizer of Hugging Face: {error}") from None
 
 
 def _import_tokenizers(path: str | os.PathLike[str]) -> Any:

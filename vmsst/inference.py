@@ -434,13 +434,15 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   Raises:
     InputError: they cannot be read, one lacks, or has another shape.
   """
-  wanted = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+  is_export = parameters.name.endswith(".safetensors")
+  stored: Mapping[str, tensors.StoredTensor] = (
+    hugging_face.open_file(parameters) if is_export else t5x_checkpoints.open_params(parameters)
+  )
+  wanted = _shapes(network, stored, parameters)
   flat = traverse_util.flatten_dict(wanted, sep="/")
-  if not parameters.name.endswith(".safetensors"):
-    _check_shapes(flat, t5x_checkpoints.open_params(parameters), parameters)
-    return t5x_checkpoints.read_params(parameters, wanted)
-  stored: Mapping[str, tensors.StoredTensor] = hugging_face.open_file(parameters)
   _check_shapes(flat, stored, parameters)
+  if not is_export:
+    return t5x_checkpoints.read_params(parameters, wanted)
   # One after the other: no more than one is held twice.
   arrays = {name: jax.block_until_ready(jnp.asarray(stored[name].read())) for name in flat}
   return traverse_util.unflatten_dict(arrays, sep="/")
@@ -477,6 +479,28 @@ def _rounded(size: int) -> int:
       return power + power // 2
     power *= 2
   return power
+
+
+def _shapes(
+  network: nn.Module, stored: Mapping[str, tensors.StoredTensor], where: epath.Path
+) -> Any:
+  """Shapes of the parameters of a network that a file describes, in a tree."""
+  config = getattr(network, "config")  # noqa: B009 - of every network here
+  for owner in (network, config):
+    for field in dataclasses.fields(owner):
+      value = getattr(owner, field.name)
+      if field.name.endswith("_layers") and type(value) is int and not _scanned(config):
+        tensors.check_layers(value, stored, str(where))
+  try:
+    tokens_BT = jnp.zeros((1, 1), jnp.int32)
+    return jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
+  except Exception as error:  # sizes that no array can have
+    raise errors.InputError(f"{where}: encoder.json describes no network: {error}") from error
+
+
+def _scanned(config: Any) -> bool:
+  """Whether all layers are in one array."""
+  return bool(getattr(config, "scan_layers", False))
 
 
 def _check_shapes(wanted: Mapping[str, Any], saved: Mapping[str, Any], where: epath.Path) -> None:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, whole_files
 
 
 class LineWriter:
@@ -39,14 +39,13 @@ class LineWriter:
   def append(self, lines: Iterable[str]) -> None:
     """Writes lines behind those that are there; they are on the disk when this returns."""
     lines = list(lines)
-    self._file.write("".join(f"{line}\n" for line in lines).encode())
-    self._file.flush()
-    os.fsync(self._file.fileno())
+    with whole_files.naming(self._part):
+      self._file.write("".join(f"{line}\n" for line in lines).encode())
+      self._file.flush()
+      os.fsync(self._file.fileno())
     self.done += len(lines)
     state = {"settings": self._settings, "done": self.done, "bytes": self._file.tell()}
-    partial = self._state_path.with_name(f"{self._state_path.name}.part")
-    partial.write_text(json.dumps(state), encoding="utf-8")
-    partial.replace(self._state_path)
+    whole_files.write_json(self._state_path, state)
 
   def finish(self) -> None:
     """Gives the file its name."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from vmsst import errors
+from vmsst import errors, whole_files
 from vmsst.evaluation import search
 
 # Between two times that the neighbours found so far are written.
@@ -103,12 +103,9 @@ def _save(
   forward: search.Neighbours,
   backward: search.Neighbours,
 ) -> None:
-  """Writes the file as a whole or not at all."""
   content: dict[str, Any] = {"identity": identity, "done": done, **_arrays(forward, backward)}
-  partial = path.with_name(path.name + ".part")
-  with partial.open("wb") as stream:
+  with whole_files.whole_file(path) as stream:
     np.savez(stream, **content)
-  partial.replace(path)
 
 
 def _load(

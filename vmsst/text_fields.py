@@ -56,6 +56,6 @@ def _value(path: str, lines: Iterator[str], key: str) -> Iterator[str]:
   for number, line in enumerate(lines, 1):
     record = input_files.parse_json(line, f"{path}:{number}")
     value = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(value, str):
+    if not input_files.is_text(value):
       raise errors.InputError(f"{path}:{number}: no JSON object with a string {key!r}")
-    yield value
+    yield str(value)

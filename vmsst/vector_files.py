@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, input_files
+from vmsst import errors, input_files, whole_files
 
 FORMATS = ("npy", "safetensors", "parquet")
 _DTYPES = ("float32", "float16")
@@ -116,7 +116,7 @@ class Writer:
       # The last file says how many it really has, and what an interruption left behind goes.
       path = _open_path(self._folder, self._state, number)
       header = _header(self._state, rows)
-      with open(path, "r+b") as file:
+      with whole_files.naming(path), open(path, "r+b") as file:
         file.write(header)
         file.truncate(len(header) + rows * _row_bytes(self._state))
         _sync(file)
@@ -126,7 +126,7 @@ class Writer:
   def _write(self, number: int, place: int, part_PD: np.ndarray) -> None:
     path = _open_path(self._folder, self._state, number)
     header = _header(self._state, self._state["shard_rows"])
-    with open(path, "r+b" if place else "wb") as file:
+    with whole_files.naming(path), open(path, "r+b" if place else "wb") as file:
       file.write(header)
       file.seek(len(header) + place * _row_bytes(self._state))
       file.write(part_PD.tobytes())
@@ -136,11 +136,7 @@ class Writer:
     """Rows count from when they are in the file of the state, which changes as a whole."""
     self._state |= changes
     path = self._folder / "vectors.json"
-    partial = path.with_name("vectors.json.part")
-    with open(partial, "w", encoding="utf-8") as file:
-      json.dump(self._state, file, indent=1)
-      _sync(file)
-    partial.replace(path)
+    whole_files.write_json(path, self._state)
     self.done = self._state["done"]
 
   def _seal(self) -> None:
@@ -268,7 +264,7 @@ def _read_state(folder: pathlib.Path) -> dict[str, Any]:
     good = good and state["dtype"] in _DTYPES and state["count"] in (None, state["done"])
     good = good and state["format"] in FORMATS and isinstance(state["settings"], dict)
   except errors.InputError as error:
-    raise errors.InputError(f"{error}: {_AGAIN}") from None
+    raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
   except (KeyError, TypeError):
     good = False
   if not good:
@@ -297,10 +293,10 @@ def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, ro
     with open(path, "rb") as file:
       found = file.read(size)
     length = path.stat().st_size
-  except (OSError, errors.InputError) as error:
-    raise errors.InputError(
-      f"{path}: cannot be read: {input_files.reason(error)}: {_AGAIN}"
-    ) from None
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {_AGAIN}") from None
+  except OSError as error:
+    raise errors.InputError(f"{path}: cannot be read: {error.strerror}: {_AGAIN}") from None
   if found not in headers:
     raise errors.InputError(
       f"{path}: broken: it does not start as a file of {state['dtype']} vectors of width "
@@ -363,15 +359,11 @@ def _write_parquet(path: pathlib.Path, vectors_ND: np.ndarray) -> None:
   width = vectors_ND.shape[1]
   item = pyarrow.from_numpy_dtype(vectors_ND.dtype)
   schema = pyarrow.schema([("vector", pyarrow.list_(item, width))])
-  partial = path.with_name(f"{path.name}.part")
-  with open(partial, "wb") as file:
-    with parquet.ParquetWriter(file, schema) as writer:
-      for start in range(0, len(vectors_ND), _PARQUET_ROWS):
-        flat = np.ascontiguousarray(vectors_ND[start : start + _PARQUET_ROWS]).reshape(-1)
-        column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width)
-        writer.write_table(pyarrow.Table.from_arrays([column], schema=schema))
-    _sync(file)
-  partial.replace(path)
+  with whole_files.whole_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+    for start in range(0, len(vectors_ND), _PARQUET_ROWS):
+      flat = np.ascontiguousarray(vectors_ND[start : start + _PARQUET_ROWS]).reshape(-1)
+      column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width)
+      writer.write_table(pyarrow.Table.from_arrays([column], schema=schema))
 
 
 @functools.lru_cache(maxsize=1)

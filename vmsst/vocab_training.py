@@ -6,10 +6,9 @@ import itertools
 import os
 import random
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors, preprocessing, text_files, vocabularies
+from vmsst import errors, preprocessing, text_files, vocabularies, whole_files
 from vmsst import languages as languages_lib
 from vmsst.languages import Language
 
@@ -106,7 +105,7 @@ def train_vocabulary(
     raise errors.InputError(
       f"no vocabulary of {size} pieces from {len(sentences)} sentences: {_reason(error)}"
     ) from None
-  _write_atomically(output, model.getvalue())
+  whole_files.write_bytes(output, model.getvalue())
   return VocabularyReport(output, vocabularies.SentencePieceVocabulary(output).size, used)
 
 
@@ -187,16 +186,3 @@ def _reservoir(
 def _reason(error: Exception) -> str:
   """The trainer's message without its place in the source code."""
   return str(error).split("] ")[-1].strip() or type(error).__name__
-
-
-def _write_atomically(path: str, data: bytes) -> None:
-  folder = os.path.dirname(os.path.abspath(path))
-  handle, partial = tempfile.mkstemp(dir=folder, prefix=os.path.basename(path), suffix=".part")
-  try:
-    with os.fdopen(handle, "wb") as stream:
-      stream.write(data)
-    os.chmod(partial, 0o644)
-    os.replace(partial, path)
-  except BaseException:
-    os.unlink(partial)
-    raise

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from vmsst import errors, preprocessing
+from vmsst import errors, input_files, preprocessing
 from vmsst.preprocessing import Languages
 
 PAD_ID = 0
@@ -203,6 +203,7 @@ def _load_sentencepiece(path: str) -> Any:
   try:
     processor.load_from_serialized_proto(data)
     pieces = processor.get_piece_size()
+    processor.id_to_piece(list(range(pieces)))  # ValueError: one is not UTF-8
   except (RuntimeError, ValueError):
     pieces = 0
   if not pieces:
@@ -220,14 +221,9 @@ def _load_sentencepiece(path: str) -> Any:
 
 def _read_bytes(path: str) -> bytes:
   try:
-    if "://" in path:
-      from etils import epath  # Remote storage; plain files need nothing but open().
-
-      return epath.Path(path).read_bytes()
-    with open(path, "rb") as stream:
-      return stream.read()
-  except OSError as error:
+    return input_files.read_bytes(path)
+  except errors.InputError as error:
     raise errors.InputError(
-      f"vocabulary {path}: cannot be read: {error.strerror or error}; give the path of a "
+      f"vocabulary {error}; give the path of a "
       "SentencePiece model, or train one with `vmsst vocab train`"
     ) from None

@@ -12,21 +12,18 @@ not at all: it is written beside its place under another name first.
 import contextlib
 import os
 import struct
-import uuid
 import zlib
 from collections.abc import Iterator
 from typing import IO
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, whole_files
 
 BLOCK_BYTES = 1 << 18
 """What the rows of a block take in memory."""
 MEMORY_BYTES = 64 << 20
 """What all rows take that a writer holds, however many its buckets."""
-PARTIAL = ".partial"
-"""What the names of files that are not yet whole contain."""
 _ROW_BYTES = 160  # What Python's own objects take of a row.
 _MAGIC = b"vmsstblk1"
 _TRAILER = struct.Struct(f"<QQI{len(_MAGIC)}s")  # Blocks, start of the index, its CRC, magic.
@@ -127,7 +124,7 @@ def writing(path: str, buckets: int = 1, block_bytes: int = BLOCK_BYTES) -> Iter
     block_bytes: About how much a block takes in memory. It is less where that much for every
       bucket would be more than MEMORY_BYTES.
   """
-  with whole_file(path) as stream:
+  with whole_files.whole_file(path, shared=True) as stream:
     writer = Writer(stream, buckets, block_bytes)
     yield writer
     writer.finish()
@@ -165,31 +162,3 @@ def _read_index(stream: IO[bytes]) -> np.ndarray:
   if zlib.crc32(index) != checksum:
     raise ValueError("its index is not what was written")
   return np.frombuffer(index, _ENTRY)
-
-
-@contextlib.contextmanager
-def whole_file(path: str) -> Iterator[IO[bytes]]:
-  """A file to be written that is at `path` when all went well; else nothing is left.
-
-  Two processes may write the same file at a time: the last one's stays.
-  """
-  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  partial = f"{path}{PARTIAL}-{uuid.uuid4().hex}"
-  try:
-    with open(partial, "wb") as stream:
-      yield stream
-    os.replace(partial, path)
-  except BaseException as error:
-    with contextlib.suppress(OSError):
-      os.remove(partial)
-    if isinstance(error, OSError) and error.errno and not error.filename:
-      raise OSError(error.errno, error.strerror, path) from None
-    raise
-
-
-def remove_partial(folder: str) -> None:
-  """Removes what killed processes have left unfinished anywhere below a folder."""
-  for where, _, names in os.walk(folder):
-    for name in names:
-      if PARTIAL in name:
-        os.remove(os.path.join(where, name))

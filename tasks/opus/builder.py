@@ -23,8 +23,8 @@ from typing import Any
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_builder, file_adapters
 
-from vmsst import errors
-from vmsst.tasks.opus import blocks, card, held_out, pipeline, recipes, runner, shards
+from vmsst import errors, whole_files
+from vmsst.tasks.opus import card, held_out, pipeline, recipes, runner, shards
 
 DATA_CARD = "DATA_CARD.md"
 
@@ -140,7 +140,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     self.info.metadata.update(
       recipe=report.recipe.digest, configuration=report.configuration, content=report.content
     )
-    with blocks.whole_file(os.fspath(folder / DATA_CARD)) as stream:
+    with whole_files.whole_file(os.fspath(folder / DATA_CARD), shared=True) as stream:
       stream.write(card.text(report).encode())
 
 

@@ -11,14 +11,13 @@ import array
 import bisect
 import hashlib
 import os
-import pathlib
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, whole_files
 from vmsst.tasks.opus import cleaning
 
 MAX_SETS = 64
@@ -92,15 +91,8 @@ class HeldOut:
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes an .npz file, which is there as a whole or not at all."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    try:
-      with partial.open("wb") as stream:
-        np.savez(stream, names=np.array(self.names, "U"), keys=self.keys_K, sets=self.sets_K)
-      os.replace(partial, path)
-    finally:
-      partial.unlink(missing_ok=True)
+    with whole_files.whole_file(path) as stream:
+      np.savez(stream, names=np.array(self.names, "U"), keys=self.keys_K, sets=self.sets_K)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "HeldOut":

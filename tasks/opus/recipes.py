@@ -39,6 +39,7 @@ from vmsst.tasks.opus import records
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
 _TOP = 1 << 64  # above every rank
 _MOST = 1 << 63
+_LARGEST = 1 << 18  # bytes
 
 Cell = tuple[str, str]
 """Name of a language pair, and a corpus."""
@@ -208,6 +209,9 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
   text = os.fspath(name_or_path)
   path = _FOLDER / f"{text}.yaml" if text in names() else pathlib.Path(text)
   try:
+    input_files.check(path)
+    if path.stat().st_size > _LARGEST:
+      raise errors.InputError(f"{path} has more than {_LARGEST >> 10} kB")
     content = input_files.read_bytes(path).decode("utf-8")
   except (errors.InputError, UnicodeDecodeError) as error:
     raise errors.InputError(

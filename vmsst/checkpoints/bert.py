@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import assets, errors, hugging_face_vocabulary, input_files
+from vmsst import assets, errors, hugging_face_vocabulary, input_files, whole_files
 from vmsst.checkpoints import hugging_face, imports, t5x, tensors
 
 MODULES_FILE = "modules.json"
@@ -183,7 +183,7 @@ def import_bert(
   if pooling == "pooler" and not has_pooler:
     raise errors.InputError(f"pooling is 'pooler', but {folder} has none")
   max_length = _max_length(source, sizes)
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     params = {}
     for row in rows:
       for name in row.targets:
@@ -321,6 +321,7 @@ def _rows(
     if name in source_of:
       raise errors.InputError(f"{folder} holds {name} twice, as {source_of[name]} and {source}")
     source_of[name] = source
+  tensors.check_layers(sizes.num_layers, stored, str(folder))
   names = hugging_face_names(sizes, pooler="pooler.dense.weight" in source_of)
   tensors.check_names_and_shapes(
     {name: stored[source] for name, source in source_of.items()},
@@ -398,7 +399,7 @@ def _max_length(folder: pathlib.Path, sizes: Sizes) -> int:
     if value is None:
       continue
     # No limit is written as a huge number, which may have lost its last digits as a float.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
       raise errors.InputError(f"{path}: {key!r} is {value!r}, not a positive integer")
     limits.append(int(min(value, limits[0])))
   return min(limits)
@@ -410,11 +411,12 @@ def _default_prefix(folder: pathlib.Path, config: dict[str, Any]) -> str:
   record = hugging_face.read_object(path) if path.is_file() else {}
   name, prompts = record.get("default_prompt_name"), record.get("prompts")
   if name is not None:
-    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if not isinstance(prompt, str):
       raise errors.InputError(
         f"{path}: there is no prompt {name!r}, which 'default_prompt_name' is"
       )
-    return str(prompts[name])
+    return prompt
   # No file of E5 says that its texts need one. A cache of Hugging Face has the name two levels up.
   cache = [part.name for part in folder.parents if part.name.startswith("models--")]
   for called in (folder.name, str(config.get("_name_or_path", "")), *cache):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vmsst import assets, errors, languages, vocabularies
+from vmsst import assets, errors, languages, vocabularies, whole_files
 from vmsst.checkpoints import hugging_face, imports, t5x, tensors, torch_files
 
 _PARALLEL = "module."
@@ -123,7 +123,7 @@ def import_ems(
     )
   language_rows = _language_rows(pieces, sizes) if sizes.language_dim else []
   rows = _rows(path, stored, sizes)
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     params = {}
     for row in rows:
       for name in row.targets:

@@ -54,8 +54,10 @@ def positive_integer(
   """
   value = config.get(key)
   value = default if value is None else value
-  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-    raise errors.InputError(f"{path}: {key!r} is {value!r}, not a positive integer")
+  if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+    raise errors.InputError(
+      f"{path}: {key!r} is {input_files.shown(value)}, not a positive integer below 2^31"
+    )
   return value
 
 
@@ -66,7 +68,8 @@ def check_choice(
   value = config.get(key, default)
   if value not in known:
     raise errors.InputError(
-      f"{path}: {key!r} is {value!r}; only {' and '.join(map(repr, known))} can be imported"
+      f"{path}: {key!r} is {input_files.shown(value)}; only "
+      f"{' and '.join(map(repr, known))} can be imported"
     )
 
 
@@ -109,6 +112,7 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   Raises:
     InputError: the file is missing or damaged.
   """
+  input_files.check(path)
   try:
     # Stays open, mapped into memory, as long as one of its tensors is kept.
     file = safetensors.safe_open(path, framework="np")

@@ -1,11 +1,8 @@
-"""What imports of other models share: the record of every tensor, and the folder they write."""
+"""What imports of other models share: the record of every tensor, and where they may write."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import shutil
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -56,21 +53,3 @@ def free_folder(output: str | os.PathLike[str]) -> pathlib.Path:
   if target.exists() and not (target.is_dir() and not any(target.iterdir())):
     raise errors.InputError(f"{target} exists already: choose another folder or delete it")
   return target
-
-
-@contextlib.contextmanager
-def written_whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives a folder to write into, which becomes `target` at the end; an error leaves nothing.
-
-  Raises:
-    InputError: the folder cannot be written.
-  """
-  partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-  try:
-    partial.mkdir(parents=True)
-    yield partial
-    partial.rename(target)
-  except OSError as error:
-    raise errors.InputError(f"{target} cannot be written: {error}") from error
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)

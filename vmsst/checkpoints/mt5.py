@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, whole_files
 from vmsst.checkpoints import hugging_face, imports, t5x, t5x_legacy, tensors
 
 VOCABULARY_FILE = "spiece.model"
@@ -105,7 +105,7 @@ def import_mt5(folder: str | os.PathLike[str], output: str | os.PathLike[str]) -
   """
   target = imports.free_folder(output)
   found = _open(pathlib.Path(os.path.abspath(folder)))
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     params = {}
     for row in found.rows:
       if row.targets:
@@ -269,6 +269,8 @@ def _open_hugging_face(folder: pathlib.Path) -> _Source:
   sizes = _sizes_of_config(folder / hugging_face.CONFIG_FILE, hugging_face.read_config(folder))
   if not has_decoder:
     sizes = dataclasses.replace(sizes, num_decoder_layers=0)
+  for layers in (sizes.num_encoder_layers, sizes.num_decoder_layers):
+    tensors.check_layers(layers, found, str(folder))
   wanted = shapes(sizes)
   names = {hugging_face_name(name): name for name in wanted}
   if has_decoder and "lm_head.weight" not in found:

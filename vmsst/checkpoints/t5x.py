@@ -5,8 +5,10 @@ Both runtimes write and read this layout. The layout that T5X had before is in `
 
 import contextlib
 import functools
+import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 
-from vmsst import errors
+from vmsst import errors, input_files
 from vmsst.checkpoints import tensors
 
 PARAMETERS = "target"
@@ -58,15 +60,19 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     InputError: it cannot be read.
   """
   state = checkpoint / "state"
+  is_local = "://" not in os.fspath(state)
+  if is_local:
+    input_files.check_below(state)
   try:
-    with (
-      _without_orbax_warnings(),
-      ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
-    ):
+    with _orbax() as checkpointer:
       tree = dict(checkpointer.metadata(state).item_metadata)
-  except (ValueError, KeyError, TypeError, OSError) as error:
+    found = traverse_util.flatten_dict(tree, sep="/")
+    numbers = sum(math.prod(getattr(stored, "shape", None) or ()) for stored in found.values())
+  except Exception as error:  # Orbax has an exception of another kind for each damage
     raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error
-  return traverse_util.flatten_dict(tree, sep="/")
+  if is_local:
+    tensors.check_held(numbers, input_files.size_below(state), os.fspath(state))
+  return found
 
 
 def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
@@ -75,13 +81,16 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   Raises:
     InputError: the checkpoint cannot be read.
   """
-  return {
-    name.removeprefix(f"{PARAMETERS}/"): tensors.StoredTensor(
-      tuple(stored.shape), f"{name} in {checkpoint}", functools.partial(_read, checkpoint, name)
-    )
-    for name, stored in read_metadata(checkpoint).items()
-    if name.startswith(f"{PARAMETERS}/")
-  }
+  found = {}
+  for name, stored in read_metadata(checkpoint).items():
+    if name.startswith(f"{PARAMETERS}/"):
+      where = f"{name} in {checkpoint}"
+      if getattr(stored, "shape", None) is None:
+        raise errors.InputError(f"{where} is no array")
+      found[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
+        tuple(stored.shape), where, functools.partial(_read, checkpoint, name)
+      )
+  return found
 
 
 def read_params(checkpoint: epath.Path, shapes: Any) -> Any:
@@ -121,23 +130,47 @@ def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
 
 
 def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
-  with (
-    _without_orbax_warnings(),
-    ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
-  ):
-    return checkpointer.restore(
-      checkpoint / "state",
-      args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
-    )
+  state = checkpoint / "state"
+  _silence_abandoned_reads()
+  try:
+    with _orbax() as checkpointer:
+      return checkpointer.restore(
+        state,
+        args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
+      )
+  except Exception as error:  # Orbax has an exception of another kind for each damage
+    reason = str(error).partition("\n")[0]
+    raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from error
+
+
+@functools.cache
+def _silence_abandoned_reads() -> None:
+  """Where one array is damaged, the reads of others end when nothing waits for them any more.
+
+  Python would print a stack trace for each, some after the error was told: those are left out.
+  """
+  former = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    if not isinstance(unraisable.exc_value, RuntimeError) or "Event loop is closed" not in str(
+      unraisable.exc_value
+    ):
+      former(unraisable)
+
+  sys.unraisablehook = hook
 
 
 @contextlib.contextmanager
-def _without_orbax_warnings() -> Iterator[None]:
-  """Orbax warns of a metadata file that T5X's layout does not have."""
+def _orbax() -> Iterator[ocp.Checkpointer]:
+  """What reads checkpoints, without Orbax's log: what it says there is in its errors too.
+
+  It also warns of a metadata file that T5X's layout does not have.
+  """
   verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.ERROR)
+  logging.set_verbosity(logging.FATAL)
   try:
-    yield
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+      yield checkpointer
   finally:
     logging.set_verbosity(verbosity)
 

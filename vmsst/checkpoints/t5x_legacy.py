@@ -14,7 +14,7 @@ import numpy as np
 import tensorstore
 from flax import traverse_util
 
-from vmsst import errors
+from vmsst import errors, input_files
 from vmsst.checkpoints import tensors
 
 INDEX_FILE = "checkpoint"
@@ -32,8 +32,9 @@ def open_params(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     InputError: the index is damaged or of another version, or it names what is not in the folder.
   """
   path = folder / INDEX_FILE
+  content = input_files.read_bytes(path)
   try:
-    index = flax.serialization.msgpack_restore(path.read_bytes())
+    index = flax.serialization.msgpack_restore(content)
   except Exception as error:  # msgpack has a dozen kinds for damaged data
     raise errors.InputError(f"{path} is no T5X checkpoint: {error}") from error
   version = index.get("version") if isinstance(index, dict) else None
@@ -44,9 +45,12 @@ def open_params(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   target = optimizer.get("target") if isinstance(optimizer, dict) else None
   if not isinstance(target, dict):
     raise errors.InputError(f"{path} has no tree optimizer/target of parameters")
-  flat = traverse_util.flatten_dict(
-    target, is_leaf=lambda _, value: set(value) >= _DESCRIPTION, sep="/"
-  )
+  try:
+    flat = traverse_util.flatten_dict(
+      target, is_leaf=lambda _, value: set(value) >= _DESCRIPTION, sep="/"
+    )
+  except (TypeError, RecursionError) as error:
+    raise errors.InputError(f"{path}: parameters are not named by texts: {error}") from None
   return {name: _open(folder, name, value) for name, value in flat.items()}
 
 
@@ -64,10 +68,12 @@ def _open(folder: pathlib.Path, name: str, value: Any) -> tensors.StoredTensor:
   spec = {"driver": value["driver"], "kvstore": {"driver": "file", "path": f"{array_folder}/"}}
   if value["driver"] != "zarr":
     raise errors.InputError(f"{where} is stored by {value['driver']!r}; only 'zarr' is read")
+  input_files.check_below(array_folder)
   try:
     array = tensorstore.open(spec, open=True, read=True).result()
-  except (ValueError, OSError) as error:
+  except Exception as error:  # one of many kinds for each damage
     raise errors.InputError(f"{array_folder} is no readable Zarr array: {error}") from error
+  tensors.check_held(array.size, input_files.size_below(array_folder), str(array_folder))
   return tensors.StoredTensor(tuple(array.shape), str(array_folder), lambda: array.read().result())
 
 

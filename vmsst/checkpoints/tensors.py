@@ -9,6 +9,8 @@ from ml_dtypes import bfloat16
 from vmsst import errors
 
 _FLOATS = (np.float64, np.float32, np.float16, bfloat16)
+_SMALL = 1 << 25
+_MOST_A_BYTE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,24 @@ def check_names_and_shapes(
     raise errors.InputError(
       f"{where} {' and '.join(faults)} ({len(expected)} tensors expected, {len(tensors)} found)"
     )
+
+
+def check_layers(layers: int, tensors: Mapping[str, StoredTensor], where: str) -> None:
+  """Raises InputError where a file says that there are more layers than there are tensors.
+
+  So it is told before anything is made for each layer.
+  """
+  if layers > len(tensors):
+    raise errors.InputError(f"{where} is said to have {layers} layers, of {len(tensors)} tensors")
+
+
+def check_held(numbers: int, content: int, where: str) -> None:
+  """Raises InputError where so many bytes cannot hold so many numbers, however compressed.
+
+  Formats with chunks fill in those that are not there, whatever size their metadata say.
+  """
+  if numbers > _SMALL + _MOST_A_BYTE * content:
+    raise errors.InputError(f"{where} is said to have {numbers} numbers, in {content} bytes")
 
 
 def some(names: Iterable[str], count: int = 3) -> str:

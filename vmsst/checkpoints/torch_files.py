@@ -3,12 +3,14 @@
 import functools
 import pathlib
 import pickle
+import tarfile
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, input_files
 from vmsst.checkpoints import tensors
 
 _STATE = "state_dict"
@@ -28,6 +30,11 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
       f"{path} is a file of torch, which is not installed: pip install torch, or convert the state "
       "dict to a .safetensors file where it is"
     ) from None
+  input_files.check(path)
+  if tarfile.is_tarfile(path):  # torch would make a folder to unpack it, and then refuse it
+    raise errors.InputError(f"{path} is a tar archive, as torch wrote before 2017: save it again")
+  if _is_compressed(path):  # torch never does that, and would read it however large it gets
+    raise errors.InputError(f"{path} is a compressed archive, which torch does not write")
   try:
     record = torch.load(path, map_location="cpu", weights_only=True)
   except pickle.UnpicklingError as error:
@@ -42,8 +49,12 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   if not isinstance(state, Mapping):
     raise errors.InputError(f"{path} holds no {_STATE} of names and tensors")
   for name, value in state.items():
-    if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+    if not isinstance(name, str):
+      raise errors.InputError(f"{path}: a name is a {type(name).__name__}: it holds no {_STATE}")
+    if not isinstance(value, torch.Tensor):
       raise errors.InputError(f"{path}: {name!r} is no tensor: the file holds no {_STATE}")
+    if not _is_held(value):
+      raise errors.InputError(f"{path}: {name!r} is sparse or repeats the numbers that it holds")
 
   def load(tensor: Any) -> np.ndarray:
     # NumPy has no bfloat16; every half is a float32 too.
@@ -57,3 +68,20 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     )
     for name, tensor in state.items()
   }
+
+
+def _is_compressed(path: pathlib.Path) -> bool:
+  try:
+    with zipfile.ZipFile(path) as archive:
+      return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+  except Exception:  # Older files are no archives; of a damaged one torch says what is wrong.
+    return False
+
+
+def _is_held(tensor: Any) -> bool:
+  """Whether a tensor has its numbers in the file, each once: else it may be larger than memory."""
+  import torch
+
+  if tensor.layout != torch.strided or tensor.is_meta:
+    return False
+  return bool(tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes())

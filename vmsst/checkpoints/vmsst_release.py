@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vmsst import assets, errors, vocabularies
+from vmsst import assets, errors, vocabularies, whole_files
 from vmsst.checkpoints import hugging_face, imports, mt5, t5x, tensors, torch_files
 
 PICKLED_FILE = "pytorch_model.bin"
@@ -104,7 +104,7 @@ def import_vmsst(
   shape = found.tensors[head].shape
   dimension = shape[0] if found.transposed else shape[1]
   names = {**found.names, _HEAD: head}
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     params = {}
     for ours, theirs in names.items():
       array = found.tensors[theirs].read()

@@ -249,7 +249,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(args: argparse.Namespace) -> None:
-  from vmsst import device_search, embedded_text, encoders, errors, text_search
+  from vmsst import device_search, embedded_text, encoders, errors, text_search, whole_files
 
   base = embedded_text.open_text(args.base, args.vectors)
   queries = read_lines(args.queries)
@@ -278,11 +278,8 @@ def _search(args: argparse.Namespace) -> None:
       sys.stdout.buffer.write(f"{line}\n".encode())
     sys.stdout.buffer.flush()
     return
-  output = pathlib.Path(args.output)
-  partial = output.with_name(output.name + ".part")
-  with partial.open("w", encoding="utf-8", newline="\n") as stream:
+  with whole_files.whole_text(args.output) as stream:
     stream.writelines(f"{line}\n" for line in lines)
-  partial.replace(output)
 
 
 def _translate_arguments(parser: argparse.ArgumentParser) -> None:

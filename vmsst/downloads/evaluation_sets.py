@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, whole_files
 from vmsst.downloads import archives, fetch, tables
 
 ALL = "all"
@@ -260,10 +260,7 @@ def _complete(note: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path] | No
 
 def _write_note(note: pathlib.Path, root: pathlib.Path, paths: Iterable[pathlib.Path]) -> None:
   sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in paths}
-  note.parent.mkdir(parents=True, exist_ok=True)
-  partial = note.with_name(note.name + ".part")
-  partial.write_text(json.dumps(sizes, indent=0), encoding="utf-8")
-  partial.replace(note)
+  whole_files.write_json(note, sizes)
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:

@@ -1,11 +1,10 @@
 """Tables as benchmarks read them, out of the tables that others publish."""
 
 import csv
-import os
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from vmsst import errors, text_files
+from vmsst import errors, text_files, whole_files
 
 PART = "@part"
 """In the place of a column: the name of the part that a row is of."""
@@ -33,9 +32,7 @@ def join(
   Raises:
     InputError: a part lacks a column, has a row of another length, or none.
   """
-  partial = path.with_name(path.name + ".part")
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with open(partial, "w", encoding="utf-8", newline="\n") as out:
+  with whole_files.whole_text(path) as out:
     if header:
       out.write("\t".join(columns) + "\n")
     for name, source in parts.items():
@@ -52,7 +49,6 @@ def join(
         out.write("\t".join(fields) + "\n")
       if number == 1:
         raise errors.InputError(f"{source}: no rows")
-  os.replace(partial, path)
 
 
 def _rows(path: pathlib.Path, quoted: bool) -> Iterator[list[str]]:

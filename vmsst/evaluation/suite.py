@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import encoders, errors, languages
+from vmsst import encoders, errors, languages, whole_files
 from vmsst.evaluation import search
 
 Numbers = dict[str, float]
@@ -247,10 +247,10 @@ def run(
   vectors = SharedVectors(_held_sides(tasks) for _, tasks in waiting.values())
   for key, (benchmark, tasks) in waiting.items():
     done[key] = _run_one(encoder, vectors, benchmark, tasks, known, output, report, engine)
-    write_json(output / "benchmarks" / f"{key}.json", done[key])
+    whole_files.write_json(output / "benchmarks" / f"{key}.json", done[key])
   ordered = {each.name: done[each.name] for each in benchmarks if each.name in done}
   results = {**settings, "absent": absent, "benchmarks": ordered}
-  write_json(output / RESULTS_FILE, results)
+  whole_files.write_json(output / RESULTS_FILE, results)
   return results
 
 
@@ -361,17 +361,9 @@ def _keys(side: Side) -> Iterator[tuple[str, str]]:
   return ((side.language, text) for text in side.texts)
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
-  """Writes a file that is there as a whole or not at all."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + ".part")
-  partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-  partial.replace(path)
-
-
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
   if not path.is_file():
-    write_json(path, settings)
+    whole_files.write_json(path, settings)
     return
   before = json.loads(path.read_text(encoding="utf-8"))
   for key, value in settings.items():

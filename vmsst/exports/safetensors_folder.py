@@ -6,7 +6,7 @@ import types
 
 from safetensors.numpy import save_file
 
-from vmsst import assets
+from vmsst import assets, whole_files
 from vmsst.checkpoints import hugging_face, imports
 from vmsst.exports import saved_encoder
 
@@ -31,7 +31,7 @@ def export_safetensors(
   """
   target = imports.free_folder(output)
   saved = saved_encoder.read(path)
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     write(saved, partial)
   return target
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from vmsst import errors, hugging_face_vocabulary
+from vmsst import errors, hugging_face_vocabulary, whole_files
 from vmsst.checkpoints import bert as bert_checkpoints
 from vmsst.checkpoints import hugging_face, imports, mt5
 from vmsst.exports import saved_encoder, tokenizer_file
@@ -93,7 +93,7 @@ def export_sentence_transformers(
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, words_given=words_given)
   config, arrays = _transformer(saved, tokenizer.padding_id)
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)
     save_file(arrays, partial / hugging_face.WEIGHTS_FILE, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)

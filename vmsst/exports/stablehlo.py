@@ -17,6 +17,7 @@ from flax import traverse_util
 from jax import export
 from jaxtyping import Array, Float
 
+from vmsst import whole_files
 from vmsst.checkpoints import hugging_face, imports
 from vmsst.exports import safetensors_folder, saved_encoder
 from vmsst.networks import bert, sentence_encoder, t5
@@ -62,7 +63,7 @@ def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str
   saved = saved_encoder.read(path)
   found = saved.assets
   content = _serialized(found.network, saved.params)
-  with imports.written_whole(target) as partial:
+  with whole_files.whole_folder(target) as partial:
     safetensors_folder.write(saved, partial)
     (partial / FUNCTION_FILE).write_bytes(content)
   return Exported(target, found.max_length, found.network.latent_dim, found.vocabulary.eos_id)

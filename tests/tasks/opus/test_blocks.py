@@ -64,16 +64,6 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
-def test_errors_of_the_disk_name_the_file(tmp_path):
-  def fill():
-    with blocks.whole_file(str(tmp_path / "x")) as stream:
-      stream.write(b"a")
-      raise OSError(28, "No space left on device")
-
-  with pytest.raises(OSError, match=r"No space left on device: '.*x'"):
-    fill()
-
-
 @pytest.mark.parametrize("damage", ["empty", "cut", "index", "block"])
 def test_damaged_files_are_named(tmp_path, damage):
   path = tmp_path / "x.blocks"
@@ -90,13 +80,3 @@ def test_damaged_files_are_named(tmp_path, damage):
   path.write_bytes(bytes(content))
   with pytest.raises(errors.InputError, match=r"x\.blocks: damaged .*delete it"):
     [list(blocks.read(str(path), bucket)) for bucket in range(4)]
-
-
-def test_what_killed_processes_leave_is_removed(tmp_path):
-  kept, left = tmp_path / "a" / "x.blocks", tmp_path / "a" / "b" / f"y{blocks.PARTIAL}-1f"
-  left.parent.mkdir(parents=True)
-  for path in (kept, left):
-    path.write_bytes(b"")
-  blocks.remove_partial(str(tmp_path))
-  assert kept.exists()
-  assert not left.exists()

@@ -6,9 +6,8 @@ import numpy as np
 import opus_tree
 import pytest
 
-from vmsst import errors
+from vmsst import errors, whole_files
 from vmsst.tasks.opus import (
-  blocks,
   card,
   cleaning,
   held_out,
@@ -152,10 +151,10 @@ def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
 
   with pytest.raises(errors.InputError, match=r"clean: a worker process was killed .*goes on"):
     _build(tree, killing)
-  assert list(tree.rglob(f"*{blocks.PARTIAL}*"))
+  assert list(tree.rglob(f"*{whole_files.PARTIAL}*"))
   done = _times(tree / "work" / "clean")
   report = _build(tree)
-  assert not list(tree.rglob(f"*{blocks.PARTIAL}*"))
+  assert not list(tree.rglob(f"*{whole_files.PARTIAL}*"))
   assert {path: _times(tree / "work")[path] for path in done} == done
   assert report.content == _build(tree, work="undisturbed").content
 
@@ -182,14 +181,14 @@ def test_a_full_disk_ends_the_build_and_the_same_call_goes_on(tree, monkeypatch,
       raise OSError(errno.ENOSPC, "No space left on device")
 
   def opening(path, mode):
-    full = folder in path and "w" in mode and "deu_eng" in path
+    full = folder in str(path) and "w" in mode and "deu_eng" in str(path)
     return Full(open(path, mode)) if full else open(path, mode)
 
   with monkeypatch.context() as patch:
-    patch.setattr(blocks, "open", opening, raising=False)
+    patch.setattr(whole_files, "open", opening, raising=False)
     with pytest.raises(errors.InputError, match=rf"{stage} of .*No space left.*deu_eng.*goes on"):
       _build(tree)
-  assert not list(tree.rglob(f"*{blocks.PARTIAL}*"))
+  assert not list(tree.rglob(f"*{whole_files.PARTIAL}*"))
   assert _build(tree).content == _build(tree, work="undisturbed").content
 
 

@@ -1,11 +1,10 @@
 """Records of files with one JSON object a line; errors are InputError with file and line."""
 
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from vmsst import errors, text_files
+from vmsst import errors, input_files, text_files
 
 
 def records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -17,10 +16,7 @@ def records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def parse(line: str, place: str) -> dict[str, Any]:
   """The object that a line holds; raises InputError, with the place, if it holds none."""
-  try:
-    record = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    raise errors.InputError(f"{place}: not JSON: {error}") from None
+  record = input_files.parse_json(line, place)
   if not isinstance(record, dict):
     raise errors.InputError(f"{place}: not a JSON object but {type(record).__name__}")
   return record
@@ -29,6 +25,6 @@ def parse(line: str, place: str) -> dict[str, Any]:
 def text(record: dict[str, Any], name: str, place: str) -> str:
   """A field that has to be text; raises InputError if it is missing or something else."""
   value = record.get(name)
-  if not isinstance(value, str):
+  if not input_files.is_text(value):
     raise errors.InputError(f"{place}: no text under {name!r}; it has {', '.join(record)}")
-  return value
+  return str(value)

@@ -16,13 +16,12 @@ Texts of one language (its regional variants) are not compared.
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vmsst import errors, languages, text_files
+from vmsst import errors, input_files, languages, text_files
 from vmsst.evaluation import search, suite, xsim
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
 
@@ -57,10 +56,10 @@ class Changed:
 
 def read_changed(texts: pathlib.Path, types: pathlib.Path) -> Changed:
   """Reads a sentence a line, and a JSON object with objects `src`, `errtype` by sentence."""
+  content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
   try:
-    content = json.loads("\n".join(text_files.read_lines(str(types))))
     changes = {text: (str(each["src"]), str(each["errtype"])) for text, each in content.items()}
-  except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+  except (AttributeError, KeyError, TypeError) as error:
     raise errors.InputError(
       f"{types}: not a JSON object of objects with src and errtype ({error}); copy it again"
     ) from None

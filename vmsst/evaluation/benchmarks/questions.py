@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, text_files
+from vmsst import errors, text_files, whole_files
 from vmsst.evaluation import answers, retrieval, search, suite
 from vmsst.evaluation.benchmarks import averages, files, json_lines
 
@@ -385,11 +385,8 @@ def _identity(sets: Sequence[Questions], paths: Sequence[pathlib.Path]) -> str:
 
 
 def _save(path: pathlib.Path, best: _Best, identity: str) -> None:
-  """Writes the file as a whole or not at all."""
-  partial = path.with_name(path.name + ".part")
-  with partial.open("wb") as stream:
+  with whole_files.whole_file(path) as stream:
     np.savez(stream, **dataclasses.asdict(best), identity=np.array(identity))
-  partial.replace(path)
 
 
 def _load(path: pathlib.Path, identity: str) -> _Best | None:

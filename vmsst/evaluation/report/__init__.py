@@ -10,8 +10,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vmsst import errors
-from vmsst.evaluation import suite
+from vmsst import errors, whole_files
 from vmsst.evaluation.report import content, markdown, page, reading
 
 
@@ -33,7 +32,7 @@ def write_report(
   texts = {"report.md": markdown.text(report), "report.html": page.text(report)}
   folder = pathlib.Path(output)
   try:
-    suite.write_json(folder / "report.json", _plain(report, runs))
+    whole_files.write_json(folder / "report.json", _plain(report, runs))
     for name, text in texts.items():
       (folder / name).write_text(text, encoding="utf-8")
   except OSError as error:

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
-from vmsst import errors, text_files
+from vmsst import errors, input_files, text_files
 from vmsst.evaluation import suite
 
 _NEITHER = "give folders that `vmsst eval --out` has written, or MODEL_DIRs of training runs"
@@ -66,10 +66,7 @@ def _run(folder: pathlib.Path) -> Run:
 
 def _results(path: pathlib.Path) -> dict[str, Any]:
   """The content of results.json, every part of which is of the kind that `suite.run` gives."""
-  try:
-    content = json.loads("".join(text_files.read_lines(str(path))))
-  except (json.JSONDecodeError, RecursionError) as error:
-    raise errors.InputError(f"{path}: not JSON ({error}): run `vmsst eval` again") from None
+  content = input_files.parse_json("".join(text_files.read_lines(str(path))), str(path))
   top = _Value(path, "", content)
   top.key("encoder").text()
   if content.get("seen") is not None:
@@ -125,7 +122,7 @@ class _Value:
     for _, each in self.items():
       if isinstance(each.value, bool) or not isinstance(each.value, int | float):
         each._wrong("a number")
-      elif not math.isfinite(each.value):
+      elif not abs(each.value) <= sys.float_info.max:
         each._wrong("a finite number")
 
   def _part(self, step: str, value: Any) -> "_Value":
@@ -137,8 +134,7 @@ class _Value:
     return self.value
 
   def _wrong(self, wanted: str) -> None:
-    shown = ascii(self.value)
-    shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
+    shown = input_files.shown(self.value).encode("ascii", "backslashreplace").decode()
     raise errors.InputError(
       f"{self.path}: {self.where or 'the whole'} is {shown}, not {wanted}: run `vmsst eval` again"
     )
@@ -152,7 +148,7 @@ def _curves(path: pathlib.Path) -> dict[str, tuple[list[int], list[float]]]:
       row = json.loads(line)
       step = int(row.pop("step"))
       values = {name: float(value) for name, value in row.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
       raise errors.InputError(
         f"{path}:{number}: not an object of a step and numbers: it is no file of `t5x train`"
       ) from None
