@@ -1,16 +1,20 @@
 """`t5x train --dry_run`: what a run would need, without data and without making parameters."""
 
+import copy
 import inspect
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import Mesh
 
 from vmsst import vocabularies
 from vmsst.errors import InputError
@@ -48,13 +52,48 @@ def train(
   products, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients
   and the batch; activations are not counted).
   """
+  _check_names(others)
+  report = describe(model, train_dataset_cfg, partitioner, trainer_cls)
+  print(report.pop("text"))
+  print(json.dumps(report))
+
+
+def train_with_memory(topology: str | None) -> Callable[..., None]:
+  """`train`, which also compiles the step and says what memory XLA gives it on each device.
+
+  The JSON has `peak_bytes_per_device` besides: all that a step has in memory at a time. Compiling
+  takes minutes where a model has many layers. A program that does not fit a TPU is an InputError.
+
+  Args:
+    topology: TPUs to compile for, such as "v5e:2x4", by the package libtpu; none need be there, but
+      as many other devices (XLA_FLAGS=--xla_force_host_platform_device_count=8). None compiles for
+      the devices at hand.
+  """
+
+  def train(
+    *,
+    model: Any,
+    train_dataset_cfg: Any,
+    partitioner: partitioning.PjitPartitioner,
+    trainer_cls: Any,
+    **others: Any,
+  ) -> None:
+    _check_names(others)
+    run = (model, train_dataset_cfg, partitioner, trainer_cls)
+    report = describe(*run)
+    print(report.pop("text"), flush=True)
+    report |= memory(*run, topology)
+    print(report.pop("text"))
+    print(json.dumps(report))
+
+  return train
+
+
+def _check_names(others: Mapping[str, Any]) -> None:
   known = inspect.signature(train_lib.train).parameters
   for name in others:
     if name not in known:
       raise InputError(f"train has no parameter {name!r}")
-  report = describe(model, train_dataset_cfg, partitioner, trainer_cls)
-  print(report.pop("text"))
-  print(json.dumps(report))
 
 
 def describe(
@@ -62,13 +101,7 @@ def describe(
 ) -> dict[str, Any]:
   """The numbers of the JSON line, and the report as `text`."""
   batch = _batch(model, cfg, partitioner)
-  initializer = utils.TrainStateInitializer(
-    optimizer_def=model.optimizer_def,
-    init_fn=model.get_initial_variables,
-    input_shapes={name: value.shape for name, value in batch.items()},
-    input_types={name: value.dtype for name, value in batch.items()},
-    partitioner=partitioner,
-  )
+  initializer = _initializer(model, batch, partitioner)
   state = initializer.global_train_state_shape
   arrays = traverse_util.flatten_dict(state.state_dict(), sep="/")
   shardings = traverse_util.flatten_dict(
@@ -153,15 +186,28 @@ def _batch(
   }
 
 
-def _step_flops(
+def _initializer(
+  model: Any,
+  batch: Mapping[str, jax.ShapeDtypeStruct],
+  partitioner: partitioning.PjitPartitioner,
+) -> utils.TrainStateInitializer:
+  return utils.TrainStateInitializer(
+    optimizer_def=model.optimizer_def,
+    init_fn=model.get_initial_variables,
+    input_shapes={name: value.shape for name, value in batch.items()},
+    input_types={name: value.dtype for name, value in batch.items()},
+    partitioner=partitioner,
+  )
+
+
+def _trainer(
   model: Any,
   state: Any,
-  batch: Mapping[str, jax.ShapeDtypeStruct],
   partitioner: partitioning.PjitPartitioner,
   initializer: utils.TrainStateInitializer,
   trainer_cls: Any,
-) -> float:
-  trainer = trainer_cls(
+) -> Any:
+  return trainer_cls(
     model=model,
     train_state=state,
     partitioner=partitioner,
@@ -170,10 +216,100 @@ def _step_flops(
     train_state_axes=initializer.train_state_axes,
     rng=jax.random.PRNGKey(0),
   )
+
+
+def _step_flops(
+  model: Any,
+  state: Any,
+  batch: Mapping[str, jax.ShapeDtypeStruct],
+  partitioner: partitioning.PjitPartitioner,
+  initializer: utils.TrainStateInitializer,
+  trainer_cls: Any,
+) -> float:
+  trainer = _trainer(model, state, partitioner, initializer, trainer_cls)
   with partitioner.context():
     jaxpr = jax.make_jaxpr(trainer._partitioned_train_step.function)(state, dict(batch))
   trainer.close()
   return matmul_flops(jaxpr.jaxpr)
+
+
+def memory(
+  model: Any,
+  cfg: Any,
+  partitioner: partitioning.PjitPartitioner,
+  trainer_cls: Any,
+  topology: str | None = None,
+) -> dict[str, Any]:
+  """What the compiled step takes of each device's memory, by XLA's analysis; also as `text`.
+
+  Args:
+    model: as of a run, like the three that follow.
+    cfg: see there.
+    partitioner: see there.
+    trainer_cls: see there.
+    topology: see `train_with_memory`.
+
+  Raises:
+    InputError: the TPUs' memory is too small, or no such TPUs are known.
+  """
+  batch = _batch(model, cfg, partitioner)
+  initializer = _initializer(model, batch, partitioner)
+  state = initializer.global_train_state_shape
+  if topology is not None:
+    partitioner = _on_topology(partitioner, topology)
+  trainer = _trainer(model, state, partitioner, initializer, trainer_cls)
+  lowered = trainer._partitioned_train_step.lower(state, batch)
+  trainer.close()
+  device = partitioner.mesh.devices.flat[0].device_kind
+  try:
+    analysis = lowered.compile().memory_analysis()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    reason = str(error).splitlines()[0]
+    raise InputError(
+      f"a step does not fit {partitioner.mesh.size} {device}: {reason}. Raise NUM_MICROBATCHES, "
+      "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
+    ) from None
+  parts = {
+    "arguments": analysis.argument_size_in_bytes,
+    "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    "temporary": analysis.temp_size_in_bytes,
+  }
+  # Backends that do not know the peak give less than what is there before the step.
+  peak = analysis.peak_memory_in_bytes
+  if peak <= parts["arguments"]:
+    peak = sum(parts.values())
+  return {
+    "text": f"compiled for {partitioner.mesh.size} {device}, per device: "
+    + ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
+    + f"; at the peak {_mib(peak)}",
+    "peak_bytes_per_device": peak,
+  }
+
+
+def _on_topology(
+  partitioner: partitioning.PjitPartitioner, topology: str
+) -> partitioning.PjitPartitioner:
+  """The same mesh of TPUs that are known by name alone."""
+  # Without them libtpu looks for a TPU, and for others who use it.
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  try:
+    devices = topologies.get_topology_desc(topology, platform="tpu").devices
+  except Exception as error:  # of libtpu, or of finding it
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise InputError(
+      f"no TPU topology {topology!r} (such as v5e:2x4) by the package libtpu (pip install "
+      f"libtpu): {reason}"
+    ) from error
+  mesh = partitioner.mesh
+  if len(devices) < mesh.size:
+    raise InputError(f"{topology} has {len(devices)} devices, the mesh {mesh.size}")
+  moved = copy.copy(partitioner)
+  on_tpus = mesh_utils.create_device_mesh(mesh.devices.shape, list(devices)[: mesh.size])
+  moved.mesh = Mesh(on_tpus, mesh.axis_names)
+  return moved
 
 
 def matmul_flops(jaxpr: Any) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vmsst.errors import InputError
-from vmsst.launch import large_pages, quiet
+from vmsst.launch import large_pages, processes, quiet
 from vmsst.paths import gin_dir
 
 # Subcommand: (function that gin calls it, its module in the runtime, what it does).
@@ -30,6 +30,9 @@ Any gin binding can be given as --gin.NAME=VALUE, for macros (--gin.TRAIN_STEPS=
 parameters (--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1); strings need
 inner quotes (--gin.MODEL_DIR="'/tmp/run'"). Gin files are looked for in the current folder, in
 --gin_search_paths and among the shipped ones.
+
+Several processes run as one when each is started with the same command: those of a SLURM step or a
+TPU pod find each other, others are told by --coordinator_address and what goes with it.
 """
 
 
@@ -50,10 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--seqio_additional_cache_dirs", default="", help="comma-separated SeqIO cache folders")
     add("--dry_run", action="store_true", help="print sizes and shardings, then stop (train)")
     add("--runtime", choices=("bundled", "upstream"), default="bundled", help="which T5X to run")
-    add("--multiprocess_gpu", action="store_true", help="start jax.distributed on GPUs")
-    add("--coordinator_address", help="host:port of process 0")
-    add("--process_count", type=int, help="number of processes")
-    add("--process_index", type=int, help="number of this process, from 0")
+    add("--multiprocess_gpu", action="store_true", help="several processes, found by JAX")
+    add("--coordinator_address", help="host:port of process 0; else JAX_COORDINATOR_ADDRESS")
+    add("--process_count", type=int, help="number of processes; else JAX_NUM_PROCESSES")
+    add("--process_index", type=int, help="number of this one, from 0; else JAX_PROCESS_ID")
     add("--initialization_timeout", type=int, help="seconds to wait for the other processes")
     add("--verbose", action="store_true", help="show log messages and full stack traces")
     if name == "infer":
@@ -106,9 +109,10 @@ def _run(options: argparse.Namespace) -> None:
     raise InputError(f"give a --gin_file; the shipped ones are in {gin_dir()}")
   _quiet(options.verbose)
   sys.path.insert(0, os.getcwd())  # a user's own task modules, as with `python -m`
-  with _without_collecting_garbage():
-    function = _configured(options)
-  function()
+  with contextlib.ExitStack() as ends:
+    with _without_collecting_garbage():
+      function = _configured(options, ends)
+    function()
 
 
 @contextlib.contextmanager
@@ -122,8 +126,8 @@ def _without_collecting_garbage() -> Iterator[None]:
     gc.enable()
 
 
-def _configured(options: argparse.Namespace) -> Callable[[], Any]:
-  """The function of the command, with all that gin binds."""
+def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:
+  """The function of the command, with all that gin binds; `ends` parts from other processes."""
   with contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes():
     import seqio  # noqa: F401  (imports TensorFlow, which every command needs)
     import tensorflow as tf
@@ -149,7 +153,15 @@ def _configured(options: argparse.Namespace) -> Callable[[], Any]:
     from vmsst.launch import dry_run
 
     functions["train"] = dry_run.train
-  _start_processes(options)
+  import jax  # noqa: F401  (tells in the environment whether there are TPUs)
+
+  place = processes.find(
+    coordinator_address=options.coordinator_address,
+    count=options.process_count,
+    index=options.process_index,
+    several=options.multiprocess_gpu,
+  )
+  ends.enter_context(processes.joined(place, options.initialization_timeout))
   _data_folders(options)
 
   import gin
@@ -187,20 +199,6 @@ def _upstream_root() -> pathlib.Path:
   if spec is None or not spec.submodule_search_locations:
     raise InputError("--runtime=upstream: upstream t5x is not installed here")
   return pathlib.Path(next(iter(spec.submodule_search_locations))).parent
-
-
-def _start_processes(options: argparse.Namespace) -> None:
-  if not (options.coordinator_address or options.multiprocess_gpu):
-    return
-  import jax
-
-  given = {
-    "coordinator_address": options.coordinator_address,
-    "num_processes": options.process_count,
-    "process_id": options.process_index,
-    "initialization_timeout": options.initialization_timeout,
-  }
-  jax.distributed.initialize(**{k: v for k, v in given.items() if v is not None})
 
 
 def _data_folders(options: argparse.Namespace) -> None:

@@ -20,12 +20,13 @@ _UNTRUE = re.compile(r"Given sequence lengths|Metadata file does not exist")
 
 
 def drop_untrue_warnings() -> None:
-  """Leaves out seqio's and Orbax's warnings about what is as it should be."""
+  """Leaves out warnings about what is as it should be, and errors that Orbax raises as well."""
   logging.getLogger("absl").addFilter(_is_worth_reading)
 
 
 def _is_worth_reading(record: logging.LogRecord) -> bool:
-  return not _UNTRUE.match(record.getMessage())
+  raised_too = record.levelno >= logging.ERROR and "orbax" in record.pathname
+  return not (raised_too or _UNTRUE.match(record.getMessage()))
 
 
 @contextlib.contextmanager

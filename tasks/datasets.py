@@ -36,6 +36,10 @@ def get_length_grouped_dataset(
   which does not depend on the number of hosts: each host reads all data and takes its rows of every
   batch, so that the batches of one step are of one length class everywhere.
 
+  The dataset also has the attributes `whole_batches`, the dataset of global batches, and
+  `rows_of_whole`, which of their rows it gives. The bundled runtime reads those, so that all hosts
+  cut the same padding off and a run goes on with another number of hosts.
+
   Args:
     cfg: A T5X `DatasetConfig`, or anything with its fields.
     shard_id: Number of this host's share.
@@ -88,13 +92,18 @@ def get_length_grouped_dataset(
       group_batches=group_batches,
       shuffle_seed=seed if cfg.shuffle else None,
     )
-  share = cfg.batch_size // num_shards
+  return _share(batches.prefetch(2), cfg.batch_size // num_shards, shard_id, num_shards)
+
+
+def _share(batches: tf.data.Dataset, size: int, shard_id: int, num_shards: int) -> tf.data.Dataset:
+  """The rows of one host of every batch, with the attributes of `get_length_grouped_dataset`."""
+  rows = slice(shard_id * size, (shard_id + 1) * size)
+  share = batches
   if num_shards > 1:
-    begin = shard_id * share
-    batches = batches.map(
-      lambda batch: tf.nest.map_structure(lambda x: x[begin : begin + share], batch)
-    )
-  return batches.prefetch(2)
+    share = batches.map(lambda batch: tf.nest.map_structure(lambda x: x[rows], batch))
+  share.whole_batches = batches
+  share.rows_of_whole = rows
+  return share
 
 
 def group_by_length(

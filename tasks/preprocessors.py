@@ -5,7 +5,9 @@ steps here serve texts that are streamed, and give the same ids.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import seqio
@@ -18,8 +20,13 @@ from vmsst import hugging_face_vocabulary, languages, preprocessing, vocabularie
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 # A teacher's vectors of them, where there are any.
 TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
-# Pairs whose words are split at once: Juman++ starts anew for each of these.
-_PAIRS = 256
+# What a pair may have beside its sides and languages: wrong translations of its source, and a
+# teacher's vectors of its sides. Data leaves out those that no length is given for.
+EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
+# Rows whose words are split at once: Juman++ starts anew for each of these.
+SPLIT_ROWS = 256
+# Rows that are turned round at once.
+_ROWS = 64
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 
 
@@ -70,19 +77,30 @@ class SeqioVocabulary(seqio.Vocabulary):
     return self.wrapped.decode(ids)
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    return self.encode_rows(s[None]).values
+
+  def encode_rows(self, text_N: tf.Tensor) -> tf.RaggedTensor:
+    """Ids of many texts at once, int32 [N, T], without end marks."""
     if isinstance(self.wrapped, hugging_face_vocabulary.HuggingFaceVocabulary):
-      return self._encode_by_python(s)
+      return self._encode_by_python(text_N)
     if self.wrapped.lowercase:
-      s = tf.strings.lower(s, encoding="utf-8")
+      text_N = tf.strings.lower(text_N, encoding="utf-8")
     if isinstance(self.wrapped, vocabularies.ByteVocabulary):
-      return tf.cast(tf.io.decode_raw(s, tf.uint8), tf.int32) + 3
-    return tf_text.SentencepieceTokenizer(model=self.wrapped.model_bytes).tokenize(s)
+      ids = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(text_N), tf.uint8), tf.int32) + 3
+      return tf.RaggedTensor.from_row_lengths(ids, tf.strings.length(text_N))
+    return tf_text.SentencepieceTokenizer(model=self.wrapped.model_bytes).tokenize(text_N)
 
-  def _encode_by_python(self, s: tf.Tensor) -> tf.Tensor:
-    def tokenize(text: bytes) -> np.ndarray:
-      return np.array(self.wrapped.tokenize([text.decode("utf-8")])[0], np.int32)
+  def _encode_by_python(self, text_N: tf.Tensor) -> tf.RaggedTensor:
+    def tokenize(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      rows = self.wrapped.tokenize([text.decode("utf-8") for text in texts])
+      total = sum(map(len, rows))
+      ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32, total)
+      return ids, np.fromiter(map(len, rows), np.int32, len(rows))
 
-    return tf.ensure_shape(tf.numpy_function(tokenize, [s], tf.int32, stateful=False), [None])
+    ids, sizes_N = tf.numpy_function(tokenize, [text_N], (tf.int32, tf.int32), stateful=False)
+    return tf.RaggedTensor.from_row_lengths(
+      tf.ensure_shape(ids, [None]), tf.ensure_shape(sizes_N, [None])
+    )
 
   def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
     return tf.py_function(lambda x: self.wrapped.decode(x.numpy().tolist()), [ids], tf.string)
@@ -110,12 +128,27 @@ def pair_features(vocabulary: vocabularies.Vocabulary) -> Mapping[str, seqio.Fea
   return {"inputs": text, "targets": text, "input_language": language, "target_language": language}
 
 
+def wanted(names: Iterable[str], lengths: Mapping[str, Any] | None) -> list[str]:
+  """The names without those of extra features that have no length among those given."""
+  return [x for x in names if lengths is None or x not in EXTRA_FEATURES or lengths.get(x)]
+
+
+def require_splitter(
+  vocabulary: vocabularies.Vocabulary, pair: Sequence[languages.Language]
+) -> None:
+  """Raises InputError where what splits text in a language of `pair` is not installed."""
+  for language in pair:
+    vocabulary.tokenize([""], language)
+
+
 def tokenize(
   dataset: tf.data.Dataset,
   vocabulary: vocabularies.Vocabulary,
   pair: Sequence[languages.Language] = (),
 ) -> tf.data.Dataset:
   """Turns the strings under `inputs` and `targets` into int32 token ids, without end marks.
+
+  This is for rows that are kept; `streamed_tasks.StreamedTask` is faster for those of training.
 
   Args:
     dataset: Rows of strings and language ids.
@@ -127,8 +160,7 @@ def tokenize(
     InputError: what splits text in a language of `pair` is not installed. For other languages,
       TensorFlow raises an error of its own that quotes this one, when the first row is asked for.
   """
-  for language in pair:
-    vocabulary.tokenize([""], language)
+  require_splitter(vocabulary, pair)
   encoder = vocabulary.to_seqio()
   if getattr(vocabulary, "pretokenize", False):
     dataset = split_words(dataset)
@@ -139,10 +171,15 @@ def tokenize(
 
 
 def split_words(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Splits the strings of all rows into words by the rules of their languages.
+  """Splits the strings of all rows into words by the rules of their languages, in order."""
+  return dataset.batch(SPLIT_ROWS).map(split_columns, tf.data.AUTOTUNE).unbatch()
 
-  The order of the rows stays. The step runs Python code, but code without state: the place of an
-  iterator behind it can be saved.
+
+def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  """Splits the strings of many rows into words by the rules of their languages.
+
+  The step runs Python code, but code without state: the place of an iterator behind it can be
+  saved.
   """
 
   def split(text_BK: np.ndarray, language_B1: np.ndarray) -> np.ndarray:
@@ -151,36 +188,35 @@ def split_words(dataset: tf.data.Dataset) -> tf.data.Dataset:
     words = preprocessing.split_words(texts, [_LANGUAGES[row] for row in rows])
     return np.array([text.encode("utf-8") for text in words], "O").reshape(text_BK.shape)
 
-  def split_all(rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    found = dict(rows)
-    for name, language in {**SIDES, "negatives": "target_language"}.items():
-      if name in rows:
-        sides = [rows[name], rows[language]]
-        words = tf.numpy_function(split, sides, tf.string, stateful=False)
-        found[name] = tf.ensure_shape(words, rows[name].shape)
-    return found
-
-  return dataset.batch(_PAIRS).map(split_all, tf.data.AUTOTUNE).unbatch()
-
-
-def drop_unfit(dataset: tf.data.Dataset, max_length: int | None) -> tf.data.Dataset:
-  """Drops pairs with a side of no token or of more than `max_length` tokens (None: any length)."""
-
-  def fits(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    lengths = tf.stack([tf.size(row[side]) for side in SIDES])
-    longest = tf.int32.max if max_length is None else max_length
-    return tf.reduce_all((lengths > 0) & (lengths <= longest))
-
-  return dataset.filter(fits)
+  found = dict(columns)
+  for name, language in {**SIDES, "negatives": "target_language"}.items():
+    if name in columns:
+      sides = [columns[name], columns[language]]
+      words = tf.numpy_function(split, sides, tf.string, stateful=False)
+      found[name] = tf.ensure_shape(words, columns[name].shape)
+  return found
 
 
 def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Follows every pair with the same pair turned round."""
+  """Follows every pair with the same pair turned round; token ids are padded with 0."""
 
-  def two(row: Mapping[str, tf.Tensor]) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensors(row).concatenate(tf.data.Dataset.from_tensors(swap(row)))
+  def two(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    straight = dict(columns)
+    if straight["inputs"].shape.rank == 2:
+      widths = [tf.shape(straight[side])[1] for side in SIDES]
+      more = tf.reduce_max(widths) - widths
+      for side, missing in zip(SIDES, tf.unstack(more), strict=True):
+        straight[side] = tf.pad(straight[side], [[0, 0], [0, missing]])
+    turned = swap(straight)
+    found = {}
+    for name, column in straight.items():
+      both = tf.stack([column, turned[name]], axis=1)
+      both = tf.reshape(both, tf.concat([[-1], tf.shape(column)[1:]], axis=0))
+      found[name] = tf.ensure_shape(both, [None, *spec[name].shape])
+    return found
 
-  return dataset.flat_map(two)
+  spec = dataset.element_spec
+  return dataset.padded_batch(_ROWS).map(two).unbatch()
 
 
 def swap(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

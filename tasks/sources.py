@@ -3,7 +3,8 @@
 Files that fit in memory are read, checked and tokenised once (`InMemorySource`). Their order is a
 pseudo-random permutation of row numbers, drawn anew for every epoch: a full shuffle whose state is
 a few numbers, so that checkpoints of the iterator are tiny and a resumed run goes on exactly.
-Larger files are checked in Python, then streamed by TensorFlow (`StreamSource`).
+Larger files are checked in Python, then streamed by TensorFlow (`StreamSource`), some dozens of
+lines at a time: see `streamed_tasks`.
 
 No pipeline runs Python code that has a state, so that `tf.train.Checkpoint` can save its iterators.
 """
@@ -21,11 +22,10 @@ from absl import logging
 
 from vmsst import errors, vocabularies
 from vmsst.languages import Language
-from vmsst.tasks import preprocessors, vectors
+from vmsst.tasks import preprocessors, streamed_tasks, vectors
 from vmsst.tasks.readers import BitextFile, find_bitext, read_pairs, read_rows
 
 __all__ = [
-  "EXTRA_FEATURES",
   "MEMORY_LIMIT",
   "BitextFile",
   "InMemoryMixture",
@@ -39,15 +39,13 @@ __all__ = [
   "read_pairs",
 ]
 
-# What a pair may have beside its sides and languages: wrong translations of its source, and a
-# teacher's vectors of its sides. Data leaves out those that no length is given for.
-EXTRA_FEATURES = ("negatives", *preprocessors.TEACHER_SIDES)
 # Bytes of a task's text up to which it is kept in memory: about 600,000 pairs, 10 s to tokenise.
 MEMORY_LIMIT = 64 << 20
 # As many bytes of teacher vectors are kept for each byte of text.
 VECTOR_BYTES = 16
 _CHUNK = 8192
 _LOOK_UP = 1024
+_LINES = 64
 # Bytes of tokens up to which a mixture joins those of its tasks, at the price of a second copy.
 _MIXTURE_LIMIT = 1 << 30
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
@@ -251,7 +249,7 @@ class InMemorySource(seqio.DataSource):
     shard = shard_info or _WHOLE
     count = len(range(shard.index, self.num_input_examples(split), shard.num_shards))
     rows = self.rows(split)
-    names = _wanted(rows, sequence_length)
+    names = preprocessors.wanted(rows, sequence_length)
     pick = _picker({name: rows[name] for name in names}, self.eos_id, sequence_length or {})
     row_seed = _seed(seed) if shuffle else None
 
@@ -304,7 +302,8 @@ class InMemoryMixture(seqio.Mixture):
   """A seqio mixture that makes many rows of its `InMemoryTask`s at a time.
 
   It draws what seqio's own would draw, but draws row numbers, and looks up and pads rows by the
-  thousand: an order of magnitude less work a row. Rows come padded to `sequence_length`.
+  thousand: an order of magnitude less work a row. Rows come padded to `sequence_length`. Where one
+  of its tasks is streamed, it draws whole rows, by `streamed_tasks.mixed`.
   """
 
   def get_dataset(
@@ -322,11 +321,30 @@ class InMemoryMixture(seqio.Mixture):
     """As in seqio.Mixture."""
     tasks = [task for task in self.tasks if split in task.splits]
     lengths = sequence_length or {}
-    names = _wanted(self.output_features, sequence_length)
+    names = preprocessors.wanted(self.output_features, sequence_length)
+    uncommon = any(options.get(name) for name in ("copy_pretokenized", "passthrough_features"))
+    streamed = any(isinstance(task, streamed_tasks.StreamedTask) for task in tasks)
+    if streamed and not uncommon:
+      self._check_compatible_features()
+      datasets = [
+        task.get_dataset(
+          sequence_length,
+          split,
+          use_cached,
+          shuffle,
+          seed=seed,
+          shard_info=shard_info,
+          num_epochs=num_epochs,
+          trim_output_features=trim_output_features,
+        )
+        for task in tasks
+      ]
+      sample_seed = _seed(seed) if seed is not None or shuffle else 42
+      return streamed_tasks.mixed(datasets, [self.get_rate(task) for task in tasks], sample_seed)
     by_number = (
       tasks
       and trim_output_features
-      and not any(options.get(name) for name in ("copy_pretokenized", "passthrough_features"))
+      and not uncommon
       and all(lengths.get(name) for name in names)
       and all(isinstance(task, InMemoryTask) for task in tasks)
       and not any(task.source.both_directions for task in tasks)
@@ -407,11 +425,6 @@ def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     dense = [column for column in columns if not isinstance(column, Ragged)]
     joined[name] = Ragged.concatenate(ragged) if ragged else np.concatenate(dense)
   return joined
-
-
-def _wanted(names: Iterable[str], lengths: Mapping[str, Any] | None) -> list[str]:
-  """The names without those of extra features that have no length among those given."""
-  return [x for x in names if lengths is None or x not in EXTRA_FEATURES or lengths.get(x)]
 
 
 def _looker(
@@ -567,7 +580,7 @@ class StreamSource(seqio.DataSource):
     files = self._files[split]
     shard = shard_info or _WHOLE
     counts = [len(range(shard.index, self._count(file), shard.num_shards)) for file in files]
-    datasets = [self._stream(file).shard(shard.num_shards, shard.index) for file in files]
+    datasets = [self._stream(file, shard) for file in files]
     if shuffle and len(files) > 1:
       return tf.data.Dataset.choose_from_datasets(datasets, _choices(counts, _seed(seed)))
     whole = datasets[0]
@@ -575,22 +588,22 @@ class StreamSource(seqio.DataSource):
       whole = whole.concatenate(dataset)
     return whole
 
-  def _stream(self, file: BitextFile) -> tf.data.Dataset:
-    rows = _stream(file, self._negatives)
+  def _stream(self, file: BitextFile, shard: seqio.ShardInfo) -> tf.data.Dataset:
+    rows = _stream(file, self._negatives, shard)
     if not self._teacher:
       return rows
     array = vectors.open_vectors(self._teacher, file)
     shape = array.shape[1:]
     records = tf.data.FixedLengthRecordDataset(
       vectors.path_of(self._teacher, file), array[0].nbytes, header_bytes=array.offset
-    )
+    ).shard(shard.num_shards, shard.index)
 
-    def join(row: Mapping[str, tf.Tensor], record: tf.Tensor) -> dict[str, tf.Tensor]:
-      vector_2S = tf.reshape(tf.io.decode_raw(record, tf.float32), shape)
-      sides = tf.unstack(vector_2S)
-      return {**row, **dict(zip(preprocessors.TEACHER_SIDES, sides, strict=True))}
+    def join(columns: Mapping[str, tf.Tensor], record_B: tf.Tensor) -> dict[str, tf.Tensor]:
+      vector_B2S = tf.reshape(tf.io.decode_raw(record_B, tf.float32), [-1, *shape])
+      sides = tf.unstack(vector_B2S, axis=1)
+      return {**columns, **dict(zip(preprocessors.TEACHER_SIDES, sides, strict=True))}
 
-    return tf.data.Dataset.zip((rows, records)).map(join)
+    return tf.data.Dataset.zip((rows, records)).batch(_LINES).map(join).unbatch()
 
 
 def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
@@ -601,64 +614,38 @@ def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
   """
   ends, total = np.cumsum(counts), int(np.sum(counts))
 
-  def choose(position: tf.Tensor) -> tf.Tensor:
-    place = _row_number(position, tf.constant(total, tf.int64), seed, _WHOLE)
-    return tf.searchsorted(ends, place[None], side="right", out_type=tf.int64)[0]
+  def choose(position_B: tf.Tensor) -> tf.Tensor:
+    count_B = tf.fill(tf.shape(position_B), tf.constant(total, tf.int64))
+    place_B = _row_number(position_B, count_B, seed, _WHOLE)
+    return tf.searchsorted(ends, place_B, side="right", out_type=tf.int64)
 
-  return tf.data.Dataset.range(total).map(choose)
+  return tf.data.Dataset.range(total).batch(_LOOK_UP).map(choose).unbatch()
 
 
-def _stream(file: BitextFile, negatives: int) -> tf.data.Dataset:
-  languages = {
-    "input_language": tf.constant([file.source.index], tf.int32),
-    "target_language": tf.constant([file.target.index], tf.int32),
-  }
-  if file.format == "moses":
-    texts = tf.data.Dataset.zip(tuple(_lines(path) for path in file.paths))
-  elif file.format == "tsv":
-    texts = _lines(file.paths[0]).map(lambda line: tuple(tf.unstack(_columns(line, 2 + negatives))))
-  else:
+def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data.Dataset:
+  languages = tf.constant([[file.source.index], [file.target.index]], tf.int32)
+  if file.format not in ("moses", "tsv"):
     raise errors.InputError(f"{file}: only Moses and TSV files can be streamed")
+  lines = tf.data.Dataset.zip(tuple(_lines(path) for path in file.paths))
+  lines = lines.shard(shard.num_shards, shard.index).batch(_LINES)
 
-  def row(source: tf.Tensor, target: tf.Tensor, *wrong: tf.Tensor) -> dict[str, tf.Tensor]:
-    pair = {"inputs": source, "targets": target, **languages}
-    return {**pair, "negatives": tf.stack(wrong)} if wrong else pair
+  def rows(*line_B: tf.Tensor) -> dict[str, tf.Tensor]:
+    source, target, *wrong = line_B if file.format == "moses" else _columns(*line_B, 2 + negatives)
+    found = {"inputs": source, "targets": target}
+    for name, number in zip(preprocessors.SIDES.values(), tf.unstack(languages), strict=True):
+      found[name] = tf.tile(number[None], [tf.size(source), 1])
+    return {**found, "negatives": tf.stack(wrong, axis=1)} if wrong else found
 
-  return texts.map(row)
-
-
-def tokenize_extra(
-  dataset: tf.data.Dataset,
-  sequence_length: Mapping[str, Any] | None,
-  *,
-  vocabulary: vocabularies.Vocabulary,
-) -> tf.data.Dataset:
-  """Turns the strings under `negatives` into int32 [K, T], and drops extra features without length.
-
-  The ids are those of an `InMemorySource`.
-  """
-  encoder = vocabulary.to_seqio()
-  end = [] if vocabulary.eos_id is None else [vocabulary.eos_id]
-  lengths = sequence_length or {}
-
-  def ids(text: tf.Tensor) -> tf.Tensor:
-    found = encoder.encode_tf(text)
-    if lengths.get("negatives"):
-      found = found[: lengths["negatives"][1] - len(end)]
-    return tf.concat([found, tf.constant(end, tf.int32)[: tf.size(found)]], 0)
-
-  def tokenize(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    kept = {name: row[name] for name in _wanted(row, sequence_length)}
-    if "negatives" in kept:
-      texts = [ids(text) for text in tf.unstack(row["negatives"])]
-      kept["negatives"] = tf.ragged.stack(texts).to_tensor()
-    return kept
-
-  return dataset.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE)
+  return lines.map(rows).unbatch()
 
 
-def _columns(line: tf.Tensor, count: int) -> tf.Tensor:
-  return tf.ensure_shape(tf.strings.split(line, "\t")[:count], [count])
+def _columns(line_B: tf.Tensor, count: int) -> tuple[tf.Tensor, ...]:
+  """The first columns of many lines."""
+  column_BK = tf.strings.split(line_B, "\t")
+  with tf.control_dependencies(
+    [tf.debugging.assert_greater_equal(column_BK.row_lengths(), np.int64(count))]
+  ):
+    return tuple(tf.unstack(column_BK[:, :count].to_tensor(shape=[None, count]), axis=1))
 
 
 def _lines(path: str) -> tf.data.Dataset:

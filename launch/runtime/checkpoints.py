@@ -4,10 +4,12 @@ Upstream T5X reads what is written here, and the other way round. Every mismatch
 checkpoint and the model is found from the metadata, before any array is read, and named.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax
@@ -17,12 +19,16 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 from flax import traverse_util
+from jax.experimental import multihost_utils
 
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.launch.runtime import data as data_lib
+from vmsst.launch.runtime import digests
+from vmsst.launch.runtime import model_dir as model_dir_lib
 
 PREFIX = "checkpoint"
+_DAMAGED = "damaged_"  # before the name of a checkpoint that is not used
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 
@@ -132,11 +138,49 @@ def all_checkpoints(folder: str | pathlib.Path) -> list[epath.Path]:
   return sorted(found, key=checkpoint_step)
 
 
+def newest_intact(model_dir: str) -> epath.Path | None:
+  """The checkpoint that a run in `model_dir` goes on from: the newest whose files are as written.
+
+  Newer ones, which are not, are named in a warning and renamed to `damaged_checkpoint_<step>`.
+
+  Raises:
+    InputError: there are checkpoints, and all are damaged.
+  """
+  step = _set_damaged_aside(model_dir) if jax.process_index() == 0 else -1
+  if jax.process_count() > 1:
+    step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+  return None if step < 0 else epath.Path(model_dir) / f"{PREFIX}_{step}"
+
+
+def _set_damaged_aside(model_dir: str) -> int:
+  """The step of the newest intact checkpoint, without newer ones beside it; -1: there are none."""
+  damaged: dict[epath.Path, str] = {}
+  for path in reversed(all_checkpoints(model_dir)):
+    problem = digests.damage(path)
+    if problem is None:
+      for bad, reason in damaged.items():
+        aside = bad.parent / f"{_DAMAGED}{bad.name}"
+        if aside.exists():
+          aside.rmtree()
+        bad.rename(aside)
+        logging.warning("%s is damaged: %s. It is now %s.", bad, reason, aside.name)
+        logging.warning("Going on from %s.", path)
+      return checkpoint_step(path)
+    damaged[path] = problem
+  if damaged:
+    raise InputError(
+      f"every checkpoint in {model_dir} is damaged: "
+      + "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
+      + ". Give another MODEL_DIR to begin anew"
+    )
+  return -1
+
+
 def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   """The checkpoints that `cfg` points at, by step.
 
   Raises:
-    InputError: there are none.
+    InputError: there are none, or one is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | pathlib.Path) else list(cfg.path)
   found: list[epath.Path] = []
@@ -152,6 +196,10 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
       if not inside:
         raise InputError(f"no checkpoint_<step> in {path}")
       found += inside if cfg.mode == "all" else inside[-1:]
+  for path in found if jax.process_index() == 0 else ():
+    problem = digests.damage(path)
+    if problem:
+      raise InputError(f"{path} is damaged: {problem}. Give another checkpoint")
   return found
 
 
@@ -304,18 +352,25 @@ def restore(
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-  """Writes the `dataset` folder of a checkpoint."""
+  """Writes the `dataset` folder of a checkpoint, and in the end the sums of all its files."""
 
   def save(self, directory: epath.Path, args: "DataStateSave") -> None:
     args.state.copy_to(
       pathlib.Path(directory), process=jax.process_index(), processes=jax.process_count()
     )
 
+  def finalize(self, directory: epath.Path) -> None:
+    if jax.process_index() == 0:
+      checkpoint = directory.parent
+      state = checkpoint / "state"
+      if not state.is_dir():
+        raise RuntimeError(f"Orbax has not finished {state} before {directory}")
+      digests.write(checkpoint, {"state": state, "dataset": directory})
+
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
     raise NotImplementedError("read with DataState.read_from")
 
 
-@ocp.args.register_with_handler(_DataStateHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class DataStateSave(ocp.args.CheckpointArgs):
   """The data state to write."""
@@ -332,9 +387,15 @@ class CheckpointManager:
   """
 
   def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
+    self._model_dir = epath.Path(model_dir)
     self._cfg = cfg
+    self._failed = False
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
+    handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
+    handlers.add("dataset", DataStateSave, _DataStateHandler())
     self._manager = ocp.CheckpointManager(
       model_dir,
+      handler_registry=handlers,
       options=ocp.CheckpointManagerOptions(
         step_prefix=PREFIX,
         max_to_keep=cfg.keep,
@@ -352,6 +413,9 @@ class CheckpointManager:
     """Starts writing `train_state`; returns once the arrays are copied off the devices.
 
     Returns False where a checkpoint of that step exists already.
+
+    Raises:
+      InputError: this checkpoint, or the one before, could not be written.
     """
     step = int(train_state.step)
     if step in self._manager.all_steps():
@@ -360,17 +424,40 @@ class CheckpointManager:
     if self._cfg.dtype == "bfloat16":
       state = {**state, "target": jax.tree.map(_to_bfloat16, state["target"])}
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
-    self._manager.save(step, args=items, force=True)
+    with self._explained():
+      self._manager.save(step, args=items, force=True)
     return True
 
-  def wait_until_finished(self) -> None:
-    """Blocks until everything is on disk; raises what went wrong there."""
-    self._manager.wait_until_finished()
+  def check(self) -> None:
+    """Raises InputError where a checkpoint could not be written in the background."""
+    with self._explained():
+      self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Finishes writing."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    """Finishes writing; raises InputError where that fails, and leaves nothing half written."""
+    try:
+      if not self._failed:
+        with self._explained():
+          self._manager.wait_until_finished()
+          self._manager.close()
+    finally:
+      if self._failed and jax.process_index() == 0:
+        for folder in self._model_dir.glob(f"{PREFIX}_*{ocp.utils.TMP_DIR_SUFFIX}*"):
+          shutil.rmtree(folder, ignore_errors=True)
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:
+      self._failed = True
+      done = all_checkpoints(self._model_dir)
+      newest = f"from the newest, {done[-1].name}" if done else "from the start: there is none yet"
+      reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
+      raise InputError(
+        f"a checkpoint in {self._model_dir} could not be written: {reason}. Put that right, and "
+        f"the same command goes on {newest}"
+      ) from error
 
 
 def _to_bfloat16(array: Any) -> Any:

@@ -138,13 +138,18 @@ def get_training_eval_datasets(
 ) -> dict[str, Any]:
   """`eval_steps` batches of every task of the mixture that has the split, and of the mixture.
 
-  Small tasks are repeated to fill the batches, as upstream does.
+  Small tasks are repeated to fill the batches, as upstream does. Each has `as_numpy_iterator()`,
+  which gives the rows of this shard; with several, without the columns that are padding in all rows
+  of the global batch.
   """
   import seqio
 
   provider = get_mixture_or_task(cfg)
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
   providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
+
+  share = cfg.batch_size // num_shards
+  rows = slice(shard_id * share, (shard_id + 1) * share)
 
   def load(provider: Any) -> Any:
     examples = get_dataset(
@@ -155,15 +160,30 @@ def get_training_eval_datasets(
       num_epochs=eval_steps * cfg.batch_size,  # finite: filtered-out shards must not hang
     )
     batches = (
-      examples.unbatch()
-      .repeat()
-      .shard(num_shards, shard_id)
-      .batch(cfg.batch_size // num_shards, drop_remainder=True)
-      .take(eval_steps)
+      examples.unbatch().repeat().batch(cfg.batch_size, drop_remainder=True).take(eval_steps)
     )
-    return batches.cache() if cfg.use_memory_cache else batches
+    if cfg.use_memory_cache:
+      batches = batches.cache()
+    return batches if num_shards == 1 else _TrimmedRows(batches, rows)
 
   return {provider.name: load(provider) for provider in providers}
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrimmedRows:
+  """Some rows of every batch of a dataset, cut to the length that the whole batch needs."""
+
+  batches: Any
+  rows: slice
+
+  def as_numpy_iterator(self) -> Iterator[Batch]:
+    for batch in self.batches.as_numpy_iterator():
+      yield take_rows(trim_padding(batch), self.rows)
+
+
+def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
+  """`batch` with these rows alone."""
+  return {name: value[rows] for name, value in batch.items()}
 
 
 def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
@@ -192,7 +212,7 @@ def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def can_trim() -> bool:
-  """Whether batches may be trimmed: every process must see the same shapes."""
+  """Whether a process may trim what it reads: all must have the same shapes."""
   return jax.process_count() == 1
 
 
@@ -204,32 +224,61 @@ class DataState:
     position: step that the next batch belongs to.
     prefix: path prefix of the files that tf.train.Checkpoint wrote; None: a fresh iterator
       stands at `position`.
+    whole: whether it is a state of whole batches, which every process of a run reads: then it is
+      good for any number of processes. Else it is a state of what this process reads of them.
   """
 
   position: int
   prefix: pathlib.Path | None
+  whole: bool = False
 
   def copy_to(self, folder: pathlib.Path, process: int, processes: int) -> None:
     """Writes the state below `folder`, under the names upstream T5X uses, and a JSON file beside.
 
     Upstream takes the state to be that of the checkpoint's step, and has no use for the JSON file.
+    A state of whole batches is written by the first process alone, as if there were no other.
     """
+    if self.whole:
+      if process:
+        return
+      processes = 1
     folder, name = _state_path(folder, process, processes)
     folder.mkdir(parents=True, exist_ok=True)
     if self.prefix is not None:
       for path in self.prefix.parent.glob(self.prefix.name + ".*"):
         if path.suffix != ".json":
           shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
-    description = {"batches": self.position, "saved": self.prefix is not None}
+    saved = self.prefix is not None
+    description = {"batches": self.position, "saved": saved, "whole_batches": self.whole}
     (folder / (name + ".json")).write_text(json.dumps(description))
 
   @classmethod
   def read_from(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
     """The state in `folder`, or None where it holds none for this process.
 
+    A state of whole batches is for every process. Any other is for that number of processes that
+    saved it: another number reads other rows, so that there is None to go on from, with a warning.
+
     A state that upstream T5X saved has no JSON file and is that of the checkpoint's step, which
     ends the name of the folder around `folder`; but at step 0 it is one batch ahead, and None.
     """
+    state = cls._read(folder, process, processes)
+    if state is None and processes > 1:
+      alone = cls._read(folder, 0, 1)
+      state = alone if alone is not None and alone.whole else None
+    mine = _state_path(folder, process, processes)[1]
+    if state is None and any(not p.name.startswith(mine) for p in folder.glob("**/train_ds-*")):
+      logging.warning(
+        "The data's state in %s is not of %d processes: the data is read from the beginning, and "
+        "rows that were trained on may come again before others.",
+        folder,
+        processes,
+      )
+    return state
+
+  @classmethod
+  def _read(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
+    """The state that this one of so many processes saved."""
     checkpoint = folder.parent.name
     folder, name = _state_path(folder, process, processes)
     prefix = folder / name if (folder / (name + ".index")).is_file() else None
@@ -246,7 +295,7 @@ class DataState:
       raise InputError(
         f"{description} is damaged: delete the folder {folder} to replay the data instead"
       ) from error
-    return cls(position, prefix)
+    return cls(position, prefix, bool(record.get("whole_batches")))
 
 
 def _state_path(folder: pathlib.Path, process: int, processes: int) -> tuple[pathlib.Path, str]:
@@ -260,7 +309,9 @@ class TrainIterator:
   """Batches on the devices, read ahead by a thread.
 
   Args:
-    dataset: tf.data dataset of batches; the first batch is that of step 0.
+    dataset: tf.data dataset of this process's rows of batches; the first batch is that of step 0.
+      Where it has the attributes `whole_batches` and `rows_of_whole` (see
+      `tasks.datasets.get_length_grouped_dataset`), whole batches are read, trimmed and then cut.
     partitioner: places the batches.
     snapshot_period: save the state of the iterator every so many steps, for `state`; None: never
       (a restart then reads the data again from the beginning, without training on it).
@@ -279,11 +330,15 @@ class TrainIterator:
     ahead: int = 2,
   ):
     self.element_spec = dataset.element_spec
-    self._iterator = iter(dataset)
+    self._rows: slice | None = getattr(dataset, "rows_of_whole", None)
+    self._whole = self._rows is not None
+    self._iterator = iter(dataset.whole_batches if self._whole else dataset)
     self._partitioner = partitioner
+    if self._whole and jax.process_index() > 0:
+      snapshot_period = None  # the first process has the same state, and writes it
     self._snapshot_period = snapshot_period
     self._position = 0  # step of the dataset's next batch, in whichever thread reads it
-    self._snapshots = [DataState(0, None)]
+    self._snapshots = [DataState(0, None, self._whole)]
     self._snapshot_steps: frozenset[int] = frozenset()
     self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
     self._queue: queue.Queue[Any] = queue.Queue(maxsize=ahead)
@@ -335,7 +390,10 @@ class TrainIterator:
           self._snapshot()
         batch = {name: value.numpy() for name, value in next(self._iterator).items()}
         self._position += 1
-        batch = trim_padding(batch) if can_trim() else batch
+        if self._whole or can_trim():
+          batch = trim_padding(batch)
+        if self._rows is not None:
+          batch = take_rows(batch, self._rows)
         self._put(self._partitioner.to_devices(batch))
     except StopIteration:
       self._put(InputError("the training data ended: the dataset does not repeat"))
@@ -365,7 +423,7 @@ class TrainIterator:
       )
       self._snapshot_period = None
       return
-    self._snapshots.append(DataState(self._position, prefix))
+    self._snapshots.append(DataState(self._position, prefix, self._whole))
 
   def state(self, step: int) -> DataState:
     """The latest saved state at or before `step`; older ones are forgotten."""

@@ -10,6 +10,7 @@ from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import evaluation as evaluation_lib
+from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import train as train_lib
 
 
@@ -43,7 +44,7 @@ def evaluate(
   Raises:
     InputError: something given from outside cannot be used.
   """
-  train_lib.check_model_dir(output_dir)
+  model_dir_lib.check_model_dir(output_dir)
   summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
   paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
   evaluator = evaluation_lib.InferenceEvaluator(
@@ -72,7 +73,8 @@ def evaluate(
       fallback_rng=fallback_rng(restore_checkpoint_cfg, fallback_init_rng),
     )
     step = int(state.step)
-    results[step] = evaluator.evaluate(state, initializer.train_state_axes).result()
+    with model_dir_lib.explained(output_dir):
+      results[step] = evaluator.evaluate(state, initializer.train_state_axes).result()
     log.add(step, results[step] or {})
   evaluator.close()
   if jax.process_index() == 0:

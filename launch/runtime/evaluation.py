@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from vmsst.errors import InputError
+from vmsst.launch import processes
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, utils
 
@@ -79,7 +80,11 @@ class InferenceEvaluator:
   def evaluate(
     self, train_state: Any, train_state_axes: Any
   ) -> "concurrent.futures.Future[Mapping[str, Mapping[str, Any]]]":
-    """Runs the model on every task; the metrics by task, once they are computed."""
+    """Runs the model on every task; the metrics by task, once they are computed.
+
+    Each process runs the model on its rows of every batch. The first one computes the metrics; the
+    others have None, and wait for it: what they go on to do may not wait for long.
+    """
     key = jax.random.PRNGKey(0)
     predict = self._infer_fn("predict_batch", train_state_axes)
     predict_with_aux = self._infer_fn("predict_batch_with_aux", train_state_axes)
@@ -91,6 +96,9 @@ class InferenceEvaluator:
       predict_with_aux_fn=functools.partial(predict_with_aux, train_state=train_state, rng=key),
       score_fn=functools.partial(score, train_state=train_state),
     )
+    if jax.process_count() > 1:
+      concurrent.futures.wait([metrics])
+      processes.meet()
     return metrics
 
   def close(self) -> None:

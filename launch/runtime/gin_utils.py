@@ -18,7 +18,17 @@ import jax
 from vmsst.errors import InputError
 
 # What gin raises where a file or a binding is at fault.
-_UNPARSED = (ValueError, SyntaxError, tokenize.TokenError, ImportError, AttributeError)
+_UNPARSED = (
+  ValueError,
+  SyntaxError,
+  tokenize.TokenError,
+  ImportError,
+  AttributeError,
+  NameError,
+  TypeError,
+  RecursionError,
+  MemoryError,
+)
 
 
 def get_gin_config_str() -> str:
@@ -96,7 +106,7 @@ def parse_gin_flags(
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{_nearest(name, known)}")
     try:
       gin.parse_config(binding, skip_unknown=skip_unknown)
-    except (SyntaxError, tokenize.TokenError) as error:
+    except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
       raise InputError(
         f"--gin.{binding}: the value cannot be read; strings need inner quotes, like "
         f"--gin.{name}=\"'text'\""
@@ -109,7 +119,10 @@ def parse_gin_flags(
       raise InputError(
         f"{', '.join(unset)} must be set, like --gin.{unset[0]}=VALUE (strings in inner quotes)"
       )
-    gin.finalize()
+    try:
+      gin.finalize()
+    except _UNPARSED as error:
+      raise InputError(f"gin: {explain(error)}") from error
 
 
 def unset_macros() -> list[str]:
@@ -157,7 +170,8 @@ def explain(error: BaseException) -> str:
   if isinstance(error, SyntaxError):
     reason = re.sub(r"<ast\.\w+ object at 0x\w+>", "", " ".join(error.msg.split()))
     return f"line {error.lineno}: cannot read {(error.text or '').strip()!r} ({reason})"
-  if isinstance(error, tokenize.TokenError):
+  # Of an error in an included file gin leaves the text alone.
+  if isinstance(error, tokenize.TokenError) and len(error.args) > 1:
     return f"line {error.args[1][0]}: {error.args[0]}"
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   text = lines[0] if lines else type(error).__name__
@@ -167,6 +181,9 @@ def explain(error: BaseException) -> str:
   if parameter:
     name, unknown = parameter.groups()
     text = f"{name} has no parameter {unknown!r}{_nearest(unknown, _parameters(name))}"
+  macro = re.search(r"No bindings specified for '(\S+)/gin.macro'", text)
+  if macro:
+    text = f"no gin file or binding gives %{macro.group(1)} a value"
   configurable = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", text)
   if configurable:
     unknown = configurable.group(1)

@@ -16,7 +16,7 @@ from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, utils
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import eval as eval_lib
-from vmsst.launch.runtime import train as train_lib
+from vmsst.launch.runtime import model_dir as model_dir_lib
 
 MODES = {
   "predict": "predict_batch",
@@ -70,7 +70,7 @@ def infer(
 
   if mode not in MODES:
     raise InputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-  train_lib.check_model_dir(output_dir)
+  model_dir_lib.check_model_dir(output_dir)
   if shard_id == 0:
     summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
   provider = data_lib.get_mixture_or_task(dataset_cfg)

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import functools
-import os
 import pathlib
 import signal
 import sys
@@ -14,15 +13,18 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import evaluation as evaluation_lib
+from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import trainer as trainer_lib
 
 TRAIN_METRIC_KEY = "train"
+_EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
 
 def _seqio_evaluator(**arguments: Any) -> Any:
@@ -30,27 +32,6 @@ def _seqio_evaluator(**arguments: Any) -> Any:
   import seqio
 
   return seqio.Evaluator(**arguments)
-
-
-def check_model_dir(model_dir: str) -> None:
-  """Makes `model_dir`.
-
-  Raises:
-    InputError: it is relative or cannot be written to.
-  """
-  if "://" in model_dir:
-    return
-  if not os.path.isabs(model_dir):
-    raise InputError(
-      f"MODEL_DIR must be an absolute path, got {model_dir!r}: try {os.path.abspath(model_dir)!r}"
-    )
-  try:
-    pathlib.Path(model_dir).mkdir(parents=True, exist_ok=True)
-    probe = pathlib.Path(model_dir) / f".write_test_{os.getpid()}"
-    probe.touch()
-    probe.unlink()
-  except OSError as error:
-    raise InputError(f"MODEL_DIR {model_dir} cannot be written to: {error.strerror}") from error
 
 
 def train(
@@ -79,9 +60,10 @@ def train(
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it on the way and writes checkpoints below `model_dir`.
 
-  Starts from the newest checkpoint in `model_dir`, else from `checkpoint_cfg.restore`, else from
-  scratch. Checkpoints and evaluations come at multiples of their periods, whatever step the run
-  started at, and after the last step. SIGTERM and SIGINT write a checkpoint and end the run.
+  Starts from the newest intact checkpoint in `model_dir`, else from `checkpoint_cfg.restore`, else
+  from scratch. Checkpoints and evaluations come at multiples of their periods, whatever step the
+  run started at, and after the last step; an evaluation that did not end is done again. SIGTERM and
+  SIGINT write a checkpoint and end the run. A state that is not finite is never written.
 
   Args:
     model: see the model interface in docs/model_interface.md.
@@ -115,7 +97,7 @@ def train(
     InputError: something given from outside cannot be used.
   """
   began = time.time()
-  check_model_dir(model_dir)
+  model_dir_lib.check_model_dir(model_dir)
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   data_lib.get_mixture_or_task(train_dataset_cfg)  # says so if it is unknown
   modes = {mode.name for mode in trainer_lib.ActionMode}
@@ -131,6 +113,9 @@ def train(
     eval_period = 0
 
   with contextlib.ExitStack() as cleanup:
+    cleanup.enter_context(model_dir_lib.explained(model_dir))
+    if jax.process_index() == 0:
+      cleanup.enter_context(model_dir_lib.only_run(model_dir))
     dataset = get_dataset_fn(
       train_dataset_cfg, layout.shard_id, layout.num_shards, model.FEATURE_CONVERTER_CLS
     )
@@ -161,7 +146,8 @@ def train(
       input_types=types,
       partitioner=partitioner,
     )
-    train_state, data_state = _initial_state(initializer, checkpoint_cfg, model_dir, init_rng)
+    own = checkpoints.newest_intact(model_dir)
+    train_state, data_state = _initial_state(initializer, checkpoint_cfg, own, init_rng)
     first_step = int(train_state.step)
     if relative_steps:
       total_steps = first_step + relative_steps
@@ -208,17 +194,30 @@ def train(
       actions={trainer_lib.ActionMode[mode]: list(todo) for mode, todo in (actions or {}).items()},
       bar=bar,
       log=log,
+      model_dir=model_dir,
     )
 
     def save(step: int) -> None:
-      if manager is not None:
-        manager.save(trainer.train_state, batches.state(step))
+      if manager is None:
+        return
+      if not trainer_lib.state_is_finite(trainer.train_state):
+        raise InputError(
+          f"the parameters are not finite after step {step}, and no checkpoint of them is written: "
+          "the last one is from before. Lower the learning rate or look at the data. "
+          + run.what_was_not_finite()
+        )
+      trainer.finish_writing()  # a checkpoint never comes before the metrics of its steps
+      manager.save(trainer.train_state, batches.state(step))
 
     step = first_step
     try:
-      with _stop_on_signal() as stop:
-        if run_eval_before_training or step == total_steps:
-          run.evaluate(step)
+      with model_dir_lib.explained(model_dir), _stop_on_signal() as stop:
+        if (
+          step == total_steps
+          or (run_eval_before_training and own is None)
+          or (own and eval_period and step % eval_period == 0 and _not_evaluated(model_dir, step))
+        ):
+          stop.at_once(run.evaluate, step)
         if checkpoint_period:
           save(step)
         if jax.process_index() == 0:
@@ -229,16 +228,18 @@ def train(
           sys.stdout.flush()
         periods = [p for p in (eval_period, checkpoint_period) if p]
         stats = stats_period or min([*periods, total_steps])
-        while step < total_steps and not trainer.stop_training:
+        while step < total_steps and not (stop.is_set or trainer.stop_training):
           marks = [
             *((step // p + 1) * p for p in (*periods, stats) if p),
             *(s for s in checkpoint_steps if s > step),
             total_steps,
           ]
           done, summary = trainer.train(
-            batches, min(marks) - step, step, bar=bar, should_stop=lambda: stop.is_set
+            batches, min(marks) - step, step, bar=bar, should_stop=stop.agreed
           )
           step += done
+          if manager is not None:
+            manager.check()
           run.act(trainer_lib.ActionMode.TRAIN, functools.partial(_train_metrics, summary))
           if stop.is_set:
             break
@@ -247,12 +248,14 @@ def train(
           if due or step in checkpoint_steps:
             save(step)
           if eval_period and (last or step % eval_period == 0):
-            run.evaluate(step)
+            stop.at_once(run.evaluate, step)
         if stop.is_set or trainer.stop_training:
           save(step)
         bar.finish_line()
+      trainer.finish_writing()
       if stop.is_set:
-        print(f"Stopped by {stop.name} at step {step}; the same command goes on from there.")
+        if jax.process_index() == 0:
+          print(f"Stopped by {stop.name} at step {step}; the same command goes on from there.")
         if stop.name == "SIGINT":
           raise KeyboardInterrupt
     finally:
@@ -272,20 +275,19 @@ def _root_key(random_seed: int | None, use_hardware_rng: bool) -> jax.Array:
 def _initial_state(
   initializer: utils.TrainStateInitializer,
   cfg: checkpoints.CheckpointConfig,
-  model_dir: str,
+  own: epath.Path | None,
   init_rng: jax.Array,
 ) -> tuple[Any, data_lib.DataState | None]:
   """The state to start from, and where the data stands there.
 
-  A run that starts from another's checkpoint begins its data anew.
+  A run that starts from another's checkpoint begins its data anew; `own` is one of this run.
   """
-  own = checkpoints.all_checkpoints(model_dir)
-  if own:
-    logging.info("Resuming from %s.", own[-1])
+  if own is not None:
+    logging.info("Resuming from %s.", own)
     data_state = data_lib.DataState.read_from(
-      pathlib.Path(own[-1]) / "dataset", jax.process_index(), jax.process_count()
+      pathlib.Path(own) / "dataset", jax.process_index(), jax.process_count()
     )
-    return initializer.from_checkpoint(own[-1]), data_state
+    return initializer.from_checkpoint(own), data_state
   restore = cfg.restore
   if restore is not None and restore.path:
     path = checkpoints.find_checkpoint(restore)
@@ -297,6 +299,16 @@ def _initial_state(
     )
     return state, data_lib.DataState(int(state.step), None)
   return initializer.from_scratch(init_rng), None
+
+
+def _not_evaluated(model_dir: str, step: int) -> bool:
+  """Whether the run in `model_dir` has trained up to `step` and not ended the evaluation there."""
+  path = pathlib.Path(model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
+  if not path.is_file():
+    return False
+  with path.open(encoding="utf-8") as lines:
+    written = [line for line in lines if line.startswith(f'{{"step": {step},')]
+  return bool(written) and not any(_EVALUATED in line for line in written)
 
 
 def _train_metrics(
@@ -318,7 +330,9 @@ class _Run:
     actions: Mapping[trainer_lib.ActionMode, Sequence[trainer_lib.BaseAction]],
     bar: progress.Progress,
     log: progress.EvaluationLog,
+    model_dir: str,
   ):
+    self._model_dir = model_dir
     self._trainer = trainer
     self._evaluator = evaluator
     self._train_eval_datasets = train_eval_datasets
@@ -336,16 +350,26 @@ class _Run:
     todo = self._actions.get(mode)
     if not todo:
       return
-    stop = False
+    stop, failure = False, ""
     if jax.process_index() == 0:
       values = metrics()
       stop = any([action.run(self._trainer.train_state, values) for action in todo])
-      for action in todo:
-        if action.failure:
-          raise InputError(action.failure)
+      failure = next((action.failure for action in todo if action.failure), "")
     if jax.process_count() > 1:
-      stop = bool(multihost_utils.broadcast_one_to_all(np.asarray(stop)))
-    self._trainer.stop_training |= stop
+      stop, failed = multihost_utils.broadcast_one_to_all(np.asarray([stop, bool(failure)]))
+      failure = failure or ("process 0 says what" if failed else "")
+    if failure:
+      raise InputError(f"{failure}. {self.what_was_not_finite()}".strip())
+    self._trainer.stop_training |= bool(stop)
+
+  def what_was_not_finite(self) -> str:
+    """A sentence on the first loss that was not finite; empty where all were."""
+    self._trainer.finish_steps()
+    step = self._trainer.first_not_finite
+    if step is None:
+      return ""
+    path = trainer_lib.not_finite_path(self._model_dir, step)
+    return f"The first loss that was not finite is that of step {step}; its batch is kept in {path}"
 
   def evaluate(self, step: int) -> None:
     """Computes and writes the training evaluation and the SeqIO evaluation."""
@@ -361,7 +385,7 @@ class _Run:
       values = future.result() or {}
       self._log.add(step, values)
       self.act(trainer_lib.ActionMode.INFER_EVAL, lambda: values)
-    self._trainer.train_writer.write_scalars(step, {"timing/evaluate_seconds": time.time() - began})
+    self._trainer.train_writer.write_scalars(step, {_EVALUATED: time.time() - began})
     resume()
 
   def print_tables(self) -> None:
@@ -372,28 +396,62 @@ class _Run:
       sys.stdout.flush()
 
 
+class _Interrupted(BaseException):
+  """Ends what `_Stop.at_once` does."""
+
+
 class _Stop:
   """Whether a signal asked the run to end, and which."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.is_set = False
     self.name = ""
+    self._interrupts = False
+
+  def set(self, name: str) -> None:
+    """Notes the signal `name`, and ends what `at_once` does."""
+    self.is_set = True
+    self.name = name
+    if self._interrupts:
+      self._interrupts = False
+      raise _Interrupted
+
+  def agreed(self, step: int) -> bool:
+    """Whether the run is to end after `step`: the same in all processes, whichever was asked."""
+    if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+      self.set("SIGTERM")
+    return self.is_set
+
+  def at_once(self, work: Callable[[int], None], step: int) -> None:
+    """Does `work(step)`, unless or until a signal comes.
+
+    One of several processes cannot leave the others alone with it: they do it to the end.
+    """
+    self._interrupts = jax.process_count() == 1
+    try:
+      if not self.is_set:
+        work(step)
+      self._interrupts = False
+    except _Interrupted:
+      pass
 
 
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[_Stop]:
-  """SIGTERM and SIGINT set the flag; a second SIGINT interrupts at once."""
+  """SIGTERM and SIGINT set the flag; a second SIGINT interrupts at once.
+
+  With several processes, `jax.distributed` listens for SIGTERM and tells it to all of them.
+  """
   stop = _Stop()
   previous: dict[int, Any] = {}
 
   def handle(number: int, frame: Any) -> None:
-    stop.is_set = True
-    stop.name = signal.Signals(number).name
     if number == signal.SIGINT:
       signal.signal(signal.SIGINT, previous[signal.SIGINT])
+    stop.set(signal.Signals(number).name)
 
   try:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
       previous[number] = signal.signal(number, handle)
   except ValueError:  # not in the main thread: the caller handles signals
     pass

@@ -10,6 +10,8 @@ import concurrent.futures
 import dataclasses
 import enum
 import functools
+import os
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -157,6 +159,25 @@ def train_with_lr(
   )
 
 
+def is_finite(metrics: Metrics) -> jax.Array:
+  """Whether the loss among the metrics is a number; also True where there is none."""
+  if "loss" not in metrics:
+    return jnp.asarray(True)
+  return jnp.all(jnp.isfinite(metrics["loss"].compute()))
+
+
+@jax.jit
+def state_is_finite(train_state: Any) -> jax.Array:
+  """Whether all parameters are finite and nothing in the optimizer's state is NaN, bool []."""
+  good = [jnp.all(jnp.isfinite(leaf)) for leaf in _floats(train_state.params)]
+  good += [~jnp.any(jnp.isnan(leaf)) for leaf in _floats(train_state.param_states)]
+  return jnp.all(jnp.stack(good))
+
+
+def _floats(tree: Any) -> list[jax.Array]:
+  return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
 def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
   """Metrics of one batch, without dropout."""
   if train_state.flax_mutables:
@@ -190,6 +211,23 @@ class WeightMetricsComputer:
 # The loop
 
 
+@dataclasses.dataclass
+class _Step:
+  """A step that the devices may not have finished.
+
+  Attributes:
+    number: the step's, from 1.
+    metrics: of this step.
+    finite: whether its loss is, bool [].
+    batch: what it was trained on.
+  """
+
+  number: int
+  metrics: Metrics
+  finite: jax.Array
+  batch: Batch
+
+
 class BaseTrainer(abc.ABC):
   """Runs steps and evaluations of a model on a mesh, and writes their metrics.
 
@@ -203,6 +241,9 @@ class BaseTrainer(abc.ABC):
     summary_dir: folder for TensorBoard and JSONL; None writes none.
     train_state_axes: PartitionSpecs of `train_state`.
     rng: key of the run; each step folds its number into it.
+
+  Attributes:
+    first_not_finite: the first finished step with a loss that is NaN or infinite, or None.
   """
 
   def __init__(
@@ -225,7 +266,11 @@ class BaseTrainer(abc.ABC):
     self.eval_writers = {
       name: summaries.writer(summary_dir, f"training_eval/{name}") for name in eval_names
     }
+    self.first_not_finite: int | None = None
+    self._summary_dir = summary_dir
+    self._in_flight: collections.deque[_Step] = collections.deque()
     self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
+    self._being_written: list[concurrent.futures.Future[Scalars]] = []
     self._start_time = time.time()
 
   @property
@@ -243,7 +288,7 @@ class BaseTrainer(abc.ABC):
 
   @functools.cached_property
   def summing_train_step(self) -> partitioning.PartitionedFunction:
-    """(train_state, sums, batch) -> (train_state, sums, metrics of this step).
+    """(train_state, sums, batch) -> (train_state, sums, metrics and `is_finite` of this step).
 
     `sums` is (steps summed, metrics); `train_state` and `sums` are donated.
     """
@@ -253,7 +298,7 @@ class BaseTrainer(abc.ABC):
       count, total = sums
       train_state, metrics = step(train_state, batch)
       total = _where(count == 0, metrics, merge_metrics(total, metrics))
-      return train_state, (count + 1, total), metrics
+      return train_state, (count + 1, total), (metrics, is_finite(metrics))
 
     return self._partitioner.partition(
       summing_step,
@@ -279,37 +324,55 @@ class BaseTrainer(abc.ABC):
     num_steps: int,
     start_step: int,
     bar: "progress.Progress | None" = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[int], bool] = lambda step: False,
   ) -> tuple[int, "concurrent.futures.Future[Scalars]"]:
-    """Trains for `num_steps`, or until `should_stop`.
+    """Trains for `num_steps`, or until `should_stop`, which is given the steps done in the run.
 
     Returns:
       The number of steps done, and the metrics of these steps once they are computed and written.
     """
     step_fn = self.summing_train_step
     sums = None
-    in_flight: collections.deque[Metrics] = collections.deque()
     done = 0
-    while done < num_steps and not should_stop():
+    while done < num_steps and not should_stop(start_step + done):
       batch = next(batches)
       if sums is None:
         sums = self.empty_sums(batch)
-      self.train_state, sums, metrics = step_fn(self.train_state, sums, batch)
-      in_flight.append(metrics)
+      self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
       done += 1
-      if len(in_flight) > _STEPS_IN_FLIGHT:  # bounds the queue of work and times the steps
-        finished = in_flight.popleft()
-        jax.block_until_ready(finished)
-        if bar is not None:
-          bar.update(start_step + done - len(in_flight), finished)
-    if bar is not None and in_flight and start_step + done == bar.total_steps:
-      jax.block_until_ready(in_flight[-1])
-      bar.update(bar.total_steps, in_flight[-1])
+      self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
+      if len(self._in_flight) > _STEPS_IN_FLIGHT:  # bounds the queue of work and times the steps
+        self._finish_step(bar)
+    if bar is not None and start_step + done == bar.total_steps:
+      self.finish_steps(bar)
     if sums is None:
       finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
       finished_now.set_result({})
       return 0, finished_now
-    return done, self._pool.submit(self._write_train_metrics, sums[1], start_step + done)
+    written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done)
+    self._being_written.append(written)
+    return done, written
+
+  def _finish_step(self, bar: "progress.Progress | None" = None) -> None:
+    """Waits for the oldest step in flight."""
+    step = self._in_flight.popleft()
+    if self.first_not_finite is None and not np.asarray(step.finite):  # waits for the devices
+      self.first_not_finite = step.number
+      if self._summary_dir is not None:
+        write_batch(not_finite_path(self._summary_dir, step.number), step.batch)
+    if bar is not None:
+      bar.update(step.number, step.metrics)
+
+  def finish_steps(self, bar: "progress.Progress | None" = None) -> None:
+    """Waits for all steps, so that `first_not_finite` knows of them."""
+    while self._in_flight:
+      self._finish_step(bar)
+
+  def finish_writing(self) -> None:
+    """Waits until the metrics so far are on disk; raises what went wrong there."""
+    while self._being_written:
+      self._being_written.pop(0).result()
+    self.train_writer.flush()
 
   def _write_train_metrics(self, metrics: Metrics, step: int) -> Scalars:
     values = compute_metrics(metrics)
@@ -341,6 +404,25 @@ class BaseTrainer(abc.ABC):
     self._pool.shutdown(wait=True)
     for writer in (self.train_writer, *self.eval_writers.values()):
       writer.close()
+
+
+def not_finite_path(model_dir: str, step: int) -> pathlib.Path:
+  """Where the batch of a step with a loss that is not finite is kept, by each process."""
+  part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
+  return pathlib.Path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
+
+
+def write_batch(path: pathlib.Path, batch: Batch) -> None:
+  """Writes this process's rows of a batch, by feature."""
+  rows = {}
+  for name, value in batch.items():
+    parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
+    rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f".{path.name}")
+  with partial.open("wb") as file:
+    np.savez(file, **rows)
+  os.replace(partial, path)
 
 
 class Trainer(BaseTrainer):

@@ -204,6 +204,7 @@ def get_infer_fn(
   )
   layout = partitioner.get_data_layout(batch_size)
   rows_here = batch_size // layout.num_shards
+  mine = slice(layout.shard_id * rows_here, (layout.shard_id + 1) * rows_here)
 
   def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
     indices, features = _stack(dataset)
@@ -214,10 +215,8 @@ def get_infer_fn(
     for start in range(0, len(order), batch_size):
       rows = order[start : start + batch_size]
       padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
-      mine = padded[layout.shard_id * rows_here : (layout.shard_id + 1) * rows_here]
-      batch = {name: value[mine] for name, value in features.items()}
-      if data_lib.can_trim():
-        batch = data_lib.trim_padding(batch)
+      batch = data_lib.trim_padding(data_lib.take_rows(features, padded))
+      batch = data_lib.take_rows(batch, mine)
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)

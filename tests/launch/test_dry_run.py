@@ -102,9 +102,9 @@ def tiny_model(vocabulary_size=V, **options):
   )
 
 
-def tiny_report(model, **overrides):
+def tiny_config(**overrides):
   lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
-  cfg = data.DatasetConfig(
+  return data.DatasetConfig(
     **{
       "mixture_or_task_name": None,
       "task_feature_lengths": lengths,
@@ -115,8 +115,11 @@ def tiny_report(model, **overrides):
       **overrides,
     }
   )
+
+
+def tiny_report(model, **overrides):
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
-  return dry_run.describe(model, cfg, partitioner, toy_runs.make_trainer())
+  return dry_run.describe(model, tiny_config(**overrides), partitioner, toy_runs.make_trainer())
 
 
 LAYER = 4 * D * H * K + 3 * D * M + 2 * D
@@ -159,6 +162,31 @@ def test_bytes_are_those_of_a_real_state_gradients_and_batch():
   real = sum(array.nbytes for array in jax.tree.leaves(state.state_dict()))
   batch = 4 * B * (T + T + 1 + 1)
   assert report["bytes_per_device"] == real + 4 * PARAMETERS + batch
+
+
+def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between():
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
+  report = dry_run.memory(*run)
+  parts = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) MiB", report["text"])}
+  state = tiny_report(run[0])["bytes_per_device"] - 4 * PARAMETERS  # parameters, optimizer, batch
+  assert parts["arguments"] == pytest.approx(state / 2**20, abs=0.06)
+  assert parts["temporary"] * 2**20 > 4 * PARAMETERS  # gradients, hidden states
+  assert report["peak_bytes_per_device"] > state + 4 * PARAMETERS
+
+
+def test_tpus_that_cannot_be_had_and_those_that_are_too_small_are_named(monkeypatch):
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
+  with pytest.raises(InputError, match=r"no TPU topology 'v9:1x1' .*libtpu"):
+    dry_run.memory(*run, "v9:1x1")
+
+  def compile_nothing(self):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")
+
+  monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
+  with pytest.raises(InputError, match=r"does not fit 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"):
+    dry_run.memory(*run)
 
 
 def test_what_a_dry_run_needs_is_asked_for():

@@ -26,16 +26,6 @@ def test_tokenize_gives_small_letters_and_no_end_mark():
   assert dataset.element_spec["inputs"].dtype == tf.int32
 
 
-def test_unfit_pairs_are_dropped():
-  dataset = preprocessors.tokenize(
-    _dataset(("ok", "fine"), ("", "empty"), ("empty", ""), ("too long", "x"), ("x", "too long")),
-    BYTES,
-  )
-  kept = list(preprocessors.drop_unfit(dataset, max_length=5).as_numpy_iterator())
-  assert [BYTES.decode(row["inputs"].tolist()) for row in kept] == ["ok"]
-  assert len(list(preprocessors.drop_unfit(dataset, max_length=None))) == 3
-
-
 def test_both_directions_follow_each_other():
   rows = list(preprocessors.both_directions(_dataset(("a", "b"), ("c", "d"))).as_numpy_iterator())
   assert [(row["inputs"], row["targets"]) for row in rows] == [

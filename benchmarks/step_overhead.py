@@ -1,22 +1,28 @@
-"""What a training runtime costs beside the training: the bundled one against upstream T5X.
+"""What a step costs the host, and how long it waits for data; the bundled runtime against T5X's.
 
-  python benchmarks/runtime_overhead.py --upstream_path=T5X:AIRIO:JESTIMATOR
+  python benchmarks/step_overhead.py
+  python benchmarks/step_overhead.py --upstream_path=T5X:AIRIO:JESTIMATOR
 
-Both run the same gin file on the same dual encoder, so small that the device has next to nothing to
-do, each run in a process of its own, in turn. Two things are measured:
+Two models, each run in a process of its own, in turn:
 
-* time_to_first_step_s: from the start of the process to the end of the first step, with a SeqIO
-  task as the data;
-* host_ms_per_step: wall time of many steps over their number, with one batch again and again.
+* tiny: a dual encoder so small that the device has next to nothing to do, from one gin file for
+  both runtimes. time_to_first_step_s: from the start of the process to the end of the first step,
+  with a SeqIO task as the data; host_ms_per_step: wall time of many steps over their number, with
+  one batch again and again. The clock is a metric of the model: a runtime computes metrics on the
+  host once the steps that they sum are done, and this one notes the time when it is computed.
+* contrastive, ems: `t5x train` on gin/contrastive_small.gin and gin/ems_small.gin with the sample
+  corpus, in memory or streamed. The time of a step is what waits for data (`data_wait_ms`), what
+  waits for the devices (`device_wait_ms`) and the rest, the host's own (`host_ms`). The first steps
+  do not count.
 
-Neither runtime is changed. The clock is a metric of the model: a runtime computes metrics on the
-host once the steps that they sum are done, and this one notes the time when it is computed.
-
-Prints a JSON line a runtime and a last one whose `ratio` (upstream / bundled, above 1 when the
-bundled runtime is better) is the smaller of the ratios of the two medians.
+No runtime is changed. Prints a JSON line for each of them and a last one: `ratio` is the smallest
+share of a small step's time that neither waits for data nor is the host's own. With upstream it is
+the smaller of the ratios of both numbers of tiny (upstream / bundled, above 1 when the bundled
+runtime is better), and `share_of_devices` the other.
 """
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
@@ -36,16 +42,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.linen import partitioning
+from input_pipeline import write_sample
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 256, 8, 8, 8
-STAMPS = "RUNTIME_OVERHEAD_STAMPS"  # environment variable: the file that times are noted in
-TASK = "runtime_overhead_v1"
+STAMPS = "STEP_OVERHEAD_STAMPS"  # environment variable: the file that times are noted in
+TASK = "step_overhead_v1"
 SECONDS_PER_RUN = 600
+# Of each small run: its gin file, and how many steps a run has.
+SMALL = {"contrastive": ("contrastive_small.gin", 100), "ems": ("ems_small.gin", 240)}
+INPUTS = {"memory": 1 << 40, "stream": 0}  # bitext.files.memory_limit
+_UNCOUNTED = 40  # steps: each length of batches compiles
 
 GIN = """
 from __gin__ import dynamic_registration
 import __main__ as train_script
-import runtime_overhead
+import step_overhead
 from t5x import adafactor
 from t5x import gin_utils
 from t5x import partitioning
@@ -53,7 +64,7 @@ from t5x import trainer
 from t5x import utils
 
 train_script.train:
-  model = @runtime_overhead.TinyDualEncoder()
+  model = @step_overhead.TinyDualEncoder()
   model_dir = '{model_dir}'
   train_dataset_cfg = @utils.DatasetConfig()
   train_eval_dataset_cfg = None
@@ -69,7 +80,7 @@ train_script.train:
   summarize_config_fn = @gin_utils.summarize_gin_config
   get_dataset_fn = @{get_dataset_fn}
 
-runtime_overhead.TinyDualEncoder.optimizer_def = @adafactor.Adafactor()
+step_overhead.TinyDualEncoder.optimizer_def = @adafactor.Adafactor()
 adafactor.Adafactor.logical_factor_rules = @adafactor.standard_logical_factor_rules()
 partitioning.PjitPartitioner:
   num_partitions = 1
@@ -81,7 +92,7 @@ utils.CheckpointConfig:
   restore = None
   save = None
 utils.DatasetConfig:
-  mixture_or_task_name = @runtime_overhead.register_task()
+  mixture_or_task_name = @step_overhead.register_task()
   task_feature_lengths = {{'inputs': {length}, 'targets': {length}}}
   split = 'train'
   batch_size = {batch}
@@ -190,7 +201,142 @@ def one_batch_forever(cfg, shard_id, num_shards, feature_converter_cls) -> Any:
 
 
 # --------------------------------------------------------------------------------------------
-# The measurement
+# The small runs
+
+
+class Stopwatch:
+  """Sums the seconds that the training thread is in a function, by name."""
+
+  def __init__(self) -> None:
+    self.seconds: dict[str, float] = {}
+    self.calls: dict[str, int] = {}
+
+  def watch(self, owner: type, method: str, name: str) -> None:
+    """From now on counts the calls of a method."""
+    inner = getattr(owner, method)
+
+    @functools.wraps(inner)
+    def timed(*arguments: Any, **options: Any) -> Any:
+      start = time.perf_counter()
+      try:
+        return inner(*arguments, **options)
+      finally:
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if name == "data" and self.calls[name] == _UNCOUNTED:
+          self.begin()
+
+    setattr(owner, method, timed)
+
+  def begin(self) -> None:
+    """Forgets the seconds so far."""
+    self.seconds.clear()
+    self.start, self.cpu_start = time.perf_counter(), time.process_time()
+
+
+def measure_small(name: str, source: str, folder: str) -> dict[str, float]:
+  """Trains in this process; milliseconds of a step."""
+  from vmsst.launch import main as launch
+  from vmsst.launch.runtime import data, trainer
+  from vmsst.tasks import sample
+
+  watch = Stopwatch()
+  watch.watch(data.TrainIterator, "__next__", "data")
+  watch.watch(trainer.BaseTrainer, "_finish_step", "devices")
+  found: dict[str, float] = {}
+  finish = trainer.BaseTrainer.finish_steps
+
+  def last(self: Any, bar: Any = None) -> None:
+    """After the last step."""
+    finish(self, bar)
+    if bar is not None and not found:
+      count = watch.calls["data"] - _UNCOUNTED
+      wall = time.perf_counter() - watch.start
+      waits = {
+        f"{name}_wait_ms": 1e3 * watch.seconds[f"{name}{s}"] / count
+        for name, s in (("data", ""), ("device", "s"))
+      }
+      step_ms = 1e3 * wall / count
+      found.update(
+        step_ms=step_ms,
+        **waits,
+        host_ms=step_ms - sum(waits.values()),
+        cpu_ms=1e3 * (time.process_time() - watch.cpu_start) / count,
+      )
+
+  trainer.BaseTrainer.finish_steps = last
+  gin_file, steps = SMALL[name]
+  path = sample.vocabulary_path()
+  bindings = {
+    "MODEL_DIR": f"{folder}/model",
+    "DATA_ROOT": folder,
+    "PATTERNS": ["*.tsv"],
+    "TRAIN_STEPS": steps,
+    "vocabularies.SentencePieceVocabulary.path": path,
+    "VOCAB_SIZE": vocabulary_size(path),
+    "__main__.train.infer_eval_dataset_cfg": None,
+    "__main__.train.train_eval_dataset_cfg": None,
+    "utils.CheckpointConfig.save": None,
+    "bitext.files.memory_limit": INPUTS[source],
+  }
+  if name == "ems":
+    bindings["VOCABULARY_PATH"] = path
+  launch.main(
+    [
+      "train",
+      f"--gin_file={gin_file}",
+      *(f"--gin.{key}={value!r}" for key, value in bindings.items()),
+    ]
+  )
+  return found
+
+
+def vocabulary_size(path: str) -> int:
+  from vmsst import vocabularies
+
+  return vocabularies.SentencePieceVocabulary(path).size
+
+
+def small_in_own_process(name: str, source: str) -> dict[str, float]:
+  """What `measure_small` finds."""
+  with tempfile.TemporaryDirectory(prefix="step_overhead_") as folder:
+    write_sample(pathlib.Path(folder))
+    done = subprocess.run(
+      [sys.executable, __file__, f"--measure={name}", f"--source={source}", f"--folder={folder}"],
+      env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},  # as t5x starts itself
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  if done.returncode:
+    raise SystemExit(f"{done.stderr[-3000:]}\n{name}, {source} failed ({done.returncode})")
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def small_line(name: str, source: str, runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+  """The line of a small run."""
+  median = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+  return {
+    "benchmark": "step_overhead",
+    "variant": name,
+    "data": source,
+    "cpus": os.cpu_count(),
+    "versions": versions(),
+    "steps": SMALL[name][1] - _UNCOUNTED,
+    "repeats": len(runs),
+    **{key: round(value, 3) for key, value in median.items()},
+    "share_waiting_for_data": round(median["data_wait_ms"] / median["step_ms"], 4),
+    "share_of_host": round(median["host_ms"] / median["step_ms"], 4),
+  }
+
+
+def versions() -> dict[str, str]:
+  packages = ("jax", "flax", "tensorflow", "seqio", "clu")
+  return {name: importlib.metadata.version(name) for name in packages}
+
+
+# --------------------------------------------------------------------------------------------
+# The tiny runs
 
 
 def run(variant: str, environment: Mapping[str, str], **settings: Any) -> tuple[float, list[dict]]:
@@ -200,7 +346,7 @@ def run(variant: str, environment: Mapping[str, str], **settings: Any) -> tuple[
     SystemExit: the process failed; the message ends with what it printed last.
   """
   module = {"bundled": ["vmsst.launch.main", "train"], "upstream": ["t5x.train"]}[variant]
-  with tempfile.TemporaryDirectory(prefix="runtime_overhead_") as name:
+  with tempfile.TemporaryDirectory(prefix="step_overhead_") as name:
     folder = pathlib.Path(name)
     gin_file, stamps = folder / "tiny.gin", folder / "stamps.jsonl"
     gin_file.write_text(
@@ -242,7 +388,7 @@ def host_ms_per_step(variant: str, environment: Mapping[str, str], steps: int) -
     environment,
     total_steps=5 * period,
     stats_period=period,
-    get_dataset_fn="runtime_overhead.one_batch_forever",
+    get_dataset_fn="step_overhead.one_batch_forever",
   )
   first, last = lines[0], lines[-1]
   counted = sum(line["steps"] for line in lines[1:])
@@ -287,35 +433,30 @@ def summary(values: Sequence[float]) -> dict[str, float]:
   return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--upstream_path", default="", help="folders of upstream's sources, joined")
-  parser.add_argument("--steps", type=int, default=5000, help="steps of each timed run")
-  parser.add_argument("--repeats", type=int, default=3, help="runs of each kind and runtime")
-  options = parser.parse_args()
-  if options.steps < 5 or options.repeats < 1:
-    parser.error("--steps must be at least 5 and --repeats at least 1")
-
+def tiny_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
+  """A line a runtime, and with upstream the ratios of both numbers."""
   environment = environments(options.upstream_path)
-  require_upstream(environment["upstream"])
-  first_step: dict[str, list[float]] = {"bundled": [], "upstream": []}
-  per_step: dict[str, list[float]] = {"bundled": [], "upstream": []}
+  variants = ["bundled"]
+  if options.upstream_path:
+    require_upstream(environment["upstream"])
+    variants.append("upstream")
+  first_step: dict[str, list[float]] = {name: [] for name in variants}
+  per_step: dict[str, list[float]] = {name: [] for name in variants}
   device = ""
   for _ in range(options.repeats):
-    for variant in first_step:
+    for variant in variants:
       first_step[variant].append(time_to_first_step(variant, environment[variant]))
-    for variant in per_step:
+    for variant in variants:
       milliseconds, device = host_ms_per_step(variant, environment[variant], options.steps)
       per_step[variant].append(milliseconds)
-
-  packages = ("jax", "flax", "tensorflow", "seqio", "clu")
-  for variant in first_step:
-    report = {
-      "benchmark": "runtime_overhead",
-      "variant": variant,
+  lines = [
+    {
+      "benchmark": "step_overhead",
+      "variant": "tiny",
+      "runtime": variant,
       "device": device,
       "cpus": os.cpu_count(),
-      "versions": {name: importlib.metadata.version(name) for name in packages},
+      "versions": versions(),
       "batch": BATCH,
       "length": LENGTH,
       "parameters": VOCABULARY * WIDTH,
@@ -324,20 +465,46 @@ def main() -> None:
       "time_to_first_step_s": summary(first_step[variant]),
       "host_ms_per_step": summary(per_step[variant]),
     }
-    print(json.dumps(report))
-  ratios = {
+    for variant in variants
+  ]
+  if len(variants) == 1:
+    return lines, {}
+  return lines, {
     name: statistics.median(values["upstream"]) / statistics.median(values["bundled"])
     for name, values in (("time_to_first_step", first_step), ("host_ms_per_step", per_step))
   }
-  print(
-    json.dumps(
-      {
-        "benchmark": "runtime_overhead",
-        "ratio": round(min(ratios.values()), 3),
-        **{f"ratio_{name}": round(value, 3) for name, value in ratios.items()},
-      }
-    )
-  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--upstream_path", default="", help="folders of upstream's sources, joined")
+  parser.add_argument("--steps", type=int, default=5000, help="steps of each timed tiny run")
+  parser.add_argument("--repeats", type=int, default=3, help="runs of each kind and runtime")
+  parser.add_argument("--measure", choices=SMALL, help=argparse.SUPPRESS)
+  parser.add_argument("--source", choices=INPUTS, help=argparse.SUPPRESS)
+  parser.add_argument("--folder", help=argparse.SUPPRESS)
+  options = parser.parse_args()
+  if options.measure:
+    found = measure_small(options.measure, options.source, options.folder)
+    print(json.dumps(found))
+    return
+  if options.steps < 5 or options.repeats < 1:
+    parser.error("--steps must be at least 5 and --repeats at least 1")
+
+  lines, ratios = tiny_lines(options)
+  runs: dict[tuple[str, str], list[dict[str, float]]] = {
+    (name, source): [] for name in SMALL for source in INPUTS
+  }
+  for _ in range(options.repeats):
+    for key, own in runs.items():
+      own.append(small_in_own_process(*key))
+  small = [small_line(*key, own) for key, own in runs.items()]
+  for line in (*lines, *small):
+    print(json.dumps(line))
+  share = min(1 - line["share_waiting_for_data"] - line["share_of_host"] for line in small)
+  found = {"ratio": round(min(ratios.values(), default=share), 3)}
+  found |= {f"ratio_{name}": round(value, 3) for name, value in ratios.items()}
+  print(json.dumps({"benchmark": "step_overhead", **found, "share_of_devices": round(share, 3)}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,430 @@
+"""Pairs a second that each way of reading data delivers, against what a small training step takes.
+
+  python benchmarks/input_pipeline.py                              # the sample corpus, 4,000 pieces
+  python benchmarks/input_pipeline.py --vocabulary=spm.model --lowercase --patterns /data/*.tsv.gz
+
+Delivered are the batches of training: the mixture of all language pairs, shuffled, grouped by
+length. Inputs:
+
+* memory: the files, tokenised once and kept (`bitext.files`);
+* stream: the same files, streamed and tokenised while they are read (`memory_limit` 0);
+* tfds: the same pairs as a dataset such as `vmsst data build` makes (`mixtures.opus`); with
+  --data_dir and --config, that dataset;
+* cache: the token ids of that dataset, which SeqIO's `cache_tasks_main` has written beforehand;
+* row_by_row: that dataset through SeqIO's own task and mixture, and steps that take one row at a
+  time: what the four are compared with.
+
+Steps: training steps of gin/contrastive_small.gin (contrastive) and of gin/ems_small.gin (ems),
+with batches of the same kind that are ready beforehand, and large pages, as `t5x train` asks for.
+
+Each measurement is a process of its own, and the variants take turns; what comes before the first
+batches, compilation and first steps do not count.
+
+Prints a JSON line a variant, and a last one: `ratios` has for each step the pairs a second that
+each input delivers over those that the step takes, `ratio` is the smallest of those of our inputs,
+`cpu_shares` the CPU seconds of the input over those of the steps that use it up, and
+`to_row_by_row` the CPU time of a pair in `row_by_row` over that in each input.
+"""
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from vocab_projection import all_of, summary
+
+BENCHMARK = "input_pipeline"
+INPUTS, BASELINE = ("memory", "stream", "tfds", "cache"), "row_by_row"
+# Of each step: its gin files, pairs of a batch and tokens of a sentence at most.
+STEPS = {
+  "contrastive": (("models/contrastive.gin", "sizes/small.gin"), 256, 32),
+  "ems": (("models/ems.gin", "sizes/ems_small.gin", "runs/ems_optimizer.gin"), 64, 64),
+}
+PACKAGES = ("jax", "flax", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text")
+_CODES = ("ar", "de", "es", "fr", "ru", "tr", "zh")  # of the sample corpus, with English
+_MEANINGS = 5000
+_READY = 8  # Batches that steps are measured with.
+_MODULE = "input_pipeline_tasks"
+
+
+# --------------------------------------------------------------------------------------------
+# The data
+
+
+def write_sample(folder: pathlib.Path) -> list[str]:
+  """Files of the sample corpus."""
+  from vmsst.tasks import sample
+
+  paths = []
+  for code in _CODES:
+    path = folder / f"sample.{code}-en.tsv"
+    with path.open("w", encoding="utf-8") as stream:
+      for meaning in range(_MEANINGS):
+        stream.write(f"{sample.sentence(meaning, code)}\t{sample.sentence(meaning, 'en')}\n")
+    paths.append(str(path))
+  return paths
+
+
+def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
+  """The pairs of files as the TFDS dataset `opus_bitext/benchmark`."""
+  import tensorflow_datasets as tfds
+
+  from vmsst.tasks import readers
+  from vmsst.tasks.opus import records, shards
+
+  place = folder / "opus_bitext" / "benchmark" / "1.0.0"
+  place.mkdir(parents=True)
+  rows_of: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+  for bitext in readers.find_bitext(patterns):
+    pair = records.ordered(bitext.source, bitext.target)
+    turn = 1 if pair == (bitext.source, bitext.target) else -1
+    codes = tuple(records.code(language) for language in pair)
+    rows_of.setdefault(codes, []).extend(row[:2][::turn] for row in readers.read_pairs(bitext))
+  infos = []
+  for codes, rows in rows_of.items():
+    name = f"train_{'_'.join(codes)}"
+    make = shards.Examples(*codes).example
+    with (place / f"opus_bitext-{name}.tfrecord-00000-of-00001").open("wb") as stream:
+      records_of_pair = (make(b"Corpus", a.encode(), b.encode()) for a, b in rows)
+      count, size = shards.write(stream.write, records_of_pair)
+    infos.append(tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=size))
+  tfds.folder_dataset.write_metadata(
+    data_dir=place,
+    features=tfds.features.FeaturesDict(dict.fromkeys(shards.FEATURES, tfds.features.Text())),
+    split_infos=infos,
+    filename_template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+  )
+
+
+def write_cache(options: argparse.Namespace) -> dict[str, Any]:
+  """Writes the cache, in a process of its own; the line on it."""
+  cache = pathlib.Path(options.work, "cache")
+  cache.mkdir()
+  (cache / f"{_MODULE}.py").write_text(
+    "from vmsst import vocabularies\n"
+    "from vmsst.tasks.opus import mixtures\n"
+    f"vocabulary = vocabularies.SentencePieceVocabulary({options.vocabulary!r}, "
+    f"lowercase={options.lowercase})\n"
+    f"mixtures.opus({options.config!r}, vocabulary, {options.data_dir!r})\n",
+    encoding="utf-8",
+  )
+  command = [
+    *(sys.executable, "-m", "seqio.scripts.cache_tasks_main"),
+    f"--module_import={_MODULE}",
+    f"--tasks=opus_{options.config}_.*",
+    f"--output_cache_dir={cache}",
+    "--min_shards=4",
+  ]
+  places = [str(cache), *filter(None, [os.environ.get("PYTHONPATH")])]
+  start, cpu_start = time.perf_counter(), cpu_of_children()
+  done = subprocess.run(
+    command,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+    stderr=subprocess.PIPE,
+    text=True,
+    check=False,
+  )
+  if done.returncode:
+    raise SystemExit(f"{done.stderr}\ncaching failed (exit code {done.returncode})")
+  return {
+    "benchmark": BENCHMARK,
+    "variant": "caching",
+    "seconds": round(time.perf_counter() - start, 1),
+    "cpu_seconds": round(cpu_of_children() - cpu_start, 1),
+    "dataset_mb": size_mb(pathlib.Path(options.data_dir, "opus_bitext", options.config)),
+    "cache_mb": size_mb(cache),
+  }
+
+
+def cpu_of_children() -> float:
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return used.ru_utime + used.ru_stime
+
+
+def size_mb(folder: pathlib.Path) -> float:
+  return round(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6, 1)
+
+
+# --------------------------------------------------------------------------------------------
+# The inputs
+
+
+def make_vocabulary(options: argparse.Namespace) -> Any:
+  from vmsst import vocabularies
+
+  return vocabularies.SentencePieceVocabulary(options.vocabulary, lowercase=options.lowercase)
+
+
+def row_by_row(options: argparse.Namespace) -> str:
+  """Name of a mixture of the dataset of which nothing is done but by SeqIO, a row at a time."""
+  import seqio
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  from vmsst.tasks import preprocessors
+
+  encode = make_vocabulary(options).to_seqio().encode_tf
+
+  def tokenize(row):
+    language = tf.constant([1], tf.int32)
+    languages = {"input_language": language, "target_language": language}
+    return {"inputs": encode(row["source"]), "targets": encode(row["target"]), **languages}
+
+  def fits(row):
+    sizes = tf.stack([tf.size(row[side]) for side in ("inputs", "targets")])
+    return tf.reduce_all((sizes > 0) & (sizes <= options.length))
+
+  folder = pathlib.Path(options.data_dir, "opus_bitext", options.config)
+  versioned = f"opus_bitext/{options.config}:{max(path.name for path in folder.iterdir())}"
+  parts = []
+  for split, info in tfds.builder(versioned, data_dir=options.data_dir).info.splits.items():
+    if split.startswith("train_"):
+      seqio.TaskRegistry.add(
+        f"plain_{split}",
+        source=seqio.TfdsDataSource(versioned, options.data_dir, {"train": split}),
+        preprocessors=[
+          lambda rows: rows.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE),
+          lambda rows: rows.filter(fits),
+          seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features=preprocessors.pair_features(make_vocabulary(options)),
+      )
+      parts.append((f"plain_{split}", info.num_examples))
+  seqio.MixtureRegistry.add("plain", parts)
+  return "plain"
+
+
+def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
+  """The batches of training, without end."""
+  import seqio
+
+  from vmsst.launch.runtime import data
+  from vmsst.tasks import bitext, datasets, feature_converter
+  from vmsst.tasks.opus import mixtures
+
+  lengths = {"max_length": options.length}
+  if name == BASELINE:
+    mixture = row_by_row(options)
+  elif name in ("tfds", "cache"):
+    seqio.add_global_cache_dirs([os.path.join(options.work, "cache")])
+    mixture = mixtures.opus(options.config, make_vocabulary(options), options.data_dir, **lengths)
+  else:
+    limit = {"memory": 1 << 40, "stream": 0}[name]
+    vocabulary = make_vocabulary(options)
+    mixture = bitext.files(options.patterns, vocabulary, memory_limit=limit, **lengths)
+  config = data.DatasetConfig(
+    mixture_or_task_name=mixture,
+    task_feature_lengths={
+      "inputs": options.length,
+      "targets": options.length,
+      "input_language": 1,
+      "target_language": 1,
+    },
+    split="train",
+    batch_size=options.batch,
+    shuffle=True,
+    seed=0,
+    use_cached=name == "cache",
+  )
+  converter = feature_converter.BitextFeatureConverter
+  return datasets.get_length_grouped_dataset(config, 0, 1, converter).as_numpy_iterator()
+
+
+def measure_input(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  found = batches(name, options)
+  for _ in range(options.warm_up):
+    next(found)
+  return timed(lambda: next(found), options.batches, options.batch)
+
+
+def timed(run: Callable[[], Any], count: int, pairs: int) -> dict[str, Any]:
+  """Pairs a second of the clock and of CPU, each call of `run` being `pairs`."""
+  start, cpu_start = time.perf_counter(), time.process_time()
+  for _ in range(count):
+    run()
+  seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+  return {
+    "pairs_per_second": [count * pairs / seconds],
+    "pairs_per_cpu_second": [count * pairs / cpu_seconds],
+  }
+
+
+# --------------------------------------------------------------------------------------------
+# The steps
+
+GIN = """
+from __gin__ import dynamic_registration
+from t5x import adafactor
+from t5x import utils
+from vmsst import vocabularies
+OPTIMIZER = @adafactor.Adafactor()
+adafactor.Adafactor.logical_factor_rules = @adafactor.standard_logical_factor_rules()
+{includes}
+VOCAB_SIZE = {size}
+VOCABULARY = @vocabularies.SentencePieceVocabulary()
+vocabularies.SentencePieceVocabulary.path = {path!r}
+utils.create_learning_rate_scheduler.base_learning_rate = 1e-3
+utils.create_learning_rate_scheduler.factors = 'constant'
+"""
+
+
+def make_model(name: str, options: argparse.Namespace) -> Any:
+  import gin
+
+  import vmsst
+  from vmsst.launch import aliases
+
+  aliases.install()
+  gin.add_config_file_search_path(str(vmsst.gin_dir()))
+  files, _, _ = STEPS[name]
+  size = make_vocabulary(options).size
+  includes = "\n".join(f"include '{file}'" for file in files)
+  gin.parse_config(GIN.format(includes=includes, size=size, path=options.vocabulary))
+  return gin.query_parameter("%MODEL").scoped_configurable_fn()
+
+
+def measure_step(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  import jax
+
+  _, options.batch, options.length = STEPS[name]
+  ready = list(itertools.islice(batches("memory", options), _READY))
+  ready = [trimmed(batch) for batch in ready]
+  model = make_model(name, options)
+  rng = jax.random.key(1)
+
+  def step(optimizer, batch):
+    gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(optimizer.target, batch, rng)
+    return optimizer.apply_gradient(gradients, learning_rate=1e-3), metrics
+
+  def create(rng):
+    shapes = {name: value.shape for name, value in ready[0].items()}
+    return model.optimizer_def.create(model.get_initial_variables(rng, shapes)["params"])
+
+  optimizer = jax.jit(create)(jax.random.key(0))
+  compiled = jax.jit(step, donate_argnums=0)
+  turns = itertools.cycle(ready)
+
+  def run() -> None:
+    nonlocal optimizer
+    optimizer, metrics = compiled(optimizer, next(turns))
+    jax.block_until_ready((optimizer, metrics))
+
+  for _ in ready:
+    run()
+  return timed(run, options.steps, options.batch)
+
+
+def trimmed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """A batch as training has it: without columns of padding."""
+  from vmsst.launch.runtime import data
+
+  return data.trim_padding(batch)
+
+
+# --------------------------------------------------------------------------------------------
+# All of them
+
+
+def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
+  """The line of one variant."""
+  rates = {key: summary(all_of(runs, key)) for key in runs[0]}
+  _, batch, length = STEPS.get(variant, ((), options.batch, options.length))
+  return {
+    "benchmark": BENCHMARK,
+    "variant": variant,
+    "cpus": os.cpu_count(),
+    "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    "batch": batch,
+    "length": length,
+    "runs": len(runs),
+    **{key: {name: round(value) for name, value in rate.items()} for key, rate in rates.items()},
+  }
+
+
+def in_own_process(what: str, options: argparse.Namespace) -> dict[str, Any]:
+  """What --measure prints."""
+  given = json.dumps(vars(options))
+  command = [sys.executable, __file__, f"--measure={what}", f"--given={given}"]
+  tunables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if what in STEPS else {}
+  done = subprocess.run(
+    command, env={**os.environ, **tunables}, capture_output=True, text=True, check=False
+  )
+  if done.returncode:
+    raise SystemExit(f"{done.stderr}\n{what} failed (exit code {done.returncode})")
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--patterns", nargs="+", help="bitext files; default: the sample corpus")
+  parser.add_argument("--vocabulary", help="a SentencePiece model; default: that of the sample")
+  parser.add_argument("--lowercase", action="store_true", help="for a vocabulary of small letters")
+  parser.add_argument("--data_dir", help="the output folder of vmsst data build")
+  parser.add_argument("--config", default="benchmark", help="name of the recipe, with --data_dir")
+  parser.add_argument("--batch", type=int, default=256, help="pairs of a batch of the inputs")
+  parser.add_argument("--length", type=int, default=32, help="tokens of a sentence of the inputs")
+  parser.add_argument("--batches", type=int, default=200, help="timed batches of a process")
+  parser.add_argument("--warm_up", type=int, default=48, help="batches before those")
+  parser.add_argument("--steps", type=int, default=16, help="timed steps of a process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
+  names = [*INPUTS, BASELINE]
+  parser.add_argument("--inputs", nargs="+", default=names, choices=names)
+  parser.add_argument("--measure", choices=(*names, *STEPS), help=argparse.SUPPRESS)
+  parser.add_argument("--given", help=argparse.SUPPRESS)
+  options = parser.parse_args()
+  if options.measure:
+    given = argparse.Namespace(**json.loads(options.given))
+    measure = measure_step if options.measure in STEPS else measure_input
+    print(json.dumps(measure(options.measure, given)))
+    return
+
+  runs: dict[str, list[dict]] = {variant: [] for variant in (*options.inputs, *STEPS)}
+  with tempfile.TemporaryDirectory(prefix="input_pipeline_") as options.work:
+    work = pathlib.Path(options.work)
+    if not options.vocabulary:
+      from vmsst.tasks import sample
+
+      options.vocabulary = sample.vocabulary_path()
+    options.patterns = options.patterns or write_sample(work)
+    if not options.data_dir:
+      options.data_dir, options.config = str(work), "benchmark"
+      write_dataset(work, options.patterns)
+    if "cache" in options.inputs:
+      print(json.dumps(write_cache(options)), flush=True)
+    for _ in range(options.rounds):
+      for variant, own in runs.items():
+        own.append(in_own_process(variant, options))
+  lines = {variant: report(variant, own, options) for variant, own in runs.items()}
+  for line in lines.values():
+    print(json.dumps(line))
+
+  def rate(variant: str, kind: str = "pairs_per_second") -> float:
+    return lines[variant][kind]["median"]
+
+  cpu = "pairs_per_cpu_second"
+  ours = [name for name in options.inputs if name != BASELINE]
+  found = {
+    "benchmark": BENCHMARK,
+    "ratio": round(min(rate(x) / rate(step) for x in ours for step in STEPS), 2),
+    "ratios": {step: {x: round(rate(x) / rate(step), 2) for x in options.inputs} for step in STEPS},
+    "cpu_shares": {
+      step: {x: round(rate(step, cpu) / rate(x, cpu), 4) for x in options.inputs} for step in STEPS
+    },
+  }
+  if BASELINE in lines:
+    found["to_row_by_row"] = {x: round(rate(x, cpu) / rate(BASELINE, cpu), 2) for x in ours}
+  print(json.dumps(found))
+
+
+if __name__ == "__main__":
+  main()

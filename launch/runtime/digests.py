@@ -1,0 +1,70 @@
+"""SHA-256 sums of a checkpoint's files, in `SHA256SUMS`, as the command `sha256sum` writes them.
+
+Orbax keeps sums of what describes the arrays, but a byte of an array can change unnoticed.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+
+from etils import epath
+
+NAME = "SHA256SUMS"
+
+
+def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
+  """Writes the sums of all files in `folders` to `checkpoint`.
+
+  Args:
+    checkpoint: the folder of the checkpoint, as long as it is written.
+    folders: what will be subfolders of the checkpoint, by their name there.
+  """
+  lines = [
+    f"{_digest(path)}  {name}/{inside}\n"
+    for name, folder in sorted(folders.items())
+    for inside, path in _files(folder)
+  ]
+  (checkpoint / NAME).write_text("".join(lines))
+
+
+def damage(checkpoint: epath.Path) -> str | None:
+  """What is wrong with the files of a checkpoint; None: nothing, or it came without sums."""
+  sums = checkpoint / NAME
+  if not sums.is_file():
+    return None
+  try:
+    lines = [
+      re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
+    ]
+    if not lines or None in lines:
+      return f"{NAME} is not as it was written"
+    wanted: dict[str, dict[str, str]] = {}
+    for digest, folder, name in (line.groups() for line in lines if line):
+      wanted.setdefault(folder, {})[name] = digest
+    for folder in sorted(wanted):
+      files = dict(_files(checkpoint / folder))
+      for name, digest in wanted[folder].items():
+        if name not in files:
+          return f"{folder}/{name} is missing"
+        if _digest(files[name]) != digest:
+          return f"{folder}/{name} is not as it was written"
+  except (OSError, UnicodeDecodeError) as error:
+    return f"it cannot be read ({error})"
+  return None
+
+
+def _files(folder: epath.Path) -> Iterator[tuple[str, epath.Path]]:
+  """All files below `folder`, with their names there."""
+  if not folder.is_dir():
+    return
+  for path in sorted(folder.iterdir(), key=lambda path: path.name):
+    if path.is_dir():
+      for name, inside in _files(path):
+        yield f"{path.name}/{name}", inside
+    else:
+      yield path.name, path
+
+
+def _digest(path: epath.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -1,0 +1,266 @@
+"""SeqIO tasks and mixtures of pairs that are tokenised while they are read, many at a time.
+
+A stage of a TensorFlow pipeline costs a row more than what it does to it. So rows are parsed,
+tokenised, dropped, cut and padded some dozens at a time, by one function; row by row they are only
+shuffled and mixed, which TensorFlow does without running a function. Nothing here has a state in
+Python, so that `tf.train.Checkpoint` can save the iterators.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+from absl import logging
+
+from vmsst import vocabularies
+from vmsst.languages import Language
+from vmsst.tasks import preprocessors
+
+FINGERPRINT = "vocabulary_fingerprint"
+# Rows that one call of a function works on. Words are split by the thousand: see `preprocessors`.
+_ROWS = 64
+_CHOICES = 1024
+_WHOLE = seqio.ShardInfo(index=0, num_shards=1)
+
+
+class StreamedTask(seqio.Task):
+  """A seqio task whose source gives strings `inputs` and `targets` and language ids.
+
+  Strings are shuffled, which takes the least memory; then all that is left to do is done at once.
+  Rows come padded to the lengths that are asked for.
+
+  A cache, which `seqio_cache_tasks` makes, holds the token ids of all pairs, and the fingerprint.
+
+  Args:
+    name: The task's name.
+    source: Gives the pairs; with negatives also strings `negatives` [K], with a teacher the vectors
+      `teacher_inputs` and `teacher_targets`.
+    output_features: The features.
+    vocabulary: What tokenises all strings.
+    pair: The languages of all pairs.
+    max_length: Pairs with a side of more tokens are dropped (None: none is), and those with a side
+      of none.
+    both_directions: Whether each pair is also given with its sides exchanged.
+    shuffle_buffer_size: How many pairs are shuffled among each other.
+    fingerprint: A number that differs between vocabularies; with it, the task can be cached.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    source: seqio.DataSource,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    vocabulary: vocabularies.Vocabulary,
+    pair: Sequence[Language],
+    max_length: int | None,
+    both_directions: bool,
+    shuffle_buffer_size: int,
+    fingerprint: int | None = None,
+  ):
+    steps: list[Any] = []
+    if fingerprint is not None:
+      steps = [self._tokenized_and_signed, seqio.CacheDatasetPlaceholder()]
+    super().__init__(
+      name,
+      source,
+      output_features,
+      preprocessors=steps,
+      shuffle_buffer_size=shuffle_buffer_size,
+    )
+    self._vocabulary = vocabulary
+    self._pair = tuple(pair)
+    self._max_length = max_length
+    self._both_directions = both_directions
+    self._fingerprint = fingerprint
+
+  def _tokenized_and_signed(self, rows: tf.data.Dataset) -> tf.data.Dataset:
+    number = tf.constant([self._fingerprint], tf.int32)
+    tokens = preprocessors.tokenize(rows, self._vocabulary, self._pair)
+    return tokens.map(lambda row: {**row, FINGERPRINT: number})
+
+  def get_dataset(
+    self,
+    sequence_length: Mapping[str, Any] | None = None,
+    split: str = "train",
+    use_cached: bool = False,
+    shuffle: bool = True,
+    shuffle_buffer_size: int | None = None,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    num_epochs: int | None = 1,
+    trim_output_features: bool = True,
+    try_in_mem_cache: bool = True,
+  ) -> tf.data.Dataset:
+    """As in seqio.Task, but that rows are padded where they have a length, and never in a cache.
+
+    seqio's copy of small sources in memory would enter every checkpoint of the iterator. Features
+    that not all data has (`preprocessors.EXTRA_FEATURES`) come where a length is given for them.
+    """
+    del try_in_mem_cache
+    preprocessors.require_splitter(self._vocabulary, self._pair)
+    rows = self._read(split, use_cached, shuffle, seed, shard_info)
+    if self._both_directions:
+      rows = preprocessors.both_directions(rows)
+    if num_epochs != 1:
+      rows = rows.repeat(num_epochs)
+    if shuffle:
+      rows = rows.shuffle(shuffle_buffer_size or self._shuffle_buffer_size, seed=seed)
+    names = preprocessors.wanted(
+      [x for x in self.output_features if x in rows.element_spec], sequence_length
+    )
+    lengths = {
+      name: (sequence_length or {}).get(name) if trim_output_features else None for name in names
+    }
+    splits = getattr(self._vocabulary, "pretokenize", False)
+    rows = rows.padded_batch(preprocessors.SPLIT_ROWS if splits else _ROWS)
+    rows = rows.map(lambda columns: self._finished(columns, lengths), tf.data.AUTOTUNE).unbatch()
+    open_sides = [side for side in preprocessors.SIDES if not lengths[side]]
+    if open_sides:
+      rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
+    return rows.prefetch(tf.data.AUTOTUNE)
+
+  def _read(
+    self,
+    split: str,
+    use_cached: bool,
+    shuffle: bool,
+    seed: int | None,
+    shard_info: seqio.ShardInfo | None,
+  ) -> tf.data.Dataset:
+    """The strings of pairs, or the token ids of a cache; files may be shuffled."""
+    if use_cached and not self.supports_caching:
+      logging.warning("Task %s cannot be cached: its pairs are tokenised while read.", self.name)
+      use_cached = False
+    shard = shard_info or _WHOLE
+    if use_cached:
+      files = self._get_cached_source(split).list_shards(split)
+      arbitrary = False
+    else:
+      files = self.source.list_shards(split)
+      arbitrary = self.source.supports_arbitrary_sharding
+    by_file = arbitrary or len(files) >= shard.num_shards
+    own = shard if by_file else _WHOLE
+    if use_cached:
+      rows = self._cached_rows(files, shuffle, seed, own)
+    else:
+      rows = self.source.get_dataset(split, shuffle, seed, own)
+    return rows if by_file else rows.shard(shard.num_shards, shard.index)
+
+  def _cached_rows(
+    self, files: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
+  ) -> tf.data.Dataset:
+    """Token ids, padded with 0 to any length, and language ids."""
+    message = f"the cache of task {self.name} was made with another vocabulary: make it anew"
+    spec = {
+      name: tf.io.RaggedFeature(tf.int64) if name in preprocessors.SIDES
+      else tf.io.FixedLenFeature([1], tf.int64)
+      for name in (*preprocessors.pair_features(self._vocabulary), FINGERPRINT)
+    }  # fmt: skip
+
+    def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
+      found = tf.io.parse_example(records_B, spec)
+      same = tf.debugging.assert_equal(found.pop(FINGERPRINT), np.int64(self._fingerprint), message)
+      with tf.control_dependencies([same]):
+        return {
+          name: tf.cast(x.to_tensor() if name in preprocessors.SIDES else x, tf.int32)
+          for name, x in found.items()
+        }
+
+    records = read_records(files, shuffle, seed, shard)
+    return records.batch(_ROWS).map(parse).unbatch()
+
+  def _finished(
+    self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
+  ) -> dict[str, tf.Tensor]:
+    """The rows of a batch of strings or ids that fit, with the features that `lengths` names."""
+    if getattr(self._vocabulary, "pretokenize", False) and columns["inputs"].dtype == tf.string:
+      columns = preprocessors.split_columns(columns)
+    encoder, eos_id = self._vocabulary.to_seqio(), self._vocabulary.eos_id
+    found = {name: columns[name] for name in lengths}
+    for side in preprocessors.SIDES:
+      ids_BT = columns[side]
+      if ids_BT.dtype == tf.string:
+        ids_BT = encoder.encode_rows(ids_BT).to_tensor()
+      size_B = tf.math.count_nonzero(ids_BT, axis=1, dtype=tf.int32)
+      fits_B = size_B > 0
+      if self._max_length is not None:
+        fits_B &= size_B <= self._max_length
+      keep_B = fits_B if side == "inputs" else keep_B & fits_B
+      found[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
+    if "negatives" in found:
+      text_BK, length = found["negatives"], lengths["negatives"]
+      ids_MT = encoder.encode_rows(tf.reshape(text_BK, [-1])).to_tensor()
+      size_M = tf.math.count_nonzero(ids_MT, axis=1, dtype=tf.int32)
+      # A missing text has no end mark.
+      ids_MT = _ended(ids_MT, tf.where(size_M > 0, size_M, -1), eos_id, length and length[1])
+      ids_BKT = tf.reshape(ids_MT, [-1, text_BK.shape[1], tf.shape(ids_MT)[1]])
+      found["negatives"] = ids_BKT
+      if length:
+        ids_BKT = ids_BKT[:, : length[0]]
+        missing = length[0] - ids_BKT.shape[1]
+        ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
+        found["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
+    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
+
+
+def _ended(
+  ids_BT: tf.Tensor, size_B: tf.Tensor, eos_id: int | None, length: int | None
+) -> tf.Tensor:
+  """Texts with end marks, cut and padded to `length`, or as long as the longest; none at -1."""
+  if length is None or length == 0:
+    width = tf.shape(ids_BT)[1] + (eos_id is not None)
+  else:
+    width = tf.constant(length)
+    size_B = tf.minimum(size_B, length - (eos_id is not None))
+  place_T = tf.range(width)[None]
+  ids_BT = tf.pad(ids_BT[:, :width], [[0, 0], [0, tf.maximum(width - tf.shape(ids_BT)[1], 0)]])
+  ids_BT = tf.where(place_T < size_B[:, None], ids_BT, 0)
+  if eos_id is not None:
+    ids_BT = tf.where(place_T == size_B[:, None], eos_id, ids_BT)
+  return tf.ensure_shape(ids_BT, [None, length or None])
+
+
+def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
+  return ids_T[: tf.math.count_nonzero(ids_T, dtype=tf.int32)]
+
+
+def read_records(
+  paths: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
+) -> tf.data.Dataset:
+  """The records of this shard's TFRecord files, sixteen files at a time; files may be shuffled."""
+  own = list(paths)[shard.index :: shard.num_shards]
+  files = tf.data.Dataset.from_tensor_slices(own)
+  if shuffle:
+    files = files.shuffle(len(own), seed=seed)
+  return files.interleave(
+    tf.data.TFRecordDataset,
+    cycle_length=16,
+    block_length=16,
+    num_parallel_calls=tf.data.AUTOTUNE,
+    deterministic=True,
+  )
+
+
+def mixed(
+  datasets: Sequence[tf.data.Dataset], rates: Sequence[float], seed: int
+) -> tf.data.Dataset:
+  """Rows of datasets drawn at these rates; ends with the first dataset that ends.
+
+  As `sample_from_datasets`, whose every draw costs more than tokenising a short pair, and which in
+  TensorFlow 2.21 at times never returns once a checkpoint was taken of a repeated stream.
+  """
+  if len(datasets) == 1:
+    return datasets[0]
+  share = np.cumsum(np.asarray(rates, np.float64))
+  bounds = tf.constant(share[:-1] / share[-1])
+
+  def choose(number: tf.Tensor) -> tf.Tensor:
+    seeds = tf.stack([tf.constant(seed, tf.int64), number])
+    drawn = tf.random.stateless_uniform([_CHOICES], seeds, dtype=tf.float64)
+    return tf.searchsorted(bounds, drawn, side="right", out_type=tf.int64)
+
+  choices = tf.data.Dataset.range(tf.int64.max).map(choose).unbatch()
+  return tf.data.Dataset.choose_from_datasets(datasets, choices, stop_on_empty_dataset=True)

@@ -1,0 +1,191 @@
+"""Training runs of the toy model that are killed, and what is to be the same after them.
+
+`python killed_runs.py FOLDER SEED KILLS` trains FOLDER/whole undisturbed, and FOLDER/killed with so
+many SIGKILLs, each at a moment drawn from SEED, and a run that finishes it.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import clu.metrics
+import jax.numpy as jnp
+import seqio
+import tensorflow as tf
+import toy_runs
+
+from vmsst.launch.runtime import checkpoints, data, digests, evaluation
+
+PERIOD = 5
+# A kill comes some milliseconds after the n-th time in an attempt that something begins.
+MOMENTS = (
+  ("step", 12, 20),
+  ("save", 3, 60),
+  ("sums", 3, 2),
+  ("evaluate", 2, 80),
+  ("start", 1, 900),
+)
+
+
+class Model(toy_runs.ToyModel):
+  """The toy model, with a number among its metrics that tells batches apart."""
+
+  def loss_fn(self, params, batch, dropout_rng):
+    loss, metrics = super().loss_fn(params, batch, dropout_rng)
+    tokens = batch["inputs"]
+    places = jnp.arange(tokens.size, dtype=jnp.uint32).reshape(tokens.shape) + 1
+    number = jnp.sum(tokens.astype(jnp.uint32) * places**2) % 2**24
+    number = number.astype(jnp.float32)[None]
+    return loss, {**metrics, "batch": clu.metrics.LastValue.from_model_output(number)}
+
+
+def train(folder, total_steps, **overrides):
+  """A run with checkpoints, both evaluations and metrics of every step."""
+  return toy_runs.run(
+    folder,
+    **{
+      "model": Model(noise=0.5),
+      "total_steps": total_steps,
+      "stats_period": 1,
+      "eval_period": 2 * PERIOD,
+      "train_eval_dataset_cfg": toy_runs.config("validation", shuffle=False),
+      "infer_eval_dataset_cfg": toy_runs.config("validation", batch_size=24, shuffle=False),
+      "inference_evaluator_cls": functools.partial(
+        seqio.Evaluator,
+        logger_cls=[
+          seqio.TensorBoardLogger,
+          functools.partial(seqio.JSONLogger, write_n_results=0),
+        ],
+      ),
+      "run_eval_before_training": True,
+      "checkpoint_cfg": checkpoints.CheckpointConfig(
+        save=checkpoints.SaveCheckpointConfig(period=PERIOD, keep=2, save_dataset=True)
+      ),
+      **overrides,
+    },
+  )
+
+
+def written_metrics(folder):
+  """All metrics below `folder` that are no times: by file or events' folder, step and name.
+
+  Steps that were done twice have to have the same values twice.
+  """
+  found = {}
+
+  def add(place, step, name, value):
+    if not name.startswith("timing/"):
+      key = (place, step, name)
+      assert found.setdefault(key, value) == value, f"{key}: {found[key]}, then {value}"
+
+  for path in sorted(folder.rglob("*.jsonl")):
+    for line in path.read_text().splitlines():
+      record = json.loads(line)
+      step = record.pop("step")
+      for name, value in record.items():
+        add(str(path.relative_to(folder)), step, name, value)
+  for path in sorted(folder.rglob("events.out.tfevents.*")):
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+      event = tf.compat.v1.Event.FromString(record)
+      for value in event.summary.value:
+        number = float(tf.make_ndarray(value.tensor)) if value.tensor.dtype == 1 else None
+        if number is not None:
+          add(f"events of {path.parent.relative_to(folder)}", event.step, value.tag, number)
+  return found
+
+
+# --------------------------------------------------------------------------------------------
+# Kills
+
+
+def _kill_after(milliseconds):
+  def kill():
+    time.sleep(milliseconds / 1000)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+  threading.Thread(target=kill, daemon=True).start()
+
+
+def _arm(event, count, milliseconds):
+  """Kills this process some milliseconds after `event` begins for the `count`-th time."""
+  seen = []
+
+  def before(owner, name):
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def wrapped(*args, **kwargs):
+      seen.append(1)
+      if len(seen) == count:
+        _kill_after(milliseconds)
+      return inner(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+  if event == "start":
+    _kill_after(milliseconds)
+  else:
+    before(
+      *{
+        "step": (data.TrainIterator, "__next__"),
+        "save": (checkpoints.CheckpointManager, "save"),
+        "sums": (digests, "write"),
+        "evaluate": (evaluation.InferenceEvaluator, "evaluate"),
+      }[event]
+    )
+
+
+def _in_a_child(work):
+  """How a forked child that does `work` ended: what os.waitpid says."""
+  sys.stdout.flush()
+  child = os.fork()
+  if not child:
+    code = 1
+    try:
+      work()
+      code = 0
+    except BaseException:
+      traceback.print_exc()
+    finally:
+      sys.stdout.flush()
+      os._exit(code)
+  return os.waitpid(child, 0)[1]
+
+
+def main(folder, seed, kills):
+  """Trains both folders and says how the killed attempts went."""
+  steps = 10 * kills
+  assert _in_a_child(lambda: train(folder / "whole", steps)) == 0
+  draw = random.Random(seed)
+  done = 0
+  for number in range(kills):
+    event, counts, delays = MOMENTS[number % len(MOMENTS)]
+    count, milliseconds = draw.randint(1, counts), draw.uniform(0, delays)
+
+    def attempt(event=event, count=count, milliseconds=milliseconds):
+      _arm(event, count, milliseconds)
+      train(folder / "killed", steps)
+
+    status = _in_a_child(attempt)
+    left = [path.name for path in (folder / "killed").glob("checkpoint_*")]
+    partial = sum("tmp" in name for name in left)
+    print(
+      f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}; "
+      f"{len(left) - partial} checkpoints, {partial} half written",
+      flush=True,
+    )
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    done += 1
+  assert _in_a_child(lambda: train(folder / "killed", steps)) == 0
+  print(f"{done} kills")
+
+
+if __name__ == "__main__":
+  main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

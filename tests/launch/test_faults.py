@@ -1,0 +1,372 @@
+"""Faults of disk, checkpoints, data and numbers: they are named, and nothing is lost."""
+
+import contextlib
+import errno
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import clu.metrics
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import seqio
+import tensorflow as tf
+import toy_runs
+
+from vmsst.errors import InputError
+from vmsst.launch.runtime import checkpoints, digests, evaluation, model_dir, trainer
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A finished run of 6 steps, with checkpoints 0, 2, 4 and 6."""
+  folder = tmp_path_factory.mktemp("finished") / "run"
+  toy_runs.run(folder, total_steps=6, period=2)
+  return folder
+
+
+def copy(folder, target):
+  """A copy of a run."""
+  subprocess.run(["cp", "-r", str(folder), str(target)], check=True)
+  return target
+
+
+def flip(path, position=None):
+  """Changes one bit of a file."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2 if position is None else position] ^= 4
+  path.write_bytes(content)
+
+
+def assert_same_checkpoint(first, second):
+  """Bit for bit the same arrays."""
+  jax.tree.map(
+    np.testing.assert_array_equal, toy_runs.read_checkpoint(first), toy_runs.read_checkpoint(second)
+  )
+
+
+# --------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
+  checkpoint = copy(finished / "checkpoint_6", tmp_path / "checkpoint_6")
+  path = checkpoints.all_checkpoints(tmp_path)[0]
+  assert digests.damage(path) is None
+  files = [f for f in checkpoint.rglob("*") if f.is_file() and f.name != "commit_success.txt"]
+  files.remove(checkpoint / "_CHECKPOINT_METADATA")
+  assert {f.parent.name for f in files} >= {"state", "d", "dataset", "checkpoint_6"}
+  for file in files:
+    before = file.read_bytes()
+    for damaged in (before[: len(before) // 2], before + b"x"):
+      file.write_bytes(damaged)
+      assert digests.damage(path), file
+    file.write_bytes(before)
+    flip(file)
+    found = digests.damage(path)
+    assert found.startswith(str(file.relative_to(checkpoint))) or file.name == digests.NAME
+    file.unlink()
+    assert digests.damage(path) or file.name == digests.NAME
+    file.write_bytes(before)
+  assert digests.damage(path) is None
+
+
+def test_sha256sum_checks_a_checkpoint_too(finished):
+  subprocess.run(
+    ["sha256sum", "--check", "--strict", "--quiet", digests.NAME],
+    cwd=finished / "checkpoint_6",
+    check=True,
+  )
+
+
+def test_orbax_itself_reads_a_checkpoint_with_sums(finished):
+  manager = ocp.CheckpointManager(
+    finished, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint", read_only=True)
+  )
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Orbax advises to give shardings
+    read = manager.restore(6, args=ocp.args.Composite(state=ocp.args.PyTreeRestore()))
+  assert set(read) == {"state"}
+  table = toy_runs.read_checkpoint(finished / "checkpoint_6")["target"]["table"]
+  np.testing.assert_array_equal(read["state"]["target"]["table"], table)
+  manager.close()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_path, caplog):
+  run = copy(finished, tmp_path / "run")
+  arrays = max((run / "checkpoint_6" / "state" / "ocdbt.process_0" / "d").iterdir())
+  flip(arrays)
+  flip(run / "checkpoint_4" / "_CHECKPOINT_METADATA")  # is not needed
+  toy_runs.run(run, total_steps=6, period=2)
+  (warning,) = [text for text in caplog.messages if "is damaged" in text]
+  assert f"{run}/checkpoint_6 is damaged: state/ocdbt.process_0/d/{arrays.name} is not" in warning
+  assert f"Going on from {run}/checkpoint_4." in caplog.messages
+  assert (run / "damaged_checkpoint_6" / "state").is_dir()
+  assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
+  flip(run / "checkpoint_6" / "state" / "_METADATA")
+  for mode, path in (("specific", run / "damaged_checkpoint_6"), ("latest", run)):
+    with pytest.raises(InputError, match=r"checkpoint_6 is damaged: state/\S+ is not as it was"):
+      checkpoints.find_checkpoint(checkpoints.RestoreCheckpointConfig(path=str(path), mode=mode))
+
+
+def test_where_all_checkpoints_are_damaged_nothing_begins_anew(finished, tmp_path):
+  run = copy(finished, tmp_path / "run")
+  for checkpoint in run.glob("checkpoint_*"):
+    flip(checkpoint / "state" / "manifest.ocdbt")
+  for _ in range(2):
+    with pytest.raises(InputError, match=r"every checkpoint in \S+ is damaged: checkpoint_6: sta"):
+      toy_runs.run(run, total_steps=6, period=2)
+
+
+# --------------------------------------------------------------------------------------------
+# The disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A file system of 4 MB: a tmpfs, for which one has to be root."""
+  folder = tmp_path / "disk"
+  folder.mkdir()
+  mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+  with contextlib.suppress(FileNotFoundError):
+    if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+      yield folder
+      subprocess.run(["umount", "--lazy", str(folder)], check=True)
+      return
+  pytest.skip("a small file system can only be mounted by root")
+
+
+def fill(folder, leave=0):
+  """Fills a file system but for so many bytes."""
+  with (folder / "filler").open("wb", buffering=0) as file:
+    with contextlib.suppress(OSError):
+      while True:
+        file.write(bytes(4096))
+    file.truncate(max(0, file.tell() - leave))
+
+
+def fill_at(step, folder, leave):
+  """An action that fills a disk after a step."""
+
+  class Filling(trainer.BaseAction):
+    def run(self, train_state, metrics_by_task):
+      if int(train_state.step) == step:
+        while not (folder / "run" / f"checkpoint_{step - 2}").is_dir():
+          time.sleep(0.01)
+        fill(folder, leave)
+      return False
+
+  return {"TRAIN": [Filling()]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leave", [0, 16384])
+def test_a_full_disk_ends_the_run_with_a_reason_and_a_whole_checkpoint(small_disk, finished, leave):
+  run = small_disk / "run"
+  with pytest.raises(InputError, match="No space left on device") as raised:
+    toy_runs.run(run, total_steps=6, period=2, actions=fill_at(4, small_disk, leave))
+  print(raised.value)
+  assert str(run) in str(raised.value)
+  assert not list(run.glob("*tmp*"))
+  newest = checkpoints.newest_intact(str(run))
+  assert newest.name == "checkpoint_2"
+  (small_disk / "filler").unlink()
+  toy_runs.run(run, total_steps=6, period=2)
+  assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_in_an_evaluation_ends_the_run_with_a_reason(small_disk, monkeypatch):
+  run = small_disk / "run"
+  evaluate = evaluation.InferenceEvaluator.evaluate
+
+  def filling(self, train_state, axes):
+    fill(small_disk)
+    return evaluate(self, train_state, axes)
+
+  def go():
+    toy_runs.run(
+      run,
+      total_steps=4,
+      eval_period=4,
+      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+      inference_evaluator_cls=functools.partial(
+        seqio.Evaluator, logger_cls=[seqio.TensorBoardLogger, seqio.JSONLogger]
+      ),
+    )
+
+  with monkeypatch.context() as patched:
+    patched.setattr(evaluation.InferenceEvaluator, "evaluate", filling)
+    with pytest.raises(InputError, match="No space left on device") as raised:
+      go()
+    print(raised.value)
+  (small_disk / "filler").unlink()
+  go()
+  assert (run / "inference_eval" / "toy-metrics.jsonl").read_text().count('"step": 4') == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(tmp_path, monkeypatch):
+  write = digests.write
+
+  def failing(checkpoint, folders):
+    if "checkpoint_4" in checkpoint.name:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    write(checkpoint, folders)
+
+  monkeypatch.setattr(digests, "write", failing)
+  with pytest.raises(InputError, match=r"checkpoint in \S+ could not be written.*No space left"):
+    toy_runs.run(tmp_path, total_steps=600, period=2, eval_period=0)
+  assert not list(tmp_path.glob("*tmp*"))
+  newest = checkpoints.newest_intact(str(tmp_path))
+  assert newest.name == "checkpoint_2"
+
+
+def test_a_read_only_folder_is_named(small_disk):
+  (small_disk / "run").mkdir()
+  subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+  with pytest.raises(InputError, match="disk/run cannot be written to: Read-only file system"):
+    toy_runs.run(small_disk / "run")
+
+
+# --------------------------------------------------------------------------------------------
+# Two runs, signals
+
+
+HOLDER = """
+import pathlib, sys, time
+from vmsst.launch.runtime import model_dir
+with model_dir.only_run(sys.argv[1]):
+  print("holds", flush=True)
+  time.sleep(600)
+"""
+
+
+def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(tmp_path):
+  holder = subprocess.Popen(
+    [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+  )
+  try:
+    assert holder.stdout.readline() == "holds\n"
+    with pytest.raises(InputError, match=rf"in use by another run \(process {holder.pid} on \S+, "):
+      toy_runs.run(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+  finally:
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+  with model_dir.only_run(str(tmp_path)):
+    pass
+
+
+@pytest.mark.slow
+def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatch, capsys):
+  evaluated = []
+  evaluate = evaluation.InferenceEvaluator.evaluate
+
+  def signalled(self, train_state, axes):
+    evaluated.append(int(train_state.step))
+    if len(evaluated) == 1:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return evaluate(self, train_state, axes)
+
+  monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", signalled)
+
+  def go():
+    return toy_runs.run(
+      tmp_path,
+      total_steps=8,
+      period=100,
+      eval_period=4,
+      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    )[0]
+
+  assert go() == 4
+  assert "Stopped by SIGTERM at step 4" in capsys.readouterr().out
+  assert (tmp_path / "checkpoint_4" / "state").is_dir()
+  assert go() == 8
+  assert evaluated == [4, 4, 8]
+
+
+# --------------------------------------------------------------------------------------------
+# Numbers and data
+
+
+class BrokenModel(toy_runs.ToyModel):
+  """Its loss and gradients are NaN once the first row of a batch starts with 5."""
+
+  def loss_fn(self, params, batch, dropout_rng):
+    loss, _ = super().loss_fn(params, batch, dropout_rng)
+    loss *= jnp.where(batch["inputs"][0, 0] == 5, jnp.nan, 1.0)
+    return loss, {"loss": clu.metrics.Average.from_model_output(loss[None])}
+
+
+@pytest.mark.parametrize("watched", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_loss_that_is_nan_is_named_with_its_step_and_batch(tmp_path, watched):
+  actions = {"TRAIN": [trainer.TerminateOnNanAction(task="train")]} if watched else None
+  cfg = checkpoints.CheckpointConfig(
+    save=checkpoints.SaveCheckpointConfig(period=10, keep=1, save_dataset=True)
+  )
+  wanted = "train loss is nan by step" if watched else "parameters are not finite after step"
+  with pytest.raises(InputError, match=wanted) as raised:
+    toy_runs.run(
+      tmp_path,
+      model=BrokenModel(),
+      total_steps=500,
+      checkpoint_cfg=cfg,
+      actions=actions,
+      eval_period=0,
+    )
+  print(raised.value)
+  (path,) = (tmp_path / "not_finite").iterdir()
+  step = int(path.stem.rpartition("_")[2])
+  assert f"is that of step {step}; its batch is kept in {path}" in str(raised.value)
+  assert np.load(path)["inputs"][0, 0] == 5
+  checkpoint = checkpoints.newest_intact(str(tmp_path))
+  assert checkpoints.checkpoint_step(checkpoint) == (step - 1) // 10 * 10
+  state = toy_runs.read_checkpoint(checkpoint)
+  assert all(np.isfinite(array).all() for array in jax.tree.leaves(state))
+
+
+@pytest.mark.slow
+def test_a_file_of_the_data_that_vanishes_is_named(tmp_path):
+  files = [str(tmp_path / f"part_{number:02d}.txt") for number in range(20)]
+  for path in files:
+    pathlib.Path(path).write_text("3 1 4\n1 5 9\n")
+
+  def rows(split, shuffle_files, seed=None):
+    lines = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TextLineDataset)
+    return lines.map(
+      lambda line: {"inputs": tf.strings.to_number(tf.strings.split(line), tf.int32)}
+    )
+
+  cfg = toy_runs.config(shuffle=False)
+  cfg.mixture_or_task_name = seqio.TaskRegistry.add(
+    "vanishing",
+    source=seqio.FunctionDataSource(rows, splits=("train",)),
+    preprocessors=[],
+    output_features=seqio.TaskRegistry.get(toy_runs.add_task()).output_features,
+  )
+
+  class Vanish(trainer.BaseAction):
+    def run(self, train_state, metrics_by_task):
+      pathlib.Path(files[17]).unlink(missing_ok=True)
+      return False
+
+  with pytest.raises(InputError, match=r"part_17\.txt.*; No such file or directory"):
+    toy_runs.run(
+      tmp_path / "run",
+      train_dataset_cfg=cfg,
+      total_steps=2000,
+      period=1000,
+      eval_period=0,
+      stats_period=2,
+      actions={"TRAIN": [Vanish()]},
+    )

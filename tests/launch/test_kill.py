@@ -1,0 +1,107 @@
+"""Training that is killed and started again ends as if nothing had happened, bit for bit."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import commands
+import jax
+import killed_runs
+import numpy as np
+import pytest
+import toy_runs
+
+from vmsst.launch.runtime import digests, evaluation
+
+
+def assert_same_runs(first, second, total_steps):
+  """The same last checkpoint, bit for bit, and the same metrics of every step."""
+  name = f"checkpoint_{total_steps}"
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    toy_runs.read_checkpoint(first / name),
+    toy_runs.read_checkpoint(second / name),
+  )
+  wanted = killed_runs.written_metrics(first)
+  assert killed_runs.written_metrics(second) == wanted
+  lines = "train/metrics.jsonl"
+  assert len({wanted[lines, step + 1, "batch"] for step in range(total_steps)}) > total_steps // 2
+  kinds = {place for place, _, _ in wanted}
+  assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
+  assert kinds >= {"events of train", "events of training_eval/toy", "events of inference_eval/toy"}
+
+
+def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
+  images = []
+
+  def keep_an_image(owner, name, count):
+    """Copies the run's folder as it is when a function is called for the `count`-th time."""
+    inner = getattr(owner, name)
+    calls = []
+
+    def wrapped(*args, **kwargs):
+      calls.append(1)
+      if len(calls) == count:
+        images.append(tmp_path / f"{name}_{count}")
+        shutil.copytree(tmp_path / "whole", images[-1], dirs_exist_ok=True)
+      return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+  keep_an_image(digests, "write", 3)  # in the middle of the checkpoint of step 10
+  killed_runs.train(tmp_path / "whole", 12)
+  monkeypatch.undo()
+  (image,) = images
+  assert list(image.glob("checkpoint_10.*tmp*")), "the checkpoint was not half written"
+  killed_runs.train(image, 12)
+  assert not list(image.glob("*tmp*"))
+  assert_same_runs(tmp_path / "whole", image, 12)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch):
+  evaluated = []
+  evaluate = evaluation.InferenceEvaluator.evaluate
+
+  def seen(self, train_state, axes):
+    evaluated.append(int(train_state.step))
+    if len(evaluated) == 2:
+      raise KeyboardInterrupt  # the checkpoint of step 4 is complete soon
+    return evaluate(self, train_state, axes)
+
+  monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", seen)
+
+  def go():
+    toy_runs.run(
+      tmp_path,
+      total_steps=6,
+      period=2,
+      eval_period=2,
+      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    )
+
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  go()
+  assert evaluated == [2, 4, 4, 6]
+  go()  # the last one is always shown
+  assert evaluated == [2, 4, 4, 6, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0])
+def test_training_is_killed_20_times(tmp_path, seed):
+  code = pathlib.Path(killed_runs.__file__)
+  done = subprocess.run(
+    [sys.executable, str(code), str(tmp_path), str(seed), "20"],
+    env=commands.environment(),
+    capture_output=True,
+    text=True,
+    timeout=3000,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+  print(done.stdout)
+  assert "20 kills" in done.stdout
+  assert_same_runs(tmp_path / "whole", tmp_path / "killed", 200)

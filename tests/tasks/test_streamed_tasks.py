@@ -1,0 +1,113 @@
+import collections
+import itertools
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from vmsst import languages, vocabularies
+from vmsst.tasks import preprocessors, sample, streamed_tasks
+
+PAIR = tuple(languages.language(code) for code in ("de", "en"))
+VOCABULARIES = {
+  "bytes": vocabularies.ByteVocabulary(lowercase=True),
+  "pieces": vocabularies.SentencePieceVocabulary(sample.vocabulary_path()),
+}
+LENGTHS = {"inputs": 9, "targets": 7, "input_language": 1, "target_language": 1}
+MAX_LENGTH = 12
+# Empty, short, cut and over-long sides, more than one call works on.
+TEXTS = [("x " * (i % 17), f"Y{i} " * (i % 5)) for i in range(150)]
+
+
+def make_task(vocabulary, **options):
+  def rows(split, shuffle_files, seed=None):
+    del split, shuffle_files, seed
+    return tf.data.Dataset.from_tensor_slices(
+      {
+        "inputs": [source for source, _ in TEXTS],
+        "targets": [target for _, target in TEXTS],
+        "input_language": [[PAIR[0].index]] * len(TEXTS),
+        "target_language": [[PAIR[1].index]] * len(TEXTS),
+      }
+    )
+
+  return streamed_tasks.StreamedTask(
+    "streamed",
+    seqio.FunctionDataSource(rows, splits=["train"]),
+    preprocessors.pair_features(vocabulary),
+    vocabulary=vocabulary,
+    pair=PAIR,
+    **{"max_length": MAX_LENGTH, "both_directions": False, "shuffle_buffer_size": 40, **options},
+  )
+
+
+def expected(vocabulary, both_directions=False):
+  """Ids of both sides, with end marks, by the vocabulary's own Python code."""
+  for pair in TEXTS:
+    for texts in [pair, pair[::-1]] if both_directions else [pair]:
+      sides = vocabulary.tokenize(texts)
+      if all(0 < len(ids) <= MAX_LENGTH for ids in sides):
+        limits = (LENGTHS["inputs"], LENGTHS["targets"])
+        yield [vocabulary.encode([text], limit)[0] for text, limit in zip(texts, limits)]  # noqa: B905
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+@pytest.mark.parametrize("both_directions", [False, True])
+def test_rows_are_those_of_the_vocabulary_padded_or_not(kind, both_directions):
+  vocabulary = VOCABULARIES[kind]
+  task = make_task(vocabulary, both_directions=both_directions)
+  wanted = list(expected(vocabulary, both_directions))
+  assert 20 < len(wanted) < 150 * (1 + both_directions)
+  padded = task.get_dataset(LENGTHS, shuffle=False)
+  assert {name: spec.shape for name, spec in padded.element_spec.items()} == {
+    name: [length] for name, length in LENGTHS.items()
+  }
+  for row, ids in zip(padded.as_numpy_iterator(), wanted, strict=True):
+    for side, values in zip(("inputs", "targets"), ids, strict=True):
+      np.testing.assert_array_equal(row[side], values + [0] * (LENGTHS[side] - len(values)))
+  whole = task.get_dataset(LENGTHS, shuffle=False, trim_output_features=False)
+  longest = max(len(row["inputs"]) for row in whole.as_numpy_iterator())
+  assert longest == MAX_LENGTH + 1 if kind == "bytes" else longest > LENGTHS["inputs"]
+  assert all(row["targets"].all() for row in whole.as_numpy_iterator())
+
+
+def test_a_saved_iterator_goes_on_and_epochs_and_shards_are_whole(tmp_path):
+  task = make_task(VOCABULARIES["bytes"])
+  options = {"shuffle": True, "seed": 5, "num_epochs": None}
+  iterator = iter(task.get_dataset(LENGTHS, **options))
+  for _ in range(77):
+    next(iterator)
+  path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
+  wanted = [next(iterator)["targets"].numpy().tolist() for _ in range(200)]
+  again = iter(task.get_dataset(LENGTHS, **options))
+  tf.train.Checkpoint(it=again).read(path).assert_consumed()
+  assert [next(again)["targets"].numpy().tolist() for _ in range(200)] == wanted
+
+  def count(**options):
+    rows = task.get_dataset(LENGTHS, seed=1, **options)
+    return collections.Counter(tuple(row["inputs"]) for row in rows.as_numpy_iterator())
+
+  whole = count()
+  assert count(num_epochs=2) == whole + whole
+  shards = [count(shard_info=seqio.ShardInfo(index=i, num_shards=3)) for i in range(3)]
+  assert sum(shards, collections.Counter()) == whole
+
+
+def test_mixed_draws_at_the_rates_and_goes_on_from_a_checkpoint(tmp_path):
+  def draw(repeat):
+    parts = [tf.data.Dataset.range(size).map(lambda x, k=k: x * 0 + k) for k, size in
+             enumerate((50, 30))]  # fmt: skip
+    return streamed_tasks.mixed([x.repeat() if repeat else x for x in parts], [3.0, 1.0], seed=4)
+
+  drawn = list(draw(True).take(4000).as_numpy_iterator())
+  assert sum(drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
+  ended = list(draw(False).as_numpy_iterator())
+  assert ended == drawn[: len(ended)]
+  assert 50 <= len(ended) < 80
+  iterator = iter(draw(True))
+  list(itertools.islice(iterator, 1100))
+  path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
+  again = iter(draw(True))
+  tf.train.Checkpoint(it=again).read(path).assert_consumed()
+  assert [int(x) for x in itertools.islice(again, 900)] == drawn[1100:2000]
