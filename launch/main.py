@@ -51,7 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--gin_search_paths", default=".", help="comma-separated folders to find gin files in")
     add("--tfds_data_dir", help="folder of prepared TFDS datasets")
     add("--seqio_additional_cache_dirs", default="", help="comma-separated SeqIO cache folders")
-    add("--dry_run", action="store_true", help="print sizes and shardings, then stop (train)")
+    add(
+      "--dry_run",
+      nargs="?",
+      const="sizes",
+      choices=("sizes", "memory"),
+      help="print sizes and shardings, with `memory` what XLA allocates too, then stop (train)",
+    )
+    add("--topology", help="TPUs to compile --dry_run=memory for, such as v5e:2x4; needs libtpu")
     add("--runtime", choices=("bundled", "upstream"), default="bundled", help="which T5X to run")
     add("--multiprocess_gpu", action="store_true", help="several processes, found by JAX")
     add("--coordinator_address", help="host:port of process 0; else JAX_COORDINATOR_ADDRESS")
@@ -147,12 +154,16 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     command: getattr(importlib.import_module(f"{package}.{module}"), name)
     for command, (name, module, _) in COMMANDS.items()
   }
+  if options.topology and options.dry_run != "memory":
+    raise InputError("--topology goes with --dry_run=memory")
   if options.dry_run:
     if options.command != "train" or options.runtime != "bundled":
       raise InputError("--dry_run is for `t5x train` on the bundled runtime")
     from vmsst.launch import dry_run
 
     functions["train"] = dry_run.train
+    if options.dry_run == "memory":
+      functions["train"] = dry_run.train_with_memory(options.topology)
   import jax  # noqa: F401  (tells in the environment whether there are TPUs)
 
   place = processes.find(

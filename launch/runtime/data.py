@@ -248,8 +248,9 @@ class DataState:
       for path in self.prefix.parent.glob(self.prefix.name + ".*"):
         if path.suffix != ".json":
           shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
-    saved = self.prefix is not None
-    description = {"batches": self.position, "saved": saved, "whole_batches": self.whole}
+    description = {"batches": self.position, "saved": self.prefix is not None}
+    if self.whole:
+      description["whole_batches"] = True
     (folder / (name + ".json")).write_text(json.dumps(description))
 
   @classmethod

@@ -102,7 +102,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     if self.info.file_format != file_adapters.FileFormat.TFRECORD:
       raise errors.InputError(f"file format {self.info.file_format}: only tfrecord is written")
     recipe = recipes.load(self.builder_config.recipe or self.builder_config.name)
-    work = self._work or os.path.join(self._data_dir_root, f"{self.name}_work", recipe.name)
+    work = self._work or self._own_work(recipe.name)
     run = runner.local(self._workers)
     if download_config.beam_runner or download_config.beam_options:
       run = runner.beam(download_config.beam_runner, download_config.beam_options or ())
@@ -117,9 +117,24 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     )
     self._write(report)
     if self._work is None:
-      shutil.rmtree(work, ignore_errors=True)
-      with contextlib.suppress(OSError):  # Another configuration may be at work in it.
-        os.rmdir(os.path.dirname(work))
+      self._remove_work(recipe.name)
+
+  def _own_work(self, recipe: str) -> str:
+    """The work folder where none is given."""
+    return os.path.join(self._data_dir_root, f"{self.name}_work", recipe)
+
+  def remove_remains(self, recipe: str) -> None:
+    """Removes what this build, and killed ones, had on the way to the dataset that is there now."""
+    done = pathlib.Path(self.data_dir)
+    for left in done.parent.glob(f"incomplete.*_{done.name}"):
+      shutil.rmtree(left, ignore_errors=True)
+    self._remove_work(recipe)
+
+  def _remove_work(self, recipe: str) -> None:
+    work = self._own_work(recipe)
+    shutil.rmtree(work, ignore_errors=True)
+    with contextlib.suppress(OSError):  # Another configuration may be at work in it.
+      os.rmdir(os.path.dirname(work))
 
   def _write(self, report: pipeline.Report) -> None:
     folder = pathlib.Path(self.data_dir)
@@ -196,10 +211,12 @@ def build(
         f"{builder.data_dir} was built by another recipe of that name: remove it, or give the "
         "recipe another name"
       )
+    builder.remove_remains(loaded.name)
     return builder.data_dir
   builder.download_and_prepare(
     download_config=tfds.download.DownloadConfig(
       beam_runner=beam_runner, beam_options=beam_options, try_download_gcs=False
     )
   )
+  builder.remove_remains(loaded.name)
   return builder.data_dir

@@ -5,6 +5,8 @@ Both runtimes write and read this layout. The layout that T5X had before is in `
 
 import contextlib
 import functools
+import gc
+import logging as standard_logging
 import math
 import os
 import re
@@ -131,7 +133,7 @@ def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
 
 def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
   state = checkpoint / "state"
-  _silence_abandoned_reads()
+  _ignore_closed_loops()
   try:
     with _orbax() as checkpointer:
       return checkpointer.restore(
@@ -140,21 +142,42 @@ def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
       )
   except Exception as error:  # Orbax has an exception of another kind for each damage
     reason = str(error).partition("\n")[0]
-    raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from error
+  _drop_abandoned_reads()
+  raise errors.InputError(f"{state} is damaged: {reason}; copy it again")
+
+
+def _drop_abandoned_reads() -> None:
+  """Lets go of the reads of other arrays that were under way when one turned out to be damaged.
+
+  Python would print a stack trace for each, after the error was told.
+  """
+  hook = sys.unraisablehook
+  sys.unraisablehook = lambda _: None
+  try:
+    with _without_asyncio_log():
+      gc.collect()
+  finally:
+    sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def _without_asyncio_log() -> Iterator[None]:
+  log = standard_logging.getLogger("asyncio")
+  level = log.level
+  log.setLevel(standard_logging.CRITICAL + 1)
+  try:
+    yield
+  finally:
+    log.setLevel(level)
 
 
 @functools.cache
-def _silence_abandoned_reads() -> None:
-  """Where one array is damaged, the reads of others end when nothing waits for them any more.
-
-  Python would print a stack trace for each, some after the error was told: those are left out.
-  """
+def _ignore_closed_loops() -> None:
+  """From now on nothing is printed of reads that end when their event loop is gone."""
   former = sys.unraisablehook
 
   def hook(unraisable: Any) -> None:
-    if not isinstance(unraisable.exc_value, RuntimeError) or "Event loop is closed" not in str(
-      unraisable.exc_value
-    ):
+    if "Event loop is closed" not in str(unraisable.exc_value):
       former(unraisable)
 
   sys.unraisablehook = hook
@@ -169,7 +192,7 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with _without_asyncio_log(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       yield checkpointer
   finally:
     logging.set_verbosity(verbosity)
