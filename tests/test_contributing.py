@@ -64,6 +64,7 @@ def examples():
   return found
 
 
+@pytest.mark.slow
 def test_the_examples_work(tmp_path):
   files = examples()
   assert len(files) == 9

@@ -133,6 +133,7 @@ def assert_same_parameters(folder, other, step):
     np.testing.assert_allclose(value, yours[name], rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
   codes, texts = run(tmp_path / "two", 2)
   assert codes == [0, 0], texts
