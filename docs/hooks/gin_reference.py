@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 import vmsst
 
 FOLDERS = {
+  "meshes": "Meshes and devices",
   "": "Run files",
   "ablations": "Ablations of VMSST",
   "comparison": "Comparisons at a small size",

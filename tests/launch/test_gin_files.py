@@ -18,6 +18,7 @@ RUN_FILES = sorted(
 )
 # Given behind a run's file, to `t5x eval` and `t5x infer`: the function that is run, what must be
 # set, the checkpoint then, and the name of the folder of results.
+MESHES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("meshes/*.gin"))
 FOLLOWING = {
   "runs/eval.gin": ("evaluate", [], "/run", "eval"),
   "eval/suite.gin": ("evaluate", ["DATA_ROOT"], "/run", "eval"),
@@ -180,7 +181,7 @@ def test_the_header_of_a_run_file_names_what_must_be_set(reports, file):
 
 
 def test_every_layer_is_included_by_a_run_file():
-  reached, new = set(), {*RUN_FILES, *FOLLOWING}
+  reached, new = set(), {*RUN_FILES, *FOLLOWING, *MESHES}
   while new:
     reached |= new
     text = "".join((ROOT / file).read_text(encoding="utf-8") for file in new)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import vmsst
 from vmsst import errors
-from vmsst.cli import downloads, evaluation, exports, imports, opus, texts, training_data
+from vmsst.cli import downloads, evaluation, exports, imports, launching, opus, texts, training_data
 from vmsst.cli.command import Command
 
 
@@ -33,10 +33,12 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   **exports.COMMANDS,
   **texts.COMMANDS,
   **evaluation.COMMANDS,
+  **launching.COMMANDS,
 }
 """Subcommands by the words that call them."""
 
 _GROUPS = {
+  "launch": "run a command on a cluster",
   "data": "prepare bitext for training",
   "export": "write encoders for other libraries",
   "import": "read other models' parameters",
