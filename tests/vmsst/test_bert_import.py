@@ -465,7 +465,7 @@ from vmsst.launch.runtime.train import train
 
 gin.register(train, "__main__")
 bindings = sys.stdin.read().splitlines()
-gin_utils.parse_gin_flags([str(vmsst.gin_dir())], ["ems_xlmr.gin"], bindings)
+gin_utils.parse_gin_flags([str(vmsst.gin_dir())], ["ems_xlmr.gin", "data/files.gin"], bindings)
 gin.get_configurable(train)()
 """
 
