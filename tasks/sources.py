@@ -339,8 +339,8 @@ class InMemoryMixture(seqio.Mixture):
         )
         for task in tasks
       ]
-      sample_seed = _seed(seed) if seed is not None or shuffle else 42
-      return streamed_tasks.mixed(datasets, [self.get_rate(task) for task in tasks], sample_seed)
+      stream_seed = _seed(seed) if seed is not None or shuffle else 42
+      return streamed_tasks.mixed(datasets, [self.get_rate(task) for task in tasks], stream_seed)
     by_number = (
       tasks
       and trim_output_features
@@ -630,7 +630,8 @@ def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data
   lines = lines.shard(shard.num_shards, shard.index).batch(_LINES)
 
   def rows(*line_B: tf.Tensor) -> dict[str, tf.Tensor]:
-    source, target, *wrong = line_B if file.format == "moses" else _columns(*line_B, 2 + negatives)
+    columns = line_B if file.format == "moses" else _columns(line_B[0], 2 + negatives)
+    source, target, *wrong = columns
     found = {"inputs": source, "targets": target}
     for name, number in zip(preprocessors.SIDES.values(), tf.unstack(languages), strict=True):
       found[name] = tf.tile(number[None], [tf.size(source), 1])

@@ -153,6 +153,7 @@ class StreamedTask(seqio.Task):
     self, files: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
   ) -> tf.data.Dataset:
     """Token ids, padded with 0 to any length, and language ids."""
+    fingerprint = tf.constant(self._fingerprint, tf.int64)
     message = f"the cache of task {self.name} was made with another vocabulary: make it anew"
     spec = {
       name: tf.io.RaggedFeature(tf.int64) if name in preprocessors.SIDES
@@ -162,7 +163,7 @@ class StreamedTask(seqio.Task):
 
     def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
       found = tf.io.parse_example(records_B, spec)
-      same = tf.debugging.assert_equal(found.pop(FINGERPRINT), np.int64(self._fingerprint), message)
+      same = tf.debugging.assert_equal(found.pop(FINGERPRINT), fingerprint, message)
       with tf.control_dependencies([same]):
         return {
           name: tf.cast(x.to_tensor() if name in preprocessors.SIDES else x, tf.int32)
@@ -180,6 +181,7 @@ class StreamedTask(seqio.Task):
       columns = preprocessors.split_columns(columns)
     encoder, eos_id = self._vocabulary.to_seqio(), self._vocabulary.eos_id
     found = {name: columns[name] for name in lengths}
+    keep_B = tf.constant(True)
     for side in preprocessors.SIDES:
       ids_BT = columns[side]
       if ids_BT.dtype == tf.string:
@@ -188,7 +190,7 @@ class StreamedTask(seqio.Task):
       fits_B = size_B > 0
       if self._max_length is not None:
         fits_B &= size_B <= self._max_length
-      keep_B = fits_B if side == "inputs" else keep_B & fits_B
+      keep_B &= fits_B
       found[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
     if "negatives" in found:
       text_BK, length = found["negatives"], lengths["negatives"]

@@ -414,7 +414,7 @@ def not_finite_path(model_dir: str, step: int) -> pathlib.Path:
 
 def write_batch(path: pathlib.Path, batch: Batch) -> None:
   """Writes this process's rows of a batch, by feature."""
-  rows = {}
+  rows: dict[str, Any] = {}
   for name, value in batch.items():
     parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
     rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])

@@ -41,7 +41,7 @@ class HeldOut:
     self.keys_K = np.ascontiguousarray(keys_K, np.uint64)
     self.sets_K = np.ascontiguousarray(sets_K, np.uint64)
     # Python's own bisection of one key is several times faster than NumPy's.
-    self._keys = memoryview(self.keys_K)
+    self._keys = self.keys_K.data
 
   @classmethod
   def of(cls, sentences: Iterable[tuple[str, str]]) -> "HeldOut":

@@ -457,7 +457,7 @@ class _Reader:
     return tuple(values)
 
   def read_corpora(self, key: str, value: Any) -> tuple[Corpus, ...]:
-    known = {
+    known: dict[str, Callable[[str, Any], Any]] = {
       "name": self.text,
       "version": self.text,
       "cap": self.number,

@@ -97,8 +97,8 @@ def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
   recipe = recipes.load(name)
 
   def keep(source: str, target: str) -> bool:
-    known = opus.known_language(source), opus.known_language(target)
-    return None not in known and recipe.wants_pair(*known)
+    first, second = opus.known_language(source), opus.known_language(target)
+    return first is not None and second is not None and recipe.wants_pair(first, second)
 
   return [(corpus.name, corpus.version) for corpus in recipe.corpora], keep
 
