@@ -27,6 +27,7 @@ def embed_file(
   file_format: str = "npy",
   long_texts: str = "cut",
   batch_size: int = 128,
+  part: tuple[int, int] = (1, 1),
   progress: bool | None = None,
 ) -> int:
   """Writes one vector for each line of a text file, empty ones too, behind those that are there.
@@ -43,17 +44,26 @@ def embed_file(
     long_texts: "cut", or "split" for the mean of the vectors of a long text's parts, with encoders
       that know it.
     batch_size: Lines computed at once.
+    part: Which part of the lines, and of how many, that lie in a row: (2, 4) is the second quarter.
+      Several processes, each with a part, fill one folder.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
-    Number of lines.
+    Number of lines of the part.
 
   Raises:
-    InputError: the text cannot be read or changes meanwhile, the folder has other vectors, or the
-      encoder gives values that are not finite in this dtype, or knows no `long_texts`.
+    InputError: the text cannot be read or changes meanwhile, there is no such part, the folder has
+      other vectors, or the encoder gives values that are not finite in this dtype, or knows no
+      `long_texts`.
     ValueError: the encoder gives arrays of another shape.
   """
+  number, parts = part
+  if not 1 <= number <= parts:
+    raise errors.InputError(f"part {number} of {parts}: there is none")
+  if parts > 1:
+    folder = vector_files.part_folder(folder, number, parts)
   text = embedded_text.describe(path)
+  first, last = (text["lines"] * i // parts for i in (number - 1, number))
   embed = _embedder(encoder, language, long_texts, batch_size)
   special = {"field": field, "long_texts": None if long_texts == "cut" else long_texts}
   writer = vector_files.Writer(
@@ -70,16 +80,14 @@ def embed_file(
   )
   if writer.finished:
     return writer.done
-  for vectors_BD in _windows_of_vectors(embed, path, field, text["lines"], writer.done, progress):
+  rows = range(first + writer.done, last)
+  for vectors_BD in _windows_of_vectors(embed, path, field, rows, first, progress):
     try:
       writer.append(vectors_BD)
     except ValueError as error:
-      raise errors.InputError(f"{path}: {error} (vector 0 is that of line 1)") from None
-  if writer.done != text["lines"]:
-    raise errors.InputError(
-      f"{path} was changed meanwhile: {writer.done:,} lines were read, not {text['lines']:,}: "
-      f"delete {folder} and embed again"
-    )
+      raise errors.InputError(f"{path}: {error} (vector 0 is that of line {first + 1})") from None
+  if writer.done != last - first or embedded_text.describe(path) != text:
+    raise errors.InputError(f"{path} was changed meanwhile: delete {folder} and embed again")
   writer.finish()
   return writer.done
 
@@ -111,7 +119,7 @@ def embed_to_stream(
   embed = _embedder(encoder, language, long_texts, batch_size)
   width, done = _width(encoder, embed), 0
   stream.write(headers[file_format](count, width, dtype))
-  for vectors_BD in _windows_of_vectors(embed, path, field, count, 0, progress):
+  for vectors_BD in _windows_of_vectors(embed, path, field, range(count), 0, progress):
     try:
       rows_BD = vector_files.checked_rows(vectors_BD, width, dtype, done)
     except ValueError as error:
@@ -147,15 +155,19 @@ def _width(encoder: Any, embed: Any) -> int:
 
 
 def _windows_of_vectors(
-  embed: Any, path: str, field: str | None, total: int, done: int, progress: bool | None
+  embed: Any, path: str, field: str | None, rows: range, first: int, progress: bool | None
 ) -> Iterator[np.ndarray]:
-  """The vectors of the lines behind the first `done`; says once how many texts were cut."""
+  """The vectors of the lines `rows`, from 0; says once how many texts were cut.
+
+  Progress counts from the line `first`.
+  """
   cut: list[tuple[int, int]] = []
-  texts = itertools.islice(text_fields.read_texts(path, field), done, None)
+  texts = itertools.islice(text_fields.read_texts(path, field), rows.start, rows.stop)
   disable = None if progress is None else not progress
+  total, done = rows.stop - first, rows.start - first
   with tqdm.tqdm(total=total, initial=done, unit=" lines", desc=path, disable=disable) as bar:
     for window in windows(texts, _WINDOW):
       yield embed(window, on_cut=lambda count, _, most: cut.append((count, most)))
       bar.update(len(window))
   if cut:
-    input_texts.log_cut(sum(count for count, _ in cut), total - done, cut[0][1])
+    input_texts.log_cut(sum(count for count, _ in cut), len(rows), cut[0][1])

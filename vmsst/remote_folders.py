@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from vmsst import assets, errors
-from vmsst.checkpoints import hugging_face
+from vmsst.checkpoints import digests, hugging_face
 from vmsst.hugging_face_vocabulary import TOKENIZER_FILE
 
 _ASSETS = (assets.ENCODER_FILE, assets.VOCABULARY_FILE, TOKENIZER_FILE)
@@ -137,7 +137,7 @@ def _copy(store: _Store, url: str, target: pathlib.Path) -> str:
   own = assets.ENCODER_FILE in inside
   there = inside if own else around or store.names(beside)
   _copy_files(store, checkpoint if own else beside, there & set(_ASSETS), local if own else target)
-  store.copy(f"{checkpoint}/state", local / "state")
+  _copy_files(store, checkpoint, inside & {digests.NAME, "state"}, local)
   return checkpoint
 
 

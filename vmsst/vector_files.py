@@ -1,14 +1,18 @@
 """Sentence vectors on disk: shards `vectors-00000.npy`, ... and `vectors.json` in one folder.
 
 What was appended stays, whenever the process ends; a `Writer` on the same folder goes on behind it.
-Shards may be safetensors (one tensor, `vectors`) or Parquet (one column, `vector`) too.
+Shards may be safetensors (one tensor, `vectors`) or Parquet (one column, `vector`) too. Several
+processes fill one folder by parts: each writes a folder of its own in it, `part-<i>-of-<n>`, and
+all are read as one.
 """
 
+import bisect
 import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ _DTYPES = ("float32", "float16")
 _SHARD_ROWS = 1 << 17
 _PARQUET_ROWS = 1 << 12  # Of a row group.
 _AGAIN = "delete the folder and embed again"
+_PART = re.compile(r"part-(\d+)-of-(\d+)")
 
 
 class Writer:
@@ -156,14 +161,21 @@ class Vectors:
   Attributes:
     shape: Their number and width.
     dtype: float32 or float16.
-    settings: What the writer said they are of.
+    settings: What the writer said they are of; that of the first part, where there are parts.
   """
 
-  def __init__(self, folder: pathlib.Path, state: Mapping[str, Any]):
-    self.shape: tuple[int, int] = (state["count"], state["dimension"])
+  def __init__(self, parts: Sequence[tuple[pathlib.Path, Mapping[str, Any]]]):
+    """Joins what `Writer`s finished.
+
+    Args:
+      parts: Folder and state of each, at least one, all of one width and dtype.
+    """
+    state = parts[0][1]
     self.dtype = np.dtype(state["dtype"])
     self.settings: dict[str, Any] = state["settings"]
-    self._folder, self._state = folder, state
+    self._files = [(*part, number, rows) for part in parts for number, rows in _shards(part[1])]
+    self._ends = np.cumsum([rows for *_, rows in self._files], dtype=np.int64).tolist()
+    self.shape: tuple[int, int] = (sum(own["count"] for _, own in parts), state["dimension"])
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -173,36 +185,64 @@ class Vectors:
     start, stop, step = rows.indices(len(self))
     if step != 1:
       raise IndexError(f"rows are read in order, not in steps of {step}")
-    size = self._state["shard_rows"]
     parts = []
     while start < stop:
-      number, place = divmod(start, size)
-      end = min(place + stop - start, size)
-      parts.append(self._shard(number, min(size, len(self) - number * size))[place:end])
-      start += end - place
+      index = bisect.bisect_right(self._ends, start)
+      end = min(stop, self._ends[index])
+      before = self._ends[index] - self._files[index][-1]
+      parts.append(_rows_of_shard(*self._files[index])[start - before : end - before])
+      start = end
     if not parts:
       return np.empty((0, self.shape[1]), self.dtype)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
   def shards(self) -> Iterator[np.ndarray]:
     """The arrays of the files, one by one, read-only."""
-    for number, rows in _shards(self._state):
-      yield self._shard(number, rows)
+    for file in self._files:
+      yield _rows_of_shard(*file)
 
-  def _shard(self, number: int, rows: int) -> np.ndarray:
-    path = _kept_path(self._folder, self._state, number)
-    if self._state["format"] == "parquet" and path.exists():
-      return _read_parquet(path)
-    return _map(_open_path(self._folder, self._state, number), self._state, rows)
+
+def part_folder(folder: str | os.PathLike[str], part: int, parts: int) -> pathlib.Path:
+  """Where a `Writer` puts part `part` of `parts`, from 1, of the vectors of a folder."""
+  return pathlib.Path(folder) / f"part-{part}-of-{parts}"
 
 
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
-  """The vectors of a folder that a `Writer` finished.
+  """The vectors of a folder that a `Writer` finished, or of all its parts, in their order.
 
   Raises:
-    InputError: there are none, they are not finished, or a file is missing, broken or too short.
+    InputError: there are none, they are not finished, a part is missing or of something else, or a
+      file is missing, broken or too short.
   """
   folder = pathlib.Path(folder)
+  inside = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+  found = [match for match in map(_PART.fullmatch, inside) if match]
+  if "vectors.json" in inside or not found:
+    return Vectors([(folder, _finished_state(folder))])
+  counts = sorted({int(match[2]) for match in found})
+  if len(counts) > 1:
+    raise errors.InputError(
+      f"{folder} holds parts of {' and of '.join(map(str, counts))}: delete those that do not "
+      "belong"
+    )
+  folders = [part_folder(folder, part, counts[0]) for part in range(1, counts[0] + 1)]
+  missing = [path.name for path in folders if path.name not in inside]
+  if missing:
+    raise errors.InputError(f"{folder} lacks {', '.join(missing[:10])}: embed those parts too")
+  states = [_finished_state(path) for path in folders]
+  first = states[0]
+  for path, state in zip(folders, states, strict=True):
+    for key in ("dimension", "dtype", "settings"):
+      if state[key] != first[key]:
+        raise errors.InputError(
+          f"{path} holds vectors with {key} {state[key]!r}, {folders[0]} with {first[key]!r}: they "
+          "are not parts of one whole"
+        )
+  return Vectors(list(zip(folders, states, strict=True)))
+
+
+def _finished_state(folder: pathlib.Path) -> dict[str, Any]:
+  """The state of a folder whose files are as it says."""
   if not (folder / "vectors.json").exists():
     raise errors.InputError(f"{folder} holds no vectors.json: not a folder of vectors")
   state = _read_state(folder)
@@ -213,7 +253,7 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
     )
   for number, rows in _shards(state):
     _check_shard(folder, state, number, rows)
-  return Vectors(folder, state)
+  return state
 
 
 def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
@@ -325,6 +365,15 @@ def _row_bytes(state: Mapping[str, Any]) -> int:
 def _header(state: Mapping[str, Any], rows: int) -> bytes:
   make = safetensors_header if state["format"] == "safetensors" else npy_header
   return make(rows, state["dimension"], state["dtype"])
+
+
+def _rows_of_shard(
+  folder: pathlib.Path, state: Mapping[str, Any], number: int, rows: int
+) -> np.ndarray:
+  path = _kept_path(folder, state, number)
+  if state["format"] == "parquet" and path.exists():
+    return _read_parquet(path)
+  return _map(_open_path(folder, state, number), state, rows)
 
 
 def _map(path: pathlib.Path, state: Mapping[str, Any], rows: int) -> np.ndarray:

@@ -21,10 +21,10 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
+from vmsst.checkpoints import digests
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import digests
 from vmsst.launch.runtime import model_dir as model_dir_lib
 
 PREFIX = "checkpoint"

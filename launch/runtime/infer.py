@@ -13,6 +13,7 @@ import numpy as np
 import tqdm
 
 from vmsst.errors import InputError
+from vmsst.launch import processes
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, utils
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import eval as eval_lib
@@ -140,6 +141,8 @@ def infer(
           _write(part, _lines([example for example, _ in chunk], result, mode, vocabulary))
       bar.update(len(chunk))
     bar.close()
+    # While another process looks which parts there are, none may go.
+    processes.meet()
     if merge_chunked_results and jax.process_index() == 0:
       chunks = sorted(parts.glob("*.jsonl"))
       _write(output, (line for file in chunks for line in _read_lines(file)))

@@ -271,6 +271,7 @@ class BaseTrainer(abc.ABC):
     self._in_flight: collections.deque[_Step] = collections.deque()
     self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
     self._being_written: list[concurrent.futures.Future[Scalars]] = []
+    self._makers_of_sums: dict[tuple[Any, ...], Callable[[], Any]] = {}
     self._start_time = time.time()
 
   @property
@@ -308,15 +309,21 @@ class BaseTrainer(abc.ABC):
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Sums of no steps yet, for batches like `batch` (arrays or shapes)."""
-    step = self._partitioned_train_step.function
+    """Sums of no steps yet, for batches like `batch` (arrays or shapes).
+
+    The step is traced once for every shape of a batch: it takes as long as many a step, and JAX
+    keeps what it finds.
+    """
+    key = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in batch.items()))
     with self._partitioner.context():
-      _, shapes = jax.eval_shape(step, self.train_state, batch)
-      zeros = jax.jit(
-        lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
-        out_shardings=self._partitioner.shardings(None),
-      )
-      return zeros()
+      if key not in self._makers_of_sums:
+        step = self._partitioned_train_step.function
+        _, shapes = jax.eval_shape(step, self.train_state, batch)
+        self._makers_of_sums[key] = jax.jit(
+          lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
+          out_shardings=self._partitioner.shardings(None),
+        )
+      return self._makers_of_sums[key]()
 
   def train(
     self,
@@ -350,7 +357,9 @@ class BaseTrainer(abc.ABC):
       finished_now.set_result({})
       return 0, finished_now
     written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done)
-    self._being_written.append(written)
+    # Those that went wrong stay, to be raised where the run waits for them.
+    unfinished = [x for x in self._being_written if not x.done() or x.exception() is not None]
+    self._being_written = [*unfinished, written]
     return done, written
 
   def _finish_step(self, bar: "progress.Progress | None" = None) -> None:

@@ -21,7 +21,8 @@ import seqio
 import tensorflow as tf
 import toy_runs
 
-from vmsst.launch.runtime import checkpoints, data, digests, evaluation
+from vmsst.checkpoints import digests
+from vmsst.launch.runtime import checkpoints, data, evaluation
 
 PERIOD = 5
 # A kill comes some milliseconds after the n-th time in an attempt that something begins.

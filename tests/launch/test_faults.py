@@ -21,8 +21,9 @@ import seqio
 import tensorflow as tf
 import toy_runs
 
+from vmsst.checkpoints import digests
 from vmsst.errors import InputError
-from vmsst.launch.runtime import checkpoints, digests, evaluation, model_dir, trainer
+from vmsst.launch.runtime import checkpoints, evaluation, model_dir, trainer
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Runs that start from an imported mT5, as `t5x train` would make them."""
+"""Runs that start from an imported mT5, as `t5x train` would make them; they take a minute.
+
+That a run starts from an import at all, test_bert_import.py shows in every run of the tests.
+"""
 
 import json
 
@@ -12,6 +15,8 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst.checkpoints import mt5
 from vmsst.tasks import sample
+
+pytestmark = pytest.mark.slow
 
 ROOT = vmsst.gin_dir()
 FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import toy_runs
 
-from vmsst.launch.runtime import digests, evaluation
+from vmsst.checkpoints import digests
+from vmsst.launch.runtime import evaluation
 
 
 def assert_same_runs(first, second, total_steps):

@@ -22,7 +22,7 @@ import sys
 _EVENTS = ("os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
 
 
-def run(imports, argv, folder, *, moments, settings=None, threads=True):
+def run(imports, argv, folder, *, moments, settings=None):
   """Runs a command undisturbed, and once for each of `moments`, in a folder of its own.
 
   Args:

@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import hashlib
 
@@ -49,6 +50,40 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert found.vectors.settings.items() >= {"encoder": "a", "language": "de", "lines": 23}.items()
   assert found.lines([22, 3, 0, 3]) == {0: "", 3: "line 3", 22: "line 22"}
   assert found.lines([]) == {}
+
+
+@pytest.mark.parametrize("parts", [2, 4, 30])
+def test_parts_of_several_processes_are_one_whole(text, tmp_path, parts):
+  folder, counts = tmp_path / "v", []
+  for part in reversed(range(1, parts + 1)):
+    with pytest.raises(errors.InputError):
+      vector_files.open_vectors(folder)
+    for fail_at in (1, None):  # those of more than a window are interrupted
+      with contextlib.suppress(KeyboardInterrupt):
+        count = embed(Encoder(fail_at), text, folder, part=(part, parts))
+    counts.append(count)
+  assert sum(counts) == 23
+  assert max(counts) - min(counts) <= 1
+  found = embedded_text.open_text(text, folder)
+  expected = np.array([vector(line) for line in LINES]).astype(np.float32)
+  for rows in (slice(None), slice(3, 17), slice(22, 23)):
+    np.testing.assert_array_equal(found.vectors[rows], expected[rows])
+  np.testing.assert_array_equal(np.concatenate(list(found.vectors.shards())), expected)
+
+
+def test_parts_that_do_not_make_a_whole_are_an_error(text, tmp_path):
+  folder = tmp_path / "v"
+  with pytest.raises(errors.InputError, match="part 3 of 2: there is none"):
+    embed(Encoder(), text, folder, part=(3, 2))
+  embed(Encoder(), text, folder, part=(1, 2))
+  with pytest.raises(errors.InputError, match="lacks part-2-of-2"):
+    vector_files.open_vectors(folder)
+  embed(Encoder(), text, folder, part=(2, 2), name="b")
+  with pytest.raises(errors.InputError, match=r"part-2-of-2 .* not parts of one whole"):
+    vector_files.open_vectors(folder)
+  embed(Encoder(), text, folder, part=(1, 3))
+  with pytest.raises(errors.InputError, match="parts of 2 and of 3"):
+    vector_files.open_vectors(folder)
 
 
 def test_lines_are_read_when_they_are_embedded(text, tmp_path, monkeypatch):
@@ -142,7 +177,7 @@ def test_broken_input_is_an_error(text, tmp_path):
     return np.zeros([len(sentences), 3])
 
   encoder.encode = shrink
-  with pytest.raises(errors.InputError, match="changed meanwhile: 2 lines were read, not 23"):
+  with pytest.raises(errors.InputError, match="changed meanwhile: delete"):
     embed(encoder, text, tmp_path / "y")
 
 

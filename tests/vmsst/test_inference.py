@@ -15,10 +15,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+from etils import epath
 from flax import traverse_util
 
 import vmsst
 from vmsst import assets, errors, inference, vocabularies
+from vmsst.checkpoints import digests
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.networks import sentence_encoder, t5
 
@@ -62,6 +64,9 @@ def run(tmp_path_factory, params):
   save_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
   # A larger model: what the sentence encoder does not have is left alone.
   save_checkpoint(folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}})
+  digests.write(
+    epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
+  )
   (folder / "checkpoint_200.orbax-checkpoint-tmp-0" / "state").mkdir(parents=True)
   (folder / "checkpoint_300").mkdir()
   (folder / "train").mkdir()
@@ -212,6 +217,19 @@ def test_a_damaged_checkpoint_is_named(tmp_path, content):
     (state / "_METADATA").write_bytes(content)
   with pytest.raises(errors.InputError, match=r"checkpoint_1.state is not a readable"):
     vmsst.load(tmp_path)
+
+
+def test_a_changed_byte_of_an_array_is_named(run, tmp_path):
+  shutil.copytree(run, tmp_path / "run")
+  checkpoint = tmp_path / "run" / "checkpoint_100"
+  largest = max((checkpoint / "state").glob("**/*"), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(bytes(content))
+  with pytest.raises(
+    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} is not"
+  ):
+    vmsst.load(checkpoint)
 
 
 # --------------------------------------------------------------------------------------------

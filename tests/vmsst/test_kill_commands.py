@@ -32,6 +32,7 @@ def check(whole, killed):
 
   expected = files(whole)
   assert killed
+  print(f"{len(killed)} kills")
   for name, folder in killed.items():
     found = files(folder)
     assert sorted(found) == sorted(expected), name
@@ -62,8 +63,8 @@ def write_texts(start, count):
 def mine(folder, spread, sizes):
   argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
   argv += ["--vectors", "source.vectors", "target.vectors"]
-  # What is found is saved after every block.
-  settings = {"vmsst.resumable_search._SECONDS": -1.0, "vmsst.evaluation.search._BLOCK_ROWS": 64}
+  # What is found is saved after every 64 sources.
+  settings = {"vmsst.resumable_search._SECONDS": -1.0, "vmsst.evaluation.search._HELD_ROWS": 64}
   return killed_commands.run(MINE, argv, folder, moments=(spread, sizes), settings=settings)
 
 

@@ -23,7 +23,7 @@ from etils import epath
 from flax import traverse_util
 
 from vmsst import errors, input_files
-from vmsst.checkpoints import tensors
+from vmsst.checkpoints import digests, tensors
 
 PARAMETERS = "target"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
@@ -81,8 +81,11 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   """Returns the parameters of a checkpoint by name, `target/` left out; each is read when asked.
 
   Raises:
-    InputError: the checkpoint cannot be read.
+    InputError: the checkpoint cannot be read, or is not as it was written (see `digests`).
   """
+  problem = digests.damage(checkpoint, "state")
+  if problem:
+    raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
   found = {}
   for name, stored in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):

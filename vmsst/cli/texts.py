@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import re
 import sys
 
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
@@ -56,11 +57,26 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     default="npy",
     help="of the files (default %(default)s); parquet needs pyarrow and is not memory-mapped",
   )
+  add(
+    "--part",
+    type=_part,
+    default=(1, 1),
+    metavar="I/N",
+    help="embed the I-th of N parts of the lines, such as 2/4: N processes, on any machines, fill "
+    "OUT together",
+  )
   _computing_arguments(parser)
 
 
+def _part(text: str) -> tuple[int, int]:
+  found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+  if not found or not 1 <= int(found[1]) <= int(found[2]):
+    raise argparse.ArgumentTypeError(f"{text!r} is no part such as 2/4")
+  return int(found[1]), int(found[2])
+
+
 def _embed(args: argparse.Namespace) -> None:
-  from vmsst import bulk_embedding, encoders, text_fields, vector_files
+  from vmsst import bulk_embedding, encoders, errors, text_fields, vector_files
 
   name, encoder = encoders.open_encoder(args.encoder, args.compute_dtype)
   options = {
@@ -73,9 +89,14 @@ def _embed(args: argparse.Namespace) -> None:
   }
   with local_file(args.file) as path:
     if args.out == "-":
+      if args.part[1] > 1:
+        raise errors.InputError("--part is for folders: give OUT")
       bulk_embedding.embed_to_stream(encoder, path, sys.stdout.buffer, **options)
       return
-    bulk_embedding.embed_file(encoder, path, args.out, name=name, **options)
+    count = bulk_embedding.embed_file(encoder, path, args.out, name=name, part=args.part, **options)
+  if args.part[1] > 1:
+    print(f"{args.out}: part {args.part[0]} of {args.part[1]}, {count:,} vectors")
+    return
   count, width = vector_files.open_vectors(args.out).shape
   print(f"{args.out}: {count:,} vectors, {width} wide")
 

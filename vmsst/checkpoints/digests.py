@@ -27,8 +27,13 @@ def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
   (checkpoint / NAME).write_text("".join(lines))
 
 
-def damage(checkpoint: epath.Path) -> str | None:
-  """What is wrong with the files of a checkpoint; None: nothing, or it came without sums."""
+def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
+  """What is wrong with the files of a checkpoint; None: nothing, or it came without sums.
+
+  Args:
+    checkpoint: its folder.
+    only: the subfolder that is looked at; None: all that have sums.
+  """
   sums = checkpoint / NAME
   if not sums.is_file():
     return None
@@ -41,9 +46,9 @@ def damage(checkpoint: epath.Path) -> str | None:
     wanted: dict[str, dict[str, str]] = {}
     for digest, folder, name in (line.groups() for line in lines if line):
       wanted.setdefault(folder, {})[name] = digest
-    for folder in sorted(wanted):
+    for folder in sorted(wanted) if only is None else [only]:
       files = dict(_files(checkpoint / folder))
-      for name, digest in wanted[folder].items():
+      for name, digest in wanted.get(folder, {}).items():
         if name not in files:
           return f"{folder}/{name} is missing"
         if _digest(files[name]) != digest:
