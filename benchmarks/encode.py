@@ -10,8 +10,7 @@ in mixed order. Two models, each with the same random weights and the same token
   `vmsst import bert` makes of the folder) against `sentence_transformers` (`encode`);
 * mt5: the shape of mt5-small's encoder (8 layers of width 512, 6 heads, gated feed-forward layers
   of 1,024, 250,112 rows). `vmsst` against `transformers` (MT5EncoderModel on batches sorted by
-  length and padded to the longest, mean of the tokens' states), and in the order of the input
-  (`transformers_unsorted`).
+  length and padded to the longest, mean of the tokens' states).
 
 What counts is the whole way from strings to vectors, float32, tokenizer included. Peers get the
 batch size of --peer_batch_sizes that is fastest for them. The first call, which compiles, is timed
@@ -61,7 +60,6 @@ VARIANTS = {
   ("bert", "sentence_transformers"): "peer",
   ("mt5", "vmsst"): "ours",
   ("mt5", "transformers"): "peer",
-  ("mt5", "transformers_unsorted"): "besides",
 }
 _MAX_LENGTH = 512
 
@@ -187,9 +185,7 @@ def sentence_transformers_bert(folder: pathlib.Path, batch_size: int | None) -> 
   return lambda sentences: model.encode(sentences, batch_size=batch_size)
 
 
-def transformers_mt5(
-  folder: pathlib.Path, batch_size: int | None, *, by_length: bool = True
-) -> Encode:
+def transformers_mt5(folder: pathlib.Path, batch_size: int | None) -> Encode:
   import torch
   import transformers
 
@@ -198,9 +194,7 @@ def transformers_mt5(
 
   @torch.inference_mode()
   def encode(sentences: list[str]) -> np.ndarray:
-    order = list(range(len(sentences)))
-    if by_length:
-      order.sort(key=lambda i: -len(sentences[i]))
+    order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
     vectors_ND = np.empty((len(sentences), MT5["d_model"]), np.float32)
     for start in range(0, len(order), batch_size):
       index_B = order[start : start + batch_size]
@@ -224,9 +218,6 @@ MAKERS: dict[tuple[str, str], Callable[[pathlib.Path, int | None], Encode]] = {
   ("bert", "sentence_transformers"): sentence_transformers_bert,
   ("mt5", "vmsst"): ours("mt5"),
   ("mt5", "transformers"): transformers_mt5,
-  ("mt5", "transformers_unsorted"): lambda folder, batch_size: transformers_mt5(
-    folder, batch_size, by_length=False
-  ),
 }
 
 
