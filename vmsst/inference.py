@@ -444,7 +444,8 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   if not is_export:
     return t5x_checkpoints.read_params(parameters, wanted)
   # One after the other: no more than one is held twice.
-  arrays = {name: jax.block_until_ready(jnp.asarray(stored[name].read())) for name in flat}
+  put = functools.partial(jax.device_put, may_alias=True)
+  arrays = {name: jax.block_until_ready(put(stored[name].read())) for name in flat}
   return traverse_util.unflatten_dict(arrays, sep="/")
 
 

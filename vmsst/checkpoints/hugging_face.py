@@ -3,11 +3,14 @@
 Nothing is unpickled: a folder with `pytorch_model.bin` alone is refused with the way to convert it.
 """
 
+import functools
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import safetensors
 
 from vmsst import errors, input_files
@@ -16,6 +19,7 @@ from vmsst.checkpoints import tensors
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_BLOCK_NUMBERS = 1 << 22  # That are read at once.
 _CONVERT = (
   'python -c "import torch, safetensors.torch as s; '
   "w = torch.load('pytorch_model.bin', map_location='cpu', weights_only=True); "
@@ -121,9 +125,25 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     raise errors.InputError(f"{path} is no complete safetensors file: {error}") from error
 
   def stored(name: str, shape: tuple[int, ...]) -> tensors.StoredTensor:
-    return tensors.StoredTensor(shape, f"{name} in {path}", lambda: file.get_tensor(name))
+    read = functools.partial(_read, file, name, shape)
+    return tensors.StoredTensor(shape, f"{name} in {path}", read)
 
   return {name: stored(name, shape) for name, shape in shapes.items()}
+
+
+def _read(file: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+  """A tensor, read in blocks of rows: safetensors makes two copies of what is read at once."""
+  if not shape or not math.prod(shape):
+    return file.get_tensor(name)
+  rows, count = file.get_slice(name), shape[0]
+  size = max(1, _BLOCK_NUMBERS * count // math.prod(shape))
+  array: np.ndarray | None = None
+  for start in range(0, count, size):
+    block = rows[start : min(start + size, count)]
+    if array is None:
+      array = tensors.aligned_empty(shape, block.dtype)
+    array[start : start + len(block)] = block
+  return array
 
 
 def _read_index(path: pathlib.Path) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """Arrays in files, described before they are read."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -9,6 +11,7 @@ from ml_dtypes import bfloat16
 from vmsst import errors
 
 _FLOATS = (np.float64, np.float32, np.float16, bfloat16)
+_ALIGNMENT = 64
 _SMALL = 1 << 25
 _MOST_A_BYTE = 1000
 
@@ -47,9 +50,18 @@ class StoredTensor:
     if array.shape != self.shape:
       raise errors.InputError(f"{self.where} has shape {array.shape}, its header says {self.shape}")
     array = np.asarray(array, np.float32)
-    if not np.isfinite(array).all():
+    # The least or the largest is NaN where any number is.
+    if array.size and not np.isfinite([array.min(), array.max()]).all():
       raise errors.InputError(f"{self.where} holds values that are infinite or no numbers")
     return array
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+  """An array with nothing in it yet, of which a JAX array on a CPU need not be a copy."""
+  size = math.prod(shape) * np.dtype(dtype).itemsize
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % _ALIGNMENT
+  return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check_names_and_shapes(
