@@ -242,13 +242,18 @@ def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.nda
 
 def measure_input(name: str, options: argparse.Namespace) -> dict[str, Any]:
   found = batches(name, options)
-  for _ in range(options.warm_up):
-    next(found)
-  return timed(lambda: next(found), options.batches, options.batch)
+  before = list(itertools.islice(found, options.warm_up))
+  return timed(lambda: next(found), options.batches, options.batch, tokens_of_pair(before))
 
 
-def timed(run: Callable[[], Any], count: int, pairs: int) -> dict[str, Any]:
-  """Pairs a second of the clock and of CPU, each call of `run` being `pairs`."""
+def tokens_of_pair(batches: list[dict[str, np.ndarray]]) -> float:
+  """Tokens of both sides, without padding, on the average."""
+  counts = [np.count_nonzero(batch[side]) for batch in batches for side in ("inputs", "targets")]
+  return sum(counts) / sum(len(batch["inputs"]) for batch in batches)
+
+
+def timed(run: Callable[[], Any], count: int, pairs: int, tokens: float) -> dict[str, Any]:
+  """What is got through in a second, each call of `run` being `pairs` of so many tokens."""
   start, cpu_start = time.perf_counter(), time.process_time()
   for _ in range(count):
     run()
@@ -256,6 +261,7 @@ def timed(run: Callable[[], Any], count: int, pairs: int) -> dict[str, Any]:
   return {
     "pairs_per_second": [count * pairs / seconds],
     "pairs_per_cpu_second": [count * pairs / cpu_seconds],
+    "tokens_per_second": [count * pairs * tokens / seconds],
   }
 
 
@@ -321,7 +327,7 @@ def measure_step(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
   for _ in ready:
     run()
-  return timed(run, options.steps, options.batch)
+  return timed(run, options.steps, options.batch, tokens_of_pair(ready))
 
 
 def trimmed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
