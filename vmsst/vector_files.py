@@ -141,7 +141,7 @@ class Writer:
     """Rows count from when they are in the file of the state, which changes as a whole."""
     self._state |= changes
     path = self._folder / "vectors.json"
-    whole_files.write_json(path, self._state)
+    whole_files.write_json(path, dict(sorted(self._state.items())))
     self.done = self._state["done"]
 
   def _seal(self) -> None:

@@ -390,6 +390,7 @@ class CheckpointManager:
     self._model_dir = epath.Path(model_dir)
     self._cfg = cfg
     self._failed = False
+    t5x_checkpoints.ignore_abandoned_io()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())

@@ -136,7 +136,7 @@ def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
 
 def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
   state = checkpoint / "state"
-  _ignore_closed_loops()
+  ignore_abandoned_io()
   try:
     with _orbax() as checkpointer:
       return checkpointer.restore(
@@ -175,12 +175,17 @@ def _without_asyncio_log() -> Iterator[None]:
 
 
 @functools.cache
-def _ignore_closed_loops() -> None:
-  """From now on nothing is printed of reads that end when their event loop is gone."""
+def ignore_abandoned_io() -> None:
+  """From now on nothing is printed of Orbax' reads and writes that end after another has failed.
+
+  Of that one the caller is told.
+  """
   former = sys.unraisablehook
 
   def hook(unraisable: Any) -> None:
-    if "Event loop is closed" not in str(unraisable.exc_value):
+    code = getattr(unraisable.object, "cr_code", None)
+    of_orbax = code is not None and "orbax" in code.co_filename
+    if not of_orbax and "Event loop is closed" not in str(unraisable.exc_value):
       former(unraisable)
 
   sys.unraisablehook = hook
