@@ -73,7 +73,7 @@ def transfer_accuracies(
   seeds: Sequence[int] = (0, 1, 2, 3, 4),
   config: MlpConfig | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Accuracy, 0 to 1, of classifiers of every split on every test set: [split][test] is [seeds].
+  """Accuracy, 0 to 1, of classifiers of every split on every test set, `[split][test]` is [seeds].
 
   Splits and tests are usually languages. Each classifier is that of the epoch with the best
   accuracy on its `dev`, of equal ones the last. All seeds are trained at once, and all splits of
