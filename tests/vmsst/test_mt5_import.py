@@ -519,3 +519,14 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, padded):
   np.testing.assert_allclose(hidden_BTD, expected_BTD, atol=1e-5, rtol=1e-5)
   logits_BTV = hidden_BTD @ params["logits_hidden"]["kernel"]
   np.testing.assert_allclose(logits_BTV, output.logits.numpy(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", [1, 7, 40, 1000])
+def test_tensors_are_read_whole_in_blocks_of_any_size(tmp_path, monkeypatch, numbers):
+  monkeypatch.setattr(hugging_face, "_BLOCK_NUMBERS", numbers)
+  rng = np.random.default_rng(0)
+  shapes = {"a": (11, 4), "b": (5,), "c": (), "d": (0, 3), "e": (2, 3, 5)}
+  expected = {name: rng.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
+  save_file(expected, tmp_path / "model.safetensors")
+  for name, tensor in hugging_face.open_file(tmp_path / "model.safetensors").items():
+    np.testing.assert_array_equal(tensor.read(), expected[name].astype(np.float32))

@@ -137,12 +137,11 @@ def _read(file: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return file.get_tensor(name)
   rows, count = file.get_slice(name), shape[0]
   size = max(1, _BLOCK_NUMBERS * count // math.prod(shape))
-  array: np.ndarray | None = None
-  for start in range(0, count, size):
-    block = rows[start : min(start + size, count)]
-    if array is None:
-      array = tensors.aligned_empty(shape, block.dtype)
-    array[start : start + len(block)] = block
+  first = rows[0 : min(size, count)]
+  array = tensors.aligned_empty(shape, first.dtype)
+  array[:size] = first
+  for start in range(size, count, size):
+    array[start : start + size] = rows[start : min(start + size, count)]
   return array
 
 
