@@ -1,6 +1,8 @@
 import contextlib
+import errno
 import gzip
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -194,3 +196,24 @@ def test_encoders_get_what_they_know():
   encoder.encode = lambda sentences: np.zeros([3, 2])
   with pytest.raises(ValueError, match=r"an array \(3, 2\) for 2 texts"):
     encoders.encode(encoder, ["a", "b"])
+
+
+def test_a_full_disk_is_named_and_gone_on_from(text, tmp_path, monkeypatch):
+  written = []
+
+  def full(file):
+    written.append(file)
+    if len(written) == 3:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(vector_files, "_sync", full)
+    # The command line tells an OSError in one line, as it does an InputError.
+    with pytest.raises(OSError, match=r"No space left on device: .*vectors-00000\.npy"):
+      embed(Encoder(), text, tmp_path / "v")
+  encoder = Encoder()
+  assert embed(encoder, text, tmp_path / "v") == 23
+  assert sum(map(len, encoder.asked)) < 23
+  expected = np.array([vector(line) for line in LINES]).astype(np.float32)
+  found = embedded_text.open_text(text, tmp_path / "v")
+  np.testing.assert_array_equal(found.vectors[:], expected)
