@@ -38,33 +38,17 @@ def forget_data() -> None:
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
 
 
-def train(
-  *,
-  model: Any,
-  train_dataset_cfg: Any,
-  partitioner: partitioning.PjitPartitioner,
-  trainer_cls: Any,
-  **others: Any,
-) -> None:
-  """Stands in for the training function: prints sizes, shardings and arithmetic of the run.
+def train_function(with_memory: bool, topology: str | None = None) -> Callable[..., None]:
+  """What stands in for the training function: prints sizes, shardings and arithmetic of the run.
 
   The last line is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of matrix
   products, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients
   and the batch; activations are not counted).
-  """
-  _check_names(others)
-  report = describe(model, train_dataset_cfg, partitioner, trainer_cls)
-  print(report.pop("text"))
-  print(json.dumps(report))
-
-
-def train_with_memory(topology: str | None) -> Callable[..., None]:
-  """`train`, which also compiles the step and says what memory XLA gives it on each device.
-
-  The JSON has `peak_bytes_per_device` besides: all that a step has in memory at a time. Compiling
-  takes minutes where a model has many layers. A program that does not fit a TPU is an InputError.
 
   Args:
+    with_memory: Compile the step as well, and say what memory XLA gives it on each device. The JSON
+      has `peak_bytes_per_device` besides: all that a step has in memory at a time. Compiling takes
+      minutes where a model has many layers. A program that does not fit a TPU is an InputError.
     topology: TPUs to compile for, such as "v5e:2x4", by the package libtpu; none need be there, but
       as many other devices (XLA_FLAGS=--xla_force_host_platform_device_count=8). None compiles for
       the devices at hand.
@@ -82,8 +66,9 @@ def train_with_memory(topology: str | None) -> Callable[..., None]:
     run = (model, train_dataset_cfg, partitioner, trainer_cls)
     report = describe(*run)
     print(report.pop("text"), flush=True)
-    report |= memory(*run, topology)
-    print(report.pop("text"))
+    if with_memory:
+      report |= memory(*run, topology)
+      print(report.pop("text"))
     print(json.dumps(report))
 
   return train

@@ -161,9 +161,7 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
       raise InputError("--dry_run is for `t5x train` on the bundled runtime")
     from vmsst.launch import dry_run
 
-    functions["train"] = dry_run.train
-    if options.dry_run == "memory":
-      functions["train"] = dry_run.train_with_memory(options.topology)
+    functions["train"] = dry_run.train_function(options.dry_run == "memory", options.topology)
   import jax  # noqa: F401  (tells in the environment whether there are TPUs)
 
   place = processes.find(

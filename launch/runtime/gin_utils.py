@@ -15,6 +15,7 @@ from typing import Any
 import gin
 import jax
 
+from vmsst import whole_files
 from vmsst.errors import InputError
 
 # What gin raises where a file or a binding is at fault.
@@ -41,11 +42,7 @@ def summarize_gin_config(model_dir: str, summary_writer: Any, step: int) -> None
   if jax.process_index() != 0:
     return
   text = get_gin_config_str()
-  folder = pathlib.Path(model_dir)
-  folder.mkdir(parents=True, exist_ok=True)
-  temporary = folder / "config.gin.tmp"
-  temporary.write_text(text, encoding="utf-8")
-  os.replace(temporary, folder / "config.gin")
+  whole_files.write_text(pathlib.Path(model_dir) / "config.gin", text)
   if summary_writer is not None:
     summary_writer.write_texts(step, {"config": gin.markdown(text)})
     summary_writer.flush()

@@ -3,15 +3,15 @@
 import base64
 import itertools
 import json
-import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import tqdm
 
+from vmsst import whole_files
 from vmsst.errors import InputError
 from vmsst.launch import processes
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, utils
@@ -157,11 +157,9 @@ def _read_lines(path: pathlib.Path) -> Iterator[str]:
     yield from file
 
 
-def _write(path: pathlib.Path, lines: Any) -> None:
-  temporary = path.with_name(path.name + ".tmp")
-  with temporary.open("w", encoding="utf-8") as file:
+def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
+  with whole_files.whole_text(path) as file:
     file.writelines(lines)
-  os.replace(temporary, path)
 
 
 def _lines(rows: list[Any], result: Any, mode: str, vocabulary: Any) -> Iterator[str]:

@@ -10,7 +10,6 @@ import concurrent.futures
 import dataclasses
 import enum
 import functools
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
+from vmsst import whole_files
 from vmsst.errors import InputError
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, progress, summaries
@@ -427,11 +427,8 @@ def write_batch(path: pathlib.Path, batch: Batch) -> None:
   for name, value in batch.items():
     parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
     rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}")
-  with partial.open("wb") as file:
+  with whole_files.whole_file(path) as file:
     np.savez(file, **rows)
-  os.replace(partial, path)
 
 
 class Trainer(BaseTrainer):

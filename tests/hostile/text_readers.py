@@ -313,20 +313,7 @@ READERS: tuple[Reader, ...] = (
   Reader("recipe", {"x.yaml": _RECIPE}, lambda folder: recipes.load(folder / "x.yaml").digest),
   Reader(
     "recipe as JSON",
-    {
-      "x.yaml": json.dumps(
-        {
-          "name": "mine",
-          "languages": ["de", "en"],
-          "pivots": ["en"],
-          "targets": {"de": 8},
-          "corpora": [{"name": "A", "version": "v1", "cap": 2, "caps": {"de-en": 3}}],
-          "validation": {"share": 0.1, "at_most": 5},
-          "cleaning": {"max_ratio": 4.0},
-          "seed": 1,
-        }
-      ).encode()
-    },
+    {"x.yaml": _JSON_RECIPE},
     lambda folder: recipes.load(folder / "x.yaml").digest,
     json=("x.yaml",),
   ),

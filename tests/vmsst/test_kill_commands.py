@@ -92,15 +92,6 @@ def test_embed(start, file_format):
   check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
 
 
-RECIPE = """
-name: mine
-description: Two languages with English.
-languages: [de, en, tr]
-unlisted: true
-validation: {share: 0.2}
-"""
-
-
 @pytest.mark.slow
 def test_build(start):
   pytest.importorskip("tensorflow_datasets")
@@ -119,7 +110,7 @@ def test_build(start):
     (start / "evaluation" / "tatoeba" / f"tatoeba.deu-eng.{code}").write_text(
       "Sentence 3 is here\n"
     )
-  (start / "mine.yaml").write_text(RECIPE)
+  (start / "mine.yaml").write_text(opus_tree.RECIPE)
   argv = ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
   argv += ["--output=tfds", "--workers=1"]
   imports = [

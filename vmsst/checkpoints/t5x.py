@@ -127,6 +127,23 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
     checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
 
 
+@functools.cache
+def ignore_abandoned_io() -> None:
+  """From now on nothing is printed of Orbax' reads and writes that end after another has failed.
+
+  Of that one the caller is told.
+  """
+  former = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    code = getattr(unraisable.object, "cr_code", None)
+    of_orbax = code is not None and "orbax" in code.co_filename
+    if not of_orbax and "Event loop is closed" not in str(unraisable.exc_value):
+      former(unraisable)
+
+  sys.unraisablehook = hook
+
+
 def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
   flat = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
   args = traverse_util.unflatten_dict(flat, sep="/")
@@ -172,23 +189,6 @@ def _without_asyncio_log() -> Iterator[None]:
     yield
   finally:
     log.setLevel(level)
-
-
-@functools.cache
-def ignore_abandoned_io() -> None:
-  """From now on nothing is printed of Orbax' reads and writes that end after another has failed.
-
-  Of that one the caller is told.
-  """
-  former = sys.unraisablehook
-
-  def hook(unraisable: Any) -> None:
-    code = getattr(unraisable.object, "cr_code", None)
-    of_orbax = code is not None and "orbax" in code.co_filename
-    if not of_orbax and "Event loop is closed" not in str(unraisable.exc_value):
-      former(unraisable)
-
-  sys.unraisablehook = hook
 
 
 @contextlib.contextmanager

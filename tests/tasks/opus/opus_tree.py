@@ -22,6 +22,13 @@ from vmsst import languages
 Rows = Sequence[tuple[str, str]]
 LICENCE = "CC BY 4.0: the licence of {corpus} {version}\n"
 README = "Corpus Name: {corpus}\nRelease: {version}\n"
+RECIPE = """
+name: mine
+description: Two languages with English.
+languages: [de, en, tr]
+unlisted: true
+validation: {share: 0.2}
+"""
 _TIME = (2021, 7, 22, 0, 0, 0)
 _PLACES = {
   "zip": ("moses", "txt.zip"),

@@ -12,13 +12,6 @@ from vmsst.tasks.opus import builder, pipeline, shards
 pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
   "ignore:label.. is deprecated:DeprecationWarning"
 )
-RECIPE = """
-name: mine
-description: Two languages with English.
-languages: [de, en, tr]
-unlisted: true
-validation: {share: 0.2}
-"""
 
 
 def _texts(language, count):
@@ -37,7 +30,7 @@ def tree(tmp_path):
   folder.mkdir(parents=True)
   for code, text in (("deu", "Wer ist es?"), ("eng", "Who is it?")):
     (folder / f"tatoeba.deu-eng.{code}").write_text(f"{text}\n")
-  (tmp_path / "mine.yaml").write_text(RECIPE)
+  (tmp_path / "mine.yaml").write_text(opus_tree.RECIPE)
   return tmp_path
 
 
@@ -92,10 +85,10 @@ def test_what_is_built_is_not_built_again_but_for_another_recipe(tree):
   folder = _build(tree)
   (tree / "opus").rename(tree / "elsewhere")
   assert _build(tree) == folder
-  (tree / "mine.yaml").write_text(RECIPE.replace("0.2", "0.1"))
+  (tree / "mine.yaml").write_text(opus_tree.RECIPE.replace("0.2", "0.1"))
   with pytest.raises(errors.InputError, match="was built by another recipe of that name"):
     _build(tree)
-  (tree / "mine.yaml").write_text(RECIPE.replace("name: mine", "name: ems"))
+  (tree / "mine.yaml").write_text(opus_tree.RECIPE.replace("name: mine", "name: ems"))
   with pytest.raises(errors.InputError, match="ems is a recipe of the package"):
     _build(tree)
 
