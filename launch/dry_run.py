@@ -232,7 +232,7 @@ def memory(
     cfg: see there.
     partitioner: see there.
     trainer_cls: see there.
-    topology: see `train_with_memory`.
+    topology: see `train_function`.
 
   Raises:
     InputError: the TPUs' memory is too small, or no such TPUs are known.
