@@ -1,29 +1,17 @@
-"""Maps the repository's rooms onto the installed package (see pyproject.toml for the metadata).
+"""Packages, data files and version of vmsst; pyproject.toml has the rest of the metadata.
 
-`tasks/`, `launch/` and `gin/` lie at the top level of the repository but install inside `vmsst`,
-so that a user's own `tasks.py` and the `gin` package keep their names.
+`tasks/`, `launch/` and `gin/` are folders at the top level of the repository. Symbolic links in
+`vmsst/` make them part of the package: `vmsst.tasks`, `vmsst.launch` and the gin files. Thus
+neither a user's own `tasks.py` nor the package gin-config is shadowed.
 """
 
 import pathlib
 
 import setuptools
 
-ROOMS = {"vmsst.tasks": "tasks", "vmsst.launch": "launch"}
-GIN = "gin"
-
-
-def packages() -> list[str]:
-  """Every importable package, plus the gin folder and its layers as packages of data."""
-  found = setuptools.find_packages(include=["vmsst*", "ems_jax*"])
-  for package, folder in ROOMS.items():
-    found += [package, *(f"{package}.{sub}" for sub in setuptools.find_packages(folder))]
-  folders = [GIN, *(str(path) for path in pathlib.Path(GIN).rglob("*") if path.is_dir())]
-  found += ["vmsst." + folder.replace("/", ".") for folder in sorted(folders)]
-  return found
-
 
 def version() -> str:
-  """The version in vmsst/__init__.py."""
+  """Returns the version in vmsst/__init__.py."""
   for line in pathlib.Path("vmsst/__init__.py").read_text(encoding="utf-8").splitlines():
     if line.startswith("__version__"):
       return line.split('"')[1]
@@ -32,10 +20,10 @@ def version() -> str:
 
 setuptools.setup(
   version=version(),
-  packages=packages(),
-  package_dir={**ROOMS, "vmsst.gin": GIN},
+  packages=setuptools.find_packages(include=["vmsst*", "ems_jax*"]),
   package_data={
-    "": ["*.gin", "*.model", "*.tsv", "*.json", "py.typed"],
+    "": ["*.model", "*.tsv", "*.json", "py.typed"],
+    "vmsst": ["gin/**/*.gin"],
     "vmsst.tasks.opus": ["recipe_files/*.yaml"],
   },
   include_package_data=False,

@@ -39,10 +39,13 @@ import comparison_tasks
 from gin import config_parser
 
 import vmsst
-from vmsst import assets, errors, vocab_training, whole_files
+from vmsst import errors
+from vmsst.bitext import readers
+from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.evaluation import suite
-from vmsst.tasks import readers
+from vmsst.files import atomic_files
+from vmsst.text import vocabulary_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +283,7 @@ def random_encoder(run: pathlib.Path, seed: int) -> Any:
   import jax
   import jax.numpy as jnp
 
-  loaded = assets.load_encoder_assets(run)
+  loaded = encoder_json.load_encoder_assets(run)
   params = loaded.network.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
   return vmsst.Encoder(loaded.network, params, loaded.vocabulary, max_length=loaded.max_length)
 
@@ -304,7 +307,7 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
   """Notes the settings of a new run; InputError where a run was begun with others."""
   before = read_json(run / "settings.json")
   if before is None:
-    whole_files.write_json(run / "settings.json", settings)
+    atomic_files.write_json(run / "settings.json", settings)
   elif before != settings:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
@@ -329,7 +332,7 @@ def run_command(what: str, *command: str) -> None:
 
 def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  report = vocab_training.train_vocabulary(
+  report = vocabulary_training.train_vocabulary(
     [name for file in training_files(bindings, data_root) for name in file.paths],
     str(path),
     size=bindings["VOCAB_SIZE"],
@@ -365,7 +368,7 @@ def compare(options: argparse.Namespace) -> None:
   if comparison.from_teacher:
     teacher = os.path.abspath(options.teacher)
     places["INITIAL_CHECKPOINT_PATH"] = str(t5x_checkpoints.find_checkpoint(teacher))
-    pieces = pathlib.Path(teacher) / assets.VOCABULARY_FILE
+    pieces = pathlib.Path(teacher) / encoder_json.VOCABULARY_FILE
   else:
     pieces = output / "vocabulary.model"
     if not pieces.is_file():
@@ -393,8 +396,8 @@ def compare(options: argparse.Namespace) -> None:
         run_command(f"{name} of {run}", __file__, options.comparison, *arguments)
       label = row.label if name == "evaluation" else row.baseline
       results.setdefault(str(label), {})[seed] = read_json(run / f"{name}.json") or {}
-    whole_files.write_text(output / "table.md", markdown(results))
-    whole_files.write_json(output / "table.json", results)
+    atomic_files.write_text(output / "table.md", markdown(results))
+    atomic_files.write_json(output / "table.json", results)
   print(markdown(results))
 
 
@@ -467,7 +470,7 @@ def main() -> None:
     run = pathlib.Path(options.evaluate)
     columns = comparison_tasks.SUITES[COMPARISONS[options.comparison].suite]
     result = evaluate_run(run, options.data_root, columns, options.encoder)
-    whole_files.write_json(run / options.result, result)
+    atomic_files.write_json(run / options.result, result)
     print(json.dumps({name: result[name] for name in ("scores", "seconds")}))
   except errors.InputError as error:
     raise SystemExit(f"error: {error}") from None

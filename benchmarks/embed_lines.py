@@ -46,8 +46,9 @@ def make_encoder(folder: pathlib.Path) -> None:
   from flax import traverse_util
   from safetensors.numpy import save_file
 
-  from vmsst import assets, vocabularies
+  from vmsst.checkpoints import encoder_json
   from vmsst.networks import sentence_encoder, t5
+  from vmsst.text import vocabularies
 
   config = t5.T5Config(
     vocab_size=259, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=64, num_encoder_layers=1
@@ -60,7 +61,7 @@ def make_encoder(folder: pathlib.Path) -> None:
     max_length = 64
 
   Model.network = network
-  assets.save_encoder_assets(Model, folder)
+  encoder_json.save_encoder_assets(Model, folder)
   params = jax.jit(network.init)(jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
   flat = traverse_util.flatten_dict(params, sep="/")
   save_file({name: np.asarray(value) for name, value in flat.items()}, folder / "model.safetensors")
@@ -107,10 +108,10 @@ def embed(
 def wrong_lines(folder: pathlib.Path, count: int) -> int:
   """Lines whose vector is not that of the line embedded anew."""
   import vmsst
-  from vmsst import vector_files
+  from vmsst.vectors import vector_store
 
   encoder, wrong = vmsst.load(folder / "encoder"), 0
-  vectors = vector_files.open_vectors(folder / "vectors")
+  vectors = vector_store.open_vectors(folder / "vectors")
   lines = make_lines(count)
   for start in range(0, count, _WINDOW):
     expected_BD = encoder.encode(itertools.islice(lines, _WINDOW), progress=False, on_cut=None)

@@ -50,8 +50,8 @@ from vocab_projection import all_of, summary
 
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems
-from vmsst import vocabularies
 from vmsst.networks import bert
+from vmsst.text import vocabularies
 
 BASELINE, SAME_WORK, OURS = "sentence_transformers", "without_heads", "ours"
 # Arguments of the network, where they are not the paper's.

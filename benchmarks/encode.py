@@ -87,7 +87,7 @@ def make_models(data: pathlib.Path, folder: pathlib.Path) -> None:
   import transformers
   from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-  from vmsst.checkpoints import bert
+  from vmsst.checkpoints.importers import bert
 
   marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   tokenizer = Tokenizer(models.Unigram())
@@ -119,7 +119,8 @@ def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
   """Writes an MT5EncoderModel as an encoder of this library."""
   from safetensors.numpy import load_file, save_file
 
-  from vmsst import assets, hugging_face_vocabulary
+  from vmsst.checkpoints import encoder_json
+  from vmsst.text import hugging_face_vocabulary
 
   sizes = {
     "vocab_size": MT5["vocab_size"],
@@ -130,7 +131,7 @@ def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
     "num_encoder_layers": MT5["num_layers"],
   }
   network = {"class": "SentenceEncoder", "config_class": "T5Config", "config": sizes}
-  assets.save_imported_encoder(
+  encoder_json.save_imported_encoder(
     target,
     network={**network, "latent_dim": MT5["d_model"], "head": False},
     vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(str(folder / "tokenizer.json")),

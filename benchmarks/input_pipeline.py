@@ -79,7 +79,7 @@ def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
   """The pairs of files as the TFDS dataset `opus_bitext/benchmark`."""
   import tensorflow_datasets as tfds
 
-  from vmsst.tasks import readers
+  from vmsst.bitext import readers
   from vmsst.tasks.opus import records, shards
 
   place = folder / "opus_bitext" / "benchmark" / "1.0.0"
@@ -111,7 +111,7 @@ def write_cache(options: argparse.Namespace) -> dict[str, Any]:
   cache = pathlib.Path(options.work, "cache")
   cache.mkdir()
   (cache / f"{_MODULE}.py").write_text(
-    "from vmsst import vocabularies\n"
+    "from vmsst.text import vocabularies\n"
     "from vmsst.tasks.opus import mixtures\n"
     f"vocabulary = vocabularies.SentencePieceVocabulary({options.vocabulary!r}, "
     f"lowercase={options.lowercase})\n"
@@ -160,7 +160,7 @@ def size_mb(folder: pathlib.Path) -> float:
 
 
 def make_vocabulary(options: argparse.Namespace) -> Any:
-  from vmsst import vocabularies
+  from vmsst.text import vocabularies
 
   return vocabularies.SentencePieceVocabulary(options.vocabulary, lowercase=options.lowercase)
 
@@ -171,9 +171,9 @@ def row_by_row(options: argparse.Namespace) -> str:
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-  from vmsst.tasks import preprocessors
+  from vmsst.tasks import seqio_vocabulary
 
-  encode = make_vocabulary(options).to_seqio().encode_tf
+  encode = seqio_vocabulary.SeqioVocabulary(make_vocabulary(options)).encode_tf
 
   def tokenize(row):
     language = tf.constant([1], tf.int32)
@@ -272,7 +272,7 @@ GIN = """
 from __gin__ import dynamic_registration
 from t5x import adafactor
 from t5x import utils
-from vmsst import vocabularies
+from vmsst.text import vocabularies
 OPTIMIZER = @adafactor.Adafactor()
 adafactor.Adafactor.logical_factor_rules = @adafactor.standard_logical_factor_rules()
 {includes}

@@ -7,8 +7,8 @@ Half of the vectors of each side have a near one on the other. Variants:
 
 * faiss: two searches in an exact index (IndexFlatIP), one each way, then a Python loop that scores
   every neighbour and another that takes the best free pairs;
-* search: `vmsst.evaluation.mining.margin_pairs`, which computes each similarity once;
-* devices: the same with the engine of `vmsst.device_search` (not run unless asked for);
+* search: `vmsst.search.margins.margin_pairs`, which computes each similarity once;
+* devices: the same with the engine of `vmsst.search.device_search` (not run unless asked for);
 * product: nothing but one product of all vectors with all others, in blocks: the floor.
 
 Each measurement is a process of its own, and the variants take turns. Memory is the most that a
@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst.evaluation import mining
+from vmsst.search import margins
 
 BASELINE, OURS, FLOOR, DEVICES = "faiss", "search", "product", "devices"
 _BLOCK = 2048
@@ -87,14 +87,14 @@ def with_faiss(source_ND, target_ND, k):
 
 
 def with_search(source_ND, target_ND, k):
-  pairs = mining.margin_pairs(source_ND, target_ND, neighbours=k)
+  pairs = margins.margin_pairs(source_ND, target_ND, neighbours=k)
   return np.stack([pairs.source_P, pairs.target_P])
 
 
 def with_devices(source_ND, target_ND, k):
-  from vmsst import device_search
+  from vmsst.search import device_search
 
-  pairs = mining.margin_pairs(source_ND, target_ND, neighbours=k, engine=device_search.compare)
+  pairs = margins.margin_pairs(source_ND, target_ND, neighbours=k, engine=device_search.compare)
   return np.stack([pairs.source_P, pairs.target_P])
 
 

@@ -88,10 +88,10 @@ def peak_mb() -> float:
 
 def measure(root: str, workers: int) -> dict[str, Any]:
   """Builds from the releases in a folder."""
-  from vmsst.tasks.opus import cleaning, held_out, pipeline, recipes, runner
+  from vmsst.tasks.opus import cleaning, decontamination, pipeline, recipes, runner
 
   texts = pathlib.Path(root, "held_out.txt").read_text(encoding="utf-8").splitlines()
-  held = held_out.HeldOut.of(("made-up", text) for text in texts)
+  held = decontamination.HeldOut.of(("made-up", text) for text in texts)
   local = runner.local(workers, progress=False)
   stages = {}
 

@@ -292,7 +292,7 @@ def measure_small(name: str, source: str, folder: str) -> dict[str, float]:
 
 
 def vocabulary_size(path: str) -> int:
-  from vmsst import vocabularies
+  from vmsst.text import vocabularies
 
   return vocabularies.SentencePieceVocabulary(path).size
 

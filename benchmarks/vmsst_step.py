@@ -42,13 +42,13 @@ import jax.numpy as jnp
 import numpy as np
 from vocab_projection import all_of, forget_peak, held, matmul, products, summary
 
-from vmsst import vocabularies
 from vmsst.launch.runtime import adafactor
 from vmsst.losses import vocabulary
 from vmsst.models import generation
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import t5
 from vmsst.networks import vmsst as networks
+from vmsst.text import vocabularies
 
 BASELINE, OURS = "direct", "ours"
 # The concatenated kernel, in place of the two that the network has.

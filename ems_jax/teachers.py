@@ -22,10 +22,12 @@ from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import assets, errors, inference, vocabularies
+from vmsst import errors
+from vmsst.checkpoints import encoder_json, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
-from vmsst.models import base, slices
+from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
+from vmsst.text import vocabularies
 
 FEATURES = ("teacher_inputs", "teacher_targets")
 
@@ -52,7 +54,7 @@ class Teacher:
       InputError: there is no such run.
     """
     self.checkpoint = t5x_checkpoints.find_checkpoint(path)
-    loaded = assets.load_encoder_assets(self.checkpoint.parent)
+    loaded = encoder_json.load_encoder_assets(self.checkpoint.parent)
     self.vocabulary = loaded.vocabulary
     self.dimension = loaded.network.latent_dim
     self._network = loaded.network
@@ -82,7 +84,7 @@ class Teacher:
     def encode(tokens_NT: Int[Array, "N T"], rng: jax.Array | None) -> Float[Array, "N S"]:
       return sentence_encoder.embed(self._network, params, tokens_NT)
 
-    vector_NS = slices.map_slices(encode, tokens_NT, slices=count)
+    vector_NS = gradient_caching.map_slices(encode, tokens_NT, slices=count)
     return cast(jax.Array, jax.lax.stop_gradient(vector_NS))
 
   def _parameters(self) -> Any:
@@ -94,7 +96,7 @@ class Teacher:
     return self._refs
 
   def _read_parameters(self) -> Any:
-    params = inference.restore_params(self.checkpoint, self._network)
+    params = restoring.restore_params(self.checkpoint, self._network)
     if self._partitioner is None:
       return jax.tree.map(jax.new_ref, params)
     return jax.tree.map(

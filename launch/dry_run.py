@@ -16,10 +16,10 @@ from flax import traverse_util
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh
 
-from vmsst import vocabularies
 from vmsst.errors import InputError
 from vmsst.launch.runtime import gin_utils, partitioning, progress, utils
 from vmsst.launch.runtime import train as train_lib
+from vmsst.text import vocabularies
 
 _LARGE_BYTES = 1 << 20
 _NUMBER = re.compile(r"_\d+")  # layers are listed together

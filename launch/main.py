@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vmsst.errors import InputError
-from vmsst.launch import large_pages, processes, quiet
+from vmsst.launch import distributed, huge_pages, quiet
 from vmsst.paths import gin_dir
 
 # Subcommand: (function that gin calls it, its module in the runtime, what it does).
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   try:
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     if own_process:
-      large_pages.restart_with_large_pages()
+      huge_pages.restart_with_large_pages()
     _run(options)
   except (InputError, FileNotFoundError, ModuleNotFoundError) as error:
     if verbose:
@@ -164,13 +164,13 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     functions["train"] = dry_run.train_function(options.dry_run == "memory", options.topology)
   import jax  # noqa: F401  (tells in the environment whether there are TPUs)
 
-  place = processes.find(
+  place = distributed.find(
     coordinator_address=options.coordinator_address,
     count=options.process_count,
     index=options.process_index,
     several=options.multiprocess_gpu,
   )
-  ends.enter_context(processes.joined(place, options.initialization_timeout))
+  ends.enter_context(distributed.joined(place, options.initialization_timeout))
   _data_folders(options)
 
   import gin

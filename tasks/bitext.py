@@ -17,15 +17,17 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
-from vmsst import errors, languages, vocabularies
+from vmsst import errors, languages
+from vmsst.bitext import readers
 from vmsst.languages import Language
-from vmsst.tasks import preprocessors, readers, sources, streamed_tasks, vectors
+from vmsst.tasks import preprocessors, seqio_vocabulary, sources, streamed_tasks
+from vmsst.text import vocabularies
+from vmsst.vectors import bitext_vectors
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 # Rows of a streamed task that are shuffled among each other.
 _STREAM_BUFFER = 10_000
 _NAMES: dict[str, list[str]] = {}
-_PAIRS: dict[str, tuple[tuple[Language, Language], ...]] = {}
 
 
 def files(
@@ -140,6 +142,28 @@ def files(
   return add_mixture(name, list(groups), add_task, power)
 
 
+def file_languages(
+  patterns: str | Sequence[str],
+  *,
+  root: str = "",
+  languages: tuple[str, str] | None = None,
+) -> list[str]:
+  """Returns the codes of the languages of the bitext files that match patterns, each once.
+
+  The arguments are those of `files`. No file is opened.
+
+  Raises:
+    InputError: a pattern matches nothing, or a file name does not show format or languages.
+  """
+  found = readers.find_bitext(_below(root, patterns), languages)
+  return codes_of(language for bitext in found for language in (bitext.source, bitext.target))
+
+
+def codes_of(languages: Iterable[Language]) -> list[str]:
+  """Returns the codes of languages, each once, sorted."""
+  return sorted({readers.code_of(language) for language in languages})
+
+
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
   """`patterns` with the relative ones put below `root`."""
   listed = [patterns] if isinstance(patterns, str) else patterns
@@ -156,11 +180,15 @@ def _features(
   features = dict(preprocessors.pair_features(vocabulary))
   if negatives:
     features["negatives"] = seqio.Feature(
-      vocabulary.to_seqio(), add_eos=False, required=False, dtype=tf.int32, rank=2
+      seqio_vocabulary.SeqioVocabulary(vocabulary),
+      add_eos=False,
+      required=False,
+      dtype=tf.int32,
+      rank=2,
     )
   if teacher:
     paths = {
-      vectors.open_vectors(teacher, bitext).shape[2]: vectors.path_of(teacher, bitext)
+      bitext_vectors.open_vectors(teacher, bitext).shape[2]: bitext_vectors.path_of(teacher, bitext)
       for bitexts in found.values()
       for bitext in bitexts
     }
@@ -189,7 +217,7 @@ def sample(
   """
   from vmsst.tasks import sample as corpus
 
-  chosen = sample_languages(languages)
+  chosen = sample_pairs(languages)
   name = unique_name("sample", [code for code, _ in chosen], vocabulary, num_meanings, max_length)
   english = _english(corpus.LANGUAGES)
 
@@ -213,7 +241,22 @@ def sample(
   return add_mixture(name, [(language, english[1]) for _, language in chosen], add_task, power=1.0)
 
 
-def sample_languages(codes: Sequence[str] | None = None) -> list[tuple[str, Language]]:
+def sample_languages(languages: Sequence[str] | None = None) -> list[str]:
+  """Returns the codes of the languages of the sample corpus, English included.
+
+  Args:
+    languages: Codes of the languages other than English, as in `sample`; None: all.
+
+  Raises:
+    InputError: a language is not in the corpus.
+  """
+  from vmsst.tasks import sample as corpus
+
+  chosen = [language for _, language in sample_pairs(languages)]
+  return codes_of([*chosen, _english(corpus.LANGUAGES)[1]])
+
+
+def sample_pairs(codes: Sequence[str] | None = None) -> list[tuple[str, Language]]:
   """The sample corpus's own codes, and the languages, of its languages other than English.
 
   Raises:
@@ -267,7 +310,7 @@ def _fits(bitexts: Sequence[readers.BitextFile], memory_limit: int, teacher: str
   text_bytes = sum(bitext.text_bytes for bitext in bitexts)
   vector_bytes = 0
   if teacher:
-    vector_bytes = sum(vectors.open_vectors(teacher, bitext).nbytes for bitext in bitexts)
+    vector_bytes = sum(bitext_vectors.open_vectors(teacher, bitext).nbytes for bitext in bitexts)
   return not streamable or (
     text_bytes <= memory_limit and vector_bytes <= sources.VECTOR_BYTES * memory_limit
   )
@@ -288,7 +331,7 @@ def _load_files(
       count += 1
       yield row
     if teacher:
-      vectors.check_count(teacher, bitext, count)
+      bitext_vectors.check_count(teacher, bitext, count)
 
   return _load_pairs(
     name,
@@ -297,7 +340,7 @@ def _load_files(
     vocabulary,
     max_length,
     negatives=negatives,
-    teacher=[vectors.open_vectors(teacher, bitext) for bitext in bitexts] if teacher else (),
+    teacher=[bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts] if teacher else (),
   )
 
 
@@ -357,7 +400,6 @@ def add_mixture(
     add_task: Registers the task of a language pair under a name.
     power: Weights are sizes to this power; see `weight_power`.
   """
-  _PAIRS[name] = tuple(pairs)
   if name not in seqio.MixtureRegistry.names():
     tasks = {pair: f"{name}_{pair_name(*pair)}" for pair in pairs}
     for pair, task_name in tasks.items():
@@ -367,14 +409,6 @@ def add_mixture(
     parts = [(task_name, rate) for task_name in tasks.values()]
     seqio.MixtureRegistry.add_provider(name, sources.InMemoryMixture(name, parts))
   return name
-
-
-def language_codes(name: str) -> list[str] | None:
-  """Codes of the languages in a mixture of this module, each once; None for any other data."""
-  if name not in _PAIRS:
-    return None
-  both = itertools.chain.from_iterable(_PAIRS[name])
-  return sorted({readers.code_of(language) for language in both})
 
 
 def _rate(task: seqio.Task, power: float) -> float:

@@ -17,12 +17,14 @@ import numpy as np
 import seqio
 from absl import logging
 
-from vmsst import errors, languages, vocabularies
+from vmsst import errors, languages
+from vmsst.bitext import readers
 from vmsst.evaluation import benchmarks as benchmarks_lib
-from vmsst.evaluation import retrieval as retrieval_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
-from vmsst.tasks import bitext, preprocessors, readers, sources
+from vmsst.evaluation.metrics import retrieval as retrieval_lib
+from vmsst.tasks import bitext, preprocessors, sources
+from vmsst.text import vocabularies
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
 """Benchmarks that are small enough to be evaluated again and again."""
@@ -82,7 +84,7 @@ def sample_retrieval(
     num_meanings: How many meanings are searched, spread evenly over those held out.
     max_length: Tokens, end mark included, that longer texts are cut to.
   """
-  chosen = [code for code, _ in bitext.sample_languages(languages)]
+  chosen = [code for code, _ in bitext.sample_pairs(languages)]
 
   def load() -> list[suite_lib.Task]:
     from vmsst.tasks import sample
@@ -133,7 +135,7 @@ def suite(
   vocabulary: vocabularies.Vocabulary,
   *,
   benchmarks: Sequence[str] | None = None,
-  mixture_or_task_name: str | None = None,
+  training_languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
   """Name of a mixture of benchmarks, a task each, to be evaluated while training or afterwards.
@@ -146,7 +148,8 @@ def suite(
     vocabulary: What tokenises the texts.
     benchmarks: Names of benchmarks; None is `IN_TRAINING`, as far as it is there: what is absent is
       logged.
-    mixture_or_task_name: Training data, whose languages count as seen.
+    training_languages: Codes of the languages of the training data, which count as seen; None if
+      unknown.
     max_length: Tokens, end mark included, that longer texts are cut to.
 
   Raises:
@@ -155,8 +158,9 @@ def suite(
   """
   folder = pathlib.Path(root).expanduser().absolute()
   chosen = benchmarks_lib.choose(IN_TRAINING if benchmarks is None else benchmarks)
-  codes = None if mixture_or_task_name is None else bitext.language_codes(mixture_or_task_name)
-  seen = None if codes is None else suite_lib.seen_test(map(languages.language, codes))
+  seen = None
+  if training_languages is not None:
+    seen = suite_lib.seen_test(map(languages.language, training_languages))
   names = []
   for benchmark in chosen:
     if reason := suite_lib.absence(benchmark, folder):
@@ -167,7 +171,7 @@ def suite(
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), vocabulary, codes, max_length),
+        (str(folder), vocabulary, training_languages, max_length),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         functools.partial(_averages, benchmark, seen),

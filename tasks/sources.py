@@ -20,10 +20,12 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
-from vmsst import errors, vocabularies
+from vmsst import errors
+from vmsst.bitext.readers import BitextFile, find_bitext, read_pairs, read_rows
 from vmsst.languages import Language
-from vmsst.tasks import preprocessors, streamed_tasks, vectors
-from vmsst.tasks.readers import BitextFile, find_bitext, read_pairs, read_rows
+from vmsst.tasks import preprocessors, streamed_tasks
+from vmsst.text import vocabularies
+from vmsst.vectors import bitext_vectors
 
 __all__ = [
   "MEMORY_LIMIT",
@@ -152,7 +154,7 @@ def pair_rows(
     columns["negatives"] = Ragged(texts_of_all.values, ends)
   if teacher:
     for side, name in enumerate(preprocessors.TEACHER_SIDES):
-      columns[name] = vectors.take(teacher, np.array(numbers, np.int64), side)
+      columns[name] = bitext_vectors.take(teacher, np.array(numbers, np.int64), side)
   return columns, counts
 
 
@@ -563,7 +565,7 @@ class StreamSource(seqio.DataSource):
     if file not in self._counts:
       count = sum(1 for _ in read_rows(file, self._negatives))
       if self._teacher:
-        vectors.check_count(self._teacher, file, count)
+        bitext_vectors.check_count(self._teacher, file, count)
       logging.info("%s: %d pairs, streamed; unfit ones are dropped uncounted", file, count)
       self._counts[file] = count
     return self._counts[file]
@@ -592,10 +594,10 @@ class StreamSource(seqio.DataSource):
     rows = _stream(file, self._negatives, shard)
     if not self._teacher:
       return rows
-    array = vectors.open_vectors(self._teacher, file)
+    array = bitext_vectors.open_vectors(self._teacher, file)
     shape = array.shape[1:]
     records = tf.data.FixedLengthRecordDataset(
-      vectors.path_of(self._teacher, file), array[0].nbytes, header_bytes=array.offset
+      bitext_vectors.path_of(self._teacher, file), array[0].nbytes, header_bytes=array.offset
     ).shard(shard.num_shards, shard.index)
 
     def join(columns: Mapping[str, tf.Tensor], record_B: tf.Tensor) -> dict[str, tf.Tensor]:

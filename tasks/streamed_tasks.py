@@ -14,9 +14,9 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
-from vmsst import vocabularies
 from vmsst.languages import Language
-from vmsst.tasks import preprocessors
+from vmsst.tasks import preprocessors, seqio_vocabulary
+from vmsst.text import vocabularies
 
 FINGERPRINT = "vocabulary_fingerprint"
 # Rows that one call of a function works on. Words are split by the thousand: see `preprocessors`.
@@ -179,7 +179,7 @@ class StreamedTask(seqio.Task):
     """The rows of a batch of strings or ids that fit, with the features that `lengths` names."""
     if getattr(self._vocabulary, "pretokenize", False) and columns["inputs"].dtype == tf.string:
       columns = preprocessors.split_columns(columns)
-    encoder, eos_id = self._vocabulary.to_seqio(), self._vocabulary.eos_id
+    encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
     found = {name: columns[name] for name in lengths}
     keep_B = tf.constant(True)
     for side in preprocessors.SIDES:

@@ -1,79 +1,199 @@
 """Who may import whom, and what an import costs."""
 
 import ast
+import collections
+import functools
+import graphlib
 import importlib.metadata
-import importlib.util
+import os
 import pathlib
-import pkgutil
 import subprocess
 import sys
 
 import pytest
 
+import ems_jax
 import vmsst
 
-# Rooms, and what nothing in them imports, not even inside a function.
+# Packages and modules of vmsst, lowest first: each imports only those before it.
+LAYERS = [
+  "vmsst.errors",
+  "vmsst.paths",
+  "vmsst.languages",
+  "vmsst.sharding",
+  "vmsst.files",
+  "vmsst.bitext",
+  "vmsst.text",
+  "vmsst.networks",
+  "vmsst.losses",
+  "vmsst.models",
+  "vmsst.checkpoints",
+  "vmsst.search",
+  "vmsst.inference",
+  "vmsst.vectors",
+  "vmsst.mining",
+  "vmsst.evaluation",
+  "vmsst.exports",
+  "vmsst.downloads",
+  "vmsst.tasks",
+  "vmsst.launch",
+  "vmsst.cli",
+]
+# The one import upwards: T5X asks a model for the seqio side of its data.
+HOOKS = {("vmsst.models.base", "vmsst.tasks")}
+# Further rules: what nothing in a package imports.
 FORBIDDEN = {
-  "vmsst": ["ems_jax"],
-  "vmsst.tasks": ["ems_jax"],
-  "vmsst.launch": ["ems_jax"],
-  "vmsst.networks": ["vmsst.losses", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
-  "vmsst.losses": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
-  "vmsst.evaluation": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "jax"],
-  "vmsst.checkpoints": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
-  "vmsst.exports": ["vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
-  "ems_jax.networks": ["ems_jax.models", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
-  "ems_jax.models": ["vmsst.launch", "t5x"],
-  "ems_jax.losses": ["vmsst.networks", "vmsst.models", "vmsst.tasks", "vmsst.launch", "t5x"],
-  "vmsst.models": ["vmsst.launch", "t5x"],
+  "vmsst": {"ems_jax"},
+  "vmsst.losses": {"vmsst.networks"},
+  "vmsst.checkpoints": {"vmsst.models", "t5x"},
+  "vmsst.search": {"vmsst.networks", "vmsst.models", "vmsst.checkpoints"},
+  "vmsst.models": {"t5x"},
+  "ems_jax": {"vmsst.launch", "vmsst.cli", "vmsst.evaluation", "t5x"},
+  "ems_jax.networks": {"ems_jax.models", "vmsst.models", "vmsst.tasks"},
+  "ems_jax.losses": {"ems_jax.networks", "ems_jax.models", "vmsst.networks", "vmsst.models"},
 }
-# Metrics are NumPy only; a classifier is trained.
-ALLOWED = {"evaluation/classification.py": {"jax"}}
+# NumPy suffices for metrics; a classifier is trained.
+WITHOUT_JAX = "vmsst.evaluation"
+TRAINED = {"vmsst.evaluation.metrics.classification"}
 # Loading these takes TensorFlow or seqio.
 TRAINING = ("vmsst.tasks", "vmsst.launch")
 
 
-def folder(room):
-  """Where a room lies: `vmsst.tasks` may be a folder beside the package."""
-  spec = importlib.util.find_spec(room)
-  return pathlib.Path(next(iter(spec.submodule_search_locations)))
+def modules():
+  """Every module of a checkout or an installation: its name and its file."""
+  found = {}
+  for package in (vmsst, ems_jax):
+    (root,) = package.__path__
+    for folder, folders, files in os.walk(root, followlinks=True):
+      folders[:] = [name for name in folders if name != "__pycache__"]
+      for path in (pathlib.Path(folder, name) for name in files if name.endswith(".py")):
+        parts = path.relative_to(pathlib.Path(root).parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+  return found
 
 
-def imported(source):
-  """Every module that Python source imports, with its parents; relative ones are not used here."""
+MODULES = modules()
+
+
+def imported(source, *, lazy=True):
+  """The names that Python source imports: in functions too if `lazy`, never for type checkers."""
   names = set()
-  for node in ast.walk(ast.parse(source)):
+  nodes = collections.deque(ast.parse(source).body)
+  while nodes:
+    node = nodes.popleft()
     if isinstance(node, ast.Import):
       names.update(alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, "imports are absolute"
       names.update(f"{node.module}.{alias.name}" for alias in node.names)
-  return {name.rsplit(".", n)[0] for name in names for n in range(name.count(".") + 1)}
+    elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+      nodes.extend(node.orelse)
+    elif lazy or not isinstance(node, ast.FunctionDef):
+      nodes.extend(ast.iter_child_nodes(node))
+  return names
+
+
+@functools.cache
+def edges(module, *, lazy=True):
+  """The modules that a module imports; of other packages, their top names."""
+  found = set()
+  for name in imported(MODULES[module].read_text(encoding="utf-8"), lazy=lazy):
+    parent = name.rpartition(".")[0]
+    own = name if name in MODULES else parent if parent in MODULES else name.partition(".")[0]
+    found.add(own)
+  return frozenset(found - {module})
+
+
+def reached(module, *, lazy=True):
+  """Everything that a module imports, and what those import."""
+  seen, waiting = set(), [module]
+  while waiting:
+    for name in edges(waiting.pop(), lazy=lazy):
+      if name not in seen:
+        seen.add(name)
+        if name in MODULES:
+          waiting.append(name)
+  return seen
+
+
+def below(package):
+  """The modules of a package."""
+  return [name for name in MODULES if name == package or name.startswith(f"{package}.")]
 
 
 def test_imports_are_seen_wherever_they_stand():
-  source = "import a.b\ndef f():\n  from c.d import e\n"
-  assert imported(source) == {"a", "a.b", "c", "c.d", "c.d.e"}
+  source = "import a.b\ndef f():\n  from c.d import e\nif TYPE_CHECKING:\n  import g\n"
+  assert imported(source) == {"a.b", "c.d.e"}
+  assert imported(source, lazy=False) == {"a.b"}
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_a_room_imports_nothing_that_is_built_on_it(room):
-  files = sorted(folder(room).rglob("*.py"))
-  assert files
-  for path in files:
-    allowed = ALLOWED.get(f"{path.parent.name}/{path.name}", set())
-    wrong = imported(path.read_text(encoding="utf-8")) & set(FORBIDDEN[room]) - allowed
-    assert not wrong, f"{path} imports {wrong}"
+def test_no_module_imports_itself_in_a_circle():
+  hooks = {module for module, _ in HOOKS}
+  graph = {
+    module: {
+      name
+      for name in edges(module)
+      if name in MODULES and not (module in hooks and layer(name) == "vmsst.tasks")
+    }
+    for module in MODULES
+  }
+  graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
+  assert len(graph) > 200
+
+
+def layer(module):
+  """The package of LAYERS that has a module; None for `vmsst` itself and other packages."""
+  return next((name for name in LAYERS if module == name or module.startswith(f"{name}.")), None)
+
+
+def test_every_package_is_a_layer():
+  assert {layer(name) for name in MODULES if name.startswith("vmsst.")} == set(LAYERS)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_package_imports_only_lower_ones(package):
+  height = {name: place for place, name in enumerate(LAYERS)}
+  for module in below(package):
+    for name in edges(module):
+      other = layer(name)
+      if other is None or (module, other) in HOOKS:
+        continue
+      assert height[other] <= height[package], f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_what_a_package_never_reaches(package):
+  for module in below(package):
+    if module in {hook for hook, _ in HOOKS}:
+      continue
+    for name in reached(module):
+      wrong = {x for x in FORBIDDEN[package] if name == x or name.startswith(f"{x}.")}
+      assert not wrong, f"{module} reaches {name}"
+
+
+def test_metrics_and_benchmarks_need_no_jax():
+  for module in set(below(WITHOUT_JAX)) - TRAINED:
+    assert "jax" not in reached(module, lazy=False), module
+
+
+def test_the_public_api_is_one_list():
+  (checked,) = (
+    node
+    for node in ast.walk(ast.parse(MODULES["vmsst"].read_text(encoding="utf-8")))
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+  )
+  typed = {alias.name: node.module for node in checked.body for alias in node.names}
+  assert typed == vmsst._PUBLIC
+  for name in vmsst.__all__:
+    assert getattr(vmsst, name).__module__.startswith("vmsst.")
+  with pytest.raises(AttributeError, match="'vmsst' has no attribute 'nothing'"):
+    _ = vmsst.nothing
 
 
 def test_no_module_outside_training_loads_tensorflow_or_seqio():
   modules = [
-    module.name
-    for module in pkgutil.walk_packages(vmsst.__path__, "vmsst.", onerror=lambda name: None)
-    if not module.name.startswith(TRAINING)
+    name for name in MODULES if name.startswith("vmsst.") and not name.startswith(TRAINING)
   ]
-  for name in ("vmsst.inference", "vmsst.networks.t5", "vmsst.losses.contrastive"):
-    assert name in modules
   code = """
 import importlib, sys
 import vmsst

@@ -17,10 +17,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vmsst import assets, vocabularies
+from vmsst.checkpoints import encoder_json
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
 from vmsst.tasks import sample
+from vmsst.text import vocabularies
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -78,7 +79,7 @@ def untrained(tmp_path):
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
     state = tmp_path / "run" / "checkpoint_0" / "state"
     checkpointer.save(state, args=ocp.args.PyTreeSave(tree))
-  assets.save_encoder_assets(model, tmp_path / "run")
+  encoder_json.save_encoder_assets(model, tmp_path / "run")
   return tmp_path / "run"
 
 

@@ -1,26 +1,57 @@
-"""Multilingual sentence encoders in JAX: VMSST, its baselines, and what they are evaluated on.
+"""Multilingual sentence encoders in JAX: VMSST, EMS, their baselines and their evaluation.
 
 One key of letters names array axes throughout the library, written at the end of an array's name
 (`hidden_BTD`): `B` batch (pairs or sentences), `T` tokens, `D` encoder width, `S` semantic latent,
-`G` language latent, `V` vocabulary, `N`/`M` sentences of two pools, `K` neighbours, `H` attention
+`G` language latent, `V` vocabulary, `N`/`M` sentences of two pools, `K` neighbors, `H` attention
 heads.
 
-Importing this package is fast: TensorFlow and seqio are imported by training only.
+Importing this package is fast: each name below is imported when it is first used, and only training
+imports TensorFlow and seqio.
 """
 
-from vmsst.paths import gin_dir
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
+  from vmsst.errors import InputError
+  from vmsst.evaluation.metrics.retrieval import translation_accuracy
+  from vmsst.inference.encoder import Encoder
+  from vmsst.inference.loading import load, load_translator
+  from vmsst.inference.translation import Translator
+  from vmsst.mining.text_search import nearest_lines
+  from vmsst.paths import gin_dir
+  from vmsst.search.exact_search import nearest_in_blocks
+  from vmsst.search.margins import margin_pairs
+  from vmsst.vectors.embedded_text import open_text
+  from vmsst.vectors.vector_store import open_vectors
 
 __version__ = "0.1.0"
-__all__ = ["Encoder", "Translator", "gin_dir", "load", "load_translator"]
+
+# The public API: each name and the module that defines it.
+_PUBLIC = {
+  "Encoder": "vmsst.inference.encoder",
+  "InputError": "vmsst.errors",
+  "Translator": "vmsst.inference.translation",
+  "gin_dir": "vmsst.paths",
+  "load": "vmsst.inference.loading",
+  "load_translator": "vmsst.inference.loading",
+  "margin_pairs": "vmsst.search.margins",
+  "nearest_in_blocks": "vmsst.search.exact_search",
+  "nearest_lines": "vmsst.mining.text_search",
+  "open_text": "vmsst.vectors.embedded_text",
+  "open_vectors": "vmsst.vectors.vector_store",
+  "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
+}
+__all__ = list(_PUBLIC)
 
 
-def __getattr__(name: str):
-  if name in ("load", "Encoder"):
-    from vmsst import inference
+def __getattr__(name: str) -> Any:
+  if name not in _PUBLIC:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  value = getattr(importlib.import_module(_PUBLIC[name]), name)
+  globals()[name] = value
+  return value
 
-    return getattr(inference, name)
-  if name in ("load_translator", "Translator"):
-    from vmsst import translation
 
-    return getattr(translation, name)
-  raise AttributeError(f"module 'vmsst' has no attribute {name!r}")
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_PUBLIC})

@@ -1,18 +1,18 @@
-"""Where the package keeps what is not code."""
+"""Folders of the package that hold data."""
 
 import pathlib
 
 
 def gin_dir() -> pathlib.Path:
-  """Folder of the shipped gin files: inside the package in a wheel, beside it in a checkout.
+  """Returns the folder of the shipped gin files.
 
   Raises:
-    FileNotFoundError: the installation holds no gin files.
+    FileNotFoundError: the installation has no gin files.
   """
-  package = pathlib.Path(__file__).resolve().parent
-  for folder in (package / "gin", package.parent / "gin"):
-    if (folder / "quickstart.gin").is_file():
-      return folder
-  raise FileNotFoundError(
-    f"no gin files in {package / 'gin'} or {package.parent / 'gin'}: reinstall vmsst"
-  )
+  folder = pathlib.Path(__file__).resolve().parent / "gin"
+  if not (folder / "quickstart.gin").is_file():
+    raise FileNotFoundError(
+      f"no gin files in {folder}: reinstall vmsst; in a checkout, {folder.name} is a symbolic link "
+      "(on Windows: git clone -c core.symlinks=true)"
+    )
+  return folder

@@ -16,10 +16,11 @@ from jaxtyping import Array, Float, Int
 from ems_jax.losses import margin as margin_losses
 from ems_jax.losses import token_targets, xtr
 from ems_jax.networks import ems
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, slices
+from vmsst.models import base, generation, gradient_caching
 from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
 
 MASKINGS = ("none", "input", "ugt")
 
@@ -144,7 +145,7 @@ class EmsModel(base.BitextModel):
       read_B2T, masked_B2 = mask_one_token(
         read_B2T, cast(int, self.mask_id), special_ids=self._special_ids, rng=mask_rng
       )
-    vector_B2S = slices.embed_sides(
+    vector_B2S = gradient_caching.embed_sides(
       self.network, params, read_B2T, slices=self.embedding_slices, rng=encoder_rng
     )
     terms = {}

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from ems_jax.losses import negatives
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, slices
+from vmsst.models import base, generation, gradient_caching
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import t5
 
@@ -78,14 +78,14 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
 
     def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
       return tuple(
-        slices.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
+        gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
         for tokens_BRU, part_rng in zip(tokens, generation.split_rng(rng, 2), strict=True)
       )
 
     tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
     return cast(
       tuple[jax.Array, jax.Array],
-      slices.map_slices(
+      gradient_caching.map_slices(
         encode, (tokens_B2T, batch["negatives"]), slices=self.embedding_slices, rng=dropout_rng
       ),
     )

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ems_jax.networks import laser
-from vmsst import errors, languages, vocabularies
+from vmsst import errors, languages
 from vmsst.losses import vocabulary
 from vmsst.models import base, generation
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
+from vmsst.text import vocabularies
 
 
 class Translations(NamedTuple):

@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ems_jax import teachers
-from vmsst import errors, languages, vocabularies
+from vmsst import errors, languages
 from vmsst.losses import contrastive
-from vmsst.models import base, slices
+from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
+from vmsst.text import vocabularies
 
 # Languages by the size of their corpora (section 4.1 of the soft contrastive paper).
 PRIORITY = ("en", "ru", "ja", "fr", "ko")
@@ -74,7 +75,7 @@ class StudentModel(base.BitextModel):
   ) -> Float[Array, "B 2 S"]:
     """The student's vectors of both sides, from one encoder call a slice."""
     tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-    return slices.embed_sides(
+    return gradient_caching.embed_sides(
       self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
     )
 

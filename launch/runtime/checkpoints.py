@@ -21,9 +21,9 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from vmsst.checkpoints import digests
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
+from vmsst.files import checksums
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 
@@ -156,7 +156,7 @@ def _set_damaged_aside(model_dir: str) -> int:
   """The step of the newest intact checkpoint, without newer ones beside it; -1: there are none."""
   damaged: dict[epath.Path, str] = {}
   for path in reversed(all_checkpoints(model_dir)):
-    problem = digests.damage(path)
+    problem = checksums.damage(path)
     if problem is None:
       for bad, reason in damaged.items():
         aside = bad.parent / f"{_DAMAGED}{bad.name}"
@@ -197,7 +197,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
         raise InputError(f"no checkpoint_<step> in {path}")
       found += inside if cfg.mode == "all" else inside[-1:]
   for path in found if jax.process_index() == 0 else ():
-    problem = digests.damage(path)
+    problem = checksums.damage(path)
     if problem:
       raise InputError(f"{path} is damaged: {problem}. Give another checkpoint")
   return found
@@ -365,7 +365,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
       state = checkpoint / "state"
       if not state.is_dir():
         raise RuntimeError(f"Orbax has not finished {state} before {directory}")
-      digests.write(checkpoint, {"state": state, "dataset": directory})
+      checksums.write(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
     raise NotImplementedError("read with DataState.read_from")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vmsst.errors import InputError
-from vmsst.launch import processes
+from vmsst.launch import distributed
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, utils
 
@@ -98,7 +98,7 @@ class InferenceEvaluator:
     )
     if jax.process_count() > 1:
       concurrent.futures.wait([metrics])
-      processes.meet()
+      distributed.meet()
     return metrics
 
   def close(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import gin
 import jax
 
-from vmsst import whole_files
 from vmsst.errors import InputError
+from vmsst.files import atomic_files
 
 # What gin raises where a file or a binding is at fault.
 _UNPARSED = (
@@ -42,7 +42,7 @@ def summarize_gin_config(model_dir: str, summary_writer: Any, step: int) -> None
   if jax.process_index() != 0:
     return
   text = get_gin_config_str()
-  whole_files.write_text(pathlib.Path(model_dir) / "config.gin", text)
+  atomic_files.write_text(pathlib.Path(model_dir) / "config.gin", text)
   if summary_writer is not None:
     summary_writer.write_texts(step, {"config": gin.markdown(text)})
     summary_writer.flush()

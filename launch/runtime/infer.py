@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import tqdm
 
-from vmsst import whole_files
 from vmsst.errors import InputError
-from vmsst.launch import processes
+from vmsst.files import atomic_files
+from vmsst.launch import distributed
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, utils
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import eval as eval_lib
@@ -142,7 +142,7 @@ def infer(
       bar.update(len(chunk))
     bar.close()
     # While another process looks which parts there are, none may go.
-    processes.meet()
+    distributed.meet()
     if merge_chunked_results and jax.process_index() == 0:
       chunks = sorted(parts.glob("*.jsonl"))
       _write(output, (line for file in chunks for line in _read_lines(file)))
@@ -158,7 +158,7 @@ def _read_lines(path: pathlib.Path) -> Iterator[str]:
 
 
 def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
-  with whole_files.whole_text(path) as file:
+  with atomic_files.atomic_text(path) as file:
     file.writelines(lines)
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
-from vmsst import whole_files
 from vmsst.errors import InputError
+from vmsst.files import atomic_files
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, progress, summaries
 
@@ -427,7 +427,7 @@ def write_batch(path: pathlib.Path, batch: Batch) -> None:
   for name, value in batch.items():
     parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
     rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
-  with whole_files.whole_file(path) as file:
+  with atomic_files.atomic_file(path) as file:
     np.savez(file, **rows)
 
 

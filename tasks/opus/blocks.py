@@ -18,7 +18,8 @@ from typing import IO
 
 import numpy as np
 
-from vmsst import errors, whole_files
+from vmsst import errors
+from vmsst.files import atomic_files
 
 BLOCK_BYTES = 1 << 18
 """What the rows of a block take in memory."""
@@ -124,7 +125,7 @@ def writing(path: str, buckets: int = 1, block_bytes: int = BLOCK_BYTES) -> Iter
     block_bytes: About how much a block takes in memory. It is less where that much for every
       bucket would be more than MEMORY_BYTES.
   """
-  with whole_files.whole_file(path, shared=True) as stream:
+  with atomic_files.atomic_file(path, shared=True) as stream:
     writer = Writer(stream, buckets, block_bytes)
     yield writer
     writer.finish()

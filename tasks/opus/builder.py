@@ -23,8 +23,9 @@ from typing import Any
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_builder, file_adapters
 
-from vmsst import errors, whole_files
-from vmsst.tasks.opus import card, held_out, pipeline, recipes, runner, shards
+from vmsst import errors
+from vmsst.files import atomic_files
+from vmsst.tasks.opus import card, decontamination, pipeline, recipes, runner, shards
 
 DATA_CARD = "DATA_CARD.md"
 
@@ -155,14 +156,14 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     self.info.metadata.update(
       recipe=report.recipe.digest, configuration=report.configuration, content=report.content
     )
-    with whole_files.whole_file(os.fspath(folder / DATA_CARD), shared=True) as stream:
+    with atomic_files.atomic_file(os.fspath(folder / DATA_CARD), shared=True) as stream:
       stream.write(card.text(report).encode())
 
 
-def _evaluation_sentences(root: str) -> held_out.HeldOut:
-  from vmsst.evaluation import benchmarks, sentences
+def _evaluation_sentences(root: str) -> decontamination.HeldOut:
+  from vmsst.evaluation import benchmarks, evaluation_texts
 
-  return held_out.HeldOut.of(sentences.of(benchmarks.BENCHMARKS.values(), root))
+  return decontamination.HeldOut.of(evaluation_texts.of(benchmarks.BENCHMARKS.values(), root))
 
 
 def build(

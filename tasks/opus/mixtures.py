@@ -25,11 +25,12 @@ import tensorflow_datasets as tfds
 from etils import epath
 from google.protobuf import json_format
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.tasks.opus import records
+from vmsst.text import vocabularies
 
 DATASET = "opus_bitext"
 SPLITS = ("train", "validation")
@@ -100,6 +101,19 @@ def opus(
     seqio.TaskRegistry.add_provider(task_name, task)
 
   return bitext.add_mixture(mixture, list(splits), add_task, power)
+
+
+def opus_languages(
+  config: str,
+  data_dir: str | None = None,
+  *,
+  languages: Sequence[str] | None = None,
+  pivots: Sequence[str] | None = None,
+) -> list[str]:
+  """Returns the codes of the languages of a built dataset; arguments and errors as of `opus`."""
+  _, folder, _ = _find(config, data_dir)
+  pairs = _splits(folder, _languages(languages), _languages(pivots))
+  return bitext.codes_of(language for pair in pairs for language in pair)
 
 
 class _Source(seqio.TfdsDataSource):

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, whole_files
-from vmsst.tasks.opus import held_out, recipes, records, releases, runner, stages
+from vmsst import errors
+from vmsst.files import atomic_files
+from vmsst.tasks.opus import decontamination, recipes, records, releases, runner, stages
 
 BUCKET_BYTES = 64 << 20
 """About as many bytes of text are in a bucket before it is cleaned."""
@@ -67,7 +68,7 @@ class Report:
 def build(
   recipe: recipes.Recipe,
   root: str,
-  held: held_out.HeldOut,
+  held: decontamination.HeldOut,
   work: str,
   run: runner.Run,
   *,
@@ -97,7 +98,7 @@ def build(
       f"{', '.join(release.name for release in found[:5])}"
     )
   with _locked(work):
-    whole_files.remove_partial(work)
+    atomic_files.remove_partial(work)
     clean_units = _clean(recipe, wanted, held, work, run, bucket_bytes)
     merge_units = _merge(recipe, clean_units, work, run)
     merged, ranks = _ranks(clean_units, merge_units, work)
@@ -138,7 +139,7 @@ def _locked(work: str) -> Iterator[None]:
 def _clean(
   recipe: recipes.Recipe,
   wanted: Sequence[records.Release],
-  held: held_out.HeldOut,
+  held: decontamination.HeldOut,
   work: str,
   run: runner.Run,
   bucket_bytes: int,
@@ -206,7 +207,7 @@ def _ranks(
   path = os.path.join(work, "ranks")
   place = 0
   # One file, mapped into memory: a file for each bucket would be more than a process may open.
-  with whole_files.whole_file(path, shared=True) as stream:
+  with atomic_files.atomic_file(path, shared=True) as stream:
     for pair, own in units.items():
       for unit in own:
         counts = stages.result(unit) or {}

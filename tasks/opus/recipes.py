@@ -31,7 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from vmsst import errors, input_files, languages
+from vmsst import errors, languages
+from vmsst.files import input_files
 from vmsst.languages import Language
 from vmsst.tasks.opus import cleaning as cleaning_lib
 from vmsst.tasks.opus import records

@@ -5,8 +5,8 @@ import os
 from typing import NamedTuple
 
 from vmsst import languages
+from vmsst.bitext import readers
 from vmsst.languages import Language
-from vmsst.tasks import readers
 from vmsst.tasks.opus import archives
 
 

@@ -22,9 +22,10 @@ from xml.parsers import expat
 
 from absl import logging
 
-from vmsst import errors, languages, xml_files
+from vmsst import errors, languages
+from vmsst.bitext import readers
+from vmsst.files import xml_files
 from vmsst.languages import Language
-from vmsst.tasks import readers
 from vmsst.tasks.opus import archives
 from vmsst.tasks.opus.records import Fault, Release, Row, ordered
 

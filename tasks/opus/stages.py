@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import whole_files
-from vmsst.tasks.opus import blocks, cleaning, held_out, records, releases, shards
+from vmsst.files import atomic_files
+from vmsst.tasks.opus import blocks, cleaning, decontamination, records, releases, shards
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
@@ -171,7 +171,7 @@ class Merge:
       for rank, row in zip(ranks_K.tolist(), kept_K.tolist(), strict=True):
         writer.add(0, rank, rows.tags_N[row], *rows.text(row))
     tags_K = rows.tags_N[kept_K]
-    with whole_files.whole_file(self.ranks_path, shared=True) as stream:
+    with atomic_files.atomic_file(self.ranks_path, shared=True) as stream:
       np.save(stream, ranks_K[np.argsort(tags_K, kind="stable")])
 
     def of_corpus(tags: np.ndarray) -> list[int]:
@@ -269,7 +269,7 @@ class Write:
     examples = shards.Examples(self.source_language, self.target_language)
     rows = heapq.merge(*(self._rows(each) for each in self.inputs))
     sha256 = hashlib.sha256()
-    with whole_files.whole_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path, shared=True) as stream:
 
       def write(data: bytes) -> None:
         sha256.update(data)
@@ -307,7 +307,7 @@ def run(unit: Unit) -> None:
     os.remove(path)  # Else it would vouch for a file that is about to be another.
   made = unit.make()
   saved = {"key": unit.key, "bytes": os.path.getsize(unit.path), "made": made}
-  with whole_files.whole_file(path, shared=True) as stream:
+  with atomic_files.atomic_file(path, shared=True) as stream:
     stream.write(json.dumps(saved, ensure_ascii=False).encode())
 
 
@@ -328,10 +328,10 @@ def _result_path(unit: Unit) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _held_out(path: str, digest: str) -> held_out.HeldOut:
+def _held_out(path: str, digest: str) -> decontamination.HeldOut:
   """The sentences that are left out; a process loads them once."""
   del digest
-  return held_out.HeldOut.load(path)
+  return decontamination.HeldOut.load(path)
 
 
 def _digest(*parts: object) -> str:

@@ -11,8 +11,10 @@ from flax import traverse_util
 
 from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
-from vmsst import assets, errors, languages, vocabularies
+from vmsst import errors, languages
+from vmsst.checkpoints import encoder_json
 from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.text import vocabularies
 
 # Compiling is most of what is done here.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -338,8 +340,8 @@ def test_without_a_key_there_is_no_dropout():
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_a_run_s_folder_gives_the_encoder_without_heads(encoder, tmp_path):
   model = make_model(config=ENCODERS[encoder])
-  assets.save_encoder_assets(model, tmp_path)
-  loaded = assets.load_encoder_assets(tmp_path)
+  encoder_json.save_encoder_assets(model, tmp_path)
+  loaded = encoder_json.load_encoder_assets(tmp_path)
   assert loaded.network == sentence_encoder.SentenceEncoder(ENCODERS[encoder], S, head=False)
   assert loaded.generator is None
   tokens_BT = make_batch()["targets"]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ems_jax.models import hard_negatives
-from vmsst import vocabularies
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
 
 # Compiling is most of what is done here.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

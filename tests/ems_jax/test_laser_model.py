@@ -12,8 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ems_jax.models import laser as models
 from ems_jax.networks import laser as networks
-from vmsst import assets, errors, languages, vocabularies
+from vmsst import errors, languages
+from vmsst.checkpoints import encoder_json
 from vmsst.networks import bert, lstm, sentence_encoder
+from vmsst.text import vocabularies
 
 # Compiling is most of what is done here.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -250,8 +252,8 @@ def test_a_vector_is_the_largest_hidden_state_and_sees_no_padding():
 
 def test_a_run_s_folder_gives_the_encoder_without_the_decoder(tmp_path):
   model, params = make_model(), make_params()
-  assets.save_encoder_assets(model, tmp_path)
-  loaded = assets.load_encoder_assets(tmp_path).network
+  encoder_json.save_encoder_assets(model, tmp_path)
+  loaded = encoder_json.load_encoder_assets(tmp_path).network
   assert loaded == model.sentence_encoder
   tokens_BT = make_batch()["targets"]
   wanted = jax.eval_shape(loaded.init, jax.random.key(0), tokens_BT)["params"]

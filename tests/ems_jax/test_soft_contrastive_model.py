@@ -12,10 +12,11 @@ from flax.linen import partitioning as flax_partitioning
 
 from ems_jax import teachers
 from ems_jax.models import distillation, soft_contrastive
-from vmsst import assets, errors, languages, vocabularies
-from vmsst.checkpoints import t5x
+from vmsst import errors, languages
+from vmsst.checkpoints import encoder_json, t5x
 from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
+from vmsst.text import vocabularies
 
 # Compiling is most of what is done here.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -93,7 +94,7 @@ def write_run(folder, *, vocabulary=BYTES):
   flat = traverse_util.flatten_dict(make_params(seed=1), sep="/")
   t5x.write_params(epath.Path(folder) / "checkpoint_0", flat)
   model = contrastive.ContrastiveModel(network=network(0.5), input_vocabulary=vocabulary)
-  assets.save_encoder_assets(model, folder)
+  encoder_json.save_encoder_assets(model, folder)
   return folder
 
 

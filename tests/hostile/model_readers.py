@@ -17,10 +17,12 @@ from flax import serialization, traverse_util
 from trials import Reader
 
 import vmsst
-from vmsst import assets, hugging_face_vocabulary, vector_files, vocabularies
-from vmsst.checkpoints import bert, ems, mt5, t5x, vmsst_release
+from vmsst.bitext import readers
+from vmsst.checkpoints import encoder_json, t5x
+from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release
 from vmsst.networks import sentence_encoder, t5
-from vmsst.tasks import readers, vectors
+from vmsst.text import hugging_face_vocabulary, vocabularies
+from vmsst.vectors import bitext_vectors, vector_store
 
 _SENTENCES = ["hello world , how are you today ?", "wie geht es dir , welt ?"] * 9
 _SIZES = mt5.Sizes(
@@ -158,7 +160,7 @@ def _encoder(folder: pathlib.Path, vocabulary: Any, network: Any = _NETWORK) -> 
   model = type("Model", (), {
     "network": network, "sentence_encoder": network, "vocabulary": vocabulary, "max_length": 20
   })  # fmt: skip
-  assets.save_encoder_assets(model, folder, ["de", "en"])
+  encoder_json.save_encoder_assets(model, folder, ["de", "en"])
 
 
 def _params() -> dict[str, np.ndarray]:
@@ -208,7 +210,7 @@ def _export_files(spm: bytes) -> dict[str, bytes]:
 
 def _vectors(kind: str) -> dict[str, bytes]:
   folder = pathlib.Path(tempfile.mkdtemp())
-  writer = vector_files.Writer(folder, 3, shard_rows=4, settings={"x": 1}, file_format=kind)
+  writer = vector_store.Writer(folder, 3, shard_rows=4, settings={"x": 1}, file_format=kind)
   writer.append(np.arange(18, dtype=np.float32).reshape(6, 3))
   writer.finish()
   files = _below(folder)
@@ -217,14 +219,14 @@ def _vectors(kind: str) -> dict[str, bytes]:
 
 
 def _read_vectors(folder: pathlib.Path) -> None:
-  opened = vector_files.open_vectors(folder)
+  opened = vector_store.open_vectors(folder)
   for shard in opened.shards():
     shard.sum()
   opened[0 : min(len(opened), 6)].sum()
 
 
 def _go_on_with_vectors(folder: pathlib.Path) -> None:
-  vector_files.Writer(folder, 3, shard_rows=4, settings={"x": 1})
+  vector_store.Writer(folder, 3, shard_rows=4, settings={"x": 1})
 
 
 def _npy(array: np.ndarray) -> bytes:
@@ -235,9 +237,9 @@ def _npy(array: np.ndarray) -> bytes:
 
 def _teacher(folder: pathlib.Path) -> None:
   bitext = readers.find_bitext(str(folder / "data" / "x.de-en.tsv"))[0]
-  array = vectors.open_vectors(str(folder / "teacher"), bitext)
+  array = bitext_vectors.open_vectors(str(folder / "teacher"), bitext)
   array[:10].sum()
-  vectors.check_count(str(folder / "teacher"), bitext, 2)
+  bitext_vectors.check_count(str(folder / "teacher"), bitext, 2)
 
 
 @functools.cache

@@ -15,8 +15,9 @@ import trials
 from flax import serialization
 
 import vmsst
-from vmsst import text_files
-from vmsst.checkpoints import mt5, torch_files
+from vmsst.checkpoints import torch_files
+from vmsst.checkpoints.importers import mt5
+from vmsst.files import text_files
 from vmsst.tasks.opus import recipes, releases
 
 HUGE = 10**9

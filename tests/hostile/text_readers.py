@@ -11,12 +11,13 @@ from typing import Any
 
 from trials import Reader
 
-from vmsst import input_texts, text_fields
+from vmsst.bitext import readers
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import documents, questions
 from vmsst.evaluation.report import reading
-from vmsst.tasks import readers
+from vmsst.files import text_fields
 from vmsst.tasks.opus import recipes, releases
+from vmsst.text import input_texts
 
 _PAIRS = [("Hallo Welt", "hello world"), ("Wie geht’s?", "how are you?"), ("ja <3", "yes & no")]
 _TSV = "".join(f"{x}\t{y}\n" for x, y in _PAIRS).encode()

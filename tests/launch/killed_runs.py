@@ -21,7 +21,6 @@ import seqio
 import tensorflow as tf
 import toy_runs
 
-from vmsst.checkpoints import digests
 from vmsst.launch.runtime import checkpoints, data, evaluation
 
 PERIOD = 5

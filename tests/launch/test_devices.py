@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from vmsst import vocabularies
 from vmsst.launch.runtime import (
   adafactor,
   checkpoints,
@@ -22,6 +21,7 @@ from vmsst.launch.runtime import (
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
 from vmsst.tasks import bitext, datasets
+from vmsst.text import vocabularies
 
 STEPS = 6
 STOP = 3

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 import toy_runs
 
-from vmsst import vocabularies
 from vmsst.errors import InputError
 from vmsst.launch import dry_run
 from vmsst.launch.runtime import adafactor, data, partitioning, utils
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
 
 
 def flops(function, *shapes):

@@ -14,10 +14,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 import vmsst
-from vmsst import assets, vocabularies
+from vmsst.checkpoints import encoder_json
 from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
 from vmsst.tasks import sample
+from vmsst.text import vocabularies
 
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
@@ -209,7 +210,7 @@ def write_teacher(folder):
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
     args = ocp.args.PyTreeSave(jax.tree.map(np.asarray, tree))
     checkpointer.save(folder / TEACHER / "state", args=args)
-  assets.save_encoder_assets(model, folder)
+  encoder_json.save_encoder_assets(model, folder)
 
 
 def bindings_of(file):

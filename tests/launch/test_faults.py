@@ -21,8 +21,8 @@ import seqio
 import tensorflow as tf
 import toy_runs
 
-from vmsst.checkpoints import digests
 from vmsst.errors import InputError
+from vmsst.files import checksums
 from vmsst.launch.runtime import checkpoints, evaluation, model_dir, trainer
 
 
@@ -61,7 +61,7 @@ def assert_same_checkpoint(first, second):
 def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
   checkpoint = copy(finished / "checkpoint_6", tmp_path / "checkpoint_6")
   path = checkpoints.all_checkpoints(tmp_path)[0]
-  assert digests.damage(path) is None
+  assert checksums.damage(path) is None
   files = [f for f in checkpoint.rglob("*") if f.is_file() and f.name != "commit_success.txt"]
   files.remove(checkpoint / "_CHECKPOINT_METADATA")
   assert {f.parent.name for f in files} >= {"state", "d", "dataset", "checkpoint_6"}
@@ -69,20 +69,20 @@ def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
     before = file.read_bytes()
     for damaged in (before[: len(before) // 2], before + b"x"):
       file.write_bytes(damaged)
-      assert digests.damage(path), file
+      assert checksums.damage(path), file
     file.write_bytes(before)
     flip(file)
-    found = digests.damage(path)
-    assert found.startswith(str(file.relative_to(checkpoint))) or file.name == digests.NAME
+    found = checksums.damage(path)
+    assert found.startswith(str(file.relative_to(checkpoint))) or file.name == checksums.NAME
     file.unlink()
-    assert digests.damage(path) or file.name == digests.NAME
+    assert checksums.damage(path) or file.name == checksums.NAME
     file.write_bytes(before)
-  assert digests.damage(path) is None
+  assert checksums.damage(path) is None
 
 
 def test_sha256sum_checks_a_checkpoint_too(finished):
   subprocess.run(
-    ["sha256sum", "--check", "--strict", "--quiet", digests.NAME],
+    ["sha256sum", "--check", "--strict", "--quiet", checksums.NAME],
     cwd=finished / "checkpoint_6",
     check=True,
   )
@@ -215,14 +215,14 @@ def test_a_disk_that_fills_up_in_an_evaluation_ends_the_run_with_a_reason(small_
 
 
 def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(tmp_path, monkeypatch):
-  write = digests.write
+  write = checksums.write
 
   def failing(checkpoint, folders):
     if "checkpoint_4" in checkpoint.name:
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write(checkpoint, folders)
 
-  monkeypatch.setattr(digests, "write", failing)
+  monkeypatch.setattr(checksums, "write", failing)
   with pytest.raises(InputError, match=r"checkpoint in \S+ could not be written.*No space left"):
     toy_runs.run(tmp_path, total_steps=600, period=2, eval_period=0)
   assert not list(tmp_path.glob("*tmp*"))

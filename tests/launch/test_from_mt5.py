@@ -13,7 +13,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 import vmsst
-from vmsst.checkpoints import mt5
+from vmsst.checkpoints.importers import mt5
 from vmsst.tasks import sample
 
 pytestmark = pytest.mark.slow

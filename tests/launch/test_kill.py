@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import toy_runs
 
-from vmsst.checkpoints import digests
 from vmsst.launch.runtime import evaluation
 
 

@@ -35,7 +35,7 @@ os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 import gin, jax, numpy as np
 from vmsst.launch import aliases
 aliases.install()
-from vmsst import vocabularies
+from vmsst.text import vocabularies
 from vmsst.launch.runtime import adafactor, gin_utils, partitioning, trainer, utils
 from vmsst.models import bitranslation
 from vmsst.networks import t5, vmsst

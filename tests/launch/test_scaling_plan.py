@@ -7,12 +7,12 @@ import sys
 import pytest
 import toy_runs
 
-from vmsst import vocabularies
 from vmsst.launch import dry_run
 from vmsst.launch.runtime import adafactor, data, partitioning
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_network
+from vmsst.text import vocabularies
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 

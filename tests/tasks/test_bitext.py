@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import seqio
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.languages import language
 from vmsst.tasks import bitext, sources
 from vmsst.tasks.feature_converter import BitextFeatureConverter
+from vmsst.text import vocabularies
 
 BYTES = vocabularies.ByteVocabulary()
 LENGTHS = {"inputs": 8, "targets": 6, "input_language": 1, "target_language": 1}
@@ -146,7 +147,7 @@ def test_gin_registers_the_mixture(corpus):
     gin.parse_config(
       f"""
       from __gin__ import dynamic_registration
-      from vmsst import vocabularies
+      from vmsst.text import vocabularies
       from vmsst.tasks import bitext
       NAME = @bitext.files()
       bitext.files.patterns = ["{corpus}/*.tsv.gz"]

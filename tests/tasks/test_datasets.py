@@ -6,9 +6,10 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.tasks import bitext, datasets
 from vmsst.tasks.feature_converter import BitextFeatureConverter
+from vmsst.text import vocabularies
 
 LENGTHS = {"inputs": 24, "targets": 24, "input_language": 1, "target_language": 1}
 BOUNDARIES = (8, 12, 16)

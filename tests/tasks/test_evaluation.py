@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import seqio
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.evaluation import benchmarks, suite
 from vmsst.languages import language
 from vmsst.tasks import bitext, evaluation
 from vmsst.tasks.feature_converter import BitextFeatureConverter
+from vmsst.text import vocabularies
 
 BYTES = vocabularies.ByteVocabulary()
 

@@ -1,9 +1,9 @@
 import seqio
 import tensorflow as tf
 
-from vmsst import vocabularies
 from vmsst.languages import LANGUAGES
 from vmsst.tasks import preprocessors
+from vmsst.text import vocabularies
 
 BYTES = vocabularies.ByteVocabulary(lowercase=True)
 

@@ -6,10 +6,11 @@ import sys
 import pytest
 import sentencepiece
 
-from vmsst import errors, languages, vocabularies
+from vmsst import errors, languages
 from vmsst.tasks import sample
 from vmsst.tasks.sample import corpus, phrasebook
 from vmsst.tasks.sample.phrasebook import Meaning
+from vmsst.text import vocabularies
 
 # Written by hand, one for each kind of agreement and each frame.
 WRITTEN = {

@@ -6,9 +6,11 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from vmsst import errors, vocabularies
+from vmsst import errors
+from vmsst.bitext import readers
 from vmsst.languages import language
-from vmsst.tasks import readers, sources
+from vmsst.tasks import sources
+from vmsst.text import vocabularies
 
 PAIRS = [("Hallo Welt", "hello world"), ("grün", "green"), ("", "empty"), ("ja  ja", "yes yes")]
 TMX = """<?xml version="1.0" encoding="UTF-8"?>

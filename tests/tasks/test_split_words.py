@@ -9,9 +9,11 @@ import sentencepiece
 import seqio
 import tensorflow as tf
 
-from vmsst import errors, inference, vocab_training, vocabularies
-from vmsst.tasks import bitext, evaluation, preprocessors, readers, sample, sources
+from vmsst import errors
+from vmsst.bitext import readers
+from vmsst.tasks import bitext, evaluation, preprocessors, sample, sources
 from vmsst.tasks.feature_converter import BitextFeatureConverter
+from vmsst.text import vocabularies, vocabulary_training
 
 pytest.importorskip("sacremoses")
 pytest.importorskip("jieba")
@@ -103,14 +105,14 @@ def test_evaluation_tasks(folder, vocabulary, expected):
 
 def test_inference(vocabulary, expected, monkeypatch):
   network = types.SimpleNamespace(latent_dim=64)
-  encoder = inference.Encoder(network, {}, vocabulary, max_length=64)
+  encoder = vmsst.Encoder(network, {}, vocabulary, max_length=64)
   # Ids in place of vectors.
   encoder._embed = lambda params, ids_BT: np.pad(ids_BT, ((0, 0), (0, 64 - ids_BT.shape[1])))
   wanted = np.array([ids + [0] * (64 - len(ids)) for ids in expected.values()])
   texts = [*(text for text, _ in TEXTS.values()), ENGLISH[0]]
   for text, code, row_D in zip(texts, expected, wanted, strict=True):
     np.testing.assert_array_equal(encoder.encode([text], language=code), row_D[None])
-  monkeypatch.setattr(inference, "_WINDOW", 2)  # languages are cut as sentences are
+  monkeypatch.setattr(encoder, "_WINDOW", 2)  # languages are cut as sentences are
   np.testing.assert_array_equal(
     encoder.encode(texts, language=list(expected), batch_size=2), wanted
   )
@@ -176,10 +178,12 @@ def test_a_vocabulary_is_trained_on_words(tmp_path):
   (tmp_path / "b.en.txt").write_text("it's\n" * 50, encoding="utf-8")
   inputs = [str(tmp_path / "a.fr-de.tsv"), str(tmp_path / "b.en.txt")]
   output = str(tmp_path / "new.model")
-  vocab_training.train_vocabulary(inputs, output, size=40, model_type="bpe", pretokenize=True)
+  vocabulary_training.train_vocabulary(inputs, output, size=40, model_type="bpe", pretokenize=True)
   processor = sentencepiece.SentencePieceProcessor(model_file=output)
   pieces = {processor.id_to_piece(i) for i in range(processor.get_piece_size())}
   assert {"▁eau", "▁or", "▁geht", "▁s", "▁it", "▁'"} <= pieces
   (tmp_path / "plain.txt").write_text("it's\n")
   with pytest.raises(errors.InputError, match=r"plain\.txt.*as in news\.de\.txt"):
-    vocab_training.train_vocabulary(str(tmp_path / "plain.txt"), output, size=40, pretokenize=True)
+    vocabulary_training.train_vocabulary(
+      str(tmp_path / "plain.txt"), output, size=40, pretokenize=True
+    )

@@ -6,8 +6,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from vmsst import languages, vocabularies
+from vmsst import languages
 from vmsst.tasks import preprocessors, sample, streamed_tasks
+from vmsst.text import vocabularies
 
 PAIR = tuple(languages.language(code) for code in ("de", "en"))
 VOCABULARIES = {

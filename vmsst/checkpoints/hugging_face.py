@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from vmsst import errors, input_files
+from vmsst import errors
 from vmsst.checkpoints import tensors
+from vmsst.files import input_files
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

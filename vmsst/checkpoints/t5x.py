@@ -22,8 +22,9 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 
-from vmsst import errors, input_files
-from vmsst.checkpoints import digests, tensors
+from vmsst import errors
+from vmsst.checkpoints import tensors
+from vmsst.files import checksums, input_files
 
 PARAMETERS = "target"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
@@ -83,7 +84,7 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   Raises:
     InputError: the checkpoint cannot be read, or is not as it was written (see `digests`).
   """
-  problem = digests.damage(checkpoint, "state")
+  problem = checksums.damage(checkpoint, "state")
   if problem:
     raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
   found = {}

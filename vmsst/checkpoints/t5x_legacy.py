@@ -14,8 +14,9 @@ import numpy as np
 import tensorstore
 from flax import traverse_util
 
-from vmsst import errors, input_files
+from vmsst import errors
 from vmsst.checkpoints import tensors
+from vmsst.files import input_files
 
 INDEX_FILE = "checkpoint"
 _DESCRIPTION = {"driver", "kvstore", "metadata"}

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, input_files
+from vmsst import errors
 from vmsst.checkpoints import tensors
+from vmsst.files import input_files
 
 _STATE = "state_dict"
 

@@ -30,8 +30,10 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval(args: argparse.Namespace) -> None:
-  from vmsst import device_search, encoders, languages
+  from vmsst import languages
   from vmsst.evaluation import benchmarks, suite
+  from vmsst.inference import loading
+  from vmsst.search import device_search
 
   if args.list:
     print("\n\n".join(map(suite.describe, benchmarks.BENCHMARKS.values())))
@@ -40,7 +42,7 @@ def _eval(args: argparse.Namespace) -> None:
     if getattr(args, name) is None:
       raise errors.InputError(f"--{name} is missing")
   chosen = benchmarks.choose(args.suite)
-  name, encoder = encoders.open_encoder(args.encoder)
+  name, encoder = loading.open_encoder(args.encoder)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}
 

@@ -22,7 +22,7 @@ def _import_bert_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _import_bert(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import bert
+  from vmsst.checkpoints.importers import bert
 
   print(
     bert.describe(
@@ -45,7 +45,7 @@ def _import_ems_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _import_ems(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import ems
+  from vmsst.checkpoints.importers import ems
 
   print(
     ems.describe(
@@ -62,7 +62,7 @@ def _import_mt5_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _import_mt5(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import mt5
+  from vmsst.checkpoints.importers import mt5
 
   print(mt5.describe(mt5.import_mt5(args.folder, args.output)))
 
@@ -94,7 +94,7 @@ def _import_vmsst_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _import_vmsst(args: argparse.Namespace) -> None:
-  from vmsst.checkpoints import vmsst_release
+  from vmsst.checkpoints.importers import vmsst_release
 
   print(
     vmsst_release.describe(

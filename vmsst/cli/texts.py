@@ -76,9 +76,12 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _embed(args: argparse.Namespace) -> None:
-  from vmsst import bulk_embedding, encoders, errors, text_fields, vector_files
+  from vmsst import errors
+  from vmsst.files import text_fields
+  from vmsst.inference import loading
+  from vmsst.vectors import file_embedding, vector_store
 
-  name, encoder = encoders.open_encoder(args.encoder, args.compute_dtype)
+  name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
   options = {
     "field": args.field or text_fields.default_field(args.file),
     "language": args.language,
@@ -91,13 +94,13 @@ def _embed(args: argparse.Namespace) -> None:
     if args.out == "-":
       if args.part[1] > 1:
         raise errors.InputError("--part is for folders: give OUT")
-      bulk_embedding.embed_to_stream(encoder, path, sys.stdout.buffer, **options)
+      file_embedding.embed_to_stream(encoder, path, sys.stdout.buffer, **options)
       return
-    count = bulk_embedding.embed_file(encoder, path, args.out, name=name, part=args.part, **options)
+    count = file_embedding.embed_file(encoder, path, args.out, name=name, part=args.part, **options)
   if args.part[1] > 1:
     print(f"{args.out}: part {args.part[0]} of {args.part[1]}, {count:,} vectors")
     return
-  count, width = vector_files.open_vectors(args.out).shape
+  count, width = vector_store.open_vectors(args.out).shape
   print(f"{args.out}: {count:,} vectors, {width} wide")
 
 
@@ -131,7 +134,9 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _score(args: argparse.Namespace) -> None:
-  from vmsst import encoders, pair_scoring, text_fields
+  from vmsst.files import text_fields
+  from vmsst.inference import loading
+  from vmsst.mining import pair_scoring
 
   paths = [args.source, args.target or args.source]
   fields = args.fields
@@ -139,7 +144,7 @@ def _score(args: argparse.Namespace) -> None:
     fields = [text_fields.default_field(path) for path in paths]
   elif not fields:
     fields = [text_fields.default_field(args.source, side) or str(side) for side in (1, 2)]
-  name, encoder = encoders.open_encoder(args.encoder, args.compute_dtype)
+  name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
   options = {"long_texts": args.long_texts, "batch_size": args.batch_size}
   # What comes from standard input is read once, also where it has both sides.
   with local_file("-" if "-" in paths else "") as standard_input:
@@ -220,18 +225,21 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mine(args: argparse.Namespace) -> None:
-  from vmsst import bitext_miner, bulk_embedding, device_search, embedded_text, encoders
+  from vmsst.inference import loading
+  from vmsst.mining import bitext_mining
+  from vmsst.search import device_search
+  from vmsst.vectors import embedded_text, file_embedding
 
   paths = args.source, args.target
   folders = args.vectors or [f"{args.out}.{side}.vectors" for side in ("source", "target")]
   if args.encoder:
-    name, encoder = encoders.open_encoder(args.encoder)
+    name, encoder = loading.open_encoder(args.encoder)
     for path, folder, language in zip(paths, folders, args.languages or (None, None), strict=True):
-      bulk_embedding.embed_file(
+      file_embedding.embed_file(
         encoder, path, folder, name=name, language=language, batch_size=args.batch_size
       )
   source, target = map(embedded_text.open_text, paths, folders)
-  found = bitext_miner.mine(
+  found = bitext_mining.mine(
     source,
     target,
     args.out,
@@ -270,7 +278,12 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(args: argparse.Namespace) -> None:
-  from vmsst import device_search, embedded_text, encoders, errors, text_search, whole_files
+  from vmsst import errors
+  from vmsst.files import atomic_files
+  from vmsst.inference import loading
+  from vmsst.mining import text_search
+  from vmsst.search import device_search
+  from vmsst.vectors import embedded_text
 
   base = embedded_text.open_text(args.base, args.vectors)
   queries = read_lines(args.queries)
@@ -278,7 +291,7 @@ def _search(args: argparse.Namespace) -> None:
   path = args.encoder or made_by
   if path is None:
     raise errors.InputError(f"{args.vectors} does not say what made it: give --encoder")
-  name, encoder = encoders.open_encoder(path)
+  name, encoder = loading.open_encoder(path)
   if made_by not in (None, name):
     print(f"vmsst: note: {args.vectors} was made by {made_by}, not by {name}", file=sys.stderr)
   found = text_search.nearest_lines(
@@ -299,7 +312,7 @@ def _search(args: argparse.Namespace) -> None:
       sys.stdout.buffer.write(f"{line}\n".encode())
     sys.stdout.buffer.flush()
     return
-  with whole_files.whole_text(args.output) as stream:
+  with atomic_files.atomic_text(args.output) as stream:
     stream.writelines(f"{line}\n" for line in lines)
 
 
@@ -322,10 +335,10 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _translate(args: argparse.Namespace) -> None:
-  from vmsst import translation
+  from vmsst.inference import loading
 
   sentences = read_lines(args.input)
-  translations = translation.load_translator(args.folder).translate(
+  translations = loading.load_translator(args.folder).translate(
     sentences,
     args.to,
     temperature=args.temperature,

@@ -48,9 +48,9 @@ def _vocab_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _vocab_train(args: argparse.Namespace) -> None:
-  from vmsst import vocab_training
+  from vmsst.text import vocabulary_training
 
-  report = vocab_training.train_vocabulary(
+  report = vocabulary_training.train_vocabulary(
     args.input,
     args.output,
     size=args.size,
@@ -104,9 +104,9 @@ def _bitext_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _mine_negatives(args: argparse.Namespace) -> None:
-  from vmsst import negatives
+  from vmsst.mining import hard_negative_mining
 
-  made = negatives.mine_files(
+  made = hard_negative_mining.mine_files(
     args.encoder, args.patterns, args.output, count=args.count, **_bitext_options(args)
   )
   for path, counts in made.items():
@@ -114,9 +114,11 @@ def _mine_negatives(args: argparse.Namespace) -> None:
 
 
 def _embed_bitext(args: argparse.Namespace) -> None:
-  from vmsst.tasks import vectors
+  from vmsst.vectors import bitext_vectors
 
-  made = vectors.embed_files(args.encoder, args.patterns, args.output, **_bitext_options(args))
+  made = bitext_vectors.embed_files(
+    args.encoder, args.patterns, args.output, **_bitext_options(args)
+  )
   for path, counts in made.items():
     print(f"{path}: {counts['lines']:,} pairs of vectors, {counts['dimension']} wide")
 

@@ -15,8 +15,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from vmsst import errors, whole_files
+from vmsst import errors
 from vmsst.downloads import archives, fetch, tables
+from vmsst.files import atomic_files
 
 ALL = "all"
 
@@ -260,7 +261,7 @@ def _complete(note: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path] | No
 
 def _write_note(note: pathlib.Path, root: pathlib.Path, paths: Iterable[pathlib.Path]) -> None:
   sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in paths}
-  whole_files.write_json(note, sizes)
+  atomic_files.write_json(note, sizes)
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:

@@ -4,7 +4,8 @@ import csv
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from vmsst import errors, text_files, whole_files
+from vmsst import errors
+from vmsst.files import atomic_files, text_files
 
 PART = "@part"
 """In the place of a column: the name of the part that a row is of."""
@@ -32,7 +33,7 @@ def join(
   Raises:
     InputError: a part lacks a column, has a row of another length, or none.
   """
-  with whole_files.whole_text(path) as out:
+  with atomic_files.atomic_text(path) as out:
     if header:
       out.write("\t".join(columns) + "\n")
     for name, source in parts.items():

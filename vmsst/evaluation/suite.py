@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import encoders, errors, languages, whole_files
-from vmsst.evaluation import search
+from vmsst import errors, languages
+from vmsst.files import atomic_files
+from vmsst.search import exact_search
+from vmsst.vectors import encoding
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"
@@ -91,7 +93,7 @@ class Tools:
   embed: Embed
   folder: pathlib.Path
   report: Callable[[str], None] = lambda line: None
-  engine: search.Engine = search.compare
+  engine: exact_search.Engine = exact_search.compare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +200,7 @@ def run(
   name: str,
   seen: Iterable[languages.Language] | None = None,
   report: Callable[[str], None] = lambda line: None,
-  engine: search.Engine = search.compare,
+  engine: exact_search.Engine = exact_search.compare,
 ) -> dict[str, Any]:
   """Takes an encoder through benchmarks, and writes `output`/results.json.
 
@@ -247,10 +249,10 @@ def run(
   vectors = SharedVectors(_held_sides(tasks) for _, tasks in waiting.values())
   for key, (benchmark, tasks) in waiting.items():
     done[key] = _run_one(encoder, vectors, benchmark, tasks, known, output, report, engine)
-    whole_files.write_json(output / "benchmarks" / f"{key}.json", done[key])
+    atomic_files.write_json(output / "benchmarks" / f"{key}.json", done[key])
   ordered = {each.name: done[each.name] for each in benchmarks if each.name in done}
   results = {**settings, "absent": absent, "benchmarks": ordered}
-  whole_files.write_json(output / RESULTS_FILE, results)
+  atomic_files.write_json(output / RESULTS_FILE, results)
   return results
 
 
@@ -266,7 +268,7 @@ def _run_one(
   known: Seen,
   output: pathlib.Path,
   report: Callable[[str], None],
-  engine: search.Engine,
+  engine: exact_search.Engine,
 ) -> dict[str, Any]:
   start = time.perf_counter()
   embed = Embedder(encoder)
@@ -311,7 +313,7 @@ class Embedder:
   def many(self, texts: list[str], codes: list[str]) -> np.ndarray:
     """The vectors of texts, [N, D], float32, given the language of each."""
     start = time.perf_counter()
-    vectors_ND = encoders.encode(self._encoder, texts, language=codes)
+    vectors_ND = encoding.encode(self._encoder, texts, language=codes)
     self.seconds += time.perf_counter() - start
     if not np.isfinite(vectors_ND).all():
       row = int(np.argmin(np.isfinite(vectors_ND).all(axis=1)))
@@ -363,7 +365,7 @@ def _keys(side: Side) -> Iterator[tuple[str, str]]:
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
   if not path.is_file():
-    whole_files.write_json(path, settings)
+    atomic_files.write_json(path, settings)
     return
   before = json.loads(path.read_text(encoding="utf-8"))
   for key, value in settings.items():

@@ -6,9 +6,9 @@ import types
 
 from safetensors.numpy import save_file
 
-from vmsst import assets, whole_files
-from vmsst.checkpoints import hugging_face, imports
+from vmsst.checkpoints import encoder_json, hugging_face, imports
 from vmsst.exports import saved_encoder
+from vmsst.files import atomic_files
 
 
 def export_safetensors(
@@ -31,7 +31,7 @@ def export_safetensors(
   """
   target = imports.free_folder(output)
   saved = saved_encoder.read(path)
-  with whole_files.whole_folder(target) as partial:
+  with atomic_files.atomic_folder(target) as partial:
     write(saved, partial)
   return target
 
@@ -46,5 +46,5 @@ def write(saved: saved_encoder.SavedEncoder, folder: pathlib.Path) -> None:
     vocabulary=found.vocabulary,
     max_length=found.max_length,
   )
-  assets.save_encoder_assets(alone, folder, found.languages)
+  encoder_json.save_encoder_assets(alone, folder, found.languages)
   save_file(saved.params, folder / hugging_face.WEIGHTS_FILE)

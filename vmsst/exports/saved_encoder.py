@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from vmsst import assets, encoder_folders, inference
+from vmsst.checkpoints import encoder_json, restoring
+from vmsst.inference import encoder_folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class SavedEncoder:
   """
 
   name: str
-  assets: assets.EncoderAssets
+  assets: encoder_json.EncoderAssets
   params: dict[str, np.ndarray]
 
 
@@ -35,7 +36,7 @@ def read(path: str | os.PathLike[str]) -> SavedEncoder:
     InputError: no encoder there, or one that does not fit its `encoder.json`.
   """
   with encoder_folders.opened(path) as found:
-    loaded = assets.load_encoder_assets(found.assets)
-    restored = inference.restore_params(found.parameters, loaded.network)
+    loaded = encoder_json.load_encoder_assets(found.assets)
+    restored = restoring.restore_params(found.parameters, loaded.network)
     flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, restored), sep="/")
   return SavedEncoder(found.name, loaded, flat)

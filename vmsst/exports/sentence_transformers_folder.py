@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from vmsst import errors, hugging_face_vocabulary, whole_files
-from vmsst.checkpoints import bert as bert_checkpoints
-from vmsst.checkpoints import hugging_face, imports, mt5
+from vmsst import errors
+from vmsst.checkpoints import hugging_face, imports
+from vmsst.checkpoints.importers import bert as bert_checkpoints
+from vmsst.checkpoints.importers import mt5
 from vmsst.exports import saved_encoder, tokenizer_file
 from vmsst.exports.saved_encoder import SavedEncoder
 from vmsst.exports.tokenizer_file import ExportedTokenizer
+from vmsst.files import atomic_files
 from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.text import hugging_face_vocabulary
 
 # Where the classes were at first: every version of sentence-transformers knows these names.
 _MODULES = "sentence_transformers.models"
@@ -80,8 +83,8 @@ def export_sentence_transformers(
   Args:
     path: What `vmsst.load` opens.
     output: Folder to make.
-    words_given: Texts will have been split into words by `vmsst.preprocessing.split_words` before
-      they are encoded, as vocabularies like that of EMS ask for.
+    words_given: Texts will have been split into words by `vmsst.text.word_splitting.split_words`
+      before they are encoded, as vocabularies like that of EMS ask for.
 
   Raises:
     InputError: the encoder cannot be expressed so (a BiLSTM, a vocabulary that splits text by the
@@ -93,7 +96,7 @@ def export_sentence_transformers(
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, words_given=words_given)
   config, arrays = _transformer(saved, tokenizer.padding_id)
-  with whole_files.whole_folder(target) as partial:
+  with atomic_files.atomic_folder(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)
     save_file(arrays, partial / hugging_face.WEIGHTS_FILE, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
@@ -130,7 +133,7 @@ def describe(exported: Exported) -> str:
   ]
   if exported.words_given:
     lines.append(
-      "Texts have to be split into words first: vmsst.preprocessing.split_words(texts, language)"
+      "Texts must be split into words first: vmsst.text.word_splitting.split_words(texts, language)"
     )
   if not exported.end_mark:
     lines.append("A batch of empty texts alone is an error there: this vocabulary has no end mark")

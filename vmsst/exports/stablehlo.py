@@ -17,9 +17,9 @@ from flax import traverse_util
 from jax import export
 from jaxtyping import Array, Float
 
-from vmsst import whole_files
 from vmsst.checkpoints import hugging_face, imports
 from vmsst.exports import safetensors_folder, saved_encoder
+from vmsst.files import atomic_files
 from vmsst.networks import bert, sentence_encoder, t5
 
 FUNCTION_FILE = "encoder.stablehlo"
@@ -63,7 +63,7 @@ def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str
   saved = saved_encoder.read(path)
   found = saved.assets
   content = _serialized(found.network, saved.params)
-  with whole_files.whole_folder(target) as partial:
+  with atomic_files.atomic_folder(target) as partial:
     safetensors_folder.write(saved, partial)
     (partial / FUNCTION_FILE).write_bytes(content)
   return Exported(target, found.max_length, found.network.latent_dim, found.vocabulary.eos_id)

@@ -11,7 +11,8 @@ import json
 import unicodedata
 from typing import Any
 
-from vmsst import errors, hugging_face_vocabulary, vocabularies
+from vmsst import errors
+from vmsst.text import hugging_face_vocabulary, vocabularies
 
 # How SentencePiece writes a space.
 _SPACE = "\u2581"
@@ -52,8 +53,8 @@ def export_tokenizer(
 
   Args:
     vocabulary: One of this library's.
-    words_given: Texts will have been split into words (`vmsst.preprocessing.split_words`), so a
-      vocabulary that does so may be written without it.
+    words_given: Texts will have been split into words (`vmsst.text.word_splitting.split_words`),
+      so a vocabulary that does so may be written without it.
 
   Raises:
     InputError: it cannot be written so, or the package `tokenizers` is not installed.
@@ -68,8 +69,8 @@ def export_tokenizer(
       raise errors.InputError(
         f"the vocabulary {vocabulary.path} splits text into words by the rules of its language "
         "(Moses, jieba, Juman++), which no tokenizer.json can. Either split texts before they are "
-        "encoded (vmsst.preprocessing.split_words) and pass --words-given, or use `vmsst export "
-        "safetensors`, which vmsst.load opens"
+        "encoded (vmsst.text.word_splitting.split_words) and pass --words-given, or use `vmsst "
+        "export safetensors`, which vmsst.load opens"
       )
     made, marks = _of_sentencepiece(tokenizers, vocabulary)
   else:

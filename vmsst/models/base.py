@@ -10,8 +10,9 @@ from clu import metrics as clu_metrics
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, clu_metrics.Metric]
@@ -60,12 +61,14 @@ class BitextModel(abc.ABC):
   @property
   def input_vocabulary(self) -> Any:
     """The vocabulary of `inputs` as a seqio object."""
-    return self.vocabulary.to_seqio()
+    from vmsst.tasks import seqio_vocabulary
+
+    return seqio_vocabulary.SeqioVocabulary(self.vocabulary)
 
   @property
   def output_vocabulary(self) -> Any:
     """The vocabulary of `targets` as a seqio object; both sides share one."""
-    return self.vocabulary.to_seqio()
+    return self.input_vocabulary
 
   @property
   @abc.abstractmethod

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, slices
+from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
+from vmsst.text import vocabularies
 
 SIMILARITIES = ("dot", "cosine")
 
@@ -140,6 +141,6 @@ class ContrastiveModel(base.BitextModel):
   ) -> Float[Array, "B 2 S"]:
     """Vectors of both sides, from one encoder call a slice."""
     tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-    return slices.embed_sides(
+    return gradient_caching.embed_sides(
       self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
     )

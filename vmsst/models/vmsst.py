@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, vocabularies
+from vmsst import errors
 from vmsst.losses import gaussian
 from vmsst.models import base, contrastive, generation
 from vmsst.networks import sentence_encoder, vmsst
+from vmsst.text import vocabularies
 
 # The latents of a pair, as metrics name them.
 LATENTS = ("semantic", "input_language", "target_language")
@@ -100,7 +101,7 @@ class VmsstModel(base.BitextModel):
       params: Parameters of the network.
       batch: `inputs`, `targets`, `input_language` and `target_language`.
       dropout_rng: Key of latents and dropout; None: means in place of samples, no dropout.
-      step: Steps done so far (see `vmsst.step_trainer`); None: full KL weight.
+      step: Steps done so far (see `vmsst.launch.step_trainer`); None: full KL weight.
 
     Metrics: loss; of translation and reconstruction nll/ (nats a token) and token_accuracy/; of
     the latents semantic, input_language and target_language kl/ (nats a sentence), kl_per_dim/ and

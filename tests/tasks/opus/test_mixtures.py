@@ -8,10 +8,11 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from vmsst import errors, languages, vocabularies
+from vmsst import errors, languages
 from vmsst.tasks import bitext, datasets, sample
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.tasks.opus import mixtures
+from vmsst.text import vocabularies
 
 BYTES = vocabularies.ByteVocabulary()
 PIECES = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())

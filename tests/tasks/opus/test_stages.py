@@ -6,23 +6,16 @@ import numpy as np
 import opus_tree
 import pytest
 
-from vmsst import errors, whole_files
-from vmsst.tasks.opus import (
-  card,
-  cleaning,
-  held_out,
-  pipeline,
-  recipes,
-  runner,
-  stages,
-)
+from vmsst import errors
+from vmsst.files import atomic_files
+from vmsst.tasks.opus import card, cleaning, decontamination, pipeline, recipes, runner, stages
 
 RECIPE = recipes.Recipe(
   "mine",
   corpora=(recipes.Corpus("Europarl"), recipes.Corpus("Tatoeba")),
   validation=recipes.Validation(share=0.2),
 )
-HELD_OUT = held_out.HeldOut.of([("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")])
+HELD_OUT = decontamination.HeldOut.of([("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")])
 PLANTED = [
   ("Wer bist du?", "Who's that?"),
   ("wer BIST du", "Who goes there?"),
@@ -151,10 +144,10 @@ def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
 
   with pytest.raises(errors.InputError, match=r"clean: a worker process was killed .*goes on"):
     _build(tree, killing)
-  assert list(tree.rglob(f"*{whole_files.PARTIAL}*"))
+  assert list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
   done = _times(tree / "work" / "clean")
   report = _build(tree)
-  assert not list(tree.rglob(f"*{whole_files.PARTIAL}*"))
+  assert not list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
   assert {path: _times(tree / "work")[path] for path in done} == done
   assert report.content == _build(tree, work="undisturbed").content
 
@@ -185,10 +178,10 @@ def test_a_full_disk_ends_the_build_and_the_same_call_goes_on(tree, monkeypatch,
     return Full(open(path, mode)) if full else open(path, mode)
 
   with monkeypatch.context() as patch:
-    patch.setattr(whole_files, "open", opening, raising=False)
+    patch.setattr(atomic_files, "open", opening, raising=False)
     with pytest.raises(errors.InputError, match=rf"{stage} of .*No space left.*deu_eng.*goes on"):
       _build(tree)
-  assert not list(tree.rglob(f"*{whole_files.PARTIAL}*"))
+  assert not list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
   assert _build(tree).content == _build(tree, work="undisturbed").content
 
 

@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from vmsst import errors, languages
-from vmsst.evaluation import agnosticism, suite
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
+from vmsst.evaluation.metrics import agnosticism
 
 TRANSLATIONS_SOURCE = "the paper's texts are not public: put translations of your own there"
 

@@ -20,8 +20,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from vmsst import errors, languages
-from vmsst.evaluation import agnosticism, clustering, suite
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages
+from vmsst.evaluation.metrics import agnosticism, clustering
 
 Steps = tuple[str, ...]
 

@@ -22,16 +22,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vmsst import errors, text_files
-from vmsst.evaluation import mining, suite
+from vmsst import errors
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
+from vmsst.files import text_files
+from vmsst.search import margins
 
 PAIRS = ("de-en", "fr-en", "ru-en", "zh-en")
 METRICS = ("cosine_f1", "margin_f1", "average")
 
-_METHODS: dict[str, Callable[[np.ndarray, np.ndarray], mining.Pairs]] = {
-  "cosine": mining.cosine_pairs,
-  "margin": mining.margin_pairs,
+_METHODS: dict[str, Callable[[np.ndarray, np.ndarray], margins.Pairs]] = {
+  "cosine": margins.cosine_pairs,
+  "margin": margins.margin_pairs,
 }
 _BUCC_SOURCE = (
   "the archives of each pair are linked from "
@@ -110,8 +112,8 @@ def f1_scores(
     pairs = method(foreign_ND, english_MD)
     kept_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
     if kept_P.any():
-      pairs = mining.Pairs(pairs.source_P[kept_P], pairs.target_P[kept_P], pairs.score_P[kept_P])
-      best = dataclasses.asdict(mining.best_f1(pairs, gold_G2))
+      pairs = margins.Pairs(pairs.source_P[kept_P], pairs.target_P[kept_P], pairs.score_P[kept_P])
+      best = dataclasses.asdict(margins.best_f1(pairs, gold_G2))
     else:
       best = {}  # Every sentence that was found occurs more than once.
     for key in ("f1", "precision", "recall"):

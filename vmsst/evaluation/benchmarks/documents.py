@@ -15,9 +15,11 @@ from xml.parsers import expat
 
 import numpy as np
 
-from vmsst import errors, text_files, xml_files
-from vmsst.evaluation import documents, suite
-from vmsst.evaluation.benchmarks import files, json_lines, transfer
+from vmsst import errors
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import document_vectors, files, json_lines, transfer
+from vmsst.files import text_files, xml_files
+from vmsst.text import sentence_splitting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +274,7 @@ def transfer_results(
     splits: Documents by code of the language, `en` among them.
     prefix: Put before the languages in the names of results.
   """
-  from vmsst.evaluation import classification  # Here: it alone needs JAX.
+  from vmsst.evaluation.metrics import classification  # Here: it alone needs JAX.
 
   classes = sorted({label for each in splits.values() for label in each.train.labels})
 
@@ -280,7 +282,7 @@ def transfer_results(
     unknown = set(part.labels) - set(classes)
     if unknown:
       raise errors.InputError(f"{prefix}{code}: no document to learn {unknown} from")
-    vectors_ND = documents.mean_vectors(tools.embed, code, part.texts)
+    vectors_ND = document_vectors.mean_vectors(tools.embed, code, part.texts)
     return classification.Labelled(vectors_ND, np.array([classes.index(x) for x in part.labels]))
 
   learned, tests = {}, {}
@@ -311,7 +313,7 @@ def _judged(splits: Mapping[str, Splits]) -> Iterator[str]:
   for own in splits.values():
     for part in (own.test,) if own.test is own.dev else (own.dev, own.test):
       for document in part.texts:
-        yield from documents.sentences(document)
+        yield from sentence_splitting.sentences(document)
 
 
 def _benchmark(

@@ -7,7 +7,8 @@ import math
 import pathlib
 from collections.abc import Iterator
 
-from vmsst import errors, languages, text_files
+from vmsst import errors, languages
+from vmsst.files import text_files
 
 
 def files_in(folder: pathlib.Path, *patterns: str, source: str = "") -> list[pathlib.Path]:

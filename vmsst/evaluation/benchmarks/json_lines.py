@@ -4,7 +4,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from vmsst import errors, input_files, text_files
+from vmsst import errors
+from vmsst.files import input_files, text_files
 
 
 def records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:

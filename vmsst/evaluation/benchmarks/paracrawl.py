@@ -11,8 +11,9 @@ import pathlib
 from collections.abc import Sequence
 
 from vmsst import errors
-from vmsst.evaluation import suite, xsim
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
+from vmsst.evaluation.metrics import xsim
 
 _CODES = "bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv"
 LANGUAGES = tuple(_CODES.split())

@@ -21,9 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vmsst import errors, input_files, languages, text_files
-from vmsst.evaluation import search, suite, xsim
+from vmsst import errors, languages
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
+from vmsst.evaluation.metrics import xsim
+from vmsst.files import input_files, text_files
+from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -115,7 +118,7 @@ def _score(
   sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
   named = [side.language for side in sides[: len(sides) - (changed is not None)]]
-  compared = [search.Side(each) for each in vectors[: len(named)]]
+  compared = [exact_search.Side(each) for each in vectors[: len(named)]]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for i, j in itertools.combinations(range(len(named)), 2):
     if languages.language(named[i]) != languages.language(named[j]):

@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, text_files, whole_files
-from vmsst.evaluation import answers, retrieval, search, suite
+from vmsst import errors
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, json_lines
+from vmsst.evaluation.metrics import answers, retrieval
+from vmsst.files import atomic_files, text_files
+from vmsst.search import exact_search
 
 SHARD = 1 << 16
 """Questions of the knowledge base that are in memory at once."""
@@ -181,8 +184,12 @@ def _search(
   best: _Best,
 ) -> None:
   """Looks a shard up, and takes over into `best` what is nearer."""
-  vectors_MD = search.unit_rows(tools.embed(suite.Side("en", [question for question, _ in shard])))
-  index_N = search.nearest_in_blocks(query_ND, [vectors_MD], engine=tools.engine).index_NK[:, 0]
+  vectors_MD = exact_search.unit_rows(
+    tools.embed(suite.Side("en", [question for question, _ in shard]))
+  )
+  index_N = exact_search.nearest_in_blocks(query_ND, [vectors_MD], engine=tools.engine).index_NK[
+    :, 0
+  ]
   # Not the scores of the search: those of one vector are not quite alike from shard to shard.
   score_N = _cosines(query_ND, vectors_MD, index_N)
   for row in np.flatnonzero(score_N > best.score_Q).tolist():
@@ -196,7 +203,7 @@ def _cosines(query_ND: np.ndarray, vectors_MD: np.ndarray, index_N: np.ndarray) 
   parts = []
   for start in range(0, len(query_ND), SHARD):
     rows = slice(start, start + SHARD)
-    unit_BD = search.unit_rows(query_ND[rows])
+    unit_BD = exact_search.unit_rows(query_ND[rows])
     parts.append(np.einsum("bd,bd->b", unit_BD, vectors_MD[index_N[rows]]))
   return np.concatenate(parts)
 
@@ -293,7 +300,7 @@ def _same_rows(
   codes: Sequence[str], knowledge_MD: np.ndarray, *queries: np.ndarray
 ) -> list[suite.Result]:
   """How often the query's own translation is the nearest question, or among the ten nearest."""
-  found = search.nearest_in_blocks(np.concatenate(queries), [knowledge_MD], 10)
+  found = exact_search.nearest_in_blocks(np.concatenate(queries), [knowledge_MD], 10)
   results, start = [], 0
   for code, query_ND in zip(codes, queries, strict=True):
     own = found[start : start + len(query_ND)]
@@ -385,7 +392,7 @@ def _identity(sets: Sequence[Questions], paths: Sequence[pathlib.Path]) -> str:
 
 
 def _save(path: pathlib.Path, best: _Best, identity: str) -> None:
-  with whole_files.whole_file(path) as stream:
+  with atomic_files.atomic_file(path) as stream:
     np.savez(stream, **dataclasses.asdict(best), identity=np.array(identity))
 
 

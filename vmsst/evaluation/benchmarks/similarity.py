@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from vmsst import errors, text_files
-from vmsst.evaluation import sts, suite
+from vmsst import errors
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
+from vmsst.evaluation.metrics import sts
+from vmsst.files import text_files
 
 METRICS = ("pearson", "spearman")
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.evaluation import sts, suite
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
+from vmsst.evaluation.metrics import sts
 
 SETS: dict[str, tuple[str, ...]] = {
   "2012": ("MSRpar", "MSRvid", "SMTeuroparl", "OnWN", "SMTnews"),

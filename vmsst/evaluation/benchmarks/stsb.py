@@ -8,9 +8,10 @@ published has that in its name, as in "de.test (595 of 1379 pairs)", and average
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors, text_files
+from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
+from vmsst.files import text_files
 
 ENGLISH = "eng"
 LANGUAGES = (ENGLISH, "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")

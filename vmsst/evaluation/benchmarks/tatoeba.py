@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst.evaluation import retrieval, suite
+from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
+from vmsst.evaluation.metrics import retrieval
 
 SOURCE = "it is data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
 

@@ -111,7 +111,7 @@ def transfer_task(labelled: Labelled, *, into_english: bool = False) -> suite.Ta
 
 
 def _score(labelled: Labelled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
-  from vmsst.evaluation import classification  # Here: it alone needs JAX.
+  from vmsst.evaluation.metrics import classification  # Here: it alone needs JAX.
 
   def part(vectors_ND: np.ndarray, name: str) -> classification.Labelled:
     rows_N = labelled.split_N == name

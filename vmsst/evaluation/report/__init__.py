@@ -10,8 +10,9 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vmsst import errors, whole_files
+from vmsst import errors
 from vmsst.evaluation.report import content, markdown, page, reading
+from vmsst.files import atomic_files
 
 
 def write_report(
@@ -32,7 +33,7 @@ def write_report(
   texts = {"report.md": markdown.text(report), "report.html": page.text(report)}
   folder = pathlib.Path(output)
   try:
-    whole_files.write_json(folder / "report.json", _plain(report, runs))
+    atomic_files.write_json(folder / "report.json", _plain(report, runs))
     for name, text in texts.items():
       (folder / name).write_text(text, encoding="utf-8")
   except OSError as error:

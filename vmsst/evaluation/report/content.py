@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmsst.evaluation import published, scores
 from vmsst.evaluation.benchmarks.averages import INCOMPLETE
-from vmsst.evaluation.report import pictures, reading
+from vmsst.evaluation.metrics import scores
+from vmsst.evaluation.report import figures, published, reading
 
 _MOST_RESULTS = 400  # Rows of a table that one can still read.
 
@@ -89,7 +89,7 @@ class Report:
 def build(runs: Sequence[reading.Run]) -> Report:
   """The report on what was read; the encoder of the first is what the others are compared with."""
   evaluated = {run.name: run.results for run in runs if run.results is not None}
-  hint = pictures.hint()
+  hint = figures.hint()
   sections = [
     _section(name, evaluated, draw=not hint)
     for name in dict.fromkeys(name for each in evaluated.values() for name in each["benchmarks"])
@@ -109,7 +109,7 @@ def build(runs: Sequence[reading.Run]) -> Report:
       else f"{benchmark} ({', '.join(encoders)}): {reason}"
       for (benchmark, reason), encoders in absent.items()
     ],
-    training=[] if hint else pictures.training(runs),
+    training=[] if hint else figures.training(runs),
     papers=papers,
     hint=hint,
   )
@@ -175,7 +175,7 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
     tables.append(_results(name, found))
   elif count:
     notes.append(f"The {count:,} single results are in report.json.")
-  drawn = pictures.languages_and_sentences(name, found) if draw else []
+  drawn = figures.languages_and_sentences(name, found) if draw else []
   return Section(name, title, tables, notes, drawn)
 
 

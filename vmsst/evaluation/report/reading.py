@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from vmsst import errors, input_files, text_files
+from vmsst import errors
 from vmsst.evaluation import suite
+from vmsst.files import input_files, text_files
 
 _NEITHER = "give folders that `vmsst eval --out` has written, or MODEL_DIRs of training runs"
 

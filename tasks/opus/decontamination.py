@@ -1,0 +1,110 @@
+"""Which sentences training must not see, because an evaluation set has them.
+
+    held_out = HeldOut.of(sentences.of(BENCHMARKS.values(), "/data"))
+    held_out.sets(cleaning.sentence_key("Hello, world!"))  # ("tatoeba",), or () where none has it
+
+A sentence is the same whatever its case, punctuation and spaces: `cleaning.text_key`. What has no
+letters or digits is no sentence, and never held out.
+"""
+
+import array
+import bisect
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.files import atomic_files
+from vmsst.tasks.opus import cleaning
+
+MAX_SETS = 64
+"""As many sets as an integer has bits."""
+
+
+class HeldOut:
+  """A set of sentences, of which it is known which evaluation sets hold them.
+
+  It takes 16 bytes a sentence: of each there is the key only. With 10 million sentences, one of
+  some 2 trillion others has the key of one of them by chance.
+
+  Attributes:
+    names: Of the evaluation sets, sorted; some may have no sentence.
+    keys_K: `cleaning.sentence_key` of each sentence, ascending, uint64.
+    sets_K: Bit i is whether `names[i]` has the sentence, uint64.
+  """
+
+  def __init__(self, names: Sequence[str], keys_K: np.ndarray, sets_K: np.ndarray):
+    self.names = tuple(names)
+    self.keys_K = np.ascontiguousarray(keys_K, np.uint64)
+    self.sets_K = np.ascontiguousarray(sets_K, np.uint64)
+    # Python's own bisection of one key is several times faster than NumPy's.
+    self._keys = self.keys_K.data
+
+  @classmethod
+  def of(cls, sentences: Iterable[tuple[str, str]]) -> "HeldOut":
+    """Those of pairs (name of the set, text); raises ValueError for more than `MAX_SETS` sets."""
+    keys: dict[str, array.array] = {}
+    for name, text in sentences:
+      own = keys.setdefault(name, array.array("Q"))
+      text = cleaning.normalise(text)
+      if any(map(str.isalnum, text)):
+        own.append(cleaning.sentence_key(text))
+    if len(keys) > MAX_SETS:
+      raise ValueError(f"{len(keys)} sets; at most {MAX_SETS} can be told apart")
+    names = sorted(keys)
+    unique = [np.unique(np.frombuffer(keys[name], np.uint64)) for name in names]
+    keys_K = np.unique(np.concatenate([np.empty(0, np.uint64), *unique]))
+    sets_K = np.zeros(len(keys_K), np.uint64)
+    for bit, own_N in enumerate(unique):
+      sets_K[np.searchsorted(keys_K, own_N)] |= np.uint64(1 << bit)
+    return cls(names, keys_K, sets_K)
+
+  def sets(self, key: int) -> tuple[str, ...]:
+    """Names of the evaluation sets that hold the sentence of a `cleaning.sentence_key`."""
+    row = bisect.bisect_left(self._keys, key)
+    if row == len(self._keys) or self._keys[row] != key:
+      return ()
+    bits = int(self.sets_K[row])
+    return tuple(name for i, name in enumerate(self.names) if bits >> i & 1)
+
+  def __len__(self) -> int:
+    return len(self.keys_K)
+
+  @property
+  def counts(self) -> dict[str, int]:
+    """The number of different sentences of each set; those of several count in each."""
+    return {
+      name: int(np.count_nonzero(self.sets_K & np.uint64(1 << bit)))
+      for bit, name in enumerate(self.names)
+    }
+
+  @property
+  def digest(self) -> str:
+    """Hexadecimal digits that differ where the sentences or the sets do."""
+    hashed = hashlib.sha256("\n".join(self.names).encode())
+    for values in (self.keys_K, self.sets_K):
+      hashed.update(values.astype("<u8").tobytes())
+    return hashed.hexdigest()
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes an .npz file, which is there as a whole or not at all."""
+    with atomic_files.atomic_file(path) as stream:
+      np.savez(stream, names=np.array(self.names, "U"), keys=self.keys_K, sets=self.sets_K)
+
+  @classmethod
+  def load(cls, path: str | os.PathLike) -> "HeldOut":
+    """What `save` has written; raises InputError if the file is missing or broken."""
+    try:
+      with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as content:
+        names, keys_K, sets_K = (content[name] for name in ("names", "keys", "sets"))
+      if keys_K.dtype != np.uint64 or sets_K.dtype != np.uint64 or keys_K.shape != sets_K.shape:
+        raise ValueError("arrays of another kind")
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+      raise errors.InputError(
+        f"{path}: not a file of held-out sentences ({error}): delete it, and build again"
+      ) from None
+    return cls([str(name) for name in names], keys_K, sets_K)

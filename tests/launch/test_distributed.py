@@ -1,0 +1,285 @@
+"""Several processes of one run, on this machine: the numbers of one, and one end for all."""
+
+import functools
+import json
+import pathlib
+import re
+import socket
+import time
+
+import commands
+import numpy as np
+import pytest
+import toy_runs
+from etils import epath
+
+from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.errors import InputError
+from vmsst.launch import distributed
+from vmsst.launch.runtime import data
+from vmsst.tasks import datasets
+
+# Sums over the batch are made in another order.
+TOLERANCE = 1e-6
+
+# Runs in so many processes; what was imported before they part is imported once. Each is given its
+# number, and what it must do besides training.
+SCRIPT = """
+import functools, json, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+folder, port, count, steps, evaluates, fate, victim = (
+  sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6] == "True", sys.argv[7], int(sys.argv[8]))
+import toy_runs
+from vmsst.errors import InputError
+from vmsst.launch import distributed
+from vmsst.launch.runtime import data
+from vmsst.tasks import datasets
+
+widths = []
+
+def train(index):
+  make = toy_runs.make_trainer()
+
+  def trainer(**arguments):
+    made = make(**arguments)
+    train_some = made.train
+
+    def train(batches, num_steps, start_step, **options):
+      def watched():
+        for step, batch in enumerate(batches, start_step):
+          if step == 7 and index == victim:
+            print("ends at", time.time(), flush=True)
+            if fate == "error":
+              raise InputError("shard 3 vanished")
+            os.kill(os.getpid(), getattr(signal, fate))
+          widths.append(batch["inputs"].shape[1])
+          yield batch
+      return train_some(watched(), num_steps, start_step, **options)
+    made.train = train
+    return made
+
+  place = distributed.find(coordinator_address=f"localhost:{port}", count=count, index=index)
+  with distributed.joined(place):
+    evaluation = toy_runs.config("validation") if evaluates else None
+    toy_runs.run(
+      folder, total_steps=steps, trainer_cls=trainer,
+      get_dataset_fn=functools.partial(datasets.get_length_grouped_dataset, boundaries=(4,)),
+      train_eval_dataset_cfg=evaluation, infer_eval_dataset_cfg=evaluation)
+  print("widths", json.dumps(widths), flush=True)
+
+children = []
+for index in range(count):
+  child = os.fork()
+  if not child:
+    for number in (1, 2):
+      os.dup2(os.open(f"{folder}.{index}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    train(index)
+    sys.exit(0)
+  children.append(child)
+codes = {}
+for index in sorted(range(count), key=lambda index: index == victim):
+  if index == victim and fate == "SIGSTOP":
+    os.kill(children[index], signal.SIGKILL)
+  codes[index] = os.waitstatus_to_exitcode(os.waitpid(children[index], 0)[1])
+print(json.dumps([codes[index] for index in range(count)]))
+"""
+DATASET = functools.partial(datasets.get_length_grouped_dataset, boundaries=(4,))
+
+
+def free_port():
+  with socket.socket() as listening:
+    listening.bind(("localhost", 0))
+    return listening.getsockname()[1]
+
+
+def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1):
+  """Exit codes of the processes and what they wrote on both streams."""
+  here = pathlib.Path(__file__).parent
+  arguments = (here, folder, free_port(), count, steps, evaluates, fate, victim)
+  codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
+  texts = [
+    [pathlib.Path(f"{folder}.{index}.{stream}").read_text() for stream in (1, 2)]
+    for index in range(count)
+  ]
+  return codes, texts
+
+
+def run_alone(folder, steps=10, **options):
+  return toy_runs.run(folder, total_steps=steps, get_dataset_fn=DATASET, **options)
+
+
+def losses(folder, kind="train"):
+  lines = (folder / kind / "metrics.jsonl").read_text().splitlines()
+  return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
+
+
+def parameters(checkpoint):
+  stored = t5x_checkpoints.open_params(epath.Path(checkpoint))
+  return {name: tensor.read() for name, tensor in stored.items()}
+
+
+def assert_same(folder, other, step=10):
+  """The same losses and the same parameters."""
+  ours, theirs = losses(folder), losses(other)
+  assert ours.keys() == theirs.keys()
+  np.testing.assert_allclose([*ours.values()], [*theirs.values()], rtol=TOLERANCE)
+  assert_same_parameters(folder, other, step)
+
+
+def assert_same_parameters(folder, other, step):
+  mine, yours = (parameters(f / f"checkpoint_{step}") for f in (folder, other))
+  assert mine.keys() == yours.keys()
+  for name, value in mine.items():
+    np.testing.assert_allclose(value, yours[name], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+  codes, texts = run(tmp_path / "two", 2)
+  assert codes == [0, 0], texts
+  assert "training to step 10" in texts[0][0]
+  assert "step" not in texts[1][0].replace("steps", "")  # the first alone talks
+  widths = [text.rsplit("widths ")[-1] for text, _ in texts]
+  assert widths[0] == widths[1]
+  assert len(set(json.loads(widths[0]))) > 1  # padding is cut off, everywhere the same
+  state = tmp_path / "two" / "checkpoint_10" / "dataset"
+  assert sorted(path.suffix for path in state.glob("**/train_ds-*")) == [
+    ".data-00000-of-00001",
+    ".index",
+    ".json",
+  ]
+  run_alone(tmp_path / "one")
+  assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
+  codes, texts = run(tmp_path / "four", 4, evaluates=True)
+  assert codes == [0] * 4, texts
+  validation = toy_runs.config("validation")
+  run_alone(
+    tmp_path / "one",
+    train_eval_dataset_cfg=validation,
+    infer_eval_dataset_cfg=validation,
+  )
+  assert_same(tmp_path / "four", tmp_path / "one")
+  four, one = (losses(tmp_path / name, "training_eval/toy") for name in ("four", "one"))
+  assert four.keys() == one.keys() == {4, 8, 10}
+  np.testing.assert_allclose([*four.values()], [*one.values()], rtol=TOLERANCE)
+  # The table of the SeqIO evaluation, printed by the first process alone.
+  tables = [text.split("toy ")[1].split("widths")[0] for text, _ in texts if "toy " in text]
+  assert tables == [capsys.readouterr().out.split("toy ")[1]]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+  whole = tmp_path / "whole"
+  run_alone(whole)
+  for first, then in ((2, 1), (1, 2), (2, 4)):
+    folder = tmp_path / f"{first}_{then}"
+    assert run(folder, first, steps=5)[0] == [0] * first
+    codes, texts = run(folder, then, steps=10)
+    assert codes == [0] * then, texts
+    assert "not of" not in texts[0][1]
+    assert_same(folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("fate", "victim", "count", "reason"),
+  [
+    ("error", 1, 4, "stops: process 1 of 4 failed: shard 3 vanished"),
+    ("error", 0, 2, "stops: process 0 of 2 failed: shard 3 vanished"),
+    # Whichever notices first: a collective, another process that it told, or JAX.
+    ("SIGKILL", 1, 4, "another process of this run is gone|another task died"),
+    ("SIGKILL", 0, 2, "another process of this run is gone|another task died|process 0.* is gone"),
+    ("SIGSTOP", 1, 2, "another task died"),  # as where a machine or a network is lost
+  ],
+)
+def test_where_one_process_dies_the_others_soon_stop_and_say_why(
+  tmp_path, fate, victim, count, reason
+):
+  codes, texts = run(tmp_path / "run", count, fate=fate, victim=victim)
+  seconds = time.time() - float(texts[victim][0].rsplit("ends at ")[-1].split()[0])
+  assert all(codes), codes
+  assert seconds < 60
+  for index, (_, errors) in enumerate(texts):
+    if index != victim:
+      assert re.search(reason, errors), (index, errors)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_stops_all_at_one_step_with_a_checkpoint(tmp_path):
+  steps = 100
+  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1)
+  assert codes == [0, 0], texts
+  assert "Stopped by SIGTERM at step" in texts[0][0]
+  run_alone(tmp_path / "one", steps)
+  step = max(int(path.name.split("_")[1]) for path in (tmp_path / "two").glob("checkpoint_*"))
+  assert 7 <= step < steps
+  assert run(tmp_path / "two", 1, steps)[0] == [0]
+  assert_same_parameters(tmp_path / "two", tmp_path / "one", steps)
+
+
+def test_a_state_of_each_process_s_own_rows_is_not_for_another_number(tmp_path, caplog):
+  for process in range(2):
+    data.DataState(7, None).copy_to(tmp_path, process, 2)
+  assert data.DataState.read_from(tmp_path, 1, 2) == data.DataState(7, None)
+  assert not caplog.records
+  for process, count in ((0, 1), (2, 3)):
+    assert data.DataState.read_from(tmp_path, process, count) is None
+    assert f"not of {count} processes" in caplog.text
+
+
+SLURM = {
+  "SLURM_JOB_ID": "5",
+  "SLURM_STEP_NODELIST": "node[1-2]",
+  "SLURM_NTASKS": "4",
+  "SLURM_PROCID": "3",
+  "SLURM_LOCALID": "1",
+}
+JAX = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2"}
+FLAGS = {"coordinator_address": "a:1", "count": 2, "index": 1}
+
+
+@pytest.mark.parametrize(
+  ("given", "environment", "place"),
+  [
+    ({}, {}, None),
+    (FLAGS, {}, ("a:1", 2, 1)),
+    (FLAGS, {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "8"}, ("a:1", 2, 1)),
+    ({}, {**JAX, "JAX_PROCESS_ID": "1"}, ("a:1", 2, 1)),
+    ({}, {**JAX, "JOB_COMPLETION_INDEX": "0"}, ("a:1", 2, 0)),
+    ({"index": 1}, JAX, ("a:1", 2, 1)),
+    ({}, {"JOB_COMPLETION_INDEX": "0"}, None),
+    ({}, SLURM, (None, None, None)),
+    ({"coordinator_address": "a:1"}, SLURM, ("a:1", None, None)),
+    ({"count": 1}, SLURM, None),
+    ({}, {**SLURM, "SLURM_NTASKS": "1"}, None),
+    ({}, {name: SLURM[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID")}, None),
+    ({"several": True}, {}, (None, None, None)),
+    ({}, {"TPU_ML_PLATFORM": "JAX"}, (None, None, None)),
+    ({}, {"TPU_ML_PLATFORM": "JAX", "TPU_SKIP_MDS_QUERY": "1"}, None),
+  ],
+)
+def test_a_process_finds_its_place(given, environment, place):
+  found = distributed.find(**given, environment=environment)
+  assert place == (found and (found.coordinator_address, found.count, found.index))
+
+
+@pytest.mark.parametrize(
+  ("given", "environment", "message"),
+  [
+    ({"count": 2, "index": 0}, {}, "need --coordinator_address"),
+    ({"coordinator_address": "a:1"}, {}, "--process_count"),
+    ({"coordinator_address": "a:1", "count": 2}, {}, "--process_index"),
+    ({**FLAGS, "index": 2}, {}, "from 0 to 1"),
+    ({**FLAGS, "index": -1}, {}, "from 0 to 1"),
+    ({**FLAGS, "count": 0}, {}, "at least 1"),
+    ({**FLAGS, "coordinator_address": "a"}, {}, "HOST:PORT"),
+    ({}, {**JAX, "JAX_PROCESS_ID": "one"}, "JAX_PROCESS_ID is 'one'"),
+  ],
+)
+def test_a_place_that_cannot_be_is_refused(given, environment, message):
+  with pytest.raises(InputError, match=message):
+    distributed.find(**given, environment=environment)

@@ -1,0 +1,614 @@
+"""Encoders of the BERT and XLM-R families, from their files to sentence vectors."""
+
+import dataclasses
+import json
+import shutil
+
+import commands
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import traverse_util
+from safetensors.numpy import save_file
+
+import vmsst
+from vmsst import cli, errors
+from vmsst.checkpoints import t5x
+from vmsst.checkpoints.importers import bert
+from vmsst.networks import bert as networks
+from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
+
+CONFIG = {
+  "model_type": "bert",
+  "vocab_size": 40,
+  "hidden_size": 12,
+  "num_attention_heads": 3,
+  "num_hidden_layers": 2,
+  "intermediate_size": 10,
+  "hidden_act": "gelu",
+  "max_position_embeddings": 9,
+  "type_vocab_size": 2,
+  "layer_norm_eps": 1e-12,
+  "pad_token_id": 0,
+}
+SIZES = bert.Sizes(
+  vocab_size=40,
+  emb_dim=12,
+  num_heads=3,
+  mlp_dim=10,
+  num_layers=2,
+  max_positions=9,
+  position_offset=0,
+  num_token_types=2,
+  activation="gelu",
+  layer_norm_eps=1e-12,
+)
+
+
+class Network(nn.Module):
+  config: networks.BertConfig
+  pooler: bool = True
+
+  @nn.compact
+  def __call__(self, tokens_BT):
+    embedded_BTD = networks.TokenEmbedder(self.config, name="token_embedder")(tokens_BT)
+    hidden_BTD = networks.BertEncoder(self.config, name="encoder")(embedded_BTD, tokens_BT != 0)
+    if not self.pooler:
+      return hidden_BTD, None
+    return hidden_BTD, networks.ClsPooler(self.config, name="pooler")(hidden_BTD)
+
+
+def weights(prefix="", norm=("weight", "bias")):
+  """Random weights under the names of transformers, written out by hand."""
+  rng = np.random.default_rng(0)
+  found = {
+    "embeddings.word_embeddings.weight": (40, 12),
+    "embeddings.position_embeddings.weight": (9, 12),
+    "embeddings.token_type_embeddings.weight": (2, 12),
+    f"embeddings.LayerNorm.{norm[0]}": (12,),
+    f"embeddings.LayerNorm.{norm[1]}": (12,),
+    "pooler.dense.weight": (12, 12),
+    "pooler.dense.bias": (12,),
+  }
+  for i in range(2):
+    layer = f"encoder.layer.{i}"
+    for place, shape in {
+      "attention.self.query": (12, 12),
+      "attention.self.key": (12, 12),
+      "attention.self.value": (12, 12),
+      "attention.output.dense": (12, 12),
+      "intermediate.dense": (10, 12),
+      "output.dense": (12, 10),
+    }.items():
+      found |= {f"{layer}.{place}.weight": shape, f"{layer}.{place}.bias": shape[:1]}
+    for place in ("attention.output", "output"):
+      found |= {f"{layer}.{place}.LayerNorm.{name}": (12,) for name in norm}
+  return {prefix + name: rng.normal(size=shape) for name, shape in found.items()}
+
+
+def save(folder, arrays, **changes):
+  folder.mkdir(parents=True)
+  (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+  arrays = {
+    name: np.asarray(array, np.float32) if array.dtype == np.float64 else array
+    for name, array in arrays.items()
+  }
+  save_file(arrays, folder / "model.safetensors")
+  return folder
+
+
+def read(checkpoint):
+  """Arrays of a checkpoint by name."""
+  stored = t5x.open_params(t5x.epath.Path(checkpoint))
+  return {name: tensor.read() for name, tensor in stored.items()}
+
+
+def run(imported, tokens_BT):
+  """Token states and pooled vector (where there is a pooler) for ids of the tokenizer."""
+  params = traverse_util.unflatten_dict(read(imported.checkpoint), sep="/")
+  config = networks.BertConfig(**dataclasses.asdict(imported.sizes))
+  network = Network(config, pooler=imported.has_pooler)
+  ours_BT = bert.swap_padding(tokens_BT, imported.padding_id)
+  return jax.jit(network.apply)({"params": params}, ours_BT)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("bert")
+  return bert.import_bert(save(folder / "hf", weights()), folder / "out")
+
+
+@pytest.mark.parametrize(
+  ("family", "kind", "changes"),
+  [
+    ("Bert", "ForPreTraining", {}),  # mBERT; LaBSE has its pooler too
+    ("Bert", "Model", {"tokenizer_class": "XLMRobertaTokenizer"}),  # small E5
+    ("XLMRoberta", "ForMaskedLM", {"pad_token_id": 1, "layer_norm_eps": 1e-5}),
+    ("XLMRoberta", "Model", {"pad_token_id": 1, "type_vocab_size": 1, "hidden_act": "silu"}),
+  ],
+)
+@pytest.mark.filterwarnings("ignore")  # those of another library
+def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, changes):
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  torch.manual_seed(0)
+  config = CONFIG | changes
+  del config["model_type"]
+  model = getattr(transformers, f"{family}{kind}")(
+    getattr(transformers, f"{family}Config")(**config)
+  ).eval()
+  with torch.no_grad():
+    for weight in model.parameters():
+      weight += 0.3 * torch.randn_like(weight)
+  model.save_pretrained(tmp_path / "hf")
+  if "tokenizer_class" in changes:
+    saved = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(saved | changes))
+  found = bert.import_bert(tmp_path / "hf", tmp_path / "out")
+  assert found.padding_id == (1 if "Roberta" in str((family, changes)) else 0)
+
+  length = 9 - found.sizes.position_offset
+  mask_BT = np.arange(length) < np.array([[length], [3], [1]])
+  tokens_BT = np.random.default_rng(0).integers(2, 40, size=mask_BT.shape)
+  # A tokenizer that pads with 1 starts sentences with 0.
+  tokens_BT[:, 0] = 0 if found.padding_id else 5
+  tokens_BT = np.where(mask_BT, tokens_BT, found.padding_id)
+  with torch.no_grad():
+    expected = getattr(model, model.base_model_prefix, model)(
+      input_ids=torch.tensor(tokens_BT), attention_mask=torch.tensor(mask_BT.astype(np.int64))
+    )
+  hidden_BTD, pooled_BD = run(found, tokens_BT)
+  expected_BTD = expected.last_hidden_state.numpy()
+  np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
+  assert found.has_pooler == (kind != "ForMaskedLM")
+  if found.has_pooler:
+    np.testing.assert_allclose(pooled_BD, expected.pooler_output.numpy(), atol=1e-5, rtol=1e-5)
+
+
+def test_every_weight_is_where_it_belongs(imported):
+  stored, found = weights(), read(imported.checkpoint)
+
+  def expect(name, source, transposed=False):
+    array = found.pop(name)
+    assert array.dtype == np.float32
+    expected = np.asarray(stored[source], np.float32)
+    np.testing.assert_array_equal(array, expected.T if transposed else expected)
+
+  def expect_dense(name, source):
+    expect(f"{name}/kernel", f"{source}.weight", transposed=True)
+    expect(f"{name}/bias", f"{source}.bias")
+
+  def expect_norm(name, source):
+    expect(f"{name}/scale", f"{source}.weight")
+    expect(f"{name}/bias", f"{source}.bias")
+
+  expect("token_embedder/embedding", "embeddings.word_embeddings.weight")
+  expect("encoder/position_embedding", "embeddings.position_embeddings.weight")
+  expect("encoder/token_type_embedding", "embeddings.token_type_embeddings.weight")
+  expect_norm("encoder/embedding_layer_norm", "embeddings.LayerNorm")
+  expect_dense("pooler/dense", "pooler.dense")
+  for i in range(2):
+    ours, theirs = f"encoder/layers_{i}", f"encoder.layer.{i}"
+    for name in ("query", "key", "value"):
+      expect_dense(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}")
+    expect_dense(f"{ours}/attention/out", f"{theirs}.attention.output.dense")
+    expect_norm(f"{ours}/post_attention_layer_norm", f"{theirs}.attention.output.LayerNorm")
+    expect_dense(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense")
+    expect_dense(f"{ours}/mlp/wo", f"{theirs}.output.dense")
+    expect_norm(f"{ours}/post_mlp_layer_norm", f"{theirs}.output.LayerNorm")
+  assert not found
+
+
+def test_they_are_the_whole_network(imported):
+  assert imported.sizes == SIZES
+  network = Network(networks.BertConfig(**dataclasses.asdict(SIZES)))
+  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
+  assert {name: array.shape for name, array in read(imported.checkpoint).items()} == wanted
+
+
+def test_old_names_and_heads_of_pre_training(tmp_path, imported):
+  arrays = weights("bert.", norm=("gamma", "beta")) | {
+    "bert.embeddings.position_ids": np.arange(9)[None],
+    "cls.predictions.bias": np.zeros(40),
+    "cls.seq_relationship.weight": np.zeros((2, 12)),
+  }
+  found = bert.import_bert(save(tmp_path / "hf", arrays), tmp_path / "out")
+  expected = read(imported.checkpoint)
+  jax.tree.map(np.testing.assert_array_equal, read(found.checkpoint), expected)
+  rows = {row.source: row for row in found.rows}
+  assert set(rows) == set(arrays)
+  notes = {name: row.note for name, row in rows.items() if not row.targets}
+  assert set(notes) == {name for name in arrays if "position_ids" in name or name[:4] == "cls."}
+  assert all(notes.values())
+  text = bert.describe(found)
+  assert "3 tensors (73 numbers) were left out" in text
+  assert f"INITIAL_CHECKPOINT_PATH = '{found.checkpoint}'" in text
+  assert "swap" not in text
+
+
+def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
+  tmp_path, imported, tokenizer_files
+):
+  # The model's config says 0: in a small E5 only the tokenizer knows.
+  arrays = sized(weights())
+  folder = save(tmp_path / "hf", arrays, vocab_size=150)
+  shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
+  found = bert.import_bert(folder, tmp_path / "out")
+  table_VD = read(found.checkpoint)["token_embedder/embedding"]
+  plain_VD = arrays["embeddings.word_embeddings.weight"].astype(np.float32)
+  np.testing.assert_array_equal(table_VD, plain_VD[[1, 0, *range(2, 150)]])
+  ids_BT = np.array([[0, 7, 2, 1, 1]], np.int32)
+  ours_BT = bert.swap_padding(ids_BT, found.padding_id)
+  np.testing.assert_array_equal(ours_BT, [[1, 7, 2, 0, 0]])
+  np.testing.assert_array_equal(table_VD[ours_BT], plain_VD[ids_BT])
+  assert ours_BT.dtype == np.int32
+  assert found.vocabulary == (tmp_path / "out" / "tokenizer.json",)
+  assert found.vocabulary[0].read_bytes() == (folder / "tokenizer.json").read_bytes()
+  assert "swap" in bert.describe(found)
+
+
+SENTENCES = [
+  "Hello, world!",
+  "Wie geht es dir heute, Welt? " * 9,  # longer than any of the encoders takes
+  "Привет, мир. 世界 你好",
+  "",
+  "आज अच्छा है।",
+]
+TYPES = {  # as files of different years name the same classes
+  "1_Pooling": "sentence_transformers.models.Pooling",
+  "2_Dense": "sentence_transformers.models.Dense",
+  "3_Normalize": "sentence_transformers.base.modules.normalize.Normalize",
+}
+# Of each family: model's and tokenizer's kind, changes of the config, modules and other files.
+FOLDERS = {
+  "labse": (
+    "Bert",
+    {},
+    {
+      "1_Pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+      "2_Dense": {
+        "in_features": 12,
+        "out_features": 12,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+      },
+      "3_Normalize": {},
+    },
+    {"sentence_bert_config.json": {"max_seq_length": 10, "do_lower_case": False}},
+  ),
+  "multilingual-e5-tiny": (
+    "XLMRoberta",
+    {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    {"1_Pooling": {"pooling_mode": "mean"}, "3_Normalize": {}},
+    {"tokenizer_config.json": {"model_max_length": 18}},
+  ),
+  "xlmr": ("XLMRoberta", {}, {}, {"tokenizer_config.json": {"model_max_length": 18}}),
+  "prompted": (
+    "Bert",
+    {},
+    {"1_Pooling": {"pooling_mode": "cls"}},
+    {
+      "config_sentence_transformers.json": {
+        "prompts": {"query": "Welt: ", "document": ""},
+        "default_prompt_name": "query",
+      }
+    },
+  ),
+}
+
+
+def save_folder(folder, family, tokenizer_files):
+  """A random model as its makers would save it, for sentence-transformers; returns the model."""
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  torch.manual_seed(0)
+  kind, changes, modules, files = FOLDERS[family]
+  sizes = {
+    "vocab_size": 150,
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 1,
+    "intermediate_size": 10,
+    "max_position_embeddings": 20,
+    "pad_token_id": 1 if kind == "XLMRoberta" else 0,
+  }
+  config = getattr(transformers, f"{kind}Config")(**sizes | changes)
+  model = getattr(transformers, f"{kind}Model")(config).eval()
+  with torch.no_grad():
+    for weight in model.parameters():
+      weight += 0.3 * torch.randn_like(weight)
+  model.save_pretrained(folder)
+  marks = ["<s>", "<pad>", "</s>", "<unk>"] if config.pad_token_id else None
+  marks = dict(
+    zip(
+      ("cls_token", "pad_token", "sep_token", "unk_token"),
+      marks or ["[CLS]", "[PAD]", "[SEP]", "[UNK]"],
+      strict=True,
+    )
+  )
+  shutil.copyfile(
+    tokenizer_files["xlmr" if config.pad_token_id else "bert"], folder / "tokenizer.json"
+  )
+  files = {"tokenizer_config.json": {}} | files
+  files["tokenizer_config.json"] |= {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
+  if modules:
+    listed = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    listed += [{"type": TYPES[name], "path": name} for name in modules]
+    files["modules.json"] = [
+      {"idx": i, "name": str(i), **module} for i, module in enumerate(listed)
+    ]
+  for name, content in modules.items():
+    (folder / name).mkdir()
+    files[f"{name}/config.json"] = content | (
+      {"word_embedding_dimension": 12} if name == "1_Pooling" else {}
+    )
+  for name, content in files.items():
+    (folder / name).write_text(json.dumps(content))
+  if "2_Dense" in modules:
+    rng = np.random.default_rng(0)
+    dense = {"linear.weight": rng.normal(size=(12, 12)), "linear.bias": rng.normal(size=12)}
+    save_file(
+      {name: x.astype(np.float32) for name, x in dense.items()},
+      folder / "2_Dense" / "model.safetensors",
+    )
+  return folder
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_sentence_vectors_equal_those_of_sentence_transformers(
+  tmp_path, family, tokenizer_files, capsys
+):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  folder = save_folder(tmp_path / family, family, tokenizer_files)
+  assert cli.main(["import", "bert", str(folder), str(tmp_path / "out")]) == 0
+  printed = capsys.readouterr().out
+  assert f"vmsst.load('{tmp_path / 'out'}')" in printed
+  theirs = st.SentenceTransformer(str(folder), device="cpu")
+  is_e5 = "e5" in family
+  expected_ND = theirs.encode(SENTENCES, prompt="query: " if is_e5 else None)
+  encoder = vmsst.load(tmp_path / "out")
+  assert encoder.max_length == {"labse": 10, "prompted": 20}.get(family, 18)
+  found_ND = encoder.encode(SENTENCES, progress=False)
+  np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+  normalized = family in ("labse", "multilingual-e5-tiny")
+  assert np.allclose(np.linalg.norm(found_ND, axis=1), 1, atol=1e-5) == normalized
+  if is_e5 or family == "prompted":
+    assert encoder.vocabulary.prefix == ("query: " if is_e5 else "Welt: ")
+    for prefix in ("passage: ", ""):
+      expected_ND = theirs.encode(SENTENCES, prompt=prefix)
+      found_ND = encoder.encode(SENTENCES, prefix=prefix, progress=False)
+      np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+  else:
+    assert encoder.vocabulary.prefix == ""
+
+
+def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
+  tmp_path, tokenizer_files
+):
+  folder = save(tmp_path / "hf", sized(weights()), vocab_size=150)
+  shutil.copyfile(tokenizer_files["bert"], folder / "tokenizer.json")
+  vectors = {}
+  for pooling in (None, *bert.POOLINGS):
+    found = bert.import_bert(folder, tmp_path / str(pooling), pooling=pooling, prefix="x ")
+    assert found.max_length == 9
+    vectors[pooling] = vmsst.load(tmp_path / str(pooling)).encode(["Welt"], progress=False)
+  np.testing.assert_array_equal(vectors[None], vectors["mean"])
+  # [CLS] x Welt [SEP], by the tokenizer's own ids.
+  (ids,) = HuggingFaceVocabulary(str(folder / "tokenizer.json")).encode(["x Welt"], 9)
+  hidden_BTD, pooled_BD = run(found, np.array([ids]))
+  np.testing.assert_allclose(vectors["mean"], hidden_BTD.mean(1), atol=1e-6)
+  np.testing.assert_allclose(vectors["cls"], hidden_BTD[:, 0], atol=1e-6)
+  np.testing.assert_allclose(vectors["pooler"], pooled_BD, atol=1e-6)
+  headless = {name: x for name, x in sized(weights()).items() if "pooler" not in name}
+  save(tmp_path / "headless", headless, vocab_size=150)
+  with pytest.raises(errors.InputError, match=r"'pooler'.*has none"):
+    bert.import_bert(tmp_path / "headless", tmp_path / "x", pooling="pooler")
+
+
+def sized(arrays):
+  """The weights with a token table for the tokenizers of the tests."""
+  table = np.random.default_rng(1).normal(size=(150, 12))
+  return arrays | {"embeddings.word_embeddings.weight": table}
+
+
+@pytest.mark.parametrize(
+  ("name", "changes", "prefix"),
+  [
+    ("multilingual-e5-base", {}, "query: "),
+    ("x", {"_name_or_path": "intfloat/multilingual-e5-small"}, "query: "),
+    ("models--intfloat--multilingual-e5-base/snapshots/0a1b", {}, "query: "),
+    ("multilingual-e5-large-instruct", {}, ""),
+    ("e5000/labse", {}, ""),
+  ],
+)
+def test_e5_is_known_by_its_name_and_a_folder_without_tokenizer_stays_usable(
+  tmp_path, name, changes, prefix
+):
+  found = bert.import_bert(save(tmp_path / name, weights(), **changes), tmp_path / "out")
+  assert found.prefix == prefix
+  assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint_0"]
+  assert "vmsst.load cannot open it" in bert.describe(found)
+
+
+def test_xlmr_s_sentencepiece_model_alone_is_enough(tmp_path):
+  pytest.importorskip("tokenizers")
+  import sentencepiece
+
+  folder = save(tmp_path / "hf", sized(weights()), vocab_size=150)
+  with open(folder / "sentencepiece.bpe.model", "wb") as stream:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(SENTENCES * 9), model_writer=stream, vocab_size=70, minloglevel=2,
+      hard_vocab_limit=False,
+    )  # fmt: skip
+  found = bert.import_bert(folder, tmp_path / "out")
+  assert found.padding_id == 1
+  names = {"checkpoint_0", "encoder.json", "sentencepiece.bpe.model", "tokenizer.json"}
+  assert {path.name for path in (tmp_path / "out").iterdir()} == names
+  vectors_ND = vmsst.load(tmp_path / "out").encode(SENTENCES, progress=False)
+  assert np.isfinite(vectors_ND).all()
+
+
+# Binds what makes ems_xlmr.gin fit the tiny encoder, and trains with it.
+_TRAIN = """
+import sys
+import gin
+from vmsst.launch import aliases
+aliases.install()
+import vmsst
+from vmsst.launch.runtime import gin_utils
+from vmsst.launch.runtime.train import train
+
+gin.register(train, "__main__")
+bindings = sys.stdin.read().splitlines()
+gin_utils.parse_gin_flags([str(vmsst.gin_dir())], ["ems_xlmr.gin", "data/files.gin"], bindings)
+gin.get_configurable(train)()
+"""
+
+
+def test_training_starts_from_an_import(tmp_path, tokenizer_files):
+  from vmsst.tasks import sample
+
+  folder = save(tmp_path / "hf", sized(weights()), vocab_size=150)
+  shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
+  found = bert.import_bert(folder, tmp_path / "import")
+  rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
+  (tmp_path / "spa-eng.tsv").write_text("".join(rows), encoding="utf-8")
+  sizes = dataclasses.asdict(found.sizes)
+  macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
+  bindings = [
+    *(f"{macros.get(key, f'bert.BertConfig.{key}')} = {value!r}" for key, value in sizes.items()),
+    "DROPOUT_RATE = 0.0",
+    f"MAX_LENGTH = {found.max_length}",
+    "BATCH_SIZE = 8",
+    "TRAIN_STEPS = 20",
+    "CHECKPOINT_PERIOD = 20",
+    "STATS_PERIOD = 1",
+    "utils.create_learning_rate_scheduler.factors = 'constant'",
+    "utils.create_learning_rate_scheduler.base_learning_rate = 0.01",
+    "train.train_eval_dataset_cfg = None",
+    f"PATTERNS = [{str(tmp_path / 'spa-eng.tsv')!r}]",
+    f"MODEL_DIR = {str(tmp_path / 'run')!r}",
+    f"VOCABULARY_PATH = {str(tmp_path / 'import' / 'tokenizer.json')!r}",
+    f"INITIAL_CHECKPOINT_PATH = {str(found.checkpoint)!r}",
+  ]
+  commands.script(_TRAIN, cwd=tmp_path, text="\n".join(bindings))
+  expected, start = read(found.checkpoint), read(tmp_path / "run" / "checkpoint_0")
+  taken = {name for name in expected if not name.startswith("pooler")}
+  assert taken < set(start)
+  assert not [name for name in set(start) - taken if name.startswith(("encoder", "token"))]
+  for name in taken:
+    np.testing.assert_array_equal(start[name], expected[name], err_msg=name)
+  lines = (tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()
+  losses = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+  assert np.mean(losses[-4:]) < 0.95 * np.mean(losses[:4])
+  encoder = vmsst.load(tmp_path / "run")
+  original = HuggingFaceVocabulary(str(folder / "tokenizer.json"))
+  assert encoder.vocabulary.encode(SENTENCES, 7) == original.encode(SENTENCES, 7)
+  assert np.isfinite(encoder.encode(SENTENCES, progress=False)).all()
+
+
+def save_modules(folder, weights, *, pooling=True, activation="Tanh", names=("1_P", "2_D")):
+  """What sentence-transformers adds to LaBSE."""
+  kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+  modules = [
+    {"type": f"sentence_transformers.models.{kind}", "path": name}
+    for kind, name in zip(kinds, ("", *names, "3_Normalize"), strict=True)
+  ]
+  (folder / "modules.json").write_text(json.dumps(modules))
+  save(folder / "1_P", {}, pooling_mode_cls_token=pooling, pooling_mode_mean_tokens=not pooling)
+  save(folder / "2_D", weights, activation_function=f"torch.nn.modules.activation.{activation}")
+
+
+DENSE = {"linear.weight": np.full((12, 12), 0.5), "linear.bias": np.full(12, 0.25)}
+
+
+def test_the_dense_module_of_sentence_transformers_becomes_the_pooler(tmp_path, imported):
+  save_modules(save(tmp_path / "hf", weights()), DENSE)
+  found = bert.import_bert(tmp_path / "hf", tmp_path / "out")
+  arrays = read(found.checkpoint)
+  assert set(arrays) == set(read(imported.checkpoint))
+  np.testing.assert_array_equal(arrays["pooler/dense/kernel"], 0.5)
+  np.testing.assert_array_equal(arrays["pooler/dense/bias"], 0.25)
+  rows = {row.source: row for row in found.rows}
+  assert set(rows) == {*weights(), "2_D/linear.weight", "2_D/linear.bias"}
+  assert rows["2_D/linear.weight"].targets == ("pooler/dense/kernel",)
+  left_out = {name for name, row in rows.items() if not row.targets}
+  assert left_out == {"pooler.dense.weight", "pooler.dense.bias"}
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"pooling": False}, "1_P.*'cls'"),
+    ({"activation": "Identity"}, "2_D.*Identity"),
+    ({"names": ("1_P", "../2_D")}, r"modules\.json.*2_D"),
+    ({"names": ("1_P", "")}, r"modules\.json.*Dense"),
+  ],
+)
+def test_another_chain_of_modules_is_refused(tmp_path, changes, message):
+  save_modules(save(tmp_path / "hf", weights()), DENSE, **changes)
+  with pytest.raises(errors.InputError, match=message):
+    bert.import_bert(tmp_path / "hf", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"model_type": "roberta"}, "model_type.*'roberta'"),
+    ({"hidden_act": "gelu_new"}, "hidden_act.*'gelu_new'"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ({"hidden_size": "12"}, "hidden_size"),
+    ({"hidden_size": 16}, "hidden_size"),
+    ({"layer_norm_eps": 0}, "layer_norm_eps"),
+    ({"pad_token_id": None}, "pad_token_id"),
+    ({"pad_token_id": 40}, "padding is id 40"),
+    ({"num_hidden_layers": 3}, r"lacks encoder\.layer\.2"),
+    ({"num_hidden_layers": 1}, r"holds encoder\.layer\.1"),
+    ({"vocab_size": 41}, "word_embeddings"),
+  ],
+)
+def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
+  folder = save(tmp_path / "hf", weights(), **changes)
+  with pytest.raises(errors.InputError, match=message):
+    bert.import_bert(folder, tmp_path / "out")
+  assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+  arrays = weights()
+  norm = arrays["embeddings.LayerNorm.weight"]
+  for number, (changed, message) in enumerate(
+    (
+      (arrays | {"classifier.weight": norm}, "classifier"),
+      (arrays | {"embeddings.LayerNorm.gamma": norm}, "twice"),
+      ({"shared.weight": norm}, "no BERT or XLM-R"),
+      (arrays | {"pooler.dense.bias": np.full(12, np.nan)}, r"pooler\.dense\.bias.*no numbers"),
+    )
+  ):
+    folder = save(tmp_path / f"hf{number}", changed)
+    with pytest.raises(errors.InputError, match=message):
+      bert.import_bert(folder, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+  "added", [None, [{"id": 3}], [{"id": 3, "content": "<s>"}], [{"id": "1", "content": "<pad>"}]]
+)
+def test_a_tokenizer_without_padding_is_refused(tmp_path, added):
+  folder = save(tmp_path / "hf", weights())
+  (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+  with pytest.raises(errors.InputError, match=r"tokenizer\.json"):
+    bert.import_bert(folder, tmp_path / "out")
+
+
+def test_nothing_is_written_over(tmp_path):
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "mine").touch()
+  with pytest.raises(errors.InputError, match="exists already"):
+    bert.import_bert(save(tmp_path / "hf", weights()), tmp_path / "out")

@@ -1,0 +1,286 @@
+"""The released EMS against a module of torch with the release's names and shapes."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+from safetensors.numpy import save_file
+
+import vmsst
+from ems_jax.networks import ems as networks
+from vmsst import cli, errors, languages
+from vmsst.checkpoints import t5x
+from vmsst.checkpoints.importers import ems
+from vmsst.networks import bert
+
+torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
+nn = torch.nn
+
+WIDTH, HEADS, MLP, LAYERS, LENGTH, LANGUAGE_WIDTH, PROJECTED = 16, 2, 24, 2, 12, 6, 5
+CODES = ("en", "de", "tl")  # the last one is "fil" to others
+SENTENCES = ["Hello, world!", "How are you today, dear Welt?", "x", "welt " * 30]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  """A SentencePiece model as EMS's is made."""
+  import sentencepiece
+
+  path = tmp_path_factory.mktemp("spm") / "bpe.model"
+  symbols = ["<MASK>", *(f"<2{code}>" for code in CODES)]
+  with open(path, "wb") as stream:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(["hello , world ! how are you today ?", "wie geht es , welt ?"] * 9),
+      model_writer=stream, model_type="bpe", vocab_size=70, pad_id=0, unk_id=1, bos_id=-1,
+      eos_id=-1, control_symbols=symbols, minloglevel=2,
+    )  # fmt: skip
+  return path
+
+
+def module(**children):
+  """A module of modules by name."""
+  made = nn.Module()
+  for name, child in children.items():
+    made.add_module(name, child)
+  return made
+
+
+def norm(width):
+  return nn.LayerNorm(width, eps=1e-12)
+
+
+class Ems(nn.Module):
+  """Encoder and heads, arranged and named as in the release; `shared` is its ablation."""
+
+  def __init__(self, vocab_size=70, shared=False):
+    super().__init__()
+    layers = [
+      module(
+        attention=module(
+          self_attention=module(**{n: nn.Linear(WIDTH, WIDTH) for n in ("query", "key", "value")}),
+          output=module(dense=nn.Linear(WIDTH, WIDTH), LayerNorm=norm(WIDTH)),
+        ),
+        intermediate=module(dense=nn.Linear(WIDTH, MLP)),
+        output=module(dense=nn.Linear(MLP, WIDTH), LayerNorm=norm(WIDTH)),
+      )
+      for _ in range(LAYERS)
+    ]
+    words = nn.Embedding(vocab_size, WIDTH, padding_idx=0)
+    wide, head = WIDTH + LANGUAGE_WIDTH, WIDTH if shared else WIDTH + LANGUAGE_WIDTH
+    projection = nn.Linear(head, vocab_size, bias=False)
+    if shared:
+      projection.weight = words.weight
+    self.model = module(
+      bert=module(
+        embedding=module(
+          word_embedding=module(embedding=words),
+          position_embedding=module(
+            position_embeddings=nn.Embedding(LENGTH + 1, WIDTH, padding_idx=0)
+          ),
+          layer_norm=norm(WIDTH),
+        ),
+        encoder=module(layer=nn.ModuleList(layers)),
+      ),
+      la_tag_linear=module(
+        embedding=nn.Embedding(len(CODES), LANGUAGE_WIDTH), layer_norm=norm(LANGUAGE_WIDTH)
+      ),
+      transform=module(dense=nn.Linear(wide, head), LayerNorm=norm(head)),
+      decoder=module(decoder=projection),
+      **({"target_embedding": words} if shared else {}),
+    )
+    self.alignproj = nn.Sequential(
+      nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0), nn.Linear(WIDTH, PROJECTED)
+    )
+    with torch.no_grad():
+      for weight in self.parameters():
+        weight += 0.2 * torch.randn_like(weight)
+
+  def encode(self, tokens_BT):
+    parts, mask_BT = self.model.bert.embedding, tokens_BT != 0
+    positions_BT = torch.arange(1, tokens_BT.shape[1] + 1) * mask_BT
+    x_BTD = parts.word_embedding.embedding(tokens_BT)
+    x_BTD = x_BTD + parts.position_embedding.position_embeddings(positions_BT)
+    x_BTD = parts.layer_norm(x_BTD)
+    for layer in self.model.bert.encoder.layer:
+      attention = layer.attention.self_attention
+
+      def heads(project, x_BTD=x_BTD):
+        return project(x_BTD).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+      y_BHTK = nn.functional.scaled_dot_product_attention(
+        heads(attention.query),
+        heads(attention.key),
+        heads(attention.value),
+        attn_mask=mask_BT[:, None, None, :],
+      )
+      out = layer.attention.output
+      x_BTD = out.LayerNorm(x_BTD + out.dense(y_BHTK.transpose(1, 2).flatten(-2)))
+      hidden = nn.functional.silu(layer.intermediate.dense(x_BTD))
+      x_BTD = layer.output.LayerNorm(x_BTD + layer.output.dense(hidden))
+    return (x_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
+
+  def logits(self, vector_BS, languages_B):
+    language = self.model.la_tag_linear
+    input_BE = torch.cat([language.layer_norm(language.embedding(languages_B)), vector_BS], 1)
+    head = self.model.transform
+    return self.model.decoder.decoder(head.LayerNorm(nn.functional.silu(head.dense(input_BE))))
+
+
+def release(model, parallel="module.", **changes):
+  """What the release's training code saves."""
+  state = {f"{parallel}{name}": x.detach() for name, x in model.state_dict().items()}
+  return {"state_dict": state, "step": 3, "best_loss": 1.5, "model_name": "EMS", **changes}
+
+
+def import_ems(source, output, vocabulary):
+  return ems.import_ems(source, output, vocabulary=vocabulary, num_heads=HEADS)
+
+
+def read(checkpoint):
+  stored = t5x.open_params(t5x.epath.Path(checkpoint))
+  return {name: tensor.read() for name, tensor in stored.items()}
+
+
+def ids(vocabulary):
+  """Token ids of the sentences, padded."""
+  rows = vocabulary.encode(SENTENCES, LENGTH, "en")
+  assert max(map(len, rows)) == LENGTH
+  return np.array([row + [0] * (LENGTH - len(row)) for row in rows])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_vectors_and_heads_equal_those_of_torch(tmp_path, vocabulary, capsys, shared):
+  pytest.importorskip("sacremoses", reason="needs sacremoses to split words")
+  torch.manual_seed(0)
+  model = Ems(shared=shared).eval()
+  torch.save(release(model), tmp_path / "EMS_model.pt")
+  command = ["import", "ems", tmp_path / "EMS_model.pt", tmp_path / "out"]
+  options = ["--vocabulary", vocabulary, "--heads", HEADS]
+  assert cli.main([str(x) for x in command + options]) == 0
+  printed = capsys.readouterr().out
+  for name in model.state_dict():
+    assert f"{name} " in printed
+  assert ("left out: a copy of the token table" in printed) == shared
+
+  encoder = vmsst.load(tmp_path / "out")
+  assert encoder.max_length == LENGTH
+  assert encoder.vocabulary.lowercase
+  tokens_BT = ids(encoder.vocabulary)
+  with torch.no_grad():
+    expected_BS = model.encode(torch.tensor(tokens_BT))
+  found_BS = encoder.encode(SENTENCES, language="en", progress=False)
+  np.testing.assert_allclose(found_BS, expected_BS.numpy(), atol=1e-5, rtol=0)
+
+  network = networks.EmsNetwork(
+    bert.BertConfig(70, WIDTH, HEADS, MLP, LAYERS, max_positions=LENGTH, activation="swish"),
+    language_dim=LANGUAGE_WIDTH,
+    share_embedding=shared,
+    xtr_layer_norm=True,
+    projection_dim=PROJECTED,
+  )
+  arrays = read(tmp_path / "out" / "checkpoint_0")
+  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
+  assert {name: x.shape for name, x in arrays.items()} == wanted
+  params = {"params": traverse_util.unflatten_dict(arrays, sep="/")}
+  theirs_B = np.array([2, 0, 1, 2])
+  ours_B = np.array([languages.language(CODES[i]).index for i in theirs_B])
+  hidden_BE = network.apply(params, expected_BS.numpy(), ours_B, method="xtr_hidden")
+  logits_BV = hidden_BE @ network.apply(params, method="xtr_kernel")
+  compared_BC = network.apply(params, expected_BS.numpy(), method="compared")
+  with torch.no_grad():
+    expected_BV = model.logits(expected_BS, torch.tensor(theirs_B)).numpy()
+    expected_BC = model.alignproj(expected_BS).numpy()
+  np.testing.assert_allclose(logits_BV, expected_BV, atol=1e-5, rtol=1e-5)
+  np.testing.assert_allclose(compared_BC, expected_BC, atol=1e-5, rtol=1e-5)
+
+
+def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
+  torch.manual_seed(0)
+  model = Ems()
+  state = {name: x.detach() for name, x in model.state_dict().items()}
+  old = {
+    name.replace("model.transform.", "model.decoder.transform."): x for name, x in state.items()
+  }
+  torch.save(
+    release(model, optimizer={"state": {0: {"exp_avg": torch.ones(3)}}}), tmp_path / "a.pt"
+  )
+  torch.save({**state, "extra.weight": torch.ones(2, 3)}, tmp_path / "b.pt")
+  torch.save({"state_dict": old}, tmp_path / "c.pt")
+  save_file({name: x.numpy() for name, x in state.items()}, tmp_path / "d.safetensors")
+  found = {
+    path.stem: import_ems(path, tmp_path / f"{path.stem}_out", vocabulary)
+    for path in sorted(tmp_path.iterdir())
+  }
+  assert list(found) == ["a", "b", "c", "d"]
+  expected = read(found["a"].checkpoint)
+  for imported in found.values():
+    jax.tree.map(np.testing.assert_array_equal, read(imported.checkpoint), expected)
+  (left_out,) = (row for row in found["b"].rows if not row.targets)
+  assert (left_out.source, left_out.shape) == ("extra.weight", (2, 3))
+  assert "1 tensors (6 numbers) were left out" in ems.describe(found["b"])
+  table = expected["language_embedder/embedding"]
+  own = [languages.language(code).index for code in CODES]
+  np.testing.assert_array_equal(table[own], state["model.la_tag_linear.embedding.weight"])
+  assert not np.delete(table, own, axis=0).any()
+
+
+class Evil:
+  """Runs a command when it is unpickled."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return os.mkdir, (str(self.path),)
+
+
+def test_nothing_pickled_is_run(tmp_path, vocabulary):
+  trap = tmp_path / "sprung"
+  torch.save(release(Ems(), best_loss=Evil(trap)), tmp_path / "evil.pt")
+  with pytest.raises(errors.InputError, match=r"evil\.pt holds more than tensors"):
+    import_ems(tmp_path / "evil.pt", tmp_path / "out", vocabulary)
+  assert not trap.exists()
+  assert not (tmp_path / "out").exists()
+  torch.load(tmp_path / "evil.pt", weights_only=False)
+  assert trap.exists()  # it was one
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda state: state.pop("module.alignproj.0.bias"), r"lacks alignproj\.0\.bias"),
+    (lambda state: state.pop("module.model.transform.dense.weight"), r"lacks model\.transform"),
+    (lambda state: state.update({"alignproj.0.bias": torch.ones(16)}), "twice"),
+    (lambda state: state.update({"module.alignproj.0.bias": torch.ones(3)}), r"shape \(3,\)"),
+    (lambda state: state.update({"module.alignproj.0.bias": 3}), "is no tensor"),
+    (lambda state: state.clear(), "it is no EMS"),
+  ],
+)
+def test_a_state_that_does_not_fit_is_refused(tmp_path, vocabulary, change, message):
+  record = release(Ems())
+  change(record["state_dict"])
+  torch.save(record, tmp_path / "x.pt")
+  with pytest.raises(errors.InputError, match=message):
+    import_ems(tmp_path / "x.pt", tmp_path / "out", vocabulary)
+  assert not list(tmp_path.glob("out*"))
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path, vocabulary):
+  (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04 broken")
+  torch.save([1, 2], tmp_path / "list.pt")
+  torch.save(release(Ems(vocab_size=71)), tmp_path / "larger.pt")
+  for name, message in (
+    ("broken.pt", "broken"),
+    ("list.pt", "no state_dict"),
+    ("larger.pt", "70 pieces.*71 rows"),
+    ("absent.pt", "no file"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      import_ems(tmp_path / name, tmp_path / "out", vocabulary)
+  torch.save(release(Ems()), tmp_path / "good.pt")
+  with pytest.raises(errors.InputError, match="5 attention heads"):
+    ems.import_ems(tmp_path / "good.pt", tmp_path / "out", vocabulary=vocabulary, num_heads=5)

@@ -1,0 +1,228 @@
+import json
+import pathlib
+import sys
+import types
+
+import gin
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vmsst import errors
+from vmsst.checkpoints import encoder_json
+from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import vmsst as networks
+from vmsst.text import vocabularies
+
+CONFIG = t5.T5Config(
+  vocab_size=300, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_encoder_layers=1,
+  dropout_rate=0.1, dtype="bfloat16",
+)  # fmt: skip
+
+
+class Model:
+  """What assets take of a model."""
+
+  def __init__(self, vocabulary, config=CONFIG, network=None):
+    self.sentence_encoder = sentence_encoder.SentenceEncoder(config, latent_dim=6)
+    self.network = network or self.sentence_encoder
+    self.vocabulary = vocabulary
+    self.max_length = 17
+
+
+@pytest.fixture(scope="module")
+def spm_path(tmp_path_factory) -> pathlib.Path:
+  import sentencepiece
+
+  path = tmp_path_factory.mktemp("spm") / "tiny.model"
+  with open(path, "wb") as stream:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(["one two three four", "five six seven eight"] * 20),
+      model_writer=stream, vocab_size=40, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+      hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+  return path
+
+
+def edit(folder, **changes):
+  path = folder / encoder_json.ENCODER_FILE
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.fixture
+def saved(tmp_path) -> pathlib.Path:
+  encoder_json.save_encoder_assets(Model(vocabularies.ByteVocabulary(lowercase=True)), tmp_path)
+  return tmp_path
+
+
+def test_round_trip_with_bytes(saved):
+  loaded = encoder_json.load_encoder_assets(saved)
+  assert loaded.network == sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
+  assert loaded.vocabulary == vocabularies.ByteVocabulary(lowercase=True)
+  assert loaded.max_length == 17
+  assert [path.name for path in saved.iterdir()] == ["encoder.json"]  # no partial file stays
+
+
+def test_how_text_is_prepared_is_saved_and_old_files_say_nothing_of_words(spm_path, tmp_path):
+  vocabulary = vocabularies.SentencePieceVocabulary(str(spm_path), True, pretokenize=True)
+  encoder_json.save_encoder_assets(Model(vocabulary), tmp_path)
+  loaded = encoder_json.load_encoder_assets(tmp_path).vocabulary
+  assert loaded.lowercase
+  assert loaded.pretokenize
+  entry = json.loads((tmp_path / encoder_json.ENCODER_FILE).read_text())["vocabulary"]
+  edit(tmp_path, vocabulary={key: entry[key] for key in ("kind", "lowercase", "sha256")})
+  assert not encoder_json.load_encoder_assets(tmp_path).vocabulary.pretokenize
+  edit(tmp_path, vocabulary={**entry, "pretokenize": "yes"})
+  with pytest.raises(errors.InputError, match="'pretokenize' is 'yes'"):
+    encoder_json.load_encoder_assets(tmp_path)
+
+
+def test_the_languages_of_training_travel_along_where_they_are_known(tmp_path):
+  model = Model(vocabularies.ByteVocabulary())
+  encoder_json.save_encoder_assets(model, tmp_path)
+  assert encoder_json.load_encoder_assets(tmp_path).languages is None
+  encoder_json.save_encoder_assets(model, tmp_path, ["eng", "deu"])
+  assert encoder_json.load_encoder_assets(tmp_path).languages == ("deu", "eng")
+
+
+def test_round_trip_with_sentencepiece_needs_only_the_folder(spm_path, tmp_path):
+  vocabulary = vocabularies.SentencePieceVocabulary(str(spm_path))
+  expected = vocabulary.encode(["one two nine"], 9)
+  encoder_json.save_encoder_assets(Model(vocabulary), tmp_path / "first")
+  encoder_json.save_encoder_assets(Model(vocabulary), tmp_path / "first")  # as after a restart
+  moved = (tmp_path / "first").rename(tmp_path / "moved")
+  loaded = encoder_json.load_encoder_assets(moved).vocabulary
+  assert loaded.path == str(moved / "vocabulary.model")
+  assert loaded.encode(["one two nine"], 9) == expected
+
+
+GENERATOR = networks.VmsstNetwork(
+  CONFIG, latent_dim=6, num_languages=4, factorised=True, decoder_groups=(-1, 0, 1, 1)
+)
+
+
+@pytest.mark.parametrize(
+  "network", [GENERATOR, networks.BitranslationNetwork(CONFIG, latent_dim=6, num_decoder_layers=2)]
+)
+def test_the_network_of_a_run_with_a_decoder_travels_with_all_of_its_attributes(network, tmp_path):
+  model = Model(vocabularies.ByteVocabulary(), network=network)
+  encoder_json.save_encoder_assets(model, tmp_path)
+  loaded = encoder_json.load_encoder_assets(tmp_path)
+  assert loaded.generator == network
+  assert loaded.network == model.sentence_encoder
+
+
+def test_a_file_from_before_generators_still_gives_the_encoder(saved):
+  edit(saved, network={"class": "SentenceEncoder", "config": {"vocab_size": 300}, "latent_dim": 6})
+  loaded = encoder_json.load_encoder_assets(saved)
+  assert loaded.network == sentence_encoder.SentenceEncoder(t5.T5Config(300), latent_dim=6)
+  assert loaded.generator is None
+
+
+def test_a_model_configured_by_gin_is_saved_by_its_plain_names(tmp_path):
+  with gin.unlock_config():
+    gin.parse_config("""
+      from __gin__ import dynamic_registration
+      from vmsst.text import vocabularies
+      from vmsst.models import contrastive
+      from vmsst.networks import sentence_encoder
+      from vmsst.networks import t5
+
+      t5.T5Config.vocab_size = 300
+      t5.T5Config.dropout_rate = 0
+      sentence_encoder.SentenceEncoder.config = @t5.T5Config()
+      sentence_encoder.SentenceEncoder.latent_dim = 6
+      contrastive.ContrastiveModel.network = @sentence_encoder.SentenceEncoder()
+      contrastive.ContrastiveModel.input_vocabulary = @vocabularies.ByteVocabulary()
+      MODEL = @contrastive.ContrastiveModel()
+    """)
+    model = gin.query_parameter("%MODEL").scoped_configurable_fn()
+  gin.clear_config()
+  jax.eval_shape(model.network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
+  encoder_json.save_encoder_assets(model, tmp_path)
+  found = encoder_json.load_encoder_assets(tmp_path)
+  assert found.network == sentence_encoder.SentenceEncoder(
+    t5.T5Config(vocab_size=300, dropout_rate=0), latent_dim=6
+  )
+
+
+def test_another_vocabulary_in_the_folder_is_noticed(spm_path, tmp_path):
+  encoder_json.save_encoder_assets(
+    Model(vocabularies.SentencePieceVocabulary(str(spm_path))), tmp_path
+  )
+  with open(tmp_path / "vocabulary.model", "ab") as stream:
+    stream.write(b"\0")
+  with pytest.raises(errors.InputError, match=r"vocabulary\.model is not the vocabulary"):
+    encoder_json.load_encoder_assets(tmp_path)
+  (tmp_path / "vocabulary.model").unlink()
+  with pytest.raises(errors.InputError, match=r"vocabulary\.model does not exist"):
+    encoder_json.load_encoder_assets(tmp_path)
+
+
+def test_a_vocabulary_larger_than_the_table_is_refused_before_training(tmp_path):
+  small = t5.T5Config(vocab_size=200)
+  with pytest.raises(errors.InputError, match=r"259 pieces .* only 200 rows"):
+    encoder_json.save_encoder_assets(Model(vocabularies.ByteVocabulary(), small), tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_file_says_what_writes_it(tmp_path):
+  with pytest.raises(errors.InputError, match=r"encoder\.json does not exist.*summarize_run"):
+    encoder_json.load_encoder_assets(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b"null"])
+def test_a_damaged_file_is_named(saved, content):
+  (saved / "encoder.json").write_bytes(content)
+  with pytest.raises(errors.InputError, match=r"encoder\.json"):
+    encoder_json.load_encoder_assets(saved)
+
+
+NETWORK = {"class": "SentenceEncoder", "config": {"vocab_size": 300}, "latent_dim": 6}
+VMSST = {**NETWORK, "class": "VmsstNetwork"}
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"format": 2}, "format 2"),
+    ({"max_length": 0}, "max_length"),
+    ({"max_length": True}, "max_length"),
+    ({"network": None}, "network"),
+    ({"network": {**NETWORK, "class": "os.system"}}, "unknown network 'os.system'"),
+    ({"network": {**NETWORK, "config": {"vocab_size": 300, "exec": "x"}}}, "exec"),
+    ({"network": {**NETWORK, "config": {"vocab_size": 300, "emb_dim": "8"}}}, "emb_dim"),
+    ({"network": {**NETWORK, "config": {"vocab_size": 300, "emb_dim": True}}}, "emb_dim"),
+    ({"network": {**NETWORK, "config": {"vocab_size": 300, "dtype": "int8"}}}, "int8"),
+    ({"network": {**NETWORK, "config": {}}}, "vocab_size"),
+    ({"network": {**NETWORK, "latent_dim": -1}}, "latent_dim"),
+    ({"network": {**NETWORK, "module": "os"}}, "module"),
+    ({"generator": {**NETWORK, "class": "Popen"}}, "unknown network 'Popen'"),
+    ({"generator": {**VMSST, "decoder_groups": [0, "1"]}}, "decoder_groups"),
+    ({"generator": {**VMSST, "num_decoder_layers": 0}}, "num_decoder_layers"),
+    ({"generator": {**VMSST, "config": {"vocab_size": 258}}}, "259 pieces .* only 258 rows"),
+    ({"vocabulary": {"kind": "pickle", "lowercase": False}}, "pickle"),
+    ({"vocabulary": {"kind": "byte"}}, "lowercase"),
+    ({"languages": "deu"}, "'languages' is 'deu'"),
+    ({"languages": ["deu", "klingonisch"]}, "klingonisch"),
+    ({"languages": [7]}, "'languages'"),
+  ],
+)
+def test_each_bad_value_is_named(saved, changes, message):
+  edit(saved, **changes)
+  with pytest.raises(errors.InputError, match=message) as caught:
+    encoder_json.load_encoder_assets(saved)
+  assert "encoder.json" in str(caught.value)
+
+
+def test_summary_of_a_run_goes_through_the_running_runtime(tmp_path, monkeypatch):
+  calls = []
+  runtime = types.ModuleType("t5x")
+  runtime.gin_utils = types.ModuleType("t5x.gin_utils")
+  runtime.gin_utils.summarize_gin_config = lambda *args: calls.append(args)
+  monkeypatch.setitem(sys.modules, "t5x", runtime)
+  monkeypatch.setitem(sys.modules, "t5x.gin_utils", runtime.gin_utils)
+  model = Model(vocabularies.ByteVocabulary())
+  encoder_json.summarize_run(model_dir=str(tmp_path), summary_writer=None, step=5, model=model)
+  assert calls == [(str(tmp_path), None, 5)]
+  assert encoder_json.load_encoder_assets(tmp_path).max_length == 17

@@ -1,0 +1,143 @@
+"""Runs of the `vmsst` command that are killed, each at another moment, and given again.
+
+  python killed_commands.py '{"imports": [...], "settings": {...}, "argv": [...], ...}'
+
+All runs are forks of one process, which has imported what they need. Moments of a run are told by
+what it does to files below its folder: it can be killed just before the n-th file is opened to be
+written, renamed or removed there ("event", n), or by the kernel in the middle of a write, when a
+file gets longer than n bytes ("bytes", n). Whatever the moment, the same command is then given
+again, and left alone.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+_EVENTS = ("os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
+
+
+def run(imports, argv, folder, *, moments, settings=None):
+  """Runs a command undisturbed, and once for each of `moments`, in a folder of its own.
+
+  Args:
+    imports: Modules to import once.
+    argv: Arguments of the `vmsst` command; paths are relative to the run's folder.
+    folder: Where `start`, a folder with what the command reads, lies; each run has a copy of it.
+    moments: How many events the kills are spread over, and numbers of bytes.
+    settings: Values by module and name, such as {"vmsst.vectors.file_embedding._WINDOW": 8}.
+
+  Returns:
+    The folders: that of the undisturbed run, and that of each moment.
+  """
+  options = {
+    "imports": imports,
+    "argv": argv,
+    "folder": str(folder),
+    "moments": moments,
+    "settings": settings or {},
+  }
+  done = subprocess.run(
+    [sys.executable, __file__, json.dumps(options)],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  found = json.loads(done.stdout.splitlines()[-1])
+  return pathlib.Path(folder, "whole"), {key: pathlib.Path(folder, key) for key in found}
+
+
+def contents(folder):
+  """Bytes of all files below a folder, by their paths."""
+  return {
+    path.relative_to(folder).as_posix(): path.read_bytes()
+    for path in folder.rglob("*")
+    if path.is_file()
+  }
+
+
+# --------------------------------------------------------------------------------------------
+# In the process that forks
+
+
+def _main(imports, argv, folder, moments, settings):
+  for name in ("vmsst.cli", *imports):
+    importlib.import_module(name)
+  for name, value in settings.items():
+    module, _, attribute = name.rpartition(".")
+    setattr(sys.modules[module], attribute, value)
+  folder = pathlib.Path(folder)
+  status, events = _child(argv, _copy(folder, "whole"), None)
+  assert status == 0, "the undisturbed run failed"
+  spread, sizes = moments
+  steps = sorted({1 + i * (events - 1) // max(spread - 1, 1) for i in range(spread)})
+  names = []
+  for kind, number in [*(("event", n) for n in steps), *(("bytes", n) for n in sizes)]:
+    name = f"{kind}_{number}"
+    copy = _copy(folder, name)
+    status, _ = _child(argv, copy, (kind, number))
+    wanted = {"event": signal.SIGKILL, "bytes": signal.SIGXFSZ}[kind]
+    assert status == -wanted, f"{name}: ended with {status}"
+    status, _ = _child(argv, copy, None)
+    assert status == 0, f"{name}: given again, it ended with {status}"
+    names.append(name)
+  print(json.dumps(names))
+
+
+def _copy(folder, name):
+  return pathlib.Path(shutil.copytree(folder / "start", folder / name))
+
+
+def _child(argv, folder, moment):
+  """Runs the command in a fork; its exit status, or minus its signal, and number of events."""
+  reading, writing = os.pipe()
+  child = os.fork()
+  if not child:
+    status = 70
+    try:
+      count = _watch(folder, moment)
+      status = sys.modules["vmsst.cli"].main(argv)
+      os.write(writing, str(count[0]).encode())
+    finally:
+      sys.stdout.flush()
+      os._exit(status)
+  os.close(writing)
+  with os.fdopen(reading) as pipe:
+    events = pipe.read()
+  return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(events or 0)
+
+
+def _watch(folder, moment):
+  """Counts events below the folder from now on; kills this process at its moment."""
+  os.chdir(folder)
+  kind, number = moment or (None, 0)
+  if kind == "bytes":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (number, number))
+  count = [0]
+
+  def hook(event, arguments):
+    if event == "open":
+      path, _, flags = arguments
+      seen = flags & (os.O_WRONLY | os.O_RDWR) and not isinstance(path, int)
+    else:
+      path = arguments[0] if event in _EVENTS else None
+      seen = path is not None
+    if seen and os.path.abspath(os.fsdecode(path)).startswith(f"{folder}{os.sep}"):
+      count[0] += 1
+      if kind == "event" and count[0] == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+  sys.addaudithook(hook)
+  return count
+
+
+if __name__ == "__main__":
+  _main(**json.loads(sys.argv[1]))

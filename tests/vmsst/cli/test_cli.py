@@ -1,0 +1,344 @@
+import gzip
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vmsst import cli, errors
+from vmsst.mining import pair_scoring
+from vmsst.text import vocabularies, vocabulary_training
+from vmsst.vectors import embedded_text, file_embedding, vector_store
+
+SENTENCES = [
+  f"the {a} {b} sees a {c}"
+  for a in ("old", "new", "Big")
+  for b in ("dog", "cat")
+  for c in ("house", "river", "mountain", "bridge")
+]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  lines = "".join(f"{x}\t{x.upper()}\n" for x in SENTENCES)
+  (tmp_path / "a.de-en.tsv.gz").write_bytes(gzip.compress(lines.encode()))
+  (tmp_path / "b.txt").write_text("a plain line\n\nand another one\n", encoding="utf-8")
+  return tmp_path
+
+
+def test_help_is_instant_and_light():
+  code = (
+    "import sys; from vmsst import cli\n"
+    "try: cli.main(['--help'])\n"
+    "except SystemExit: pass\n"
+    "heavy = {'tensorflow', 'seqio', 'jax', 'numpy', 'flax', 'torch', 'matplotlib'}\n"
+    "heavy &= set(sys.modules)\n"
+    "sys.exit(f'imported {heavy}' if heavy else 0)"
+  )
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert "gin-dir" in done.stdout
+
+
+def test_gin_dir_prints_the_folder_of_the_gin_files(capsys):
+  assert cli.main(["gin-dir"]) == 0
+  assert capsys.readouterr().out.strip().endswith("gin")
+
+
+def test_unknown_commands_list_the_known_ones(capsys):
+  with pytest.raises(SystemExit):
+    cli.main(["embedd"])
+  assert "gin-dir" in capsys.readouterr().err
+
+
+def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
+  output = corpus / "new.model"
+  status = cli.main(
+    [
+      *("vocab", "train", "--input", str(corpus / "*.tsv.gz"), str(corpus / "b.txt")),
+      *("--output", str(output), "--size", "40", "--model-type", "bpe", "--lowercase"),
+    ]
+  )
+  printed, problems = capsys.readouterr()
+  assert status == 0, problems
+  assert "48 of 48 sentences" in printed
+  assert "2 of 2 sentences" in printed
+  vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
+  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
+  assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
+  assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
+
+
+def test_vocab_train_on_words_says_how_to_use_it(corpus, capsys):
+  pytest.importorskip("sacremoses")
+  files = ("--input", str(corpus / "*.tsv.gz"), "--output", str(corpus / "new.model"))
+  options = ("--size", "40", "--model-type", "bpe", "--lowercase", "--pretokenize")
+  assert cli.main(["vocab", "train", *files, *options]) == 0
+  printed = capsys.readouterr().out
+  assert "SentencePieceVocabulary.lowercase = True" in printed
+  assert "SentencePieceVocabulary.pretokenize = True" in printed
+
+
+def test_vocab_training_is_deterministic_and_draws_evenly(corpus):
+  (corpus / "long.txt").write_text("".join(f"{x}\n" for x in SENTENCES * 5), encoding="utf-8")
+  models = []
+  for name in ("one.model", "two.model"):
+    report = vocabulary_training.train_vocabulary(
+      [str(corpus / "*.txt"), str(corpus / "*.gz")], str(corpus / name), size=50, max_sentences=42
+    )
+    models.append((corpus / name).read_bytes())
+  assert models[0] == models[1]
+  # b.txt gives its 2 lines; the other two share the remaining 40.
+  assert [used for used, _ in report.sentences_by_file.values()] == [2, 20, 20]
+
+
+def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
+  output = str(corpus / "new.model")
+  assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
+  assert "no file matches" in capsys.readouterr().err
+  arguments = ["vocab", "train", "--input", str(corpus / "b.txt"), "--output", output]
+  assert cli.main([*arguments, "--size", "5000"]) == 1
+  error = capsys.readouterr().err
+  assert "5000 pieces from 2 sentences" in error
+  assert "Traceback" not in error
+  with pytest.raises(errors.InputError, match="folder"):
+    vocabulary_training.train_vocabulary(str(corpus / "b.txt"), "/no/such/x.model", size=20)
+
+
+class Encoder:
+  """Counts of letters; is interrupted at one call, if told so."""
+
+  dimension = 26
+
+  def __init__(self):
+    self.calls, self.fail_at = 0, None
+
+  def encode(self, sentences):
+    self.calls += 1
+    if self.calls == self.fail_at:
+      raise KeyboardInterrupt
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return np.array([[text.lower().count(letter) for letter in letters] for text in sentences])
+
+
+@pytest.fixture
+def encoder(monkeypatch):
+  encoder = Encoder()
+  monkeypatch.setattr(
+    encoders, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
+  )
+  monkeypatch.setattr(file_embedding, "_WINDOW", 5)
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
+  return encoder
+
+
+@pytest.fixture
+def sides(tmp_path):
+  """Sentences, and the same in capitals in another order with others among them."""
+  (tmp_path / "x.txt").write_text("".join(f"{x}\n" for x in SENTENCES), encoding="utf-8")
+  others = ["", "something else", "", "zzz"]
+  capitals = [x.upper() for x in reversed(SENTENCES)]
+  (tmp_path / "y.txt").write_text("".join(f"{x}\n" for x in others + capitals), encoding="utf-8")
+  return str(tmp_path / "x.txt"), str(tmp_path / "y.txt")
+
+
+def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
+  out, gold = tmp_path / "new" / "out.tsv", tmp_path / "gold.tsv"
+  gold.write_text("".join(f"{i + 1}\t{28 - i}\n" for i in range(24)), encoding="utf-8")
+  assert cli.main(["mine", *sides, str(out), "--encoder", "a", "--gold", str(gold)]) == 0
+  printed = capsys.readouterr().out
+  assert "F1 100.00, precision 100.00, recall 100.00" in printed
+  assert "24 of 24 pairs found among 24 and 26 sentences" in printed
+  rows = [line.split("\t") for line in out.read_text(encoding="utf-8").splitlines()]
+  assert sorted(source for _, source, _ in rows) == sorted(SENTENCES)
+  assert all(source.upper() == target for _, source, target in rows)
+  scores = [float(score) for score, _, _ in rows]
+  assert scores == sorted(scores, reverse=True)
+  # What is embedded is not embedded again, and not needed to be by this command.
+  calls = encoder.calls
+  folders = [f"{out}.{side}.vectors" for side in ("source", "target")]
+  options = ["--vectors", *folders, "--margin", "distance", "--retrieval", "intersection"]
+  assert cli.main(["mine", *sides, str(tmp_path / "b.tsv"), *options, "--threshold", "9"]) == 0
+  assert encoder.calls == calls
+  assert (tmp_path / "b.tsv").read_text() == ""
+
+
+def test_embed_says_that_it_goes_on_after_an_interruption(sides, encoder, tmp_path, capsys):
+  command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
+  encoder.fail_at = 3
+  assert cli.main(command) == 130
+  assert capsys.readouterr().err == "vmsst: interrupted; the same command goes on from here\n"
+  assert cli.main(["search", "-", sides[0], str(tmp_path / "v")]) == 1
+  assert "not finished: 10 vectors are there" in capsys.readouterr().err
+  assert cli.main(command) == 0
+  assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors, 26 wide\n"
+  assert encoder.calls == 6
+
+
+def from_standard_input(monkeypatch, text):
+  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("file_format", ["npy", "safetensors"])
+def test_embed_goes_from_pipe_to_pipe(encoder, tmp_path, capfdbinary, monkeypatch, file_format):
+  lines = [*SENTENCES[:7], "", "last"]
+  from_standard_input(monkeypatch, "\n".join(lines))
+  assert cli.main(["embed", "a", "-", "-", "--format", file_format]) == 0
+  printed = capfdbinary.readouterr().out
+  if file_format == "npy":
+    found = np.load(io.BytesIO(printed))
+  else:
+    found = pytest.importorskip("safetensors.numpy").load(printed)["vectors"]
+  np.testing.assert_array_equal(found, encoder.encode(lines))
+  # The same into a folder; an interrupted command goes on when the same comes in again.
+  folder = str(tmp_path / "v")
+  encoder.calls, encoder.fail_at = 0, 2
+  for status in (130, 0):
+    from_standard_input(monkeypatch, "\n".join(lines))
+    assert cli.main(["embed", "a", "-", folder, "--format", file_format]) == status
+  np.testing.assert_array_equal(vector_store.open_vectors(folder)[:], encoder.encode(lines))
+
+
+def test_embed_takes_columns_and_keys(encoder, tmp_path):
+  tsv, jsonl = tmp_path / "x.tsv", tmp_path / "x.jsonl"
+  texts = ["ab", "", "c"]
+  tsv.write_text("".join(f"{text}\tzz{text}\n" for text in texts), encoding="utf-8")
+  jsonl.write_text("".join(json.dumps({"text": t, "k": t * 2}) + "\n" for t in texts))
+  for path, options, expected in (
+    (tsv, [], texts),
+    (tsv, ["--field", "2"], ["zz" + text for text in texts]),
+    (jsonl, [], texts),
+    (jsonl, ["--field", "k"], [text * 2 for text in texts]),
+  ):
+    folder = tmp_path / f"{path.name}{''.join(options)}.v"
+    assert cli.main(["embed", "a", str(path), str(folder), *options]) == 0
+    found = vector_store.open_vectors(folder)[:]
+    np.testing.assert_array_equal(found, encoder.encode(expected))
+    opened = embedded_text.open_text(str(path), folder)
+    assert opened.lines([0, 2]) == {0: expected[0], 2: expected[2]}
+
+
+def cosine(one, other):
+  norms = np.linalg.norm(one) * np.linalg.norm(other)
+  return float(one @ other / norms) if norms else 0.0
+
+
+def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypatch):
+  sources, targets = [*SENTENCES[:11], ""], [*SENTENCES[1:12], "x"]
+  one, other, both = (tmp_path / name for name in ("a.txt", "b.txt", "both.tsv"))
+  one.write_text("\n".join(sources) + "\n", encoding="utf-8")
+  other.write_text("\n".join(targets) + "\n", encoding="utf-8")
+  pairs = "".join(f"{x}\t{y}\n" for x, y in zip(sources, targets, strict=True))
+  both.write_text(pairs, encoding="utf-8")
+  expected = [
+    cosine(*encoder.encode([x, y]).astype(float)) for x, y in zip(sources, targets, strict=True)
+  ]
+  capsys.readouterr()
+  for arguments in ([str(one), str(other)], [str(both)], ["-"], ["-", str(other)]):
+    from_standard_input(monkeypatch, pairs if len(arguments) == 1 else "\n".join(sources) + "\n")
+    assert cli.main(["score", "a", *arguments]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
+  # Into a file, interrupted and gone on with; another encoder's is not gone on with.
+  out = tmp_path / "new" / "scores.txt"
+  encoder.calls, encoder.fail_at = 0, 4
+  command = ["score", "a", str(one), str(other), "--output", str(out)]
+  assert cli.main(command) == 130
+  assert not out.exists()
+  assert cli.main(["score", "b", *command[2:]]) == 1
+  assert "scores.txt.part, which an earlier command has left, is of" in capsys.readouterr().err
+  calls = encoder.calls
+  assert cli.main(command) == 0
+  assert encoder.calls - calls == 4  # of 12 pairs 5 were there
+  assert out.read_text(encoding="utf-8").splitlines() == printed
+  assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
+
+
+@pytest.mark.usefixtures("encoder")
+def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
+  bad = tmp_path / "bad.jsonl"
+  bad.write_text('{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n')
+  for arguments, message in (
+    (sides, "x.txt has 24 lines and"),
+    ([sides[0]], "x.txt:1: 1 columns, and the text is to be in column 2"),
+    ([str(bad)], "bad.jsonl:2: no JSON object with a string 'target'"),
+    ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
+    ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
+    ([sides[0], sides[0], "--long-texts", "split"], "Encoder knows no long_texts"),
+    ([sides[0], str(tmp_path / "none")], "none: cannot be opened"),
+  ):
+    assert cli.main(["score", "a", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, monkeypatch):
+  vectors = str(tmp_path / "v")
+  assert cli.main(["embed", "a", sides[1], vectors]) == 0
+  queries = f"{SENTENCES[3]}\n\nzz é\n"
+  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(queries.encode())))
+  capsys.readouterr()
+  assert cli.main(["search", "-", sides[1], vectors, "--count", "2", "--encoder", "b"]) == 0
+  printed, notes = capsys.readouterr()
+  assert notes == f"vmsst: note: {vectors} was made by /runs/a, not by /runs/b\n"
+  found = [json.loads(line) for line in printed.splitlines()]
+  assert [each["query"] for each in found] == [SENTENCES[3], "", "zz é"]
+  assert [len(each["results"]) for each in found] == [2, 2, 2]
+  first = {"line": 25, "score": 1.0, "text": SENTENCES[3].upper()}
+  assert found[0]["results"][0] == first
+  assert found[2]["results"][0] == {"line": 4, "score": 1.0, "text": "zzz"}
+  (tmp_path / "q.txt").write_text(queries, encoding="utf-8")
+  out = tmp_path / "found.jsonl"
+  options = ["--count", "2", "--output", str(out)]
+  assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
+  assert out.read_text(encoding="utf-8") == printed
+  assert capsys.readouterr() == ("", "")  # the encoder that made the vectors is opened
+
+
+@pytest.mark.usefixtures("encoder")
+def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys):
+  vectors, folder = str(tmp_path / "v"), str(tmp_path)
+  cli.main(["embed", "a", sides[0], vectors])
+  for command, message in (
+    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors holds no vectors.json"),
+    (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
+    (["search", "-", sides[1], vectors], "has 24 vectors: one a line is needed"),
+    (["search", f"{folder}/none", sides[0], vectors], "none"),
+    (["embed", "b", sides[0], vectors], "give another folder"),
+    (["embed", "a", f"{folder}/none", vectors], "none: cannot be opened"),
+    (["embed", "a", sides[0], f"{sides[0]}/v"], "Not a directory"),
+  ):
+    capsys.readouterr()
+    assert cli.main(command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("vmsst: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+  for command in (
+    ["mine", *sides, "o", "--neighbours", "0"],
+    ["mine", *sides, "o", "--threshold", "1", "--gold", "g"],
+    ["search", "-", sides[0], vectors, "--count", "many"],
+  ):
+    with pytest.raises(SystemExit) as stop:
+      cli.main(command)
+    assert stop.value.code == 2
+
+
+def test_who_reads_the_output_may_stop():
+  code = (
+    "import sys; from vmsst import cli; from vmsst.cli.command import Command\n"
+    "def run(args):\n"
+    "  for _ in range(10000): print('x' * 99)\n"
+    "cli.COMMANDS['much',] = Command('much', lambda parser: None, run)\n"
+    "sys.exit(cli.main(['much']))"
+  )
+  with subprocess.Popen(
+    [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+  ) as process:
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1

@@ -1,0 +1,155 @@
+"""Programs that no one here wrote, given an encoder of ours or its vectors."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from etils import epath
+from flax import traverse_util
+
+import vmsst
+from vmsst import cli
+from vmsst.checkpoints import encoder_json, t5x
+from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
+from vmsst.vectors import vector_store
+
+NETWORK = sentence_encoder.SentenceEncoder(
+  t5.T5Config(
+    vocab_size=259, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
+  ),
+  latent_dim=12,
+)
+LINES = [f"line {i}: {'abcdefghij'[i % 10] * (i % 7)}" for i in range(60)] + [""]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("run")
+  model = types.SimpleNamespace(
+    network=NETWORK,
+    sentence_encoder=NETWORK,
+    vocabulary=vocabularies.ByteVocabulary(),
+    max_length=32,
+  )
+  encoder_json.save_encoder_assets(model, folder)
+  shapes = jax.eval_shape(NETWORK.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  rng = np.random.default_rng(0)
+  flat = {
+    name: rng.normal(0, 0.5, leaf.shape).astype(np.float32)
+    for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items()
+  }
+  t5x.write_params(epath.Path(folder / "checkpoint_0"), flat)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def vectors_ND(run, tmp_path_factory):
+  """What `vmsst embed` writes of the lines."""
+  folder = tmp_path_factory.mktemp("embedded")
+  (folder / "text").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+  assert cli.main(["embed", str(run), str(folder / "text"), str(folder / "vectors")]) == 0
+  return vector_store.open_vectors(folder / "vectors")[:]
+
+
+def nearest(queries_ND, vectors_ND, count):
+  """Places of the largest cosines, one query at a time."""
+  unit_ND = vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+  return [
+    np.argsort(-(unit_ND @ (q / np.linalg.norm(q))), kind="stable")[:count] for q in queries_ND
+  ]
+
+
+def test_faiss_indexes_what_embed_writes(run, vectors_ND):
+  faiss = pytest.importorskip("faiss", reason="needs faiss-cpu")
+  indexed_ND = np.ascontiguousarray(vectors_ND, np.float32).copy()
+  faiss.normalize_L2(indexed_ND)
+  index = faiss.IndexFlatIP(indexed_ND.shape[1])
+  index.add(indexed_ND)
+  queries = ["line 17", "something else", ""]
+  query_ND = vmsst.load(run).encode(queries, normalize=True)
+  scores_NK, places_NK = index.search(query_ND, 3)
+  expected = nearest(query_ND, vectors_ND, 3)
+  np.testing.assert_array_equal(places_NK, expected)
+  assert places_NK[2, 0] == LINES.index("")
+  assert scores_NK[2, 0] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sentence_transformers_util_takes_the_vectors(vectors_ND):
+  util = pytest.importorskip("sentence_transformers.util", reason="needs sentence-transformers")
+  hits = util.semantic_search(vectors_ND[:5], vectors_ND, top_k=3)
+  found = [[hit["corpus_id"] for hit in of_query] for of_query in hits]
+  np.testing.assert_array_equal(found, nearest(vectors_ND[:5], vectors_ND, 3))
+  unit_ND = vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+  np.testing.assert_allclose(util.cos_sim(vectors_ND, vectors_ND), unit_ND @ unit_ND.T, atol=1e-5)
+
+
+class ForMteb:
+  """An encoder behind the protocol of mteb's models."""
+
+  def __init__(self, encoder, meta):
+    self.encoder, self.mteb_model_meta = encoder, meta
+
+  def encode(self, inputs, *, task_metadata, hf_split, hf_subset, prompt_type=None, **options):
+    texts = [text for batch in inputs for text in batch["text"]]
+    return self.encoder.encode(texts, batch_size=options.get("batch_size", 32), progress=False)
+
+  def similarity(self, embeddings1, embeddings2):
+    return self.encoder.similarity(np.asarray(embeddings1), np.asarray(embeddings2))
+
+  def similarity_pairwise(self, embeddings1, embeddings2):
+    return self.encoder.score_pairs(np.asarray(embeddings1), np.asarray(embeddings2))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mteb_evaluates_an_encoder(run):
+  mteb = pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  datasets = pytest.importorskip("datasets")
+  from mteb.abstasks import AbsTaskSTS
+  from mteb.models import ModelMeta
+
+  gold = np.random.default_rng(0).uniform(0, 5, 30)
+  first, second = LINES[:30], LINES[30:60]
+
+  class LocalSts(AbsTaskSTS):
+    metadata = mteb.TaskMetadata(
+      name="LocalSts",
+      description="pairs made by a test",
+      reference=None,
+      dataset={"path": "local/none", "revision": "1"},
+      type="STS",
+      category="t2t",
+      modalities=["text"],
+      eval_splits=["test"],
+      eval_langs=["eng-Latn"],
+      main_score="cosine_spearman",
+      date=None,
+      domains=None,
+      task_subtypes=None,
+      license=None,
+      annotations_creators=None,
+      dialect=None,
+      sample_creation=None,
+      bibtex_citation=None,
+    )
+    min_score, max_score = 0, 5
+
+    def load_data(self, **options):
+      columns = {"sentence1": first, "sentence2": second, "score": list(gold)}
+      self.dataset = {"test": datasets.Dataset.from_dict(columns)}
+      self.data_loaded = True
+
+  encoder = vmsst.load(run)
+  meta = ModelMeta.create_empty({"name": "local/vmsst", "revision": "1"})
+  result = mteb.evaluate(
+    ForMteb(encoder, meta), LocalSts(), cache=None, co2_tracker=False, show_progress_bar=False
+  )
+  (scores,) = result.task_results[0].scores["test"]
+  expected = scipy.stats.spearmanr(encoder.score_pairs(first, second), gold).statistic
+  assert scores["cosine_spearman"] == pytest.approx(expected, abs=1e-4)

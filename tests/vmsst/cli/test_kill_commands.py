@@ -1,0 +1,127 @@
+"""`vmsst mine`, `embed` and `data build`, killed and given again: as if nothing had happened."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+
+from vmsst.vectors import vector_store
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def module(path):
+  """A module of a folder that is no package."""
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  loaded = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(loaded)
+  return loaded
+
+
+killed_commands = module(pathlib.Path(__file__).with_name("killed_commands.py"))
+MINE = ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vectors.file_embedding"]
+
+
+def check(whole, killed):
+  """Asserts that all runs have left the same files, and no others; their folders may be named."""
+
+  def files(folder):
+    own = str(folder).encode()
+    return {path: x.replace(own, b"") for path, x in killed_commands.contents(folder).items()}
+
+  expected = files(whole)
+  assert killed
+  print(f"{len(killed)} kills")
+  for name, folder in killed.items():
+    found = files(folder)
+    assert sorted(found) == sorted(expected), name
+    differing = [path for path in expected if found[path] != expected[path]]
+    assert not differing, name
+
+
+@pytest.fixture
+def start(tmp_path):
+  folder = tmp_path / "start"
+  folder.mkdir()
+  return folder
+
+
+def write_texts(start, count):
+  """Two texts, and vectors of which each has its translation's as the nearest."""
+  rng = np.random.default_rng(0)
+  vectors_ND = rng.normal(size=(count, 8)).astype(np.float32)
+  for side in ("source", "target"):
+    (start / f"{side}.txt").write_text("".join(f"{side} {i}\n" for i in range(count)))
+    near_ND = vectors_ND + 0.1 * rng.normal(size=vectors_ND.shape).astype(np.float32)
+    settings = {"lines": count, "encoder": "x", "language": None}
+    writer = vector_store.Writer(start / f"{side}.vectors", 8, settings=settings)
+    writer.append(near_ND)
+    writer.finish()
+
+
+def mine(folder, spread, sizes):
+  argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
+  argv += ["--vectors", "source.vectors", "target.vectors"]
+  # What is found is saved after every 64 sources.
+  settings = {
+    "vmsst.search.resumable_search._SECONDS": -1.0,
+    "vmsst.search.exact_search._HELD_ROWS": 64,
+  }
+  return killed_commands.run(MINE, argv, folder, moments=(spread, sizes), settings=settings)
+
+
+def test_mine_a_few_times(start):
+  write_texts(start, 200)
+  check(*mine(start.parent, 3, [3000]))
+
+
+@pytest.mark.slow
+def test_mine(start):
+  write_texts(start, 500)
+  check(*mine(start.parent, 40, [1, 500, 5000, 9000]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["npy", "parquet"])
+def test_embed(start, file_format):
+  embed_lines = module(ROOT / "benchmarks" / "embed_lines.py")
+  embed_lines.make_encoder(start / "encoder")
+  (start / "text.txt").write_text("".join(f"{line}\n" for line in embed_lines.make_lines(100)))
+  argv = ["embed", "encoder", "text.txt", "out/vectors", f"--format={file_format}"]
+  settings = {
+    "vmsst.vectors.file_embedding._WINDOW": 16,
+    "vmsst.vectors.vector_store._SHARD_ROWS": 40,
+  }
+  imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.encoders"]
+  moments = 8, [200, 4000]
+  check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
+
+
+@pytest.mark.slow
+def test_build(start):
+  pytest.importorskip("tensorflow_datasets")
+  opus_tree = module(ROOT / "tests" / "tasks" / "opus" / "opus_tree.py")
+
+  def texts(language, count):
+    return [(f"{language} number {n} is here", f"Sentence {n} is here.") for n in range(count)]
+
+  parts = [
+    opus_tree.Part("Europarl", "v8", ("de", "en"), texts("Satz", 400)),
+    opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in texts("cümle", 200)], "tmx"),
+  ]
+  opus_tree.write(start / "opus", parts)
+  (start / "evaluation" / "tatoeba").mkdir(parents=True)
+  for code in ("deu", "eng"):
+    (start / "evaluation" / "tatoeba" / f"tatoeba.deu-eng.{code}").write_text(
+      "Sentence 3 is here\n"
+    )
+  (start / "mine.yaml").write_text(opus_tree.RECIPE)
+  argv = ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
+  argv += ["--output=tfds", "--workers=1"]
+  imports = [
+    "vmsst.tasks.opus.builder",
+    "vmsst.evaluation.benchmarks",
+    "vmsst.evaluation.evaluation_texts",
+  ]
+  check(*killed_commands.run(imports, argv, start.parent, moments=(20, [100, 2000, 9000])))

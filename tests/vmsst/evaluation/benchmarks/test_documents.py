@@ -1,0 +1,191 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import document_vectors
+from vmsst.evaluation.benchmarks import documents as benchmarks
+from vmsst.evaluation.metrics import classification
+
+
+def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
+  monkeypatch.setattr(document_vectors, "BLOCK_DOCUMENTS", 2)
+  calls = []
+
+  def embed(side):
+    calls.append((side.language, len(side.texts)))
+    return np.array([[len(x), x.count("e")] for x in side.texts], np.float32)
+
+  texts = ["One. Three, Four!", "Zero", "", "Ten. Eleven. Sixteen."]
+  expected = [[(4 + 12) / 2, 1.5], [4, 1], [0, 0], [(4 + 7 + 8) / 3, 5 / 3]]
+  np.testing.assert_allclose(document_vectors.mean_vectors(embed, "en", texts), expected, rtol=1e-6)
+  assert calls == [("en", 3), ("en", 4)]
+
+
+def write(path, content):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(content, encoding="utf-8")
+
+
+def write_mldoc(folder, language, sizes):
+  for end, size in sizes.items():
+    rows = [f"{'CEGM'[i % 4]}CAT\tWord {'CEGM'[i % 4]}. Word.\n" for i in range(size)]
+    write(folder / language / f"{language}.{end}", "".join(rows))
+
+
+class Words:
+  """English has an axis a class; in German two of the four are exchanged."""
+
+  def encode(self, texts, language):
+    axes = {"en": "CEGM", "de": "ECGM"}
+    vectors = np.zeros((len(texts), 4))
+    for i, (text, code) in enumerate(zip(texts, language, strict=True)):
+      for axis, letter in enumerate(axes[code]):
+        vectors[i, axis] = 4 * text.count(f" {letter}.")
+    return vectors
+
+
+def by_nearest_centroid(splits, tests, *, num_classes):
+  """Stands in for the training, which takes seconds to compile."""
+  found = {}
+  for source, split in splits.items():
+    assert len(split.dev.label_N) == 16
+    train = split.train
+    centroids = np.stack(
+      [train.vectors_ND[train.label_N == each].mean(axis=0) for each in range(num_classes)]
+    )
+    found[source] = {}
+    for target, test in tests.items():
+      distance = np.linalg.norm(test.vectors_ND[:, None] - centroids, axis=2)
+      right = np.mean(distance.argmin(axis=1) == test.label_N)
+      found[source][target] = np.array([right, right])
+  return found
+
+
+def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
+  monkeypatch.setattr(classification, "transfer_accuracies", by_nearest_centroid)
+  sizes = {"train.1000": 48, "dev": 16, "test": 20}
+  write_mldoc(tmp_path / "mldoc", "english", sizes)
+  write_mldoc(tmp_path / "mldoc", "german", sizes | {"test": 8})
+  (task,) = benchmarks.MLDOC.read(tmp_path)
+  results = task.run(suite.Tools(suite.Embedder(Words()), tmp_path / "work"))
+  assert [(x.name, x.languages) for x in results] == [
+    ("en->de", ("en", "de")),
+    ("de->en", ("de", "en")),
+  ]
+  for result in results:
+    assert result.metrics == pytest.approx({"accuracy": 50.0, "deviation": 0.0})
+  assert benchmarks.MLDOC.summarize(results, None) == pytest.approx(
+    {
+      "accuracy (incomplete)": 50.0,
+      "accuracy from English (incomplete)": 50.0,
+      "accuracy into English (incomplete)": 50.0,
+    }
+  )
+  assert len(benchmarks.MLDOC.missing(results)) == 12
+
+
+def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
+  path = tmp_path / "x.dev"
+  text = "Börse: it's\tup"
+  write(path, f"CCAT\t{text.encode()!r}\nGCAT\tplain\ttext\nMCAT\tb'\n")
+  found = benchmarks.mldoc(path)
+  assert found.texts == [text, "plain\ttext", "b'"]
+  assert found.labels == ["CCAT", "GCAT", "MCAT"]
+  write(path, "CCAT\tb'\\xff'\n")
+  with pytest.raises(errors.InputError, match=r"x\.dev:1: not a text as Python prints bytes"):
+    benchmarks.mldoc(path)
+
+
+ITEM = "<item><rating>{}</rating><summary>Sum &amp; é</summary><text>Text.\nMore</text></item>"
+
+
+def test_cls_reviews_are_read(tmp_path):
+  path = tmp_path / "train.review.gz"
+  body = "<items>" + "".join(ITEM.format(x) for x in ("5.0", "1.0", " 4.0\n", "2")) + "</items>"
+  path.write_bytes(gzip.compress(f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()))
+  found = benchmarks.cls(path)
+  assert found.labels == ["positive", "negative", "positive", "negative"]
+  assert found.texts == ["Sum & é\nText.\nMore"] * 4
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    ("<items>\n" + ITEM.format("3.0") + "</items>", ":3: a rating of 3 stars"),
+    ("<items>\n" + ITEM.format("") + "</items>", ":3: a rating of '', not 1 to 5 stars"),
+    ("<items><item></items>", ":1: not well-formed XML"),
+    ("<items></items>", ": holds no document"),
+    (
+      '<!DOCTYPE x [<!ENTITY a "b"><!ENTITY c "&a;&a;">]>\n<items>&c;</items>',
+      ":1: the file has a document type",
+    ),
+    ('<!DOCTYPE x SYSTEM "file:///etc/passwd">\n<items>&c;</items>', ":2: the file has a document"),
+  ],
+)
+def test_broken_cls_files_are_named(tmp_path, content, message):
+  path = tmp_path / "test.review"
+  write(path, content)
+  with pytest.raises(errors.InputError, match=f"test\\.review{message}"):
+    benchmarks.cls(path)
+
+
+def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
+  folder = tmp_path / "cls-acl10-unprocessed"
+  for code in ("en", "jp"):
+    for part, count in {"train": 2, "test": 1}.items():
+      reviews = (ITEM.format(5) + ITEM.format(1)) * count
+      write(folder / code / "dvd" / f"{part}.review", f"<items>{reviews}</items>")
+  (task,) = benchmarks.CLS.read(tmp_path)
+  assert (task.name, task.run.keywords["prefix"]) == ("dvd", "dvd ")
+  splits = task.run.keywords["splits"]
+  assert list(splits) == ["en", "ja"]
+  assert [len(x.texts) for x in (splits["ja"].train, splits["ja"].dev)] == [4, 2]
+  assert splits["ja"].test is splits["ja"].dev
+  results = [suite.Result(x, (), {}) for x in ("dvd en->ja", "dvd ja->en")]
+  assert len(benchmarks.CLS.missing(results)) == 16
+  (folder / "jp" / "dvd" / "test.review").unlink()
+  with pytest.raises(errors.InputError, match=r"neither .*test\.review nor test\.review\.gz"):
+    benchmarks.CLS.read(tmp_path)
+
+
+def amazon_lines(*stars, code="en"):
+  records = [
+    {"language": code, "stars": x, "review_body": f"Body {i}", "product_category": "book"}
+    for i, x in enumerate(stars)
+  ]
+  return "".join(json.dumps(x) + "\n" for x in records)
+
+
+def test_amazon_reviews_are_balanced_and_without_three_stars(tmp_path):
+  path = tmp_path / "dataset_en_train.json"
+  write(path, amazon_lines("1", "1", "1", "2", "2", "3", "4", 4, 5, "5"))
+  found = benchmarks.amazon(path, "en", limit=2)
+  assert found.texts == [f"Body {i}" for i in (0, 1, 3, 4, 6, 7, 8, 9)]
+  assert found.labels == ["negative"] * 4 + ["positive"] * 4
+  assert len(benchmarks.amazon(path, "en").texts) == 9
+  with pytest.raises(errors.InputError, match="3 of each are needed"):
+    benchmarks.amazon(path, "en", limit=3)
+  with pytest.raises(errors.InputError, match=r"train\.json:1: language 'en', not 'de'"):
+    benchmarks.amazon(path, "de")
+  write(path, amazon_lines("6"))
+  with pytest.raises(errors.InputError, match=r"train\.json:1: a rating of '6'"):
+    benchmarks.amazon(path, "en")
+
+
+def test_what_is_missing_is_named(tmp_path):
+  sizes = {"train.1000": 12, "dev": 4}
+  write_mldoc(tmp_path / "mldoc", "english", sizes)
+  with pytest.raises(errors.InputError, match=r"neither .*english\.test nor"):
+    benchmarks.MLDOC.read(tmp_path)
+  write_mldoc(tmp_path / "mldoc", "english", {"test": 4})
+  with pytest.raises(errors.InputError, match="mldoc needs English and another language"):
+    benchmarks.MLDOC.read(tmp_path)
+  write(tmp_path / "mldoc" / "english" / "english.dev", "XCAT\ttext\n")
+  with pytest.raises(errors.InputError, match=r"english\.dev:1: no label \(CCAT"):
+    benchmarks.MLDOC.read(tmp_path)
+  for benchmark in (benchmarks.CLS, benchmarks.AMAZON):
+    assert benchmark.folders[0] in (suite.absence(benchmark, tmp_path) or "")

@@ -1,0 +1,260 @@
+import gzip
+import hashlib
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from vmsst import errors, languages
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import questions
+from vmsst.search import exact_search
+
+
+class Hashed:
+  """Gives each text a vector of 16 (or 64) signs: cosines are exact, and ties common."""
+
+  def __init__(self, width=16):
+    self.width = width
+    self.calls = []
+
+  def encode(self, texts):
+    self.calls.append(len(texts))
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    return np.array([[1.0 - 2 * (byte & 1) for byte in x[: self.width]] for x in digests])
+
+
+def lines(path, records):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)
+  path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def write_all(root, count=50):
+  """NQ, MKQA in three languages, and a knowledge base of several files and formats."""
+  lines(
+    root / "nq" / "NQ-open.dev.jsonl",
+    [{"question": f"nq {i}", "answer": [f"The {i % 5}!", "none"]} for i in range(20)],
+  )
+  records = [
+    {
+      "example_id": i,
+      "queries": {code: f"{code} {i}" for code in ("en", "de", "zh_tw")},
+      "answers": {
+        "en": [{"type": "entity", "text": str(i % 3), "aliases": [f"alias {i % 5}"]}],
+        "de": [{"type": "entity", "text": "x"}],
+      },
+    }
+    for i in range(12)
+  ]
+  records[3]["answers"]["en"] = [{"type": "unanswerable", "text": None}]
+  lines(root / "mkqa" / "mkqa.jsonl.gz", records)
+  base = [(f"paq {i}", [str(i % 5), f"alias {i % 7}"][: 1 + i % 2]) for i in range(count)]
+  third = count // 3
+  lines(root / "paq" / "a.jsonl.gz", [{"question": x, "answer": y} for x, y in base[:third]])
+  tsv = "".join(f"{x}\t{y if i % 2 else y[0]}\n" for i, (x, y) in enumerate(base[third:]))
+  (root / "paq" / "b.tsv").write_text(tsv)
+  expected = [*base[:third]]
+  expected += [(x, y if i % 2 else y[:1]) for i, (x, y) in enumerate(base[third:])]
+  return expected
+
+
+def run(root, encoder):
+  """What the benchmark gives for the files under `root`."""
+  return questions.QUESTIONS.read(root)[0].run(suite.Tools(suite.Embedder(encoder), root / "work"))
+
+
+def loops(encoder, queries, base):
+  """Share of queries whose nearest question has a right answer, one at a time."""
+  vectors = encoder.encode([question for question, _ in base])
+  right = 0
+  for query, gold in queries:
+    scores = [float(v @ encoder.encode([query])[0]) for v in vectors]
+    found = base[scores.index(max(scores))][1]
+    right += any(answer in gold for answer in found)
+  return 100 * right / len(queries)
+
+
+def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, monkeypatch):
+  base = write_all(tmp_path)
+  monkeypatch.setattr(questions, "SHARD", 7)
+  encoder = Hashed()
+  (task,) = questions.QUESTIONS.read(tmp_path)
+  told = []
+  results = task.run(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
+  assert encoder.calls == [20, 11, 11, 11, *[7] * 7, 1]  # each set once, then shard by shard
+  assert told[-1].startswith("50 questions")
+  kept = [i for i in range(12) if i != 3]
+  expected = {
+    "nq": loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base),
+    **{
+      f"mkqa {code}": loops(
+        encoder, [(f"{code} {i}", {str(i % 3), f"alias {i % 5}"}) for i in kept], base
+      )
+      for code in ("en", "de", "zh_tw")
+    },
+  }
+  assert {x.name: x.metrics["accuracy"] for x in results} == pytest.approx(expected)
+  assert len(set(expected.values())) > 1
+  german = {languages.language("de")}
+  summary = questions.QUESTIONS.summarize(results, suite.seen_test(german))
+  mean = (expected["mkqa en"] + expected["mkqa de"]) / 2  # Table 12 has no zh_tw
+  assert summary == pytest.approx(
+    {
+      "nq": expected["nq"],
+      "mkqa (incomplete)": mean,
+      "mkqa seen (incomplete)": expected["mkqa de"],
+      "mkqa unseen (incomplete)": expected["mkqa en"],
+    }
+  )
+  assert len(questions.QUESTIONS.missing(results)) == 22
+
+
+class Killed(Exception):
+  pass
+
+
+def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
+  write_all(tmp_path)
+  monkeypatch.setattr(questions, "SHARD", 8)
+  (task,) = questions.QUESTIONS.read(tmp_path)
+  whole = task.run(suite.Tools(suite.Embedder(Hashed()), tmp_path / "whole"))
+
+  def stop(line):
+    if line.startswith("32 "):
+      raise Killed
+
+  folder = tmp_path / "work"
+  with pytest.raises(Killed):
+    task.run(suite.Tools(suite.Embedder(Hashed()), folder, stop))
+  encoder = Hashed()
+  assert task.run(suite.Tools(suite.Embedder(encoder), folder)) == whole
+  assert encoder.calls == [20, 11, 11, 11, 8, 8, 2]
+  encoder = Hashed()
+  assert task.run(suite.Tools(suite.Embedder(encoder), folder)) == whole
+  assert encoder.calls == []
+  with (tmp_path / "paq" / "b.tsv").open("a") as stream:
+    stream.write("one more\tanswer\n")
+  with pytest.raises(errors.InputError, match=r"best\.npz is of a search with other questions"):
+    questions.QUESTIONS.read(tmp_path)[0].run(suite.Tools(suite.Embedder(Hashed()), folder))
+
+
+def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
+  monkeypatch.setattr(questions, "SHARD", 125)
+  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)  # scores take little beside vectors
+  width, peaks = 1024, {}
+
+  class Cheap:
+    def encode(self, texts):
+      return np.random.default_rng(0).random((len(texts), width), np.float32)
+
+  for size in (250, 2_000):
+    root = tmp_path / str(size)
+    write_all(root, size)
+    (task,) = questions.QUESTIONS.read(root)
+    tracemalloc.start()
+    task.run(suite.Tools(suite.Embedder(Cheap()), root / "work"))
+    peaks[size] = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+  assert peaks[2_000] < 1.05 * peaks[250]
+  assert peaks[2_000] < 0.6 * 2_000 * width * 4  # all vectors of the knowledge base
+
+
+def test_vectors_that_are_not_finite_are_an_error(tmp_path):
+  write_all(tmp_path)
+
+  class Broken(Hashed):
+    def encode(self, texts):
+      return np.where(np.array([["paq 9" in x] for x in texts]), np.nan, super().encode(texts))
+
+  with pytest.raises(ValueError, match="'paq 9' holds a value that is not finite"):
+    questions.QUESTIONS.read(tmp_path)[0].run(
+      suite.Tools(suite.Embedder(Broken()), tmp_path / "work")
+    )
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("nq/NQ-open.dev.jsonl", "", "NQ-open.dev.jsonl: no questions"),
+    ("nq/NQ-open.dev.jsonl", '{"question": "x"}\n', "jsonl:1: 'answer' is neither"),
+    (
+      "nq/NQ-open.dev.jsonl",
+      '{"question": 3, "answer": "x"}\n',
+      "jsonl:1: no text under 'question'",
+    ),
+    ("nq/NQ-open.dev.jsonl", "[]\n", "jsonl:1: not a JSON object but list"),
+    ("nq/NQ-open.dev.jsonl", '{"question"\n', "jsonl:1: not JSON"),
+    ("mkqa/mkqa.jsonl", '{"queries": {"en": "x"}}\n', "jsonl:1: no English answers"),
+    (
+      "mkqa/mkqa.jsonl",
+      '{"queries": {"qq": "x"}, "answers": {"en": []}}\n',
+      "mkqa.jsonl: unknown language code 'qq'",
+    ),
+    (
+      "mkqa/mkqa.jsonl",
+      '{"queries": {"en": "x"}, "answers": {"en": []}}\n',
+      "no questions with an",
+    ),
+    ("paq/b.tsv", "x\ty\nx\ty\tz\n", "b.tsv:2: 3 fields"),
+    ("paq/b.tsv", "", "b.tsv: no question"),
+  ],
+)
+def test_broken_files_are_named(tmp_path, name, content, message):
+  write_all(tmp_path)
+  (tmp_path / "mkqa" / "mkqa.jsonl.gz").unlink()
+  (tmp_path / "paq" / "a.jsonl.gz").unlink()
+  (tmp_path / name).write_text(content)
+  with pytest.raises(errors.InputError, match=message):
+    questions.QUESTIONS.read(tmp_path)[0].run(
+      suite.Tools(suite.Embedder(Hashed()), tmp_path / "work")
+    )
+
+
+def test_missing_files_are_named_with_their_source(tmp_path):
+  write_all(tmp_path)
+  for path in (tmp_path / "nq").iterdir():
+    path.unlink()
+  with pytest.raises(errors.InputError, match=r"nq holds no .*google-research-datasets"):
+    questions.QUESTIONS.read(tmp_path)
+  (tmp_path / "nq").rmdir()
+  (tmp_path / "mkqa" / "mkqa.jsonl.gz").unlink()
+  with pytest.raises(errors.InputError, match=r"neither nq/NQ-open\.dev\.jsonl nor mkqa"):
+    questions.QUESTIONS.read(tmp_path)
+
+
+def test_mkqa_small_asks_for_the_question_itself(tmp_path):
+  lines(tmp_path / "nq" / "nq-open.dev.jsonl.gz", [{"question": "other", "answer": ["x"]}])
+  path = tmp_path / "mkqa" / "mkqa.wide.tsv"
+  path.parent.mkdir()
+  path.write_text("id\tsplit\tar\ten\tzh_cn\n1\tdev\tone\tone\tother\n2\tdev\ttwo\ttwo\ttwo\n")
+  (task,) = questions.MKQA_SMALL.read(tmp_path)
+  embed = suite.Embedder(Hashed(64))
+  results = task.score(*map(embed, task.sides))
+  assert [(x.name, x.languages, x.metrics) for x in results] == [
+    ("ar", ("ar", "en"), {"accuracy": 100.0, "R@10": 100.0}),
+    ("zh_cn", ("zh_cn", "en"), {"accuracy": 50.0, "R@10": 100.0}),
+  ]
+  seen = suite.seen_test(map(languages.language, ["ar", "en"]))
+  assert questions.MKQA_SMALL.summarize(results, seen) == {
+    "accuracy (incomplete)": 75.0,
+    "R@10 (incomplete)": 100.0,
+    "accuracy seen (incomplete)": 100.0,
+    "accuracy unseen (incomplete)": 50.0,
+  }
+  assert "tr" in questions.MKQA_SMALL.missing(results)
+  path.write_text("id\tsplit\tar\n1\tdev\tone\n")
+  with pytest.raises(errors.InputError, match=r"mkqa\.wide\.tsv:1: no header"):
+    questions.MKQA_SMALL.read(tmp_path)
+  path.write_text("id\tsplit\ten\tqq\n1\tdev\tone\ttwo\n")
+  with pytest.raises(errors.InputError, match="unknown language code 'qq'"):
+    questions.MKQA_SMALL.read(tmp_path)
+
+
+def test_real_questions(data_root):
+  (task,) = questions.MKQA_SMALL.read(data_root)
+  assert [len(side.texts) for side in task.sides] == [5758 + 3610 + 1800, *[5758] * 11]
+  codes = [side.language for side in task.sides[1:]]
+  assert questions.MKQA_SMALL.missing([suite.Result(x, (), {}) for x in codes]) == []
+  assert len(questions.nq_open(data_root / "nq" / "nq-open.dev.jsonl.gz").texts) == 3610

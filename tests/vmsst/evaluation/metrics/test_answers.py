@@ -1,0 +1,48 @@
+import string
+
+import pytest
+
+from vmsst.evaluation.metrics import answers
+
+
+def by_letters(answer):
+  """Normalising as SQuAD describes it, a letter and a word at a time."""
+  kept = ""
+  for letter in answer.lower():
+    if letter not in string.punctuation:
+      kept += letter
+  words, word = [], ""
+  for letter in kept + " ":
+    if letter.isalnum() or letter == "_":
+      word += letter
+    else:
+      words.append(" " if word in ("a", "an", "the") else word)
+      words.append(" " if letter.isspace() else letter)
+      word = ""
+  return " ".join("".join(words).split())
+
+
+@pytest.mark.parametrize(
+  ("answer", "expected"),
+  [
+    ("The Beatles", "beatles"),
+    ("  an  Apple,\ta day!", "apple day"),
+    ("U.S.A.", "usa"),
+    ("A.", ""),
+    ("theatre of Athens", "theatre of athens"),
+    ("O'Brien–the great", "obrien– great"),  # ASCII punctuation only; a dash ends a word
+    ("Ångström 1,000", "ångström 1000"),
+    ("«the»", "« »"),
+  ],
+)
+def test_answers_are_normalised(answer, expected):
+  assert answers.normalised(answer) == expected
+  assert by_letters(answer) == expected
+
+
+def test_one_of_several_answers_is_enough():
+  gold = answers.normalised_set(["14 December 1972 UTC", "December 1972"])
+  assert answers.is_right(["1969", "the December, 1972"], gold)
+  assert not answers.is_right(["1972", "December 1973"], gold)
+  assert not answers.is_right([], gold)
+  assert not answers.is_right([""], frozenset())

@@ -1,0 +1,157 @@
+import re
+import sys
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from vmsst import errors
+from vmsst.evaluation.metrics import clustering
+from vmsst.evaluation.report import plots
+
+SVG = "{http://www.w3.org/2000/svg}"
+TITLE = "Errors <of> _all_ & $more$"
+LABELS = ["deu", "spa", "por", "_ita", "$x$"]
+ERRORS = np.array([[abs(i - j) * 10 + i + j / 10 for j in range(5)] for i in range(5)], float)
+TREE = clustering.tree(clustering.distances(ERRORS))
+CURVES = {
+  "loss (nats)": [
+    plots.Curve("_first", [0, 10, 20], [3.0, float("nan"), 1.0]),
+    plots.Curve("学 $2$", [0, 10], [4.0, 2.0]),
+  ],
+  "accuracy (%)": [plots.Curve("_first", [20], [50.0])],
+}
+
+
+def heat_map() -> str:
+  return plots.heat_map(ERRORS, LABELS, order=[4, 3, 2, 1, 0], title=TITLE)
+
+
+def tree() -> str:
+  families = ["Germanic", "Romance", "Romance", "Romance", "Greek"]
+  return plots.dendrogram(TREE, LABELS, families, title=TITLE)
+
+
+def picture() -> str:
+  points = np.array([[0.1, 0.2], [0.3, -0.1], [0.0, 0.0], [-0.4, 0.1], [0.1, 0.2]])
+  edges = [plots.Edge(0, 1, 0.5), plots.Edge(1, 2, 0.25)]
+  return plots.sentence_picture(points, LABELS, share_2=[0.5, 0.25], title=TITLE, edges=edges)
+
+
+def curves() -> str:
+  return plots.training_curves(CURVES, title=TITLE)
+
+
+def texts(svg: str) -> dict[str, list[tuple[float, float]]]:
+  """Places, from left and top, of each text of a picture."""
+  found: dict[str, list[tuple[float, float]]] = {}
+  for element in ElementTree.fromstring(svg).iter(f"{SVG}text"):
+    place = float(element.get("x", "nan")), float(element.get("y", "nan"))
+    if np.isnan(place[0]):
+      numbers = re.findall(r"-?[\d.]+", element.get("transform", ""))
+      place = float(numbers[0]), float(numbers[1])
+    found.setdefault("".join(element.itertext()).strip("\u200b"), []).append(place)
+  return found
+
+
+@pytest.mark.parametrize("draw", [heat_map, tree, picture, curves])
+def test_a_picture_stands_for_itself(draw):
+  svg = draw()
+  assert svg == draw()
+  root = ElementTree.fromstring(svg)
+  title = root.find(f"{SVG}title")
+  assert (root.tag, root.get("role"), title.text) == (f"{SVG}svg", "img", TITLE)
+  assert root.get("aria-labelledby") == title.get("id")
+  assert root.find(f".//{SVG}script") is None
+  assert root.find(f".//{SVG}metadata") is None
+  ids = [element.get("id") for element in root.iter() if element.get("id")]
+  assert len(ids) == len(set(ids))
+  links = re.findall(r'href="([^"]*)"|url\(([^)]*)\)', svg)
+  for link in (a or b for a, b in links):
+    assert link.startswith("data:image/png") or link.removeprefix("#") in ids, link
+  assert "sans-serif" in svg
+  shown = texts(svg)
+  assert TITLE in shown
+  names = ["_first", "学 $2$"] if draw is curves else LABELS
+  for name in names:
+    assert any(name in text.split(", ") for text in shown), name
+
+
+def test_pictures_of_one_page_share_no_ids():
+  ids = [set(re.findall(r'\bid="([^"]+)"', draw())) for draw in (heat_map, tree, picture, curves)]
+  assert sum(map(len, ids)) == len(set().union(*ids))
+
+
+def test_numbers_of_a_heat_map_stand_at_their_row_and_column():
+  shown = texts(heat_map())
+  columns = {label: min(shown[label], key=lambda place: place[1]) for label in LABELS}
+  rows = {label: max(shown[label], key=lambda place: place[1]) for label in LABELS}
+  assert sorted(LABELS, key=lambda label: columns[label][0]) == LABELS[::-1]
+  assert sorted(LABELS, key=lambda label: rows[label][1]) == LABELS[::-1]
+  for i, j in np.argwhere(~np.eye(5, dtype=bool)):
+    (place,) = shown[f"{ERRORS[i, j]:.1f}"]
+    assert abs(place[0] - columns[LABELS[j]][0]) < 5, (i, j)
+    assert abs(place[1] - rows[LABELS[i]][1]) < 5, (i, j)
+
+
+def test_languages_of_a_tree_stand_in_its_order_with_their_families():
+  shown = texts(tree())
+  found = sorted(
+    (name for name in shown if name.count(", ") == 1), key=lambda name: shown[name][0][1]
+  )
+  assert [name.split(", ")[0] for name in found] == [
+    LABELS[leaf] for leaf in clustering.leaf_order(TREE)
+  ]
+  assert {"spa, Romance", "deu, Germanic", "$x$, Greek"} <= set(found)
+
+
+def test_labels_of_a_crowded_picture_do_not_lie_on_each_other():
+  count = 60
+  rng = np.random.default_rng(0)
+  labels = [f"l{number:02}" for number in range(count)]
+  points = rng.normal(size=[count, 2]) * 0.1
+  shown = texts(plots.sentence_picture(points, labels, share_2=[0.1, 0.1], title="Crowded"))
+  places = np.array([shown[label][0] for label in labels])
+  x, y = (np.abs(places[:, None, axis] - places[None, :, axis]) for axis in (0, 1))
+  apart = (x > 12) | (y > 8) | np.eye(count, dtype=bool)  # the size of three letters, in points
+  assert apart.all()
+
+
+def test_equal_errors_equal_points_and_many_languages_can_be_drawn():
+  none = np.zeros([3, 3])
+  assert "0.0" in texts(plots.heat_map(none, "abc", order=[0, 1, 2], title="None"))
+  plots.dendrogram(clustering.tree(none), "abc", "xyz", title="None")
+  plots.sentence_picture(np.zeros([3, 2]), "abc", share_2=[0, 0], title="None")
+  many = np.full([45, 45], 50.0)
+  labels = [f"l{number:03}" for number in range(45)]
+  shown = texts(plots.heat_map(many, labels, order=range(45), title="Many"))
+  assert "50.0" not in shown  # in colour only
+  assert all(len(shown[label]) == 2 for label in labels)
+
+
+def test_what_cannot_be_drawn_is_an_error():
+  with pytest.raises(ValueError, match="2 labels"):
+    plots.heat_map(np.zeros([3, 3]), "ab", order=[0, 1], title="x")
+  with pytest.raises(ValueError, match="order"):
+    plots.heat_map(np.zeros([2, 2]), "ab", order=[0, 0], title="x")
+  with pytest.raises(ValueError, match="finite"):
+    plots.heat_map(np.full([2, 2], np.nan), "ab", order=[0, 1], title="x")
+  with pytest.raises(ValueError, match="1 families for 5"):
+    plots.dendrogram(TREE, LABELS, ["Greek"], title="x")
+  with pytest.raises(ValueError, match="finite"):
+    plots.sentence_picture(np.full([2, 2], np.inf), "ab", share_2=[0, 0], title="x")
+  astray = [plots.Edge(0, 2, 0.5)]
+  with pytest.raises(ValueError, match="no point"):
+    plots.sentence_picture(np.zeros([2, 2]), "ab", share_2=[0, 0], title="x", edges=astray)
+  with pytest.raises(ValueError, match="no curve"):
+    plots.training_curves({"loss": []}, title="x")
+  with pytest.raises(ValueError, match="loss of a: 2 steps and 1 values"):
+    plots.training_curves({"loss": [plots.Curve("a", [1, 2], [1.0])]}, title="x")
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[report\]'"):
+    heat_map()

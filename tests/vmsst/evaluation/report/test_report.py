@@ -1,0 +1,335 @@
+import html.parser
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from concurrent import futures
+
+import pytest
+
+from vmsst import errors
+from vmsst.evaluation import report
+from vmsst.evaluation.report import figures
+
+NASTY = "<script>alert(1)</script> | `x` *y* [z](javascript:1) & co"
+CODES = ("deu", "eng", "rus", "ukr")
+# Run in the page: which elements stick out of it, and how wide what can be scrolled is.
+PROBE = """<script>
+document.querySelectorAll('details').forEach(x => { x.open = true; });
+const inside = x => x.parentElement.closest('.scroll, figure');
+const out = x => x.getBoundingClientRect().right > document.documentElement.clientWidth + 1;
+const wide = [...document.body.querySelectorAll('*')].filter(x => !inside(x) && out(x));
+const boxes = [...document.querySelectorAll('.scroll')];
+Object.assign(document.documentElement.dataset, {
+  wide: wide.map(x => x.tagName).join(' ') || 'none',
+  page: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  scrolling: boxes.filter(x => x.scrollWidth > x.clientWidth + 1).length,
+});
+</script>"""
+
+
+def tatoeba(shift, codes=("deu", "fra", "rus"), summary="average", missing=()):
+  results = [
+    {
+      "name": code,
+      "languages": [code, "eng"],
+      "metrics": {"to English": 80 + shift, "from English": 70 + place, "average": 75.0 + shift},
+    }
+    for place, code in enumerate(codes)
+  ]
+  return {
+    "title": "Tatoeba",
+    "summary": {summary: 75.0 + shift},
+    "missing": list(missing),
+    "results": results,
+    "seconds": {"embedding": 1.0, "scoring": 0.5},
+  }
+
+
+def agnosticism(shift):
+  """Errors that are low within the Germanic and the Slavic languages."""
+  results = [
+    {
+      "name": f"{x}->{y}",
+      "languages": [x, y],
+      "metrics": {"error": shift + 10.0 * ((x in CODES[:2]) != (y in CODES[:2]))},
+    }
+    for x, y in itertools.permutations(CODES, 2)
+  ]
+  return tatoeba(0) | {"title": "Agnosticism", "summary": {"error": shift}, "results": results}
+
+
+def write(folder, encoder, benchmarks, absent=None):
+  folder.mkdir(parents=True)
+  content = {"encoder": encoder, "seen": None, "absent": absent or {}, "benchmarks": benchmarks}
+  (folder / "results.json").write_text(json.dumps(content), encoding="utf-8")
+  return folder
+
+
+def train(folder):
+  (folder / "train").mkdir(parents=True)
+  (folder / "inference_eval").mkdir()
+  lines = [{"step": step, "loss": 5 - step / 100, "timing/x": 1} for step in (100, 200, 300)]
+  lines.append({"step": 300, "loss": "nan"})
+  (folder / "train" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+  (folder / "inference_eval" / "tatoeba-metrics.jsonl").write_text(
+    '{"step": 0, "accuracy/average": 0.1}\n{"step": 300, "accuracy/average": 0.4}\n'
+  )
+  return folder
+
+
+@pytest.fixture
+def folders(tmp_path):
+  """Evaluations of two encoders, the first with a run's metrics, the second of fewer sets."""
+  first = write(
+    tmp_path / "a",
+    "first",
+    {"tatoeba": tatoeba(0), "agnosticism": agnosticism(2.0)},
+    {"bucc": f"no folder /data/bucc2018 ({NASTY})"},
+  )
+  partial = tatoeba(1.5, ["deu"], "average (incomplete)", ["fra", NASTY])
+  second = write(tmp_path / "b", NASTY, {"tatoeba": partial})
+  return [train(first), second]
+
+
+class Page(html.parser.HTMLParser):
+  """The elements of a page, and the texts of its tables' cells and headings."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.elements, self.texts, self._open = [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+    if tag in ("td", "th", "h1", "h2", "h3", "caption", "li", "p", "svg"):
+      self.texts.append((tag, ""))
+
+  def handle_data(self, data):
+    if self.texts:
+      self.texts[-1] = (self.texts[-1][0], self.texts[-1][1] + data)
+
+  def of(self, tag):
+    return [text.strip() for each, text in self.texts if each == tag]
+
+
+def table(content, section, title):
+  """A table of report.json: values by row and column."""
+  (found,) = (each for each in content["sections"] if each["name"] == section)
+  (found,) = (each for each in found["tables"] if each["title"] == title)
+  columns = [(each["name"], each["detail"]) for each in found["columns"]]
+  return {
+    row["name"]: dict(zip(columns, cells, strict=True))
+    for row, cells in zip(found["rows"], found["cells"], strict=True)
+  }
+
+
+def test_numbers_stand_beside_published_ones_and_other_encoders(folders, tmp_path):
+  paths = report.write_report(folders[:1], tmp_path / "out")
+  assert [path.name for path in paths] == ["report.md", "report.json", "report.html"]
+  content = json.loads(paths[1].read_text())
+  beside = table(content, "tatoeba", "Beside published numbers")
+  assert beside["first"]["average", ""]["value"] == 75.0
+  assert beside["VMSST 24L mT5"]["average", ""]["value"] == 81.1
+  assert "| VMSST 24L mT5 (vmsst, Tables 1, 3) | 81.1 |" in paths[0].read_text()
+  results = table(content, "tatoeba", "Results")
+  assert results["deu"]["average: EMS", "ems, Table IV"]["value"] == 99.3
+  assert content["absent"] == [f"bucc: no folder /data/bucc2018 ({NASTY})"]
+  (note,) = content["score"]["notes"][:1]
+  assert note.startswith(
+    "first has no overall Score: sts was not run; xlsts was not run; bucc is a"
+  )
+  assert content["results"]["first"]["benchmarks"]["tatoeba"]["summary"] == {"average": 75.0}
+
+
+def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
+  same = write(tmp_path / "c", "third", {"tatoeba": tatoeba(-1)})
+  _, path, _ = report.write_report([*folders, same], tmp_path / "out")
+  content = json.loads(path.read_text())
+  row = table(content, "tatoeba", "Averages")["average"]
+  assert row["first", ""] == {"value": 75.0, "difference": None, "incomplete": False}
+  assert row[NASTY, ""] == {"value": 76.5, "difference": None, "incomplete": True}
+  assert row["third", ""] == {"value": 74.0, "difference": -1.0, "incomplete": False}
+  results = table(content, "tatoeba", "Results")
+  assert results["deu"]["average", NASTY]["difference"] == 1.5
+  assert results["fra"]["average", NASTY]["value"] is None
+  (section,) = (each for each in content["sections"] if each["name"] == "tatoeba")
+  assert any("2 sets are missing" in note and "fra" in note for note in section["notes"])
+  assert any("different sets (2 are not common" in note for note in section["notes"])
+  assert content["sections"][1]["notes"][:2] == [
+    f"{NASTY} was not measured on it.",
+    "third was not measured on it.",
+  ]
+
+
+def test_what_results_hold_stays_text(folders, tmp_path):
+  markdown, _, path = report.write_report(folders, tmp_path / "out")
+  page = Page(path.read_text(encoding="utf-8"))
+  assert "script" not in {tag for tag, _ in page.elements}
+  assert NASTY in page.of("th")
+  assert not any("javascript" in str(attrs.get("href")) for _, attrs in page.elements)
+  text = markdown.read_text(encoding="utf-8")
+  assert "<" not in text
+  assert not re.search(r"(?<!\\)[`*]|(?<!\\)\[", text.replace("](", ""))
+  blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+  assert len(blocks) > 4
+  for lines in blocks:  # Every row has as many cells as the header.
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+
+
+def test_page_is_accessible_and_needs_nothing_else(folders, tmp_path):
+  pytest.importorskip("matplotlib", reason="figures need matplotlib")
+  _, _, path = report.write_report(folders, tmp_path / "out")
+  page = Page(path.read_text(encoding="utf-8"))
+  assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.elements if tag == "th")
+  assert len(page.of("caption")) == [tag for tag, _ in page.elements].count("table")
+  levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+  assert levels[0] == 1
+  assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+  drawn = [attrs for tag, attrs in page.elements if tag == "svg"]
+  # Heat map and tree, training, evaluation during training.
+  assert len(drawn) == 4
+  assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in drawn)
+  ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+  assert len(set(ids)) == len(ids)
+  links = [
+    attrs[key] for _, attrs in page.elements for key in ("href", "xlink:href") if key in attrs
+  ]
+  assert all(link.startswith("data:image/png;") or link[1:] in ids for link in links)
+  assert {"#at-tatoeba", "#training", "#papers"} <= set(links)
+  assert not any("src" in attrs for _, attrs in page.elements)
+
+
+def test_without_matplotlib_the_report_says_how_to_get_figures(folders, tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  assert figures.hint()
+  markdown, _, page = report.write_report(folders, tmp_path / "out")
+  assert "pip install" in markdown.read_text(encoding="utf-8")
+  text = page.read_text(encoding="utf-8")
+  assert "<svg" not in text
+  assert "pip install" in text
+  assert "75.00" in text
+
+
+def test_run_without_evaluation_gives_its_curves(tmp_path):
+  pytest.importorskip("matplotlib", reason="figures need matplotlib")
+  run = train(tmp_path / "run")
+  _, _, path = report.write_report([run], tmp_path / "out")
+  page = Page(path.read_text(encoding="utf-8"))
+  assert page.of("h2") == ["Training", "Papers"]
+  assert [tag for tag, _ in page.elements].count("svg") == 2
+
+
+def test_encoders_of_one_name_are_told_apart(tmp_path):
+  folders = [write(tmp_path / name, "same", {"tatoeba": tatoeba(0)}) for name in "ab"]
+  _, path, _ = report.write_report(folders, tmp_path / "out")
+  assert json.loads(path.read_text())["encoders"] == [f"same ({x})" for x in folders]
+
+
+def changed(path, value):
+  """The text of a results.json of which one part is another."""
+  content = {"encoder": "x", "seen": None, "absent": {}, "benchmarks": {"tatoeba": tatoeba(0)}}
+  *way, last = path
+  place = content
+  for key in way:
+    place = place[key]
+  if value is KeyError:
+    del place[last]
+  else:
+    place[last] = value
+  return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ("[]", "the whole is \\[\\], not an object"),
+    ("{}", "no encoder: it is no file of"),
+    (changed(["encoder"], 3), "encoder is 3, not a text"),
+    (changed(["encoder"], "\ud800"), "not a text of whole characters"),
+    (changed(["seen"], "de"), "seen is 'de', not a list"),
+    (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
+    (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
+    (changed(["benchmarks", "tatoeba", "summary", "average"], "9"), "average is '9', not a number"),
+    (changed(["benchmarks", "tatoeba", "summary", "average"], float("nan")), "not a finite number"),
+    (
+      changed(["benchmarks", "tatoeba", "results", 1, "metrics"], []),
+      r"benchmarks.tatoeba.results\[1\].metrics is \[\], not an object",
+    ),
+  ],
+)
+def test_broken_results_are_named_by_file_and_key(tmp_path, text, message):
+  (tmp_path / "results.json").write_text(text, encoding="utf-8")
+  with pytest.raises(errors.InputError, match=rf"results\.json: .*{message}"):
+    report.write_report([tmp_path], tmp_path / "out")
+  assert not (tmp_path / "out").exists()
+
+
+def test_broken_metrics_and_missing_files_are_named(tmp_path):
+  with pytest.raises(errors.InputError, match=r"neither results\.json nor train/metrics\.jsonl"):
+    report.write_report([tmp_path], tmp_path / "out")
+  with pytest.raises(errors.InputError, match="no folder to report on"):
+    report.write_report([], tmp_path / "out")
+  metrics = train(tmp_path / "run") / "train" / "metrics.jsonl"
+  metrics.write_text('{"step": 1, "loss": 2}\n{"loss": 2}\n')
+  with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
+    report.write_report([tmp_path / "run"], tmp_path / "out")
+  (tmp_path / "file").touch()
+  good = write(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
+  with pytest.raises(errors.InputError, match="cannot be written to"):
+    report.write_report([good], tmp_path / "file" / "out")
+  incomplete = agnosticism(1.0)
+  del incomplete["results"][0]["metrics"]["error"]
+  bad = write(tmp_path / "b", "x", {"agnosticism": incomplete})
+  if not figures.hint():
+    with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
+      report.write_report([bad], tmp_path / "out")
+
+
+@pytest.fixture
+def browse(tmp_path):
+  """Shows a page in a browser; gives what is in it then, and what the browser complains of."""
+  names = ("chromium", "chromium-browser", "google-chrome")
+  browser = next(filter(None, map(shutil.which, names)), None)
+  if browser is None:
+    pytest.skip(f"no browser to look at the page with: none of {', '.join(names)} is installed")
+
+  def show(page):
+    arguments = (
+      "--headless --no-sandbox --disable-gpu --window-size=600,800 --enable-logging=stderr --v=0 "
+      f"--user-data-dir={page.with_suffix('')} --dump-dom"
+    )
+    done = subprocess.run(
+      [browser, *arguments.split(), page.as_uri()],
+      capture_output=True,
+      text=True,
+      timeout=60,
+      check=True,
+    )
+    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+
+  return show
+
+
+def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path, browse):
+  many = write(tmp_path / "c", "many_words_" * 12, {"tatoeba": tatoeba(0)})
+  _, _, path = report.write_report([*folders, many], tmp_path / "out")
+  # The page itself allows no script: a copy of it does.
+  text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text("utf-8"))
+  copy = path.with_name("copy.html")
+  copy.write_text(text.replace("</body>", f"{PROBE}</body>"), "utf-8")
+  with futures.ThreadPoolExecutor() as pool:
+    (shown, complaints), (probed, more_complaints) = pool.map(browse, (path, copy))
+  assert complaints == more_complaints == []
+  page = Page(shown)
+  assert {"Evaluation report"} == set(page.of("h1"))
+  assert {"Tatoeba", "Agnosticism", "Benchmarks that were not run"} <= set(page.of("h2"))
+  assert {"75.00", "76.50†", "81.1"} <= set(page.of("td"))
+  assert NASTY in page.of("th")
+  found = dict(Page(probed).elements)["html"]
+  assert (found["data-wide"], found["data-page"]) == ("none", "0")
+  assert int(found["data-scrolling"]) >= 2

@@ -1,0 +1,321 @@
+"""Exported encoders against `vmsst.load`, opened by those who know nothing of this library."""
+
+import dataclasses
+import functools
+import gzip
+import json
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from flax import traverse_util
+from safetensors.numpy import load_file
+
+import vmsst
+from vmsst import cli, errors
+from vmsst.checkpoints import encoder_json, t5x
+from vmsst.exports import (
+  safetensors_folder,
+  sentence_transformers_folder,
+  stablehlo,
+  tokenizer_file,
+)
+from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.text import hugging_face_vocabulary, vocabularies
+
+LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
+# Empty, blank, longer than any encoder here reads, and what looks like something it is not.
+ODD = [
+  "",
+  "  ",
+  "word " * 300,
+  "</s> a <pad>",
+  "▁a\tb\u3000c",
+  "ΟΔΟΣ ΣΑΣ’Α Σ",
+  "İ x\u00ad",
+  "<w> 😀",
+]
+T5 = t5.T5Config(
+  vocab_size=3700,
+  emb_dim=16,
+  num_heads=2,
+  head_dim=4,
+  mlp_dim=24,
+  num_encoder_layers=2,
+  relpos_max_distance=64,
+)
+BERT = bert.BertConfig(
+  vocab_size=400,
+  emb_dim=16,
+  num_heads=2,
+  mlp_dim=24,
+  num_layers=2,
+  max_positions=30,
+  initializer_std=0.3,
+)
+
+
+@pytest.fixture(scope="session")
+def sentences(data_root):
+  """200 real sentences of ten languages."""
+  found = []
+  for code in LANGUAGES:
+    path = data_root / "tatoeba" / f"tatoeba.{code}-eng.{code}.gz"
+    found += gzip.decompress(path.read_bytes()).decode().split("\n")[:20]
+  return found
+
+
+@pytest.fixture(scope="session")
+def vocabulary_of(tmp_path_factory):
+  """Makes a vocabulary of a kind, once."""
+  import sentencepiece
+
+  folder = tmp_path_factory.mktemp("vocabularies")
+  text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
+  marks = {"pad_id": 0, "unk_id": 2, "bos_id": -1, "eos_id": 1}
+  kinds = {
+    "unigram": {**marks, "model_type": "unigram", "user_defined_symbols": ["<w>"]},
+    # As that of EMS: no end mark, and symbols for languages.
+    "ems": {**marks, "unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
+  }
+
+  def make(kind):
+    if kind == "sample":
+      return vocabularies.SentencePieceVocabulary(
+        str(vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model")
+      )
+    if kind == "bytes":
+      return vocabularies.ByteVocabulary(lowercase=True)
+    path = folder / f"{kind}.model"
+    if not path.exists():
+      with open(path, "wb") as stream:
+        sentencepiece.SentencePieceTrainer.train(
+          sentence_iterator=iter(text * 5), model_writer=stream, vocab_size=80, minloglevel=2,
+          hard_vocab_limit=False, **kinds[kind],
+        )  # fmt: skip
+    return vocabularies.SentencePieceVocabulary(str(path), lowercase=True)
+
+  return make
+
+
+def save_run(folder, network, vocabulary, max_length=40, **assets_of):
+  """A run with random parameters."""
+  model = types.SimpleNamespace(
+    network=network, sentence_encoder=network, vocabulary=vocabulary, max_length=max_length
+  )
+  encoder_json.save_encoder_assets(model, folder, **assets_of)
+  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  rng = np.random.default_rng(0)
+  flat = {}
+  for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
+    # Norms and biases are not as they start, which would hide where they went.
+    scale = leaf.shape[-2] ** -0.5 if name.endswith("/kernel") else 0.3
+    array = rng.normal(float(name.endswith("/scale")), scale, leaf.shape)
+    flat[name] = array.astype(np.float32)
+  t5x.write_params(epath.Path(folder / "checkpoint_0"), flat)
+  return folder
+
+
+def run_cli(*arguments):
+  return cli.main([str(argument) for argument in arguments])
+
+
+# --------------------------------------------------------------------------------------------
+# Tokenizers
+
+
+@pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
+def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
+  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
+  vocabulary = vocabulary_of(kind)
+  exported = tokenizer_file.export_tokenizer(vocabulary)
+  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
+  tokenizer.encode_special_tokens = exported.marks_are_text
+  texts = sentences + ODD
+  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+  assert found == vocabulary.encode(texts, 10_000)
+  assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
+
+
+def test_words_are_split_by_no_tokenizer(vocabulary_of, tmp_path, capsys):
+  pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
+  vocabulary = dataclasses.replace(vocabulary_of("ems"), pretokenize=True)
+  run = save_run(tmp_path / "run", sentence_encoder.SentenceEncoder(BERT, 16, False), vocabulary)
+  command = ["export", "sentence-transformers", run, tmp_path / "out"]
+  assert run_cli(*command) == 1
+  assert "vmsst.text.word_splitting.split_words" in capsys.readouterr().err
+  assert not (tmp_path / "out").exists()
+  assert run_cli(*command, "--words-given") == 0
+  assert "split into words first" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------
+# sentence-transformers
+
+
+def encoder(config, width=16, **options):
+  return sentence_encoder.SentenceEncoder(config, width, **options)
+
+
+CASES = {
+  "t5": (encoder(T5, 12), "sample"),
+  "t5 scanned": (
+    encoder(dataclasses.replace(T5, scan_layers=True), 12, pooling="max", normalize=True),
+    "unigram",
+  ),
+  "ems": (encoder(BERT, head=False), "ems"),
+  "labse": (
+    encoder(
+      dataclasses.replace(BERT, num_token_types=2, activation="gelu"),
+      head=False,
+      pooling="pooler",
+      normalize=True,
+    ),
+    "bert",
+  ),
+  "e5": (
+    encoder(dataclasses.replace(BERT, position_offset=2, activation="relu"), head=False),
+    "xlmr",
+  ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_sentence_transformers_gives_the_same_vectors(
+  case, vocabulary_of, tokenizer_files, sentences, tmp_path
+):
+  st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+  network, kind = CASES[case]
+  if kind in tokenizer_files:
+    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
+      str(tokenizer_files[kind]), "query: "
+    )
+  else:
+    vocabulary = vocabulary_of(kind)
+  run = save_run(tmp_path / "run", network, vocabulary, max_length=28)
+  out = tmp_path / "out"
+  exported = sentence_transformers_folder.export_sentence_transformers(run, out)
+  assert exported.end_mark == (kind != "ems")
+  texts = sentences + ODD
+  if kind in tokenizer_files:
+    # A tokenizer of theirs takes it for padding, and this library for something unknown.
+    texts.remove("</s> a <pad>")
+  opened = st.SentenceTransformer(str(out), device="cpu", local_files_only=True)
+  expected_ND = vmsst.load(run).encode(texts, batch_size=256, on_cut=None)
+  found_ND = opened.encode(texts, show_progress_bar=False)
+  assert found_ND.shape == expected_ND.shape
+  assert np.ptp(expected_ND, axis=0).min() > 0.01
+  np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+  ("config", "width", "message"),
+  [
+    (lstm.LstmConfig(vocab_size=300, emb_dim=8, hidden_dim=8, num_layers=1), 16, "LSTM encoder"),
+    (dataclasses.replace(BERT, embedding_norm=False), 16, "embedding_norm"),
+  ],
+)
+def test_an_encoder_that_transformers_has_not_is_refused(config, width, message, tmp_path):
+  run = save_run(tmp_path / "run", encoder(config, width), vocabularies.ByteVocabulary())
+  with pytest.raises(errors.InputError, match=rf"{message}.*vmsst export stablehlo"):
+    sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
+  assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_nothing_is_written_over(tmp_path, capsys):
+  run = save_run(tmp_path / "run", encoder(T5), vocabularies.ByteVocabulary())
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "mine").touch()
+  for form in ("sentence-transformers", "safetensors", "stablehlo"):
+    assert run_cli("export", form, run, tmp_path / "out") == 1
+    assert "exists already" in capsys.readouterr().err
+  assert run_cli("export", "safetensors", tmp_path / "nothing", tmp_path / "new") == 1
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+# --------------------------------------------------------------------------------------------
+# safetensors
+
+
+def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, capsys):
+  run = save_run(
+    tmp_path / "run", encoder(T5, 12), vocabulary_of("sample"), languages=["deu", "eng"]
+  )
+  # What else a run has trained stays there.
+  stored = {
+    name: tensor.read()
+    for name, tensor in t5x.open_params(epath.Path(run / "checkpoint_0")).items()
+  }
+  t5x.write_params(
+    epath.Path(run / "checkpoint_1"), {**stored, "decoder/kernel": np.ones((3, 3), np.float32)}
+  )
+  assert run_cli("export", "safetensors", run, tmp_path / "out") == 0
+  assert f"vmsst.load('{tmp_path}/out') opens it" in capsys.readouterr().out
+  arrays = load_file(tmp_path / "out" / "model.safetensors")
+  assert arrays.keys() == stored.keys()
+  expected, found = vmsst.load(run), vmsst.load(tmp_path / "out")
+  assert found.languages == expected.languages == ("deu", "eng")
+  np.testing.assert_array_equal(found.encode(ODD, on_cut=None), expected.encode(ODD, on_cut=None))
+  # An export is an encoder as any other.
+  again = safetensors_folder.export_safetensors(tmp_path / "out", tmp_path / "again")
+  assert (again / "model.safetensors").read_bytes() == (
+    tmp_path / "out" / "model.safetensors"
+  ).read_bytes()
+  (again / "model.safetensors").write_bytes(b"no")
+  with pytest.raises(errors.InputError, match=r"again/model\.safetensors"):
+    vmsst.load(again)
+
+
+# --------------------------------------------------------------------------------------------
+# StableHLO
+
+WITHOUT_US = """
+import pathlib, sys
+import jax, numpy as np
+from jax import export
+from safetensors.numpy import load_file
+
+for folder in sys.argv[1:]:
+  encoder = export.deserialize(open(f"{folder}/encoder.stablehlo", "rb").read())
+  params = load_file(f"{folder}/model.safetensors")
+  for path in sorted(pathlib.Path(folder).glob("tokens*.npy")):
+    np.save(path.with_name(f"found_{path.name}"), encoder.call(params, np.load(path)))
+assert not {"vmsst", "flax", "tensorflow"} & set(sys.modules)
+"""
+
+
+def test_stablehlo_is_called_without_this_library(tmp_path):
+  rng = np.random.default_rng(0)
+  small = lstm.LstmConfig(vocab_size=300, emb_dim=8, hidden_dim=8, num_layers=1)
+  networks = {
+    "t5": encoder(dataclasses.replace(T5, scan_layers=True), 12, normalize=True),
+    "bert": encoder(dataclasses.replace(BERT, position_offset=2), head=False),
+    "lstm": encoder(small, head=False, pooling="max"),
+  }
+  folders = []
+  for name, network in networks.items():
+    run = save_run(tmp_path / f"{name}_run", network, vocabularies.ByteVocabulary(), max_length=28)
+    exported = stablehlo.export_stablehlo(run, tmp_path / name)
+    assert "encoder.stablehlo" in stablehlo.describe(exported)
+    folders.append(tmp_path / name)
+    for shape in [(3, 28), (1, 90)] if name == "t5" else [(2, 9)]:
+      tokens_BT = rng.integers(1, 259, shape, np.int32)
+      tokens_BT[0, shape[1] // 2 + 1 :] = 0
+      np.save(tmp_path / name / f"tokens_{shape[1]}.npy", tokens_BT)
+  subprocess.run([sys.executable, "-c", WITHOUT_US, *map(str, folders)], check=True, timeout=300)
+  for name, network in networks.items():
+    flat = load_file(tmp_path / name / "model.safetensors")
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    embed = jax.jit(functools.partial(sentence_encoder.embed, network))
+    for path in sorted((tmp_path / name).glob("tokens*.npy")):
+      found_BS = np.load(path.with_name(f"found_{path.name}"))
+      np.testing.assert_allclose(found_BS, embed(params, np.load(path)), atol=1e-5, rtol=0)
+  assert json.loads((tmp_path / "t5" / "encoder.json").read_bytes())["max_length"] == 28
+  vmsst.load(tmp_path / "t5")

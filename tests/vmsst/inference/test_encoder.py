@@ -1,0 +1,485 @@
+import dataclasses
+import gzip
+import importlib.util
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+from etils import epath
+from flax import traverse_util
+
+import vmsst
+from vmsst import errors
+from vmsst.checkpoints import encoder_json, restoring
+from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.files import checksums
+from vmsst.inference import batching
+from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
+
+NETWORK = sentence_encoder.SentenceEncoder(
+  t5.T5Config(vocab_size=259, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_encoder_layers=1),
+  latent_dim=6,
+)
+SENTENCES = ["b", "a rather longer sentence than the first", "", "été", "z" * 100, "b"]
+MAX_LENGTH = 20
+
+
+class Model:
+  network = sentence_encoder = NETWORK
+  vocabulary = vocabularies.ByteVocabulary()
+  max_length = MAX_LENGTH
+
+
+def make_params(seed):
+  tokens_BT = jnp.ones((1, 4), jnp.int32)
+  return jax.jit(NETWORK.init)(jax.random.key(seed), tokens_BT)["params"]
+
+
+def save_checkpoint(run, step, params):
+  """A checkpoint as T5X lays it out, with optimizer state beside the parameters."""
+  optimizer = jax.tree.map(lambda x: {"v": jnp.zeros_like(x)}, params)
+  tree = {"target": params, "state": {"step": jnp.int32(step), "param_states": optimizer}}
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    checkpointer.save(run / f"checkpoint_{step}" / "state", args=ocp.args.PyTreeSave(tree))
+
+
+@pytest.fixture(scope="module")
+def params():
+  return make_params(1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, params):
+  """A finished run: an older checkpoint, the latest one, and what else lies in a MODEL_DIR."""
+  folder = tmp_path_factory.mktemp("run")
+  encoder_json.save_encoder_assets(Model, folder)
+  save_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
+  # A larger model: what the sentence encoder does not have is left alone.
+  save_checkpoint(folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}})
+  checksums.write(
+    epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
+  )
+  (folder / "checkpoint_200.orbax-checkpoint-tmp-0" / "state").mkdir(parents=True)
+  (folder / "checkpoint_300").mkdir()
+  (folder / "train").mkdir()
+  return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(run):
+  return vmsst.load(run)
+
+
+def one_by_one(params, sentences):
+  """Vectors without batching, sorting or padding, one sentence a call."""
+  vectors = []
+  for sentence in sentences:
+    ids = [*(byte + 3 for byte in sentence.encode()[: MAX_LENGTH - 1]), 1]
+    vectors.append(NETWORK.apply({"params": params}, jnp.array([ids]))[0])
+  return np.stack(vectors)
+
+
+@pytest.fixture(scope="module")
+def expected(params):
+  return one_by_one(params, SENTENCES)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 128])
+def test_vectors_come_in_the_order_of_the_input(encoder, expected, batch_size):
+  found_ND = encoder.encode(SENTENCES, batch_size=batch_size)
+  assert found_ND.dtype == np.float32
+  np.testing.assert_allclose(found_ND, expected, atol=2e-6)
+
+
+def test_an_iterator_longer_than_the_window(encoder, expected, monkeypatch):
+  monkeypatch.setattr(encoder, "_WINDOW", 4)
+  found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
+  np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
+
+
+def test_normalized_vectors_have_length_one(encoder, expected):
+  found_ND = encoder.encode(SENTENCES, normalize=True)
+  unit_ND = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+  np.testing.assert_allclose(found_ND, unit_ND, atol=2e-6)
+
+
+def test_properties(encoder):
+  assert (encoder.dimension, encoder.max_length) == (6, MAX_LENGTH)
+  assert encoder.vocabulary == vocabularies.ByteVocabulary()
+
+
+def test_no_sentences_give_no_rows(encoder):
+  assert encoder.encode([]).shape == (0, 6)
+
+
+def test_an_empty_sentence_without_end_mark_is_zero(params):
+  @dataclasses.dataclass(frozen=True)
+  class WithoutEnd(vocabularies.ByteVocabulary):
+    @property
+    def eos_id(self):
+      return None
+
+  encoder = vmsst.Encoder(NETWORK, params, WithoutEnd(), max_length=MAX_LENGTH)
+  found_ND = encoder.encode(["", "a"], normalize=True)
+  np.testing.assert_array_equal(found_ND[0], 0)
+  assert np.linalg.norm(found_ND[1]) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [None, b"bytes", 3, ["nested"]])
+def test_what_is_no_string_is_named_by_its_index(encoder, bad):
+  with pytest.raises(TypeError, match="sentence 1 is of type"):
+    encoder.encode(["fine", bad])
+
+
+def test_one_string_is_not_a_list_of_letters(encoder):
+  with pytest.raises(TypeError, match="list of one"):
+    encoder.encode("hello")
+
+
+def test_progress_is_shown_when_asked_for(encoder, capsys):
+  encoder.encode(["a", "b"], progress=True)
+  assert "2/2" in capsys.readouterr().err
+  encoder.encode(["a", "b"])  # not a terminal
+  assert capsys.readouterr().err == ""
+
+
+def test_batches_of_long_texts_have_fewer_rows():
+  ids = [[1] * 500] * 10 + [[1] * 5] * 300
+  shapes = {tokens_RT.shape for _, tokens_RT in batching.padded_batches(ids, 128, 512, 3)}
+  assert shapes == {(18, 512), (129, 6), (48, 6)}
+
+
+def test_few_shapes_and_little_padding():
+  rng = np.random.default_rng(0)
+  ids = [[1] * int(n) for n in rng.integers(0, 65, size=1003)]
+  shapes, rows, cells = set(), [], 0
+  for index_B, tokens_RT in batching.padded_batches(ids, 32, 64):
+    shapes.add(tokens_RT.shape)
+    rows.extend(index_B)
+    cells += tokens_RT.size
+    for index, row_T in zip(index_B, tokens_RT, strict=False):
+      assert row_T.sum() == len(ids[index])
+    assert not tokens_RT[len(index_B) :].any()
+  assert sorted(rows) == list(range(1003))
+  assert len(shapes) <= 10
+  assert cells < 1.35 * sum(len(x) for x in ids)
+
+
+def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
+  given = vmsst.load(run / "checkpoint_100").encode(SENTENCES)
+  np.testing.assert_allclose(given, expected, atol=2e-6)
+  assert not vmsst.load(str(run / "checkpoint_90")).encode(SENTENCES).any()
+
+
+def test_a_relative_path_is_fine(run, monkeypatch):
+  monkeypatch.chdir(run.parent)
+  assert vmsst.load(run.name).dimension == 6
+
+
+def test_a_missing_checkpoint_lists_what_is_there(run, tmp_path):
+  (tmp_path / "train").mkdir()
+  with pytest.raises(errors.InputError, match=r"no checkpoint_<step> folder in .*: it holds train"):
+    t5x_checkpoints.find_checkpoint(tmp_path)
+  with pytest.raises(errors.InputError, match=r"no folder .*checkpoint_7; .*checkpoint_90"):
+    t5x_checkpoints.find_checkpoint(run / "checkpoint_7")
+  with pytest.raises(errors.InputError, match="no folder /nowhere/at/all"):
+    vmsst.load("/nowhere/at/all")
+
+
+def test_another_shape_names_the_parameter_and_both_shapes(run):
+  wider = sentence_encoder.SentenceEncoder(NETWORK.config, latent_dim=7)
+  with pytest.raises(errors.InputError, match=r"mean/kernel has shape \(8, 6\).* for \(8, 7\)"):
+    restoring.restore_params(t5x_checkpoints.find_checkpoint(run), wider)
+
+
+def test_a_missing_parameter_is_named(run):
+  deeper = sentence_encoder.SentenceEncoder(
+    dataclasses.replace(NETWORK.config, num_encoder_layers=2), latent_dim=6
+  )
+  with pytest.raises(errors.InputError, match="encoder/layers_1/"):
+    restoring.restore_params(t5x_checkpoints.find_checkpoint(run), deeper)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"tree_metadata": {}}'])
+def test_a_damaged_checkpoint_is_named(tmp_path, content):
+  encoder_json.save_encoder_assets(Model, tmp_path)
+  state = tmp_path / "checkpoint_1" / "state"
+  state.mkdir(parents=True)
+  if content is not None:
+    (state / "_METADATA").write_bytes(content)
+  with pytest.raises(errors.InputError, match=r"checkpoint_1.state is not a readable"):
+    vmsst.load(tmp_path)
+
+
+def test_a_changed_byte_of_an_array_is_named(run, tmp_path):
+  shutil.copytree(run, tmp_path / "run")
+  checkpoint = tmp_path / "run" / "checkpoint_100"
+  largest = max((checkpoint / "state").glob("**/*"), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(bytes(content))
+  with pytest.raises(
+    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} is not"
+  ):
+    vmsst.load(checkpoint)
+
+
+# --------------------------------------------------------------------------------------------
+# What texts may be
+
+
+def test_files_give_the_vectors_of_their_lines(encoder, expected, tmp_path):
+  lines = "".join(f"{sentence}\n" for sentence in SENTENCES).encode()
+  path, zipped = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+  path.write_bytes(lines)
+  zipped.write_bytes(gzip.compress(lines))
+  with path.open(encoding="utf-8") as stream:
+    for given in (path, zipped, stream, io.StringIO(lines.decode())):
+      np.testing.assert_allclose(encoder.encode(given), expected, atol=2e-6)
+  with pytest.raises(errors.InputError, match=r"none\.txt: cannot be opened"):
+    encoder.encode(tmp_path / "none.txt")
+
+
+def test_half_a_surrogate_pair_is_a_replacement_character(encoder):
+  found_ND = encoder.encode(["a\ud800b", "\udfff", "\ud83d\ude00"])
+  np.testing.assert_array_equal(found_ND, encoder.encode(["a\ufffdb", "\ufffd", "\U0001f600"]))
+
+
+def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
+  monkeypatch.setattr(encoder, "_WINDOW", 2)
+  encoder.encode(["short", "a" * 19])
+  assert not caplog.records
+  found_ND = encoder.encode(["a" * 20, "b", "a" * 1000, "c"], batch_size=2)
+  (record,) = caplog.records
+  assert "2 of 4 texts have more than the 20 tokens" in record.getMessage()
+  np.testing.assert_array_equal(found_ND[0], found_ND[2])
+  encoder.encode(["a" * 20], on_cut=None)
+  told = []
+  encoder.encode(["a" * 20], on_cut=lambda *numbers: told.append(numbers))
+  assert told == [(1, 1, MAX_LENGTH)]
+  assert len(caplog.records) == 1
+
+
+def test_long_texts_are_split_into_sentences_and_halves(encoder, caplog):
+  texts = [
+    "short. Stays whole",
+    "One sentence. Another one.\nThis one has to be halved.",
+    "x" * 40,
+    "",
+  ]
+  pieces = [
+    ["short. Stays whole"],
+    ["One sentence.", "Another one.", "This one has", "to be halved."],
+    ["x" * 10] * 4,
+    [""],
+  ]
+  expected_ND = np.stack([encoder.encode(own).mean(axis=0) for own in pieces])
+  found_ND = encoder.encode(texts, long_texts="split", language=["en"] * 4)
+  np.testing.assert_allclose(found_ND, expected_ND, atol=2e-6)
+  assert not caplog.records
+
+
+def test_a_text_that_cannot_be_split_further_is_cut(params):
+  encoder = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=3)
+  pieces_ND = encoder.encode(["世", "界"], on_cut=None)
+  found_ND = encoder.encode(["世界"], long_texts="split")
+  np.testing.assert_allclose(found_ND[0], pieces_ND.mean(axis=0), atol=2e-6)
+
+
+def test_options_that_do_not_exist_are_named(encoder):
+  for options in ({"long_texts": "drop"}, {"output": "torch"}, {"batch_size": 0}):
+    with pytest.raises(ValueError, match=next(iter(options))):
+      encoder.encode(["a"], **options)
+
+
+# --------------------------------------------------------------------------------------------
+# What is made of vectors
+
+
+def test_jax_arrays_on_request(encoder, expected):
+  found_ND = encoder.encode(SENTENCES, output="jax")
+  assert isinstance(found_ND, jax.Array)
+  np.testing.assert_allclose(found_ND, expected, atol=2e-6)
+
+
+def cosines(one_ND, other_MD):
+  return [[float(x @ y / np.linalg.norm(x) / np.linalg.norm(y)) for y in other_MD] for x in one_ND]
+
+
+def test_similarity_and_pairs_are_cosines(encoder, expected):
+  np.testing.assert_allclose(
+    encoder.similarity(SENTENCES[:3], iter(SENTENCES[3:])),
+    cosines(expected[:3], expected[3:]),
+    atol=2e-6,
+  )
+  both = encoder.similarity(jnp.asarray(expected))
+  np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
+  pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
+  np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
+  with pytest.raises(ValueError, match="3 sources and 2 targets are no pairs"):
+    encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
+
+
+def test_margins_are_those_of_a_loop(encoder, expected):
+  source, target = expected[:5], expected[[3, 1, 0, 4, 2]]
+  cosine_NN = np.array(cosines(source, target))
+  k = 2
+  for i, score in enumerate(
+    encoder.margin_scores(
+      SENTENCES[:5], [SENTENCES[j] for j in (3, 1, 0, 4, 2)], neighbours=k, margin="distance"
+    )
+  ):
+    near = [np.sort(side)[-k:].mean() for side in (cosine_NN[i], cosine_NN[:, i])]
+    assert score == pytest.approx(cosine_NN[i, i] - sum(near) / 2, abs=5e-6)
+
+
+def test_an_encoder_without_decoder_says_so(encoder, params):
+  with pytest.raises(errors.InputError, match="names no network with a decoder"):
+    encoder.translate(["a"], "de")
+  bare = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=MAX_LENGTH)
+  with pytest.raises(errors.InputError, match="not read from a run"):
+    bare.translate(["a"], "de")
+
+
+# --------------------------------------------------------------------------------------------
+# What can be opened
+
+
+def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
+  found_ND = vmsst.load(run, dtype="bfloat16").encode(SENTENCES[3:4])
+  assert found_ND.dtype == np.float32
+  error = np.abs(found_ND - expected[3:4]).max()
+  assert 0 < error < 0.05
+  with pytest.raises(errors.InputError, match="dtype is 'float64'; known"):
+    vmsst.load(run, dtype="float64")
+
+
+def assert_params(encoder, params):
+  jax.tree.map(np.testing.assert_array_equal, encoder._params, dict(params))
+
+
+def test_an_exported_folder(params, tmp_path):
+  folder = tmp_path / "export"
+  encoder_json.save_encoder_assets(Model, folder)
+  flat = {
+    name: np.asarray(value) for name, value in traverse_util.flatten_dict(params, sep="/").items()
+  }
+  safetensors.numpy.save_file(flat, folder / "model.safetensors")
+  encoder = vmsst.load(folder)
+  assert encoder.path == str(folder)
+  assert_params(encoder, params)
+  del flat["mean/kernel"]
+  safetensors.numpy.save_file(flat, folder / "model.safetensors")
+  with pytest.raises(errors.InputError, match=r"model\.safetensors has no parameter mean/kernel"):
+    vmsst.load(folder)
+
+
+def test_a_checkpoint_that_was_moved_with_its_files(run, params, tmp_path):
+  shutil.copytree(run / "checkpoint_100", tmp_path / "checkpoint_100")
+  encoder_json.save_encoder_assets(Model, tmp_path / "checkpoint_100")
+  assert_params(vmsst.load(tmp_path / "checkpoint_100"), params)
+
+
+@pytest.mark.parametrize("name", ["modules.json", "config.json"])
+def test_folders_of_other_libraries_are_told_apart(tmp_path, name):
+  (tmp_path / name).write_text("{}")
+  with pytest.raises(errors.InputError, match=rf"holds {name} .* `vmsst import --help`"):
+    vmsst.load(tmp_path)
+
+
+def test_remote_folders_of_all_kinds(run, params, tmp_path):
+  fsspec = pytest.importorskip("fsspec")
+  store = fsspec.filesystem("memory")
+  store.put(str(run), "/bucket/run", recursive=True)
+  encoder_json.save_encoder_assets(Model, tmp_path)
+  flat = traverse_util.flatten_dict(params, sep="/")
+  safetensors.numpy.save_file(
+    {name: np.asarray(value) for name, value in flat.items()}, tmp_path / "model.safetensors"
+  )
+  store.put(str(tmp_path), "/bucket/export", recursive=True)
+  for path, name in (
+    ("run", "run/checkpoint_100"),
+    ("run/checkpoint_100/", "run/checkpoint_100"),
+    ("export", "export"),
+  ):
+    encoder = vmsst.load(f"memory://bucket/{path}")
+    assert encoder.path == f"memory://bucket/{name}"
+    assert_params(encoder, params)
+    assert encoder.vocabulary.size == 259
+  with pytest.raises(errors.InputError, match="memory://bucket/none holds nothing: neither"):
+    vmsst.load("memory://bucket/none")
+  store.rm("/bucket/run/encoder.json")
+  with pytest.raises(errors.InputError, match=r"encoder\.json does not exist"):
+    vmsst.load("memory://bucket/run")
+
+
+def test_a_missing_package_for_a_store_is_named(monkeypatch):
+  for name in ("gcsfs", "s3fs"):
+    monkeypatch.setitem(sys.modules, name, None)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  for path, message in (
+    ("gs://bucket/run", "pip install gcsfs"),
+    ("s3://bucket/run", "pip install s3fs"),
+    ("floppy://a/run", "floppy"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      vmsst.load(path)
+
+
+SHARDED = textwrap.dedent("""
+  import pathlib, sys
+  import jax, numpy as np
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+  sys.path.insert(0, sys.argv[1])
+  import test_inference as t
+
+  rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+  whole = NamedSharding(rows.mesh, P())
+  params = jax.tree.map(lambda x: jax.device_put(x, whole if x.shape[0] % 8 else rows),
+                        t.make_params(1))
+  assert len(params["mean"]["kernel"].sharding.device_set) == 8
+  run = pathlib.Path(sys.argv[2])
+  t.assets.save_encoder_assets(t.Model, run)
+  t.save_checkpoint(run, 1, params)
+""")
+
+FRESH = textwrap.dedent("""
+  import json, sys
+  import vmsst
+  encoder = vmsst.load(sys.argv[1])
+  vectors = encoder.encode(["b", "été"])
+  heavy = ["tensorflow", "seqio", "gin", "t5x", "clu", "torch", "matplotlib", "pyarrow"]
+  heavy = [name for name in heavy if name in sys.modules]
+  devices = len(encoder._embed(encoder._params, encoder._on_devices(
+    __import__("numpy").ones((8, 4), "int32"))).sharding.device_set)
+  print(json.dumps({"vectors": vectors.tolist(), "heavy": heavy, "devices": devices}))
+""")
+
+
+def test_saved_on_eight_devices_loaded_on_one_and_on_eight_without_tensorflow(tmp_path, expected):
+  env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  here = os.path.dirname(__file__)
+  eight = {**env, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+  subprocess.run([sys.executable, "-c", SHARDED, here, str(tmp_path)], env=eight, check=True)
+  for devices, environment in ((1, env), (8, eight)):
+    done = subprocess.run(
+      [sys.executable, "-c", FRESH, str(tmp_path)],
+      env=environment,
+      check=True,
+      stdout=subprocess.PIPE,
+    )
+    found = json.loads(done.stdout)
+    assert found["heavy"] == []
+    assert found["devices"] == devices
+    np.testing.assert_allclose(found["vectors"], expected[[0, 3]], atol=2e-6)

@@ -1,0 +1,130 @@
+"""`vmsst eval` for encoders of this library and of sentence-transformers."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from flax import traverse_util
+
+import vmsst
+from vmsst import cli, errors
+from vmsst.checkpoints import encoder_json, t5x
+from vmsst.inference import loading
+from vmsst.networks import sentence_encoder, t5
+from vmsst.text import vocabularies
+
+CONFIG = t5.T5Config(
+  vocab_size=259, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_encoder_layers=1
+)
+GERMAN = ["Hallo Welt", "Wie geht es dir?", "Das Wetter ist gut", "heute", "Welt"]
+ENGLISH = ["hello world", "How are you?", "The weather is good", "today", "world"]
+
+
+class Model:
+  network = sentence_encoder = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
+  vocabulary = vocabularies.ByteVocabulary()
+  max_length = 20
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A run trained on German and English, as its files say."""
+  folder = tmp_path / "run"
+  encoder_json.save_encoder_assets(Model, folder, ["deu", "eng"])
+  params = Model.network.init(jax.random.key(1), jnp.ones((1, 4), jnp.int32))["params"]
+  flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
+  t5x.write_params(epath.Path(folder / "checkpoint_0"), flat)
+  return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+  for code, texts in (("deu", GERMAN), ("fra", ENGLISH[::-1])):
+    for side, lines in ((code, texts), ("eng", ENGLISH)):
+      path = tmp_path / "data" / "tatoeba" / f"tatoeba.{code}-eng.{side}"
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  return tmp_path / "data"
+
+
+def evaluate(encoder, data, out):
+  command = ["eval", "--encoder", str(encoder), "--data", str(data), "--out", str(out)]
+  assert cli.main([*command, "--suite", "tatoeba", "nusax"]) == 0
+  return json.loads((out / "results.json").read_text())
+
+
+def found(encode, sources, targets):
+  """Share of sources whose nearest target is of the same row, one by one."""
+  right = 0
+  for row, source in enumerate(sources):
+    first = encode([source])[0]
+    cosines = [first @ x / np.linalg.norm(first) / np.linalg.norm(x) for x in encode(targets)]
+    right += cosines.index(max(cosines)) == row
+  return 100 * right / len(sources)
+
+
+def test_a_run_goes_through_the_benchmarks_that_are_there(run, data, tmp_path, capsys):
+  results = evaluate(run, data, tmp_path / "out")
+  encode = vmsst.load(run).encode
+  forward, backward = found(encode, GERMAN, ENGLISH), found(encode, ENGLISH, GERMAN)
+  summary = results["benchmarks"]["tatoeba"]["summary"]
+  assert summary["average seen (incomplete)"] == pytest.approx((forward + backward) / 2)
+  assert results["encoder"] == str(run / "checkpoint_0")
+  assert results["seen"] == ["English", "German"]
+  assert "nusax" in results["absent"]
+  printed = capsys.readouterr()
+  assert "nusax" in printed.out
+  assert "absent: no folder" in printed.out
+  assert "tatoeba: reading" in printed.err
+  assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
+  assert "Tatoeba" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, data, tmp_path):
+  st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+  models = pytest.importorskip("sentence_transformers.models")
+  transformers = pytest.importorskip("transformers")
+  folder = tmp_path / "bert"
+  config = transformers.BertConfig(
+    vocab_size=200,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=32,
+  )
+  transformers.BertModel(config).save_pretrained(folder)
+  transformers.PreTrainedTokenizerFast(
+    tokenizer_file=str(tokenizer_files["bert"]), pad_token="[PAD]", unk_token="[UNK]"
+  ).save_pretrained(folder)
+  made = st.SentenceTransformer(
+    modules=[models.Transformer(str(folder)), models.Pooling(16)], device="cpu"
+  )
+  made.save(str(tmp_path / "theirs"))
+  results = evaluate(tmp_path / "theirs", data, tmp_path / "out")
+  assert results["encoder"] == str(tmp_path / "theirs")
+  german = results["benchmarks"]["tatoeba"]["results"][0]["metrics"]
+  assert german["to English"] == pytest.approx(found(made.encode, GERMAN, ENGLISH))
+  assert german["from English"] == pytest.approx(found(made.encode, ENGLISH, GERMAN))
+  (tmp_path / "theirs" / "modules.json").write_text("{")
+  with pytest.raises(errors.InputError, match="theirs"):
+    loading.open_encoder(str(tmp_path / "theirs"))
+
+
+def test_what_cannot_be_done_is_said_in_a_line(run, data, tmp_path, capsys):
+  command = ["eval", "--encoder", str(run), "--data", str(data), "--out", str(tmp_path / "out")]
+  assert cli.main([*command, "--suite", "tatoebas"]) == 1
+  assert "no benchmark tatoebas; known: sts," in capsys.readouterr().err
+  assert cli.main([*command[:3], "--data", str(data)]) == 1
+  assert "--out is missing" in capsys.readouterr().err
+  assert cli.main(["eval", "--encoder", str(tmp_path / "nothing"), *command[3:]]) == 1
+  assert "nothing" in capsys.readouterr().err
+  assert cli.main(["eval", "--list"]) == 0
+  listed = capsys.readouterr().out
+  assert "tatoeba.XXX-eng.XXX" in listed
+  assert "ROOT/ntrex" in listed

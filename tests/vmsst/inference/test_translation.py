@@ -1,0 +1,299 @@
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import vmsst
+from vmsst import cli, errors, languages
+from vmsst.checkpoints import encoder_json
+from vmsst.inference import translation
+from vmsst.models import vmsst as vmsst_models
+from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import vmsst as networks
+from vmsst.text import vocabularies
+
+VOCABULARY = vocabularies.ByteVocabulary()
+# More rows than the vocabulary has pieces: the last ones are never generated.
+CONFIG = t5.T5Config(
+  vocab_size=270, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1
+)
+LENGTH = 5
+EN, DE = (languages.language(code).index for code in ("en", "de"))
+
+
+def make_params(network):
+  """Parameters of about the sizes that they start with, without compiling what makes them."""
+  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
+  rng = np.random.default_rng(1)
+
+  def fill(path, leaf):
+    scale = leaf.shape[0] ** -0.5 if path[-1].key == "kernel" else 1.0
+    value = np.ones(leaf.shape) if path[-1].key == "scale" else rng.normal(size=leaf.shape)
+    return jnp.asarray(scale * value, jnp.float32)
+
+  return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+def make_translator(network, params, vocabulary=VOCABULARY, max_length=LENGTH):
+  encoder = vmsst.Encoder(
+    sentence_encoder.SentenceEncoder(network.config, network.latent_dim),
+    params,
+    vocabulary,
+    max_length=max_length,
+  )
+  return translation.Translator(network, params, encoder)
+
+
+# --------------------------------------------------------------------------------------------
+# Against a loop over dense logits
+
+VMSST = networks.VmsstNetwork(CONFIG, latent_dim=6)
+NETWORKS = {
+  "vmsst": VMSST,
+  "bitranslation": networks.BitranslationNetwork(CONFIG, latent_dim=6),
+  "factorised": dataclasses.replace(VMSST, factorised=True, parent=None),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def parts_of_logits(network, params, tokens_1T, language_1, sentence_1Z):
+  def parts(net):
+    hidden_1TD = net.decode(net.embed(tokens_1T), language_1, sentence_1Z)
+    return net.project(hidden_1TD, sentence_1Z)
+
+  return network.apply({"params": params}, method=parts)
+
+
+def slowly(network, params, sentence_Z, language, length):
+  """Greedy tokens of one row, decoded by itself: logits as one product in NumPy."""
+  tokens = []
+  while len(tokens) < length and (not tokens or tokens[-1] != VOCABULARY.eos_id):
+    # Whatever stands at the places to come.
+    tokens_1T = np.array([[*tokens, *[3] * (length - len(tokens))]])
+    hidden_1TD, sentence_1Z, *kernels = parts_of_logits(
+      network, params, tokens_1T, np.array([language]), sentence_Z[None]
+    )
+    used = [hidden_1TD[0, len(tokens)], *([] if sentence_1Z is None else [sentence_1Z[0]])]
+    kernels = [np.asarray(kernel) for kernel in kernels if kernel is not None]
+    logits_V = np.concatenate(used) @ np.concatenate(kernels)
+    tokens.append(1 + int(np.argmax(logits_V[1:259])))
+  return tokens
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
+  network, rng = NETWORKS[name], np.random.default_rng(0)
+  params = make_params(network)
+  # Likely: the end mark. Likelier still: padding, and a row of no piece.
+  kernel_DV = np.array(params["logits_hidden"]["kernel"])
+  kernel_DV[:, 1] *= 10
+  kernel_DV[:, [0, 265]] *= 50
+  params = {**params, "logits_hidden": {"kernel": kernel_DV}}
+  sentence_NZ = np.float32(rng.normal(size=(7, network.sentence_dim)))
+  language_N = np.resize(np.array([EN, DE], np.int32), 7)
+  keys = jax.random.split(jax.random.key(0), 7)
+  found = translation.generate_tokens(
+    network, params, sentence_NZ, language_N, np.arange(7) != 6, keys, 1.0,
+    length=6, eos_id=1, pieces=259, sampled=False,
+  )  # fmt: skip
+  lengths = set()
+  for row in range(6):
+    expected = slowly(network, params, sentence_NZ[row], language_N[row], 6)
+    lengths.add(len(expected))
+    assert found[row].tolist() == expected + [0] * (6 - len(expected))
+  assert not found[6].any()
+  assert len(lengths) > 1  # some have ended before the last place
+
+
+# --------------------------------------------------------------------------------------------
+# A decoder that has learned something
+
+WORDS = ["".join(letters) for letters in itertools.product("abc", repeat=3)]
+
+
+def pairs():
+  """Each word small in English and in capitals in German."""
+  tokens = [VOCABULARY.encode(x, LENGTH) for x in (WORDS, [word.upper() for word in WORDS])]
+  inputs_BT, targets_BT = (np.pad(x, ((0, 0), (0, 1))).astype(np.int32) for x in tokens)
+  return {
+    "inputs": inputs_BT,
+    "targets": targets_BT,
+    "input_language": np.full((len(WORDS), 1), EN, np.int32),
+    "target_language": np.full((len(WORDS), 1), DE, np.int32),
+  }
+
+
+def train(model, steps):
+  batch, optimizer = pairs(), optax.adam(1e-2)
+
+  @jax.jit
+  def step(params, state, rng):
+    gradient = jax.grad(lambda p: model.loss_fn(p, batch, rng)[0])(params)
+    updates, state = optimizer.update(gradient, state)
+    return optax.apply_updates(params, updates), state
+
+  params = make_params(model.network)
+  state = optimizer.init(params)
+  for i in range(steps):
+    params, state = step(params, state, jax.random.key(i))
+  return params
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Folder of a finished run."""
+  network = networks.VmsstNetwork(CONFIG, latent_dim=16)
+  model = vmsst_models.VmsstModel(
+    network=network, input_vocabulary=VOCABULARY, max_length=LENGTH, kl_anneal_steps=100_000
+  )
+  folder = tmp_path_factory.mktemp("run")
+  encoder_json.save_encoder_assets(model, folder)
+  save_checkpoint(folder, train(model, 300))
+  return folder
+
+
+def save_checkpoint(folder, params):
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    args = ocp.args.PyTreeSave({"target": params, "state": {"step": jnp.int32(1)}})
+    checkpointer.save(folder / "checkpoint_1" / "state", args=args)
+
+
+@pytest.fixture(scope="module")
+def translator(run):
+  return vmsst.load_translator(run)
+
+
+def test_a_trained_run_translates_both_ways(translator):
+  capitals = [word.upper() for word in WORDS]
+  assert translator.translate(WORDS, "de") == capitals
+  assert translator.translate(iter(capitals), "eng") == WORDS
+  both = translator.translate(WORDS, ["de"] * 20 + ["en"] * 7)
+  assert both == [*capitals[:20], *WORDS[20:]]
+
+
+def test_a_vector_is_all_that_generation_needs(translator):
+  vectors_NS = translator.encoder.encode(WORDS)
+  assert translator.generate(vectors_NS, "de") == [word.upper() for word in WORDS]
+  assert translator.generate(vectors_NS[:0], "de") == translator.translate([], "de") == []
+
+
+def test_batches_change_nothing_and_a_seed_decides_all(translator):
+  vectors_NS = 0.3 * translator.encoder.encode(WORDS)
+  generate = functools.partial(translator.generate, vectors_NS, "de", batch_size=8)
+  assert generate() == translator.generate(vectors_NS, "de")
+  drawn = generate(temperature=1.5, seed=3)
+  assert drawn == translator.generate(vectors_NS, "de", temperature=1.5, seed=3)
+  assert drawn != generate(temperature=1.5, seed=4)
+  same_NS = np.repeat(vectors_NS[:1], len(WORDS), axis=0)
+  assert len({*translator.generate(same_NS, "de", temperature=1.5)}) > 1
+
+
+def test_draws_are_near_the_likeliest_at_a_low_temperature(translator):
+  vectors_NS = translator.encoder.encode(WORDS)
+  greedy = translator.generate(vectors_NS, "de")
+  assert translator.generate(vectors_NS, "de", temperature=1e-3, seed=1) == greedy
+
+
+def test_sentences_are_no_longer_than_asked(translator):
+  assert translator.translate(["abc"], "de", max_length=2) == ["AB"]
+
+
+def test_language_latents_are_the_means_of_the_language_encoder(translator):
+  network, params = translator._network, translator._params
+
+  @jax.jit
+  def posteriors(tokens_1T, language_1):
+    def of(net):
+      return net.posteriors(net.embed(tokens_1T), tokens_1T != 0, language_1)
+
+    return network.apply({"params": params}, method=of)
+
+  texts = ["abc", "a", "CBA"]
+  found_NG = translator.language_latents(texts, ["en", "en", "de"])
+  for text, code, latent_G in zip(texts, (EN, EN, DE), found_NG, strict=True):
+    tokens_1T = jnp.array(VOCABULARY.encode([text], LENGTH))
+    expected_G = posteriors(tokens_1T, jnp.array([code])).language_mean_BG[0]
+    np.testing.assert_allclose(latent_G, expected_G, atol=1e-5)
+  # The decoder is given them: far off, they change what it says.
+  vectors_NS = translator.encoder.encode(WORDS)
+  told = functools.partial(translator.generate, vectors_NS, "de")
+  assert told(language_latents_NG=np.zeros((len(WORDS), 16))) == told()
+  assert told(language_latents_NG=np.full((len(WORDS), 16), 50.0)) != told()
+
+
+def test_wrong_input_is_named(translator):
+  with pytest.raises(errors.InputError, match="unknown language code 'klingon'"):
+    translator.translate(["abc"], "klingon")
+  with pytest.raises(ValueError, match="1 languages for 2 sentences"):
+    translator.translate(["abc", "b"], ["de"])
+  with pytest.raises(TypeError, match="list of one"):
+    translator.translate("abc", "de")
+  with pytest.raises(ValueError, match=r"shape \(2, 3\), not \[N, 16\]"):
+    translator.generate(np.zeros((2, 3)), "de")
+  with pytest.raises(ValueError, match="temperature -1"):
+    translator.generate(np.zeros((2, 16)), "de", temperature=-1)
+
+
+def test_what_a_network_does_not_have_is_refused():
+  groups = tuple({EN: 0, DE: 1}.get(row, -1) for row in range(languages.NUM_LANGUAGES))
+  network = networks.VmsstNetwork(CONFIG, latent_dim=6, decoder_groups=groups)
+  with pytest.raises(errors.InputError, match="no decoder for 'fr'"):
+    make_translator(network, {}).generate(np.ones((1, 6)), "fr")
+  plain = make_translator(NETWORKS["bitranslation"], {})
+  with pytest.raises(errors.InputError, match="no language latent"):
+    plain.language_latents(WORDS[:2], "en")
+  with pytest.raises(errors.InputError, match="no language latent"):
+    plain.generate(np.zeros((1, 6)), "en", language_latents_NG=np.zeros((1, 6)))
+
+
+def test_a_run_without_a_decoder_says_so(tmp_path):
+  class Model:
+    network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
+    sentence_encoder = network
+    vocabulary = VOCABULARY
+    max_length = LENGTH
+
+  encoder_json.save_encoder_assets(Model, tmp_path)
+  save_checkpoint(tmp_path, make_params(Model.network))
+  assert vmsst.load(tmp_path).dimension == 6
+  with pytest.raises(errors.InputError, match=r"encoder\.json names no network with a decoder"):
+    vmsst.load_translator(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------
+# The command
+
+
+def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
+  (tmp_path / "in.txt").write_bytes("abc\r\n\ncba\u2028\nbca".encode())
+  arguments = ["translate", str(run), "--to", "de"]
+  files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")]
+  assert cli.main([*arguments, *files]) == 0
+  lines = (tmp_path / "out.txt").read_text().split("\n")
+  assert (lines[0], lines[3:]) == ("ABC", ["BCA", ""])
+  assert len(lines) == 5
+  printed, progress = capsys.readouterr()
+  assert not printed
+  assert "4/4" in progress
+  assert cli.main([*arguments, *files, "--output", "-", "--temperature", "9", "--seed", "1"]) == 0
+  drawn = capsys.readouterr().out
+  assert drawn.count("\n") == 4
+  assert drawn != "\n".join(lines)
+
+
+def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
+  (tmp_path / "latin.txt").write_bytes("gut\ngrün\n".encode("latin-1"))
+  arguments = ["translate", str(run), "--to", "de", "--input"]
+  assert cli.main([*arguments, str(tmp_path / "latin.txt")]) == 1
+  assert "latin.txt, line 2: not UTF-8" in capsys.readouterr().err
+  assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
+  assert "none.txt" in capsys.readouterr().err
+  (tmp_path / "in.txt").write_text("abc\n")
+  assert cli.main([*arguments, str(tmp_path / "in.txt"), "--temperature", "-1"]) == 1
+  assert "temperature" in capsys.readouterr().err

@@ -1,0 +1,217 @@
+import gzip
+import json
+import os
+import unicodedata
+import zlib
+
+import numpy as np
+import pytest
+
+from vmsst import cli, errors
+from vmsst.bitext import derived_files, readers
+from vmsst.inference import encoder
+from vmsst.languages import language
+from vmsst.mining import hard_negative_mining
+
+# Sources and targets that occur twice, alone or in other letters; empty sides; a tab in a text.
+PAIRS = [
+  *((f"quelle {i}", f"source {i}") for i in range(12)),
+  ("quelle 3", "another source"),
+  ("QUELLE  3", "a third\tsource"),
+  ("noch eine", "Ｓource 5"),
+  ("und noch eine", "SOURCE  5"),
+  ("", "alone"),
+  ("allein", " "),
+]
+
+
+class Encoder:
+  """Vectors that depend on a text alone."""
+
+  dimension = 6
+
+  def __init__(self):
+    self.seen = []
+
+  def encode(self, sentences, *, language, batch_size, progress, on_cut=None):
+    assert progress is False
+    self.seen.append((language, len(sentences)))
+    seeds = [zlib.crc32(text.encode()) for text in sentences]
+    return np.array([np.random.default_rng(s).normal(size=6) for s in seeds], np.float32)
+
+
+def plain(text):
+  return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def brute_force(pairs, count):
+  """For each pair, by loops over pairs: the nearest targets that no pair of its source has."""
+  found = []
+  for source, target in pairs:
+    if not plain(source) or not plain(target):
+      found.append([])
+      continue
+    known = {plain(y) for x, y in pairs if plain(x) == plain(source)}
+    first = next(x for x, y in pairs if plain(x) == plain(source) and plain(y))
+    rivals = {}
+    for x, y in pairs:
+      if plain(x) and plain(y) and plain(y) not in known:
+        rivals.setdefault(plain(y), y)
+    vectors = Encoder().encode(
+      [first, *rivals.values()], language=None, batch_size=0, progress=False
+    )
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    order = np.argsort(-(unit[1:] @ unit[0]), kind="stable")
+    found.append([list(rivals.values())[i] for i in order[:count]])
+  return found
+
+
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("blocks", [None, (4, 5)])
+def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
+  if blocks:
+    monkeypatch.setattr(hard_negative_mining, "_QUERIES", blocks[0])
+    monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", blocks[1])
+  encoder = Encoder()
+  found = hard_negative_mining.hard_negatives(
+    encoder, PAIRS, count, languages=("deu", "eng"), progress=False
+  )
+  assert found == brute_force(PAIRS, count)
+  assert found[3] == found[12] == found[13]
+  assert not {"source 3", "another source", "a third\tsource"} & set(found[3])
+  assert not {"source 5", "Ｓource 5", "SOURCE  5"} & set(found[5] + found[14])
+  # Each different text once, in its language.
+  assert encoder.seen == [("deu", 14), ("eng", 14)]
+
+
+def test_of_equally_near_targets_the_first_come_first(monkeypatch):
+  monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", 2)
+  same = np.ones([5, 3])
+  found = hard_negative_mining.nearest_wrong(same[:2], same, [{0}, {1, 2}], 3, progress=False)
+  assert found.tolist() == [[1, 2, 3], [0, 3, 4]]
+  found = hard_negative_mining.nearest_wrong(same[:1], same[:2], [{1}], 3, progress=False)
+  assert found.tolist() == [[0, -1, -1]]
+
+
+def test_without_a_whole_pair_there_are_no_negatives():
+  pairs = [("", "x"), ("y", "")]
+  found = hard_negative_mining.hard_negatives(
+    Encoder(), pairs, 2, languages=("de", "en"), progress=False
+  )
+  assert found == [[], []]
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+  """A run with two checkpoints, whose encoder is that of above, and bitext in two folders."""
+  for step in (1, 2):
+    (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
+  loaded = []
+  monkeypatch.setattr(encoder, "load", lambda path: loaded.append(str(path)) or Encoder())
+  (tmp_path / "a").mkdir()
+  rows = [json.dumps({"de": source, "en": target}) + "\n" for source, target in PAIRS]
+  (tmp_path / "a" / "x.de-en.jsonl").write_text("".join(rows), encoding="utf-8")
+  (tmp_path / "b").mkdir()
+  (tmp_path / "b" / "train.fr").write_text("un\ndeux\n", encoding="utf-8")
+  (tmp_path / "b" / "train.en").write_text("one\ntwo\n", encoding="utf-8")
+  return tmp_path, loaded
+
+
+def mine(folder, *options):
+  patterns = [str(folder / "a" / "*.jsonl"), str(folder / "b" / "train.en")]
+  return cli.main(
+    ["data", "mine-negatives", str(folder / "run"), str(folder / "out"), *patterns, *options]
+  )
+
+
+def test_files_hold_every_line_with_its_negatives(folders, capsys):
+  folder, _ = folders
+  assert mine(folder, "--count", "2") == 0
+  assert "a/x.de-en.tsv.gz: 32 wrong translations of 18 pairs" in capsys.readouterr().out
+  first, second = readers.find_bitext(str(folder / "out" / "*" / "*.tsv.gz"))
+  assert first.paths == (str(folder / "out" / "a" / "x.de-en.tsv.gz"),)
+  assert (second.source, second.target) == (language("fr"), language("en"))
+  expected = [
+    (*pair, *found, *[""] * (2 - len(found)))
+    for pair, found in zip(PAIRS, brute_force(PAIRS, 2), strict=True)
+  ]
+  rows = list(readers.read_rows(first, 2))
+  assert rows == [tuple(text.replace("\t", " ") for text in row) for row in expected]
+  assert list(readers.read_rows(second, 2)) == [
+    ("un", "one", "two", ""),
+    ("deux", "two", "one", ""),
+  ]
+  assert list(readers.read_pairs(second)) == [("un", "one"), ("deux", "two")]
+  description = json.loads((folder / "out" / derived_files.DESCRIPTION).read_text())
+  assert description["count"] == 2
+  assert description["encoder"] == str(folder / "run" / "checkpoint_2")
+  assert description["files"]["b/train.fra-eng.tsv.gz"]["negatives"] == 2
+
+
+def test_finished_files_are_left_alone_until_a_refresh(folders, capsys):
+  folder, loaded = folders
+  assert mine(folder) == 0
+  paths = [folder / "out" / "a" / "x.de-en.tsv.gz", folder / "out" / "b" / "train.fra-eng.tsv.gz"]
+  contents = [path.read_bytes() for path in paths]
+  paths[1].unlink()
+  os.utime(paths[0], (0, 0))
+  assert mine(folder) == 0
+  assert [path.read_bytes() for path in paths] == contents
+  assert paths[0].stat().st_mtime == 0
+  assert len(loaded) == 2
+  assert mine(folder) == 0
+  assert len(loaded) == 2  # nothing was left to do
+  (folder / "run" / "checkpoint_3" / "state").mkdir(parents=True)
+  capsys.readouterr()
+  assert mine(folder) == 1
+  error = capsys.readouterr().err
+  assert "checkpoint_2" in error
+  assert "--refresh" in error
+  assert mine(folder, "--refresh") == 0
+  assert paths[0].stat().st_mtime > 0
+  assert "checkpoint_3" in (folder / "out" / derived_files.DESCRIPTION).read_text()
+
+
+def test_what_was_finished_before_an_error_stays(folders, capsys):
+  folder, _ = folders
+  (folder / "b" / "train.en").write_text("one\n", encoding="utf-8")
+  assert mine(folder) == 1
+  assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
+  made = sorted(str(x.relative_to(folder / "out")) for x in (folder / "out").rglob("*.*"))
+  assert made == ["a/x.de-en.tsv.gz", "description.json"]
+  gzip.decompress((folder / "out" / made[0]).read_bytes())
+  assert list(json.loads((folder / "out" / made[1]).read_text())["files"]) == [made[0]]
+
+
+def test_names_that_would_meet_and_wrong_options_are_refused(folders):
+  folder, _ = folders
+  (folder / "c" / "a").mkdir(parents=True)
+  (folder / "c" / "a" / "x.de-en.tsv").write_text("a\tb\n", encoding="utf-8")
+  run, out = str(folder / "run"), str(folder / "out")
+  patterns = [str(folder / "**" / "x.de-en.*")]
+  with pytest.raises(errors.InputError, match=r"would both be made into a.x\.de-en\.tsv\.gz"):
+    hard_negative_mining.mine_files(run, patterns, out)
+  with pytest.raises(errors.InputError, match="count is 0"):
+    hard_negative_mining.mine_files(run, patterns, out, count=0)
+  assert hard_negative_mining.mine_files(
+    run, str(folder / "a" / "*.jsonl"), out, count=1, progress=False
+  )
+  with pytest.raises(errors.InputError, match="was made from"):
+    hard_negative_mining.mine_files(run, str(folder / "c" / "a" / "*.tsv"), out, count=1)
+  (folder / "out" / derived_files.DESCRIPTION).write_text("[]", encoding="utf-8")
+  with pytest.raises(errors.InputError, match="not a description"):
+    hard_negative_mining.mine_files(run, str(folder / "a" / "*.jsonl"), out, count=1)
+
+
+def test_languages_that_are_given_come_into_the_name(folders):
+  folder, _ = folders
+  (folder / "b" / "de-en.v1.tsv").write_text("a\tb\nc\td\n", encoding="utf-8")
+  made = hard_negative_mining.mine_files(
+    str(folder / "run"),
+    str(folder / "b" / "*.tsv"),
+    str(folder / "out"),
+    languages=("zh-TW", "en"),
+    progress=False,
+  )
+  (path,) = made
+  assert readers.languages_of(path) == (language("zh-TW"), language("en"))

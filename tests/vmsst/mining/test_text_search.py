@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.mining import text_search
+from vmsst.search import exact_search
+from vmsst.vectors import embedded_text, vector_store
+
+
+def vector(text):
+  """A few directions only, so that there are ties."""
+  return [text.count("a"), text.count("b"), 1]
+
+
+class Encoder:
+  def __init__(self):
+    self.asked = []
+
+  def encode(self, sentences):
+    self.asked.append(len(sentences))
+    return np.array([vector(text) for text in sentences], float)
+
+
+BASE = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
+QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
+
+
+def make_base(folder, lines):
+  path = folder / "base.txt"
+  path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  writer = vector_store.Writer(folder / "base", 3, shard_rows=10)
+  if lines:
+    writer.append(np.array([vector(line) for line in lines]))
+  writer.finish()
+  return embedded_text.open_text(str(path), folder / "base")
+
+
+def naive(query, count):
+  """(line, text) by a stable sort of exact cosines, times one number for all, squared."""
+  x = vector(query)
+  scores = []
+  for line in BASE:
+    y = vector(line)
+    product = sum(a * b for a, b in zip(x, y, strict=True))
+    scores.append((-product * product * 1000000 // sum(b * b for b in y), product))
+  order = sorted(range(len(BASE)), key=lambda row: scores[row][0])
+  return [(row + 1, BASE[row]) for row in order[:count]]
+
+
+@pytest.mark.parametrize("window", [4, 99])
+def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, window):
+  monkeypatch.setattr(text_search, "_WINDOW", window)
+  encoder, base = Encoder(), make_base(tmp_path, BASE)
+  found = list(text_search.nearest_lines(encoder, iter(QUERIES), base, 12, progress=False))
+  assert [query for query, _ in found] == QUERIES
+  for query, hits in found:
+    assert [(hit.line, hit.text) for hit in hits] == naive(query, 12)
+    x = exact_search.unit_rows(np.array([vector(query)], float))[0]
+    for hit in hits:
+      y = np.array(vector(hit.text)) / np.linalg.norm(vector(hit.text))
+      assert hit.score == pytest.approx(x @ y, abs=1e-6)
+  assert encoder.asked == ([4, 4, 1] if window == 4 else [9])
+
+
+def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
+  monkeypatch.setattr(text_search, "_WINDOW", 2)
+  read = []
+  queries = (read.append(query) or query for query in QUERIES)
+  base = make_base(tmp_path, BASE)
+  found = text_search.nearest_lines(Encoder(), queries, base, 1, progress=False)
+  assert next(found)[0] == QUERIES[0]
+  assert read == QUERIES[:2]
+
+
+def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
+  base = make_base(tmp_path, BASE[:3])
+  ((_, hits),) = text_search.nearest_lines(Encoder(), ["ab"], base, 9, progress=True)
+  assert sorted(hit.line for hit in hits) == [1, 2, 3]
+  assert hits[0].as_json() == {
+    "line": hits[0].line,
+    "score": round(hits[0].score, 6),
+    "text": BASE[hits[0].line - 1],
+  }
+
+
+def test_broken_input_is_an_error(tmp_path):
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(errors.InputError, match=r"base\.txt is empty"):
+    next(text_search.nearest_lines(Encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
+  base, encoder = make_base(tmp_path, BASE), Encoder()
+  encoder.encode = lambda sentences: np.ones([len(sentences), 2])
+  with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* 2 wide"):
+    next(text_search.nearest_lines(encoder, ["a"], base, 1))
+  encoder.encode = lambda sentences: np.full([len(sentences), 3], np.nan)
+  with pytest.raises(errors.InputError, match="vector of 'a' holds a value that is not finite"):
+    next(text_search.nearest_lines(encoder, ["a"], base, 1))

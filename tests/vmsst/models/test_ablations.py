@@ -1,0 +1,338 @@
+"""Each ablation of Tables 4 and 6 of the VMSST paper changes what its name says."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+from flax.linen import partitioning
+
+from vmsst import errors, languages
+from vmsst.models import generation
+from vmsst.models import vmsst as models
+from vmsst.networks import t5
+from vmsst.networks import vmsst as networks
+from vmsst.text import vocabularies
+
+CONFIG = t5.T5Config(
+  vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
+)
+PLAIN = networks.VmsstNetwork(CONFIG, latent_dim=6, num_languages=5)
+GROUPS = (-1, 0, 1, 1, 0)  # of languages 0 to 4
+ONE_EACH = (-1, 0, 1, 2, -1)
+FULL = {
+  "language_encoder_groups": ONE_EACH,
+  "decoder_groups": ONE_EACH,
+  "encoder_language_embedding": False,
+  "decoder_language_embedding": False,
+}
+TOKENS_BT = np.random.default_rng(0).integers(2, 30, size=(4, 6)).astype(np.int32)
+TOKENS_BT[1:3, 4:] = 0
+LANGUAGES_B = np.array([1, 2, 3, 4])
+
+
+def shapes(network):
+  return jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 1), jnp.int32))
+
+
+def random_params(network):
+  """Parameters of about the size of fresh ones; nothing has to be compiled to make them."""
+  rng = np.random.default_rng(1)
+
+  def draw(x):
+    offset = 1.0 if len(x.shape) == 1 else 0.0  # norms
+    return jnp.asarray(offset + 0.4 * rng.standard_normal(x.shape), x.dtype)
+
+  return jax.tree.map(draw, shapes(network)["params"])
+
+
+def posteriors(network, params, languages_B=LANGUAGES_B):
+  def of_tokens(net):
+    return net.posteriors(net.embed(TOKENS_BT), TOKENS_BT != 0, languages_B)
+
+  return network.apply({"params": params}, method=of_tokens)
+
+
+def decode(network, params, sentence_BZ, languages_B=LANGUAGES_B):
+  def of_tokens(net):
+    return net.decode(net.embed(TOKENS_BT), languages_B, sentence_BZ)
+
+  return network.apply({"params": params}, method=of_tokens)
+
+
+def some_sentences():
+  return np.random.default_rng(2).standard_normal((4, 12)).astype(np.float32)
+
+
+def make_model(network, **options):
+  return models.VmsstModel(
+    network=network, input_vocabulary=vocabularies.ByteVocabulary(), **options
+  )
+
+
+def make_batch(inputs_languages=(1, 2), targets_languages=(3, 3)):
+  return {
+    "inputs": TOKENS_BT[:2],
+    "targets": TOKENS_BT[2:],
+    "input_language": np.array(inputs_languages, np.int32)[:, None],
+    "target_language": np.array(targets_languages, np.int32)[:, None],
+  }
+
+
+def without(params, prefix):
+  return {name: value for name, value in params.items() if not name.startswith(prefix)}
+
+
+# --------------------------------------------------------------------------------------------
+# fact.
+
+
+@pytest.mark.parametrize("network_cls", [networks.VmsstNetwork, networks.BitranslationNetwork])
+def test_factorised_scores_are_those_of_two_products_with_sentence_and_hidden_state(network_cls):
+  network = network_cls(CONFIG, latent_dim=6, num_languages=5, factorised=True)
+  params = random_params(network)
+  sentence_BZ = some_sentences()[:, : network.sentence_dim]
+  tokens_BRT, weights_BR = TOKENS_BT.reshape(2, 2, 6), np.array([[0.5, 1.0], [2.0, 0.1]])
+  found = generation.score(
+    network,
+    params,
+    tokens_BRT,
+    params["token_embedder"]["embedding"][tokens_BRT],
+    LANGUAGES_B.reshape(2, 2),
+    sentence_BZ.reshape(2, 2, -1),
+    weights_BR,
+    dropout_rng=None,
+  )
+  hidden_BTD = np.float64(decode(network, params, sentence_BZ))
+  factor = params["logits_factor"]
+  factor_ZD = np.concatenate([factor[x]["kernel"] for x in ("sentence", "hidden")])
+  kernel_DV = np.float64(params["logits_hidden"]["kernel"])
+  expected = 0.0
+  for row, (tokens_T, weight) in enumerate(zip(TOKENS_BT, weights_BR.flat, strict=True)):
+    both = np.concatenate([np.tile(sentence_BZ[row], (6, 1)), hidden_BTD[row]], axis=1)
+    logits_TV = both @ factor_ZD @ kernel_DV
+    log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(axis=1, keepdims=True))
+    nll_T = -log_p_TV[np.arange(6), tokens_T] * (tokens_T != 0)
+    np.testing.assert_allclose(found.nll_BRT.reshape(4, 6)[row], nll_T, rtol=1e-4, atol=1e-5)
+    expected += weight * nll_T.sum()
+  assert found.weighted == pytest.approx(expected, rel=1e-5)
+
+
+def test_factorisation_saves_509_million_parameters_of_the_paper_s_24_layers():
+  config = t5.T5Config(
+    vocab_size=250_112, emb_dim=1024, num_heads=16, head_dim=64, mlp_dim=2816,
+    num_encoder_layers=24, scan_layers=True,
+  )  # fmt: skip
+  plain = networks.VmsstNetwork(config, latent_dim=1024)
+
+  def count(network):
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(network)["params"]))
+
+  d, v = 1024, 250_112
+  saved = count(plain) - count(plain.clone(factorised=True))
+  assert saved == 3 * d * v - (d * v + 3 * d * d) == 509_083_648
+
+
+# --------------------------------------------------------------------------------------------
+# 4 enc.; full enc., full dec.
+
+
+def test_a_row_s_posterior_is_that_of_a_network_with_its_group_s_encoder():
+  network = PLAIN.clone(language_encoder_groups=GROUPS)
+  params = random_params(network)
+  found = posteriors(network, params)
+  for group in (0, 1):
+    alone = without(params, "language_encoders_")
+    alone["language_encoder"] = params[f"language_encoders_{group}"]
+    expected = posteriors(PLAIN, alone)
+    for row, language in enumerate(LANGUAGES_B):
+      same = GROUPS[language] == group
+      for index, (x_BK, expected_BK) in enumerate(zip(found, expected, strict=True)):
+        equal = np.allclose(x_BK[row], expected_BK[row], atol=1e-5)
+        assert equal == (same or index < 2)  # the semantic encoder is shared
+
+
+def test_a_row_s_hidden_states_are_those_of_its_group_s_decoder():
+  network = PLAIN.clone(decoder_groups=GROUPS)
+  params = random_params(network)
+  sentence_BZ = some_sentences()
+  found_BTD = decode(network, params, sentence_BZ)
+  for group in (0, 1):
+    alone = without(params, "decoders_") | {"decoder": params[f"decoders_{group}"]}
+    expected_BTD = decode(PLAIN, alone, sentence_BZ)
+    for row, language in enumerate(LANGUAGES_B):
+      equal = np.allclose(found_BTD[row], expected_BTD[row], atol=1e-5)
+      assert equal == (GROUPS[language] == group)
+
+
+def test_a_language_of_no_group_cannot_go_unseen():
+  network = PLAIN.clone(language_encoder_groups=GROUPS, decoder_groups=GROUPS)
+  params = random_params(network)
+  for nobody in (0, 7):
+    found = posteriors(network, params, np.array([1, nobody, 2, 3]))
+    assert np.isfinite(found.semantic_mean_BS).all()
+    for x_BG in found[2:]:
+      np.testing.assert_array_equal(np.isnan(x_BG).all(axis=1), [False, True, False, False])
+    hidden_BTD = decode(network, params, some_sentences(), np.array([1, nobody, 2, 3]))
+    unseen_BT = np.isnan(hidden_BTD).all(axis=2)
+    np.testing.assert_array_equal(unseen_BT, [[row == 1] * 6 for row in range(4)])
+
+
+def test_gradients_reach_the_copies_of_the_languages_at_hand_alone():
+  network = PLAIN.clone(**FULL)
+
+  @jax.grad
+  def gradient_of(params):
+    languages_B = np.array([1, 3, 1, 1])
+    language_BG = posteriors(network, params, languages_B).language_mean_BG
+    sentence_BZ = jnp.concatenate([language_BG, language_BG], axis=1)
+    return jnp.sum(decode(network, params, sentence_BZ, languages_B)[..., 0])
+
+  gradient = gradient_of(random_params(network))
+  for name in ("language_encoders", "decoders"):
+    for copy, used in enumerate((True, False, True)):
+      for path, x in traverse_util.flatten_dict(gradient[f"{name}_{copy}"]).items():
+        assert np.isfinite(x).all()
+        assert np.any(x != 0) == used, (name, copy, path)
+
+
+def test_a_full_model_has_an_encoder_and_a_decoder_for_each_language_and_shares_the_rest():
+  params = shapes(PLAIN.clone(**FULL))["params"]
+  assert set(params) == {
+    "token_embedder", "encoder", "mean", "log_variance", "language_mean", "language_log_variance",
+    *(f"{name}_{copy}" for name in ("language_encoders", "decoders") for copy in range(3)),
+    "logits_hidden", "logits_latent",
+  }  # fmt: skip
+  starts = [params[f"decoders_{copy}"]["language_embedder"]["embedding"] for copy in range(3)]
+  assert [x.shape for x in starts] == [(1, 8)] * 3
+
+
+# --------------------------------------------------------------------------------------------
+# 12L dec., 1L dec., no KL, 1 enc., no enc. l.e., no dec. l.e.
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_the_decoder_has_as_many_layers_as_it_is_given(count):
+  network = PLAIN.clone(num_decoder_layers=count)
+  params = shapes(network)["params"]
+  for name, expected in {"decoder": count, "encoder": 1, "language_encoder": 1}.items():
+    assert sum(part.startswith("layers_") for part in params[name]) == expected
+
+
+def test_without_kl_the_loss_is_the_expectation_alone_of_the_same_samples():
+  params, batch, key = random_params(PLAIN), make_batch(), jax.random.key(3)
+
+  def loss_and_metrics(**options):
+    model = make_model(PLAIN, elbo_weight=0.3, kl_anneal_steps=10, **options)
+    loss, metrics = model.loss_fn(params, batch, key, 5)
+    return float(loss), {name: float(x.compute()) for name, x in metrics.items()}
+
+  whole, metrics = loss_and_metrics()
+  loss, without_kl = loss_and_metrics(kl_weight=0.0)
+  kl = sum(metrics[f"kl/{name}"] for name in models.LATENTS)
+  assert kl > 1
+  assert loss == pytest.approx(whole - 0.3 * 0.5 * kl, rel=1e-5)
+  assert without_kl.pop("kl_weight") == 0
+  del without_kl["loss"]
+  assert without_kl == pytest.approx({name: metrics[name] for name in without_kl}, rel=1e-5)
+  deterministic = make_model(PLAIN, elbo_weight=0.3, kl_weight=0).eval_fn(params, batch)[0]
+  assert abs(loss - deterministic) > 1e-3  # samples, not means
+
+
+def test_a_kl_that_is_left_out_may_be_infinite():
+  params = random_params(PLAIN)
+  huge = jax.tree.map(lambda x: 1e5 * x, params["language_log_variance"])
+  params |= {"language_log_variance": huge}
+  for kl_weight in (0.0, 1.0):
+    loss, metrics = make_model(PLAIN, kl_weight=kl_weight).eval_fn(params, make_batch())
+    assert np.isinf(metrics["kl/input_language"].compute())
+    assert np.isfinite(loss) == (kl_weight == 0)
+
+
+def test_with_a_single_encoder_all_heads_read_what_it_gives(monkeypatch):
+  network = PLAIN.clone(single_encoder=True)
+  params = random_params(network)
+  assert set(params) == set(shapes(PLAIN)["params"]) - {
+    "language_encoder", "encoder_language_embedder",
+  }  # fmt: skip
+  calls, plain_call = [], t5.T5Encoder.__call__
+
+  def counted(self, *args, **kwargs):
+    calls.append(self.name)
+    return plain_call(self, *args, **kwargs)
+
+  monkeypatch.setattr(t5.T5Encoder, "__call__", counted)
+  found = posteriors(network, params)
+  assert calls == ["encoder"]
+  heads = ("mean", "log_variance", "language_mean", "language_log_variance")
+  for name, x_BK in zip(heads, found, strict=True):
+    expected_BK = posteriors(network, params | {"mean": params[name]}).semantic_mean_BS
+    np.testing.assert_allclose(x_BK, expected_BK, atol=1e-6)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_without_its_embedding_the_language_encoder_is_not_told_the_language(told):
+  network = PLAIN.clone(encoder_language_embedding=told)
+  params = random_params(network)
+  assert ("encoder_language_embedder" in params) == told
+  one, other = (posteriors(network, params, x) for x in (LANGUAGES_B, LANGUAGES_B[::-1]))
+  np.testing.assert_array_equal(one.semantic_mean_BS, other.semantic_mean_BS)
+  for x_BG, y_BG in zip(one[2:], other[2:], strict=True):
+    assert np.allclose(x_BG, y_BG) != told
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_without_its_embedding_the_decoder_is_not_told_the_language(told):
+  network = PLAIN.clone(decoder_language_embedding=told)
+  params = random_params(network)
+  assert len(params["decoder"]["language_embedder"]["embedding"]) == (5 if told else 1)
+  assert "encoder_language_embedder" in params
+  one, other = (
+    decode(network, params, some_sentences(), x) for x in (LANGUAGES_B, LANGUAGES_B[::-1])
+  )
+  assert np.array_equal(one, other) != told
+
+
+# --------------------------------------------------------------------------------------------
+# All of them
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {**FULL, "factorised": True},
+    {"single_encoder": True},
+    {"language_encoder_groups": GROUPS, "num_decoder_layers": 2},
+  ],
+)
+def test_every_parameter_has_axes_that_t5x_knows(changes):
+  made = shapes(PLAIN.clone(**changes))
+  axes = traverse_util.flatten_dict(partitioning.get_axis_names(made["params_axes"]).unfreeze())
+  assert set(axes) == set(traverse_util.flatten_dict(made["params"]))
+  known = {"vocab", "embed", "mlp", "heads", "kv", "joined_kv", "relpos_buckets"}
+  assert set(itertools.chain(*axes.values())) <= known
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"decoder_groups": (0, 1)}, "decoder_groups has groups of 2 languages; num_languages is 5"),
+    ({"decoder_groups": (0, 2, 0, 0, 0)}, "decoder_groups has to number groups from 0"),
+    ({"language_encoder_groups": (-2, 0, 0, 0, 0)}, "language_encoder_groups has to number"),
+    ({"language_encoder_groups": (-1,) * 5}, "language_encoder_groups has to number"),
+    ({"single_encoder": True, "language_encoder_groups": GROUPS}, "single_encoder leaves no"),
+  ],
+)
+def test_groups_that_make_no_sense_are_named(changes, message):
+  with pytest.raises(errors.InputError, match=message):
+    PLAIN.clone(**changes)
+
+
+def test_groups_of_the_table_of_languages_fit_a_network():
+  groups = languages.random_groups(4)
+  network = networks.VmsstNetwork(CONFIG, latent_dim=6, language_encoder_groups=groups)
+  made = shapes(network)["params"]
+  assert sum(name.startswith("language_encoders_") for name in made) == 4

@@ -1,0 +1,193 @@
+import numpy as np
+import pytest
+
+from vmsst.search import exact_search, margins
+
+
+def rows_of(pairs):
+  return list(zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True))
+
+
+MARGINS = {
+  "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
+  "distance": lambda cosine, mean: cosine - mean,
+  "absolute": lambda cosine, mean: cosine,
+}
+
+
+class Naive:
+  """Scores by plain loops in float64, ties by row numbers."""
+
+  def __init__(self, source, target, k, margin="ratio"):
+    unit = [[np.array(x, float) / np.linalg.norm(x) for x in side] for side in (source, target)]
+    self.cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
+    near_x = [sorted(range(len(x)), key=lambda j, x=x: (-x[j], j))[:k] for x in self.cosine]
+    near_y = [sorted(range(len(y)), key=lambda i, y=y: (-y[i], i))[:k] for y in self.cosine.T]
+    self.mean_x = [np.mean([self.cosine[i, j] for j in near]) for i, near in enumerate(near_x)]
+    self.mean_y = [np.mean([self.cosine[i, j] for i in near]) for j, near in enumerate(near_y)]
+    self.near_x, self.near_y, self.margin = near_x, near_y, MARGINS[margin]
+
+  def score(self, i, j):
+    return self.margin(self.cosine[i, j], (self.mean_x[i] + self.mean_y[j]) / 2)
+
+  def pairs(self, retrieval="max", floor=-2.0):
+    forward, backward = [], []
+    for i, near in enumerate(self.near_x):
+      if near := [j for j in near if self.cosine[i, j] >= floor]:
+        forward.append((i, max(near, key=lambda j, i=i: self.score(i, j))))
+    for j, near in enumerate(self.near_y):
+      if near := [i for i in near if self.cosine[i, j] >= floor]:
+        backward.append((max(near, key=lambda i, j=j: self.score(i, j)), j))
+    if retrieval == "max":
+      kept = []
+      both = set(forward) | set(backward)
+      for i, j in sorted(both, key=lambda pair: (-self.score(*pair), pair)):
+        if all(i != x and j != y for x, y in kept):
+          kept.append((i, j))
+      return kept
+    both = [pair for pair in forward if pair in backward]
+    kept = {"forward": forward, "backward": backward, "intersection": both}[retrieval]
+    return sorted(kept, key=lambda pair: (-self.score(*pair), pair))
+
+
+def naive_f1(pairs, gold):
+  """The best of all thresholds that are a score."""
+  best = (-1.0,)
+  for threshold in sorted(set(pairs.score_P.tolist()), reverse=True):
+    kept = {pair for pair, x in zip(rows_of(pairs), pairs.score_P, strict=True) if x >= threshold}
+    hits = len(kept & set(gold))
+    precision, recall = hits / len(kept), hits / len(gold)
+    f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
+    best = max(best, (f1, precision, recall, threshold), key=lambda x: x[0])
+  return best
+
+
+def make_sides(n, m):
+  """Vectors half of which have a near one on the other side."""
+  rng = np.random.default_rng(n)
+  source, target = rng.normal(size=[n, 5]) + 0.5, rng.normal(size=[m, 5]) + 0.5
+  shared = min(n, m) // 2
+  target[:shared] = source[:shared] + 0.3 * rng.normal(size=[shared, 5])
+  return source, target
+
+
+@pytest.mark.parametrize(
+  ("n", "m", "k"), [(30, 43, 4), (43, 30, 1), (3, 9, 4), (1, 1, 4), (1, 5, 2)]
+)
+def test_pairs_are_those_of_plain_loops_in_blocks_too(n, m, k, monkeypatch):
+  source, target = make_sides(n, m)
+  naive = Naive(source, target, k)
+  expected = naive.pairs()
+  for rows in (2048, 7):
+    monkeypatch.setattr(exact_search, "_BLOCK_ROWS", rows)
+    found = margins.margin_pairs(source, target, neighbours=k)
+    assert rows_of(found) == expected
+    np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in expected], rtol=1e-5)
+    nearest = margins.cosine_pairs(3 * source, target)
+    assert sorted(rows_of(nearest)) == list(enumerate(naive.cosine.argmax(axis=1).tolist()))
+    assert (np.diff(nearest.score_P) <= 0).all()
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("retrieval", ["max", "forward", "backward", "intersection"])
+def test_every_margin_and_retrieval_is_that_of_plain_loops(margin, retrieval):
+  source, target = make_sides(25, 31)
+  naive = Naive(source, target, 3, margin)
+  settings = {"neighbours": 3, "margin": margin, "retrieval": retrieval}
+  found = margins.margin_pairs(source, target, **settings)
+  assert rows_of(found) == naive.pairs(retrieval)
+  assert len(found) > 3
+  np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in rows_of(found)], atol=1e-6)
+  middle = found.score_P[len(found) // 2]
+  kept = [pair for pair in rows_of(found) if naive.score(*pair) > middle - 1e-6]
+  assert rows_of(found.at_least(middle)) == kept
+  near = margins.margin_pairs(source, target, min_cosine=0.9, **settings)
+  assert rows_of(near) == naive.pairs(retrieval, 0.9)
+  assert 0 < len(near) < len(found)
+  assert not len(margins.margin_pairs(source, target, min_cosine=1.5, **settings))
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_given_pairs_have_the_scores_of_plain_loops(margin, monkeypatch):
+  monkeypatch.setattr(margins, "_BLOCK_ROWS", 4)
+  source, target = make_sides(15, 15)
+  naive = Naive(source, target, 4, margin)
+  found = margins.score_pairs(source.tolist(), target, margin=margin)
+  np.testing.assert_allclose(found, [naive.score(i, i) for i in range(15)], rtol=1e-5)
+
+
+def test_identical_vectors_can_count_once():
+  source, target = make_sides(20, 24)
+  twice, places = np.repeat(target, 2, axis=0)[::-1], np.arange(0, 48, 2)
+  naive = Naive(source, target[::-1], 4)
+  found = margins.margin_pairs(source, twice, distinct=True)
+  assert rows_of(found) == [(i, places[j]) for i, j in naive.pairs()]
+  again = margins.margin_pairs(np.concatenate([source, source]), twice, distinct=True)
+  assert rows_of(again) == rows_of(found)
+  assert rows_of(margins.margin_pairs(source, twice)) != rows_of(found)
+
+
+def test_margin_prefers_what_stands_out_from_its_neighbourhood():
+  # Target 0 is near all sources, by cosine the nearest to source 1 as well; its margin is lower.
+  target = np.array([[1.0, 0.2, 0.2], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+  source = np.array([[1.0, 0.0, 0.0], [1.0, 0.9, 0.0], [1.0, 0.0, 0.3]])
+  assert dict(rows_of(margins.cosine_pairs(source, target)))[1] == 0
+  assert (1, 1) in rows_of(margins.margin_pairs(source, target, neighbours=3))
+
+
+def test_duplicates_and_ties_go_by_row_numbers():
+  same = np.ones([4, 2])
+  assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+  found = margins.margin_pairs(same, same[:3], neighbours=2)
+  assert rows_of(found) == [(0, 0)]  # all have row 0 as their best: it is used once
+  assert found.score_P.tolist() == pytest.approx([1.0])
+  twice = np.repeat(np.eye(3), 2, axis=0)
+  assert rows_of(margins.margin_pairs(twice, np.eye(3), neighbours=1)) == [(0, 0), (2, 1), (4, 2)]
+
+
+def test_neighbourhoods_without_similarity_score_zero():
+  found = margins.margin_pairs([[1.0, 0.0]], [[-1.0, 0.1], [0.0, 0.0]], neighbours=2)
+  assert found.score_P.tolist() == [0.0]
+
+
+def test_f1_is_that_of_every_threshold_tried():
+  rng = np.random.default_rng(2)
+  for seed in range(20):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 12))
+    score = np.sort(rng.integers(0, 5, count))[::-1].astype(float)  # many ties
+    pairs = margins.Pairs(np.arange(count), rng.integers(0, 3, count), score)
+    gold = {(int(i), int(j)) for i, j in rng.integers(0, [count, 3], [5, 2])}
+    found = margins.best_f1(pairs, np.array(sorted(gold)))
+    expected = naive_f1(pairs, gold)
+    assert (found.f1, found.precision, found.recall) == pytest.approx(expected[:3])
+    assert found.threshold == expected[3]
+
+
+def test_f1_checked_by_hand():
+  pairs = margins.Pairs(np.arange(4), np.array([0, 9, 2, 9]), np.array([0.9, 0.8, 0.7, 0.6]))
+  found = margins.best_f1(pairs, np.array([[0, 0], [2, 2], [7, 7]]))
+  assert found == margins.F1(f1=pytest.approx(2 / 3), precision=2 / 3, recall=2 / 3, threshold=0.7)
+
+
+def test_broken_input_is_an_error():
+  good = np.eye(3)
+  bad = good.copy()
+  bad[2, 0] = np.nan
+  for pairs in (margins.cosine_pairs, margins.margin_pairs):
+    with pytest.raises(ValueError, match="vector 2 holds"):
+      pairs(good, bad)
+    with pytest.raises(ValueError, match="neighbours among 3 and 0"):
+      pairs(good, good[:0])
+    with pytest.raises(ValueError, match="one width"):
+      pairs(good, good[:, :2])
+  with pytest.raises(ValueError, match="no 0 neighbours"):
+    margins.margin_pairs(good, good, neighbours=0)
+  with pytest.raises(ValueError, match="3 and 2 vectors are no pairs"):
+    margins.score_pairs(good, good[:2])
+  with pytest.raises(ValueError, match="margin is 'rate', not ratio or distance or absolute"):
+    margins.margin_pairs(good, good, margin="rate")
+  with pytest.raises(ValueError, match="retrieval is 'best', not max or forward"):
+    margins.margin_pairs(good, good, retrieval="best")
+  with pytest.raises(ValueError, match="0 gold pairs"):
+    margins.best_f1(margins.cosine_pairs(good, good), np.zeros([0, 2], int))

@@ -1,0 +1,167 @@
+"""Vocabularies of Hugging Face models against transformers' own tokenizers."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.checkpoints.importers import bert
+from vmsst.text import vocabularies
+from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary, tokenizer_of_xlmr
+
+MARKS = {
+  "bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
+  "xlmr": {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"},
+}
+TEXTS = [
+  "Hello, world!",
+  "  Привет,\tмир.  ",
+  "世界 你好 ☃ Ωmega",
+  "आज अच्छा है।",
+  "Welt " * 50,
+  "[SEP] and </s> within",
+  "",
+  "   ",
+]
+
+
+def theirs(transformers, kind, path, texts, length):
+  """Ids of transformers' tokenizer."""
+  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **MARKS[kind])
+  return tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+
+
+@pytest.mark.parametrize("prefix", ["", "query: "])
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+@pytest.mark.filterwarnings("ignore")  # those of another library
+def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix):
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
+  assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
+  expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
+  expected = [bert.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected]
+  found = vocabulary.encode(TEXTS, 12, language="en")
+  assert found == expected
+  assert max(map(len, found)) == 12  # the long one is cut
+  assert min(map(len, found)) == 2 or prefix  # the empty one has its marks
+  assert {ids[-1] for ids in found} == {vocabulary.eos_id}
+  assert max(max(ids) for ids in found) < vocabulary.size
+  assert vocabulary.unk_id in found[2]
+  # For training: the end mark apart, and nothing at all for an empty text.
+  assert vocabulary.tokenize(TEXTS)[:4] == [ids[:-1] for ids in vocabulary.encode(TEXTS[:4], 99)]
+  assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_ids_become_text_again(tokenizer_files, kind):
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
+  (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
+  assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
+  assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the end mark
+  with pytest.raises(ValueError, match="is not in a vocabulary"):
+    vocabulary.decode([vocabulary.size])
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_text_that_spells_padding_is_no_padding(tokenizer_files, kind):
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
+  (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
+  assert vocabularies.PAD_ID not in ids
+  assert vocabulary.unk_id in ids
+
+
+def test_tensorflow_gives_the_same_ids(tokenizer_files):
+  tf = pytest.importorskip("tensorflow")
+  from vmsst.tasks import preprocessors
+
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), "query: ")
+  wrapped = vocabulary.to_seqio()
+  assert isinstance(wrapped, preprocessors.SeqioVocabulary)
+  assert (wrapped.eos_id, wrapped.unk_id, wrapped.pad_id) == (2, 3, 0)
+  assert wrapped.vocab_size == vocabulary.size
+  rows = {"inputs": TEXTS, "targets": TEXTS[::-1]}
+  dataset = preprocessors.tokenize(tf.data.Dataset.from_tensor_slices(rows), vocabulary)
+  found = [row["inputs"].tolist() for row in dataset.as_numpy_iterator()]
+  assert found == vocabulary.tokenize(TEXTS)
+  assert dataset.element_spec["inputs"].dtype == tf.int32
+  assert wrapped.encode_rows(tf.constant(TEXTS)).to_list() == vocabulary.tokenize(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def spm_file(tmp_path_factory):
+  """A SentencePiece model with the marks of XLM-R's."""
+  import sentencepiece
+
+  path = tmp_path_factory.mktemp("spm") / "sentencepiece.bpe.model"
+  sentences = ["Hello, world! How are you today?", "Wie geht es dir heute, Welt?"] * 20
+  with open(path, "wb") as stream:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(sentences), model_writer=stream, vocab_size=60, minloglevel=2,
+      hard_vocab_limit=False,
+    )  # fmt: skip
+  return path
+
+
+def test_xlmr_s_sentencepiece_model_gives_its_ids(spm_file, tmp_path):
+  pytest.importorskip("tokenizers")
+  import sentencepiece
+
+  path = tmp_path / "tokenizer.json"
+  path.write_bytes(tokenizer_of_xlmr(spm_file))
+  vocabulary = HuggingFaceVocabulary(str(path))
+  processor = sentencepiece.SentencePieceProcessor(model_file=str(spm_file))
+  assert vocabulary.size == processor.get_piece_size() + 2
+  assert (vocabulary.padding_id, vocabulary.eos_id, vocabulary.unk_id) == (1, 2, 3)
+  texts = ["Hello,  world!", "Ｗｅｌｔ heute ☃", ""]
+  # Theirs: <s> is 0, </s> 2, <unk> 3, and every other piece one behind its place in the model.
+  expected = [[0, *(x + 1 if x else 3 for x in processor.encode(text)), 2] for text in texts]
+  swapped = [bert.swap_padding(np.array(ids), 1).tolist() for ids in expected]
+  assert vocabulary.encode(texts, 99) == swapped
+
+
+def test_another_sentencepiece_model_is_refused(spm_file, tmp_path):
+  pytest.importorskip("tokenizers")
+  (tmp_path / "broken").write_bytes(b"\xff" * 20)
+  with pytest.raises(errors.InputError, match="broken"):
+    tokenizer_of_xlmr(tmp_path / "broken")
+  (tmp_path / "empty").touch()
+  with pytest.raises(errors.InputError, match="<unk>, <s>, </s>"):
+    tokenizer_of_xlmr(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"added_tokens": []}, "neither '<pad>' nor"),
+    ({"model": {"type": "Other"}}, "no tokenizer of Hugging Face"),
+    (None, "no tokenizer of Hugging Face"),
+  ],
+)
+def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
+  path = tmp_path / "tokenizer.json"
+  content = tokenizer_files["bert"].read_text()
+  path.write_text(content[:-9] if changes is None else json.dumps(json.loads(content) | changes))
+  with pytest.raises(errors.InputError, match=message) as caught:
+    HuggingFaceVocabulary(str(path)).encode(["a"], 5)
+  assert str(path) in str(caught.value)
+  with pytest.raises(errors.InputError, match=r"absent\.json: cannot be read"):
+    _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
+
+
+def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
+  (tmp_path / "tokenizer.json").write_text("{}")
+  monkeypatch.setitem(sys.modules, "tokenizers", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[hugging-face\]'"):
+    _ = HuggingFaceVocabulary(str(tmp_path / "tokenizer.json")).size
+
+
+def test_a_changed_file_is_read_anew(tokenizer_files, tmp_path):
+  path = tmp_path / "tokenizer.json"
+  sizes = set()
+  for kind in ("bert", "xlmr"):
+    path.write_bytes(tokenizer_files[kind].read_bytes())
+    sizes.add(dataclasses.replace(HuggingFaceVocabulary(str(path)), prefix="x").size)
+  assert len(sizes) == 2

@@ -1,0 +1,136 @@
+import os
+import sys
+import tempfile
+
+import pytest
+
+from vmsst import errors
+from vmsst.text import word_splitting
+from vmsst.text.word_splitting import split_words
+
+sacremoses = pytest.importorskip("sacremoses")
+
+# What the rules of the Moses tokenizer say, worked out by hand.
+MOSES = {
+  "en": [
+    ("Mr. Smith's dog isn't \"here\".", "Mr. Smith 's dog isn 't \" here \" ."),
+    ("It's 5,300.50 dollars, e.g. (R&D)...", "It 's 5,300.50 dollars , e.g. ( R & D ) ..."),
+    ("  <b>No. 7</b>\tand  No. Way! ", "< b > No. 7 < / b > and No . Way !"),
+  ],
+  "fr": [
+    ("L'homme qu'on a vu, c'est M. Dupont !", "L' homme qu' on a vu , c' est M. Dupont !"),
+    ("«Oui», dit-il à 8 % près; non?", "« Oui » , dit-il à 8 % près ; non ?"),
+  ],
+  "de": [
+    ("Wie geht's Dr. Müller, z.B. heute?", "Wie geht ' s Dr. Müller , z.B. heute ?"),
+    ("„Nr. 5“, sagte er: Ende. Schluss.", "„ Nr. 5 “ , sagte er : Ende . Schluss ."),
+  ],
+}
+
+
+@pytest.mark.parametrize("language", MOSES)
+def test_moses_rules_of_a_language(language):
+  for text, words in MOSES[language]:
+    assert split_words([text], language) == [words]
+
+
+def test_other_languages_have_english_abbreviations_and_lone_apostrophes():
+  assert split_words(["Mr. Kovač's e.g. kuća."], "hr") == ["Mr. Kovač ' s e.g. kuća ."]
+  assert split_words(["Mr. X's"], "Esperanto") == ["Mr. X ' s"]
+
+
+def test_rules_are_those_of_sacremoses():
+  texts = ["M. le Dr. A.B. Ça i.e. là. Etc. a. Ab.", "т.е. А.С. Пушкин. да", "No. 5 No. a ... x.y"]
+  for language in ("en", "fr", "ru", "fi", "sw"):
+    tokenizer = sacremoses.MosesTokenizer(language)
+    expected = [" ".join(tokenizer.tokenize(text, escape=False)) for text in texts]
+    assert split_words(texts, language) == expected
+
+
+def test_each_text_can_have_its_own_language():
+  texts = ["it's", "geht's", "l'eau", "geht's", ""]
+  codes = ["en", "de", "fra", "deu_Latn", "de"]
+  assert split_words(texts, codes) == ["it 's", "geht ' s", "l' eau", "geht ' s", ""]
+  assert split_words([], []) == []
+  with pytest.raises(ValueError, match="2 languages for 5 texts"):
+    split_words(texts, ["en", "de"])
+
+
+def test_the_language_has_to_be_given_and_known():
+  with pytest.raises(errors.InputError, match="pass language="):
+    split_words(["a"], None)
+  with pytest.raises(errors.InputError, match="xx"):
+    split_words(["a"], ["xx"])
+
+
+def test_jieba_splits_chinese_in_silence_and_leaves_no_cache(tmp_path, monkeypatch, capfd):
+  pytest.importorskip("jieba")
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  word_splitting._jieba.cache_clear()
+  words = split_words(["我来到北京清华大学。你好,  World!"], "zh")
+  assert words == ["我 来到 北京 清华大学 。 你好 , World !"]
+  for code in ("yue", "wuu", "zho_Hant"):
+    assert split_words(["我来到北京"], code) == ["我 来到 北京"]
+  assert capfd.readouterr() == ("", "")
+  assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("package", "language"), [("sacremoses", "gl"), ("jieba", "zh")])
+def test_a_missing_package_is_named(monkeypatch, package, language):
+  monkeypatch.setitem(sys.modules, package, None)
+  word_splitting._jieba.cache_clear()
+  word_splitting._moses.cache_clear()
+  with pytest.raises(errors.InputError, match=rf"{package}, which is not installed: pip install"):
+    split_words(["a"], language)
+
+
+def test_missing_jumanpp_is_named(monkeypatch, tmp_path):
+  monkeypatch.setenv("PATH", str(tmp_path))
+  with pytest.raises(errors.InputError, match=r"jumanpp is not on the PATH.*github\.com/ku-nlp"):
+    split_words(["日本語"], "ja")
+
+
+# Answers as Juman++ does: each line two characters a word, with other readings of it, an @ among
+# the words, and no analysis of lines with an X.
+JUMANPP = """#!{python}
+import sys
+for line in sys.stdin.buffer.read().decode().splitlines():
+  if "!" in line:
+    sys.exit("no model")
+  if "X" in line:
+    print("# ERROR")
+  else:
+    for start in range(0, len(line), 2):
+      word = line[start : start + 2]
+      print(word, word, word, "名詞", 6, "普通名詞", 1, "*", 0, "*", 0, '"代表表記:x/x y:z"')
+      print("@", word, "よみ", word, "名詞", 6, "普通名詞", 1, "*", 0, "*", 0, "NIL")
+  print("EOS")
+"""
+
+
+@pytest.fixture
+def jumanpp(tmp_path, monkeypatch):
+  path = tmp_path / "jumanpp"
+  path.write_text(JUMANPP.format(python=sys.executable), encoding="utf-8")
+  path.chmod(0o755)
+  monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+  monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+
+
+@pytest.mark.usefixtures("jumanpp")
+def test_words_of_jumanpp_keep_their_lines():
+  texts = ["日本語だ", "", "あいう\u3000か @@@ @", "# Xい", "え\nお" + "か" * 1001]
+  assert split_words(texts, "ja") == [
+    "日本 語だ",
+    "",
+    "あい う か @@ @ @",
+    "# Xい",
+    " ".join(["え", "おか", *["かか"] * 499, "かか"]),
+  ]
+  assert split_words([" ", ""], "jpn") == ["", ""]
+
+
+@pytest.mark.usefixtures("jumanpp")
+def test_a_jumanpp_that_fails_is_quoted():
+  with pytest.raises(errors.InputError, match=r"analysed 1 of 2 lines and .* code 1: no model"):
+    split_words(["日本", "語!"], "ja")

@@ -1,0 +1,1 @@
+"""Bitext files: readers of every format, and files derived from them."""

@@ -1,0 +1,325 @@
+"""The files beside a checkpoint that make it usable without gin: `encoder.json` and a vocabulary.
+
+`encoder.json` names networks out of a fixed table, their attributes, the vocabulary's kind and the
+training length. It is data: reading one never imports or runs anything that it names.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from etils import epath
+
+from vmsst import errors
+from vmsst import languages as languages_lib
+from vmsst.files import atomic_files, input_files
+from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import vmsst as vmsst_networks
+from vmsst.text import hugging_face_vocabulary, vocabularies
+
+FORMAT = 1
+ENCODER_FILE = "encoder.json"
+VOCABULARY_FILE = "vocabulary.model"
+
+# What encoder.json may name: as the network of inference, and as the one that was trained.
+NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
+GENERATORS: dict[str, type] = {
+  "BitranslationNetwork": vmsst_networks.BitranslationNetwork,
+  "VmsstNetwork": vmsst_networks.VmsstNetwork,
+}
+# Attributes that every flax module has: of no use in a file.
+_OF_EVERY_MODULE = {"parent", "name"}
+# Keys of a network in a file that are read before its other attributes.
+_READ_FIRST = {"class", "config_class", "config"}
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderAssets:
+  """What inference needs besides parameters.
+
+  Attributes:
+    network: Maps token ids to sentence vectors.
+    vocabulary: Maps sentences to token ids.
+    max_length: Tokens of a sentence in training, EOS included; longer ones are cut.
+    generator: The whole network of a run that trained a decoder beside the encoder, or None.
+    languages: Codes of the languages in the training data, or None where that is not known.
+  """
+
+  network: sentence_encoder.SentenceEncoder
+  vocabulary: vocabularies.Vocabulary
+  max_length: int
+  generator: vmsst_networks.BitranslationNetwork | None = None
+  languages: tuple[str, ...] | None = None
+
+
+def save_encoder_assets(
+  model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
+) -> None:
+  """Writes `encoder.json` and the vocabulary's file into `directory`, each one atomically.
+
+  Args:
+    model: A `BitextModel`: its `sentence_encoder`, `vocabulary` and `max_length` are saved, and its
+      `network` where that has a decoder.
+    directory: Made if missing.
+    languages: Codes of the languages that it is trained on, if known.
+
+  Raises:
+    InputError: the vocabulary's file cannot be read, or has more pieces than the network's table
+      has rows.
+  """
+  network, vocabulary = model.sentence_encoder, model.vocabulary
+  _check_vocabulary_fits(vocabulary, network, "the model")
+  record = {"network": _describe(network), "max_length": model.max_length}
+  if languages is not None:
+    record["languages"] = sorted(languages)
+  if type(model.network).__name__ in GENERATORS:
+    record["generator"] = _describe(model.network)
+  _save(record, vocabulary, epath.Path(directory))
+
+
+def save_imported_encoder(
+  directory: str | os.PathLike[str],
+  *,
+  network: Mapping[str, Any],
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int,
+) -> None:
+  """Writes what `save_encoder_assets` writes, of an encoder that another library has trained.
+
+  Args:
+    directory: Made if missing.
+    network: What `encoder.json` says of a network: its class, its config's, and their attributes.
+    vocabulary: Maps sentences to token ids.
+    max_length: Tokens of a sentence, end mark included; longer ones are cut.
+
+  Raises:
+    InputError: there is no such network, or it does not fit the vocabulary.
+  """
+  folder = epath.Path(directory)
+  made = _network(dict(network), NETWORKS, folder / ENCODER_FILE)
+  _check_vocabulary_fits(vocabulary, made, "the import")
+  _save({"network": dict(network), "max_length": max_length}, vocabulary, folder)
+
+
+def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
+  """Reads what `save_encoder_assets` has written.
+
+  Raises:
+    InputError: a file is missing, damaged or of another format; the message names it.
+  """
+  folder = epath.Path(directory)
+  path = folder / ENCODER_FILE
+  record = _read_json(path)
+  found = record.get("format")
+  if found != FORMAT:
+    raise errors.InputError(
+      f"{path}: format {found!r}; this version of vmsst reads format {FORMAT}"
+    )
+  network = _network(_get(record, "network", dict, path), NETWORKS, path)
+  generator = None
+  if "generator" in record:
+    generator = _network(_get(record, "generator", dict, path), GENERATORS, path)
+  vocabulary = _vocabulary(_get(record, "vocabulary", dict, path), folder)
+  codes = None
+  if "languages" in record:
+    codes = tuple(_get(record, "languages", list, path))
+    for code in codes:
+      _check_language(code, path)
+  max_length = _get(record, "max_length", int, path)
+  if max_length < 1:
+    raise errors.InputError(f"{path}: max_length is {max_length}; it has to be at least 1")
+  for found_network in (network, generator or network):
+    _check_vocabulary_fits(vocabulary, found_network, str(path))
+  return EncoderAssets(network, vocabulary, max_length, generator, codes)
+
+
+def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
+  """Writes the vocabulary's file, where it has one, and then `encoder.json`."""
+  folder.mkdir(parents=True, exist_ok=True)
+  entry = _describe_vocabulary(vocabulary)
+  for name, content in _vocabulary_files(vocabulary).items():
+    atomic_files.write_bytes(folder / name, content)
+    entry["sha256"] = hashlib.sha256(content).hexdigest()
+  record = {"format": FORMAT, **record, "vocabulary": entry}
+  atomic_files.write_bytes(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
+
+
+def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
+  """Kind and attributes of a vocabulary, as JSON has them."""
+  if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    return {
+      "kind": "hugging_face",
+      "padding_id": vocabulary.padding_id,
+      "prefix": vocabulary.prefix,
+    }
+  if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
+    return {
+      "kind": "sentencepiece",
+      "lowercase": vocabulary.lowercase,
+      "pretokenize": vocabulary.pretokenize,
+    }
+  return {"kind": "byte", "lowercase": vocabulary.lowercase}
+
+
+def _vocabulary_files(vocabulary: Any) -> dict[str, bytes]:
+  """The one file of a vocabulary by name; bytes have none."""
+  if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    return {hugging_face_vocabulary.TOKENIZER_FILE: vocabulary.content}
+  if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
+    return {VOCABULARY_FILE: vocabulary.model_bytes}
+  return {}
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+  if not path.exists():
+    raise errors.InputError(
+      f"{path} does not exist: the folder was not written by a training run of vmsst, or its "
+      "gin file does not bind train_script.train.summarize_config_fn to run_summary.summarize_run"
+    )
+  record = input_files.read_json(path)
+  if not isinstance(record, dict):
+    raise errors.InputError(f"{path} holds a JSON {type(record).__name__}, not an object")
+  return record
+
+
+def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
+  """`record[key]`, which has to be of the given JSON type."""
+  value = record.get(key)
+  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    raise errors.InputError(f"{path}: {key!r} is {value!r}, not of type {kind.__name__}")
+  return value
+
+
+def _describe(network: Any) -> dict[str, Any]:
+  """Class and attributes of a network, as JSON has them."""
+  attributes = {
+    name: getattr(network, name) for name in _attribute_types(type(network)) if name != "config"
+  }
+  return {
+    "class": type(network).__name__,
+    "config_class": type(network.config).__name__,
+    "config": dataclasses.asdict(network.config),
+    **attributes,
+  }
+
+
+def _attribute_types(cls: type) -> dict[str, Any]:
+  """Types of a dataclass's own attributes by name."""
+  types_by_name = typing.get_type_hints(cls)
+  names = (field.name for field in dataclasses.fields(cls))
+  return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
+
+
+def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) -> Any:
+  """The network that `_describe` described; an attribute that is missing has its default."""
+  name = _get(entry, "class", str, path)
+  if name not in known:
+    raise errors.InputError(f"{path}: unknown network {name!r}; known: {', '.join(known)}")
+  # Files from before there were other encoders do not say that theirs is a T5.
+  config_name = _get({"config_class": t5.T5Config.__name__, **entry}, "config_class", str, path)
+  hint = _attribute_types(known[name])["config"]
+  configs = {cls.__name__: cls for cls in typing.get_args(hint) or (hint,)}
+  if config_name not in configs:
+    raise errors.InputError(
+      f"{path}: {name} has no config {config_name!r}; known: {', '.join(configs)}"
+    )
+  values = _get(entry, "config", dict, path)
+  entry = {key: value for key, value in entry.items() if key not in _READ_FIRST}
+  config = _made(configs[config_name], values, "the network's config", path)
+  latent_dim = _get(entry, "latent_dim", int, path)
+  if latent_dim < 1:
+    raise errors.InputError(f"{path}: latent_dim is {latent_dim}; it has to be at least 1")
+  return _made(known[name], entry, "the network", path, config=config)
+
+
+def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, **given: Any) -> Any:
+  """An instance of a dataclass from values that a file gives, each of its attribute's type."""
+  wanted = _attribute_types(cls)
+  if unknown := sorted(set(values) - set(wanted)):
+    raise errors.InputError(f"{path}: unknown keys in {what}: {', '.join(unknown)}")
+  for key, value in values.items():
+    if not _is_of_type(value, wanted[key]):
+      raise errors.InputError(f"{path}: {key!r} of {what} is {value!r}")
+  values = {
+    key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+  }
+  try:
+    return cls(**values, **given)
+  except (TypeError, ValueError) as error:
+    raise errors.InputError(f"{path}: {error}") from None
+
+
+def _is_of_type(value: Any, wanted: Any) -> bool:
+  """Whether a value out of JSON can be that of an attribute; lists stand for tuples."""
+  if isinstance(wanted, types.UnionType):
+    return any(_is_of_type(value, option) for option in typing.get_args(wanted))
+  if typing.get_origin(wanted) is tuple:
+    item, _ = typing.get_args(wanted)
+    return isinstance(value, list) and all(_is_of_type(x, item) for x in value)
+  # A whole number is a float's value too; true is not a number's.
+  return type(value) is wanted or (wanted is float and type(value) is int)
+
+
+def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
+  path = folder / ENCODER_FILE
+  kind = _get(entry, "kind", str, path)
+  if kind == "hugging_face":
+    return _hugging_face_vocabulary(entry, folder)
+  if kind not in ("byte", "sentencepiece"):
+    raise errors.InputError(
+      f"{path}: unknown kind of vocabulary {kind!r}; known: byte, sentencepiece, hugging_face"
+    )
+  lowercase = _get(entry, "lowercase", bool, path)
+  if kind == "byte":
+    return vocabularies.ByteVocabulary(lowercase=lowercase)
+  model_path = _checked_file(entry, folder, VOCABULARY_FILE)
+  # Files from before vocabularies could split text into words do not say that theirs does not.
+  pretokenize = _get({"pretokenize": False, **entry}, "pretokenize", bool, path)
+  return vocabularies.SentencePieceVocabulary(model_path, lowercase, pretokenize)
+
+
+def _hugging_face_vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
+  path = folder / ENCODER_FILE
+  prefix, padding_id = _get(entry, "prefix", str, path), _get(entry, "padding_id", int, path)
+  tokenizer_path = _checked_file(entry, folder, hugging_face_vocabulary.TOKENIZER_FILE)
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_path, prefix)
+  if vocabulary.padding_id != padding_id:
+    raise errors.InputError(
+      f"{path}: padding_id is {padding_id}, but {tokenizer_path} pads with {vocabulary.padding_id}"
+    )
+  return vocabulary
+
+
+def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
+  """Path of the vocabulary's file, which has to be the one that `encoder.json` was written with."""
+  path, found = folder / ENCODER_FILE, folder / name
+  if not found.exists():
+    raise errors.InputError(f"{found} does not exist, but {path} asks for it")
+  digest = hashlib.sha256(input_files.read_bytes(found)).hexdigest()
+  if digest != _get(entry, "sha256", str, path):
+    raise errors.InputError(
+      f"{found} is not the vocabulary that the encoder was trained with "
+      f"(its SHA-256 differs from the one in {path})"
+    )
+  return os.fspath(found)
+
+
+def _check_language(code: Any, path: epath.Path) -> None:
+  try:
+    languages_lib.language(str(code))
+  except errors.InputError as error:
+    raise errors.InputError(f"{path}: 'languages': {error}") from None
+
+
+def _check_vocabulary_fits(vocabulary: vocabularies.Vocabulary, network: Any, where: str) -> None:
+  rows = network.config.vocab_size
+  if vocabulary.size > rows:
+    raise errors.InputError(
+      f"{where}: the vocabulary has {vocabulary.size} pieces but the network's token table only "
+      f"{rows} rows ({type(network.config).__name__}.vocab_size)"
+    )

@@ -1,0 +1,1 @@
+"""Importers: weights of other libraries and releases become encoders of this one."""

@@ -1,0 +1,1 @@
+"""Metrics: vectors or scores in, numbers out."""

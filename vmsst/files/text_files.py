@@ -1,0 +1,103 @@
+"""Lines of text files, plain or gzipped (`.gz`), with errors that name the file and the line."""
+
+import contextlib
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
+
+from vmsst import errors
+from vmsst.files import input_files
+
+LINE_BYTES = 1 << 26
+"""Longer lines are an error."""
+
+_CHUNK_BYTES = 1 << 16
+_BOMB_BYTES = 1 << 28  # From here on, text that was compressed more than _BOMB_RATIO times ...
+_BOMB_RATIO = 500  # ... is no text: DEFLATE reaches 1000 on repetition alone.
+
+
+def read_lines(path: str) -> Iterator[str]:
+  """Yields the lines of a plain or gzipped UTF-8 text file, without their line ends.
+
+  Lines end at LF. A byte order mark at the start of the file is dropped, and so is every CR (as
+  TensorFlow does when it streams the same file).
+
+  Raises:
+    InputError: the file cannot be read, is truncated, or is not UTF-8, a line has more than
+      `LINE_BYTES`, or what was compressed is no text.
+  """
+  with _open(path) as stream:
+    chunks = iter(lambda: stream.readline(LINE_BYTES + 1), b"")
+    for number, raw in enumerate(_stream(path, chunks), 1):
+      if len(raw) > LINE_BYTES:
+        raise errors.InputError(
+          f"{path}:{number}: a line of more than {LINE_BYTES >> 20} MB: the file is no text"
+        )
+      yield _decode(raw, path, number)
+
+
+def read_chunks(path: str) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped file in pieces; errors as in `read_lines`."""
+  with _open(path) as stream:
+    yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
+
+
+def _decode(raw: bytes, path: str, number: int) -> str:
+  try:
+    text = raw.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise errors.InputError(
+      f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of "
+      "the line; convert the file (iconv -f ... -t UTF-8)"
+    ) from None
+  if number == 1:
+    text = text.removeprefix("\ufeff")
+  return text.removesuffix("\n").replace("\r", "")
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[IO[bytes]]:
+  input_files.check_no_pipe(path)
+  opener: Callable[..., Any] = gzip.open if path.endswith(".gz") else open
+  try:
+    stream: IO[bytes] = opener(path, "rb")
+  except (OSError, ValueError) as error:
+    raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
+  with stream:
+    yield stream
+
+
+def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """The same chunks, with errors of decompression and of the disk that name the file."""
+  number = size = 0
+  most = max(_BOMB_BYTES, _BOMB_RATIO * _size(path)) if path.endswith(".gz") else None
+  iterator = iter(chunks)
+  while True:
+    try:
+      chunk = next(iterator)
+    except StopIteration:
+      return
+    except EOFError:
+      raise errors.InputError(
+        f"{path}: truncated gzip file, after line {number}: copy it again"
+      ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+      raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
+    except OSError as error:
+      raise errors.InputError(f"{path}: cannot be read, after line {number}: {error}") from None
+    number += chunk.count(b"\n")
+    size += len(chunk)
+    if most is not None and size > most:
+      raise errors.InputError(
+        f"{path}: no text: it was compressed more than {_BOMB_RATIO} times, after line {number}"
+      )
+    yield chunk
+
+
+def _size(path: str) -> int:
+  try:
+    return os.path.getsize(path)
+  except OSError:
+    return 0

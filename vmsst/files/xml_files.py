@@ -1,0 +1,35 @@
+"""XML files, plain or gzipped, parsed piece by piece; errors name the file and the line."""
+
+from collections.abc import Iterator
+from xml.parsers import expat
+
+from vmsst import errors
+from vmsst.files import text_files
+
+PARSE_ERRORS = (expat.ExpatError, LookupError, ValueError)
+"""What expat raises: `ExpatError`, and for encodings that it cannot read the other two."""
+
+
+def feed(path: str, parser: expat.XMLParserType) -> Iterator[None]:
+  """Gives a file to a parser, and yields whenever its handlers may have found something.
+
+  Raises:
+    InputError: the file cannot be read or is not well-formed, its encoding is unknown, or a handler
+      raised it.
+  """
+  for chunk in text_files.read_chunks(path):
+    _parse(path, parser, chunk, last=False)
+    yield
+  _parse(path, parser, b"", last=True)
+  yield
+
+
+def _parse(path: str, parser: expat.XMLParserType, data: bytes, *, last: bool) -> None:
+  try:
+    parser.Parse(data, last)
+  except errors.InputError:
+    raise
+  except PARSE_ERRORS as error:
+    raise errors.InputError(
+      f"{path}:{parser.CurrentLineNumber}: not well-formed XML: {error}"
+    ) from None

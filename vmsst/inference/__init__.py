@@ -1,0 +1,1 @@
+"""Loading encoders and computing sentence vectors."""

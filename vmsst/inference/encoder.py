@@ -1,0 +1,381 @@
+"""Sentence vectors from a trained checkpoint, without TensorFlow, seqio or gin.
+
+Example:
+  encoder = vmsst.load("/runs/small")
+  vectors = encoder.encode(["How are you?", "Wie geht's?"], normalize=True)
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vmsst import errors
+from vmsst.inference import batching
+from vmsst.networks import sentence_encoder
+from vmsst.search import device_search, exact_search, margins
+from vmsst.text import hugging_face_vocabulary, input_texts, vocabularies
+from vmsst.text.input_texts import Texts
+
+LongTexts = Literal["cut", "split"]
+Output = Literal["numpy", "jax"]
+Language = str | Sequence[str] | None
+
+# Sentences that are tokenised and sorted at once: enough to sort well, few enough for the memory.
+_WINDOW = 1 << 16
+# Batches handed to the device before the first one's result is fetched.
+_IN_FLIGHT = 2
+
+
+class Translating(Protocol):
+  """What `Encoder.translate` needs of the decoder of a run."""
+
+  def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:
+    """Returns one sentence in `language` for each input."""
+
+
+class Encoder:
+  """Maps sentences to vectors.
+
+  Attributes:
+    vocabulary: Maps sentences to token ids.
+    max_length: Tokens of a sentence, EOS included; what is longer is cut, or split on request.
+    dimension: Width of a sentence vector.
+    languages: Codes of the languages that it was trained on, or None where that is not known.
+    path: Where its parameters were read from, or None.
+  """
+
+  def __init__(
+    self,
+    network: sentence_encoder.SentenceEncoder,
+    params: Any,
+    vocabulary: vocabularies.Vocabulary,
+    *,
+    max_length: int,
+    languages: Sequence[str] | None = None,
+    path: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    load_translator: Callable[[], Translating] | None = None,
+  ):
+    """Takes the network's parameters as they are; `load` reads them from a folder.
+
+    Args:
+      network: Maps token ids to vectors.
+      params: Its parameters.
+      vocabulary: Maps sentences to token ids.
+      max_length: Tokens of a sentence, EOS included.
+      languages: Codes of the languages that it was trained on.
+      path: Where its parameters were read from.
+      devices: What computes; every batch is shared out among them. None: all devices of this
+        process, or JAX's default device if one is set.
+      load_translator: Loads the decoder of the same run; None: `translate` raises InputError.
+    """
+    self.vocabulary = vocabulary
+    self.max_length = max_length
+    self.dimension = network.latent_dim
+    self.languages = languages
+    self.path = path
+    self._load_translator = load_translator
+    devices = _default_devices() if devices is None else devices
+    self._devices = len(devices)
+    self._batch_sharding = None
+    if self._devices > 1:
+      mesh = Mesh(np.array(devices), "batch")
+      params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+      self._batch_sharding = NamedSharding(mesh, PartitionSpec("batch"))
+    self._params = params
+    self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
+
+  def encode(
+    self,
+    sentences: Texts,
+    *,
+    language: Language = None,
+    prefix: str | None = None,
+    batch_size: int = 128,
+    normalize: bool = False,
+    long_texts: LongTexts = "cut",
+    output: Output = "numpy",
+    progress: bool | None = None,
+    on_cut: Callable[[int, int, int], None] | None = input_texts.log_cut,
+  ) -> Any:
+    """Returns one vector a sentence: float32 [N, D], in the order of the input.
+
+    Sentences are sorted by length and padded to few shapes, so that little is computed on padding
+    and little is compiled. A sentence's vector does not depend on the others beyond float noise.
+    An empty sentence has the vector of its EOS alone, or zeros where the vocabulary has no EOS.
+    Half of a surrogate pair, which no UTF-8 can have, counts as U+FFFD.
+
+    Args:
+      sentences: Strings; of an iterator all are read first, of an open file its lines. A path (a
+        pathlib.Path, not a string) is that of a UTF-8 file, plain or gzipped, one sentence a line.
+      language: Code of their language (see `vmsst.languages`), or one a sentence. Needed where the
+        vocabulary splits text into words by its language, as that of EMS does; of no effect with
+        other vocabularies.
+      prefix: What is put before every sentence, such as E5's "passage: ", in place of what the
+        vocabulary puts there; None: the vocabulary's own, which most have not.
+      batch_size: Sentences computed at once, by all devices together; of those with more than 64
+        tokens fewer, for the memory.
+      normalize: Scale vectors to length 1, so that dot products are cosines; zeros stay zeros.
+        Those of some imported encoders (E5, LaBSE) have it in any case.
+      long_texts: What becomes of texts of more than `max_length` tokens: "cut" reads their
+        beginning; "split" takes the mean of the vectors of their sentences, which are halved where
+        they are too long themselves.
+      output: "numpy", or "jax" for an array on JAX's default device.
+      progress: Show a progress bar; None: on a terminal only.
+      on_cut: Called once where texts were cut, with their number, that of all texts and
+        `max_length`; by default this logs one warning. None: nothing is said.
+
+    Raises:
+      TypeError: an item is no string (None, bytes, a number); the message says which.
+      ValueError: `batch_size` is below 1, there are more or fewer languages than sentences, or
+        `long_texts` or `output` is none of their values.
+      InputError: the vocabulary needs the language and none is given, what splits text in it is
+        not installed, or a file cannot be read.
+    """
+    if batch_size < 1:
+      raise ValueError(f"batch_size is {batch_size}; it has to be at least 1")
+    _check_choice("long_texts", long_texts, ("cut", "split"))
+    _check_choice("output", output, ("numpy", "jax"))
+    texts = input_texts.as_list(sentences)
+    if not (language is None or isinstance(language, str)) and len(language) != len(texts):
+      raise ValueError(f"{len(language)} languages for {len(texts)} sentences")
+    vocabulary = self.vocabulary
+    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+      vocabulary = dataclasses.replace(vocabulary, prefix="")
+    vectors_ND = np.empty((len(texts), self.dimension), np.float32)
+    window = max(batch_size, _WINDOW // batch_size * batch_size)
+    bar = tqdm.tqdm(
+      total=len(texts), unit=" sentences", disable=None if progress is None else not progress
+    )
+    were_cut = 0
+    with bar:
+      for start in range(0, len(texts), window):
+        rows = slice(start, start + window)
+        codes = language if language is None or isinstance(language, str) else language[rows]
+        tokenize = functools.partial(_cut, vocabulary, self.max_length, prefix or "")
+        ids, long = tokenize(texts[rows], codes)
+        if long and long_texts == "split":
+          self._encode_split(texts[rows], codes, ids, long, tokenize, batch_size, vectors_ND[rows])
+          bar.update(len(ids))
+        else:
+          were_cut += len(long)
+          self._encode_ids(ids, batch_size, vectors_ND[rows], bar.update)
+    if were_cut and on_cut is not None:
+      on_cut(were_cut, len(texts), self.max_length)
+    if normalize:
+      norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+      vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
+    return jnp.asarray(vectors_ND) if output == "jax" else vectors_ND
+
+  def similarity(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array | None = None,
+    *,
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """The cosine of every source with every target: float32 [N, M].
+
+    Args:
+      sources: Texts as `encode` takes them, or vectors [N, D].
+      targets: The same; None: the sources.
+      languages: Of sources and targets, for encoders that need it.
+      **options: Of `encode`, such as `batch_size`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, or a vector is not finite.
+    """
+    source_ND = exact_search.unit_rows(self._vectors(sources, languages[0], options))
+    if targets is None:
+      return source_ND @ source_ND.T
+    return source_ND @ exact_search.unit_rows(self._vectors(targets, languages[1], options)).T
+
+  def score_pairs(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array,
+    *,
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """The cosine of source i with target i: float32 [N]. Arguments are those of `similarity`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, there are more of one than of the other, or a
+        vector is not finite.
+    """
+    vectors = self._pairs(sources, targets, languages, options)
+    return np.einsum("nd,nd->n", *map(exact_search.unit_rows, vectors))
+
+  def margin_scores(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array,
+    *,
+    neighbours: int = 4,
+    margin: margins.Margin = "ratio",
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """The margin of source i with target i, as bitext mining scores pairs: float64 [N].
+
+    A cosine beside those of both texts' nearest neighbours on the other side, all of which are
+    given here; see `vmsst.search.margins.margin_pairs`.
+
+    Args:
+      sources: Texts as `encode` takes them, or vectors [N, D].
+      targets: The same, as many.
+      neighbours: Nearest neighbours of each.
+      margin: "ratio", "distance" or "absolute".
+      languages: Of sources and targets, for encoders that need it.
+      **options: Of `encode`, such as `batch_size`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, there are no pairs, more of one side than of
+        the other, a vector is not finite, or there is no such margin.
+    """
+    return margins.score_pairs(
+      *self._pairs(sources, targets, languages, options),
+      neighbours=neighbours,
+      margin=margin,
+      engine=device_search.engine(),
+    )
+
+  def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:
+    """What the run's decoder says in `language` of each sentence's vector.
+
+    The decoder is read at the first call. `vmsst.load_translator` gives it from the start, with
+    more that it can do.
+
+    Args:
+      sentences: Texts as `encode` takes them.
+      language: Code of the language to translate into, or one a sentence.
+      **options: Of `vmsst.inference.translation.Translator.translate`, such as `temperature`.
+
+    Raises:
+      InputError: the encoder was trained without a decoder or not read from a run, or the language
+        is not known to it.
+    """
+    return self._translator.translate(input_texts.as_list(sentences), language, **options)
+
+  @functools.cached_property
+  def _translator(self) -> Translating:
+    if self._load_translator is None:
+      raise errors.InputError("this encoder was not read from a run: it has no decoder")
+    return self._load_translator()
+
+  def _encode_ids(
+    self,
+    ids: Sequence[Sequence[int]],
+    batch_size: int,
+    vectors_ND: np.ndarray,
+    done: Callable[[int], Any],
+  ) -> None:
+    """Fills in the vectors of token ids; tells how many are there now."""
+    pending: collections.deque[tuple[np.ndarray, jax.Array]] = collections.deque()
+
+    def collect() -> None:
+      index_B, vectors_BD = pending.popleft()
+      vectors_ND[index_B] = np.asarray(vectors_BD)[: len(index_B)]
+      done(len(index_B))
+
+    for index_B, tokens_RT in batching.padded_batches(
+      ids, batch_size, self.max_length, self._devices
+    ):
+      pending.append((index_B, self._embed(self._params, self._on_devices(tokens_RT))))
+      if len(pending) > _IN_FLIGHT:
+        collect()
+    while pending:
+      collect()
+
+  def _on_devices(self, tokens_RT: np.ndarray) -> np.ndarray | jax.Array:
+    """Rows shared out among the devices, where there are several."""
+    if self._batch_sharding is None:
+      return tokens_RT
+    return jax.device_put(tokens_RT, self._batch_sharding)
+
+  def _encode_split(
+    self,
+    texts: Sequence[str],
+    codes: Language,
+    ids: Sequence[list[int]],
+    long: Sequence[int],
+    tokenize: Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]],
+    batch_size: int,
+    vectors_ND: np.ndarray,
+  ) -> None:
+    """Fills in the vectors of texts, of the long ones the means of those of their pieces."""
+    pieces_of: list[list[list[int]]] = [[own] for own in ids]
+    for index in long:
+      code = codes if codes is None or isinstance(codes, str) else codes[index]
+
+      def fits(pieces: Sequence[str], code: Language = code) -> list[bool]:
+        too_long = set(tokenize(pieces, code if code is None else [str(code)] * len(pieces))[1])
+        return [place not in too_long for place in range(len(pieces))]
+
+      pieces_of[index] = tokenize(input_texts.split(texts[index], fits), code)[0]
+    count_N = np.array([len(pieces) for pieces in pieces_of])
+    vectors_PD = np.empty((int(count_N.sum()), self.dimension), np.float32)
+    flat = list(itertools.chain.from_iterable(pieces_of))
+    self._encode_ids(flat, batch_size, vectors_PD, lambda count: None)
+    sum_ND = np.add.reduceat(vectors_PD, np.cumsum(count_N) - count_N, axis=0)
+    vectors_ND[:] = sum_ND / count_N[:, None].astype(np.float32)
+
+  def _vectors(self, texts: Any, language: Language, options: Mapping[str, Any]) -> np.ndarray:
+    """Vectors of texts, or those that are given."""
+    if isinstance(texts, (np.ndarray, jax.Array)) and np.issubdtype(texts.dtype, np.number):
+      return np.asarray(texts)
+    return np.asarray(self.encode(texts, language=language, **options))
+
+  def _pairs(
+    self,
+    sources: Any,
+    targets: Any,
+    languages: tuple[Language, Language],
+    options: Mapping[str, Any],
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of both sides, as many of one as of the other."""
+    sides = [
+      side if isinstance(side, (np.ndarray, jax.Array)) else input_texts.as_list(side)
+      for side in (sources, targets)
+    ]
+    if len(sides[0]) != len(sides[1]):
+      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are no pairs")
+    source_ND, target_ND = (
+      self._vectors(side, language, options)
+      for side, language in zip(sides, languages, strict=True)
+    )
+    return source_ND, target_ND
+
+
+def _cut(
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int,
+  prefix: str,
+  texts: Sequence[str],
+  language: Language,
+) -> tuple[list[list[int]], list[int]]:
+  if prefix:
+    texts = [prefix + text for text in texts]
+  return input_texts.cut(vocabulary, texts, max_length, language)
+
+
+def _default_devices() -> Sequence[jax.Device]:
+  if getattr(jax.config, "jax_default_device", None) is not None:
+    return list(jnp.zeros(()).devices())
+  return jax.local_devices()
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+  if value not in known:
+    raise ValueError(f"{name} is {value!r}, not {' or '.join(map(repr, known))}")

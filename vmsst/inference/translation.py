@@ -1,0 +1,329 @@
+"""Text from sentence vectors: what the decoder of a trained run says of a latent.
+
+Example:
+  translator = vmsst.load_translator("/runs/small")
+  translator.translate(["How are you?"], "de")
+  vectors = translator.encoder.encode(["How are you?"])
+  translator.generate(vectors, "de", temperature=1.0, seed=1)
+
+Axes: `Z` is what the decoder is given of a sentence, in VMSST `[z_lang; z_sem]`.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jaxtyping import Array, Bool, Float, Int
+
+from vmsst import errors, languages
+from vmsst.inference import batching
+from vmsst.inference.encoder import Encoder
+from vmsst.networks import vmsst
+from vmsst.text import input_texts, vocabularies
+
+
+class Translator:
+  """Generates sentences from sentence vectors, in any language that the decoder was trained on.
+
+  Attributes:
+    encoder: Maps sentences to the vectors that `generate` takes.
+  """
+
+  def __init__(self, network: vmsst.BitranslationNetwork, params: Any, encoder: Encoder):
+    """Takes the network's parameters as they are; `load_translator` reads them from a checkpoint.
+
+    Args:
+      network: The network with the decoder.
+      params: Its parameters.
+      encoder: Its semantic encoder.
+    """
+    self.encoder = encoder
+    self._network = network
+    self._params = params
+    self._language_means = jax.jit(functools.partial(_apply, network, method=_language_means))
+
+  def translate(
+    self,
+    sentences: input_texts.Texts,
+    language: str | Sequence[str],
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    progress: bool | None = None,
+  ) -> list[str]:
+    """Returns what the decoder says in `language` of each sentence's vector.
+
+    The vector is the mean of the semantic latent, all that the translation terms of training give
+    the decoder. Arguments behind the sentences are those of `generate`.
+
+    Raises:
+      TypeError: an item is no string; the message says which.
+      InputError: as `generate`.
+    """
+    sentences = input_texts.as_list(sentences)
+    self._language_rows(language, len(sentences))  # before the work
+    return self.generate(
+      self.encoder.encode(sentences, batch_size=batch_size, progress=False),
+      language,
+      temperature=temperature,
+      seed=seed,
+      max_length=max_length,
+      batch_size=batch_size,
+      progress=progress,
+    )
+
+  def generate(
+    self,
+    vectors_NS: Float[np.ndarray, "N S"],
+    language: str | Sequence[str],
+    *,
+    language_latents_NG: Float[np.ndarray, "N G"] | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    progress: bool | None = None,
+  ) -> list[str]:
+    """Returns a sentence for each vector, token by token, up to the end mark.
+
+    A row's sentence does not depend on the other rows beyond float noise, not even a sampled one;
+    it does on its place among them.
+
+    Args:
+      vectors_NS: Semantic latents, as `encoder.encode` gives them (not normalised).
+      language: Code of the language to generate (see `vmsst.languages`), or one a row.
+      language_latents_NG: What the decoder is told beside the vector, as `language_latents` gives
+        it; None: zero, the mean of the prior, as in training's translation terms.
+      temperature: 0 takes the likeliest token every time; otherwise tokens are drawn from the
+        softmax of logits divided by it.
+      seed: Of the draws.
+      max_length: Tokens of a sentence, the end mark included; None: those of training. Where the
+        vocabulary has no end mark, all sentences are so long.
+      batch_size: Sentences generated at once.
+      progress: Show a progress bar; None: on a terminal only.
+
+    Raises:
+      ValueError: an array of the wrong shape.
+      InputError: an unknown language, an option out of its range, or language latents for a network
+        that has none.
+    """
+    length = self.encoder.max_length if max_length is None else max_length
+    if temperature < 0 or min(length, batch_size) < 1:
+      raise errors.InputError(
+        f"temperature {temperature} is below 0, or max_length {length} or batch_size {batch_size} "
+        "below 1"
+      )
+    sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
+    count = len(sentence_NZ)
+    language_N = self._language_rows(language, count)
+    vocabulary = self.encoder.vocabulary
+    rows = min(batch_size, 1 << (count - 1).bit_length())  # few shapes occur
+    bar = tqdm.tqdm(
+      total=count, unit=" sentences", disable=None if progress is None else not progress
+    )
+    texts: list[str] = []
+    with bar:
+      for start in range(0, count, batch_size):
+        row_B = np.arange(start, start + rows)
+        real_B = row_B < count
+        row_B = np.minimum(row_B, count - 1)
+        tokens_BT = generate_tokens(
+          self._network,
+          self._params,
+          sentence_NZ[row_B],
+          language_N[row_B],
+          real_B,
+          jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), row_B),
+          temperature,
+          length=length,
+          eos_id=vocabulary.eos_id,
+          pieces=vocabulary.size,
+          sampled=temperature > 0,
+        )
+        texts += [vocabulary.decode(ids) for ids in np.asarray(tokens_BT)[real_B].tolist()]
+        bar.update(int(real_B.sum()))
+    return texts
+
+  def language_latents(
+    self,
+    sentences: input_texts.Texts,
+    language: str | Sequence[str],
+    *,
+    batch_size: int = 128,
+  ) -> Float[np.ndarray, "N G"]:
+    """Returns the mean of the language latent of each sentence, float32: what is not its meaning.
+
+    Args:
+      sentences: Strings.
+      language: Code of their language, or one a sentence.
+      batch_size: Sentences computed at once.
+
+    Raises:
+      InputError: the network has no such latent, or an unknown language.
+    """
+    if not isinstance(self._network, vmsst.VmsstNetwork):
+      raise errors.InputError(f"{type(self._network).__name__} has no language latent")
+    sentences = input_texts.as_list(sentences)
+    language_N = self._language_rows(language, len(sentences))
+    latent_NG = np.empty((len(sentences), self._network.latent_dim), np.float32)
+    length = self.encoder.max_length
+    ids = self.encoder.vocabulary.encode(sentences, length, language)
+    for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
+      language_R = np.resize(language_N[index_B], len(tokens_RT))  # repeats itself in padding
+      mean_RG = self._language_means(self._params, tokens_RT, language_R)
+      latent_NG[index_B] = np.asarray(mean_RG)[: len(index_B)]
+    return latent_NG
+
+  def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
+    """What the decoder is given of each row."""
+    semantic, language = self._network.latent_dim, self._network.sentence_dim
+    language -= semantic
+    vectors_NS = np.asarray(vectors_NS, np.float32)
+    if vectors_NS.ndim != 2 or vectors_NS.shape[1] != semantic:
+      raise ValueError(f"vectors have shape {vectors_NS.shape}, not [N, {semantic}]")
+    if language_latents_NG is None:
+      language_latents_NG = np.zeros((len(vectors_NS), language), np.float32)
+    elif not language:
+      raise errors.InputError(f"{type(self._network).__name__} has no language latent")
+    language_latents_NG = np.asarray(language_latents_NG, np.float32)
+    if language_latents_NG.shape != (len(vectors_NS), language):
+      raise ValueError(
+        f"language latents have shape {language_latents_NG.shape}, not {len(vectors_NS), language}"
+      )
+    return np.concatenate([language_latents_NG, vectors_NS], axis=1)
+
+  def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
+    """Rows of the language table for so many sentences."""
+    codes = [language] * count if isinstance(language, str) else list(language)
+    if len(codes) != count:
+      raise ValueError(f"{len(codes)} languages for {count} sentences")
+    # Looked up for no sentences too: a mistake shows.
+    known = {*codes, language} if isinstance(language, str) else set(codes)
+    rows = {code: languages.language(code).index for code in known}
+    for code, row in rows.items():
+      groups = self._network.decoder_groups
+      if row >= self._network.num_languages or (groups and groups[row] < 0):
+        raise errors.InputError(f"this run has no decoder for {code!r}")
+    return np.array([rows[code] for code in codes], np.int32)
+
+
+class _State(NamedTuple):
+  """Sentences that are being generated: tokens so far, and whether they have ended."""
+
+  position: Int[Array, ""]
+  tokens_BT: Int[Array, "B T"]
+  ended_B: Bool[Array, "B"]
+
+
+@functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces", "sampled"))
+def generate_tokens(
+  network: vmsst.BitranslationNetwork,
+  params: Any,
+  sentence_BZ: Float[Array, "B Z"],
+  languages_B: Int[Array, "B"],
+  wanted_B: Bool[Array, "B"],
+  keys_B: jax.Array,
+  temperature: Float[Array, ""] | float,
+  *,
+  length: int,
+  eos_id: int | None,
+  pieces: int,
+  sampled: bool,
+) -> Int[Array, "B T"]:
+  """Returns tokens up to and with the end mark, padding behind it.
+
+  All positions are decoded again for every token, and the newest is projected to the vocabulary:
+  sentences are short.
+
+  Args:
+    network: Has the decoder and the vocabulary projection.
+    params: Its parameters.
+    sentence_BZ: What the decoder is given of each row.
+    languages_B: Language of each row; an index of `vmsst.languages`.
+    wanted_B: Rows to generate; the others stay empty.
+    keys_B: A random key a row.
+    temperature: Divides logits where tokens are sampled.
+    length: Most tokens of a row (T).
+    eos_id: The end mark, or None.
+    pieces: Ids that the vocabulary has; the network's table may have more rows.
+    sampled: Draw tokens; otherwise the likeliest is taken.
+  """
+  decode = functools.partial(_apply, network, params, method=_decode)
+  project = functools.partial(_apply, network, params, method="project")
+  # The sentence's part of the logits is the same for all tokens.
+  blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
+  once = project(blank_B1D, sentence_BZ)
+  sentence_part_BV = jnp.zeros(())
+  if once.sentence_BZ is not None:
+    sentence_part_BV = _product(network, once.sentence_BZ, once.sentence_kernel_ZV)
+
+  def next_token(position: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    hidden_BTD = decode(tokens_BT, languages_B, sentence_BZ)
+    hidden_B1D = jax.lax.dynamic_slice_in_dim(hidden_BTD, position, 1, axis=1)
+    new = project(hidden_B1D, sentence_BZ)
+    logits_BV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV) + sentence_part_BV
+    id_V = jnp.arange(logits_BV.shape[1])
+    possible_V = (id_V != vocabularies.PAD_ID) & (id_V < pieces)
+    logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
+    if not sampled:
+      return jnp.argmax(logits_BV, axis=1)
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, position)
+    return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature)
+
+  def step(state: _State) -> _State:
+    token_B = next_token(state.position, state.tokens_BT).astype(jnp.int32)
+    token_B = jnp.where(state.ended_B, vocabularies.PAD_ID, token_B)
+    tokens_BT = jax.lax.dynamic_update_index_in_dim(
+      state.tokens_BT, token_B, state.position, axis=1
+    )
+    ended_B = state.ended_B if eos_id is None else state.ended_B | (token_B == eos_id)
+    return _State(state.position + 1, tokens_BT, ended_B)
+
+  start = _State(
+    jnp.zeros((), jnp.int32), jnp.zeros((len(sentence_BZ), length), jnp.int32), ~wanted_B
+  )
+  last = jax.lax.while_loop(
+    lambda state: (state.position < length) & ~jnp.all(state.ended_B), step, start
+  )
+  return last.tokens_BT
+
+
+def _product(
+  network: vmsst.BitranslationNetwork,
+  vectors_BM: Float[Array, "B M"],
+  kernel_MV: Float[Array, "M V"],
+) -> Float[Array, "B V"]:
+  """A part of the logits, as the loss computes it: factors in the compute dtype, float32 sums."""
+  dtype = network.config.dtype
+  return jnp.matmul(
+    vectors_BM.astype(dtype), kernel_MV.astype(dtype), preferred_element_type=jnp.float32
+  )
+
+
+def _apply(
+  network: vmsst.BitranslationNetwork, params: Any, *arrays: jax.Array, method: Any
+) -> Any:
+  """What a method of the network, or a function of it, gives."""
+  return network.apply({"params": params}, *arrays, method=method)
+
+
+def _decode(
+  network: vmsst.BitranslationNetwork,
+  tokens_BT: Int[Array, "B T"],
+  languages_B: Int[Array, "B"],
+  sentence_BZ: Float[Array, "B Z"],
+) -> Float[Array, "B T D"]:
+  return network.decode(network.embed(tokens_BT), languages_B, sentence_BZ)
+
+
+def _language_means(
+  network: vmsst.VmsstNetwork, tokens_BT: Int[Array, "B T"], languages_B: Int[Array, "B"]
+) -> Float[Array, "B G"]:
+  mask_BT = tokens_BT != vocabularies.PAD_ID
+  return network.posteriors(network.embed(tokens_BT), mask_BT, languages_B).language_mean_BG

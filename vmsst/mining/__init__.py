@@ -1,0 +1,1 @@
+"""Jobs over text files: bitext mining, hard-negative mining, text search and pair scoring."""

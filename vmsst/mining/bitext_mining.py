@@ -1,0 +1,233 @@
+"""Mines translations out of two texts: lines and vectors in, pairs of lines out."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.files import atomic_files, text_files
+from vmsst.search import exact_search, margins, resumable_search
+from vmsst.vectors.embedded_text import EmbeddedText
+
+# Rows that a selection of few is read from at once.
+_SPAN = 1 << 13
+_SCORES = 6  # Decimal places.
+
+
+@dataclasses.dataclass(frozen=True)
+class Mined:
+  """What came out.
+
+  Attributes:
+    source: Different sentences of the source text.
+    target: Different sentences of the target text.
+    candidates: Pairs that were found.
+    kept: Pairs that were written.
+    best: The threshold that was found, and what it gives for the gold pairs; None: none was asked
+      for.
+  """
+
+  source: int
+  target: int
+  candidates: int
+  kept: int
+  best: margins.F1 | None
+
+
+def mine(
+  source: EmbeddedText,
+  target: EmbeddedText,
+  output: str | os.PathLike[str],
+  *,
+  neighbours: int = 4,
+  margin: margins.Margin = "ratio",
+  retrieval: margins.Retrieval = "max",
+  threshold: float | None = None,
+  gold: str | None = None,
+  min_cosine: float | None = None,
+  keep_duplicates: bool = False,
+  engine: exact_search.Engine = exact_search.compare,
+  progress: bool | None = None,
+) -> Mined:
+  """Writes pairs of lines that seem to translate each other: score TAB source TAB target.
+
+  The best come first. Lines that are empty are no sentences, and not compared. Of lines that are
+  the same but for white space the first stands for all. TABs in a line are written as spaces.
+
+  Neighbours found so far are kept in `output`.search.npz, every five minutes until all is done:
+  interrupted, the same call goes on.
+
+  Args:
+    source: One text.
+    target: The other text.
+    output: File to write, as a whole or not at all.
+    neighbours: As in `margins.margin_pairs`.
+    margin: The same.
+    retrieval: The same.
+    threshold: Pairs with a lower score are left out.
+    gold: File of known translations, `source line TAB target line` with lines counted from 1: the
+      threshold with the best F1 is taken. With `threshold` an error.
+    min_cosine: As in `margins.margin_pairs`.
+    keep_duplicates: Compare all lines that are not empty.
+    engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
+    progress: Show a progress bar; None: on a terminal only.
+
+  Raises:
+    InputError: the texts' vectors have different widths, a text has no sentence, the gold file is
+      broken, or nothing was found that a threshold could be for.
+    ValueError: k is below 1, or there is no such margin or retrieval.
+  """
+  if threshold is not None and gold is not None:
+    raise errors.InputError(
+      f"a threshold of {threshold} is given, and one is to be found by {gold}"
+    )
+  if source.vectors.shape[1] != target.vectors.shape[1]:
+    raise errors.InputError(
+      f"{source.folder} has vectors of width {source.vectors.shape[1]} and {target.folder} of "
+      f"{target.vectors.shape[1]}: one encoder has to make both"
+    )
+  output = pathlib.Path(output)
+  output.parent.mkdir(parents=True, exist_ok=True)
+  if output.is_dir():
+    raise errors.InputError(f"{output} is a folder: a file is to be written there")
+  sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
+  gold_G2 = None if gold is None else _read_gold(gold, *sides)
+  state = output.with_name(output.name + ".search.npz")
+  found = margins.margin_pairs(
+    *sides,
+    neighbours=neighbours,
+    margin=margin,
+    retrieval=retrieval,
+    min_cosine=min_cosine,
+    engine=resumable_search.resumable(
+      engine,
+      state,
+      {"neighbours": neighbours, "sides": [side.identity() for side in sides]},
+      progress=progress,
+    ),
+  )
+  kept, best = found, None
+  if gold_G2 is not None:
+    best = margins.best_f1(found, gold_G2) if len(found) else None
+    if best is None or not best.f1:
+      raise errors.InputError(
+        f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(found):,} found: they say "
+        "nothing about a threshold"
+      )
+    threshold = best.threshold
+  if threshold is not None:
+    kept = found.at_least(threshold)
+  _write(output, kept, *sides)
+  state.unlink(missing_ok=True)
+  return Mined(len(sides[0].row_S), len(sides[1].row_S), len(found), len(kept), best)
+
+
+class _Sentences:
+  """The sentences of a text that are compared: `exact_search.Rows` of their vectors.
+
+  Attributes:
+    text: The text.
+    row_S: Row of each in the text, ascending.
+    place_N: For each line, which of them it is; -1 for one that is empty.
+    shape: S and D.
+  """
+
+  def __init__(self, text: EmbeddedText, keep_duplicates: bool):
+    """Reads the text once, and holds none of it."""
+    self.text = text
+    key_N = np.fromiter(map(_key, text_files.read_lines(text.path)), np.int64)
+    row_S = np.flatnonzero(key_N)
+    place_S = np.arange(len(row_S))
+    if not keep_duplicates:
+      _, first_F, number_S = np.unique(key_N[row_S], return_index=True, return_inverse=True)
+      order_F = np.argsort(first_F)
+      place_S = np.argsort(order_F)[number_S]
+      row_S = row_S[first_F[order_F]]
+    if not len(row_S):
+      raise errors.InputError(f"{text.path} holds no sentence")
+    self.row_S = row_S
+    self.place_N = np.full(len(key_N), -1)
+    self.place_N[key_N != 0] = place_S
+    self.shape: tuple[int, int] = (len(row_S), text.vectors.shape[1])
+
+  def __getitem__(self, rows: slice, /) -> np.ndarray:
+    row_B = self.row_S[rows]
+    if not len(row_B):
+      return self.text.vectors[0:0]
+    first, end = int(row_B[0]), int(row_B[-1]) + 1
+    if end - first == len(row_B):
+      return self.text.vectors[first:end]
+    parts = []
+    for start in range(first, end, _SPAN):
+      row_P = row_B[np.searchsorted(row_B, start) : np.searchsorted(row_B, start + _SPAN)]
+      if len(row_P):
+        parts.append(self.text.vectors[start : start + _SPAN][row_P - start])
+    return np.concatenate(parts)
+
+  def identity(self) -> dict[str, Any]:
+    """What tells the vectors from others, for JSON."""
+    return {
+      "folder": str(self.text.folder.resolve()),
+      "changed": (self.text.folder / "vectors.json").stat().st_mtime_ns,
+      "sentences": hashlib.blake2b(self.row_S.tobytes(), digest_size=16).hexdigest(),
+    }
+
+
+def _key(line: str) -> int:
+  """Equal for lines that are the same but for white space, and 0 for those that are empty."""
+  words = " ".join(line.split())
+  return hash(words) | 1 if words else 0
+
+
+def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
+  """The known translations as places of their sentences, int64 [G, 2], each once."""
+  gold = []
+  for number, line in enumerate(text_files.read_lines(path), 1):
+    fields = line.split("\t")
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+      raise errors.InputError(
+        f"{path}:{number}: {line!r} is not `source line TAB target line`, two numbers"
+      )
+    gold.append(
+      [
+        _place(side, int(x), f"{path}:{number}")
+        for side, x in zip((source, target), fields, strict=True)
+      ]
+    )
+  if not gold:
+    raise errors.InputError(f"{path} is empty: it has to name lines that translate each other")
+  return np.unique(np.array(gold, np.int64), axis=0)
+
+
+def _place(side: _Sentences, line: int, where: str) -> int:
+  if not 1 <= line <= len(side.place_N):
+    raise errors.InputError(
+      f"{where}: there is no line {line} in {side.text.path}: it has {len(side.place_N):,}, "
+      "counted from 1"
+    )
+  place = int(side.place_N[line - 1])
+  if place < 0:
+    raise errors.InputError(f"{where}: line {line} of {side.text.path} is empty")
+  return place
+
+
+def _write(
+  output: pathlib.Path, pairs: margins.Pairs, source: _Sentences, target: _Sentences
+) -> None:
+  with atomic_files.atomic_text(output) as stream:
+    stream.writelines(_output_lines(pairs, source, target))
+
+
+def _output_lines(pairs: margins.Pairs, source: _Sentences, target: _Sentences) -> Iterator[str]:
+  rows = source.row_S[pairs.source_P].tolist(), target.row_S[pairs.target_P].tolist()
+  texts = [side.text.lines(each) for side, each in zip((source, target), rows, strict=True)]
+  for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
+    fields = (texts[0][x], texts[1][y])
+    yield (
+      "\t".join((f"{score:.{_SCORES}f}", *(field.replace("\t", " ") for field in fields))) + "\n"
+    )

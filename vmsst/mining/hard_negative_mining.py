@@ -1,0 +1,313 @@
+"""Mines wrong translations that are hard to tell from the right ones.
+
+For the source of each pair: the nearest targets of the same file, by an encoder that was trained
+before, that do not translate it. A model learns from them as in Guo et al. 2018 and mUSE (Yang et
+al. 2019); mined again with that model, they are harder.
+"""
+
+import functools
+import gzip
+import os
+import tempfile
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jaxtyping import Array, Float, Int
+
+from vmsst import errors
+from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.inference import loading
+from vmsst.inference.encoder import Encoder
+from vmsst.search import exact_search
+
+if TYPE_CHECKING:
+  from vmsst.bitext.readers import BitextFile
+
+# Sources, and targets, that are compared at once: their scores take 128 MB.
+_QUERIES, _CANDIDATES = 1 << 11, 1 << 14
+# What separates columns and lines of a TSV file.
+_SEPARATORS = str.maketrans("\t\n\r", "   ")
+
+
+def mine_files(
+  run: str,
+  patterns: str | Sequence[str],
+  folder: str,
+  *,
+  count: int = 3,
+  languages: tuple[str, str] | None = None,
+  fields: tuple[str, str] | None = None,
+  batch_size: int = 128,
+  refresh: bool = False,
+  progress: bool | None = None,
+) -> dict[str, Mapping[str, int]]:
+  """Writes every bitext that is not in the folder yet as TSV with wrong translations of each pair.
+
+  The files (`<folder>/<name of the bitext's folder>/x.deu-eng.tsv.gz`) have all lines of the
+  bitexts, in their order: source, target, then wrong translations, the nearest first (see
+  `hard_negatives`; columns stay empty where there are too few). Train on them as on any bitext.
+
+  Args:
+    run: An encoder's MODEL_DIR or one checkpoint in it (see `vmsst.load`).
+    patterns: Bitext files or shell patterns, as in training.
+    folder: Where files are put.
+    count: Wrong translations of each pair.
+    languages: Codes of both sides, where the names of the files do not tell.
+    fields: Names of both fields of JSONL files, where they are not language codes.
+    batch_size: Sentences computed at once.
+    refresh: Mine all again, as with a better encoder; else a finished file is left as it is.
+    progress: Show progress bars; None: on a terminal only.
+
+  Returns:
+    For each file written, now or before, `pairs` and `negatives` (those that are not empty).
+
+  Raises:
+    InputError: no such checkpoint or files, broken ones, or a folder of other settings.
+  """
+  from vmsst.bitext import derived_files, readers
+
+  if count < 1:
+    raise errors.InputError(f"count is {count}; at least 1 wrong translation can be asked for")
+  checkpoint = t5x_checkpoints.find_checkpoint(run)
+  load = functools.cache(lambda: loading.load(checkpoint))
+
+  def make(bitext: "BitextFile", path: str) -> Mapping[str, int]:
+    pairs = list(readers.read_pairs(bitext))
+    found_NK = hard_negatives(
+      load(),
+      pairs,
+      count,
+      languages=(readers.code_of(bitext.source), readers.code_of(bitext.target)),
+      batch_size=batch_size,
+      progress=progress,
+      title=str(bitext),
+    )
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as stream:
+      for pair, found_K in zip(pairs, found_NK, strict=True):
+        columns = [text.translate(_SEPARATORS) for text in (*pair, *found_K)]
+        line = "\t".join(columns + [""] * (2 + count - len(columns)))
+        stream.write(f"{line}\n".encode())
+    return {"pairs": len(pairs), "negatives": sum(map(len, found_NK))}
+
+  return derived_files.make_files(
+    readers.find_bitext(patterns, languages, fields),
+    folder,
+    settings={"encoder": str(checkpoint), "count": count},
+    place_of=_place,
+    make=make,
+    refresh=refresh,
+  )
+
+
+def hard_negatives(
+  encoder: Encoder,
+  pairs: Sequence[tuple[str, str]],
+  count: int,
+  *,
+  languages: tuple[str, str],
+  batch_size: int = 128,
+  progress: bool | None = None,
+  title: str = "",
+) -> list[list[str]]:
+  """For each pair the targets of other pairs nearest to its source by cosine, the nearest first.
+
+  A target is no wrong translation of a source that it stands beside anywhere. Texts that differ in
+  case, width or spaces alone are one text, of which the first is given. Pairs with an empty side
+  have no wrong translations.
+
+  Vectors are held on disk and compared block by block; the texts themselves are in memory.
+
+  Args:
+    encoder: What makes vectors.
+    pairs: All pairs that are searched.
+    count: How many are given; fewer where there are no more.
+    languages: Codes of sources and targets.
+    batch_size: Sentences computed at once.
+    progress: Show progress bars; None: on a terminal only.
+    title: What these are called.
+  """
+  whole = [number for number, pair in enumerate(pairs) if all(map(_normalised, pair))]
+  sources = _Texts([pairs[number][0] for number in whole])
+  targets = _Texts([pairs[number][1] for number in whole])
+  translations: list[set[int]] = [set() for _ in sources.first]
+  for source, target in zip(sources.of, targets.of, strict=True):
+    translations[source].add(target)
+  with tempfile.TemporaryDirectory() as folder:
+    source_ND, target_MD = (
+      _embed(
+        encoder,
+        texts.first,
+        os.path.join(folder, f"{number}.npy"),
+        code,
+        batch_size=batch_size,
+        progress=progress,
+        title=title,
+      )
+      for number, (texts, code) in enumerate(zip((sources, targets), languages, strict=True))
+    )
+    index_NK = nearest_wrong(
+      source_ND, target_MD, translations, count, progress=progress, title=title
+    )
+  found: list[list[str]] = [[] for _ in pairs]
+  for number, source in zip(whole, sources.of, strict=True):
+    found[number] = [targets.first[index] for index in index_NK[source] if index >= 0]
+  return found
+
+
+def nearest_wrong(
+  source_ND: np.ndarray,
+  target_MD: np.ndarray,
+  translations: Sequence[set[int]],
+  count: int,
+  *,
+  progress: bool | None = None,
+  title: str = "",
+) -> np.ndarray:
+  """Rows of the targets nearest to each source by cosine, without its translations: int64 [N, K].
+
+  The nearest come first, of equally near ones the lower row; -1 stands where there is none left.
+  Computed on the default device, block by block.
+
+  Args:
+    source_ND: Vectors of the sources; may lie on disk.
+    target_MD: Vectors of the targets; may lie on disk.
+    translations: Rows of the targets that translate each source.
+    count: K.
+    progress: Show a progress bar; None: on a terminal only.
+    title: What it is called.
+
+  Raises:
+    ValueError: widths differ, or a value is not finite.
+  """
+  if source_ND.shape[1] != target_MD.shape[1]:
+    raise ValueError(f"widths differ: {source_ND.shape[1]} and {target_MD.shape[1]}")
+  total = len(source_ND)
+  index_NK = np.full((total, count), -1, np.int64)
+  height = max(min(_CANDIDATES, len(target_MD)), count)
+  disable = None if progress is None else not progress
+  with tqdm.tqdm(total=total, unit=" searched", desc=title, disable=disable) as bar:
+    for start in range(0, total, _QUERIES):
+      query_QD = exact_search.unit_rows(source_ND[start : start + _QUERIES])
+      known = [(row, index) for row in range(len(query_QD)) for index in translations[start + row]]
+      known_P2 = np.array(known, np.int64).reshape(-1, 2)
+      best = jnp.full((len(query_QD), count), -jnp.inf), jnp.full((len(query_QD), count), -1)
+      for first in range(0, len(target_MD), height):
+        block_MD = exact_search.unit_rows(target_MD[first : first + height])
+        size = len(block_MD)
+        here_P2 = known_P2[(known_P2[:, 1] >= first) & (known_P2[:, 1] < first + size)]
+        best = _merge_block(
+          best,
+          query_QD,
+          np.pad(block_MD, [(0, height - size), (0, 0)]),
+          jnp.asarray([first, size]),
+          _padded(here_P2 - [0, first]),
+        )
+      index_NK[start : start + len(query_QD)] = best[1]
+      bar.update(len(query_QD))
+  return index_NK
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _merge_block(
+  best: tuple[Float[Array, "Q K"], Int[Array, "Q K"]],
+  query_QD: Float[Array, "Q D"],
+  block_MD: Float[Array, "M D"],
+  place_2: Int[Array, "2"],
+  known_P2: Int[Array, "P 2"],
+) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
+  """Scores and rows of the best, those of a block of candidates among them.
+
+  Args:
+    best: What was found in the blocks before.
+    query_QD: Unit vectors of sources.
+    block_MD: Unit vectors of targets, padded at the end.
+    place_2: Row of the first of them among all targets, and how many are real.
+    known_P2: Source and target, counted from the first of each, of pairs that do not count.
+  """
+  score_QM = jnp.matmul(query_QD, block_MD.T, precision=jax.lax.Precision.HIGHEST)
+  score_QM = jnp.where(jnp.arange(len(block_MD)) < place_2[1], score_QM, -jnp.inf)
+  score_QM = score_QM.at[known_P2[:, 0], known_P2[:, 1]].set(-jnp.inf, mode="drop")
+  score_QK, index_QK = jax.lax.top_k(score_QM, best[0].shape[1])
+  index_QK = jnp.where(score_QK > -jnp.inf, index_QK + place_2[0], -1)
+  # Blocks come in order and top_k prefers what stands first: of equal scores the lower row wins.
+  score_QL = jnp.concatenate([best[0], score_QK], axis=1)
+  index_QL = jnp.concatenate([best[1], index_QK], axis=1)
+  score_QK, order_QK = jax.lax.top_k(score_QL, best[0].shape[1])
+  return score_QK, jnp.take_along_axis(index_QL, order_QK, axis=1)
+
+
+def _padded(known_P2: np.ndarray) -> np.ndarray:
+  """The same pairs with others behind them that exist nowhere, so that few shapes are compiled."""
+  size = 1 << max(len(known_P2) - 1, 15).bit_length()
+  outside = np.iinfo(np.int32).max
+  return np.pad(known_P2, [(0, size - len(known_P2)), (0, 0)], constant_values=outside)
+
+
+class _Texts:
+  """Different texts among many.
+
+  Attributes:
+    first: The first of each that are one text when normalised.
+    of: For each of all, the place of its text in `first`.
+  """
+
+  def __init__(self, texts: Sequence[str]):
+    places: dict[str, int] = {}
+    self.of = [places.setdefault(_normalised(text), len(places)) for text in texts]
+    self.first: list[str] = []
+    for text, place in zip(texts, self.of, strict=True):
+      if place == len(self.first):
+        self.first.append(text)
+
+
+def _normalised(text: str) -> str:
+  """The text without what makes no other sentence of it: case, width, spaces."""
+  return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _embed(
+  encoder: Encoder,
+  texts: Sequence[str],
+  path: str,
+  code: str,
+  *,
+  batch_size: int,
+  progress: bool | None,
+  title: str,
+) -> np.ndarray:
+  """Vectors of texts, float32 [N, D], in a new file."""
+  from vmsst.vectors import bitext_vectors
+
+  array = np.lib.format.open_memmap(path, "w+", np.float32, (len(texts), encoder.dimension))
+  chunks = bitext_vectors.encode_chunks(
+    encoder,
+    texts,
+    [code],
+    total=len(texts),
+    title=title,
+    batch_size=batch_size,
+    progress=progress,
+  )
+  for start, vectors_BD in chunks:
+    array[start : start + len(vectors_BD)] = vectors_BD
+  return array
+
+
+def _place(bitext: "BitextFile") -> str:
+  """The name keeps that of the bitext, where it says the languages; else they are added."""
+  from vmsst.bitext import derived_files, readers
+
+  stem = os.path.splitext(os.path.basename(bitext.paths[0]).removesuffix(".gz"))[0]
+  try:
+    told = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
+  except errors.InputError:
+    told = False
+  if not told:
+    codes = f"{readers.code_of(bitext.source)}-{readers.code_of(bitext.target)}"
+    stem = f"{stem.replace('.', '_').replace('-', '_')}.{codes}"
+  return derived_files.place(bitext, f"{stem}.tsv.gz")

@@ -1,0 +1,1 @@
+"""Nearest neighbors and margins of sentence vectors: arrays in, arrays out."""

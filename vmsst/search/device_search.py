@@ -1,0 +1,126 @@
+"""Nearest neighbours on all devices of a process: an engine of `vmsst.search.exact_search`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from vmsst.search import exact_search
+
+# Vectors that are compared at once, the first number held on every device, the second shared out:
+# their scores take 1 GB.
+_SOURCES, _TARGETS = 1 << 15, 1 << 13
+_AXIS = "targets"
+
+Best = tuple[Float[Array, "N K"], Int[Array, "N K"]]
+"""Scores and numbers of the best."""
+
+
+def engine() -> exact_search.Engine:
+  """What to compare vectors with here: `compare` on accelerators, NumPy on CPUs."""
+  return exact_search.compare if jax.default_backend() == "cpu" else compare
+
+
+def compare(
+  source: exact_search.Side,
+  target: exact_search.Side,
+  forward: exact_search.Neighbours,
+  backward: exact_search.Neighbours | None,
+  /,
+) -> None:
+  """An `exact_search.Engine`: float32 products on the devices, targets shared out."""
+  mesh = Mesh(np.array(jax.local_devices()), _AXIS)
+  whole, shared = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
+  height, width = _few(len(source), _SOURCES), _few(len(target), _TARGETS)
+  width += -width % mesh.size
+  step = _step(mesh, None if backward is None else min(backward.score_NK.shape[1], height))
+  for row, source_BD in source.unit_blocks(height):
+    held = forward[row : row + len(source_BD)]
+    query_BD = jax.device_put(_padded(source_BD, height), whole)
+    best = jax.device_put(
+      (_padded(held.score_NK, height), _padded(held.index_NK.astype(np.int32), height)), whole
+    )
+    waiting = None
+    for column, target_CD in target.unit_blocks(width):
+      base_CD = jax.device_put(_padded(target_CD, width), shared)
+      size_2 = np.array([len(source_BD), len(target_CD)], np.int32)
+      best, found = step(query_BD, base_CD, best, size_2, np.int32(column))
+      if backward is not None:
+        # While the devices compute this block, the one before is merged here.
+        _merge_backward(waiting)
+        waiting = backward[column : column + len(target_CD)], found, row
+    _merge_backward(waiting)
+    held.score_NK[:], held.index_NK[:] = (np.asarray(x)[: len(source_BD)] for x in best)
+
+
+def _merge_backward(waiting: tuple[exact_search.Neighbours, Best, int] | None) -> None:
+  if waiting is not None:
+    best, found, row = waiting
+    score_CK, index_CK = (np.asarray(x)[: len(best.score_NK)] for x in found)
+    exact_search.merge(best, exact_search.Neighbours(index_CK, score_CK), row)
+
+
+@functools.cache
+def _step(mesh: Mesh, backward: int | None):
+  """The compiled comparison of a block with a block.
+
+  Args:
+    mesh: Devices that share the targets.
+    backward: Number of sources to find for each target; None: no search in that direction.
+  """
+
+  def compare_block(
+    query_BD: Float[Array, "B D"],
+    base_CD: Float[Array, "C D"],
+    best: Best,
+    size_2: Int[Array, "2"],
+    column: Int[Array, ""],
+  ) -> tuple[Best, Best | None]:
+    """The best of the sources so far, and for each target those of the block.
+
+    Args:
+      query_BD: Unit vectors of sources, padded at the end.
+      base_CD: This device's unit vectors of targets, padded at the end of the last ones.
+      best: For each source.
+      size_2: How many sources and targets are real.
+      column: Number of the block's first target.
+    """
+    score_BC = jnp.matmul(query_BD, base_CD.T, precision=jax.lax.Precision.HIGHEST)
+    first = jax.lax.axis_index(_AXIS) * len(base_CD)
+    real_C = first + jnp.arange(len(base_CD)) < size_2[1]
+    real_B1 = jnp.arange(len(query_BD))[:, None] < size_2[0]
+    score_BC = jnp.where(real_C & real_B1, score_BC, -jnp.inf)
+    new = jax.lax.top_k(score_BC, min(best[0].shape[1], len(base_CD)))
+    new = new[0], new[1] + first + column
+    # Devices come in the order of their targets, and top_k prefers what stands first.
+    rest = (jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in new)
+    score_BL, index_BL = (jnp.concatenate(x, axis=1) for x in zip(best, rest, strict=True))
+    score_BK, order_BK = jax.lax.top_k(score_BL, best[0].shape[1])
+    best = score_BK, jnp.take_along_axis(index_BL, order_BK, axis=1)
+    if backward is None:
+      return best, None
+    score_CK, index_CK = jax.lax.top_k(score_BC.T, backward)
+    return best, (score_CK, index_CK)
+
+  whole, shared = PartitionSpec(), PartitionSpec(_AXIS)
+  return jax.jit(
+    jax.shard_map(
+      compare_block,
+      mesh=mesh,
+      in_specs=(whole, shared, whole, whole, whole),
+      out_specs=(whole, None if backward is None else shared),
+      check_vma=False,
+    )
+  )
+
+
+def _few(count: int, most: int) -> int:
+  """A size of blocks for `count` vectors out of few, so that few shapes are compiled."""
+  return min(most, 1 << max(count - 1, 0).bit_length())
+
+
+def _padded(rows_NX: np.ndarray, height: int) -> np.ndarray:
+  return np.pad(rows_NX, [(0, height - len(rows_NX)), (0, 0)])

@@ -1,0 +1,414 @@
+"""Exact nearest neighbours by cosine, block by block, in NumPy.
+
+Vectors may lie on disk: they are read in blocks and at no time held, or brought to length 1, as a
+whole. Of equally near vectors the one of the lowest row comes first. Products of large matrices
+round the same two vectors differently from place to place, so that identical vectors would not be
+equally near: here each is compared once, and shares what was found with all that are identical.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from typing import Any, Protocol
+
+import numpy as np
+
+_BLOCK_ROWS = 2048  # Of either side, compared at once: their scores take 16 MB.
+_HELD_ROWS = 8192  # Of one side, held while the other is read.
+_PIECE = 512  # Vectors whose scores are looked at by one thread.
+# Scores of a vector that are passed over at once if none is high enough, in a row and in a column.
+_SEGMENT, _GROUP = 512, 32
+_EXPANDED = 1 << 20  # Rows of identical vectors put in order at once.
+
+
+class Rows(Protocol):
+  """Vectors [N, D] that can be read in blocks: an array, on disk or not, or shards of them."""
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """N and D."""
+
+  def __getitem__(self, rows: slice, /) -> Any:
+    """An array of some rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbours:
+  """The K nearest vectors of each of N, the nearest first.
+
+  Attributes:
+    index_NK: Their rows, int64.
+    score_NK: Their cosines, float32.
+  """
+
+  index_NK: np.ndarray
+  score_NK: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.index_NK)
+
+  def __getitem__(self, rows: slice) -> "Neighbours":
+    """Those of some rows; changing them changes these."""
+    return Neighbours(self.index_NK[rows], self.score_NK[rows])
+
+
+class Side:
+  """The different vectors among many, numbered by where each occurs first.
+
+  Attributes:
+    width: D.
+    first_F: Row of each different vector.
+    number_N: Number of each row's vector.
+    key_N: Equal where rows are.
+  """
+
+  def __init__(self, rows: Rows, *, start: int = 0):
+    """Reads all rows once; `start` is the number of the first one in messages.
+
+    Raises:
+      ValueError: the array is not [N, D], or a value is not finite as float32.
+    """
+    self._rows = as_rows(rows)
+    if len(self._rows.shape) != 2:
+      raise ValueError(f"an array [N, D] is needed, not one of shape {self._rows.shape}")
+    count = self._rows.shape[0]
+    self.width: int = self._rows.shape[1]
+    self._norm_N = np.empty(count, np.float32)
+    self.key_N = np.empty(count, np.int64)
+    for first in range(0, count, _BLOCK_ROWS):
+      block_BD = _as_float32(self._rows[first : first + _BLOCK_ROWS])
+      block = slice(first, first + len(block_BD))
+      self._norm_N[block] = _norms(block_BD, start + first)
+      # Adding 0 makes 0 of -0. Keys have 64 bits: those of different rows are not the same.
+      self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
+    _, first_F, number_N = np.unique(self.key_N, return_index=True, return_inverse=True)
+    order_F = np.argsort(first_F)
+    self.first_F = first_F[order_F]
+    self.number_N = np.argsort(order_F)[number_N]
+    self._is_first_N = np.zeros(count, bool)
+    self._is_first_N[self.first_F] = True
+
+  def __len__(self) -> int:
+    return len(self.first_F)
+
+  def unit_blocks(self, height: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Different vectors at length 1, float32 [B, D] with B up to `height`, and the first's number.
+
+    Vectors of zeros stay zeros.
+    """
+    number = 0
+    for first in range(0, len(self._norm_N), height):
+      kept_B = self._is_first_N[first : first + height]
+      block_BD = np.asarray(self._rows[first : first + height])
+      norm_B = self._norm_N[first : first + height]
+      if not kept_B.all():
+        block_BD, norm_B = block_BD[kept_B], norm_B[kept_B]
+      if len(norm_B):
+        yield number, _at_length_1(block_BD, norm_B)
+        number += len(norm_B)
+
+  def expand(self, near: Neighbours, k: int) -> Neighbours:
+    """The k nearest rows, or all, where the numbers of the k nearest vectors are given.
+
+    Args:
+      near: Numbers of different vectors; those below 0 are left out, and rows 0 of score -inf may
+        stand behind the others.
+      k: How many.
+    """
+    if len(self) == len(self.number_N):
+      return near
+    order_N = np.argsort(self.number_N, kind="stable")
+    count_F = np.bincount(self.number_N)
+    place_N = np.arange(len(order_N)) - np.repeat(np.cumsum(count_F) - count_F, count_F)
+    first = place_N < k
+    row_FL = np.full((len(self), min(k, count_F.max())), -1)
+    row_FL[self.number_N[order_N[first]], place_N[first]] = order_N[first]
+    result = no_neighbours(len(near.index_NK), min(k, len(self.number_N)))
+    height = max(1, _EXPANDED // (near.index_NK.shape[1] * row_FL.shape[1]))
+    for start in range(0, len(near.index_NK), height):
+      rows = slice(start, start + height)
+      row_BKL = row_FL[near.index_NK[rows]]
+      lacking_BKL = (row_BKL < 0) | (near.index_NK[rows, :, None] < 0)
+      score_BKL = np.where(lacking_BKL, -np.inf, near.score_NK[rows, :, None])
+      all_B = len(row_BKL)
+      row_BL, score_BL = row_BKL.reshape(all_B, -1), score_BKL.reshape(all_B, -1)
+      order_BK = np.lexsort((row_BL, -score_BL))[:, : result.index_NK.shape[1]]
+      result.index_NK[rows] = np.take_along_axis(row_BL, order_BK, axis=1)
+      result.score_NK[rows] = np.take_along_axis(score_BL, order_BK, axis=1)
+    return result
+
+
+class Engine(Protocol):
+  """What compares all vectors of two sides.
+
+  It goes through the sources once. When it asks for the next block of them, `forward` and
+  `backward` hold what there is to find of those before.
+  """
+
+  def __call__(
+    self, source: Side, target: Side, forward: Neighbours, backward: Neighbours | None, /
+  ) -> None:
+    """Puts targets among the best of each source, and sources among those of each target.
+
+    Args:
+      source: N different vectors.
+      target: M different vectors.
+      forward: The best for each of N so far, changed in place: what scores higher comes in, as the
+        number of a target.
+      backward: The same for each of M. None: not asked for.
+    """
+
+
+def compare(
+  source: Side, target: Side, forward: Neighbours, backward: Neighbours | None, /
+) -> None:
+  """The engine of CPUs: each score is computed once and serves both directions."""
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    for row, column, score_BC in _score_blocks(source, target):
+      rows = forward[row : row + len(score_BC)]
+      tasks = [
+        pool.submit(_keep_of_rows, rows[part], score_BC[: len(rows)][part], column)
+        for part in _pieces(len(rows))
+      ]
+      if backward is not None:
+        columns = backward[column : column + score_BC.shape[1]]
+        tasks += [
+          pool.submit(_keep_of_columns, columns[part], score_BC[:, part], row)
+          for part in _pieces(len(columns))
+        ]
+      for task in tasks:
+        task.result()
+
+
+def mutual_top_k(
+  source_ND: Rows | Side, target_MD: Rows | Side, k: int, *, engine: Engine = compare
+) -> tuple[Neighbours, Neighbours]:
+  """The k nearest targets of every source, and the k nearest sources of every target, by cosine.
+
+  A side with fewer than k rows gives all of them.
+
+  Args:
+    source_ND: Vectors of one side, of any length; a `Side` where they are compared again and again.
+    target_MD: Vectors of the other side.
+    k: How many neighbours, a small number.
+    engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
+
+  Raises:
+    ValueError: the arrays are not [N, D] and [M, D], one holds nothing, a value is not finite, or
+      k is below 1.
+  """
+  source, target = (x if isinstance(x, Side) else Side(x) for x in (source_ND, target_MD))
+  forward, backward = mutual_top_k_of_different(source, target, k, engine=engine)
+  return (
+    _of_all(target.expand(forward, k), source),
+    _of_all(source.expand(backward, k), target),
+  )
+
+
+def mutual_top_k_of_different(
+  source: Side, target: Side, k: int, *, engine: Engine = compare
+) -> tuple[Neighbours, Neighbours]:
+  """`mutual_top_k` of the different vectors of two sides; gives and counts their numbers."""
+  _check_widths(source, target)
+  if k < 1 or not len(source) or not len(target):
+    raise ValueError(f"no {k} neighbours among {len(source)} and {len(target)} vectors")
+  forward = no_neighbours(len(source), min(k, len(target)))
+  backward = no_neighbours(len(target), min(k, len(source)))
+  engine(source, target, forward, backward)
+  return forward, backward
+
+
+def mutual_neighbours(
+  source_ND: Rows | Side, target_MD: Rows | Side, *, engine: Engine = compare
+) -> tuple[np.ndarray, np.ndarray]:
+  """Nearest target of every source [N], and nearest source of every target [M], by cosine.
+
+  `mutual_top_k` of one neighbour, without the scores.
+  """
+  forward, backward = mutual_top_k(source_ND, target_MD, 1, engine=engine)
+  return forward.index_NK[:, 0], backward.index_NK[:, 0]
+
+
+def nearest_in_blocks(
+  query_ND: Rows, blocks: Iterable[Rows], k: int = 1, *, engine: Engine = compare
+) -> Neighbours:
+  """The k nearest vectors of a knowledge base for every query, by cosine; all, if it has fewer.
+
+  Args:
+    query_ND: Vectors that are looked up.
+    blocks: The knowledge base, arrays [M, D] that are looked at one by one; rows are counted
+      through all of them. None is held longer than that.
+    k: How many neighbours, a small number.
+    engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
+
+  Raises:
+    ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is below 1.
+  """
+  if k < 1:
+    raise ValueError(f"no {k} neighbours")
+  query = Side(query_ND)
+  best = no_neighbours(len(query), k)
+  key_QK = np.zeros(best.index_NK.shape, np.int64)
+  total = 0
+  for block_MD in blocks:
+    base = Side(block_MD, start=total)
+    _check_widths(query, base)
+    if not len(base):
+      continue
+    # Only what is nearer than the best so far is looked for.
+    near = Neighbours(np.full_like(best.index_NK, -1), best.score_NK.copy())
+    engine(query, base, near, None)
+    near.score_NK[near.index_NK < 0] = -np.inf
+    near = base.expand(near, k)
+    new_key_QK = base.key_N[near.index_NK]
+    _level(best.score_NK, key_QK, near.score_NK, new_key_QK)
+    order_QK = merge(best, near, total)
+    key_QK = np.take_along_axis(np.concatenate([key_QK, new_key_QK], axis=1), order_QK, axis=1)
+    total += len(base.number_N)
+  if not total:
+    raise ValueError("the knowledge base is empty")
+  return _of_all(Neighbours(best.index_NK[:, :total], best.score_NK[:, :total]), query)
+
+
+def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
+  """The rows at length 1, float32; rows of zeros stay zeros.
+
+  Raises:
+    ValueError: the array is not [N, D], or a value is not finite as float32.
+  """
+  vectors_ND = _as_float32(vectors_ND)
+  if vectors_ND.ndim != 2:
+    raise ValueError(f"an array [N, D] is needed, not one of shape {vectors_ND.shape}")
+  return _at_length_1(vectors_ND, _norms(vectors_ND, 0))
+
+
+def as_rows(rows: Any) -> Rows:
+  """What can be read in blocks: `rows`, or an array of what has no shape, as a list of lists."""
+  return rows if hasattr(rows, "shape") else np.asarray(rows)
+
+
+def no_neighbours(count: int, k: int) -> Neighbours:
+  """Nothing found yet: row 0 with a cosine of -inf."""
+  return Neighbours(np.zeros((count, k), np.int64), np.full((count, k), -np.inf, np.float32))
+
+
+def merge(best: Neighbours, new: Neighbours, start: int) -> np.ndarray:
+  """Puts new neighbours, whose rows are counted from `start` and are later ones, among the best.
+
+  Returns:
+    For each that is kept its place among the best and the new side by side.
+  """
+  score_NL = np.concatenate([best.score_NK, new.score_NK], axis=1)
+  index_NL = np.concatenate([best.index_NK, start + new.index_NK], axis=1)
+  # Stable: of equal scores the earlier row stays in front.
+  order_NK = np.argsort(-score_NL, axis=1, kind="stable")[:, : best.score_NK.shape[1]]
+  best.score_NK[:] = np.take_along_axis(score_NL, order_NK, axis=1)
+  best.index_NK[:] = np.take_along_axis(index_NL, order_NK, axis=1)
+  return order_NK
+
+
+def _level(
+  score_NK: np.ndarray, key_NK: np.ndarray, new_score_NL: np.ndarray, new_key_NL: np.ndarray
+) -> None:
+  """Gives new neighbours the scores of old ones with the same key."""
+  for place in range(score_NK.shape[1]):
+    same_NL = (new_key_NL == key_NK[:, place, None]) & (new_score_NL > -np.inf)
+    same_NL &= score_NK[:, place, None] > -np.inf
+    np.copyto(new_score_NL, score_NK[:, place, None], where=same_NL)
+
+
+def _of_all(near: Neighbours, side: Side) -> Neighbours:
+  """The neighbours of every row, given those of different vectors."""
+  if len(side) == len(side.number_N):
+    return near
+  return Neighbours(near.index_NK[side.number_N], near.score_NK[side.number_N])
+
+
+def _score_blocks(source: Side, target: Side) -> Iterator[tuple[int, int, np.ndarray]]:
+  """Cosines [B, C] and the first row and column of each block, both rising.
+
+  B is a multiple of _GROUP; there may be rows of -inf at the end. Each is overwritten by the next.
+  """
+  buffer = np.empty((_BLOCK_ROWS + _GROUP) * _BLOCK_ROWS, np.float32)
+  for start, held_HD in source.unit_blocks(_HELD_ROWS):
+    for column, target_CD in target.unit_blocks(_BLOCK_ROWS):
+      for row in range(0, len(held_HD), _BLOCK_ROWS):
+        source_BD = held_HD[row : row + _BLOCK_ROWS]
+        count = len(source_BD)
+        shape = count + -count % _GROUP, len(target_CD)
+        score_BC = buffer[: shape[0] * shape[1]].reshape(shape)
+        np.matmul(source_BD, target_CD.T, out=score_BC[:count])
+        score_BC[count:] = -np.inf
+        yield start + row, column, score_BC
+
+
+def _pieces(count: int) -> list[slice]:
+  return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
+
+
+def _keep_of_rows(best: Neighbours, score_NM: np.ndarray, start: int) -> None:
+  """Puts M columns, counted from `start` and later than all before, among the best of N rows."""
+  k = best.score_NK.shape[1]
+  for first in range(0, score_NM.shape[1], _SEGMENT):
+    score_NL = score_NM[:, first : first + _SEGMENT]
+    row_P = np.flatnonzero(score_NL.max(axis=1) > best.score_NK[:, -1])
+    _merge_some(best, row_P, _top_k(score_NL[row_P], k), start + first)
+
+
+def _keep_of_columns(best: Neighbours, score_MN: np.ndarray, start: int) -> None:
+  """Puts M rows, counted from `start` and later than all before, among the best of N columns."""
+  k = best.score_NK.shape[1]
+  group_NG = score_MN.reshape(-1, _GROUP, score_MN.shape[1]).max(axis=1).T
+  column_P = np.flatnonzero(group_NG.max(axis=1) > best.score_NK[:, -1])
+  # The k best rows are in the k groups with the best of their own, of equal ones the first.
+  group_PK = np.sort(_top_k(np.ascontiguousarray(group_NG[column_P]), k).index_NK, axis=1)
+  row_PL = (group_PK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
+    len(column_P), group_PK.shape[1] * _GROUP
+  )
+  near = _top_k(score_MN[row_PL, column_P[:, None]], k)
+  index_PK = np.take_along_axis(row_PL, near.index_NK, axis=1)
+  _merge_some(best, column_P, Neighbours(index_PK, near.score_NK), start)
+
+
+def _merge_some(best: Neighbours, row_P: np.ndarray, new: Neighbours, start: int) -> None:
+  """`merge` where new neighbours are those of some rows."""
+  kept = Neighbours(best.index_NK[row_P], best.score_NK[row_P])
+  merge(kept, new, start)
+  best.index_NK[row_P], best.score_NK[row_P] = kept.index_NK, kept.score_NK
+
+
+def _top_k(score_NM: np.ndarray, k: int) -> Neighbours:
+  """The k best columns of every row, or all, the first of equal ones first; destroys the scores."""
+  near = no_neighbours(len(score_NM), min(k, score_NM.shape[1]))
+  row_N = np.arange(len(score_NM))
+  for place in range(near.index_NK.shape[1]):
+    index_N = score_NM.argmax(axis=1)
+    near.index_NK[:, place] = index_N
+    near.score_NK[:, place] = score_NM[row_N, index_N]
+    score_NM[row_N, index_N] = -np.inf
+  return near
+
+
+def _as_float32(vectors_ND: Any) -> np.ndarray:
+  with np.errstate(over="ignore"):  # What becomes infinite is an error of its own.
+    return np.asarray(vectors_ND, np.float32)
+
+
+def _norms(vectors_ND: np.ndarray, start: int) -> np.ndarray:
+  """Lengths, float32; 1 for rows of zeros."""
+  square_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
+  if not np.isfinite(square_N).all():
+    row = start + int(np.argmin(np.isfinite(square_N)))
+    raise ValueError(f"vector {row} holds a value that is not finite")
+  norm_N = np.sqrt(square_N).astype(np.float32)
+  return np.where(norm_N > 0, norm_N, np.float32(1))
+
+
+def _at_length_1(vectors_ND: np.ndarray, norm_N: np.ndarray) -> np.ndarray:
+  return np.divide(vectors_ND, norm_N[:, None], dtype=np.float32, casting="same_kind")
+
+
+def _check_widths(source: Side, target: Side) -> None:
+  if source.width != target.width:
+    raise ValueError(f"vectors of one width are needed, not of {source.width} and {target.width}")

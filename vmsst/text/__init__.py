@@ -1,0 +1,1 @@
+"""Text to token ids: vocabularies, their training, word splitting and long texts."""

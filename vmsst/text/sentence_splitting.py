@@ -1,0 +1,45 @@
+"""Splits documents into sentences, in any language.
+
+A sentence ends
+
+* after `. ! ?` or an ellipsis, with the quotes and brackets that close behind it, if white space
+  follows and then anything but a small letter; not after the full stop of a single capital letter
+  ("J. S. Bach");
+* after a mark that ends sentences in scripts that put no space behind it: Chinese and Japanese,
+  Arabic and Urdu, Devanagari and Bengali, Ethiopic, Armenian, Khmer, Burmese;
+* at the end of a line.
+
+Abbreviations ("Dr. Smith") are split too: a piece more in the mean. Thai and Lao, which have no
+such marks, are split at line ends alone.
+"""
+
+import re
+
+_CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
+_SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"
+# Chinese and Japanese, Arabic and Urdu, Devanagari, Ethiopic, Armenian, Khmer, Burmese.
+_UNSPACED = rf"[。！？｡؟۔।॥።፧։។៕။]++{_CLOSING}"
+_BOUNDARY = re.compile(rf"{_SPACED}|{_UNSPACED}|\n")
+
+
+def sentences(text: str) -> list[str]:
+  """The sentences of a document, at least one: of a blank document an empty one."""
+  pieces, start = [], 0
+  for match in _BOUNDARY.finditer(text):
+    if _ends(text, match):
+      pieces.append(text[start : match.end()])
+      start = match.end()
+  pieces.append(text[start:])
+  kept = [piece for piece in (" ".join(each.split()) for each in pieces) if piece]
+  return kept or [""]
+
+
+def _ends(text: str, boundary: re.Match[str]) -> bool:
+  """Whether a mark ends a sentence, given what is around it."""
+  if boundary["stop"] is None:
+    return True
+  if boundary["next"].islower():
+    return False
+  before = text[max(0, boundary.start() - 2) : boundary.start()]
+  initial = before[-1:].isupper() and not before[:-1].isalnum()
+  return boundary["stop"] != "." or not initial

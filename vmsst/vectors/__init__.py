@@ -1,0 +1,1 @@
+"""Sentence vectors on disk, and how to compute them for whole files."""
