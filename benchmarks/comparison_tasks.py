@@ -121,8 +121,8 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
 
 def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
   """Topics in the languages of training, learned in English and told elsewhere, and back."""
-  labelled = topics.sib200(root / "sib200")
-  chosen = labelled.only(code for code in labelled.texts if seen([code]))
+  labeled = topics.sib200(root / "sib200")
+  chosen = labeled.only(code for code in labeled.texts if seen([code]))
   return [topics.transfer_task(chosen, into_english=True)]
 
 

@@ -6,8 +6,8 @@
 Delivered are the batches of training: the mixture of all language pairs, shuffled, grouped by
 length. Inputs:
 
-* memory: the files, tokenised once and kept (`bitext.files`);
-* stream: the same files, streamed and tokenised while they are read (`memory_limit` 0);
+* memory: the files, tokenized once and kept (`bitext.files`);
+* stream: the same files, streamed and tokenized while they are read (`memory_limit` 0);
 * tfds: the same pairs as a dataset such as `vmsst data build` makes (`mixtures.opus`); with
   --data_dir and --config, that dataset;
 * cache: the token ids of that dataset, which SeqIO's `cache_tasks_main` has written beforehand;

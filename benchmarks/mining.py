@@ -6,7 +6,7 @@
 Half of the vectors of each side have a near one on the other. Variants:
 
 * faiss: two searches in an exact index (IndexFlatIP), one each way, then a Python loop that scores
-  every neighbour and another that takes the best free pairs;
+  every neighbor and another that takes the best free pairs;
 * search: `vmsst.search.margins.margin_pairs`, which computes each similarity once;
 * devices: the same with the engine of `vmsst.search.device_search` (not run unless asked for);
 * product: nothing but one product of all vectors with all others, in blocks: the floor.
@@ -87,14 +87,14 @@ def with_faiss(source_ND, target_ND, k):
 
 
 def with_search(source_ND, target_ND, k):
-  pairs = margins.margin_pairs(source_ND, target_ND, neighbours=k)
+  pairs = margins.margin_pairs(source_ND, target_ND, neighbors=k)
   return np.stack([pairs.source_P, pairs.target_P])
 
 
 def with_devices(source_ND, target_ND, k):
   from vmsst.search import device_search
 
-  pairs = margins.margin_pairs(source_ND, target_ND, neighbours=k, engine=device_search.compare)
+  pairs = margins.margin_pairs(source_ND, target_ND, neighbors=k, engine=device_search.compare)
   return np.stack([pairs.source_P, pairs.target_P])
 
 
@@ -150,12 +150,12 @@ def forget_peak() -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
   """Time and memory of one variant, after a small run that does not count."""
   run = VARIANTS[options.measure]
-  run(*make_sides(_WARM_UP, options.width), options.neighbours)
+  run(*make_sides(_WARM_UP, options.width), options.neighbors)
   sides = make_sides(*options.sizes, options.width)
   forget_peak()
   before = held("VmRSS")
   start, cpu_start = time.perf_counter(), time.process_time()
-  pairs = run(*sides, options.neighbours)
+  pairs = run(*sides, options.neighbors)
   seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
   peak = held("VmHWM")
   np.save(options.pairs, pairs)
@@ -202,7 +202,7 @@ def report(
     "variant": variant,
     "size": size,
     "width": options.width,
-    "neighbours": options.neighbours,
+    "neighbors": options.neighbors,
     "device": runs[0]["device"],
     "cpus": os.cpu_count(),
     "versions": versions(options.variants),
@@ -246,7 +246,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--sizes", type=int, nargs="+", default=[50000], help="vectors on each side")
   parser.add_argument("--width", type=int, default=1024)
-  parser.add_argument("--neighbours", type=int, default=4)
+  parser.add_argument("--neighbors", type=int, default=4)
   parser.add_argument(
     "--variants", nargs="+", default=[BASELINE, OURS, FLOOR], choices=list(VARIANTS)
   )
@@ -258,8 +258,8 @@ def main() -> None:
   if options.measure:
     print(json.dumps(measure(options)))
     return
-  if options.rounds < 1 or min(options.sizes) < options.neighbours:
-    parser.error("--rounds must be at least 1, and --sizes at least --neighbours")
+  if options.rounds < 1 or min(options.sizes) < options.neighbors:
+    parser.error("--rounds must be at least 1, and --sizes at least --neighbors")
   if missing := {BASELINE, OURS, FLOOR} - set(options.variants):
     parser.error(f"--variants lacks {', '.join(sorted(missing))}, which the report needs")
   try:
@@ -276,7 +276,7 @@ def main() -> None:
         for variant in runs:
           path = pathlib.Path(folder, f"{variant}.npy")
           own = [f"--sizes={size}", f"--width={options.width}", f"--measure={variant}"]
-          own += [f"--neighbours={options.neighbours}", f"--pairs={path}"]
+          own += [f"--neighbors={options.neighbors}", f"--pairs={path}"]
           command = [sys.executable, __file__, *own]
           done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
           if done.returncode:

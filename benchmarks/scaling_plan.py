@@ -29,7 +29,7 @@ class Device:
     flops: Peak of dense bfloat16 products, a second.
     memory: Bytes.
     bandwidth: Of its memory, bytes a second.
-    link: What it sends to its neighbours, bytes a second, one way.
+    link: What it sends to its neighbors, bytes a second, one way.
     price: US dollars an hour, assumed.
     source: Of all but the price.
   """

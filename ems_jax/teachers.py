@@ -72,7 +72,7 @@ class Teacher:
       )
 
   def embed(self, tokens_NT: Int[Array, "N T"], *, count: int = 1) -> Float[Array, "N S"]:
-    """Returns float32 vectors of sentences: not normalised, without dropout and gradient.
+    """Returns float32 vectors of sentences: not normalized, without dropout and gradient.
 
     Args:
       tokens_NT: Token ids of the vocabulary.

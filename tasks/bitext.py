@@ -53,7 +53,7 @@ def files(
 
   Args:
     patterns: Files or shell patterns: Moses pairs, TSV, TMX, JSONL, each plain or `.gz`.
-    vocabulary: What tokenises both sides.
+    vocabulary: What tokenizes both sides.
     root: Folder that relative patterns start from; "" is the current one.
     languages: Codes of the source and the target side of every file; None reads them from each
       file's name (`deu-eng.tsv.gz`, `Europarl.de-en.de`).
@@ -210,7 +210,7 @@ def sample(
   """Name of a mixture of the sample corpus that comes with the package, each language to English.
 
   Args:
-    vocabulary: What tokenises both sides.
+    vocabulary: What tokenizes both sides.
     languages: Codes of the languages beside English; None is all of the corpus.
     num_meanings: How many meanings of each split are used; None is all.
     max_length: Pairs with a side of more tokens are dropped.

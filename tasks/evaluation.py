@@ -47,7 +47,7 @@ def tatoeba(
 
   Args:
     root: Folder of `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or `.gz`, as in LASER.
-    vocabulary: What tokenises the texts.
+    vocabulary: What tokenizes the texts.
     languages: Codes, in any standard; None is every language found in the folder.
     max_length: Tokens, end mark included, that longer texts are cut to.
 
@@ -79,7 +79,7 @@ def sample_retrieval(
   The same metrics as `tatoeba`, by the corpus's own language codes. Its only split is `validation`.
 
   Args:
-    vocabulary: What tokenises the texts.
+    vocabulary: What tokenizes the texts.
     languages: Codes of the languages beside English; None is all of the corpus.
     num_meanings: How many meanings are searched, spread evenly over those held out.
     max_length: Tokens, end mark included, that longer texts are cut to.
@@ -138,14 +138,14 @@ def suite(
   training_languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Name of a mixture of benchmarks, a task each, to be evaluated while training or afterwards.
+  """Name of a mixture of benchmarks, a task each, to be evaluated while training or afterward.
 
   The metrics of a task are the averages of its benchmark, as `vmsst eval` gives them, and its name
   is that of the benchmark behind `vmsst_eval_`. Their only split is `test`.
 
   Args:
     root: Folder of the folders of data (`vmsst eval --list` tells what lies there).
-    vocabulary: What tokenises the texts.
+    vocabulary: What tokenizes the texts.
     benchmarks: Names of benchmarks; None is `IN_TRAINING`, as far as it is there: what is absent is
       logged.
     training_languages: Codes of the languages of the training data, which count as seen; None if

@@ -1,6 +1,6 @@
 """Small steps from text to token ids.
 
-Texts that fit in memory are tokenised once, when they are read (`sources.InMemorySource`); the
+Texts that fit in memory are tokenized once, when they are read (`sources.InMemorySource`); the
 steps here serve texts that are streamed, and give the same ids.
 """
 
@@ -70,7 +70,7 @@ def tokenize(
 
   Args:
     dataset: Rows of strings and language ids.
-    vocabulary: What tokenises the strings. Where it splits text into words first, that is done to
+    vocabulary: What tokenizes the strings. Where it splits text into words first, that is done to
       those under `negatives` too.
     pair: The languages of all rows, where they are the same in all.
 

@@ -1,6 +1,6 @@
 """SeqIO data sources of bitext files and of rows that lie in memory.
 
-Files that fit in memory are read, checked and tokenised once (`InMemorySource`). Their order is a
+Files that fit in memory are read, checked and tokenized once (`InMemorySource`). Their order is a
 pseudo-random permutation of row numbers, drawn anew for every epoch: a full shuffle whose state is
 a few numbers, so that checkpoints of the iterator are tiny and a resumed run goes on exactly.
 Larger files are checked in Python, then streamed by TensorFlow (`StreamSource`), some dozens of
@@ -41,7 +41,7 @@ __all__ = [
   "read_pairs",
 ]
 
-# Bytes of a task's text up to which it is kept in memory: about 600,000 pairs, 10 s to tokenise.
+# Bytes of a task's text up to which it is kept in memory: about 600,000 pairs, 10 s to tokenize.
 MEMORY_LIMIT = 64 << 20
 # As many bytes of teacher vectors are kept for each byte of text.
 VECTOR_BYTES = 16
@@ -123,7 +123,7 @@ def pair_rows(
     pairs: Source, target and wrong translations of each pair.
     source: Language of the sources.
     target: Language of all other texts.
-    vocabulary: What tokenises all texts.
+    vocabulary: What tokenizes all texts.
     max_length: Most tokens of a side.
     negatives: How many wrong translations each pair has; they become `negatives`.
     teacher: Vectors [lines, 2, S] of the sides of all pairs, one array after the other; those of
@@ -270,7 +270,7 @@ class InMemorySource(seqio.DataSource):
 class InMemoryTask(seqio.Task):
   """A seqio task of an `InMemorySource`.
 
-  Its rows come out of one step: they are tokenised, trimmed and ended by the source already, and
+  Its rows come out of one step: they are tokenized, trimmed and ended by the source already, and
   seqio's copy of small sources would freeze the order of the first epoch and enter every checkpoint
   of the iterator.
   """

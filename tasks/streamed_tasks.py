@@ -1,7 +1,7 @@
-"""SeqIO tasks and mixtures of pairs that are tokenised while they are read, many at a time.
+"""SeqIO tasks and mixtures of pairs that are tokenized while they are read, many at a time.
 
 A stage of a TensorFlow pipeline costs a row more than what it does to it. So rows are parsed,
-tokenised, dropped, cut and padded some dozens at a time, by one function; row by row they are only
+tokenized, dropped, cut and padded some dozens at a time, by one function; row by row they are only
 shuffled and mixed, which TensorFlow does without running a function. Nothing here has a state in
 Python, so that `tf.train.Checkpoint` can save the iterators.
 """
@@ -38,7 +38,7 @@ class StreamedTask(seqio.Task):
     source: Gives the pairs; with negatives also strings `negatives` [K], with a teacher the vectors
       `teacher_inputs` and `teacher_targets`.
     output_features: The features.
-    vocabulary: What tokenises all strings.
+    vocabulary: What tokenizes all strings.
     pair: The languages of all pairs.
     max_length: Pairs with a side of more tokens are dropped (None: none is), and those with a side
       of none.
@@ -132,7 +132,7 @@ class StreamedTask(seqio.Task):
   ) -> tf.data.Dataset:
     """The strings of pairs, or the token ids of a cache; files may be shuffled."""
     if use_cached and not self.supports_caching:
-      logging.warning("Task %s cannot be cached: its pairs are tokenised while read.", self.name)
+      logging.warning("Task %s cannot be cached: its pairs are tokenized while read.", self.name)
       use_cached = False
     shard = shard_info or _WHOLE
     if use_cached:
@@ -251,7 +251,7 @@ def mixed(
 ) -> tf.data.Dataset:
   """Rows of datasets drawn at these rates; ends with the first dataset that ends.
 
-  As `sample_from_datasets`, whose every draw costs more than tokenising a short pair, and which in
+  As `sample_from_datasets`, whose every draw costs more than tokenizing a short pair, and which in
   TensorFlow 2.21 at times never returns once a checkpoint was taken of a repeated stream.
   """
   if len(datasets) == 1:

@@ -3,9 +3,9 @@
 Scores of teacher and student are cosines over one temperature tau, from
 `vmsst.losses.contrastive.similarity` with `cosine=True` and `scale` 1 / tau.
 
-The paper's equations 2, 4 and 6 normalise a label over the second of its sentences (`n` in w(i, n))
+The paper's equations 2, 4 and 6 normalize a label over the second of its sentences (`n` in w(i, n))
 and use the same number where the softmax runs over the first, so that the labels of a query in the
-second direction need not sum to 1. The released code normalises them for each query. That is the
+second direction need not sum to 1. The released code normalizes them for each query. That is the
 default here too; `row_normalized` is the paper's form.
 
 Reference: Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.

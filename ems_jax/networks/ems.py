@@ -98,7 +98,7 @@ class EmsNetwork(nn.Module):
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
-    """Returns unnormalised float32 sentence vectors u; padding (id 0) at the end changes nothing.
+    """Returns unnormalized float32 sentence vectors u; padding (id 0) at the end changes nothing.
 
     A row of padding alone gives zeros.
 

@@ -11,7 +11,7 @@ logits.
 Axes: `O` width of what the decoder hands to the vocabulary projection.
 
 References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3; its released training code for
-initialisation and for what the paper does not say of the decoder.
+initialization and for what the paper does not say of the decoder.
 """
 
 import dataclasses
@@ -125,7 +125,7 @@ class LaserNetwork(nn.Module):
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
-    """Returns unnormalised float32 sentence vectors; padding (id 0) at the end changes nothing.
+    """Returns unnormalized float32 sentence vectors; padding (id 0) at the end changes nothing.
 
     A row of padding alone gives zeros.
 

@@ -80,7 +80,7 @@ class RestoreCheckpointConfig:
       array, or None to leave the array out) pairs; the first that matches a whole name is used.
       What a replacement names has to be in the checkpoint.
     strict: accepted for upstream's gin files; arrays that the model lacks are never an error.
-    fallback_to_scratch: initialise what the checkpoint lacks or the map leaves out.
+    fallback_to_scratch: initialize what the checkpoint lacks or the map leaves out.
     dtype: type to restore parameters in; None: the model's.
     restore_dataset: accepted for upstream's gin files; resuming always restores the data.
   """
@@ -306,7 +306,7 @@ def restore(
   if missing and fallback is None:
     raise InputError(
       f"{path} lacks {_some([sources[name] or name for name in missing])}. Give "
-      "RestoreCheckpointConfig an assignment_map and fallback_to_scratch=True to initialise what "
+      "RestoreCheckpointConfig an assignment_map and fallback_to_scratch=True to initialize what "
       f"is missing; the checkpoint has {_some(list(stored))}"
     )
   read: dict[str, Any] = {}
@@ -342,7 +342,7 @@ def restore(
     state[name] = jax.numpy.copy(arrays[source]) if source in taken else arrays[source]
     taken.add(source)
   if missing and fallback is not None:
-    logging.info("Initialised, not read from %s: %s.", path, ", ".join(missing))
+    logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
 

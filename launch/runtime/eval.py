@@ -35,7 +35,7 @@ def evaluate(
     output_dir: absolute folder for SeqIO's loggers, config.gin and model-info.txt.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
     summarize_config_fn: writes the configuration.
-    fallback_init_rng: seed to initialise parameters that a checkpoint lacks, where
+    fallback_init_rng: seed to initialize parameters that a checkpoint lacks, where
       `fallback_to_scratch` allows it.
 
   Returns:
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def fallback_rng(cfg: checkpoints.RestoreCheckpointConfig, seed: int | None) -> jax.Array | None:
-  """The key to initialise missing parameters with, or None where they must all be there."""
+  """The key to initialize missing parameters with, or None where they must all be there."""
   if not cfg.fallback_to_scratch:
     return None
   if seed is None:

@@ -80,7 +80,7 @@ def train(
     relative_steps: steps to do from where the run starts, instead of `total_steps`.
     stats_period: steps that training metrics are averaged over; by default the shorter of the
       evaluation and checkpoint periods.
-    random_seed: seed of initialisation, dropout and latents; None takes the time and the fast
+    random_seed: seed of initialization, dropout and latents; None takes the time and the fast
       generator.
     use_hardware_rng: the fast generator, with the given seed.
     summarize_config_fn: writes the configuration (model_dir, summary_writer, step).

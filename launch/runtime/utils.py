@@ -86,7 +86,7 @@ class TrainStateInitializer:
     self.train_state_axes = partitioner.get_mesh_axes(self.global_train_state_shape)
 
   def from_scratch(self, init_rng: jax.Array) -> Any:
-    """A freshly initialised state."""
+    """A freshly initialized state."""
     return self._partitioner.partition(
       self._initialize, in_axis_resources=None, out_axis_resources=self.train_state_axes
     )(init_rng)
@@ -117,7 +117,7 @@ class TrainStateInitializer:
       path: a `checkpoint_<step>` folder.
       dtype: type to restore parameters in; None: the model's.
       assignment_map: which array is read from where.
-      fallback_rng: key to initialise what is missing; None: nothing may be.
+      fallback_rng: key to initialize what is missing; None: nothing may be.
     """
     shapes = self.global_train_state_shape
     scratch = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from vmsst.tasks.opus import pipeline, records, stages
 
-_LICENCE_CHARACTERS = 2000
+_LICENSE_CHARACTERS = 2000
 
 
 def text(report: pipeline.Report) -> str:
@@ -34,8 +34,8 @@ def text(report: pipeline.Report) -> str:
     _faults(report),
     "## Recipe",
     _code(json.dumps(dataclasses.asdict(recipe), indent=2, ensure_ascii=False)),
-    "## Licences of the sources",
-    _licences(report),
+    "## Licenses of the sources",
+    _licenses(report),
   ]
   return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -57,11 +57,11 @@ def _sources(report: pipeline.Report) -> str:
       release.pair_name,
       " ".join(_below(report.root, path) for path in release.paths),
       release.size,
-      _first_line(release.licence()),
+      _first_line(release.license()),
     ]
     for release in report.releases
   ]
-  return _table(["corpus", "version", "languages", "file", "bytes", "licence"], rows)
+  return _table(["corpus", "version", "languages", "file", "bytes", "license"], rows)
 
 
 def _counts(report: pipeline.Report) -> str:
@@ -124,18 +124,18 @@ def _faults(report: pipeline.Report) -> str:
   return "\n".join(lines) or "None."
 
 
-def _licences(report: pipeline.Report) -> str:
+def _licenses(report: pipeline.Report) -> str:
   """Each text once, under the releases that have it."""
   by_text: dict[str, dict[str, None]] = {}
   for release in report.releases:
-    own = release.licence().strip() or release.readme().strip()
+    own = release.license().strip() or release.readme().strip()
     by_text.setdefault(own, {})[f"{release.corpus} {release.version}"] = None
   parts = []
-  for licence, names in by_text.items():
+  for license, names in by_text.items():
     parts.append(f"### {_plain(', '.join(names))}")
-    more = " [...]" if len(licence) > _LICENCE_CHARACTERS else ""
-    kept = licence[:_LICENCE_CHARACTERS] + more
-    parts.append(_code(kept) if licence else "No licence lies with the files: see opus.nlpl.eu.")
+    more = " [...]" if len(license) > _LICENSE_CHARACTERS else ""
+    kept = license[:_LICENSE_CHARACTERS] + more
+    parts.append(_code(kept) if license else "No license lies with the files: see opus.nlpl.eu.")
   return "\n\n".join(parts)
 
 

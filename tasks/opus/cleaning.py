@@ -1,4 +1,4 @@
-"""Normalises pairs of texts, tells which to drop, and gives the keys of texts that are the same."""
+"""Normalizes pairs of texts, tells which to drop, and gives the keys of texts that are the same."""
 
 import contextlib
 import dataclasses
@@ -87,7 +87,7 @@ _MIXED = {
 }
 
 # Behind these, joiners and non-joiners change how a word is written and read: Arabic and its kin
-# (with their presentation forms), the scripts of India and its neighbours, and Mongolian.
+# (with their presentation forms), the scripts of India and its neighbors, and Mongolian.
 _JOINING = (
   "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
   "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
@@ -98,7 +98,7 @@ _SEEN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\
 
 @dataclasses.dataclass(frozen=True)
 class Cleaning:
-  """How texts are normalised and which pairs are dropped.
+  """How texts are normalized and which pairs are dropped.
 
   Attributes:
     unicode_form: Normal form of the texts, "NFC" or "NFKC"; None leaves the characters.
@@ -141,9 +141,9 @@ class Cleaning:
 
 
 class Cleaner:
-  """Normalises and judges the pairs of two languages: call it with the two texts.
+  """Normalizes and judges the pairs of two languages: call it with the two texts.
 
-  It returns the pair of normalised texts, or the one of REASONS for which the pair is dropped.
+  It returns the pair of normalized texts, or the one of REASONS for which the pair is dropped.
   """
 
   def __init__(self, cleaning: Cleaning, source: Language, target: Language):
@@ -168,8 +168,8 @@ class Cleaner:
       self._foreign = _foreign(source), _foreign(target)
 
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
-    """The normalised texts, or the reason for which the pair is dropped."""
-    source, target = normalise(source, self._form), normalise(target, self._form)
+    """The normalized texts, or the reason for which the pair is dropped."""
+    source, target = normalize(source, self._form), normalize(target, self._form)
     if not source or not target:
       return EMPTY
     if "\ufffd" in source or "\ufffd" in target:
@@ -191,7 +191,7 @@ class Cleaner:
     return source, target
 
 
-def normalise(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
+def normalize(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
   """The text in a Unicode normal form, with single spaces and no invisible characters.
 
   Control and format characters go (a byte order mark, directions, soft hyphens, zero width
@@ -274,7 +274,7 @@ def _invisible() -> re.Pattern[str]:
     and character not in "\u200c\u200d"
   ]
   everywhere = "".join(map(re.escape, gone))
-  # Behind a symbol (with a skin colour or a variant of it) a joiner makes one emoji of two.
+  # Behind a symbol (with a skin color or a variant of it) a joiner makes one emoji of two.
   return re.compile(
     f"[{everywhere}]|(?<![{_JOINING}])\u200c"
     f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"

@@ -50,7 +50,7 @@ class HeldOut:
     keys: dict[str, array.array] = {}
     for name, text in sentences:
       own = keys.setdefault(name, array.array("Q"))
-      text = cleaning.normalise(text)
+      text = cleaning.normalize(text)
       if any(map(str.isalnum, text)):
         own.append(cleaning.sentence_key(text))
     if len(keys) > MAX_SETS:

@@ -66,7 +66,7 @@ def opus(
 
   Args:
     config: Name of the recipe that the dataset was built by.
-    vocabulary: What tokenises both sides.
+    vocabulary: What tokenizes both sides.
     data_dir: The folder that was given to `vmsst data build` as its output. None is TFDS's own:
       $TFDS_DATA_DIR, or ~/tensorflow_datasets; `t5x --tfds_data_dir` goes before both.
     languages: Codes of the languages that are used; None is all of the dataset.

@@ -87,8 +87,8 @@ class Release:
     usual = {usual_code(language) for language in self.pair}
     return plain if set(self.file_codes) == usual else f"{plain}.{'-'.join(self.file_codes)}"
 
-  def licence(self) -> str:
-    """Text of the licence that lies in the archive, or else beside the file; "" without one."""
+  def license(self) -> str:
+    """Text of the license that lies in the archive, or else beside the file; "" without one."""
     return archives.companion(self.paths[0], "LICEN[SC]E", self._folder)
 
   def readme(self) -> str:

@@ -37,11 +37,11 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Clean:
-  """Reads, normalises and filters one release.
+  """Reads, normalizes and filters one release.
 
   Attributes:
     release: The files.
-    cleaning: How they are normalised and filtered.
+    cleaning: How they are normalized and filtered.
     held_out: File of the sentences that are left out (`HeldOut.save`).
     held_out_digest: What tells them from others.
     buckets: Of the language pair: a pair of texts is in bucket `pair_key % buckets`.

@@ -9,7 +9,7 @@ from ems_jax.losses import contrastive, soft
 from vmsst.losses import contrastive as foundation
 
 N, S = 4, 3
-TAU = 0.5  # warm enough for the two normalisations to differ
+TAU = 0.5  # warm enough for the two normalizations to differ
 RNG = np.random.default_rng(0)
 SOURCES_NS, TARGETS_NS, TEACHER_SOURCES_NS, TEACHER_TARGETS_NS = (
   RNG.normal(size=(N, S)).astype(np.float32) for _ in range(4)

@@ -118,7 +118,7 @@ def _opus(folder: pathlib.Path) -> None:
   for release in releases.find(str(folder)):
     for item in releases.read(release):
       assert isinstance(item, (releases.Row, releases.Fault))
-    release.licence()
+    release.license()
     release.readme()
 
 

@@ -44,7 +44,7 @@ OTHER_FAMILIES = (
   "bitranslation_6l.gin",
   "vmsst_contrastive_6l.gin",
   "ablations/vmsst_6l_full.gin",
-  "ablations/vmsst_24l_factorised.gin",
+  "ablations/vmsst_24l_factorized.gin",
 )
 OTHERS = [file for file in RUN_FILES if file not in USUAL]
 # Those that read a dataset as `vmsst data build` makes it; the others of a paper's size are given

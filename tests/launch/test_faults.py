@@ -272,13 +272,13 @@ def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatc
   evaluated = []
   evaluate = evaluation.InferenceEvaluator.evaluate
 
-  def signalled(self, train_state, axes):
+  def signaled(self, train_state, axes):
     evaluated.append(int(train_state.step))
     if len(evaluated) == 1:
       os.kill(os.getpid(), signal.SIGTERM)
     return evaluate(self, train_state, axes)
 
-  monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", signalled)
+  monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", signaled)
 
   def go():
     return toy_runs.run(

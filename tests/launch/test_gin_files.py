@@ -248,7 +248,7 @@ def test_files_of_one_s_own_take_the_place_of_a_paper_s_data(reports):
 # What the files of the ablations (Tables 4, 6 and 7) change of those that they are named after.
 _FOUR = languages.own_groups(["es", "en", "ar", "tr"])
 ABLATIONS = {
-  "vmsst_24l_factorised": {"factorised": True},
+  "vmsst_24l_factorized": {"factorized": True},
   "vmsst_24l_4_encoders": {"language_encoder_groups": languages.random_groups(4)},
   "vmsst_24l_12_decoder_layers": {"num_decoder_layers": 12},
   "vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},

@@ -38,7 +38,7 @@ def test_a_stopped_and_restarted_run_ends_bit_for_bit_like_one_that_was_not(
 def test_sigterm_writes_a_checkpoint_and_the_next_run_goes_on(tmp_path):
   sent = []
 
-  class Signalling(trainer.BaseAction):
+  class Signaling(trainer.BaseAction):
     def run(self, train_state, metrics_by_task):
       if not sent:
         sent.append(int(train_state.step))
@@ -47,7 +47,7 @@ def test_sigterm_writes_a_checkpoint_and_the_next_run_goes_on(tmp_path):
 
   before = signal.getsignal(signal.SIGTERM)
   step, _ = toy_runs.run(
-    tmp_path / "run", period=100, stats_period=3, actions={"TRAIN": [Signalling()]}
+    tmp_path / "run", period=100, stats_period=3, actions={"TRAIN": [Signaling()]}
   )
   assert step == sent[0] == 3
   assert signal.getsignal(signal.SIGTERM) is before

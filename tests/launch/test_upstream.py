@@ -79,7 +79,7 @@ def test_one_gin_file_has_the_same_losses_and_metrics_in_both(runs):
   ours, theirs = accuracies(runs / "bundled"), accuracies(runs / "upstream")
   assert sorted(ours) == sorted(theirs) == [0, 4, STEPS]
   for step, metrics in theirs.items():
-    # One sentence of 40 may change places with a neighbour that is as near.
+    # One sentence of 40 may change places with a neighbor that is as near.
     assert ours[step] == pytest.approx(metrics, abs=2.6)
 
 

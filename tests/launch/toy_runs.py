@@ -44,7 +44,7 @@ class _Converter(seqio.FeatureConverter):
 
 
 class ToyModel:
-  """Pulls the mean embedding of a row towards its number of tokens, with dropout noise.
+  """Pulls the mean embedding of a row toward its number of tokens, with dropout noise.
 
   Args:
     width: width of the table.

@@ -36,6 +36,8 @@ GENERATORS: dict[str, type] = {
 _OF_EVERY_MODULE = {"parent", "name"}
 # Keys of a network in a file that are read before its other attributes.
 _READ_FIRST = {"class", "config_class", "config"}
+# Attributes by the names that older files have for them.
+_RENAMED = {"factorised": "factorized"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +231,7 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
       f"{path}: {name} has no config {config_name!r}; known: {', '.join(configs)}"
     )
   values = _get(entry, "config", dict, path)
-  entry = {key: value for key, value in entry.items() if key not in _READ_FIRST}
+  entry = {_RENAMED.get(key, key): value for key, value in entry.items() if key not in _READ_FIRST}
   config = _made(configs[config_name], values, "the network's config", path)
   latent_dim = _get(entry, "latent_dim", int, path)
   if latent_dim < 1:

@@ -45,7 +45,7 @@ class StoredTensor:
     if array.dtype not in _FLOATS:
       raise errors.InputError(
         f"{self.where} is of type {array.dtype}; parameters are float32, float16, bfloat16 or "
-        "float64 (a quantised checkpoint has to be dequantised first)"
+        "float64 (a quantized checkpoint has to be dequantized first)"
       )
     if array.shape != self.shape:
       raise errors.InputError(f"{self.where} has shape {array.shape}, its header says {self.shape}")

@@ -12,7 +12,7 @@ from vmsst.cli.command import Command
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    "--list", action="store_true", help="print what there is, with sizes and licences, and end"
+    "--list", action="store_true", help="print what there is, with sizes and licenses, and end"
   )
   kinds = parser.add_subparsers(dest="kind", metavar="{opus,evaluation}")
   opus = kinds.add_parser("opus", help="releases of OPUS", description="Fetch releases of OPUS.")
@@ -35,7 +35,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
       "--list",
       action="store_true",
       default=argparse.SUPPRESS,
-      help="print what would be fetched, with sizes and licences, and end",
+      help="print what would be fetched, with sizes and licenses, and end",
     )
 
 
@@ -54,8 +54,8 @@ def _list_all() -> None:
   from vmsst.downloads import evaluation_sets, opus
 
   print(f"OPUS ({opus.SITE}): `vmsst data download opus --corpus NAME --list` asks for sizes;")
-  print("licences differ by corpus and are in each archive (LICENSE, README).\n")
-  print("\n\n".join(map(evaluation_sets.describe, evaluation_sets.catalogue().values())))
+  print("licenses differ by corpus and are in each archive (LICENSE, README).\n")
+  print("\n\n".join(map(evaluation_sets.describe, evaluation_sets.catalog().values())))
 
 
 def _opus(args: argparse.Namespace) -> None:
@@ -115,7 +115,7 @@ def _evaluation(args: argparse.Namespace) -> None:
   chosen, root = evaluation_sets.choose(args.sets), _root(args)
   with _Progress() as progress, fetch.Fetcher(progress=progress.show) as fetcher:
     for each in chosen:
-      progress.say(f"{each.name}: licence {each.licence}")
+      progress.say(f"{each.name}: license {each.license}")
       evaluation_sets.download(fetcher, each, root, progress.say)
 
 

@@ -187,7 +187,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   )
   _batch_size_argument(parser)
   add(
-    "--neighbours",
+    "--neighbors",
     type=at_least_1,
     default=4,
     metavar="K",
@@ -243,7 +243,7 @@ def _mine(args: argparse.Namespace) -> None:
     source,
     target,
     args.out,
-    neighbours=args.neighbours,
+    neighbors=args.neighbors,
     margin=args.margin,
     retrieval=args.retrieval,
     threshold=args.threshold,

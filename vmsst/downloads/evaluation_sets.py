@@ -1,6 +1,6 @@
-"""The sets of the benchmarks: where they are, under which licence, and getting them.
+"""The sets of the benchmarks: where they are, under which license, and getting them.
 
-`catalogue/catalogue.json` has all of them; lists of many files are in tables beside it, with the
+`catalog/catalog.json` has all of them; lists of many files are in tables beside it, with the
 size and the id in Git of each. What is fetched lies below a data root as
 `vmsst.evaluation.benchmarks` reads it. Sets that nobody may or can give to a program are there with
 what to do by hand.
@@ -21,7 +21,7 @@ from vmsst.files import atomic_files
 
 ALL = "all"
 
-_CATALOGUE = pathlib.Path(__file__).with_name("catalogue")
+_CATALOG = pathlib.Path(__file__).with_name("catalog")
 _STAGE = ".downloads"
 _CHECKS = {"": "the length sent", "git": "ids of Git", "sha256": "SHA-256"}
 
@@ -84,7 +84,7 @@ class EvaluationSet:
   Attributes:
     name: Unique.
     title: What it is.
-    licence: For people.
+    license: For people.
     page: Where it is published.
     folder: Where it belongs, below the data root.
     items: Its files.
@@ -95,7 +95,7 @@ class EvaluationSet:
 
   name: str
   title: str
-  licence: str
+  license: str
   page: str
   folder: str
   items: tuple[Item, ...]
@@ -130,19 +130,19 @@ class EvaluationSet:
 
 
 @functools.cache
-def catalogue() -> Mapping[str, EvaluationSet]:
+def catalog() -> Mapping[str, EvaluationSet]:
   """All sets, by name."""
-  entries = json.loads((_CATALOGUE / "catalogue.json").read_text(encoding="utf-8"))
+  entries = json.loads((_CATALOG / "catalog.json").read_text(encoding="utf-8"))
   return {name: _entry(name, entry) for name, entry in entries.items()}
 
 
 def named(names: Iterable[str]) -> list[EvaluationSet]:
-  """The sets of these names, each once, in the order of the catalogue; "all" is all of them.
+  """The sets of these names, each once, in the order of the catalog; "all" is all of them.
 
   Raises:
     InputError: there is no set of a name.
   """
-  wanted, known = set(names), catalogue()
+  wanted, known = set(names), catalog()
   if unknown := sorted(wanted - {*known, ALL}):
     raise errors.InputError(
       f"no evaluation set {', '.join(unknown)}; known: {', '.join(known)}, or {ALL}"
@@ -215,8 +215,8 @@ def download(
 
 
 def describe(each: EvaluationSet) -> str:
-  """A set for people: its name, title, place, size, licence, and what to do by hand."""
-  lines = [f"{each.name}: {each.title}", f"  folder   {each.folder}", f"  licence  {each.licence}"]
+  """A set for people: its name, title, place, size, license, and what to do by hand."""
+  lines = [f"{each.name}: {each.title}", f"  folder   {each.folder}", f"  license  {each.license}"]
   if each.by_hand:
     lines.append(f"  BY HAND  {each.by_hand}")
   else:
@@ -267,7 +267,7 @@ def _write_note(note: pathlib.Path, root: pathlib.Path, paths: Iterable[pathlib.
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
   items = [_item(**each) for each in entry.get("files", ())]
   if listed := entry.get("list"):
-    for line in (_CATALOGUE / listed["files"]).read_text(encoding="utf-8").splitlines():
+    for line in (_CATALOG / listed["files"]).read_text(encoding="utf-8").splitlines():
       path, size, blob = line.split("\t")
       into = listed.get("into")
       items.append(
@@ -280,7 +280,7 @@ def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
   return EvaluationSet(
     name=name,
     title=entry["title"],
-    licence=entry["licence"],
+    license=entry["license"],
     page=entry["page"],
     folder=entry["folder"],
     items=tuple(items),

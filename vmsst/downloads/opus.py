@@ -66,7 +66,7 @@ class Release:
 
   @property
   def page(self) -> str:
-    """Where OPUS describes the corpus and its licence."""
+    """Where OPUS describes the corpus and its license."""
     return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
 
 
@@ -219,4 +219,4 @@ def describe(chosen: Sequence[Release]) -> Iterator[str]:
   count = sum(x.pairs or 0 for x in chosen)
   yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to fetch where not there"
   for page in dict.fromkeys(x.page for x in chosen):
-    yield f"licence: in each archive (LICENSE, README), and at {page}"
+    yield f"license: in each archive (LICENSE, README), and at {page}"

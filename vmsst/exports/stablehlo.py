@@ -44,7 +44,7 @@ class Exported:
 
 
 def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> Exported:
-  """Writes an encoder as a serialised function (`jax.export`), its parameters and its vocabulary.
+  """Writes an encoder as a serialized function (`jax.export`), its parameters and its vocabulary.
 
   The folder has `encoder.stablehlo`, which `jax.export.deserialize` reads, and what
   `export_safetensors` writes. `call(params, tokens)` of the function gives the vectors, float32

@@ -29,7 +29,7 @@ LongTexts = Literal["cut", "split"]
 Output = Literal["numpy", "jax"]
 Language = str | Sequence[str] | None
 
-# Sentences that are tokenised and sorted at once: enough to sort well, few enough for the memory.
+# Sentences that are tokenized and sorted at once: enough to sort well, few enough for the memory.
 _WINDOW = 1 << 16
 # Batches handed to the device before the first one's result is fetched.
 _IN_FLIGHT = 2
@@ -222,20 +222,20 @@ class Encoder:
     sources: Texts | np.ndarray | jax.Array,
     targets: Texts | np.ndarray | jax.Array,
     *,
-    neighbours: int = 4,
+    neighbors: int = 4,
     margin: margins.Margin = "ratio",
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
     """The margin of source i with target i, as bitext mining scores pairs: float64 [N].
 
-    A cosine beside those of both texts' nearest neighbours on the other side, all of which are
+    A cosine beside those of both texts' nearest neighbors on the other side, all of which are
     given here; see `vmsst.search.margins.margin_pairs`.
 
     Args:
       sources: Texts as `encode` takes them, or vectors [N, D].
       targets: The same, as many.
-      neighbours: Nearest neighbours of each.
+      neighbors: Nearest neighbors of each.
       margin: "ratio", "distance" or "absolute".
       languages: Of sources and targets, for encoders that need it.
       **options: Of `encode`, such as `batch_size`.
@@ -246,7 +246,7 @@ class Encoder:
     """
     return margins.score_pairs(
       *self._pairs(sources, targets, languages, options),
-      neighbours=neighbours,
+      neighbors=neighbors,
       margin=margin,
       engine=device_search.engine(),
     )

@@ -96,7 +96,7 @@ class Translator:
     it does on its place among them.
 
     Args:
-      vectors_NS: Semantic latents, as `encoder.encode` gives them (not normalised).
+      vectors_NS: Semantic latents, as `encoder.encode` gives them (not normalized).
       language: Code of the language to generate (see `vmsst.languages`), or one a row.
       language_latents_NG: What the decoder is told beside the vector, as `language_latents` gives
         it; None: zero, the mean of the prior, as in training's translation terms.

@@ -27,13 +27,13 @@ def similarity(
   Args:
     source_BS: Vectors of one side.
     target_BS: Vectors of the other; row i translates row i.
-    cosine: Normalise the vectors first; the paper takes plain dot products.
+    cosine: Normalize the vectors first; the paper takes plain dot products.
     scale: Factor on every score, the inverse of a temperature.
   """
   source_BS, target_BS = source_BS.astype(jnp.float32), target_BS.astype(jnp.float32)
   if cosine:
     source_BS, target_BS = _unit_rows(source_BS), _unit_rows(target_BS)
-  # Dot products of unnormalised vectors are large: the default precision of accelerators, bfloat16
+  # Dot products of unnormalized vectors are large: the default precision of accelerators, bfloat16
   # passes, would round away the differences that the softmax needs.
   return scale * jnp.matmul(source_BS, target_BS.T, precision=jax.lax.Precision.HIGHEST)
 

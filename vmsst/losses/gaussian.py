@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 def sample(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array | None
 ) -> Float[Array, "B S"]:
-  """A reparameterised sample, mean + exp(log_variance / 2) * noise; without a key the mean."""
+  """A reparameterized sample, mean + exp(log_variance / 2) * noise; without a key the mean."""
   if rng is None:
     return mean_BS
   noise_BS = jax.random.normal(rng, mean_BS.shape, mean_BS.dtype)

@@ -65,7 +65,7 @@ def weighted_nll(
   Args:
     hidden_BTD: One vector a token.
     sentence_BS: One vector a sentence (all latents side by side), or None where the logits have no
-      such part. The factorised form adds `z F_s` to `h F_h` and gives the sum as hidden states.
+      such part. The factorized form adds `z F_s` to `h F_h` and gives the sum as hidden states.
     hidden_kernel_DV: Kernel of the hidden states.
     sentence_kernel_SV: Kernel of the sentence vectors; None if they are.
     targets_BT: Token ids. Padding (0) counts for nothing, whatever its weight.

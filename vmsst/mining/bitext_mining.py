@@ -44,7 +44,7 @@ def mine(
   target: EmbeddedText,
   output: str | os.PathLike[str],
   *,
-  neighbours: int = 4,
+  neighbors: int = 4,
   margin: margins.Margin = "ratio",
   retrieval: margins.Retrieval = "max",
   threshold: float | None = None,
@@ -59,14 +59,14 @@ def mine(
   The best come first. Lines that are empty are no sentences, and not compared. Of lines that are
   the same but for white space the first stands for all. TABs in a line are written as spaces.
 
-  Neighbours found so far are kept in `output`.search.npz, every five minutes until all is done:
+  Neighbors found so far are kept in `output`.search.npz, every five minutes until all is done:
   interrupted, the same call goes on.
 
   Args:
     source: One text.
     target: The other text.
     output: File to write, as a whole or not at all.
-    neighbours: As in `margins.margin_pairs`.
+    neighbors: As in `margins.margin_pairs`.
     margin: The same.
     retrieval: The same.
     threshold: Pairs with a lower score are left out.
@@ -100,14 +100,14 @@ def mine(
   state = output.with_name(output.name + ".search.npz")
   found = margins.margin_pairs(
     *sides,
-    neighbours=neighbours,
+    neighbors=neighbors,
     margin=margin,
     retrieval=retrieval,
     min_cosine=min_cosine,
     engine=resumable_search.resumable(
       engine,
       state,
-      {"neighbours": neighbours, "sides": [side.identity() for side in sides]},
+      {"neighbors": neighbors, "sides": [side.identity() for side in sides]},
       progress=progress,
     ),
   )

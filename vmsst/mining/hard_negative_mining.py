@@ -131,7 +131,7 @@ def hard_negatives(
     progress: Show progress bars; None: on a terminal only.
     title: What these are called.
   """
-  whole = [number for number, pair in enumerate(pairs) if all(map(_normalised, pair))]
+  whole = [number for number, pair in enumerate(pairs) if all(map(_normalized, pair))]
   sources = _Texts([pairs[number][0] for number in whole])
   targets = _Texts([pairs[number][1] for number in whole])
   translations: list[set[int]] = [set() for _ in sources.first]
@@ -252,20 +252,20 @@ class _Texts:
   """Different texts among many.
 
   Attributes:
-    first: The first of each that are one text when normalised.
+    first: The first of each that are one text when normalized.
     of: For each of all, the place of its text in `first`.
   """
 
   def __init__(self, texts: Sequence[str]):
     places: dict[str, int] = {}
-    self.of = [places.setdefault(_normalised(text), len(places)) for text in texts]
+    self.of = [places.setdefault(_normalized(text), len(places)) for text in texts]
     self.first: list[str] = []
     for text, place in zip(texts, self.of, strict=True):
       if place == len(self.first):
         self.first.append(text)
 
 
-def _normalised(text: str) -> str:
+def _normalized(text: str) -> str:
   """The text without what makes no other sentence of it: case, width, spaces."""
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 

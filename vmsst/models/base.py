@@ -102,7 +102,7 @@ class BitextModel(abc.ABC):
     return self.loss_fn(params, batch, None)
 
   def score_batch(self, params: Any, batch: Batch) -> Float[Array, "B S"]:
-    """Returns the vector of each sentence of `inputs`: float32, not normalised."""
+    """Returns the vector of each sentence of `inputs`: float32, not normalized."""
     return sentence_encoder.embed(self.sentence_encoder, params, batch["inputs"])
 
   def predict_batch_with_aux(

@@ -150,7 +150,7 @@ class Dense(nn.Module):
   Attributes:
     features: Output width.
     axes: Logical axes of the kernel (input, output).
-    kernel_init: Initialiser of the float32 kernel.
+    kernel_init: Initializer of the float32 kernel.
     dtype: Compute and output dtype.
   """
 
@@ -344,7 +344,7 @@ class ClsPooler(nn.Module):
 
   @nn.compact
   def __call__(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-    """Returns one vector a sentence, not normalised."""
+    """Returns one vector a sentence, not normalized."""
     kernel_init = nn.initializers.normal(self.config.initializer_std)
     # T5X's rules replicate a "kv" axis: the head is small.
     dense = Dense(hidden_BTD.shape[-1], ("embed", "kv"), kernel_init, name="dense")

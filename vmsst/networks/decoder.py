@@ -20,7 +20,7 @@ from vmsst.networks import t5
 
 
 def part_of_fan_in(part: int, whole: int) -> Any:
-  """Initialiser of `part` rows of a kernel that has `whole` rows: what all of it would start as."""
+  """Initializer of `part` rows of a kernel that has `whole` rows: what all of it would start as."""
   return nn.initializers.variance_scaling(part / whole, "fan_in", "truncated_normal")
 
 

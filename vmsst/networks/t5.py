@@ -103,7 +103,7 @@ class Dense(nn.Module):
   Attributes:
     features: Output width.
     axes: Logical axes of the kernel (input, output).
-    kernel_init: Initialiser of the float32 kernel.
+    kernel_init: Initializer of the float32 kernel.
     dtype: Compute and output dtype.
   """
 
@@ -331,7 +331,7 @@ def layer_stack(
     )
   if not config.scan_layers:
     return [layer_cls(config, deterministic, name=f"layers_{i}") for i in range(count)]
-  # While parameters are made the stacked axis is an output, afterwards an input only.
+  # While parameters are made the stacked axis is an output, afterward an input only.
   axis = 0 if initializing else partitioning.ScanIn(0)
   scanned = partitioning.scan_with_axes(
     layer_cls,

@@ -97,7 +97,7 @@ class BitranslationNetwork(nn.Module):
     latent_dim: Width of a latent (S, and G where there is one); the paper's is `config.emb_dim`.
     num_decoder_layers: Layers of the decoder; None: as many as an encoder has.
     num_languages: Rows of a language table.
-    factorised: Scores tokens by `(W_f [z; h]) W`, W of D rows, in place of `[z; h] W` (VMSST paper,
+    factorized: Scores tokens by `(W_f [z; h]) W`, W of D rows, in place of `[z; h] W` (VMSST paper,
       appendix A.1).
     decoder_language_embedding: Whether the decoder starts from a vector of the language. Without,
       there is one start vector for all languages.
@@ -108,7 +108,7 @@ class BitranslationNetwork(nn.Module):
   latent_dim: int
   num_decoder_layers: int | None = None
   num_languages: int = languages.NUM_LANGUAGES
-  factorised: bool = False
+  factorized: bool = False
   decoder_language_embedding: bool = True
   decoder_groups: tuple[int, ...] = ()
 
@@ -149,7 +149,7 @@ class BitranslationNetwork(nn.Module):
       self.decoders = [self._new_decoder() for _ in range(_count(self.decoder_groups))]
     else:
       self.decoder = self._new_decoder()
-    if self.factorised:
+    if self.factorized:
       self.logits_factor = decoder.SentenceInjection(cfg)
       self.logits_hidden = OutputKernel(cfg.emb_dim, cfg.emb_dim, cfg.vocab_size)
       return
@@ -219,7 +219,7 @@ class BitranslationNetwork(nn.Module):
     self, hidden_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]
   ) -> Projection:
     """Returns what the logits of hidden states are made of, given what `decode` was given."""
-    if self.factorised:
+    if self.factorized:
       mixed_BTD = self.logits_factor(hidden_BTD, sentence_BZ)
       return Projection(mixed_BTD, None, self.logits_hidden(), None)
     return Projection(hidden_BTD, sentence_BZ, self.logits_hidden(), self.logits_latent())

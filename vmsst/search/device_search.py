@@ -1,4 +1,4 @@
-"""Nearest neighbours on all devices of a process: an engine of `vmsst.search.exact_search`."""
+"""Nearest neighbors on all devices of a process: an engine of `vmsst.search.exact_search`."""
 
 import functools
 
@@ -27,8 +27,8 @@ def engine() -> exact_search.Engine:
 def compare(
   source: exact_search.Side,
   target: exact_search.Side,
-  forward: exact_search.Neighbours,
-  backward: exact_search.Neighbours | None,
+  forward: exact_search.Neighbors,
+  backward: exact_search.Neighbors | None,
   /,
 ) -> None:
   """An `exact_search.Engine`: float32 products on the devices, targets shared out."""
@@ -56,11 +56,11 @@ def compare(
     held.score_NK[:], held.index_NK[:] = (np.asarray(x)[: len(source_BD)] for x in best)
 
 
-def _merge_backward(waiting: tuple[exact_search.Neighbours, Best, int] | None) -> None:
+def _merge_backward(waiting: tuple[exact_search.Neighbors, Best, int] | None) -> None:
   if waiting is not None:
     best, found, row = waiting
     score_CK, index_CK = (np.asarray(x)[: len(best.score_NK)] for x in found)
-    exact_search.merge(best, exact_search.Neighbours(index_CK, score_CK), row)
+    exact_search.merge(best, exact_search.Neighbors(index_CK, score_CK), row)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by cosine, block by block, in NumPy.
+"""Exact nearest neighbors by cosine, block by block, in NumPy.
 
 Vectors may lie on disk: they are read in blocks and at no time held, or brought to length 1, as a
 whole. Of equally near vectors the one of the lowest row comes first. Products of large matrices
@@ -34,7 +34,7 @@ class Rows(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
   """The K nearest vectors of each of N, the nearest first.
 
   Attributes:
@@ -48,9 +48,9 @@ class Neighbours:
   def __len__(self) -> int:
     return len(self.index_NK)
 
-  def __getitem__(self, rows: slice) -> "Neighbours":
+  def __getitem__(self, rows: slice) -> "Neighbors":
     """Those of some rows; changing them changes these."""
-    return Neighbours(self.index_NK[rows], self.score_NK[rows])
+    return Neighbors(self.index_NK[rows], self.score_NK[rows])
 
 
 class Side:
@@ -108,7 +108,7 @@ class Side:
         yield number, _at_length_1(block_BD, norm_B)
         number += len(norm_B)
 
-  def expand(self, near: Neighbours, k: int) -> Neighbours:
+  def expand(self, near: Neighbors, k: int) -> Neighbors:
     """The k nearest rows, or all, where the numbers of the k nearest vectors are given.
 
     Args:
@@ -124,7 +124,7 @@ class Side:
     first = place_N < k
     row_FL = np.full((len(self), min(k, count_F.max())), -1)
     row_FL[self.number_N[order_N[first]], place_N[first]] = order_N[first]
-    result = no_neighbours(len(near.index_NK), min(k, len(self.number_N)))
+    result = no_neighbors(len(near.index_NK), min(k, len(self.number_N)))
     height = max(1, _EXPANDED // (near.index_NK.shape[1] * row_FL.shape[1]))
     for start in range(0, len(near.index_NK), height):
       rows = slice(start, start + height)
@@ -147,7 +147,7 @@ class Engine(Protocol):
   """
 
   def __call__(
-    self, source: Side, target: Side, forward: Neighbours, backward: Neighbours | None, /
+    self, source: Side, target: Side, forward: Neighbors, backward: Neighbors | None, /
   ) -> None:
     """Puts targets among the best of each source, and sources among those of each target.
 
@@ -160,9 +160,7 @@ class Engine(Protocol):
     """
 
 
-def compare(
-  source: Side, target: Side, forward: Neighbours, backward: Neighbours | None, /
-) -> None:
+def compare(source: Side, target: Side, forward: Neighbors, backward: Neighbors | None, /) -> None:
   """The engine of CPUs: each score is computed once and serves both directions."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for row, column, score_BC in _score_blocks(source, target):
@@ -183,7 +181,7 @@ def compare(
 
 def mutual_top_k(
   source_ND: Rows | Side, target_MD: Rows | Side, k: int, *, engine: Engine = compare
-) -> tuple[Neighbours, Neighbours]:
+) -> tuple[Neighbors, Neighbors]:
   """The k nearest targets of every source, and the k nearest sources of every target, by cosine.
 
   A side with fewer than k rows gives all of them.
@@ -191,7 +189,7 @@ def mutual_top_k(
   Args:
     source_ND: Vectors of one side, of any length; a `Side` where they are compared again and again.
     target_MD: Vectors of the other side.
-    k: How many neighbours, a small number.
+    k: How many neighbors, a small number.
     engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
 
   Raises:
@@ -208,23 +206,23 @@ def mutual_top_k(
 
 def mutual_top_k_of_different(
   source: Side, target: Side, k: int, *, engine: Engine = compare
-) -> tuple[Neighbours, Neighbours]:
+) -> tuple[Neighbors, Neighbors]:
   """`mutual_top_k` of the different vectors of two sides; gives and counts their numbers."""
   _check_widths(source, target)
   if k < 1 or not len(source) or not len(target):
-    raise ValueError(f"no {k} neighbours among {len(source)} and {len(target)} vectors")
-  forward = no_neighbours(len(source), min(k, len(target)))
-  backward = no_neighbours(len(target), min(k, len(source)))
+    raise ValueError(f"no {k} neighbors among {len(source)} and {len(target)} vectors")
+  forward = no_neighbors(len(source), min(k, len(target)))
+  backward = no_neighbors(len(target), min(k, len(source)))
   engine(source, target, forward, backward)
   return forward, backward
 
 
-def mutual_neighbours(
+def mutual_neighbors(
   source_ND: Rows | Side, target_MD: Rows | Side, *, engine: Engine = compare
 ) -> tuple[np.ndarray, np.ndarray]:
   """Nearest target of every source [N], and nearest source of every target [M], by cosine.
 
-  `mutual_top_k` of one neighbour, without the scores.
+  `mutual_top_k` of one neighbor, without the scores.
   """
   forward, backward = mutual_top_k(source_ND, target_MD, 1, engine=engine)
   return forward.index_NK[:, 0], backward.index_NK[:, 0]
@@ -232,23 +230,23 @@ def mutual_neighbours(
 
 def nearest_in_blocks(
   query_ND: Rows, blocks: Iterable[Rows], k: int = 1, *, engine: Engine = compare
-) -> Neighbours:
+) -> Neighbors:
   """The k nearest vectors of a knowledge base for every query, by cosine; all, if it has fewer.
 
   Args:
     query_ND: Vectors that are looked up.
     blocks: The knowledge base, arrays [M, D] that are looked at one by one; rows are counted
       through all of them. None is held longer than that.
-    k: How many neighbours, a small number.
+    k: How many neighbors, a small number.
     engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
 
   Raises:
     ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is below 1.
   """
   if k < 1:
-    raise ValueError(f"no {k} neighbours")
+    raise ValueError(f"no {k} neighbors")
   query = Side(query_ND)
-  best = no_neighbours(len(query), k)
+  best = no_neighbors(len(query), k)
   key_QK = np.zeros(best.index_NK.shape, np.int64)
   total = 0
   for block_MD in blocks:
@@ -257,7 +255,7 @@ def nearest_in_blocks(
     if not len(base):
       continue
     # Only what is nearer than the best so far is looked for.
-    near = Neighbours(np.full_like(best.index_NK, -1), best.score_NK.copy())
+    near = Neighbors(np.full_like(best.index_NK, -1), best.score_NK.copy())
     engine(query, base, near, None)
     near.score_NK[near.index_NK < 0] = -np.inf
     near = base.expand(near, k)
@@ -268,7 +266,7 @@ def nearest_in_blocks(
     total += len(base.number_N)
   if not total:
     raise ValueError("the knowledge base is empty")
-  return _of_all(Neighbours(best.index_NK[:, :total], best.score_NK[:, :total]), query)
+  return _of_all(Neighbors(best.index_NK[:, :total], best.score_NK[:, :total]), query)
 
 
 def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
@@ -288,13 +286,13 @@ def as_rows(rows: Any) -> Rows:
   return rows if hasattr(rows, "shape") else np.asarray(rows)
 
 
-def no_neighbours(count: int, k: int) -> Neighbours:
+def no_neighbors(count: int, k: int) -> Neighbors:
   """Nothing found yet: row 0 with a cosine of -inf."""
-  return Neighbours(np.zeros((count, k), np.int64), np.full((count, k), -np.inf, np.float32))
+  return Neighbors(np.zeros((count, k), np.int64), np.full((count, k), -np.inf, np.float32))
 
 
-def merge(best: Neighbours, new: Neighbours, start: int) -> np.ndarray:
-  """Puts new neighbours, whose rows are counted from `start` and are later ones, among the best.
+def merge(best: Neighbors, new: Neighbors, start: int) -> np.ndarray:
+  """Puts new neighbors, whose rows are counted from `start` and are later ones, among the best.
 
   Returns:
     For each that is kept its place among the best and the new side by side.
@@ -311,18 +309,18 @@ def merge(best: Neighbours, new: Neighbours, start: int) -> np.ndarray:
 def _level(
   score_NK: np.ndarray, key_NK: np.ndarray, new_score_NL: np.ndarray, new_key_NL: np.ndarray
 ) -> None:
-  """Gives new neighbours the scores of old ones with the same key."""
+  """Gives new neighbors the scores of old ones with the same key."""
   for place in range(score_NK.shape[1]):
     same_NL = (new_key_NL == key_NK[:, place, None]) & (new_score_NL > -np.inf)
     same_NL &= score_NK[:, place, None] > -np.inf
     np.copyto(new_score_NL, score_NK[:, place, None], where=same_NL)
 
 
-def _of_all(near: Neighbours, side: Side) -> Neighbours:
-  """The neighbours of every row, given those of different vectors."""
+def _of_all(near: Neighbors, side: Side) -> Neighbors:
+  """The neighbors of every row, given those of different vectors."""
   if len(side) == len(side.number_N):
     return near
-  return Neighbours(near.index_NK[side.number_N], near.score_NK[side.number_N])
+  return Neighbors(near.index_NK[side.number_N], near.score_NK[side.number_N])
 
 
 def _score_blocks(source: Side, target: Side) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -347,7 +345,7 @@ def _pieces(count: int) -> list[slice]:
   return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
-def _keep_of_rows(best: Neighbours, score_NM: np.ndarray, start: int) -> None:
+def _keep_of_rows(best: Neighbors, score_NM: np.ndarray, start: int) -> None:
   """Puts M columns, counted from `start` and later than all before, among the best of N rows."""
   k = best.score_NK.shape[1]
   for first in range(0, score_NM.shape[1], _SEGMENT):
@@ -356,7 +354,7 @@ def _keep_of_rows(best: Neighbours, score_NM: np.ndarray, start: int) -> None:
     _merge_some(best, row_P, _top_k(score_NL[row_P], k), start + first)
 
 
-def _keep_of_columns(best: Neighbours, score_MN: np.ndarray, start: int) -> None:
+def _keep_of_columns(best: Neighbors, score_MN: np.ndarray, start: int) -> None:
   """Puts M rows, counted from `start` and later than all before, among the best of N columns."""
   k = best.score_NK.shape[1]
   group_NG = score_MN.reshape(-1, _GROUP, score_MN.shape[1]).max(axis=1).T
@@ -368,19 +366,19 @@ def _keep_of_columns(best: Neighbours, score_MN: np.ndarray, start: int) -> None
   )
   near = _top_k(score_MN[row_PL, column_P[:, None]], k)
   index_PK = np.take_along_axis(row_PL, near.index_NK, axis=1)
-  _merge_some(best, column_P, Neighbours(index_PK, near.score_NK), start)
+  _merge_some(best, column_P, Neighbors(index_PK, near.score_NK), start)
 
 
-def _merge_some(best: Neighbours, row_P: np.ndarray, new: Neighbours, start: int) -> None:
-  """`merge` where new neighbours are those of some rows."""
-  kept = Neighbours(best.index_NK[row_P], best.score_NK[row_P])
+def _merge_some(best: Neighbors, row_P: np.ndarray, new: Neighbors, start: int) -> None:
+  """`merge` where new neighbors are those of some rows."""
+  kept = Neighbors(best.index_NK[row_P], best.score_NK[row_P])
   merge(kept, new, start)
   best.index_NK[row_P], best.score_NK[row_P] = kept.index_NK, kept.score_NK
 
 
-def _top_k(score_NM: np.ndarray, k: int) -> Neighbours:
+def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
   """The k best columns of every row, or all, the first of equal ones first; destroys the scores."""
-  near = no_neighbours(len(score_NM), min(k, score_NM.shape[1]))
+  near = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
   row_N = np.arange(len(score_NM))
   for place in range(near.index_NK.shape[1]):
     index_N = score_NM.argmax(axis=1)

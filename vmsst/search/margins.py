@@ -76,14 +76,14 @@ def margin_pairs(
   source_ND: exact_search.Rows,
   target_MD: exact_search.Rows,
   *,
-  neighbours: int = 4,
+  neighbors: int = 4,
   margin: Margin = "ratio",
   retrieval: Retrieval = "max",
   min_cosine: float | None = None,
   distinct: bool = False,
   engine: exact_search.Engine = exact_search.compare,
 ) -> Pairs:
-  """Pairs by margin (Artetxe and Schwenk, 2019): a cosine beside those of both neighbourhoods.
+  """Pairs by margin (Artetxe and Schwenk, 2019): a cosine beside those of both neighborhoods.
 
   With mean(x, y) = (mean of cos(x, z) over the k nearest targets z of x
                      + mean of cos(z, y) over the k nearest sources z of y) / 2
@@ -103,11 +103,11 @@ def margin_pairs(
   Args:
     source_ND: Vectors of the source side, of any length.
     target_MD: Vectors of the target side.
-    neighbours: k; a side with fewer sentences has them all as neighbours.
+    neighbors: k; a side with fewer sentences has them all as neighbors.
     margin: What a score is.
     retrieval: Which candidates are kept.
-    min_cosine: Neighbours with a lower cosine are no candidates.
-    distinct: Identical vectors count once, as that of the lowest row; else as so many neighbours.
+    min_cosine: Neighbors with a lower cosine are no candidates.
+    distinct: Identical vectors count once, as that of the lowest row; else as so many neighbors.
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
   Raises:
@@ -116,7 +116,7 @@ def margin_pairs(
 
   Examples:
     >>> german_ND, english_MD = np.eye(3), np.eye(4)[::-1, :3]
-    >>> found = margin_pairs(german_ND, english_MD, neighbours=2)
+    >>> found = margin_pairs(german_ND, english_MD, neighbors=2)
     >>> sorted(zip(found.source_P.tolist(), found.target_P.tolist()))
     [(0, 3), (1, 2), (2, 1)]
   """
@@ -124,11 +124,11 @@ def margin_pairs(
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
   if distinct:
     sides = exact_search.Side(source_ND), exact_search.Side(target_MD)
-    forward, backward = exact_search.mutual_top_k_of_different(*sides, neighbours, engine=engine)
+    forward, backward = exact_search.mutual_top_k_of_different(*sides, neighbors, engine=engine)
   else:
-    forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbours, engine=engine)
+    forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors, engine=engine)
   floor = -np.inf if min_cosine is None else min_cosine
-  (target_N, score_N), (source_M, score_M) = best_neighbours(forward, backward, margin, floor)
+  (target_N, score_N), (source_M, score_M) = best_neighbors(forward, backward, margin, floor)
   pairs = keep(
     _candidates(np.arange(len(target_N)), target_N, score_N),
     _candidates(source_M, np.arange(len(source_M)), score_M),
@@ -139,23 +139,23 @@ def margin_pairs(
   return pairs
 
 
-def best_neighbours(
-  forward: exact_search.Neighbours,
-  backward: exact_search.Neighbours,
+def best_neighbors(
+  forward: exact_search.Neighbors,
+  backward: exact_search.Neighbors,
   margin: Margin,
   min_cosine: float = -np.inf,
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-  """The best of the k neighbours of every source and of every target, by margin.
+  """The best of the k neighbors of every source and of every target, by margin.
 
   Args:
-    forward: Neighbours of N sources, as `exact_search.mutual_top_k` gives them.
+    forward: Neighbors of N sources, as `exact_search.mutual_top_k` gives them.
     backward: Those of M targets.
     margin: What a score is; see `margin_pairs`.
-    min_cosine: Neighbours with a lower cosine do not count.
+    min_cosine: Neighbors with a lower cosine do not count.
 
   Returns:
-    For sources and for targets: the neighbour's row, of equal scores the lowest, [N] or [M], and
-    its score, -inf where no neighbour counts.
+    For sources and for targets: the neighbor's row, of equal scores the lowest, [N] or [M], and
+    its score, -inf where no neighbor counts.
 
   Raises:
     ValueError: there is no such margin.
@@ -172,7 +172,7 @@ def score_pairs(
   source_ND: exact_search.Rows,
   target_ND: exact_search.Rows,
   *,
-  neighbours: int = 4,
+  neighbors: int = 4,
   margin: Margin = "ratio",
   engine: exact_search.Engine = exact_search.compare,
 ) -> np.ndarray:
@@ -183,7 +183,7 @@ def score_pairs(
       or there is no such margin.
   """
   score = _choice(_MARGINS, margin, "margin")
-  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbours, engine=engine)
+  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, engine=engine)
   count = len(forward.index_NK)
   if len(backward.index_NK) != count:
     raise ValueError(f"{count} and {len(backward.index_NK)} vectors are no pairs")
@@ -243,21 +243,21 @@ def _choice(choices: Mapping[str, Callable], name: str, what: str) -> Callable:
   return choices[name]
 
 
-def _means(near: exact_search.Neighbours) -> np.ndarray:
+def _means(near: exact_search.Neighbors) -> np.ndarray:
   return near.score_NK.mean(axis=1, dtype=np.float64)
 
 
 def _best_margin(
   score: Callable[[np.ndarray, np.ndarray], np.ndarray],
-  near: exact_search.Neighbours,
+  near: exact_search.Neighbors,
   mean_N: np.ndarray,
   mean_M: np.ndarray,
   floor: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Of the K neighbours of each of N, the one of the best score, and that; -inf if none counts."""
+  """Of the K neighbors of each of N, the one of the best score, and that; -inf if none counts."""
   score_NK = score(near.score_NK, (mean_N[:, None] + mean_M[near.index_NK]) / 2)
   score_NK = np.where(near.score_NK >= floor, score_NK, -np.inf)
-  # Neighbours come by cosine; of those with equal scores the one of the lowest row is wanted.
+  # Neighbors come by cosine; of those with equal scores the one of the lowest row is wanted.
   best_N1 = score_NK.max(axis=1, keepdims=True)
   last = mean_M.size
   index_N = np.where(score_NK == best_N1, near.index_NK, last).min(axis=1)

@@ -1,4 +1,4 @@
-"""A search for neighbours that shows how far it is and goes on where an earlier process stopped."""
+"""A search for neighbors that shows how far it is and goes on where an earlier process stopped."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.search import exact_search
 
-# Between two times that the neighbours found so far are written.
+# Between two times that the neighbors found so far are written.
 _SECONDS = 300.0
 
 _Blocks = Iterator[tuple[int, np.ndarray]]
@@ -46,8 +46,8 @@ def resumable(
   def compare(
     source: exact_search.Side,
     target: exact_search.Side,
-    forward: exact_search.Neighbours,
-    backward: exact_search.Neighbours | None,
+    forward: exact_search.Neighbors,
+    backward: exact_search.Neighbors | None,
     /,
   ) -> None:
     if backward is None:
@@ -101,8 +101,8 @@ def _save(
   path: pathlib.Path,
   identity: str,
   done: int,
-  forward: exact_search.Neighbours,
-  backward: exact_search.Neighbours,
+  forward: exact_search.Neighbors,
+  backward: exact_search.Neighbors,
 ) -> None:
   content: dict[str, Any] = {"identity": identity, "done": done, **_arrays(forward, backward)}
   with atomic_files.atomic_file(path) as stream:
@@ -112,8 +112,8 @@ def _save(
 def _load(
   path: pathlib.Path,
   identity: str,
-  forward: exact_search.Neighbours,
-  backward: exact_search.Neighbours,
+  forward: exact_search.Neighbors,
+  backward: exact_search.Neighbors,
 ) -> int:
   """Takes over what was found for the first sources; returns how many they are."""
   if not path.exists():
@@ -134,7 +134,7 @@ def _load(
 
 
 def _arrays(
-  forward: exact_search.Neighbours, backward: exact_search.Neighbours
+  forward: exact_search.Neighbors, backward: exact_search.Neighbors
 ) -> dict[str, np.ndarray]:
   return {
     "forward_index": forward.index_NK,

@@ -1,6 +1,6 @@
 """Vocabularies: text to token ids and back, the same for training and for inference.
 
-The classes here need no TensorFlow. Training tokenises through `to_seqio()`, which gives the same
+The classes here need no TensorFlow. Training tokenizes through `to_seqio()`, which gives the same
 ids. Padding is id 0 in every vocabulary.
 """
 

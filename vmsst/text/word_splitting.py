@@ -1,16 +1,16 @@
 """Splits text into words by the rules of its language, the same for training and for inference.
 
 The words of the EMS paper (section IV-B): jieba's in Chinese, Juman++'s in Japanese, those of the
-Moses tokenizer in every other language. Letters become small only afterwards, since "Mr." is an
+Moses tokenizer in every other language. Letters become small only afterward, since "Mr." is an
 abbreviation and "mr." is none. (The released code does so in training, but lower-cases first when
 it embeds.)
 
 jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer, as
 `sacremoses` has it, knows the abbreviations of some forty languages by their ISO 639-1 codes
 (639-3 where there is none), and takes those of English for the others; apostrophes stay with one of
-their neighbours in English, French and Italian and stand alone elsewhere. Nothing is escaped: "&"
+their neighbors in English, French and Italian and stand alone elsewhere. Nothing is escaped: "&"
 stays "&". Juman++ is its own program, `jumanpp`, started once for each list of texts; what stands
-between spaces is analysed on its own.
+between spaces is analyzed on its own.
 
 The packages are imported when a language first needs them: `pip install 'vmsst[ems]'`.
 """
@@ -158,7 +158,7 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   if done.returncode or len(analyses) < len(lines):
     reason = done.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
     raise errors.InputError(
-      f"{program} (Juman++) analysed {len(analyses)} of {len(lines)} lines and ended with code "
+      f"{program} (Juman++) analyzed {len(analyses)} of {len(lines)} lines and ended with code "
       f"{done.returncode}: {reason}; try it in a shell: echo '日本語' | jumanpp"
     )
   found = iter(analyses)

@@ -20,7 +20,7 @@ from xml.sax import saxutils
 from vmsst import languages
 
 Rows = Sequence[tuple[str, str]]
-LICENCE = "CC BY 4.0: the licence of {corpus} {version}\n"
+LICENSE = "CC BY 4.0: the license of {corpus} {version}\n"
 README = "Corpus Name: {corpus}\nRelease: {version}\n"
 RECIPE = """
 name: mine
@@ -103,7 +103,7 @@ def members(part: Part) -> dict[str, bytes]:
     **sides,
     f"{stem}.xml": f"<cesAlign>\n{links}</cesAlign>\n".encode(),
     "README": README.format(**names).encode(),
-    "LICENSE": LICENCE.format(**names).encode(),
+    "LICENSE": LICENSE.format(**names).encode(),
   }
 
 

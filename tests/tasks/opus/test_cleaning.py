@@ -1,4 +1,4 @@
-"""Normalising, filtering and keys of texts."""
+"""Normalizing, filtering and keys of texts."""
 
 import gzip
 import hashlib
@@ -35,20 +35,20 @@ FAMILY = "\U0001f469\U0001f3fd\u200d\U0001f467"
     ("\ud800x", "x"),
   ],
 )
-def test_normalise(text, expected):
-  assert cleaning.normalise(text) == expected
+def test_normalize(text, expected):
+  assert cleaning.normalize(text) == expected
 
 
 def test_normal_forms():
-  assert cleaning.normalise("ﬁ ① ｱ\u00a0½", "NFKC") == "fi 1 ア 1⁄2"
-  assert cleaning.normalise("u\u0308 \u00a8", None) == "u\u0308 \u00a8"
-  # Nothing is left to normalise, whatever stands side by side.
+  assert cleaning.normalize("ﬁ ① ｱ\u00a0½", "NFKC") == "fi 1 ア 1⁄2"
+  assert cleaning.normalize("u\u0308 \u00a8", None) == "u\u0308 \u00a8"
+  # Nothing is left to normalize, whatever stands side by side.
   odd = [chr(code) for code in range(0x3000)] + ["\u200c", "\u200d", "\ufeff", "\ufdfa", "\ufe0f"]
   for form in ("NFC", "NFKC", None):
     for shift in (1, 7, 1000):
       text = "".join(a + b for a, b in zip(odd, odd[shift:] + odd[:shift], strict=True))
-      once = cleaning.normalise(text, form)
-      assert cleaning.normalise(once, form) == once
+      once = cleaning.normalize(text, form)
+      assert cleaning.normalize(once, form) == once
       assert all(character == " " or not character.isspace() for character in once)
       assert not {unicodedata.category(x) for x in once} & {"Cc", "Cs", "Zl", "Zp"}
 
@@ -73,7 +73,7 @@ def test_normal_forms():
 )
 def test_reasons(source, target, reason):
   found = Cleaner(Cleaning(), language("de"), language("en"))(source, target)
-  expected = reason or (cleaning.normalise(source), cleaning.normalise(target))
+  expected = reason or (cleaning.normalize(source), cleaning.normalize(target))
   assert found == expected
   assert reason is None or reason in cleaning.REASONS
 

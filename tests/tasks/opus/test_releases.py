@@ -89,10 +89,10 @@ def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
     expected = [(i, a, " ".join(b.split())) for i, a, b in NUMBERED]
   assert _read(first) == _read(second) == (expected, [])
   if kind == "zip":
-    assert first.licence() == "CC BY 4.0: the licence of WMT-News v2019"
+    assert first.license() == "CC BY 4.0: the license of WMT-News v2019"
     assert first.readme().startswith("Corpus Name: WMT-News")
   else:
-    assert first.licence() == ""
+    assert first.license() == ""
 
 
 def test_codes_formats_and_what_is_left_out(tmp_path):
@@ -123,7 +123,7 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
     "Ted.v1.eng_srpLatn": "zip",
   }
   assert [release.name for release in found] == sorted(release.name for release in found)
-  assert found[0].licence() == "free"
+  assert found[0].license() == "free"
   assert _read(found[0]) == ([(1, "a", "a")], [])
   assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
     ("Books.en-fr.en", "its counterpart Books.en-fr.fr is missing"),

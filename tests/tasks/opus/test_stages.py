@@ -202,7 +202,7 @@ def test_faults_are_counted_and_placed_and_the_rest_is_kept(tree):
 def test_the_card_says_where_the_data_are_from_and_what_was_left_out(tree):
   text = card.text(_build(tree))
   assert "| Europarl | v8 | deu_eng | Europarl/v8/moses/de-en.txt.zip |" in text
-  assert "CC BY 4.0: the licence of Europarl v8" in text
+  assert "CC BY 4.0: the license of Europarl v8" in text
   header, row = (
     next(line for line in text.splitlines() if line.startswith(start)).strip("| ").split(" | ")
     for start in ("| languages | corpus", "| deu_eng | Europarl")

@@ -318,7 +318,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     assert message in error
     assert error.count("\n") == 1
   for command in (
-    ["mine", *sides, "o", "--neighbours", "0"],
+    ["mine", *sides, "o", "--neighbors", "0"],
     ["mine", *sides, "o", "--threshold", "1", "--gold", "g"],
     ["search", "-", sides[0], vectors, "--count", "many"],
   ):

@@ -19,8 +19,8 @@ def blob(content):
 
 
 def served(server, name, contents):
-  """A set of the catalogue, with other contents of its files, by the ends of their addresses."""
-  whole = evaluation_sets.catalogue()[name]
+  """A set of the catalog, with other contents of its files, by the ends of their addresses."""
+  whole = evaluation_sets.catalog()[name]
   items = []
   for item in whole.items:
     for end, content in contents.items():
@@ -65,10 +65,10 @@ def run(*arguments):
   command.run(parser.parse_args(arguments))
 
 
-def test_the_catalogue_is_sound():
-  known = evaluation_sets.catalogue()
+def test_the_catalog_is_sound():
+  known = evaluation_sets.catalog()
   for each in known.values():
-    assert each.licence
+    assert each.license
     assert bool(each.items) != bool(each.by_hand), each.name
     places = [item.to or item.path for item in each.items]
     assert len(set(places)) == len(places), each.name
@@ -88,7 +88,7 @@ def test_the_catalogue_is_sound():
 
 
 def test_every_benchmark_has_its_sets():
-  folders = {each.folder for each in evaluation_sets.catalogue().values()}
+  folders = {each.folder for each in evaluation_sets.catalog().values()}
   for benchmark in benchmarks.BENCHMARKS.values():
     if benchmark.name == "mining":
       continue  # Of any corpora.
@@ -98,7 +98,7 @@ def test_every_benchmark_has_its_sets():
 
 
 def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path):
-  whole = evaluation_sets.catalogue()["tatoeba"]
+  whole = evaluation_sets.catalog()["tatoeba"]
   assert whole.items[0].to == "tatoeba/tatoeba.afr-eng.afr"
   chosen = served(
     server,
@@ -253,8 +253,8 @@ def test_sets_by_name():
 
 def test_the_command(server, monkeypatch, tmp_path, capsys):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
-  known = dict(evaluation_sets.catalogue()) | {"nq": chosen}
-  monkeypatch.setattr(evaluation_sets, "catalogue", lambda: known)
+  known = dict(evaluation_sets.catalog()) | {"nq": chosen}
+  monkeypatch.setattr(evaluation_sets, "catalog", lambda: known)
   run("--list")
   everything = capsys.readouterr().out
   assert "tatoeba: Tatoeba v1" in everything
@@ -268,7 +268,7 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   assert "tatoeba" not in out
   run("evaluation", "nq", "--output", str(tmp_path))
   out = capsys.readouterr().out
-  assert "nq: licence CC BY-SA 3.0" in out
+  assert "nq: license CC BY-SA 3.0" in out
   assert "nq: 1 files" in out
   for arguments, message in (
     (("evaluation", "nq"), "--output"),

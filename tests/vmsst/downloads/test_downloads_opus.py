@@ -67,7 +67,7 @@ def test_releases_are_listed(server, api):
   assert "Europarl" in lines[0]
   assert "1,961,119 pairs" in lines[0]
   assert lines[4].startswith("4 files, 7,844,476 pairs")
-  assert "licence" in lines[5]
+  assert "license" in lines[5]
 
 
 @pytest.mark.parametrize(

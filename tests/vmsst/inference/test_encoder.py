@@ -337,7 +337,7 @@ def test_margins_are_those_of_a_loop(encoder, expected):
   k = 2
   for i, score in enumerate(
     encoder.margin_scores(
-      SENTENCES[:5], [SENTENCES[j] for j in (3, 1, 0, 4, 2)], neighbours=k, margin="distance"
+      SENTENCES[:5], [SENTENCES[j] for j in (3, 1, 0, 4, 2)], neighbors=k, margin="distance"
     )
   ):
     near = [np.sort(side)[-k:].mean() for side in (cosine_NN[i], cosine_NN[:, i])]

@@ -57,7 +57,7 @@ VMSST = networks.VmsstNetwork(CONFIG, latent_dim=6)
 NETWORKS = {
   "vmsst": VMSST,
   "bitranslation": networks.BitranslationNetwork(CONFIG, latent_dim=6),
-  "factorised": dataclasses.replace(VMSST, factorised=True, parent=None),
+  "factorized": dataclasses.replace(VMSST, factorized=True, parent=None),
 }
 
 

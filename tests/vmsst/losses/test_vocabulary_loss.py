@@ -169,13 +169,13 @@ def test_gradients_have_the_dtype_of_what_they_belong_to():
   assert [x.dtype for x in gradients] == [x.dtype for x in arrays]
 
 
-def test_the_factorised_form_is_a_projection_of_hidden_states_alone():
+def test_the_factorized_form_is_a_projection_of_hidden_states_alone():
   # Footnote 13: [z; h] F, then W; z F_s once a sentence.
   (hidden_BTD, sentence_BS, _, _), targets_BT, weights_BT = make_inputs()
   rng = np.random.default_rng(1)
   kernels = [rng.normal(size=n).astype(np.float32) for n in ((D, D), (S, D), (D, V))]
 
-  def factorised(hidden_factor_DD, sentence_factor_SD, kernel_DV):
+  def factorized(hidden_factor_DD, sentence_factor_SD, kernel_DV):
     both_BTD = hidden_BTD @ hidden_factor_DD + (sentence_BS @ sentence_factor_SD)[:, None]
     return ours_sum((both_BTD, None, kernel_DV, None), targets_BT, weights_BT, chunk=2 * T)
 
@@ -183,7 +183,7 @@ def test_the_factorised_form_is_a_projection_of_hidden_states_alone():
     arrays = (hidden_BTD, sentence_BS, hidden_factor_DD @ kernel_DV, sentence_factor_SD @ kernel_DV)
     return dense_sum(arrays, targets_BT, weights_BT)
 
-  found = jax.value_and_grad(factorised, (0, 1, 2))(*kernels)
+  found = jax.value_and_grad(factorized, (0, 1, 2))(*kernels)
   assert_trees_close(found, jax.value_and_grad(dense, (0, 1, 2))(*kernels), rtol=1e-4, atol=1e-3)
 
 

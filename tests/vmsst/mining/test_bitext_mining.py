@@ -162,7 +162,7 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(texts, tmp_path, monke
     mine(texts, tmp_path, engine=first)
   assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search.npz"]
   with pytest.raises(errors.InputError, match="of other settings: delete it"):
-    mine(texts, tmp_path, neighbours=2)
+    mine(texts, tmp_path, neighbors=2)
   set_heights(monkeypatch, 5, 5)  # as on another machine
   second = Failing(engine, False)
   assert mine(texts, tmp_path, engine=second)[1] == expected

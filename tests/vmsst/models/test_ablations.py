@@ -91,8 +91,8 @@ def without(params, prefix):
 
 
 @pytest.mark.parametrize("network_cls", [networks.VmsstNetwork, networks.BitranslationNetwork])
-def test_factorised_scores_are_those_of_two_products_with_sentence_and_hidden_state(network_cls):
-  network = network_cls(CONFIG, latent_dim=6, num_languages=5, factorised=True)
+def test_factorized_scores_are_those_of_two_products_with_sentence_and_hidden_state(network_cls):
+  network = network_cls(CONFIG, latent_dim=6, num_languages=5, factorized=True)
   params = random_params(network)
   sentence_BZ = some_sentences()[:, : network.sentence_dim]
   tokens_BRT, weights_BR = TOKENS_BT.reshape(2, 2, 6), np.array([[0.5, 1.0], [2.0, 0.1]])
@@ -121,7 +121,7 @@ def test_factorised_scores_are_those_of_two_products_with_sentence_and_hidden_st
   assert found.weighted == pytest.approx(expected, rel=1e-5)
 
 
-def test_factorisation_saves_509_million_parameters_of_the_paper_s_24_layers():
+def test_factorization_saves_509_million_parameters_of_the_paper_s_24_layers():
   config = t5.T5Config(
     vocab_size=250_112, emb_dim=1024, num_heads=16, head_dim=64, mlp_dim=2816,
     num_encoder_layers=24, scan_layers=True,
@@ -132,7 +132,7 @@ def test_factorisation_saves_509_million_parameters_of_the_paper_s_24_layers():
     return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(network)["params"]))
 
   d, v = 1024, 250_112
-  saved = count(plain) - count(plain.clone(factorised=True))
+  saved = count(plain) - count(plain.clone(factorized=True))
   assert saved == 3 * d * v - (d * v + 3 * d * d) == 509_083_648
 
 
@@ -303,7 +303,7 @@ def test_without_its_embedding_the_decoder_is_not_told_the_language(told):
 @pytest.mark.parametrize(
   "changes",
   [
-    {**FULL, "factorised": True},
+    {**FULL, "factorized": True},
     {"single_encoder": True},
     {"language_encoder_groups": GROUPS, "num_decoder_layers": 2},
   ],

@@ -48,7 +48,7 @@ def test_nearest_both_ways_are_those_of_a_stable_sort(n, m, k, width, blocks):
   forward, backward = exact_search.mutual_top_k(3 * source, target, k)
   assert_best(forward, source @ target.T / width, k)
   assert_best(backward, target @ source.T / width, k)
-  first, second = exact_search.mutual_neighbours(source.tolist(), target)
+  first, second = exact_search.mutual_neighbors(source.tolist(), target)
   np.testing.assert_array_equal(first, (source @ target.T).argmax(axis=1))
   np.testing.assert_array_equal(second, (target @ source.T).argmax(axis=1))
 
@@ -161,7 +161,7 @@ def test_broken_input_is_an_error(monkeypatch):
     exact_search.mutual_top_k(good, good[:, :2], 1)
   with pytest.raises(ValueError, match="one width"):
     exact_search.nearest_in_blocks(good, [good, good[:, :2]])
-  with pytest.raises(ValueError, match="neighbours among 3 and 0"):
+  with pytest.raises(ValueError, match="neighbors among 3 and 0"):
     exact_search.mutual_top_k(good, good[:0], 1)
   with pytest.raises(ValueError, match="knowledge base is empty"):
     exact_search.nearest_in_blocks(good, [good[:0]])
@@ -169,7 +169,7 @@ def test_broken_input_is_an_error(monkeypatch):
     exact_search.mutual_top_k,
     lambda x, y, k: exact_search.nearest_in_blocks(x, [y], k),
   ):
-    with pytest.raises(ValueError, match="no 0 neighbours"):
+    with pytest.raises(ValueError, match="no 0 neighbors"):
       broken(good, good, 0)
     with pytest.raises(ValueError, match=r"\[N, D\] is needed"):
       broken(good[0], good, 1)

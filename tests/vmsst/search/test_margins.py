@@ -80,7 +80,7 @@ def test_pairs_are_those_of_plain_loops_in_blocks_too(n, m, k, monkeypatch):
   expected = naive.pairs()
   for rows in (2048, 7):
     monkeypatch.setattr(exact_search, "_BLOCK_ROWS", rows)
-    found = margins.margin_pairs(source, target, neighbours=k)
+    found = margins.margin_pairs(source, target, neighbors=k)
     assert rows_of(found) == expected
     np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in expected], rtol=1e-5)
     nearest = margins.cosine_pairs(3 * source, target)
@@ -93,7 +93,7 @@ def test_pairs_are_those_of_plain_loops_in_blocks_too(n, m, k, monkeypatch):
 def test_every_margin_and_retrieval_is_that_of_plain_loops(margin, retrieval):
   source, target = make_sides(25, 31)
   naive = Naive(source, target, 3, margin)
-  settings = {"neighbours": 3, "margin": margin, "retrieval": retrieval}
+  settings = {"neighbors": 3, "margin": margin, "retrieval": retrieval}
   found = margins.margin_pairs(source, target, **settings)
   assert rows_of(found) == naive.pairs(retrieval)
   assert len(found) > 3
@@ -127,26 +127,26 @@ def test_identical_vectors_can_count_once():
   assert rows_of(margins.margin_pairs(source, twice)) != rows_of(found)
 
 
-def test_margin_prefers_what_stands_out_from_its_neighbourhood():
+def test_margin_prefers_what_stands_out_from_its_neighborhood():
   # Target 0 is near all sources, by cosine the nearest to source 1 as well; its margin is lower.
   target = np.array([[1.0, 0.2, 0.2], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
   source = np.array([[1.0, 0.0, 0.0], [1.0, 0.9, 0.0], [1.0, 0.0, 0.3]])
   assert dict(rows_of(margins.cosine_pairs(source, target)))[1] == 0
-  assert (1, 1) in rows_of(margins.margin_pairs(source, target, neighbours=3))
+  assert (1, 1) in rows_of(margins.margin_pairs(source, target, neighbors=3))
 
 
 def test_duplicates_and_ties_go_by_row_numbers():
   same = np.ones([4, 2])
   assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
-  found = margins.margin_pairs(same, same[:3], neighbours=2)
+  found = margins.margin_pairs(same, same[:3], neighbors=2)
   assert rows_of(found) == [(0, 0)]  # all have row 0 as their best: it is used once
   assert found.score_P.tolist() == pytest.approx([1.0])
   twice = np.repeat(np.eye(3), 2, axis=0)
-  assert rows_of(margins.margin_pairs(twice, np.eye(3), neighbours=1)) == [(0, 0), (2, 1), (4, 2)]
+  assert rows_of(margins.margin_pairs(twice, np.eye(3), neighbors=1)) == [(0, 0), (2, 1), (4, 2)]
 
 
-def test_neighbourhoods_without_similarity_score_zero():
-  found = margins.margin_pairs([[1.0, 0.0]], [[-1.0, 0.1], [0.0, 0.0]], neighbours=2)
+def test_neighborhoods_without_similarity_score_zero():
+  found = margins.margin_pairs([[1.0, 0.0]], [[-1.0, 0.1], [0.0, 0.0]], neighbors=2)
   assert found.score_P.tolist() == [0.0]
 
 
@@ -177,12 +177,12 @@ def test_broken_input_is_an_error():
   for pairs in (margins.cosine_pairs, margins.margin_pairs):
     with pytest.raises(ValueError, match="vector 2 holds"):
       pairs(good, bad)
-    with pytest.raises(ValueError, match="neighbours among 3 and 0"):
+    with pytest.raises(ValueError, match="neighbors among 3 and 0"):
       pairs(good, good[:0])
     with pytest.raises(ValueError, match="one width"):
       pairs(good, good[:, :2])
-  with pytest.raises(ValueError, match="no 0 neighbours"):
-    margins.margin_pairs(good, good, neighbours=0)
+  with pytest.raises(ValueError, match="no 0 neighbors"):
+    margins.margin_pairs(good, good, neighbors=0)
   with pytest.raises(ValueError, match="3 and 2 vectors are no pairs"):
     margins.score_pairs(good, good[:2])
   with pytest.raises(ValueError, match="margin is 'rate', not ratio or distance or absolute"):

@@ -137,7 +137,7 @@ def test_missing_and_broken_model_files_are_named(tmp_path):
       _ = vocabularies.SentencePieceVocabulary(str(tmp_path / name)).size
 
 
-def test_tokenising_never_imports_tensorflow(model_with_eos):
+def test_tokenizing_never_imports_tensorflow(model_with_eos):
   code = (
     "import sys; from vmsst.text import vocabularies as v;"
     f"v.SentencePieceVocabulary({model_with_eos!r}).encode(['a'], 4); v.ByteVocabulary().size;"

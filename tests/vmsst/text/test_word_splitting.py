@@ -132,5 +132,5 @@ def test_words_of_jumanpp_keep_their_lines():
 
 @pytest.mark.usefixtures("jumanpp")
 def test_a_jumanpp_that_fails_is_quoted():
-  with pytest.raises(errors.InputError, match=r"analysed 1 of 2 lines and .* code 1: no model"):
+  with pytest.raises(errors.InputError, match=r"analyzed 1 of 2 lines and .* code 1: no model"):
     split_words(["日本", "語!"], "ja")

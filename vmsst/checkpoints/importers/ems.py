@@ -256,7 +256,7 @@ def _rows(
 def _sizes(
   path: pathlib.Path, stored: Mapping[str, tensors.StoredTensor], num_heads: int | None
 ) -> Sizes:
-  """Sizes told by a few tensors; whether the others agree is checked afterwards."""
+  """Sizes told by a few tensors; whether the others agree is checked afterward."""
 
   def matrix(name: str) -> tuple[int, ...]:
     if name not in stored:

@@ -244,7 +244,7 @@ def _check(
 def _sizes(
   where: pathlib.Path, found: Mapping[str, tensors.StoredTensor], prefix: str, table: str
 ) -> mt5.Sizes:
-  """Sizes told by a few tensors; whether the others agree is checked afterwards."""
+  """Sizes told by a few tensors; whether the others agree is checked afterward."""
 
   def matrix(name: str) -> tuple[int, ...]:
     if name not in found:

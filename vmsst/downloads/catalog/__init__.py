@@ -1,1 +1,1 @@
-"""The evaluation sets (`catalogue.json`), and lists of files: path, size, id of the blob in Git."""
+"""The evaluation sets (`catalog.json`), and lists of files: path, size, id of the blob in Git."""

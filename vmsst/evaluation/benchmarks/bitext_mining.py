@@ -3,7 +3,7 @@
 F1 of what is mined, at the threshold that is best for the gold pairs (VMSST, section 6.2):
 
 * `cosine_f1`: each foreign sentence with its nearest English one, by cosine;
-* `margin_f1`: ratio margin with k = 4 neighbours, each sentence used at most once;
+* `margin_f1`: ratio margin with k = 4 neighbors, each sentence used at most once;
 * `average`: the mean of both, which is the paper's part of the overall Score.
 
 As in LASER, a sentence that occurs more than once in its corpus has one vector, with which others

@@ -1,7 +1,7 @@
 """Retrieval among many sentences, as the EMS paper does on ParaCrawl (section V-D, Table X).
 
 P@1 of 2,000 queries among 200,000 sentences of the other language, by ratio margin with k = 4
-neighbours: the share of queries whose best one of the k nearest is the translation. The paper's
+neighbors: the share of queries whose best one of the k nearest is the translation. The paper's
 samples are not published; take the first lines of shuffled files of ParaCrawl 5.
 """
 

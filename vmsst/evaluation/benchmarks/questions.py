@@ -49,7 +49,7 @@ class Questions:
     name: Of the set, unique.
     language: Code of it.
     texts: The questions.
-    gold: The right answers to each, as `answers.normalised_set` gives them.
+    gold: The right answers to each, as `answers.normalized_set` gives them.
   """
 
   name: str
@@ -67,7 +67,7 @@ def nq_open(path: pathlib.Path) -> Questions:
   found = Questions("nq", "en", [], [])
   for place, record in json_lines.records(path):
     found.texts.append(json_lines.text(record, "question", place))
-    found.gold.append(answers.normalised_set(_answer_list(record, place)))
+    found.gold.append(answers.normalized_set(_answer_list(record, place)))
   return _not_empty(found, path)
 
 
@@ -370,7 +370,7 @@ def _english_answers(record: dict[str, Any], place: str) -> frozenset[str]:
   try:
     given = record["answers"]["en"]
     texts = [text for each in given for text in (each.get("text"), *each.get("aliases", ()))]
-    return answers.normalised_set(text for text in texts if text)
+    return answers.normalized_set(text for text in texts if text)
   except (KeyError, TypeError, AttributeError):
     raise errors.InputError(f"{place}: no English answers under 'answers'") from None
 

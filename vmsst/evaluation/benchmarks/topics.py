@@ -30,7 +30,7 @@ _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled:
+class Labeled:
   """The same sentences in several languages, with a class for each.
 
   Attributes:
@@ -52,7 +52,7 @@ class Labelled:
     """The code that the files have for English."""
     return next(iter(self.texts))
 
-  def only(self, codes: Iterable[str]) -> "Labelled":
+  def only(self, codes: Iterable[str]) -> "Labeled":
     """The same with English and those languages alone; raises InputError if one is not there."""
     by_language = {languages.language(code): code for code in self.texts}
     wanted = {languages.language("en"), *map(languages.language, codes)}
@@ -63,7 +63,7 @@ class Labelled:
     return dataclasses.replace(self, texts=texts)
 
 
-def sib200(folder: pathlib.Path) -> Labelled:
+def sib200(folder: pathlib.Path) -> Labeled:
   """SIB-200's topics out of CODE.tsv.gz: split, index_id, category, text, with a header.
 
   Raises:
@@ -72,10 +72,10 @@ def sib200(folder: pathlib.Path) -> Labelled:
   paths = {}
   for path in files.files_in(folder, "*.tsv"):
     paths[files.known_code(files.plain_name(path).removesuffix(".tsv"), path)] = path
-  return _labelled("sib200", folder, paths, ("split", "index_id", "category", "text"))
+  return _labeled("sib200", folder, paths, ("split", "index_id", "category", "text"))
 
 
-def nusax(folder: pathlib.Path) -> Labelled:
+def nusax(folder: pathlib.Path) -> Labeled:
   """NusaX's sentiments out of language.tsv.gz: split, id, label, text, with a header.
 
   Raises:
@@ -87,10 +87,10 @@ def nusax(folder: pathlib.Path) -> Labelled:
     if name not in _NUSAX:
       raise errors.InputError(f"{path}: {name!r} is no language of NusaX: {', '.join(_NUSAX)}")
     paths[_NUSAX[name]] = path
-  return _labelled("nusax", folder, paths, ("split", "id", "label", "text"))
+  return _labeled("nusax", folder, paths, ("split", "id", "label", "text"))
 
 
-def transfer_task(labelled: Labelled, *, into_english: bool = False) -> suite.Task:
+def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task:
   """The task of telling the classes with a classifier that learned them in another language.
 
   A multilayer perceptron as LASER's is trained on the vectors of the training sentences, its best
@@ -98,41 +98,41 @@ def transfer_task(labelled: Labelled, *, into_english: bool = False) -> suite.Ta
   seeds; `deviation` is their standard deviation. `en->xx` learned in English, `en->en` as well.
 
   Args:
-    labelled: Sentences and classes.
+    labeled: Sentences and classes.
     into_english: Whether to have `xx->en` for every language too, at a training for each.
   """
-  sides = tuple(suite.Side(code, texts) for code, texts in labelled.texts.items())
+  sides = tuple(suite.Side(code, texts) for code, texts in labeled.texts.items())
   judged = tuple(
-    suite.Side(code, list(itertools.compress(texts, labelled.split_N != "train")))
-    for code, texts in labelled.texts.items()
+    suite.Side(code, list(itertools.compress(texts, labeled.split_N != "train")))
+    for code, texts in labeled.texts.items()
   )
-  score = functools.partial(_score, labelled, into_english)
-  return suite.Task(labelled.name, sides, score, judged)
+  score = functools.partial(_score, labeled, into_english)
+  return suite.Task(labeled.name, sides, score, judged)
 
 
-def _score(labelled: Labelled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
+def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
   from vmsst.evaluation.metrics import classification  # Here: it alone needs JAX.
 
-  def part(vectors_ND: np.ndarray, name: str) -> classification.Labelled:
-    rows_N = labelled.split_N == name
-    return classification.Labelled(vectors_ND[rows_N], labelled.label_N[rows_N])
+  def part(vectors_ND: np.ndarray, name: str) -> classification.Labeled:
+    rows_N = labeled.split_N == name
+    return classification.Labeled(vectors_ND[rows_N], labeled.label_N[rows_N])
 
-  by_code = dict(zip(labelled.texts, vectors, strict=True))
-  english = labelled.english
+  by_code = dict(zip(labeled.texts, vectors, strict=True))
+  english = labeled.english
   sources = list(by_code) if into_english else [english]
   found = classification.transfer_accuracies(
     {x: classification.Split(part(by_code[x], "train"), part(by_code[x], "dev")) for x in sources},
     {x: part(vectors_ND, "test") for x, vectors_ND in by_code.items()},
-    num_classes=labelled.num_classes,
+    num_classes=labeled.num_classes,
   )
   pairs = [(english, code) for code in by_code]
   pairs += [(code, english) for code in sources if code != english]
   return [transfer.result(pair, found[pair[0]][pair[1]]) for pair in pairs]
 
 
-def _labelled(
+def _labeled(
   name: str, folder: pathlib.Path, paths: Mapping[str, pathlib.Path], columns: tuple[str, ...]
-) -> Labelled:
+) -> Labeled:
   rows = {code: _rows(path, columns) for code, path in paths.items()}
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
   english = rows[codes[0]]
@@ -145,7 +145,7 @@ def _labelled(
         "classes in the same order: copy both again"
       )
   classes = sorted({row[2] for row in english})
-  return Labelled(
+  return Labeled(
     name,
     {code: [row[3] for row in rows[code]] for code in codes},
     np.array([_SPLITS[row[0]] for row in english]),
@@ -173,7 +173,7 @@ def _benchmark(
   title: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Labelled],
+  read: Callable[[pathlib.Path], Labeled],
   codes: Iterable[str],
 ) -> suite.Benchmark:
   wanted = tuple(codes)

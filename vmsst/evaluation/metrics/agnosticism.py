@@ -103,7 +103,7 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   sides = [exact_search.Side(each) for each in vectors]
   for i, source in enumerate(sides):
     for j in range(i):
-      forward_N, backward_N = exact_search.mutual_neighbours(source, sides[j])
+      forward_N, backward_N = exact_search.mutual_neighbors(source, sides[j])
       error_LL[i, j] = np.mean(forward_N != gold_N)
       error_LL[j, i] = np.mean(backward_N != gold_N)
   return error_LL
@@ -171,9 +171,9 @@ def typical_row(vectors: Sequence[np.ndarray]) -> int:
     ValueError: shapes differ, there is nothing, or a value is not finite.
   """
   _check_shapes(vectors)
-  centre_ND = functools.reduce(np.add, map(exact_search.unit_rows, vectors)) / len(vectors)
+  center_ND = functools.reduce(np.add, map(exact_search.unit_rows, vectors)) / len(vectors)
   # The mean squared distance of vectors of length 1 from their mean.
-  spread_N = 1 - np.sum(np.square(centre_ND, dtype=np.float64), axis=1)
+  spread_N = 1 - np.sum(np.square(center_ND, dtype=np.float64), axis=1)
   return int(np.argsort(spread_N, kind="stable")[(len(spread_N) - 1) // 2])
 
 
@@ -189,8 +189,8 @@ def principal_plane(vectors_VD: np.ndarray) -> Plane:
   units_VD = exact_search.unit_rows(vectors_VD).astype(np.float64)
   if not units_VD.size:
     raise ValueError("no vectors to draw")
-  centred_VD = units_VD - units_VD.mean(axis=0)
-  left_VK, scale_K, _ = np.linalg.svd(centred_VD, full_matrices=False)
+  centered_VD = units_VD - units_VD.mean(axis=0)
+  left_VK, scale_K, _ = np.linalg.svd(centered_VD, full_matrices=False)
   scale_K = np.where(scale_K > 1e-6, scale_K, 0)  # float32 vectors of length 1 know no more
   point_V2, share_2 = np.zeros((len(units_VD), 2)), np.zeros(2)
   kept = min(2, len(scale_K))

@@ -37,7 +37,7 @@ def tree(distance_LL: np.ndarray) -> np.ndarray:
 
   Row k joins two clusters, columns 0 and 1, at a distance, column 2: the mean of the distances
   between their languages. Cluster i < L is language i, cluster L + k is what row k made. Branches
-  are turned so that neighbouring languages are near.
+  are turned so that neighboring languages are near.
   """
   return hierarchy.linkage(
     distance.squareform(distance_LL, checks=False), method="average", optimal_ordering=True

@@ -1,4 +1,4 @@
-"""How often nearest neighbours are translations, in NumPy; accuracies are 0 to 1."""
+"""How often nearest neighbors are translations, in NumPy; accuracies are 0 to 1."""
 
 import numpy as np
 
@@ -27,18 +27,18 @@ def translation_accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[s
     raise ValueError(
       f"two arrays of one shape [N, D] are needed, not {source_ND.shape} and {target_ND.shape}"
     )
-  forward_N, backward_N = exact_search.mutual_neighbours(source_ND, target_ND)
+  forward_N, backward_N = exact_search.mutual_neighbors(source_ND, target_ND)
   gold_N = np.arange(len(source_ND))
   forward = float(np.mean(forward_N == gold_N))
   backward = float(np.mean(backward_N == gold_N))
   return {"forward": forward, "backward": backward, "average": (forward + backward) / 2}
 
 
-def recall(near: exact_search.Neighbours, gold_N: np.ndarray, k: int) -> float:
+def recall(near: exact_search.Neighbors, gold_N: np.ndarray, k: int) -> float:
   """R@k: share of queries with their gold row among the k nearest.
 
   Args:
-    near: At least k neighbours of each query, or all there are.
+    near: At least k neighbors of each query, or all there are.
     gold_N: The one row that each query should find.
     k: How many may be looked at.
 

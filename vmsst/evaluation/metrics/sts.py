@@ -1,4 +1,4 @@
-"""Agreement of similarities with human judgements, in NumPy; correlations are -1 to 1."""
+"""Agreement of similarities with human judgments, in NumPy; correlations are -1 to 1."""
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def pearson(x_N: np.ndarray, y_N: np.ndarray) -> float:
   x_N, y_N = _checked(x_N), _checked(y_N)
   if x_N.shape != y_N.shape:
     raise ValueError(f"two lists of one length are needed, not of {len(x_N)} and {len(y_N)}")
-  x_N, y_N = _centred(x_N), _centred(y_N)
+  x_N, y_N = _centered(x_N), _centered(y_N)
   return float(np.clip(x_N @ y_N / (np.linalg.norm(x_N) * np.linalg.norm(y_N)), -1, 1))
 
 
@@ -78,7 +78,7 @@ def _checked(x_N: np.ndarray) -> np.ndarray:
   return x_N
 
 
-def _centred(x_N: np.ndarray) -> np.ndarray:
+def _centered(x_N: np.ndarray) -> np.ndarray:
   """The values around 0, over a range of 1: no square is too small or too large for a float."""
   x_N = x_N / np.abs(x_N).max()
   x_N = (x_N - x_N.min()) / np.ptp(x_N)

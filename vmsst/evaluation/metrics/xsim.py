@@ -1,7 +1,7 @@
 """xSIM and xSIM++: how often the nearest sentence, by margin, is not the translation; in NumPy.
 
 After Heffernan et al. (2022) and Chen et al. (2023), with the soft contrastive paper's use in mind:
-k = 4 neighbours and the ratio margin. Error rates are shares, 0 to 1.
+k = 4 neighbors and the ratio margin. Error rates are shares, 0 to 1.
 """
 
 import collections
@@ -34,7 +34,7 @@ def nearest(
   target_MD: exact_search.Rows | exact_search.Side,
   *,
   margin: margins.Margin = "ratio",
-  neighbours: int = 4,
+  neighbors: int = 4,
 ) -> tuple[Nearest, Nearest]:
   """For every source one of the targets, and for every target one of the sources.
 
@@ -42,13 +42,13 @@ def nearest(
     source_ND: Vectors of any length; a `Side` where they are compared again and again.
     target_MD: Vectors of any length.
     margin: What the best is; see `margins.margin_pairs`.
-    neighbours: k; a side with fewer rows has them all as neighbours.
+    neighbors: k; a side with fewer rows has them all as neighbors.
 
   Raises:
     ValueError: there is no such margin, or as in `exact_search.mutual_top_k`.
   """
-  forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbours)
-  (target_N, _), (source_M, _) = margins.best_neighbours(forward, backward, margin)
+  forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors)
+  (target_N, _), (source_M, _) = margins.best_neighbors(forward, backward, margin)
   return Nearest(forward.index_NK[:, 0], target_N), Nearest(backward.index_NK[:, 0], source_M)
 
 

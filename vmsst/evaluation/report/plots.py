@@ -19,8 +19,8 @@ import numpy as np
 
 from vmsst import errors
 
-# After the colours of Okabe and Ito (2008), which people with any vision tell apart.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
+# After the colors of Okabe and Ito (2008), which people with any vision tell apart.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
 _OTHER = "#777777"
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 _MARKS = ("s", "^", "D", "v", "P", "X", "*", "p")
@@ -72,7 +72,7 @@ class Edge:
 def heat_map(
   error_LL: np.ndarray, labels: Sequence[str], *, order: Sequence[int], title: str
 ) -> str:
-  """An error matrix in colour, and in numbers too for up to 40 languages.
+  """An error matrix in color, and in numbers too for up to 40 languages.
 
   Args:
     error_LL: Errors in percent; row: language of the query, column: language searched. The diagonal
@@ -102,7 +102,7 @@ def heat_map(
 
   def draw(figure: Any) -> None:
     axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
-    # The highest colour is the highest error, so that the weakest encoder's map is not one colour.
+    # The highest color is the highest error, so that the weakest encoder's map is not one color.
     image = axes.imshow(
       shown_LL, cmap="viridis_r", vmin=0, vmax=shown_LL.max() or 1, interpolation="none"
     )
@@ -118,7 +118,7 @@ def heat_map(
     long = min(side, 3)
     at = (left + side + 0.2) / width, (bottom + side - long) / height
     bar = figure.add_axes((*at, 0.14 / width, long / height))
-    figure.colorbar(image, cax=bar, label="wrong nearest neighbours (%)")
+    figure.colorbar(image, cax=bar, label="wrong nearest neighbors (%)")
     if numbers:
       for row, column in np.ndindex(shown_LL.shape):
         if row != column:
@@ -144,9 +144,9 @@ def dendrogram(
   title: str,
   distance: str = "mean error of both directions where groups join (%)",
 ) -> str:
-  """A tree of languages, each with its family; branches within one family have its colour.
+  """A tree of languages, each with its family; branches within one family have its color.
 
-  The eight largest families have colours of their own, and every language names its family.
+  The eight largest families have colors of their own, and every language names its family.
 
   Args:
     tree_M4: As `clustering.tree` gives it.
@@ -195,8 +195,8 @@ def dendrogram(
     axes.set_yticks(at, names, fontsize=size)
     axes.yaxis.tick_right()
     axes.tick_params(axis="y", length=0, pad=9)
-    colours = [look[of_cluster[leaf]][0] for leaf in drawn["leaves"]]
-    axes.scatter([-0.012 * far] * count, at, c=colours, s=22, marker="s", clip_on=False, zorder=3)
+    colors = [look[of_cluster[leaf]][0] for leaf in drawn["leaves"]]
+    axes.scatter([-0.012 * far] * count, at, c=colors, s=22, marker="s", clip_on=False, zorder=3)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(distance)
     figure.text(0.1 / width, 1 - 0.12 / height, title, fontsize=11, ha="left", va="top")
@@ -254,9 +254,9 @@ def sentence_picture(
     for edge in edges:
       ends_22 = point_V2[[edge.first, edge.second]]
       axes.plot(ends_22[:, 0], ends_22[:, 1], color="#999999", linewidth=1, zorder=1)
-    for kind, (colour, mark) in look.items():
+    for kind, (color, mark) in look.items():
       rows = [row for row, each in enumerate(kinds) if each == kind]
-      axes.scatter(*point_V2[rows].T, c=colour, marker=mark, s=26, zorder=3, linewidths=0)
+      axes.scatter(*point_V2[rows].T, c=color, marker=mark, s=26, zorder=3, linewidths=0)
     scale = side / _POINT / (2 * reach)  # points of type per unit
     spots_V2 = (point_V2 - middle_2) * scale
     share_S1 = np.linspace(0.05, 0.95, 30)[:, None]
@@ -266,14 +266,14 @@ def sentence_picture(
     middles = [spots_V2[[edge.first, edge.second]].mean(axis=0) for edge in edges]
     occupied = [(spot, 4.0) for spot in spots_V2] + [(spot, 6.0) for spot in middles]
     occupied += [(spot, 1.0) for line in lines for spot in line]
-    for text, spot_2, centre_2 in zip(
-      labels, spots_V2, _label_centres(spots_V2, labels, occupied, side / _POINT), strict=True
+    for text, spot_2, center_2 in zip(
+      labels, spots_V2, _label_centers(spots_V2, labels, occupied, side / _POINT), strict=True
     ):
-      near_2 = np.clip(spot_2, *(centre_2 + way * _half_size(text) for way in (-1, 1)))
+      near_2 = np.clip(spot_2, *(center_2 + way * _half_size(text) for way in (-1, 1)))
       if np.linalg.norm(near_2 - spot_2) > 10:
         leader_22 = np.array([spot_2, near_2]) / scale + middle_2
         axes.plot(leader_22[:, 0], leader_22[:, 1], color="#bbbbbb", linewidth=0.6, zorder=2)
-      axes.text(*(centre_2 / scale + middle_2), text, ha="center", va="center", size=8, zorder=5)
+      axes.text(*(center_2 / scale + middle_2), text, ha="center", va="center", size=8, zorder=5)
     for edge, spot_2 in zip(edges, middles, strict=True):
       axes.text(
         *(spot_2 / scale + middle_2),
@@ -317,8 +317,8 @@ def training_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str
         )
   look = {
     run: {
-      "color": _COLOURS[place % len(_COLOURS)],
-      "linestyle": _DASHES[place // len(_COLOURS) % len(_DASHES)],
+      "color": _COLORS[place % len(_COLORS)],
+      "linestyle": _DASHES[place // len(_COLORS) % len(_DASHES)],
     }
     for place, run in enumerate(runs)
   }
@@ -401,19 +401,19 @@ def _kinds(groups: Sequence[str]) -> list[str]:
   """The groups, with "other" for those that are not among the eight largest, or have one member."""
   counts = Counter(groups)
   several = sorted((name for name in counts if counts[name] > 1), key=lambda x: (-counts[x], x))
-  return [name if name in several[: len(_COLOURS)] else "other" for name in groups]
+  return [name if name in several[: len(_COLORS)] else "other" for name in groups]
 
 
 def _looks(kinds: Sequence[str]) -> dict[str, tuple[str, str]]:
-  """Colour and mark of each kind, the largest first and "other" last."""
+  """Color and mark of each kind, the largest first and "other" last."""
   counts = Counter(kinds)
   named = sorted(set(kinds) - {"other"}, key=lambda name: (-counts[name], name))
-  looks = {name: (_COLOURS[place], _MARKS[place]) for place, name in enumerate(named)}
+  looks = {name: (_COLORS[place], _MARKS[place]) for place, name in enumerate(named)}
   return looks | ({"other": (_OTHER, "o")} if "other" in counts else {})
 
 
 def _legend(figure: Any, axes: Any, looks: Mapping[str, Mapping[str, Any]]) -> None:
-  """What colours and marks mean, right of the axes."""
+  """What colors and marks mean, right of the axes."""
   from matplotlib import lines
 
   place = axes.get_position()
@@ -429,7 +429,7 @@ def _legend(figure: Any, axes: Any, looks: Mapping[str, Mapping[str, Any]]) -> N
   )
 
 
-def _label_centres(
+def _label_centers(
   spots_V2: np.ndarray,
   texts: Sequence[str],
   occupied: Sequence[tuple[np.ndarray, float]],
@@ -442,7 +442,7 @@ def _label_centres(
   """
   middle_B2 = np.array([spot for spot, _ in occupied])
   half_B2 = np.array([[half, half] for _, half in occupied])
-  centres = []
+  centers = []
   for spot_2, text in zip(spots_V2, texts, strict=True):
     half_2 = _half_size(text)
     best_2, least = spot_2, math.inf
@@ -456,8 +456,8 @@ def _label_centres(
         break
     middle_B2 = np.concatenate([middle_B2, [best_2]])
     half_B2 = np.concatenate([half_B2, [half_2]])
-    centres.append(best_2)
-  return centres
+    centers.append(best_2)
+  return centers
 
 
 def _choices(spot_2: np.ndarray, half_2: np.ndarray) -> Iterator[np.ndarray]:
@@ -484,8 +484,8 @@ def _title_width(title: str) -> float:
   return 0.3 + _text_width([title], 11)
 
 
-def _ink(colour: Sequence[float]) -> str:
-  """Black or white, whichever stands out more from a colour, by the contrast that WCAG defines."""
-  linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in colour[:3]]
+def _ink(color: Sequence[float]) -> str:
+  """Black or white, whichever stands out more from a color, by the contrast that WCAG defines."""
+  linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in color[:3]]
   luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
   return "black" if luminance > 0.179 else "white"

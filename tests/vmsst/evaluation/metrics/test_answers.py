@@ -6,7 +6,7 @@ from vmsst.evaluation.metrics import answers
 
 
 def by_letters(answer):
-  """Normalising as SQuAD describes it, a letter and a word at a time."""
+  """Normalizing as SQuAD describes it, a letter and a word at a time."""
   kept = ""
   for letter in answer.lower():
     if letter not in string.punctuation:
@@ -35,13 +35,13 @@ def by_letters(answer):
     ("«the»", "« »"),
   ],
 )
-def test_answers_are_normalised(answer, expected):
-  assert answers.normalised(answer) == expected
+def test_answers_are_normalized(answer, expected):
+  assert answers.normalized(answer) == expected
   assert by_letters(answer) == expected
 
 
 def test_one_of_several_answers_is_enough():
-  gold = answers.normalised_set(["14 December 1972 UTC", "December 1972"])
+  gold = answers.normalized_set(["14 December 1972 UTC", "December 1972"])
   assert answers.is_right(["1969", "the December, 1972"], gold)
   assert not answers.is_right(["1972", "December 1973"], gold)
   assert not answers.is_right([], gold)

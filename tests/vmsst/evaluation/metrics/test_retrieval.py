@@ -12,7 +12,7 @@ def test_accuracy_of_a_matrix_checked_by_hand():
   #   1.0*+  0.8    0.96+
   source = np.array([[0.0, 2.0], [1.0, 0.0], [0.6, 0.8]])
   target = np.array([[6.0, 8.0], [0.0, 1.0], [8.0, 6.0]])
-  forward, backward = exact_search.mutual_neighbours(source, target)
+  forward, backward = exact_search.mutual_neighbors(source, target)
   assert (forward.tolist(), backward.tolist()) == ([1, 2, 0], [2, 0, 2])
   accuracy = retrieval.translation_accuracy(source, target)
   assert accuracy == pytest.approx({"forward": 0, "backward": 1 / 3, "average": 1 / 6})
@@ -51,7 +51,7 @@ def test_broken_vectors_and_wrong_shapes_are_an_error():
 
 def test_recall_looks_at_the_k_nearest_and_no_further():
   index = np.array([[3, 1, 0], [0, 2, 1], [2, 0, 1], [1, 3, 2]])
-  near = exact_search.Neighbours(index, np.zeros(index.shape, np.float32))
+  near = exact_search.Neighbors(index, np.zeros(index.shape, np.float32))
   gold = [1, 0, 1, 0]  # second, first, third, not at all
   assert [retrieval.recall(near, gold, k) for k in (1, 2, 3, 9)] == [0.25, 0.5, 0.75, 0.75]
   with pytest.raises(ValueError, match="no R@0"):

@@ -31,7 +31,7 @@ def test_choices_are_those_of_plain_loops_both_ways(margin, n, m, k):
   source, target = rng.normal(size=[n, 6]) + 0.4, rng.normal(size=[m, 6]) + 0.4
   shared = min(n, m)
   target[:shared] = source[:shared] + 0.8 * rng.normal(size=[shared, 6])
-  forward, backward = xsim.nearest(3 * source, target, margin=margin, neighbours=k)
+  forward, backward = xsim.nearest(3 * source, target, margin=margin, neighbors=k)
   assert forward.margin_N.tolist() == naive(source, target, margin, k)
   assert backward.margin_N.tolist() == naive(target, source, margin, k)
   assert forward.cosine_N.tolist() == naive(source, target, "absolute", k)
@@ -42,7 +42,7 @@ def test_hubs_are_what_margins_are_for_and_ties_go_to_the_first():
   # Means: .89 and .79 of the sources, .72 and .95 of the targets. Ratios: 1.08 .99, .76 1.15.
   source, target = np.radians([0, 25]), np.radians([-30, 25])
   sides = [np.stack([np.cos(angle), np.sin(angle)], axis=1) for angle in (source, target)]
-  forward, backward = xsim.nearest(*sides, neighbours=2)
+  forward, backward = xsim.nearest(*sides, neighbors=2)
   assert forward.cosine_N.tolist() == [1, 1]
   assert forward.margin_N.tolist() == backward.margin_N.tolist() == [0, 1]
   equal, back = xsim.nearest(np.ones([3, 4]), np.ones([5, 4]))  # nothing but ties
@@ -87,7 +87,7 @@ def test_errors_are_judged_by_text_and_told_apart_by_type():
     ([[1.0, np.nan]], [[1.0, 0.0]], {}, "not finite"),
     ([[1.0, 0.0]], [[1.0]], {}, "width"),
     (np.zeros([0, 2]), [[1.0, 0.0]], {}, "0"),
-    ([[1.0]], [[1.0]], {"neighbours": 0}, "0"),
+    ([[1.0]], [[1.0]], {"neighbors": 0}, "0"),
     ([[1.0]], [[1.0]], {"margin": "sum"}, "'sum', not ratio or distance or absolute"),
   ],
 )

@@ -127,7 +127,7 @@ def test_equal_errors_equal_points_and_many_languages_can_be_drawn():
   many = np.full([45, 45], 50.0)
   labels = [f"l{number:03}" for number in range(45)]
   shown = texts(plots.heat_map(many, labels, order=range(45), title="Many"))
-  assert "50.0" not in shown  # in colour only
+  assert "50.0" not in shown  # in color only
   assert all(len(shown[label]) == 2 for label in labels)
 
 
