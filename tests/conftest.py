@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-pytest_plugins = ["skips"]
+pytest_plugins = ["budget", "skips"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
