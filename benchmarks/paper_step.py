@@ -383,7 +383,7 @@ def profile(run: Callable[[], Any], hlo: str) -> dict[str, Any]:
       calls[name] += 1
   by_component: dict[str, float] = collections.Counter()
   by_pass: dict[str, float] = collections.Counter()
-  top = []
+  top: list[str] = []
   for name, ms in sorted(by_operation.items(), key=lambda item: -item[1]):
     opcode, scope = scopes.get(name, ("", ""))
     if opcode in CONTAINERS:
@@ -469,7 +469,7 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     "losses": [float(f"{losses[i]:.6g}") for i in (0, -1)],
   }
   if options.profile:
-    found = profile(run, compiled.as_text())
+    found = profile(run, compiled.as_text() or "")
     yield {"benchmark": "paper_step", "model": name, "profile": found}
 
 

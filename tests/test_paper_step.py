@@ -1,4 +1,4 @@
-"""The benchmark of training steps: its FLOPs, its sizes, and a run on a CPU."""
+"""Benchmarks at the papers' sizes: FLOPs, sizes, profiles, and tiny runs on a CPU."""
 
 import argparse
 import dataclasses
@@ -110,8 +110,18 @@ def test_a_tiny_step_runs_on_a_cpu():
   assert last["ratio"] == pytest.approx(line["mfu"] / 0.5, abs=1e-3)
 
 
+def test_a_tiny_encoder_runs_on_a_cpu():
+  command = [sys.executable, BENCHMARKS / "encode_paper.py", "--models=bert_12l", "--size=tiny"]
+  command += ["--peak_tflops=0.1", "--batch_sizes=16", "--batches=1", "--repeats=1"]
+  command += ["--scan_layers", "--sentences=16"]
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  line, last = map(json.loads, done.stdout.splitlines())
+  assert line["text_sentences_per_second"] > 0
+  assert last["ratio"] == pytest.approx(line["mfu"] / 0.5, abs=1e-3)
+
+
 def test_no_heavy_package_is_imported():
-  code = "import sys; sys.path.insert(0, sys.argv[1]); import paper_step; print(*sys.modules)"
+  code = "import sys; sys.path.insert(0, sys.argv[1]); import encode_paper; print(*sys.modules)"
   command = [sys.executable, "-c", code, BENCHMARKS]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   assert not {"tensorflow", "seqio", "gin", "orbax"} & set(done.stdout.split())
