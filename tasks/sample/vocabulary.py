@@ -5,6 +5,7 @@ import pathlib
 
 import sentencepiece
 
+from vmsst import padding
 from vmsst.tasks.sample import corpus, splits
 from vmsst.tasks.sample.phrasebook import Meaning, Phrasebook
 
@@ -35,7 +36,7 @@ def train_vocabulary(path: str) -> None:
     character_coverage=1.0,
     byte_fallback=True,
     pretokenization_delimiter=_BOUNDARY,
-    pad_id=0,
+    pad_id=padding.PAD_ID,
     eos_id=1,
     unk_id=2,
     bos_id=-1,

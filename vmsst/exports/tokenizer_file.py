@@ -11,7 +11,7 @@ import json
 import unicodedata
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 # How SentencePiece writes a space.
@@ -83,8 +83,8 @@ def export_tokenizer(
   made.add_special_tokens([tokenizers.AddedToken(x, normalized=False) for x in marks.values()])
   return ExportedTokenizer(
     content=made.to_str(pretty=False).encode(),
-    padding=marks[vocabularies.PAD_ID],
-    padding_id=vocabularies.PAD_ID,
+    padding=marks[padding.PAD_ID],
+    padding_id=padding.PAD_ID,
     unknown=None if vocabulary.unk_id is None else marks[vocabulary.unk_id],
     end=end,
     marks_are_text=True,

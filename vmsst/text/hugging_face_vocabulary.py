@@ -13,9 +13,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.files import input_files
-from vmsst.text import vocabularies
 from vmsst.text.word_splitting import Languages
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -93,7 +92,7 @@ class HuggingFaceVocabulary:
     for value in ids:
       if value == self.eos_id:
         break
-      if value != vocabularies.PAD_ID:
+      if value != padding.PAD_ID:
         if not 0 < value < self.size:
           raise ValueError(f"id {value} is not in a vocabulary of {self.size}")
         # Where padding changes places with 0, no text has 0.
@@ -220,24 +219,24 @@ def _parse(path: str, content: bytes) -> _Loaded:
     tokenizer.encode("a \uffff")
   if not vocabulary:
     raise errors.InputError(f"{path} has no vocabulary")
-  padding = padding_id(path, record)
-  swapped = {0: padding, padding: 0}
+  own = padding_id(path, record)
+  swapped = {padding.PAD_ID: own, own: padding.PAD_ID}
   eos, unknown = (
     None if value is None else swapped.get(value, value)
     for value in (_end_mark(path, tokenizer), _unknown_id(record["model"], vocabulary))
   )
   # Within a text there is no padding: what spells it is unknown, or ends the sentence.
   spelled = eos if unknown is None else unknown
-  if spelled is None or vocabularies.PAD_ID in (eos, unknown):
+  if spelled is None or padding.PAD_ID in (eos, unknown):
     raise errors.InputError(f"{path} has no end mark or unknown token of another id than padding")
   return _Loaded(
     tokenizer=tokenizer,
     content=content,
     size=1 + max(vocabulary.values()),
-    padding_id=padding,
+    padding_id=own,
     eos_id=eos,
     unk_id=unknown,
-    ours={**swapped, padding: spelled},
+    ours={**swapped, own: spelled},
   )
 
 

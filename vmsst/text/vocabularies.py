@@ -10,12 +10,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.files import input_files
 from vmsst.text import word_splitting
 from vmsst.text.word_splitting import Languages
-
-PAD_ID = 0
 
 # Letters that came with Unicode 14 to 17 and have a small form. Python versions and TensorFlow
 # disagree on them, so they stay as they are.
@@ -83,7 +81,7 @@ class _Shared:
     for value in ids:
       if value == self.eos_id:
         break
-      if value != PAD_ID:
+      if value != padding.PAD_ID:
         if not 0 < value < self.size:
           raise ValueError(f"id {value} is not in a vocabulary of {self.size}")
         kept.append(int(value))
@@ -204,7 +202,7 @@ def _load_sentencepiece(path: str) -> Any:
       f"{path}: not a SentencePiece model ({len(data)} bytes): give the .model file, not .vocab, "
       "and check that it was copied whole"
     )
-  if processor.pad_id() != PAD_ID:
+  if processor.pad_id() != padding.PAD_ID:
     raise errors.InputError(
       f"{path}: id 0 must be padding but is {processor.id_to_piece(0)!r}; train one with `vmsst "
       "vocab train`, or with spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1"

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst import languages as languages_lib
 from vmsst.files import atomic_files, text_files
 from vmsst.languages import Language
@@ -96,7 +96,7 @@ def train_vocabulary(
       model_type=model_type,
       character_coverage=character_coverage,
       byte_fallback=byte_fallback,
-      pad_id=0,
+      pad_id=padding.PAD_ID,
       eos_id=1,
       unk_id=2,
       bos_id=-1,

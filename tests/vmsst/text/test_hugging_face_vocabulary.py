@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.checkpoints.importers import bert
-from vmsst.text import vocabularies
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary, tokenizer_of_xlmr
 
 MARKS = {
@@ -69,7 +68,7 @@ def test_ids_become_text_again(tokenizer_files, kind):
 def test_text_that_spells_padding_is_no_padding(tokenizer_files, kind):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
   (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
-  assert vocabularies.PAD_ID not in ids
+  assert padding.PAD_ID not in ids
   assert vocabulary.unk_id in ids
 
 
