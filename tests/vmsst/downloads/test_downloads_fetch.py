@@ -43,7 +43,7 @@ def test_broken_connections_are_gone_on_from(server, fetcher, tmp_path):
 
 def test_it_is_given_up_where_nothing_new_arrives(server, fetcher, tmp_path):
   url = server.put("/a", CONTENT, stops=[50_000] * 9, ranges=False)
-  with pytest.raises(errors.InputError, match=r"given up after 3 attempts.*goes on"):
+  with pytest.raises(errors.InputError, match=r"gave up after 3 attempts.*resume"):
     fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert leftovers(tmp_path) == ["a.part", "a.part.json"]
   # A server that goes on later.
@@ -100,14 +100,14 @@ def test_without_a_tag_only_a_checksum_lets_parts_be_put_together(server, fetche
     ({"kib": 700}, {}, "700 KiB as published"),
     ({"checksum": "sha256:" + "0" * 64}, {}, "sha256 checksum .* not 0000.*not kept"),
     ({}, {"statuses": [404]}, "404"),
-    ({}, {"statuses": [500] * 9}, "500 .*given up"),
-    ({}, {"length": -1}, "nothing tells how long"),
+    ({}, {"statuses": [500] * 9}, "500 .*gave up"),
+    ({}, {"length": -1}, "length is unknown"),
     ({"size": 5}, {"chunked": True}, "sends more than 5 bytes"),
     ({"size": 900_000}, {"chunked": True}, "has 700,001 bytes, not 900,000"),
     ({}, {"headers": {"Content-Encoding": "gzip"}}, "encoding"),
-    ({}, {"length": 900_000}, "700,001 of 900,000|given up"),
-    ({}, {"location": "http://example.org/a"}, "redirects to http://example.org/a.*no HTTPS"),
-    ({}, {"location": "file:///etc/passwd"}, "no HTTPS"),
+    ({}, {"length": 900_000}, "700,?001 .*gave up after 3"),
+    ({}, {"location": "http://example.org/a"}, "redirects to http://example.org/a.*not an HTTPS"),
+    ({}, {"location": "file:///etc/passwd"}, "not an HTTPS"),
     ({}, {"location": "/a"}, "10 redirects"),
   ],
 )
@@ -131,7 +131,7 @@ def test_the_server_may_say_wait_and_redirect(server, fetcher, tmp_path):
   ["http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "https:///a", "a"],
 )
 def test_nothing_but_https_is_fetched(fetcher, tmp_path, url):
-  with pytest.raises(errors.InputError, match="no HTTPS"):
+  with pytest.raises(errors.InputError, match="not an HTTPS"):
     fetcher.fetch(fetch.File(url), tmp_path / "a")
 
 
@@ -142,7 +142,7 @@ def test_only_this_machine_may_lead_to_itself():
 
 
 def test_no_server_at_all(fetcher, tmp_path):
-  with pytest.raises(errors.InputError, match="given up after 3"):
+  with pytest.raises(errors.InputError, match="gave up after 3"):
     fetcher.fetch(fetch.File("http://127.0.0.1:9/a"), tmp_path / "a")
 
 
@@ -221,7 +221,7 @@ def test_two_that_write_one_file(server, tmp_path):
     with open(tmp_path / "a.part", "ab") as other:
       other.write(b"x")
 
-  match = "something else writes there"
+  match = "another process writes to it"
   with fetch.Fetcher(progress=meddle) as one, pytest.raises(errors.InputError, match=match):
     one.fetch(fetch.File(url), tmp_path / "a")
   assert leftovers(tmp_path) == []

@@ -127,7 +127,7 @@ def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
 def test_a_list_of_files_without_https(server, fetcher):
   url = "http://example.org/de-en.txt.zip"
   api = opus.api(fetcher, put_list(server, [record(server, "de-en", url=url)]))
-  with pytest.raises(errors.InputError, match="no HTTPS"):
+  with pytest.raises(errors.InputError, match="not an HTTPS"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
