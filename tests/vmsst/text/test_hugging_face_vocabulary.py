@@ -75,10 +75,10 @@ def test_text_that_spells_padding_is_no_padding(tokenizer_files, kind):
 def test_tensorflow_gives_the_same_ids(tokenizer_files):
   tf = pytest.importorskip("tensorflow")
   from vmsst.tasks import preprocessors
+  from vmsst.tasks.seqio_vocabulary import SeqioVocabulary
 
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), "query: ")
-  wrapped = vocabulary.to_seqio()
-  assert isinstance(wrapped, preprocessors.SeqioVocabulary)
+  wrapped = SeqioVocabulary(vocabulary)
   assert (wrapped.eos_id, wrapped.unk_id, wrapped.pad_id) == (2, 3, 0)
   assert wrapped.vocab_size == vocabulary.size
   rows = {"inputs": TEXTS, "targets": TEXTS[::-1]}
@@ -135,8 +135,8 @@ def test_another_sentencepiece_model_is_refused(spm_file, tmp_path):
   ("changes", "message"),
   [
     ({"added_tokens": []}, "neither '<pad>' nor"),
-    ({"model": {"type": "Other"}}, "no tokenizer of Hugging Face"),
-    (None, "no tokenizer of Hugging Face"),
+    ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
+    (None, "not a Hugging Face tokenizer"),
   ],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
