@@ -215,7 +215,7 @@ def test_what_is_there_in_another_form_is_left(server, fetcher, tmp_path):
   twin = tmp_path / "nq" / "NQ-open.dev.jsonl.gz"
   twin.parent.mkdir()
   twin.write_bytes(b"mine")
-  with pytest.raises(errors.InputError, match=r"NQ-open\.dev\.jsonl\.gz is there already"):
+  with pytest.raises(errors.InputError, match=r"NQ-open\.dev\.jsonl\.gz exists already"):
     evaluation_sets.download(fetcher, chosen, tmp_path)
   assert not server.requests
 
@@ -245,9 +245,11 @@ def test_sets_by_name():
   everything = evaluation_sets.choose(["all"])
   assert len(everything) > 8
   assert not any(each.by_hand for each in everything)
-  with pytest.raises(errors.InputError, match=r"mldoc is to be got by hand, into mldoc.*NIST"):
+  with pytest.raises(
+    errors.InputError, match=r"mldoc must be downloaded by hand, into mldoc.*NIST"
+  ):
     evaluation_sets.choose(["nq", "mldoc"])
-  with pytest.raises(errors.InputError, match="no evaluation set nothing; known: tatoeba, "):
+  with pytest.raises(errors.InputError, match="no evaluation set nothing; choose from tatoeba, "):
     evaluation_sets.choose(["nothing"])
 
 
@@ -272,7 +274,7 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   assert "nq: 1 files" in out
   for arguments, message in (
     (("evaluation", "nq"), "--output"),
-    (("evaluation", "--output", "x"), "name the sets"),
+    (("evaluation", "--output", "x"), "name the evaluation sets"),
     (("evaluation", "nothing", "--list"), "no evaluation set nothing"),
   ):
     with pytest.raises(errors.InputError, match=message):

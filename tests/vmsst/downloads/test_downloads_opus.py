@@ -120,7 +120,7 @@ def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
 )
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   api = opus.api(fetcher, put_list(server, [record(server, "de-en", **changes)]))
-  with pytest.raises(errors.InputError, match="no release in Moses's format"):
+  with pytest.raises(errors.InputError, match="not a release in Moses format"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
@@ -136,7 +136,7 @@ def test_a_list_of_files_without_https(server, fetcher):
 )
 def test_an_answer_that_is_no_list(server, fetcher, answer):
   api = opus.api(fetcher, server.put("/opusapi/", answer))
-  with pytest.raises(errors.InputError, match="not a list as OPUS gives it"):
+  with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
@@ -144,7 +144,7 @@ def test_unknown_corpora_and_wrong_names(server, fetcher):
   api = opus.api(fetcher, put_list(server, []))
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
     opus.releases(api, [("Europarl", "v99")], opus.anything)
-  with pytest.raises(errors.InputError, match="no name of a corpus"):
+  with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
     opus.releases(api, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.one_of(["de_en"])
@@ -190,8 +190,11 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
   for arguments, message in (
     (("opus", *chosen), "--output"),
     (("opus", "--output", "x"), "--corpus or --recipe"),
-    (("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"), "none of those pairs"),
-    ((), "say what"),
+    (
+      ("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"),
+      "none of these language pairs",
+    ),
+    ((), "choose `vmsst data download opus`"),
   ):
     with pytest.raises(errors.InputError, match=message):
       run(*arguments)
