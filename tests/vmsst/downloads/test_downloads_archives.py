@@ -36,7 +36,7 @@ def write(path, members):
 
 
 def everything(folder):
-  """Names of all files below, and of what lies beside it."""
+  """Names of all files in the parent of a folder, relative to the folder."""
   return sorted(
     os.path.relpath(os.path.join(place, name), folder)
     for place, _, names in os.walk(folder.parent)
@@ -93,13 +93,13 @@ def test_links_and_devices_of_tar_are_refused(tmp_path, kind):
   assert everything(folder) == []
 
 
-def test_links_and_secrets_of_zip_are_refused(tmp_path):
+def test_links_and_encrypted_members_of_zip_are_refused(tmp_path):
   link = zipfile.ZipInfo("link")
   link.external_attr = 0o120777 << 16
   locked = zipfile.ZipInfo("locked")
   for info in (link, locked):
     path = write_zip(tmp_path / "a.zip", [(info, b"/etc/passwd")])
-    if info is locked:  # The flag in the central directory that says so.
+    if info is locked:  # Set the flag for encryption in the central directory.
       content = bytearray(path.read_bytes())
       content[content.index(b"PK\x01\x02") + 8] |= 1
       path.write_bytes(content)
@@ -155,7 +155,7 @@ def test_broken_archives_leave_nothing(tmp_path, name):
     assert everything(tmp_path / "b" / "out") == []
 
 
-def test_a_wrong_checksum_in_a_zip_is_seen(tmp_path):
+def test_a_wrong_checksum_in_a_zip_is_refused(tmp_path):
   path = tmp_path / "a.zip"
   with zipfile.ZipFile(path, "w") as out:
     out.writestr("one", b"content" * 100)

@@ -12,7 +12,7 @@ from vmsst.downloads import opus
 
 
 def record(server, pair, corpus="Europarl", version="v8", **changes):
-  """A record as OPUS's API gives it, of a file that the server has."""
+  """A record in the format of the OPUS API, of a file on the server."""
   path = f"/OPUS-{corpus}/{version}/moses/{pair}.txt.zip"
   content = b"PK" + pair.encode() * 5000
   url = server.put(path, content)
@@ -85,12 +85,12 @@ def test_pairs_in_any_order_and_codes(api, wanted, found):
 
 def test_releases_are_fetched_once_into_opus_s_layout(server, api, fetcher, tmp_path):
   found = opus.releases(api, [("Europarl", None)], opus.one_of(["de-en"]))
-  told = []
+  reported = []
   for _ in range(2):
-    opus.download(fetcher, found, tmp_path, lambda release, fetched: told.append(fetched))
+    opus.download(fetcher, found, tmp_path, lambda release, fetched: reported.append(fetched))
   path = tmp_path / "Europarl" / "v8" / "moses" / "de-en.txt.zip"
   assert path.read_bytes() == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
-  assert told == [True, False]
+  assert reported == [True, False]
 
 
 def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
@@ -134,7 +134,7 @@ def test_a_list_of_files_without_https(server, fetcher):
 @pytest.mark.parametrize(
   "answer", [b"", b"<html>", b"[]", b"{}", b'{"corpora": 3}', b'{"corpora": ["a"]}', b"[" * 9999]
 )
-def test_an_answer_that_is_no_list(server, fetcher, answer):
+def test_a_response_that_is_not_a_list(server, fetcher, answer):
   api = opus.api(fetcher, server.put("/opusapi/", answer))
   with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
     opus.releases(api, [("Europarl", None)], opus.anything)
@@ -151,7 +151,7 @@ def test_unknown_corpora_and_wrong_names(server, fetcher):
 
 
 def test_the_table_of_opustools(server, monkeypatch, tmp_path):
-  """The package's own code answers from a table of its form."""
+  """The package's own code reads a table of its format."""
   opustools = pytest.importorskip("opustools", reason="needs opustools")
   wanted = record(server, "de-en")
   rows = [wanted, record(server, "en-fr", latest="False", version="v7")]
