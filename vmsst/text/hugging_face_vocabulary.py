@@ -80,7 +80,8 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   ) -> list[list[int]]:
     """Returns at most `max_length` ids of every text, including special tokens."""
     del language
-    return [vocabularies.cut_with_eos(ids, max_length, self.eos_id) for ids in self._ids(texts)]
+    eos_id = self.eos_id
+    return [vocabularies.cut_with_eos(ids, max_length, eos_id) for ids in self._ids(texts)]
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids up to the first EOS token, ignoring padding and special tokens."""

@@ -49,7 +49,8 @@ class Vocabulary(Protocol):
     self, texts: Sequence[str], max_length: int, language: Languages = None
   ) -> list[list[int]]:
     """Returns at most `max_length` ids of every text, including the EOS token if there is one."""
-    return [cut_with_eos(ids, max_length, self.eos_id) for ids in self.tokenize(texts, language)]
+    eos_id = self.eos_id
+    return [cut_with_eos(ids, max_length, eos_id) for ids in self.tokenize(texts, language)]
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids up to the first EOS token, ignoring padding."""
@@ -70,12 +71,13 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
     ValueError: the vocabulary does not have an id.
   """
   kept = []
+  eos_id, size = vocabulary.eos_id, vocabulary.size
   for value in ids:
-    if value == vocabulary.eos_id:
+    if value == eos_id:
       break
     if value != padding.PAD_ID:
-      if not 0 < value < vocabulary.size:
-        raise ValueError(f"id {value} is not in a vocabulary of {vocabulary.size}")
+      if not 0 < value < size:
+        raise ValueError(f"id {value} is not in a vocabulary of {size}")
       kept.append(int(value))
   return kept
 
