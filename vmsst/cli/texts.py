@@ -149,7 +149,7 @@ def _score(args: argparse.Namespace) -> None:
   # What comes from standard input is read once, also where it has both sides.
   with local_file("-" if "-" in paths else "") as standard_input:
     source, target = (
-      pair_scoring.Side(standard_input if path == "-" else path, field, language)
+      pair_scoring.TextColumn(standard_input if path == "-" else path, field, language)
       for path, field, language in zip(paths, fields, args.languages, strict=True)
     )
     if args.output != "-":

@@ -11,7 +11,6 @@ import os
 import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +19,18 @@ import tqdm
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors
+from vmsst.bitext import derived_files, readers
+from vmsst.bitext.readers import BitextFile
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.inference import loading
 from vmsst.inference.encoder import Encoder
 from vmsst.search import exact_search
-
-if TYPE_CHECKING:
-  from vmsst.bitext.readers import BitextFile
+from vmsst.vectors import encoding, npy_files
 
 # Sources, and targets, that are compared at once: their scores take 128 MB.
 _QUERIES, _CANDIDATES = 1 << 11, 1 << 14
+# Texts whose vectors are in memory at once.
+_WINDOW = 1 << 14
 # What separates columns and lines of a TSV file.
 _SEPARATORS = str.maketrans("\t\n\r", "   ")
 
@@ -69,14 +70,12 @@ def mine_files(
   Raises:
     InputError: no such checkpoint or files, broken ones, or a folder of other settings.
   """
-  from vmsst.bitext import derived_files, readers
-
   if count < 1:
     raise errors.InputError(f"count is {count}; at least 1 wrong translation can be asked for")
   checkpoint = t5x_checkpoints.find_checkpoint(run)
   load = functools.cache(lambda: loading.load(checkpoint))
 
-  def make(bitext: "BitextFile", path: str) -> Mapping[str, int]:
+  def make(bitext: BitextFile, path: str) -> Mapping[str, int]:
     pairs = list(readers.read_pairs(bitext))
     found_NK = hard_negatives(
       load(),
@@ -138,18 +137,19 @@ def hard_negatives(
   for source, target in zip(sources.of, targets.of, strict=True):
     translations[source].add(target)
   with tempfile.TemporaryDirectory() as folder:
-    source_ND, target_MD = (
-      _embed(
-        encoder,
+    paths = [os.path.join(folder, f"{side}.npy") for side in ("source", "target")]
+    for texts, code, path in zip((sources, targets), languages, paths, strict=True):
+      windows = encoding.encode_windows(
+        encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
         texts.first,
-        os.path.join(folder, f"{number}.npy"),
-        code,
-        batch_size=batch_size,
-        progress=progress,
+        _WINDOW,
+        total=len(texts.first),
+        unit=" sentences",
         title=title,
+        progress=progress,
       )
-      for number, (texts, code) in enumerate(zip((sources, targets), languages, strict=True))
-    )
+      npy_files.write(path, (len(texts.first), encoder.dimension), windows)
+    source_ND, target_MD = map(npy_files.open_mapped, paths)
     index_NK = nearest_wrong(
       source_ND, target_MD, translations, count, progress=progress, title=title
     )
@@ -270,38 +270,8 @@ def _normalized(text: str) -> str:
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _embed(
-  encoder: Encoder,
-  texts: Sequence[str],
-  path: str,
-  code: str,
-  *,
-  batch_size: int,
-  progress: bool | None,
-  title: str,
-) -> np.ndarray:
-  """Vectors of texts, float32 [N, D], in a new file."""
-  from vmsst.vectors import bitext_vectors
-
-  array = np.lib.format.open_memmap(path, "w+", np.float32, (len(texts), encoder.dimension))
-  chunks = bitext_vectors.encode_chunks(
-    encoder,
-    texts,
-    [code],
-    total=len(texts),
-    title=title,
-    batch_size=batch_size,
-    progress=progress,
-  )
-  for start, vectors_BD in chunks:
-    array[start : start + len(vectors_BD)] = vectors_BD
-  return array
-
-
-def _place(bitext: "BitextFile") -> str:
+def _place(bitext: BitextFile) -> str:
   """The name keeps that of the bitext, where it says the languages; else they are added."""
-  from vmsst.bitext import derived_files, readers
-
   stem = os.path.splitext(os.path.basename(bitext.paths[0]).removesuffix(".gz"))[0]
   try:
     told = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)

@@ -9,20 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
 from vmsst.files import resumable_lines, text_fields
 from vmsst.search import exact_search
-from vmsst.text import input_texts
-from vmsst.vectors import embedded_text, encoding, file_embedding
+from vmsst.vectors import embedded_text, encoding
 
 # Pairs that are in memory at once, and what an interruption costs at most.
 _WINDOW = 1 << 13
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class TextColumn:
   """Sources or targets.
 
   Attributes:
@@ -38,8 +36,8 @@ class Side:
 
 def pair_cosines(
   encoder: Any,
-  source: Side,
-  target: Side,
+  source: TextColumn,
+  target: TextColumn,
   *,
   start: int = 0,
   long_texts: str = "cut",
@@ -68,45 +66,42 @@ def pair_cosines(
       f"{source.path} has {count:,} lines and {target.path} {other:,}: line i of one is scored "
       "with line i of the other"
     )
-  if long_texts != "cut":
-    encoding.require_option(encoder, "long_texts")
-  cut: list[tuple[int, int]] = []
-  embed = functools.partial(
-    encoding.encode,
-    encoder,
-    long_texts=long_texts,
-    batch_size=batch_size,
-    progress=False,
-    on_cut=lambda found, _, most: cut.append((found, most)),
-  )
-  texts = [
-    itertools.islice(text_fields.read_texts(side.path, side.field), start, None)
-    for side in (source, target)
-  ]
-  windows = zip(*(file_embedding.windows(each, _WINDOW) for each in texts), strict=True)
-  disable = None if progress is None else not progress
-  with tqdm.tqdm(total=count, initial=start, unit=" pairs", disable=disable) as bar:
-    for number, window in enumerate(windows):
-      units = []
-      for side, own in zip((source, target), window, strict=True):
-        vectors_BD = embed(own, language=side.language)
-        finite_B = np.isfinite(vectors_BD).all(axis=1)
-        if not finite_B.all():
-          line = start + number * _WINDOW + int(np.argmin(finite_B)) + 1
-          raise errors.InputError(
-            f"{side.path}:{line}: its vector holds a value that is not finite"
-          )
-        units.append(exact_search.unit_rows(vectors_BD))
-      yield np.einsum("nd,nd->n", *units)
-      bar.update(len(window[0]))
-  if cut:
-    input_texts.log_cut(sum(found for found, _ in cut), 2 * (count - start), cut[0][1])
+  embed = encoding.embedder(encoder, long_texts=long_texts, batch_size=batch_size)
+  with encoding.one_cut_warning(2 * (count - start)) as on_cut:
+    windows = [
+      encoding.encode_windows(
+        functools.partial(embed, language=column.language, on_cut=on_cut),
+        itertools.islice(text_fields.read_texts(column.path, column.field), start, None),
+        _WINDOW,
+        total=count,
+        done=start,
+        unit=" pairs",
+        progress=shown,
+      )
+      for column, shown in ((source, progress), (target, False))
+    ]
+    for vectors in zip(*windows, strict=True):
+      source_BD, target_BD = (
+        _unit_rows(column, vectors_BD, start)
+        for column, vectors_BD in zip((source, target), vectors, strict=True)
+      )
+      yield np.einsum("nd,nd->n", source_BD, target_BD)
+      start += len(source_BD)
+
+
+def _unit_rows(column: TextColumn, vectors_BD: np.ndarray, start: int) -> np.ndarray:
+  """Returns the vectors of a window, whose first line is number `start` from 0, at length 1."""
+  finite_B = np.isfinite(vectors_BD).all(axis=1)
+  if not finite_B.all():
+    line = start + int(np.argmin(finite_B)) + 1
+    raise errors.InputError(f"{column.path}:{line}: its vector contains a value that is not finite")
+  return exact_search.unit_rows(vectors_BD)
 
 
 def score_file(
   encoder: Any,
-  source: Side,
-  target: Side,
+  source: TextColumn,
+  target: TextColumn,
   output: str | os.PathLike[str],
   *,
   name: str,

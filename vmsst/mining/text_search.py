@@ -9,7 +9,7 @@ import tqdm
 
 from vmsst import errors
 from vmsst.search import exact_search
-from vmsst.vectors import encoding, file_embedding
+from vmsst.vectors import encoding
 from vmsst.vectors.embedded_text import EmbeddedText
 
 # Queries that are looked up together, in one pass through the vectors.
@@ -68,7 +68,7 @@ def nearest_lines(
   """
   if not len(base):
     raise errors.InputError(f"{base.path} is empty: there is nothing to look up")
-  for window in file_embedding.windows(iter(queries), _WINDOW):
+  for window in encoding.windows(queries, _WINDOW):
     query_ND = encoding.encode(
       encoder, window, language=language, batch_size=batch_size, progress=False
     )

@@ -6,21 +6,19 @@ Beside a bitext of N pairs stands, in a folder made by `embed_files`, one NumPy 
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
 from vmsst.bitext import derived_files, readers
 from vmsst.bitext.readers import BitextFile
 from vmsst.checkpoints import t5x as t5x_checkpoints
-from vmsst.files import input_files
 from vmsst.inference import loading
-from vmsst.inference.encoder import Encoder
+from vmsst.vectors import encoding, npy_files
 
-# Texts whose vectors are in memory at once.
-_CHUNK = 1 << 14
+# Texts whose vectors are in memory at once: those of whole pairs.
+_WINDOW = 1 << 14
 
 
 def embed_files(
@@ -58,21 +56,18 @@ def embed_files(
   def make(bitext: BitextFile, path: str) -> derived_files.Counts:
     encoder = load()
     lines = sum(1 for _ in readers.read_pairs(bitext))
-    array = np.lib.format.open_memmap(path, "w+", np.dtype("<f4"), (lines, 2, encoder.dimension))
-    texts = (side for pair in readers.read_pairs(bitext) for side in pair)
-    flat_ND = array.reshape(2 * lines, -1)
-    chunks = encode_chunks(
-      encoder,
-      texts,
-      [readers.code_of(bitext.source), readers.code_of(bitext.target)],
+    codes = [readers.code_of(bitext.source), readers.code_of(bitext.target)]
+    embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=None)
+    windows = encoding.encode_windows(
+      lambda texts: embed(texts, language=codes * (len(texts) // 2)),
+      (side for pair in readers.read_pairs(bitext) for side in pair),
+      _WINDOW,
       total=2 * lines,
+      unit=" sentences",
       title=str(bitext),
-      batch_size=batch_size,
       progress=progress,
     )
-    for start, vectors_BD in chunks:
-      flat_ND[start : start + len(vectors_BD)] = vectors_BD
-    array.flush()
+    npy_files.write(path, (lines, 2, encoder.dimension), windows)
     return {"lines": lines, "dimension": encoder.dimension}
 
   return derived_files.make_files(
@@ -83,53 +78,6 @@ def embed_files(
     make=make,
     refresh=refresh,
   )
-
-
-def encode_chunks(
-  encoder: Encoder,
-  texts: Iterable[str],
-  codes: Sequence[str],
-  *,
-  total: int,
-  title: str,
-  batch_size: int = 128,
-  progress: bool | None = None,
-) -> Iterator[tuple[int, np.ndarray]]:
-  """Yields the vectors of texts, some thousand at a time, each with the number of its first text.
-
-  Args:
-    encoder: What makes vectors.
-    texts: The texts, whose languages take turns.
-    codes: Codes of the languages; text i is in the language i modulo their number.
-    total: Number of texts.
-    title: What the progress bar is called.
-    batch_size: Texts computed at once.
-    progress: Show a progress bar; None: on a terminal only.
-  """
-  size = _CHUNK // len(codes) * len(codes)
-  disable = None if progress is None else not progress
-  with tqdm.tqdm(total=total, unit=" sentences", desc=title, disable=disable) as bar:
-    for start, chunk in _chunks(texts, size):
-      language = codes[0] if len(codes) == 1 else (list(codes) * size)[: len(chunk)]
-      yield (
-        start,
-        encoder.encode(
-          chunk, language=language, batch_size=batch_size, progress=False, on_cut=None
-        ),
-      )
-      bar.update(len(chunk))
-
-
-def _chunks(texts: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
-  start = 0
-  chunk: list[str] = []
-  for text in texts:
-    chunk.append(text)
-    if len(chunk) == size:
-      yield start, chunk
-      start, chunk = start + size, []
-  if chunk:
-    yield start, chunk
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
@@ -144,19 +92,10 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
       f"{path}: no such file: write a teacher's vectors of {bitext} into {folder} with "
       "`vmsst data embed`"
     )
-  input_files.check(path)
-  try:
-    array = np.lib.format.open_memmap(path, mode="r")
-  except Exception as error:  # NumPy has an exception of another kind for each damage
-    raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
-  if (
-    array.dtype != np.dtype("<f4")
-    or array.ndim != 3
-    or array.shape[1] != 2
-    or not array.flags.c_contiguous
-  ):
+  array = npy_files.open_mapped(path)
+  if array.ndim != 3 or array.shape[1] != 2:
     raise errors.InputError(
-      f"{path}: vectors have to be float32 [lines, 2, width], not {array.dtype} {array.shape}"
+      f"{path}: vectors must be float32 [lines, 2, width], not {array.dtype} {array.shape}"
     )
   return array
 

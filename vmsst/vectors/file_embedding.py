@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
 from vmsst.files import text_fields
-from vmsst.text import input_texts
-from vmsst.vectors import embedded_text, encoding, vector_store
+from vmsst.vectors import embedded_text, encoding, npy_files, vector_store
 
 # Lines that are in memory at once, and what an interruption costs at most.
 _WINDOW = 1 << 14
@@ -67,7 +65,9 @@ def embed_file(
     folder = vector_store.part_folder(folder, number, parts)
   text = embedded_text.describe(path)
   first, last = (text["lines"] * i // parts for i in (number - 1, number))
-  embed = _embedder(encoder, language, long_texts, batch_size)
+  embed = encoding.embedder(
+    encoder, language=language, long_texts=long_texts, batch_size=batch_size
+  )
   special = {"field": field, "long_texts": None if long_texts == "cut" else long_texts}
   writer = vector_store.Writer(
     folder,
@@ -115,42 +115,24 @@ def embed_to_stream(
   Returns:
     Number of lines.
   """
-  headers = {"npy": vector_store.npy_header, "safetensors": vector_store.safetensors_header}
+  headers = {"npy": npy_files.header, "safetensors": vector_store.safetensors_header}
   if file_format not in headers:
     raise errors.InputError(f"{file_format} cannot go into a pipe: {' and '.join(headers)} can")
   count = embedded_text.describe(path)["lines"]
-  embed = _embedder(encoder, language, long_texts, batch_size)
+  embed = encoding.embedder(
+    encoder, language=language, long_texts=long_texts, batch_size=batch_size
+  )
   width, done = _width(encoder, embed), 0
-  stream.write(headers[file_format](count, width, dtype))
+  stream.write(headers[file_format]((count, width), dtype))
   for vectors_BD in _windows_of_vectors(embed, path, field, range(count), 0, progress):
     try:
-      rows_BD = vector_store.checked_rows(vectors_BD, width, dtype, done)
+      rows_BD = npy_files.checked_rows(vectors_BD, width, dtype, done)
     except ValueError as error:
       raise errors.InputError(f"{path}: {error} (vector 0 is that of line 1)") from None
     stream.write(rows_BD.tobytes())
     done += len(rows_BD)
   stream.flush()
   return done
-
-
-def windows(texts: Iterator[str], size: int) -> Iterator[list[str]]:
-  """The texts, `size` of them at a time."""
-  while window := list(itertools.islice(texts, size)):
-    yield window
-
-
-def _embedder(encoder: Any, language: str | None, long_texts: str, batch_size: int) -> Any:
-  """What maps texts to vectors."""
-  if long_texts != "cut":
-    encoding.require_option(encoder, "long_texts")
-  return functools.partial(
-    encoding.encode,
-    encoder,
-    language=language,
-    long_texts=long_texts,
-    batch_size=batch_size,
-    progress=False,
-  )
 
 
 def _width(encoder: Any, embed: Any) -> int:
@@ -160,17 +142,15 @@ def _width(encoder: Any, embed: Any) -> int:
 def _windows_of_vectors(
   embed: Any, path: str, field: str | None, rows: range, first: int, progress: bool | None
 ) -> Iterator[np.ndarray]:
-  """The vectors of the lines `rows`, from 0; says once how many texts were cut.
-
-  Progress counts from the line `first`.
-  """
-  cut: list[tuple[int, int]] = []
-  texts = itertools.islice(text_fields.read_texts(path, field), rows.start, rows.stop)
-  disable = None if progress is None else not progress
-  total, done = rows.stop - first, rows.start - first
-  with tqdm.tqdm(total=total, initial=done, unit=" lines", desc=path, disable=disable) as bar:
-    for window in windows(texts, _WINDOW):
-      yield embed(window, on_cut=lambda count, _, most: cut.append((count, most)))
-      bar.update(len(window))
-  if cut:
-    input_texts.log_cut(sum(count for count, _ in cut), len(rows), cut[0][1])
+  """Yields the vectors of the lines `rows`, from 0; the progress bar counts from line `first`."""
+  with encoding.one_cut_warning(len(rows)) as on_cut:
+    yield from encoding.encode_windows(
+      functools.partial(embed, on_cut=on_cut),
+      itertools.islice(text_fields.read_texts(path, field), rows.start, rows.stop),
+      _WINDOW,
+      total=rows.stop - first,
+      done=rows.start - first,
+      unit=" lines",
+      title=path,
+      progress=progress,
+    )

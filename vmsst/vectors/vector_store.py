@@ -19,6 +19,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.files import atomic_files, input_files
+from vmsst.vectors import npy_files
 
 FORMATS = ("npy", "safetensors", "parquet")
 _DTYPES = ("float32", "float16")
@@ -105,7 +106,9 @@ class Writer:
     """
     if self.finished:
       raise ValueError(f"{self._folder} is finished: nothing can be appended")
-    array_ND = checked_rows(vectors_ND, self._state["dimension"], self._state["dtype"], self.done)
+    array_ND = npy_files.checked_rows(
+      vectors_ND, self._state["dimension"], self._state["dtype"], self.done
+    )
     start = 0
     while start < len(array_ND):
       number, place = divmod(self.done + start, self._state["shard_rows"])
@@ -257,41 +260,11 @@ def _finished_state(folder: pathlib.Path) -> dict[str, Any]:
   return state
 
 
-def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
-  """Vectors as files have them: rows of little-endian numbers.
-
-  Args:
-    vectors_ND: The vectors.
-    dimension: The width that they have to have.
-    dtype: float32 or float16.
-    first: Number of the first, for the message.
-
-  Raises:
-    ValueError: the array is not [N, dimension], or a value is not finite in this dtype.
-  """
-  with np.errstate(over="ignore"):
-    array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
-  if array_ND.ndim != 2 or array_ND.shape[1] != dimension:
-    raise ValueError(f"an array [N, {dimension}] is needed, not one of shape {array_ND.shape}")
-  finite_N = np.isfinite(array_ND).all(axis=1)
-  if not finite_N.all():
-    row = first + int(np.argmin(finite_N))
-    raise ValueError(f"vector {row} holds a value that is not finite as {dtype}")
-  return array_ND
-
-
-def npy_header(rows: int, dimension: int, dtype: str) -> bytes:
-  """What a .npy file of some rows starts with; as long for any number of them."""
-  descr = np.dtype(dtype).newbyteorder("<").str
-  text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {(rows, dimension)}, }}"
-  return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + f"{text:<117}\n".encode("latin1")
-
-
-def safetensors_header(rows: int, dimension: int, dtype: str) -> bytes:
-  """What a safetensors file of some rows starts with; as long for any number of them."""
-  size = rows * dimension * np.dtype(dtype).itemsize
+def safetensors_header(shape: tuple[int, int], dtype: str) -> bytes:
+  """Returns what a safetensors file of vectors starts with; it has one size for any row count."""
+  size = shape[0] * shape[1] * np.dtype(dtype).itemsize
   name = {"float32": "F32", "float16": "F16"}[dtype]
-  tensor = {"dtype": name, "shape": [rows, dimension], "data_offsets": [0, size]}
+  tensor = {"dtype": name, "shape": list(shape), "data_offsets": [0, size]}
   return (120).to_bytes(8, "little") + f"{json.dumps({'vectors': tensor}):<120}".encode("ascii")
 
 
@@ -364,8 +337,8 @@ def _row_bytes(state: Mapping[str, Any]) -> int:
 
 
 def _header(state: Mapping[str, Any], rows: int) -> bytes:
-  make = safetensors_header if state["format"] == "safetensors" else npy_header
-  return make(rows, state["dimension"], state["dtype"])
+  make = safetensors_header if state["format"] == "safetensors" else npy_files.header
+  return make((rows, state["dimension"]), state["dtype"])
 
 
 def _rows_of_shard(

@@ -9,7 +9,7 @@ import pytest
 
 from vmsst import cli, errors
 from vmsst.bitext import derived_files, readers
-from vmsst.inference import encoder
+from vmsst.inference import loading
 from vmsst.languages import language
 from vmsst.mining import hard_negative_mining
 
@@ -107,7 +107,7 @@ def folders(tmp_path, monkeypatch):
   for step in (1, 2):
     (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
   loaded = []
-  monkeypatch.setattr(encoder, "load", lambda path: loaded.append(str(path)) or Encoder())
+  monkeypatch.setattr(loading, "load", lambda path: loaded.append(str(path)) or Encoder())
   (tmp_path / "a").mkdir()
   rows = [json.dumps({"de": source, "en": target}) + "\n" for source, target in PAIRS]
   (tmp_path / "a" / "x.de-en.jsonl").write_text("".join(rows), encoding="utf-8")

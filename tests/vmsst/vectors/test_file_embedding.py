@@ -171,7 +171,7 @@ def test_broken_input_is_an_error(text, tmp_path):
   encoder = Encoder()
   encoder.encode = lambda sentences: np.full([len(sentences), 3], 1e6)
   with pytest.raises(
-    errors.InputError, match=r"text\.txt: vector 0 holds .* not finite as float16"
+    errors.InputError, match=r"text\.txt: vector 0 contains .* not finite as float16"
   ):
     embed(encoder, text, tmp_path / "x", dtype="float16")
 
@@ -196,7 +196,7 @@ def test_encoders_get_what_they_know():
   assert (found.tolist(), found.dtype) == ([[1, 2], [1, 2]], np.float32)
   assert encoder.got == ("de", 7, False)
   encoder.encode = lambda sentences: np.zeros([3, 2])
-  with pytest.raises(ValueError, match=r"an array \(3, 2\) for 2 texts"):
+  with pytest.raises(ValueError, match=r"returned an array \(3, 2\) for 2 texts"):
     encoding.encode(encoder, ["a", "b"])
 
 

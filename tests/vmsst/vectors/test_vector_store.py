@@ -171,7 +171,7 @@ def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
   writer = vector_store.Writer(tmp_path, 3, dtype="float16")
   writer.append(VECTORS[:2])
   for value in (np.nan, 1e5):  # too large for float16
-    with pytest.raises(ValueError, match="vector 3 holds a value that is not finite as float16"):
+    with pytest.raises(ValueError, match="vector 3 contains a value that is not finite as float16"):
       writer.append([[1, 2, 3], [1, value, 3]])
   with pytest.raises(ValueError, match=r"\[N, 3\] is needed, not one of shape \(2, 2\)"):
     writer.append(VECTORS[:2, :2])
