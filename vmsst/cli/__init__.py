@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"vmsst: error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
-    hint = "; the same command goes on from here" if args.command.goes_on else ""
+    hint = "; the same command goes on from here" if args.command.resumable else ""
     print(f"vmsst: interrupted{hint}", file=sys.stderr)
     return 130
   return 0

@@ -25,13 +25,13 @@ class Command:
     help: One line.
     add_arguments: Declares its arguments.
     run: Does the work; raises InputError where the user can put something right.
-    goes_on: Whether it goes on where it was interrupted when it is called again.
+    resumable: Whether it goes on where it was interrupted when it is called again.
   """
 
   help: str
   add_arguments: Callable[[argparse.ArgumentParser], None]
   run: Callable[[argparse.Namespace], None]
-  goes_on: bool = False
+  resumable: bool = False
 
 
 def read_lines(path: str) -> list[str]:

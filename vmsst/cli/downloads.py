@@ -159,7 +159,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "list and fetch releases of OPUS and the sets of the benchmarks",
     _arguments,
     _run,
-    goes_on=True,
+    resumable=True,
   ),
 }
 """Subcommands by the words that call them."""

@@ -49,7 +49,7 @@ def _eval(args: argparse.Namespace) -> None:
   def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
-  found = suite.run(
+  found = suite.evaluate(
     encoder,
     chosen,
     args.data,
@@ -77,7 +77,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  ("eval",): Command("take an encoder through benchmarks", _eval_arguments, _eval, goes_on=True),
+  ("eval",): Command("take an encoder through benchmarks", _eval_arguments, _eval, resumable=True),
   ("report",): Command(
     "write tables and figures of evaluations, beside the published numbers",
     _report_arguments,

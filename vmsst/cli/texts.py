@@ -360,19 +360,19 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "write an encoder's vectors of a text file, one for each line",
     _embed_arguments,
     _embed,
-    goes_on=True,
+    resumable=True,
   ),
   ("score",): Command(
     "write the cosine of each pair of two texts, line by line",
     _score_arguments,
     _score,
-    goes_on=True,
+    resumable=True,
   ),
   ("mine",): Command(
     "find translations among the lines of two text files",
     _mine_arguments,
     _mine,
-    goes_on=True,
+    resumable=True,
   ),
   ("search",): Command(
     "look texts up among the lines of a text file, in any language", _search_arguments, _search

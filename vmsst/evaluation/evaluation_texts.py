@@ -49,14 +49,14 @@ def _readers(
   """Names of the sets that are there, and what gives the texts of each."""
   for benchmark in benchmarks:
     if suite.absence(benchmark, root) is None:
-      yield benchmark.name, functools.partial(_judged, benchmark)
+      yield benchmark.name, functools.partial(_held_out, benchmark)
     elif benchmark.name == questions.QUESTIONS.name:
       yield benchmark.name, _questions
   if (root / TICO19).is_dir():
     yield TICO19, _tico19
 
 
-def _judged(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
+def _held_out(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
   return itertools.chain.from_iterable(task.texts() for task in benchmark.read(root))
 
 

@@ -60,18 +60,18 @@ class Task:
     name: Unique in its benchmark.
     sides: The texts.
     score: Maps the vectors of all sides, an array [N, D] each, to results.
-    judged: The texts that training data must not have, where others are there to learn from; None
+    held_out: The texts that training data must not have, where others are there to learn from; None
       is those of all sides.
   """
 
   name: str
   sides: tuple[Side, ...]
   score: Callable[..., list[Result]]
-  judged: tuple[Side, ...] | None = None
+  held_out: tuple[Side, ...] | None = None
 
   def texts(self) -> Iterator[str]:
     """The texts that training data must not have."""
-    sides = self.sides if self.judged is None else self.judged
+    sides = self.sides if self.held_out is None else self.held_out
     return itertools.chain.from_iterable(side.texts for side in sides)
 
 
@@ -97,17 +97,17 @@ class Tools:
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamedTask:
+class LargeTask:
   """Texts that are too many to have the vectors of the whole benchmark in memory.
 
   Attributes:
     name: Unique in its benchmark.
-    run: Gives the results.
+    measure: Maps tools to results.
     texts: Gives the texts that training data must not have, as they are embedded.
   """
 
   name: str
-  run: Callable[[Tools], list[Result]]
+  measure: Callable[[Tools], list[Result]]
   texts: Callable[[], Iterable[str]]
 
 
@@ -141,7 +141,7 @@ class Benchmark:
   folders: tuple[str, ...]
   layout: str
   source: str
-  read: Callable[[pathlib.Path], Sequence[Task | StreamedTask]]
+  read: Callable[[pathlib.Path], Sequence[Task | LargeTask]]
   summarize: Callable[[Sequence[Result], Seen], Numbers]
   missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
   files: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ def describe(benchmark: Benchmark) -> str:
 
 
 def table(results: Mapping[str, Any]) -> str:
-  """What `run` gives, as lines of text: all averages, and what is absent or missing."""
+  """What `evaluate` returns, as lines of text: all averages, and what is absent or missing."""
   rows = []
   for name, found in results["benchmarks"].items():
     rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in found["summary"].items()]
@@ -187,11 +187,11 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
 
 
 def results_of(found: Mapping[str, Any]) -> list[Result]:
-  """The results of one benchmark out of what `run` gives."""
+  """The results of one benchmark out of what `evaluate` returns."""
   return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in found["results"]]
 
 
-def run(
+def evaluate(
   encoder: Any,
   benchmarks: Iterable[Benchmark],
   data_root: str | pathlib.Path,
@@ -256,7 +256,7 @@ def run(
   return results
 
 
-def _held_sides(tasks: Iterable[Task | StreamedTask]) -> Iterator[Side]:
+def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
   return itertools.chain.from_iterable(task.sides for task in tasks if isinstance(task, Task))
 
 
@@ -264,7 +264,7 @@ def _run_one(
   encoder: Any,
   shared: "SharedVectors",
   benchmark: Benchmark,
-  tasks: Sequence[Task | StreamedTask],
+  tasks: Sequence[Task | LargeTask],
   known: Seen,
   output: pathlib.Path,
   report: Callable[[str], None],
@@ -279,7 +279,7 @@ def _run_one(
       results += task.score(*(vectors(side) for side in task.sides))
     else:
       folder = output / "unfinished" / benchmark.name / task.name
-      results += task.run(Tools(embed, folder, report, engine))
+      results += task.measure(Tools(embed, folder, report, engine))
   summary = benchmark.summarize(results, known)
   total = time.perf_counter() - start
   headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))

@@ -25,8 +25,8 @@ def engine() -> exact_search.Engine:
 
 
 def compare(
-  source: exact_search.Side,
-  target: exact_search.Side,
+  source: exact_search.DistinctVectors,
+  target: exact_search.DistinctVectors,
   forward: exact_search.Neighbors,
   backward: exact_search.Neighbors | None,
   /,

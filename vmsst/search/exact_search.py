@@ -53,7 +53,7 @@ class Neighbors:
     return Neighbors(self.index_NK[rows], self.score_NK[rows])
 
 
-class Side:
+class DistinctVectors:
   """The different vectors among many, numbered by where each occurs first.
 
   Attributes:
@@ -147,7 +147,12 @@ class Engine(Protocol):
   """
 
   def __call__(
-    self, source: Side, target: Side, forward: Neighbors, backward: Neighbors | None, /
+    self,
+    source: DistinctVectors,
+    target: DistinctVectors,
+    forward: Neighbors,
+    backward: Neighbors | None,
+    /,
   ) -> None:
     """Puts targets among the best of each source, and sources among those of each target.
 
@@ -160,7 +165,13 @@ class Engine(Protocol):
     """
 
 
-def compare(source: Side, target: Side, forward: Neighbors, backward: Neighbors | None, /) -> None:
+def compare(
+  source: DistinctVectors,
+  target: DistinctVectors,
+  forward: Neighbors,
+  backward: Neighbors | None,
+  /,
+) -> None:
   """The engine of CPUs: each score is computed once and serves both directions."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for row, column, score_BC in _score_blocks(source, target):
@@ -180,14 +191,19 @@ def compare(source: Side, target: Side, forward: Neighbors, backward: Neighbors 
 
 
 def mutual_top_k(
-  source_ND: Rows | Side, target_MD: Rows | Side, k: int, *, engine: Engine = compare
+  source_ND: Rows | DistinctVectors,
+  target_MD: Rows | DistinctVectors,
+  k: int,
+  *,
+  engine: Engine = compare,
 ) -> tuple[Neighbors, Neighbors]:
   """The k nearest targets of every source, and the k nearest sources of every target, by cosine.
 
   A side with fewer than k rows gives all of them.
 
   Args:
-    source_ND: Vectors of one side, of any length; a `Side` where they are compared again and again.
+    source_ND: Vectors of one side, of any length; pass `DistinctVectors` to
+      compare them repeatedly.
     target_MD: Vectors of the other side.
     k: How many neighbors, a small number.
     engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
@@ -196,16 +212,18 @@ def mutual_top_k(
     ValueError: the arrays are not [N, D] and [M, D], one holds nothing, a value is not finite, or
       k is below 1.
   """
-  source, target = (x if isinstance(x, Side) else Side(x) for x in (source_ND, target_MD))
-  forward, backward = mutual_top_k_of_different(source, target, k, engine=engine)
+  source, target = (
+    x if isinstance(x, DistinctVectors) else DistinctVectors(x) for x in (source_ND, target_MD)
+  )
+  forward, backward = mutual_top_k_distinct(source, target, k, engine=engine)
   return (
     _of_all(target.expand(forward, k), source),
     _of_all(source.expand(backward, k), target),
   )
 
 
-def mutual_top_k_of_different(
-  source: Side, target: Side, k: int, *, engine: Engine = compare
+def mutual_top_k_distinct(
+  source: DistinctVectors, target: DistinctVectors, k: int, *, engine: Engine = compare
 ) -> tuple[Neighbors, Neighbors]:
   """`mutual_top_k` of the different vectors of two sides; gives and counts their numbers."""
   _check_widths(source, target)
@@ -218,7 +236,7 @@ def mutual_top_k_of_different(
 
 
 def mutual_neighbors(
-  source_ND: Rows | Side, target_MD: Rows | Side, *, engine: Engine = compare
+  source_ND: Rows | DistinctVectors, target_MD: Rows | DistinctVectors, *, engine: Engine = compare
 ) -> tuple[np.ndarray, np.ndarray]:
   """Nearest target of every source [N], and nearest source of every target [M], by cosine.
 
@@ -245,12 +263,12 @@ def nearest_in_blocks(
   """
   if k < 1:
     raise ValueError(f"no {k} neighbors")
-  query = Side(query_ND)
+  query = DistinctVectors(query_ND)
   best = no_neighbors(len(query), k)
   key_QK = np.zeros(best.index_NK.shape, np.int64)
   total = 0
   for block_MD in blocks:
-    base = Side(block_MD, start=total)
+    base = DistinctVectors(block_MD, start=total)
     _check_widths(query, base)
     if not len(base):
       continue
@@ -316,14 +334,16 @@ def _level(
     np.copyto(new_score_NL, score_NK[:, place, None], where=same_NL)
 
 
-def _of_all(near: Neighbors, side: Side) -> Neighbors:
+def _of_all(near: Neighbors, side: DistinctVectors) -> Neighbors:
   """The neighbors of every row, given those of different vectors."""
   if len(side) == len(side.number_N):
     return near
   return Neighbors(near.index_NK[side.number_N], near.score_NK[side.number_N])
 
 
-def _score_blocks(source: Side, target: Side) -> Iterator[tuple[int, int, np.ndarray]]:
+def _score_blocks(
+  source: DistinctVectors, target: DistinctVectors
+) -> Iterator[tuple[int, int, np.ndarray]]:
   """Cosines [B, C] and the first row and column of each block, both rising.
 
   B is a multiple of _GROUP; there may be rows of -inf at the end. Each is overwritten by the next.
@@ -407,6 +427,6 @@ def _at_length_1(vectors_ND: np.ndarray, norm_N: np.ndarray) -> np.ndarray:
   return np.divide(vectors_ND, norm_N[:, None], dtype=np.float32, casting="same_kind")
 
 
-def _check_widths(source: Side, target: Side) -> None:
+def _check_widths(source: DistinctVectors, target: DistinctVectors) -> None:
   if source.width != target.width:
     raise ValueError(f"vectors of one width are needed, not of {source.width} and {target.width}")

@@ -1,6 +1,6 @@
 """Finds translations among the sentences of two languages by their vectors, in NumPy.
 
-`cosine_pairs` and `margin_pairs` score candidates, `score_pairs` those that are given; `best_f1`
+`cosine_pairs` and `margin_pairs` score candidates, `margin_scores` those that are given; `best_f1`
 finds a threshold by known translations. Vectors are read in blocks, as `search` reads them. Nothing
 here holds the scores of all pairs at once, and equal scores are settled by row numbers, so that
 results depend on nothing but the vectors.
@@ -123,8 +123,8 @@ def margin_pairs(
   _choice(_MARGINS, margin, "margin")  # Before the search, which may take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
   if distinct:
-    sides = exact_search.Side(source_ND), exact_search.Side(target_MD)
-    forward, backward = exact_search.mutual_top_k_of_different(*sides, neighbors, engine=engine)
+    sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
+    forward, backward = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
   else:
     forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors, engine=engine)
   floor = -np.inf if min_cosine is None else min_cosine
@@ -168,7 +168,7 @@ def best_neighbors(
   )
 
 
-def score_pairs(
+def margin_scores(
   source_ND: exact_search.Rows,
   target_ND: exact_search.Rows,
   *,

@@ -44,8 +44,8 @@ def resumable(
   told = json.dumps(identity, sort_keys=True)
 
   def compare(
-    source: exact_search.Side,
-    target: exact_search.Side,
+    source: exact_search.DistinctVectors,
+    target: exact_search.DistinctVectors,
     forward: exact_search.Neighbors,
     backward: exact_search.Neighbors | None,
     /,
@@ -86,10 +86,10 @@ def resumable(
   return compare
 
 
-class _Watched(exact_search.Side):
+class _Watched(exact_search.DistinctVectors):
   """A side whose blocks pass through a function."""
 
-  def __init__(self, side: exact_search.Side, watch: Callable[[_Blocks], _Blocks]):
+  def __init__(self, side: exact_search.DistinctVectors, watch: Callable[[_Blocks], _Blocks]):
     vars(self).update(vars(side))
     self._watch = watch
 

@@ -112,7 +112,7 @@ def test_given_pairs_have_the_scores_of_plain_loops(margin, monkeypatch):
   monkeypatch.setattr(margins, "_BLOCK_ROWS", 4)
   source, target = make_sides(15, 15)
   naive = Naive(source, target, 4, margin)
-  found = margins.score_pairs(source.tolist(), target, margin=margin)
+  found = margins.margin_scores(source.tolist(), target, margin=margin)
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(15)], rtol=1e-5)
 
 
@@ -184,7 +184,7 @@ def test_broken_input_is_an_error():
   with pytest.raises(ValueError, match="no 0 neighbors"):
     margins.margin_pairs(good, good, neighbors=0)
   with pytest.raises(ValueError, match="3 and 2 vectors are no pairs"):
-    margins.score_pairs(good, good[:2])
+    margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="margin is 'rate', not ratio or distance or absolute"):
     margins.margin_pairs(good, good, margin="rate")
   with pytest.raises(ValueError, match="retrieval is 'best', not max or forward"):

@@ -48,8 +48,8 @@ class Matrix:
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-  """One sentence in all its versions, as `figures.sentence_picture` draws it.
+class SentenceFigure:
+  """One sentence in all its versions, as `plots.sentence_plot` draws it.
 
   Attributes:
     text: Name of the text; "" if the benchmark has only one.
@@ -89,7 +89,7 @@ def matrices(results: Iterable[suite.Result]) -> list[Matrix]:
   return found
 
 
-def pictures(results: Iterable[suite.Result]) -> list[Picture]:
+def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
   """The picture of each text among the results of one of the benchmarks here."""
   of_text: dict[tuple[str, int], dict[str, suite.Result]] = {}
   for result in results:
@@ -107,7 +107,7 @@ def pictures(results: Iterable[suite.Result]) -> list[Picture]:
       if _SOURCE_DISTANCE in point
     ]
     found.append(
-      Picture(
+      SentenceFigure(
         text=text,
         line=line,
         labels=labels,
@@ -160,7 +160,7 @@ def score(
           _path_metrics(agnosticism.path_distances(along)),
         )
       )
-  return results + _picture(prefix, steps, row_K, vectors)
+  return results + _figure_results(prefix, steps, row_K, vectors)
 
 
 def _path_metrics(path: agnosticism.PathDistances) -> suite.Numbers:
@@ -171,7 +171,7 @@ def _path_metrics(path: agnosticism.PathDistances) -> suite.Numbers:
   }
 
 
-def _picture(
+def _figure_results(
   prefix: str,
   steps: Sequence[Steps],
   row_K: np.ndarray,

@@ -174,16 +174,16 @@ def _read_pair(paths: _Files) -> tuple[tuple[suite.Side, ...], Callable[..., lis
   return sides, score
 
 
-def _streamed(paths: _Files) -> suite.StreamedTask:
+def _streamed(paths: _Files) -> suite.LargeTask:
   sides, score = _read_pair(paths)
-  return suite.StreamedTask(
+  return suite.LargeTask(
     paths.name,
-    run=lambda tools: score(*(tools.embed(side) for side in sides)),
+    measure=lambda tools: score(*(tools.embed(side) for side in sides)),
     texts=lambda: itertools.chain.from_iterable(side.texts for side in sides),
   )
 
 
-def _read_bucc(split: str, root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_bucc(split: str, root: pathlib.Path) -> list[suite.LargeTask]:
   """One task for each pair of languages, of which only one is in memory at a time."""
   return [_streamed(paths) for paths in _bucc_files(root / "bucc2018", split)]
 

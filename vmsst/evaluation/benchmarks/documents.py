@@ -84,7 +84,7 @@ def _decoded(text: str, place: str) -> str:
     raise errors.InputError(f"{place}: not a text as Python prints bytes: {error}") from None
 
 
-def _read_mldoc(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_mldoc(root: pathlib.Path) -> list[suite.LargeTask]:
   folder = root / "mldoc"
   parts = {"train": "train.1000", "dev": "dev", "test": "test"}
   found = {
@@ -186,7 +186,7 @@ def _sentiment(stars: int) -> str:
   return "positive" if stars > 3 else "negative"
 
 
-def _read_cls(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_cls(root: pathlib.Path) -> list[suite.LargeTask]:
   folder = root / "cls-acl10-unprocessed"
   return [
     _task("cls", f"{domain} ", _cls_splits(folder, domain), folder)
@@ -242,7 +242,7 @@ def amazon(path: pathlib.Path, code: str, limit: int | None = None) -> Documents
   return _not_empty(found, path)
 
 
-def _read_amazon(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_amazon(root: pathlib.Path) -> list[suite.LargeTask]:
   folder = root / "amazon_reviews"
   limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
   found = {
@@ -298,17 +298,17 @@ def transfer_results(
 
 def _task(
   name: str, prefix: str, splits: Mapping[str, Splits], folder: pathlib.Path
-) -> suite.StreamedTask:
+) -> suite.LargeTask:
   if "en" not in splits or len(splits) < 2:
     raise errors.InputError(
       f"{folder}: {prefix}{name} needs English and another language, and has "
       f"{', '.join(splits) or 'none'}"
     )
-  run = functools.partial(transfer_results, splits=splits, prefix=prefix)
-  return suite.StreamedTask(f"{prefix.strip() or name}", run, functools.partial(_judged, splits))
+  measure = functools.partial(transfer_results, splits=splits, prefix=prefix)
+  return suite.LargeTask(f"{prefix.strip() or name}", measure, functools.partial(_held_out, splits))
 
 
-def _judged(splits: Mapping[str, Splits]) -> Iterator[str]:
+def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
   """The sentences of all documents but those to learn from."""
   for own in splits.values():
     for part in (own.test,) if own.test is own.dev else (own.dev, own.test):
@@ -322,7 +322,7 @@ def _benchmark(
   folder: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Sequence[suite.StreamedTask]],
+  read: Callable[[pathlib.Path], Sequence[suite.LargeTask]],
   codes: Iterable[str],
   prefixes: Sequence[str] = ("",),
 ) -> suite.Benchmark:

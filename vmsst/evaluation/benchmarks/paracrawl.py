@@ -25,7 +25,7 @@ _SOURCE = (
 )
 
 
-def read(root: pathlib.Path) -> list[suite.StreamedTask]:
+def read(root: pathlib.Path) -> list[suite.LargeTask]:
   """One task for each pair of languages, of which only one is in memory at a time."""
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries", source=_SOURCE):
@@ -43,11 +43,13 @@ def read(root: pathlib.Path) -> list[suite.StreamedTask]:
       )
     sides = suite.Side(codes[0], queries), suite.Side(codes[1], candidates)
     texts = functools.partial(itertools.chain, queries, candidates)
-    tasks.append(suite.StreamedTask(name, functools.partial(_run, name, sides), texts))
+    tasks.append(suite.LargeTask(name, functools.partial(_measure, name, sides), texts))
   return tasks
 
 
-def _run(name: str, sides: tuple[suite.Side, suite.Side], tools: suite.Tools) -> list[suite.Result]:
+def _measure(
+  name: str, sides: tuple[suite.Side, suite.Side], tools: suite.Tools
+) -> list[suite.Result]:
   queries, candidates = sides
   forward, _ = xsim.nearest(tools.embed(queries), tools.embed(candidates))
   accuracy = 100 * (1 - xsim.error_rate(forward.margin_N, candidates.texts))

@@ -118,7 +118,7 @@ def _score(
   sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
   named = [side.language for side in sides[: len(sides) - (changed is not None)]]
-  compared = [exact_search.Side(each) for each in vectors[: len(named)]]
+  compared = [exact_search.DistinctVectors(each) for each in vectors[: len(named)]]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for i, j in itertools.combinations(range(len(named)), 2):
     if languages.language(named[i]) != languages.language(named[j]):

@@ -245,7 +245,7 @@ def test_sets(root: pathlib.Path) -> list[Questions]:
   return sets
 
 
-def _read(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read(root: pathlib.Path) -> list[suite.LargeTask]:
   sets = test_sets(root)
   if not sets:
     raise errors.InputError(
@@ -253,9 +253,9 @@ def _read(root: pathlib.Path) -> list[suite.StreamedTask]:
       f"look up in it; {_NQ_SOURCE}; {_MKQA_SOURCE}"
     )
   paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
-  run = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
+  measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
   texts = functools.partial(itertools.chain.from_iterable, [own.texts for own in sets])
-  return [suite.StreamedTask("knowledge base", run, texts)]
+  return [suite.LargeTask("knowledge base", measure, texts)]
 
 
 def _nq_file(folder: pathlib.Path) -> pathlib.Path:

@@ -102,12 +102,12 @@ def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task
     into_english: Whether to have `xx->en` for every language too, at a training for each.
   """
   sides = tuple(suite.Side(code, texts) for code, texts in labeled.texts.items())
-  judged = tuple(
+  held_out = tuple(
     suite.Side(code, list(itertools.compress(texts, labeled.split_N != "train")))
     for code, texts in labeled.texts.items()
   )
   score = functools.partial(_score, labeled, into_english)
-  return suite.Task(labeled.name, sides, score, judged)
+  return suite.Task(labeled.name, sides, score, held_out)
 
 
 def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:

@@ -100,7 +100,7 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   _check_shapes(vectors)
   gold_N = np.arange(len(vectors[0]))
   error_LL = np.zeros((len(vectors), len(vectors)))
-  sides = [exact_search.Side(each) for each in vectors]
+  sides = [exact_search.DistinctVectors(each) for each in vectors]
   for i, source in enumerate(sides):
     for j in range(i):
       forward_N, backward_N = exact_search.mutual_neighbors(source, sides[j])

@@ -30,8 +30,8 @@ class Nearest:
 
 
 def nearest(
-  source_ND: exact_search.Rows | exact_search.Side,
-  target_MD: exact_search.Rows | exact_search.Side,
+  source_ND: exact_search.Rows | exact_search.DistinctVectors,
+  target_MD: exact_search.Rows | exact_search.DistinctVectors,
   *,
   margin: margins.Margin = "ratio",
   neighbors: int = 4,
@@ -39,7 +39,7 @@ def nearest(
   """For every source one of the targets, and for every target one of the sources.
 
   Args:
-    source_ND: Vectors of any length; a `Side` where they are compared again and again.
+    source_ND: Vectors of any length; a `DistinctVectors` where they are compared again and again.
     target_MD: Vectors of any length.
     margin: What the best is; see `margins.margin_pairs`.
     neighbors: k; a side with fewer rows has them all as neighbors.

@@ -44,7 +44,7 @@ tr.ours th, tr.ours td { font-weight: 600; }
 summary { cursor: pointer; padding: .4rem 0; color: var(--accent); }
 figure { margin: 1rem 0; padding: .75rem; overflow-x: auto; width: fit-content; max-width: 100%;
   background: #ffffff; border: 1px solid var(--line); border-radius: 6px; }
-figure svg { display: block; }
+figure svg { display: block; overflow: visible; }
 @media (max-width: 45rem) { tbody th, thead th:first-child { position: static; } }
 @media print { .scroll, figure { max-height: none; overflow: visible; } }
 """

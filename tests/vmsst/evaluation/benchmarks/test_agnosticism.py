@@ -41,7 +41,7 @@ def sentences(language: str) -> list[str]:
 
 
 def run(benchmark: suite.Benchmark, root: pathlib.Path, **options) -> dict:
-  suite.run(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
+  suite.evaluate(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
   return json.loads((root / "out" / "results.json").read_text())["benchmarks"][benchmark.name]
 
 
@@ -86,7 +86,9 @@ def test_one_sentence_of_ntrex_can_be_drawn(tmp_path):
     texts = sentences(code)
     texts[0] = "" if code == "deu" else texts[0]
     write(tmp_path / "ntrex" / f"ntrex.{code}.txt", texts)
-  (picture,) = agnosticism_results.pictures(results_of(run(agnosticism.BENCHMARK, tmp_path)))
+  (picture,) = agnosticism_results.sentence_figures(
+    results_of(run(agnosticism.BENCHMARK, tmp_path))
+  )
   assert picture.labels == ("deu", "eng", "fra")
   assert 2 <= picture.line <= SENTENCES  # line 1 has no German
   assert picture.share_2[0] >= picture.share_2[1] > 0
@@ -144,7 +146,9 @@ def test_translations_are_followed_along_their_paths(tmp_path):
     },
     rel=1e-5,
   )
-  pictures = {picture.text: picture for picture in agnosticism_results.pictures(results.values())}
+  pictures = {
+    picture.text: picture for picture in agnosticism_results.sentence_figures(results.values())
+  }
   assert set(pictures) == {"talk", "alice"}
   talk = pictures["talk"]
   ways = {(talk.labels[first], talk.labels[second]) for first, second, _ in talk.edges}

@@ -71,7 +71,7 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
   write_mldoc(tmp_path / "mldoc", "english", sizes)
   write_mldoc(tmp_path / "mldoc", "german", sizes | {"test": 8})
   (task,) = benchmarks.MLDOC.read(tmp_path)
-  results = task.run(suite.Tools(suite.Embedder(Words()), tmp_path / "work"))
+  results = task.measure(suite.Tools(suite.Embedder(Words()), tmp_path / "work"))
   assert [(x.name, x.languages) for x in results] == [
     ("en->de", ("en", "de")),
     ("de->en", ("de", "en")),
@@ -140,8 +140,8 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
       reviews = (ITEM.format(5) + ITEM.format(1)) * count
       write(folder / code / "dvd" / f"{part}.review", f"<items>{reviews}</items>")
   (task,) = benchmarks.CLS.read(tmp_path)
-  assert (task.name, task.run.keywords["prefix"]) == ("dvd", "dvd ")
-  splits = task.run.keywords["splits"]
+  assert (task.name, task.measure.keywords["prefix"]) == ("dvd", "dvd ")
+  splits = task.measure.keywords["splits"]
   assert list(splits) == ["en", "ja"]
   assert [len(x.texts) for x in (splits["ja"].train, splits["ja"].dev)] == [4, 2]
   assert splits["ja"].test is splits["ja"].dev

@@ -82,7 +82,7 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   encoder = Hashed()
   (task,) = questions.QUESTIONS.read(tmp_path)
   told = []
-  results = task.run(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
+  results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
   assert encoder.calls == [20, 11, 11, 11, *[7] * 7, 1]  # each set once, then shard by shard
   assert told[-1].startswith("50 questions")
   kept = [i for i in range(12) if i != 3]
@@ -119,7 +119,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
   write_all(tmp_path)
   monkeypatch.setattr(questions, "SHARD", 8)
   (task,) = questions.QUESTIONS.read(tmp_path)
-  whole = task.run(suite.Tools(suite.Embedder(Hashed()), tmp_path / "whole"))
+  whole = task.measure(suite.Tools(suite.Embedder(Hashed()), tmp_path / "whole"))
 
   def stop(line):
     if line.startswith("32 "):
@@ -127,12 +127,12 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
 
   folder = tmp_path / "work"
   with pytest.raises(Killed):
-    task.run(suite.Tools(suite.Embedder(Hashed()), folder, stop))
+    task.measure(suite.Tools(suite.Embedder(Hashed()), folder, stop))
   encoder = Hashed()
-  assert task.run(suite.Tools(suite.Embedder(encoder), folder)) == whole
+  assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
   assert encoder.calls == [20, 11, 11, 11, 8, 8, 2]
   encoder = Hashed()
-  assert task.run(suite.Tools(suite.Embedder(encoder), folder)) == whole
+  assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
   assert encoder.calls == []
   with (tmp_path / "paq" / "b.tsv").open("a") as stream:
     stream.write("one more\tanswer\n")
@@ -154,7 +154,7 @@ def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
     write_all(root, size)
     (task,) = questions.QUESTIONS.read(root)
     tracemalloc.start()
-    task.run(suite.Tools(suite.Embedder(Cheap()), root / "work"))
+    task.measure(suite.Tools(suite.Embedder(Cheap()), root / "work"))
     peaks[size] = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
   assert peaks[2_000] < 1.05 * peaks[250]
