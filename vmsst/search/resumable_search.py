@@ -52,7 +52,10 @@ def resumable(
   ) -> None:
     if backward is None:
       raise ValueError("a search in one direction cannot be gone on with")
-    done = _load(path, told, forward, backward)
+    own = _arrays(forward, backward)
+    done, found = load_state(path, told)
+    for name in found:
+      own[name][:] = found[name]
     height, saved = 0, time.monotonic()
 
     def sources(blocks: _Blocks) -> _Blocks:
@@ -66,7 +69,7 @@ def resumable(
         yield end - height, new_BD
         # The engine is done with these, and has not begun with others.
         if time.monotonic() - saved >= _SECONDS:
-          _save(path, told, end, forward, backward)
+          save_state(path, told, end, **own)
           saved = time.monotonic()
 
     def targets(blocks: _Blocks) -> _Blocks:
@@ -97,40 +100,38 @@ class _Watched(exact_search.DistinctVectors):
     return self._watch(super().unit_blocks(height))
 
 
-def _save(
-  path: pathlib.Path,
-  identity: str,
-  done: int,
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors,
-) -> None:
-  content: dict[str, Any] = {"identity": identity, "done": done, **_arrays(forward, backward)}
+def save_state(path: pathlib.Path, identity: str, done: int, **arrays: np.ndarray) -> None:
+  """Writes what an unfinished search has found, atomically.
+
+  Args:
+    path: The file, .npz.
+    identity: What is searched, and how.
+    done: Number of vectors searched so far.
+    **arrays: What was found.
+  """
+  content: dict[str, Any] = {"identity": identity, "done": done, **arrays}
   with atomic_files.atomic_file(path) as stream:
     np.savez(stream, **content)
 
 
-def _load(
-  path: pathlib.Path,
-  identity: str,
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors,
-) -> int:
-  """Takes over what was found for the first sources; returns how many they are."""
+def load_state(path: pathlib.Path, identity: str) -> tuple[int, dict[str, np.ndarray]]:
+  """Returns `done` and the arrays of `save_state`; 0 and {} if there is no file.
+
+  Raises:
+    InputError: the file is broken, or from another search.
+  """
   if not path.exists():
-    return 0
+    return 0, {}
   try:
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
       found = dict(content)
   except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.InputError(f"{path}: broken ({error}): delete it to begin anew") from None
-  if str(found.get("identity")) != identity:
+    raise errors.InputError(f"{path}: broken ({error}): delete it to start over") from None
+  if str(found.pop("identity", None)) != identity:
     raise errors.InputError(
-      f"{path} is of an unfinished search in other vectors or of other settings: delete it to "
-      "begin anew"
+      f"{path} is from an unfinished search with other vectors or settings: delete it to start over"
     )
-  for name, array_NK in _arrays(forward, backward).items():
-    array_NK[:] = found[name]
-  return int(found["done"])
+  return int(found.pop("done")), found
 
 
 def _arrays(

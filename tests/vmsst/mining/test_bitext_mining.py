@@ -161,7 +161,7 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(texts, tmp_path, monke
   with pytest.raises(KeyboardInterrupt):
     mine(texts, tmp_path, engine=first)
   assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search.npz"]
-  with pytest.raises(errors.InputError, match="of other settings: delete it"):
+  with pytest.raises(errors.InputError, match="other vectors or settings: delete it"):
     mine(texts, tmp_path, neighbors=2)
   set_heights(monkeypatch, 5, 5)  # as on another machine
   second = Failing(engine, False)

@@ -214,7 +214,7 @@ def test_devices_find_the_same_together():
   env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
   env["JAX_PLATFORMS"] = "cpu"
   done = subprocess.run(
-    [sys.executable, "-c", "import test_search; test_search.compare_on_devices()"],
+    [sys.executable, "-c", "import test_exact_search; test_exact_search.compare_on_devices()"],
     env=env,
     cwd=pathlib.Path(__file__).parent,
     capture_output=True,

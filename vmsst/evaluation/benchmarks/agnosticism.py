@@ -9,13 +9,14 @@ taken. `agnosticism_results` says what is among the results.
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
+from vmsst.evaluation.benchmarks import agnosticism_results, averages, files, parallel
 from vmsst.evaluation.metrics import agnosticism
 
 TRANSLATIONS_SOURCE = "the paper's texts are not public: put translations of your own there"
@@ -111,50 +112,49 @@ def _task(text: str, versions: Sequence[Version], source: str) -> suite.Task:
   return suite.Task(text or "all languages", sides, score)
 
 
-def _lacking(
-  codes_of: Callable[[languages.Language], Iterable[str]],
-) -> Callable[[Sequence[suite.Result]], list[str]]:
-  """What names the languages of a set that are not among results, by the set's codes."""
-  everyone = [(code, known) for known in languages.LANGUAGES for code in codes_of(known)]
+def _benchmark(
+  name: str,
+  title: str,
+  folder: str,
+  layout: str,
+  source: str,
+  read: Callable[[pathlib.Path], Sequence[suite.Task]],
+  codes: Iterable[str],
+) -> suite.Benchmark:
+  missing = functools.partial(averages.missing_languages, tuple(codes))
+  return suite.Benchmark(
+    name=name,
+    title=title,
+    folders=(folder,),
+    layout=layout,
+    source=source,
+    read=read,
+    summarize=lambda results, seen: agnosticism_results.summarize(
+      results, seen, complete=not missing(results)
+    ),
+    missing=missing,
+  )
 
-  def missing(results: Sequence[suite.Result]) -> list[str]:
-    there = {languages.language(code) for result in results for code in result.languages}
-    return [code for code, known in everyone if known not in there]
 
-  return missing
-
-
-_missing_ntrex = _lacking(lambda known: [known.ntrex] if known.ntrex else [])
-_missing_flores = _lacking(lambda known: known.flores)
-
-
-BENCHMARK = suite.Benchmark(
-  name="agnosticism",
-  title="Language-agnosticism (NTREX, every ordered pair)",
-  folders=("ntrex",),
-  layout=(
-    "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text a line, "
-    "plain or .gz"
-  ),
-  source=parallel.NTREX_SOURCE,
-  read=read_ntrex,
-  summarize=lambda results, seen: agnosticism_results.summarize(
-    results, seen, complete=not _missing_ntrex(results)
-  ),
-  missing=_missing_ntrex,
+BENCHMARK = _benchmark(
+  "agnosticism",
+  "Language-agnosticism (NTREX, every ordered pair)",
+  "ntrex",
+  "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text a line, "
+  "plain or .gz",
+  parallel.NTREX_SOURCE,
+  read_ntrex,
+  parallel.NTREX_CODES,
 )
 
-FLORES = suite.Benchmark(
-  name="agnosticism_flores",
-  title="Language-agnosticism (FLORES, every ordered pair)",
-  folders=("flores200/devtest",),
-  layout="CODE.devtest, one text a line, plain or .gz",
-  source=parallel.FLORES_SOURCE,
-  read=read_flores,
-  summarize=lambda results, seen: agnosticism_results.summarize(
-    results, seen, complete=not _missing_flores(results)
-  ),
-  missing=_missing_flores,
+FLORES = _benchmark(
+  "agnosticism_flores",
+  "Language-agnosticism (FLORES, every ordered pair)",
+  "flores200/devtest",
+  "CODE.devtest, one text a line, plain or .gz",
+  parallel.FLORES_SOURCE,
+  read_flores,
+  itertools.chain.from_iterable(each.flores for each in languages.LANGUAGES),
 )
 
 TRANSLATIONS = suite.Benchmark(

@@ -195,27 +195,25 @@ def read_mining(root: pathlib.Path) -> list[suite.Task]:
 
 def summarize_bucc(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
   """Means over the four pairs."""
-  return _means(results, complete=not missing_bucc(results))
+  return _means(results, None, complete=not missing_bucc(results))
 
 
 def missing_bucc(results: Sequence[suite.Result]) -> list[str]:
   """Pairs of languages whose gold pairs are not there."""
-  there = {result.name for result in results}
-  return [name for name in PAIRS if name not in there]
+  return averages.missing_names(PAIRS, results)
 
 
 def summarize_mining(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
   """Means over all pairs, and over those of languages that were seen in training or not."""
-  summary = _means(results, complete=True)
-  for metric in METRICS:
-    summary |= averages.by_seen(metric, results, metric, seen, complete=True)
-  return summary
+  return _means(results, seen, complete=True)
 
 
-def _means(results: Sequence[suite.Result], *, complete: bool) -> suite.Numbers:
+def _means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
   summary: suite.Numbers = {}
   for metric in METRICS:
-    summary |= averages.mean(metric, (x.metrics[metric] for x in results), complete=complete)
+    summary |= averages.overall(metric, results, metric, complete=complete)
+  for metric in METRICS:
+    summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
   return summary
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import document_vectors, files, json_lines, transfer
+from vmsst.evaluation.benchmarks import averages, document_vectors, files, json_lines, transfer
 from vmsst.files import text_files, xml_files
 from vmsst.text import sentence_splitting
 
@@ -332,8 +332,7 @@ def _benchmark(
   ]
 
   def missing(results: Sequence[suite.Result]) -> list[str]:
-    there = {result.name for result in results}
-    return [name for name in wanted if name not in there]
+    return averages.missing_names(wanted, results)
 
   return suite.Benchmark(
     name=name,

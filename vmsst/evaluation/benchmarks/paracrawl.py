@@ -59,8 +59,7 @@ def _measure(
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
   """`accuracy`: the mean over all pairs; those seen in training and others."""
   complete = not missing(results)
-  summary = averages.mean("accuracy", (x.metrics["accuracy"] for x in results), complete=complete)
-  return summary | averages.by_seen("accuracy", results, "accuracy", seen, complete=complete)
+  return averages.overall_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:

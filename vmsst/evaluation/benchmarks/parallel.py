@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +29,11 @@ from vmsst.files import input_files, text_files
 from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")
+NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
+# N'Ko came later, with FLORES+.
+_FLORES_CODES = tuple(
+  each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
+)
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": ems_groups.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
@@ -156,17 +161,8 @@ def _changed_rates(
   }
 
 
-def _flores_code(language: languages.Language) -> str | None:
-  # N'Ko came later, with FLORES+.
-  return language.flores[0] if language.flores and language.iso639_3 != "nqo" else None
-
-
-def _ntrex_code(language: languages.Language) -> str | None:
-  return language.ntrex
-
-
 def summarize(
-  code_of: Callable[[languages.Language], str | None],
+  codes: Sequence[str],
   groups: Mapping[str, Mapping[str, Sequence[str]]],
   results: Sequence[suite.Result],
   seen: suite.Seen,
@@ -177,13 +173,13 @@ def summarize(
   seen in training and others, and of groups; `xsim++` and its types of all pairs that have them.
 
   Args:
-    code_of: Gives a language's code; None if the benchmark does not have it.
+    codes: Of the benchmark's languages.
     groups: Codes of languages by the name of a group, for each metric.
     results: Of the pairs.
     seen: Tells the languages seen in training.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
-  complete = not _lacking(code_of, results)
+  complete = not averages.missing_languages(codes, results)
   summary: suite.Numbers = {}
   for metric in METRICS:
     values = [result.metrics[metric] for result in results]
@@ -197,8 +193,8 @@ def summarize(
       kept = list(itertools.compress(values, chosen))
       summary |= averages.mean(metric + name, kept, complete=complete)
     summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
-    for name, codes in groups.get(metric, {}).items():
-      members = {languages.language(code) for code in codes}
+    for name, own in groups.get(metric, {}).items():
+      members = {languages.language(code) for code in own}
       kept = [x for x, pair in zip(values, pairs, strict=True) if members >= {*pair}]
       whole = len(kept) >= len(members) * (len(members) - 1)
       summary |= averages.mean(f"{metric} {name}", kept, complete=whole)
@@ -208,17 +204,8 @@ def summarize(
   return summary
 
 
-def _lacking(
-  code_of: Callable[[languages.Language], str | None], results: Iterable[suite.Result]
-) -> list[str]:
-  """Codes of languages that should be there and are not."""
-  there = {languages.language(code) for result in results for code in result.languages}
-  named = {each: code_of(each) for each in languages.LANGUAGES}
-  return [code for each, code in named.items() if code is not None and each not in there]
-
-
 def _missing_flores(results: Sequence[suite.Result]) -> list[str]:
-  lacking = _lacking(_flores_code, results)
+  lacking = averages.missing_languages(_FLORES_CODES, results)
   changed = any("xsim++" in result.metrics for result in results)
   return lacking if changed else [*lacking, "changed English sentences (xSIM++)"]
 
@@ -234,7 +221,7 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     ),
     source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
-    summarize=functools.partial(summarize, _flores_code, GROUPS),
+    summarize=functools.partial(summarize, _FLORES_CODES, GROUPS),
     missing=_missing_flores,
   )
 
@@ -248,6 +235,6 @@ NTREX = suite.Benchmark(
   layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
   source=NTREX_SOURCE,
   read=read_ntrex,
-  summarize=functools.partial(summarize, _ntrex_code, {}),
-  missing=functools.partial(_lacking, _ntrex_code),
+  summarize=functools.partial(summarize, NTREX_CODES, {}),
+  missing=functools.partial(averages.missing_languages, NTREX_CODES),
 )

@@ -21,8 +21,8 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, json_lines
 from vmsst.evaluation.metrics import answers, retrieval
-from vmsst.files import atomic_files, text_files
-from vmsst.search import exact_search
+from vmsst.files import text_files
+from vmsst.search import exact_search, resumable_search
 
 SHARD = 1 << 16
 """Questions of the knowledge base that are in memory at once."""
@@ -140,7 +140,8 @@ def knowledge_retrieval(
   identity = _identity(sets, paths)
   path = tools.folder / "best.npz"
   path.parent.mkdir(parents=True, exist_ok=True)
-  best = _load(path, identity) or _Best.of(sum(len(each.texts) for each in sets))
+  done, found = resumable_search.load_state(path, identity)
+  best = _Best(done, **found) if found else _Best.of(sum(len(each.texts) for each in sets))
   gold = [each for own in sets for each in own.gold]
   pairs = knowledge_base(paths, best.done)
   query_ND = None
@@ -148,7 +149,7 @@ def knowledge_retrieval(
     if query_ND is None:
       query_ND = np.concatenate([tools.embed(suite.Side(own.language, own.texts)) for own in sets])
     _search(tools, query_ND, shard, gold, best)
-    _save(path, best, identity)
+    resumable_search.save_state(path, identity, **dataclasses.asdict(best))
     scores = ", ".join(f"{x} {y:.2f}" for x, y in _summarize(_results(sets, best), None).items())
     tools.report(f"{best.done:,} questions of the knowledge base searched; so far {scores}")
     del shard
@@ -222,8 +223,7 @@ def _summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbe
   names = _mkqa_names()
   own = [x for x in results if x.name in names]
   complete = len(own) == len(names)
-  found |= averages.mean("mkqa", (x.metrics["accuracy"] for x in own), complete=complete)
-  return found | averages.by_seen("mkqa", own, "accuracy", seen, complete=complete)
+  return found | averages.overall_and_by_seen("mkqa", own, "accuracy", seen, complete=complete)
 
 
 def _mkqa_names() -> list[str]:
@@ -231,8 +231,7 @@ def _mkqa_names() -> list[str]:
 
 
 def _missing(results: Sequence[suite.Result]) -> list[str]:
-  there = {result.name for result in results}
-  return [name for name in ("nq", *_mkqa_names()) if name not in there]
+  return averages.missing_names(("nq", *_mkqa_names()), results)
 
 
 def test_sets(root: pathlib.Path) -> list[Questions]:
@@ -317,13 +316,12 @@ def _summarize_small(results: Sequence[suite.Result], seen: suite.Seen) -> suite
   complete = not _missing_small(results)
   found: suite.Numbers = {}
   for metric in ("accuracy", "R@10"):
-    found |= averages.mean(metric, (x.metrics[metric] for x in results), complete=complete)
+    found |= averages.overall(metric, results, metric, complete=complete)
   return found | averages.by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 
 def _missing_small(results: Sequence[suite.Result]) -> list[str]:
-  there = {result.name for result in results}
-  return [code for code in _SMALL_LANGUAGES if code not in there]
+  return averages.missing_names(_SMALL_LANGUAGES, results)
 
 
 MKQA_SMALL = suite.Benchmark(
@@ -389,19 +387,3 @@ def _identity(sets: Sequence[Questions], paths: Sequence[pathlib.Path]) -> str:
     digest.update(json.dumps([own.name, own.texts, gold]).encode())
   digest.update(json.dumps([(path.name, path.stat().st_size) for path in paths]).encode())
   return digest.hexdigest()
-
-
-def _save(path: pathlib.Path, best: _Best, identity: str) -> None:
-  with atomic_files.atomic_file(path) as stream:
-    np.savez(stream, **dataclasses.asdict(best), identity=np.array(identity))
-
-
-def _load(path: pathlib.Path, identity: str) -> _Best | None:
-  if not path.is_file():
-    return None
-  with np.load(path, allow_pickle=False) as content:
-    if str(content["identity"]) != identity:
-      raise errors.InputError(
-        f"{path} is of a search with other questions or another knowledge base: delete it"
-      )
-    return _Best(int(content["done"]), content["score_Q"], content["right_Q"])

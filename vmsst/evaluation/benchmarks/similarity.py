@@ -128,12 +128,6 @@ def correlations(
   return suite.Result(name, codes, {key: 100 * value for key, value in metrics.items()})
 
 
-def not_there(names: Iterable[str], results: Sequence[suite.Result]) -> list[str]:
-  """Those of some names that no result has."""
-  there = {result.name for result in results}
-  return [name for name in names if name not in there]
-
-
 def _not_empty(pairs: Pairs) -> Pairs:
   if not pairs.rows:
     raise errors.InputError(f"{pairs.path}: no pair with a score")

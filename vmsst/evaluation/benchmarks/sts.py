@@ -133,7 +133,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
   """Names of official sets that are not there."""
-  return similarity.not_there(itertools.chain.from_iterable(_NAMES.values()), results)
+  return averages.missing_names(itertools.chain.from_iterable(_NAMES.values()), results)
 
 
 BENCHMARK = suite.Benchmark(

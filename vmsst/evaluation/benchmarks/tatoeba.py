@@ -81,7 +81,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
   complete = not missing(results)
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
-    summary |= averages.mean(name, (x[name] for x in found.values()), complete=complete)
+    summary |= averages.overall(name, results, name, complete=complete)
   foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary |= averages.by_seen("average", foreign, "average", seen, complete=complete)
   for name, codes in GROUPS.items():
@@ -92,8 +92,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
   """Codes of languages that are not there."""
-  there = {result.name for result in results}
-  return [code for code in LANGUAGES if code not in there]
+  return averages.missing_names(LANGUAGES, results)
 
 
 BENCHMARK = suite.Benchmark(

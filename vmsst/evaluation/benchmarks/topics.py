@@ -10,7 +10,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, transfer
+from vmsst.evaluation.benchmarks import averages, files, transfer
 
 _NUSAX = {
   "acehnese": "ace",
@@ -179,8 +179,7 @@ def _benchmark(
   wanted = tuple(codes)
 
   def missing(results: Sequence[suite.Result]) -> list[str]:
-    there = {languages.language(code) for result in results for code in result.languages}
-    return [code for code in wanted if languages.language(code) not in there]
+    return averages.missing_languages(wanted, results)
 
   def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
     own = next(x for x in results if x.languages[0] == x.languages[1])

@@ -76,7 +76,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
   """Names of tracks that the averages need and that are not there."""
-  return similarity.not_there(_ALL, results)
+  return averages.missing_names(_ALL, results)
 
 
 BENCHMARK = suite.Benchmark(

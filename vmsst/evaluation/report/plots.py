@@ -25,7 +25,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7
 _OTHER = "#777777"
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 _MARKS = ("s", "^", "D", "v", "P", "X", "*", "p")
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
   "font.family": "sans-serif",
   "font.sans-serif": ["DejaVu Sans"],
   "font.size": 9,
@@ -328,7 +328,11 @@ def _style() -> Iterator[None]:
     raise errors.InputError(
       "figures need the package matplotlib, which is not installed: pip install 'vmsst[report]'"
     ) from None
-  with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}), warnings.catch_warnings():
+  with (
+    matplotlib.rc_context(matplotlib.rcParamsDefault),
+    matplotlib.rc_context(_STYLE),
+    warnings.catch_warnings(),
+  ):
     # Browsers have the letters that the font lacks by which matplotlib measures.
     warnings.filterwarnings("ignore", message="Glyph .* missing from font")
     yield

@@ -62,7 +62,9 @@ def write_all(root, count=50):
 
 def run(root, encoder):
   """What the benchmark gives for the files under `root`."""
-  return questions.QUESTIONS.read(root)[0].run(suite.Tools(suite.Embedder(encoder), root / "work"))
+  return questions.QUESTIONS.read(root)[0].measure(
+    suite.Tools(suite.Embedder(encoder), root / "work")
+  )
 
 
 def loops(encoder, queries, base):
@@ -136,8 +138,8 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
   assert encoder.calls == []
   with (tmp_path / "paq" / "b.tsv").open("a") as stream:
     stream.write("one more\tanswer\n")
-  with pytest.raises(errors.InputError, match=r"best\.npz is of a search with other questions"):
-    questions.QUESTIONS.read(tmp_path)[0].run(suite.Tools(suite.Embedder(Hashed()), folder))
+  with pytest.raises(errors.InputError, match=r"best\.npz is from an unfinished search with other"):
+    questions.QUESTIONS.read(tmp_path)[0].measure(suite.Tools(suite.Embedder(Hashed()), folder))
 
 
 def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
@@ -169,7 +171,7 @@ def test_vectors_that_are_not_finite_are_an_error(tmp_path):
       return np.where(np.array([["paq 9" in x] for x in texts]), np.nan, super().encode(texts))
 
   with pytest.raises(ValueError, match="'paq 9' holds a value that is not finite"):
-    questions.QUESTIONS.read(tmp_path)[0].run(
+    questions.QUESTIONS.read(tmp_path)[0].measure(
       suite.Tools(suite.Embedder(Broken()), tmp_path / "work")
     )
 
@@ -207,7 +209,7 @@ def test_broken_files_are_named(tmp_path, name, content, message):
   (tmp_path / "paq" / "a.jsonl.gz").unlink()
   (tmp_path / name).write_text(content)
   with pytest.raises(errors.InputError, match=message):
-    questions.QUESTIONS.read(tmp_path)[0].run(
+    questions.QUESTIONS.read(tmp_path)[0].measure(
       suite.Tools(suite.Embedder(Hashed()), tmp_path / "work")
     )
 

@@ -280,7 +280,7 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
     report.write_report([tmp_path / "run"], tmp_path / "out")
   (tmp_path / "file").touch()
   good = write(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
-  with pytest.raises(errors.InputError, match="cannot be written to"):
+  with pytest.raises(errors.InputError, match="cannot be written: "):
     report.write_report([good], tmp_path / "file" / "out")
   incomplete = agnosticism(1.0)
   del incomplete["results"][0]["metrics"]["error"]
