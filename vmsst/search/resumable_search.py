@@ -1,4 +1,4 @@
-"""A search for neighbors that shows how far it is and goes on where an earlier process stopped."""
+"""A search for neighbors that shows progress and resumes after interruption."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.search import exact_search
 
-# Between two times that the neighbors found so far are written.
+# Between two writes of the neighbors found so far.
 _SECONDS = 300.0
 
 _Blocks = Iterator[tuple[int, np.ndarray]]
@@ -28,18 +28,18 @@ def resumable(
   *,
   progress: bool | None = None,
 ) -> exact_search.Engine:
-  """An engine for one search of both directions, which keeps what it has found so far in a file.
+  """Returns an engine for one search of both directions that saves its state in a file.
 
-  What a process finds that goes on is what one would have found that was not interrupted.
+  A resumed search finds what an uninterrupted one finds.
 
   Args:
-    engine: What compares.
-    path: The file, written every five minutes; it stays when the search is done.
+    engine: Compares vectors.
+    path: The file, written every five minutes; it stays after the search.
     identity: What is searched, as for JSON.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
-    The engine. It raises InputError if the file is broken, or that of another search.
+    The engine. It raises InputError if the file is broken, or from another search.
   """
   told = json.dumps(identity, sort_keys=True)
 
@@ -51,7 +51,7 @@ def resumable(
     /,
   ) -> None:
     if backward is None:
-      raise ValueError("a search in one direction cannot be gone on with")
+      raise ValueError("a search in one direction cannot be resumed")
     own = _arrays(forward, backward)
     done, found = load_state(path, told)
     for name in found:
@@ -67,7 +67,7 @@ def resumable(
         end = number + len(block_BD)
         height = len(new_BD)
         yield end - height, new_BD
-        # The engine is done with these, and has not begun with others.
+        # The engine is done with these, and has not started others.
         if time.monotonic() - saved >= _SECONDS:
           save_state(path, told, end, **own)
           saved = time.monotonic()
@@ -90,7 +90,7 @@ def resumable(
 
 
 class _Watched(exact_search.DistinctVectors):
-  """A side whose blocks pass through a function."""
+  """Vectors whose blocks pass through a function."""
 
   def __init__(self, side: exact_search.DistinctVectors, watch: Callable[[_Blocks], _Blocks]):
     vars(self).update(vars(side))

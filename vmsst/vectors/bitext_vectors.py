@@ -1,7 +1,7 @@
-"""Vectors of both sides of bitexts by a trained encoder, on disk: what a student's teacher says.
+"""Precomputed vectors of bitexts by a trained encoder, for distillation into a student.
 
-Beside a bitext of N pairs stands, in a folder made by `embed_files`, one NumPy file, float32
-[N, 2, S]: of every line the vectors of source and target. Nothing here imports TensorFlow.
+`embed_files` writes one NumPy file per bitext of N pairs, float32 [N, 2, S]: the vectors of source
+and target of every line. Nothing here imports TensorFlow.
 """
 
 import functools
@@ -17,7 +17,7 @@ from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.inference import loading
 from vmsst.vectors import encoding, npy_files
 
-# Texts whose vectors are in memory at once: those of whole pairs.
+# Texts whose vectors are in memory at once; even, so that windows contain whole pairs.
 _WINDOW = 1 << 14
 
 
@@ -37,18 +37,19 @@ def embed_files(
   Args:
     run: An encoder's MODEL_DIR or one checkpoint in it (see `vmsst.load`).
     patterns: Bitext files or shell patterns, as in training.
-    folder: Where the vectors are put; give it to `bitext.files` as `teacher`.
-    languages: Codes of both sides, where the names of the files do not tell.
-    fields: Names of both fields of JSONL files, where they are not language codes.
-    batch_size: Sentences computed at once.
-    refresh: Make all again, as after a change of the encoder or of the files.
+    folder: Output folder; pass it to `bitext.files` as `teacher`.
+    languages: Codes of both sides, if file names do not contain them.
+    fields: Names of both fields of JSONL files, if they are not language codes.
+    batch_size: Sentences per batch.
+    refresh: Recompute all files, as after a change of the encoder or the bitexts.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
-    For each file written, now or before, `lines` and `dimension`.
+    For each file, new or existing, `lines` and `dimension`.
 
   Raises:
-    InputError: no such checkpoint or files, broken ones, or a folder of another encoder's vectors.
+    InputError: a checkpoint or file is missing or broken, or the folder has vectors by another
+      encoder.
   """
   checkpoint = t5x_checkpoints.find_checkpoint(run)
   load = functools.cache(lambda: loading.load(checkpoint))
@@ -81,16 +82,15 @@ def embed_files(
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
-  """The vectors of a bitext, float32 [lines, 2, S], read when they are used.
+  """Opens the vectors of a bitext, float32 [lines, 2, S], as a memory map.
 
   Raises:
-    InputError: there are none, or the file holds something else.
+    InputError: the file is missing, or contains something else.
   """
   path = path_of(folder, bitext)
   if not os.path.exists(path):
     raise errors.InputError(
-      f"{path}: no such file: write a teacher's vectors of {bitext} into {folder} with "
-      "`vmsst data embed`"
+      f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
     )
   array = npy_files.open_mapped(path)
   if array.ndim != 3 or array.shape[1] != 2:
@@ -101,7 +101,7 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
 
 
 def path_of(folder: str, bitext: BitextFile) -> str:
-  """The file of a bitext's vectors."""
+  """Returns the path of a bitext's vectors."""
   return os.path.join(folder, _place(bitext))
 
 
@@ -110,17 +110,17 @@ def _place(bitext: BitextFile) -> str:
 
 
 def check_count(folder: str, bitext: BitextFile, count: int) -> None:
-  """Raises InputError unless there are vectors of so many lines."""
+  """Raises InputError unless a bitext has vectors of `count` lines."""
   found = len(open_vectors(folder, bitext))
   if found != count:
     raise errors.InputError(
-      f"{path_of(folder, bitext)}: vectors of {found} lines, but {bitext} has {count}: it is not "
-      "what they were made from; make them again (`vmsst data embed --refresh`)"
+      f"{path_of(folder, bitext)}: has vectors of {found} lines, but {bitext} has {count} lines: "
+      "recompute them (`vmsst data embed --refresh`)"
     )
 
 
 def take(arrays: Sequence[np.ndarray], numbers_N: np.ndarray, side: int) -> np.ndarray:
-  """Rows of one side, float32 [N, S]; rows are counted through all arrays and ascend."""
+  """Returns rows of one side, float32 [N, S]; row numbers count through all arrays and ascend."""
   ends = np.cumsum([0, *map(len, arrays)])
   cuts = np.searchsorted(numbers_N, ends)
   return np.concatenate(

@@ -1,4 +1,4 @@
-"""Calls any encoder: one of this library, or any other object with `encode(texts)`."""
+"""Calls any encoder: one of this library, or another object with `encode(texts)`."""
 
 import contextlib
 import functools

@@ -12,7 +12,7 @@ from vmsst.files import input_files
 
 
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
-  """Returns what a .npy file of an array starts with; NumPy pads it to one size for any row count.
+  """Returns the header of a .npy file; NumPy pads it to one size for any number of rows.
 
   Args:
     shape: Shape of the array, rows first.
@@ -40,7 +40,7 @@ def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) ->
   with np.errstate(over="ignore"):
     array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
   if array_ND.ndim != 2 or array_ND.shape[1] != dimension:
-    raise ValueError(f"an array [N, {dimension}] is needed, not one of shape {array_ND.shape}")
+    raise ValueError(f"the shape must be [N, {dimension}], not {array_ND.shape}")
   finite_N = np.isfinite(array_ND).all(axis=1)
   if not finite_N.all():
     row = first + int(np.argmin(finite_N))
@@ -78,7 +78,7 @@ def open_mapped(path: str | os.PathLike[str]) -> np.memmap:
   input_files.check(path)
   try:
     array = np.lib.format.open_memmap(path, mode="r")
-  except Exception as error:  # NumPy has an exception of another kind for each damage
+  except Exception as error:  # NumPy raises various exceptions for damaged files
     raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
   if array.dtype != np.dtype("<f4") or array.ndim < 2 or not array.flags.c_contiguous:
     raise errors.InputError(

@@ -266,7 +266,7 @@ def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
     ([str(bad)], "bad.jsonl:2: no JSON object with a string 'target'"),
     ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
     ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
-    ([sides[0], sides[0], "--long-texts", "split"], "Encoder knows no long_texts"),
+    ([sides[0], sides[0], "--long-texts", "split"], "Encoder does not support long_texts"),
     ([sides[0], str(tmp_path / "none")], "none: cannot be opened"),
   ):
     assert cli.main(["score", "a", *arguments]) == 1
@@ -303,7 +303,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   vectors, folder = str(tmp_path / "v"), str(tmp_path)
   cli.main(["embed", "a", sides[0], vectors])
   for command, message in (
-    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors holds no vectors.json"),
+    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors: no vectors.json"),
     (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
     (["search", "-", sides[1], vectors], "has 24 vectors: one a line is needed"),
     (["search", f"{folder}/none", sides[0], vectors], "none"),

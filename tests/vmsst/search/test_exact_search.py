@@ -151,11 +151,11 @@ def test_broken_input_is_an_error(monkeypatch):
     bad = good.copy()
     bad[2, 0] = value
     for sides in ((good, bad), (bad, good)):
-      with pytest.raises(ValueError, match="vector 2 holds"):
+      with pytest.raises(ValueError, match="vector 2 contains"):
         exact_search.mutual_top_k(*sides, 1)
-    with pytest.raises(ValueError, match="vector 5 holds"):
+    with pytest.raises(ValueError, match="vector 5 contains"):
       exact_search.nearest_in_blocks(good, [good, bad])
-    with pytest.raises(ValueError, match="vector 2 holds"):
+    with pytest.raises(ValueError, match="vector 2 contains"):
       exact_search.unit_rows(bad)
   with pytest.raises(ValueError, match="one width"):
     exact_search.mutual_top_k(good, good[:, :2], 1)
@@ -169,9 +169,9 @@ def test_broken_input_is_an_error(monkeypatch):
     exact_search.mutual_top_k,
     lambda x, y, k: exact_search.nearest_in_blocks(x, [y], k),
   ):
-    with pytest.raises(ValueError, match="no 0 neighbors"):
+    with pytest.raises(ValueError, match="cannot find 0 neighbors"):
       broken(good, good, 0)
-    with pytest.raises(ValueError, match=r"\[N, D\] is needed"):
+    with pytest.raises(ValueError, match=r"must be \[N, D\]"):
       broken(good[0], good, 1)
 
 

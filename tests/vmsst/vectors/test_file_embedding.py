@@ -77,13 +77,15 @@ def test_parts_of_several_processes_are_one_whole(text, tmp_path, parts):
 
 def test_parts_that_do_not_make_a_whole_are_an_error(text, tmp_path):
   folder = tmp_path / "v"
-  with pytest.raises(errors.InputError, match="part 3 of 2: there is none"):
+  with pytest.raises(errors.InputError, match="no part 3 of 2"):
     embed(Encoder(), text, folder, part=(3, 2))
   embed(Encoder(), text, folder, part=(1, 2))
   with pytest.raises(errors.InputError, match="lacks part-2-of-2"):
     vector_store.open_vectors(folder)
   embed(Encoder(), text, folder, part=(2, 2), name="b")
-  with pytest.raises(errors.InputError, match=r"part-2-of-2 .* not parts of one whole"):
+  with pytest.raises(
+    errors.InputError, match=r"part-2-of-2 .* embed the parts with the same settings"
+  ):
     vector_store.open_vectors(folder)
   embed(Encoder(), text, folder, part=(1, 3))
   with pytest.raises(errors.InputError, match="parts of 2 and of 3"):
@@ -181,7 +183,7 @@ def test_broken_input_is_an_error(text, tmp_path):
     return np.zeros([len(sentences), 3])
 
   encoder.encode = shrink
-  with pytest.raises(errors.InputError, match="changed meanwhile: delete"):
+  with pytest.raises(errors.InputError, match="has changed: delete"):
     embed(encoder, text, tmp_path / "y")
 
 

@@ -41,7 +41,7 @@ def test_broken_vectors_and_wrong_shapes_are_an_error():
   good = np.eye(3)
   bad = good.copy()
   bad[1, 1] = np.nan
-  with pytest.raises(ValueError, match="vector 1 holds a value that is not finite"):
+  with pytest.raises(ValueError, match="vector 1 contains a value that is not finite"):
     retrieval.translation_accuracy(good, bad)
   with pytest.raises(ValueError, match="one shape"):
     retrieval.translation_accuracy(good, good[:2])

@@ -55,7 +55,7 @@ def test_vectors_have_to_fit_and_to_be_finite():
   vectors = np.eye(3)
   with pytest.raises(ValueError, match="one shape"):
     sts.cosines(vectors, vectors[:2])
-  with pytest.raises(ValueError, match="vector 1 holds"):
+  with pytest.raises(ValueError, match="vector 1 contains"):
     sts.cosines(vectors, np.where(np.arange(3)[:, None] == 1, np.nan, vectors))
   with pytest.raises(ValueError, match=r"all 3 values are 1\.0"):
     sts.similarity_correlations(vectors, vectors, np.array([1.0, 2.0, 3.0]))
