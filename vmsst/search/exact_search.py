@@ -201,7 +201,7 @@ def mutual_top_k(
   Near is by cosine. If a side has fewer than k rows, all of them are returned.
 
   Args:
-    source_ND: Vectors of one side, of any length; pass `DistinctVectors` to compare them repeatedly.
+    source_ND: Vectors of one side, of any length; `DistinctVectors` to compare them repeatedly.
     target_MD: Vectors of the other side.
     k: Neighbors per vector, a small number.
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.

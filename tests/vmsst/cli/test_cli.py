@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vmsst import cli, errors
+from vmsst.inference import loading
 from vmsst.mining import pair_scoring
 from vmsst.text import vocabularies, vocabulary_training
 from vmsst.vectors import embedded_text, file_embedding, vector_store
@@ -127,7 +128,7 @@ class Encoder:
 def encoder(monkeypatch):
   encoder = Encoder()
   monkeypatch.setattr(
-    encoders, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
+    loading, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
   )
   monkeypatch.setattr(file_embedding, "_WINDOW", 5)
   monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
@@ -169,11 +170,11 @@ def test_embed_says_that_it_goes_on_after_an_interruption(sides, encoder, tmp_pa
   command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
   encoder.fail_at = 3
   assert cli.main(command) == 130
-  assert capsys.readouterr().err == "vmsst: interrupted; the same command goes on from here\n"
+  assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
   assert cli.main(["search", "-", sides[0], str(tmp_path / "v")]) == 1
-  assert "not finished: 10 vectors are there" in capsys.readouterr().err
+  assert "not finished: it has 10 vectors" in capsys.readouterr().err
   assert cli.main(command) == 0
-  assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors, 26 wide\n"
+  assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors of width 26\n"
   assert encoder.calls == 6
 
 
@@ -283,7 +284,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   capsys.readouterr()
   assert cli.main(["search", "-", sides[1], vectors, "--count", "2", "--encoder", "b"]) == 0
   printed, notes = capsys.readouterr()
-  assert notes == f"vmsst: note: {vectors} was made by /runs/a, not by /runs/b\n"
+  assert notes == f"vmsst: note: {vectors} is from /runs/a, not from /runs/b\n"
   found = [json.loads(line) for line in printed.splitlines()]
   assert [each["query"] for each in found] == [SENTENCES[3], "", "zz é"]
   assert [len(each["results"]) for each in found] == [2, 2, 2]
@@ -305,7 +306,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   for command, message in (
     (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors: no vectors.json"),
     (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
-    (["search", "-", sides[1], vectors], "has 24 vectors: one a line is needed"),
+    (["search", "-", sides[1], vectors], "has 24 vectors, not one per line"),
     (["search", f"{folder}/none", sides[0], vectors], "none"),
     (["embed", "b", sides[0], vectors], "give another folder"),
     (["embed", "a", f"{folder}/none", vectors], "none: cannot be opened"),

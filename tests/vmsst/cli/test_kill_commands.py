@@ -8,7 +8,7 @@ import pytest
 
 from vmsst.vectors import vector_store
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def module(path):
@@ -93,7 +93,7 @@ def test_embed(start, file_format):
     "vmsst.vectors.file_embedding._WINDOW": 16,
     "vmsst.vectors.vector_store._SHARD_ROWS": 40,
   }
-  imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.encoders"]
+  imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.loading"]
   moments = 8, [200, 4000]
   check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
 

@@ -204,13 +204,13 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     errors.InputError, match=r"none of the 1 pairs of .*gold\.tsv is among the 0 found"
   ):
     mine(texts, tmp_path, gold=str(gold), min_cosine=1.5)
-  with pytest.raises(errors.InputError, match="a threshold of 1 is given"):
+  with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
   wide = write(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
     mine((texts[0], wide), tmp_path)
   blank = write(tmp_path, "blank", ["", " "], np.ones([2, 4]))
-  with pytest.raises(errors.InputError, match=r"blank\.txt holds no sentence"):
+  with pytest.raises(errors.InputError, match=r"blank\.txt contains no sentence"):
     mine((texts[0], blank), tmp_path)
   with pytest.raises(errors.InputError, match="is a folder"):
     bitext_mining.mine(*texts, tmp_path)

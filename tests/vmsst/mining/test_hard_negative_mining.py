@@ -87,9 +87,9 @@ def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
 def test_of_equally_near_targets_the_first_come_first(monkeypatch):
   monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", 2)
   same = np.ones([5, 3])
-  found = hard_negative_mining.nearest_wrong(same[:2], same, [{0}, {1, 2}], 3, progress=False)
+  found = hard_negative_mining.nearest_negatives(same[:2], same, [{0}, {1, 2}], 3, progress=False)
   assert found.tolist() == [[1, 2, 3], [0, 3, 4]]
-  found = hard_negative_mining.nearest_wrong(same[:1], same[:2], [{1}], 3, progress=False)
+  found = hard_negative_mining.nearest_negatives(same[:1], same[:2], [{1}], 3, progress=False)
   assert found.tolist() == [[0, -1, -1]]
 
 

@@ -89,8 +89,8 @@ def test_broken_input_is_an_error(tmp_path):
     next(text_search.nearest_lines(Encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
   base, encoder = make_base(tmp_path, BASE), Encoder()
   encoder.encode = lambda sentences: np.ones([len(sentences), 2])
-  with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* 2 wide"):
+  with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* have width 2"):
     next(text_search.nearest_lines(encoder, ["a"], base, 1))
   encoder.encode = lambda sentences: np.full([len(sentences), 3], np.nan)
-  with pytest.raises(errors.InputError, match="vector of 'a' holds a value that is not finite"):
+  with pytest.raises(errors.InputError, match="vector of 'a' contains a value that is not finite"):
     next(text_search.nearest_lines(encoder, ["a"], base, 1))

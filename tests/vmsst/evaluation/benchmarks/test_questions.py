@@ -170,7 +170,7 @@ def test_vectors_that_are_not_finite_are_an_error(tmp_path):
     def encode(self, texts):
       return np.where(np.array([["paq 9" in x] for x in texts]), np.nan, super().encode(texts))
 
-  with pytest.raises(ValueError, match="'paq 9' holds a value that is not finite"):
+  with pytest.raises(ValueError, match="'paq 9' contains a value that is not finite"):
     questions.QUESTIONS.read(tmp_path)[0].measure(
       suite.Tools(suite.Embedder(Broken()), tmp_path / "work")
     )
