@@ -1,4 +1,4 @@
-"""Means over results, marked where sets are missing, and the names of what is missing."""
+"""Means over results, marked if sets are missing, and the names of missing sets."""
 
 import statistics
 from collections.abc import Iterable, Sequence

@@ -1,14 +1,14 @@
 """Retrieval among N-way translations: FLORES-200 and NTREX-128.
 
-For each ordered pair of languages, the first searching in the second:
+Results of each ordered pair of languages, with queries in the first:
 
 * `accuracy`: share of sentences whose nearest one, by cosine, is the translation, P@1 (EMS paper,
-  section V-B); of equally near ones the first counts.
-* `xsim`: error rate of the best ratio margin among the k = 4 nearest (soft contrastive paper,
-  section 4.2); a sentence that reads as the translation does is no error.
-* `xsim++`: the same, into English alone, among English sentences and changed ones; and
-  `xsim++ TYPE`, the share of sentences for which a change of that type was taken, or another
-  sentence ("Misaligned").
+  section V-B); among equally near ones the first counts.
+* `xsim`: error rate by best ratio margin among the k = 4 nearest (soft contrastive paper, section
+  4.2); a sentence identical to the translation is not an error.
+* `xsim++`: the same, into English only, among original and changed English sentences; and
+  `xsim++ TYPE`, the share of sentences for which the nearest was changed in this way, or is
+  another sentence ("Misaligned").
 
 Texts of one language (its regional variants) are not compared.
 """
@@ -30,7 +30,7 @@ from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")
 NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
-# N'Ko came later, with FLORES+.
+# FLORES+ added N'Ko later.
 _FLORES_CODES = tuple(
   each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
 )
@@ -38,24 +38,24 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": ems_groups.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
 }
-"""Languages that papers average over on FLORES, by a name for them, for each metric."""
+"""Languages that papers average over on FLORES, by metric and by name of the group."""
 
 _ENGLISH = languages.language("en")
-_CHANGED = "eng_Latn"  # The language that has changed sentences.
+_CHANGED = "eng_Latn"  # The language with changed sentences.
 FLORES_SOURCE = (
-  "https://tinyurl.com/flores200dataset unpacks to it; xSIM++'s two files of English are in "
+  "download https://tinyurl.com/flores200dataset; the two English files of xSIM++ are in "
   "https://dl.fbaipublicfiles.com/nllb/laser/xsimplusplus"
 )
-NTREX_SOURCE = "it is NTREX-128 of https://github.com/MicrosoftTranslator/NTREX"
+NTREX_SOURCE = "download NTREX-128 from https://github.com/MicrosoftTranslator/NTREX"
 
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """Sentences that are made of others and mean something else.
+  """Sentences made from others, with another meaning.
 
   Attributes:
-    texts: All of them.
-    changes: For each, what it was made of and the type of the change.
+    texts: The changed sentences.
+    changes: For each, the original sentence and the type of the change.
   """
 
   texts: list[str]
@@ -63,7 +63,7 @@ class Changed:
 
 
 def read_changed(texts: pathlib.Path, types: pathlib.Path) -> Changed:
-  """Reads a sentence a line, and a JSON object with objects `src`, `errtype` by sentence."""
+  """Reads one sentence per line, and a JSON object that maps them to objects `src`, `errtype`."""
   content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
   try:
     changes = {text: (str(each["src"]), str(each["errtype"])) for text, each in content.items()}
@@ -89,7 +89,7 @@ def _read_flores(split: str, root: pathlib.Path) -> list[suite.Task]:
 
 
 def ntrex_folder(root: pathlib.Path) -> pathlib.Path:
-  """Where NTREX's files lie under the data root: as in a copy of its repository, or at once."""
+  """Returns the folder of NTREX's files under the data root, with or without `NTREX-128`."""
   inner = root / "ntrex" / "NTREX-128"
   return inner if inner.is_dir() else inner.parent
 
@@ -97,20 +97,20 @@ def ntrex_folder(root: pathlib.Path) -> pathlib.Path:
 def read_ntrex(
   root: pathlib.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
-  """One task of all languages, or of those whose codes are to be kept."""
+  """Returns one task of all languages, or of those whose codes `keep` accepts."""
   folder = ntrex_folder(root)
   patterns = ("newstest2019-src.*.txt", "newstest2019-ref.*.txt", "ntrex.*.txt")
   paths: dict[str, pathlib.Path] = {}
   for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
     code = files.plain_name(path).split(".")[1]
     if paths.setdefault(code, path) is not path:
-      raise errors.InputError(f"{paths[code]} and {path} are both {code}: remove one")
+      raise errors.InputError(f"{paths[code]} and {path} both have language {code}: remove one")
   kept = {files.known_code(code, path): path for code, path in paths.items()}
   return [_task({code: path for code, path in kept.items() if keep(code)}, None)]
 
 
 def _task(paths: Mapping[str, pathlib.Path], changed: Changed | None) -> suite.Task:
-  """One task of all languages; a result for each ordered pair, named by the codes (deu-fra)."""
+  """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
   codes = [files.known_code(code, path) for code, path in paths.items()]
   texts = [[text.strip() for text in lines] for lines in files.aligned(*paths.values())]
   sides = [suite.Side(*each) for each in zip(codes, texts, strict=True)]
@@ -167,16 +167,16 @@ def summarize(
   results: Sequence[suite.Result],
   seen: suite.Seen,
 ) -> suite.Numbers:
-  """Means over ordered pairs of languages.
+  """Returns means over ordered pairs of languages.
 
-  `accuracy` and `xsim` of all pairs, of those to English, from English and without it, of languages
-  seen in training and others, and of groups; `xsim++` and its types of all pairs that have them.
+  `accuracy` and `xsim` over all pairs, those to English, from English and without it, of languages
+  seen in training and others, and of groups; `xsim++` and its types over all pairs that have them.
 
   Args:
-    codes: Of the benchmark's languages.
-    groups: Codes of languages by the name of a group, for each metric.
-    results: Of the pairs.
-    seen: Tells the languages seen in training.
+    codes: Language codes of the benchmark.
+    groups: Language codes by metric and by name of the group.
+    results: Results of the pairs.
+    seen: Tests which languages were seen in training.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
   complete = not averages.missing_languages(codes, results)

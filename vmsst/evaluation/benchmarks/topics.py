@@ -1,4 +1,4 @@
-"""Topics of sentences (SIB-200) and sentiments (NusaX), learned in English and told elsewhere."""
+"""Zero-shot classification: topics (SIB-200) and sentiments (NusaX), with English training data."""
 
 import dataclasses
 import functools
@@ -31,14 +31,14 @@ _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 @dataclasses.dataclass(frozen=True)
 class Labeled:
-  """The same sentences in several languages, with a class for each.
+  """The same sentences in several languages, with class labels.
 
   Attributes:
-    name: Of the benchmark.
-    texts: The N sentences by code of the language; the first language is English.
+    name: Name of the benchmark.
+    texts: The N sentences by language code; the first language is English.
     split_N: "train", "dev" or "test".
     label_N: Number of the class, from 0, int64.
-    num_classes: How many classes there are.
+    num_classes: Number of classes.
   """
 
   name: str
@@ -49,11 +49,11 @@ class Labeled:
 
   @property
   def english(self) -> str:
-    """The code that the files have for English."""
+    """The code of English in the files."""
     return next(iter(self.texts))
 
   def only(self, codes: Iterable[str]) -> "Labeled":
-    """The same with English and those languages alone; raises InputError if one is not there."""
+    """Returns the data of English and those languages; raises InputError if one is missing."""
     by_language = {languages.language(code): code for code in self.texts}
     wanted = {languages.language("en"), *map(languages.language, codes)}
     if lacking := wanted - set(by_language):
@@ -64,7 +64,7 @@ class Labeled:
 
 
 def sib200(folder: pathlib.Path) -> Labeled:
-  """SIB-200's topics out of CODE.tsv.gz: split, index_id, category, text, with a header.
+  """Reads SIB-200's topics from CODE.tsv.gz: split, index_id, category, text, with a header.
 
   Raises:
     InputError: a file is broken, English is missing, or files differ in more than the text.
@@ -76,7 +76,7 @@ def sib200(folder: pathlib.Path) -> Labeled:
 
 
 def nusax(folder: pathlib.Path) -> Labeled:
-  """NusaX's sentiments out of language.tsv.gz: split, id, label, text, with a header.
+  """Reads NusaX's sentiments from language.tsv.gz: split, id, label, text, with a header.
 
   Raises:
     InputError: as in `sib200`.
@@ -85,21 +85,21 @@ def nusax(folder: pathlib.Path) -> Labeled:
   for path in files.files_in(folder, "*.tsv"):
     name = files.plain_name(path).removesuffix(".tsv")
     if name not in _NUSAX:
-      raise errors.InputError(f"{path}: {name!r} is no language of NusaX: {', '.join(_NUSAX)}")
+      raise errors.InputError(f"{path}: {name!r} is not a language of NusaX: {', '.join(_NUSAX)}")
     paths[_NUSAX[name]] = path
   return _labeled("nusax", folder, paths, ("split", "id", "label", "text"))
 
 
 def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task:
-  """The task of telling the classes with a classifier that learned them in another language.
+  """Returns the task of classifying sentences after training in another language.
 
-  A multilayer perceptron as LASER's is trained on the vectors of the training sentences, its best
-  epoch taken by those for development, and its `accuracy` on the test sentences is the mean of five
-  seeds; `deviation` is their standard deviation. `en->xx` learned in English, `en->en` as well.
+  A multilayer perceptron as in LASER is trained on the vectors of the training sentences; the
+  development sentences choose the epoch. `accuracy` on the test sentences is the mean of five
+  seeds, `deviation` their standard deviation. `en->xx` is trained in English, as is `en->en`.
 
   Args:
     labeled: Sentences and classes.
-    into_english: Whether to have `xx->en` for every language too, at a training for each.
+    into_english: Whether to add `xx->en` for every language, at the cost of a training for each.
   """
   sides = tuple(suite.Side(code, texts) for code, texts in labeled.texts.items())
   held_out = tuple(
@@ -111,7 +111,7 @@ def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task
 
 
 def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
-  from vmsst.evaluation.metrics import classification  # Here: it alone needs JAX.
+  from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
   def part(vectors_ND: np.ndarray, name: str) -> classification.Labeled:
     rows_N = labeled.split_N == name
@@ -137,7 +137,7 @@ def _labeled(
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
   english = rows[codes[0]]
   if not transfer.is_english(codes[0]):
-    raise errors.InputError(f"{folder} has no file of English, in which the classes are learned")
+    raise errors.InputError(f"{folder} has no English file, which is needed for training")
   for code in codes:
     if [row[:3] for row in rows[code]] != [row[:3] for row in english]:
       raise errors.InputError(
@@ -155,7 +155,7 @@ def _labeled(
 
 
 def _rows(path: pathlib.Path, columns: tuple[str, ...]) -> list[list[str]]:
-  """The lines after the header, with sentences of all three splits among them."""
+  """Returns the lines after the header, which must include all three splits."""
   lines = files.table(path, len(columns))
   if (header := tuple(next(lines, ()))) != columns:
     raise errors.InputError(f"{path}:1: columns {header}, not {', '.join(columns)}")
@@ -202,7 +202,7 @@ SIB200 = _benchmark(
   "sib200",
   "SIB-200, topics learned in English",
   "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-  "SIB-200 is in dadelani/sib-200; its sentences are those of FLORES-200",
+  "download dadelani/sib-200; its sentences are those of FLORES-200",
   sib200,
   (each.flores[0] for each in languages.LANGUAGES if each.flores),
 )
@@ -210,7 +210,7 @@ NUSAX = _benchmark(
   "nusax",
   "NusaX, sentiments learned in English",
   "LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
-  "NusaX is in IndoNLP/nusax, datasets/sentiment",
+  "download datasets/sentiment of IndoNLP/nusax",
   nusax,
   _NUSAX.values(),
 )

@@ -153,9 +153,9 @@ def test_nothing_is_found_where_every_sentence_occurs_twice_or_is_like_all_other
   ("german", "english", "gold", "message"),
   [
     ("d1 x\n", "e1\ty\n", "d1\te1\n", r"de-en.de:1: no TAB"),
-    ("d1\tx\nd1\tz\n", "e1\ty\n", "d1\te1\n", r"de-en.de:2: id 'd1' occurs a second time"),
+    ("d1\tx\nd1\tz\n", "e1\ty\n", "d1\te1\n", r"de-en.de:2: id 'd1' occurs twice"),
     ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te2\n", r"de-en.gold:2: no sentence has the id 'e2'"),
-    ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te1\n", r"de-en.gold:2: the same pair as in line 1"),
+    ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te1\n", r"de-en.gold:2: repeats the pair of line 1"),
     ("d1\tx\n", "e1\ty\n", "d1 e1\n", r"de-en.gold:1: 1 fields"),
     ("d1\tx\n", "e1\ty\n", "", r"de-en.gold is empty"),
     ("", "e1\ty\n", "d1\te1\n", r"de-en.de is empty"),

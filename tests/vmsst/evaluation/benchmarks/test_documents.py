@@ -96,7 +96,7 @@ def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
   assert found.texts == [text, "plain\ttext", "b'"]
   assert found.labels == ["CCAT", "GCAT", "MCAT"]
   write(path, "CCAT\tb'\\xff'\n")
-  with pytest.raises(errors.InputError, match=r"x\.dev:1: not a text as Python prints bytes"):
+  with pytest.raises(errors.InputError, match=r"x\.dev:1: not a valid Python bytes literal"):
     benchmarks.mldoc(path)
 
 
@@ -118,7 +118,7 @@ def test_cls_reviews_are_read(tmp_path):
     ("<items>\n" + ITEM.format("3.0") + "</items>", ":3: a rating of 3 stars"),
     ("<items>\n" + ITEM.format("") + "</items>", ":3: a rating of '', not 1 to 5 stars"),
     ("<items><item></items>", ":1: not well-formed XML"),
-    ("<items></items>", ": holds no document"),
+    ("<items></items>", ": contains no document"),
     (
       '<!DOCTYPE x [<!ENTITY a "b"><!ENTITY c "&a;&a;">]>\n<items>&c;</items>',
       ":1: the file has a document type",

@@ -71,8 +71,13 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   [
     ("a.bg-en", [1, 2], [1], r"queries has 2 lines and .*candidates has 1"),
     ("a.bg-en", [], [1], r"queries has 0 lines"),
-    ("a.bg-en", [1], None, r"neither .*a.bg-en.candidates nor .*; make them of ParaCrawl 5"),
-    ("a.bg", [1], [1], r"'bg' is not two languages"),
+    (
+      "a.bg-en",
+      [1],
+      None,
+      r"neither .*a.bg-en.candidates nor .*; create the files from ParaCrawl 5",
+    ),
+    ("a.bg", [1], [1], r"'bg' is not a language pair"),
     ("a.qq-en", [1], [1], r"unknown language code 'qq'"),
   ],
 )

@@ -155,7 +155,9 @@ def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(
   assert len(names) == 4 * 3 - 2
   assert {"eng-eng-GB", "eng-GB-eng"} & names == set()
   write(folder / "newstest2019-ref.eng.txt", texts["eng"])
-  with pytest.raises(errors.InputError, match=r"ref.eng.txt and .*src.eng.txt are both eng"):
+  with pytest.raises(
+    errors.InputError, match=r"ref.eng.txt and .*src.eng.txt both have language eng"
+  ):
     parallel.NTREX.read(tmp_path)
 
 
@@ -176,7 +178,7 @@ def test_broken_files_are_told(tmp_path, name, lines, message):
 
 def test_no_file_is_an_error_with_the_source(tmp_path):
   (tmp_path / "flores200" / "devtest").mkdir(parents=True)
-  with pytest.raises(errors.InputError, match=r"holds no \*\.devtest; https://tinyurl"):
+  with pytest.raises(errors.InputError, match=r"has no \*\.devtest; download https://tinyurl"):
     parallel.FLORES.read(tmp_path)
 
 

@@ -218,11 +218,11 @@ def test_missing_files_are_named_with_their_source(tmp_path):
   write_all(tmp_path)
   for path in (tmp_path / "nq").iterdir():
     path.unlink()
-  with pytest.raises(errors.InputError, match=r"nq holds no .*google-research-datasets"):
+  with pytest.raises(errors.InputError, match=r"nq has no .*google-research-datasets"):
     questions.QUESTIONS.read(tmp_path)
   (tmp_path / "nq").rmdir()
   (tmp_path / "mkqa" / "mkqa.jsonl.gz").unlink()
-  with pytest.raises(errors.InputError, match=r"neither nq/NQ-open\.dev\.jsonl nor mkqa"):
+  with pytest.raises(errors.InputError, match=r"no questions: add nq/NQ-open\.dev\.jsonl or mkqa"):
     questions.QUESTIONS.read(tmp_path)
 
 
@@ -247,7 +247,7 @@ def test_mkqa_small_asks_for_the_question_itself(tmp_path):
   }
   assert "tr" in questions.MKQA_SMALL.missing(results)
   path.write_text("id\tsplit\tar\n1\tdev\tone\n")
-  with pytest.raises(errors.InputError, match=r"mkqa\.wide\.tsv:1: no header"):
+  with pytest.raises(errors.InputError, match=r"mkqa\.wide\.tsv:1: expected a header"):
     questions.MKQA_SMALL.read(tmp_path)
   path.write_text("id\tsplit\ten\tqq\n1\tdev\tone\ttwo\n")
   with pytest.raises(errors.InputError, match="unknown language code 'qq'"):

@@ -92,7 +92,7 @@ def test_broken_files_are_told(tmp_path, code, sides, message):
 def test_missing_files_are_told_with_their_source(tmp_path):
   write(tmp_path, "deu", [1], [1])
   (tmp_path / "tatoeba" / "tatoeba.deu-eng.deu").unlink()
-  with pytest.raises(errors.InputError, match=r"neither .*eng.deu nor .* it is data/tatoeba/v1"):
+  with pytest.raises(errors.InputError, match=r"neither .*eng.deu nor .* copy data/tatoeba/v1"):
     tatoeba.read(tmp_path)
 
 
