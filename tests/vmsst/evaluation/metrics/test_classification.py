@@ -71,9 +71,7 @@ def test_the_best_epoch_on_the_dev_set_counts():
 def test_input_that_cannot_be_used_is_named():
   rng = np.random.default_rng(2)
   few, data = _clusters(rng, 5), _clusters(rng, 40)
-  with pytest.raises(
-    errors.InputError, match="en: 5 vectors to train on do not fill a batch of 12"
-  ):
+  with pytest.raises(errors.InputError, match="en: 5 training vectors do not fill a batch of 12"):
     classification.transfer_accuracies({"en": classification.Split(few, data)}, {}, num_classes=4)
   with pytest.raises(errors.InputError, match="en: a label is not one of the 2 classes"):
     classification.transfer_accuracies({"en": classification.Split(data, data)}, {}, num_classes=2)

@@ -38,7 +38,7 @@ def test_ranks_and_extremes_checked_by_hand():
     ([1.0, 2.0, np.inf], "value 2 is not finite"),
     ([3.0, 3.0, 3.0], "all 3 values are 3.0"),
     ([1.0], "all 1 values"),
-    ([], "a list of numbers"),
+    ([], "numbers must be a list"),
     ([1.0, 2.0], "one length"),
   ],
 )

@@ -130,7 +130,7 @@ def test_numbers_stand_beside_published_ones_and_other_encoders(folders, tmp_pat
   paths = report.write_report(folders[:1], tmp_path / "out")
   assert [path.name for path in paths] == ["report.md", "report.json", "report.html"]
   content = json.loads(paths[1].read_text())
-  beside = table(content, "tatoeba", "Beside published numbers")
+  beside = table(content, "tatoeba", "Next to published numbers")
   assert beside["first"]["average", ""]["value"] == 75.0
   assert beside["VMSST 24L mT5"]["average", ""]["value"] == 81.1
   assert "| VMSST 24L mT5 (vmsst, Tables 1, 3) | 81.1 |" in paths[0].read_text()
@@ -159,8 +159,8 @@ def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
   assert any("2 sets are missing" in note and "fra" in note for note in section["notes"])
   assert any("different sets (2 are not common" in note for note in section["notes"])
   assert content["sections"][1]["notes"][:2] == [
-    f"{NASTY} was not measured on it.",
-    "third was not measured on it.",
+    f"{NASTY} was not evaluated on it.",
+    "third was not evaluated on it.",
   ]
 
 
@@ -247,10 +247,10 @@ def changed(path, value):
   [
     ("{", "not JSON"),
     ("[" * 100_000, "not JSON"),
-    ("[]", "the whole is \\[\\], not an object"),
-    ("{}", "no encoder: it is no file of"),
+    ("[]", "the content is \\[\\], not an object"),
+    ("{}", "no encoder: give a file of"),
     (changed(["encoder"], 3), "encoder is 3, not a text"),
-    (changed(["encoder"], "\ud800"), "not a text of whole characters"),
+    (changed(["encoder"], "\ud800"), "not valid text"),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
