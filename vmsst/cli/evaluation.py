@@ -36,7 +36,7 @@ def _eval(args: argparse.Namespace) -> None:
   from vmsst.search import device_search
 
   if args.list:
-    print("\n\n".join(map(suite.describe, benchmarks.BENCHMARKS.values())))
+    print("\n\n".join(map(suite.describe_benchmark, benchmarks.BENCHMARKS.values())))
     return
   for name in ("encoder", "data", "out"):
     if getattr(args, name) is None:
@@ -59,7 +59,7 @@ def _eval(args: argparse.Namespace) -> None:
     report=say,
     engine=device_search.engine(),
   )
-  print(suite.table(found))
+  print(suite.format_table(found))
   print(
     f"{pathlib.Path(args.out) / suite.RESULTS_FILE}; `vmsst report {args.out}` shows all results"
   )

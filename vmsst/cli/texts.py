@@ -190,7 +190,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     "--encoder",
     metavar="PATH",
-    help=f"encoder for missing vectors: {ENCODER_HELP}",
+    help=f"encoder to compute missing vectors: {ENCODER_HELP}",
   )
   add(
     "--languages",

@@ -160,14 +160,14 @@ def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
   return f"no {lacking} ({benchmark.layout}); {benchmark.source}"
 
 
-def describe(benchmark: Benchmark) -> str:
+def describe_benchmark(benchmark: Benchmark) -> str:
   """Describes a benchmark and the place of its files, for people."""
   folders = ", ".join(f"ROOT/{folder}" for folder in benchmark.folders)
   lines = [f"{benchmark.name}: {benchmark.title}", f"{folders}: {benchmark.layout}"]
   return "\n  ".join([*lines, benchmark.source])
 
 
-def table(results: Mapping[str, Any]) -> str:
+def format_table(results: Mapping[str, Any]) -> str:
   """Formats what `evaluate` returns: all averages, and which sets are absent or missing."""
   rows = []
   for name, found in results["benchmarks"].items():

@@ -60,7 +60,7 @@ def pair_cosines(
     InputError: a file cannot be read, the files differ in length, a vector is not finite, or the
       encoder does not support this `long_texts`.
   """
-  count, other = (embedded_text.describe(side.path)["lines"] for side in (source, target))
+  count, other = (embedded_text.fingerprint(side.path)["lines"] for side in (source, target))
   if count != other:
     raise errors.InputError(
       f"{source.path} has {count:,} lines and {target.path} {other:,}: give files of equal length, "
@@ -131,7 +131,7 @@ def score_file(
     "encoder": name,
     "long_texts": long_texts,
     "sides": [
-      {"field": side.field, "language": side.language, **embedded_text.describe(side.path)}
+      {"field": side.field, "language": side.language, **embedded_text.fingerprint(side.path)}
       for side in (source, target)
     ],
   }

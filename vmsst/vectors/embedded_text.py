@@ -52,7 +52,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
     InputError: the text or vectors are missing, incomplete or broken, or do not match.
   """
   vectors = vector_store.open_vectors(folder)
-  text = describe(path)
+  text = fingerprint(path)
   if text["lines"] != len(vectors):
     raise errors.InputError(
       f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors, not one "
@@ -66,7 +66,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
   return EmbeddedText(path, pathlib.Path(folder), vectors)
 
 
-def describe(path: str) -> Mapping[str, Any]:
+def fingerprint(path: str) -> Mapping[str, Any]:
   """Returns what identifies a text, for JSON: the number of `lines` and a `digest` of all of them.
 
   A text and its gzipped copy are identical.

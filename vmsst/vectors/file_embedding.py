@@ -63,7 +63,7 @@ def embed_file(
     raise errors.InputError(f"no part {number} of {parts}: give one from 1 to {parts}")
   if parts > 1:
     folder = vector_store.part_folder(folder, number, parts)
-  text = embedded_text.describe(path)
+  text = embedded_text.fingerprint(path)
   first, last = (text["lines"] * i // parts for i in (number - 1, number))
   embed = encoding.embedder(
     encoder, language=language, long_texts=long_texts, batch_size=batch_size
@@ -89,7 +89,7 @@ def embed_file(
       writer.append(vectors_BD)
     except ValueError as error:
       raise errors.InputError(f"{path}: {error} (vector 0 is line {first + 1})") from None
-  if writer.done != last - first or embedded_text.describe(path) != text:
+  if writer.done != last - first or embedded_text.fingerprint(path) != text:
     raise errors.InputError(f"{path} has changed: delete {folder} and embed again")
   writer.finish()
   return writer.done
@@ -120,7 +120,7 @@ def embed_to_stream(
     raise errors.InputError(
       f"format {file_format} cannot be written to a pipe: choose {' or '.join(headers)}"
     )
-  count = embedded_text.describe(path)["lines"]
+  count = embedded_text.fingerprint(path)["lines"]
   embed = encoding.embedder(
     encoder, language=language, long_texts=long_texts, batch_size=batch_size
   )

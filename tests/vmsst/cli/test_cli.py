@@ -91,7 +91,7 @@ def test_vocab_training_is_deterministic_and_draws_evenly(corpus):
     )
     models.append((corpus / name).read_bytes())
   assert models[0] == models[1]
-  # b.txt gives its 2 lines; the other two share the remaining 40.
+  # b.txt contributes its 2 lines; the other two share the remaining 40.
   assert [used for used, _ in report.sentences_by_file.values()] == [2, 20, 20]
 
 
@@ -109,7 +109,7 @@ def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
 
 
 class Encoder:
-  """Counts of letters; is interrupted at one call, if told so."""
+  """Counts letters; is interrupted at call `fail_at`."""
 
   dimension = 26
 
@@ -137,7 +137,7 @@ def encoder(monkeypatch):
 
 @pytest.fixture
 def sides(tmp_path):
-  """Sentences, and the same in capitals in another order with others among them."""
+  """Sentences, and the same in capitals in another order, mixed with others."""
   (tmp_path / "x.txt").write_text("".join(f"{x}\n" for x in SENTENCES), encoding="utf-8")
   others = ["", "something else", "", "zzz"]
   capitals = [x.upper() for x in reversed(SENTENCES)]
@@ -157,7 +157,7 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   assert all(source.upper() == target for _, source, target in rows)
   scores = [float(score) for score, _, _ in rows]
   assert scores == sorted(scores, reverse=True)
-  # What is embedded is not embedded again, and not needed to be by this command.
+  # Finished vectors are not embedded again, and need not come from this command.
   calls = encoder.calls
   folders = [f"{out}.{side}.vectors" for side in ("source", "target")]
   options = ["--vectors", *folders, "--margin", "distance", "--retrieval", "intersection"]
@@ -193,7 +193,7 @@ def test_embed_goes_from_pipe_to_pipe(encoder, tmp_path, capfdbinary, monkeypatc
   else:
     found = pytest.importorskip("safetensors.numpy").load(printed)["vectors"]
   np.testing.assert_array_equal(found, encoder.encode(lines))
-  # The same into a folder; an interrupted command goes on when the same comes in again.
+  # The same into a folder; an interrupted command resumes when it gets the same input again.
   folder = str(tmp_path / "v")
   encoder.calls, encoder.fail_at = 0, 2
   for status in (130, 0):
@@ -242,7 +242,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
     assert cli.main(["score", "a", *arguments]) == 0
     printed = capsys.readouterr().out.splitlines()
     np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
-  # Into a file, interrupted and gone on with; another encoder's is not gone on with.
+  # Into a file, interrupted and resumed; another encoder's file is not resumed.
   out = tmp_path / "new" / "scores.txt"
   encoder.calls, encoder.fail_at = 0, 4
   command = ["score", "a", str(one), str(other), "--output", str(out)]
@@ -252,7 +252,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert "scores.txt.part, which an earlier command has left, is of" in capsys.readouterr().err
   calls = encoder.calls
   assert cli.main(command) == 0
-  assert encoder.calls - calls == 4  # of 12 pairs 5 were there
+  assert encoder.calls - calls == 4  # 5 of 12 pairs were finished
   assert out.read_text(encoding="utf-8").splitlines() == printed
   assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
 
@@ -296,7 +296,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   options = ["--count", "2", "--output", str(out)]
   assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
   assert out.read_text(encoding="utf-8") == printed
-  assert capsys.readouterr() == ("", "")  # the encoder that made the vectors is opened
+  assert capsys.readouterr() == ("", "")  # opens the encoder that made the vectors
 
 
 @pytest.mark.usefixtures("encoder")

@@ -1,4 +1,4 @@
-"""`vmsst mine`, `embed` and `data build`, killed and given again: as if nothing had happened."""
+"""Kills and reruns `vmsst mine`, `embed` and `data build`: results are as without kills."""
 
 import importlib.util
 import pathlib
@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def module(path):
-  """A module of a folder that is no package."""
+  """Imports a module from a folder that is not a package."""
   spec = importlib.util.spec_from_file_location(path.stem, path)
   loaded = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(loaded)
@@ -24,7 +24,7 @@ MINE = ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vecto
 
 
 def check(whole, killed):
-  """Asserts that all runs have left the same files, and no others; their folders may be named."""
+  """Asserts that all runs left the same files, and no others; contents may name their folders."""
 
   def files(folder):
     own = str(folder).encode()
@@ -48,7 +48,7 @@ def start(tmp_path):
 
 
 def write_texts(start, count):
-  """Two texts, and vectors of which each has its translation's as the nearest."""
+  """Writes two texts, and vectors of which each is nearest to its translation's."""
   rng = np.random.default_rng(0)
   vectors_ND = rng.normal(size=(count, 8)).astype(np.float32)
   for side in ("source", "target"):
@@ -63,7 +63,7 @@ def write_texts(start, count):
 def mine(folder, spread, sizes):
   argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
   argv += ["--vectors", "source.vectors", "target.vectors"]
-  # What is found is saved after every 64 sources.
+  # Saves the state after every 64 sources.
   settings = {
     "vmsst.search.resumable_search._SECONDS": -1.0,
     "vmsst.search.exact_search._HELD_ROWS": 64,

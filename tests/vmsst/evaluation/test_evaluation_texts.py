@@ -18,7 +18,7 @@ def write(path, *lines):
 
 
 def found(root, *names):
-  """The texts by set, sorted; of all benchmarks, or of some."""
+  """Returns the texts by set, sorted; of all benchmarks, or of some."""
   texts = collections.defaultdict(set)
   for name, text in evaluation_texts.iter_texts(
     [BENCHMARKS[name] for name in names or BENCHMARKS], root
@@ -62,7 +62,7 @@ def test_streamed_sets_give_what_is_looked_up_and_not_the_knowledge_base(tmp_pat
     "paracrawl": ["Frage", "distractor", "question"],
     "questions": ["where", "who", "wo"],
   }
-  assert found(tmp_path) == expected  # Though there is no knowledge base.
+  assert found(tmp_path) == expected  # Without a knowledge base.
   reason = suite.absence(BENCHMARKS["mkqa_small"], tmp_path)
   assert reason is not None
   assert reason.startswith(f"no file {tmp_path / 'mkqa' / 'mkqa.wide.tsv'} (")

@@ -12,7 +12,7 @@ WORDS = ("one", "two", "three", "eins", "zwei", "drei")
 
 
 class Encoder:
-  """Vectors of known words; counts what it is asked for."""
+  """Returns one-hot vectors of known words and records calls."""
 
   def __init__(self):
     self.calls = []
@@ -23,7 +23,7 @@ class Encoder:
 
 
 class PolyglotEncoder(Encoder):
-  """One that wants languages."""
+  """An encoder that requires languages."""
 
   def encode(self, texts, *, language=None):
     self.languages = list(language)
@@ -31,7 +31,7 @@ class PolyglotEncoder(Encoder):
 
 
 def read(root):
-  """A task of two sides that share a word with another side, and one that is streamed."""
+  """Returns a task with two sides that share a word with another side, and a large task."""
   if not (root / "words" / "list").is_file():
     raise errors.InputError(f"{root / 'words' / 'list'} is missing")
   sides = (suite.Side("de", WORDS[3:]), suite.Side("en", WORDS[:3]), suite.Side("en", WORDS[1:3]))
@@ -94,7 +94,7 @@ def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
 
 
 def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tmp_path):
-  """Each benchmark scores its own rows: the place of a word is that of its 1."""
+  """Checks that each benchmark scores its own rows, by the position of each word's 1."""
 
   def benchmark(name, *words):
     def score(vectors_ND):

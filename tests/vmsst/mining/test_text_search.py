@@ -8,7 +8,7 @@ from vmsst.vectors import embedded_text, vector_store
 
 
 def vector(text):
-  """A few directions only, so that there are ties."""
+  """Returns vectors with few directions, so that there are ties."""
   return [text.count("a"), text.count("b"), 1]
 
 
@@ -36,7 +36,7 @@ def make_base(folder, lines):
 
 
 def naive(query, count):
-  """(line, text) by a stable sort of exact cosines, times one number for all, squared."""
+  """Returns (line, text) by a stable sort of exact cosines, squared and scaled by a constant."""
   x = vector(query)
   scores = []
   for line in BASE:

@@ -19,7 +19,7 @@ PAIRS = [("eins", "one"), ("", "nothing"), ("zwei und drei", "two and three")]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A checkpoint of an encoder that never was trained."""
+  """A checkpoint of an untrained encoder."""
 
   class Model:
     network = sentence_encoder = sentence_encoder.SentenceEncoder(

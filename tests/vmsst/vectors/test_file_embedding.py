@@ -15,12 +15,12 @@ LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
 
 def vector(text):
-  """Something that no other text has."""
+  """Returns a vector unique to the text."""
   return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)[:3] / 100
 
 
 class Encoder:
-  """Gives `vector`, and keeps what it was asked for; fails at one call, if told so."""
+  """Returns `vector` of each text and records calls; is interrupted at call `fail_at`."""
 
   def __init__(self, fail_at=None):
     self.asked, self.fail_at = [], fail_at
@@ -124,7 +124,7 @@ def test_what_was_interrupted_goes_on_with_no_line_lost_or_doubled(text, tmp_pat
   with pytest.raises(errors.InputError, match=r"not finished|no vectors\.json"):
     embedded_text.open_text(text, tmp_path / "v")
   assert embed(second, text, tmp_path / "v") == embed(third, text, tmp_path / "v") == 23
-  # The first text that an encoder gets is there to know the width.
+  # The first text that an encoder receives only determines the width.
   assert [x for own in (first, second) for part in own.asked[1:] for x in part] == LINES
   assert third.asked == [[""]]
   found = vector_store.open_vectors(tmp_path / "v")[:]
@@ -212,7 +212,7 @@ def test_a_full_disk_is_named_and_gone_on_from(text, tmp_path, monkeypatch):
 
   with monkeypatch.context() as patched:
     patched.setattr(vector_store, "_sync", full)
-    # The command line tells an OSError in one line, as it does an InputError.
+    # The command line reports an OSError in one line, like an InputError.
     with pytest.raises(OSError, match=r"No space left on device: .*vectors-00000\.npy"):
       embed(Encoder(), text, tmp_path / "v")
   encoder = Encoder()

@@ -12,7 +12,7 @@ VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
 
 def write(folder, vectors=VECTORS, *, chunk=4, finish=True, **settings):
-  """Appends what is not there yet, a few at a time, as one who embeds texts does."""
+  """Appends what is missing, a few rows at a time, as an embedding job does."""
   with_defaults = {"shard_rows": 10, **settings}
   writer = vector_store.Writer(folder, vectors.shape[1], **with_defaults)
   for start in range(writer.done, len(vectors), chunk):
@@ -39,7 +39,7 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
   if file_format == "parquet":
     pytest.importorskip("pyarrow")
   expected = VECTORS.astype(dtype)
-  # An interruption before and after the point where a full shard gets its form.
+  # Interruptions before and after a full shard is converted to its format.
   write(tmp_path, VECTORS[:7], finish=False, file_format=file_format, dtype=dtype)
   writer = vector_store.Writer(tmp_path, 3, file_format=file_format, dtype=dtype)
   writer._seal = lambda: None
@@ -89,7 +89,7 @@ def test_after_an_interruption_no_row_is_lost_or_doubled(tmp_path, before, monke
     vector_store.open_vectors(tmp_path)
   assert write(tmp_path).finished
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path)[:], VECTORS)
-  assert write(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to do
+  assert write(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to write
 
 
 def test_an_interruption_of_the_end_can_be_gone_on_with(tmp_path, monkeypatch):

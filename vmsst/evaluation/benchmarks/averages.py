@@ -17,7 +17,7 @@ def mean(name: str, values: Iterable[float], *, complete: bool) -> suite.Numbers
   return {name if complete else name + INCOMPLETE: statistics.fmean(values)}
 
 
-def overall(
+def metric_mean(
   name: str, results: Sequence[suite.Result], metric: str, *, complete: bool
 ) -> suite.Numbers:
   """Returns the mean of a metric over results."""
@@ -33,16 +33,16 @@ def by_seen(
   found: dict[bool, list[suite.Result]] = {True: [], False: []}
   for result in results:
     found[seen(result.languages)].append(result)
-  return overall(f"{name} seen", found[True], metric, complete=complete) | overall(
+  return metric_mean(f"{name} seen", found[True], metric, complete=complete) | metric_mean(
     f"{name} unseen", found[False], metric, complete=complete
   )
 
 
-def overall_and_by_seen(
+def mean_and_by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
-  """Returns what `overall` and `by_seen` return."""
-  return overall(name, results, metric, complete=complete) | by_seen(
+  """Returns what `metric_mean` and `by_seen` return."""
+  return metric_mean(name, results, metric, complete=complete) | by_seen(
     name, results, metric, seen, complete=complete
   )
 

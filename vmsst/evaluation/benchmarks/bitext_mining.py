@@ -210,7 +210,7 @@ def summarize_mining(results: Sequence[suite.Result], seen: suite.Seen) -> suite
 def _means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
   summary: suite.Numbers = {}
   for metric in METRICS:
-    summary |= averages.overall(metric, results, metric, complete=complete)
+    summary |= averages.metric_mean(metric, results, metric, complete=complete)
   for metric in METRICS:
     summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
   return summary

@@ -280,12 +280,14 @@ def transfer_results(
 
   classes = sorted({label for each in splits.values() for label in each.train.labels})
 
-  def embedded(code: str, part: Documents) -> classification.Labeled:
+  def embedded(code: str, part: Documents) -> classification.LabeledVectors:
     unknown = set(part.labels) - set(classes)
     if unknown:
       raise errors.InputError(f"{prefix}{code}: no training document of class {unknown}")
     vectors_ND = document_vectors.mean_vectors(tools.embed, code, part.texts)
-    return classification.Labeled(vectors_ND, np.array([classes.index(x) for x in part.labels]))
+    return classification.LabeledVectors(
+      vectors_ND, np.array([classes.index(x) for x in part.labels])
+    )
 
   learned, tests = {}, {}
   for code, own in splits.items():

@@ -59,7 +59,7 @@ def _measure(
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
   """Returns `accuracy`, the mean over all pairs, and over pairs of seen and other languages."""
   complete = not missing(results)
-  return averages.overall_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
+  return averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:

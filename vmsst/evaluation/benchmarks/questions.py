@@ -223,7 +223,7 @@ def _summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbe
   names = _mkqa_names()
   own = [x for x in results if x.name in names]
   complete = len(own) == len(names)
-  return found | averages.overall_and_by_seen("mkqa", own, "accuracy", seen, complete=complete)
+  return found | averages.mean_and_by_seen("mkqa", own, "accuracy", seen, complete=complete)
 
 
 def _mkqa_names() -> list[str]:
@@ -316,7 +316,7 @@ def _summarize_small(results: Sequence[suite.Result], seen: suite.Seen) -> suite
   complete = not _missing_small(results)
   found: suite.Numbers = {}
   for metric in ("accuracy", "R@10"):
-    found |= averages.overall(metric, results, metric, complete=complete)
+    found |= averages.metric_mean(metric, results, metric, complete=complete)
   return found | averages.by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 

@@ -17,7 +17,7 @@ METRICS = ("pearson", "spearman")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
+class ScoredPairs:
   """A set of sentence pairs.
 
   Attributes:
@@ -40,13 +40,13 @@ class Pairs:
     return np.array([row[0] for row in self.rows], np.float64)
 
 
-def scored_table(path: pathlib.Path, name: str) -> Pairs:
+def scored_table(path: pathlib.Path, name: str) -> ScoredPairs:
   """Reads a file of lines `score TAB first TAB second`."""
   rows = [
     (files.number(gold, path, line), first, second)
     for line, (gold, first, second) in enumerate(files.table(path, 3), 1)
   ]
-  return _not_empty(Pairs(name, path, rows))
+  return _not_empty(ScoredPairs(name, path, rows))
 
 
 def semeval(
@@ -56,7 +56,7 @@ def semeval(
   *,
   unscored: bool = False,
   more_pairs: bool = False,
-) -> Pairs:
+) -> ScoredPairs:
   """Reads the pairs of `STS.input.NAME.txt` and their scores in `STS.gs.NAME.txt`.
 
   Args:
@@ -82,7 +82,7 @@ def semeval(
       raise errors.InputError(f"{path}:{line}: 1 field, not 2 sentences with a TAB between them")
     if score or not unscored:
       rows.append((files.number(score, gold_path, line), pair[0], pair[1]))
-  return _not_empty(Pairs(name, path, rows))
+  return _not_empty(ScoredPairs(name, path, rows))
 
 
 def gold_name(path: pathlib.Path) -> str:
@@ -90,9 +90,9 @@ def gold_name(path: pathlib.Path) -> str:
   return files.plain_name(path).replace(".input.", ".gs.")
 
 
-def by_name(sets: Iterable[Pairs]) -> dict[str, Pairs]:
+def by_name(sets: Iterable[ScoredPairs]) -> dict[str, ScoredPairs]:
   """Returns sets by name; raises InputError if two have the same name."""
-  found: dict[str, Pairs] = {}
+  found: dict[str, ScoredPairs] = {}
   for pairs in sets:
     other = found.setdefault(pairs.name, pairs)
     if other is not pairs:
@@ -100,7 +100,7 @@ def by_name(sets: Iterable[Pairs]) -> dict[str, Pairs]:
   return found
 
 
-def task(pairs: Pairs, codes: Sequence[str]) -> suite.Task:
+def task(pairs: ScoredPairs, codes: Sequence[str]) -> suite.Task:
   """Returns the task of one set, whose result has `pearson` and `spearman`.
 
   Args:
@@ -112,7 +112,7 @@ def task(pairs: Pairs, codes: Sequence[str]) -> suite.Task:
 
 
 def _score(
-  pairs: Pairs, codes: tuple[str, ...], first_ND: np.ndarray, second_ND: np.ndarray
+  pairs: ScoredPairs, codes: tuple[str, ...], first_ND: np.ndarray, second_ND: np.ndarray
 ) -> list[suite.Result]:
   return [correlations(pairs.name, codes, sts.cosines(first_ND, second_ND), pairs.gold_N)]
 
@@ -128,7 +128,7 @@ def correlations(
   return suite.Result(name, codes, {key: 100 * value for key, value in metrics.items()})
 
 
-def _not_empty(pairs: Pairs) -> Pairs:
+def _not_empty(pairs: ScoredPairs) -> ScoredPairs:
   if not pairs.rows:
     raise errors.InputError(f"{pairs.path}: no pair with a score")
   return pairs

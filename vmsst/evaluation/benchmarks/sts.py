@@ -56,14 +56,14 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return tasks
 
 
-def _tables(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _tables(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.glob("STS1[2-6].*.tsv*")):
     name = files.plain_name(path).removesuffix(".tsv")
     if not name.endswith(".train"):
       yield similarity.scored_table(path, _official(name, path))
 
 
-def _originals(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.rglob("STS*.input.*.txt*")):
     parts = path.relative_to(folder).parts[:-1]
     if any("train" in part for part in parts) or ".ALL." in path.name:
@@ -90,7 +90,9 @@ def _official(name: str, path: pathlib.Path) -> str:
   return name
 
 
-def _score(name: str, sets: Sequence[similarity.Pairs], *vectors: np.ndarray) -> list[suite.Result]:
+def _score(
+  name: str, sets: Sequence[similarity.ScoredPairs], *vectors: np.ndarray
+) -> list[suite.Result]:
   cosines = [sts.cosines(*sides) for sides in zip(vectors[::2], vectors[1::2], strict=True)]
   results = [
     similarity.correlations(pairs.name, ("en",), cosine_N, pairs.gold_N)

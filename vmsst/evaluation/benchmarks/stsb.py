@@ -37,7 +37,7 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return [similarity.task(pairs, (codes[name], codes[name])) for name, pairs in found.items()]
 
 
-def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.Pairs]]:
+def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.ScoredPairs]]:
   for path in files.files_in(folder, "stsb.*.tsv", "sts-dev.csv", "sts-test.csv", source=_SOURCE):
     name = files.plain_name(path)
     rows: dict[str, list[tuple[float, str, str]]] = {split: [] for split in SPLITS}
@@ -57,7 +57,7 @@ def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.Pairs]]:
       raise errors.InputError(f"{path}: no pairs of dev or test")
     for split, pairs in rows.items():
       if pairs:
-        yield code, similarity.Pairs(_name(code, split, len(pairs)), path, pairs)
+        yield code, similarity.ScoredPairs(_name(code, split, len(pairs)), path, pairs)
 
 
 def _pair(row: list[str], path: pathlib.Path, line: int) -> tuple[float, str, str]:

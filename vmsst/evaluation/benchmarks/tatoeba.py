@@ -81,7 +81,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
   complete = not missing(results)
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
-    summary |= averages.overall(name, results, name, complete=complete)
+    summary |= averages.metric_mean(name, results, name, complete=complete)
   foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary |= averages.by_seen("average", foreign, "average", seen, complete=complete)
   for name, codes in GROUPS.items():

@@ -30,7 +30,7 @@ _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Labeled:
+class LabeledTexts:
   """The same sentences in several languages, with class labels.
 
   Attributes:
@@ -52,7 +52,7 @@ class Labeled:
     """The code of English in the files."""
     return next(iter(self.texts))
 
-  def only(self, codes: Iterable[str]) -> "Labeled":
+  def only(self, codes: Iterable[str]) -> "LabeledTexts":
     """Returns the data of English and those languages; raises InputError if one is missing."""
     by_language = {languages.language(code): code for code in self.texts}
     wanted = {languages.language("en"), *map(languages.language, codes)}
@@ -63,7 +63,7 @@ class Labeled:
     return dataclasses.replace(self, texts=texts)
 
 
-def sib200(folder: pathlib.Path) -> Labeled:
+def sib200(folder: pathlib.Path) -> LabeledTexts:
   """Reads SIB-200's topics from CODE.tsv.gz: split, index_id, category, text, with a header.
 
   Raises:
@@ -75,7 +75,7 @@ def sib200(folder: pathlib.Path) -> Labeled:
   return _labeled("sib200", folder, paths, ("split", "index_id", "category", "text"))
 
 
-def nusax(folder: pathlib.Path) -> Labeled:
+def nusax(folder: pathlib.Path) -> LabeledTexts:
   """Reads NusaX's sentiments from language.tsv.gz: split, id, label, text, with a header.
 
   Raises:
@@ -90,7 +90,7 @@ def nusax(folder: pathlib.Path) -> Labeled:
   return _labeled("nusax", folder, paths, ("split", "id", "label", "text"))
 
 
-def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task:
+def transfer_task(labeled: LabeledTexts, *, into_english: bool = False) -> suite.Task:
   """Returns the task of classifying sentences after training in another language.
 
   A multilayer perceptron as in LASER is trained on the vectors of the training sentences; the
@@ -110,12 +110,12 @@ def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task
   return suite.Task(labeled.name, sides, score, held_out)
 
 
-def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
+def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
   from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
-  def part(vectors_ND: np.ndarray, name: str) -> classification.Labeled:
+  def part(vectors_ND: np.ndarray, name: str) -> classification.LabeledVectors:
     rows_N = labeled.split_N == name
-    return classification.Labeled(vectors_ND[rows_N], labeled.label_N[rows_N])
+    return classification.LabeledVectors(vectors_ND[rows_N], labeled.label_N[rows_N])
 
   by_code = dict(zip(labeled.texts, vectors, strict=True))
   english = labeled.english
@@ -132,7 +132,7 @@ def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[s
 
 def _labeled(
   name: str, folder: pathlib.Path, paths: Mapping[str, pathlib.Path], columns: tuple[str, ...]
-) -> Labeled:
+) -> LabeledTexts:
   rows = {code: _rows(path, columns) for code, path in paths.items()}
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
   english = rows[codes[0]]
@@ -145,7 +145,7 @@ def _labeled(
         "classes in the same order: copy both again"
       )
   classes = sorted({row[2] for row in english})
-  return Labeled(
+  return LabeledTexts(
     name,
     {code: [row[3] for row in rows[code]] for code in codes},
     np.array([_SPLITS[row[0]] for row in english]),
@@ -173,7 +173,7 @@ def _benchmark(
   title: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Labeled],
+  read: Callable[[pathlib.Path], LabeledTexts],
   codes: Iterable[str],
 ) -> suite.Benchmark:
   wanted = tuple(codes)

@@ -45,5 +45,5 @@ def means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) 
     parts |= {"accuracy from English": outward, "accuracy into English": inward}
   found: suite.Numbers = {}
   for name, part in parts.items():
-    found |= averages.overall(name, part, "accuracy", complete=complete)
+    found |= averages.metric_mean(name, part, "accuracy", complete=complete)
   return found | averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)

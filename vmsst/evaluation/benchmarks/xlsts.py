@@ -34,13 +34,13 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return [similarity.task(found[name], _languages(found[name])) for name in sorted(found)]
 
 
-def _tables(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _tables(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.glob("STS17.track*.tsv*")):
     name = files.plain_name(path).removeprefix("STS17.").removesuffix(".tsv")
     yield similarity.scored_table(path, name)
 
 
-def _originals(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.rglob("STS.input.track*.txt*")):
     name = files.plain_name(path).removeprefix("STS.input.").removesuffix(".txt")
     more_pairs = name.split(".")[0] == _MORE_PAIRS
@@ -50,7 +50,7 @@ def _originals(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
     yield similarity.semeval(path, gold, name, more_pairs=more_pairs)
 
 
-def _languages(pairs: similarity.Pairs) -> list[str]:
+def _languages(pairs: similarity.ScoredPairs) -> list[str]:
   parts = re.fullmatch(r"(track\w+)\.(\w+)-(\w+)", pairs.name)
   if parts is None:
     raise errors.InputError(f"{pairs.path}: {pairs.name} is not a track and two languages")

@@ -205,7 +205,7 @@ def principal_plane(vectors_VD: np.ndarray) -> Plane:
 
 
 def square(matrix_LL: np.ndarray) -> np.ndarray:
-  """Returns the matrix in float64; raises ValueError if it is not square, 2 x 2 or larger, and finite."""
+  """Returns the matrix in float64; raises ValueError unless it is square, >= 2 x 2 and finite."""
   matrix_LL = np.asarray(matrix_LL, np.float64)
   if matrix_LL.ndim != 2 or matrix_LL.shape[0] != matrix_LL.shape[1] or len(matrix_LL) < 2:
     raise ValueError(f"the matrix must have at least two languages, not shape {matrix_LL.shape}")

@@ -41,7 +41,7 @@ class MlpConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Labeled:
+class LabeledVectors:
   """Vectors [N, D] and the class of each [N], 0 to C - 1."""
 
   vectors_ND: np.ndarray
@@ -61,13 +61,13 @@ class Labeled:
 class Split:
   """Training data of a classifier, and development data to choose its epoch."""
 
-  train: Labeled
-  dev: Labeled
+  train: LabeledVectors
+  dev: LabeledVectors
 
 
 def transfer_accuracies(
   splits: Mapping[str, Split],
-  tests: Mapping[str, Labeled],
+  tests: Mapping[str, LabeledVectors],
   *,
   num_classes: int,
   seeds: Sequence[int] = (0, 1, 2, 3, 4),
@@ -205,7 +205,7 @@ def _predictions(params: Any, vectors_ND: Float[Array, "N D"]) -> Int[Array, "S 
   return jax.vmap(lambda each: jnp.argmax(_logits(each, vectors_ND), axis=1))(params)
 
 
-def _accuracies(params: Any, test: Labeled) -> np.ndarray:
+def _accuracies(params: Any, test: LabeledVectors) -> np.ndarray:
   correct_S = np.zeros(())
   for start in range(0, len(test.label_N), _PREDICTION_ROWS):
     rows = slice(start, start + _PREDICTION_ROWS)

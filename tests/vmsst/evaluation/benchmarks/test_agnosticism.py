@@ -14,7 +14,7 @@ SENTENCES = 8
 
 
 class Concepts:
-  """Encodes "de 3" as concept 3, off its place by what is peculiar to the language's first letter.
+  """Encodes "de 3" as concept 3, shifted by an offset of the language's first letter.
 
   In the texts of a language with a capital letter concept 0 is mistaken for concept 1.
   """
@@ -61,8 +61,8 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   (matrix,) = agnosticism_results.matrices(results)
   assert matrix.labels == ("spa_2", "spa-MX", "eng", "deu")
   assert list(matrix.languages) == ["spa", "spa-MX", "eng", "deu"]
-  # From Mexico the first of 8 sentences finds the second. There neither of the two is found: where
-  # the second is looked for, the first is as near.
+  # From Mexico the first of 8 sentences finds the second. In the other direction neither of them is
+  # found: the first is as near as the second.
   expected = np.zeros([4, 4])
   expected[1], expected[:, 1] = 12.5, 25
   expected[1, 1] = 0
@@ -74,7 +74,7 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert summary["error within a language"] == pytest.approx((12.5 + 25) / 2)
   assert summary["error within families"] == pytest.approx((12.5 + 25) / 4)
   assert summary["error seen"] == 0
-  # The odd one out, Mexico, is the first to be split off: the other Spanish is with the Germanic.
+  # Mexico, the outlier, is split off first: the other Spanish is with the Germanic languages.
   assert summary["purity of clusters"] == pytest.approx(75)
   assert summary["cophenetic correlation"] == pytest.approx(100)
   assert "fra" in found["missing"]
@@ -95,7 +95,7 @@ def test_one_sentence_of_ntrex_can_be_drawn(tmp_path):
   vectors = Concepts().encode([f"{code} {picture.line - 1}" for code in picture.labels])
   vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
   for i in range(3):
-    for j in range(3):  # three points lie in a plane
+    for j in range(3):  # three points are in a plane
       assert np.linalg.norm(picture.point_V2[i] - picture.point_V2[j]) == pytest.approx(
         np.linalg.norm(vectors[i] - vectors[j]), abs=1e-5
       )
@@ -112,7 +112,7 @@ def test_flores_is_read_by_its_own_codes(tmp_path):
     "zho_Hans->eng_Latn": {"error": 0},
   }
   assert "zho_Hant" in found["missing"]
-  assert not [name for name in found["summary"] if "clusters" in name]  # two are too few
+  assert not [name for name in found["summary"] if "clusters" in name]  # two are not enough
 
 
 def test_translations_are_followed_along_their_paths(tmp_path):

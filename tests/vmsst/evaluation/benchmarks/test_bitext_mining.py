@@ -7,7 +7,7 @@ from vmsst.evaluation.benchmarks import bitext_mining
 
 
 class Encoder:
-  """Each text has a vector of its own; counts what it is asked for."""
+  """Returns a unique vector for each text and records texts."""
 
   def __init__(self, vectors):
     self.vectors = vectors
@@ -19,7 +19,7 @@ class Encoder:
 
 
 def naive_f1(candidates, gold):
-  """The best F1 of all thresholds, of pairs of ids with scores."""
+  """Returns the best F1 over all thresholds, for pairs of ids with scores."""
   best = 0.0
   for threshold in {score for score, *_ in candidates}:
     kept = {pair for score, *pair in candidates for pair in [tuple(pair)] if score >= threshold}
@@ -38,7 +38,7 @@ def write(folder, name, sides, gold):
 
 
 def corpora(rng):
-  """Lines of two sides, of which some occur twice, gold pairs and vectors of the texts."""
+  """Returns lines of two sides, some repeated, gold pairs and vectors of the texts."""
   count = 30
   vectors = {f"x{i}": rng.normal(size=5) + 0.3 for i in range(count)}
   vectors |= {f"y{i}": vectors[f"x{i}"] + 0.4 * rng.normal(size=5) for i in range(count)}
@@ -51,7 +51,7 @@ def corpora(rng):
 
 
 def naive_scores(german, english, gold, vectors):
-  """F1 by cosine and by margin of plain loops; repeated sentences are compared, never found."""
+  """Computes F1 by cosine and by margin by plain loops; repeated sentences are never found."""
   texts = [list(dict.fromkeys(text.strip() for _, text in side)) for side in (german, english)]
   ids = [{}, {}]
   for place, side in enumerate((german, english)):
@@ -110,7 +110,7 @@ def test_scores_are_those_of_plain_loops_and_only_one_split_is_read(tmp_path, ne
     assert 20 < cosine < 100
     assert results[name]["cosine_f1"] == pytest.approx(cosine)
     assert results[name]["margin_f1"] == pytest.approx(margin)
-    # Gold pairs of sentences that occur twice are not found: 9 of 13 are the most.
+    # Gold pairs of repeated sentences are not found: at most 9 of 13 are.
     assert results[name]["margin_recall"] <= 100 * 9 / 13
   means = np.mean(list(expected.values()), axis=0)
   assert found["bucc"]["summary"] == pytest.approx(

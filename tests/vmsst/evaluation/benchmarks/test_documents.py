@@ -37,7 +37,7 @@ def write_mldoc(folder, language, sizes):
 
 
 class Words:
-  """English has an axis a class; in German two of the four are exchanged."""
+  """Returns vectors with an axis per class in English; in German two of the four are swapped."""
 
   def encode(self, texts, language):
     axes = {"en": "CEGM", "de": "ECGM"}
@@ -49,7 +49,7 @@ class Words:
 
 
 def by_nearest_centroid(splits, tests, *, num_classes):
-  """Stands in for the training, which takes seconds to compile."""
+  """Replaces the training, which takes seconds to compile."""
   found = {}
   for source, split in splits.items():
     assert len(split.dev.label_N) == 16

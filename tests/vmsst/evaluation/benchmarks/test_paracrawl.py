@@ -24,7 +24,7 @@ def write(root, name, queries, candidates):
 
 
 def naive_hits(queries, candidates):
-  """How many queries find their translation by cosine, and by margin, in plain loops."""
+  """Returns, by plain loops, how many queries find their translation by cosine and by margin."""
   unit = [[x / np.linalg.norm(x) for x in side] for side in (queries, candidates)]
   cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
   mean_x = np.sort(cosine, axis=1)[:, -4:].mean(axis=1)

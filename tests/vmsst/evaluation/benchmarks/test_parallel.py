@@ -19,7 +19,7 @@ class Encoder:
 
 
 def nearest(sources, targets, margin):
-  """Row of a target for every source, by loops: of the 4 nearest that of the best ratio."""
+  """Returns, by loops, for every source the one of its 4 nearest targets with the best ratio."""
   unit = [[x / np.linalg.norm(x) for x in side] for side in (sources, targets)]
   cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
   mean_x = np.sort(cosine, axis=1)[:, -4:].mean(axis=1)
@@ -32,7 +32,7 @@ def nearest(sources, targets, margin):
 
 
 def texts_and_vectors(codes, count=20):
-  """Translations, of which each language has one sentence twice, and a vector of each text."""
+  """Writes translations with one repeated sentence per language; returns a vector per text."""
   rng = np.random.default_rng(0)
   meaning = rng.normal(size=[count, 6]) + 0.5
   texts, vectors = {}, {}
@@ -70,7 +70,7 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
     sides = [[vectors[text] for text in texts[code]] for code in (x, y)]
     plain, margin = (nearest(*sides, margin) for margin in (False, True))
     errors_ = [i for i, row in enumerate(margin) if texts[y][row] != texts[y][i]]
-    # Of the two equal sentences the first is found, and is not the second.
+    # Of two equal sentences the first is found for both.
     hits = [i for i, row in enumerate(plain) if row == i]
     assert each["metrics"] == pytest.approx({"accuracy": 5 * len(hits), "xsim": 5 * len(errors_)})
     assert 7 not in hits
@@ -106,7 +106,7 @@ def test_a_group_whose_languages_are_all_there_keeps_its_name():
 
 def test_changed_english_sentences_are_taken_for_translations(tmp_path):
   # The first source is nearest to a change of its translation, the second to its translation, the
-  # third to a change of another one's.
+  # third to a change of another sentence.
   axes = np.eye(7)
   vectors = {f"x {i}": axes[i] for i in range(3)}
   vectors |= {"y 0": axes[0] + 0.5 * axes[3], "y 1": axes[1], "y 2": axes[2] + axes[4]}

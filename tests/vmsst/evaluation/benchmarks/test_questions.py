@@ -13,7 +13,7 @@ from vmsst.search import exact_search
 
 
 class Hashed:
-  """Gives each text a vector of 16 (or 64) signs: cosines are exact, and ties common."""
+  """Returns vectors of 16 (or 64) signs: cosines are exact, and ties are frequent."""
 
   def __init__(self, width=16):
     self.width = width
@@ -32,7 +32,7 @@ def lines(path, records):
 
 
 def write_all(root, count=50):
-  """NQ, MKQA in three languages, and a knowledge base of several files and formats."""
+  """Writes NQ, MKQA in three languages, and a knowledge base of several files and formats."""
   lines(
     root / "nq" / "NQ-open.dev.jsonl",
     [{"question": f"nq {i}", "answer": [f"The {i % 5}!", "none"]} for i in range(20)],
@@ -61,14 +61,14 @@ def write_all(root, count=50):
 
 
 def run(root, encoder):
-  """What the benchmark gives for the files under `root`."""
+  """Returns the benchmark's results for the files under `root`."""
   return questions.QUESTIONS.read(root)[0].measure(
     suite.Tools(suite.Embedder(encoder), root / "work")
   )
 
 
 def loops(encoder, queries, base):
-  """Share of queries whose nearest question has a right answer, one at a time."""
+  """Returns the share of queries whose nearest question has a right answer, one at a time."""
   vectors = encoder.encode([question for question, _ in base])
   right = 0
   for query, gold in queries:
@@ -144,7 +144,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
 
 def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
   monkeypatch.setattr(questions, "SHARD", 125)
-  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)  # scores take little beside vectors
+  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)  # scores take little next to vectors
   width, peaks = 1024, {}
 
   class Cheap:

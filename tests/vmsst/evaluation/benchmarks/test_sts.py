@@ -8,7 +8,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import sts
 
-OFFICIAL = {  # As the archives name the files.
+OFFICIAL = {  # Names as in the archives.
   "STS12-en-test": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
   "2013": "FNWN headlines OnWN SMT",
   "sts-2014": "deft-forum deft-news headlines images OnWN tweet-news",
@@ -20,7 +20,7 @@ OFFICIAL = {  # As the archives name the files.
 
 
 class Encoder:
-  """Gives each text a vector that depends on nothing but the text."""
+  """Returns vectors that depend only on the text."""
 
   def encode(self, texts):
     return np.stack([np.random.default_rng(zlib.crc32(x.encode())).normal(size=6) for x in texts])
@@ -42,7 +42,7 @@ def write(folder, name, pairs, scores, prefix="STS"):
 
 @pytest.fixture
 def official(tmp_path):
-  """All sets, in the layout of the archives; gives pairs and scores by year and set."""
+  """Writes all sets in the layout of the archives; returns pairs and scores by year and set."""
   rng = np.random.default_rng(0)
   sets = {}
   for folder, names in OFFICIAL.items():

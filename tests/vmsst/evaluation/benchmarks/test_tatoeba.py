@@ -11,7 +11,7 @@ from vmsst.evaluation.report import published
 
 
 class Encoder:
-  """Vectors of texts that are angles in degrees."""
+  """Returns vectors of texts that are angles in degrees."""
 
   def encode(self, texts):
     angle = np.radians([float(text.split()[-1]) for text in texts])

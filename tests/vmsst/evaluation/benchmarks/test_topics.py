@@ -13,14 +13,14 @@ HEADER = "split\tid\tlabel\ttext"
 
 
 class Parsed:
-  """Reads a vector out of each text."""
+  """Parses each text as a vector."""
 
   def encode(self, texts):
     return np.array([[float(x) for x in text.split()] for text in texts])
 
 
 def write(folder):
-  """Overlapping classes on two axes of four, which are exchanged in Javanese."""
+  """Returns overlapping classes on two axes of four, which are swapped in Javanese."""
   rng = np.random.default_rng(0)
   center = np.array([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0]])
   rows = {"english": [HEADER], "javanese": [HEADER]}

@@ -25,7 +25,7 @@ def random_distances(seed: int, count: int) -> np.ndarray:
 
 
 def members(tree_M4: np.ndarray) -> list[frozenset[int]]:
-  """The languages of each cluster of a tree: single ones first, then what its rows make."""
+  """Returns the languages of each cluster of a tree: single ones first, then those of its rows."""
   found = [frozenset([leaf]) for leaf in range(len(tree_M4) + 1)]
   for first, second, *_ in tree_M4:
     found.append(found[int(first)] | found[int(second)])

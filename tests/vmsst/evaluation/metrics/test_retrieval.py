@@ -56,5 +56,5 @@ def test_recall_looks_at_the_k_nearest_and_no_further():
   assert [retrieval.recall(near, gold, k) for k in (1, 2, 3, 9)] == [0.25, 0.5, 0.75, 0.75]
   with pytest.raises(ValueError, match="R@0 is undefined"):
     retrieval.recall(near, gold, 0)
-  with pytest.raises(ValueError, match="of 4 queries"):
+  with pytest.raises(ValueError, match="for 4 queries"):
     retrieval.recall(near, gold[:2], 1)

@@ -45,7 +45,7 @@ def curves() -> str:
 
 
 def texts(svg: str) -> dict[str, list[tuple[float, float]]]:
-  """Places, from left and top, of each text of a picture."""
+  """Returns the positions, from left and top, of each text of a plot."""
   found: dict[str, list[tuple[float, float]]] = {}
   for element in ElementTree.fromstring(svg).iter(f"{SVG}text"):
     place = float(element.get("x", "nan")), float(element.get("y", "nan"))

@@ -15,7 +15,7 @@ from vmsst.evaluation.report import figures
 
 NASTY = "<script>alert(1)</script> | `x` *y* [z](javascript:1) & co"
 CODES = ("deu", "eng", "rus", "ukr")
-# Run in the page: which elements stick out of it, and how wide what can be scrolled is.
+# Runs in the page: finds elements that overflow it, and the width of scrollable content.
 PROBE = """<script>
 document.querySelectorAll('details').forEach(x => { x.open = true; });
 const inside = x => x.parentElement.closest('.scroll, figure');
@@ -49,7 +49,7 @@ def tatoeba(shift, codes=("deu", "fra", "rus"), summary="average", missing=()):
 
 
 def agnosticism(shift):
-  """Errors that are low within the Germanic and the Slavic languages."""
+  """Returns errors that are low within the Germanic and the Slavic languages."""
   results = [
     {
       "name": f"{x}->{y}",
@@ -82,7 +82,7 @@ def train(folder):
 
 @pytest.fixture
 def folders(tmp_path):
-  """Evaluations of two encoders, the first with a run's metrics, the second of fewer sets."""
+  """Evaluations of two encoders, the first with a run's metrics, the second with fewer sets."""
   first = write(
     tmp_path / "a",
     "first",
@@ -95,7 +95,7 @@ def folders(tmp_path):
 
 
 class Page(html.parser.HTMLParser):
-  """The elements of a page, and the texts of its tables' cells and headings."""
+  """Returns the elements of a page, and the texts of its tables' cells and headings."""
 
   def __init__(self, text):
     super().__init__()
@@ -116,7 +116,7 @@ class Page(html.parser.HTMLParser):
 
 
 def table(content, section, title):
-  """A table of report.json: values by row and column."""
+  """Returns a table of report.json: values by row and column."""
   (found,) = (each for each in content["sections"] if each["name"] == section)
   (found,) = (each for each in found["tables"] if each["title"] == title)
   columns = [(each["name"], each["detail"]) for each in found["columns"]]
@@ -229,7 +229,7 @@ def test_encoders_of_one_name_are_told_apart(tmp_path):
 
 
 def changed(path, value):
-  """The text of a results.json of which one part is another."""
+  """Returns the text of a results.json with one part replaced."""
   content = {"encoder": "x", "seen": None, "absent": {}, "benchmarks": {"tatoeba": tatoeba(0)}}
   *way, last = path
   place = content
@@ -292,7 +292,7 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
 
 @pytest.fixture
 def browse(tmp_path):
-  """Shows a page in a browser; gives what is in it then, and what the browser complains of."""
+  """Shows a page in a browser; returns its content and the browser's complaints."""
   names = ("chromium", "chromium-browser", "google-chrome")
   browser = next(filter(None, map(shutil.which, names)), None)
   if browser is None:
