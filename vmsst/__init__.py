@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
   from vmsst.errors import InputError
-  from vmsst.evaluation.benchmarks import BENCHMARKS
+  from vmsst.evaluation.benchmarks import choose_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
   from vmsst.inference.encoder import Encoder
@@ -31,10 +31,10 @@ __version__ = "0.1.0"
 
 # The public API: each name and the module that defines it.
 _PUBLIC = {
-  "BENCHMARKS": "vmsst.evaluation.benchmarks",
   "Encoder": "vmsst.inference.encoder",
   "InputError": "vmsst.errors",
   "Translator": "vmsst.inference.translation",
+  "choose_benchmarks": "vmsst.evaluation.benchmarks",
   "evaluate": "vmsst.evaluation.suite",
   "gin_dir": "vmsst.paths",
   "load": "vmsst.inference.loading",

@@ -6,6 +6,7 @@ All runs are forks of one process that has imported what they need. File operati
 folder define its moments: it can be killed just before the n-th file is opened for writing, renamed
 or removed there ("event", n), or by the kernel during a write, when a file gets longer than n bytes
 ("bytes", n). Then the same command is rerun undisturbed.
+"""
 
 import importlib
 import json
