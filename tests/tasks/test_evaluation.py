@@ -97,10 +97,10 @@ def test_missing_test_sets_are_named(tatoeba_root):
   (tatoeba_root / "tatoeba.cmn-eng.eng").unlink()
   with pytest.raises(errors.InputError, match=r"neither .*tatoeba\.cmn-eng\.eng nor"):
     evaluation.tatoeba(str(tatoeba_root), BYTES)
-  with pytest.raises(errors.InputError, match=r"none holds no tatoeba"):
+  with pytest.raises(errors.InputError, match=r"none has no tatoeba"):
     evaluation.tatoeba(str(tatoeba_root / "none"), BYTES)
   (tatoeba_root / "empty").mkdir()
-  with pytest.raises(errors.InputError, match=r"empty holds no tatoeba.*LASER"):
+  with pytest.raises(errors.InputError, match=r"empty has no tatoeba.*LASER"):
     evaluation.tatoeba(str(tatoeba_root / "empty"), BYTES)
 
 
@@ -163,7 +163,7 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
   with pytest.raises(errors.InputError, match=r"benchmark sts: no folder .*SentEval"):
     evaluation.suite(str(small_root), BYTES, benchmarks=["tatoeba", "sts"])
-  with pytest.raises(errors.InputError, match="no benchmark stss"):
+  with pytest.raises(errors.InputError, match="unknown benchmark stss"):
     evaluation.suite(str(small_root), BYTES, benchmarks=["stss"])
   with pytest.raises(errors.InputError, match="has none of the benchmarks"):
     evaluation.suite(str(small_root / "xlsts"), BYTES)

@@ -149,7 +149,7 @@ def hard_negatives(
         progress=progress,
       )
       npy_files.write(path, (len(texts.first), encoder.dimension), windows)
-    source_ND, target_MD = map(npy_files.open_mapped, paths)
+    source_ND, target_MD = (npy_files.open_mapped(path, ("N", "D")) for path in paths)
     index_NK = nearest_negatives(
       source_ND, target_MD, translations, count, progress=progress, title=title
     )

@@ -92,12 +92,7 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
     raise errors.InputError(
       f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
     )
-  array = npy_files.open_mapped(path)
-  if array.ndim != 3 or array.shape[1] != 2:
-    raise errors.InputError(
-      f"{path}: vectors must be float32 [lines, 2, width], not {array.dtype} {array.shape}"
-    )
-  return array
+  return npy_files.open_mapped(path, ("lines", 2, "width"))
 
 
 def path_of(folder: str, bitext: BitextFile) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,12 @@ def write(
       done += len(vectors_BD)
 
 
-def open_mapped(path: str | os.PathLike[str]) -> np.memmap:
+def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.memmap:
   """Opens a float32 .npy file of vectors as a read-only memory map.
+
+  Args:
+    path: The file.
+    shape: Required shape; an axis can have any size if a name is given, as in ("lines", 2, "D").
 
   Raises:
     InputError: the file cannot be read, is not a NumPy file or contains another kind of array.
@@ -80,8 +84,13 @@ def open_mapped(path: str | os.PathLike[str]) -> np.memmap:
     array = np.lib.format.open_memmap(path, mode="r")
   except Exception as error:  # NumPy raises various exceptions for damaged files
     raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
-  if array.dtype != np.dtype("<f4") or array.ndim < 2 or not array.flags.c_contiguous:
+  fits = array.ndim == len(shape) and all(
+    isinstance(wanted, str) or wanted == size
+    for wanted, size in zip(shape, array.shape, strict=True)
+  )
+  if not fits or array.dtype != np.dtype("<f4") or not array.flags.c_contiguous:
     raise errors.InputError(
-      f"{path}: vectors must be float32 rows in C order, not {array.dtype} {array.shape}"
+      f"{path}: vectors must be float32 [{', '.join(map(str, shape))}] in C order, not "
+      f"{array.dtype} {array.shape}"
     )
   return array

@@ -24,7 +24,7 @@ def test_windows_become_the_file_that_numpy_would_write(tmp_path):
   npy_files.write(tmp_path / "a.npy", array.shape, (rows[:5], rows[5:]))
   np.save(tmp_path / "b.npy", array)
   assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
-  found = npy_files.open_mapped(tmp_path / "a.npy")
+  found = npy_files.open_mapped(tmp_path / "a.npy", (4, 2, "D"))
   assert isinstance(found, np.memmap)
   np.testing.assert_array_equal(found, array)
   with pytest.raises(ValueError, match="vector 2 contains a value that is not finite"):
@@ -32,12 +32,20 @@ def test_windows_become_the_file_that_numpy_would_write(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "array", [np.zeros([2, 3]), np.zeros(3, "f4"), np.zeros([2, 3], "f4", "F")]
+  "array",
+  [
+    np.zeros([2, 3]),
+    np.zeros(3, "f4"),
+    np.zeros([2, 4], "f4"),
+    np.zeros([2, 3], "f4", "F"),
+  ],
 )
 def test_other_arrays_and_files_are_an_error(array, tmp_path):
   np.save(tmp_path / "x.npy", array)
-  with pytest.raises(errors.InputError, match=r"x\.npy: vectors must be float32 rows in C order"):
-    npy_files.open_mapped(tmp_path / "x.npy")
+  with pytest.raises(
+    errors.InputError, match=r"x\.npy: vectors must be float32 \[N, 3\] in C order"
+  ):
+    npy_files.open_mapped(tmp_path / "x.npy", ("N", 3))
   (tmp_path / "x.npy").write_bytes(b"something else")
   with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file of vectors"):
-    npy_files.open_mapped(tmp_path / "x.npy")
+    npy_files.open_mapped(tmp_path / "x.npy", ("N", 3))
