@@ -21,6 +21,16 @@ def _batch_size_argument(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def _languages_argument(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    "--languages",
+    nargs=2,
+    default=(None, None),
+    metavar="CODE",
+    help="languages of both texts, for encoders that require them",
+  )
+
+
 def _computing_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--long-texts",
@@ -136,13 +146,7 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     "one file 1 and 2, or source and target in .jsonl; for two files whole lines, 1 for .tsv, text "
     "for .jsonl)",
   )
-  add(
-    "--languages",
-    nargs=2,
-    default=(None, None),
-    metavar="CODE",
-    help="languages of both texts, for encoders that require them",
-  )
+  _languages_argument(parser)
   _computing_arguments(parser)
 
 
@@ -192,12 +196,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="PATH",
     help=f"encoder to compute missing vectors: {ENCODER_HELP}",
   )
-  add(
-    "--languages",
-    nargs=2,
-    metavar="CODE",
-    help="languages of both texts, for encoders that require them",
-  )
+  _languages_argument(parser)
   _batch_size_argument(parser)
   add(
     "--neighbors",
@@ -248,7 +247,7 @@ def _mine(args: argparse.Namespace) -> None:
   folders = args.vectors or [f"{args.out}.{side}.vectors" for side in ("source", "target")]
   if args.encoder:
     name, encoder = loading.open_encoder(args.encoder)
-    for path, folder, language in zip(paths, folders, args.languages or (None, None), strict=True):
+    for path, folder, language in zip(paths, folders, args.languages, strict=True):
       file_embedding.embed_file(
         encoder, path, folder, name=name, language=language, batch_size=args.batch_size
       )

@@ -143,10 +143,8 @@ class _Sentences:
     row_S = np.flatnonzero(key_N)
     place_S = np.arange(len(row_S))
     if not keep_duplicates:
-      _, first_F, number_S = np.unique(key_N[row_S], return_index=True, return_inverse=True)
-      order_F = np.argsort(first_F)
-      place_S = np.argsort(order_F)[number_S]
-      row_S = row_S[first_F[order_F]]
+      first_F, place_S = exact_search.by_first_occurrence(key_N[row_S])
+      row_S = row_S[first_F]
     if not len(row_S):
       raise errors.InputError(f"{text.path} contains no sentence")
     self.row_S = row_S

@@ -53,6 +53,13 @@ class Neighbors:
     return Neighbors(self.index_NK[rows], self.score_NK[rows])
 
 
+def by_first_occurrence(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first row of each distinct key [F], ascending, and the number of each row's key."""
+  _, first_F, number_N = np.unique(key_N, return_index=True, return_inverse=True)
+  order_F = np.argsort(first_F)
+  return first_F[order_F], np.argsort(order_F)[number_N]
+
+
 class DistinctVectors:
   """The distinct vectors among many, numbered by first occurrence.
 
@@ -82,10 +89,7 @@ class DistinctVectors:
       self._norm_N[block] = _norms(block_BD, start + first)
       # Adding 0 turns -0 into 0. Keys have 64 bits, so that different rows do not collide.
       self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
-    _, first_F, number_N = np.unique(self.key_N, return_index=True, return_inverse=True)
-    order_F = np.argsort(first_F)
-    self.first_F = first_F[order_F]
-    self.number_N = np.argsort(order_F)[number_N]
+    self.first_F, self.number_N = by_first_occurrence(self.key_N)
     self._is_first_N = np.zeros(count, bool)
     self._is_first_N[self.first_F] = True
 
