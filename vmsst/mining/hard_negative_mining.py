@@ -274,10 +274,10 @@ def _place(bitext: BitextFile) -> str:
   """Returns the output path: the bitext's name, with languages added if it lacks them."""
   stem = os.path.splitext(os.path.basename(bitext.paths[0]).removesuffix(".gz"))[0]
   try:
-    told = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
+    named = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
   except errors.InputError:
-    told = False
-  if not told:
+    named = False
+  if not named:
     codes = f"{readers.code_of(bitext.source)}-{readers.code_of(bitext.target)}"
     stem = f"{stem.replace('.', '_').replace('-', '_')}.{codes}"
   return derived_files.place(bitext, f"{stem}.tsv.gz")

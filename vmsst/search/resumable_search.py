@@ -41,7 +41,7 @@ def resumable(
   Returns:
     The engine. It raises InputError if the file is broken, or from another search.
   """
-  told = json.dumps(identity, sort_keys=True)
+  wanted = json.dumps(identity, sort_keys=True)
 
   def compare(
     source: exact_search.DistinctVectors,
@@ -53,7 +53,7 @@ def resumable(
     if backward is None:
       raise ValueError("a search in one direction cannot be resumed")
     own = _arrays(forward, backward)
-    done, found = load_state(path, told)
+    done, found = load_state(path, wanted)
     for name in found:
       own[name][:] = found[name]
     height, saved = 0, time.monotonic()
@@ -69,7 +69,7 @@ def resumable(
         yield end - height, new_BD
         # The engine is done with these, and has not started others.
         if time.monotonic() - saved >= _SECONDS:
-          save_state(path, told, end, **own)
+          save_state(path, wanted, end, **own)
           saved = time.monotonic()
 
     def targets(blocks: _Blocks) -> _Blocks:

@@ -78,12 +78,12 @@ def _read_flores(split: str, root: pathlib.Path) -> list[suite.Task]:
   folder = root / "flores200"
   found = files.files_in(folder / split, f"*.{split}", source=FLORES_SOURCE)
   paths = {files.plain_name(path).removesuffix(f".{split}"): path for path in found}
-  beside = folder / f"{split}_augmented"
+  augmented = folder / f"{split}_augmented"
   changed = None
-  if beside.is_dir() and _CHANGED in paths:
+  if augmented.is_dir() and _CHANGED in paths:
     names = f"{_CHANGED}_augmented.{split}", f"{_CHANGED}_errtype.{split}.json"
     changed = read_changed(
-      *(files.plain_or_gzipped(beside / name, source=FLORES_SOURCE) for name in names)
+      *(files.plain_or_gzipped(augmented / name, source=FLORES_SOURCE) for name in names)
     )
   return [_task(paths, changed)]
 

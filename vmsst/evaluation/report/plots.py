@@ -434,7 +434,7 @@ def _offsets(half_2: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _ink(color: Sequence[float]) -> str:
-  """Black or white, whichever stands out more from a color, by the contrast that WCAG defines."""
+  """Returns black or white, whichever has more contrast (as WCAG defines it) to a color."""
   linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in color[:3]]
   luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
   return "black" if luminance > 0.179 else "white"
