@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
   from vmsst.errors import InputError
+  from vmsst.evaluation.benchmarks import choose_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
+  from vmsst.evaluation.suite import evaluate
   from vmsst.inference.encoder import Encoder
   from vmsst.inference.loading import load, load_translator
   from vmsst.inference.translation import Translator
@@ -32,6 +34,8 @@ _PUBLIC = {
   "Encoder": "vmsst.inference.encoder",
   "InputError": "vmsst.errors",
   "Translator": "vmsst.inference.translation",
+  "choose_benchmarks": "vmsst.evaluation.benchmarks",
+  "evaluate": "vmsst.evaluation.suite",
   "gin_dir": "vmsst.paths",
   "load": "vmsst.inference.loading",
   "load_translator": "vmsst.inference.loading",

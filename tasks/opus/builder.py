@@ -163,7 +163,9 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
 def _evaluation_sentences(root: str) -> decontamination.HeldOut:
   from vmsst.evaluation import benchmarks, evaluation_texts
 
-  return decontamination.HeldOut.of(evaluation_texts.of(benchmarks.BENCHMARKS.values(), root))
+  return decontamination.HeldOut.of(
+    evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)
+  )
 
 
 def build(

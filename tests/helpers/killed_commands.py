@@ -1,12 +1,11 @@
-"""Runs of the `vmsst` command that are killed, each at another moment, and given again.
+"""Runs the `vmsst` command, kills it at various moments, and reruns it.
 
   python killed_commands.py '{"imports": [...], "settings": {...}, "argv": [...], ...}'
 
-All runs are forks of one process, which has imported what they need. Moments of a run are told by
-what it does to files below its folder: it can be killed just before the n-th file is opened to be
-written, renamed or removed there ("event", n), or by the kernel in the middle of a write, when a
-file gets longer than n bytes ("bytes", n). Whatever the moment, the same command is then given
-again, and left alone.
+All runs are forks of one process that has imported what they need. File operations below a run's
+folder define its moments: it can be killed just before the n-th file is opened for writing, renamed
+or removed there ("event", n), or by the kernel during a write, when a file gets longer than n bytes
+("bytes", n). Then the same command is rerun undisturbed.
 """
 
 import importlib
@@ -23,13 +22,13 @@ _EVENTS = ("os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
 
 
 def run(imports, argv, folder, *, moments, settings=None):
-  """Runs a command undisturbed, and once for each of `moments`, in a folder of its own.
+  """Runs a command once undisturbed and once for each of `moments`, each in its own folder.
 
   Args:
     imports: Modules to import once.
     argv: Arguments of the `vmsst` command; paths are relative to the run's folder.
-    folder: Where `start`, a folder with what the command reads, lies; each run has a copy of it.
-    moments: How many events the kills are spread over, and numbers of bytes.
+    folder: Contains `start`, the input folder of the command; each run has a copy of it.
+    moments: Number of events over which kills are spread, and numbers of bytes.
     settings: Values by module and name, such as {"vmsst.vectors.file_embedding._WINDOW": 8}.
 
   Returns:
@@ -54,7 +53,7 @@ def run(imports, argv, folder, *, moments, settings=None):
 
 
 def contents(folder):
-  """Bytes of all files below a folder, by their paths."""
+  """Returns the bytes of all files below a folder, by path."""
   return {
     path.relative_to(folder).as_posix(): path.read_bytes()
     for path in folder.rglob("*")
@@ -63,7 +62,7 @@ def contents(folder):
 
 
 # --------------------------------------------------------------------------------------------
-# In the process that forks
+# In the forked process
 
 
 def _main(imports, argv, folder, moments, settings):
@@ -95,7 +94,7 @@ def _copy(folder, name):
 
 
 def _child(argv, folder, moment):
-  """Runs the command in a fork; its exit status, or minus its signal, and number of events."""
+  """Runs the command in a fork; returns its exit status, or minus its signal, and event count."""
   reading, writing = os.pipe()
   child = os.fork()
   if not child:
@@ -114,7 +113,7 @@ def _child(argv, folder, moment):
 
 
 def _watch(folder, moment):
-  """Counts events below the folder from now on; kills this process at its moment."""
+  """Counts events below the folder from now on, and kills this process at its moment."""
   os.chdir(folder)
   kind, number = moment or (None, 0)
   if kind == "bytes":

@@ -97,10 +97,10 @@ def test_missing_test_sets_are_named(tatoeba_root):
   (tatoeba_root / "tatoeba.cmn-eng.eng").unlink()
   with pytest.raises(errors.InputError, match=r"neither .*tatoeba\.cmn-eng\.eng nor"):
     evaluation.tatoeba(str(tatoeba_root), BYTES)
-  with pytest.raises(errors.InputError, match=r"none holds no tatoeba"):
+  with pytest.raises(errors.InputError, match=r"none has no tatoeba"):
     evaluation.tatoeba(str(tatoeba_root / "none"), BYTES)
   (tatoeba_root / "empty").mkdir()
-  with pytest.raises(errors.InputError, match=r"empty holds no tatoeba.*LASER"):
+  with pytest.raises(errors.InputError, match=r"empty has no tatoeba.*LASER"):
     evaluation.tatoeba(str(tatoeba_root / "empty"), BYTES)
 
 
@@ -151,9 +151,9 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
   assert evaluation.suite(str(small_root), BYTES, mixture_or_task_name="trained on") == name
   tasks = seqio.get_mixture_or_task(name).tasks
   assert {task.name for task in tasks} == {"vmsst_eval_xlsts", "vmsst_eval_tatoeba"}
-  chosen = benchmarks.choose(["xlsts", "tatoeba"])
+  chosen = benchmarks.choose_benchmarks(["xlsts", "tatoeba"])
   seen = {language("deu"), language("eng")}
-  wanted = suite.run(Encoder(), chosen, small_root, tmp_path / "out", name="x", seen=seen)
+  wanted = suite.evaluate(Encoder(), chosen, small_root, tmp_path / "out", name="x", seen=seen)
   for task in tasks:
     found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
     assert found == pytest.approx(wanted["benchmarks"][task.name[11:]]["summary"])
@@ -163,7 +163,7 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
   with pytest.raises(errors.InputError, match=r"benchmark sts: no folder .*SentEval"):
     evaluation.suite(str(small_root), BYTES, benchmarks=["tatoeba", "sts"])
-  with pytest.raises(errors.InputError, match="no benchmark stss"):
+  with pytest.raises(errors.InputError, match="unknown benchmark stss"):
     evaluation.suite(str(small_root), BYTES, benchmarks=["stss"])
   with pytest.raises(errors.InputError, match="has none of the benchmarks"):
     evaluation.suite(str(small_root / "xlsts"), BYTES)

@@ -211,11 +211,11 @@ def test_vectors_that_do_not_go_with_the_files_are_refused(corpus, tmp_path):
     tasks()
   for wrong in (np.zeros([14, 2]), np.zeros([14, 3], np.float32)):
     np.save(path, wrong)
-    with pytest.raises(errors.InputError, match=r"have to be float32 \[lines, 2, width\]"):
+    with pytest.raises(errors.InputError, match=r"must be float32 \[lines, 2, width\]"):
       tasks()
   np.save(path, np.zeros([13, 2, 3], np.float32))
   for options in ({}, {"memory_limit": 0}):
-    with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14"):
+    with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14 lines"):
       tasks(**options)[0].get_dataset(WITH_ALL)
   for name, width in {"a": 3, "b": 4}.items():
     np.save(folder / f"{name}.de-en.tsv.npy", np.zeros([1, 2, width], np.float32))

@@ -1,7 +1,7 @@
-"""The `vmsst` command. Each subcommand is a thin shell over a function of the library.
+"""The `vmsst` command. Each subcommand is a thin layer over a function of the library.
 
-`COMMANDS` is the table of subcommands. What a subcommand needs is imported when it runs, so that
-`--help` is instant.
+`COMMANDS` is the table of subcommands. Each imports what it needs when it runs, so that `--help` is
+instant.
 """
 
 import argparse
@@ -35,19 +35,19 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   **evaluation.COMMANDS,
   **launching.COMMANDS,
 }
-"""Subcommands by the words that call them."""
+"""Subcommands by name, one or two words."""
 
 _GROUPS = {
   "launch": "run a command on a cluster",
   "data": "prepare bitext for training",
-  "export": "write encoders for other libraries",
-  "import": "read other models' parameters",
+  "export": "export encoders to other libraries",
+  "import": "import parameters of other models",
   "vocab": "train vocabularies",
 }
 
 
 def build_parser() -> argparse.ArgumentParser:
-  """The parser of all of `COMMANDS`."""
+  """Returns the parser of all `COMMANDS`."""
   parser = argparse.ArgumentParser(
     prog="vmsst", description="Train, evaluate and use multilingual sentence encoders."
   )
@@ -68,19 +68,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command line; returns the exit status."""
+  """Runs the command line and returns its exit status."""
   args = build_parser().parse_args(argv)
   try:
     args.command.run(args)
   except BrokenPipeError:
-    # Who reads the output has enough of it. Python would complain when it flushes at the end.
+    # The reader of the output has closed it. Without this Python complains when it flushes.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   except (errors.InputError, OSError) as error:
     print(f"vmsst: error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
-    hint = "; the same command goes on from here" if args.command.goes_on else ""
+    hint = "; rerun the same command to resume" if args.command.resumable else ""
     print(f"vmsst: interrupted{hint}", file=sys.stderr)
     return 130
   return 0

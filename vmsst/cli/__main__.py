@@ -1,4 +1,4 @@
-"""`python -m vmsst.cli`, as `vmsst`."""
+"""Runs `python -m vmsst.cli` as `vmsst`."""
 
 import sys
 

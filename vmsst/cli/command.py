@@ -1,4 +1,4 @@
-"""What a subcommand is, and what several of them share."""
+"""The type of a subcommand, and helpers that several subcommands share."""
 
 import argparse
 import contextlib
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from vmsst import errors
 
 ENCODER_HELP = (
-  "a run's MODEL_DIR, one checkpoint_<step> of it, an import or export (local, gs:// or s3://), or "
-  "a folder of sentence-transformers"
+  "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), "
+  "or a sentence-transformers folder"
 )
 
 
@@ -22,33 +22,33 @@ class Command:
   """A subcommand.
 
   Attributes:
-    help: One line.
-    add_arguments: Declares its arguments.
-    run: Does the work; raises InputError where the user can put something right.
-    goes_on: Whether it goes on where it was interrupted when it is called again.
+    help: One line for `--help`.
+    add_arguments: Declares the arguments.
+    run: Runs the command; raises InputError for errors a user can fix.
+    resumable: Whether an interrupted command resumes when it is rerun.
   """
 
   help: str
   add_arguments: Callable[[argparse.ArgumentParser], None]
   run: Callable[[argparse.Namespace], None]
-  goes_on: bool = False
+  resumable: bool = False
 
 
 def read_lines(path: str) -> list[str]:
-  """Lines of a UTF-8 file, or of standard input where that is "-"; only a newline ends one."""
+  """Returns the lines of a UTF-8 file, or of standard input for "-"; only newlines end a line."""
   content = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
   try:
     lines = content.decode().split("\n")
   except UnicodeDecodeError as error:
     line = content.count(b"\n", 0, error.start) + 1
     name = "standard input" if path == "-" else path
-    raise errors.InputError(f"{name}, line {line}: not UTF-8") from None
+    raise errors.InputError(f"{name}:{line}: not UTF-8") from None
   return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
 @contextlib.contextmanager
 def local_file(path: str) -> Iterator[str]:
-  """The file, or one that holds what comes from standard input where `path` is "-"."""
+  """Yields the path, or for "-" that of a temporary file with the content of standard input."""
   if path != "-":
     yield path
     return
@@ -60,7 +60,7 @@ def local_file(path: str) -> Iterator[str]:
 
 
 def at_least_1(text: str) -> int:
-  """An argument that is a whole number above 0."""
+  """Parses an argument that is an integer above 0."""
   value = int(text)
   if value < 1:
     raise argparse.ArgumentTypeError(f"{text} is below 1")

@@ -170,7 +170,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "list and download OPUS releases and evaluation sets",
     _arguments,
     _run,
-    goes_on=True,
+    resumable=True,
   ),
 }
 """Subcommands by the words that call them."""

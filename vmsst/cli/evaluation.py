@@ -16,17 +16,17 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     nargs="+",
     default=["all"],
     metavar="NAME",
-    help="benchmarks (see --list), or 'all' (default)",
+    help="benchmarks (see --list; default: all)",
   )
-  add("--data", metavar="ROOT", help="folder of the benchmarks' folders")
-  add("--out", metavar="DIR", help="folder to write to; what is done there is not done again")
+  add("--data", metavar="ROOT", help="data folder, with one folder per benchmark (see --list)")
+  add("--out", metavar="DIR", help="output folder; finished benchmarks are skipped")
   add(
     "--seen",
     nargs="+",
     metavar="CODE",
-    help="languages that the encoder was trained on (default: as its run's encoder.json says)",
+    help="languages of the encoder's training data (default: from its encoder.json)",
   )
-  add("--list", action="store_true", help="print the benchmarks and where their files lie, and end")
+  add("--list", action="store_true", help="print the benchmarks and their files, and exit")
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -36,12 +36,12 @@ def _eval(args: argparse.Namespace) -> None:
   from vmsst.search import device_search
 
   if args.list:
-    print("\n\n".join(map(suite.describe, benchmarks.BENCHMARKS.values())))
+    print("\n\n".join(map(suite.describe_benchmark, benchmarks.BENCHMARKS.values())))
     return
   for name in ("encoder", "data", "out"):
     if getattr(args, name) is None:
-      raise errors.InputError(f"--{name} is missing")
-  chosen = benchmarks.choose(args.suite)
+      raise errors.InputError(f"--{name} is missing: give it, or --list")
+  chosen = benchmarks.choose_benchmarks(args.suite)
   name, encoder = loading.open_encoder(args.encoder)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}
@@ -49,7 +49,7 @@ def _eval(args: argparse.Namespace) -> None:
   def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
-  found = suite.run(
+  found = suite.evaluate(
     encoder,
     chosen,
     args.data,
@@ -59,14 +59,18 @@ def _eval(args: argparse.Namespace) -> None:
     report=say,
     engine=device_search.engine(),
   )
-  print(suite.table(found))
-  print(f"{pathlib.Path(args.out) / suite.RESULTS_FILE}; `vmsst report {args.out}` shows all of it")
+  print(suite.format_table(found))
+  print(
+    f"{pathlib.Path(args.out) / suite.RESULTS_FILE}; `vmsst report {args.out}` shows all results"
+  )
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add("folders", nargs="+", metavar="DIR", help="what `vmsst eval --out DIR` has written")
-  add("--out", required=True, metavar="FOLDER", help="folder to write report.{md,json,html} to")
+  add(
+    "folders", nargs="+", metavar="DIR", help="output folder of `vmsst eval`, or a run's MODEL_DIR"
+  )
+  add("--out", required=True, metavar="FOLDER", help="output folder for report.{md,json,html}")
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -77,9 +81,9 @@ def _report(args: argparse.Namespace) -> None:
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  ("eval",): Command("take an encoder through benchmarks", _eval_arguments, _eval, goes_on=True),
+  ("eval",): Command("evaluate an encoder on benchmarks", _eval_arguments, _eval, resumable=True),
   ("report",): Command(
-    "write tables and figures of evaluations, beside the published numbers",
+    "write tables and figures of evaluations, next to published numbers",
     _report_arguments,
     _report,
   ),

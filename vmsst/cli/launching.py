@@ -214,7 +214,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "run a command on a Cloud TPU, and again on a new one when it is preempted",
     _tpu_arguments,
     _tpu,
-    goes_on=True,
+    resumable=True,
   ),
   ("launch", "slurm"): Command(
     "put a command in SLURM's queue, and again when it is stopped", _slurm_arguments, _slurm

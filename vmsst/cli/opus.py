@@ -74,6 +74,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "build a dataset for training from OPUS releases, without duplicates and evaluation sentences",
     _build_arguments,
     _build,
-    goes_on=True,
+    resumable=True,
   ),
 }

@@ -1,4 +1,4 @@
-"""`vmsst embed`, `score`, `mine`, `search`, `translate`: what a trained encoder does with texts."""
+"""Commands that use a trained encoder: `vmsst embed`, `score`, `mine`, `search`, `translate`."""
 
 import argparse
 import json
@@ -8,12 +8,26 @@ import sys
 
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
 
-_TEXT_HELP = "one sentence a line, UTF-8, plain or gzipped"
+_TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
 
 
 def _batch_size_argument(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    "--batch-size", type=at_least_1, default=128, metavar="N", help="default %(default)s"
+    "--batch-size",
+    type=at_least_1,
+    default=128,
+    metavar="N",
+    help="sentences per batch (default: %(default)s)",
+  )
+
+
+def _languages_argument(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    "--languages",
+    nargs=2,
+    default=(None, None),
+    metavar="CODE",
+    help="languages of both texts, for encoders that require them",
   )
 
 
@@ -22,13 +36,13 @@ def _computing_arguments(parser: argparse.ArgumentParser) -> None:
     "--long-texts",
     choices=("cut", "split"),
     default="cut",
-    help="longer than the encoder reads: read their beginning, or take the mean of the vectors of "
-    "their parts (default %(default)s)",
+    help="how to read texts above the encoder's maximum length: cut the end, or split them and "
+    "average the vectors of the parts (default: %(default)s)",
   )
   parser.add_argument(
     "--compute-dtype",
     choices=("float32", "bfloat16"),
-    help="what is computed in (default: as in training)",
+    help="compute dtype (default: as in training)",
   )
   _batch_size_argument(parser)
 
@@ -40,30 +54,34 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     "out",
     metavar="OUT",
-    help="folder to write to: one vector for each line, empty ones too; - writes one file to "
-    "standard output",
+    help="output folder, with one vector per line, including empty lines; - writes a single file "
+    "to standard output",
   )
   add(
     "--field",
     metavar="NUMBER|KEY",
-    help="column of a TSV, from 1, or key of JSON Lines (default: 1 for .tsv, text for .jsonl, "
-    "else the whole line)",
+    help="column of a TSV file, from 1, or key of JSON Lines (default: 1 for .tsv, text for "
+    ".jsonl, else the whole line)",
   )
-  add("--language", metavar="CODE", help="of the lines, for encoders that split text by its rules")
-  add("--dtype", choices=("float32", "float16"), default="float32", help="default %(default)s")
+  add("--language", metavar="CODE", help="language of the text, for encoders that require it")
+  add(
+    "--dtype",
+    choices=("float32", "float16"),
+    default="float32",
+    help="dtype of the vectors (default: %(default)s)",
+  )
   add(
     "--format",
     choices=("npy", "safetensors", "parquet"),
     default="npy",
-    help="of the files (default %(default)s); parquet needs pyarrow and is not memory-mapped",
+    help="file format; parquet needs pyarrow and cannot be memory-mapped (default: %(default)s)",
   )
   add(
     "--part",
     type=_part,
     default=(1, 1),
     metavar="I/N",
-    help="embed the I-th of N parts of the lines, such as 2/4: N processes, on any machines, fill "
-    "OUT together",
+    help="embed only part I of N, such as 2/4: N processes, on any machines, fill OUT together",
   )
   _computing_arguments(parser)
 
@@ -71,7 +89,7 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
 def _part(text: str) -> tuple[int, int]:
   found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
   if not found or not 1 <= int(found[1]) <= int(found[2]):
-    raise argparse.ArgumentTypeError(f"{text!r} is no part such as 2/4")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/4")
   return int(found[1]), int(found[2])
 
 
@@ -93,7 +111,7 @@ def _embed(args: argparse.Namespace) -> None:
   with local_file(args.file) as path:
     if args.out == "-":
       if args.part[1] > 1:
-        raise errors.InputError("--part is for folders: give OUT")
+        raise errors.InputError("--part needs a folder: give one as OUT")
       file_embedding.embed_to_stream(encoder, path, sys.stdout.buffer, **options)
       return
     count = file_embedding.embed_file(encoder, path, args.out, name=name, part=args.part, **options)
@@ -101,7 +119,7 @@ def _embed(args: argparse.Namespace) -> None:
     print(f"{args.out}: part {args.part[0]} of {args.part[1]}, {count:,} vectors")
     return
   count, width = vector_store.open_vectors(args.out).shape
-  print(f"{args.out}: {count:,} vectors, {width} wide")
+  print(f"{args.out}: {count:,} vectors of width {width}")
 
 
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,24 +130,23 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     "target",
     nargs="?",
     metavar="TARGET",
-    help="the same in another language, line by line (default: SOURCE has both)",
+    help="aligned text in another language (default: SOURCE has both)",
   )
-  add("--output", default="-", metavar="FILE", help="a cosine for each line (default: stdout)")
+  add(
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="output file, one cosine per line (default: stdout)",
+  )
   add(
     "--fields",
     nargs=2,
     metavar="NUMBER|KEY",
-    help="of source and target: columns of a TSV, from 1, or keys of JSON Lines (default: of one "
-    "file 1 and 2, for .jsonl source and target; of two the whole lines, 1 for .tsv, text for "
-    ".jsonl)",
+    help="columns of source and target in TSV files, from 1, or keys of JSON Lines (default: for "
+    "one file 1 and 2, or source and target in .jsonl; for two files whole lines, 1 for .tsv, text "
+    "for .jsonl)",
   )
-  add(
-    "--languages",
-    nargs=2,
-    default=(None, None),
-    metavar="CODE",
-    help="of both sides, for encoders that split text by its rules",
-  )
+  _languages_argument(parser)
   _computing_arguments(parser)
 
 
@@ -146,10 +163,10 @@ def _score(args: argparse.Namespace) -> None:
     fields = [text_fields.default_field(args.source, side) or str(side) for side in (1, 2)]
   name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
   options = {"long_texts": args.long_texts, "batch_size": args.batch_size}
-  # What comes from standard input is read once, also where it has both sides.
+  # Standard input is read once, even if it contains both sides.
   with local_file("-" if "-" in paths else "") as standard_input:
     source, target = (
-      pair_scoring.Side(standard_input if path == "-" else path, field, language)
+      pair_scoring.TextColumn(standard_input if path == "-" else path, field, language)
       for path, field, language in zip(paths, fields, args.languages, strict=True)
     )
     if args.output != "-":
@@ -165,8 +182,8 @@ def _score(args: argparse.Namespace) -> None:
 def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("source", metavar="SOURCE", help=_TEXT_HELP)
-  add("target", metavar="TARGET", help="the same in another language")
-  add("out", metavar="OUT", help="file to write: score TAB source TAB target, the best first")
+  add("target", metavar="TARGET", help="text file in the other language")
+  add("out", metavar="OUT", help="output file: score TAB source TAB target, best first")
   add(
     "--vectors",
     nargs=2,
@@ -177,50 +194,46 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     "--encoder",
     metavar="PATH",
-    help=f"makes the vectors that are not there yet: {ENCODER_HELP}",
+    help=f"encoder to compute missing vectors: {ENCODER_HELP}",
   )
-  add(
-    "--languages",
-    nargs=2,
-    metavar="CODE",
-    help="of both texts, for encoders that split text by its rules",
-  )
+  _languages_argument(parser)
   _batch_size_argument(parser)
   add(
     "--neighbors",
     type=at_least_1,
     default=4,
     metavar="K",
-    help="with which a pair is compared (default %(default)s)",
+    help="nearest neighbors to compare a pair with (default: %(default)s)",
   )
   add(
     "--margin",
     choices=("ratio", "distance", "absolute"),
     default="ratio",
-    help="how: cosine / mean, cosine - mean, or the cosine alone (default %(default)s)",
+    help="score: cosine / mean of the neighbors, cosine - mean, or the cosine alone "
+    "(default: %(default)s)",
   )
   add(
     "--retrieval",
     choices=("max", "forward", "backward", "intersection"),
     default="max",
-    help="which pairs: the best with both sentences free, again and again; the best of each source "
-    "sentence; of each target sentence; those that are both (default %(default)s)",
+    help="pairs to keep: greedily the best with both sentences unused; the best of each source; "
+    "the best of each target; those in both (default: %(default)s)",
   )
   threshold = parser.add_mutually_exclusive_group()
   threshold.add_argument(
-    "--threshold", type=float, metavar="X", help="leave out pairs with a lower score"
+    "--threshold", type=float, metavar="X", help="minimum score of pairs to write"
   )
   threshold.add_argument(
     "--gold",
     metavar="FILE",
-    help="find the threshold of the best F1 by known translations: source line TAB target line, "
-    "numbers from 1",
+    help="known translations (source line TAB target line, numbers from 1), to choose the "
+    "threshold with the best F1",
   )
-  add("--min-cosine", type=float, metavar="X", help="leave out pairs with a lower cosine")
+  add("--min-cosine", type=float, metavar="X", help="minimum cosine of pairs to write")
   add(
     "--keep-duplicates",
     action="store_true",
-    help="compare every line (default: of lines that are the same but for white space the first)",
+    help="compare every line (default: only the first of lines that differ in white space only)",
   )
 
 
@@ -234,7 +247,7 @@ def _mine(args: argparse.Namespace) -> None:
   folders = args.vectors or [f"{args.out}.{side}.vectors" for side in ("source", "target")]
   if args.encoder:
     name, encoder = loading.open_encoder(args.encoder)
-    for path, folder, language in zip(paths, folders, args.languages or (None, None), strict=True):
+    for path, folder, language in zip(paths, folders, args.languages, strict=True):
       file_embedding.embed_file(
         encoder, path, folder, name=name, language=language, batch_size=args.batch_size
       )
@@ -265,15 +278,18 @@ def _mine(args: argparse.Namespace) -> None:
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add("queries", metavar="QUERIES", help="one a line; - is standard input")
-  add("base", metavar="BASE", help=f"what they are looked up in: {_TEXT_HELP}")
-  add("vectors", metavar="VECTORS", help="vectors of BASE, as `vmsst embed` writes them")
-  add("--encoder", metavar="PATH", help="default: the one that made the vectors, where it was then")
-  add("--count", type=at_least_1, default=10, metavar="K", help="lines for each (default 10)")
-  add("--output", default="-", metavar="FILE", help="JSON Lines, one a query (default: stdout)")
+  add("queries", metavar="QUERIES", help="text file, one query per line; - is standard input")
+  add("corpus", metavar="CORPUS", help=f"{_TEXT_HELP}: the lines to search")
+  add("vectors", metavar="VECTORS", help="vectors of CORPUS, as `vmsst embed` writes them")
+  add("--encoder", metavar="PATH", help="encoder of the queries (default: that of the vectors)")
+  add("--count", type=at_least_1, default=10, metavar="K", help="lines per query (default: 10)")
   add(
-    "--language", metavar="CODE", help="of the queries, for encoders that split text by its rules"
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="output file, JSON Lines with one object per query (default: stdout)",
   )
+  add("--language", metavar="CODE", help="language of the queries, for encoders that require it")
   _batch_size_argument(parser)
 
 
@@ -285,19 +301,19 @@ def _search(args: argparse.Namespace) -> None:
   from vmsst.search import device_search
   from vmsst.vectors import embedded_text
 
-  base = embedded_text.open_text(args.base, args.vectors)
+  corpus = embedded_text.open_text(args.corpus, args.vectors)
   queries = read_lines(args.queries)
-  made_by = base.vectors.settings.get("encoder")
+  made_by = corpus.vectors.settings.get("encoder")
   path = args.encoder or made_by
   if path is None:
-    raise errors.InputError(f"{args.vectors} does not say what made it: give --encoder")
+    raise errors.InputError(f"{args.vectors} does not name its encoder: give --encoder")
   name, encoder = loading.open_encoder(path)
   if made_by not in (None, name):
-    print(f"vmsst: note: {args.vectors} was made by {made_by}, not by {name}", file=sys.stderr)
+    print(f"vmsst: note: {args.vectors} is from {made_by}, not from {name}", file=sys.stderr)
   found = text_search.nearest_lines(
     encoder,
     queries,
-    base,
+    corpus,
     args.count,
     language=args.language,
     batch_size=args.batch_size,
@@ -318,20 +334,38 @@ def _search(args: argparse.Namespace) -> None:
 
 def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add("folder", metavar="RUN", help="a run's MODEL_DIR or one checkpoint_<step> of it")
-  add("--to", required=True, metavar="CODE", help="language to translate into")
-  add("--input", default="-", metavar="FILE", help="sentences, one a line (default: stdin)")
-  add("--output", default="-", metavar="FILE", help="a line for each of them (default: stdout)")
+  add("folder", metavar="RUN", help="a run's MODEL_DIR, or one of its checkpoint_<step>")
+  add("--to", required=True, metavar="CODE", help="target language")
+  add(
+    "--input",
+    default="-",
+    metavar="FILE",
+    help="input file, one sentence per line (default: stdin)",
+  )
+  add(
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="output file, one translation per line (default: stdout)",
+  )
   add(
     "--temperature",
     type=float,
     default=0.0,
     metavar="X",
-    help="draw tokens from the softmax of logits / X; 0 takes the likeliest (default)",
+    help="sample tokens from the softmax of logits / X; 0 takes the likeliest (default: 0)",
   )
-  add("--seed", type=int, default=0, metavar="N", help="of the draws (default %(default)s)")
-  add("--max-length", type=int, metavar="N", help="most tokens of a sentence (default: training's)")
-  add("--batch-size", type=int, default=64, metavar="N", help="default %(default)s")
+  add("--seed", type=int, default=0, metavar="N", help="sampling seed (default: %(default)s)")
+  add(
+    "--max-length", type=int, metavar="N", help="maximum tokens per sentence (default: training's)"
+  )
+  add(
+    "--batch-size",
+    type=int,
+    default=64,
+    metavar="N",
+    help="sentences per batch (default: %(default)s)",
+  )
 
 
 def _translate(args: argparse.Namespace) -> None:
@@ -347,7 +381,7 @@ def _translate(args: argparse.Namespace) -> None:
     batch_size=args.batch_size,
     progress=True,
   )
-  # One line each, whatever the model writes.
+  # One line per translation, whatever the model generates.
   content = "".join(f"{' '.join(text.splitlines())}\n" for text in translations).encode()
   if args.output == "-":
     sys.stdout.buffer.write(content)
@@ -357,28 +391,28 @@ def _translate(args: argparse.Namespace) -> None:
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("embed",): Command(
-    "write an encoder's vectors of a text file, one for each line",
+    "write an encoder's vectors of a text file, one per line",
     _embed_arguments,
     _embed,
-    goes_on=True,
+    resumable=True,
   ),
   ("score",): Command(
-    "write the cosine of each pair of two texts, line by line",
+    "write the cosine of each pair of two aligned texts",
     _score_arguments,
     _score,
-    goes_on=True,
+    resumable=True,
   ),
   ("mine",): Command(
     "find translations among the lines of two text files",
     _mine_arguments,
     _mine,
-    goes_on=True,
+    resumable=True,
   ),
   ("search",): Command(
-    "look texts up among the lines of a text file, in any language", _search_arguments, _search
+    "search the lines of a text file for queries, in any language", _search_arguments, _search
   ),
   ("translate",): Command(
-    "translate lines with a run's decoder, from their vectors alone",
+    "translate lines from their vectors alone, with a run's decoder",
     _translate_arguments,
     _translate,
   ),

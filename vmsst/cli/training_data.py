@@ -128,13 +128,13 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "write an encoder's vectors of bitext files, for a student to learn from",
     _bitext_arguments,
     _embed_bitext,
-    goes_on=True,
+    resumable=True,
   ),
   ("data", "mine-negatives"): Command(
     "write bitext files with wrong translations that an encoder finds near the right ones",
     _mine_negatives_arguments,
     _mine_negatives,
-    goes_on=True,
+    resumable=True,
   ),
   ("vocab", "train"): Command(
     "train a SentencePiece vocabulary on bitext or text files", _vocab_train_arguments, _vocab_train

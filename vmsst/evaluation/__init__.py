@@ -1,1 +1,1 @@
-"""Evaluation metrics as pure NumPy functions of embeddings."""
+"""Evaluation of encoders: benchmarks, metrics and reports."""

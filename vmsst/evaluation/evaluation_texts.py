@@ -1,4 +1,4 @@
-"""The texts of evaluation sets, for those who have to keep them out of training data."""
+"""Texts of evaluation sets, to exclude from training data."""
 
 import functools
 import itertools
@@ -14,22 +14,21 @@ _TICO19_SOURCE = "TICO-19 is on https://tico-19.github.io"
 _TICO19_SIDES = ("sourceString", "targetString")
 
 
-def of(
+def iter_texts(
   benchmarks: Iterable[suite.Benchmark], root: str | pathlib.Path
 ) -> Iterator[tuple[str, str]]:
-  """Yields the name of the benchmark and the text, for every text that training must not see.
+  """Yields the benchmark's name and the text, for every text to exclude from training.
 
-  Benchmarks whose files are absent are passed over; questions are taken also without a knowledge
-  base to find them in. Of sets with texts to learn from, as SIB-200 and MLDoc, those are left to
-  training. Documents come sentence by sentence. TICO-19, which no benchmark here reads, is held out
-  as `tico19`. A text may come several times.
+  Benchmarks without files are skipped; questions do not need their knowledge base. Training splits
+  of benchmarks, as in SIB-200 and MLDoc, are not excluded. Documents are yielded sentence by
+  sentence. TICO-19, which no benchmark here reads, is included as `tico19`. Texts may repeat.
 
   Args:
-    benchmarks: Which ones.
-    root: Folder of the folders of data.
+    benchmarks: The benchmarks.
+    root: Data folder, with one folder per benchmark.
 
   Raises:
-    InputError: files are broken, or there is no evaluation set at all.
+    InputError: files are broken, or there is no evaluation set.
   """
   root = pathlib.Path(root)
   found = False
@@ -38,25 +37,23 @@ def of(
       found = True
       yield name, text
   if not found:
-    raise errors.InputError(
-      f"{root} holds no evaluation set: give the folder that `vmsst evaluate` takes as its data"
-    )
+    raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")
 
 
 def _readers(
   benchmarks: Iterable[suite.Benchmark], root: pathlib.Path
 ) -> Iterator[tuple[str, Callable[[pathlib.Path], Iterator[str]]]]:
-  """Names of the sets that are there, and what gives the texts of each."""
+  """Yields the name of each set that is present and a function that reads its texts."""
   for benchmark in benchmarks:
     if suite.absence(benchmark, root) is None:
-      yield benchmark.name, functools.partial(_judged, benchmark)
+      yield benchmark.name, functools.partial(_held_out, benchmark)
     elif benchmark.name == questions.QUESTIONS.name:
       yield benchmark.name, _questions
   if (root / TICO19).is_dir():
     yield TICO19, _tico19
 
 
-def _judged(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
+def _held_out(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
   return itertools.chain.from_iterable(task.texts() for task in benchmark.read(root))
 
 
@@ -65,7 +62,7 @@ def _questions(root: pathlib.Path) -> Iterator[str]:
 
 
 def _tico19(root: pathlib.Path) -> Iterator[str]:
-  """The texts of tables as published, or of such with a column for each language."""
+  """Yields the texts of published tables, or of tables with one column per language."""
   for path in files.files_in(root / TICO19, "**/*.tsv", source=_TICO19_SOURCE):
     rows = files.table(path)
     header = next(rows, [])

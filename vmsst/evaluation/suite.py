@@ -1,7 +1,7 @@
-"""What a benchmark of sentence encoders is, and how an encoder goes through several of them.
+"""Defines benchmarks of sentence encoders and evaluates encoders on them.
 
-`vmsst.evaluation.benchmarks` holds the benchmarks. All numbers here are as papers print them:
-shares, accuracies and correlations times 100.
+`vmsst.evaluation.benchmarks` has the benchmarks. All numbers are as papers print them: shares,
+accuracies and correlations times 100.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from vmsst.vectors import encoding
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"
-_NAMED = 5  # Missing sets that are named in a table of text.
+_NAMED = 5  # Missing sets named in a table.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Side:
   """Texts of one language.
 
   Attributes:
-    language: Code of it, as the benchmark's files have it; `vmsst.languages.language` knows it.
-    texts: In the order of the files.
+    language: Language code in the benchmark's files; `vmsst.languages.language` accepts it.
+    texts: The texts, in file order.
   """
 
   language: str
@@ -39,12 +39,12 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What one language, pair of languages or file scored.
+  """Scores of one language, language pair or file.
 
   Attributes:
-    name: Unique in its benchmark.
-    languages: Codes of all languages in it.
-    metrics: Values x 100 by name.
+    name: Unique in the benchmark.
+    languages: Codes of all its languages.
+    metrics: Values by name, times 100.
   """
 
   name: str
@@ -54,24 +54,23 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Texts whose vectors are in memory at once and judged together.
+  """Texts whose vectors are in memory at once and scored together.
 
   Attributes:
-    name: Unique in its benchmark.
+    name: Unique in the benchmark.
     sides: The texts.
     score: Maps the vectors of all sides, an array [N, D] each, to results.
-    judged: The texts that training data must not have, where others are there to learn from; None
-      is those of all sides.
+    held_out: Texts to exclude from training data, if not those of all sides (such as test splits).
   """
 
   name: str
   sides: tuple[Side, ...]
   score: Callable[..., list[Result]]
-  judged: tuple[Side, ...] | None = None
+  held_out: tuple[Side, ...] | None = None
 
   def texts(self) -> Iterator[str]:
-    """The texts that training data must not have."""
-    sides = self.sides if self.judged is None else self.judged
+    """Yields the texts to exclude from training data."""
+    sides = self.sides if self.held_out is None else self.held_out
     return itertools.chain.from_iterable(side.texts for side in sides)
 
 
@@ -81,13 +80,13 @@ Embed = Callable[[Side], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-  """What a streamed task works with.
+  """Tools for a `LargeTask`.
 
   Attributes:
-    embed: What embeds texts.
-    folder: To keep unfinished work in; it need not be there.
-    report: Gets a line on what is being done.
-    engine: What compares vectors.
+    embed: Maps texts to vectors.
+    folder: For unfinished work; may not exist yet.
+    report: Receives progress lines.
+    engine: Compares vectors.
   """
 
   embed: Embed
@@ -97,24 +96,24 @@ class Tools:
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamedTask:
-  """Texts that are too many to have the vectors of the whole benchmark in memory.
+class LargeTask:
+  """Texts whose vectors exceed memory, or exist only while the task runs.
 
   Attributes:
-    name: Unique in its benchmark.
-    run: Gives the results.
-    texts: Gives the texts that training data must not have, as they are embedded.
+    name: Unique in the benchmark.
+    measure: Maps tools to results.
+    texts: Returns the texts to exclude from training data, as they are embedded.
   """
 
   name: str
-  run: Callable[[Tools], list[Result]]
+  measure: Callable[[Tools], list[Result]]
   texts: Callable[[], Iterable[str]]
 
 
 SeenTest = Callable[[Iterable[str]], bool]
 """Whether languages, given by codes, were all seen in training."""
 Seen = SeenTest | None
-"""The same; None where that is not known."""
+"""The same, or None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,18 +121,18 @@ class Benchmark:
   """A benchmark: its files and its protocol.
 
   Attributes:
-    name: By which it is asked for, and under which its results are kept.
-    title: For people.
-    folders: Those under the data root that it reads; where one is missing it is absent.
-    layout: The files that lie there, for people.
-    source: Where they come from, for people.
-    read: Reads them, given the data root. Raises InputError, with file and line, where they are
+    name: Unique name, also that of its results file.
+    title: Title for people.
+    folders: Folders under the data root that it reads; if one is missing, the benchmark is absent.
+    layout: Expected files, for people.
+    source: Source of the files, for people.
+    read: Reads the files under the data root. Raises InputError with file and line if they are
       broken.
-    summarize: The benchmark's own averages, by name, out of all results. A set that is not there is
-      named in the result of `missing` and not averaged over as if it were.
-    missing: Names of sets that belong to the benchmark and are not among the results.
-    files: Those under the data root, plain or gzipped, without which it is absent too, because
-      something else lies in their folder.
+    summarize: Maps all results to the benchmark's own averages by name. Sets named by `missing`
+      mark an average as incomplete.
+    missing: Returns the names of the benchmark's sets without results.
+    files: Files under the data root, plain or gzipped, that must be present too, because their
+      folder is shared.
   """
 
   name: str
@@ -141,14 +140,14 @@ class Benchmark:
   folders: tuple[str, ...]
   layout: str
   source: str
-  read: Callable[[pathlib.Path], Sequence[Task | StreamedTask]]
+  read: Callable[[pathlib.Path], Sequence[Task | LargeTask]]
   summarize: Callable[[Sequence[Result], Seen], Numbers]
   missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
   files: tuple[str, ...] = ()
 
 
 def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
-  """Why a benchmark cannot be run, for people; None if its folders and files are there."""
+  """Returns why a benchmark cannot run, for people; None if its folders and files exist."""
   folders = [str(root / name) for name in benchmark.folders if not (root / name).is_dir()]
   lone = [
     str(root / name)
@@ -161,15 +160,15 @@ def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
   return f"no {lacking} ({benchmark.layout}); {benchmark.source}"
 
 
-def describe(benchmark: Benchmark) -> str:
-  """Some lines for people: what a benchmark is, and where its files have to lie."""
+def describe_benchmark(benchmark: Benchmark) -> str:
+  """Describes a benchmark and the place of its files, for people."""
   folders = ", ".join(f"ROOT/{folder}" for folder in benchmark.folders)
   lines = [f"{benchmark.name}: {benchmark.title}", f"{folders}: {benchmark.layout}"]
   return "\n  ".join([*lines, benchmark.source])
 
 
-def table(results: Mapping[str, Any]) -> str:
-  """What `run` gives, as lines of text: all averages, and what is absent or missing."""
+def format_table(results: Mapping[str, Any]) -> str:
+  """Formats what `evaluate` returns: all averages, and which sets are absent or missing."""
   rows = []
   for name, found in results["benchmarks"].items():
     rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in found["summary"].items()]
@@ -181,17 +180,17 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
-  """The test of codes for languages that were seen in training."""
+  """Returns a test whether languages, given by codes, are all among those seen in training."""
   known = frozenset(seen)
   return lambda codes: all(languages.language(code) in known for code in codes)
 
 
 def results_of(found: Mapping[str, Any]) -> list[Result]:
-  """The results of one benchmark out of what `run` gives."""
+  """Returns the results of one benchmark from what `evaluate` returns."""
   return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in found["results"]]
 
 
-def run(
+def evaluate(
   encoder: Any,
   benchmarks: Iterable[Benchmark],
   data_root: str | pathlib.Path,
@@ -202,31 +201,32 @@ def run(
   report: Callable[[str], None] = lambda line: None,
   engine: exact_search.Engine = exact_search.compare,
 ) -> dict[str, Any]:
-  """Takes an encoder through benchmarks, and writes `output`/results.json.
+  """Evaluates an encoder on benchmarks and writes `output`/results.json.
 
-  All files are read before anything is embedded. Each text of a task is embedded once, whatever the
-  number of tasks and benchmarks that it occurs in. What a benchmark gave is kept in
-  `output`/benchmarks: called again, only those are run that are not there.
+  All files are read before anything is embedded. Each text is embedded once, even if it occurs in
+  several tasks and benchmarks. Results are kept in `output`/benchmarks: a second call runs only
+  missing benchmarks.
 
   Args:
-    encoder: Has `encode(texts)`, which gives an array [N, D]. If `encode` has an argument
-      `language` it gets a list of codes, one a text.
-    benchmarks: Which ones; those whose folders are absent are listed as absent.
-    data_root: Folder of the folders of data.
-    output: Folder to write to.
-    name: Of the encoder; another one's results in `output` are an error.
-    seen: Languages that it was trained on, if known.
-    report: Gets a line on what is being done.
-    engine: What compares the vectors of large benchmarks.
+    encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
+      `language`, it receives one code per text.
+    benchmarks: The benchmarks, as `vmsst.choose_benchmarks` returns them; those without folders are
+      listed as absent.
+    data_root: Data folder, with one folder per benchmark.
+    output: Output folder.
+    name: Name of the encoder; `output` must not have results of another one.
+    seen: Languages of the training data, if known.
+    report: Receives progress lines.
+    engine: Compares the vectors of large benchmarks.
 
   Returns:
-    What is in results.json: `encoder`, `seen` (names of languages or None), `absent` (reasons by
-    benchmark) and `benchmarks`: for each `title`, `summary`, `missing`, `results` (a list of
+    The content of results.json: `encoder`, `seen` (names of languages or None), `absent` (reasons
+    by benchmark) and `benchmarks`: for each `title`, `summary`, `missing`, `results` (a list of
     `Result` as dicts) and `seconds` (`embedding`, `scoring`).
 
   Raises:
-    InputError: files are broken, or `output` holds another encoder's results.
-    ValueError: `encode` gives arrays of another shape, or values that are not finite.
+    InputError: files are broken, or `output` has another encoder's results.
+    ValueError: `encode` returns arrays of another shape, or values that are not finite.
   """
   root, output = pathlib.Path(data_root), pathlib.Path(output)
   known = None if seen is None else seen_test(seen)
@@ -256,7 +256,7 @@ def run(
   return results
 
 
-def _held_sides(tasks: Iterable[Task | StreamedTask]) -> Iterator[Side]:
+def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
   return itertools.chain.from_iterable(task.sides for task in tasks if isinstance(task, Task))
 
 
@@ -264,7 +264,7 @@ def _run_one(
   encoder: Any,
   shared: "SharedVectors",
   benchmark: Benchmark,
-  tasks: Sequence[Task | StreamedTask],
+  tasks: Sequence[Task | LargeTask],
   known: Seen,
   output: pathlib.Path,
   report: Callable[[str], None],
@@ -279,11 +279,11 @@ def _run_one(
       results += task.score(*(vectors(side) for side in task.sides))
     else:
       folder = output / "unfinished" / benchmark.name / task.name
-      results += task.run(Tools(embed, folder, report, engine))
+      results += task.measure(Tools(embed, folder, report, engine))
   summary = benchmark.summarize(results, known)
   total = time.perf_counter() - start
   headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))
-  report(f"{benchmark.name}: {headline} ({total:.0f} s, {embed.seconds:.0f} s of it embedding)")
+  report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embed.seconds:.0f} s)")
   return {
     "title": benchmark.title,
     "summary": summary,
@@ -296,10 +296,10 @@ def _run_one(
 
 
 class Embedder:
-  """Calls an encoder, checks what comes back, and counts the seconds.
+  """Calls an encoder, checks its vectors, and measures the time.
 
   Attributes:
-    seconds: Spent in the encoder so far.
+    seconds: Time in the encoder so far.
   """
 
   def __init__(self, encoder: Any):
@@ -307,25 +307,27 @@ class Embedder:
     self._encoder = encoder
 
   def __call__(self, side: Side) -> np.ndarray:
-    """The vectors of texts in one language, [N, D]."""
+    """Returns the vectors of texts in one language, [N, D]."""
     return self.many(list(side.texts), [side.language] * len(side.texts))
 
   def many(self, texts: list[str], codes: list[str]) -> np.ndarray:
-    """The vectors of texts, [N, D], float32, given the language of each."""
+    """Returns the vectors of texts with a language each, float32 [N, D]."""
     start = time.perf_counter()
     vectors_ND = encoding.encode(self._encoder, texts, language=codes)
     self.seconds += time.perf_counter() - start
     if not np.isfinite(vectors_ND).all():
       row = int(np.argmin(np.isfinite(vectors_ND).all(axis=1)))
-      raise ValueError(f"the encoder's vector of {texts[row]!r} holds a value that is not finite")
+      raise ValueError(
+        f"the encoder's vector of {texts[row]!r} contains a value that is not finite"
+      )
     return vectors_ND
 
 
 class SharedVectors:
-  """Vectors of texts in groups, each text embedded once; kept while a later group has it too.
+  """Vectors of groups of texts; each text is embedded once and kept while later groups need it.
 
   Args:
-    groups: The sides of all groups, in the order in which `of_next` is called for them.
+    groups: The sides of each group, in the order of the calls of `of_next`.
   """
 
   def __init__(self, groups: Iterable[Iterable[Side]]):
@@ -341,7 +343,7 @@ class SharedVectors:
   def of_next(
     self, embed: Embedder, sides: Iterable[Side], report: Callable[[str], None]
   ) -> Callable[[Side], np.ndarray]:
-    """Embeds what is new in the next group; returns what gives the vectors of a side of it."""
+    """Embeds the new texts of the next group; returns a function from its sides to vectors."""
     row_of, vectors_ND = dict(self._row_of), self._vectors_ND
     self._number += 1
     for key in itertools.chain.from_iterable(map(_keys, sides)):
@@ -371,6 +373,6 @@ def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
   for key, value in settings.items():
     if before.get(key) != value:
       raise errors.InputError(
-        f"{path.parent} holds results with {key} = {before.get(key)!r}, not {value!r}: give "
+        f"{path.parent} has results with {key} = {before.get(key)!r}, not {value!r}: give "
         "another folder, or delete that one"
       )

@@ -244,7 +244,7 @@ class Encoder:
       ValueError, TypeError, InputError: as `encode`, there are no pairs, more of one side than of
         the other, a vector is not finite, or there is no such margin.
     """
-    return margins.score_pairs(
+    return margins.margin_scores(
       *self._pairs(sources, targets, languages, options),
       neighbors=neighbors,
       margin=margin,

@@ -1,4 +1,4 @@
-"""Mines translations out of two texts: lines and vectors in, pairs of lines out."""
+"""Mines translations from two texts with vectors, as pairs of lines."""
 
 import dataclasses
 import hashlib
@@ -14,22 +14,21 @@ from vmsst.files import atomic_files, text_files
 from vmsst.search import exact_search, margins, resumable_search
 from vmsst.vectors.embedded_text import EmbeddedText
 
-# Rows that a selection of few is read from at once.
+# Rows read at once when only some are selected.
 _SPAN = 1 << 13
 _SCORES = 6  # Decimal places.
 
 
 @dataclasses.dataclass(frozen=True)
 class Mined:
-  """What came out.
+  """Result of `mine`.
 
   Attributes:
-    source: Different sentences of the source text.
-    target: Different sentences of the target text.
-    candidates: Pairs that were found.
-    kept: Pairs that were written.
-    best: The threshold that was found, and what it gives for the gold pairs; None: none was asked
-      for.
+    source: Number of distinct source sentences.
+    target: Number of distinct target sentences.
+    candidates: Number of pairs found.
+    kept: Number of pairs written.
+    best: The threshold from gold pairs and its F1; None without gold pairs.
   """
 
   source: int
@@ -54,24 +53,24 @@ def mine(
   engine: exact_search.Engine = exact_search.compare,
   progress: bool | None = None,
 ) -> Mined:
-  """Writes pairs of lines that seem to translate each other: score TAB source TAB target.
+  """Writes pairs of lines that are likely translations: score TAB source TAB target.
 
-  The best come first. Lines that are empty are no sentences, and not compared. Of lines that are
-  the same but for white space the first stands for all. TABs in a line are written as spaces.
+  Pairs are sorted, best first. Empty lines are skipped. Among lines that differ only in white space
+  the first represents all. TABs in a line become spaces.
 
-  Neighbors found so far are kept in `output`.search.npz, every five minutes until all is done:
-  interrupted, the same call goes on.
+  Every five minutes, the neighbors found so far are saved in `output`.search.npz: an interrupted
+  call resumes from there.
 
   Args:
     source: One text.
     target: The other text.
-    output: File to write, as a whole or not at all.
+    output: Output file, written atomically.
     neighbors: As in `margins.margin_pairs`.
     margin: The same.
     retrieval: The same.
-    threshold: Pairs with a lower score are left out.
-    gold: File of known translations, `source line TAB target line` with lines counted from 1: the
-      threshold with the best F1 is taken. With `threshold` an error.
+    threshold: Minimum score.
+    gold: File of known translations, `source line TAB target line`, with lines counted from 1, to
+      choose the threshold with the best F1. Excludes `threshold`.
     min_cosine: As in `margins.margin_pairs`.
     keep_duplicates: Compare all lines that are not empty.
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
@@ -79,22 +78,22 @@ def mine(
 
   Raises:
     InputError: the texts' vectors have different widths, a text has no sentence, the gold file is
-      broken, or nothing was found that a threshold could be for.
-    ValueError: k is below 1, or there is no such margin or retrieval.
+      broken, or no gold pair was found.
+    ValueError: k is below 1, or the margin or retrieval is unknown.
   """
   if threshold is not None and gold is not None:
     raise errors.InputError(
-      f"a threshold of {threshold} is given, and one is to be found by {gold}"
+      f"a threshold of {threshold} and gold pairs {gold} are both given: drop one"
     )
   if source.vectors.shape[1] != target.vectors.shape[1]:
     raise errors.InputError(
       f"{source.folder} has vectors of width {source.vectors.shape[1]} and {target.folder} of "
-      f"{target.vectors.shape[1]}: one encoder has to make both"
+      f"{target.vectors.shape[1]}: compute both with the same encoder"
     )
   output = pathlib.Path(output)
   output.parent.mkdir(parents=True, exist_ok=True)
   if output.is_dir():
-    raise errors.InputError(f"{output} is a folder: a file is to be written there")
+    raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
   state = output.with_name(output.name + ".search.npz")
@@ -116,8 +115,8 @@ def mine(
     best = margins.best_f1(found, gold_G2) if len(found) else None
     if best is None or not best.f1:
       raise errors.InputError(
-        f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(found):,} found: they say "
-        "nothing about a threshold"
+        f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(found):,} found: give "
+        "another gold file, or --threshold"
       )
     threshold = best.threshold
   if threshold is not None:
@@ -128,28 +127,26 @@ def mine(
 
 
 class _Sentences:
-  """The sentences of a text that are compared: `exact_search.Rows` of their vectors.
+  """The sentences of a text to compare: `exact_search.Rows` of their vectors.
 
   Attributes:
     text: The text.
-    row_S: Row of each in the text, ascending.
-    place_N: For each line, which of them it is; -1 for one that is empty.
+    row_S: Row of each sentence in the text, ascending.
+    place_N: Number of each line's sentence; -1 for empty lines.
     shape: S and D.
   """
 
   def __init__(self, text: EmbeddedText, keep_duplicates: bool):
-    """Reads the text once, and holds none of it."""
+    """Reads the text once, without keeping it in memory."""
     self.text = text
     key_N = np.fromiter(map(_key, text_files.read_lines(text.path)), np.int64)
     row_S = np.flatnonzero(key_N)
     place_S = np.arange(len(row_S))
     if not keep_duplicates:
-      _, first_F, number_S = np.unique(key_N[row_S], return_index=True, return_inverse=True)
-      order_F = np.argsort(first_F)
-      place_S = np.argsort(order_F)[number_S]
-      row_S = row_S[first_F[order_F]]
+      first_F, place_S = exact_search.by_first_occurrence(key_N[row_S])
+      row_S = row_S[first_F]
     if not len(row_S):
-      raise errors.InputError(f"{text.path} holds no sentence")
+      raise errors.InputError(f"{text.path} contains no sentence")
     self.row_S = row_S
     self.place_N = np.full(len(key_N), -1)
     self.place_N[key_N != 0] = place_S
@@ -170,7 +167,7 @@ class _Sentences:
     return np.concatenate(parts)
 
   def identity(self) -> dict[str, Any]:
-    """What tells the vectors from others, for JSON."""
+    """Returns what identifies the vectors, for JSON."""
     return {
       "folder": str(self.text.folder.resolve()),
       "changed": (self.text.folder / "vectors.json").stat().st_mtime_ns,
@@ -179,19 +176,19 @@ class _Sentences:
 
 
 def _key(line: str) -> int:
-  """Equal for lines that are the same but for white space, and 0 for those that are empty."""
+  """Returns a key that lines share if they differ only in white space; 0 for empty lines."""
   words = " ".join(line.split())
   return hash(words) | 1 if words else 0
 
 
 def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
-  """The known translations as places of their sentences, int64 [G, 2], each once."""
+  """Returns the known translations as numbers of their sentences, int64 [G, 2], without repeats."""
   gold = []
   for number, line in enumerate(text_files.read_lines(path), 1):
     fields = line.split("\t")
     if len(fields) != 2 or not all(field.isdecimal() for field in fields):
       raise errors.InputError(
-        f"{path}:{number}: {line!r} is not `source line TAB target line`, two numbers"
+        f"{path}:{number}: {line!r} is not `source line TAB target line` with two line numbers"
       )
     gold.append(
       [
@@ -200,14 +197,14 @@ def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
       ]
     )
   if not gold:
-    raise errors.InputError(f"{path} is empty: it has to name lines that translate each other")
+    raise errors.InputError(f"{path} is empty: add line numbers of known translations")
   return np.unique(np.array(gold, np.int64), axis=0)
 
 
 def _place(side: _Sentences, line: int, where: str) -> int:
   if not 1 <= line <= len(side.place_N):
     raise errors.InputError(
-      f"{where}: there is no line {line} in {side.text.path}: it has {len(side.place_N):,}, "
+      f"{where}: there is no line {line} in {side.text.path}: it has {len(side.place_N):,} lines, "
       "counted from 1"
     )
   place = int(side.place_N[line - 1])

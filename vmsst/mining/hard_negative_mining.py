@@ -1,8 +1,8 @@
-"""Mines wrong translations that are hard to tell from the right ones.
+"""Mines hard negatives: plausible but wrong translations.
 
-For the source of each pair: the nearest targets of the same file, by an encoder that was trained
-before, that do not translate it. A model learns from them as in Guo et al. 2018 and mUSE (Yang et
-al. 2019); mined again with that model, they are harder.
+Hard negatives of a pair are the targets in the same file, by an already trained encoder, that are
+nearest to its source without translating it (Guo et al., 2018; mUSE, Yang et al., 2019). Mine again
+with the new model for harder ones.
 """
 
 import functools
@@ -11,7 +11,6 @@ import os
 import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +19,19 @@ import tqdm
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors
+from vmsst.bitext import derived_files, readers
+from vmsst.bitext.readers import BitextFile
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.inference import loading
 from vmsst.inference.encoder import Encoder
 from vmsst.search import exact_search
+from vmsst.vectors import encoding, npy_files
 
-if TYPE_CHECKING:
-  from vmsst.bitext.readers import BitextFile
-
-# Sources, and targets, that are compared at once: their scores take 128 MB.
+# Sources and targets compared at once: their scores take 128 MB.
 _QUERIES, _CANDIDATES = 1 << 11, 1 << 14
-# What separates columns and lines of a TSV file.
+# Texts whose vectors are in memory at once.
+_WINDOW = 1 << 14
+# Characters that separate columns and lines of a TSV file.
 _SEPARATORS = str.maketrans("\t\n\r", "   ")
 
 
@@ -46,37 +47,35 @@ def mine_files(
   refresh: bool = False,
   progress: bool | None = None,
 ) -> dict[str, Mapping[str, int]]:
-  """Writes every bitext that is not in the folder yet as TSV with wrong translations of each pair.
+  """Writes each new bitext as TSV with hard negatives of every pair.
 
-  The files (`<folder>/<name of the bitext's folder>/x.deu-eng.tsv.gz`) have all lines of the
-  bitexts, in their order: source, target, then wrong translations, the nearest first (see
-  `hard_negatives`; columns stay empty where there are too few). Train on them as on any bitext.
+  The files (`<folder>/<name of the bitext's folder>/x.deu-eng.tsv.gz`) contain all lines of the
+  bitexts, in order: source, target, then hard negatives, nearest first (see `hard_negatives`); if
+  there are too few, columns are empty. Train on these files as on any bitext.
 
   Args:
     run: An encoder's MODEL_DIR or one checkpoint in it (see `vmsst.load`).
     patterns: Bitext files or shell patterns, as in training.
-    folder: Where files are put.
-    count: Wrong translations of each pair.
-    languages: Codes of both sides, where the names of the files do not tell.
-    fields: Names of both fields of JSONL files, where they are not language codes.
-    batch_size: Sentences computed at once.
-    refresh: Mine all again, as with a better encoder; else a finished file is left as it is.
+    folder: Output folder.
+    count: Hard negatives per pair.
+    languages: Codes of both sides, if file names do not contain them.
+    fields: Names of both fields of JSONL files, if they are not language codes.
+    batch_size: Sentences per batch.
+    refresh: Mine all files again, as with a better encoder; else finished files are skipped.
     progress: Show progress bars; None: on a terminal only.
 
   Returns:
-    For each file written, now or before, `pairs` and `negatives` (those that are not empty).
+    For each file, new or existing, `pairs` and `negatives` (without empty columns).
 
   Raises:
-    InputError: no such checkpoint or files, broken ones, or a folder of other settings.
+    InputError: a checkpoint or file is missing or broken, or the folder has other settings.
   """
-  from vmsst.bitext import derived_files, readers
-
   if count < 1:
-    raise errors.InputError(f"count is {count}; at least 1 wrong translation can be asked for")
+    raise errors.InputError(f"count is {count}; give at least 1")
   checkpoint = t5x_checkpoints.find_checkpoint(run)
   load = functools.cache(lambda: loading.load(checkpoint))
 
-  def make(bitext: "BitextFile", path: str) -> Mapping[str, int]:
+  def make(bitext: BitextFile, path: str) -> Mapping[str, int]:
     pairs = list(readers.read_pairs(bitext))
     found_NK = hard_negatives(
       load(),
@@ -114,22 +113,22 @@ def hard_negatives(
   progress: bool | None = None,
   title: str = "",
 ) -> list[list[str]]:
-  """For each pair the targets of other pairs nearest to its source by cosine, the nearest first.
+  """Returns, for each pair, the targets of other pairs nearest to its source, nearest first.
 
-  A target is no wrong translation of a source that it stands beside anywhere. Texts that differ in
-  case, width or spaces alone are one text, of which the first is given. Pairs with an empty side
-  have no wrong translations.
+  No target of a source is its hard negative, in whatever pair they meet. Texts that differ only in
+  case, width or spaces are one text, represented by the first. Pairs with an empty side have no
+  hard negatives.
 
-  Vectors are held on disk and compared block by block; the texts themselves are in memory.
+  Vectors are stored on disk and compared block by block; the texts are in memory.
 
   Args:
-    encoder: What makes vectors.
-    pairs: All pairs that are searched.
-    count: How many are given; fewer where there are no more.
+    encoder: The encoder.
+    pairs: All pairs to search.
+    count: Hard negatives per pair; fewer if there are not enough.
     languages: Codes of sources and targets.
-    batch_size: Sentences computed at once.
+    batch_size: Sentences per batch.
     progress: Show progress bars; None: on a terminal only.
-    title: What these are called.
+    title: Title of the progress bars.
   """
   whole = [number for number, pair in enumerate(pairs) if all(map(_normalized, pair))]
   sources = _Texts([pairs[number][0] for number in whole])
@@ -138,19 +137,20 @@ def hard_negatives(
   for source, target in zip(sources.of, targets.of, strict=True):
     translations[source].add(target)
   with tempfile.TemporaryDirectory() as folder:
-    source_ND, target_MD = (
-      _embed(
-        encoder,
+    paths = [os.path.join(folder, f"{side}.npy") for side in ("source", "target")]
+    for texts, code, path in zip((sources, targets), languages, paths, strict=True):
+      windows = encoding.encode_windows(
+        encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
         texts.first,
-        os.path.join(folder, f"{number}.npy"),
-        code,
-        batch_size=batch_size,
-        progress=progress,
+        _WINDOW,
+        total=len(texts.first),
+        unit=" sentences",
         title=title,
+        progress=progress,
       )
-      for number, (texts, code) in enumerate(zip((sources, targets), languages, strict=True))
-    )
-    index_NK = nearest_wrong(
+      npy_files.write(path, (len(texts.first), encoder.dimension), windows)
+    source_ND, target_MD = (npy_files.open_mapped(path, ("N", "D")) for path in paths)
+    index_NK = nearest_negatives(
       source_ND, target_MD, translations, count, progress=progress, title=title
     )
   found: list[list[str]] = [[] for _ in pairs]
@@ -159,7 +159,7 @@ def hard_negatives(
   return found
 
 
-def nearest_wrong(
+def nearest_negatives(
   source_ND: np.ndarray,
   target_MD: np.ndarray,
   translations: Sequence[set[int]],
@@ -168,18 +168,18 @@ def nearest_wrong(
   progress: bool | None = None,
   title: str = "",
 ) -> np.ndarray:
-  """Rows of the targets nearest to each source by cosine, without its translations: int64 [N, K].
+  """Returns the rows of the targets nearest to each source by cosine, int64 [N, K].
 
-  The nearest come first, of equally near ones the lower row; -1 stands where there is none left.
-  Computed on the default device, block by block.
+  Translations are excluded. Nearest first, among equal ones the lower row; -1 if none is left.
+  Runs on the default device, block by block.
 
   Args:
-    source_ND: Vectors of the sources; may lie on disk.
-    target_MD: Vectors of the targets; may lie on disk.
-    translations: Rows of the targets that translate each source.
+    source_ND: Vectors of the sources; may be memory-mapped.
+    target_MD: Vectors of the targets; may be memory-mapped.
+    translations: For each source, the rows of targets that translate it.
     count: K.
     progress: Show a progress bar; None: on a terminal only.
-    title: What it is called.
+    title: Title of the progress bar.
 
   Raises:
     ValueError: widths differ, or a value is not finite.
@@ -220,21 +220,21 @@ def _merge_block(
   place_2: Int[Array, "2"],
   known_P2: Int[Array, "P 2"],
 ) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
-  """Scores and rows of the best, those of a block of candidates among them.
+  """Merges a block of targets into the best so far; returns their scores and rows.
 
   Args:
-    best: What was found in the blocks before.
+    best: Scores and rows from earlier blocks.
     query_QD: Unit vectors of sources.
     block_MD: Unit vectors of targets, padded at the end.
-    place_2: Row of the first of them among all targets, and how many are real.
-    known_P2: Source and target, counted from the first of each, of pairs that do not count.
+    place_2: Row of the block's first target, and number of targets without padding.
+    known_P2: Pairs of source and target, numbered within the block, that are excluded.
   """
   score_QM = jnp.matmul(query_QD, block_MD.T, precision=jax.lax.Precision.HIGHEST)
   score_QM = jnp.where(jnp.arange(len(block_MD)) < place_2[1], score_QM, -jnp.inf)
   score_QM = score_QM.at[known_P2[:, 0], known_P2[:, 1]].set(-jnp.inf, mode="drop")
   score_QK, index_QK = jax.lax.top_k(score_QM, best[0].shape[1])
   index_QK = jnp.where(score_QK > -jnp.inf, index_QK + place_2[0], -1)
-  # Blocks come in order and top_k prefers what stands first: of equal scores the lower row wins.
+  # Blocks are in order and top_k prefers earlier entries: among equal scores the lower row wins.
   score_QL = jnp.concatenate([best[0], score_QK], axis=1)
   index_QL = jnp.concatenate([best[1], index_QK], axis=1)
   score_QK, order_QK = jax.lax.top_k(score_QL, best[0].shape[1])
@@ -242,18 +242,18 @@ def _merge_block(
 
 
 def _padded(known_P2: np.ndarray) -> np.ndarray:
-  """The same pairs with others behind them that exist nowhere, so that few shapes are compiled."""
+  """Pads the pairs with rows out of range, so that few shapes are compiled."""
   size = 1 << max(len(known_P2) - 1, 15).bit_length()
   outside = np.iinfo(np.int32).max
   return np.pad(known_P2, [(0, size - len(known_P2)), (0, 0)], constant_values=outside)
 
 
 class _Texts:
-  """Different texts among many.
+  """Distinct texts among many.
 
   Attributes:
-    first: The first of each that are one text when normalized.
-    of: For each of all, the place of its text in `first`.
+    first: The first text of each group that is equal after normalization.
+    of: For each text, the index of its group in `first`.
   """
 
   def __init__(self, texts: Sequence[str]):
@@ -266,48 +266,18 @@ class _Texts:
 
 
 def _normalized(text: str) -> str:
-  """The text without what makes no other sentence of it: case, width, spaces."""
+  """Returns the text without differences in case, width and spaces."""
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _embed(
-  encoder: Encoder,
-  texts: Sequence[str],
-  path: str,
-  code: str,
-  *,
-  batch_size: int,
-  progress: bool | None,
-  title: str,
-) -> np.ndarray:
-  """Vectors of texts, float32 [N, D], in a new file."""
-  from vmsst.vectors import bitext_vectors
-
-  array = np.lib.format.open_memmap(path, "w+", np.float32, (len(texts), encoder.dimension))
-  chunks = bitext_vectors.encode_chunks(
-    encoder,
-    texts,
-    [code],
-    total=len(texts),
-    title=title,
-    batch_size=batch_size,
-    progress=progress,
-  )
-  for start, vectors_BD in chunks:
-    array[start : start + len(vectors_BD)] = vectors_BD
-  return array
-
-
-def _place(bitext: "BitextFile") -> str:
-  """The name keeps that of the bitext, where it says the languages; else they are added."""
-  from vmsst.bitext import derived_files, readers
-
+def _place(bitext: BitextFile) -> str:
+  """Returns the output path: the bitext's name, with languages added if it lacks them."""
   stem = os.path.splitext(os.path.basename(bitext.paths[0]).removesuffix(".gz"))[0]
   try:
-    told = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
+    named = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
   except errors.InputError:
-    told = False
-  if not told:
+    named = False
+  if not named:
     codes = f"{readers.code_of(bitext.source)}-{readers.code_of(bitext.target)}"
     stem = f"{stem.replace('.', '_').replace('-', '_')}.{codes}"
   return derived_files.place(bitext, f"{stem}.tsv.gz")

@@ -1,4 +1,4 @@
-"""Cosines of the pairs in text files of any length, by any encoder."""
+"""Scores the pairs in text files of any length by cosine, with any encoder."""
 
 import contextlib
 import dataclasses
@@ -9,21 +9,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
 from vmsst.files import resumable_lines, text_fields
 from vmsst.search import exact_search
-from vmsst.text import length_limits
-from vmsst.vectors import embedded_text, encoding, file_embedding
+from vmsst.vectors import embedded_text, encoding
 
-# Pairs that are in memory at once, and what an interruption costs at most.
+# Pairs in memory at once; an interruption costs at most these.
 _WINDOW = 1 << 13
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-  """Sources or targets.
+class TextColumn:
+  """Sources or targets: a text file, or a column or key of its lines.
 
   Attributes:
     path: UTF-8 text, plain or gzipped.
@@ -38,75 +36,72 @@ class Side:
 
 def pair_cosines(
   encoder: Any,
-  source: Side,
-  target: Side,
+  source: TextColumn,
+  target: TextColumn,
   *,
   start: int = 0,
   long_texts: str = "cut",
   batch_size: int = 128,
   progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the cosines of line i of one side with line i of the other, float32, some at a time.
+  """Yields the cosines of line i of one side with line i of the other, float32, in windows.
 
   Args:
-    encoder: Has `encode(texts)`; see `encoding.encode`.
-    source: One side.
-    target: The other; both may be in one file.
-    start: Lines to leave out.
-    long_texts: "cut", or "split" for the mean of the vectors of a long text's parts, with encoders
-      that know it.
-    batch_size: Texts computed at once.
+    encoder: An object with `encode(texts)`; see `encoding.encode`.
+    source: The sources.
+    target: The targets; both sides can be in one file.
+    start: Number of lines to skip.
+    long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
+      support it.
+    batch_size: Texts per batch.
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
-    InputError: a file cannot be read, one has more lines than the other, the encoder gives values
-      that are not finite, or knows no `long_texts`.
+    InputError: a file cannot be read, the files differ in length, a vector is not finite, or the
+      encoder does not support this `long_texts`.
   """
-  count, other = (embedded_text.describe(side.path)["lines"] for side in (source, target))
+  count, other = (embedded_text.fingerprint(side.path)["lines"] for side in (source, target))
   if count != other:
     raise errors.InputError(
-      f"{source.path} has {count:,} lines and {target.path} {other:,}: line i of one is scored "
-      "with line i of the other"
+      f"{source.path} has {count:,} lines and {target.path} {other:,}: give files of equal length, "
+      "aligned line by line"
     )
-  if long_texts != "cut":
-    encoding.require_option(encoder, "long_texts")
-  cut: list[tuple[int, int]] = []
-  embed = functools.partial(
-    encoding.encode,
-    encoder,
-    long_texts=long_texts,
-    batch_size=batch_size,
-    progress=False,
-    on_cut=lambda found, _, most: cut.append((found, most)),
-  )
-  texts = [
-    itertools.islice(text_fields.read_texts(side.path, side.field), start, None)
-    for side in (source, target)
-  ]
-  windows = zip(*(file_embedding.windows(each, _WINDOW) for each in texts), strict=True)
-  disable = None if progress is None else not progress
-  with tqdm.tqdm(total=count, initial=start, unit=" pairs", disable=disable) as bar:
-    for number, window in enumerate(windows):
-      units = []
-      for side, own in zip((source, target), window, strict=True):
-        vectors_BD = embed(own, language=side.language)
-        finite_B = np.isfinite(vectors_BD).all(axis=1)
-        if not finite_B.all():
-          line = start + number * _WINDOW + int(np.argmin(finite_B)) + 1
-          raise errors.InputError(
-            f"{side.path}:{line}: its vector holds a value that is not finite"
-          )
-        units.append(exact_search.unit_rows(vectors_BD))
-      yield np.einsum("nd,nd->n", *units)
-      bar.update(len(window[0]))
-  if cut:
-    length_limits.log_cut(sum(found for found, _ in cut), 2 * (count - start), cut[0][1])
+  embed = encoding.embedder(encoder, long_texts=long_texts, batch_size=batch_size)
+  with encoding.one_cut_warning(2 * (count - start)) as on_cut:
+    windows = [
+      encoding.encode_windows(
+        functools.partial(embed, language=column.language, on_cut=on_cut),
+        itertools.islice(text_fields.read_texts(column.path, column.field), start, None),
+        _WINDOW,
+        total=count,
+        done=start,
+        unit=" pairs",
+        progress=shown,
+      )
+      for column, shown in ((source, progress), (target, False))
+    ]
+    for vectors in zip(*windows, strict=True):
+      source_BD, target_BD = (
+        _unit_rows(column, vectors_BD, start)
+        for column, vectors_BD in zip((source, target), vectors, strict=True)
+      )
+      yield np.einsum("nd,nd->n", source_BD, target_BD)
+      start += len(source_BD)
+
+
+def _unit_rows(column: TextColumn, vectors_BD: np.ndarray, start: int) -> np.ndarray:
+  """Normalizes the vectors of a window that starts at line `start`, from 0."""
+  finite_B = np.isfinite(vectors_BD).all(axis=1)
+  if not finite_B.all():
+    line = start + int(np.argmin(finite_B)) + 1
+    raise errors.InputError(f"{column.path}:{line}: its vector contains a value that is not finite")
+  return exact_search.unit_rows(vectors_BD)
 
 
 def score_file(
   encoder: Any,
-  source: Side,
-  target: Side,
+  source: TextColumn,
+  target: TextColumn,
   output: str | os.PathLike[str],
   *,
   name: str,
@@ -114,29 +109,29 @@ def score_file(
   batch_size: int = 128,
   progress: bool | None = None,
 ) -> int:
-  """Writes the cosine of each pair on a line of its own; what an interruption left is gone on with.
+  """Writes the cosine of each pair to a line of its own; resumes after interruption.
 
   Args:
     encoder: As in `pair_cosines`.
-    source: One side.
-    target: The other.
-    output: The file to write.
-    name: Of the encoder, unique.
+    source: The sources.
+    target: The targets.
+    output: Output file.
+    name: Unique name of the encoder.
     long_texts: As in `pair_cosines`.
-    batch_size: Texts computed at once.
+    batch_size: Texts per batch.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     Number of pairs.
 
   Raises:
-    InputError: as in `pair_cosines`, or what was left is of something else.
+    InputError: as in `pair_cosines`, or an unfinished file is from other inputs.
   """
   settings = {
     "encoder": name,
     "long_texts": long_texts,
     "sides": [
-      {"field": side.field, "language": side.language, **embedded_text.describe(side.path)}
+      {"field": side.field, "language": side.language, **embedded_text.fingerprint(side.path)}
       for side in (source, target)
     ],
   }
@@ -157,5 +152,5 @@ def score_file(
 
 
 def as_line(cosine: float) -> str:
-  """A cosine as text."""
+  """Formats a cosine."""
   return f"{cosine:.6f}"

@@ -10,28 +10,28 @@ from jaxtyping import Array, Float, Int
 
 from vmsst.search import exact_search
 
-# Vectors that are compared at once, the first number held on every device, the second shared out:
-# their scores take 1 GB.
+# Vectors compared at once: sources, replicated, and targets, sharded over devices. Their scores
+# take 1 GB.
 _SOURCES, _TARGETS = 1 << 15, 1 << 13
 _AXIS = "targets"
 
 Best = tuple[Float[Array, "N K"], Int[Array, "N K"]]
-"""Scores and numbers of the best."""
+"""Scores and row numbers of the best neighbors."""
 
 
 def engine() -> exact_search.Engine:
-  """What to compare vectors with here: `compare` on accelerators, NumPy on CPUs."""
+  """Returns the engine for this machine: `compare` on accelerators, NumPy on CPUs."""
   return exact_search.compare if jax.default_backend() == "cpu" else compare
 
 
 def compare(
-  source: exact_search.Side,
-  target: exact_search.Side,
+  source: exact_search.DistinctVectors,
+  target: exact_search.DistinctVectors,
   forward: exact_search.Neighbors,
   backward: exact_search.Neighbors | None,
   /,
 ) -> None:
-  """An `exact_search.Engine`: float32 products on the devices, targets shared out."""
+  """An `exact_search.Engine`: float32 matmuls on all devices, targets sharded."""
   mesh = Mesh(np.array(jax.local_devices()), _AXIS)
   whole, shared = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
   height, width = _few(len(source), _SOURCES), _few(len(target), _TARGETS)
@@ -49,7 +49,7 @@ def compare(
       size_2 = np.array([len(source_BD), len(target_CD)], np.int32)
       best, found = step(query_BD, base_CD, best, size_2, np.int32(column))
       if backward is not None:
-        # While the devices compute this block, the one before is merged here.
+        # Merges the block before while the devices compute this one.
         _merge_backward(waiting)
         waiting = backward[column : column + len(target_CD)], found, row
     _merge_backward(waiting)
@@ -65,10 +65,10 @@ def _merge_backward(waiting: tuple[exact_search.Neighbors, Best, int] | None) ->
 
 @functools.cache
 def _step(mesh: Mesh, backward: int | None):
-  """The compiled comparison of a block with a block.
+  """Compiles the comparison of two blocks.
 
   Args:
-    mesh: Devices that share the targets.
+    mesh: Devices over which targets are sharded.
     backward: Number of sources to find for each target; None: no search in that direction.
   """
 
@@ -79,13 +79,13 @@ def _step(mesh: Mesh, backward: int | None):
     size_2: Int[Array, "2"],
     column: Int[Array, ""],
   ) -> tuple[Best, Best | None]:
-    """The best of the sources so far, and for each target those of the block.
+    """Returns the best targets of the sources so far, and each target's best in the block.
 
     Args:
       query_BD: Unit vectors of sources, padded at the end.
-      base_CD: This device's unit vectors of targets, padded at the end of the last ones.
-      best: For each source.
-      size_2: How many sources and targets are real.
+      base_CD: This device's unit vectors of targets; the last ones are padded at the end.
+      best: Best targets of each source so far.
+      size_2: Number of sources and targets without padding.
       column: Number of the block's first target.
     """
     score_BC = jnp.matmul(query_BD, base_CD.T, precision=jax.lax.Precision.HIGHEST)
@@ -95,7 +95,7 @@ def _step(mesh: Mesh, backward: int | None):
     score_BC = jnp.where(real_C & real_B1, score_BC, -jnp.inf)
     new = jax.lax.top_k(score_BC, min(best[0].shape[1], len(base_CD)))
     new = new[0], new[1] + first + column
-    # Devices come in the order of their targets, and top_k prefers what stands first.
+    # Devices are in the order of their targets, and top_k prefers earlier entries.
     rest = (jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in new)
     score_BL, index_BL = (jnp.concatenate(x, axis=1) for x in zip(best, rest, strict=True))
     score_BK, order_BK = jax.lax.top_k(score_BL, best[0].shape[1])
@@ -118,7 +118,7 @@ def _step(mesh: Mesh, backward: int | None):
 
 
 def _few(count: int, most: int) -> int:
-  """A size of blocks for `count` vectors out of few, so that few shapes are compiled."""
+  """Returns a block size for `count` vectors; powers of two, so that few shapes are compiled."""
   return min(most, 1 << max(count - 1, 0).bit_length())
 
 

@@ -1,9 +1,9 @@
 """Exact nearest neighbors by cosine, block by block, in NumPy.
 
-Vectors may lie on disk: they are read in blocks and at no time held, or brought to length 1, as a
-whole. Of equally near vectors the one of the lowest row comes first. Products of large matrices
-round the same two vectors differently from place to place, so that identical vectors would not be
-equally near: here each is compared once, and shares what was found with all that are identical.
+Vectors may be on disk: they are read in blocks and never held or normalized as a whole. Among
+equally near vectors the one of the lowest row comes first. Large matrix products round the same two
+vectors differently from place to place, so that identical vectors would not be equally near;
+therefore each distinct vector is compared once, and identical ones share the result.
 """
 
 import dataclasses
@@ -14,32 +14,32 @@ from typing import Any, Protocol
 
 import numpy as np
 
-_BLOCK_ROWS = 2048  # Of either side, compared at once: their scores take 16 MB.
-_HELD_ROWS = 8192  # Of one side, held while the other is read.
-_PIECE = 512  # Vectors whose scores are looked at by one thread.
-# Scores of a vector that are passed over at once if none is high enough, in a row and in a column.
+_BLOCK_ROWS = 2048  # Rows per side, compared at once: their scores take 16 MB.
+_HELD_ROWS = 8192  # Rows of one side, held while the other is read.
+_PIECE = 512  # Vectors per thread when scores are selected.
+# Scores of a row and of a column that are skipped together if none is high enough.
 _SEGMENT, _GROUP = 512, 32
-_EXPANDED = 1 << 20  # Rows of identical vectors put in order at once.
+_EXPANDED = 1 << 20  # Rows of identical vectors sorted at once.
 
 
 class Rows(Protocol):
-  """Vectors [N, D] that can be read in blocks: an array, on disk or not, or shards of them."""
+  """Vectors [N, D] that can be read in blocks: an array, in memory or mapped, or its shards."""
 
   @property
   def shape(self) -> tuple[int, ...]:
     """N and D."""
 
   def __getitem__(self, rows: slice, /) -> Any:
-    """An array of some rows."""
+    """Returns consecutive rows as an array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Neighbors:
-  """The K nearest vectors of each of N, the nearest first.
+  """The K nearest vectors of each of N, nearest first.
 
   Attributes:
-    index_NK: Their rows, int64.
-    score_NK: Their cosines, float32.
+    index_NK: Row numbers, int64.
+    score_NK: Cosines, float32.
   """
 
   index_NK: np.ndarray
@@ -49,29 +49,36 @@ class Neighbors:
     return len(self.index_NK)
 
   def __getitem__(self, rows: slice) -> "Neighbors":
-    """Those of some rows; changing them changes these."""
+    """Returns a view of some rows."""
     return Neighbors(self.index_NK[rows], self.score_NK[rows])
 
 
-class Side:
-  """The different vectors among many, numbered by where each occurs first.
+def by_first_occurrence(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first row of each distinct key [F], ascending, and the number of each row's key."""
+  _, first_F, number_N = np.unique(key_N, return_index=True, return_inverse=True)
+  order_F = np.argsort(first_F)
+  return first_F[order_F], np.argsort(order_F)[number_N]
+
+
+class DistinctVectors:
+  """The distinct vectors among many, numbered by first occurrence.
 
   Attributes:
     width: D.
-    first_F: Row of each different vector.
+    first_F: First row of each distinct vector.
     number_N: Number of each row's vector.
-    key_N: Equal where rows are.
+    key_N: Hash of each row.
   """
 
   def __init__(self, rows: Rows, *, start: int = 0):
-    """Reads all rows once; `start` is the number of the first one in messages.
+    """Reads all rows once; `start` is the number of the first row in error messages.
 
     Raises:
-      ValueError: the array is not [N, D], or a value is not finite as float32.
+      ValueError: the shape is not [N, D], or a value is not finite as float32.
     """
     self._rows = as_rows(rows)
     if len(self._rows.shape) != 2:
-      raise ValueError(f"an array [N, D] is needed, not one of shape {self._rows.shape}")
+      raise ValueError(f"the shape must be [N, D], not {self._rows.shape}")
     count = self._rows.shape[0]
     self.width: int = self._rows.shape[1]
     self._norm_N = np.empty(count, np.float32)
@@ -80,12 +87,9 @@ class Side:
       block_BD = _as_float32(self._rows[first : first + _BLOCK_ROWS])
       block = slice(first, first + len(block_BD))
       self._norm_N[block] = _norms(block_BD, start + first)
-      # Adding 0 makes 0 of -0. Keys have 64 bits: those of different rows are not the same.
+      # Adding 0 turns -0 into 0. Keys have 64 bits, so that different rows do not collide.
       self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
-    _, first_F, number_N = np.unique(self.key_N, return_index=True, return_inverse=True)
-    order_F = np.argsort(first_F)
-    self.first_F = first_F[order_F]
-    self.number_N = np.argsort(order_F)[number_N]
+    self.first_F, self.number_N = by_first_occurrence(self.key_N)
     self._is_first_N = np.zeros(count, bool)
     self._is_first_N[self.first_F] = True
 
@@ -93,7 +97,7 @@ class Side:
     return len(self.first_F)
 
   def unit_blocks(self, height: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Different vectors at length 1, float32 [B, D] with B up to `height`, and the first's number.
+    """Yields distinct vectors at length 1, float32 [B, D], B <= `height`, after the first's number.
 
     Vectors of zeros stay zeros.
     """
@@ -109,12 +113,12 @@ class Side:
         number += len(norm_B)
 
   def expand(self, near: Neighbors, k: int) -> Neighbors:
-    """The k nearest rows, or all, where the numbers of the k nearest vectors are given.
+    """Returns the k nearest rows, or all, given the numbers of the k nearest distinct vectors.
 
     Args:
-      near: Numbers of different vectors; those below 0 are left out, and rows 0 of score -inf may
-        stand behind the others.
-      k: How many.
+      near: Numbers of distinct vectors; those below 0 are skipped, and rows 0 with score -inf may
+        follow the others.
+      k: Neighbors per vector.
     """
     if len(self) == len(self.number_N):
       return near
@@ -140,28 +144,38 @@ class Side:
 
 
 class Engine(Protocol):
-  """What compares all vectors of two sides.
+  """Compares all vectors of two sides.
 
-  It goes through the sources once. When it asks for the next block of them, `forward` and
-  `backward` hold what there is to find of those before.
+  Implementations read the sources once. When they request the next block of sources, `forward` and
+  `backward` are final for those before.
   """
 
   def __call__(
-    self, source: Side, target: Side, forward: Neighbors, backward: Neighbors | None, /
+    self,
+    source: DistinctVectors,
+    target: DistinctVectors,
+    forward: Neighbors,
+    backward: Neighbors | None,
+    /,
   ) -> None:
-    """Puts targets among the best of each source, and sources among those of each target.
+    """Merges targets into the best of each source, and sources into the best of each target.
 
     Args:
-      source: N different vectors.
-      target: M different vectors.
-      forward: The best for each of N so far, changed in place: what scores higher comes in, as the
-        number of a target.
-      backward: The same for each of M. None: not asked for.
+      source: N distinct vectors.
+      target: M distinct vectors.
+      forward: Best targets (numbers) of each source so far; updated in place.
+      backward: Best sources of each target; None: not requested.
     """
 
 
-def compare(source: Side, target: Side, forward: Neighbors, backward: Neighbors | None, /) -> None:
-  """The engine of CPUs: each score is computed once and serves both directions."""
+def compare(
+  source: DistinctVectors,
+  target: DistinctVectors,
+  forward: Neighbors,
+  backward: Neighbors | None,
+  /,
+) -> None:
+  """The engine for CPUs: computes each score once, for both directions."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for row, column, score_BC in _score_blocks(source, target):
       rows = forward[row : row + len(score_BC)]
@@ -180,37 +194,43 @@ def compare(source: Side, target: Side, forward: Neighbors, backward: Neighbors 
 
 
 def mutual_top_k(
-  source_ND: Rows | Side, target_MD: Rows | Side, k: int, *, engine: Engine = compare
+  source_ND: Rows | DistinctVectors,
+  target_MD: Rows | DistinctVectors,
+  k: int,
+  *,
+  engine: Engine = compare,
 ) -> tuple[Neighbors, Neighbors]:
-  """The k nearest targets of every source, and the k nearest sources of every target, by cosine.
+  """Returns the k nearest targets of every source and the k nearest sources of every target.
 
-  A side with fewer than k rows gives all of them.
+  Near is by cosine. If a side has fewer than k rows, all of them are returned.
 
   Args:
-    source_ND: Vectors of one side, of any length; a `Side` where they are compared again and again.
+    source_ND: Vectors of one side, of any length; `DistinctVectors` to compare them repeatedly.
     target_MD: Vectors of the other side.
-    k: How many neighbors, a small number.
-    engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
+    k: Neighbors per vector, a small number.
+    engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
   Raises:
-    ValueError: the arrays are not [N, D] and [M, D], one holds nothing, a value is not finite, or
-      k is below 1.
+    ValueError: shapes are not [N, D] and [M, D], a side is empty, a value is not finite, or k is
+      below 1.
   """
-  source, target = (x if isinstance(x, Side) else Side(x) for x in (source_ND, target_MD))
-  forward, backward = mutual_top_k_of_different(source, target, k, engine=engine)
+  source, target = (
+    x if isinstance(x, DistinctVectors) else DistinctVectors(x) for x in (source_ND, target_MD)
+  )
+  forward, backward = mutual_top_k_distinct(source, target, k, engine=engine)
   return (
     _of_all(target.expand(forward, k), source),
     _of_all(source.expand(backward, k), target),
   )
 
 
-def mutual_top_k_of_different(
-  source: Side, target: Side, k: int, *, engine: Engine = compare
+def mutual_top_k_distinct(
+  source: DistinctVectors, target: DistinctVectors, k: int, *, engine: Engine = compare
 ) -> tuple[Neighbors, Neighbors]:
-  """`mutual_top_k` of the different vectors of two sides; gives and counts their numbers."""
+  """Returns `mutual_top_k` of the distinct vectors of two sides, by their numbers."""
   _check_widths(source, target)
   if k < 1 or not len(source) or not len(target):
-    raise ValueError(f"no {k} neighbors among {len(source)} and {len(target)} vectors")
+    raise ValueError(f"cannot find {k} neighbors among {len(source)} and {len(target)} vectors")
   forward = no_neighbors(len(source), min(k, len(target)))
   backward = no_neighbors(len(target), min(k, len(source)))
   engine(source, target, forward, backward)
@@ -218,11 +238,11 @@ def mutual_top_k_of_different(
 
 
 def mutual_neighbors(
-  source_ND: Rows | Side, target_MD: Rows | Side, *, engine: Engine = compare
+  source_ND: Rows | DistinctVectors, target_MD: Rows | DistinctVectors, *, engine: Engine = compare
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Nearest target of every source [N], and nearest source of every target [M], by cosine.
+  """Returns the nearest target of every source [N] and source of every target [M], by cosine.
 
-  `mutual_top_k` of one neighbor, without the scores.
+  This is `mutual_top_k` with k = 1, without scores.
   """
   forward, backward = mutual_top_k(source_ND, target_MD, 1, engine=engine)
   return forward.index_NK[:, 0], backward.index_NK[:, 0]
@@ -231,30 +251,30 @@ def mutual_neighbors(
 def nearest_in_blocks(
   query_ND: Rows, blocks: Iterable[Rows], k: int = 1, *, engine: Engine = compare
 ) -> Neighbors:
-  """The k nearest vectors of a knowledge base for every query, by cosine; all, if it has fewer.
+  """Returns the k nearest vectors of a knowledge base for every query, by cosine, or all.
 
   Args:
-    query_ND: Vectors that are looked up.
-    blocks: The knowledge base, arrays [M, D] that are looked at one by one; rows are counted
-      through all of them. None is held longer than that.
-    k: How many neighbors, a small number.
-    engine: What compares them; `vmsst.search.device_search.engine` gives the one for this machine.
+    query_ND: Vectors of the queries.
+    blocks: The knowledge base as arrays [M, D], of which one is held at a time; row numbers count
+      through all of them.
+    k: Neighbors per query, a small number.
+    engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
   Raises:
     ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is below 1.
   """
   if k < 1:
-    raise ValueError(f"no {k} neighbors")
-  query = Side(query_ND)
+    raise ValueError(f"cannot find {k} neighbors: k must be at least 1")
+  query = DistinctVectors(query_ND)
   best = no_neighbors(len(query), k)
   key_QK = np.zeros(best.index_NK.shape, np.int64)
   total = 0
   for block_MD in blocks:
-    base = Side(block_MD, start=total)
+    base = DistinctVectors(block_MD, start=total)
     _check_widths(query, base)
     if not len(base):
       continue
-    # Only what is nearer than the best so far is looked for.
+    # Only neighbors nearer than the best so far count.
     near = Neighbors(np.full_like(best.index_NK, -1), best.score_NK.copy())
     engine(query, base, near, None)
     near.score_NK[near.index_NK < 0] = -np.inf
@@ -270,36 +290,36 @@ def nearest_in_blocks(
 
 
 def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
-  """The rows at length 1, float32; rows of zeros stay zeros.
+  """Returns the rows at length 1, float32; rows of zeros stay zeros.
 
   Raises:
-    ValueError: the array is not [N, D], or a value is not finite as float32.
+    ValueError: the shape is not [N, D], or a value is not finite as float32.
   """
   vectors_ND = _as_float32(vectors_ND)
   if vectors_ND.ndim != 2:
-    raise ValueError(f"an array [N, D] is needed, not one of shape {vectors_ND.shape}")
+    raise ValueError(f"the shape must be [N, D], not {vectors_ND.shape}")
   return _at_length_1(vectors_ND, _norms(vectors_ND, 0))
 
 
 def as_rows(rows: Any) -> Rows:
-  """What can be read in blocks: `rows`, or an array of what has no shape, as a list of lists."""
+  """Returns `rows` if it has a shape, or else an array of it."""
   return rows if hasattr(rows, "shape") else np.asarray(rows)
 
 
 def no_neighbors(count: int, k: int) -> Neighbors:
-  """Nothing found yet: row 0 with a cosine of -inf."""
+  """Returns neighbors before a search: row 0 with a cosine of -inf."""
   return Neighbors(np.zeros((count, k), np.int64), np.full((count, k), -np.inf, np.float32))
 
 
 def merge(best: Neighbors, new: Neighbors, start: int) -> np.ndarray:
-  """Puts new neighbors, whose rows are counted from `start` and are later ones, among the best.
+  """Merges new neighbors into the best; their rows count from `start` and come after all others.
 
   Returns:
-    For each that is kept its place among the best and the new side by side.
+    For each kept neighbor its column in the best and the new, concatenated.
   """
   score_NL = np.concatenate([best.score_NK, new.score_NK], axis=1)
   index_NL = np.concatenate([best.index_NK, start + new.index_NK], axis=1)
-  # Stable: of equal scores the earlier row stays in front.
+  # Stable: among equal scores the earlier row comes first.
   order_NK = np.argsort(-score_NL, axis=1, kind="stable")[:, : best.score_NK.shape[1]]
   best.score_NK[:] = np.take_along_axis(score_NL, order_NK, axis=1)
   best.index_NK[:] = np.take_along_axis(index_NL, order_NK, axis=1)
@@ -309,24 +329,26 @@ def merge(best: Neighbors, new: Neighbors, start: int) -> np.ndarray:
 def _level(
   score_NK: np.ndarray, key_NK: np.ndarray, new_score_NL: np.ndarray, new_key_NL: np.ndarray
 ) -> None:
-  """Gives new neighbors the scores of old ones with the same key."""
+  """Sets the scores of new neighbors to those of old ones with the same key."""
   for place in range(score_NK.shape[1]):
     same_NL = (new_key_NL == key_NK[:, place, None]) & (new_score_NL > -np.inf)
     same_NL &= score_NK[:, place, None] > -np.inf
     np.copyto(new_score_NL, score_NK[:, place, None], where=same_NL)
 
 
-def _of_all(near: Neighbors, side: Side) -> Neighbors:
-  """The neighbors of every row, given those of different vectors."""
+def _of_all(near: Neighbors, side: DistinctVectors) -> Neighbors:
+  """Returns the neighbors of every row, given those of the distinct vectors."""
   if len(side) == len(side.number_N):
     return near
   return Neighbors(near.index_NK[side.number_N], near.score_NK[side.number_N])
 
 
-def _score_blocks(source: Side, target: Side) -> Iterator[tuple[int, int, np.ndarray]]:
-  """Cosines [B, C] and the first row and column of each block, both rising.
+def _score_blocks(
+  source: DistinctVectors, target: DistinctVectors
+) -> Iterator[tuple[int, int, np.ndarray]]:
+  """Yields cosines [B, C] with the first row and column of each block, both ascending.
 
-  B is a multiple of _GROUP; there may be rows of -inf at the end. Each is overwritten by the next.
+  B is a multiple of _GROUP; the last rows may be -inf. Each block overwrites the one before.
   """
   buffer = np.empty((_BLOCK_ROWS + _GROUP) * _BLOCK_ROWS, np.float32)
   for start, held_HD in source.unit_blocks(_HELD_ROWS):
@@ -346,7 +368,7 @@ def _pieces(count: int) -> list[slice]:
 
 
 def _keep_of_rows(best: Neighbors, score_NM: np.ndarray, start: int) -> None:
-  """Puts M columns, counted from `start` and later than all before, among the best of N rows."""
+  """Merges M columns, numbered from `start` and after all others, into the best of N rows."""
   k = best.score_NK.shape[1]
   for first in range(0, score_NM.shape[1], _SEGMENT):
     score_NL = score_NM[:, first : first + _SEGMENT]
@@ -355,11 +377,11 @@ def _keep_of_rows(best: Neighbors, score_NM: np.ndarray, start: int) -> None:
 
 
 def _keep_of_columns(best: Neighbors, score_MN: np.ndarray, start: int) -> None:
-  """Puts M rows, counted from `start` and later than all before, among the best of N columns."""
+  """Merges M rows, numbered from `start` and after all others, into the best of N columns."""
   k = best.score_NK.shape[1]
   group_NG = score_MN.reshape(-1, _GROUP, score_MN.shape[1]).max(axis=1).T
   column_P = np.flatnonzero(group_NG.max(axis=1) > best.score_NK[:, -1])
-  # The k best rows are in the k groups with the best of their own, of equal ones the first.
+  # The k best rows are in the k groups with the highest maxima; among equal ones in the first.
   group_PK = np.sort(_top_k(np.ascontiguousarray(group_NG[column_P]), k).index_NK, axis=1)
   row_PL = (group_PK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
     len(column_P), group_PK.shape[1] * _GROUP
@@ -370,14 +392,14 @@ def _keep_of_columns(best: Neighbors, score_MN: np.ndarray, start: int) -> None:
 
 
 def _merge_some(best: Neighbors, row_P: np.ndarray, new: Neighbors, start: int) -> None:
-  """`merge` where new neighbors are those of some rows."""
+  """Runs `merge` for a subset of rows."""
   kept = Neighbors(best.index_NK[row_P], best.score_NK[row_P])
   merge(kept, new, start)
   best.index_NK[row_P], best.score_NK[row_P] = kept.index_NK, kept.score_NK
 
 
 def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
-  """The k best columns of every row, or all, the first of equal ones first; destroys the scores."""
+  """Returns the k best columns of each row, or all, ties by first column; overwrites the scores."""
   near = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
   row_N = np.arange(len(score_NM))
   for place in range(near.index_NK.shape[1]):
@@ -389,16 +411,16 @@ def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
 
 
 def _as_float32(vectors_ND: Any) -> np.ndarray:
-  with np.errstate(over="ignore"):  # What becomes infinite is an error of its own.
+  with np.errstate(over="ignore"):  # Overflow raises an error later.
     return np.asarray(vectors_ND, np.float32)
 
 
 def _norms(vectors_ND: np.ndarray, start: int) -> np.ndarray:
-  """Lengths, float32; 1 for rows of zeros."""
+  """Returns the lengths, float32; 1 for rows of zeros."""
   square_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
   if not np.isfinite(square_N).all():
     row = start + int(np.argmin(np.isfinite(square_N)))
-    raise ValueError(f"vector {row} holds a value that is not finite")
+    raise ValueError(f"vector {row} contains a value that is not finite")
   norm_N = np.sqrt(square_N).astype(np.float32)
   return np.where(norm_N > 0, norm_N, np.float32(1))
 
@@ -407,6 +429,6 @@ def _at_length_1(vectors_ND: np.ndarray, norm_N: np.ndarray) -> np.ndarray:
   return np.divide(vectors_ND, norm_N[:, None], dtype=np.float32, casting="same_kind")
 
 
-def _check_widths(source: Side, target: Side) -> None:
+def _check_widths(source: DistinctVectors, target: DistinctVectors) -> None:
   if source.width != target.width:
-    raise ValueError(f"vectors of one width are needed, not of {source.width} and {target.width}")
+    raise ValueError(f"both sides must have one width, not {source.width} and {target.width}")

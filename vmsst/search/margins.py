@@ -1,9 +1,9 @@
-"""Finds translations among the sentences of two languages by their vectors, in NumPy.
+"""Finds and scores translations among the sentences of two languages by their vectors, in NumPy.
 
-`cosine_pairs` and `margin_pairs` score candidates, `score_pairs` those that are given; `best_f1`
-finds a threshold by known translations. Vectors are read in blocks, as `search` reads them. Nothing
-here holds the scores of all pairs at once, and equal scores are settled by row numbers, so that
-results depend on nothing but the vectors.
+`cosine_pairs` and `margin_pairs` find candidates, `margin_scores` scores given pairs, `best_f1`
+finds a threshold from known translations. Vectors are read in blocks, as in `exact_search`. No
+function holds the scores of all pairs at once. Row numbers break ties, so that results depend on
+the vectors alone.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ _BLOCK_ROWS = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-  """Candidate translations, the best first.
+  """Candidate translations, best first.
 
   Attributes:
-    source_P: Row of the source side, int64.
-    target_P: Row of the target side, int64.
-    score_P: Scores, float64, never rising; of equal ones the lower source row comes first.
+    source_P: Row of the source, int64.
+    target_P: Row of the target, int64.
+    score_P: Scores, float64, descending; among equal ones the lower source row comes first.
   """
 
   source_P: np.ndarray
@@ -38,7 +38,7 @@ class Pairs:
     return len(self.score_P)
 
   def at_least(self, threshold: float) -> "Pairs":
-    """Those with a score of at least `threshold`."""
+    """Returns the pairs with a score of at least `threshold`."""
     return self._of(self.score_P >= threshold)
 
   def _of(self, places: np.ndarray | list[int]) -> "Pairs":
@@ -47,7 +47,7 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class F1:
-  """How well the pairs with a score of at least `threshold` agree with the gold pairs, 0 to 1."""
+  """Agreement of pairs with a score of at least `threshold` with the gold pairs, 0 to 1."""
 
   f1: float
   precision: float
@@ -61,10 +61,10 @@ def cosine_pairs(
   *,
   engine: exact_search.Engine = exact_search.compare,
 ) -> Pairs:
-  """Each source with its nearest target, scored by their cosine; a target may occur repeatedly.
+  """Returns each source with its nearest target and their cosine; targets may occur repeatedly.
 
   Raises:
-    ValueError: shapes do not fit, a side is empty, or a value is not finite.
+    ValueError: shapes do not match, a side is empty, or a value is not finite.
   """
   forward, _ = exact_search.mutual_top_k(source_ND, target_MD, 1, engine=engine)
   return _best_first(
@@ -83,36 +83,36 @@ def margin_pairs(
   distinct: bool = False,
   engine: exact_search.Engine = exact_search.compare,
 ) -> Pairs:
-  """Pairs by margin (Artetxe and Schwenk, 2019): a cosine beside those of both neighborhoods.
+  """Returns pairs by margin (Artetxe and Schwenk, 2019): a cosine relative to both neighborhoods.
 
   With mean(x, y) = (mean of cos(x, z) over the k nearest targets z of x
                      + mean of cos(z, y) over the k nearest sources z of y) / 2
   the score of x and y is, by `margin`,
 
-  * ratio: cos(x, y) / mean(x, y), and 0 where the mean is 0 or less and the ratio says nothing;
+  * ratio: cos(x, y) / mean(x, y), and 0 if the mean is not positive;
   * distance: cos(x, y) - mean(x, y);
   * absolute: cos(x, y).
 
-  Candidates are each sentence with the one of its k nearest that scores best. By `retrieval`,
+  Each sentence's candidate is the one of its k nearest with the best score. By `retrieval`,
 
-  * forward: those of all sources, of which several may have one target;
-  * backward: those of all targets;
-  * intersection: those that are among both;
-  * max: of both together the best pair whose two sentences are both free, again and again.
+  * forward: keeps the candidates of all sources; several sources may share a target;
+  * backward: keeps the candidates of all targets;
+  * intersection: keeps those in both;
+  * max: keeps the best pair of both, removes its two sentences, and repeats.
 
   Args:
     source_ND: Vectors of the source side, of any length.
     target_MD: Vectors of the target side.
-    neighbors: k; a side with fewer sentences has them all as neighbors.
-    margin: What a score is.
-    retrieval: Which candidates are kept.
-    min_cosine: Neighbors with a lower cosine are no candidates.
-    distinct: Identical vectors count once, as that of the lowest row; else as so many neighbors.
+    neighbors: k; if a side has fewer sentences, all of them.
+    margin: The score.
+    retrieval: Which candidates to keep.
+    min_cosine: Minimum cosine of candidates.
+    distinct: Count identical vectors once, as the lowest row; else each is a neighbor of its own.
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
   Raises:
-    ValueError: shapes do not fit, a side is empty, a value is not finite, k is below 1, or there
-      is no such margin or retrieval.
+    ValueError: shapes do not match, a side is empty, a value is not finite, k is below 1, or the
+      margin or retrieval is unknown.
 
   Examples:
     >>> german_ND, english_MD = np.eye(3), np.eye(4)[::-1, :3]
@@ -120,11 +120,11 @@ def margin_pairs(
     >>> sorted(zip(found.source_P.tolist(), found.target_P.tolist()))
     [(0, 3), (1, 2), (2, 1)]
   """
-  _choice(_MARGINS, margin, "margin")  # Before the search, which may take long.
+  _choice(_MARGINS, margin, "margin")  # Before the search, which can take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
   if distinct:
-    sides = exact_search.Side(source_ND), exact_search.Side(target_MD)
-    forward, backward = exact_search.mutual_top_k_of_different(*sides, neighbors, engine=engine)
+    sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
+    forward, backward = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
   else:
     forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors, engine=engine)
   floor = -np.inf if min_cosine is None else min_cosine
@@ -145,20 +145,20 @@ def best_neighbors(
   margin: Margin,
   min_cosine: float = -np.inf,
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-  """The best of the k neighbors of every source and of every target, by margin.
+  """Returns the best of the k neighbors of every source and of every target, by margin.
 
   Args:
-    forward: Neighbors of N sources, as `exact_search.mutual_top_k` gives them.
-    backward: Those of M targets.
-    margin: What a score is; see `margin_pairs`.
-    min_cosine: Neighbors with a lower cosine do not count.
+    forward: Neighbors of N sources, as `exact_search.mutual_top_k` returns them.
+    backward: Neighbors of M targets.
+    margin: The score; see `margin_pairs`.
+    min_cosine: Neighbors with a lower cosine are skipped.
 
   Returns:
-    For sources and for targets: the neighbor's row, of equal scores the lowest, [N] or [M], and
-    its score, -inf where no neighbor counts.
+    For sources and for targets: the neighbor's row, [N] or [M], the lowest among equal scores, and
+    its score, -inf if every neighbor is skipped.
 
   Raises:
-    ValueError: there is no such margin.
+    ValueError: the margin is unknown.
   """
   score = _choice(_MARGINS, margin, "margin")
   mean_N, mean_M = _means(forward), _means(backward)
@@ -168,7 +168,7 @@ def best_neighbors(
   )
 
 
-def score_pairs(
+def margin_scores(
   source_ND: exact_search.Rows,
   target_ND: exact_search.Rows,
   *,
@@ -176,17 +176,17 @@ def score_pairs(
   margin: Margin = "ratio",
   engine: exact_search.Engine = exact_search.compare,
 ) -> np.ndarray:
-  """The score of row i of one side with row i of the other, as `margin_pairs` has it: float64 [N].
+  """Returns the margin of row i of one side with row i of the other, float64 [N].
 
   Raises:
-    ValueError: the sides are not of one shape [N, D], empty, a value is not finite, k is below 1,
-      or there is no such margin.
+    ValueError: the shapes are not equal and [N, D], a side is empty, a value is not finite, k is
+      below 1, or the margin is unknown.
   """
   score = _choice(_MARGINS, margin, "margin")
   forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, engine=engine)
   count = len(forward.index_NK)
   if len(backward.index_NK) != count:
-    raise ValueError(f"{count} and {len(backward.index_NK)} vectors are no pairs")
+    raise ValueError(f"{count} sources and {len(backward.index_NK)} targets: give as many of each")
   cosine_N = np.empty(count)
   for start in range(0, count, _BLOCK_ROWS):
     rows = slice(start, start + _BLOCK_ROWS)
@@ -199,23 +199,23 @@ def score_pairs(
 
 
 def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
-  """The threshold of scores with the highest F1, and what it gives; of equal ones the highest.
+  """Returns the threshold with the highest F1 and its scores; the highest among equal ones.
 
   Args:
-    pairs: Different candidates, the best first.
-    gold_G2: Different pairs (source row, target row) that translate each other.
+    pairs: Distinct candidates, best first.
+    gold_G2: Distinct pairs (source row, target row) of translations.
 
   Raises:
     ValueError: there is no candidate or no gold pair.
   """
   gold = {(int(source), int(target)) for source, target in gold_G2}
   if not gold or not len(pairs):
-    raise ValueError(f"no best F1 of {len(pairs)} candidates and {len(gold)} gold pairs")
+    raise ValueError(f"no F1 for {len(pairs)} candidates and {len(gold)} gold pairs")
   candidates = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
   hits_P = np.cumsum([pair in gold for pair in candidates])
   kept_P = np.arange(1, len(pairs) + 1)
   f1_P = 2 * hits_P / (kept_P + len(gold))
-  # A threshold keeps all pairs of one score or none of them.
+  # A threshold keeps either all pairs of one score or none.
   f1_P[:-1][pairs.score_P[:-1] == pairs.score_P[1:]] = -1
   best = int(np.argmax(f1_P))
   return F1(
@@ -254,10 +254,10 @@ def _best_margin(
   mean_M: np.ndarray,
   floor: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Of the K neighbors of each of N, the one of the best score, and that; -inf if none counts."""
+  """Returns the best-scoring of K neighbors of each of N, and its score; -inf if none counts."""
   score_NK = score(near.score_NK, (mean_N[:, None] + mean_M[near.index_NK]) / 2)
   score_NK = np.where(near.score_NK >= floor, score_NK, -np.inf)
-  # Neighbors come by cosine; of those with equal scores the one of the lowest row is wanted.
+  # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
   best_N1 = score_NK.max(axis=1, keepdims=True)
   last = mean_M.size
   index_N = np.where(score_NK == best_N1, near.index_NK, last).min(axis=1)
@@ -281,7 +281,7 @@ def _intersection(forward: Pairs, backward: Pairs) -> Pairs:
 
 
 def _one_to_one(forward: Pairs, backward: Pairs) -> Pairs:
-  """The pairs both sentences of which occur in no better pair that was kept."""
+  """Returns pairs whose sentences are in no better pair that is kept."""
   pairs = _best_first(
     np.concatenate([forward.source_P, backward.source_P]),
     np.concatenate([forward.target_P, backward.target_P]),

@@ -1,4 +1,4 @@
-"""A search for neighbors that shows how far it is and goes on where an earlier process stopped."""
+"""A search for neighbors that shows progress and resumes after interruption."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.search import exact_search
 
-# Between two times that the neighbors found so far are written.
+# Between two writes of the neighbors found so far.
 _SECONDS = 300.0
 
 _Blocks = Iterator[tuple[int, np.ndarray]]
@@ -28,31 +28,34 @@ def resumable(
   *,
   progress: bool | None = None,
 ) -> exact_search.Engine:
-  """An engine for one search of both directions, which keeps what it has found so far in a file.
+  """Returns an engine for one search of both directions that saves its state in a file.
 
-  What a process finds that goes on is what one would have found that was not interrupted.
+  A resumed search finds what an uninterrupted one finds.
 
   Args:
-    engine: What compares.
-    path: The file, written every five minutes; it stays when the search is done.
+    engine: Compares vectors.
+    path: The file, written every five minutes; it stays after the search.
     identity: What is searched, as for JSON.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
-    The engine. It raises InputError if the file is broken, or that of another search.
+    The engine. It raises InputError if the file is broken, or from another search.
   """
-  told = json.dumps(identity, sort_keys=True)
+  wanted = json.dumps(identity, sort_keys=True)
 
   def compare(
-    source: exact_search.Side,
-    target: exact_search.Side,
+    source: exact_search.DistinctVectors,
+    target: exact_search.DistinctVectors,
     forward: exact_search.Neighbors,
     backward: exact_search.Neighbors | None,
     /,
   ) -> None:
     if backward is None:
-      raise ValueError("a search in one direction cannot be gone on with")
-    done = _load(path, told, forward, backward)
+      raise ValueError("a search in one direction cannot be resumed")
+    own = _arrays(forward, backward)
+    done, found = load_state(path, wanted)
+    for name in found:
+      own[name][:] = found[name]
     height, saved = 0, time.monotonic()
 
     def sources(blocks: _Blocks) -> _Blocks:
@@ -64,9 +67,9 @@ def resumable(
         end = number + len(block_BD)
         height = len(new_BD)
         yield end - height, new_BD
-        # The engine is done with these, and has not begun with others.
+        # The engine is done with these, and has not started others.
         if time.monotonic() - saved >= _SECONDS:
-          _save(path, told, end, forward, backward)
+          save_state(path, wanted, end, **own)
           saved = time.monotonic()
 
     def targets(blocks: _Blocks) -> _Blocks:
@@ -86,10 +89,10 @@ def resumable(
   return compare
 
 
-class _Watched(exact_search.Side):
-  """A side whose blocks pass through a function."""
+class _Watched(exact_search.DistinctVectors):
+  """Vectors whose blocks pass through a function."""
 
-  def __init__(self, side: exact_search.Side, watch: Callable[[_Blocks], _Blocks]):
+  def __init__(self, side: exact_search.DistinctVectors, watch: Callable[[_Blocks], _Blocks]):
     vars(self).update(vars(side))
     self._watch = watch
 
@@ -97,40 +100,38 @@ class _Watched(exact_search.Side):
     return self._watch(super().unit_blocks(height))
 
 
-def _save(
-  path: pathlib.Path,
-  identity: str,
-  done: int,
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors,
-) -> None:
-  content: dict[str, Any] = {"identity": identity, "done": done, **_arrays(forward, backward)}
+def save_state(path: pathlib.Path, identity: str, done: int, **arrays: np.ndarray) -> None:
+  """Writes what an unfinished search has found, atomically.
+
+  Args:
+    path: The file, .npz.
+    identity: What is searched, and how.
+    done: Number of vectors searched so far.
+    **arrays: What was found.
+  """
+  content: dict[str, Any] = {"identity": identity, "done": done, **arrays}
   with atomic_files.atomic_file(path) as stream:
     np.savez(stream, **content)
 
 
-def _load(
-  path: pathlib.Path,
-  identity: str,
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors,
-) -> int:
-  """Takes over what was found for the first sources; returns how many they are."""
+def load_state(path: pathlib.Path, identity: str) -> tuple[int, dict[str, np.ndarray]]:
+  """Returns `done` and the arrays of `save_state`; 0 and {} if there is no file.
+
+  Raises:
+    InputError: the file is broken, or from another search.
+  """
   if not path.exists():
-    return 0
+    return 0, {}
   try:
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
       found = dict(content)
   except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.InputError(f"{path}: broken ({error}): delete it to begin anew") from None
-  if str(found.get("identity")) != identity:
+    raise errors.InputError(f"{path}: broken ({error}): delete it to start over") from None
+  if str(found.pop("identity", None)) != identity:
     raise errors.InputError(
-      f"{path} is of an unfinished search in other vectors or of other settings: delete it to "
-      "begin anew"
+      f"{path} is from an unfinished search with other vectors or settings: delete it to start over"
     )
-  for name, array_NK in _arrays(forward, backward).items():
-    array_NK[:] = found[name]
-  return int(found["done"])
+  return int(found.pop("done")), found
 
 
 def _arrays(

@@ -1,1 +1,1 @@
-"""Sentence vectors on disk, and how to compute them for whole files."""
+"""Sentence vectors: computes them for whole files and stores them on disk."""

@@ -1,4 +1,4 @@
-"""A text file and the vectors of its lines: line i of one belongs to row i of the other."""
+"""A text file and the vectors of its lines: line i belongs to row i."""
 
 import dataclasses
 import hashlib
@@ -14,12 +14,12 @@ from vmsst.vectors import vector_store
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddedText:
-  """The lines of a file, or the texts in a column or under a key of them, and their vectors.
+  """A text file, or a column or key of its lines, and the vectors of its texts.
 
   Attributes:
-    path: The file.
+    path: The text file.
     folder: The folder of vectors.
-    vectors: One row a line.
+    vectors: One row per line.
   """
 
   path: str
@@ -30,7 +30,7 @@ class EmbeddedText:
     return len(self.vectors)
 
   def lines(self, rows: Iterable[int]) -> dict[int, str]:
-    """The texts of some rows, in one pass through the file that holds no others."""
+    """Returns the texts of some rows; reads the file once and keeps no others in memory."""
     wanted = set(rows)
     found: dict[int, str] = {}
     if wanted:
@@ -44,32 +44,32 @@ class EmbeddedText:
 
 
 def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
-  """A text and the vectors in a folder that `bulk_embedding.embed_file` has made of it.
+  """Opens a text and its vectors, as `file_embedding.embed_file` writes them.
 
-  A folder that something else has written is taken if it has as many vectors as the text has lines.
+  Vectors from another source are accepted if their number matches the lines.
 
   Raises:
-    InputError: one of them is missing, unfinished or broken, or they do not belong together.
+    InputError: the text or vectors are missing, incomplete or broken, or do not match.
   """
   vectors = vector_store.open_vectors(folder)
-  text = describe(path)
+  text = fingerprint(path)
   if text["lines"] != len(vectors):
     raise errors.InputError(
-      f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors: one a line "
-      "is needed; make them again (`vmsst embed`)"
+      f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors, not one "
+      "per line: recompute them (`vmsst embed`)"
     )
   if vectors.settings.get("digest", text["digest"]) != text["digest"]:
     raise errors.InputError(
-      f"{folder} has vectors of another text than {path}, or of what it was before a change: make "
-      "them again (`vmsst embed`)"
+      f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
+      "(`vmsst embed`)"
     )
   return EmbeddedText(path, pathlib.Path(folder), vectors)
 
 
-def describe(path: str) -> Mapping[str, Any]:
-  """What tells a text from others, for JSON: the number of `lines` and a `digest` of all of them.
+def fingerprint(path: str) -> Mapping[str, Any]:
+  """Returns what identifies a text, for JSON: the number of `lines` and a `digest` of all of them.
 
-  A text and its gzipped copy are one.
+  A text and its gzipped copy are identical.
 
   Raises:
     InputError: the file cannot be read.

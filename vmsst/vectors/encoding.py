@@ -1,34 +1,105 @@
-"""Calls any encoder: one of this library, or any other object with `encode(texts)`."""
+"""Calls any encoder: one of this library, or another object with `encode(texts)`."""
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tqdm
 
 from vmsst import errors
+from vmsst.text import length_limits
 
 
 def encode(encoder: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
-  """An encoder's vectors of texts, float32 [N, D].
+  """Returns an encoder's vectors of texts, float32 [N, D].
 
   Args:
-    encoder: Has `encode(texts)`.
-    texts: N of them.
-    **options: Such as `language`, `batch_size`, `progress`: `encode` gets those that it knows.
+    encoder: An object with `encode(texts)`.
+    texts: N texts.
+    **options: Such as `language`, `batch_size`, `progress`; those that `encode` does not support
+      are dropped.
 
   Raises:
-    ValueError: the encoder gives an array of another shape.
+    ValueError: the encoder returns an array of another shape.
   """
   known = inspect.signature(encoder.encode).parameters
   given = {name: value for name, value in options.items() if name in known}
   vectors_ND = np.asarray(encoder.encode(list(texts), **given), np.float32)
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
-    raise ValueError(f"encode gave an array {vectors_ND.shape} for {len(texts)} texts")
+    raise ValueError(f"encode returned an array {vectors_ND.shape} for {len(texts)} texts")
   return vectors_ND
 
 
-def require_option(encoder: Any, name: str) -> None:
-  """Raises InputError where an encoder's `encode` does not know an option."""
-  if name not in inspect.signature(encoder.encode).parameters:
-    raise errors.InputError(f"{type(encoder).__name__} knows no {name}: leave it out")
+def embedder(
+  encoder: Any, *, long_texts: str = "cut", batch_size: int = 128, **options: Any
+) -> Callable[..., np.ndarray]:
+  """Returns `encode` of an encoder without a progress bar; callers may add more options.
+
+  Args:
+    encoder: An object with `encode(texts)`.
+    long_texts: "cut", or "split" for encoders that support it.
+    batch_size: Texts per batch.
+    **options: Further options of `encode`.
+
+  Raises:
+    InputError: the encoder does not support this `long_texts`.
+  """
+  if long_texts != "cut" and "long_texts" not in inspect.signature(encoder.encode).parameters:
+    raise errors.InputError(f"{type(encoder).__name__} does not support long_texts: leave it out")
+  return functools.partial(
+    encode, encoder, long_texts=long_texts, batch_size=batch_size, progress=False, **options
+  )
+
+
+def encode_windows(
+  embed: Callable[[list[str]], np.ndarray],
+  texts: Iterable[str],
+  size: int,
+  *,
+  total: int,
+  done: int = 0,
+  unit: str,
+  title: str | None = None,
+  progress: bool | None = None,
+) -> Iterator[np.ndarray]:
+  """Yields the vectors of texts, window by window, so that few are in memory at once.
+
+  Args:
+    embed: Maps the texts of a window to vectors, such as an `embedder`.
+    texts: The texts; read as they are embedded.
+    size: Texts per window.
+    total: Number of all texts, for the progress bar.
+    done: Number of texts before these, for the progress bar.
+    unit: Name of a text in the progress bar, such as " lines".
+    title: Title of the progress bar.
+    progress: Show a progress bar; None: on a terminal only.
+  """
+  disable = None if progress is None else not progress
+  with tqdm.tqdm(total=total, initial=done, unit=unit, desc=title, disable=disable) as bar:
+    for window in windows(texts, size):
+      yield embed(window)
+      bar.update(len(window))
+
+
+def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+  """Yields the texts in lists of `size`; the last may be shorter."""
+  iterator = iter(texts)
+  while window := list(itertools.islice(iterator, size)):
+    yield window
+
+
+@contextlib.contextmanager
+def one_cut_warning(total: int) -> Iterator[Callable[[int, int, int], None]]:
+  """Yields an `on_cut` for many calls of `encode`, and logs one warning for all of them.
+
+  Args:
+    total: Number of texts of all calls.
+  """
+  cut: list[tuple[int, int]] = []
+  yield lambda count, _, most: cut.append((count, most))
+  if cut:
+    length_limits.log_cut(sum(count for count, _ in cut), total, cut[0][1])

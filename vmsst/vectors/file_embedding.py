@@ -1,4 +1,4 @@
-"""Vectors of the lines of text files of any length, by any encoder."""
+"""Computes the vectors of the lines of text files of any length, with any encoder."""
 
 import functools
 import itertools
@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
 from vmsst.files import text_fields
-from vmsst.text import length_limits
-from vmsst.vectors import embedded_text, encoding, vector_store
+from vmsst.vectors import embedded_text, encoding, npy_files, vector_store
 
-# Lines that are in memory at once, and what an interruption costs at most.
+# Lines whose vectors are in memory at once; an interruption costs at most these.
 _WINDOW = 1 << 14
 
 
@@ -33,41 +31,43 @@ def embed_file(
   part: tuple[int, int] = (1, 1),
   progress: bool | None = None,
 ) -> int:
-  """Writes one vector for each line of a text file, empty ones too, behind those that are there.
+  """Writes one vector per line of a text file, empty lines included; resumes after interruption.
 
   Args:
-    encoder: Has `encode(texts)`, which gives an array [N, D]; see `encoding.encode`.
+    encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
     path: UTF-8 text, plain or gzipped.
-    folder: Where `vector_files` puts the vectors. What an interruption has left is gone on with.
-    name: Of the encoder, unique; with the text and its language it says what the vectors are of.
+    folder: Output folder, a `vector_store`.
+    name: Unique name of the encoder; with the text and its language it identifies the vectors.
     field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
-    language: Code of the lines' language, for encoders that need it.
-    dtype: float32, or float16, which takes half the space.
-    file_format: Of the files: npy, safetensors or parquet.
-    long_texts: "cut", or "split" for the mean of the vectors of a long text's parts, with encoders
-      that know it.
-    batch_size: Lines computed at once.
-    part: Which part of the lines, and of how many, that lie in a row: (2, 4) is the second quarter.
-      Several processes, each with a part, fill one folder.
+    language: Code of the text's language, for encoders that need it.
+    dtype: float32, or float16 for half the space.
+    file_format: Format of the files: npy, safetensors or parquet.
+    long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
+      support it.
+    batch_size: Lines per batch.
+    part: Number of a contiguous part of the lines, from 1, and number of parts: (2, 4) is the
+      second quarter. Several processes fill one folder, each with one part.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
-    Number of lines of the part.
+    Number of lines in the part.
 
   Raises:
-    InputError: the text cannot be read or changes meanwhile, there is no such part, the folder has
-      other vectors, or the encoder gives values that are not finite in this dtype, or knows no
-      `long_texts`.
-    ValueError: the encoder gives arrays of another shape.
+    InputError: the text cannot be read or changes while it is read, there is no such part, the
+      folder has other vectors, a value is not finite in this dtype, or the encoder does not support
+      this `long_texts`.
+    ValueError: the encoder returns arrays of another shape.
   """
   number, parts = part
   if not 1 <= number <= parts:
-    raise errors.InputError(f"part {number} of {parts}: there is none")
+    raise errors.InputError(f"no part {number} of {parts}: give one from 1 to {parts}")
   if parts > 1:
     folder = vector_store.part_folder(folder, number, parts)
-  text = embedded_text.describe(path)
+  text = embedded_text.fingerprint(path)
   first, last = (text["lines"] * i // parts for i in (number - 1, number))
-  embed = _embedder(encoder, language, long_texts, batch_size)
+  embed = encoding.embedder(
+    encoder, language=language, long_texts=long_texts, batch_size=batch_size
+  )
   special = {"field": field, "long_texts": None if long_texts == "cut" else long_texts}
   writer = vector_store.Writer(
     folder,
@@ -88,9 +88,9 @@ def embed_file(
     try:
       writer.append(vectors_BD)
     except ValueError as error:
-      raise errors.InputError(f"{path}: {error} (vector 0 is that of line {first + 1})") from None
-  if writer.done != last - first or embedded_text.describe(path) != text:
-    raise errors.InputError(f"{path} was changed meanwhile: delete {folder} and embed again")
+      raise errors.InputError(f"{path}: {error} (vector 0 is line {first + 1})") from None
+  if writer.done != last - first or embedded_text.fingerprint(path) != text:
+    raise errors.InputError(f"{path} has changed: delete {folder} and embed again")
   writer.finish()
   return writer.done
 
@@ -108,49 +108,33 @@ def embed_to_stream(
   batch_size: int = 128,
   progress: bool | None = None,
 ) -> int:
-  """Writes what `embed_file` puts into shards as one file into a stream, such as a pipe.
+  """Writes the vectors of `embed_file` as a single file into a stream, such as a pipe.
 
-  Args and errors are those of `embed_file`; the format is npy or safetensors.
+  Arguments and errors are those of `embed_file`; the format is npy or safetensors.
 
   Returns:
     Number of lines.
   """
-  headers = {"npy": vector_store.npy_header, "safetensors": vector_store.safetensors_header}
+  headers = {"npy": npy_files.header, "safetensors": vector_store.safetensors_header}
   if file_format not in headers:
-    raise errors.InputError(f"{file_format} cannot go into a pipe: {' and '.join(headers)} can")
-  count = embedded_text.describe(path)["lines"]
-  embed = _embedder(encoder, language, long_texts, batch_size)
+    raise errors.InputError(
+      f"format {file_format} cannot be written to a pipe: choose {' or '.join(headers)}"
+    )
+  count = embedded_text.fingerprint(path)["lines"]
+  embed = encoding.embedder(
+    encoder, language=language, long_texts=long_texts, batch_size=batch_size
+  )
   width, done = _width(encoder, embed), 0
-  stream.write(headers[file_format](count, width, dtype))
+  stream.write(headers[file_format]((count, width), dtype))
   for vectors_BD in _windows_of_vectors(embed, path, field, range(count), 0, progress):
     try:
-      rows_BD = vector_store.checked_rows(vectors_BD, width, dtype, done)
+      rows_BD = npy_files.checked_rows(vectors_BD, width, dtype, done)
     except ValueError as error:
-      raise errors.InputError(f"{path}: {error} (vector 0 is that of line 1)") from None
+      raise errors.InputError(f"{path}: {error} (vector 0 is line 1)") from None
     stream.write(rows_BD.tobytes())
     done += len(rows_BD)
   stream.flush()
   return done
-
-
-def windows(texts: Iterator[str], size: int) -> Iterator[list[str]]:
-  """The texts, `size` of them at a time."""
-  while window := list(itertools.islice(texts, size)):
-    yield window
-
-
-def _embedder(encoder: Any, language: str | None, long_texts: str, batch_size: int) -> Any:
-  """What maps texts to vectors."""
-  if long_texts != "cut":
-    encoding.require_option(encoder, "long_texts")
-  return functools.partial(
-    encoding.encode,
-    encoder,
-    language=language,
-    long_texts=long_texts,
-    batch_size=batch_size,
-    progress=False,
-  )
 
 
 def _width(encoder: Any, embed: Any) -> int:
@@ -160,17 +144,15 @@ def _width(encoder: Any, embed: Any) -> int:
 def _windows_of_vectors(
   embed: Any, path: str, field: str | None, rows: range, first: int, progress: bool | None
 ) -> Iterator[np.ndarray]:
-  """The vectors of the lines `rows`, from 0; says once how many texts were cut.
-
-  Progress counts from the line `first`.
-  """
-  cut: list[tuple[int, int]] = []
-  texts = itertools.islice(text_fields.read_texts(path, field), rows.start, rows.stop)
-  disable = None if progress is None else not progress
-  total, done = rows.stop - first, rows.start - first
-  with tqdm.tqdm(total=total, initial=done, unit=" lines", desc=path, disable=disable) as bar:
-    for window in windows(texts, _WINDOW):
-      yield embed(window, on_cut=lambda count, _, most: cut.append((count, most)))
-      bar.update(len(window))
-  if cut:
-    length_limits.log_cut(sum(count for count, _ in cut), len(rows), cut[0][1])
+  """Yields the vectors of lines `rows`, from 0; the progress bar counts from line `first`."""
+  with encoding.one_cut_warning(len(rows)) as on_cut:
+    yield from encoding.encode_windows(
+      functools.partial(embed, on_cut=on_cut),
+      itertools.islice(text_fields.read_texts(path, field), rows.start, rows.stop),
+      _WINDOW,
+      total=rows.stop - first,
+      done=rows.start - first,
+      unit=" lines",
+      title=path,
+      progress=progress,
+    )

@@ -1,9 +1,8 @@
-"""Sentence vectors on disk: shards `vectors-00000.npy`, ... and `vectors.json` in one folder.
+"""A folder of sentence vectors: shards `vectors-00000.npy`, ... and `vectors.json`.
 
-What was appended stays, whenever the process ends; a `Writer` on the same folder goes on behind it.
-Shards may be safetensors (one tensor, `vectors`) or Parquet (one column, `vector`) too. Several
-processes fill one folder by parts: each writes a folder of its own in it, `part-<i>-of-<n>`, and
-all are read as one.
+Appended vectors survive a kill; a `Writer` on the same folder resumes after them. Shards can also
+be safetensors (one tensor, `vectors`) or Parquet (one column, `vector`). Several processes can fill
+one folder, each a subfolder `part-<i>-of-<n>`; all parts are read as one.
 """
 
 import bisect
@@ -19,20 +18,21 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.files import atomic_files, input_files
+from vmsst.vectors import npy_files
 
 FORMATS = ("npy", "safetensors", "parquet")
 _DTYPES = ("float32", "float16")
 _SHARD_ROWS = 1 << 17
-_PARQUET_ROWS = 1 << 12  # Of a row group.
+_PARQUET_ROWS = 1 << 12  # Per row group.
 _AGAIN = "delete the folder and embed again"
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
 
 
 class Writer:
-  """Appends vectors to a folder, a new one or one that is not finished.
+  """Appends vectors to a new or unfinished folder.
 
   Attributes:
-    done: Number of vectors that are there.
+    done: Number of vectors written.
   """
 
   def __init__(
@@ -45,25 +45,25 @@ class Writer:
     shard_rows: int = _SHARD_ROWS,
     file_format: str = "npy",
   ):
-    """Makes the folder, or goes on with what is there.
+    """Creates the folder, or resumes an unfinished one.
 
     Args:
-      folder: Where the files are.
+      folder: The folder.
       dimension: Width of the vectors.
-      dtype: float32, or float16, which takes half the space.
-      settings: What the vectors are of, as for JSON; other ones than before are an error.
-      shard_rows: Vectors in a file; unfinished folders keep theirs.
-      file_format: Of the shards: npy and safetensors, which are mapped to memory when they are
-        read, or parquet, which is not (needs pyarrow).
+      dtype: float32, or float16 for half the space.
+      settings: What the vectors are computed from, as for JSON; must not change on resuming.
+      shard_rows: Vectors per shard; unfinished folders keep theirs.
+      file_format: npy and safetensors are memory-mapped by readers; parquet is not, and needs
+        pyarrow.
 
     Raises:
-      InputError: the folder has vectors of another kind, or broken files, or there is no such
-        format, or pyarrow is not installed.
+      InputError: the folder has other vectors or broken files, the format is unknown, or pyarrow is
+        not installed.
     """
     if dtype not in _DTYPES:
-      raise errors.InputError(f"dtype is {dtype}; vectors are kept as {' or '.join(_DTYPES)}")
+      raise errors.InputError(f"dtype is {dtype}; choose {' or '.join(_DTYPES)}")
     if file_format not in FORMATS:
-      raise errors.InputError(f"format is {file_format}; shards are {', '.join(FORMATS)}")
+      raise errors.InputError(f"format is {file_format}; choose {', '.join(FORMATS)}")
     if file_format == "parquet":
       _import_pyarrow()
     self._folder = pathlib.Path(folder)
@@ -82,7 +82,7 @@ class Writer:
       for key in ("dimension", "dtype", "format", "settings"):
         if before[key] != self._state[key]:
           raise errors.InputError(
-            f"{self._folder} holds vectors with {key} {before[key]!r}, not {self._state[key]!r}: "
+            f"{self._folder} has vectors with {key} {before[key]!r}, not {self._state[key]!r}: "
             "give another folder, or delete that one"
           )
       self._state = before
@@ -93,19 +93,21 @@ class Writer:
 
   @property
   def finished(self) -> bool:
-    """Whether all vectors are there."""
+    """Whether `finish` was called."""
     return self._state["count"] is not None
 
   def append(self, vectors_ND: np.ndarray) -> None:
-    """Writes vectors behind those that are there; they are on the disk when this returns.
+    """Appends vectors; they are on disk when this returns.
 
     Raises:
-      ValueError: the array is not [N, dimension], a value is not finite in the files' dtype, or
-        `finish` was called.
+      ValueError: the shape is not [N, dimension], a value is not finite in the stored dtype, or
+        the folder is finished.
     """
     if self.finished:
       raise ValueError(f"{self._folder} is finished: nothing can be appended")
-    array_ND = checked_rows(vectors_ND, self._state["dimension"], self._state["dtype"], self.done)
+    array_ND = npy_files.checked_rows(
+      vectors_ND, self._state["dimension"], self._state["dtype"], self.done
+    )
     start = 0
     while start < len(array_ND):
       number, place = divmod(self.done + start, self._state["shard_rows"])
@@ -116,10 +118,10 @@ class Writer:
     self._seal()
 
   def finish(self) -> None:
-    """Says that all vectors are there; only then `open_vectors` gives them."""
+    """Marks the vectors as complete, so that `open_vectors` accepts them."""
     number, rows = divmod(self.done, self._state["shard_rows"])
     if rows:
-      # The last file says how many it really has, and what an interruption left behind goes.
+      # Corrects the row count of the last shard and removes what an interruption left after it.
       path = _open_path(self._folder, self._state, number)
       header = _header(self._state, rows)
       with atomic_files.naming(path), open(path, "r+b") as file:
@@ -139,14 +141,14 @@ class Writer:
       _sync(file)
 
   def _commit(self, **changes: Any) -> None:
-    """Rows count from when they are in the file of the state, which changes as a whole."""
+    """Updates the state atomically; rows count only once it includes them."""
     self._state |= changes
     path = self._folder / "vectors.json"
     atomic_files.write_json(path, dict(sorted(self._state.items())))
     self.done = self._state["done"]
 
   def _seal(self) -> None:
-    """Gives shards that are full, or all if this is the end, the form that they are kept in."""
+    """Converts full shards, or all at the end, to their final format."""
     if self._state["format"] != "parquet":
       return
     for number, rows in _shards(self._state):
@@ -157,19 +159,19 @@ class Writer:
 
 
 class Vectors:
-  """Vectors of a folder; slices of rows are arrays mapped to memory for as long as they live.
+  """Vectors of a folder; slices of rows are memory-mapped arrays.
 
   Attributes:
-    shape: Their number and width.
+    shape: Number and width of the vectors.
     dtype: float32 or float16.
-    settings: What the writer said they are of; that of the first part, where there are parts.
+    settings: What the vectors were computed from (of the first part, if there are parts).
   """
 
   def __init__(self, parts: Sequence[tuple[pathlib.Path, Mapping[str, Any]]]):
-    """Joins what `Writer`s finished.
+    """Joins parts that `Writer`s finished.
 
     Args:
-      parts: Folder and state of each, at least one, all of one width and dtype.
+      parts: Folder and state of each part; at least one, all with one width and dtype.
     """
     state = parts[0][1]
     self.dtype = np.dtype(state["dtype"])
@@ -182,10 +184,10 @@ class Vectors:
     return self.shape[0]
 
   def __getitem__(self, rows: slice) -> np.ndarray:
-    """Some rows in order, [B, D], read-only where they lie in one file."""
+    """Returns consecutive rows, [B, D]; read-only if they are in one file."""
     start, stop, step = rows.indices(len(self))
     if step != 1:
-      raise IndexError(f"rows are read in order, not in steps of {step}")
+      raise IndexError(f"rows can be read in order only, not in steps of {step}")
     parts = []
     while start < stop:
       index = bisect.bisect_right(self._ends, start)
@@ -198,22 +200,22 @@ class Vectors:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
   def shards(self) -> Iterator[np.ndarray]:
-    """The arrays of the files, one by one, read-only."""
+    """Yields the arrays of the shards, read-only."""
     for file in self._files:
       yield _rows_of_shard(*file)
 
 
 def part_folder(folder: str | os.PathLike[str], part: int, parts: int) -> pathlib.Path:
-  """Where a `Writer` puts part `part` of `parts`, from 1, of the vectors of a folder."""
+  """Returns the subfolder for part `part` of `parts`, from 1."""
   return pathlib.Path(folder) / f"part-{part}-of-{parts}"
 
 
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
-  """The vectors of a folder that a `Writer` finished, or of all its parts, in their order.
+  """Opens the vectors of a finished folder, or of all its parts in order.
 
   Raises:
-    InputError: there are none, they are not finished, a part is missing or of something else, or a
-      file is missing, broken or too short.
+    InputError: there are no vectors, they are incomplete, a part is missing or does not match, or a
+      file is missing, broken or truncated.
   """
   folder = pathlib.Path(folder)
   inside = [path.name for path in folder.iterdir()] if folder.is_dir() else []
@@ -223,82 +225,50 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   counts = sorted({int(match[2]) for match in found})
   if len(counts) > 1:
     raise errors.InputError(
-      f"{folder} holds parts of {' and of '.join(map(str, counts))}: delete those that do not "
-      "belong"
+      f"{folder} has parts of {' and of '.join(map(str, counts))}: delete those that do not belong"
     )
   folders = [part_folder(folder, part, counts[0]) for part in range(1, counts[0] + 1)]
   missing = [path.name for path in folders if path.name not in inside]
   if missing:
-    raise errors.InputError(f"{folder} lacks {', '.join(missing[:10])}: embed those parts too")
+    raise errors.InputError(f"{folder} lacks {', '.join(missing[:10])}: embed these parts too")
   states = [_finished_state(path) for path in folders]
   first = states[0]
   for path, state in zip(folders, states, strict=True):
     for key in ("dimension", "dtype", "settings"):
       if state[key] != first[key]:
         raise errors.InputError(
-          f"{path} holds vectors with {key} {state[key]!r}, {folders[0]} with {first[key]!r}: they "
-          "are not parts of one whole"
+          f"{path} has vectors with {key} {state[key]!r}, {folders[0]} with {first[key]!r}: embed "
+          "the parts with the same settings"
         )
   return Vectors(list(zip(folders, states, strict=True)))
 
 
 def _finished_state(folder: pathlib.Path) -> dict[str, Any]:
-  """The state of a folder whose files are as it says."""
+  """Reads and checks the state and files of a finished folder."""
   if not (folder / "vectors.json").exists():
-    raise errors.InputError(f"{folder} holds no vectors.json: not a folder of vectors")
+    raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
   state = _read_state(folder)
   if state["count"] is None:
     raise errors.InputError(
-      f"{folder} is not finished: {state['done']} vectors are there; give the same command again "
-      "to go on"
+      f"{folder} is not finished: it has {state['done']} vectors; rerun the same command to resume"
     )
   for number, rows in _shards(state):
     _check_shard(folder, state, number, rows)
   return state
 
 
-def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
-  """Vectors as files have them: rows of little-endian numbers.
-
-  Args:
-    vectors_ND: The vectors.
-    dimension: The width that they have to have.
-    dtype: float32 or float16.
-    first: Number of the first, for the message.
-
-  Raises:
-    ValueError: the array is not [N, dimension], or a value is not finite in this dtype.
-  """
-  with np.errstate(over="ignore"):
-    array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
-  if array_ND.ndim != 2 or array_ND.shape[1] != dimension:
-    raise ValueError(f"an array [N, {dimension}] is needed, not one of shape {array_ND.shape}")
-  finite_N = np.isfinite(array_ND).all(axis=1)
-  if not finite_N.all():
-    row = first + int(np.argmin(finite_N))
-    raise ValueError(f"vector {row} holds a value that is not finite as {dtype}")
-  return array_ND
-
-
-def npy_header(rows: int, dimension: int, dtype: str) -> bytes:
-  """What a .npy file of some rows starts with; as long for any number of them."""
-  descr = np.dtype(dtype).newbyteorder("<").str
-  text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {(rows, dimension)}, }}"
-  return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + f"{text:<117}\n".encode("latin1")
-
-
-def safetensors_header(rows: int, dimension: int, dtype: str) -> bytes:
-  """What a safetensors file of some rows starts with; as long for any number of them."""
-  size = rows * dimension * np.dtype(dtype).itemsize
+def safetensors_header(shape: tuple[int, int], dtype: str) -> bytes:
+  """Returns the header of a safetensors file of vectors; it has one size for any number of rows."""
+  size = shape[0] * shape[1] * np.dtype(dtype).itemsize
   name = {"float32": "F32", "float16": "F16"}[dtype]
-  tensor = {"dtype": name, "shape": [rows, dimension], "data_offsets": [0, size]}
+  tensor = {"dtype": name, "shape": list(shape), "data_offsets": [0, size]}
   return (120).to_bytes(8, "little") + f"{json.dumps({'vectors': tensor}):<120}".encode("ascii")
 
 
 def _read_state(folder: pathlib.Path) -> dict[str, Any]:
   path = folder / "vectors.json"
   try:
-    # Folders from before there were other formats do not say theirs.
+    # The first folders had a single format, which they do not name.
     state = {"format": "npy", **input_files.read_json(path)}
     whole = [state[key] for key in ("dimension", "shard_rows", "done")]
     good = all(type(value) is int and value >= 0 for value in whole) and state["shard_rows"]
@@ -314,7 +284,7 @@ def _read_state(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _shards(state: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-  """Number and rows of each file."""
+  """Yields number and rows of each shard."""
   for number in range(-(-state["done"] // state["shard_rows"])):
     yield number, min(state["shard_rows"], state["done"] - number * state["shard_rows"])
 
@@ -324,9 +294,9 @@ def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, ro
   kept = _kept_path(folder, state, number)
   if kept != path and kept.exists():
     if (found := _parquet_shape(kept)) != (rows, state["dimension"]):
-      raise errors.InputError(f"{kept}: broken: it holds {found}, not {rows} vectors: {_AGAIN}")
+      raise errors.InputError(f"{kept}: broken: it has {found}, not {rows} vectors: {_AGAIN}")
     return
-  # Until it is finished, the last file says that it is as long as all others.
+  # The header of the last shard gives the full size until it is finished.
   headers = {_header(state, rows), _header(state, state["shard_rows"])}
   size = max(map(len, headers))
   try:
@@ -340,20 +310,20 @@ def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, ro
     raise errors.InputError(f"{path}: cannot be read: {error.strerror}: {_AGAIN}") from None
   if found not in headers:
     raise errors.InputError(
-      f"{path}: broken: it does not start as a file of {state['dtype']} vectors of width "
+      f"{path}: broken: its header is not that of {state['dtype']} vectors of width "
       f"{state['dimension']}: {_AGAIN}"
     )
   if length < size + rows * _row_bytes(state):
-    raise errors.InputError(f"{path}: truncated: it has no {rows} vectors: {_AGAIN}")
+    raise errors.InputError(f"{path}: truncated: it has fewer than {rows} vectors: {_AGAIN}")
 
 
 def _kept_path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
-  """The file of a shard that is full."""
+  """Returns the path of a full shard."""
   return folder / f"vectors-{number:05d}.{state['format']}"
 
 
 def _open_path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
-  """The file of a shard that rows are appended to; the same, but for Parquet."""
+  """Returns the path of a shard while rows are appended; only Parquet has another one then."""
   if state["format"] == "parquet":
     return folder / f"vectors-{number:05d}.npy"
   return _kept_path(folder, state, number)
@@ -364,8 +334,8 @@ def _row_bytes(state: Mapping[str, Any]) -> int:
 
 
 def _header(state: Mapping[str, Any], rows: int) -> bytes:
-  make = safetensors_header if state["format"] == "safetensors" else npy_header
-  return make(rows, state["dimension"], state["dtype"])
+  make = safetensors_header if state["format"] == "safetensors" else npy_files.header
+  return make((rows, state["dimension"]), state["dtype"])
 
 
 def _rows_of_shard(
@@ -378,7 +348,7 @@ def _rows_of_shard(
 
 
 def _map(path: pathlib.Path, state: Mapping[str, Any], rows: int) -> np.ndarray:
-  """The rows of a file, read-only."""
+  """Maps the rows of a file to memory, read-only."""
   dtype = np.dtype(state["dtype"]).newbyteorder("<")
   shape = (rows, state["dimension"])
   return np.memmap(path, dtype, "r", len(_header(state, rows)), shape).view(np.ndarray)
@@ -399,7 +369,7 @@ def _import_pyarrow() -> tuple[Any, Any]:
     from pyarrow import parquet
   except ImportError:
     raise errors.InputError(
-      "Parquet is written and read by pyarrow, which is not installed: pip install 'vmsst[parquet]'"
+      "Parquet needs pyarrow, which is not installed: pip install 'vmsst[parquet]'"
     ) from None
   return pyarrow, parquet
 
@@ -418,7 +388,7 @@ def _write_parquet(path: pathlib.Path, vectors_ND: np.ndarray) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _parquet_of(path: pathlib.Path, changed: int) -> np.ndarray:
-  del changed  # tells what is cached from what was written since
+  del changed  # part of the cache key
   _, parquet = _import_pyarrow()
   column = parquet.read_table(path).column("vector").combine_chunks()
   width = column.type.list_size
@@ -428,12 +398,12 @@ def _parquet_of(path: pathlib.Path, changed: int) -> np.ndarray:
 
 
 def _read_parquet(path: pathlib.Path) -> np.ndarray:
-  """The rows of a file; those of the last one stay in memory."""
+  """Returns the rows of a file; the last file stays in memory."""
   return _parquet_of(path, path.stat().st_mtime_ns)
 
 
 def _parquet_shape(path: pathlib.Path) -> Any:
-  """Rows and width of a file, or what is wrong with it."""
+  """Returns rows and width of a file, or what is wrong with it."""
   pyarrow, parquet = _import_pyarrow()
   try:
     file = parquet.ParquetFile(path)

@@ -89,7 +89,7 @@ def test_workers_need_no_tensorflow():
 
 
 def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
-  held_out = HeldOut.of(evaluation_texts.of([BENCHMARKS["tatoeba"]], data_root))
+  held_out = HeldOut.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
   with gzip.open(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz", "rt", encoding="utf-8") as lines:
     german = [line.rstrip("\n") for line in lines]
   for text in german:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vmsst import cli, errors
+from vmsst.inference import loading
 from vmsst.mining import pair_scoring
 from vmsst.text import vocabularies, vocabulary_training
 from vmsst.vectors import embedded_text, file_embedding, vector_store
@@ -90,7 +91,7 @@ def test_vocab_training_is_deterministic_and_draws_evenly(corpus):
     )
     models.append((corpus / name).read_bytes())
   assert models[0] == models[1]
-  # b.txt gives its 2 lines; the other two share the remaining 40.
+  # b.txt contributes its 2 lines; the other two share the remaining 40.
   assert [used for used, _ in report.sentences_by_file.values()] == [2, 20, 20]
 
 
@@ -108,7 +109,7 @@ def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
 
 
 class Encoder:
-  """Counts of letters; is interrupted at one call, if told so."""
+  """Counts letters; is interrupted at call `fail_at`."""
 
   dimension = 26
 
@@ -127,7 +128,7 @@ class Encoder:
 def encoder(monkeypatch):
   encoder = Encoder()
   monkeypatch.setattr(
-    encoders, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
+    loading, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
   )
   monkeypatch.setattr(file_embedding, "_WINDOW", 5)
   monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
@@ -136,7 +137,7 @@ def encoder(monkeypatch):
 
 @pytest.fixture
 def sides(tmp_path):
-  """Sentences, and the same in capitals in another order with others among them."""
+  """Sentences, and the same in capitals in another order, mixed with others."""
   (tmp_path / "x.txt").write_text("".join(f"{x}\n" for x in SENTENCES), encoding="utf-8")
   others = ["", "something else", "", "zzz"]
   capitals = [x.upper() for x in reversed(SENTENCES)]
@@ -156,7 +157,7 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   assert all(source.upper() == target for _, source, target in rows)
   scores = [float(score) for score, _, _ in rows]
   assert scores == sorted(scores, reverse=True)
-  # What is embedded is not embedded again, and not needed to be by this command.
+  # Finished vectors are not embedded again, and need not come from this command.
   calls = encoder.calls
   folders = [f"{out}.{side}.vectors" for side in ("source", "target")]
   options = ["--vectors", *folders, "--margin", "distance", "--retrieval", "intersection"]
@@ -169,11 +170,11 @@ def test_embed_says_that_it_goes_on_after_an_interruption(sides, encoder, tmp_pa
   command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
   encoder.fail_at = 3
   assert cli.main(command) == 130
-  assert capsys.readouterr().err == "vmsst: interrupted; the same command goes on from here\n"
+  assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
   assert cli.main(["search", "-", sides[0], str(tmp_path / "v")]) == 1
-  assert "not finished: 10 vectors are there" in capsys.readouterr().err
+  assert "not finished: it has 10 vectors" in capsys.readouterr().err
   assert cli.main(command) == 0
-  assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors, 26 wide\n"
+  assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors of width 26\n"
   assert encoder.calls == 6
 
 
@@ -192,7 +193,7 @@ def test_embed_goes_from_pipe_to_pipe(encoder, tmp_path, capfdbinary, monkeypatc
   else:
     found = pytest.importorskip("safetensors.numpy").load(printed)["vectors"]
   np.testing.assert_array_equal(found, encoder.encode(lines))
-  # The same into a folder; an interrupted command goes on when the same comes in again.
+  # The same into a folder; an interrupted command resumes when it gets the same input again.
   folder = str(tmp_path / "v")
   encoder.calls, encoder.fail_at = 0, 2
   for status in (130, 0):
@@ -241,7 +242,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
     assert cli.main(["score", "a", *arguments]) == 0
     printed = capsys.readouterr().out.splitlines()
     np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
-  # Into a file, interrupted and gone on with; another encoder's is not gone on with.
+  # Into a file, interrupted and resumed; another encoder's file is not resumed.
   out = tmp_path / "new" / "scores.txt"
   encoder.calls, encoder.fail_at = 0, 4
   command = ["score", "a", str(one), str(other), "--output", str(out)]
@@ -254,7 +255,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   )
   calls = encoder.calls
   assert cli.main(command) == 0
-  assert encoder.calls - calls == 4  # of 12 pairs 5 were there
+  assert encoder.calls - calls == 4  # 5 of 12 pairs were finished
   assert out.read_text(encoding="utf-8").splitlines() == printed
   assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
 
@@ -269,7 +270,7 @@ def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
     ([str(bad)], "bad.jsonl:2: not a JSON object with a string 'target'"),
     ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
     ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
-    ([sides[0], sides[0], "--long-texts", "split"], "Encoder knows no long_texts"),
+    ([sides[0], sides[0], "--long-texts", "split"], "Encoder does not support long_texts"),
     ([sides[0], str(tmp_path / "none")], "none: cannot be opened"),
   ):
     assert cli.main(["score", "a", *arguments]) == 1
@@ -286,7 +287,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   capsys.readouterr()
   assert cli.main(["search", "-", sides[1], vectors, "--count", "2", "--encoder", "b"]) == 0
   printed, notes = capsys.readouterr()
-  assert notes == f"vmsst: note: {vectors} was made by /runs/a, not by /runs/b\n"
+  assert notes == f"vmsst: note: {vectors} is from /runs/a, not from /runs/b\n"
   found = [json.loads(line) for line in printed.splitlines()]
   assert [each["query"] for each in found] == [SENTENCES[3], "", "zz é"]
   assert [len(each["results"]) for each in found] == [2, 2, 2]
@@ -298,7 +299,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   options = ["--count", "2", "--output", str(out)]
   assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
   assert out.read_text(encoding="utf-8") == printed
-  assert capsys.readouterr() == ("", "")  # the encoder that made the vectors is opened
+  assert capsys.readouterr() == ("", "")  # opens the encoder that made the vectors
 
 
 @pytest.mark.usefixtures("encoder")
@@ -306,9 +307,9 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   vectors, folder = str(tmp_path / "v"), str(tmp_path)
   cli.main(["embed", "a", sides[0], vectors])
   for command, message in (
-    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors holds no vectors.json"),
+    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors: no vectors.json"),
     (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
-    (["search", "-", sides[1], vectors], "has 24 vectors: one a line is needed"),
+    (["search", "-", sides[1], vectors], "has 24 vectors, not one per line"),
     (["search", f"{folder}/none", sides[0], vectors], "none"),
     (["embed", "b", sides[0], vectors], "give another folder"),
     (["embed", "a", f"{folder}/none", vectors], "none: cannot be opened"),

@@ -1,4 +1,4 @@
-"""Programs that no one here wrote, given an encoder of ours or its vectors."""
+"""Programs by others that use our encoders or their vectors."""
 
 import types
 
@@ -48,7 +48,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vectors_ND(run, tmp_path_factory):
-  """What `vmsst embed` writes of the lines."""
+  """Returns what `vmsst embed` writes for the lines."""
   folder = tmp_path_factory.mktemp("embedded")
   (folder / "text").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
   assert cli.main(["embed", str(run), str(folder / "text"), str(folder / "vectors")]) == 0
@@ -56,7 +56,7 @@ def vectors_ND(run, tmp_path_factory):
 
 
 def nearest(queries_ND, vectors_ND, count):
-  """Places of the largest cosines, one query at a time."""
+  """Returns the positions of the largest cosines, one query at a time."""
   unit_ND = vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
   return [
     np.argsort(-(unit_ND @ (q / np.linalg.norm(q))), kind="stable")[:count] for q in queries_ND
@@ -90,7 +90,7 @@ def test_sentence_transformers_util_takes_the_vectors(vectors_ND):
 
 
 class ForMteb:
-  """An encoder behind the protocol of mteb's models."""
+  """An encoder with the protocol of mteb's models."""
 
   def __init__(self, encoder, meta):
     self.encoder, self.mteb_model_meta = encoder, meta

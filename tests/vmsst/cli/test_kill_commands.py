@@ -1,4 +1,4 @@
-"""`vmsst mine`, `embed` and `data build`, killed and given again: as if nothing had happened."""
+"""Kills and reruns `vmsst mine`, `embed` and `data build`: results are as without kills."""
 
 import embed_lines
 import killed_commands
@@ -12,7 +12,7 @@ MINE = ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vecto
 
 
 def check(whole, killed):
-  """Asserts that all runs have left the same files, and no others; their folders may be named."""
+  """Asserts that all runs left the same files, and no others; contents may name their folders."""
 
   def files(folder):
     own = str(folder).encode()
@@ -36,7 +36,7 @@ def start(tmp_path):
 
 
 def write_texts(start, count):
-  """Two texts, and vectors of which each has its translation's as the nearest."""
+  """Writes two texts, and vectors of which each is nearest to its translation's."""
   rng = np.random.default_rng(0)
   vectors_ND = rng.normal(size=(count, 8)).astype(np.float32)
   for side in ("source", "target"):
@@ -51,7 +51,7 @@ def write_texts(start, count):
 def mine(folder, spread, sizes):
   argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
   argv += ["--vectors", "source.vectors", "target.vectors"]
-  # What is found is saved after every 64 sources.
+  # Saves the state after every 64 sources.
   settings = {
     "vmsst.search.resumable_search._SECONDS": -1.0,
     "vmsst.search.exact_search._HELD_ROWS": 64,
@@ -80,7 +80,7 @@ def test_embed(start, file_format):
     "vmsst.vectors.file_embedding._WINDOW": 16,
     "vmsst.vectors.vector_store._SHARD_ROWS": 40,
   }
-  imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.encoders"]
+  imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.loading"]
   moments = 8, [200, 4000]
   check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
 

@@ -18,9 +18,11 @@ def write(path, *lines):
 
 
 def found(root, *names):
-  """The texts by set, sorted; of all benchmarks, or of some."""
+  """Returns the texts by set, sorted; of all benchmarks, or of some."""
   texts = collections.defaultdict(set)
-  for name, text in evaluation_texts.of([BENCHMARKS[name] for name in names or BENCHMARKS], root):
+  for name, text in evaluation_texts.iter_texts(
+    [BENCHMARKS[name] for name in names or BENCHMARKS], root
+  ):
     texts[name].add(text)
   return {name: sorted(own) for name, own in texts.items()}
 
@@ -60,7 +62,7 @@ def test_streamed_sets_give_what_is_looked_up_and_not_the_knowledge_base(tmp_pat
     "paracrawl": ["Frage", "distractor", "question"],
     "questions": ["where", "who", "wo"],
   }
-  assert found(tmp_path) == expected  # Though there is no knowledge base.
+  assert found(tmp_path) == expected  # Without a knowledge base.
   reason = suite.absence(BENCHMARKS["mkqa_small"], tmp_path)
   assert reason is not None
   assert reason.startswith(f"no file {tmp_path / 'mkqa' / 'mkqa.wide.tsv'} (")
@@ -83,7 +85,9 @@ def test_tico19_in_either_layout(tmp_path):
 
 
 def test_a_folder_without_any_set_and_a_broken_set_are_errors(tmp_path):
-  with pytest.raises(errors.InputError, match="holds no evaluation set"):
+  with pytest.raises(
+    errors.InputError, match="has no evaluation set: give the data folder of `vmsst eval`"
+  ):
     found(tmp_path)
   write(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", "Ja.", "Nein.")
   write(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", "Yes.")

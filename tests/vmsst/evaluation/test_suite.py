@@ -12,7 +12,7 @@ WORDS = ("one", "two", "three", "eins", "zwei", "drei")
 
 
 class Encoder:
-  """Vectors of known words; counts what it is asked for."""
+  """Returns one-hot vectors of known words and records calls."""
 
   def __init__(self):
     self.calls = []
@@ -23,7 +23,7 @@ class Encoder:
 
 
 class PolyglotEncoder(Encoder):
-  """One that wants languages."""
+  """An encoder that requires languages."""
 
   def encode(self, texts, *, language=None):
     self.languages = list(language)
@@ -31,7 +31,7 @@ class PolyglotEncoder(Encoder):
 
 
 def read(root):
-  """A task of two sides that share a word with another side, and one that is streamed."""
+  """Returns a task with two sides that share a word with another side, and a large task."""
   if not (root / "words" / "list").is_file():
     raise errors.InputError(f"{root / 'words' / 'list'} is missing")
   sides = (suite.Side("de", WORDS[3:]), suite.Side("en", WORDS[:3]), suite.Side("en", WORDS[1:3]))
@@ -47,7 +47,7 @@ def read(root):
 
   return [
     suite.Task("held", sides, score),
-    suite.StreamedTask("streamed", stream, lambda: ["zwei"]),
+    suite.LargeTask("streamed", stream, lambda: ["zwei"]),
   ]
 
 
@@ -80,7 +80,7 @@ def root(tmp_path):
 def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
   encoder, lines = Encoder(), []
   arguments = ([BENCHMARK, OTHER], root, tmp_path / "out")
-  found = suite.run(encoder, *arguments, name="a", report=lines.append)
+  found = suite.evaluate(encoder, *arguments, name="a", report=lines.append)
   assert [sorted(call) for call in encoder.calls] == [sorted(WORDS), ["zwei"]]
   own = found["benchmarks"]["words"]
   assert own["summary"] == {"held": 1.0, "streamed": 4.0}
@@ -89,12 +89,12 @@ def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
   assert found["absent"]["none"] == f"no folder {root / 'nowhere'} (nothing); ask"
   assert any("none: absent" in line for line in lines)
   assert json.loads((tmp_path / "out" / "results.json").read_text()) == found
-  assert suite.run(encoder, *arguments, name="a") == found
+  assert suite.evaluate(encoder, *arguments, name="a") == found
   assert len(encoder.calls) == 2
 
 
 def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tmp_path):
-  """Each benchmark scores its own rows: the place of a word is that of its 1."""
+  """Checks that each benchmark scores its own rows, by the position of each word's 1."""
 
   def benchmark(name, *words):
     def score(vectors_ND):
@@ -115,7 +115,7 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
     benchmark("third", "two", "zwei", "eins", "two"),
     benchmark("fourth", "eins", "one"),
   ]
-  found = suite.run(encoder, benchmarks, root, tmp_path / "out", name="E")["benchmarks"]
+  found = suite.evaluate(encoder, benchmarks, root, tmp_path / "out", name="E")["benchmarks"]
   assert encoder.calls == [["eins", "one", "zwei"], ["drei"], ["two"]]
   for each in found.values():
     assert each["summary"] == {word: WORDS.index(word) for word in each["summary"]}
@@ -124,16 +124,16 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
 def test_languages_reach_an_encoder_that_asks_for_them(root, tmp_path):
   encoder = PolyglotEncoder()
   seen = {language("eng"), language("deu")}
-  found = suite.run(encoder, [BENCHMARK], root, tmp_path / "out", name="a", seen=seen)
+  found = suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a", seen=seen)
   assert encoder.languages == ["de"]
   assert found["benchmarks"]["words"]["summary"]["seen"] == 2
   assert found["seen"] == ["English", "German"]
 
 
 def test_another_encoder_s_results_are_not_taken(root, tmp_path):
-  suite.run(Encoder(), [BENCHMARK], root, tmp_path / "out", name="a")
+  suite.evaluate(Encoder(), [BENCHMARK], root, tmp_path / "out", name="a")
   with pytest.raises(errors.InputError, match=r"encoder = 'a', not 'b'"):
-    suite.run(Encoder(), [BENCHMARK], root, tmp_path / "out", name="b")
+    suite.evaluate(Encoder(), [BENCHMARK], root, tmp_path / "out", name="b")
 
 
 def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
@@ -141,7 +141,7 @@ def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
   (root / "nowhere").mkdir()
   (root / "words" / "list").unlink()
   with pytest.raises(errors.InputError, match="list is missing"):
-    suite.run(encoder, [OTHER, BENCHMARK], root, tmp_path / "out", name="a")
+    suite.evaluate(encoder, [OTHER, BENCHMARK], root, tmp_path / "out", name="a")
   assert not encoder.calls
 
 
@@ -157,5 +157,5 @@ def test_vectors_that_cannot_be_judged_are_an_error(root, tmp_path, made, messag
   encoder = Encoder()
   encoder.encode = lambda texts: made
   with pytest.raises(ValueError, match=message):
-    suite.run(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
+    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
   assert not (tmp_path / "out" / "benchmarks").exists()

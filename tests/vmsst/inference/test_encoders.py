@@ -119,7 +119,7 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, dat
 def test_what_cannot_be_done_is_said_in_a_line(run, data, tmp_path, capsys):
   command = ["eval", "--encoder", str(run), "--data", str(data), "--out", str(tmp_path / "out")]
   assert cli.main([*command, "--suite", "tatoebas"]) == 1
-  assert "no benchmark tatoebas; known: sts," in capsys.readouterr().err
+  assert "unknown benchmark tatoebas; choose from sts," in capsys.readouterr().err
   assert cli.main([*command[:3], "--data", str(data)]) == 1
   assert "--out is missing" in capsys.readouterr().err
   assert cli.main(["eval", "--encoder", str(tmp_path / "nothing"), *command[3:]]) == 1

@@ -6,7 +6,7 @@ from vmsst.mining import bitext_mining
 from vmsst.search import device_search, exact_search, resumable_search
 from vmsst.vectors import embedded_text, vector_store
 
-# Blank lines, repeated ones, a TAB: what is left is s0, s1, ... and t0, t1, ... once each.
+# Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
 SOURCE = ["s0", "s1", "", "s 2", "s1", "s3", " s\t2 ", "s4", "s5", "s1", " ", "s6", "s7"]
 TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t8", "t8"]
 
@@ -22,7 +22,7 @@ def write(folder, name, lines, vectors):
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
-  """Two texts; repeated lines have vectors that would be found, if they were looked at."""
+  """Two texts; the vectors of repeated lines would be found if they were compared."""
   monkeypatch.setattr(bitext_mining, "_SPAN", 3)
   rng = np.random.default_rng(5)
   source, target = (rng.normal(size=[len(lines), 4]) + 1 for lines in (SOURCE, TARGET))
@@ -32,13 +32,13 @@ def texts(tmp_path, monkeypatch):
 
 
 def first_rows(lines):
-  """Rows of the lines that are compared."""
+  """Returns the rows of the lines that are compared."""
   seen = [" ".join(line.split()) for line in lines]
   return [row for row, line in enumerate(seen) if line and line not in seen[:row]]
 
 
 def naive(texts, k=4, floor=-2.0, keep_duplicates=False):
-  """Greedy pairs by ratio margin as (score, source row, target row), by plain loops."""
+  """Finds greedy pairs by ratio margin as (score, source row, target row), by plain loops."""
   rows = []
   for lines in (SOURCE, TARGET):
     kept = [row for row, line in enumerate(lines) if line.strip()]
@@ -125,7 +125,7 @@ def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
 
 
 class Failing:
-  """An engine that fails when it asks for the last block of sources, if told so; counts blocks."""
+  """An engine that records blocks and can fail when it requests the last block of sources."""
 
   def __init__(self, engine, fail):
     self.engine, self.fail, self.rows = engine, fail, []
@@ -161,7 +161,7 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(texts, tmp_path, monke
   with pytest.raises(KeyboardInterrupt):
     mine(texts, tmp_path, engine=first)
   assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search.npz"]
-  with pytest.raises(errors.InputError, match="of other settings: delete it"):
+  with pytest.raises(errors.InputError, match="other vectors or settings: delete it"):
     mine(texts, tmp_path, neighbors=2)
   set_heights(monkeypatch, 5, 5)  # as on another machine
   second = Failing(engine, False)
@@ -204,13 +204,13 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     errors.InputError, match=r"none of the 1 pairs of .*gold\.tsv is among the 0 found"
   ):
     mine(texts, tmp_path, gold=str(gold), min_cosine=1.5)
-  with pytest.raises(errors.InputError, match="a threshold of 1 is given"):
+  with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
   wide = write(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
     mine((texts[0], wide), tmp_path)
   blank = write(tmp_path, "blank", ["", " "], np.ones([2, 4]))
-  with pytest.raises(errors.InputError, match=r"blank\.txt holds no sentence"):
+  with pytest.raises(errors.InputError, match=r"blank\.txt contains no sentence"):
     mine((texts[0], blank), tmp_path)
   with pytest.raises(errors.InputError, match="is a folder"):
     bitext_mining.mine(*texts, tmp_path)

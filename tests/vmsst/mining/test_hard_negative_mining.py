@@ -9,11 +9,11 @@ import pytest
 
 from vmsst import cli, errors
 from vmsst.bitext import derived_files, readers
-from vmsst.inference import encoder
+from vmsst.inference import loading
 from vmsst.languages import language
 from vmsst.mining import hard_negative_mining
 
-# Sources and targets that occur twice, alone or in other letters; empty sides; a tab in a text.
+# Repeated sources and targets, exact or with other letters; empty sides; a TAB in a text.
 PAIRS = [
   *((f"quelle {i}", f"source {i}") for i in range(12)),
   ("quelle 3", "another source"),
@@ -26,7 +26,7 @@ PAIRS = [
 
 
 class Encoder:
-  """Vectors that depend on a text alone."""
+  """Returns vectors that depend only on the text."""
 
   dimension = 6
 
@@ -45,7 +45,7 @@ def plain(text):
 
 
 def brute_force(pairs, count):
-  """For each pair, by loops over pairs: the nearest targets that no pair of its source has."""
+  """Returns, by loops over pairs, the nearest targets that no pair of each source has."""
   found = []
   for source, target in pairs:
     if not plain(source) or not plain(target):
@@ -80,16 +80,16 @@ def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
   assert found[3] == found[12] == found[13]
   assert not {"source 3", "another source", "a third\tsource"} & set(found[3])
   assert not {"source 5", "Ｓource 5", "SOURCE  5"} & set(found[5] + found[14])
-  # Each different text once, in its language.
+  # Each distinct text once, in its language.
   assert encoder.seen == [("deu", 14), ("eng", 14)]
 
 
 def test_of_equally_near_targets_the_first_come_first(monkeypatch):
   monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", 2)
   same = np.ones([5, 3])
-  found = hard_negative_mining.nearest_wrong(same[:2], same, [{0}, {1, 2}], 3, progress=False)
+  found = hard_negative_mining.nearest_negatives(same[:2], same, [{0}, {1, 2}], 3, progress=False)
   assert found.tolist() == [[1, 2, 3], [0, 3, 4]]
-  found = hard_negative_mining.nearest_wrong(same[:1], same[:2], [{1}], 3, progress=False)
+  found = hard_negative_mining.nearest_negatives(same[:1], same[:2], [{1}], 3, progress=False)
   assert found.tolist() == [[0, -1, -1]]
 
 
@@ -103,11 +103,11 @@ def test_without_a_whole_pair_there_are_no_negatives():
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-  """A run with two checkpoints, whose encoder is that of above, and bitext in two folders."""
+  """A run with two checkpoints, loaded as the encoder above, and bitext in two folders."""
   for step in (1, 2):
     (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
   loaded = []
-  monkeypatch.setattr(encoder, "load", lambda path: loaded.append(str(path)) or Encoder())
+  monkeypatch.setattr(loading, "load", lambda path: loaded.append(str(path)) or Encoder())
   (tmp_path / "a").mkdir()
   rows = [json.dumps({"de": source, "en": target}) + "\n" for source, target in PAIRS]
   (tmp_path / "a" / "x.de-en.jsonl").write_text("".join(rows), encoding="utf-8")
@@ -160,7 +160,7 @@ def test_finished_files_are_left_alone_until_a_refresh(folders, capsys):
   assert paths[0].stat().st_mtime == 0
   assert len(loaded) == 2
   assert mine(folder) == 0
-  assert len(loaded) == 2  # nothing was left to do
+  assert len(loaded) == 2  # nothing was left to mine
   (folder / "run" / "checkpoint_3" / "state").mkdir(parents=True)
   capsys.readouterr()
   assert mine(folder) == 1

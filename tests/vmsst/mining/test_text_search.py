@@ -8,7 +8,7 @@ from vmsst.vectors import embedded_text, vector_store
 
 
 def vector(text):
-  """A few directions only, so that there are ties."""
+  """Returns vectors with few directions, so that there are ties."""
   return [text.count("a"), text.count("b"), 1]
 
 
@@ -36,7 +36,7 @@ def make_base(folder, lines):
 
 
 def naive(query, count):
-  """(line, text) by a stable sort of exact cosines, times one number for all, squared."""
+  """Returns (line, text) by a stable sort of exact cosines, squared and scaled by a constant."""
   x = vector(query)
   scores = []
   for line in BASE:
@@ -89,8 +89,8 @@ def test_broken_input_is_an_error(tmp_path):
     next(text_search.nearest_lines(Encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
   base, encoder = make_base(tmp_path, BASE), Encoder()
   encoder.encode = lambda sentences: np.ones([len(sentences), 2])
-  with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* 2 wide"):
+  with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* have width 2"):
     next(text_search.nearest_lines(encoder, ["a"], base, 1))
   encoder.encode = lambda sentences: np.full([len(sentences), 3], np.nan)
-  with pytest.raises(errors.InputError, match="vector of 'a' holds a value that is not finite"):
+  with pytest.raises(errors.InputError, match="vector of 'a' contains a value that is not finite"):
     next(text_search.nearest_lines(encoder, ["a"], base, 1))

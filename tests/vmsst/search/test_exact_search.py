@@ -11,12 +11,12 @@ from vmsst.search import exact_search
 
 
 def signs(rng, count, width=4):
-  """Rows of +-1: cosines are exact and of few values; of width 4 many rows are identical."""
+  """Returns rows of +-1: cosines are exact with few values; at width 4 many rows are identical."""
   return rng.choice([-1.0, 1.0], [count, width])
 
 
 def assert_best(near, score_NM, k):
-  """These are the first k columns of a stable sort of each row."""
+  """Asserts that neighbors are the first k columns of a stable sort of each row."""
   order_NK = np.argsort(-score_NM, axis=1, kind="stable")[:, :k]
   np.testing.assert_array_equal(near.index_NK, order_NK)
   np.testing.assert_allclose(
@@ -106,7 +106,7 @@ def test_half_precision_and_scale(blocks):
 
 
 class Recorded:
-  """Vectors that are nowhere as a whole, and what was asked for."""
+  """Vectors that are never in memory as a whole; records the rows requested."""
 
   def __init__(self, count, width):
     self.shape, self.asked = (count, width), []
@@ -131,7 +131,7 @@ def test_vectors_are_read_in_blocks(monkeypatch):
 def test_memory_does_not_grow_with_the_knowledge_base(monkeypatch):
   monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)
   query = np.random.default_rng(0).normal(size=[50, 64])
-  exact_search.nearest_in_blocks(query, [query], 3)  # what is made once
+  exact_search.nearest_in_blocks(query, [query], 3)  # allocates what is allocated once
 
   def peak(count):
     rng = np.random.default_rng(1)
@@ -151,11 +151,11 @@ def test_broken_input_is_an_error(monkeypatch):
     bad = good.copy()
     bad[2, 0] = value
     for sides in ((good, bad), (bad, good)):
-      with pytest.raises(ValueError, match="vector 2 holds"):
+      with pytest.raises(ValueError, match="vector 2 contains"):
         exact_search.mutual_top_k(*sides, 1)
-    with pytest.raises(ValueError, match="vector 5 holds"):
+    with pytest.raises(ValueError, match="vector 5 contains"):
       exact_search.nearest_in_blocks(good, [good, bad])
-    with pytest.raises(ValueError, match="vector 2 holds"):
+    with pytest.raises(ValueError, match="vector 2 contains"):
       exact_search.unit_rows(bad)
   with pytest.raises(ValueError, match="one width"):
     exact_search.mutual_top_k(good, good[:, :2], 1)
@@ -169,9 +169,9 @@ def test_broken_input_is_an_error(monkeypatch):
     exact_search.mutual_top_k,
     lambda x, y, k: exact_search.nearest_in_blocks(x, [y], k),
   ):
-    with pytest.raises(ValueError, match="no 0 neighbors"):
+    with pytest.raises(ValueError, match="cannot find 0 neighbors"):
       broken(good, good, 0)
-    with pytest.raises(ValueError, match=r"\[N, D\] is needed"):
+    with pytest.raises(ValueError, match=r"must be \[N, D\]"):
       broken(good[0], good, 1)
 
 
@@ -189,18 +189,18 @@ def test_faiss_finds_the_same():
 
 
 def compare_on_devices():
-  """The engine of devices gives what a stable sort gives, whatever device and block a row is in."""
+  """Asserts that the device engine agrees with a stable sort, for any device and block of a row."""
   import jax
 
   from vmsst.search import device_search
 
   assert jax.device_count() == 8
-  assert device_search.engine() is exact_search.compare  # CPUs are no accelerators
+  assert device_search.engine() is exact_search.compare  # CPUs are not accelerators
   rng = np.random.default_rng(0)
   source = np.concatenate([signs(rng, 30, 16)] * 2)
   target = np.concatenate([source[:20], signs(rng, 60, 16), source[10:20]])
   device_search._SOURCES, device_search._TARGETS = 16, 24
-  for k in (1, 5):  # 5 is more than a device has of a block
+  for k in (1, 5):  # a device has fewer than 5 rows of a block
     found = exact_search.mutual_top_k(source, target, k, engine=device_search.compare)
     assert_best(found[0], source @ target.T / 16, k)
     assert_best(found[1], target @ source.T / 16, k)
@@ -214,7 +214,7 @@ def test_devices_find_the_same_together():
   env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
   env["JAX_PLATFORMS"] = "cpu"
   done = subprocess.run(
-    [sys.executable, "-c", "import test_search; test_search.compare_on_devices()"],
+    [sys.executable, "-c", "import test_exact_search; test_exact_search.compare_on_devices()"],
     env=env,
     cwd=pathlib.Path(__file__).parent,
     capture_output=True,

@@ -16,7 +16,7 @@ MARGINS = {
 
 
 class Naive:
-  """Scores by plain loops in float64, ties by row numbers."""
+  """Computes scores by plain loops in float64; row numbers break ties."""
 
   def __init__(self, source, target, k, margin="ratio"):
     unit = [[np.array(x, float) / np.linalg.norm(x) for x in side] for side in (source, target)]
@@ -51,7 +51,7 @@ class Naive:
 
 
 def naive_f1(pairs, gold):
-  """The best of all thresholds that are a score."""
+  """Returns the best F1 over all scores as thresholds."""
   best = (-1.0,)
   for threshold in sorted(set(pairs.score_P.tolist()), reverse=True):
     kept = {pair for pair, x in zip(rows_of(pairs), pairs.score_P, strict=True) if x >= threshold}
@@ -63,7 +63,7 @@ def naive_f1(pairs, gold):
 
 
 def make_sides(n, m):
-  """Vectors half of which have a near one on the other side."""
+  """Returns vectors, half of which have a near one on the other side."""
   rng = np.random.default_rng(n)
   source, target = rng.normal(size=[n, 5]) + 0.5, rng.normal(size=[m, 5]) + 0.5
   shared = min(n, m) // 2
@@ -112,7 +112,7 @@ def test_given_pairs_have_the_scores_of_plain_loops(margin, monkeypatch):
   monkeypatch.setattr(margins, "_BLOCK_ROWS", 4)
   source, target = make_sides(15, 15)
   naive = Naive(source, target, 4, margin)
-  found = margins.score_pairs(source.tolist(), target, margin=margin)
+  found = margins.margin_scores(source.tolist(), target, margin=margin)
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(15)], rtol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_identical_vectors_can_count_once():
 
 
 def test_margin_prefers_what_stands_out_from_its_neighborhood():
-  # Target 0 is near all sources, by cosine the nearest to source 1 as well; its margin is lower.
+  # Target 0 is near all sources, and the nearest to source 1 by cosine; its margin is lower.
   target = np.array([[1.0, 0.2, 0.2], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
   source = np.array([[1.0, 0.0, 0.0], [1.0, 0.9, 0.0], [1.0, 0.0, 0.3]])
   assert dict(rows_of(margins.cosine_pairs(source, target)))[1] == 0
@@ -139,7 +139,7 @@ def test_duplicates_and_ties_go_by_row_numbers():
   same = np.ones([4, 2])
   assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
   found = margins.margin_pairs(same, same[:3], neighbors=2)
-  assert rows_of(found) == [(0, 0)]  # all have row 0 as their best: it is used once
+  assert rows_of(found) == [(0, 0)]  # row 0 is the best of all and can be used once
   assert found.score_P.tolist() == pytest.approx([1.0])
   twice = np.repeat(np.eye(3), 2, axis=0)
   assert rows_of(margins.margin_pairs(twice, np.eye(3), neighbors=1)) == [(0, 0), (2, 1), (4, 2)]
@@ -175,16 +175,16 @@ def test_broken_input_is_an_error():
   bad = good.copy()
   bad[2, 0] = np.nan
   for pairs in (margins.cosine_pairs, margins.margin_pairs):
-    with pytest.raises(ValueError, match="vector 2 holds"):
+    with pytest.raises(ValueError, match="vector 2 contains"):
       pairs(good, bad)
     with pytest.raises(ValueError, match="neighbors among 3 and 0"):
       pairs(good, good[:0])
     with pytest.raises(ValueError, match="one width"):
       pairs(good, good[:, :2])
-  with pytest.raises(ValueError, match="no 0 neighbors"):
+  with pytest.raises(ValueError, match="cannot find 0 neighbors"):
     margins.margin_pairs(good, good, neighbors=0)
-  with pytest.raises(ValueError, match="3 and 2 vectors are no pairs"):
-    margins.score_pairs(good, good[:2])
+  with pytest.raises(ValueError, match="3 sources and 2 targets: give as many of each"):
+    margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="margin is 'rate', not ratio or distance or absolute"):
     margins.margin_pairs(good, good, margin="rate")
   with pytest.raises(ValueError, match="retrieval is 'best', not max or forward"):

@@ -19,7 +19,7 @@ PAIRS = [("eins", "one"), ("", "nothing"), ("zwei und drei", "two and three")]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A checkpoint of an encoder that never was trained."""
+  """A checkpoint of an untrained encoder."""
 
   class Model:
     network = sentence_encoder = sentence_encoder.SentenceEncoder(
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 
 def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(bitext_vectors, "_CHUNK", 4)
+  monkeypatch.setattr(bitext_vectors, "_WINDOW", 4)
   (tmp_path / "data").mkdir()
   path = tmp_path / "data" / "x.de-en.tsv"
   path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")

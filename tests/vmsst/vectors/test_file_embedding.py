@@ -15,12 +15,12 @@ LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
 
 def vector(text):
-  """Something that no other text has."""
+  """Returns a vector unique to the text."""
   return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)[:3] / 100
 
 
 class Encoder:
-  """Gives `vector`, and keeps what it was asked for; fails at one call, if told so."""
+  """Returns `vector` of each text and records calls; is interrupted at call `fail_at`."""
 
   def __init__(self, fail_at=None):
     self.asked, self.fail_at = [], fail_at
@@ -77,13 +77,15 @@ def test_parts_of_several_processes_are_one_whole(text, tmp_path, parts):
 
 def test_parts_that_do_not_make_a_whole_are_an_error(text, tmp_path):
   folder = tmp_path / "v"
-  with pytest.raises(errors.InputError, match="part 3 of 2: there is none"):
+  with pytest.raises(errors.InputError, match="no part 3 of 2"):
     embed(Encoder(), text, folder, part=(3, 2))
   embed(Encoder(), text, folder, part=(1, 2))
   with pytest.raises(errors.InputError, match="lacks part-2-of-2"):
     vector_store.open_vectors(folder)
   embed(Encoder(), text, folder, part=(2, 2), name="b")
-  with pytest.raises(errors.InputError, match=r"part-2-of-2 .* not parts of one whole"):
+  with pytest.raises(
+    errors.InputError, match=r"part-2-of-2 .* embed the parts with the same settings"
+  ):
     vector_store.open_vectors(folder)
   embed(Encoder(), text, folder, part=(1, 3))
   with pytest.raises(errors.InputError, match="parts of 2 and of 3"):
@@ -122,7 +124,7 @@ def test_what_was_interrupted_goes_on_with_no_line_lost_or_doubled(text, tmp_pat
   with pytest.raises(errors.InputError, match=r"not finished|no vectors\.json"):
     embedded_text.open_text(text, tmp_path / "v")
   assert embed(second, text, tmp_path / "v") == embed(third, text, tmp_path / "v") == 23
-  # The first text that an encoder gets is there to know the width.
+  # The first text that an encoder receives only determines the width.
   assert [x for own in (first, second) for part in own.asked[1:] for x in part] == LINES
   assert third.asked == [[""]]
   found = vector_store.open_vectors(tmp_path / "v")[:]
@@ -171,7 +173,7 @@ def test_broken_input_is_an_error(text, tmp_path):
   encoder = Encoder()
   encoder.encode = lambda sentences: np.full([len(sentences), 3], 1e6)
   with pytest.raises(
-    errors.InputError, match=r"text\.txt: vector 0 holds .* not finite as float16"
+    errors.InputError, match=r"text\.txt: vector 0 contains .* not finite as float16"
   ):
     embed(encoder, text, tmp_path / "x", dtype="float16")
 
@@ -181,7 +183,7 @@ def test_broken_input_is_an_error(text, tmp_path):
     return np.zeros([len(sentences), 3])
 
   encoder.encode = shrink
-  with pytest.raises(errors.InputError, match="changed meanwhile: delete"):
+  with pytest.raises(errors.InputError, match="has changed: delete"):
     embed(encoder, text, tmp_path / "y")
 
 
@@ -196,7 +198,7 @@ def test_encoders_get_what_they_know():
   assert (found.tolist(), found.dtype) == ([[1, 2], [1, 2]], np.float32)
   assert encoder.got == ("de", 7, False)
   encoder.encode = lambda sentences: np.zeros([3, 2])
-  with pytest.raises(ValueError, match=r"an array \(3, 2\) for 2 texts"):
+  with pytest.raises(ValueError, match=r"returned an array \(3, 2\) for 2 texts"):
     encoding.encode(encoder, ["a", "b"])
 
 
@@ -210,7 +212,7 @@ def test_a_full_disk_is_named_and_gone_on_from(text, tmp_path, monkeypatch):
 
   with monkeypatch.context() as patched:
     patched.setattr(vector_store, "_sync", full)
-    # The command line tells an OSError in one line, as it does an InputError.
+    # The command line reports an OSError in one line, like an InputError.
     with pytest.raises(OSError, match=r"No space left on device: .*vectors-00000\.npy"):
       embed(Encoder(), text, tmp_path / "v")
   encoder = Encoder()

@@ -12,7 +12,7 @@ VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
 
 def write(folder, vectors=VECTORS, *, chunk=4, finish=True, **settings):
-  """Appends what is not there yet, a few at a time, as one who embeds texts does."""
+  """Appends what is missing, a few rows at a time, as an embedding job does."""
   with_defaults = {"shard_rows": 10, **settings}
   writer = vector_store.Writer(folder, vectors.shape[1], **with_defaults)
   for start in range(writer.done, len(vectors), chunk):
@@ -39,7 +39,7 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
   if file_format == "parquet":
     pytest.importorskip("pyarrow")
   expected = VECTORS.astype(dtype)
-  # An interruption before and after the point where a full shard gets its form.
+  # Interruptions before and after a full shard is converted to its format.
   write(tmp_path, VECTORS[:7], finish=False, file_format=file_format, dtype=dtype)
   writer = vector_store.Writer(tmp_path, 3, file_format=file_format, dtype=dtype)
   writer._seal = lambda: None
@@ -89,7 +89,7 @@ def test_after_an_interruption_no_row_is_lost_or_doubled(tmp_path, before, monke
     vector_store.open_vectors(tmp_path)
   assert write(tmp_path).finished
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path)[:], VECTORS)
-  assert write(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to do
+  assert write(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to write
 
 
 def test_an_interruption_of_the_end_can_be_gone_on_with(tmp_path, monkeypatch):
@@ -130,9 +130,9 @@ def break_file(folder, name, change):
 @pytest.mark.parametrize(
   ("name", "change", "message"),
   [
-    ("vectors-00001.npy", lambda raw: raw[:-1], "truncated: it has no 10 vectors"),
-    ("vectors-00002.npy", lambda raw: raw[:100], "broken: it does not start"),
-    ("vectors-00000.npy", lambda raw: b"x" + raw[1:], "broken: it does not start"),
+    ("vectors-00001.npy", lambda raw: raw[:-1], "truncated: it has fewer than 10 vectors"),
+    ("vectors-00002.npy", lambda raw: raw[:100], "broken: its header is not"),
+    ("vectors-00000.npy", lambda raw: b"x" + raw[1:], "broken: its header is not"),
     ("vectors.json", lambda raw: raw[:-5], "broken"),
     ("vectors.json", lambda raw: raw.replace(b"float32", b"float64"), "broken"),
     ("vectors.json", lambda raw: raw.replace(b'"count": 23', b'"count": 24'), "broken"),
@@ -148,7 +148,7 @@ def test_broken_files_are_named(tmp_path, name, change, message):
 
 
 def test_missing_files_and_other_vectors_are_an_error(tmp_path):
-  with pytest.raises(errors.InputError, match=r"holds no vectors\.json"):
+  with pytest.raises(errors.InputError, match=r"no vectors\.json: give a folder"):
     vector_store.open_vectors(tmp_path)
   write(tmp_path, settings={"encoder": "a"}, finish=False)
   for arguments, message in (
@@ -158,9 +158,9 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
   ):
     with pytest.raises(errors.InputError, match=message):
       vector_store.Writer(tmp_path, **{"dimension": 3, "settings": {"encoder": "a"}, **arguments})
-  with pytest.raises(errors.InputError, match="format is csv; shards are npy, safetensors"):
+  with pytest.raises(errors.InputError, match="format is csv; choose npy, safetensors"):
     vector_store.Writer(tmp_path, 3, file_format="csv")
-  with pytest.raises(errors.InputError, match="float64; vectors are kept as"):
+  with pytest.raises(errors.InputError, match="dtype is float64; choose float32 or float16"):
     vector_store.Writer(tmp_path, 3, dtype="float64")
   (tmp_path / "vectors-00001.npy").unlink()
   with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such file"):
@@ -171,8 +171,8 @@ def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
   writer = vector_store.Writer(tmp_path, 3, dtype="float16")
   writer.append(VECTORS[:2])
   for value in (np.nan, 1e5):  # too large for float16
-    with pytest.raises(ValueError, match="vector 3 holds a value that is not finite as float16"):
+    with pytest.raises(ValueError, match="vector 3 contains a value that is not finite as float16"):
       writer.append([[1, 2, 3], [1, value, 3]])
-  with pytest.raises(ValueError, match=r"\[N, 3\] is needed, not one of shape \(2, 2\)"):
+  with pytest.raises(ValueError, match=r"the shape must be \[N, 3\], not \(2, 2\)"):
     writer.append(VECTORS[:2, :2])
   assert json.loads((tmp_path / "vectors.json").read_text())["done"] == writer.done == 2

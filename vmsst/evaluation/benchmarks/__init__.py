@@ -1,4 +1,4 @@
-"""The benchmarks: `BENCHMARKS` has all of them by name."""
+"""All benchmarks, by name in `BENCHMARKS`."""
 
 from collections.abc import Iterable
 
@@ -48,15 +48,15 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def choose(names: Iterable[str]) -> list[suite.Benchmark]:
-  """The benchmarks of these names, each once, in the order of `BENCHMARKS`; "all" is all of them.
+def choose_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
+  """Returns the benchmarks of these names, in the order of `BENCHMARKS`; "all" selects all.
 
   Raises:
-    InputError: there is no benchmark of a name.
+    InputError: a name is unknown.
   """
   wanted = set(names)
   if unknown := sorted(wanted - {*BENCHMARKS, ALL}):
     raise errors.InputError(
-      f"no benchmark {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}, or {ALL}"
+      f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}, or {ALL}"
     )
   return [each for name, each in BENCHMARKS.items() if name in wanted or ALL in wanted]

@@ -1,36 +1,37 @@
-"""Whether vectors depend on the language: errors of every ordered pair of N-way translations.
+"""Language-agnosticism of vectors: search errors of every ordered pair of N-way translations.
 
-After Chen and Augustinova (2021), here "the paper": `BENCHMARK` and `FLORES` search translations
-into many languages for each other (its Tables 1 to 3), `TRANSLATIONS` also several versions in one
-language and translations of translations (its Tables 4 and 6). As in the paper, rows with a text of
-more than 50 tokens and repeated texts are left out (`agnosticism.usable_rows`); all others are
-taken. `agnosticism_results` says what is among the results.
+After Chen and Augustinova (2021), here "the paper". `BENCHMARK` and `FLORES` search among
+translations into many languages (its Tables 1 to 3), `TRANSLATIONS` also among several versions in
+one language and translations of translations (its Tables 4 and 6). As in the paper, rows with a
+text of more than 50 tokens and repeated texts are skipped (`agnosticism.usable_rows`).
+`agnosticism_results` documents the results.
 """
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
+from vmsst.evaluation.benchmarks import agnosticism_results, averages, files, parallel
 from vmsst.evaluation.metrics import agnosticism
 
-TRANSLATIONS_SOURCE = "the paper's texts are not public: put translations of your own there"
+TRANSLATIONS_SOURCE = "the paper's texts are not public: use your own translations"
 
 _UPSTREAM = re.compile(r"newstest2019-(?:src|ref(?:-(?P<version>\d+))?)\.(?P<code>[^.]+)\.txt")
 
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """A file of texts that are translations of other files' texts.
+  """A file of texts that are translations of the texts of other files.
 
   Attributes:
-    path: Where it lies.
-    steps: Codes of languages, with or without "_" and a version, from the original to this one;
-      one only where what it was translated from is not known, or nothing.
+    path: The file.
+    steps: Codes of languages, with or without "_" and a version, from the original to this version;
+      a single one for originals and translations of unknown source.
   """
 
   path: pathlib.Path
@@ -38,12 +39,12 @@ class Version:
 
   @property
   def label(self) -> str:
-    """The steps, joined by "+": unique among the versions of a text."""
+    """The steps, joined by "+"; unique among the versions of a text."""
     return "+".join(self.steps)
 
 
 def read_ntrex(root: pathlib.Path) -> list[suite.Task]:
-  """One task, with a side for each file."""
+  """Returns one task, with a side per file."""
   patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
   versions = []
   for path in files.files_in(parallel.ntrex_folder(root), *patterns, source=parallel.NTREX_SOURCE):
@@ -57,7 +58,7 @@ def read_ntrex(root: pathlib.Path) -> list[suite.Task]:
 
 
 def read_flores(root: pathlib.Path) -> list[suite.Task]:
-  """One task, with a side for each file."""
+  """Returns one task, with a side per file."""
   folder = root / "flores200" / "devtest"
   versions = []
   for path in files.files_in(folder, "*.devtest", source=parallel.FLORES_SOURCE):
@@ -67,7 +68,7 @@ def read_flores(root: pathlib.Path) -> list[suite.Task]:
 
 
 def read_translations(root: pathlib.Path) -> list[suite.Task]:
-  """One task for each text, with a side for each of its versions."""
+  """Returns one task per text, with a side per version."""
   texts: dict[str, list[Version]] = {}
   for path in files.files_in(root / "translations", "*.txt", source=TRANSLATIONS_SOURCE):
     name, _, way = files.plain_name(path).removesuffix(".txt").partition(".")
@@ -80,8 +81,8 @@ def read_translations(root: pathlib.Path) -> list[suite.Task]:
     for version in versions:
       if len(version.steps) > 1 and version.steps[:-1] not in there:
         raise errors.InputError(
-          f"{version.path}: what it was translated from, {'+'.join(version.steps[:-1])}, is not "
-          f"there: add that version of {name}, or leave the steps before the last out of the name"
+          f"{version.path}: its source {'+'.join(version.steps[:-1])} is missing: add that version "
+          f"of {name}, or leave the steps before the last out of the name"
         )
   return [_task(name, versions, TRANSLATIONS_SOURCE) for name, versions in texts.items()]
 
@@ -91,17 +92,17 @@ def _task(text: str, versions: Sequence[Version], source: str) -> suite.Task:
   for version in versions:
     other = by_label.setdefault(version.label, version)
     if other is not version:
-      raise errors.InputError(f"{other.path} and {version.path} are one version: remove one")
+      raise errors.InputError(f"{other.path} and {version.path} are the same version: remove one")
   if len(versions) < 2:
     raise errors.InputError(
-      f"{versions[0].path}: there is no other file of the same texts to search; {source}"
+      f"{versions[0].path}: add another file of the same texts to search; {source}"
     )
   columns = files.aligned(*(version.path for version in versions))
   row_K = agnosticism.usable_rows(columns)
   if not len(row_K):
     raise errors.InputError(
-      f"{versions[0].path.parent}: every line has a text that is empty, repeated or of more than "
-      "50 words in one of the languages: check that the files are those of one set"
+      f"{versions[0].path.parent}: every line has a text that is empty, repeated or longer than 50 "
+      "words in one of the languages: check that all files belong to one set"
     )
   sides = tuple(
     suite.Side(agnosticism_results.code_of(version.steps[-1]), [texts[row] for row in row_K])
@@ -111,50 +112,49 @@ def _task(text: str, versions: Sequence[Version], source: str) -> suite.Task:
   return suite.Task(text or "all languages", sides, score)
 
 
-def _lacking(
-  codes_of: Callable[[languages.Language], Iterable[str]],
-) -> Callable[[Sequence[suite.Result]], list[str]]:
-  """What names the languages of a set that are not among results, by the set's codes."""
-  everyone = [(code, known) for known in languages.LANGUAGES for code in codes_of(known)]
+def _benchmark(
+  name: str,
+  title: str,
+  folder: str,
+  layout: str,
+  source: str,
+  read: Callable[[pathlib.Path], Sequence[suite.Task]],
+  codes: Iterable[str],
+) -> suite.Benchmark:
+  missing = functools.partial(averages.missing_languages, tuple(codes))
+  return suite.Benchmark(
+    name=name,
+    title=title,
+    folders=(folder,),
+    layout=layout,
+    source=source,
+    read=read,
+    summarize=lambda results, seen: agnosticism_results.summarize(
+      results, seen, complete=not missing(results)
+    ),
+    missing=missing,
+  )
 
-  def missing(results: Sequence[suite.Result]) -> list[str]:
-    there = {languages.language(code) for result in results for code in result.languages}
-    return [code for code, known in everyone if known not in there]
 
-  return missing
-
-
-_missing_ntrex = _lacking(lambda known: [known.ntrex] if known.ntrex else [])
-_missing_flores = _lacking(lambda known: known.flores)
-
-
-BENCHMARK = suite.Benchmark(
-  name="agnosticism",
-  title="Language-agnosticism (NTREX, every ordered pair)",
-  folders=("ntrex",),
-  layout=(
-    "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text a line, "
-    "plain or .gz"
-  ),
-  source=parallel.NTREX_SOURCE,
-  read=read_ntrex,
-  summarize=lambda results, seen: agnosticism_results.summarize(
-    results, seen, complete=not _missing_ntrex(results)
-  ),
-  missing=_missing_ntrex,
+BENCHMARK = _benchmark(
+  "agnosticism",
+  "Language-agnosticism (NTREX, every ordered pair)",
+  "ntrex",
+  "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text per line, "
+  "plain or .gz",
+  parallel.NTREX_SOURCE,
+  read_ntrex,
+  parallel.NTREX_CODES,
 )
 
-FLORES = suite.Benchmark(
-  name="agnosticism_flores",
-  title="Language-agnosticism (FLORES, every ordered pair)",
-  folders=("flores200/devtest",),
-  layout="CODE.devtest, one text a line, plain or .gz",
-  source=parallel.FLORES_SOURCE,
-  read=read_flores,
-  summarize=lambda results, seen: agnosticism_results.summarize(
-    results, seen, complete=not _missing_flores(results)
-  ),
-  missing=_missing_flores,
+FLORES = _benchmark(
+  "agnosticism_flores",
+  "Language-agnosticism (FLORES, every ordered pair)",
+  "flores200/devtest",
+  "CODE.devtest, one text per line, plain or .gz",
+  parallel.FLORES_SOURCE,
+  read_flores,
+  itertools.chain.from_iterable(each.flores for each in languages.LANGUAGES),
 )
 
 TRANSLATIONS = suite.Benchmark(
@@ -162,8 +162,8 @@ TRANSLATIONS = suite.Benchmark(
   title="Several translations of one text, and translations of translations",
   folders=("translations",),
   layout=(
-    "TEXT.CODE.txt or, with the languages that it went through, TEXT.eng+deu+zho.txt; versions in "
-    "one language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text a line, plain or .gz"
+    "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "
+    "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz"
   ),
   source=TRANSLATIONS_SOURCE,
   read=read_translations,

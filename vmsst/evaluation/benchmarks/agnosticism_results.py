@@ -1,15 +1,15 @@
-"""Results of the benchmarks in `agnosticism`: made of vectors, averaged, and read to be drawn.
+"""Results of the benchmarks in `agnosticism`: computed from vectors, averaged, parsed for plots.
 
-They are named, after the name of the text and a space where a benchmark has several:
+Names of results, after the name of the text and a space if a benchmark has several texts:
 
 * "deu->eng" for each ordered pair: `error`, in percent; from the query's language to the other;
-* "path eng+deu+zho" for each translation of known source: mean distances x 100 of its vectors;
-* "deu of line 12" for each version of one sentence: where it lies in the picture of all of them,
-  x 100, and "picture of line 12": the share of the variance along its axes. The sentence is the one
-  whose versions lie as far apart as is usual.
+* "path eng+deu+zho" for each translation of known source: mean distances of its vectors x 100;
+* "deu of line 12" for each version of one sentence: its coordinates x 100 in the plot of all
+  versions, and "picture of line 12": the share of the variance along the axes. The versions of this
+  sentence are at a typical distance from each other.
 
-A version of a text is given by steps: codes of languages, with or without "_" and what tells
-versions in one language apart, from the original to the version.
+Steps define a version of a text: codes of languages from the original to the version, with or
+without "_" and a suffix that distinguishes versions in one language.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ class Matrix:
   """Errors of all ordered pairs of versions of a text.
 
   Attributes:
-    text: Name of it; "" if the benchmark has only one.
-    labels: Of the versions.
-    languages: Code of each version's language.
-    error_LL: In percent, [L, L], from row to column; the diagonal is 0.
+    text: Name of the text; "" if the benchmark has only one.
+    labels: Labels of the versions.
+    languages: Language code of each version.
+    error_LL: Errors in percent, [L, L], from row to column; the diagonal is 0.
   """
 
   text: str
@@ -48,17 +48,17 @@ class Matrix:
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-  """One sentence in all its versions, as `figures.sentence_picture` draws it.
+class SentenceFigure:
+  """One sentence in all its versions, the input of `plots.sentence_plot`.
 
   Attributes:
     text: Name of the text; "" if the benchmark has only one.
     line: Line of the sentence in the files, from 1.
-    labels: Of the versions.
-    languages: Code of each version's language.
-    point_V2: Their places.
+    labels: Labels of the versions.
+    languages: Language code of each version.
+    point_V2: Coordinates of the versions.
     share_2: Share of the variance along each axis, 0 to 1.
-    edges: Rows of a version and of what it was translated from, and the distance of their vectors.
+    edges: Rows of a version's source and of the version, and the distance of their vectors.
   """
 
   text: str
@@ -71,7 +71,7 @@ class Picture:
 
 
 def matrices(results: Iterable[suite.Result]) -> list[Matrix]:
-  """The error matrix of each text among the results of one of the benchmarks here."""
+  """Returns the error matrix of each text from the results of one of these benchmarks."""
   errors_of: dict[str, dict[tuple[str, str], float]] = {}
   found_code: dict[tuple[str, str], str] = {}
   for result in results:
@@ -89,8 +89,8 @@ def matrices(results: Iterable[suite.Result]) -> list[Matrix]:
   return found
 
 
-def pictures(results: Iterable[suite.Result]) -> list[Picture]:
-  """The picture of each text among the results of one of the benchmarks here."""
+def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
+  """Returns the plotted sentence of each text from the results of one of these benchmarks."""
   of_text: dict[tuple[str, int], dict[str, suite.Result]] = {}
   for result in results:
     if match := _POINT.fullmatch(result.name):
@@ -107,7 +107,7 @@ def pictures(results: Iterable[suite.Result]) -> list[Picture]:
       if _SOURCE_DISTANCE in point
     ]
     found.append(
-      Picture(
+      SentenceFigure(
         text=text,
         line=line,
         labels=labels,
@@ -121,7 +121,7 @@ def pictures(results: Iterable[suite.Result]) -> list[Picture]:
 
 
 def code_of(step: str) -> str:
-  """The code of a step's language: pol of pol_a; zho_Hans, itself a code, of zho_Hans."""
+  """Returns the language code of a step: pol for pol_a, but zho_Hans for zho_Hans, a code."""
   try:
     languages.language(step)
   except errors.InputError:
@@ -132,13 +132,13 @@ def code_of(step: str) -> str:
 def score(
   text: str, steps: Sequence[Steps], row_K: np.ndarray, *vectors: np.ndarray
 ) -> list[suite.Result]:
-  """The results of a text.
+  """Returns the results of a text.
 
   Args:
-    text: Name of it, or "".
-    steps: Of each version.
-    row_K: Rows of the files, from 0, that the vectors are of.
-    *vectors: Of each version, [K, D].
+    text: Name of the text, or "".
+    steps: Steps of each version.
+    row_K: Rows of the files, from 0, to which the vectors belong.
+    *vectors: Vectors of each version, [K, D].
   """
   prefix = f"{text} " if text else ""
   labels = ["+".join(each) for each in steps]
@@ -160,7 +160,7 @@ def score(
           _path_metrics(agnosticism.path_distances(along)),
         )
       )
-  return results + _picture(prefix, steps, row_K, vectors)
+  return results + _figure_results(prefix, steps, row_K, vectors)
 
 
 def _path_metrics(path: agnosticism.PathDistances) -> suite.Numbers:
@@ -171,7 +171,7 @@ def _path_metrics(path: agnosticism.PathDistances) -> suite.Numbers:
   }
 
 
-def _picture(
+def _figure_results(
   prefix: str,
   steps: Sequence[Steps],
   row_K: np.ndarray,
@@ -197,11 +197,11 @@ def _picture(
 def summarize(
   results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool = True
 ) -> suite.Numbers:
-  """Mean, lowest and highest error over all ordered pairs, and what it has to do with relatedness.
+  """Summarizes errors over all ordered pairs, and their relation to language families.
 
-  The latter: errors within and between families, and between versions in one language; and how far
-  clusters by error are families (as many clusters as families), where errors differ and families
-  are neither one nor one a language. Each for every text, after its name.
+  Returns mean, lowest and highest error; errors within and between families, and between versions
+  in one language; and the agreement of clusters by error with families (as many clusters as
+  families) if errors differ and families group languages. Several texts prefix their names.
   """
   found = matrices(results)
   summary: suite.Numbers = {}

@@ -1,16 +1,16 @@
-"""Bitext mining: translations hidden in two corpora, as the shared task of BUCC 2018 sets it.
+"""Bitext mining: finds translations hidden in two corpora, as in the BUCC 2018 shared task.
 
-F1 of what is mined, at the threshold that is best for the gold pairs (VMSST, section 6.2):
+Results are F1 at the best threshold for the gold pairs (VMSST, section 6.2):
 
 * `cosine_f1`: each foreign sentence with its nearest English one, by cosine;
 * `margin_f1`: ratio margin with k = 4 neighbors, each sentence used at most once;
-* `average`: the mean of both, which is the paper's part of the overall Score.
+* `average`: the mean of both, a part of the paper's overall Score.
 
-As in LASER, a sentence that occurs more than once in its corpus has one vector, with which others
-are compared, but pairs with it are dropped; gold pairs with it count as not found.
+As in LASER, a sentence that occurs more than once in its corpus has one vector, which others are
+compared with, but pairs with it are dropped; gold pairs with it count as not found.
 
-The papers evaluate on BUCC's training data, whose gold pairs are public; `BUCC_TEST` is for those
-who have the gold pairs of its test data.
+The papers evaluate on BUCC's training data, whose gold pairs are public; `BUCC_TEST` needs the gold
+pairs of the test data.
 """
 
 import collections
@@ -36,8 +36,7 @@ _METHODS: dict[str, Callable[[np.ndarray, np.ndarray], margins.Pairs]] = {
   "margin": margins.margin_pairs,
 }
 _BUCC_SOURCE = (
-  "the archives of each pair are linked from "
-  "https://comparable.limsi.fr/bucc2018/bucc2018-task.html"
+  "download the archives of each pair from https://comparable.limsi.fr/bucc2018/bucc2018-task.html"
 )
 
 
@@ -46,9 +45,9 @@ class Corpus:
   """The sentences of one side.
 
   Attributes:
-    texts: Different sentences.
+    texts: Distinct sentences.
     row_of: Row in `texts` of the sentence of each id.
-    once_N: Whether a text is of one id only, bool [N].
+    once_N: Whether a sentence has only one id, bool [N].
   """
 
   texts: list[str]
@@ -57,15 +56,15 @@ class Corpus:
 
 
 def read_corpus(path: pathlib.Path) -> Corpus:
-  """Reads lines `id TAB sentence`; raises InputError where they are not that."""
+  """Reads lines `id TAB sentence`; raises InputError if a line has another form."""
   rows: dict[str, int] = {}
   row_of: dict[str, int] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
     if not tab:
-      raise errors.InputError(f"{path}:{number}: no TAB between an id and a sentence")
+      raise errors.InputError(f"{path}:{number}: no TAB between id and sentence")
     if name in row_of:
-      raise errors.InputError(f"{path}:{number}: id {name!r} occurs a second time")
+      raise errors.InputError(f"{path}:{number}: id {name!r} occurs twice")
     row_of[name] = rows.setdefault(sentence.strip(), len(rows))
   if not rows:
     raise errors.InputError(f"{path} is empty")
@@ -74,19 +73,19 @@ def read_corpus(path: pathlib.Path) -> Corpus:
 
 
 def read_gold(path: pathlib.Path, foreign: Corpus, english: Corpus) -> np.ndarray:
-  """Rows of the gold pairs, `foreign id TAB English id` a line, int64 [G, 2].
+  """Reads lines `foreign id TAB English id`; returns the rows of gold pairs, int64 [G, 2].
 
-  Where a sentence occurs more than once the row is below 0, and no other pair's.
+  Repeated sentences have negative row numbers, which are unique.
 
   Raises:
-    InputError: an id is unknown, a pair occurs twice, or there is none.
+    InputError: an id is unknown, a pair occurs twice, or there is no pair.
   """
   lines: dict[tuple[str, str], int] = {}
   gold = []
   for number, (x, y) in enumerate(files.table(path, 2), 1):
     before = lines.setdefault((x, y), number)
     if before != number:
-      raise errors.InputError(f"{path}:{number}: the same pair as in line {before}")
+      raise errors.InputError(f"{path}:{number}: repeats the pair of line {before}")
     pair = []
     for name, corpus in ((x, foreign), (y, english)):
       if name not in corpus.row_of:
@@ -106,7 +105,7 @@ def f1_scores(
   foreign_ND: np.ndarray,
   english_MD: np.ndarray,
 ) -> suite.Numbers:
-  """`cosine_` and `margin_` f1, precision and recall, and the mean of the two f1; x 100."""
+  """Returns `cosine_` and `margin_` f1, precision and recall, and the mean f1, all x 100."""
   metrics: suite.Numbers = {}
   for name, method in _METHODS.items():
     pairs = method(foreign_ND, english_MD)
@@ -115,7 +114,7 @@ def f1_scores(
       pairs = margins.Pairs(pairs.source_P[kept_P], pairs.target_P[kept_P], pairs.score_P[kept_P])
       best = dataclasses.asdict(margins.best_f1(pairs, gold_G2))
     else:
-      best = {}  # Every sentence that was found occurs more than once.
+      best = {}  # Every sentence found occurs more than once.
     for key in ("f1", "precision", "recall"):
       metrics[f"{name}_{key}"] = 100 * best.get(key, 0.0)
   metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2
@@ -139,7 +138,7 @@ def _bucc_files(folder: pathlib.Path, split: str) -> list[_Files]:
   for name in PAIRS:
     gold = [*folder.glob(f"{name}.{split}.gold"), *folder.glob(f"*/{name}.{split}.gold")]
     if len(gold) > 1:
-      raise errors.InputError(f"{gold[0]} and {gold[1]} are the same: remove one")
+      raise errors.InputError(f"{gold[0]} and {gold[1]} have the same name: remove one")
     for path in gold:
       stem = path.with_name(f"{name}.{split}")
       sides = [
@@ -160,7 +159,7 @@ def _mining_files(folder: pathlib.Path) -> list[_Files]:
 
 
 def _read_pair(paths: _Files) -> tuple[tuple[suite.Side, ...], Callable[..., list[suite.Result]]]:
-  """The two sides, and what maps their vectors to the result, which is named by the languages."""
+  """Returns both sides and a function from their vectors to the result of the language pair."""
   corpora = read_corpus(paths.foreign), read_corpus(paths.english)
   gold_G2 = read_gold(paths.gold, *corpora)
   sides = tuple(
@@ -174,48 +173,46 @@ def _read_pair(paths: _Files) -> tuple[tuple[suite.Side, ...], Callable[..., lis
   return sides, score
 
 
-def _streamed(paths: _Files) -> suite.StreamedTask:
+def _streamed(paths: _Files) -> suite.LargeTask:
   sides, score = _read_pair(paths)
-  return suite.StreamedTask(
+  return suite.LargeTask(
     paths.name,
-    run=lambda tools: score(*(tools.embed(side) for side in sides)),
+    measure=lambda tools: score(*(tools.embed(side) for side in sides)),
     texts=lambda: itertools.chain.from_iterable(side.texts for side in sides),
   )
 
 
-def _read_bucc(split: str, root: pathlib.Path) -> list[suite.StreamedTask]:
-  """One task for each pair of languages, of which only one is in memory at a time."""
+def _read_bucc(split: str, root: pathlib.Path) -> list[suite.LargeTask]:
+  """Returns one task per language pair; only one pair is in memory at a time."""
   return [_streamed(paths) for paths in _bucc_files(root / "bucc2018", split)]
 
 
 def read_mining(root: pathlib.Path) -> list[suite.Task]:
-  """One task for each pair of languages."""
+  """Returns one task per language pair."""
   return [suite.Task(x.name, *_read_pair(x)) for x in _mining_files(root / "mining")]
 
 
 def summarize_bucc(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Means over the four pairs."""
-  return _means(results, complete=not missing_bucc(results))
+  """Returns means over the four pairs."""
+  return _means(results, None, complete=not missing_bucc(results))
 
 
 def missing_bucc(results: Sequence[suite.Result]) -> list[str]:
-  """Pairs of languages whose gold pairs are not there."""
-  there = {result.name for result in results}
-  return [name for name in PAIRS if name not in there]
+  """Returns the language pairs without results."""
+  return averages.missing_names(PAIRS, results)
 
 
 def summarize_mining(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Means over all pairs, and over those of languages that were seen in training or not."""
-  summary = _means(results, complete=True)
-  for metric in METRICS:
-    summary |= averages.by_seen(metric, results, metric, seen, complete=True)
-  return summary
+  """Returns means over all pairs, and over pairs of seen and other languages."""
+  return _means(results, seen, complete=True)
 
 
-def _means(results: Sequence[suite.Result], *, complete: bool) -> suite.Numbers:
+def _means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
   summary: suite.Numbers = {}
   for metric in METRICS:
-    summary |= averages.mean(metric, (x.metrics[metric] for x in results), complete=complete)
+    summary |= averages.metric_mean(metric, results, metric, complete=complete)
+  for metric in METRICS:
+    summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
   return summary
 
 
@@ -239,7 +236,7 @@ MINING = suite.Benchmark(
   title="Bitext mining in other corpora of BUCC's form",
   folders=("mining",),
   layout="xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
-  source="make such files of any corpora",
+  source="create these files from any corpora",
   read=read_mining,
   summarize=summarize_mining,
 )

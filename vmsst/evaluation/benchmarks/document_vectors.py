@@ -1,7 +1,7 @@
-"""Document vectors from a sentence encoder: split, embed, average.
+"""Computes document vectors with a sentence encoder: split, embed, average.
 
-A document may be longer than the encoder's maximum length. As LASER does for MLDoc, every document,
-whatever its length, is split into sentences, and its vector is the mean of the sentence vectors.
+Documents may exceed the encoder's maximum length. As in LASER's MLDoc evaluation, every document is
+split into sentences, and its vector is the mean of their vectors.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once
 
 
 def mean_vectors(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.ndarray:
-  """The vector of every document [N, D], float32: the mean of those of its sentences.
+  """Returns the vector of every document, float32 [N, D]: the mean of its sentence vectors.
 
-  The vectors of sentences are averaged as the encoder gives them, not at length 1. Those of
-  `BLOCK_DOCUMENTS` documents are held at once.
+  Sentence vectors are averaged without normalization. Those of `BLOCK_DOCUMENTS` documents are in
+  memory at once.
 
   Args:
-    embed: What embeds sentences.
-    language: Code of the documents' language.
+    embed: Embeds sentences.
+    language: Language code of the documents.
     texts: The documents, at least one.
   """
   return np.concatenate(

@@ -1,8 +1,8 @@
-"""Documents classified across languages: MLDoc, CLS and the multilingual Amazon reviews.
+"""Cross-lingual document classification: MLDoc, CLS and the multilingual Amazon reviews.
 
 The protocol is that of the EMS paper (sections V-E and V-F, Tables XI to XIII): a multilayer
-perceptron learns from frozen vectors of documents in one language, and is tested in another; from
-English into each language, and back; mean of five seeds.
+perceptron is trained on frozen vectors of documents in one language and tested in another, from
+English into each language and back; mean of five seeds.
 """
 
 import ast
@@ -17,14 +17,14 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import document_vectors, files, json_lines, transfer
+from vmsst.evaluation.benchmarks import averages, document_vectors, files, json_lines, transfer
 from vmsst.files import text_files, xml_files
 from vmsst.text import sentence_splitting
 
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-  """Documents of one language and the class of each."""
+  """Documents of one language, with a class label each."""
 
   texts: list[str]
   labels: list[str]
@@ -32,7 +32,7 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-  """What a language has: to learn from, to choose the epoch by, and to be tested with."""
+  """Data of one language: for training, choice of the epoch, and testing."""
 
   train: Documents
   dev: Documents
@@ -56,9 +56,9 @@ _MLDOC_LABELS = ("CCAT", "ECAT", "GCAT", "MCAT")
 
 
 def mldoc(path: pathlib.Path) -> Documents:
-  """The documents of a file of MLDoc: label, TAB, text.
+  """Reads a file of MLDoc: label, TAB, text.
 
-  Texts that MLDoc's script wrote as Python prints bytes (b'...') are decoded.
+  Decodes texts that MLDoc's script wrote as Python bytes literals (b'...').
 
   Raises:
     InputError: the file is broken.
@@ -68,7 +68,7 @@ def mldoc(path: pathlib.Path) -> Documents:
     label, tab, text = line.partition("\t")
     if not tab or label not in _MLDOC_LABELS:
       raise errors.InputError(
-        f"{path}:{number}: no label ({', '.join(_MLDOC_LABELS)}) and a TAB before the text"
+        f"{path}:{number}: no label ({', '.join(_MLDOC_LABELS)}) with a TAB before the text"
       )
     found.labels.append(label)
     found.texts.append(_decoded(text, f"{path}:{number}"))
@@ -81,10 +81,10 @@ def _decoded(text: str, place: str) -> str:
   try:
     return bytes(ast.literal_eval(text)).decode("utf-8")
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-    raise errors.InputError(f"{place}: not a text as Python prints bytes: {error}") from None
+    raise errors.InputError(f"{place}: not a valid Python bytes literal: {error}") from None
 
 
-def _read_mldoc(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_mldoc(root: pathlib.Path) -> list[suite.LargeTask]:
   folder = root / "mldoc"
   parts = {"train": "train.1000", "dev": "dev", "test": "test"}
   found = {
@@ -105,14 +105,14 @@ _CLS_DOMAINS = ("books", "dvd", "music")
 
 
 def cls(path: pathlib.Path) -> Documents:
-  """The reviews of a file of CLS: in XML, `item` elements with `rating`, `summary` and `text`.
+  """Reads a file of CLS: XML with `item` elements that have `rating`, `summary` and `text`.
 
-  More than three stars are positive, fewer negative. A document is the summary and the text, both
-  of which the data's own processed form counts.
+  More than three stars are positive, fewer negative. A document is the summary and the text, as in
+  the processed form of CLS.
 
   Raises:
-    InputError: the file is not well-formed, has a document type definition or entities of its own,
-      or a review has no rating or one of three stars.
+    InputError: the file is not well-formed, has a document type definition or entities, or a review
+      has no rating or one of three stars.
   """
   parser = expat.ParserCreate()
   reviews = _Reviews(path, parser)
@@ -122,7 +122,7 @@ def cls(path: pathlib.Path) -> Documents:
 
 
 class _Reviews:
-  """Collects the reviews while expat parses."""
+  """Collects the reviews while expat parses them."""
 
   def __init__(self, path: pathlib.Path, parser: expat.XMLParserType):
     self.found = Documents([], [])
@@ -149,7 +149,7 @@ class _Reviews:
       summary, text = ("".join(self._fields.get(x, ())).strip() for x in ("summary", "text"))
       stars = _stars("".join(self._fields.get("rating", ())).strip(), self._place)
       if stars == 3:
-        raise errors.InputError(f"{self._place}: a rating of 3 stars, which CLS has none of")
+        raise errors.InputError(f"{self._place}: a rating of 3 stars: remove the review")
       self.found.labels.append(_sentiment(stars))
       self.found.texts.append(f"{summary}\n{text}".strip())
 
@@ -158,13 +158,13 @@ class _Reviews:
       self._fields.setdefault(self._open[-1], []).append(text)
 
   def _doctype(self, name: str, system: Any, public: Any, has_internal_subset: int) -> None:
-    if has_internal_subset:  # What is only referred to is never fetched.
+    if has_internal_subset:  # External ones are never fetched.
       self._refuse()
 
   def _refuse(self, *details: Any) -> None:
     raise errors.InputError(
-      f"{self._place}: the file has a document type definition or an entity of its own, which is "
-      "refused (entities can expand without limit): remove it"
+      f"{self._place}: the file has a document type definition or entities, which can expand "
+      "without limit: remove them"
     )
 
   @property
@@ -186,7 +186,7 @@ def _sentiment(stars: int) -> str:
   return "positive" if stars > 3 else "negative"
 
 
-def _read_cls(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_cls(root: pathlib.Path) -> list[suite.LargeTask]:
   folder = root / "cls-acl10-unprocessed"
   return [
     _task("cls", f"{domain} ", _cls_splits(folder, domain), folder)
@@ -196,7 +196,7 @@ def _read_cls(root: pathlib.Path) -> list[suite.StreamedTask]:
 
 
 def _cls_splits(folder: pathlib.Path, domain: str) -> dict[str, Splits]:
-  """The test set of a language is what its epoch is chosen by, and tests the other languages."""
+  """Reads the languages; the test set also chooses the epoch of its own language's classifier."""
   found = {}
   for code, name in _CLS_LANGUAGES.items():
     if _exist(folder, f"{name}/{domain}"):
@@ -209,22 +209,22 @@ def _cls_splits(folder: pathlib.Path, domain: str) -> dict[str, Splits]:
 # Multilingual Amazon reviews
 
 _AMAZON_LANGUAGES = ("en", "de", "es", "fr", "ja", "zh")
-_AMAZON_TRAIN_REVIEWS = 500  # Of each rating.
+_AMAZON_TRAIN_REVIEWS = 500  # Per rating.
 
 
 def amazon(path: pathlib.Path, code: str, limit: int | None = None) -> Documents:
-  """The reviews of a file of the multilingual Amazon reviews, without those of three stars.
+  """Reads a file of the multilingual Amazon reviews, without those of three stars.
 
   Each line is a JSON object with `language`, `stars` and `review_body`. More than three stars are
-  positive, fewer negative. So are there 4,000 to test with, as the EMS paper has them.
+  positive, fewer negative. This leaves 4,000 test reviews, as in the EMS paper.
 
   Args:
-    path: Plain or gzipped.
-    code: What `language` has to be.
-    limit: How many reviews of each rating are taken, the first ones; None is all.
+    path: The file, plain or gzipped.
+    code: Expected `language`.
+    limit: Number of reviews per rating, the first ones; None: all.
 
   Raises:
-    InputError: the file is broken or of another language, or has fewer reviews than `limit`.
+    InputError: the file is broken, has another language, or has fewer reviews than `limit`.
   """
   found = Documents([], [])
   taken = {1: 0, 2: 0, 4: 0, 5: 0}
@@ -238,11 +238,13 @@ def amazon(path: pathlib.Path, code: str, limit: int | None = None) -> Documents
     found.texts.append(json_lines.text(record, "review_body", place))
     taken[stars] += 1
   if limit is not None and min(taken.values()) < limit:
-    raise errors.InputError(f"{path}: reviews by stars are {taken}, and {limit} of each are needed")
+    raise errors.InputError(
+      f"{path}: the numbers of reviews by stars are {taken}, but {limit} of each are needed"
+    )
   return _not_empty(found, path)
 
 
-def _read_amazon(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read_amazon(root: pathlib.Path) -> list[suite.LargeTask]:
   folder = root / "amazon_reviews"
   limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
   found = {
@@ -259,31 +261,33 @@ def _read_amazon(root: pathlib.Path) -> list[suite.StreamedTask]:
 
 
 # --------------------------------------------------------------------------------------------
-# All of them
+# Common to all
 
 
 def transfer_results(
   tools: suite.Tools, *, splits: Mapping[str, Splits], prefix: str = ""
 ) -> list[suite.Result]:
-  """Accuracies of classifiers from English into each language and from each into English.
+  """Returns accuracies of classifiers from English into each language and back.
 
-  Of the vectors of sentences only their means, those of the documents, are kept.
+  Only the mean sentence vectors of each document are kept.
 
   Args:
-    tools: What embeds sentences; documents are split into those.
-    splits: Documents by code of the language, `en` among them.
-    prefix: Put before the languages in the names of results.
+    tools: Embed the sentences of documents.
+    splits: Documents by language code, including `en`.
+    prefix: Prefix of the results' names.
   """
-  from vmsst.evaluation.metrics import classification  # Here: it alone needs JAX.
+  from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
   classes = sorted({label for each in splits.values() for label in each.train.labels})
 
-  def embedded(code: str, part: Documents) -> classification.Labeled:
+  def embedded(code: str, part: Documents) -> classification.LabeledVectors:
     unknown = set(part.labels) - set(classes)
     if unknown:
-      raise errors.InputError(f"{prefix}{code}: no document to learn {unknown} from")
+      raise errors.InputError(f"{prefix}{code}: no training document of class {unknown}")
     vectors_ND = document_vectors.mean_vectors(tools.embed, code, part.texts)
-    return classification.Labeled(vectors_ND, np.array([classes.index(x) for x in part.labels]))
+    return classification.LabeledVectors(
+      vectors_ND, np.array([classes.index(x) for x in part.labels])
+    )
 
   learned, tests = {}, {}
   for code, own in splits.items():
@@ -298,18 +302,18 @@ def transfer_results(
 
 def _task(
   name: str, prefix: str, splits: Mapping[str, Splits], folder: pathlib.Path
-) -> suite.StreamedTask:
+) -> suite.LargeTask:
   if "en" not in splits or len(splits) < 2:
     raise errors.InputError(
-      f"{folder}: {prefix}{name} needs English and another language, and has "
+      f"{folder}: {prefix}{name} needs English and another language, but has "
       f"{', '.join(splits) or 'none'}"
     )
-  run = functools.partial(transfer_results, splits=splits, prefix=prefix)
-  return suite.StreamedTask(f"{prefix.strip() or name}", run, functools.partial(_judged, splits))
+  measure = functools.partial(transfer_results, splits=splits, prefix=prefix)
+  return suite.LargeTask(f"{prefix.strip() or name}", measure, functools.partial(_held_out, splits))
 
 
-def _judged(splits: Mapping[str, Splits]) -> Iterator[str]:
-  """The sentences of all documents but those to learn from."""
+def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
+  """Yields the sentences of all documents except training documents."""
   for own in splits.values():
     for part in (own.test,) if own.test is own.dev else (own.dev, own.test):
       for document in part.texts:
@@ -322,7 +326,7 @@ def _benchmark(
   folder: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Sequence[suite.StreamedTask]],
+  read: Callable[[pathlib.Path], Sequence[suite.LargeTask]],
   codes: Iterable[str],
   prefixes: Sequence[str] = ("",),
 ) -> suite.Benchmark:
@@ -332,8 +336,7 @@ def _benchmark(
   ]
 
   def missing(results: Sequence[suite.Result]) -> list[str]:
-    there = {result.name for result in results}
-    return [name for name in wanted if name not in there]
+    return averages.missing_names(wanted, results)
 
   return suite.Benchmark(
     name=name,
@@ -357,7 +360,7 @@ def _exist(folder: pathlib.Path, pattern: str) -> bool:
 
 def _not_empty(found: Documents, path: pathlib.Path) -> Documents:
   if not found.texts:
-    raise errors.InputError(f"{path}: holds no document")
+    raise errors.InputError(f"{path}: contains no document")
   return found
 
 
@@ -366,8 +369,8 @@ MLDOC = _benchmark(
   "MLDoc, topics of news",
   "mldoc",
   "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
-  "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc makes the "
-  "files out of them",
+  "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts them "
+  "to these files",
   _read_mldoc,
   _MLDOC_LANGUAGES,
 )
@@ -376,7 +379,7 @@ CLS = _benchmark(
   "CLS, sentiments of Amazon reviews (version 1)",
   "cls-acl10-unprocessed",
   "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
-  "cls-acl10-unprocessed.tar.gz is on zenodo.org, record 3251672 (Webis-CLS-10)",
+  "download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
   _read_cls,
   _CLS_LANGUAGES,
   [f"{domain} " for domain in _CLS_DOMAINS],
@@ -385,9 +388,8 @@ AMAZON = _benchmark(
   "amazon",
   "Sentiments of multilingual Amazon reviews (version 2)",
   "amazon_reviews",
-  "PART/dataset_XX_PART.json, of PART train, dev and test",
-  "the Multilingual Amazon Reviews Corpus is no longer given out by Amazon; copy it from where you "
-  "have it",
+  "PART/dataset_XX_PART.json, for PART train, dev and test",
+  "Amazon no longer distributes the Multilingual Amazon Reviews Corpus: use a copy that you have",
   _read_amazon,
   _AMAZON_LANGUAGES,
 )

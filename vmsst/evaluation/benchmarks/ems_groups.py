@@ -1,14 +1,14 @@
-"""The groups of languages over which the EMS paper averages (its Tables IV to VII and XIV).
+"""The language groups that the EMS paper averages over (its Tables IV to VII and XIV).
 
-The paper gives the sizes of the groups but not all members. Here they are the languages whose means
-in Table IV are those of Tables V and XIV, for every model. The sizes in the names are the paper's:
+The paper gives the sizes of the groups but not all members. The members here reproduce, for every
+model, the means of Table IV from Tables V and XIV. The sizes in the names are the paper's:
 
-* mUSE (15) and XTREME (38) count English, and are means over 14 and 37 languages.
+* mUSE (15) and XTREME (38) count English; their means are over 14 and 37 languages.
 * SBERT (48) counts English, Kurdish and Malay; its means are over the 45 others.
-* Malay is taken to be Tatoeba's `max` (North Moluccan Malay); `zsm` is among the unseen languages.
+* Malay is Tatoeba's `max` (North Moluccan Malay); `zsm` is one of the unseen languages.
 * "<LASER" and, in Table V, ">300k" and "<300k" follow from the numbers of training sentences in
   Table I. For the latter two both LASER's and EMS's count; in Table XIV (43 and 15) only EMS's.
-* On FLORES, "<300k" are the 16 languages of the eight pairs that Table VII names.
+* On FLORES, "<300k" are the 16 languages of the eight pairs in Table VII.
 """
 
 
@@ -41,10 +41,10 @@ TATOEBA: dict[str, tuple[str, ...]] = {
   ">300k (43)": _without(_FEW),
   "<300k (15)": _FEW,
 }
-"""Codes of Tatoeba's files, by the name of the group."""
+"""Codes of Tatoeba's files, by name of the group."""
 
 FLORES: dict[str, tuple[str, ...]] = {
   "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
   "<300k (240)": _codes("af gu hi hy jv ka kk mr my nb sw ta te tl ur yo"),
 }
-"""Codes of languages among which all ordered pairs count, by the name of the group."""
+"""Codes of languages by name of the group; all ordered pairs among them count."""

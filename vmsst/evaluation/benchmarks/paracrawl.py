@@ -1,8 +1,8 @@
-"""Retrieval among many sentences, as the EMS paper does on ParaCrawl (section V-D, Table X).
+"""Retrieval among many sentences, as on ParaCrawl in the EMS paper (section V-D, Table X).
 
-P@1 of 2,000 queries among 200,000 sentences of the other language, by ratio margin with k = 4
-neighbors: the share of queries whose best one of the k nearest is the translation. The paper's
-samples are not published; take the first lines of shuffled files of ParaCrawl 5.
+P@1 of 2,000 queries among 200,000 sentences of the other language: the share of queries whose
+translation has the best ratio margin among the k = 4 nearest sentences. The paper's samples are not
+published; take the first lines of shuffled ParaCrawl 5 files.
 """
 
 import functools
@@ -17,37 +17,39 @@ from vmsst.evaluation.metrics import xsim
 
 _CODES = "bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv"
 LANGUAGES = tuple(_CODES.split())
-"""Codes of the 21 languages of Table X, each with English."""
+"""Codes of the 21 languages of Table X, each paired with English."""
 
 _SOURCE = (
-  "make them of ParaCrawl 5 (https://opus.nlpl.eu/ParaCrawl/corpus/version/ParaCrawl): shuffle the "
-  "pairs of a language with English, keep 200,000, and make the first 2,000 sources the queries"
+  "create the files from ParaCrawl 5 (https://opus.nlpl.eu/ParaCrawl/corpus/version/ParaCrawl): "
+  "shuffle the pairs of a language with English, keep 200,000, the first 2,000 sources as queries"
 )
 
 
-def read(root: pathlib.Path) -> list[suite.StreamedTask]:
-  """One task for each pair of languages, of which only one is in memory at a time."""
+def read(root: pathlib.Path) -> list[suite.LargeTask]:
+  """Returns one task per language pair; only one pair is in memory at a time."""
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries", source=_SOURCE):
     name = files.plain_name(path).removesuffix(".queries")
     pair = name.split(".")[-1]
     codes = tuple(files.known_code(code, path) for code in pair.split("-"))
     if len(codes) != 2:
-      raise errors.InputError(f"{path}: {pair!r} is not two languages, as bg-en")
+      raise errors.InputError(f"{path}: {pair!r} is not a language pair such as bg-en")
     others = files.plain_or_gzipped(path.with_name(f"{name}.candidates"), source=_SOURCE)
     queries, candidates = files.column(path), files.column(others)
     if not queries or len(candidates) < len(queries):
       raise errors.InputError(
-        f"{path} has {len(queries)} lines and {others} has {len(candidates)}: each query's "
-        "translation has to be in the line of the same number"
+        f"{path} has {len(queries)} lines and {others} has {len(candidates)}: put each query's "
+        "translation on the line with the same number"
       )
     sides = suite.Side(codes[0], queries), suite.Side(codes[1], candidates)
     texts = functools.partial(itertools.chain, queries, candidates)
-    tasks.append(suite.StreamedTask(name, functools.partial(_run, name, sides), texts))
+    tasks.append(suite.LargeTask(name, functools.partial(_measure, name, sides), texts))
   return tasks
 
 
-def _run(name: str, sides: tuple[suite.Side, suite.Side], tools: suite.Tools) -> list[suite.Result]:
+def _measure(
+  name: str, sides: tuple[suite.Side, suite.Side], tools: suite.Tools
+) -> list[suite.Result]:
   queries, candidates = sides
   forward, _ = xsim.nearest(tools.embed(queries), tools.embed(candidates))
   accuracy = 100 * (1 - xsim.error_rate(forward.margin_N, candidates.texts))
@@ -55,14 +57,13 @@ def _run(name: str, sides: tuple[suite.Side, suite.Side], tools: suite.Tools) ->
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """`accuracy`: the mean over all pairs; those seen in training and others."""
+  """Returns `accuracy`, the mean over all pairs, and over pairs of seen and other languages."""
   complete = not missing(results)
-  summary = averages.mean("accuracy", (x.metrics["accuracy"] for x in results), complete=complete)
-  return summary | averages.by_seen("accuracy", results, "accuracy", seen, complete=complete)
+  return averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Languages of the paper that are not there with English."""
+  """Returns the paper's language pairs without results."""
   there = {frozenset(result.languages) for result in results}
   return [f"{code}-en" for code in LANGUAGES if {code, "en"} not in there]
 
@@ -73,7 +74,7 @@ BENCHMARK = suite.Benchmark(
   folders=("paracrawl",),
   layout=(
     "NAME.xx-yy.queries in xx and NAME.xx-yy.candidates in yy, plain or .gz; a query's translation "
-    "is the candidate of the same line"
+    "is the candidate on the same line"
   ),
   source=_SOURCE,
   read=read,

@@ -1,14 +1,14 @@
 """Retrieval among N-way translations: FLORES-200 and NTREX-128.
 
-For each ordered pair of languages, the first searching in the second:
+Results of each ordered pair of languages, with queries in the first:
 
 * `accuracy`: share of sentences whose nearest one, by cosine, is the translation, P@1 (EMS paper,
-  section V-B); of equally near ones the first counts.
-* `xsim`: error rate of the best ratio margin among the k = 4 nearest (soft contrastive paper,
-  section 4.2); a sentence that reads as the translation does is no error.
-* `xsim++`: the same, into English alone, among English sentences and changed ones; and
-  `xsim++ TYPE`, the share of sentences for which a change of that type was taken, or another
-  sentence ("Misaligned").
+  section V-B); among equally near ones the first counts.
+* `xsim`: error rate by best ratio margin among the k = 4 nearest (soft contrastive paper, section
+  4.2); a sentence identical to the translation is not an error.
+* `xsim++`: the same, into English only, among original and changed English sentences; and
+  `xsim++ TYPE`, the share of sentences for which the nearest was changed in this way, or is
+  another sentence ("Misaligned").
 
 Texts of one language (its regional variants) are not compared.
 """
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,28 +29,33 @@ from vmsst.files import input_files, text_files
 from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")
+NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
+# FLORES+ added N'Ko later.
+_FLORES_CODES = tuple(
+  each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
+)
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": ems_groups.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
 }
-"""Languages that papers average over on FLORES, by a name for them, for each metric."""
+"""Languages that papers average over on FLORES, by metric and by name of the group."""
 
 _ENGLISH = languages.language("en")
-_CHANGED = "eng_Latn"  # The language that has changed sentences.
+_CHANGED = "eng_Latn"  # The language with changed sentences.
 FLORES_SOURCE = (
-  "https://tinyurl.com/flores200dataset unpacks to it; xSIM++'s two files of English are in "
+  "download https://tinyurl.com/flores200dataset; the two English files of xSIM++ are in "
   "https://dl.fbaipublicfiles.com/nllb/laser/xsimplusplus"
 )
-NTREX_SOURCE = "it is NTREX-128 of https://github.com/MicrosoftTranslator/NTREX"
+NTREX_SOURCE = "download NTREX-128 from https://github.com/MicrosoftTranslator/NTREX"
 
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """Sentences that are made of others and mean something else.
+  """Sentences made from others, with another meaning.
 
   Attributes:
-    texts: All of them.
-    changes: For each, what it was made of and the type of the change.
+    texts: The changed sentences.
+    changes: For each, the original sentence and the type of the change.
   """
 
   texts: list[str]
@@ -58,7 +63,7 @@ class Changed:
 
 
 def read_changed(texts: pathlib.Path, types: pathlib.Path) -> Changed:
-  """Reads a sentence a line, and a JSON object with objects `src`, `errtype` by sentence."""
+  """Reads one sentence per line, and a JSON object that maps them to objects `src`, `errtype`."""
   content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
   try:
     changes = {text: (str(each["src"]), str(each["errtype"])) for text, each in content.items()}
@@ -73,18 +78,18 @@ def _read_flores(split: str, root: pathlib.Path) -> list[suite.Task]:
   folder = root / "flores200"
   found = files.files_in(folder / split, f"*.{split}", source=FLORES_SOURCE)
   paths = {files.plain_name(path).removesuffix(f".{split}"): path for path in found}
-  beside = folder / f"{split}_augmented"
+  augmented = folder / f"{split}_augmented"
   changed = None
-  if beside.is_dir() and _CHANGED in paths:
+  if augmented.is_dir() and _CHANGED in paths:
     names = f"{_CHANGED}_augmented.{split}", f"{_CHANGED}_errtype.{split}.json"
     changed = read_changed(
-      *(files.plain_or_gzipped(beside / name, source=FLORES_SOURCE) for name in names)
+      *(files.plain_or_gzipped(augmented / name, source=FLORES_SOURCE) for name in names)
     )
   return [_task(paths, changed)]
 
 
 def ntrex_folder(root: pathlib.Path) -> pathlib.Path:
-  """Where NTREX's files lie under the data root: as in a copy of its repository, or at once."""
+  """Returns the folder of NTREX's files under the data root, with or without `NTREX-128`."""
   inner = root / "ntrex" / "NTREX-128"
   return inner if inner.is_dir() else inner.parent
 
@@ -92,20 +97,20 @@ def ntrex_folder(root: pathlib.Path) -> pathlib.Path:
 def read_ntrex(
   root: pathlib.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
-  """One task of all languages, or of those whose codes are to be kept."""
+  """Returns one task of all languages, or of those whose codes `keep` accepts."""
   folder = ntrex_folder(root)
   patterns = ("newstest2019-src.*.txt", "newstest2019-ref.*.txt", "ntrex.*.txt")
   paths: dict[str, pathlib.Path] = {}
   for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
     code = files.plain_name(path).split(".")[1]
     if paths.setdefault(code, path) is not path:
-      raise errors.InputError(f"{paths[code]} and {path} are both {code}: remove one")
+      raise errors.InputError(f"{paths[code]} and {path} both have language {code}: remove one")
   kept = {files.known_code(code, path): path for code, path in paths.items()}
   return [_task({code: path for code, path in kept.items() if keep(code)}, None)]
 
 
 def _task(paths: Mapping[str, pathlib.Path], changed: Changed | None) -> suite.Task:
-  """One task of all languages; a result for each ordered pair, named by the codes (deu-fra)."""
+  """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
   codes = [files.known_code(code, path) for code, path in paths.items()]
   texts = [[text.strip() for text in lines] for lines in files.aligned(*paths.values())]
   sides = [suite.Side(*each) for each in zip(codes, texts, strict=True)]
@@ -118,7 +123,7 @@ def _score(
   sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
   named = [side.language for side in sides[: len(sides) - (changed is not None)]]
-  compared = [exact_search.Side(each) for each in vectors[: len(named)]]
+  compared = [exact_search.DistinctVectors(each) for each in vectors[: len(named)]]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for i, j in itertools.combinations(range(len(named)), 2):
     if languages.language(named[i]) != languages.language(named[j]):
@@ -156,34 +161,25 @@ def _changed_rates(
   }
 
 
-def _flores_code(language: languages.Language) -> str | None:
-  # N'Ko came later, with FLORES+.
-  return language.flores[0] if language.flores and language.iso639_3 != "nqo" else None
-
-
-def _ntrex_code(language: languages.Language) -> str | None:
-  return language.ntrex
-
-
 def summarize(
-  code_of: Callable[[languages.Language], str | None],
+  codes: Sequence[str],
   groups: Mapping[str, Mapping[str, Sequence[str]]],
   results: Sequence[suite.Result],
   seen: suite.Seen,
 ) -> suite.Numbers:
-  """Means over ordered pairs of languages.
+  """Returns means over ordered pairs of languages.
 
-  `accuracy` and `xsim` of all pairs, of those to English, from English and without it, of languages
-  seen in training and others, and of groups; `xsim++` and its types of all pairs that have them.
+  `accuracy` and `xsim` over all pairs, those to English, from English and without it, of languages
+  seen in training and others, and of groups; `xsim++` and its types over all pairs that have them.
 
   Args:
-    code_of: Gives a language's code; None if the benchmark does not have it.
-    groups: Codes of languages by the name of a group, for each metric.
-    results: Of the pairs.
-    seen: Tells the languages seen in training.
+    codes: Language codes of the benchmark.
+    groups: Language codes by metric and by name of the group.
+    results: Results of the pairs.
+    seen: Tests which languages were seen in training.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
-  complete = not _lacking(code_of, results)
+  complete = not averages.missing_languages(codes, results)
   summary: suite.Numbers = {}
   for metric in METRICS:
     values = [result.metrics[metric] for result in results]
@@ -197,8 +193,8 @@ def summarize(
       kept = list(itertools.compress(values, chosen))
       summary |= averages.mean(metric + name, kept, complete=complete)
     summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
-    for name, codes in groups.get(metric, {}).items():
-      members = {languages.language(code) for code in codes}
+    for name, own in groups.get(metric, {}).items():
+      members = {languages.language(code) for code in own}
       kept = [x for x, pair in zip(values, pairs, strict=True) if members >= {*pair}]
       whole = len(kept) >= len(members) * (len(members) - 1)
       summary |= averages.mean(f"{metric} {name}", kept, complete=whole)
@@ -208,17 +204,8 @@ def summarize(
   return summary
 
 
-def _lacking(
-  code_of: Callable[[languages.Language], str | None], results: Iterable[suite.Result]
-) -> list[str]:
-  """Codes of languages that should be there and are not."""
-  there = {languages.language(code) for result in results for code in result.languages}
-  named = {each: code_of(each) for each in languages.LANGUAGES}
-  return [code for each, code in named.items() if code is not None and each not in there]
-
-
 def _missing_flores(results: Sequence[suite.Result]) -> list[str]:
-  lacking = _lacking(_flores_code, results)
+  lacking = averages.missing_languages(_FLORES_CODES, results)
   changed = any("xsim++" in result.metrics for result in results)
   return lacking if changed else [*lacking, "changed English sentences (xSIM++)"]
 
@@ -234,7 +221,7 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     ),
     source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
-    summarize=functools.partial(summarize, _flores_code, GROUPS),
+    summarize=functools.partial(summarize, _FLORES_CODES, GROUPS),
     missing=_missing_flores,
   )
 
@@ -248,6 +235,6 @@ NTREX = suite.Benchmark(
   layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
   source=NTREX_SOURCE,
   read=read_ntrex,
-  summarize=functools.partial(summarize, _ntrex_code, {}),
-  missing=functools.partial(_lacking, _ntrex_code),
+  summarize=functools.partial(summarize, NTREX_CODES, {}),
+  missing=functools.partial(averages.missing_languages, NTREX_CODES),
 )

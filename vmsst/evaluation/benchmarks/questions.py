@@ -1,8 +1,8 @@
-"""Questions looked up in a knowledge base of questions by cosine.
+"""Question retrieval in a knowledge base of questions, by cosine.
 
-`QUESTIONS` is that of the VMSST paper (section 6.2, Tables 1, 11 and 12): a question of NQ-open or
-MKQA counts where the nearest of PAQ's 65 million questions has the right answer. `MKQA_SMALL` is
-not: MKQA's questions are to be found in English, among those and the questions of NQ.
+`QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12): a question of NQ-open
+or MKQA counts if the nearest of PAQ's 65 million questions has the right answer. `MKQA_SMALL` is a
+small task of our own: finds MKQA's questions in English, among those and the questions of NQ.
 """
 
 import ast
@@ -21,11 +21,11 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, json_lines
 from vmsst.evaluation.metrics import answers, retrieval
-from vmsst.files import atomic_files, text_files
-from vmsst.search import exact_search
+from vmsst.files import text_files
+from vmsst.search import exact_search, resumable_search
 
 SHARD = 1 << 16
-"""Questions of the knowledge base that are in memory at once."""
+"""Questions of the knowledge base in memory at once."""
 
 # fmt: off
 MKQA_LANGUAGES = (
@@ -33,7 +33,7 @@ MKQA_LANGUAGES = (
   "nl", "no", "pl", "pt", "ru", "sv", "th", "tr", "vi", "zh_cn",
 )
 # fmt: on
-"""Those of Table 12. MKQA's zh_hk and zh_tw are measured, but not part of the mean."""
+"""Languages of Table 12. MKQA's zh_hk and zh_tw are measured, but are not part of the mean."""
 
 _SMALL_LANGUAGES = ("ar", "es", "fi", "ja", "km", "ko", "ms", "ru", "sv", "tr", "zh_cn")
 _NQ_SOURCE = "NQ-open.dev.jsonl is in google-research-datasets/natural-questions, nq_open"
@@ -46,10 +46,10 @@ class Questions:
   """Questions of one language.
 
   Attributes:
-    name: Of the set, unique.
-    language: Code of it.
+    name: Unique name of the set.
+    language: Language code.
     texts: The questions.
-    gold: The right answers to each, as `answers.normalized_set` gives them.
+    gold: The right answers of each, as `answers.normalized_set` returns them.
   """
 
   name: str
@@ -59,7 +59,7 @@ class Questions:
 
 
 def nq_open(path: pathlib.Path) -> Questions:
-  """The questions of a file of NQ-open: one JSON object a line, `question` and `answer` (a list).
+  """Reads NQ-open: one JSON object per line, with `question` and `answer` (a list).
 
   Raises:
     InputError: the file is broken.
@@ -72,11 +72,11 @@ def nq_open(path: pathlib.Path) -> Questions:
 
 
 def mkqa(path: pathlib.Path) -> list[Questions]:
-  """MKQA's questions that have an answer, by language, out of mkqa.jsonl.gz.
+  """Reads MKQA's questions with an answer, by language, from mkqa.jsonl.gz.
 
-  The gold answers are the English ones, with their aliases, for every language, as the knowledge
+  In every language the gold answers are the English ones with their aliases, because the knowledge
   base is English. Questions without any (MKQA's unanswerable ones and those with long answers, a
-  third) can never count and are left out.
+  third) are dropped, because they cannot be found.
 
   Raises:
     InputError: the file is broken, or a language is unknown.
@@ -85,7 +85,7 @@ def mkqa(path: pathlib.Path) -> list[Questions]:
   for place, record in json_lines.records(path):
     queries, gold = record.get("queries"), _english_answers(record, place)
     if not isinstance(queries, dict) or set(queries) != set(found or queries):
-      raise errors.InputError(f"{place}: 'queries' is not a question in each language")
+      raise errors.InputError(f"{place}: 'queries' does not have one question per language")
     for code in queries:
       files.known_code(code, path)
       own = found.setdefault(code, Questions(f"mkqa {code}", code, [], []))
@@ -100,13 +100,13 @@ def mkqa(path: pathlib.Path) -> list[Questions]:
 def knowledge_base(
   paths: Iterable[pathlib.Path], start: int = 0
 ) -> Iterator[tuple[str, list[str]]]:
-  """The questions of a knowledge base and the answers to each, from question number `start` on.
+  """Yields the questions of a knowledge base with their answers, from question `start` on.
 
   Args:
-    paths: Plain or gzipped files, read one after the other: `.jsonl` as PAQ has it, an object with
-      `question` and `answer` a line, the answer a text or a list; or `.tsv`, the question, a TAB
-      and the answer, which may be a list in brackets, as in the files of DPR.
-    start: How many questions to pass over.
+    paths: Plain or gzipped files, read in order: `.jsonl` as in PAQ, with an object of `question`
+      and `answer` (a text or a list) per line; or `.tsv` as in DPR, with question, TAB and answer
+      (a text, or a list in brackets).
+    start: Number of questions to skip.
 
   Raises:
     InputError: a file is broken.
@@ -123,24 +123,25 @@ def knowledge_base(
 def knowledge_retrieval(
   tools: suite.Tools, *, sets: Sequence[Questions], paths: Sequence[pathlib.Path]
 ) -> list[suite.Result]:
-  """How often the nearest question of a knowledge base has a right answer: `accuracy`, R@1.
+  """Returns `accuracy`, R@1: how often the nearest question of a knowledge base has a right answer.
 
-  The knowledge base is read, embedded and searched `SHARD` questions at a time, once for all sets;
-  of equally near questions the first counts. After every shard the best of each query so far is
-  written to the folder of the tools; called again, it goes on from there.
+  Reads, embeds and searches the knowledge base once for all sets, `SHARD` questions at a time.
+  Among equally near questions the first counts. After every shard the best question of each query
+  is saved in the folder of the tools; a second call resumes from there.
 
   Args:
-    tools: What embeds and compares.
-    sets: The questions to look up.
+    tools: Embed texts and compare vectors.
+    sets: The questions to search for.
     paths: Files of the `knowledge_base`.
 
   Raises:
-    InputError: a file is broken or holds nothing, or the folder has a search of something else.
+    InputError: a file is broken or empty, or the folder has a search with other settings.
   """
   identity = _identity(sets, paths)
   path = tools.folder / "best.npz"
   path.parent.mkdir(parents=True, exist_ok=True)
-  best = _load(path, identity) or _Best.of(sum(len(each.texts) for each in sets))
+  done, found = resumable_search.load_state(path, identity)
+  best = _Best(done, **found) if found else _Best.of(sum(len(each.texts) for each in sets))
   gold = [each for own in sets for each in own.gold]
   pairs = knowledge_base(paths, best.done)
   query_ND = None
@@ -148,23 +149,23 @@ def knowledge_retrieval(
     if query_ND is None:
       query_ND = np.concatenate([tools.embed(suite.Side(own.language, own.texts)) for own in sets])
     _search(tools, query_ND, shard, gold, best)
-    _save(path, best, identity)
+    resumable_search.save_state(path, identity, **dataclasses.asdict(best))
     scores = ", ".join(f"{x} {y:.2f}" for x, y in _summarize(_results(sets, best), None).items())
     tools.report(f"{best.done:,} questions of the knowledge base searched; so far {scores}")
     del shard
   if not best.done:
-    raise errors.InputError(f"{', '.join(map(str, paths))}: no question; {_PAQ_SOURCE}")
+    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
   return _results(sets, best)
 
 
 @dataclasses.dataclass
 class _Best:
-  """The nearest question of each of Q queries, of the first `done` of a knowledge base.
+  """The nearest question of each of Q queries among the first `done` of a knowledge base.
 
   Attributes:
-    done: How many were searched.
-    score_Q: Its cosine, float32.
-    right_Q: Whether it has a right answer.
+    done: Number of questions searched.
+    score_Q: Cosine of the nearest question, float32.
+    right_Q: Whether that question has a right answer.
   """
 
   done: int
@@ -183,14 +184,14 @@ def _search(
   gold: Sequence[frozenset[str]],
   best: _Best,
 ) -> None:
-  """Looks a shard up, and takes over into `best` what is nearer."""
+  """Searches a shard and updates `best` with nearer questions."""
   vectors_MD = exact_search.unit_rows(
     tools.embed(suite.Side("en", [question for question, _ in shard]))
   )
   index_N = exact_search.nearest_in_blocks(query_ND, [vectors_MD], engine=tools.engine).index_NK[
     :, 0
   ]
-  # Not the scores of the search: those of one vector are not quite alike from shard to shard.
+  # Not the scores of the search: their rounding differs slightly from shard to shard.
   score_N = _cosines(query_ND, vectors_MD, index_N)
   for row in np.flatnonzero(score_N > best.score_Q).tolist():
     best.score_Q[row] = score_N[row]
@@ -199,7 +200,7 @@ def _search(
 
 
 def _cosines(query_ND: np.ndarray, vectors_MD: np.ndarray, index_N: np.ndarray) -> np.ndarray:
-  """The cosine of every query with the vector that was found for it, float32 [N]."""
+  """Returns the cosine of every query with the vector found for it, float32 [N]."""
   parts = []
   for start in range(0, len(query_ND), SHARD):
     rows = slice(start, start + SHARD)
@@ -217,13 +218,12 @@ def _results(sets: Sequence[Questions], best: _Best) -> list[suite.Result]:
 
 
 def _summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """NQ's accuracy, and the means of MKQA's over the languages of Table 12."""
+  """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12."""
   found = {x.name: x.metrics["accuracy"] for x in results if x.name == "nq"}
   names = _mkqa_names()
   own = [x for x in results if x.name in names]
   complete = len(own) == len(names)
-  found |= averages.mean("mkqa", (x.metrics["accuracy"] for x in own), complete=complete)
-  return found | averages.by_seen("mkqa", own, "accuracy", seen, complete=complete)
+  return found | averages.mean_and_by_seen("mkqa", own, "accuracy", seen, complete=complete)
 
 
 def _mkqa_names() -> list[str]:
@@ -231,12 +231,11 @@ def _mkqa_names() -> list[str]:
 
 
 def _missing(results: Sequence[suite.Result]) -> list[str]:
-  there = {result.name for result in results}
-  return [name for name in ("nq", *_mkqa_names()) if name not in there]
+  return averages.missing_names(("nq", *_mkqa_names()), results)
 
 
 def test_sets(root: pathlib.Path) -> list[Questions]:
-  """The questions to be looked up, as far as their files are there, whatever to look them up in."""
+  """Reads the questions to search for, if their files exist, even without a knowledge base."""
   sets = []
   if (root / "nq").is_dir():
     sets.append(nq_open(_nq_file(root / "nq")))
@@ -245,21 +244,21 @@ def test_sets(root: pathlib.Path) -> list[Questions]:
   return sets
 
 
-def _read(root: pathlib.Path) -> list[suite.StreamedTask]:
+def _read(root: pathlib.Path) -> list[suite.LargeTask]:
   sets = test_sets(root)
   if not sets:
     raise errors.InputError(
-      f"{root} has a knowledge base, but neither nq/NQ-open.dev.jsonl nor mkqa/mkqa.jsonl.gz to "
-      f"look up in it; {_NQ_SOURCE}; {_MKQA_SOURCE}"
+      f"{root} has a knowledge base, but no questions: add nq/NQ-open.dev.jsonl or "
+      f"mkqa/mkqa.jsonl.gz; {_NQ_SOURCE}; {_MKQA_SOURCE}"
     )
   paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
-  run = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
+  measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
   texts = functools.partial(itertools.chain.from_iterable, [own.texts for own in sets])
-  return [suite.StreamedTask("knowledge base", run, texts)]
+  return [suite.LargeTask("knowledge base", measure, texts)]
 
 
 def _nq_file(folder: pathlib.Path) -> pathlib.Path:
-  """The test set, which Google calls dev and others test."""
+  """Returns the file of the test set, which Google calls dev and others test."""
   patterns = ("[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl")
   return files.files_in(folder, *patterns, source=_NQ_SOURCE)[-1]
 
@@ -285,7 +284,7 @@ def _read_small(root: pathlib.Path) -> list[suite.Task]:
   header, rows = rows[0] if rows else [], rows[1:]
   if header[:2] != ["id", "split"] or "en" not in header or len(header) < 4 or not rows:
     raise errors.InputError(
-      f"{path}:1: no header of id, split, en and codes of other languages, or no questions"
+      f"{path}:1: expected a header of id, split, en and codes of other languages, and questions"
     )
   questions = {code: [row[place] for row in rows] for place, code in enumerate(header[2:], 2)}
   knowledge = questions.pop("en")
@@ -299,7 +298,7 @@ def _read_small(root: pathlib.Path) -> list[suite.Task]:
 def _same_rows(
   codes: Sequence[str], knowledge_MD: np.ndarray, *queries: np.ndarray
 ) -> list[suite.Result]:
-  """How often the query's own translation is the nearest question, or among the ten nearest."""
+  """Scores how often the nearest question, or one of ten, is the query's translation."""
   found = exact_search.nearest_in_blocks(np.concatenate(queries), [knowledge_MD], 10)
   results, start = [], 0
   for code, query_ND in zip(codes, queries, strict=True):
@@ -317,13 +316,12 @@ def _summarize_small(results: Sequence[suite.Result], seen: suite.Seen) -> suite
   complete = not _missing_small(results)
   found: suite.Numbers = {}
   for metric in ("accuracy", "R@10"):
-    found |= averages.mean(metric, (x.metrics[metric] for x in results), complete=complete)
+    found |= averages.metric_mean(metric, results, metric, complete=complete)
   return found | averages.by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 
 def _missing_small(results: Sequence[suite.Result]) -> list[str]:
-  there = {result.name for result in results}
-  return [code for code in _SMALL_LANGUAGES if code not in there]
+  return averages.missing_names(_SMALL_LANGUAGES, results)
 
 
 MKQA_SMALL = suite.Benchmark(
@@ -332,7 +330,7 @@ MKQA_SMALL = suite.Benchmark(
   folders=("mkqa", "nq"),
   files=("mkqa/mkqa.wide.tsv",),
   layout="mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
-  source=f"{_NQ_SOURCE}; {_MKQA_SOURCE}, whose questions are to be put into a table",
+  source=f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
   read=_read_small,
   summarize=_summarize_small,
   missing=_missing_small,
@@ -366,7 +364,7 @@ def _answer_list(record: dict[str, Any], place: str) -> list[str]:
 
 
 def _english_answers(record: dict[str, Any], place: str) -> frozenset[str]:
-  """Empty where MKQA has none."""
+  """Returns the normalized English answers; the set is empty if MKQA has none."""
   try:
     given = record["answers"]["en"]
     texts = [text for each in given for text in (each.get("text"), *each.get("aliases", ()))]
@@ -382,26 +380,10 @@ def _not_empty(questions: Questions, path: pathlib.Path) -> Questions:
 
 
 def _identity(sets: Sequence[Questions], paths: Sequence[pathlib.Path]) -> str:
-  """What a search is of: questions, answers, and names and sizes of the knowledge base's files."""
+  """Returns a digest of questions, answers, and names and sizes of the knowledge base's files."""
   digest = hashlib.sha256()
   for own in sets:
     gold = [sorted(each) for each in own.gold]
     digest.update(json.dumps([own.name, own.texts, gold]).encode())
   digest.update(json.dumps([(path.name, path.stat().st_size) for path in paths]).encode())
   return digest.hexdigest()
-
-
-def _save(path: pathlib.Path, best: _Best, identity: str) -> None:
-  with atomic_files.atomic_file(path) as stream:
-    np.savez(stream, **dataclasses.asdict(best), identity=np.array(identity))
-
-
-def _load(path: pathlib.Path, identity: str) -> _Best | None:
-  if not path.is_file():
-    return None
-  with np.load(path, allow_pickle=False) as content:
-    if str(content["identity"]) != identity:
-      raise errors.InputError(
-        f"{path} is of a search with other questions or another knowledge base: delete it"
-      )
-    return _Best(int(content["done"]), content["score_Q"], content["right_Q"])

@@ -1,4 +1,4 @@
-"""Sets of pairs of sentences, and how vectors agree with how similar people find them."""
+"""Sets of sentence pairs with human similarity scores, and their tasks."""
 
 import dataclasses
 import functools
@@ -17,12 +17,12 @@ METRICS = ("pearson", "spearman")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
-  """A set of pairs.
+class ScoredPairs:
+  """A set of sentence pairs.
 
   Attributes:
-    name: Of the set.
-    path: File that it was read from.
+    name: Name of the set.
+    path: File of the set.
     rows: Gold score, first and second sentence of each pair.
   """
 
@@ -31,7 +31,7 @@ class Pairs:
   rows: Sequence[tuple[float, str, str]]
 
   def texts(self, place: int) -> list[str]:
-    """All first (1) or second (2) sentences."""
+    """Returns all first (1) or second (2) sentences."""
     return [str(row[place]) for row in self.rows]
 
   @property
@@ -40,13 +40,13 @@ class Pairs:
     return np.array([row[0] for row in self.rows], np.float64)
 
 
-def scored_table(path: pathlib.Path, name: str) -> Pairs:
-  """The pairs of a file of lines `score TAB first TAB second`."""
+def scored_table(path: pathlib.Path, name: str) -> ScoredPairs:
+  """Reads a file of lines `score TAB first TAB second`."""
   rows = [
     (files.number(gold, path, line), first, second)
     for line, (gold, first, second) in enumerate(files.table(path, 3), 1)
   ]
-  return _not_empty(Pairs(name, path, rows))
+  return _not_empty(ScoredPairs(name, path, rows))
 
 
 def semeval(
@@ -56,15 +56,15 @@ def semeval(
   *,
   unscored: bool = False,
   more_pairs: bool = False,
-) -> Pairs:
-  """The pairs of a file `STS.input.NAME.txt`, with their scores in `STS.gs.NAME.txt`.
+) -> ScoredPairs:
+  """Reads the pairs of `STS.input.NAME.txt` and their scores in `STS.gs.NAME.txt`.
 
   Args:
-    path: The former file; fields after the second are notes.
-    gold_path: The latter.
-    name: Of the set.
-    unscored: Whether pairs whose line of scores is empty are left out; else they are an error.
-    more_pairs: Whether there may be pairs after the last score; they are left out.
+    path: The pairs; fields after the second are notes.
+    gold_path: The scores.
+    name: Name of the set.
+    unscored: Whether to skip pairs with an empty score line; else they are an error.
+    more_pairs: Whether to skip pairs after the last score; else they are an error.
 
   Raises:
     InputError: a file is broken.
@@ -73,8 +73,8 @@ def semeval(
   scores = [line.strip() for line in text_files.read_lines(str(gold_path))]
   if len(pairs) != len(scores) and not (more_pairs and len(pairs) > len(scores)):
     raise errors.InputError(
-      f"{path} has {len(pairs)} lines and {gold_path} has {len(scores)}: each pair needs a line "
-      "with its score; copy both again"
+      f"{path} has {len(pairs)} lines and {gold_path} has {len(scores)}, but each pair must have a "
+      "score line: copy both again"
     )
   rows = []
   for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1):
@@ -82,17 +82,17 @@ def semeval(
       raise errors.InputError(f"{path}:{line}: 1 field, not 2 sentences with a TAB between them")
     if score or not unscored:
       rows.append((files.number(score, gold_path, line), pair[0], pair[1]))
-  return _not_empty(Pairs(name, path, rows))
+  return _not_empty(ScoredPairs(name, path, rows))
 
 
 def gold_name(path: pathlib.Path) -> str:
-  """The name of the file of scores that belongs to `STS.input.NAME.txt`."""
+  """Returns the name of the score file of `STS.input.NAME.txt`."""
   return files.plain_name(path).replace(".input.", ".gs.")
 
 
-def by_name(sets: Iterable[Pairs]) -> dict[str, Pairs]:
-  """Sets by their names; raises InputError if two have the same."""
-  found: dict[str, Pairs] = {}
+def by_name(sets: Iterable[ScoredPairs]) -> dict[str, ScoredPairs]:
+  """Returns sets by name; raises InputError if two have the same name."""
+  found: dict[str, ScoredPairs] = {}
   for pairs in sets:
     other = found.setdefault(pairs.name, pairs)
     if other is not pairs:
@@ -100,19 +100,19 @@ def by_name(sets: Iterable[Pairs]) -> dict[str, Pairs]:
   return found
 
 
-def task(pairs: Pairs, codes: Sequence[str]) -> suite.Task:
-  """The task of one set: `pearson` and `spearman` in a result of its name.
+def task(pairs: ScoredPairs, codes: Sequence[str]) -> suite.Task:
+  """Returns the task of one set, whose result has `pearson` and `spearman`.
 
   Args:
     pairs: The set.
-    codes: Languages of the first and of the second sentences.
+    codes: Languages of the first and the second sentences.
   """
   sides = tuple(suite.Side(code, pairs.texts(place)) for place, code in enumerate(codes, 1))
   return suite.Task(pairs.name, sides, functools.partial(_score, pairs, tuple(codes)))
 
 
 def _score(
-  pairs: Pairs, codes: tuple[str, ...], first_ND: np.ndarray, second_ND: np.ndarray
+  pairs: ScoredPairs, codes: tuple[str, ...], first_ND: np.ndarray, second_ND: np.ndarray
 ) -> list[suite.Result]:
   return [correlations(pairs.name, codes, sts.cosines(first_ND, second_ND), pairs.gold_N)]
 
@@ -120,7 +120,7 @@ def _score(
 def correlations(
   name: str, codes: tuple[str, ...], cosine_N: np.ndarray, gold_N: np.ndarray
 ) -> suite.Result:
-  """Both correlations, x 100; raises ValueError, with the set's name, if there are none."""
+  """Returns both correlations x 100; raises ValueError with the set's name if there are none."""
   try:
     metrics = {"pearson": sts.pearson(cosine_N, gold_N), "spearman": sts.spearman(cosine_N, gold_N)}
   except ValueError as error:
@@ -128,13 +128,7 @@ def correlations(
   return suite.Result(name, codes, {key: 100 * value for key, value in metrics.items()})
 
 
-def not_there(names: Iterable[str], results: Sequence[suite.Result]) -> list[str]:
-  """Those of some names that no result has."""
-  there = {result.name for result in results}
-  return [name for name in names if name not in there]
-
-
-def _not_empty(pairs: Pairs) -> Pairs:
+def _not_empty(pairs: ScoredPairs) -> ScoredPairs:
   if not pairs.rows:
     raise errors.InputError(f"{pairs.path}: no pair with a score")
   return pairs

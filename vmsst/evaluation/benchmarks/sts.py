@@ -1,8 +1,8 @@
 """Semantic textual similarity in English: the test sets of SemEval 2012 to 2016.
 
 The VMSST paper (section 6.2 and appendix B.1) averages Pearson's correlation over a year's sets and
-then over years, and gives Spearman's of all sets of a year together, without 2013's SMT. An average
-over sets of which some are not there has " (incomplete)" in its name.
+then over years, and gives Spearman's of all sets of a year together, without 2013's SMT. The name
+of an average with missing sets ends in " (incomplete)".
 """
 
 import functools
@@ -28,24 +28,24 @@ SETS: dict[str, tuple[str, ...]] = {
 """The official test sets of each year."""
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
-_LEFT_OUT = "STS13.SMT"  # Of Spearman's correlation.
-_JUDGED_IN_PART = ("2015", "2016")  # Their files of scores have empty lines.
+_LEFT_OUT = "STS13.SMT"  # From Spearman's correlation.
+_SCORED_IN_PART = ("2015", "2016")  # Their score files have empty lines.
 _SOURCE = (
-  "the archives are linked from http://ixa2.si.ehu.es/stswiki and are in SentEval's "
-  "data/downstream/STS (https://github.com/facebookresearch/SentEval)"
+  "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS of "
+  "https://github.com/facebookresearch/SentEval"
 )
 
 
 def read(root: pathlib.Path) -> list[suite.Task]:
-  """One task for each year.
+  """Returns one task per year.
 
   Its results are `pearson` and `spearman` of each set, by its name (STS12.MSRpar), and `spearman`
-  of all sets of the year together but 2013's SMT, by the name of the year (STS12).
+  of all sets of the year together except 2013's SMT, by the name of the year (STS12).
   """
   folder = root / "sts"
   found = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
   if not found:
-    raise errors.InputError(f"{folder} holds no {BENCHMARK.layout}; {_SOURCE}")
+    raise errors.InputError(f"{folder} has no {BENCHMARK.layout}; {_SOURCE}")
   tasks = []
   for year, names in _NAMES.items():
     sets = [found[name] for name in names if name in found]
@@ -56,14 +56,14 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return tasks
 
 
-def _tables(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _tables(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.glob("STS1[2-6].*.tsv*")):
     name = files.plain_name(path).removesuffix(".tsv")
     if not name.endswith(".train"):
       yield similarity.scored_table(path, _official(name, path))
 
 
-def _originals(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.rglob("STS*.input.*.txt*")):
     parts = path.relative_to(folder).parts[:-1]
     if any("train" in part for part in parts) or ".ALL." in path.name:
@@ -71,13 +71,13 @@ def _originals(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
     year = re.search(r"(?<!\d)(?:20)?(1[2-6])(?!\d)", parts[0] if parts else "")
     if year is None:
       raise errors.InputError(
-        f"{path}: no telling of which year it is: put it into a folder of {folder} with the year "
-        "in its name, as 2012 or STS12-en-test"
+        f"{path}: unknown year: move the file into a folder of {folder} with the year in its name, "
+        "such as 2012 or STS12-en-test"
       )
     name = files.plain_name(path).split(".input.")[1].removesuffix(".txt").removeprefix("surprise.")
     official = _official(f"STS{year[1]}.{name}", path)
     gold = files.plain_or_gzipped(path.with_name(similarity.gold_name(path)), source=_SOURCE)
-    unscored = f"20{year[1]}" in _JUDGED_IN_PART
+    unscored = f"20{year[1]}" in _SCORED_IN_PART
     yield similarity.semeval(path, gold, official, unscored=unscored)
 
 
@@ -85,12 +85,14 @@ def _official(name: str, path: pathlib.Path) -> str:
   year = f"20{name[3:5]}"
   if name not in _NAMES[year]:
     raise errors.InputError(
-      f"{path} is no test set of {year}; those are {', '.join(SETS[year])}: rename or remove it"
+      f"{path} is not a test set of {year} ({', '.join(SETS[year])}): rename or remove it"
     )
   return name
 
 
-def _score(name: str, sets: Sequence[similarity.Pairs], *vectors: np.ndarray) -> list[suite.Result]:
+def _score(
+  name: str, sets: Sequence[similarity.ScoredPairs], *vectors: np.ndarray
+) -> list[suite.Result]:
   cosines = [sts.cosines(*sides) for sides in zip(vectors[::2], vectors[1::2], strict=True)]
   results = [
     similarity.correlations(pairs.name, ("en",), cosine_N, pairs.gold_N)
@@ -108,7 +110,7 @@ def _score(name: str, sets: Sequence[similarity.Pairs], *vectors: np.ndarray) ->
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """`pearson` and `spearman` of each year and the means over years (VMSST, Tables 1 and 9)."""
+  """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
   found = {result.name: result.metrics for result in results}
   whole = {metric: True for metric in similarity.METRICS}
   years: suite.Numbers = {}
@@ -132,8 +134,8 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Names of official sets that are not there."""
-  return similarity.not_there(itertools.chain.from_iterable(_NAMES.values()), results)
+  """Returns the official sets without results."""
+  return averages.missing_names(itertools.chain.from_iterable(_NAMES.values()), results)
 
 
 BENCHMARK = suite.Benchmark(

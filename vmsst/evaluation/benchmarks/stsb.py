@@ -1,8 +1,8 @@
-"""The STS Benchmark in English and translated, and its Japanese peer JSTS.
+"""The STS Benchmark in English and translations, and the Japanese JSTS.
 
-Each split of each language gives a result, `eng.dev` or `de.test`; one with fewer pairs than were
-published has that in its name, as in "de.test (595 of 1379 pairs)", and averages over such ones are
-" (incomplete)". Training pairs are not read. JSTS is in no average.
+Each split of each language gives a result, `eng.dev` or `de.test`. The name of a split with fewer
+pairs than published says so, as in "de.test (595 of 1379 pairs)"; averages over such splits are
+" (incomplete)". Training pairs are not read. JSTS is not part of averages.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ _SOURCE = (
 
 
 def read(root: pathlib.Path) -> list[suite.Task]:
-  """One task for each language and split."""
+  """Returns one task per language and split."""
   sets = list(_tables(root / "stsb"))
   jsts = root / "sts" / f"{_JSTS}.tsv"
   if jsts.is_file():
@@ -37,7 +37,7 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return [similarity.task(pairs, (codes[name], codes[name])) for name, pairs in found.items()]
 
 
-def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.Pairs]]:
+def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.ScoredPairs]]:
   for path in files.files_in(folder, "stsb.*.tsv", "sts-dev.csv", "sts-test.csv", source=_SOURCE):
     name = files.plain_name(path)
     rows: dict[str, list[tuple[float, str, str]]] = {split: [] for split in SPLITS}
@@ -54,17 +54,17 @@ def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.Pairs]]:
         elif split != "train":
           raise errors.InputError(f"{path}:{line}: {split!r} is not train, dev or test")
     if not any(rows.values()):
-      raise errors.InputError(f"{path}: no pair of dev or test")
+      raise errors.InputError(f"{path}: no pairs of dev or test")
     for split, pairs in rows.items():
       if pairs:
-        yield code, similarity.Pairs(_name(code, split, len(pairs)), path, pairs)
+        yield code, similarity.ScoredPairs(_name(code, split, len(pairs)), path, pairs)
 
 
 def _pair(row: list[str], path: pathlib.Path, line: int) -> tuple[float, str, str]:
   if len(row) < 7:
     raise errors.InputError(
-      f"{path}:{line}: {len(row)} fields; a genre or split, a file, a year, a number, a score and "
-      "two sentences are needed"
+      f"{path}:{line}: {len(row)} fields; expected a genre or split, a file, a year, a number, a "
+      "score and two sentences"
     )
   return files.number(row[4], path, line), row[5], row[6]
 
@@ -76,7 +76,7 @@ def _name(code: str, split: str, count: int) -> str:
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Means of each split over all languages, English, others, and those seen in training or not."""
+  """Returns means of each split over all languages, English, others, and seen and unseen ones."""
   summary: suite.Numbers = {}
   for split in SPLITS:
     found = {
@@ -101,7 +101,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Languages and splits that are not there, or not with all pairs."""
+  """Returns languages and splits without results, or with incomplete ones."""
   parts = {result.name.split(" ")[0]: result.name for result in results}
   names = [*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS]
   return [parts.get(name, name) for name in names if parts.get(name) != name]

@@ -1,4 +1,4 @@
-"""Tatoeba, version 1 of LASER: up to 1,000 sentences of each of 112 languages with English ones.
+"""Tatoeba, version 1 of LASER: up to 1,000 sentences in each of 112 languages, with English.
 
 Accuracy is the share of sentences whose nearest one on the other side, by cosine, is the
 translation. The VMSST paper (section 6.2), the EMS paper (section V-A) and the soft contrastive
@@ -15,7 +15,7 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
 from vmsst.evaluation.metrics import retrieval
 
-SOURCE = "it is data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
+SOURCE = "copy data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
 
 _CODES = (
   "afr amh ang ara arq arz ast awa aze bel ben ber bos bre bul cat cbk ceb ces cha cmn cor csb cym "
@@ -25,7 +25,7 @@ _CODES = (
   "tgl tha tuk tur tzl uig ukr urd uzb vie war wuu xho yid yue zsm"
 )
 LANGUAGES = tuple(_CODES.split())
-"""Codes of all 112."""
+"""Codes of all 112 languages."""
 
 _DIRECTIONS = {"forward": "to English", "backward": "from English", "average": "average"}
 
@@ -34,22 +34,22 @@ GROUPS = {
   "EMS unseen (54)": tuple(
     code for code in LANGUAGES if code not in ems_groups.TATOEBA["EMS seen (58)"]
   ),
-  # The pairs of the soft contrastive paper, whose mean its Table 3 has.
+  # The pairs of the soft contrastive paper, averaged in its Table 3.
   "en-fr en-ja en-ko en-ru": ("fra", "jpn", "kor", "rus"),
 }
-"""Languages that papers average over, by a name for them."""
+"""Languages that papers average over, by name of the group."""
 
 
 def read(root: pathlib.Path) -> list[suite.Task]:
-  """One task for each language."""
+  """Returns one task per language."""
   return [task(code, *paths) for code, paths in paths_in(root / "tatoeba").items()]
 
 
 def paths_in(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, pathlib.Path]]:
-  """The files of sentences and of English ones, by the code of the language in their names.
+  """Returns the files of foreign and English sentences, by the language code in their names.
 
   Raises:
-    InputError: there are none, or one of two is missing.
+    InputError: there are no files, or one side is missing.
   """
   found = {}
   for path in files.files_in(folder, "tatoeba.*-eng.*", source=SOURCE):
@@ -63,7 +63,7 @@ def paths_in(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, pathlib.Path
 
 
 def task(code: str, foreign: pathlib.Path, english: pathlib.Path) -> suite.Task:
-  """The task of one language; its result is named by the code."""
+  """Returns the task of one language, whose result is named by the code."""
   texts = files.aligned(foreign, english)
   sides = tuple(suite.Side(*side) for side in zip((code, "eng"), texts, strict=True))
   return suite.Task(code, sides, functools.partial(_score, code))
@@ -76,12 +76,12 @@ def _score(code: str, foreign_ND: np.ndarray, english_ND: np.ndarray) -> list[su
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Means over all languages, over seen and unseen ones, and `average` over the `GROUPS`."""
+  """Returns means over all, seen and unseen languages, and `average` over the `GROUPS`."""
   found = {result.name: result.metrics for result in results}
   complete = not missing(results)
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
-    summary |= averages.mean(name, (x[name] for x in found.values()), complete=complete)
+    summary |= averages.metric_mean(name, results, name, complete=complete)
   foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary |= averages.by_seen("average", foreign, "average", seen, complete=complete)
   for name, codes in GROUPS.items():
@@ -91,16 +91,15 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Codes of languages that are not there."""
-  there = {result.name for result in results}
-  return [code for code in LANGUAGES if code not in there]
+  """Returns the codes of languages without results."""
+  return averages.missing_names(LANGUAGES, results)
 
 
 BENCHMARK = suite.Benchmark(
   name="tatoeba",
   title="Tatoeba (LASER's test sets)",
   folders=("tatoeba",),
-  layout="tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, line by line translations, plain or .gz",
+  layout="tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
   source=SOURCE,
   read=read,
   summarize=summarize,

@@ -1,4 +1,4 @@
-"""Topics of sentences (SIB-200) and sentiments (NusaX), learned in English and told elsewhere."""
+"""Zero-shot classification: topics (SIB-200) and sentiments (NusaX), with English training data."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, transfer
+from vmsst.evaluation.benchmarks import averages, files, transfer
 
 _NUSAX = {
   "acehnese": "ace",
@@ -30,15 +30,15 @@ _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Labeled:
-  """The same sentences in several languages, with a class for each.
+class LabeledTexts:
+  """The same sentences in several languages, with class labels.
 
   Attributes:
-    name: Of the benchmark.
-    texts: The N sentences by code of the language; the first language is English.
+    name: Name of the benchmark.
+    texts: The N sentences by language code; the first language is English.
     split_N: "train", "dev" or "test".
     label_N: Number of the class, from 0, int64.
-    num_classes: How many classes there are.
+    num_classes: Number of classes.
   """
 
   name: str
@@ -49,11 +49,11 @@ class Labeled:
 
   @property
   def english(self) -> str:
-    """The code that the files have for English."""
+    """The code of English in the files."""
     return next(iter(self.texts))
 
-  def only(self, codes: Iterable[str]) -> "Labeled":
-    """The same with English and those languages alone; raises InputError if one is not there."""
+  def only(self, codes: Iterable[str]) -> "LabeledTexts":
+    """Returns the data of English and those languages; raises InputError if one is missing."""
     by_language = {languages.language(code): code for code in self.texts}
     wanted = {languages.language("en"), *map(languages.language, codes)}
     if lacking := wanted - set(by_language):
@@ -63,8 +63,8 @@ class Labeled:
     return dataclasses.replace(self, texts=texts)
 
 
-def sib200(folder: pathlib.Path) -> Labeled:
-  """SIB-200's topics out of CODE.tsv.gz: split, index_id, category, text, with a header.
+def sib200(folder: pathlib.Path) -> LabeledTexts:
+  """Reads SIB-200's topics from CODE.tsv.gz: split, index_id, category, text, with a header.
 
   Raises:
     InputError: a file is broken, English is missing, or files differ in more than the text.
@@ -75,8 +75,8 @@ def sib200(folder: pathlib.Path) -> Labeled:
   return _labeled("sib200", folder, paths, ("split", "index_id", "category", "text"))
 
 
-def nusax(folder: pathlib.Path) -> Labeled:
-  """NusaX's sentiments out of language.tsv.gz: split, id, label, text, with a header.
+def nusax(folder: pathlib.Path) -> LabeledTexts:
+  """Reads NusaX's sentiments from language.tsv.gz: split, id, label, text, with a header.
 
   Raises:
     InputError: as in `sib200`.
@@ -85,37 +85,37 @@ def nusax(folder: pathlib.Path) -> Labeled:
   for path in files.files_in(folder, "*.tsv"):
     name = files.plain_name(path).removesuffix(".tsv")
     if name not in _NUSAX:
-      raise errors.InputError(f"{path}: {name!r} is no language of NusaX: {', '.join(_NUSAX)}")
+      raise errors.InputError(f"{path}: {name!r} is not a language of NusaX: {', '.join(_NUSAX)}")
     paths[_NUSAX[name]] = path
   return _labeled("nusax", folder, paths, ("split", "id", "label", "text"))
 
 
-def transfer_task(labeled: Labeled, *, into_english: bool = False) -> suite.Task:
-  """The task of telling the classes with a classifier that learned them in another language.
+def transfer_task(labeled: LabeledTexts, *, into_english: bool = False) -> suite.Task:
+  """Returns the task of classifying sentences after training in another language.
 
-  A multilayer perceptron as LASER's is trained on the vectors of the training sentences, its best
-  epoch taken by those for development, and its `accuracy` on the test sentences is the mean of five
-  seeds; `deviation` is their standard deviation. `en->xx` learned in English, `en->en` as well.
+  A multilayer perceptron as in LASER is trained on the vectors of the training sentences; the
+  development sentences choose the epoch. `accuracy` on the test sentences is the mean of five
+  seeds, `deviation` their standard deviation. `en->xx` is trained in English, as is `en->en`.
 
   Args:
     labeled: Sentences and classes.
-    into_english: Whether to have `xx->en` for every language too, at a training for each.
+    into_english: Whether to add `xx->en` for every language, at the cost of a training for each.
   """
   sides = tuple(suite.Side(code, texts) for code, texts in labeled.texts.items())
-  judged = tuple(
+  held_out = tuple(
     suite.Side(code, list(itertools.compress(texts, labeled.split_N != "train")))
     for code, texts in labeled.texts.items()
   )
   score = functools.partial(_score, labeled, into_english)
-  return suite.Task(labeled.name, sides, score, judged)
+  return suite.Task(labeled.name, sides, score, held_out)
 
 
-def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
-  from vmsst.evaluation.metrics import classification  # Here: it alone needs JAX.
+def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
+  from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
-  def part(vectors_ND: np.ndarray, name: str) -> classification.Labeled:
+  def part(vectors_ND: np.ndarray, name: str) -> classification.LabeledVectors:
     rows_N = labeled.split_N == name
-    return classification.Labeled(vectors_ND[rows_N], labeled.label_N[rows_N])
+    return classification.LabeledVectors(vectors_ND[rows_N], labeled.label_N[rows_N])
 
   by_code = dict(zip(labeled.texts, vectors, strict=True))
   english = labeled.english
@@ -132,12 +132,12 @@ def _score(labeled: Labeled, into_english: bool, *vectors: np.ndarray) -> list[s
 
 def _labeled(
   name: str, folder: pathlib.Path, paths: Mapping[str, pathlib.Path], columns: tuple[str, ...]
-) -> Labeled:
+) -> LabeledTexts:
   rows = {code: _rows(path, columns) for code, path in paths.items()}
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
   english = rows[codes[0]]
   if not transfer.is_english(codes[0]):
-    raise errors.InputError(f"{folder} has no file of English, in which the classes are learned")
+    raise errors.InputError(f"{folder} has no English file, which is needed for training")
   for code in codes:
     if [row[:3] for row in rows[code]] != [row[:3] for row in english]:
       raise errors.InputError(
@@ -145,7 +145,7 @@ def _labeled(
         "classes in the same order: copy both again"
       )
   classes = sorted({row[2] for row in english})
-  return Labeled(
+  return LabeledTexts(
     name,
     {code: [row[3] for row in rows[code]] for code in codes},
     np.array([_SPLITS[row[0]] for row in english]),
@@ -155,7 +155,7 @@ def _labeled(
 
 
 def _rows(path: pathlib.Path, columns: tuple[str, ...]) -> list[list[str]]:
-  """The lines after the header, with sentences of all three splits among them."""
+  """Returns the lines after the header, which must include all three splits."""
   lines = files.table(path, len(columns))
   if (header := tuple(next(lines, ()))) != columns:
     raise errors.InputError(f"{path}:1: columns {header}, not {', '.join(columns)}")
@@ -173,14 +173,13 @@ def _benchmark(
   title: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Labeled],
+  read: Callable[[pathlib.Path], LabeledTexts],
   codes: Iterable[str],
 ) -> suite.Benchmark:
   wanted = tuple(codes)
 
   def missing(results: Sequence[suite.Result]) -> list[str]:
-    there = {languages.language(code) for result in results for code in result.languages}
-    return [code for code in wanted if languages.language(code) not in there]
+    return averages.missing_languages(wanted, results)
 
   def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
     own = next(x for x in results if x.languages[0] == x.languages[1])
@@ -203,7 +202,7 @@ SIB200 = _benchmark(
   "sib200",
   "SIB-200, topics learned in English",
   "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-  "SIB-200 is in dadelani/sib-200; its sentences are those of FLORES-200",
+  "download dadelani/sib-200; its sentences are those of FLORES-200",
   sib200,
   (each.flores[0] for each in languages.LANGUAGES if each.flores),
 )
@@ -211,7 +210,7 @@ NUSAX = _benchmark(
   "nusax",
   "NusaX, sentiments learned in English",
   "LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
-  "NusaX is in IndoNLP/nusax, datasets/sentiment",
+  "download datasets/sentiment of IndoNLP/nusax",
   nusax,
   _NUSAX.values(),
 )

@@ -1,4 +1,4 @@
-"""Results of classifiers that learn in one language and are tested in another."""
+"""Results of classifiers that are trained in one language and tested in another."""
 
 from collections.abc import Sequence
 
@@ -15,27 +15,27 @@ def is_english(code: str) -> bool:
 
 
 def result(pair: tuple[str, str], accuracy_S: np.ndarray, prefix: str = "") -> suite.Result:
-  """`accuracy`, the mean over seeds, and `deviation`, their standard deviation, named `en->xx`.
+  """Returns the result `en->xx`: `accuracy`, the mean over seeds, and `deviation`, their std.
 
   Args:
-    pair: Codes of the languages that the classifier learned in and was tested in.
-    accuracy_S: Accuracy for every seed, 0 to 1.
-    prefix: Put before the languages in the name.
+    pair: Codes of the training language and the test language.
+    accuracy_S: Accuracy of every seed, 0 to 1.
+    prefix: Prefix of the result's name.
   """
   metrics = {"accuracy": 100 * float(accuracy_S.mean()), "deviation": 100 * float(accuracy_S.std())}
   return suite.Result(f"{prefix}{pair[0]}->{pair[1]}", pair, metrics)
 
 
 def means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
-  """Means of `accuracy` over the results of two languages each, as far as there are any.
+  """Returns means of `accuracy` over the results between two languages.
 
-  Over all of them; `from English` and `into English`, where there are both; and over those whose
-  languages were all seen in training and the others, where that is known.
+  Over all results; over those `from English` and `into English`, if both exist; and over those with
+  languages seen in training and the others, if known.
 
   Args:
     results: Made by `result`.
-    seen: Tells what was seen.
-    complete: Whether all results of the benchmark are there.
+    seen: Tests which languages were seen in training.
+    complete: Whether all results of the benchmark exist.
   """
   between = [x for x in results if x.languages[0] != x.languages[1]]
   parts = {"accuracy": between}
@@ -45,5 +45,5 @@ def means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) 
     parts |= {"accuracy from English": outward, "accuracy into English": inward}
   found: suite.Numbers = {}
   for name, part in parts.items():
-    found |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
+    found |= averages.metric_mean(name, part, "accuracy", complete=complete)
   return found | averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)

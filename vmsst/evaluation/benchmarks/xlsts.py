@@ -1,8 +1,8 @@
-"""Semantic textual similarity in and across other languages: the tracks of SemEval-2017, task 1.
+"""Semantic textual similarity within and across languages: SemEval-2017 task 1.
 
-The VMSST paper (Tables 1 and 10) averages over ar-ar, ar-en, es-es, es-en and tr-en. es-en is taken
-to be track 4a, which comes from the same English pairs as the other four; track 4b (es-en, news
-and bad translations) and track 5 (en-en) get results of their own and are in no average.
+The VMSST paper (Tables 1 and 10) averages over ar-ar, ar-en, es-es, es-en and tr-en. Here es-en is
+track 4a, which has the same English pairs as the other four; track 4b (es-en, news and bad
+translations) and track 5 (en-en) have results but are not part of averages.
 """
 
 import itertools
@@ -17,50 +17,50 @@ from vmsst.evaluation.benchmarks import averages, files, similarity
 SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
 _ALL = (*SAME_LANGUAGE, *DIFFERENT_LANGUAGES)
-_ENGLISH_FIRST = ("track2", "track4b", "track6")  # In the files, whatever their names say.
-_MORE_PAIRS = "track6"  # Of 500 pairs as published, the first 250 have a score.
+_ENGLISH_FIRST = ("track2", "track4b", "track6")  # In the files, unlike in their names.
+_MORE_PAIRS = "track6"  # Of 500 published pairs, the first 250 have a score.
 _SOURCE = (
-  "the archives are sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
+  "download sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
   "(https://alt.qcri.org/semeval2017/task1), also in https://github.com/eduardofv/sts_eval"
 )
 
 
 def read(root: pathlib.Path) -> list[suite.Task]:
-  """One task for each track; its result is named by it (track1.ar-ar)."""
+  """Returns one task per track, whose result has its name (track1.ar-ar)."""
   folder = root / "xlsts"
   found = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
   if not found:
-    raise errors.InputError(f"{folder} holds no {BENCHMARK.layout}; {_SOURCE}")
+    raise errors.InputError(f"{folder} has no {BENCHMARK.layout}; {_SOURCE}")
   return [similarity.task(found[name], _languages(found[name])) for name in sorted(found)]
 
 
-def _tables(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _tables(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.glob("STS17.track*.tsv*")):
     name = files.plain_name(path).removeprefix("STS17.").removesuffix(".tsv")
     yield similarity.scored_table(path, name)
 
 
-def _originals(folder: pathlib.Path) -> Iterator[similarity.Pairs]:
+def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
   for path in sorted(folder.rglob("STS.input.track*.txt*")):
     name = files.plain_name(path).removeprefix("STS.input.").removesuffix(".txt")
     more_pairs = name.split(".")[0] == _MORE_PAIRS
     gold_name = similarity.gold_name(path)
-    elsewhere = [*folder.rglob(gold_name), *folder.rglob(gold_name + ".gz")]  # In its own archive.
+    elsewhere = [*folder.rglob(gold_name), *folder.rglob(gold_name + ".gz")]  # Another archive.
     gold = (elsewhere or [files.plain_or_gzipped(path.with_name(gold_name), source=_SOURCE)])[0]
     yield similarity.semeval(path, gold, name, more_pairs=more_pairs)
 
 
-def _languages(pairs: similarity.Pairs) -> list[str]:
+def _languages(pairs: similarity.ScoredPairs) -> list[str]:
   parts = re.fullmatch(r"(track\w+)\.(\w+)-(\w+)", pairs.name)
   if parts is None:
-    raise errors.InputError(f"{pairs.path}: {pairs.name} is no track and two languages")
+    raise errors.InputError(f"{pairs.path}: {pairs.name} is not a track and two languages")
   track, *codes = parts.groups()
   codes = [files.known_code(code, pairs.path) for code in codes]
   return codes[::-1] if track in _ENGLISH_FIRST else codes
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Means of both correlations: all (XL), same language (XL s.), different languages (XL d.)."""
+  """Returns means of both metrics: all (XL), same language (XL s.), different ones (XL d.)."""
   found = {result.name: result.metrics for result in results}
   summary: suite.Numbers = {}
   for metric in similarity.METRICS:
@@ -75,8 +75,8 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Names of tracks that the averages need and that are not there."""
-  return similarity.not_there(_ALL, results)
+  """Returns the tracks of the averages without results."""
+  return averages.missing_names(_ALL, results)
 
 
 BENCHMARK = suite.Benchmark(

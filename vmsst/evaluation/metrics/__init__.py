@@ -1,1 +1,1 @@
-"""Metrics: vectors or scores in, numbers out."""
+"""Metrics: functions from vectors or scores to numbers."""

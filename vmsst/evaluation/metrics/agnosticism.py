@@ -1,8 +1,8 @@
-"""How much an encoder's vectors of a text depend on its language, in NumPy; errors are 0 to 1.
+"""Language dependence of an encoder's vectors of texts, in NumPy; errors are 0 to 1.
 
 After "Are Language-Agnostic Sentence Representations actually Language-Agnostic?" (Chen and
 Augustinova, 2021), here "the paper": similarity search among texts that are translations of each
-other in many languages, in several versions of one language, and along paths of translations.
+other, in many languages, in several versions of one language, and along paths of translations.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from vmsst.search import exact_search
 
 @dataclasses.dataclass(frozen=True)
 class Averages:
-  """Means of an error matrix, as the paper's tables have them at their edges.
+  """Means of an error matrix, as at the margins of the paper's tables.
 
   Attributes:
-    source_L: Error of searching with each language's texts, over all other languages.
-    target_L: Error of searching for each language's texts, over all other languages.
+    source_L: Error of queries in each language, over all other languages.
+    target_L: Error of searches in each language, over all other languages.
     overall: Error over all ordered pairs.
   """
 
@@ -32,10 +32,10 @@ class Averages:
 
 @dataclasses.dataclass(frozen=True)
 class PathDistances:
-  """Mean distances of S + 1 versions of texts, each a translation of the one before.
+  """Mean distances of S + 1 versions of texts, each a translation of the previous one.
 
   Attributes:
-    step_S: From each version to the one before.
+    step_S: From each version to the previous one.
     start_S: From each version to the first.
   """
 
@@ -45,10 +45,10 @@ class PathDistances:
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
-  """Vectors drawn on the plane in which they differ most.
+  """Vectors projected to their first two principal components.
 
   Attributes:
-    point_V2: Where they lie, around their mean; distances are at most those of the vectors.
+    point_V2: Coordinates, relative to the mean; distances do not exceed those of the vectors.
     share_2: Share of the variance along each axis, 0 to 1.
   """
 
@@ -57,18 +57,18 @@ class Plane:
 
 
 def usable_rows(columns: Sequence[Sequence[str]], *, max_words: int = 50) -> np.ndarray:
-  """Rows of line-aligned texts that an error rate can be taken on, int64 [K].
+  """Returns the rows of aligned texts that can be scored, int64 [K].
 
-  Left out is a row where, in any of the languages, there is no text, or more than `max_words` words
-  (the paper's limit is 50 tokens), or a text of a row before that is not left out itself:
-  what is the translation of a text that occurs twice cannot be told. Words are what white space
-  parts, so that scripts without spaces set no limit; texts count as the same whatever their spaces.
+  A row is skipped if, in any language, its text is empty, has more than `max_words` words (the
+  paper's limit is 50 tokens), or repeats the text of an earlier row that is kept: repeated texts
+  have no unique translation. Words are separated by white space, so that scripts without spaces
+  have no limit; texts that differ only in white space are repeats.
 
   Raises:
-    ValueError: there are no columns, or they differ in length.
+    ValueError: there are no columns, or their lengths differ.
   """
   if not columns or len({len(texts) for texts in columns}) > 1:
-    raise ValueError(f"columns of one length are needed, not of {[len(x) for x in columns]}")
+    raise ValueError(f"columns must have one length, not {[len(x) for x in columns]}")
   seen: list[set[str]] = [set() for _ in columns]
   rows = []
   for row, texts in enumerate(zip(*columns, strict=True)):
@@ -85,22 +85,22 @@ def usable_rows(columns: Sequence[Sequence[str]], *, max_words: int = 50) -> np.
 
 
 def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
-  """Error of similarity search for every ordered pair of languages, 0 to 1, float64 [L, L].
+  """Returns similarity search errors of every ordered pair of languages, 0 to 1, float64 [L, L].
 
   Cell (i, j) is the share of texts of language i (the source) whose nearest text of language j (the
-  target), by cosine, is not the translation. Of equally near ones the first counts. The diagonal is
-  0; no average counts it. Each unordered pair's similarities are computed once.
+  target), by cosine, is not the translation. Among equally near ones the first counts. The diagonal
+  is 0 and not part of averages. The similarities of each unordered pair are computed once.
 
   Args:
-    vectors: Of each language, [N, D]; rows of one number are translations.
+    vectors: Vectors of each language, [N, D]; equal rows are translations.
 
   Raises:
-    ValueError: shapes differ, there is nothing, or a value is not finite.
+    ValueError: shapes differ, an array is empty, or a value is not finite.
   """
   _check_shapes(vectors)
   gold_N = np.arange(len(vectors[0]))
   error_LL = np.zeros((len(vectors), len(vectors)))
-  sides = [exact_search.Side(each) for each in vectors]
+  sides = [exact_search.DistinctVectors(each) for each in vectors]
   for i, source in enumerate(sides):
     for j in range(i):
       forward_N, backward_N = exact_search.mutual_neighbors(source, sides[j])
@@ -110,10 +110,10 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def averages(error_LL: np.ndarray) -> Averages:
-  """The row, column and overall means of an error matrix without its diagonal.
+  """Returns the row, column and overall means of an error matrix without its diagonal.
 
   Raises:
-    ValueError: it is no square matrix of at least two languages, or a value is not finite.
+    ValueError: it is not a square matrix of at least two languages, or a value is not finite.
   """
   error_LL = square(error_LL)
   off_LL = np.where(np.eye(len(error_LL), dtype=bool), 0, error_LL)
@@ -126,13 +126,13 @@ def averages(error_LL: np.ndarray) -> Averages:
 
 
 def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dict[str, float]:
-  """Mean error over ordered pairs `within` one group and `between` two, each only if there are any.
+  """Returns mean errors over ordered pairs `within` one group and `between` two, if there are any.
 
-  With languages as groups it tells how far several translations into one language are apart, beside
-  those into others (Tables 4 and 6 of the paper); with families, what relatedness does.
+  With languages as groups, this compares translations into one language with those into others
+  (Tables 4 and 6 of the paper); with families, it shows the effect of relatedness.
 
   Raises:
-    ValueError: as `averages`, or there is not one group a language.
+    ValueError: as `averages`, or the number of groups is not that of languages.
   """
   error_LL = square(error_LL)
   if len(group_L) != len(error_LL):
@@ -145,16 +145,16 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
 
 
 def path_distances(vectors: Sequence[np.ndarray]) -> PathDistances:
-  """Distances along a path: texts, their translations, the translations of those, and so on.
+  """Returns distances along a path of translations of translations.
 
-  A distance is Euclid's between vectors of length 1, 0 to 2; means are over texts. The steps to a
-  version sum to at least its distance from the first; a higher sum is a detour.
+  Distances are Euclidean, between vectors of length 1, 0 to 2, averaged over texts. The steps to a
+  version sum to at least its distance from the first; a larger sum is a detour.
 
   Args:
-    vectors: Of each version, [N, D], in the order of translation; at least two.
+    vectors: Vectors of each version, [N, D], in the order of translation; at least two.
 
   Raises:
-    ValueError: shapes differ, there are fewer than two, or a value is not finite.
+    ValueError: shapes differ, there are fewer than two arrays, or a value is not finite.
   """
   _check_shapes(vectors)
   units = [exact_search.unit_rows(each).astype(np.float64) for each in vectors]
@@ -165,10 +165,10 @@ def path_distances(vectors: Sequence[np.ndarray]) -> PathDistances:
 
 
 def typical_row(vectors: Sequence[np.ndarray]) -> int:
-  """The row whose versions lie as far apart as those of the median row: one fit for a picture.
+  """Returns the row whose versions have the median spread, as a typical example for plots.
 
   Raises:
-    ValueError: shapes differ, there is nothing, or a value is not finite.
+    ValueError: shapes differ, an array is empty, or a value is not finite.
   """
   _check_shapes(vectors)
   center_ND = functools.reduce(np.add, map(exact_search.unit_rows, vectors)) / len(vectors)
@@ -178,20 +178,20 @@ def typical_row(vectors: Sequence[np.ndarray]) -> int:
 
 
 def principal_plane(vectors_VD: np.ndarray) -> Plane:
-  """The first two principal components of V vectors of length 1, to draw as in the paper's Fig. 1.
+  """Returns the first two principal components of V vectors of length 1 (the paper's Fig. 1).
 
-  The same vectors give the same picture: along each axis the point that is farthest out, the first
-  of equal ones, lies on the positive side. Axes along which nothing varies are 0.
+  Signs are deterministic: along each axis the outermost point, the first among equals, is positive.
+  Axes without variance are 0.
 
   Raises:
-    ValueError: the array is not [V, D] or holds nothing, or a value is not finite.
+    ValueError: the shape is not [V, D], there are no vectors, or a value is not finite.
   """
   units_VD = exact_search.unit_rows(vectors_VD).astype(np.float64)
   if not units_VD.size:
-    raise ValueError("no vectors to draw")
+    raise ValueError("no vectors to project")
   centered_VD = units_VD - units_VD.mean(axis=0)
   left_VK, scale_K, _ = np.linalg.svd(centered_VD, full_matrices=False)
-  scale_K = np.where(scale_K > 1e-6, scale_K, 0)  # float32 vectors of length 1 know no more
+  scale_K = np.where(scale_K > 1e-6, scale_K, 0)  # the precision of float32 unit vectors
   point_V2, share_2 = np.zeros((len(units_VD), 2)), np.zeros(2)
   kept = min(2, len(scale_K))
   point_V2[:, :kept] = left_VK[:, :kept] * scale_K[:kept]
@@ -205,10 +205,10 @@ def principal_plane(vectors_VD: np.ndarray) -> Plane:
 
 
 def square(matrix_LL: np.ndarray) -> np.ndarray:
-  """The matrix in float64; raises ValueError if it is not square, below 2 x 2, or not finite."""
+  """Returns the matrix in float64; raises ValueError unless it is square, >= 2 x 2 and finite."""
   matrix_LL = np.asarray(matrix_LL, np.float64)
   if matrix_LL.ndim != 2 or matrix_LL.shape[0] != matrix_LL.shape[1] or len(matrix_LL) < 2:
-    raise ValueError(f"a matrix of at least two languages is needed, not {matrix_LL.shape}")
+    raise ValueError(f"the matrix must have at least two languages, not shape {matrix_LL.shape}")
   if not np.isfinite(matrix_LL).all():
     row, column = np.argwhere(~np.isfinite(matrix_LL))[0]
     raise ValueError(f"the value of row {row}, column {column} is not finite")

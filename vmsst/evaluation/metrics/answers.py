@@ -1,4 +1,4 @@
-"""Whether an answer is right, as SQuAD, NQ-open and PAQ have it: exact match when normalized."""
+"""Exact match of answers after normalization, as in SQuAD, NQ-open and PAQ."""
 
 import re
 import string
@@ -9,7 +9,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalized(answer: str) -> str:
-  """An answer in lower case, without ASCII punctuation, English articles and spare white space.
+  """Returns an answer in lower case, without ASCII punctuation, English articles and extra spaces.
 
   Examples:
     >>> normalized("The  Beatles!")
@@ -19,10 +19,10 @@ def normalized(answer: str) -> str:
 
 
 def normalized_set(answers: Iterable[str]) -> frozenset[str]:
-  """Every one of several answers, `normalized`."""
+  """Returns the `normalized` answers."""
   return frozenset(map(normalized, answers))
 
 
 def is_right(answers: Iterable[str], gold: frozenset[str]) -> bool:
-  """Whether one of the answers, normalized, is one of the gold answers, a `normalized_set`."""
+  """Whether one of the answers, normalized, is among the gold answers, a `normalized_set`."""
   return not gold.isdisjoint(map(normalized, answers))

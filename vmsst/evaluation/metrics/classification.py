@@ -1,7 +1,7 @@
-"""Topics and sentiments out of frozen sentence vectors: a small classifier and its accuracy.
+"""Classifies frozen sentence vectors by topic or sentiment with a small network.
 
-The classifier and its training are those by which LASER judges documents (MLDoc), which the EMS
-paper's Tables XI to XIV follow: with labels in one language, tested in another.
+The classifier and its training are LASER's for MLDoc, also used for the EMS paper's Tables XI to
+XIV: it is trained with labels in one language and tested in another.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ _PREDICTION_ROWS = 1 << 12
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-  """A multilayer perceptron with tanh, and how it is trained; LASER's numbers for MLDoc.
+  """A multilayer perceptron with tanh and its training; defaults are LASER's for MLDoc.
 
   Attributes:
     hidden: Widths of the hidden layers.
-    dropout_rate: Of the vector and of every hidden layer, in training.
-    learning_rate: Adam's.
-    batch_size: Vectors of a step; what does not fill a last batch of an epoch is left out of it.
-    epochs: How often training goes through the data.
+    dropout_rate: Dropout rate of the vector and of every hidden layer, in training.
+    learning_rate: Learning rate of Adam.
+    batch_size: Vectors per step; an incomplete last batch of an epoch is dropped.
+    epochs: Number of epochs.
   """
 
   hidden: tuple[int, ...] = (10, 8)
@@ -41,7 +41,7 @@ class MlpConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Labeled:
+class LabeledVectors:
   """Vectors [N, D] and the class of each [N], 0 to C - 1."""
 
   vectors_ND: np.ndarray
@@ -50,51 +50,51 @@ class Labeled:
   def __post_init__(self) -> None:
     if np.ndim(self.vectors_ND) != 2 or np.shape(self.label_N) != np.shape(self.vectors_ND)[:1]:
       raise ValueError(
-        "vectors [N, D] and labels [N] are needed, not arrays of shapes "
+        "shapes must be [N, D] for vectors and [N] for labels, not "
         f"{np.shape(self.vectors_ND)} and {np.shape(self.label_N)}"
       )
     if not len(self.label_N) or not np.isfinite(self.vectors_ND).all():
-      raise ValueError("vectors are missing, or hold a value that is not finite")
+      raise ValueError("vectors are missing, or contain a value that is not finite")
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What a classifier is trained on, and what decides which of its epochs counts."""
+  """Training data of a classifier, and development data to choose its epoch."""
 
-  train: Labeled
-  dev: Labeled
+  train: LabeledVectors
+  dev: LabeledVectors
 
 
 def transfer_accuracies(
   splits: Mapping[str, Split],
-  tests: Mapping[str, Labeled],
+  tests: Mapping[str, LabeledVectors],
   *,
   num_classes: int,
   seeds: Sequence[int] = (0, 1, 2, 3, 4),
   config: MlpConfig | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Accuracy, 0 to 1, of classifiers of every split on every test set, `[split][test]` is [seeds].
+  """Returns accuracies, 0 to 1, of classifiers of every split on every test set.
 
-  Splits and tests are usually languages. Each classifier is that of the epoch with the best
-  accuracy on its `dev`, of equal ones the last. All seeds are trained at once, and all splits of
-  one size. Reported is usually the mean of five seeds.
+  `[split][test]` is an array of seeds. Splits and tests are usually languages. Each classifier is
+  that of the epoch with the best accuracy on `dev`, the last among equal ones. All seeds are
+  trained at once, and all splits of one size. Papers usually report the mean of five seeds.
 
   Args:
-    splits: Data to train on, by name.
-    tests: Data to test on, by name.
+    splits: Training data by name.
+    tests: Test data by name.
     num_classes: Number of classes C.
-    seeds: Of the first parameters, the order of the data and dropout.
-    config: Sizes and training; None is LASER's.
+    seeds: Seeds of the initial parameters, the order of the data and dropout.
+    config: Sizes and training; None: LASER's.
 
   Raises:
-    InputError: there are fewer vectors than a batch takes, or a label is not among the classes.
+    InputError: there are fewer vectors than a batch takes, or a label is not one of the classes.
   """
   config = config or MlpConfig()
   by_shape: dict[Any, list[str]] = {}
   for name, split in splits.items():
     if len(split.train.label_N) < config.batch_size:
       raise errors.InputError(
-        f"{name}: {len(split.train.label_N)} vectors to train on do not fill a batch of "
+        f"{name}: {len(split.train.label_N)} training vectors do not fill a batch of "
         f"{config.batch_size}"
       )
     shape = (split.train.vectors_ND.shape, split.dev.vectors_ND.shape)
@@ -120,7 +120,7 @@ def transfer_accuracies(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _train_all(config: MlpConfig, num_classes: int, seed_S: jax.Array, *arrays: jax.Array) -> Any:
-  """`_train` for every split and seed: leaves [splits, seeds, ...]."""
+  """Runs `_train` for every split and seed; leaves of the result are [splits, seeds, ...]."""
   by_seed = jax.vmap(
     functools.partial(_train, config, num_classes), in_axes=(0, None, None, None, None)
   )
@@ -136,7 +136,7 @@ def _train(
   dev_MD: Float[Array, "M D"],
   dev_label_M: Int[Array, "M"],
 ) -> Any:
-  """The parameters of the best epoch."""
+  """Returns the parameters of the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
   optimizer = optax.flatten(optax.adam(config.learning_rate))  # few operations: steps are tiny
@@ -156,7 +156,7 @@ def _train(
 
   def epoch(carry: Any, rng: jax.Array) -> tuple[Any, None]:
     state, best, best_accuracy = carry
-    # One draw of everything: each call of the generator takes seconds to compile.
+    # One call for all random numbers: each call takes seconds to compile.
     count = steps * batch_size
     draw = jax.random.uniform(rng, (len(train_ND) + count * sum(widths[:-1]),))
     row_SB = jnp.argsort(draw[: len(train_ND)])[:count].reshape(steps, batch_size)
@@ -175,7 +175,7 @@ def _train(
 
 
 def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Array]]:
-  """Kernels and biases, uniform up to 1 / sqrt(inputs), as torch.nn.Linear has them."""
+  """Returns kernels and biases, uniform up to 1 / sqrt(inputs), as torch.nn.Linear has them."""
   shapes = list(itertools.pairwise(widths))
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)
   layers = []
@@ -189,7 +189,7 @@ def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Ar
 def _logits(
   params: Any, vectors_ND: Float[Array, "N D"], factors: Sequence[jax.Array] | None = None
 ) -> Float[Array, "N C"]:
-  """The scores of every class; the input of every layer is multiplied by its dropout factors."""
+  """Returns the logits of all classes; dropout factors multiply the input of every layer."""
   hidden_NH = vectors_ND
   for number, (kernel_HI, bias_I) in enumerate(params):
     if factors is not None:
@@ -205,7 +205,7 @@ def _predictions(params: Any, vectors_ND: Float[Array, "N D"]) -> Int[Array, "S 
   return jax.vmap(lambda each: jnp.argmax(_logits(each, vectors_ND), axis=1))(params)
 
 
-def _accuracies(params: Any, test: Labeled) -> np.ndarray:
+def _accuracies(params: Any, test: LabeledVectors) -> np.ndarray:
   correct_S = np.zeros(())
   for start in range(0, len(test.label_N), _PREDICTION_ROWS):
     rows = slice(start, start + _PREDICTION_ROWS)

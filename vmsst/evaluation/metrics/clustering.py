@@ -1,7 +1,7 @@
-"""Languages grouped by how badly their texts find each other, and held against their families.
+"""Clusters languages by search errors and compares the clusters with language families.
 
-The paper of `agnosticism` reads groups of languages off its error matrix (Section 3.2.1); average
-linkage does it here. scipy is there wherever jax is.
+The paper of `agnosticism` derives groups of languages from its error matrix (Section 3.2.1); here
+average linkage does so.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,30 +14,30 @@ from vmsst.evaluation.metrics import agnosticism
 
 
 def distances(error_LL: np.ndarray) -> np.ndarray:
-  """The mean error of both directions of each pair, float64 [L, L], with a diagonal of 0.
+  """Returns the mean error of both directions of each pair, float64 [L, L], with diagonal 0.
 
   Raises:
-    ValueError: the matrix is not square or below 2 x 2, or a value is not finite or below 0.
+    ValueError: the matrix is not square or below 2 x 2, or a value is not finite or negative.
   """
   error_LL = agnosticism.square(error_LL)
   if (error_LL < 0).any():
-    raise ValueError("an error is below 0")
+    raise ValueError("an error is negative")
   distance_LL = (error_LL + error_LL.T) / 2
   np.fill_diagonal(distance_LL, 0)
   return distance_LL
 
 
 def all_same(distance_LL: np.ndarray) -> bool:
-  """Whether all pairs are equally far apart, so that a tree of them says nothing."""
+  """Whether all pairs have the same distance, so that a tree of them has no information."""
   return bool(np.ptp(distance.squareform(distance_LL, checks=False)) == 0)
 
 
 def tree(distance_LL: np.ndarray) -> np.ndarray:
-  """The tree of average linkage, as scipy writes it, [L - 1, 4].
+  """Returns the tree of average linkage in scipy's format, [L - 1, 4].
 
   Row k joins two clusters, columns 0 and 1, at a distance, column 2: the mean of the distances
-  between their languages. Cluster i < L is language i, cluster L + k is what row k made. Branches
-  are turned so that neighboring languages are near.
+  between their languages. Cluster i < L is language i, cluster L + k is the result of row k.
+  Branches are ordered so that neighboring languages are near.
   """
   return hierarchy.linkage(
     distance.squareform(distance_LL, checks=False), method="average", optimal_ordering=True
@@ -45,47 +45,47 @@ def tree(distance_LL: np.ndarray) -> np.ndarray:
 
 
 def leaf_order(tree_M4: np.ndarray) -> list[int]:
-  """The languages of a tree from its first branch to its last."""
+  """Returns the languages of a tree from its first branch to its last."""
   return [int(leaf) for leaf in hierarchy.leaves_list(tree_M4)]
 
 
 def clusters(tree_M4: np.ndarray, count: int) -> np.ndarray:
-  """The cluster of each language, int64 [L], when a tree is cut into `count`; 0 is the first's.
+  """Cuts a tree into `count` clusters; returns that of each language, int64 [L], the first being 0.
 
   Raises:
     ValueError: `count` is not 1 to L.
   """
   if not 1 <= count <= len(tree_M4) + 1:
-    raise ValueError(f"{len(tree_M4) + 1} languages make no {count} clusters")
+    raise ValueError(f"{len(tree_M4) + 1} languages cannot form {count} clusters")
   return numbered([int(each) for each in hierarchy.cut_tree(tree_M4, n_clusters=count)[:, 0]])
 
 
 def numbered(labels: Sequence[Hashable]) -> np.ndarray:
-  """Labels as numbers from 0 in the order in which they first occur, int64 [L]."""
+  """Numbers labels from 0 by first occurrence, int64 [L]."""
   first = {label: place for place, label in enumerate(dict.fromkeys(labels))}
   return np.array([first[label] for label in labels], np.int64)
 
 
 def cophenetic_correlation(tree_M4: np.ndarray, distance_LL: np.ndarray) -> float:
-  """How well a tree keeps distances: Pearson's correlation of them with those at which it joins.
+  """Returns Pearson's correlation of distances with those at which the tree joins the pairs.
 
   Raises:
-    ValueError: all distances are the same: they correlate with nothing.
+    ValueError: all distances are equal, so that the correlation is undefined.
   """
   pair_P = distance.squareform(distance_LL, checks=False)
   if all_same(distance_LL):
-    raise ValueError(f"all {len(pair_P)} distances are {pair_P[0]}: they correlate with nothing")
+    raise ValueError(f"all {len(pair_P)} distances are {pair_P[0]}: no correlation is defined")
   return float(hierarchy.cophenet(tree_M4, pair_P)[0])
 
 
 def adjusted_rand_index(first: Sequence[Hashable], second: Sequence[Hashable]) -> float:
-  """Agreement of two groupings on which pairs belong together (Hubert and Arabie, 1985).
+  """Returns the adjusted Rand index of two groupings (Hubert and Arabie, 1985).
 
-  1 is the same grouping, 0 what chance gives, and it can be below. Two groupings that both put all
-  into one, or each alone, are the same.
+  It is 1 for equal groupings, 0 on average for random ones, and can be negative. Two groupings of a
+  single group, or of singletons only, are equal.
 
   Raises:
-    ValueError: they differ in length, or are empty.
+    ValueError: the groupings differ in length, or are empty.
   """
   table_CC = _contingency(first, second)
   together = _pairs(table_CC)
@@ -96,12 +96,12 @@ def adjusted_rand_index(first: Sequence[Hashable], second: Sequence[Hashable]) -
 
 
 def purity(cluster: Sequence[Hashable], label: Sequence[Hashable]) -> float:
-  """Share of languages that bear the commonest label of their cluster.
+  """Returns the share of languages with the most frequent label of their cluster.
 
-  It rises with the number of clusters, to 1 where each language is alone.
+  It rises with the number of clusters, to 1 for singletons.
 
   Raises:
-    ValueError: the two differ in length, or are empty.
+    ValueError: the groupings differ in length, or are empty.
   """
   table_CC = _contingency(cluster, label)
   return float(table_CC.max(axis=1).sum() / table_CC.sum())
@@ -109,7 +109,7 @@ def purity(cluster: Sequence[Hashable], label: Sequence[Hashable]) -> float:
 
 def _contingency(first: Sequence[Hashable], second: Sequence[Hashable]) -> np.ndarray:
   if len(first) != len(second) or not len(first):
-    raise ValueError(f"two groupings of one length are needed, not {len(first)} and {len(second)}")
+    raise ValueError(f"groupings must have one length, not {len(first)} and {len(second)}")
   first_L, second_L = numbered(first), numbered(second)
   table_CC = np.zeros((first_L.max() + 1, second_L.max() + 1), np.int64)
   np.add.at(table_CC, (first_L, second_L), 1)

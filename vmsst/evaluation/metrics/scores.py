@@ -13,17 +13,17 @@ PARTS: dict[str, list[tuple[str, str]]] = {
   "NQ": [("questions", "nq")],
   "MKQA": [("questions", "mkqa")],
 }
-"""The six parts of section 6.2: each is the mean of these averages, given by benchmark and name."""
+"""The six parts of section 6.2: each is the mean of these averages, by benchmark and name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """The overall Score, as far as there is one.
+  """The overall Score, or its available parts.
 
   Attributes:
     value: Mean of the six parts; None if a part is missing.
-    parts: Those that are there, by name.
-    missing: Why each of the others is not there, by name.
+    parts: Available parts by name.
+    missing: Why other parts are missing, by name.
   """
 
   value: float | None
@@ -32,11 +32,10 @@ class Score:
 
 
 def overall(results: Mapping[str, Any]) -> Score:
-  """The Score of section 6.2 of the VMSST paper, of what `suite.run` gives.
+  """Returns the Score of section 6.2 of the VMSST paper for what `suite.evaluate` returns.
 
-  English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC (mean of F1 by cosine
-  and by margin), NQ and MKQA (accuracy), each weighing the same. A benchmark whose sets are not all
-  there has no part in it.
+  It is the mean of English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC (mean
+  of F1 by cosine and by margin), NQ and MKQA (accuracy). A benchmark with missing sets has no part.
   """
   parts, missing = {}, {}
   for name, keys in PARTS.items():
@@ -51,12 +50,12 @@ def overall(results: Mapping[str, Any]) -> Score:
 
 
 def _lacking(results: Mapping[str, Any], benchmark: str, key: str) -> str | None:
-  """Why a benchmark's average is not there; None if it is."""
+  """Returns why a benchmark's average is missing; None if it exists."""
   found = results["benchmarks"].get(benchmark)
   if found is None:
     return f"{benchmark} {'is absent' if benchmark in results['absent'] else 'was not run'}"
   sets = found["missing"]
-  if benchmark == "questions":  # It holds two parts, after which their sets are named.
+  if benchmark == "questions":  # It has two parts, which prefix the names of their sets.
     sets = [name for name in sets if name.split()[0] == key]
   if sets:
     return f"{benchmark} lacks {len(sets)} sets that are part of {key}"

@@ -1,4 +1,4 @@
-"""Agreement of similarities with human judgments, in NumPy; correlations are -1 to 1."""
+"""Correlation of similarities with human judgments, in NumPy; values are -1 to 1."""
 
 import numpy as np
 
@@ -8,45 +8,45 @@ from vmsst.search import exact_search
 def similarity_correlations(
   first_ND: np.ndarray, second_ND: np.ndarray, gold_N: np.ndarray
 ) -> dict[str, float]:
-  """`pearson` and `spearman` of the cosines of N pairs of vectors with their gold scores.
+  """Returns `pearson` and `spearman` of the cosines of N vector pairs with their gold scores.
 
   Raises:
-    ValueError: shapes differ, a value is not finite, or the cosines or scores are all the same.
+    ValueError: shapes differ, a value is not finite, or all cosines or scores are equal.
   """
   cosine_N = cosines(first_ND, second_ND)
   return {"pearson": pearson(cosine_N, gold_N), "spearman": spearman(cosine_N, gold_N)}
 
 
 def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
-  """Cosine of row i of one array with row i of the other, float64 [N]; 0 for rows of zeros.
+  """Returns the cosine of row i of one array with row i of the other, float64 [N]; 0 for zeros.
 
   Raises:
-    ValueError: the two arrays are not of one shape [N, D], or a value is not finite.
+    ValueError: the shapes are not equal and [N, D], or a value is not finite.
   """
   first_ND, second_ND = np.asarray(first_ND), np.asarray(second_ND)
   if first_ND.ndim != 2 or first_ND.shape != second_ND.shape:
     raise ValueError(
-      f"two arrays of one shape [N, D] are needed, not {first_ND.shape} and {second_ND.shape}"
+      f"both arrays must have one shape [N, D], not {first_ND.shape} and {second_ND.shape}"
     )
   first_ND, second_ND = exact_search.unit_rows(first_ND), exact_search.unit_rows(second_ND)
   return np.einsum("nd,nd->n", first_ND, second_ND, dtype=np.float64)
 
 
 def pearson(x_N: np.ndarray, y_N: np.ndarray) -> float:
-  """Pearson's correlation of two lists of numbers.
+  """Returns Pearson's correlation of two lists of numbers.
 
   Raises:
-    ValueError: lengths differ, a value is not finite, or all values of a list are the same.
+    ValueError: lengths differ, a value is not finite, or all values of a list are equal.
   """
   x_N, y_N = _checked(x_N), _checked(y_N)
   if x_N.shape != y_N.shape:
-    raise ValueError(f"two lists of one length are needed, not of {len(x_N)} and {len(y_N)}")
+    raise ValueError(f"both lists must have one length, not {len(x_N)} and {len(y_N)}")
   x_N, y_N = _centered(x_N), _centered(y_N)
   return float(np.clip(x_N @ y_N / (np.linalg.norm(x_N) * np.linalg.norm(y_N)), -1, 1))
 
 
 def spearman(x_N: np.ndarray, y_N: np.ndarray) -> float:
-  """Spearman's correlation: Pearson's of the ranks; arguments and errors as in `pearson`.
+  """Returns Spearman's correlation, Pearson's of the ranks; arguments and errors as in `pearson`.
 
   Examples:
     >>> round(spearman(np.array([1, 2, 3]), np.array([1, 10, 100])), 6)
@@ -56,7 +56,7 @@ def spearman(x_N: np.ndarray, y_N: np.ndarray) -> float:
 
 
 def average_ranks(x_N: np.ndarray) -> np.ndarray:
-  """Rank of each value, from 1; equal values share the mean of their ranks.
+  """Returns the rank of each value, from 1; equal values share the mean of their ranks.
 
   Examples:
     >>> average_ranks(np.array([10, 20, 20, 5])).tolist()
@@ -70,16 +70,16 @@ def average_ranks(x_N: np.ndarray) -> np.ndarray:
 def _checked(x_N: np.ndarray) -> np.ndarray:
   x_N = np.asarray(x_N, np.float64)
   if x_N.ndim != 1 or not x_N.size:
-    raise ValueError(f"a list of numbers is needed, not an array of shape {x_N.shape}")
+    raise ValueError(f"numbers must be a list, not an array of shape {x_N.shape}")
   if not np.isfinite(x_N).all():
     raise ValueError(f"value {int(np.argmin(np.isfinite(x_N)))} is not finite")
   if (x_N == x_N[0]).all():
-    raise ValueError(f"all {len(x_N)} values are {x_N[0]}: they correlate with nothing")
+    raise ValueError(f"all {len(x_N)} values are {x_N[0]}: no correlation is defined")
   return x_N
 
 
 def _centered(x_N: np.ndarray) -> np.ndarray:
-  """The values around 0, over a range of 1: no square is too small or too large for a float."""
+  """Centers the values and scales their range to 1, so that squares stay within float range."""
   x_N = x_N / np.abs(x_N).max()
   x_N = (x_N - x_N.min()) / np.ptp(x_N)
   return x_N - x_N.mean()

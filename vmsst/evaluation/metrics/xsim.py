@@ -1,7 +1,7 @@
-"""xSIM and xSIM++: how often the nearest sentence, by margin, is not the translation; in NumPy.
+"""xSIM and xSIM++: error rates of nearest sentences by margin, in NumPy.
 
-After Heffernan et al. (2022) and Chen et al. (2023), with the soft contrastive paper's use in mind:
-k = 4 neighbors and the ratio margin. Error rates are shares, 0 to 1.
+After Heffernan et al. (2022) and Chen et al. (2023), with the settings of the soft contrastive
+paper: k = 4 neighbors and the ratio margin. Error rates are shares, 0 to 1.
 """
 
 import collections
@@ -13,16 +13,16 @@ import numpy as np
 from vmsst.search import exact_search, margins
 
 MISALIGNED = "Misaligned"
-"""The type of an error that is no change of the sentence's own translation."""
+"""The type of an error that is not a changed version of the sentence's own translation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-  """What is taken for the translation of each of N sentences.
+  """The predicted translation of each of N sentences.
 
   Attributes:
-    cosine_N: Row of the nearest one by cosine; of equally near ones the first.
-    margin_N: Row of the one with the best margin among the k nearest; of equal ones the first.
+    cosine_N: Row of the nearest sentence by cosine; the first among equals.
+    margin_N: Row of the k nearest with the best margin; the first among equals.
   """
 
   cosine_N: np.ndarray
@@ -30,22 +30,22 @@ class Nearest:
 
 
 def nearest(
-  source_ND: exact_search.Rows | exact_search.Side,
-  target_MD: exact_search.Rows | exact_search.Side,
+  source_ND: exact_search.Rows | exact_search.DistinctVectors,
+  target_MD: exact_search.Rows | exact_search.DistinctVectors,
   *,
   margin: margins.Margin = "ratio",
   neighbors: int = 4,
 ) -> tuple[Nearest, Nearest]:
-  """For every source one of the targets, and for every target one of the sources.
+  """Predicts a target for every source, and a source for every target.
 
   Args:
-    source_ND: Vectors of any length; a `Side` where they are compared again and again.
+    source_ND: Vectors of any length; `DistinctVectors` to compare them repeatedly.
     target_MD: Vectors of any length.
-    margin: What the best is; see `margins.margin_pairs`.
-    neighbors: k; a side with fewer rows has them all as neighbors.
+    margin: The score; see `margins.margin_pairs`.
+    neighbors: k; if a side has fewer rows, all of them.
 
   Raises:
-    ValueError: there is no such margin, or as in `exact_search.mutual_top_k`.
+    ValueError: the margin is unknown, or as in `exact_search.mutual_top_k`.
   """
   forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors)
   (target_N, _), (source_M, _) = margins.best_neighbors(forward, backward, margin)
@@ -53,17 +53,17 @@ def nearest(
 
 
 def wrong(nearest_N: np.ndarray, target_texts: Sequence[str]) -> list[int]:
-  """Rows of the sentences whose nearest target reads otherwise than the target of the same row.
+  """Returns the rows whose nearest target is a text other than the target of the same row.
 
   Args:
-    nearest_N: Row of a target for every source.
-    target_texts: Of the targets: first the translations, row by row, then any others.
+    nearest_N: Row of the predicted target of every source.
+    target_texts: The targets: first the translations, row by row, then any others.
   """
   return [i for i, row in enumerate(nearest_N) if target_texts[row] != target_texts[i]]
 
 
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
-  """Share of sentences that are `wrong`: xSIM, or xSIM++ where there are changed targets too."""
+  """Returns the share of `wrong` sentences: xSIM, or xSIM++ if there are changed targets."""
   return len(wrong(nearest_N, target_texts)) / len(nearest_N)
 
 
@@ -72,12 +72,12 @@ def error_types(
   target_texts: Sequence[str],
   changes: Mapping[str, tuple[str, str]],
 ) -> dict[str, int]:
-  """Numbers of errors by type: that of the change, or `MISALIGNED`.
+  """Counts errors by type: that of the change, or `MISALIGNED`.
 
   Args:
     nearest_N: As in `wrong`.
     target_texts: As in `wrong`.
-    changes: For a changed text the one that it was made of, and the type of the change.
+    changes: For each changed text its original and the type of the change.
   """
   counts: collections.Counter[str] = collections.Counter()
   for i in wrong(nearest_N, target_texts):

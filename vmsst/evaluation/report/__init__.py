@@ -1,7 +1,7 @@
-"""Reports on evaluations: tables and figures, beside what the papers print.
+"""Reports on evaluations: tables and figures, next to published numbers.
 
-`write_report` reads what `suite.run` and training have written, and writes the same report three
-times: for people (Markdown, and one HTML page that needs nothing else) and for programs (JSON).
+`write_report` reads results of `suite.evaluate` and metrics of training, and writes one report in
+three formats: Markdown, a self-contained HTML page, and JSON for programs.
 """
 
 import dataclasses
@@ -21,12 +21,13 @@ def write_report(
   """Writes report.md, report.json and report.html; returns their paths.
 
   Args:
-    folders: Each holds results.json, as `suite.run` writes it, or is a training run's folder, or
-      both. The encoder of the first is what the others are compared with.
-    output: Folder to write to.
+    folders: Results that `suite.evaluate` wrote (results.json), training runs, or both in one.
+      The encoder of the first is the baseline of comparisons.
+    output: Output folder.
 
   Raises:
-    InputError: there is no folder, one holds neither, or a file is not what it should be.
+    InputError: no folder is given, one has neither results nor training metrics, or a file is
+      invalid.
   """
   runs = reading.read_runs(folders)
   report = content.build(runs)
@@ -37,12 +38,12 @@ def write_report(
     for name, text in texts.items():
       (folder / name).write_text(text, encoding="utf-8")
   except OSError as error:
-    raise errors.InputError(f"{folder}: cannot be written to: {error.strerror}") from None
+    raise errors.InputError(f"{folder}: cannot be written: {error.strerror}") from None
   return [folder / name for name in ("report.md", "report.json", "report.html")]
 
 
 def _plain(report: content.Report, runs: Sequence[reading.Run]) -> dict[str, Any]:
-  """The report without its pictures, and the results that it was made of."""
+  """Returns the report without figures, for JSON, and the results it is based on."""
   plain = dataclasses.asdict(report)
   del plain["training"], plain["hint"]
   for section in (plain["score"], *plain["sections"]):

@@ -1,4 +1,4 @@
-"""What a report says: tables of results beside published numbers, notes and figures."""
+"""Builds the content of a report: tables next to published numbers, notes and figures."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from vmsst.evaluation.benchmarks.averages import INCOMPLETE
 from vmsst.evaluation.metrics import scores
 from vmsst.evaluation.report import figures, published, reading
 
-_MOST_RESULTS = 400  # Rows of a table that one can still read.
+_MOST_RESULTS = 400  # Rows of the longest readable table.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Cell:
   """A number of a table.
 
   Attributes:
-    value: The number; None where there is none.
-    difference: To that of the first encoder; None if this is the first.
-    incomplete: Whether sets that belong to it are missing.
+    value: The number; None if missing.
+    difference: Difference from the first encoder; None for the first.
+    incomplete: Whether some of its sets are missing.
   """
 
   value: float | None
@@ -28,12 +28,12 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-  """What a row or column is.
+  """Label of a row or column.
 
   Attributes:
-    name: Of it.
-    detail: More, such as the table that a number is from.
-    published: Whether its numbers are a paper's.
+    name: The name.
+    detail: Further information, such as the source table.
+    published: Whether its numbers are published ones.
   """
 
   name: str
@@ -54,7 +54,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """What there is on one benchmark; `notes` say what its numbers cannot be compared with."""
+  """The content on one benchmark; `notes` explain what its numbers are not comparable with."""
 
   name: str
   title: str
@@ -68,13 +68,13 @@ class Report:
   """A report.
 
   Attributes:
-    encoders: Names of those compared, the first being what others are compared with.
+    encoders: Names of the encoders; the first is the baseline.
     score: The overall Score and its parts.
-    sections: One a benchmark that was run.
+    sections: One per benchmark that was run.
     absent: Benchmarks that were not run, and why; one line each.
     training: Figures of training.
-    papers: Titles of papers by the keys by which tables name them.
-    hint: How to get the figures, where they cannot be drawn; "" if they are there.
+    papers: Titles of papers by their keys in tables.
+    hint: How to get figures, if they cannot be plotted; else "".
   """
 
   encoders: list[str]
@@ -87,7 +87,7 @@ class Report:
 
 
 def build(runs: Sequence[reading.Run]) -> Report:
-  """The report on what was read; the encoder of the first is what the others are compared with."""
+  """Builds the report; the encoder of the first run is the baseline."""
   evaluated = {run.name: run.results for run in runs if run.results is not None}
   hint = figures.hint()
   sections = [
@@ -126,7 +126,7 @@ def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
   ]
   columns = [Label(encoder) for encoder in found]
   tables = [Table("The six parts and their mean", "Part", columns, [Label(x) for x in rows], cells)]
-  # Published systems that have a Score, and what it is the mean of.
+  # Published systems with a Score, and the averages behind it.
   numbers = {scores.TOTAL: published.find("score", "score")}
   systems = {(number.system, number.table) for number in numbers[scores.TOTAL]}
   for benchmark, key in (each for part in scores.PARTS.values() for each in part):
@@ -140,7 +140,7 @@ def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
     for key in numbers
   }
   own[scores.TOTAL] = {encoder: each.value for encoder, each in found.items()}
-  tables += _beside(numbers, own, {})
+  tables += _next_to_published(numbers, own, {})
   notes = [
     f"{encoder} has no overall Score: {'; '.join(dict.fromkeys(each.missing.values()))}."
     for encoder, each in found.items()
@@ -168,7 +168,7 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
   numbers = {key: published.for_average(name, key) for key in keys}
   numbers = {key: each for key, each in numbers.items() if each}
   own = {key: {x: _value(each, key) for x, each in found.items()} for key in numbers}
-  tables += _beside(numbers, own, found)
+  tables += _next_to_published(numbers, own, found)
   notes += _table_notes(numbers)
   count = max(len(each["results"]) for each in found.values())
   if 0 < count <= _MOST_RESULTS:
@@ -180,13 +180,13 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
 
 
 def _table_notes(numbers: Mapping[str, Sequence[published.Published]]) -> list[str]:
-  """What is to be known about the tables that numbers are from."""
+  """Returns the notes on the tables that numbers are from."""
   found = (number for each in numbers.values() for number in each if number.note)
   return list(dict.fromkeys(f"{number.source}: {number.note}" for number in found))
 
 
 def _notes(name: str, found: Mapping[str, Mapping[str, Any]], lacking: Sequence[str]) -> list[str]:
-  """What the numbers of a benchmark cannot be compared with, and why."""
+  """Returns what the numbers of a benchmark are not comparable with, and why."""
   notes = []
   for encoder, each in found.items():
     if each["missing"]:
@@ -199,10 +199,10 @@ def _notes(name: str, found: Mapping[str, Mapping[str, Any]], lacking: Sequence[
   for encoder, names in sets.items():
     if names != sets[first]:
       notes.append(
-        f"{encoder} and {first} were measured on different sets ({len(names ^ sets[first])} are "
+        f"{encoder} and {first} were evaluated on different sets ({len(names ^ sets[first])} are "
         "not common to both): their averages are not comparable."
       )
-  notes += [f"{encoder} was not measured on it." for encoder in lacking]
+  notes += [f"{encoder} was not evaluated on it." for encoder in lacking]
   remark = published.remark(name)
   return [*notes, remark] if remark else notes
 
@@ -223,7 +223,7 @@ def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _sets(found: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-  """Names of the results that averages are over, by encoder."""
+  """Returns the names of the results that averages are over, by encoder."""
   return {encoder: {x["name"] for x in each["results"]} for encoder, each in found.items()}
 
 
@@ -232,7 +232,7 @@ def _base(key: str) -> str:
 
 
 def _incomplete(found: Mapping[str, Any], key: str) -> bool:
-  """Whether sets of an average are missing; all averages count as such where none says so."""
+  """Whether sets of an average are missing; if no average is marked, this holds for all."""
   if any(each.endswith(INCOMPLETE) for each in found["summary"]):
     return key + INCOMPLETE in found["summary"]
   return bool(found["missing"])
@@ -243,7 +243,7 @@ def _value(found: Mapping[str, Any], key: str) -> float | None:
 
 
 def _compared(values: Sequence[float | None]) -> list[Cell]:
-  """Cells of one row, one an encoder."""
+  """Returns the cells of one row, one per encoder."""
   first = values[0]
   return [
     Cell(value, None if not place or value is None or first is None else value - first)
@@ -251,12 +251,12 @@ def _compared(values: Sequence[float | None]) -> list[Cell]:
   ]
 
 
-def _beside(
+def _next_to_published(
   numbers: Mapping[str, Sequence[published.Published]],
   own: Mapping[str, Mapping[str, float | None]],
   found: Mapping[str, Mapping[str, Any]],
 ) -> list[Table]:
-  """A table of systems and encoders by averages, given both by average; none if none is printed."""
+  """Returns a table of systems and encoders by averages; none if no numbers are published."""
   if not numbers:
     return []
   rows, cells = [], []
@@ -271,7 +271,9 @@ def _beside(
   for label, values in _systems(numbers):
     rows.append(label)
     cells.append([Cell(values.get(key)) for key in numbers])
-  return [Table("Beside published numbers", "System", [Label(key) for key in numbers], rows, cells)]
+  return [
+    Table("Next to published numbers", "System", [Label(key) for key in numbers], rows, cells)
+  ]
 
 
 @dataclasses.dataclass
@@ -283,7 +285,7 @@ class _System:
   tables: dict[str, list[str]]
 
   def takes(self, key: str, number: published.Published) -> bool:
-    """Whether a number belongs to this row: of the same paper, or printed again in another one."""
+    """Whether a number belongs to this row: of the same paper, or repeated in another one."""
     held = self.values.get(key)
     same = held == number.value or (held is None and number.paper in self.tables)
     return self.name == number.system and same
@@ -299,7 +301,7 @@ class _System:
 def _systems(
   numbers: Mapping[str, Sequence[published.Published]],
 ) -> list[tuple[Label, dict[str, float]]]:
-  """Published numbers, given by key, as rows of systems."""
+  """Groups published numbers, given by key, into rows of systems."""
   rows: list[_System] = []
   for key, each in numbers.items():
     for number in each:
@@ -315,7 +317,7 @@ def _systems(
 
 
 def _results(name: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
-  """All results, with those that papers print of the same languages."""
+  """Returns all results next to published numbers of the same languages."""
   rows = {x["name"]: x["languages"] for each in found.values() for x in each["results"]}
   by_name = [{x["name"]: x["metrics"] for x in each["results"]} for each in found.values()]
   metrics = list(dict.fromkeys(key for each in by_name for x in each.values() for key in x))

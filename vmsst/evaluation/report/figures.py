@@ -1,4 +1,4 @@
-"""The pictures of a report: what `figures` draws of results and of training."""
+"""Figures of a report: which results and training metrics are plotted, and how they are titled."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -14,50 +14,48 @@ from vmsst.evaluation.report.reading import Run
 _AGNOSTICISM = {
   each.name for each in (agnosticism.BENCHMARK, agnosticism.FLORES, agnosticism.TRANSLATIONS)
 }
-_FEWEST = 3  # Languages that make a tree.
-_MOST_PANELS = 6
-# What is drawn of training, the first that are there: names, or their beginnings.
+_MIN_LANGUAGES = 3  # Fewer make no tree.
+_MAX_PANELS = 6
+# Training metrics to plot, by name or prefix, as long as there are panels.
 _TRAINING = ("loss", "nll/", "kl/", "active_units/", "accuracy", "token_accuracy/")
 
 
 def hint() -> str:
-  """How to get figures, for people; "" if they can be drawn."""
+  """Returns how to get figures, for people; "" if they can be plotted."""
   if importlib.util.find_spec("matplotlib"):
     return ""
-  return "Figures need matplotlib: pip install 'vmsst[report]', and write the report again."
+  return "Figures need matplotlib: pip install 'vmsst[report]', then write the report again."
 
 
 def languages_and_sentences(name: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-  """What `agnosticism` can show of a benchmark's results, given by encoder; if it is not one, none.
+  """Plots a benchmark's results, given by encoder; none if it is not one of `agnosticism`.
 
-  For each text a heat map of the errors, a tree of the languages, and a sentence in all versions.
+  For each text: a heat map of the errors, a tree of the languages, a sentence in all versions.
 
   Raises:
     InputError: the results are not those of every pair.
   """
   if name not in _AGNOSTICISM:
     return []
-  drawn = []
+  plotted = []
   for encoder, each in found.items():
-    results = [
-      suite.Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in each["results"]
-    ]
+    results = suite.results_of(each)
     try:
       for matrix in agnosticism_results.matrices(results):
-        drawn += _matrix(matrix, f"{encoder}, {matrix.text or each['title']}")
-      for picture in agnosticism_results.pictures(results):
-        title = f"{encoder}, {picture.text or each['title']}, line {picture.line}"
-        drawn.append(_sentence(picture, title))
+        plotted += _matrix_plots(matrix, f"{encoder}, {matrix.text or each['title']}")
+      for sentence in agnosticism_results.sentence_figures(results):
+        title = f"{encoder}, {sentence.text or each['title']}, line {sentence.line}"
+        plotted.append(_sentence_plot(sentence, title))
     except (KeyError, ValueError) as error:
       raise errors.InputError(
         f"{encoder}: the results of {name} are not those of every pair ({error}): run `vmsst eval` "
         "again in another folder"
       ) from None
-  return drawn
+  return plotted
 
 
-def _matrix(matrix: agnosticism_results.Matrix, title: str) -> list[str]:
-  if len(matrix.labels) < _FEWEST:
+def _matrix_plots(matrix: agnosticism_results.Matrix, title: str) -> list[str]:
+  if len(matrix.labels) < _MIN_LANGUAGES:
     return []
   tree_M4 = clustering.tree(clustering.distances(matrix.error_LL))
   order = clustering.leaf_order(tree_M4)
@@ -68,19 +66,19 @@ def _matrix(matrix: agnosticism_results.Matrix, title: str) -> list[str]:
   ]
 
 
-def _sentence(picture: agnosticism_results.Picture, title: str) -> str:
-  return plots.sentence_picture(
-    picture.point_V2,
-    picture.labels,
-    share_2=picture.share_2,
+def _sentence_plot(sentence: agnosticism_results.SentenceFigure, title: str) -> str:
+  return plots.sentence_plot(
+    sentence.point_V2,
+    sentence.labels,
+    share_2=sentence.share_2,
     title=f"One sentence in all versions: {title}",
-    groups=[languages.language(code).family for code in picture.languages],
-    edges=[plots.Edge(*edge) for edge in picture.edges],
+    groups=[languages.language(code).family for code in sentence.languages],
+    edges=[plots.Edge(*edge) for edge in sentence.edges],
   )
 
 
 def training(runs: Sequence[Run]) -> list[str]:
-  """Curves of training, of all runs in one picture, and another of evaluations during it."""
+  """Plots the training curves of all runs in one figure, and evaluations during it in another."""
   names = list(dict.fromkeys(name for run in runs for name in run.training))
   trained = [
     name
@@ -90,12 +88,12 @@ def training(runs: Sequence[Run]) -> list[str]:
   ]
   evaluated = [name for name in names if ": " in name and "timing/" not in name]
   averages = [name for name in evaluated if name.endswith("average")] or evaluated
-  drawn = []
+  plotted = []
   for title, chosen in (("Training", trained), ("Evaluation during training", averages)):
     panels = {
       name: [plots.Curve(run.name, *run.training[name]) for run in runs if name in run.training]
-      for name in chosen[:_MOST_PANELS]
+      for name in chosen[:_MAX_PANELS]
     }
     if panels:
-      drawn.append(plots.training_curves(panels, title=title))
-  return drawn
+      plotted.append(plots.training_curves(panels, title=title))
+  return plotted

@@ -1,4 +1,4 @@
-"""A report as Markdown (GitHub's dialect)."""
+"""Formats a report as Markdown (GitHub's dialect)."""
 
 import html
 import re
@@ -8,7 +8,7 @@ from vmsst.evaluation.report.content import Cell, Label, Report, Section, Table
 
 
 def text(report: Report) -> str:
-  """The whole report; figures are left to the HTML page."""
+  """Returns the report; only the HTML page has figures."""
   parts = ["# Evaluation report", *map(_escaped, introduction(report))]
   for section in (report.score, *report.sections) if report.encoders else ():
     parts += _section(section)
@@ -21,7 +21,7 @@ def text(report: Report) -> str:
 
 
 def number(cell: Cell, *, published: bool) -> str:
-  """A number as it is printed: two digits, and in papers' numbers as many as they print."""
+  """Formats a number with two decimals; published numbers have as many as in the paper."""
   if cell.value is None:
     return "–"
   if published:
@@ -31,12 +31,12 @@ def number(cell: Cell, *, published: bool) -> str:
 
 
 def introduction(report: Report) -> list[str]:
-  """What is to be known before reading the tables, for people."""
+  """Returns what readers need to know before the tables."""
   if not report.encoders:
     return ["No encoder was evaluated here."]
   lines = [f"Encoders: {', '.join(report.encoders)}. Shares and correlations are times 100."]
   if len(report.encoders) > 1:
-    lines.append(f"In brackets: the difference to {report.encoders[0]}.")
+    lines.append(f"In parentheses: the difference from {report.encoders[0]}.")
   return lines
 
 
@@ -74,5 +74,5 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def _escaped(line: str) -> str:
-  """Text that means nothing in Markdown or HTML, on one line."""
+  """Escapes Markdown and HTML, on one line."""
   return re.sub(r"([\\`*_\[\]|#~$!])", r"\\\1", html.escape(" ".join(line.split()), quote=False))

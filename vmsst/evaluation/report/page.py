@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no other file, no network."""
+"""Formats a report as a self-contained HTML page: no scripts, other files or network access."""
 
 import html
 from collections.abc import Iterable
@@ -44,14 +44,14 @@ tr.ours th, tr.ours td { font-weight: 600; }
 summary { cursor: pointer; padding: .4rem 0; color: var(--accent); }
 figure { margin: 1rem 0; padding: .75rem; overflow-x: auto; width: fit-content; max-width: 100%;
   background: #ffffff; border: 1px solid var(--line); border-radius: 6px; }
-figure svg { display: block; }
+figure svg { display: block; overflow: visible; }
 @media (max-width: 45rem) { tbody th, thead th:first-child { position: static; } }
 @media print { .scroll, figure { max-height: none; overflow: visible; } }
 """
 
 
 def text(report: Report) -> str:
-  """The page."""
+  """Returns the page."""
   body = ["<header>", "<h1>Evaluation report</h1>", *_introduction(report), "</header>", "<main>"]
   sections = (report.score, *report.sections) if report.encoders else ()
   for section in sections:
@@ -113,7 +113,7 @@ def _table(table: Table) -> list[str]:
     "</thead>",
     "<tbody>",
   ]
-  ours = any(row.published for row in table.rows)  # Told from the published ones by their type.
+  ours = any(row.published for row in table.rows)  # In bold, if there are published ones too.
   for row, cells in zip(table.rows, table.cells, strict=True):
     shown = []
     for column, cell in zip(table.columns, cells, strict=True):

@@ -1,11 +1,11 @@
-"""The numbers that the five papers print, as far as an evaluation here can give them too.
+"""Numbers published in the five papers, as far as evaluations here measure them too.
 
-They lie in published.json: `papers` has the titles by a short key, `tables` lists for each table
-its columns, [benchmark, metric, language, part] as in `Published`, and its rows by system. Values
-that a paper prints as shares are there times 100. Where a text's table contradicts itself, `note`
-says so. Tables of the soft contrastive paper on STS and BUCC are left out: they measure MTEB's
-collections, not the benchmarks of that name here. So are the single languages of the VMSST paper's
-Table 6, whose labels contradict the values (Arabic and Spanish look exchanged).
+published.json stores them: `papers` has the titles by a short key, `tables` has, for each table,
+its columns, [benchmark, metric, language, part] as in `Published`, and its rows by system. Shares
+are multiplied by 100. `note` documents tables that contradict themselves. Tables of the soft
+contrastive paper on STS and BUCC are omitted, because they measure MTEB's collections, not the
+benchmarks of that name here; and the single languages of the VMSST paper's Table 6, because their
+labels contradict the values (Arabic and Spanish appear swapped).
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from vmsst import errors, languages
 _FILE = pathlib.Path(__file__).with_name("published.json")
 
 
-# Where the averages of a benchmark are printed: its name of a metric, which the name of a part may
-# follow, and benchmark and metric in published.json. "" stands before parts without a metric.
+# Published averages by benchmark: name of the metric here, which the name of a part may follow, and
+# benchmark and metric in published.json. "" is for parts without a metric.
 _AVERAGES: dict[str, dict[str, tuple[str, str]]] = {
   "sts": {"pearson": ("sts", "pearson"), "spearman": ("sts", "spearman")},
   "xlsts": {"pearson": ("xlsts", "pearson"), "spearman": ("xlsts", "spearman")},
@@ -34,8 +34,8 @@ _AVERAGES: dict[str, dict[str, tuple[str, str]]] = {
   "cls": {"accuracy": ("cls", "accuracy")},
   "amazon": {"accuracy": ("amazon", "accuracy")},
 }
-# The same for single results: benchmark, metric, form of the result's name (with the part, if any),
-# what joins languages.
+# The same for single results: benchmark, metric, pattern of the result's name (with the part, if
+# any), separator of languages.
 _RESULTS: list[tuple[str, str, str, str, tuple[str, str]]] = [
   ("xlsts", "pearson", "(?!track4b).*", "-", ("xlsts", "pearson")),
   ("xlsts", "spearman", "(?!track4b).*", "-", ("xlsts", "spearman")),
@@ -49,16 +49,16 @@ _RESULTS: list[tuple[str, str, str, str, tuple[str, str]]] = [
   ("cls", "accuracy", r"(?P<part>\w+) .*", "->", ("cls", "accuracy")),
   ("amazon", "accuracy", ".*", "->", ("amazon", "accuracy")),
 ]
-_OTHER_TEXTS = "The papers print errors of other texts (news, TED talks, novels), not of these."
+_OTHER_TEXTS = "The papers report errors on other texts (news, TED talks, novels)."
 _REMARKS = {
   "questions": (
-    "The papers look questions up in all of PAQ (64.9 million questions); with a part of it the "
-    "numbers are not comparable."
+    "The papers search all of PAQ (64.9 million questions); numbers on a part of it are not "
+    "comparable."
   ),
-  "mkqa_small": "No paper prints this: it looks for MKQA's questions in English, not in PAQ.",
-  "bucc_test": "The papers print numbers of the training data: not comparable with these.",
-  "flores_dev": "The papers print numbers of devtest: not comparable with these.",
-  "mining": "No paper prints numbers of these texts.",
+  "mkqa_small": "Not published: searches MKQA's questions in English, not in PAQ.",
+  "bucc_test": "The papers report numbers on the training data: not comparable with these.",
+  "flores_dev": "The papers report numbers on devtest: not comparable with these.",
+  "mining": "No numbers on these texts are published.",
   "agnosticism": _OTHER_TEXTS,
   "agnosticism_flores": _OTHER_TEXTS,
   "translations": _OTHER_TEXTS,
@@ -67,20 +67,20 @@ _REMARKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A number that a paper prints.
+  """A published number.
 
   Attributes:
-    paper: Short key of it.
-    title: Its title.
-    table: Number of the table, as the paper has it.
-    system: What was measured.
-    benchmark: What it was measured on.
-    metric: In which unit.
+    paper: Short key of the paper.
+    title: Title of the paper.
+    table: Number of the table in the paper.
+    system: Name of the encoder.
+    benchmark: The benchmark.
+    metric: The metric.
     language: Codes joined by "-" (either direction or the mean of both) or "->" (from the first, or
       trained on it, to the second); None for an average.
     part: Year, domain, group of languages or text; None for the whole benchmark.
-    value: As printed, times 100 if it is a share.
-    note: What is to be known about the table; "" if nothing.
+    value: As published, shares times 100.
+    note: Remark on the table; "" if there is none.
   """
 
   paper: str
@@ -102,7 +102,7 @@ class Published:
 
 @functools.cache
 def load() -> tuple[Published, ...]:
-  """All of them, in the order of the file."""
+  """Returns all published numbers, in file order."""
   content = json.loads(_FILE.read_text(encoding="utf-8"))
   found = []
   for table in content["tables"]:
@@ -130,15 +130,15 @@ def load() -> tuple[Published, ...]:
 def find(
   benchmark: str, metric: str, language: str | None = None, part: str | None = None
 ) -> list[Published]:
-  """What is printed for one measurement; arguments as the attributes of `Published`.
+  """Returns the published numbers of a measurement; arguments as the attributes of `Published`.
 
-  Languages are the same whatever standard their codes are of, and so are "de-en" and "en-de".
+  Languages match across code standards, and "de-en" matches "en-de".
   """
   return list(_index().get((benchmark, metric, _language_key(language), part), ()))
 
 
 def for_average(benchmark: str, key: str) -> list[Published]:
-  """What is printed for an average, given as a benchmark's summary names it."""
+  """Returns the published numbers of an average, given its name in the benchmark's summary."""
   found = []
   for name, (other, metric) in _AVERAGES.get(benchmark, {}).items():
     if key == name:
@@ -149,7 +149,7 @@ def for_average(benchmark: str, key: str) -> list[Published]:
 
 
 def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Published]:
-  """What is printed for one metric of a benchmark's result, given its name and languages."""
+  """Returns the published numbers of one metric of a result, given its name and languages."""
   found = []
   for own, own_metric, pattern, joint, (other, other_metric) in _RESULTS:
     match = re.fullmatch(pattern, name)
@@ -160,7 +160,7 @@ def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> 
 
 
 def remark(benchmark: str) -> str:
-  """When a benchmark's numbers can be compared with the papers', for people; "" if always."""
+  """Returns when a benchmark's numbers are comparable with published ones; "" if always."""
   return _REMARKS.get(benchmark, "")
 
 
@@ -182,7 +182,7 @@ def _language_key(language: str | None) -> object:
 
 
 def _name(code: str) -> str:
-  """The language's name, or the text itself where it names a version of a text, as "pl_1" does."""
+  """Returns the language's name, or the code itself if it is a version of a text such as "pl_1"."""
   try:
     return languages.language(code).name
   except errors.InputError:

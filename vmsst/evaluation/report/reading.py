@@ -1,4 +1,4 @@
-"""What a report is made of: results of evaluations and metrics of training, read and checked."""
+"""Reads and checks the content of reports: evaluation results and training metrics."""
 
 import dataclasses
 import json
@@ -12,18 +12,17 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.files import input_files, text_files
 
-_NEITHER = "give folders that `vmsst eval --out` has written, or MODEL_DIRs of training runs"
+_NEITHER = "give output folders of `vmsst eval`, or MODEL_DIRs of training runs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What one folder holds.
+  """Content of one folder.
 
   Attributes:
-    name: The encoder's name, or the folder's; no two runs have one name.
-    results: As `suite.run` gives them; None if there are none.
-    training: Steps and values of each metric of training and of evaluations during training, by
-      name.
+    name: Name of the encoder, or of the folder; unique among runs.
+    results: What `suite.evaluate` returns; None if there are no results.
+    training: Steps and values by metric, of training and of evaluations during training.
   """
 
   name: str
@@ -32,11 +31,11 @@ class Run:
 
 
 def read_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
-  """What the folders hold, in their order.
+  """Reads the folders, in order.
 
   Raises:
-    InputError: there is no folder, one has neither results nor metrics, or a file is not what it
-      should be; the message names the file and the key.
+    InputError: no folder is given, one has neither results nor metrics, or a file is invalid; the
+      message names the file and the key.
   """
   read = [(pathlib.Path(folder), _run(pathlib.Path(folder))) for folder in folders]
   if not read:
@@ -66,7 +65,7 @@ def _run(folder: pathlib.Path) -> Run:
 
 
 def _results(path: pathlib.Path) -> dict[str, Any]:
-  """The content of results.json, every part of which is of the kind that `suite.run` gives."""
+  """Reads results.json and checks that all parts have the types that `suite.evaluate` writes."""
   content = input_files.parse_json("".join(text_files.read_lines(str(path))), str(path))
   top = _Value(path, "", content)
   top.key("encoder").text()
@@ -88,7 +87,7 @@ def _results(path: pathlib.Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-  """A value of a JSON file and where it is, for errors."""
+  """A value of a JSON file and its path, for error messages."""
 
   path: pathlib.Path
   where: str
@@ -97,7 +96,7 @@ class _Value:
   def key(self, name: str) -> "_Value":
     if name not in self._of(dict, "an object"):
       raise errors.InputError(
-        f"{self.path}: no {(self.where + '.' + name).lstrip('.')}: it is no file of `vmsst eval`"
+        f"{self.path}: no {(self.where + '.' + name).lstrip('.')}: give a file of `vmsst eval`"
       )
     return self._part(f".{name}", self.value[name])
 
@@ -113,7 +112,7 @@ class _Value:
   def text(self) -> None:
     text = self._of(str, "a text")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-      self._wrong("a text of whole characters")
+      self._wrong("valid text")
 
   def texts(self) -> None:
     for each in self.elements():
@@ -137,12 +136,12 @@ class _Value:
   def _wrong(self, wanted: str) -> None:
     shown = input_files.shown(self.value).encode("ascii", "backslashreplace").decode()
     raise errors.InputError(
-      f"{self.path}: {self.where or 'the whole'} is {shown}, not {wanted}: run `vmsst eval` again"
+      f"{self.path}: {self.where or 'the content'} is {shown}, not {wanted}: run `vmsst eval` again"
     )
 
 
 def _curves(path: pathlib.Path) -> dict[str, tuple[list[int], list[float]]]:
-  """Steps and values of each metric of a file with an object a line; the last of a step counts."""
+  """Reads steps and values of each metric from a file with one object per line; last one wins."""
   found: dict[str, dict[int, float]] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     try:
@@ -151,7 +150,7 @@ def _curves(path: pathlib.Path) -> dict[str, tuple[list[int], list[float]]]:
       values = {name: float(value) for name, value in row.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
       raise errors.InputError(
-        f"{path}:{number}: not an object of a step and numbers: it is no file of `t5x train`"
+        f"{path}:{number}: not an object of a step and numbers: give a file of `t5x train`"
       ) from None
     for name, value in values.items():
       found.setdefault(name, {})[step] = value

@@ -14,7 +14,7 @@ SENTENCES = 8
 
 
 class Concepts:
-  """Encodes "de 3" as concept 3, off its place by what is peculiar to the language's first letter.
+  """Encodes "de 3" as concept 3, shifted by an offset of the language's first letter.
 
   In the texts of a language with a capital letter concept 0 is mistaken for concept 1.
   """
@@ -41,7 +41,7 @@ def sentences(language: str) -> list[str]:
 
 
 def run(benchmark: suite.Benchmark, root: pathlib.Path, **options) -> dict:
-  suite.run(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
+  suite.evaluate(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
   return json.loads((root / "out" / "results.json").read_text())["benchmarks"][benchmark.name]
 
 
@@ -61,8 +61,8 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   (matrix,) = agnosticism_results.matrices(results)
   assert matrix.labels == ("spa_2", "spa-MX", "eng", "deu")
   assert list(matrix.languages) == ["spa", "spa-MX", "eng", "deu"]
-  # From Mexico the first of 8 sentences finds the second. There neither of the two is found: where
-  # the second is looked for, the first is as near.
+  # From Mexico the first of 8 sentences finds the second. In the other direction neither of them is
+  # found: the first is as near as the second.
   expected = np.zeros([4, 4])
   expected[1], expected[:, 1] = 12.5, 25
   expected[1, 1] = 0
@@ -74,7 +74,7 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert summary["error within a language"] == pytest.approx((12.5 + 25) / 2)
   assert summary["error within families"] == pytest.approx((12.5 + 25) / 4)
   assert summary["error seen"] == 0
-  # The odd one out, Mexico, is the first to be split off: the other Spanish is with the Germanic.
+  # Mexico, the outlier, is split off first: the other Spanish is with the Germanic languages.
   assert summary["purity of clusters"] == pytest.approx(75)
   assert summary["cophenetic correlation"] == pytest.approx(100)
   assert "fra" in found["missing"]
@@ -86,14 +86,16 @@ def test_one_sentence_of_ntrex_can_be_drawn(tmp_path):
     texts = sentences(code)
     texts[0] = "" if code == "deu" else texts[0]
     write(tmp_path / "ntrex" / f"ntrex.{code}.txt", texts)
-  (picture,) = agnosticism_results.pictures(results_of(run(agnosticism.BENCHMARK, tmp_path)))
+  (picture,) = agnosticism_results.sentence_figures(
+    results_of(run(agnosticism.BENCHMARK, tmp_path))
+  )
   assert picture.labels == ("deu", "eng", "fra")
   assert 2 <= picture.line <= SENTENCES  # line 1 has no German
   assert picture.share_2[0] >= picture.share_2[1] > 0
   vectors = Concepts().encode([f"{code} {picture.line - 1}" for code in picture.labels])
   vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
   for i in range(3):
-    for j in range(3):  # three points lie in a plane
+    for j in range(3):  # three points are in a plane
       assert np.linalg.norm(picture.point_V2[i] - picture.point_V2[j]) == pytest.approx(
         np.linalg.norm(vectors[i] - vectors[j]), abs=1e-5
       )
@@ -110,7 +112,7 @@ def test_flores_is_read_by_its_own_codes(tmp_path):
     "zho_Hans->eng_Latn": {"error": 0},
   }
   assert "zho_Hant" in found["missing"]
-  assert not [name for name in found["summary"] if "clusters" in name]  # two are too few
+  assert not [name for name in found["summary"] if "clusters" in name]  # two are not enough
 
 
 def test_translations_are_followed_along_their_paths(tmp_path):
@@ -144,7 +146,9 @@ def test_translations_are_followed_along_their_paths(tmp_path):
     },
     rel=1e-5,
   )
-  pictures = {picture.text: picture for picture in agnosticism_results.pictures(results.values())}
+  pictures = {
+    picture.text: picture for picture in agnosticism_results.sentence_figures(results.values())
+  }
   assert set(pictures) == {"talk", "alice"}
   talk = pictures["talk"]
   ways = {(talk.labels[first], talk.labels[second]) for first, second, _ in talk.edges}
@@ -157,13 +161,13 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 @pytest.mark.parametrize(
   ("broken", "message"),
   [
-    ({}, "ntrex holds no .*MicrosoftTranslator"),
-    ({"ntrex.eng.txt": ["a"]}, r"ntrex\.eng\.txt: there is no other file"),
+    ({}, "ntrex has no .*MicrosoftTranslator"),
+    ({"ntrex.eng.txt": ["a"]}, r"ntrex\.eng\.txt: add another file of the same texts"),
     ({"ntrex.eng.txt": ["a", "b"], "ntrex.deu.txt": ["c"]}, "2 lines|has 1"),
     ({"ntrex.eng.txt": ["a"], "ntrex.qqq.txt": ["b"]}, r"ntrex\.qqq\.txt: unknown language code"),
     (
       {"ntrex.eng.txt": ["a"], "newstest2019-src.eng.txt": ["a"]},
-      r"newstest2019-src\.eng\.txt and .*ntrex\.eng\.txt are one version",
+      r"newstest2019-src\.eng\.txt and .*ntrex\.eng\.txt are the same version",
     ),
     ({"ntrex.eng.txt": [""], "ntrex.deu.txt": ["a"]}, "every line has a text that is empty"),
   ],
@@ -179,7 +183,9 @@ def test_broken_files_give_one_clear_error(tmp_path, broken, message):
 def test_a_translation_of_what_is_not_there_is_an_error(tmp_path):
   write(tmp_path / "translations" / "talk.eng.txt", ["a"])
   write(tmp_path / "translations" / "talk.eng+deu+zho.txt", ["b"])
-  with pytest.raises(errors.InputError, match=r"talk\.eng\+deu\+zho\.txt: .* eng\+deu, is not"):
+  with pytest.raises(
+    errors.InputError, match=r"talk\.eng\+deu\+zho\.txt: its source eng\+deu is missing"
+  ):
     agnosticism.read_translations(tmp_path)
   write(tmp_path / "translations" / "talk.eng+qqq.txt", ["b"])
   with pytest.raises(errors.InputError, match=r"talk\.eng\+qqq\.txt: unknown language code"):

@@ -7,7 +7,7 @@ from vmsst.evaluation.benchmarks import bitext_mining
 
 
 class Encoder:
-  """Each text has a vector of its own; counts what it is asked for."""
+  """Returns a unique vector for each text and records texts."""
 
   def __init__(self, vectors):
     self.vectors = vectors
@@ -19,7 +19,7 @@ class Encoder:
 
 
 def naive_f1(candidates, gold):
-  """The best F1 of all thresholds, of pairs of ids with scores."""
+  """Returns the best F1 over all thresholds, for pairs of ids with scores."""
   best = 0.0
   for threshold in {score for score, *_ in candidates}:
     kept = {pair for score, *pair in candidates for pair in [tuple(pair)] if score >= threshold}
@@ -38,7 +38,7 @@ def write(folder, name, sides, gold):
 
 
 def corpora(rng):
-  """Lines of two sides, of which some occur twice, gold pairs and vectors of the texts."""
+  """Returns lines of two sides, some repeated, gold pairs and vectors of the texts."""
   count = 30
   vectors = {f"x{i}": rng.normal(size=5) + 0.3 for i in range(count)}
   vectors |= {f"y{i}": vectors[f"x{i}"] + 0.4 * rng.normal(size=5) for i in range(count)}
@@ -51,7 +51,7 @@ def corpora(rng):
 
 
 def naive_scores(german, english, gold, vectors):
-  """F1 by cosine and by margin of plain loops; repeated sentences are compared, never found."""
+  """Computes F1 by cosine and by margin by plain loops; repeated sentences are never found."""
   texts = [list(dict.fromkeys(text.strip() for _, text in side)) for side in (german, english)]
   ids = [{}, {}]
   for place, side in enumerate((german, english)):
@@ -103,14 +103,14 @@ def test_scores_are_those_of_plain_loops_and_only_one_split_is_read(tmp_path, ne
     expected[name] = naive_scores(german, english, gold, own)
   encoder = Encoder(vectors)
   both = [bitext_mining.BUCC, bitext_mining.BUCC_TEST]
-  found = suite.run(encoder, both, tmp_path, tmp_path / "out", name="x")["benchmarks"]
+  found = suite.evaluate(encoder, both, tmp_path, tmp_path / "out", name="x")["benchmarks"]
   assert len(encoder.texts) == len(set(encoder.texts)) == 4 * 60  # each sentence once
   results = {each["name"]: each["metrics"] for each in found["bucc"]["results"]}
   for name, (cosine, margin) in expected.items():
     assert 20 < cosine < 100
     assert results[name]["cosine_f1"] == pytest.approx(cosine)
     assert results[name]["margin_f1"] == pytest.approx(margin)
-    # Gold pairs of sentences that occur twice are not found: 9 of 13 are the most.
+    # Gold pairs of repeated sentences are not found: at most 9 of 13 are.
     assert results[name]["margin_recall"] <= 100 * 9 / 13
   means = np.mean(list(expected.values()), axis=0)
   assert found["bucc"]["summary"] == pytest.approx(
@@ -127,7 +127,7 @@ def test_other_corpora_are_apart_from_bucc_and_seen_languages_from_others(tmp_pa
     sides = {name[:2]: german, "en": english}
     write(tmp_path / "mining", name, sides, gold)
   seen = [languages.language(code) for code in ("de", "en")]
-  found = suite.run(
+  found = suite.evaluate(
     Encoder(vectors), [bitext_mining.MINING], tmp_path, tmp_path / "out", name="x", seen=seen
   )["benchmarks"]["mining"]
   cosine, margin = naive_scores(german, english, gold, vectors)
@@ -153,9 +153,9 @@ def test_nothing_is_found_where_every_sentence_occurs_twice_or_is_like_all_other
   ("german", "english", "gold", "message"),
   [
     ("d1 x\n", "e1\ty\n", "d1\te1\n", r"de-en.de:1: no TAB"),
-    ("d1\tx\nd1\tz\n", "e1\ty\n", "d1\te1\n", r"de-en.de:2: id 'd1' occurs a second time"),
+    ("d1\tx\nd1\tz\n", "e1\ty\n", "d1\te1\n", r"de-en.de:2: id 'd1' occurs twice"),
     ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te2\n", r"de-en.gold:2: no sentence has the id 'e2'"),
-    ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te1\n", r"de-en.gold:2: the same pair as in line 1"),
+    ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te1\n", r"de-en.gold:2: repeats the pair of line 1"),
     ("d1\tx\n", "e1\ty\n", "d1 e1\n", r"de-en.gold:1: 1 fields"),
     ("d1\tx\n", "e1\ty\n", "", r"de-en.gold is empty"),
     ("", "e1\ty\n", "d1\te1\n", r"de-en.de is empty"),

@@ -37,7 +37,7 @@ def write_mldoc(folder, language, sizes):
 
 
 class Words:
-  """English has an axis a class; in German two of the four are exchanged."""
+  """Returns vectors with an axis per class in English; in German two of the four are swapped."""
 
   def encode(self, texts, language):
     axes = {"en": "CEGM", "de": "ECGM"}
@@ -49,7 +49,7 @@ class Words:
 
 
 def by_nearest_centroid(splits, tests, *, num_classes):
-  """Stands in for the training, which takes seconds to compile."""
+  """Replaces the training, which takes seconds to compile."""
   found = {}
   for source, split in splits.items():
     assert len(split.dev.label_N) == 16
@@ -71,7 +71,7 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
   write_mldoc(tmp_path / "mldoc", "english", sizes)
   write_mldoc(tmp_path / "mldoc", "german", sizes | {"test": 8})
   (task,) = benchmarks.MLDOC.read(tmp_path)
-  results = task.run(suite.Tools(suite.Embedder(Words()), tmp_path / "work"))
+  results = task.measure(suite.Tools(suite.Embedder(Words()), tmp_path / "work"))
   assert [(x.name, x.languages) for x in results] == [
     ("en->de", ("en", "de")),
     ("de->en", ("de", "en")),
@@ -96,7 +96,7 @@ def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
   assert found.texts == [text, "plain\ttext", "b'"]
   assert found.labels == ["CCAT", "GCAT", "MCAT"]
   write(path, "CCAT\tb'\\xff'\n")
-  with pytest.raises(errors.InputError, match=r"x\.dev:1: not a text as Python prints bytes"):
+  with pytest.raises(errors.InputError, match=r"x\.dev:1: not a valid Python bytes literal"):
     benchmarks.mldoc(path)
 
 
@@ -118,7 +118,7 @@ def test_cls_reviews_are_read(tmp_path):
     ("<items>\n" + ITEM.format("3.0") + "</items>", ":3: a rating of 3 stars"),
     ("<items>\n" + ITEM.format("") + "</items>", ":3: a rating of '', not 1 to 5 stars"),
     ("<items><item></items>", ":1: not well-formed XML"),
-    ("<items></items>", ": holds no document"),
+    ("<items></items>", ": contains no document"),
     (
       '<!DOCTYPE x [<!ENTITY a "b"><!ENTITY c "&a;&a;">]>\n<items>&c;</items>',
       ":1: the file has a document type",
@@ -140,8 +140,8 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
       reviews = (ITEM.format(5) + ITEM.format(1)) * count
       write(folder / code / "dvd" / f"{part}.review", f"<items>{reviews}</items>")
   (task,) = benchmarks.CLS.read(tmp_path)
-  assert (task.name, task.run.keywords["prefix"]) == ("dvd", "dvd ")
-  splits = task.run.keywords["splits"]
+  assert (task.name, task.measure.keywords["prefix"]) == ("dvd", "dvd ")
+  splits = task.measure.keywords["splits"]
   assert list(splits) == ["en", "ja"]
   assert [len(x.texts) for x in (splits["ja"].train, splits["ja"].dev)] == [4, 2]
   assert splits["ja"].test is splits["ja"].dev

@@ -16,13 +16,13 @@ def test_files_are_found_and_read_plain_or_gzipped(tmp_path):
 
 
 def test_a_file_in_two_forms_or_in_none_is_an_error(tmp_path):
-  with pytest.raises(errors.InputError, match=r"holds no \*\.x or \*\.y; ask for it"):
+  with pytest.raises(errors.InputError, match=r"has no \*\.x or \*\.y; ask for it"):
     files.files_in(tmp_path, "*.x", "*.y", source="ask for it")
   with pytest.raises(errors.InputError, match=r"neither .*c\.x nor c\.x\.gz exists; ask for it"):
     files.plain_or_gzipped(tmp_path / "c.x", source="ask for it")
   for name in ("c.x", "c.x.gz"):
     (tmp_path / name).write_bytes(b"")
-  with pytest.raises(errors.InputError, match=r"c\.x and .*c\.x\.gz are both there"):
+  with pytest.raises(errors.InputError, match=r"c\.x and .*c\.x\.gz both exist"):
     files.files_in(tmp_path, "*.x")
 
 
@@ -43,7 +43,7 @@ def test_lines_that_do_not_fit_are_told_with_file_and_line(tmp_path):
 def test_scores_are_finite_numbers_and_codes_are_known(tmp_path):
   assert files.number(" 2.5", tmp_path, 1) == 2.5
   for field in ("", "nan", "inf", "4,5", "x"):
-    with pytest.raises(errors.InputError, match=r":7: .* is no score"):
+    with pytest.raises(errors.InputError, match=r":7: .* is not a score"):
       files.number(field, tmp_path, 7)
   assert files.known_code("zho_Hant", tmp_path) == "zho_Hant"
   with pytest.raises(errors.InputError, match=r"xq\.tsv: unknown language code 'xq'"):

@@ -24,7 +24,7 @@ def write(root, name, queries, candidates):
 
 
 def naive_hits(queries, candidates):
-  """How many queries find their translation by cosine, and by margin, in plain loops."""
+  """Returns, by plain loops, how many queries find their translation by cosine and by margin."""
   unit = [[x / np.linalg.norm(x) for x in side] for side in (queries, candidates)]
   cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
   mean_x = np.sort(cosine, axis=1)[:, -4:].mean(axis=1)
@@ -50,7 +50,7 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   )
   assert by_cosine != by_margin
   seen = [languages.language(code) for code in ("bg", "en")]
-  results = suite.run(
+  results = suite.evaluate(
     Encoder(vectors), [paracrawl.BENCHMARK], tmp_path, tmp_path / "out", name="x", seen=seen
   )
   found = results["benchmarks"]["paracrawl"]
@@ -71,8 +71,13 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   [
     ("a.bg-en", [1, 2], [1], r"queries has 2 lines and .*candidates has 1"),
     ("a.bg-en", [], [1], r"queries has 0 lines"),
-    ("a.bg-en", [1], None, r"neither .*a.bg-en.candidates nor .*; make them of ParaCrawl 5"),
-    ("a.bg", [1], [1], r"'bg' is not two languages"),
+    (
+      "a.bg-en",
+      [1],
+      None,
+      r"neither .*a.bg-en.candidates nor .*; create the files from ParaCrawl 5",
+    ),
+    ("a.bg", [1], [1], r"'bg' is not a language pair"),
     ("a.qq-en", [1], [1], r"unknown language code 'qq'"),
   ],
 )

@@ -19,7 +19,7 @@ class Encoder:
 
 
 def nearest(sources, targets, margin):
-  """Row of a target for every source, by loops: of the 4 nearest that of the best ratio."""
+  """Returns, by loops, for every source the one of its 4 nearest targets with the best ratio."""
   unit = [[x / np.linalg.norm(x) for x in side] for side in (sources, targets)]
   cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
   mean_x = np.sort(cosine, axis=1)[:, -4:].mean(axis=1)
@@ -32,7 +32,7 @@ def nearest(sources, targets, margin):
 
 
 def texts_and_vectors(codes, count=20):
-  """Translations, of which each language has one sentence twice, and a vector of each text."""
+  """Writes translations with one repeated sentence per language; returns a vector per text."""
   rng = np.random.default_rng(0)
   meaning = rng.normal(size=[count, 6]) + 0.5
   texts, vectors = {}, {}
@@ -50,7 +50,7 @@ def write(path, lines):
 
 
 def run(benchmark, root, vectors, seen=None):
-  results = suite.run(Encoder(vectors), [benchmark], root, root / "out", name="x", seen=seen)
+  results = suite.evaluate(Encoder(vectors), [benchmark], root, root / "out", name="x", seen=seen)
   return results["benchmarks"][benchmark.name]
 
 
@@ -70,7 +70,7 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
     sides = [[vectors[text] for text in texts[code]] for code in (x, y)]
     plain, margin = (nearest(*sides, margin) for margin in (False, True))
     errors_ = [i for i, row in enumerate(margin) if texts[y][row] != texts[y][i]]
-    # Of the two equal sentences the first is found, and is not the second.
+    # Of two equal sentences the first is found for both.
     hits = [i for i, row in enumerate(plain) if row == i]
     assert each["metrics"] == pytest.approx({"accuracy": 5 * len(hits), "xsim": 5 * len(errors_)})
     assert 7 not in hits
@@ -106,7 +106,7 @@ def test_a_group_whose_languages_are_all_there_keeps_its_name():
 
 def test_changed_english_sentences_are_taken_for_translations(tmp_path):
   # The first source is nearest to a change of its translation, the second to its translation, the
-  # third to a change of another one's.
+  # third to a change of another sentence.
   axes = np.eye(7)
   vectors = {f"x {i}": axes[i] for i in range(3)}
   vectors |= {"y 0": axes[0] + 0.5 * axes[3], "y 1": axes[1], "y 2": axes[2] + axes[4]}
@@ -155,7 +155,9 @@ def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(
   assert len(names) == 4 * 3 - 2
   assert {"eng-eng-GB", "eng-GB-eng"} & names == set()
   write(folder / "newstest2019-ref.eng.txt", texts["eng"])
-  with pytest.raises(errors.InputError, match=r"ref.eng.txt and .*src.eng.txt are both eng"):
+  with pytest.raises(
+    errors.InputError, match=r"ref.eng.txt and .*src.eng.txt both have language eng"
+  ):
     parallel.NTREX.read(tmp_path)
 
 
@@ -176,7 +178,7 @@ def test_broken_files_are_told(tmp_path, name, lines, message):
 
 def test_no_file_is_an_error_with_the_source(tmp_path):
   (tmp_path / "flores200" / "devtest").mkdir(parents=True)
-  with pytest.raises(errors.InputError, match=r"holds no \*\.devtest; https://tinyurl"):
+  with pytest.raises(errors.InputError, match=r"has no \*\.devtest; download https://tinyurl"):
     parallel.FLORES.read(tmp_path)
 
 

@@ -13,7 +13,7 @@ from vmsst.search import exact_search
 
 
 class Hashed:
-  """Gives each text a vector of 16 (or 64) signs: cosines are exact, and ties common."""
+  """Returns vectors of 16 (or 64) signs: cosines are exact, and ties are frequent."""
 
   def __init__(self, width=16):
     self.width = width
@@ -32,7 +32,7 @@ def lines(path, records):
 
 
 def write_all(root, count=50):
-  """NQ, MKQA in three languages, and a knowledge base of several files and formats."""
+  """Writes NQ, MKQA in three languages, and a knowledge base of several files and formats."""
   lines(
     root / "nq" / "NQ-open.dev.jsonl",
     [{"question": f"nq {i}", "answer": [f"The {i % 5}!", "none"]} for i in range(20)],
@@ -61,12 +61,14 @@ def write_all(root, count=50):
 
 
 def run(root, encoder):
-  """What the benchmark gives for the files under `root`."""
-  return questions.QUESTIONS.read(root)[0].run(suite.Tools(suite.Embedder(encoder), root / "work"))
+  """Returns the benchmark's results for the files under `root`."""
+  return questions.QUESTIONS.read(root)[0].measure(
+    suite.Tools(suite.Embedder(encoder), root / "work")
+  )
 
 
 def loops(encoder, queries, base):
-  """Share of queries whose nearest question has a right answer, one at a time."""
+  """Returns the share of queries whose nearest question has a right answer, one at a time."""
   vectors = encoder.encode([question for question, _ in base])
   right = 0
   for query, gold in queries:
@@ -82,7 +84,7 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   encoder = Hashed()
   (task,) = questions.QUESTIONS.read(tmp_path)
   told = []
-  results = task.run(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
+  results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
   assert encoder.calls == [20, 11, 11, 11, *[7] * 7, 1]  # each set once, then shard by shard
   assert told[-1].startswith("50 questions")
   kept = [i for i in range(12) if i != 3]
@@ -119,7 +121,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
   write_all(tmp_path)
   monkeypatch.setattr(questions, "SHARD", 8)
   (task,) = questions.QUESTIONS.read(tmp_path)
-  whole = task.run(suite.Tools(suite.Embedder(Hashed()), tmp_path / "whole"))
+  whole = task.measure(suite.Tools(suite.Embedder(Hashed()), tmp_path / "whole"))
 
   def stop(line):
     if line.startswith("32 "):
@@ -127,22 +129,22 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
 
   folder = tmp_path / "work"
   with pytest.raises(Killed):
-    task.run(suite.Tools(suite.Embedder(Hashed()), folder, stop))
+    task.measure(suite.Tools(suite.Embedder(Hashed()), folder, stop))
   encoder = Hashed()
-  assert task.run(suite.Tools(suite.Embedder(encoder), folder)) == whole
+  assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
   assert encoder.calls == [20, 11, 11, 11, 8, 8, 2]
   encoder = Hashed()
-  assert task.run(suite.Tools(suite.Embedder(encoder), folder)) == whole
+  assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
   assert encoder.calls == []
   with (tmp_path / "paq" / "b.tsv").open("a") as stream:
     stream.write("one more\tanswer\n")
-  with pytest.raises(errors.InputError, match=r"best\.npz is of a search with other questions"):
-    questions.QUESTIONS.read(tmp_path)[0].run(suite.Tools(suite.Embedder(Hashed()), folder))
+  with pytest.raises(errors.InputError, match=r"best\.npz is from an unfinished search with other"):
+    questions.QUESTIONS.read(tmp_path)[0].measure(suite.Tools(suite.Embedder(Hashed()), folder))
 
 
 def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
   monkeypatch.setattr(questions, "SHARD", 125)
-  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)  # scores take little beside vectors
+  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)  # scores take little next to vectors
   width, peaks = 1024, {}
 
   class Cheap:
@@ -154,7 +156,7 @@ def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
     write_all(root, size)
     (task,) = questions.QUESTIONS.read(root)
     tracemalloc.start()
-    task.run(suite.Tools(suite.Embedder(Cheap()), root / "work"))
+    task.measure(suite.Tools(suite.Embedder(Cheap()), root / "work"))
     peaks[size] = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
   assert peaks[2_000] < 1.05 * peaks[250]
@@ -168,8 +170,8 @@ def test_vectors_that_are_not_finite_are_an_error(tmp_path):
     def encode(self, texts):
       return np.where(np.array([["paq 9" in x] for x in texts]), np.nan, super().encode(texts))
 
-  with pytest.raises(ValueError, match="'paq 9' holds a value that is not finite"):
-    questions.QUESTIONS.read(tmp_path)[0].run(
+  with pytest.raises(ValueError, match="'paq 9' contains a value that is not finite"):
+    questions.QUESTIONS.read(tmp_path)[0].measure(
       suite.Tools(suite.Embedder(Broken()), tmp_path / "work")
     )
 
@@ -207,7 +209,7 @@ def test_broken_files_are_named(tmp_path, name, content, message):
   (tmp_path / "paq" / "a.jsonl.gz").unlink()
   (tmp_path / name).write_text(content)
   with pytest.raises(errors.InputError, match=message):
-    questions.QUESTIONS.read(tmp_path)[0].run(
+    questions.QUESTIONS.read(tmp_path)[0].measure(
       suite.Tools(suite.Embedder(Hashed()), tmp_path / "work")
     )
 
@@ -216,11 +218,11 @@ def test_missing_files_are_named_with_their_source(tmp_path):
   write_all(tmp_path)
   for path in (tmp_path / "nq").iterdir():
     path.unlink()
-  with pytest.raises(errors.InputError, match=r"nq holds no .*google-research-datasets"):
+  with pytest.raises(errors.InputError, match=r"nq has no .*google-research-datasets"):
     questions.QUESTIONS.read(tmp_path)
   (tmp_path / "nq").rmdir()
   (tmp_path / "mkqa" / "mkqa.jsonl.gz").unlink()
-  with pytest.raises(errors.InputError, match=r"neither nq/NQ-open\.dev\.jsonl nor mkqa"):
+  with pytest.raises(errors.InputError, match=r"no questions: add nq/NQ-open\.dev\.jsonl or mkqa"):
     questions.QUESTIONS.read(tmp_path)
 
 
@@ -245,7 +247,7 @@ def test_mkqa_small_asks_for_the_question_itself(tmp_path):
   }
   assert "tr" in questions.MKQA_SMALL.missing(results)
   path.write_text("id\tsplit\tar\n1\tdev\tone\n")
-  with pytest.raises(errors.InputError, match=r"mkqa\.wide\.tsv:1: no header"):
+  with pytest.raises(errors.InputError, match=r"mkqa\.wide\.tsv:1: expected a header"):
     questions.MKQA_SMALL.read(tmp_path)
   path.write_text("id\tsplit\ten\tqq\n1\tdev\tone\ttwo\n")
   with pytest.raises(errors.InputError, match="unknown language code 'qq'"):

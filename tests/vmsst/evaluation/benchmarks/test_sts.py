@@ -8,7 +8,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import sts
 
-OFFICIAL = {  # As the archives name the files.
+OFFICIAL = {  # Names as in the archives.
   "STS12-en-test": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
   "2013": "FNWN headlines OnWN SMT",
   "sts-2014": "deft-forum deft-news headlines images OnWN tweet-news",
@@ -20,7 +20,7 @@ OFFICIAL = {  # As the archives name the files.
 
 
 class Encoder:
-  """Gives each text a vector that depends on nothing but the text."""
+  """Returns vectors that depend only on the text."""
 
   def encode(self, texts):
     return np.stack([np.random.default_rng(zlib.crc32(x.encode())).normal(size=6) for x in texts])
@@ -42,7 +42,7 @@ def write(folder, name, pairs, scores, prefix="STS"):
 
 @pytest.fixture
 def official(tmp_path):
-  """All sets, in the layout of the archives; gives pairs and scores by year and set."""
+  """Writes all sets in the layout of the archives; returns pairs and scores by year and set."""
   rng = np.random.default_rng(0)
   sets = {}
   for folder, names in OFFICIAL.items():
@@ -59,7 +59,7 @@ def official(tmp_path):
 
 
 def run(root, encoder=None):
-  results = suite.run(encoder or Encoder(), [sts.BENCHMARK], root, root / "out", name="x")
+  results = suite.evaluate(encoder or Encoder(), [sts.BENCHMARK], root, root / "out", name="x")
   return results["benchmarks"]["sts"]
 
 
@@ -124,14 +124,20 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
 @pytest.mark.parametrize(
   ("year", "name", "lines", "scores", "message"),
   [
-    ("2012", "MSRpar", "a\tb\nc\td\n", "1\n\n", r"gs.MSRpar.txt:2: '' is no score"),
+    ("2012", "MSRpar", "a\tb\nc\td\n", "1\n\n", r"gs.MSRpar.txt:2: '' is not a score"),
     ("2015", "belief", "a\tb\nc\td\n", "\n\n", r"belief.txt: no pair with a score"),
     ("2014", "images", "a\tb\nc\td\n", "1\n", r"images.txt has 2 lines and .*gs.images.txt has 1"),
     ("2014", "images", "a\tb\nc d\n", "1\n2\n", r"images.txt:2: 1 field"),
-    ("2016", "headlines", "a\tb\n", "nan\n", r"headlines.txt:1: 'nan' is no score"),
-    ("2013", "images", "a\tb\n", "1\n", r"no test set of 2013; those are FNWN, headlines"),
-    ("test-gold", "MSRpar", "a\tb\n", "1\n", r"no telling of which year"),
-    ("2012", "MSRpar", "a\tb\n", None, r"neither .*STS.gs.MSRpar.txt nor .* exists; the archives"),
+    ("2016", "headlines", "a\tb\n", "nan\n", r"headlines.txt:1: 'nan' is not a score"),
+    ("2013", "images", "a\tb\n", "1\n", r"not a test set of 2013 .FNWN, headlines"),
+    ("test-gold", "MSRpar", "a\tb\n", "1\n", r"unknown year: move the file"),
+    (
+      "2012",
+      "MSRpar",
+      "a\tb\n",
+      None,
+      r"neither .*STS.gs.MSRpar.txt nor .* exists; download the archives",
+    ),
   ],
 )
 def test_broken_files_are_told(tmp_path, year, name, lines, scores, message):
@@ -152,7 +158,7 @@ def test_vectors_that_are_all_equal_correlate_with_nothing(official):
   with pytest.raises(ValueError, match=r"STS12.MSRpar: all 6 values are"):
     run(official[0], Constant())
   (official[0] / "empty" / "sts").mkdir(parents=True)
-  with pytest.raises(errors.InputError, match=r"holds no YEAR/STS\.input"):
+  with pytest.raises(errors.InputError, match=r"has no YEAR/STS\.input"):
     sts.read(official[0] / "empty")
 
 

@@ -31,7 +31,7 @@ def rows(code, split, count, rng):
 
 
 def run(root, seen=None):
-  results = suite.run(Encoder(), [stsb.BENCHMARK], root, root / "out", name="x", seen=seen)
+  results = suite.evaluate(Encoder(), [stsb.BENCHMARK], root, root / "out", name="x", seen=seen)
   return results["benchmarks"]["stsb"]
 
 
@@ -74,11 +74,11 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
   ("name", "content", "message"),
   [
     ("stsb.de.tsv", "valid\tf\t1\t1\t2\ta\tb\n", r"stsb.de.tsv:1: 'valid' is not train, dev or"),
-    ("stsb.de.tsv", "dev\tf\t1\t1\t\ta\tb\n", r"stsb.de.tsv:1: '' is no score"),
-    ("stsb.de.tsv", "train\tf\t1\t1\t1\ta\tb\n", r"stsb.de.tsv: no pair of dev or test"),
+    ("stsb.de.tsv", "dev\tf\t1\t1\t\ta\tb\n", r"stsb.de.tsv:1: '' is not a score"),
+    ("stsb.de.tsv", "train\tf\t1\t1\t1\ta\tb\n", r"stsb.de.tsv: no pairs of dev or test"),
     ("stsb.qq.tsv", "dev\tf\t1\t1\t1\ta\tb\n", r"unknown language code 'qq'"),
     ("sts-dev.csv", "genre\tf\t1\t1\t1\ta\n", r"sts-dev.csv:1: 6 fields"),
-    ("other.tsv", "", r"holds no stsb.\*.tsv or sts-dev.csv or sts-test.csv; English is"),
+    ("other.tsv", "", r"has no stsb.\*.tsv or sts-dev.csv or sts-test.csv; English is"),
   ],
 )
 def test_broken_files_are_told(tmp_path, name, content, message):

@@ -11,7 +11,7 @@ from vmsst.evaluation.report import published
 
 
 class Encoder:
-  """Vectors of texts that are angles in degrees."""
+  """Returns vectors of texts that are angles in degrees."""
 
   def encode(self, texts):
     angle = np.radians([float(text.split()[-1]) for text in texts])
@@ -33,7 +33,7 @@ def test_both_directions_and_means_by_hand(tmp_path):
   write(tmp_path, "yid", [10], [300])  # One sentence is always found.
   # A duplicate: both find the first, both ways.
   write(tmp_path, "cor", [10, 10], [10, 10])
-  results = suite.run(
+  results = suite.evaluate(
     Encoder(), [tatoeba.BENCHMARK], tmp_path, tmp_path / "out", name="x",
     seen=[languages.language("de"), languages.language("en")],
   )  # fmt: skip
@@ -92,7 +92,7 @@ def test_broken_files_are_told(tmp_path, code, sides, message):
 def test_missing_files_are_told_with_their_source(tmp_path):
   write(tmp_path, "deu", [1], [1])
   (tmp_path / "tatoeba" / "tatoeba.deu-eng.deu").unlink()
-  with pytest.raises(errors.InputError, match=r"neither .*eng.deu nor .* it is data/tatoeba/v1"):
+  with pytest.raises(errors.InputError, match=r"neither .*eng.deu nor .* copy data/tatoeba/v1"):
     tatoeba.read(tmp_path)
 
 

@@ -13,14 +13,14 @@ HEADER = "split\tid\tlabel\ttext"
 
 
 class Parsed:
-  """Reads a vector out of each text."""
+  """Parses each text as a vector."""
 
   def encode(self, texts):
     return np.array([[float(x) for x in text.split()] for text in texts])
 
 
 def write(folder):
-  """Overlapping classes on two axes of four, which are exchanged in Javanese."""
+  """Returns overlapping classes on two axes of four, which are swapped in Javanese."""
   rng = np.random.default_rng(0)
   center = np.array([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0]])
   rows = {"english": [HEADER], "javanese": [HEADER]}
@@ -106,9 +106,9 @@ GOOD = HEADER + "\n" + row("train", 1) + row("valid", 2) + row("test", 3)
 @pytest.mark.parametrize(
   ("files", "message"),
   [
-    ({}, r"nusax holds no \*\.tsv"),
-    ({"javanese.tsv": GOOD}, "nusax has no file of English"),
-    ({"english.tsv": GOOD, "klingon.tsv": GOOD}, r"klingon\.tsv: 'klingon' is no language"),
+    ({}, r"nusax has no \*\.tsv"),
+    ({"javanese.tsv": GOOD}, "nusax has no English file"),
+    ({"english.tsv": GOOD, "klingon.tsv": GOOD}, r"klingon\.tsv: 'klingon' is not a language"),
     ({"english.tsv": ""}, r"english\.tsv:1: columns \(\), not split, id"),
     ({"english.tsv": GOOD.replace("label", "class")}, r"english\.tsv:1: columns"),
     ({"english.tsv": GOOD + "test\t4\tx\n"}, r"english\.tsv:5: 3 fields"),

@@ -10,7 +10,7 @@ TRACKS = ("1.ar-ar", "2.ar-en", "3.es-es", "4a.es-en", "4b.es-en", "5.en-en", "6
 
 
 class Encoder:
-  """Vectors of texts that are angles; notes the language of each text."""
+  """Returns vectors of texts that are angles; records the language of each text."""
 
   def __init__(self):
     self.languages = {}
@@ -23,7 +23,7 @@ class Encoder:
 
 @pytest.fixture
 def archives(tmp_path):
-  """Both archives unpacked beside each other; gives angles and scores by track."""
+  """Writes both archives, unpacked next to each other; returns angles and scores by track."""
   rng = np.random.default_rng(0)
   texts, golds = (tmp_path / "xlsts" / name for name in ("STS2017.eval.v1.1", "STS2017.gs"))
   texts.mkdir(parents=True)
@@ -42,7 +42,7 @@ def archives(tmp_path):
 
 
 def run(root, encoder):
-  results = suite.run(encoder, [xlsts.BENCHMARK], root, root / "out", name="x")
+  results = suite.evaluate(encoder, [xlsts.BENCHMARK], root, root / "out", name="x")
   return results["benchmarks"]["xlsts"]
 
 

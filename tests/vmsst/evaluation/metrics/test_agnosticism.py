@@ -22,8 +22,8 @@ ALICE_TARGETS = [18.26, 29.68, 17.46, 27.06, 21.02, 31.28, 24.91]
 def test_rows_with_repeated_empty_and_long_texts_are_left_out():
   english = ["a b", "c", "d", "e  ", "f", "a  b ", "g", "c", "h"]
   german = ["A", "B B B", "  ", "E", "E", "F", "G", "H", "B B B"]
-  # 1: three words. 2: empty. 4 and 5 repeat rows 3 and 0. 7 and 8 repeat only what is out itself,
-  # but 8 is too long again.
+  # 1: three words. 2: empty. 4 and 5 repeat rows 3 and 0. 7 and 8 repeat only skipped rows, but 8
+  # is too long again.
   rows = agnosticism.usable_rows([english, german], max_words=2)
   assert rows.tolist() == [0, 3, 6, 7]
   assert agnosticism.usable_rows([english, german]).tolist() == [0, 1, 3, 6]

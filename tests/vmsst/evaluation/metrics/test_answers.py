@@ -6,7 +6,7 @@ from vmsst.evaluation.metrics import answers
 
 
 def by_letters(answer):
-  """Normalizing as SQuAD describes it, a letter and a word at a time."""
+  """Normalizes as SQuAD describes it, letter by letter and word by word."""
   kept = ""
   for letter in answer.lower():
     if letter not in string.punctuation:

@@ -10,23 +10,23 @@ CONFIG = classification.MlpConfig(hidden=(8,), learning_rate=1e-2, epochs=20)
 def _clusters(rng, count, *, classes=4, dim=6, noise=0.2):
   label_N = rng.integers(classes, size=count)
   vectors_ND = 2 * np.eye(dim)[label_N] + noise * rng.normal(size=(count, dim))
-  return classification.Labeled(vectors_ND.astype(np.float32), label_N)
+  return classification.LabeledVectors(vectors_ND.astype(np.float32), label_N)
 
 
 def noise_of(data):
-  """Three in four of the classes drawn anew."""
+  """Replaces three in four labels at random."""
   rng = np.random.default_rng(5)
   drawn = rng.integers(4, size=len(data.label_N))
   label_N = np.where(rng.random(len(drawn)) < 0.75, drawn, data.label_N)
-  return classification.Labeled(data.vectors_ND, label_N)
+  return classification.LabeledVectors(data.vectors_ND, label_N)
 
 
 def test_what_can_be_learned_is_learned_and_carries_over():
   rng = np.random.default_rng(0)
   train, dev, test = (_clusters(rng, count) for count in (200, 50, 5000))
-  # The other language is the same space with two axes exchanged: half of the classes are swapped.
-  other = classification.Labeled(test.vectors_ND[:, [1, 0, 2, 3, 4, 5]], test.label_N)
-  noise = classification.Labeled(
+  # The other language is the same space with two axes swapped: half of the classes are swapped.
+  other = classification.LabeledVectors(test.vectors_ND[:, [1, 0, 2, 3, 4, 5]], test.label_N)
+  noise = classification.LabeledVectors(
     rng.normal(size=(5000, 6)).astype(np.float32), rng.integers(4, size=5000)
   )
   tests = {"same": test, "other": other, "noise": noise}
@@ -35,7 +35,7 @@ def test_what_can_be_learned_is_learned_and_carries_over():
     splits, tests, num_classes=4, seeds=(0, 1, 2), config=CONFIG
   )
   found = both["a"]
-  assert both["b"]["same"].max() < found["same"].min()  # learned from wrong labels
+  assert both["b"]["same"].max() < found["same"].min()  # trained on wrong labels
   assert found["same"].shape == (3,)
   assert found["same"].min() > 0.98
   share_kept = np.mean(test.label_N >= 2)
@@ -49,10 +49,10 @@ def test_what_can_be_learned_is_learned_and_carries_over():
 
 
 def test_the_best_epoch_on_the_dev_set_counts():
-  # Training teaches the reverse of what the dev set asks for: its first epochs are its best.
+  # Training teaches the reverse of the dev set: its first epochs are its best.
   rng = np.random.default_rng(1)
   train = _clusters(rng, 240, classes=2)
-  turned = classification.Labeled(train.vectors_ND, 1 - train.label_N)
+  turned = classification.LabeledVectors(train.vectors_ND, 1 - train.label_N)
   config = classification.MlpConfig(hidden=(8,), learning_rate=3e-4, epochs=60, dropout_rate=0.0)
   by_dev = {
     name: classification.transfer_accuracies(
@@ -71,11 +71,9 @@ def test_the_best_epoch_on_the_dev_set_counts():
 def test_input_that_cannot_be_used_is_named():
   rng = np.random.default_rng(2)
   few, data = _clusters(rng, 5), _clusters(rng, 40)
-  with pytest.raises(
-    errors.InputError, match="en: 5 vectors to train on do not fill a batch of 12"
-  ):
+  with pytest.raises(errors.InputError, match="en: 5 training vectors do not fill a batch of 12"):
     classification.transfer_accuracies({"en": classification.Split(few, data)}, {}, num_classes=4)
   with pytest.raises(errors.InputError, match="en: a label is not one of the 2 classes"):
     classification.transfer_accuracies({"en": classification.Split(data, data)}, {}, num_classes=2)
   with pytest.raises(ValueError, match=r"\(40, 6\) and \(39,\)"):
-    classification.Labeled(data.vectors_ND, data.label_N[1:])
+    classification.LabeledVectors(data.vectors_ND, data.label_N[1:])

@@ -41,7 +41,7 @@ def test_broken_vectors_and_wrong_shapes_are_an_error():
   good = np.eye(3)
   bad = good.copy()
   bad[1, 1] = np.nan
-  with pytest.raises(ValueError, match="vector 1 holds a value that is not finite"):
+  with pytest.raises(ValueError, match="vector 1 contains a value that is not finite"):
     retrieval.translation_accuracy(good, bad)
   with pytest.raises(ValueError, match="one shape"):
     retrieval.translation_accuracy(good, good[:2])
@@ -54,7 +54,7 @@ def test_recall_looks_at_the_k_nearest_and_no_further():
   near = exact_search.Neighbors(index, np.zeros(index.shape, np.float32))
   gold = [1, 0, 1, 0]  # second, first, third, not at all
   assert [retrieval.recall(near, gold, k) for k in (1, 2, 3, 9)] == [0.25, 0.5, 0.75, 0.75]
-  with pytest.raises(ValueError, match="no R@0"):
+  with pytest.raises(ValueError, match="R@0 is undefined"):
     retrieval.recall(near, gold, 0)
-  with pytest.raises(ValueError, match="of 4 queries"):
+  with pytest.raises(ValueError, match="for 4 queries"):
     retrieval.recall(near, gold[:2], 1)

@@ -17,7 +17,7 @@ KEYS = {
 
 
 def printed_rows():
-  """Rows of the VMSST paper's Tables 1, 4 and 7: what an evaluation would give, and the Score."""
+  """Returns results and Scores from rows of the VMSST paper's Tables 1, 4 and 7."""
   rows = collections.defaultdict(lambda: ({"absent": {}, "benchmarks": {}}, []))
   for number in published.load():
     if number.paper == "vmsst" and number.table in ("1", "4", "7") and number.part is None:

@@ -38,7 +38,7 @@ def test_ranks_and_extremes_checked_by_hand():
     ([1.0, 2.0, np.inf], "value 2 is not finite"),
     ([3.0, 3.0, 3.0], "all 3 values are 3.0"),
     ([1.0], "all 1 values"),
-    ([], "a list of numbers"),
+    ([], "numbers must be a list"),
     ([1.0, 2.0], "one length"),
   ],
 )
@@ -55,7 +55,7 @@ def test_vectors_have_to_fit_and_to_be_finite():
   vectors = np.eye(3)
   with pytest.raises(ValueError, match="one shape"):
     sts.cosines(vectors, vectors[:2])
-  with pytest.raises(ValueError, match="vector 1 holds"):
+  with pytest.raises(ValueError, match="vector 1 contains"):
     sts.cosines(vectors, np.where(np.arange(3)[:, None] == 1, np.nan, vectors))
   with pytest.raises(ValueError, match=r"all 3 values are 1\.0"):
     sts.similarity_correlations(vectors, vectors, np.array([1.0, 2.0, 3.0]))

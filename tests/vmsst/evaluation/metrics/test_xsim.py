@@ -5,7 +5,7 @@ from vmsst.evaluation.metrics import xsim
 
 
 def naive(source, target, margin, k):
-  """The choice of every source, by loops: of the k nearest targets that of the best margin."""
+  """Returns, by loops, for every source the one of its k nearest targets with the best margin."""
   unit = [[np.array(x, float) / np.linalg.norm(x) for x in side] for side in (source, target)]
   cosine = [[float(x @ y) for y in unit[1]] for x in unit[0]]
   columns = list(zip(*cosine, strict=True))
@@ -74,7 +74,7 @@ def test_agrees_with_faiss_and_a_scoring_loop():
 def test_errors_are_judged_by_text_and_told_apart_by_type():
   texts = ["it is 3", "yes", "yes", "no", "it is 4", "it is not 3", "odd"]
   changes = {"it is 4": ("it is 3", "Number"), "it is not 3": ("it is 3", "Causality")}
-  found = np.array([4, 2, 1, 5])  # a change of its own; twice the same text; one of another's
+  found = np.array([4, 2, 1, 5])  # an own change; twice the same text; a change of another
   assert xsim.wrong(found, texts) == [0, 3]
   assert xsim.error_rate(found, texts) == 0.5
   assert xsim.error_types(found, texts, changes) == {"Number": 1, "Misaligned": 1}

@@ -21,7 +21,7 @@ YEARS = ("2012", "2013", "2014", "2015", "2016")
 
 
 def values(paper, table, **wanted):
-  """Numbers of one table, by system."""
+  """Returns the numbers of one table, by system."""
   found = collections.defaultdict(list)
   for number in published.load():
     if (number.paper, number.table) == (paper, table) and all(

@@ -15,7 +15,7 @@ from vmsst.evaluation.report import figures
 
 NASTY = "<script>alert(1)</script> | `x` *y* [z](javascript:1) & co"
 CODES = ("deu", "eng", "rus", "ukr")
-# Run in the page: which elements stick out of it, and how wide what can be scrolled is.
+# Runs in the page: finds elements that overflow it, and the width of scrollable content.
 PROBE = """<script>
 document.querySelectorAll('details').forEach(x => { x.open = true; });
 const inside = x => x.parentElement.closest('.scroll, figure');
@@ -49,7 +49,7 @@ def tatoeba(shift, codes=("deu", "fra", "rus"), summary="average", missing=()):
 
 
 def agnosticism(shift):
-  """Errors that are low within the Germanic and the Slavic languages."""
+  """Returns errors that are low within the Germanic and the Slavic languages."""
   results = [
     {
       "name": f"{x}->{y}",
@@ -82,7 +82,7 @@ def train(folder):
 
 @pytest.fixture
 def folders(tmp_path):
-  """Evaluations of two encoders, the first with a run's metrics, the second of fewer sets."""
+  """Evaluations of two encoders, the first with a run's metrics, the second with fewer sets."""
   first = write(
     tmp_path / "a",
     "first",
@@ -95,7 +95,7 @@ def folders(tmp_path):
 
 
 class Page(html.parser.HTMLParser):
-  """The elements of a page, and the texts of its tables' cells and headings."""
+  """Returns the elements of a page, and the texts of its tables' cells and headings."""
 
   def __init__(self, text):
     super().__init__()
@@ -116,7 +116,7 @@ class Page(html.parser.HTMLParser):
 
 
 def table(content, section, title):
-  """A table of report.json: values by row and column."""
+  """Returns a table of report.json: values by row and column."""
   (found,) = (each for each in content["sections"] if each["name"] == section)
   (found,) = (each for each in found["tables"] if each["title"] == title)
   columns = [(each["name"], each["detail"]) for each in found["columns"]]
@@ -130,7 +130,7 @@ def test_numbers_stand_beside_published_ones_and_other_encoders(folders, tmp_pat
   paths = report.write_report(folders[:1], tmp_path / "out")
   assert [path.name for path in paths] == ["report.md", "report.json", "report.html"]
   content = json.loads(paths[1].read_text())
-  beside = table(content, "tatoeba", "Beside published numbers")
+  beside = table(content, "tatoeba", "Next to published numbers")
   assert beside["first"]["average", ""]["value"] == 75.0
   assert beside["VMSST 24L mT5"]["average", ""]["value"] == 81.1
   assert "| VMSST 24L mT5 (vmsst, Tables 1, 3) | 81.1 |" in paths[0].read_text()
@@ -159,8 +159,8 @@ def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
   assert any("2 sets are missing" in note and "fra" in note for note in section["notes"])
   assert any("different sets (2 are not common" in note for note in section["notes"])
   assert content["sections"][1]["notes"][:2] == [
-    f"{NASTY} was not measured on it.",
-    "third was not measured on it.",
+    f"{NASTY} was not evaluated on it.",
+    "third was not evaluated on it.",
   ]
 
 
@@ -229,7 +229,7 @@ def test_encoders_of_one_name_are_told_apart(tmp_path):
 
 
 def changed(path, value):
-  """The text of a results.json of which one part is another."""
+  """Returns the text of a results.json with one part replaced."""
   content = {"encoder": "x", "seen": None, "absent": {}, "benchmarks": {"tatoeba": tatoeba(0)}}
   *way, last = path
   place = content
@@ -247,10 +247,10 @@ def changed(path, value):
   [
     ("{", "not JSON"),
     ("[" * 100_000, "not JSON"),
-    ("[]", "the whole is \\[\\], not an object"),
-    ("{}", "no encoder: it is no file of"),
+    ("[]", "the content is \\[\\], not an object"),
+    ("{}", "no encoder: give a file of"),
     (changed(["encoder"], 3), "encoder is 3, not a text"),
-    (changed(["encoder"], "\ud800"), "not a text of whole characters"),
+    (changed(["encoder"], "\ud800"), "not valid text"),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
@@ -280,7 +280,7 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
     report.write_report([tmp_path / "run"], tmp_path / "out")
   (tmp_path / "file").touch()
   good = write(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
-  with pytest.raises(errors.InputError, match="cannot be written to"):
+  with pytest.raises(errors.InputError, match="cannot be written: "):
     report.write_report([good], tmp_path / "file" / "out")
   incomplete = agnosticism(1.0)
   del incomplete["results"][0]["metrics"]["error"]
@@ -292,7 +292,7 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
 
 @pytest.fixture
 def browse(tmp_path):
-  """Shows a page in a browser; gives what is in it then, and what the browser complains of."""
+  """Shows a page in a browser; returns its content and the browser's complaints."""
   names = ("chromium", "chromium-browser", "google-chrome")
   browser = next(filter(None, map(shutil.which, names)), None)
   if browser is None:
