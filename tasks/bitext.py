@@ -156,12 +156,9 @@ def file_languages(
     InputError: a pattern matches nothing, or a file name does not show format or languages.
   """
   found = readers.find_bitext(_below(root, patterns), languages)
-  return codes_of(language for bitext in found for language in (bitext.source, bitext.target))
-
-
-def codes_of(languages: Iterable[Language]) -> list[str]:
-  """Returns the codes of languages, each once, sorted."""
-  return sorted({readers.code_of(language) for language in languages})
+  return readers.codes_of(
+    language for bitext in found for language in (bitext.source, bitext.target)
+  )
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
@@ -253,7 +250,7 @@ def sample_languages(languages: Sequence[str] | None = None) -> list[str]:
   from vmsst.tasks import sample as corpus
 
   chosen = [language for _, language in sample_pairs(languages)]
-  return codes_of([*chosen, _english(corpus.LANGUAGES)[1]])
+  return readers.codes_of([*chosen, _english(corpus.LANGUAGES)[1]])
 
 
 def sample_pairs(codes: Sequence[str] | None = None) -> list[tuple[str, Language]]:
@@ -401,7 +398,7 @@ def add_mixture(
     power: Weights are sizes to this power; see `weight_power`.
   """
   if name not in seqio.MixtureRegistry.names():
-    tasks = {pair: f"{name}_{pair_name(*pair)}" for pair in pairs}
+    tasks = {pair: f"{name}_{readers.pair_name(*pair)}" for pair in pairs}
     for pair, task_name in tasks.items():
       if task_name not in seqio.TaskRegistry.names():
         add_task(pair, task_name)
@@ -415,8 +412,3 @@ def _rate(task: seqio.Task, power: float) -> float:
   """The weight of a task: a power of its number of pairs."""
   split = "train" if "train" in task.splits else "validation"
   return float(task.num_input_examples(split)) ** power
-
-
-def pair_name(source: Language, target: Language) -> str:
-  """A name such as "deu_eng", distinct for every two languages of the table."""
-  return "_".join(readers.code_of(language).replace("_", "") for language in (source, target))

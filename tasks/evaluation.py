@@ -123,7 +123,7 @@ def retrieval(
   def load() -> list[suite_lib.Task]:
     groups: dict[str, list[readers.BitextFile]] = {}
     for file in files:
-      groups.setdefault(bitext.pair_name(file.source, file.target), []).append(file)
+      groups.setdefault(readers.pair_name(file.source, file.target), []).append(file)
     return [_file_task(name, *group) for name, group in groups.items()]
 
   arguments = (files, vocabulary, max_length)

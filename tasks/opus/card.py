@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vmsst.tasks.opus import pipeline, records, stages
+from vmsst.bitext import formats
+from vmsst.tasks.opus import pipeline, stages
 
 _LICENSE_CHARACTERS = 2000
 
@@ -120,7 +121,7 @@ def _faults(report: pipeline.Report) -> str:
     if made["fault_kinds"]:
       kinds = ", ".join(f"{count:,} × {what}" for what, count in made["fault_kinds"].items())
       lines.append(f"- {release.name}: {_plain(kinds)}")
-      lines += [f"  - {_place(report, records.Fault(*fault))}" for fault in made["faults"]]
+      lines += [f"  - {_place(report, formats.Fault(*fault))}" for fault in made["faults"]]
   return "\n".join(lines) or "None."
 
 
@@ -139,7 +140,7 @@ def _licenses(report: pipeline.Report) -> str:
   return "\n\n".join(parts)
 
 
-def _place(report: pipeline.Report, fault: records.Fault) -> str:
+def _place(report: pipeline.Report, fault: formats.Fault) -> str:
   return _plain(f"{_below(report.root, fault.place)}: {fault.what}")
 
 

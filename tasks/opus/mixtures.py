@@ -27,9 +27,9 @@ from google.protobuf import json_format
 
 from vmsst import errors
 from vmsst import languages as languages_lib
+from vmsst.bitext import readers
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
-from vmsst.tasks.opus import records
 from vmsst.text import vocabularies
 
 DATASET = "opus_bitext"
@@ -113,7 +113,7 @@ def opus_languages(
   """Returns the codes of the languages of a built dataset; arguments and errors as of `opus`."""
   _, folder, _ = _find(config, data_dir)
   pairs = _splits(folder, _languages(languages), _languages(pivots))
-  return bitext.codes_of(language for pair in pairs for language in pair)
+  return readers.codes_of(language for pair in pairs for language in pair)
 
 
 class _Source(seqio.TfdsDataSource):
@@ -182,7 +182,7 @@ def _splits(
   folder: epath.Path, used: frozenset[Language], pivots: frozenset[Language]
 ) -> dict[tuple[Language, Language], dict[str, str]]:
   """By language pair the dataset's own names of its splits, by SeqIO's names of them."""
-  by_code = {records.code(language): language for language in languages_lib.LANGUAGES}
+  by_code = {readers.compact_code(language): language for language in languages_lib.LANGUAGES}
   try:
     info = tfds.builder_from_directory(folder).info
   except (OSError, ValueError, json_format.ParseError) as error:

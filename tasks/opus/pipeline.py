@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.bitext import formats
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import decontamination, recipes, records, releases, runner, stages
 
@@ -48,7 +49,7 @@ class Report:
   recipe: recipes.Recipe
   root: str
   releases: Sequence[records.Release]
-  left_out: Sequence[records.Fault]
+  left_out: Sequence[formats.Fault]
   cleaned: Mapping[str, Mapping[str, Any]]
   merged: Mapping[recipes.Cell, Mapping[str, int]]
   taken: Mapping[recipes.Cell, tuple[int, int]]

@@ -32,6 +32,7 @@ import numpy as np
 import yaml
 
 from vmsst import errors, languages
+from vmsst.bitext import readers
 from vmsst.files import input_files
 from vmsst.languages import Language
 from vmsst.tasks.opus import cleaning as cleaning_lib
@@ -98,7 +99,7 @@ class Recipe:
     description: A sentence or two for the data card.
     corpora: In the order of precedence.
     unlisted: Whether corpora that are not listed are taken too, in the order of their names.
-    languages: Codes (`records.code`) of the languages; none means all.
+    languages: Codes (`readers.compact_code`) of the languages; none means all.
     pivots: Codes of languages, of which each pair has one; none means any pair.
     pairs: Names of the language pairs, where not all are meant.
     targets: Most training pairs of a language, by code, those with all pivots together.
@@ -139,12 +140,12 @@ class Recipe:
 
   def wants_pair(self, source: Language, target: Language) -> bool:
     """Whether a language pair is a part of the dataset."""
-    codes = {records.code(source), records.code(target)}
+    codes = {readers.compact_code(source), readers.compact_code(target)}
     return (
       len(codes) == 2
       and (not self.languages or codes <= set(self.languages))
       and (not self.pivots or bool(codes & set(self.pivots)))
-      and (not self.pairs or records.pair_name(source, target) in self.pairs)
+      and (not self.pairs or readers.pair_name(source, target) in self.pairs)
     )
 
   def order(self, corpus: str) -> tuple[int, str]:
@@ -427,7 +428,7 @@ class _Reader:
   def code(self, key: str, value: Any) -> str:
     text = self.text(f"{key}: {input_files.shown(value)}", value)
     try:
-      return records.code(languages.language(text))
+      return readers.compact_code(languages.language(text))
     except errors.InputError as error:
       raise self.fail(key, f"has a language that is not known: {error}") from None
 
@@ -438,7 +439,7 @@ class _Reader:
     first, second = (languages.language(self.code(key, code)) for code in codes)
     if first == second:
       raise self.fail(key, f"has {input_files.shown(value)}, which is one language")
-    return records.pair_name(*records.ordered(first, second))
+    return readers.pair_name(*records.ordered(first, second))
 
   def numbers(self, key: str, value: Any, name_of: Callable[[str, Any], str]) -> dict[str, int]:
     if not isinstance(value, dict):

@@ -1,39 +1,17 @@
 """What the stages of a build pass on: releases on disk, rows of text, and faults in them."""
 
+import contextlib
 import dataclasses
 import os
-from typing import NamedTuple
+import re
+from collections.abc import Iterable
 
 from vmsst import languages
 from vmsst.bitext import readers
+from vmsst.files import archives
 from vmsst.languages import Language
-from vmsst.tasks.opus import archives
 
-
-class Row(NamedTuple):
-  """One pair of texts as a release has it.
-
-  Attributes:
-    number: The line that it stands on, from 1; of a TMX file the number of its `<tu>`.
-    source: Text in the release's source language.
-    target: Text in the release's target language.
-  """
-
-  number: int
-  source: str
-  target: str
-
-
-class Fault(NamedTuple):
-  """Something in a release that was left out.
-
-  Attributes:
-    place: `FILE:LINE`, or `FILE` alone; the file is `x.zip/MEMBER` within an archive.
-    what: Why, in words that are the same for every fault of the kind.
-  """
-
-  place: str
-  what: str
+_COMPANION_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +47,7 @@ class Release:
   @property
   def pair_name(self) -> str:
     """Such as "deu_eng"."""
-    return pair_name(*self.pair)
+    return readers.pair_name(*self.pair)
 
   @property
   def file_codes(self) -> tuple[str, str]:
@@ -89,11 +67,11 @@ class Release:
 
   def license(self) -> str:
     """Text of the license that lies in the archive, or else beside the file; "" without one."""
-    return archives.companion(self.paths[0], "LICEN[SC]E", self._folder)
+    return _companion(self.paths[0], "LICEN[SC]E", self._folder)
 
   def readme(self) -> str:
     """Text of the README that lies in the archive, or else beside the file; "" without one."""
-    return archives.companion(self.paths[0], "README", self._folder)
+    return _companion(self.paths[0], "README", self._folder)
 
   @property
   def _folder(self) -> str | None:
@@ -105,19 +83,9 @@ class Release:
     return None
 
 
-def code(language: Language) -> str:
-  """A code of a language that names no other and holds no "_": "deu", "cmnHant"."""
-  return readers.code_of(language).replace("_", "")
-
-
-def pair_name(source: Language, target: Language) -> str:
-  """Such as "deu_eng"; what `vmsst.tasks.bitext.pair_name` gives for the same two."""
-  return f"{code(source)}_{code(target)}"
-
-
 def ordered(first: Language, second: Language) -> tuple[Language, Language]:
   """The two languages in the order of the dataset's pairs: alphabetical by `code`."""
-  source, target = sorted((first, second), key=code)
+  source, target = sorted((first, second), key=readers.compact_code)
   return source, target
 
 
@@ -125,3 +93,36 @@ def usual_code(language: Language) -> str:
   """The code that OPUS gives a language as a rule: "de", "ceb", "sr_Latn"."""
   short = language.iso639_1 or language.iso639_3
   return short if languages.language(short) == language else f"{short}_{language.script}"
+
+
+def _companion(path: str, name: str, folder: str | None) -> str:
+  """Returns the beginning of a text such as README in an archive, or else in a folder.
+
+  Args:
+    path: The file of the release; it may be an archive.
+    name: A pattern for the name of the text without its ending, in any case.
+    folder: The folder; None: there is none.
+
+  Returns:
+    The text; "" if it does not exist or cannot be read.
+  """
+  wanted = re.compile(rf"{name}(\.txt|\.md)?", re.IGNORECASE)
+  with contextlib.suppress(archives.DamagedError, OSError):
+    if path.endswith(".zip"):
+      for member in archives.members(path):
+        if wanted.fullmatch(os.path.basename(member.name)):
+          return _beginning(archives.member_chunks(member))
+    for file_name in sorted(os.listdir(folder)) if folder else ():
+      if wanted.fullmatch(file_name):
+        return _beginning(archives.file_chunks(os.path.join(str(folder), file_name)))
+  return ""
+
+
+def _beginning(chunks: Iterable[bytes]) -> str:
+  content = b""
+  for chunk in chunks:
+    content += chunk
+    if len(content) >= _COMPANION_BYTES:
+      break
+  text = content[:_COMPANION_BYTES].decode("utf-8", errors="replace")
+  return text.removeprefix("\ufeff").replace("\r\n", "\n").strip()

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from vmsst.bitext import formats
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import blocks, cleaning, decontamination, records, releases, shards
 
@@ -77,18 +78,18 @@ class Clean:
     counts: collections.Counter[str] = collections.Counter()
     by_set: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
-    faults: list[records.Fault] = []
+    faults: list[formats.Fault] = []
     clean = cleaning.Cleaner(self.cleaning, *self.release.pair)
     sets_of = _held_out(self.held_out, self.held_out_digest).sets
     with blocks.writing(self.path, self.buckets) as writer:
       for row in releases.read(self.release):
-        if isinstance(row, records.Fault):
+        if isinstance(row, formats.Fault):
           kinds[row.what] += 1
           if len(faults) < FAULTS_KEPT:
             faults.append(row)
           continue
         counts[READ] += 1
-        cleaned = clean(row.source, row.target)
+        cleaned = clean(*row.texts)
         if isinstance(cleaned, str):
           counts[cleaned] += 1
           continue
