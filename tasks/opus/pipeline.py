@@ -162,7 +162,7 @@ def _clean(
       held_out_digest=held.digest,
       # A power of two, so that few more data do not change it, and all would be cleaned anew.
       buckets=1 << max(0, (sizes[release.pair_name] - 1) // bucket_bytes).bit_length(),
-      path=os.path.join(work, "clean", f"{release.name}.blocks"),
+      path=os.path.join(work, "clean", f"{release.name}.parquet"),
     )
     for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
   ]
@@ -191,7 +191,7 @@ def _merge(
         inputs=inputs,
         bucket=bucket,
         seed=recipe.seed,
-        path=os.path.join(work, "merge", pair, f"{bucket:05d}.blocks"),
+        path=os.path.join(work, "merge", pair, f"{bucket:05d}.parquet"),
       )
       for bucket in range(own[0].buckets)
     ]

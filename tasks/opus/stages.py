@@ -21,10 +21,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vmsst.bitext import formats
 from vmsst.files import atomic_files
-from vmsst.tasks.opus import blocks, cleaning, decontamination, records, releases, shards
+from vmsst.tasks.opus import buckets, cleaning, decontamination, records, releases, shards
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
@@ -81,7 +83,7 @@ class Clean:
     faults: list[formats.Fault] = []
     clean = cleaning.Cleaner(self.cleaning, *self.release.pair)
     sets_of = _held_out(self.held_out, self.held_out_digest).sets
-    with blocks.writing(self.path, self.buckets) as writer:
+    with buckets.writing(self.path, self.buckets) as writer:
       for row in releases.read(self.release):
         if isinstance(row, formats.Fault):
           kinds[row.what] += 1
@@ -101,7 +103,7 @@ class Clean:
           by_set.update(sets)
           continue
         counts[KEPT] += 1
-        writer.add(key % self.buckets, key, 0, source.encode(), target.encode())
+        writer.add(key, source.encode(), target.encode())
     return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
 
 
@@ -154,24 +156,26 @@ class Merge:
   def make(self) -> dict[str, Any]:
     """Makes the files; returns counts by corpus: rows, duplicates, and what is kept."""
     corpora = self.corpora
-    rows = _Rows(
-      (block, corpora.index(each.corpus))
-      for each in self.inputs
-      for block in blocks.read(each.path, self.bucket)
-    )
+    tables, tags = [buckets.CLEANED.empty_table()], [0]
+    for each in self.inputs:
+      for table in buckets.read(each.path, buckets.CLEANED, self.bucket):
+        tables.append(table)
+        tags.append(corpora.index(each.corpus))
+    tags_N = np.repeat(tags, [len(table) for table in tables])
+    rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
+    keys_N = rows["key"].to_numpy()
+    texts = rows.select(["source", "target"])
     # np.unique gives the first of equal keys.
-    _, first_K, place_N = np.unique(rows.keys_N, return_index=True, return_inverse=True)
+    _, first_K, place_N = np.unique(keys_N, return_index=True, return_inverse=True)
     first_N = first_K[place_N]
     repeated_R = np.flatnonzero(first_N != np.arange(len(first_N)))
-    pairs_R = zip(repeated_R.tolist(), first_N[repeated_R].tolist(), strict=True)
-    same_R = np.array([rows.text(row) == rows.text(first) for row, first in pairs_R], np.bool_)
-    ranks_K = ranks(rows.keys_N[first_K], rows.tags_N[first_K], corpora, self.seed)
-    order_K = np.lexsort((rows.keys_N[first_K], ranks_K))
+    same_R = _equal(texts.take(repeated_R), texts.take(first_N[repeated_R]))
+    ranks_K = ranks(keys_N[first_K], tags_N[first_K], corpora, self.seed)
+    order_K = np.lexsort((keys_N[first_K], ranks_K))
     ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
-    with blocks.writing(self.path) as writer:
-      for rank, row in zip(ranks_K.tolist(), kept_K.tolist(), strict=True):
-        writer.add(0, rank, rows.tags_N[row], *rows.text(row))
-    tags_K = rows.tags_N[kept_K]
+    tags_K = tags_N[kept_K]
+    columns = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
+    buckets.write_table(self.path, pa.table(columns, buckets.MERGED))
     with atomic_files.atomic_file(self.ranks_path, shared=True) as stream:
       np.save(stream, ranks_K[np.argsort(tags_K, kind="stable")])
 
@@ -180,9 +184,9 @@ class Merge:
 
     columns = zip(
       corpora,
-      of_corpus(rows.tags_N),
-      of_corpus(rows.tags_N[repeated_R[same_R]]),
-      of_corpus(rows.tags_N[repeated_R[~same_R]]),
+      of_corpus(tags_N),
+      of_corpus(tags_N[repeated_R[same_R]]),
+      of_corpus(tags_N[repeated_R[~same_R]]),
       of_corpus(tags_K),
       strict=True,
     )
@@ -190,30 +194,10 @@ class Merge:
     return {corpus: dict(zip(names, counts, strict=True)) for corpus, *counts in columns}
 
 
-class _Rows:
-  """All rows of some blocks at once, with a tag for each block."""
-
-  def __init__(self, tagged: Iterator[tuple[blocks.Block, int]]):
-    parts = list(tagged)
-    sizes = [len(block.texts) for block, _ in parts]
-    offsets = np.cumsum([0, *sizes])
-    self.keys_N = _joined([block.keys_N for block, _ in parts], np.uint64)
-    self.tags_N = _joined([np.full(len(block), tag) for block, tag in parts], np.int64)
-    starts, middles, ends = (
-      _joined([getattr(b, name) + o for (b, _), o in zip(parts, offsets, strict=False)], np.int64)
-      for name in ("starts_N", "middles_N", "ends_N")
-    )
-    self._starts_N, self._middles_N, self._ends_N = starts, middles, ends
-    self._texts = b"".join([block.texts for block, _ in parts])
-
-  def text(self, row: int) -> tuple[bytes, bytes]:
-    """Both texts of a row."""
-    middle = self._middles_N[row]
-    return self._texts[self._starts_N[row] : middle], self._texts[middle : self._ends_N[row]]
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-  return np.concatenate(arrays).astype(dtype) if arrays else np.empty(0, dtype)
+def _equal(first: pa.Table, second: pa.Table) -> np.ndarray:
+  """Returns whether all columns of two tables are equal, bool [N]."""
+  columns = [pc.equal(first[name], second[name]).to_numpy() for name in first.column_names]
+  return np.logical_and.reduce(columns)
 
 
 def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:
@@ -288,12 +272,19 @@ class Write:
     ranges = [bounds.get(corpus, (0, 0)) for corpus in merged.corpora]
     low_C = np.array([low if low < high else 1 for low, high in ranges], np.uint64)
     last_C = np.array([high - 1 if low < high else 0 for low, high in ranges], np.uint64)
-    for block in blocks.read(merged.path):
-      if not len(block) or block.keys_N[0] > last_C.max():
+    for rows in buckets.read(merged.path, buckets.MERGED):
+      rank_N, tag_N = rows["rank"].to_numpy(), rows["tag"].to_numpy()
+      if not len(rows) or rank_N[0] > last_C.max():
         return
-      inside_N = (block.keys_N >= low_C[block.tags_N]) & (block.keys_N <= last_C[block.tags_N])
-      for row in np.flatnonzero(inside_N).tolist():
-        yield int(block.keys_N[row]), corpora[block.tags_N[row]], *block.text(row)
+      inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))
+      taken = rows.take(inside_N)
+      yield from zip(
+        taken["rank"].to_pylist(),
+        (corpora[tag] for tag in tag_N[inside_N].tolist()),
+        taken["source"].to_pylist(),
+        taken["target"].to_pylist(),
+        strict=True,
+      )
 
 
 Unit = Clean | Merge | Write

@@ -102,7 +102,7 @@ def test_a_build_that_fails_leaves_no_dataset_and_goes_on(tree, monkeypatch):
     with pytest.raises(errors.InputError, match=r"write of .*No space left"):
       _build(tree)
   assert not list((tree / "tfds").rglob("1.0.0*"))
-  cleaned = tree / "tfds/opus_bitext_work/mine/clean/Tanzil.v1.eng_tur.blocks"
+  cleaned = tree / "tfds/opus_bitext_work/mine/clean/Tanzil.v1.eng_tur.parquet"
   assert cleaned.exists()
   with monkeypatch.context() as patch:
     patch.setattr(pipeline.stages.Clean, "make", fail)  # It is done and need not be done again.

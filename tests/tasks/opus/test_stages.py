@@ -109,7 +109,7 @@ def test_the_data_do_not_depend_on_workers_nor_on_the_folder(tree):
 
 
 def _times(work):
-  return {path: path.stat().st_mtime_ns for path in work.rglob("*.blocks")}
+  return {path: path.stat().st_mtime_ns for path in work.rglob("*.parquet")}
 
 
 def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
@@ -118,12 +118,12 @@ def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
   assert _build(tree).content == first.content
   assert _times(tree / "work") == before
   # Without the result, or with half of the file, a unit was not done.
-  (tree / "work" / "clean" / "Tatoeba.v1.deu_eng.blocks.json").write_text('{"key":')
-  cut = tree / "work" / "merge" / "eng_tur" / "00000.blocks"
+  (tree / "work" / "clean" / "Tatoeba.v1.deu_eng.parquet.json").write_text('{"key":')
+  cut = tree / "work" / "merge" / "eng_tur" / "00000.parquet"
   cut.write_bytes(cut.read_bytes()[:-3])
   assert _build(tree).content == first.content
   again = {path.name for path, time in _times(tree / "work").items() if time != before[path]}
-  assert again == {"Tatoeba.v1.deu_eng.blocks", "00000.blocks"}
+  assert again == {"Tatoeba.v1.deu_eng.parquet", "00000.parquet"}
   # One language pair gets another row.
   before = _times(tree / "work")
   opus_tree.write(tree / "opus", [opus_tree.Part("Tatoeba", "v1", ("en", "tr"), [("two", "iki")])])
