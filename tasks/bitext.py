@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
+from vmsst.bitext import readers, tokenized_pairs
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary, sources, streamed_tasks
 from vmsst.text import vocabularies
@@ -192,7 +192,7 @@ def _features(
     if len(paths) > 1:
       widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
       raise errors.InputError(f"teacher vectors of one width are needed, not of {widths}")
-    for name in preprocessors.TEACHER_SIDES:
+    for name in tokenized_pairs.TEACHER_SIDES:
       features[name] = seqio.ContinuousFeature(required=False, dtype=tf.float32)
   return features
 
@@ -220,7 +220,7 @@ def sample(
 
   own_code = {language: code for code, language in chosen}
 
-  def load(split: str, pair: tuple[Language, Language], task_name: str) -> sources.Rows:
+  def load(split: str, pair: tuple[Language, Language], task_name: str) -> tokenized_pairs.Rows:
     total = corpus.num_meanings(split)
     code = own_code[pair[0]]
     texts = (
@@ -321,7 +321,7 @@ def _load_files(
   *,
   negatives: int,
   teacher: str | None,
-) -> sources.Rows:
+) -> tokenized_pairs.Rows:
   def rows(bitext: readers.BitextFile) -> Iterator[tuple[str, ...]]:
     count = 0
     for row in readers.read_rows(bitext, negatives):
@@ -330,6 +330,10 @@ def _load_files(
     if teacher:
       bitext_vectors.check_count(teacher, bitext, count)
 
+  take = None
+  if teacher:
+    vectors = [bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts]
+    take = functools.partial(bitext_vectors.take, vectors)
   return _load_pairs(
     name,
     itertools.chain.from_iterable(map(rows, bitexts)),
@@ -337,7 +341,7 @@ def _load_files(
     vocabulary,
     max_length,
     negatives=negatives,
-    teacher=[bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts] if teacher else (),
+    teacher=take,
   )
 
 
@@ -348,8 +352,8 @@ def _load_pairs(
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
   **extra: Any,
-) -> sources.Rows:
-  rows, counts = sources.pair_rows(texts, *pair, vocabulary, max_length, **extra)
+) -> tokenized_pairs.Rows:
+  rows, counts = tokenized_pairs.pair_rows(texts, *pair, vocabulary, max_length, **extra)
   logging.info("%s: %s", name, counts)
   if not counts.kept:
     raise errors.InputError(f"{name}: no pair is left: {counts} (max_length is {max_length})")

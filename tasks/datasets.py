@@ -11,9 +11,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-
-_SIDES = ("inputs", "targets")
-_LANGUAGES = ("input_language", "target_language")
+from vmsst.bitext.tokenized_pairs import SIDES
 
 
 def get_length_grouped_dataset(
@@ -161,7 +159,7 @@ def group_by_language_pair(
   Raises:
     InputError: rows have no language ids.
   """
-  missing = sorted(set(_LANGUAGES) - set(rows.element_spec))
+  missing = sorted(set(SIDES.values()) - set(rows.element_spec))
   if missing:
     raise errors.InputError(
       f"batches of one language pair need {' and '.join(missing)} in TASK_FEATURE_LENGTHS"
@@ -169,7 +167,7 @@ def group_by_language_pair(
   count = languages.NUM_LANGUAGES
 
   def key(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    pair = [row[name][0] for name in _LANGUAGES]
+    pair = [row[name][0] for name in SIDES.values()]
     kind = _length_class({name: row[name][None] for name in row}, boundaries)[0]
     number = (kind * count + tf.minimum(*pair)) * count + tf.maximum(*pair)
     return tf.cast(number, tf.int64)
@@ -182,7 +180,7 @@ def group_by_language_pair(
 def _length_class(rows: Mapping[str, tf.Tensor], boundaries: Sequence[int]) -> tf.Tensor:
   """The class of the longer side of each row, int32 [B]."""
   lengths = [
-    tf.math.count_nonzero(rows[name], axis=1, dtype=tf.int32) for name in _SIDES if name in rows
+    tf.math.count_nonzero(rows[name], axis=1, dtype=tf.int32) for name in SIDES if name in rows
   ]
   return tf.searchsorted(tf.constant(boundaries, tf.int32), tf.reduce_max(tf.stack(lengths), 0))
 
@@ -190,7 +188,7 @@ def _length_class(rows: Mapping[str, tf.Tensor], boundaries: Sequence[int]) -> t
 def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:
   if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) < 1:
     raise errors.InputError(f"boundaries must be positive and ascending, not {tuple(boundaries)}")
-  longest = max(lengths[name] for name in _SIDES if name in lengths)
+  longest = max(lengths[name] for name in SIDES if name in lengths)
   return [*(bound for bound in boundaries if bound < longest), longest]
 
 

@@ -18,7 +18,7 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
+from vmsst.bitext import readers, tokenized_pairs
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
@@ -315,7 +315,7 @@ def _load_rows(
   load: Callable[[], Sequence[suite_lib.Task]],
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
-) -> sources.Rows:
+) -> tokenized_pairs.Rows:
   tokens: list[list[int]] = []
   places: list[tuple[int, int, int]] = []
   for task_number, task in enumerate(load()):
@@ -327,7 +327,7 @@ def _load_rows(
     tokens = [row[:longest] for row in tokens]
   columns = np.array(places, np.int32).T
   return {
-    "inputs": sources.Ragged.of(tokens),
+    "inputs": tokenized_pairs.Ragged.of(tokens),
     **dict(zip(PLACE, columns, strict=True)),
     # With this name seqio does not ask for a feature `targets`.
     "targets_pretokenized": np.full(len(tokens), b""),

@@ -9,11 +9,11 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.tasks import preprocessors
+from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
 
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 # What of `bitext.files` gives a feature that not all data has.
-_HOW = {"negatives": "negatives", **dict.fromkeys(preprocessors.TEACHER_SIDES, "teacher")}
+_HOW = {"negatives": "negatives", **dict.fromkeys(TEACHER_SIDES, "teacher")}
 _VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
 
 
@@ -33,7 +33,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     "input_language": _TOKENS,
     "target_language": _TOKENS,
     "negatives": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32, rank=2, sequence_dim=1),
-    **dict.fromkeys(preprocessors.TEACHER_SIDES, _VECTOR),
+    **dict.fromkeys(TEACHER_SIDES, _VECTOR),
   }
   MODEL_FEATURES = TASK_FEATURES
   PACKING_FEATURE_DTYPES = None
@@ -94,7 +94,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     if np.size(length) != rank:
       wanted = "(number of texts, length of each)" if rank == 2 else "one number"
       raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; it has to be {wanted}")
-    if name in preprocessors.TEACHER_SIDES and shape[0] != length:
+    if name in TEACHER_SIDES and shape[0] != length:
       raise errors.InputError(
         f"task_feature_lengths[{name!r}] is {length}, but the teacher's vectors are {shape[0]} wide"
       )

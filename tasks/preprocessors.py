@@ -12,13 +12,10 @@ import seqio
 import tensorflow as tf
 
 from vmsst import languages
+from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.tasks import seqio_vocabulary
 from vmsst.text import vocabularies, word_splitting
 
-# The two texts of a pair, and what tells their languages.
-SIDES = {"inputs": "input_language", "targets": "target_language"}
-# A teacher's vectors of them, where there are any.
-TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
 # What a pair may have beside its sides and languages: wrong translations of its source, and a
 # teacher's vectors of its sides. Data leaves out those that no length is given for.
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)

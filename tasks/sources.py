@@ -9,10 +9,8 @@ lines at a time: see `streamed_tasks`.
 No pipeline runs Python code that has a state, so that `tf.train.Checkpoint` can save its iterators.
 """
 
-import dataclasses
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,162 +19,20 @@ import tensorflow as tf
 from absl import logging
 
 from vmsst import errors
-from vmsst.bitext.readers import BitextFile, find_bitext, read_pairs, read_rows
-from vmsst.languages import Language
+from vmsst.bitext.readers import BitextFile, read_rows
+from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES, Ragged, Rows, concatenate_rows
 from vmsst.tasks import preprocessors, streamed_tasks
-from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
-
-__all__ = [
-  "MEMORY_LIMIT",
-  "BitextFile",
-  "InMemoryMixture",
-  "InMemorySource",
-  "InMemoryTask",
-  "PairCounts",
-  "Ragged",
-  "StreamSource",
-  "find_bitext",
-  "pair_rows",
-  "read_pairs",
-]
 
 # Bytes of a task's text up to which it is kept in memory: about 600,000 pairs, 10 s to tokenize.
 MEMORY_LIMIT = 64 << 20
 # As many bytes of teacher vectors are kept for each byte of text.
 VECTOR_BYTES = 16
-_CHUNK = 8192
 _LOOK_UP = 1024
 _LINES = 64
 # Bytes of tokens up to which a mixture joins those of its tasks, at the price of a second copy.
 _MIXTURE_LIMIT = 1 << 30
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ragged:
-  """Texts of unequal length, end to end.
-
-  Attributes:
-    values: The int32 texts one after another.
-    ends: Where each text ends in `values`, int64 [N], or [N, K] where each row is K texts. A row
-      of several is given as a matrix, padded with 0; an empty text among them has no end mark.
-  """
-
-  values: np.ndarray
-  ends: np.ndarray
-
-  def __len__(self) -> int:
-    return len(self.ends)
-
-  @classmethod
-  def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
-    """The ragged array of lists of numbers."""
-    ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-    total = int(ends[-1]) if len(rows) else 0
-    return cls(np.fromiter(itertools.chain.from_iterable(rows), np.int32, total), ends)
-
-  @classmethod
-  def concatenate(cls, parts: Sequence["Ragged"]) -> "Ragged":
-    """The rows of all parts, in order."""
-    offsets = np.cumsum([0, *(len(part.values) for part in parts)])
-    return cls(
-      np.concatenate([part.values for part in parts]),
-      np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=False)]),
-    )
-
-
-Rows = Mapping[str, np.ndarray | Ragged]
-"""Columns of equal length by name; what a dense column holds becomes a tensor of the same type."""
-
-
-@dataclasses.dataclass
-class PairCounts:
-  """How many pairs were kept and why others were dropped."""
-
-  kept: int = 0
-  empty: int = 0
-  too_long: int = 0
-
-  def __str__(self) -> str:
-    return (
-      f"{self.kept} pairs kept, {self.empty} with an empty side and {self.too_long} with an "
-      "over-long side dropped"
-    )
-
-
-def pair_rows(
-  pairs: Iterable[Sequence[str]],
-  source: Language,
-  target: Language,
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int | None = None,
-  *,
-  negatives: int = 0,
-  teacher: Sequence[np.ndarray] = (),
-) -> tuple[Rows, PairCounts]:
-  """Token ids, without end marks, and language ids of pairs of texts.
-
-  A pair with a side of no token, or of more than `max_length` tokens, is dropped and counted.
-
-  Args:
-    pairs: Source, target and wrong translations of each pair.
-    source: Language of the sources.
-    target: Language of all other texts.
-    vocabulary: What tokenizes all texts.
-    max_length: Most tokens of a side.
-    negatives: How many wrong translations each pair has; they become `negatives`.
-    teacher: Vectors [lines, 2, S] of the sides of all pairs, one array after the other; those of
-      the pairs that are kept become `teacher_inputs` and `teacher_targets`.
-  """
-  counts = PairCounts()
-  inputs, targets, wrong, numbers = [], [], [], []
-  iterator = iter(pairs)
-  start = 0
-  while chunk := list(itertools.islice(iterator, _CHUNK)):
-    kept = list(_fitting(chunk, source, target, vocabulary, max_length, counts))
-    inputs.append(Ragged.of([ids for _, ids, _ in kept]))
-    targets.append(Ragged.of([ids for _, _, ids in kept]))
-    if negatives:
-      texts = [text for place, _, _ in kept for text in chunk[place][2:]]
-      wrong.append(Ragged.of(vocabulary.tokenize(texts, target)))
-    numbers += [start + place for place, _, _ in kept]
-    start += len(chunk)
-  columns: dict[str, np.ndarray | Ragged] = {
-    "inputs": Ragged.concatenate(inputs or [Ragged.of([])]),
-    "targets": Ragged.concatenate(targets or [Ragged.of([])]),
-    "input_language": np.full([counts.kept, 1], source.index, np.int32),
-    "target_language": np.full([counts.kept, 1], target.index, np.int32),
-  }
-  if negatives:
-    texts_of_all = Ragged.concatenate(wrong or [Ragged.of([])])
-    ends = texts_of_all.ends.reshape(-1, negatives)
-    columns["negatives"] = Ragged(texts_of_all.values, ends)
-  if teacher:
-    for side, name in enumerate(preprocessors.TEACHER_SIDES):
-      columns[name] = bitext_vectors.take(teacher, np.array(numbers, np.int64), side)
-  return columns, counts
-
-
-def _fitting(
-  pairs: Sequence[Sequence[str]],
-  source: Language,
-  target: Language,
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int | None,
-  counts: PairCounts,
-) -> Iterator[tuple[int, list[int], list[int]]]:
-  """The places and the tokens of the pairs that are kept."""
-  all_inputs = vocabulary.tokenize([pair[0] for pair in pairs], source)
-  all_targets = vocabulary.tokenize([pair[1] for pair in pairs], target)
-  for place, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
-    if not inputs or not targets:
-      counts.empty += 1
-    elif max_length is not None and max(len(inputs), len(targets)) > max_length:
-      counts.too_long += 1
-    else:
-      counts.kept += 1
-      yield place, inputs, targets
 
 
 class InMemorySource(seqio.DataSource):
@@ -418,17 +274,6 @@ def _seed(seed: int | None) -> int:
   return int(np.random.default_rng().integers(1 << 31)) if seed is None else int(seed)
 
 
-def concatenate_rows(parts: Sequence[Rows]) -> Rows:
-  """The rows of all parts, which have the same columns, one part after the other."""
-  joined: dict[str, np.ndarray | Ragged] = {}
-  for name in parts[0]:
-    columns = [part[name] for part in parts]
-    ragged = [column for column in columns if isinstance(column, Ragged)]
-    dense = [column for column in columns if not isinstance(column, Ragged)]
-    joined[name] = Ragged.concatenate(ragged) if ragged else np.concatenate(dense)
-  return joined
-
-
 def _looker(
   rows: Rows, eos_id: int | None, lengths: Mapping[str, Any]
 ) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
@@ -603,7 +448,7 @@ class StreamSource(seqio.DataSource):
     def join(columns: Mapping[str, tf.Tensor], record_B: tf.Tensor) -> dict[str, tf.Tensor]:
       vector_B2S = tf.reshape(tf.io.decode_raw(record_B, tf.float32), [-1, *shape])
       sides = tf.unstack(vector_B2S, axis=1)
-      return {**columns, **dict(zip(preprocessors.TEACHER_SIDES, sides, strict=True))}
+      return {**columns, **dict(zip(TEACHER_SIDES, sides, strict=True))}
 
     return tf.data.Dataset.zip((rows, records)).batch(_LINES).map(join).unbatch()
 
@@ -635,7 +480,7 @@ def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data
     columns = line_B if file.format == "moses" else _columns(line_B[0], 2 + negatives)
     source, target, *wrong = columns
     found = {"inputs": source, "targets": target}
-    for name, number in zip(preprocessors.SIDES.values(), tf.unstack(languages), strict=True):
+    for name, number in zip(SIDES.values(), tf.unstack(languages), strict=True):
       found[name] = tf.tile(number[None], [tf.size(source), 1])
     return {**found, "negatives": tf.stack(wrong, axis=1)} if wrong else found
 

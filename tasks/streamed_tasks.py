@@ -14,6 +14,7 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
+from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary
 from vmsst.text import vocabularies
@@ -117,7 +118,7 @@ class StreamedTask(seqio.Task):
     splits = getattr(self._vocabulary, "pretokenize", False)
     rows = rows.padded_batch(preprocessors.SPLIT_ROWS if splits else _ROWS)
     rows = rows.map(lambda columns: self._finished(columns, lengths), tf.data.AUTOTUNE).unbatch()
-    open_sides = [side for side in preprocessors.SIDES if not lengths[side]]
+    open_sides = [side for side in SIDES if not lengths[side]]
     if open_sides:
       rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
     return rows.prefetch(tf.data.AUTOTUNE)
@@ -156,7 +157,7 @@ class StreamedTask(seqio.Task):
     fingerprint = tf.constant(self._fingerprint, tf.int64)
     message = f"the cache of task {self.name} was made with another vocabulary: make it anew"
     spec = {
-      name: tf.io.RaggedFeature(tf.int64) if name in preprocessors.SIDES
+      name: tf.io.RaggedFeature(tf.int64) if name in SIDES
       else tf.io.FixedLenFeature([1], tf.int64)
       for name in (*preprocessors.pair_features(self._vocabulary), FINGERPRINT)
     }  # fmt: skip
@@ -166,7 +167,7 @@ class StreamedTask(seqio.Task):
       same = tf.debugging.assert_equal(found.pop(FINGERPRINT), fingerprint, message)
       with tf.control_dependencies([same]):
         return {
-          name: tf.cast(x.to_tensor() if name in preprocessors.SIDES else x, tf.int32)
+          name: tf.cast(x.to_tensor() if name in SIDES else x, tf.int32)
           for name, x in found.items()
         }
 
@@ -182,7 +183,7 @@ class StreamedTask(seqio.Task):
     encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
     found = {name: columns[name] for name in lengths}
     keep_B = tf.constant(True)
-    for side in preprocessors.SIDES:
+    for side in SIDES:
       ids_BT = columns[side]
       if ids_BT.dtype == tf.string:
         ids_BT = encoder.encode_rows(ids_BT).to_tensor()

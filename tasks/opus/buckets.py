@@ -13,7 +13,7 @@ Files are written atomically. Their pages have checksums, which are verified whe
 
 import contextlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -128,7 +128,8 @@ def read(path: str, schema: pa.Schema, bucket: int = 0) -> Iterator[pa.Table]:
 
 @contextlib.contextmanager
 def _parquet_file(path: str, schema: pa.Schema) -> Iterator[parquet.ParquetWriter]:
-  stream: IO[bytes]
-  with atomic_files.atomic_file(path, shared=True) as stream:
-    with parquet.ParquetWriter(stream, schema, **_OPTIONS) as file:
-      yield file
+  with (
+    atomic_files.atomic_file(path, shared=True) as stream,
+    parquet.ParquetWriter(stream, schema, **_OPTIONS) as file,
+  ):
+    yield file

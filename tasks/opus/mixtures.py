@@ -28,6 +28,7 @@ from google.protobuf import json_format
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import readers
+from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
@@ -142,7 +143,7 @@ class _Source(seqio.TfdsDataSource):
     shard = shard_info or seqio.ShardInfo(index=0, num_shards=1)
     ids = {
       name: tf.constant([[language.index]], tf.int32)
-      for name, language in zip(preprocessors.SIDES.values(), self._pair, strict=True)
+      for name, language in zip(SIDES.values(), self._pair, strict=True)
     }
 
     def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:

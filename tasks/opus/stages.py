@@ -174,8 +174,8 @@ class Merge:
     order_K = np.lexsort((keys_N[first_K], ranks_K))
     ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
     tags_K = tags_N[kept_K]
-    columns = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
-    buckets.write_table(self.path, pa.table(columns, buckets.MERGED))
+    merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
+    buckets.write_table(self.path, pa.table(merged, buckets.MERGED))
     with atomic_files.atomic_file(self.ranks_path, shared=True) as stream:
       np.save(stream, ranks_K[np.argsort(tags_K, kind="stable")])
 

@@ -169,7 +169,7 @@ def test_rows_with_another_number_of_columns_are_named(tmp_path):
   (file,) = readers.find_bitext(str(path))
   with pytest.raises(errors.InputError, match=r"x\.de-en\.tsv:2: 3 columns where 4 are expected"):
     list(readers.read_rows(file, 1))
-  with pytest.raises(errors.InputError, match=r":1: 4 columns where 5 .*TAB 3 wrong translations"):
+  with pytest.raises(errors.InputError, match=r":1: 4 columns where 5 .*TAB 3 hard negatives"):
     list(readers.read_rows(file, 3))
   (tmp_path / "y.de-en.jsonl").write_text('{"de": "a", "en": "b"}\n', encoding="utf-8")
   (file,) = readers.find_bitext(str(tmp_path / "y.*"))

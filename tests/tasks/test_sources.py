@@ -6,7 +6,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.bitext import readers
+from vmsst.bitext import readers, tokenized_pairs
 from vmsst.languages import language
 from vmsst.tasks import sources
 from vmsst.text import vocabularies
@@ -19,7 +19,7 @@ def _write(path, text, compress=False):
 
 
 def _source(count=10, eos_id=1, **options):
-  rows, counts = sources.pair_rows(
+  rows, counts = tokenized_pairs.pair_rows(
     [(f"source {i}", f"t{i}") for i in range(count)] + [("", "x"), ("y" * 99, "z")],
     language("de"),
     language("en"),
