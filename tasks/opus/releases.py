@@ -1,16 +1,16 @@
-"""Finds OPUS releases below a folder and reads their rows, whatever state the files are in.
+"""Finds OPUS releases below a folder and reads their rows, however damaged the files are.
 
-| file below the folder | where it comes from |
+| file below the folder | origin |
 |---|---|
-| `CORPUS/VERSION/moses/de-en.txt.zip` | the layout of OPUS; `moses/` and the like may be left out |
+| `CORPUS/VERSION/moses/de-en.txt.zip` | layout of OPUS; the folder `moses` is optional |
 | `CORPUS/VERSION/tmx/de-en.tmx.gz` | as above; plain or gzipped |
 | `CORPUS/VERSION/tsv/de-en.tsv.gz` | as above; first two columns, in the order of the name |
-| `CORPUS/VERSION/moses/x.de-en.de` and `x.de-en.en` | an archive that was unpacked |
-| `CORPUS_VERSION_moses_de-en.txt.zip` | the flat names that opustools writes, of all formats |
+| `CORPUS/VERSION/moses/x.de-en.de` and `x.de-en.en` | an unpacked archive |
+| `CORPUS_VERSION_moses_de-en.txt.zip` | flat names of opustools, for all formats |
 
-A corpus may be called `OPUS-CORPUS`, as OPUS' storage has it, and lie deeper below the folder. A
-region in a code (pt_BR) is dropped where the table of languages has no such language; a script
-never is.
+A corpus may be named `OPUS-CORPUS`, as in the storage of OPUS, and be deeper below the folder. The
+region of a code (pt_BR) is dropped if the table of languages has no such language; its script is
+not.
 """
 
 import functools
@@ -39,16 +39,16 @@ _FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
 
 
 def scan(root: str) -> tuple[list[Release], list[Fault]]:
-  """The releases below `root`, sorted by name, and the files that are left out, with the reason.
+  """Returns the releases below `root`, sorted by name, and a fault for each file left out.
 
-  A language pair that one version of a corpus has in several formats is taken once: from the
-  archive, else from Moses files, TMX, TSV. Files that are no release are passed over in silence.
+  If a version of a corpus has a language pair in several formats, one is used: the archive, else
+  Moses files, TMX or TSV. Files that are not a release are ignored.
 
   Raises:
-    InputError: `root` is no folder, or no release lies below it.
+    InputError: `root` is not a folder, or there is no release below it.
   """
   if not os.path.isdir(root):
-    raise errors.InputError(f"{root}: no such folder; it should hold OPUS releases")
+    raise errors.InputError(f"{root}: no such folder; give a folder of OPUS releases")
   found: dict[tuple[str, ...], Release] = {}
   faults: list[Fault] = []
   for path in _files(root):
@@ -56,7 +56,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     if match is None or match["first"] == match["second"]:
       continue
     if not os.path.isfile(path):
-      faults.append(Fault(path, "no file, but a broken link or the like"))
+      faults.append(Fault(path, "not a file, but a broken link or the like"))
       continue
     release = _release(root, path, match)
     if isinstance(release, Fault):
@@ -71,14 +71,15 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
         faults.append(Fault(path, f"the same corpus and languages as {held.paths[0]}"))
   if not found:
     raise errors.InputError(
-      f"{root}: no OPUS release lies below it; one is CORPUS/VERSION/moses/de-en.txt.zip, "
+      f"{root}: no OPUS release below this folder; add some, as "
+      "CORPUS/VERSION/moses/de-en.txt.zip, "
       f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{_first(faults)}"
     )
   return sorted(found.values(), key=lambda release: release.name), faults
 
 
 def find(root: str) -> list[Release]:
-  """The releases that `scan` finds; what it leaves out goes to the log."""
+  """Returns the releases that `scan` finds; logs the files left out."""
   releases, faults = scan(root)
   for fault in faults:
     logging.warning("%s: left out: %s", fault.place, fault.what)
@@ -119,7 +120,7 @@ def _items(release: Release) -> Iterator[Row | Fault]:
 
 
 def _files(root: str) -> Iterator[str]:
-  """Every file below a folder, also through links, in one order everywhere."""
+  """Yields every file below a folder, also through links, in the same order on all machines."""
   seen = set()
   for folder, folders, names in os.walk(root, followlinks=True):
     here = os.path.realpath(folder)
@@ -132,7 +133,7 @@ def _files(root: str) -> Iterator[str]:
 
 
 def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | None:
-  """The release that a file is; None for the second side of a Moses pair."""
+  """Returns the release of a file; None for the second side of a Moses pair."""
   first, second, side = match["first"], match["second"], match["side"]
   paths = [path]
   if side is not None:
@@ -144,10 +145,10 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     if len(paths) < 2:
       return Fault(path, f"its counterpart {other} is missing")
     if side == second:
-      return None  # The first side tells of both.
+      return None  # The first side stands for both.
   where = _corpus_and_version(root, path, match)
   if where is None:
-    return Fault(path, "neither its folders nor its name tell corpus and version")
+    return Fault(path, "neither its folders nor its name show corpus and version")
   languages_found = []
   for code in (first, second):
     language = _language(code)
@@ -182,7 +183,7 @@ def _folded(code: str) -> str:
 
 @functools.cache
 def _language(code: str) -> Language | None:
-  """The language of an OPUS code, without its region where there is no such language."""
+  """Returns the language of an OPUS code, without its region if there is no such language."""
   stem, *rest = re.split("[_@]", code)
   shorter = [part for part in rest if not _REGION.fullmatch(part)]
   for candidate in ("_".join([stem, *rest]), "_".join([stem, *shorter])):
@@ -212,7 +213,7 @@ def _read_zip(release: Release) -> Iterator[Row | Fault]:
 
 
 def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member] | str:
-  """The two members with the texts, in the order of `codes`; or what is wrong."""
+  """Returns the two members with the texts, in the order of `codes`; or what is wrong."""
   first, second = (_folded(code) for code in codes)
   by_stem: dict[str, dict[str, archives.Member]] = {}
   for member in members:

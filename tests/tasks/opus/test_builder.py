@@ -133,7 +133,7 @@ def test_the_command_builds(tree, capsys):
   arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
   arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
   assert cli.main(arguments) == 0
-  assert "1.0.0: see DATA_CARD.md in it" in capsys.readouterr().out
+  assert "1.0.0: described in DATA_CARD.md" in capsys.readouterr().out
   saved = json.loads((tree / "tfds/opus_bitext/mine/1.0.0/dataset_info.json").read_text())
   assert len(saved["splits"]) == 4
   arguments[3] = f"--input={tree}/nowhere"

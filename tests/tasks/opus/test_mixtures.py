@@ -87,7 +87,9 @@ def test_weights_by_temperature_and_chosen_languages(data_dir):
   assert sorted(roots.values()) == pytest.approx(sorted([5**0.5, 30**0.5, 10**0.5]))
   assert {name[-7:] for name in tasks(pivots=["en"])} == {"deu_eng", "eng_fra"}
   assert len(tasks(languages=("de", "en", "es"))) == 1
-  with pytest.raises(errors.InputError, match=r"no language pair of what is asked for; it has tra"):
+  with pytest.raises(
+    errors.InputError, match=r"no language pair of these languages; choose among tra"
+  ):
     tasks(pivots=["tr"])
 
 
@@ -166,7 +168,7 @@ def test_what_is_no_dataset(data_dir, tmp_path):
     mixtures.opus("mine", BYTES, data_dir)
   folder = opus_dataset.write(tmp_path, "vmsst", {("de", "en"): [("a", "b"), ("c", "d")]})
   (folder / "dataset_info.json").write_text("{")
-  with pytest.raises(errors.InputError, match="is no whole TFDS dataset"):
+  with pytest.raises(errors.InputError, match="is not a complete TFDS dataset"):
     mixtures.opus("vmsst", BYTES, str(tmp_path))
   shutil.rmtree(folder)
   opus_dataset.write(tmp_path, "other", {("de", "en"): [("a", "b"), ("c", "d")]})
@@ -174,7 +176,7 @@ def test_what_is_no_dataset(data_dir, tmp_path):
   record = json.loads(info.read_text())
   record["splits"][0]["name"] = "train_deu_xyz"
   info.write_text(json.dumps(record))
-  with pytest.raises(errors.InputError, match="split train_deu_xyz is not one such as"):
+  with pytest.raises(errors.InputError, match="split train_deu_xyz is not named like"):
     mixtures.opus("other", BYTES, str(tmp_path))
 
 

@@ -128,13 +128,13 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
   assert _read(found[0]) == ([(1, "a", "a")], [])
   assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
     ("Books.en-fr.en", "its counterpart Books.en-fr.fr is missing"),
-    ("de-en.tmx.gz", "neither its folders nor its name tell corpus and version"),
+    ("de-en.tmx.gz", "neither its folders nor its name show corpus and version"),
     ("en-be_Latn.txt.zip", "unknown language code 'be_Latn'"),
     ("en-qx.txt.zip", "unknown language code 'qx'"),
     ("no-nb.txt.zip", "both sides are Norwegian Bokmål"),
     ("ze_en-zh.txt.zip", "unknown language code 'ze_en'"),
   ]
-  with pytest.raises(errors.InputError, match="no OPUS release lies below it"):
+  with pytest.raises(errors.InputError, match="no OPUS release below this folder"):
     releases.scan(str(tmp_path / "Books" / "v1"))
   with pytest.raises(errors.InputError, match="no such folder"):
     releases.scan(str(tmp_path / "none"))
