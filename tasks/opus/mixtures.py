@@ -28,7 +28,6 @@ from google.protobuf import json_format
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import readers
-from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
@@ -140,16 +139,12 @@ class _Source(seqio.TfdsDataSource):
   ) -> tf.data.Dataset:
     """Returns the rows of whole files for each shard, as seqio.TfdsDataSource."""
     del unused
-    shard = shard_info or seqio.ShardInfo(index=0, num_shards=1)
-    ids = {
-      name: tf.constant([[language.index]], tf.int32)
-      for name, language in zip(SIDES.values(), self._pair, strict=True)
-    }
+    shard = shard_info or streamed_tasks.WHOLE
 
     def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
       found = tf.io.parse_example(records_B, _TEXTS)
-      columns = {name: tf.tile(value, [tf.size(records_B), 1]) for name, value in ids.items()}
-      return {"inputs": found["source"], "targets": found["target"], **columns}
+      ids = preprocessors.language_columns(self._pair, tf.size(records_B))
+      return {"inputs": found["source"], "targets": found["target"], **ids}
 
     records = streamed_tasks.read_records(self.list_shards(split), shuffle, seed, shard)
     return records.batch(_RECORDS).map(parse).unbatch()

@@ -57,10 +57,10 @@ def test_weights_of_language_pairs(corpus, options, expected):
 
 def test_wrong_weighting_is_refused(corpus):
   for options, message in (
-    ({"weighting": "even"}, "not one of proportional, uniform, temperature"),
-    ({"weighting": "temperature"}, "a temperature goes with"),
-    ({"temperature": 2.0}, "a temperature goes with"),
-    ({"weighting": "temperature", "temperature": 0.0}, "above 0"),
+    ({"weighting": "even"}, "use proportional, uniform, temperature"),
+    ({"weighting": "temperature"}, "set a temperature with"),
+    ({"temperature": 2.0}, "set a temperature with"),
+    ({"weighting": "temperature", "temperature": 0.0}, "set it above 0"),
   ):
     with pytest.raises(errors.InputError, match=message):
       _files(corpus, **options)

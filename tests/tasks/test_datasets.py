@@ -206,5 +206,5 @@ def test_batches_of_one_language_pair_come_in_proportion(two_pairs, tmp_path):
 
 def test_batches_of_one_language_pair_need_the_languages(two_pairs):
   lengths = {"inputs": 24, "targets": 24}
-  with pytest.raises(errors.InputError, match="need input_language and target_language in TASK"):
+  with pytest.raises(errors.InputError, match="add input_language and target_language to TASK"):
     _dataset(two_pairs, changes={"task_feature_lengths": lengths}, one_language_pair=True)

@@ -9,6 +9,7 @@ import sentencepiece
 import seqio
 import tensorflow as tf
 
+import vmsst
 from vmsst import errors
 from vmsst.bitext import readers
 from vmsst.tasks import bitext, evaluation, preprocessors, sample, sources
