@@ -112,7 +112,7 @@ def test_an_epoch_ends_with_the_last_full_batch(mixture):
   assert len(batches) == 170 // 8
 
 
-def test_a_restored_iterator_goes_on_exactly(mixture, tmp_path):
+def test_a_restored_iterator_resumes_exactly(mixture, tmp_path):
   iterator = iter(_dataset(mixture))
   for _ in range(37):
     next(iterator)

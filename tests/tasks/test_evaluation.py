@@ -131,7 +131,7 @@ def test_ones_own_files_are_searched_by_pair(tmp_path):
 
 @pytest.fixture
 def small_root(tmp_path, tatoeba_root):
-  """The folders of two benchmarks; the test sets of Tatoeba lie beside them too."""
+  """The folders of two benchmarks; the test sets of Tatoeba are there too."""
   for folder in ("tatoeba", "xlsts"):
     (tmp_path / folder).mkdir()
   for path in tatoeba_root.glob("tatoeba.*"):

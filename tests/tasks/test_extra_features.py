@@ -143,7 +143,7 @@ def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   assert not next(task.get_dataset(None).as_numpy_iterator())["negatives"].any()
 
 
-def test_a_saved_iterator_goes_on_with_vectors(corpus, tmp_path):
+def test_a_saved_iterator_resumes_with_vectors(corpus, tmp_path):
   name = files(corpus, negatives=3, memory_limit=0)
   source = seqio.MixtureRegistry.get(name).tasks[0].source
 

@@ -93,7 +93,7 @@ def test_what_is_built_is_not_built_again_but_for_another_recipe(tree):
     _build(tree)
 
 
-def test_a_build_that_fails_leaves_no_dataset_and_goes_on(tree, monkeypatch):
+def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
   def fail(*arguments):
     raise OSError(28, "No space left on device", "x")
 

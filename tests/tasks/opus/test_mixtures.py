@@ -114,7 +114,7 @@ def test_long_pairs_are_dropped_and_both_directions_given(data_dir):
   assert {(*row[1::-1], *row[:1:-1]) for row in rows} == set(rows)
 
 
-def test_rows_are_shuffled_and_a_stopped_iterator_goes_on(data_dir, tmp_path):
+def test_rows_are_shuffled_and_a_stopped_iterator_resumes(data_dir, tmp_path):
   name = mixtures.opus("vmsst", BYTES, data_dir, languages=["de", "en"])
   options = {"shuffle": True, "num_epochs": None}
   rows = [
@@ -223,5 +223,5 @@ def test_a_cache_gives_the_same_rows_and_is_refused_for_another_vocabulary(
       {k: v for k, v in registry._REGISTRY.items() if not k.startswith(name)},
     )
   assert mixtures.opus("cached", PIECES, str(tmp_path / "tfds"), **options) == name
-  with pytest.raises(tf.errors.InvalidArgumentError, match="made with another vocabulary: make it"):
+  with pytest.raises(tf.errors.InvalidArgumentError, match="made with another vocabulary; make it"):
     next(iter(rows_of(name, num_epochs=1, use_cached=True)))

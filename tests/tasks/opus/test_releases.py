@@ -39,7 +39,7 @@ def _release(path, codes=("de", "en")):
 
 
 def _read(release):
-  """Rows as (number, source, target), and faults as (what stands behind the folder, why)."""
+  """Rows as (number, source, target), and faults as (path in the folder, reason)."""
   rows, faults = [], []
   folder = os.path.dirname(release.paths[0])
   for item in releases.read(release):
@@ -170,7 +170,7 @@ def test_one_side_ends_before_the_other(tmp_path):
 
 
 def _streamed(members):
-  """A zip archive as a pipe writes it: the sizes stand behind the members."""
+  """A zip archive as a pipe writes it: the sizes come after the members."""
 
   class Pipe(io.BytesIO):
     def seekable(self):
@@ -215,7 +215,7 @@ def test_a_truncated_archive_gives_what_can_be_read(tmp_path, write):
     assert (rows, fault[0]) == ([], "a.zip")
 
 
-def test_damaged_content_is_told_by_its_checksum(tmp_path):
+def test_damaged_content_is_found_by_its_checksum(tmp_path):
   stored = io.BytesIO()
   with zipfile.ZipFile(stored, "w") as archive:
     for name, data in {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}.items():
@@ -232,7 +232,7 @@ def test_damaged_content_is_told_by_its_checksum(tmp_path):
   assert fault[0].startswith("b.zip/X.de-en.en:")
 
 
-def test_archives_that_cannot_be_read_are_told(tmp_path):
+def test_archives_that_cannot_be_read_are_reported(tmp_path):
   good = opus_tree.zipped(SIDES)
   encrypted = bytearray(good)
   encrypted[6] |= 1
@@ -287,7 +287,7 @@ def test_gzip_streams_that_break_or_go_on(tmp_path):
   assert _read(_release(path)) == ([(i, "x" * 999, "y") for i in range(1, 2_001)], [])
 
 
-def test_tmx_goes_on_behind_what_is_ill_formed(tmp_path):
+def test_tmx_resumes_after_what_is_ill_formed(tmp_path):
   body = _unit("eins", "one") + _unit("zwei &foo; zwei", "two") + _unit("drei", "three")
   body += b"<tu><tuv xml:lang=de><seg>x</seg></tuv></tu>\n" + _unit("\xff", "five")
   body += _unit("sechs \x0b", "six") + _unit("sieben\nsieben", "seven &amp; &#x37;")

@@ -137,7 +137,7 @@ def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
   assert again == {"clean", "eng_tur"}
 
 
-def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
+def test_a_killed_worker_ends_the_build_and_the_same_call_resumes(tree):
   def killing(title, units):
     victim = next((i for i, u in enumerate(units) if "eng_tur" in u.path), None)
     if title == "clean":
@@ -155,7 +155,7 @@ def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
 
 
 @pytest.mark.parametrize("stage", ["clean", "merge", "write"])
-def test_a_full_disk_ends_the_build_and_the_same_call_goes_on(tree, monkeypatch, stage):
+def test_a_full_disk_ends_the_build_and_the_same_call_resumes(tree, monkeypatch, stage):
   folder = {"clean": "clean", "merge": "merge", "write": "shards"}[stage]
 
   class Full:
