@@ -88,7 +88,7 @@ def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
   for bitext in readers.find_bitext(patterns):
     pair = records.ordered(bitext.source, bitext.target)
     turn = 1 if pair == (bitext.source, bitext.target) else -1
-    codes = tuple(records.code(language) for language in pair)
+    codes = tuple(readers.compact_code(language) for language in pair)
     rows_of.setdefault(codes, []).extend(row[:2][::turn] for row in readers.read_pairs(bitext))
   infos = []
   for codes, rows in rows_of.items():

@@ -91,7 +91,7 @@ def measure(root: str, workers: int) -> dict[str, Any]:
   from vmsst.tasks.opus import cleaning, decontamination, pipeline, recipes, runner
 
   texts = pathlib.Path(root, "held_out.txt").read_text(encoding="utf-8").splitlines()
-  held = decontamination.HeldOut.of(("made-up", text) for text in texts)
+  held = decontamination.EvaluationSentences.of(("made-up", text) for text in texts)
   local = runner.local(workers, progress=False)
   stages = {}
 

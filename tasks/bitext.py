@@ -1,6 +1,6 @@
-"""Registers a user's bitext, or the sample corpus, as a seqio mixture; meant to be called from gin.
+"""Registers your own bitext, or the sample corpus, as a seqio mixture; to be called from gin.
 
-A gin file trains on files of one's own with
+A gin file trains on your own files with
 
     MIXTURE_OR_TASK_NAME = @bitext.files()
     bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
@@ -18,15 +18,17 @@ import tensorflow as tf
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
+from vmsst.bitext import readers, tokenized_pairs
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary, sources, streamed_tasks
 from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
-# Rows of a streamed task that are shuffled among each other.
-_STREAM_BUFFER = 10_000
+_STREAM_BUFFER = 10_000  # Rows in the shuffle buffer of a streamed task.
+# The arguments of all names from `unique_name`, by kind of name. This is global because the
+# registries of seqio are: gin may call a function such as `files` several times, and the same
+# arguments must name the same mixture, which is registered already.
 _NAMES: dict[str, list[str]] = {}
 
 
@@ -46,44 +48,43 @@ def files(
   teacher: str | None = None,
   memory_limit: int = sources.MEMORY_LIMIT,
 ) -> str:
-  """Name of a mixture of the bitext files that match patterns, one task a language pair.
+  """Returns the name of a mixture of bitext files, with one task per language pair.
 
-  The same arguments give the same mixture, however often it is called. Files are opened when the
-  data is first asked for. Splits are `train` and, with `validation_patterns`, `validation`.
+  The same arguments give the same mixture. Files are opened when data is first read. Splits are
+  `train` and, with `validation_patterns`, `validation`.
 
   Args:
     patterns: Files or shell patterns: Moses pairs, TSV, TMX, JSONL, each plain or `.gz`.
-    vocabulary: What tokenizes both sides.
-    root: Folder that relative patterns start from; "" is the current one.
+    vocabulary: Tokenizes both sides.
+    root: Folder for relative patterns; "": the current one.
     languages: Codes of the source and the target side of every file; None reads them from each
-      file's name (`deu-eng.tsv.gz`, `Europarl.de-en.de`).
+      file name (`deu-eng.tsv.gz`, `Europarl.de-en.de`).
     validation_patterns: Files of the validation split.
-    weighting: How often each language pair is drawn: "proportional" to its number of pairs n,
+    weighting: How often each language pair is sampled: "proportional" to its number of pairs n,
       "uniform", or "temperature": n ** (1 / temperature).
     temperature: 1 is proportional, infinity uniform.
-    max_length: Pairs with a side of more tokens are dropped (None: none is). Shorter sides are cut
-      to TASK_FEATURE_LENGTHS like those of any task.
-    both_directions: Whether each pair is also given with its sides exchanged. Losses that treat
-      both sides alike, such as the contrastive one, do not need it.
-    fields: Names of the two fields of JSONL files, where they are not language codes.
-    negatives: Wrong translations of each pair that are read from the columns behind it, in TSV
-      files as `vmsst data mine-negatives` writes them: the feature `negatives`, int32 [K, T], where
-      a missing one is 0 throughout.
-    teacher: Folder of vectors of all files that `vmsst data embed` has written: the features
+    max_length: Pairs with a side of more tokens are dropped; None: no limit. Shorter sides are cut
+      to TASK_FEATURE_LENGTHS, as in any task.
+    both_directions: Whether each pair is also used with its sides swapped. Symmetric losses, such
+      as the contrastive one, do not need it.
+    fields: Names of the two fields of JSONL files, if not language codes.
+    negatives: Number K of hard negatives of each pair, in TSV files of `vmsst data mine-negatives`:
+      the feature `negatives`, int32 [K, T], in which a missing text is all 0.
+    teacher: Folder with the vectors of all files, from `vmsst data embed`: the features
       `teacher_inputs` and `teacher_targets`, float32 [S].
     memory_limit: Language pairs with more bytes of text than this are streamed.
 
   Raises:
-    InputError: a pattern matches nothing, or a file's format or languages cannot be told; vectors
-      of a file are missing, or of several widths; negatives are asked for in both directions.
+    InputError: a pattern matches nothing, or a file name does not show format or languages; vectors
+      of a file are missing, or have several dimensions; negatives with both directions.
   """
   power = weight_power(weighting, temperature)
   if negatives < 0:
-    raise errors.InputError(f"negatives is {negatives}; it cannot be negative")
+    raise errors.InputError(f"negatives is {negatives}; set it to at least 0")
   if negatives and both_directions:
     raise errors.InputError(
-      "both_directions gives pairs whose `negatives` are in the wrong language: the files hold "
-      "wrong translations of the sources alone"
+      "both_directions with negatives: the files have hard negatives of the sources only; set "
+      "both_directions = False"
     )
   found = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
   if validation_patterns:
@@ -156,16 +157,13 @@ def file_languages(
     InputError: a pattern matches nothing, or a file name does not show format or languages.
   """
   found = readers.find_bitext(_below(root, patterns), languages)
-  return codes_of(language for bitext in found for language in (bitext.source, bitext.target))
-
-
-def codes_of(languages: Iterable[Language]) -> list[str]:
-  """Returns the codes of languages, each once, sorted."""
-  return sorted({readers.code_of(language) for language in languages})
+  return readers.codes_of(
+    language for bitext in found for language in (bitext.source, bitext.target)
+  )
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
-  """`patterns` with the relative ones put below `root`."""
+  """Returns `patterns`, the relative ones below `root`."""
   listed = [patterns] if isinstance(patterns, str) else patterns
   return [os.path.join(root, pattern) for pattern in listed]
 
@@ -176,7 +174,7 @@ def _features(
   negatives: int,
   teacher: str | None,
 ) -> dict[str, seqio.Feature]:
-  """The features of pairs, and of what they have beside their sides."""
+  """Returns the features of pairs, including hard negatives and teacher vectors."""
   features = dict(preprocessors.pair_features(vocabulary))
   if negatives:
     features["negatives"] = seqio.Feature(
@@ -194,8 +192,10 @@ def _features(
     }
     if len(paths) > 1:
       widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
-      raise errors.InputError(f"teacher vectors of one width are needed, not of {widths}")
-    for name in preprocessors.TEACHER_SIDES:
+      raise errors.InputError(
+        f"teacher vectors have several dimensions: {widths}; embed all files with one encoder"
+      )
+    for name in tokenized_pairs.TEACHER_SIDES:
       features[name] = seqio.ContinuousFeature(required=False, dtype=tf.float32)
   return features
 
@@ -207,12 +207,12 @@ def sample(
   num_meanings: int | None = None,
   max_length: int | None = 512,
 ) -> str:
-  """Name of a mixture of the sample corpus that comes with the package, each language to English.
+  """Returns the name of a mixture of the package's sample corpus, each language to English.
 
   Args:
-    vocabulary: What tokenizes both sides.
-    languages: Codes of the languages beside English; None is all of the corpus.
-    num_meanings: How many meanings of each split are used; None is all.
+    vocabulary: Tokenizes both sides.
+    languages: Codes of the languages other than English; None: all of the corpus.
+    num_meanings: Number of meanings of each split; None: all.
     max_length: Pairs with a side of more tokens are dropped.
   """
   from vmsst.tasks import sample as corpus
@@ -223,7 +223,7 @@ def sample(
 
   own_code = {language: code for code, language in chosen}
 
-  def load(split: str, pair: tuple[Language, Language], task_name: str) -> sources.Rows:
+  def load(split: str, pair: tuple[Language, Language], task_name: str) -> tokenized_pairs.Rows:
     total = corpus.num_meanings(split)
     code = own_code[pair[0]]
     texts = (
@@ -253,11 +253,11 @@ def sample_languages(languages: Sequence[str] | None = None) -> list[str]:
   from vmsst.tasks import sample as corpus
 
   chosen = [language for _, language in sample_pairs(languages)]
-  return codes_of([*chosen, _english(corpus.LANGUAGES)[1]])
+  return readers.codes_of([*chosen, _english(corpus.LANGUAGES)[1]])
 
 
 def sample_pairs(codes: Sequence[str] | None = None) -> list[tuple[str, Language]]:
-  """The sample corpus's own codes, and the languages, of its languages other than English.
+  """Returns the code in the sample corpus, and the language, of each language but English.
 
   Raises:
     InputError: a language is not in the corpus.
@@ -272,7 +272,7 @@ def sample_pairs(codes: Sequence[str] | None = None) -> list[tuple[str, Language
   for language in wanted:
     if language not in own:
       raise errors.InputError(
-        f"the sample corpus has no {language.name}; it has English and "
+        f"the sample corpus has no {language.name}; choose English or "
         f"{', '.join(language.name for language in own)}"
       )
   return [(own[language], language) for language in wanted]
@@ -284,28 +284,28 @@ def _english(codes: Iterable[str]) -> tuple[str, Language]:
 
 
 def weight_power(weighting: str, temperature: float | None) -> float:
-  """The exponent that turns a language pair's size into its weight.
+  """Returns the exponent that turns the size of a language pair into its weight.
 
   Args:
     weighting: One of WEIGHTINGS; see `files`.
-    temperature: Goes with "temperature" alone.
+    temperature: Only for "temperature".
 
   Raises:
-    InputError: one of them cannot be used.
+    InputError: one of them is wrong.
   """
   if weighting not in WEIGHTINGS:
-    raise errors.InputError(f"weighting {weighting!r} is not one of {', '.join(WEIGHTINGS)}")
+    raise errors.InputError(f"weighting {weighting!r} is unknown; use {', '.join(WEIGHTINGS)}")
   if (weighting == "temperature") != (temperature is not None):
-    raise errors.InputError('a temperature goes with weighting = "temperature", and only with it')
+    raise errors.InputError('set a temperature with weighting = "temperature", and only then')
   if temperature is not None and not temperature > 0:
-    raise errors.InputError(f"temperature must be above 0, not {temperature}")
+    raise errors.InputError(f"temperature is {temperature}; set it above 0")
   if temperature is not None:
     return 1 / temperature
   return 1.0 if weighting == "proportional" else 0.0
 
 
 def _fits(bitexts: Sequence[readers.BitextFile], memory_limit: int, teacher: str | None) -> bool:
-  """Whether files are kept in memory; those that cannot be streamed always are."""
+  """Returns whether to keep files in memory; always for formats that cannot be streamed."""
   streamable = all(bitext.format in ("moses", "tsv") for bitext in bitexts)
   text_bytes = sum(bitext.text_bytes for bitext in bitexts)
   vector_bytes = 0
@@ -324,7 +324,7 @@ def _load_files(
   *,
   negatives: int,
   teacher: str | None,
-) -> sources.Rows:
+) -> tokenized_pairs.Rows:
   def rows(bitext: readers.BitextFile) -> Iterator[tuple[str, ...]]:
     count = 0
     for row in readers.read_rows(bitext, negatives):
@@ -333,6 +333,10 @@ def _load_files(
     if teacher:
       bitext_vectors.check_count(teacher, bitext, count)
 
+  take = None
+  if teacher:
+    vectors = [bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts]
+    take = functools.partial(bitext_vectors.take, vectors)
   return _load_pairs(
     name,
     itertools.chain.from_iterable(map(rows, bitexts)),
@@ -340,7 +344,7 @@ def _load_files(
     vocabulary,
     max_length,
     negatives=negatives,
-    teacher=[bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts] if teacher else (),
+    teacher=take,
   )
 
 
@@ -351,18 +355,20 @@ def _load_pairs(
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
   **extra: Any,
-) -> sources.Rows:
-  rows, counts = sources.pair_rows(texts, *pair, vocabulary, max_length, **extra)
+) -> tokenized_pairs.Rows:
+  rows, counts = tokenized_pairs.pair_rows(texts, *pair, vocabulary, max_length, **extra)
   logging.info("%s: %s", name, counts)
   if not counts.kept:
-    raise errors.InputError(f"{name}: no pair is left: {counts} (max_length is {max_length})")
+    raise errors.InputError(
+      f"{name}: no pair is left: {counts}; check the files and max_length ({max_length})"
+    )
   return rows
 
 
 def add_in_memory_task(
   name: str, source: sources.InMemorySource, features: Mapping[str, seqio.Feature], **options
 ) -> None:
-  """Registers a task of rows in memory; `options` are further arguments of seqio.Task."""
+  """Registers a task of rows in memory, with more arguments of seqio.Task in `options`."""
   seqio.TaskRegistry.add(
     name,
     source=source,
@@ -374,9 +380,9 @@ def add_in_memory_task(
 
 
 def unique_name(kind: str, *arguments: object) -> str:
-  """`kind`, or with a number behind it where other arguments were given that name before.
+  """Returns `kind`, with a number after it if other arguments have that name already.
 
-  The same arguments always get the same name back.
+  The same arguments always get the same name.
   """
   taken = _NAMES.setdefault(kind, [])
   key = repr(arguments)
@@ -392,16 +398,16 @@ def add_mixture(
   add_task: Callable[[tuple[Language, Language], str], None],
   power: float,
 ) -> str:
-  """Registers a mixture and its tasks unless it is registered already; returns its name.
+  """Registers a mixture and its tasks unless it is registered; returns its name.
 
   Args:
-    name: The mixture's name; its tasks are `NAME_deu_eng` and the like.
+    name: Name of the mixture; its tasks are `NAME_deu_eng` and so on.
     pairs: The language pairs.
     add_task: Registers the task of a language pair under a name.
-    power: Weights are sizes to this power; see `weight_power`.
+    power: Exponent of the weights; see `weight_power`.
   """
   if name not in seqio.MixtureRegistry.names():
-    tasks = {pair: f"{name}_{pair_name(*pair)}" for pair in pairs}
+    tasks = {pair: f"{name}_{readers.pair_name(*pair)}" for pair in pairs}
     for pair, task_name in tasks.items():
       if task_name not in seqio.TaskRegistry.names():
         add_task(pair, task_name)
@@ -412,11 +418,6 @@ def add_mixture(
 
 
 def _rate(task: seqio.Task, power: float) -> float:
-  """The weight of a task: a power of its number of pairs."""
+  """Returns the weight of a task: a power of its number of pairs."""
   split = "train" if "train" in task.splits else "validation"
   return float(task.num_input_examples(split)) ** power
-
-
-def pair_name(source: Language, target: Language) -> str:
-  """A name such as "deu_eng", distinct for every two languages of the table."""
-  return "_".join(readers.code_of(language).replace("_", "") for language in (source, target))

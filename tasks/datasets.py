@@ -1,4 +1,4 @@
-"""Training batches of sentences of similar length, in place of T5X's own `get_dataset`."""
+"""Training batches of sentences of similar length: a replacement of `get_dataset` of T5X."""
 
 import importlib
 import time
@@ -11,9 +11,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-
-_SIDES = ("inputs", "targets")
-_LANGUAGES = ("input_language", "target_language")
+from vmsst.bitext.tokenized_pairs import SIDES
 
 
 def get_length_grouped_dataset(
@@ -28,39 +26,39 @@ def get_length_grouped_dataset(
   group_batches: int = 16,
   one_language_pair: bool = False,
 ) -> tf.data.Dataset:
-  """Batches whose sentences are of similar length; bind it as `train_script.train.get_dataset_fn`.
+  """Returns batches of sentences of similar length; bind to `train_script.train.get_dataset_fn`.
 
-  As T5X's `get_dataset`, but `group_batches` global batches are read at a time, sorted by the
-  length class of the longer side, and cut into batches; with `cfg.shuffle` these are given in a
-  random order. Which classes there are, `boundaries` says. One seed gives one sequence of batches,
-  which does not depend on the number of hosts: each host reads all data and takes its rows of every
-  batch, so that the batches of one step are of one length class everywhere.
+  As `get_dataset` of T5X, but this reads `group_batches` global batches at a time, sorts their rows
+  by the length class of the longer side (see `boundaries`) and cuts them into batches; with
+  `cfg.shuffle`, in random order. The sequence of batches depends on the seed, not on the number of
+  hosts: each host reads all data and takes its rows of every batch, so that the batches of a step
+  have the same length class on all hosts.
 
-  The dataset also has the attributes `whole_batches`, the dataset of global batches, and
-  `rows_of_whole`, which of their rows it gives. The bundled runtime reads those, so that all hosts
-  cut the same padding off and a run goes on with another number of hosts.
+  The dataset has the attributes `whole_batches`, the dataset of global batches, and
+  `rows_of_whole`, the slice of their rows that it contains. The bundled runtime reads them, so that
+  all hosts cut the same padding and runs can resume on any number of hosts.
 
   Args:
-    cfg: A T5X `DatasetConfig`, or anything with its fields.
+    cfg: A `DatasetConfig` of T5X, or an object with its fields.
     shard_id: Number of this host's share.
     num_shards: Number of shares.
     feature_converter_cls: The model's feature converter.
-    num_epochs: How often the data is gone through; None is without end.
+    num_epochs: Number of epochs; None: endless.
     continue_from_last_checkpoint: Must be False.
-    boundaries: The longest sentence of each length class, ascending; the longest feature length is
-      one by itself.
-    group_batches: Batches that are sorted together.
-    one_language_pair: Whether all rows of a batch are of the same two languages, in either
-      direction, and of one length class; see `group_by_language_pair`. Else languages are mixed.
+    boundaries: Maximum length of each length class, ascending; the longest feature length is added.
+    group_batches: Number of batches that are sorted together.
+    one_language_pair: Whether all rows of a batch have the same two languages, in either direction,
+      and one length class; see `group_by_language_pair`. Otherwise, languages are mixed.
 
   Raises:
     InputError: the batch size is not a multiple of `num_shards`, or another value is wrong.
   """
   if continue_from_last_checkpoint:
-    raise errors.InputError("continue_from_last_checkpoint must be False: this data starts afresh")
+    raise errors.InputError("continue_from_last_checkpoint is not supported; set it to False")
   if cfg.batch_size % num_shards:
     raise errors.InputError(
-      f"batch_size {cfg.batch_size} is not a multiple of the number of data shards, {num_shards}"
+      f"batch_size {cfg.batch_size} is not a multiple of the number of data shards, {num_shards}; "
+      "change it"
     )
   if cfg.module:
     importlib.import_module(cfg.module)
@@ -96,7 +94,7 @@ def get_length_grouped_dataset(
 
 
 def _share(batches: tf.data.Dataset, size: int, shard_id: int, num_shards: int) -> tf.data.Dataset:
-  """The rows of one host of every batch, with the attributes of `get_length_grouped_dataset`."""
+  """Returns one host's rows of every batch, with the attributes of `get_length_grouped_dataset`."""
   rows = slice(shard_id * size, (shard_id + 1) * size)
   share = batches
   if num_shards > 1:
@@ -114,14 +112,14 @@ def group_by_length(
   group_batches: int,
   shuffle_seed: int | None,
 ) -> tf.data.Dataset:
-  """Batches of padded rows of similar length; what does not fill a last batch is left out.
+  """Returns batches of padded rows of similar length; drops an incomplete last batch.
 
   Args:
     rows: Padded rows with token ids under `inputs` and perhaps `targets`; 0 is padding.
-    batch_size: Rows of a batch.
-    boundaries: The longest sentence of each length class, ascending, the last for any.
-    group_batches: Batches that are sorted together.
-    shuffle_seed: Seed of the order of batches; None gives short batches of a group first.
+    batch_size: Rows per batch.
+    boundaries: Maximum length of each length class, ascending; the last holds all longer rows.
+    group_batches: Number of batches that are sorted together.
+    shuffle_seed: Seed of the order of batches; None: short batches of a group first.
   """
   spec = rows.element_spec
 
@@ -146,30 +144,30 @@ def group_by_length(
 def group_by_language_pair(
   rows: tf.data.Dataset, batch_size: int, *, boundaries: Sequence[int]
 ) -> tf.data.Dataset:
-  """Batches of padded rows of one pair of languages, in either direction, and of similar length.
+  """Returns batches of padded rows of one language pair, in either direction, of similar length.
 
-  A batch comes when the rows that it needs have come, so that each pair of languages has as many
-  batches as it has a share of the rows. Up to a batch of rows of every pair of languages and length
-  class waits in memory, and in checkpoints of the iterator; those that wait at the end are left
-  out.
+  A batch is complete when enough of its rows have been read, so that the share of a language pair
+  in the batches is its share of the rows. Memory, and checkpoints of the iterator, hold up to one
+  batch of rows for every language pair and length class; incomplete batches are dropped at the end.
 
   Args:
-    rows: Padded rows with language ids beside what `group_by_length` needs.
-    batch_size: Rows of a batch.
-    boundaries: The longest sentence of each length class, ascending, the last for any.
+    rows: Padded rows with language ids, in addition to the features for `group_by_length`.
+    batch_size: Rows per batch.
+    boundaries: Maximum length of each length class, ascending; the last holds all longer rows.
 
   Raises:
     InputError: rows have no language ids.
   """
-  missing = sorted(set(_LANGUAGES) - set(rows.element_spec))
+  missing = sorted(set(SIDES.values()) - set(rows.element_spec))
   if missing:
     raise errors.InputError(
-      f"batches of one language pair need {' and '.join(missing)} in TASK_FEATURE_LENGTHS"
+      f"batches of one language pair need language ids; add {' and '.join(missing)} to "
+      "TASK_FEATURE_LENGTHS"
     )
   count = languages.NUM_LANGUAGES
 
   def key(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    pair = [row[name][0] for name in _LANGUAGES]
+    pair = [row[name][0] for name in SIDES.values()]
     kind = _length_class({name: row[name][None] for name in row}, boundaries)[0]
     number = (kind * count + tf.minimum(*pair)) * count + tf.maximum(*pair)
     return tf.cast(number, tf.int64)
@@ -180,22 +178,24 @@ def group_by_language_pair(
 
 
 def _length_class(rows: Mapping[str, tf.Tensor], boundaries: Sequence[int]) -> tf.Tensor:
-  """The class of the longer side of each row, int32 [B]."""
+  """Returns the length class of the longer side of each row, int32 [B]."""
   lengths = [
-    tf.math.count_nonzero(rows[name], axis=1, dtype=tf.int32) for name in _SIDES if name in rows
+    tf.math.count_nonzero(rows[name], axis=1, dtype=tf.int32) for name in SIDES if name in rows
   ]
   return tf.searchsorted(tf.constant(boundaries, tf.int32), tf.reduce_max(tf.stack(lengths), 0))
 
 
 def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:
   if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) < 1:
-    raise errors.InputError(f"boundaries must be positive and ascending, not {tuple(boundaries)}")
-  longest = max(lengths[name] for name in _SIDES if name in lengths)
+    raise errors.InputError(
+      f"boundaries are {tuple(boundaries)}; use positive numbers in ascending order"
+    )
+  longest = max(lengths[name] for name in SIDES if name in lengths)
   return [*(bound for bound in boundaries if bound < longest), longest]
 
 
 def _shared_seed() -> int:
-  """The time, as the first host has it."""
+  """Returns the time of the first host."""
   now = np.int32(time.time())
   if jax.process_count() == 1:
     return int(now)

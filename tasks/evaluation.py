@@ -1,9 +1,9 @@
-"""SeqIO tasks of evaluation: a text a row, embedded by the model, judged all together.
+"""SeqIO evaluation tasks: one text per row, embedded by the model and scored together.
 
-The texts of a `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, plus their place:
+The texts of a `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, with their place:
 `task`, `side` and `id`, the numbers of the task in its list, of the side in the task and of the
 text in the side. `row_of` turns these into the `targets` of a metric_fn(targets, scores), whose
-`scores` are the embeddings of all rows, [N, D]. Metrics are NumPy only and x 100.
+`scores` are the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100.
 """
 
 import functools
@@ -18,7 +18,7 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
+from vmsst.bitext import readers, tokenized_pairs
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
@@ -27,9 +27,9 @@ from vmsst.tasks import bitext, preprocessors, sources
 from vmsst.text import vocabularies
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
-"""Benchmarks that are small enough to be evaluated again and again."""
+"""Benchmarks that are small enough to be evaluated during training."""
 PLACE = ("task", "side", "id")
-"""The features that tell where a text belongs."""
+"""The features with the place of a text."""
 
 
 def tatoeba(
@@ -39,7 +39,7 @@ def tatoeba(
   languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Name of the task of Tatoeba's test sets: each language to English and back.
+  """Returns the name of the task of the Tatoeba test sets: each language to English and back.
 
   Metrics, in percent, for each language code XXX of the file names: `to_english/XXX`,
   `from_english/XXX`, `accuracy/XXX` (the mean of the two), and the means over all languages,
@@ -47,12 +47,12 @@ def tatoeba(
 
   Args:
     root: Folder of `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or `.gz`, as in LASER.
-    vocabulary: What tokenizes the texts.
-    languages: Codes, in any standard; None is every language found in the folder.
-    max_length: Tokens, end mark included, that longer texts are cut to.
+    vocabulary: Tokenizes the texts.
+    languages: Codes, in any standard; None: every language in the folder.
+    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
 
   Raises:
-    InputError: the folder or a language is not there.
+    InputError: the folder or a language does not exist.
   """
   folder = pathlib.Path(root).expanduser().absolute()
   paths = tatoeba_lib.paths_in(folder)
@@ -63,8 +63,7 @@ def tatoeba(
   def load() -> list[suite_lib.Task]:
     return [tatoeba_lib.task(code, *paths[code]) for code in chosen]
 
-  arguments = (str(folder), chosen, vocabulary, max_length)
-  return _register("tatoeba", arguments, "test", load, _retrieval_metrics, vocabulary, max_length)
+  return _register("tatoeba", (str(folder), chosen), "test", load, vocabulary, max_length)
 
 
 def sample_retrieval(
@@ -74,15 +73,16 @@ def sample_retrieval(
   num_meanings: int = 500,
   max_length: int | None = None,
 ) -> str:
-  """Name of the task of retrieval over held-out meanings of the sample corpus.
+  """Returns the name of the task of retrieval over held-out meanings of the sample corpus.
 
-  The same metrics as `tatoeba`, by the corpus's own language codes. Its only split is `validation`.
+  The metrics are those of `tatoeba`, with the language codes of the corpus. Its only split is
+  `validation`.
 
   Args:
-    vocabulary: What tokenizes the texts.
-    languages: Codes of the languages beside English; None is all of the corpus.
-    num_meanings: How many meanings are searched, spread evenly over those held out.
-    max_length: Tokens, end mark included, that longer texts are cut to.
+    vocabulary: Tokenizes the texts.
+    languages: Codes of the languages other than English; None: all of the corpus.
+    num_meanings: Number of meanings to search, spread evenly over the held-out ones.
+    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
   """
   chosen = [code for code, _ in bitext.sample_pairs(languages)]
 
@@ -99,10 +99,8 @@ def sample_retrieval(
     english = side("en")
     return [_retrieval_task(code, side(code), english, "english") for code in chosen]
 
-  arguments = (chosen, vocabulary, num_meanings, max_length)
-  return _register(
-    "sample_retrieval", arguments, "validation", load, _retrieval_metrics, vocabulary, max_length
-  )
+  key = (chosen, num_meanings)
+  return _register("sample_retrieval", key, "validation", load, vocabulary, max_length)
 
 
 def retrieval(
@@ -112,22 +110,21 @@ def retrieval(
   languages: tuple[str, str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Name of the task of retrieval over one's own bitext files; arguments as in `bitext.files`.
+  """Returns the name of the task of retrieval over your own bitext files.
 
-  The same metrics as `tatoeba`, named by language pair ("deu_eng"), with the target side in place
-  of English: `to_target/deu_eng`, `from_target/deu_eng`, `accuracy/deu_eng`, and `.../average`. Its
-  only split is `test`.
+  The arguments are those of `bitext.files`. The metrics are those of `tatoeba`, named by language
+  pair, with the target side in place of English: `to_target/deu_eng`, `from_target/deu_eng`,
+  `accuracy/deu_eng`, and `.../average`. Its only split is `test`.
   """
   files = readers.find_bitext(patterns, languages)
 
   def load() -> list[suite_lib.Task]:
     groups: dict[str, list[readers.BitextFile]] = {}
     for file in files:
-      groups.setdefault(bitext.pair_name(file.source, file.target), []).append(file)
+      groups.setdefault(readers.pair_name(file.source, file.target), []).append(file)
     return [_file_task(name, *group) for name, group in groups.items()]
 
-  arguments = (files, vocabulary, max_length)
-  return _register("retrieval", arguments, "test", load, _retrieval_metrics, vocabulary, max_length)
+  return _register("retrieval", (files,), "test", load, vocabulary, max_length)
 
 
 def suite(
@@ -138,23 +135,22 @@ def suite(
   training_languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Name of a mixture of benchmarks, a task each, to be evaluated while training or afterward.
+  """Returns the name of a mixture of benchmarks, one task each, for evaluation during training.
 
-  The metrics of a task are the averages of its benchmark, as `vmsst eval` gives them, and its name
-  is that of the benchmark behind `vmsst_eval_`. Their only split is `test`.
+  The metrics of a task are the averages of its benchmark, as in `vmsst eval`; its name is
+  `vmsst_eval_` and the name of the benchmark. The only split is `test`.
 
   Args:
-    root: Folder of the folders of data (`vmsst eval --list` tells what lies there).
-    vocabulary: What tokenizes the texts.
-    benchmarks: Names of benchmarks; None is `IN_TRAINING`, as far as it is there: what is absent is
+    root: Folder with the folders of the benchmarks (`vmsst eval --list` shows which are present).
+    vocabulary: Tokenizes the texts.
+    benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
       logged.
-    training_languages: Codes of the languages of the training data, which count as seen; None if
+    training_languages: Codes of the languages of the training data, which count as seen; None:
       unknown.
-    max_length: Tokens, end mark included, that longer texts are cut to.
+    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
 
   Raises:
-    InputError: there is no such benchmark, one that was asked for is absent, its files are broken,
-      or its vectors would be too many for memory.
+    InputError: a benchmark is unknown, missing or damaged, or too large for memory.
   """
   folder = pathlib.Path(root).expanduser().absolute()
   chosen = benchmarks_lib.choose_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
@@ -166,21 +162,24 @@ def suite(
     if reason := suite_lib.absence(benchmark, folder):
       if benchmarks is not None:
         raise errors.InputError(f"benchmark {benchmark.name}: {reason}")
-      logging.warning("benchmark %s is absent: %s", benchmark.name, reason)
+      logging.warning("benchmark %s is missing: %s", benchmark.name, reason)
       continue
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), vocabulary, training_languages, max_length),
+        (str(folder), training_languages),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
-        functools.partial(_averages, benchmark, seen),
         vocabulary,
         max_length,
+        functools.partial(_averages, benchmark, seen),
       )
     )
   if not names:
-    raise errors.InputError(f"{folder} has none of the benchmarks {', '.join(IN_TRAINING)}")
+    raise errors.InputError(
+      f"{folder} has none of the benchmarks {', '.join(IN_TRAINING)}; download one with "
+      "`vmsst data download`"
+    )
   name = bitext.unique_name("vmsst_eval", *names)
   if name not in seqio.MixtureRegistry.names():
     seqio.MixtureRegistry.add(name, names, default_rate=1.0)
@@ -198,26 +197,27 @@ def _held_tasks(benchmark: suite_lib.Benchmark, folder: pathlib.Path) -> list[su
   for task in benchmark.read(folder):
     if not isinstance(task, suite_lib.Task):
       raise errors.InputError(
-        f"benchmark {benchmark.name} is too large for SeqIO: run `vmsst eval --suite "
+        f"benchmark {benchmark.name} is too large for SeqIO; run `vmsst eval --suite "
         f"{benchmark.name}` on a checkpoint"
       )
     held.append(task)
   return held
 
 
-def _tatoeba_code(code: str, there: Iterable[str], root: str) -> str:
-  """The code that a folder has for a language."""
+def _tatoeba_code(code: str, available: Iterable[str], root: str) -> str:
+  """Returns the code of a language in the file names of a folder."""
   wanted = languages.language(code)
-  found = {languages.language(each): each for each in there}
+  found = {languages.language(each): each for each in available}
   if wanted not in found:
     raise errors.InputError(
-      f"{root}: no test set of {wanted.name} ({code!r}); it has {', '.join(sorted(there))}"
+      f"{root}: no test set of {wanted.name} ({code!r}); choose among "
+      f"{', '.join(sorted(available))}"
     )
   return found[wanted]
 
 
 def row_of(target: str, example: Mapping[str, Any], is_target: bool) -> dict[str, int]:
-  """The postprocess_fn: what a metric has to know of a row, in place of its (empty) target."""
+  """Returns the place of a row, in place of its (empty) target; a postprocess_fn of seqio."""
   del target, is_target
   return {name: int(example[name]) for name in PLACE}
 
@@ -225,21 +225,23 @@ def row_of(target: str, example: Mapping[str, Any], is_target: bool) -> dict[str
 def results_of(
   tasks: Sequence[suite_lib.Task], targets: Sequence[Mapping[str, int]], scores: np.ndarray
 ) -> list[suite_lib.Result]:
-  """What tasks score with the vectors of their texts.
+  """Returns the results of tasks with the embeddings of their texts.
 
   Args:
-    tasks: Whose texts they are.
-    targets: What `row_of` gives for each row, in any order.
+    tasks: The tasks.
+    targets: The place of each row (`row_of`), in any order.
     scores: The embeddings, [N, D].
 
   Raises:
-    InputError: they are not finite.
+    InputError: the embeddings are not finite.
   """
   vectors_ND = np.asarray(scores, np.float32)
   if not np.isfinite(vectors_ND).all():
-    raise errors.InputError("the model's vectors are not finite: its training has diverged")
+    raise errors.InputError(
+      "the model's vectors are not finite: training has diverged; evaluate an earlier checkpoint"
+    )
   place_N3 = np.array([[target[name] for name in PLACE] for target in targets])
-  order_N = np.lexsort(place_N3.T[::-1])  # by task, side and id
+  order_N = np.lexsort(place_N3.T[::-1])  # By task, side and id.
   ends = np.cumsum([len(side.texts) for task in tasks for side in task.sides])
   arrays = iter(np.split(vectors_ND[order_N], ends[:-1]))
   return [
@@ -248,7 +250,7 @@ def results_of(
 
 
 def _file_task(name: str, *files: readers.BitextFile) -> suite_lib.Task:
-  """The retrieval of translations among the pairs of files of one language pair."""
+  """Returns the task of retrieving translations among the pairs of one language pair's files."""
   pairs = [pair for file in files for pair in readers.read_pairs(file)]
   source, target = (readers.code_of(each) for each in (files[0].source, files[0].target))
   return _retrieval_task(
@@ -262,7 +264,7 @@ def _file_task(name: str, *files: readers.BitextFile) -> suite_lib.Task:
 def _retrieval_task(
   name: str, source: suite_lib.Side, target: suite_lib.Side, pivot: str
 ) -> suite_lib.Task:
-  """The retrieval of translations; in the direction `to <pivot>` targets are searched."""
+  """Returns the task of retrieving translations; the direction `to <pivot>` searches targets."""
   directions = {"forward": f"to {pivot}", "backward": f"from {pivot}", "average": "average"}
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
@@ -274,7 +276,7 @@ def _retrieval_task(
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:
-  """Accuracies in both directions by language, `accuracy` for their mean, and means over all."""
+  """Returns accuracies in both directions and their mean, by language and averaged."""
   by_name = {result.name: result.metrics for result in results}
   keys = list(results[0].metrics)
   by_name["average"] = {key: statistics.fmean(x[key] for x in by_name.values()) for key in keys}
@@ -284,20 +286,30 @@ def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:
 
 def _register(
   kind: str,
-  arguments: tuple[object, ...],
+  key: tuple[object, ...],
   split: str,
   load: Callable[[], Sequence[suite_lib.Task]],
-  metrics: Callable[[Sequence[suite_lib.Result]], dict[str, float]],
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
+  metrics: Callable[[Sequence[suite_lib.Result]], dict[str, float]] = _retrieval_metrics,
 ) -> str:
-  """Registers a task unless it is registered already; the same arguments give the same name."""
-  name = bitext.unique_name(kind, *arguments)
+  """Registers a task unless it is registered; returns its name.
+
+  Args:
+    kind: Beginning of the name.
+    key: Everything that `load` and `metrics` depend on; the same key gives the same name.
+    split: Name of the only split.
+    load: Loads the tasks of the evaluation suite, on first use.
+    vocabulary: Tokenizes the texts.
+    max_length: Longer texts are cut to this many tokens; None: no limit.
+    metrics: Turns the results of the tasks into the metrics.
+  """
+  name = bitext.unique_name(kind, *key, vocabulary, max_length)
   if name in seqio.TaskRegistry.names():
     return name
   load = functools.cache(load)
 
-  def metric(targets, scores):  # seqio goes by these two names.
+  def metric(targets, scores):  # seqio requires these two names.
     return metrics(results_of(load(), targets, scores))
 
   rows = functools.partial(_load_rows, load, vocabulary, max_length)
@@ -315,7 +327,7 @@ def _load_rows(
   load: Callable[[], Sequence[suite_lib.Task]],
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
-) -> sources.Rows:
+) -> tokenized_pairs.Rows:
   tokens: list[list[int]] = []
   places: list[tuple[int, int, int]] = []
   for task_number, task in enumerate(load()):
@@ -327,8 +339,8 @@ def _load_rows(
     tokens = [row[:longest] for row in tokens]
   columns = np.array(places, np.int32).T
   return {
-    "inputs": sources.Ragged.of(tokens),
+    "inputs": tokenized_pairs.Ragged.of(tokens),
     **dict(zip(PLACE, columns, strict=True)),
-    # With this name seqio does not ask for a feature `targets`.
+    # With this column, seqio does not require a feature `targets`.
     "targets_pretokenized": np.full(len(tokens), b""),
   }

@@ -1,4 +1,4 @@
-"""From task examples to what a sentence encoder is trained and evaluated on."""
+"""Converts task examples to the inputs of a sentence encoder in training and evaluation."""
 
 import copy
 from collections.abc import Mapping
@@ -9,22 +9,22 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.tasks import preprocessors
+from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
 
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
-# What of `bitext.files` gives a feature that not all data has.
-_HOW = {"negatives": "negatives", **dict.fromkeys(preprocessors.TEACHER_SIDES, "teacher")}
+# The argument of `bitext.files` for each feature that not all data has.
+_ARGUMENTS = {"negatives": "negatives", **dict.fromkeys(TEACHER_SIDES, "teacher")}
 _VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):
-  """Pads every feature to its length; model features are named as task features are.
+  """Pads every feature to its length; model features have the names of task features.
 
-  The length of `negatives`, a matrix, is (number of texts, length of each); that of
-  `teacher_inputs` and of `teacher_targets` is the width of the vectors.
+  The length of `negatives`, a matrix, is (number of texts, length of each text). The length of
+  `teacher_inputs` and `teacher_targets` is the dimension of the vectors.
 
-  Serves pairs and single texts alike: the features of a call are the keys of its
-  `task_feature_lengths`, so that a task of `inputs` alone (evaluation) works.
+  Works for pairs and single texts: the features of a call are the keys of its
+  `task_feature_lengths`, e.g. only `inputs` in evaluation.
   """
 
   TASK_FEATURES: Mapping[str, seqio.FeatureConverter.FeatureSpec] = {
@@ -33,7 +33,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     "input_language": _TOKENS,
     "target_language": _TOKENS,
     "negatives": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32, rank=2, sequence_dim=1),
-    **dict.fromkeys(preprocessors.TEACHER_SIDES, _VECTOR),
+    **dict.fromkeys(TEACHER_SIDES, _VECTOR),
   }
   MODEL_FEATURES = TASK_FEATURES
   PACKING_FEATURE_DTYPES = None
@@ -42,14 +42,14 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     """Takes the arguments of seqio.FeatureConverter.
 
     Raises:
-      InputError: packing is asked for.
+      InputError: `pack` is set.
     """
     if pack:
       raise errors.InputError(
-        "sentences cannot be packed: every row is one sentence with one embedding; bind "
+        "sentences cannot be packed, because every row has one embedding; bind "
         "`train/utils.DatasetConfig.pack = False` and `train_eval/utils.DatasetConfig.pack = False`"
       )
-    # Padding cuts and fills every row to its length: checking each of them again costs as much.
+    # Padding gives every row its length; checking it again would cost as much.
     super().__init__(
       pack=False,
       use_custom_packing_ops=use_custom_packing_ops,
@@ -59,16 +59,16 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   def __call__(
     self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]
   ) -> tf.data.Dataset:
-    """Pads the features that have a length, and drops every other.
+    """Returns the features that have a length, padded to it, and drops all others.
 
     Raises:
-      InputError: a length is given for a feature that does not exist or that the data has not, or
-        none for `inputs`; or a length does not go with the feature.
+      InputError: a length is given for an unknown or missing feature, or is wrong, or `inputs` has
+        no length.
     """
     unknown = set(task_feature_lengths) - set(self.TASK_FEATURES) - set(self._passthrough_features)
     if unknown or "inputs" not in task_feature_lengths:
       raise errors.InputError(
-        f"task_feature_lengths has {sorted(task_feature_lengths)}: it needs 'inputs' and may have "
+        f"task_feature_lengths has {sorted(task_feature_lengths)}; it needs 'inputs' and may have "
         f"{sorted(set(self.TASK_FEATURES) - {'inputs'})}"
       )
     for name in task_feature_lengths:
@@ -82,21 +82,22 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     return super(BitextFeatureConverter, narrowed).__call__(ds, task_feature_lengths)
 
   def _check(self, ds: tf.data.Dataset, name: str, length: Any) -> None:
-    """Raises InputError where the data has no such feature, or none of such a length."""
+    """Raises InputError if the data does not have a feature, or its length is wrong."""
     shape = ds.element_spec[name].shape if name in ds.element_spec else None
     if shape is None:
-      how = _HOW.get(name)
+      argument = _ARGUMENTS.get(name)
       raise errors.InputError(
-        f"task_feature_lengths has {name!r}, which the data has not: it has "
-        f"{sorted(ds.element_spec)}" + (f"; bind bitext.files.{how}" if how else "")
+        f"task_feature_lengths has {name!r}, but the data only has {sorted(ds.element_spec)}; "
+        + (f"bind bitext.files.{argument}" if argument else "remove it")
       )
     rank = self.TASK_FEATURES[name].rank
     if np.size(length) != rank:
       wanted = "(number of texts, length of each)" if rank == 2 else "one number"
-      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; it has to be {wanted}")
-    if name in preprocessors.TEACHER_SIDES and shape[0] != length:
+      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; set it to {wanted}")
+    if name in TEACHER_SIDES and shape[0] != length:
       raise errors.InputError(
-        f"task_feature_lengths[{name!r}] is {length}, but the teacher's vectors are {shape[0]} wide"
+        f"task_feature_lengths[{name!r}] is {length}; set it to {shape[0]}, the dimension of the "
+        "teacher's vectors"
       )
 
   def _convert_features(
@@ -110,7 +111,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
       return spec[name].shape[: len(lengths)].as_list() == lengths
 
     if set(spec) == set(kept) and all(map(is_padded, kept)):
-      return ds  # Padded already: a step over every row would cost more than all before it.
+      return ds  # Padded already; another step per row would cost more than all steps so far.
 
     def pad(row: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
       return {name: _padded(row[name], task_feature_lengths[name]) for name in kept}
@@ -118,7 +119,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     return ds.map(pad)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The task's lengths, unchanged."""
+    """Returns the lengths of the task, unchanged."""
     return task_feature_lengths
 
 

@@ -1,7 +1,6 @@
-"""Small steps from text to token ids.
+"""Preprocessing steps from text to token ids, for streamed texts.
 
-Texts that fit in memory are tokenized once, when they are read (`sources.InMemorySource`); the
-steps here serve texts that are streamed, and give the same ids.
+Texts in memory are tokenized once, when they are read (`sources.InMemorySource`), to the same ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,25 +11,22 @@ import seqio
 import tensorflow as tf
 
 from vmsst import languages
+from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.tasks import seqio_vocabulary
 from vmsst.text import vocabularies, word_splitting
 
-# The two texts of a pair, and what tells their languages.
-SIDES = {"inputs": "input_language", "targets": "target_language"}
-# A teacher's vectors of them, where there are any.
-TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
-# What a pair may have beside its sides and languages: wrong translations of its source, and a
-# teacher's vectors of its sides. Data leaves out those that no length is given for.
+# Further features of a pair: hard negatives of its source, and a teacher's vectors of its sides.
+# Data leaves them out if they have no length.
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
-# Rows whose words are split at once: Juman++ starts anew for each of these.
+# Rows whose words are split together: Juman++ starts once for each batch.
 SPLIT_ROWS = 256
-# Rows that are turned round at once.
+# Rows whose sides are swapped together.
 _ROWS = 64
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 
 
 def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
-  """The seqio feature of token ids; an end mark is added where the vocabulary has one."""
+  """Returns the seqio feature of token ids, with an EOS token if the vocabulary has one."""
   return seqio.Feature(
     seqio_vocabulary.SeqioVocabulary(vocabulary),
     add_eos=vocabulary.eos_id is not None,
@@ -39,22 +35,32 @@ def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
 
 
 def pair_features(vocabulary: vocabularies.Vocabulary) -> Mapping[str, seqio.Feature]:
-  """The seqio features of a pair: two texts and two language ids."""
+  """Returns the seqio features of a pair: two texts and two language ids."""
   size = 1 + max(language.index for language in languages.LANGUAGES)
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
   text = text_feature(vocabulary)
   return {"inputs": text, "targets": text, "input_language": language, "target_language": language}
 
 
+def language_columns(
+  pair: Sequence[languages.Language], size: int | tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """Returns the language ids of `size` pairs of two languages, int32 [B, 1] each."""
+  return {
+    name: tf.fill([size, 1], tf.constant(language.index, tf.int32))
+    for name, language in zip(SIDES.values(), pair, strict=True)
+  }
+
+
 def wanted(names: Iterable[str], lengths: Mapping[str, Any] | None) -> list[str]:
-  """The names without those of extra features that have no length among those given."""
+  """Returns the names without those of extra features without a length."""
   return [x for x in names if lengths is None or x not in EXTRA_FEATURES or lengths.get(x)]
 
 
 def require_splitter(
   vocabulary: vocabularies.Vocabulary, pair: Sequence[languages.Language]
 ) -> None:
-  """Raises InputError where what splits text in a language of `pair` is not installed."""
+  """Raises InputError if the word splitter of a language of `pair` is not installed."""
   for language in pair:
     vocabulary.tokenize([""], language)
 
@@ -64,19 +70,19 @@ def tokenize(
   vocabulary: vocabularies.Vocabulary,
   pair: Sequence[languages.Language] = (),
 ) -> tf.data.Dataset:
-  """Turns the strings under `inputs` and `targets` into int32 token ids, without end marks.
+  """Returns rows with int32 token ids, without EOS tokens, for the strings of both sides.
 
-  This is for rows that are kept; `streamed_tasks.StreamedTask` is faster for those of training.
+  Use it for rows that are cached; `streamed_tasks.StreamedTask` is faster for training.
 
   Args:
     dataset: Rows of strings and language ids.
-    vocabulary: What tokenizes the strings. Where it splits text into words first, that is done to
-      those under `negatives` too.
-    pair: The languages of all rows, where they are the same in all.
+    vocabulary: Tokenizes the strings. If it splits text into words first, those under `negatives`
+      are split too.
+    pair: The languages, if they are the same in all rows.
 
   Raises:
-    InputError: what splits text in a language of `pair` is not installed. For other languages,
-      TensorFlow raises an error of its own that quotes this one, when the first row is asked for.
+    InputError: the word splitter of a language of `pair` is not installed. For other languages,
+      TensorFlow raises an error that quotes this one when the first row is read.
   """
   require_splitter(vocabulary, pair)
   encoder = seqio_vocabulary.SeqioVocabulary(vocabulary)
@@ -89,15 +95,14 @@ def tokenize(
 
 
 def split_words(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Splits the strings of all rows into words by the rules of their languages, in order."""
+  """Returns rows whose strings are split into words by the rules of their languages."""
   return dataset.batch(SPLIT_ROWS).map(split_columns, tf.data.AUTOTUNE).unbatch()
 
 
 def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """Splits the strings of many rows into words by the rules of their languages.
+  """Returns columns whose strings are split into words by the rules of their languages.
 
-  The step runs Python code, but code without state: the place of an iterator behind it can be
-  saved.
+  The Python code of this step has no state, so that iterators after it can be saved.
   """
 
   def split(text_BK: np.ndarray, language_B1: np.ndarray) -> np.ndarray:
@@ -116,7 +121,7 @@ def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Follows every pair with the same pair turned round; token ids are padded with 0."""
+  """Returns every pair, followed by the same pair with swapped sides; pads token ids with 0."""
 
   def two(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     straight = dict(columns)
@@ -125,10 +130,10 @@ def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
       more = tf.reduce_max(widths) - widths
       for side, missing in zip(SIDES, tf.unstack(more), strict=True):
         straight[side] = tf.pad(straight[side], [[0, 0], [0, missing]])
-    turned = swap(straight)
+    swapped = swap(straight)
     found = {}
     for name, column in straight.items():
-      both = tf.stack([column, turned[name]], axis=1)
+      both = tf.stack([column, swapped[name]], axis=1)
       both = tf.reshape(both, tf.concat([[-1], tf.shape(column)[1:]], axis=0))
       found[name] = tf.ensure_shape(both, [None, *spec[name].shape])
     return found
@@ -138,7 +143,7 @@ def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def swap(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """The same pair with its sides exchanged, a teacher's vectors of them too."""
+  """Returns the same pair with swapped sides, including a teacher's vectors of them."""
   inputs, targets = TEACHER_SIDES
   teacher = {inputs: row[targets], targets: row[inputs]} if inputs in row else {}
   return {

@@ -13,13 +13,13 @@ from vmsst.text import vocabularies
 
 
 class SeqioVocabulary(seqio.Vocabulary):
-  """A `vmsst.text.vocabularies` vocabulary as seqio wants it, with the same ids.
+  """A `vmsst.text.vocabularies` vocabulary as a seqio vocabulary, with the same ids.
 
-  It is told no language: what a vocabulary that splits text into words is given here is split
-  already, by `split_words`.
+  It does not know languages: text for a vocabulary that splits words must be split already, by
+  `preprocessors.split_words`.
 
-  seqio's own class reports -1 as the end mark of a model without one, which its preprocessors then
-  append; here it is None.
+  The EOS token of a model without one is None; in seqio's class it is -1, which its preprocessors
+  would append.
   """
 
   def __init__(self, vocabulary: vocabularies.Vocabulary):
@@ -31,11 +31,11 @@ class SeqioVocabulary(seqio.Vocabulary):
 
   @property
   def bos_id(self) -> None:
-    """None: no text starts with a mark."""
+    """None: there is no BOS token."""
 
   @property
   def eos_id(self) -> int | None:
-    """Id of the end mark, or None."""
+    """Id of the EOS token, or None."""
     return self.wrapped.eos_id
 
   @property
@@ -57,7 +57,7 @@ class SeqioVocabulary(seqio.Vocabulary):
     return self.encode_rows(s[None]).values
 
   def encode_rows(self, text_N: tf.Tensor) -> tf.RaggedTensor:
-    """Ids of many texts at once, int32 [N, T], without end marks."""
+    """Returns the ids of many texts at once, int32 [N, T], without EOS tokens."""
     wrapped = self.wrapped
     if not isinstance(wrapped, (vocabularies.SentencePieceVocabulary, vocabularies.ByteVocabulary)):
       return self._encode_by_python(text_N)

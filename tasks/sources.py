@@ -1,18 +1,16 @@
-"""SeqIO data sources of bitext files and of rows that lie in memory.
+"""SeqIO data sources of bitext files and of rows in memory.
 
 Files that fit in memory are read, checked and tokenized once (`InMemorySource`). Their order is a
-pseudo-random permutation of row numbers, drawn anew for every epoch: a full shuffle whose state is
-a few numbers, so that checkpoints of the iterator are tiny and a resumed run goes on exactly.
-Larger files are checked in Python, then streamed by TensorFlow (`StreamSource`), some dozens of
-lines at a time: see `streamed_tasks`.
+new pseudo-random permutation of row numbers in every epoch: a full shuffle with a state of a few
+numbers, so that checkpoints of the iterator are tiny and runs resume exactly. Larger files are
+checked in Python, then streamed by TensorFlow (`StreamSource`), dozens of lines at a time: see
+`streamed_tasks`.
 
-No pipeline runs Python code that has a state, so that `tf.train.Checkpoint` can save its iterators.
+No pipeline runs Python code with state, so that `tf.train.Checkpoint` can save its iterators.
 """
 
-import dataclasses
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,173 +19,29 @@ import tensorflow as tf
 from absl import logging
 
 from vmsst import errors
-from vmsst.bitext.readers import BitextFile, find_bitext, read_pairs, read_rows
-from vmsst.languages import Language
+from vmsst.bitext.readers import BitextFile, read_rows
+from vmsst.bitext.tokenized_pairs import TEACHER_SIDES, Ragged, Rows, concatenate_rows
 from vmsst.tasks import preprocessors, streamed_tasks
-from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
-__all__ = [
-  "MEMORY_LIMIT",
-  "BitextFile",
-  "InMemoryMixture",
-  "InMemorySource",
-  "InMemoryTask",
-  "PairCounts",
-  "Ragged",
-  "StreamSource",
-  "find_bitext",
-  "pair_rows",
-  "read_pairs",
-]
-
-# Bytes of a task's text up to which it is kept in memory: about 600,000 pairs, 10 s to tokenize.
+# Maximum bytes of text of a task in memory: about 600,000 pairs, 10 s to tokenize.
 MEMORY_LIMIT = 64 << 20
-# As many bytes of teacher vectors are kept for each byte of text.
+# Maximum bytes of teacher vectors in memory per byte of this limit.
 VECTOR_BYTES = 16
-_CHUNK = 8192
 _LOOK_UP = 1024
 _LINES = 64
-# Bytes of tokens up to which a mixture joins those of its tasks, at the price of a second copy.
+# Maximum bytes of tokens of which a mixture makes a second copy, joined over its tasks.
 _MIXTURE_LIMIT = 1 << 30
-_WHOLE = seqio.ShardInfo(index=0, num_shards=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ragged:
-  """Texts of unequal length, end to end.
-
-  Attributes:
-    values: The int32 texts one after another.
-    ends: Where each text ends in `values`, int64 [N], or [N, K] where each row is K texts. A row
-      of several is given as a matrix, padded with 0; an empty text among them has no end mark.
-  """
-
-  values: np.ndarray
-  ends: np.ndarray
-
-  def __len__(self) -> int:
-    return len(self.ends)
-
-  @classmethod
-  def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
-    """The ragged array of lists of numbers."""
-    ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-    total = int(ends[-1]) if len(rows) else 0
-    return cls(np.fromiter(itertools.chain.from_iterable(rows), np.int32, total), ends)
-
-  @classmethod
-  def concatenate(cls, parts: Sequence["Ragged"]) -> "Ragged":
-    """The rows of all parts, in order."""
-    offsets = np.cumsum([0, *(len(part.values) for part in parts)])
-    return cls(
-      np.concatenate([part.values for part in parts]),
-      np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=False)]),
-    )
-
-
-Rows = Mapping[str, np.ndarray | Ragged]
-"""Columns of equal length by name; what a dense column holds becomes a tensor of the same type."""
-
-
-@dataclasses.dataclass
-class PairCounts:
-  """How many pairs were kept and why others were dropped."""
-
-  kept: int = 0
-  empty: int = 0
-  too_long: int = 0
-
-  def __str__(self) -> str:
-    return (
-      f"{self.kept} pairs kept, {self.empty} with an empty side and {self.too_long} with an "
-      "over-long side dropped"
-    )
-
-
-def pair_rows(
-  pairs: Iterable[Sequence[str]],
-  source: Language,
-  target: Language,
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int | None = None,
-  *,
-  negatives: int = 0,
-  teacher: Sequence[np.ndarray] = (),
-) -> tuple[Rows, PairCounts]:
-  """Token ids, without end marks, and language ids of pairs of texts.
-
-  A pair with a side of no token, or of more than `max_length` tokens, is dropped and counted.
-
-  Args:
-    pairs: Source, target and wrong translations of each pair.
-    source: Language of the sources.
-    target: Language of all other texts.
-    vocabulary: What tokenizes all texts.
-    max_length: Most tokens of a side.
-    negatives: How many wrong translations each pair has; they become `negatives`.
-    teacher: Vectors [lines, 2, S] of the sides of all pairs, one array after the other; those of
-      the pairs that are kept become `teacher_inputs` and `teacher_targets`.
-  """
-  counts = PairCounts()
-  inputs, targets, wrong, numbers = [], [], [], []
-  iterator = iter(pairs)
-  start = 0
-  while chunk := list(itertools.islice(iterator, _CHUNK)):
-    kept = list(_fitting(chunk, source, target, vocabulary, max_length, counts))
-    inputs.append(Ragged.of([ids for _, ids, _ in kept]))
-    targets.append(Ragged.of([ids for _, _, ids in kept]))
-    if negatives:
-      texts = [text for place, _, _ in kept for text in chunk[place][2:]]
-      wrong.append(Ragged.of(vocabulary.tokenize(texts, target)))
-    numbers += [start + place for place, _, _ in kept]
-    start += len(chunk)
-  columns: dict[str, np.ndarray | Ragged] = {
-    "inputs": Ragged.concatenate(inputs or [Ragged.of([])]),
-    "targets": Ragged.concatenate(targets or [Ragged.of([])]),
-    "input_language": np.full([counts.kept, 1], source.index, np.int32),
-    "target_language": np.full([counts.kept, 1], target.index, np.int32),
-  }
-  if negatives:
-    texts_of_all = Ragged.concatenate(wrong or [Ragged.of([])])
-    ends = texts_of_all.ends.reshape(-1, negatives)
-    columns["negatives"] = Ragged(texts_of_all.values, ends)
-  if teacher:
-    for side, name in enumerate(preprocessors.TEACHER_SIDES):
-      columns[name] = bitext_vectors.take(teacher, np.array(numbers, np.int64), side)
-  return columns, counts
-
-
-def _fitting(
-  pairs: Sequence[Sequence[str]],
-  source: Language,
-  target: Language,
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int | None,
-  counts: PairCounts,
-) -> Iterator[tuple[int, list[int], list[int]]]:
-  """The places and the tokens of the pairs that are kept."""
-  all_inputs = vocabulary.tokenize([pair[0] for pair in pairs], source)
-  all_targets = vocabulary.tokenize([pair[1] for pair in pairs], target)
-  for place, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
-    if not inputs or not targets:
-      counts.empty += 1
-    elif max_length is not None and max(len(inputs), len(targets)) > max_length:
-      counts.too_long += 1
-    else:
-      counts.kept += 1
-      yield place, inputs, targets
 
 
 class InMemorySource(seqio.DataSource):
-  """Rows that are made once, on first use, and kept.
+  """Rows that are made once, on first use, and kept in memory.
 
   Args:
-    splits: For each split, a function that makes its rows. Ragged columns are texts without their
-      end mark, which `get_dataset` appends.
-    eos_id: The end mark, or None where the vocabulary has none.
-    both_directions: Whether every pair is given a second time with its sides exchanged, as a row of
-      its own.
+    splits: For each split, a function that makes its rows. Ragged columns are texts without EOS
+      token, which `get_dataset` appends.
+    eos_id: The EOS token; None if the vocabulary has none.
+    both_directions: Whether every pair is also used with its sides swapped, as another row.
   """
 
   def __init__(
@@ -210,22 +64,22 @@ class InMemorySource(seqio.DataSource):
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """One shard, the split itself."""
+    """Returns one shard, the split itself."""
     return [split]
 
   def rows(self, split: str) -> Rows:
-    """The rows of a split."""
+    """Returns the rows of a split."""
     with self._lock:
       if split not in self._rows:
         self._rows[split] = self._loaders[split]()
       return self._rows[split]
 
   def num_input_examples(self, split: str) -> int:
-    """Number of rows of a split; makes them if need be."""
+    """Returns the number of rows of a split; makes them if needed."""
     return len(next(iter(self.rows(split).values()))) * (2 if self.both_directions else 1)
 
   def num_bytes(self, split: str, names: Iterable[str]) -> int:
-    """Memory that these columns of a split take."""
+    """Returns the memory of some columns of a split."""
     columns = self.rows(split)
     return sum(
       column.values.nbytes + column.ends.nbytes if isinstance(column, Ragged) else column.nbytes
@@ -243,12 +97,12 @@ class InMemorySource(seqio.DataSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """The rows in order, or in an order that `seed` decides and that changes with every epoch.
+    """Returns the rows in order, or in an order of `seed` that changes with every epoch.
 
-    Texts end in the end mark, also where `sequence_length` cuts them.
+    Texts end in the EOS token, also if `sequence_length` cuts them.
     """
     del use_cached
-    shard = shard_info or _WHOLE
+    shard = shard_info or streamed_tasks.WHOLE
     count = len(range(shard.index, self.num_input_examples(split), shard.num_shards))
     rows = self.rows(split)
     names = preprocessors.wanted(rows, sequence_length)
@@ -263,16 +117,16 @@ class InMemorySource(seqio.DataSource):
       turned = number % 2 == 1
       return tf.cond(turned, lambda: preprocessors.swap(straight), lambda: straight)
 
-    # One stage with one number of state: stages cost more than what they do.
+    # One stage with one number of state, because the overhead of a stage exceeds its work.
     return tf.data.Dataset.range(_positions(count, num_epochs)).map(row)
 
 
 class InMemoryTask(seqio.Task):
   """A seqio task of an `InMemorySource`.
 
-  Its rows come out of one step: they are tokenized, trimmed and ended by the source already, and
-  seqio's copy of small sources would freeze the order of the first epoch and enter every checkpoint
-  of the iterator.
+  The source tokenizes and trims rows and appends the EOS token, so that there are no further steps.
+  seqio's cache of small sources in memory would freeze the order of the first epoch and be part of
+  every checkpoint of the iterator.
   """
 
   def get_dataset(
@@ -288,7 +142,7 @@ class InMemoryTask(seqio.Task):
     trim_output_features: bool = True,
     try_in_mem_cache: bool = True,
   ) -> tf.data.Dataset:
-    """As in seqio.Task; the arguments about caches and buffers change nothing."""
+    """Returns rows as seqio.Task; ignores the arguments for caches and buffers."""
     del use_cached, shuffle_buffer_size, try_in_mem_cache
     return self.source.get_dataset(
       split,
@@ -303,9 +157,9 @@ class InMemoryTask(seqio.Task):
 class InMemoryMixture(seqio.Mixture):
   """A seqio mixture that makes many rows of its `InMemoryTask`s at a time.
 
-  It draws what seqio's own would draw, but draws row numbers, and looks up and pads rows by the
-  thousand: an order of magnitude less work a row. Rows come padded to `sequence_length`. Where one
-  of its tasks is streamed, it draws whole rows, by `streamed_tasks.mixed`.
+  It samples the same rows as seqio's mixture, but by number, and looks up and pads a thousand at a
+  time: ten times less work per row. Rows are padded to `sequence_length`. If a task is streamed, it
+  samples whole rows with `streamed_tasks.mixed`.
   """
 
   def get_dataset(
@@ -320,7 +174,7 @@ class InMemoryMixture(seqio.Mixture):
     trim_output_features: bool = True,
     **options,
   ) -> tf.data.Dataset:
-    """As in seqio.Mixture."""
+    """Returns rows as seqio.Mixture."""
     tasks = [task for task in self.tasks if split in task.splits]
     lengths = sequence_length or {}
     names = preprocessors.wanted(self.output_features, sequence_length)
@@ -365,7 +219,7 @@ class InMemoryMixture(seqio.Mixture):
         **options,
       )
     self._check_compatible_features()
-    shard = shard_info or _WHOLE
+    shard = shard_info or streamed_tasks.WHOLE
     row_seed = _seed(seed)
     totals = [task.source.num_input_examples(split) for task in tasks]
     counts = [len(range(shard.index, total, shard.num_shards)) for total in totals]
@@ -375,7 +229,7 @@ class InMemoryMixture(seqio.Mixture):
       for t, count in enumerate(counts)
     ]
     sample_seed = seed if seed is not None or shuffle else 42
-    drawn = self._sample_fn(numbers, [self.get_rate(task) for task in tasks], sample_seed)
+    sampled = self._sample_fn(numbers, [self.get_rate(task) for task in tasks], sample_seed)
     parts = [task.source.rows(split) for task in tasks]
     columns = concatenate_rows([{name: part[name] for name in names} for part in parts])
     look_up = _looker(columns, tasks[0].source.eos_id, lengths)
@@ -390,27 +244,27 @@ class InMemoryMixture(seqio.Mixture):
       )
       return look_up(tf.gather(offset_by_task, task_B) + row_B)
 
-    return drawn.batch(_LOOK_UP).map(rows).unbatch()
+    return sampled.batch(_LOOK_UP).map(rows).unbatch()
 
 
 def _row_number(
   position: tf.Tensor, count: tf.Tensor, seed: int | None, shard: seqio.ShardInfo
 ) -> tf.Tensor:
-  """The row at a position of a stream of epochs of `count` rows, each in an order of its own.
+  """Returns the row at a position of a stream of epochs of `count` rows.
 
-  Without a seed, all epochs are in the order of the rows.
+  Each epoch has its own order; without a seed, all have the order of the rows.
   """
   number = position % count
   if seed is not None:
     epoch = position // count
     seeds = tf.stack([tf.fill(tf.shape(epoch), tf.constant(seed, tf.int64)), epoch, count], axis=-1)
-    # The public tf.random.experimental.index_shuffle cannot take a seed for each index.
+    # The public tf.random.experimental.index_shuffle does not support a seed for each index.
     number = tf.raw_ops.RandomIndexShuffle(index=number, seed=seeds, max_index=count - 1, rounds=4)
   return number * shard.num_shards + shard.index
 
 
 def _positions(count: int, num_epochs: int | None) -> int:
-  """The length of a stream of epochs of `count` rows; without end if `num_epochs` is None."""
+  """Returns the length of a stream of epochs of `count` rows; endless if `num_epochs` is None."""
   return tf.int64.max if num_epochs is None and count else count * (num_epochs or 0)
 
 
@@ -418,21 +272,10 @@ def _seed(seed: int | None) -> int:
   return int(np.random.default_rng().integers(1 << 31)) if seed is None else int(seed)
 
 
-def concatenate_rows(parts: Sequence[Rows]) -> Rows:
-  """The rows of all parts, which have the same columns, one part after the other."""
-  joined: dict[str, np.ndarray | Ragged] = {}
-  for name in parts[0]:
-    columns = [part[name] for part in parts]
-    ragged = [column for column in columns if isinstance(column, Ragged)]
-    dense = [column for column in columns if not isinstance(column, Ragged)]
-    joined[name] = Ragged.concatenate(ragged) if ragged else np.concatenate(dense)
-  return joined
-
-
 def _looker(
   rows: Rows, eos_id: int | None, lengths: Mapping[str, Any]
 ) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-  """As `_picker`, for many rows at once, padded to `lengths`."""
+  """Returns a function as `_picker`, for many rows at once, padded to `lengths`."""
   with tf.device("cpu"):
     columns = {
       name: (_values(column), tf.constant(_spans(column, eos_id, lengths.get(name))))
@@ -457,7 +300,7 @@ def _looker(
 def _padded_texts(
   values: tf.Tensor, spans: tf.Tensor, width: int | tf.Tensor, eos_id: int | None
 ) -> tf.Tensor:
-  """The texts [..., width] at spans [B, 2] or [..., K, 2], with end marks; see `Ragged`."""
+  """Returns the texts [..., width] at spans [B, 2] or [..., K, 2] with EOS tokens; see `Ragged`."""
   place_T = tf.range(tf.cast(width, tf.int64))
   size_1 = spans[..., 1:]
   index_T = tf.minimum(spans[..., :1] + place_T, tf.size(values, tf.int64) - 1)
@@ -468,24 +311,25 @@ def _padded_texts(
 
 
 def _values(column: Ragged) -> tf.Tensor:
-  # Something to look up, where all texts are empty.
+  # A value to look up if all texts are empty.
   return tf.constant(column.values if len(column.values) else np.zeros(1, np.int32))
 
 
 def _spans(column: Ragged, eos_id: int | None, length: Any) -> np.ndarray:
-  """Where each text begins and how much of it fits beside the end mark, int64 [N, 2] or [N, K, 2].
+  """Returns start and size of each text, cut to fit with an EOS token: int64 [N, 2] or [N, K, 2].
 
   Args:
     column: The texts.
-    eos_id: The end mark.
-    length: Most tokens of a text, or the number of texts of a row (K) and that; None: any.
+    eos_id: The EOS token.
+    length: Maximum number of tokens of a text; for [N, K] also, before it, the number of texts of a
+      row. None: no limit.
   """
   begins = np.concatenate([[0], column.ends.ravel()[:-1]]).reshape(column.ends.shape)
   sizes = column.ends - begins
   if length is not None:
     sizes = np.minimum(sizes, np.ravel(length)[-1] - (eos_id is not None))
   if column.ends.ndim == 2:
-    sizes = np.where(sizes > 0, sizes, -1)  # No end mark is written at -1.
+    sizes = np.where(sizes > 0, sizes, -1)  # No EOS token is written at -1.
     if length is not None:
       count = int(length[0])
       more = [(0, 0), (0, max(count - sizes.shape[1], 0))]
@@ -497,7 +341,7 @@ def _spans(column: Ragged, eos_id: int | None, length: Any) -> np.ndarray:
 def _picker(
   rows: Rows, eos_id: int | None, lengths: Mapping[str, Any]
 ) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-  """A function from a row's number to the row, its texts at most `lengths` long with end marks."""
+  """Returns a function from the number of a row to the row, with EOS tokens, cut to `lengths`."""
   end = [] if eos_id is None else [eos_id]
   with tf.device("cpu"):
     dense, ragged = {}, {}
@@ -526,13 +370,13 @@ def _picker(
 class StreamSource(seqio.DataSource):
   """Moses and TSV files that are too large for memory, as strings and language ids.
 
-  Every file is read once in Python, to check it and to count its pairs, before TensorFlow streams
-  it. With `shuffle`, lines of all files are mixed; the task's buffer shuffles them further.
+  Python reads every file once, to check it and to count its pairs, before TensorFlow streams it.
+  With `shuffle`, lines of all files are mixed; the task shuffles them further in its buffer.
 
   Args:
     splits: For each split, its files.
-    negatives: How many wrong translations of each pair are read: strings `negatives` [K].
-    teacher: Folder of a teacher's vectors of the files (see `vectors`), or None.
+    negatives: Number K of hard negatives to read for each pair: strings `negatives` [K].
+    teacher: Folder of a teacher's vectors of the files (see `bitext_vectors`), or None.
   """
 
   def __init__(
@@ -554,11 +398,11 @@ class StreamSource(seqio.DataSource):
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """The files."""
+    """Returns the files."""
     return [str(file) for file in self._files[split]]
 
   def num_input_examples(self, split: str) -> int:
-    """Number of pairs in the files, before any is dropped; checks the files if need be."""
+    """Returns the number of pairs in the files, before filtering; checks the files if needed."""
     return sum(self._count(file) for file in self._files[split])
 
   def _count(self, file: BitextFile) -> int:
@@ -566,7 +410,7 @@ class StreamSource(seqio.DataSource):
       count = sum(1 for _ in read_rows(file, self._negatives))
       if self._teacher:
         bitext_vectors.check_count(self._teacher, file, count)
-      logging.info("%s: %d pairs, streamed; unfit ones are dropped uncounted", file, count)
+      logging.info("%s: %d pairs, streamed; unfit ones are dropped without a count", file, count)
       self._counts[file] = count
     return self._counts[file]
 
@@ -578,9 +422,9 @@ class StreamSource(seqio.DataSource):
     shard_info: seqio.ShardInfo | None = None,
     **unused,
   ) -> tf.data.Dataset:
-    """The pairs, in the order of the files or mixed."""
+    """Returns the pairs, in the order of the files or mixed."""
     files = self._files[split]
-    shard = shard_info or _WHOLE
+    shard = shard_info or streamed_tasks.WHOLE
     counts = [len(range(shard.index, self._count(file), shard.num_shards)) for file in files]
     datasets = [self._stream(file, shard) for file in files]
     if shuffle and len(files) > 1:
@@ -603,47 +447,47 @@ class StreamSource(seqio.DataSource):
     def join(columns: Mapping[str, tf.Tensor], record_B: tf.Tensor) -> dict[str, tf.Tensor]:
       vector_B2S = tf.reshape(tf.io.decode_raw(record_B, tf.float32), [-1, *shape])
       sides = tf.unstack(vector_B2S, axis=1)
-      return {**columns, **dict(zip(preprocessors.TEACHER_SIDES, sides, strict=True))}
+      return {**columns, **dict(zip(TEACHER_SIDES, sides, strict=True))}
 
     return tf.data.Dataset.zip((rows, records)).batch(_LINES).map(join).unbatch()
 
 
 def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
-  """The number i as often as `counts[i]` says, in a pseudo-random order.
+  """Returns every number i `counts[i]` times, in a pseudo-random order.
 
-  `sample_from_datasets` would do, but that of TensorFlow 2.21 at times never returns once a
-  checkpoint was taken of a repeated stream.
+  This replaces `sample_from_datasets`, which in TensorFlow 2.21 sometimes hangs after a checkpoint
+  of a repeated stream.
   """
   ends, total = np.cumsum(counts), int(np.sum(counts))
 
   def choose(position_B: tf.Tensor) -> tf.Tensor:
     count_B = tf.fill(tf.shape(position_B), tf.constant(total, tf.int64))
-    place_B = _row_number(position_B, count_B, seed, _WHOLE)
+    place_B = _row_number(position_B, count_B, seed, streamed_tasks.WHOLE)
     return tf.searchsorted(ends, place_B, side="right", out_type=tf.int64)
 
   return tf.data.Dataset.range(total).batch(_LOOK_UP).map(choose).unbatch()
 
 
 def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data.Dataset:
-  languages = tf.constant([[file.source.index], [file.target.index]], tf.int32)
   if file.format not in ("moses", "tsv"):
-    raise errors.InputError(f"{file}: only Moses and TSV files can be streamed")
+    raise errors.InputError(
+      f"{file}: only Moses and TSV files can be streamed; convert it, or raise memory_limit"
+    )
   lines = tf.data.Dataset.zip(tuple(_lines(path) for path in file.paths))
   lines = lines.shard(shard.num_shards, shard.index).batch(_LINES)
 
   def rows(*line_B: tf.Tensor) -> dict[str, tf.Tensor]:
     columns = line_B if file.format == "moses" else _columns(line_B[0], 2 + negatives)
     source, target, *wrong = columns
-    found = {"inputs": source, "targets": target}
-    for name, number in zip(preprocessors.SIDES.values(), tf.unstack(languages), strict=True):
-      found[name] = tf.tile(number[None], [tf.size(source), 1])
+    ids = preprocessors.language_columns((file.source, file.target), tf.size(source))
+    found = {"inputs": source, "targets": target, **ids}
     return {**found, "negatives": tf.stack(wrong, axis=1)} if wrong else found
 
   return lines.map(rows).unbatch()
 
 
 def _columns(line_B: tf.Tensor, count: int) -> tuple[tf.Tensor, ...]:
-  """The first columns of many lines."""
+  """Returns the first columns of many lines."""
   column_BK = tf.strings.split(line_B, "\t")
   with tf.control_dependencies(
     [tf.debugging.assert_greater_equal(column_BK.row_lengths(), np.int64(count))]

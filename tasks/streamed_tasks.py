@@ -1,9 +1,9 @@
 """SeqIO tasks and mixtures of pairs that are tokenized while they are read, many at a time.
 
-A stage of a TensorFlow pipeline costs a row more than what it does to it. So rows are parsed,
-tokenized, dropped, cut and padded some dozens at a time, by one function; row by row they are only
-shuffled and mixed, which TensorFlow does without running a function. Nothing here has a state in
-Python, so that `tf.train.Checkpoint` can save the iterators.
+In a TensorFlow pipeline, the overhead of a stage per row exceeds its work. Therefore one function
+parses, tokenizes, filters, cuts and pads dozens of rows at a time; only shuffling and mixing, which
+TensorFlow does without calling a function, work on single rows. Nothing here has state in Python,
+so that `tf.train.Checkpoint` can save the iterators.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,37 +14,38 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
+from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary
 from vmsst.text import vocabularies
 
 FINGERPRINT = "vocabulary_fingerprint"
-# Rows that one call of a function works on. Words are split by the thousand: see `preprocessors`.
-_ROWS = 64
+WHOLE = seqio.ShardInfo(index=0, num_shards=1)
+"""The only shard of unsharded data."""
+_ROWS = 64  # Rows per call of a function; for splitting words, see `preprocessors.SPLIT_ROWS`.
 _CHOICES = 1024
-_WHOLE = seqio.ShardInfo(index=0, num_shards=1)
 
 
 class StreamedTask(seqio.Task):
-  """A seqio task whose source gives strings `inputs` and `targets` and language ids.
+  """A seqio task whose source yields strings `inputs` and `targets` and language ids.
 
-  Strings are shuffled, which takes the least memory; then all that is left to do is done at once.
-  Rows come padded to the lengths that are asked for.
+  It shuffles strings, which takes the least memory, then does everything else in one step. Rows are
+  padded to the requested lengths.
 
-  A cache, which `seqio_cache_tasks` makes, holds the token ids of all pairs, and the fingerprint.
+  A cache, made by `seqio_cache_tasks`, contains the token ids of all pairs, and the fingerprint.
 
   Args:
-    name: The task's name.
-    source: Gives the pairs; with negatives also strings `negatives` [K], with a teacher the vectors
-      `teacher_inputs` and `teacher_targets`.
+    name: Name of the task.
+    source: Yields the pairs; with negatives also strings `negatives` [K], with a teacher also the
+      vectors `teacher_inputs` and `teacher_targets`.
     output_features: The features.
-    vocabulary: What tokenizes all strings.
+    vocabulary: Tokenizes all strings.
     pair: The languages of all pairs.
-    max_length: Pairs with a side of more tokens are dropped (None: none is), and those with a side
-      of none.
-    both_directions: Whether each pair is also given with its sides exchanged.
-    shuffle_buffer_size: How many pairs are shuffled among each other.
-    fingerprint: A number that differs between vocabularies; with it, the task can be cached.
+    max_length: Pairs with a side of more tokens are dropped; None: no limit. Pairs with a side of
+      no tokens are always dropped.
+    both_directions: Whether each pair is also used with its sides swapped.
+    shuffle_buffer_size: Number of pairs in the shuffle buffer.
+    fingerprint: A number that differs between vocabularies; required for caching the task.
   """
 
   def __init__(
@@ -94,10 +95,10 @@ class StreamedTask(seqio.Task):
     trim_output_features: bool = True,
     try_in_mem_cache: bool = True,
   ) -> tf.data.Dataset:
-    """As in seqio.Task, but that rows are padded where they have a length, and never in a cache.
+    """Returns rows as seqio.Task, padded to given lengths, and without seqio's cache in memory.
 
-    seqio's copy of small sources in memory would enter every checkpoint of the iterator. Features
-    that not all data has (`preprocessors.EXTRA_FEATURES`) come where a length is given for them.
+    That cache would be part of every checkpoint of the iterator. Features that not all data has
+    (`preprocessors.EXTRA_FEATURES`) are included if their length is given.
     """
     del try_in_mem_cache
     preprocessors.require_splitter(self._vocabulary, self._pair)
@@ -117,7 +118,7 @@ class StreamedTask(seqio.Task):
     splits = getattr(self._vocabulary, "pretokenize", False)
     rows = rows.padded_batch(preprocessors.SPLIT_ROWS if splits else _ROWS)
     rows = rows.map(lambda columns: self._finished(columns, lengths), tf.data.AUTOTUNE).unbatch()
-    open_sides = [side for side in preprocessors.SIDES if not lengths[side]]
+    open_sides = [side for side in SIDES if not lengths[side]]
     if open_sides:
       rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
     return rows.prefetch(tf.data.AUTOTUNE)
@@ -130,11 +131,11 @@ class StreamedTask(seqio.Task):
     seed: int | None,
     shard_info: seqio.ShardInfo | None,
   ) -> tf.data.Dataset:
-    """The strings of pairs, or the token ids of a cache; files may be shuffled."""
+    """Returns the strings of pairs, or the token ids of a cache; may shuffle files."""
     if use_cached and not self.supports_caching:
       logging.warning("Task %s cannot be cached: its pairs are tokenized while read.", self.name)
       use_cached = False
-    shard = shard_info or _WHOLE
+    shard = shard_info or WHOLE
     if use_cached:
       files = self._get_cached_source(split).list_shards(split)
       arbitrary = False
@@ -142,7 +143,7 @@ class StreamedTask(seqio.Task):
       files = self.source.list_shards(split)
       arbitrary = self.source.supports_arbitrary_sharding
     by_file = arbitrary or len(files) >= shard.num_shards
-    own = shard if by_file else _WHOLE
+    own = shard if by_file else WHOLE
     if use_cached:
       rows = self._cached_rows(files, shuffle, seed, own)
     else:
@@ -152,11 +153,11 @@ class StreamedTask(seqio.Task):
   def _cached_rows(
     self, files: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
   ) -> tf.data.Dataset:
-    """Token ids, padded with 0 to any length, and language ids."""
+    """Returns token ids, padded with 0 to any length, and language ids."""
     fingerprint = tf.constant(self._fingerprint, tf.int64)
-    message = f"the cache of task {self.name} was made with another vocabulary: make it anew"
+    message = f"the cache of task {self.name} was made with another vocabulary; make it again"
     spec = {
-      name: tf.io.RaggedFeature(tf.int64) if name in preprocessors.SIDES
+      name: tf.io.RaggedFeature(tf.int64) if name in SIDES
       else tf.io.FixedLenFeature([1], tf.int64)
       for name in (*preprocessors.pair_features(self._vocabulary), FINGERPRINT)
     }  # fmt: skip
@@ -166,7 +167,7 @@ class StreamedTask(seqio.Task):
       same = tf.debugging.assert_equal(found.pop(FINGERPRINT), fingerprint, message)
       with tf.control_dependencies([same]):
         return {
-          name: tf.cast(x.to_tensor() if name in preprocessors.SIDES else x, tf.int32)
+          name: tf.cast(x.to_tensor() if name in SIDES else x, tf.int32)
           for name, x in found.items()
         }
 
@@ -176,13 +177,13 @@ class StreamedTask(seqio.Task):
   def _finished(
     self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
   ) -> dict[str, tf.Tensor]:
-    """The rows of a batch of strings or ids that fit, with the features that `lengths` names."""
+    """Returns the rows of a batch of strings or ids that fit, with the features in `lengths`."""
     if getattr(self._vocabulary, "pretokenize", False) and columns["inputs"].dtype == tf.string:
       columns = preprocessors.split_columns(columns)
     encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
     found = {name: columns[name] for name in lengths}
     keep_B = tf.constant(True)
-    for side in preprocessors.SIDES:
+    for side in SIDES:
       ids_BT = columns[side]
       if ids_BT.dtype == tf.string:
         ids_BT = encoder.encode_rows(ids_BT).to_tensor()
@@ -196,7 +197,7 @@ class StreamedTask(seqio.Task):
       text_BK, length = found["negatives"], lengths["negatives"]
       ids_MT = encoder.encode_rows(tf.reshape(text_BK, [-1])).to_tensor()
       size_M = tf.math.count_nonzero(ids_MT, axis=1, dtype=tf.int32)
-      # A missing text has no end mark.
+      # A missing text has no EOS token.
       ids_MT = _ended(ids_MT, tf.where(size_M > 0, size_M, -1), eos_id, length and length[1])
       ids_BKT = tf.reshape(ids_MT, [-1, text_BK.shape[1], tf.shape(ids_MT)[1]])
       found["negatives"] = ids_BKT
@@ -211,7 +212,7 @@ class StreamedTask(seqio.Task):
 def _ended(
   ids_BT: tf.Tensor, size_B: tf.Tensor, eos_id: int | None, length: int | None
 ) -> tf.Tensor:
-  """Texts with end marks, cut and padded to `length`, or as long as the longest; none at -1."""
+  """Returns texts with EOS tokens, cut and padded to `length` (None: the longest); none at -1."""
   if length is None or length == 0:
     width = tf.shape(ids_BT)[1] + (eos_id is not None)
   else:
@@ -232,7 +233,7 @@ def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
 def read_records(
   paths: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
 ) -> tf.data.Dataset:
-  """The records of this shard's TFRecord files, sixteen files at a time; files may be shuffled."""
+  """Returns the records of a shard's TFRecord files, read sixteen at a time; may shuffle files."""
   own = list(paths)[shard.index :: shard.num_shards]
   files = tf.data.Dataset.from_tensor_slices(own)
   if shuffle:
@@ -249,10 +250,10 @@ def read_records(
 def mixed(
   datasets: Sequence[tf.data.Dataset], rates: Sequence[float], seed: int
 ) -> tf.data.Dataset:
-  """Rows of datasets drawn at these rates; ends with the first dataset that ends.
+  """Returns rows of datasets, sampled at these rates; ends with the first dataset that ends.
 
-  As `sample_from_datasets`, whose every draw costs more than tokenizing a short pair, and which in
-  TensorFlow 2.21 at times never returns once a checkpoint was taken of a repeated stream.
+  This replaces `sample_from_datasets`, which takes longer per sample than tokenizing a short pair,
+  and which in TensorFlow 2.21 sometimes hangs after a checkpoint of a repeated stream.
   """
   if len(datasets) == 1:
     return datasets[0]
@@ -261,8 +262,8 @@ def mixed(
 
   def choose(number: tf.Tensor) -> tf.Tensor:
     seeds = tf.stack([tf.constant(seed, tf.int64), number])
-    drawn = tf.random.stateless_uniform([_CHOICES], seeds, dtype=tf.float64)
-    return tf.searchsorted(bounds, drawn, side="right", out_type=tf.int64)
+    sampled = tf.random.stateless_uniform([_CHOICES], seeds, dtype=tf.float64)
+    return tf.searchsorted(bounds, sampled, side="right", out_type=tf.int64)
 
   choices = tf.data.Dataset.range(tf.int64.max).map(choose).unbatch()
   return tf.data.Dataset.choose_from_datasets(datasets, choices, stop_on_empty_dataset=True)

@@ -1,4 +1,4 @@
-"""The TFDS dataset `opus_bitext`, one configuration a recipe.
+"""The TFDS dataset `opus_bitext`, with one configuration per recipe.
 
     vmsst data build --recipe vmsst --input OPUS --held-out DATA --output TFDS
 
@@ -6,8 +6,8 @@
     builder.download_and_prepare()
     tfds.load("opus_bitext/vmsst", split="train_deu_eng", data_dir="TFDS")
 
-A dataset that is built can be read without this module. TFDS's own commands build it too, from a
-folder with `opus` and `evaluation` in it:
+A built dataset can be read without this module. TFDS commands can build it too, from a folder with
+the subfolders `opus` and `evaluation`:
 
     tfds build opus_bitext/vmsst --imports=vmsst.tasks.opus.builder --manual_dir=FOLDER
 """
@@ -32,10 +32,10 @@ DATA_CARD = "DATA_CARD.md"
 
 @dataclasses.dataclass(eq=False)
 class OpusConfig(tfds.core.BuilderConfig):
-  """A recipe.
+  """The configuration of a recipe.
 
   Attributes:
-    recipe: Its name, or its file; "" is the configuration's name.
+    recipe: Name or file of the recipe; "": the name of the configuration.
   """
 
   recipe: str = ""
@@ -45,27 +45,27 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
   """Pairs of texts from OPUS releases, without duplicates and without evaluation sentences.
 
   Args:
-    releases: Folder of OPUS releases; None: `opus` in TFDS's `manual_dir`.
-    held_out: Folder of evaluation sets; None: `evaluation` in TFDS's `manual_dir`.
-    work: Folder for what is made on the way, which is kept for other recipes. None is one beside
-      the dataset, which is removed when that is done.
-    workers: Processes of this machine. With `beam_runner` in TFDS's DownloadConfig, Beam's workers
-      do the work instead, and must see the same files.
+    releases: Folder of OPUS releases; None: `opus` in the `manual_dir` of TFDS.
+    held_out: Folder of evaluation sets; None: `evaluation` in the `manual_dir` of TFDS.
+    work: Folder for intermediate files, which are kept for other recipes. None: a folder next to
+      the dataset, which is removed at the end.
+    workers: Processes on this machine. With `beam_runner` in the DownloadConfig of TFDS, Beam
+      workers do the work instead; they must see the same files.
     bucket_bytes: See `pipeline.build`.
     **kwargs: See `tfds.core.DatasetBuilder`.
   """
 
   VERSION = tfds.core.Version("1.0.0")
-  RELEASE_NOTES = {"1.0.0": "First."}  # noqa: RUF012 (as TFDS declares it)
+  RELEASE_NOTES = {"1.0.0": "First."}  # noqa: RUF012 (declared as in TFDS)
   BUILDER_CONFIGS = [  # noqa: RUF012
     OpusConfig(name=name, description=recipes.load(name).description) for name in recipes.names()
   ]
   MANUAL_DOWNLOAD_INSTRUCTIONS = (
-    "opus: OPUS releases, as `vmsst data download` fetches them. evaluation: the evaluation sets "
-    "whose sentences are left out of training."
+    "opus: OPUS releases, from `vmsst data download`. evaluation: evaluation sets, whose sentences "
+    "are excluded from training."
   )
 
-  url_infos = None  # Checksums of downloads, of which there are none here.
+  url_infos = None  # Checksums of downloads; this builder has no downloads.
 
   def __init__(
     self,
@@ -98,10 +98,10 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     dl_manager: tfds.download.DownloadManager,
     download_config: tfds.download.DownloadConfig | None = None,
   ) -> None:
-    """Writes shards, data card and report into `self.data_path`, a folder that TFDS will rename."""
+    """Writes shards and data card into `self.data_dir`, a folder that TFDS renames at the end."""
     download_config = download_config or tfds.download.DownloadConfig()
     if self.info.file_format != file_adapters.FileFormat.TFRECORD:
-      raise errors.InputError(f"file format {self.info.file_format}: only tfrecord is written")
+      raise errors.InputError(f"file format {self.info.file_format}: only tfrecord is supported")
     recipe = recipes.load(self.builder_config.recipe or self.builder_config.name)
     work = self._work or self._own_work(recipe.name)
     run = runner.local(self._workers)
@@ -121,11 +121,11 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
       self._remove_work(recipe.name)
 
   def _own_work(self, recipe: str) -> str:
-    """The work folder where none is given."""
+    """Returns the default work folder."""
     return os.path.join(self._data_dir_root, f"{self.name}_work", recipe)
 
   def remove_remains(self, recipe: str) -> None:
-    """Removes what this build, and killed ones, had on the way to the dataset that is there now."""
+    """Removes the intermediate files of this build, and of killed builds, of the dataset."""
     done = pathlib.Path(self.data_dir)
     for left in done.parent.glob(f"incomplete.*_{done.name}"):
       shutil.rmtree(left, ignore_errors=True)
@@ -134,7 +134,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
   def _remove_work(self, recipe: str) -> None:
     work = self._own_work(recipe)
     shutil.rmtree(work, ignore_errors=True)
-    with contextlib.suppress(OSError):  # Another configuration may be at work in it.
+    with contextlib.suppress(OSError):  # Another configuration may be using it.
       os.rmdir(os.path.dirname(work))
 
   def _write(self, report: pipeline.Report) -> None:
@@ -160,10 +160,10 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
       stream.write(card.text(report).encode())
 
 
-def _evaluation_sentences(root: str) -> decontamination.HeldOut:
+def _evaluation_sentences(root: str) -> decontamination.EvaluationSentences:
   from vmsst.evaluation import benchmarks, evaluation_texts
 
-  return decontamination.HeldOut.of(
+  return decontamination.EvaluationSentences.of(
     evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)
   )
 
@@ -179,17 +179,17 @@ def build(
   beam_runner: str | None = None,
   beam_options: Sequence[str] = (),
 ) -> str:
-  """Builds a dataset unless it is there; returns the folder that it is in.
+  """Builds a dataset unless it exists; returns its folder.
 
   Args:
     recipe: Name of a recipe, or its YAML file.
     releases: Folder of OPUS releases.
-    evaluation: Folder of evaluation sets, whose sentences are left out.
-    output: TFDS data_dir.
+    evaluation: Folder of evaluation sets, whose sentences are excluded.
+    output: The `data_dir` of TFDS.
     work: See `OpusBitext`.
     workers: See `OpusBitext`.
-    beam_runner: Beam's name of a runner; None: processes of this machine.
-    beam_options: Beam's own flags.
+    beam_runner: Name of a Beam runner; None: processes on this machine.
+    beam_options: Flags of Beam.
 
   Raises:
     InputError: see `pipeline.build`; or another recipe has the same name.
@@ -198,7 +198,9 @@ def build(
   config: str | OpusConfig = loaded.name
   if recipe not in recipes.names():
     if loaded.name in recipes.names():
-      raise errors.InputError(f"{recipe}: name: {loaded.name} is a recipe of the package")
+      raise errors.InputError(
+        f"{recipe}: name: {loaded.name} is a recipe of the package; choose another name"
+      )
     config = OpusConfig(name=loaded.name, description=loaded.description, recipe=recipe)
   builder = OpusBitext(
     config=config,
@@ -211,8 +213,8 @@ def build(
   if builder.is_prepared():
     if builder.info.metadata.get("recipe") != loaded.digest:
       raise errors.InputError(
-        f"{builder.data_dir} was built by another recipe of that name: remove it, or give the "
-        "recipe another name"
+        f"{builder.data_dir} was built by another recipe of that name; remove it, or rename "
+        "the recipe"
       )
     builder.remove_remains(loaded.name)
     return builder.data_dir

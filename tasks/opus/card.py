@@ -1,4 +1,4 @@
-"""The data card: what is in a dataset, where it is from, and what was left out, in Markdown."""
+"""The data card in Markdown: content of a dataset, its sources, and what was left out."""
 
 import dataclasses
 import json
@@ -6,19 +6,20 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vmsst.tasks.opus import pipeline, records, stages
+from vmsst.bitext import formats
+from vmsst.tasks.opus import pipeline, stages
 
 _LICENSE_CHARACTERS = 2000
 
 
 def text(report: pipeline.Report) -> str:
-  """The data card of a dataset that was built."""
+  """Returns the data card of a dataset."""
   recipe = report.recipe
   sections = [
     f"# opus_bitext/{recipe.name}",
     recipe.description.strip(),
     "Each example: `source`, `target`, `source_language`, `target_language`, `corpus`. Each "
-    "language pair has splits of its own, such as `train_deu_eng`.",
+    "language pair has its own splits, such as `train_deu_eng`.",
     f"- configuration: `{report.configuration}`\n- content: `{report.content}`",
     "## Pairs of texts",
     _pairs(report),
@@ -28,7 +29,7 @@ def text(report: pipeline.Report) -> str:
     _counts(report),
     "## Held out for evaluation",
     _held_out(report),
-    "## Targets and what was obtained",
+    "## Targets and results",
     _goals(report),
     "## Faults in the sources",
     _faults(report),
@@ -65,7 +66,7 @@ def _sources(report: pipeline.Report) -> str:
 
 
 def _counts(report: pipeline.Report) -> str:
-  """By language pair and corpus: pairs before and after every filter."""
+  """Returns a table of the pairs before and after each filter, by language pair and corpus."""
   columns = [stages.READ, *stages.REASONS, stages.KEPT]
   counted: dict[tuple[str, str], dict[str, int]] = {}
   for release in report.releases:
@@ -84,8 +85,8 @@ def _counts(report: pipeline.Report) -> str:
   rows.append(["all", "", *(sum(row[i] for row in rows) for i in range(2, len(used) + 4))])
   header = ["languages", "corpus", *(name.replace("_", " ") for name in used)]
   what = (
-    "Pairs as they were read; those left out, by the first reason that applied; those kept; of "
-    "them, what caps and targets left for training and for validation."
+    "Pairs read; pairs left out, by the first reason that applied; pairs kept; pairs for training "
+    "and for validation, within caps and targets."
   )
   return f"{what}\n\n{_table([*header, 'training', 'validation'], rows)}"
 
@@ -96,8 +97,8 @@ def _held_out(report: pipeline.Report) -> str:
     for name, count in made["held_out"].items():
       removed[name] += count
   what = (
-    "Pairs of which a side is a sentence of an evaluation set, whatever its case, punctuation and "
-    "spaces; one of several sets counts in each."
+    "Pairs with a side that is a sentence of an evaluation set, apart from case, punctuation and "
+    "spaces. A sentence of several sets counts in each."
   )
   rows = [[name, sentences, removed[name]] for name, sentences in sorted(report.held_out.items())]
   return f"{what}\n\n{_table(['evaluation set', 'its sentences', 'pairs left out'], rows)}"
@@ -105,7 +106,7 @@ def _held_out(report: pipeline.Report) -> str:
 
 def _goals(report: pipeline.Report) -> str:
   if not report.goals:
-    return "The recipe has none."
+    return "The recipe has no targets."
   rows = [
     [goal.name, goal.wanted, goal.available, goal.obtained, f"{_share(goal.obtained, goal.wanted)}"]
     for goal in report.goals
@@ -120,12 +121,12 @@ def _faults(report: pipeline.Report) -> str:
     if made["fault_kinds"]:
       kinds = ", ".join(f"{count:,} × {what}" for what, count in made["fault_kinds"].items())
       lines.append(f"- {release.name}: {_plain(kinds)}")
-      lines += [f"  - {_place(report, records.Fault(*fault))}" for fault in made["faults"]]
+      lines += [f"  - {_place(report, formats.Fault(*fault))}" for fault in made["faults"]]
   return "\n".join(lines) or "None."
 
 
 def _licenses(report: pipeline.Report) -> str:
-  """Each text once, under the releases that have it."""
+  """Returns each license once, under the releases that have it."""
   by_text: dict[str, dict[str, None]] = {}
   for release in report.releases:
     own = release.license().strip() or release.readme().strip()
@@ -135,16 +136,16 @@ def _licenses(report: pipeline.Report) -> str:
     parts.append(f"### {_plain(', '.join(names))}")
     more = " [...]" if len(license) > _LICENSE_CHARACTERS else ""
     kept = license[:_LICENSE_CHARACTERS] + more
-    parts.append(_code(kept) if license else "No license lies with the files: see opus.nlpl.eu.")
+    parts.append(_code(kept) if license else "The files have no license: see opus.nlpl.eu.")
   return "\n\n".join(parts)
 
 
-def _place(report: pipeline.Report, fault: records.Fault) -> str:
+def _place(report: pipeline.Report, fault: formats.Fault) -> str:
   return _plain(f"{_below(report.root, fault.place)}: {fault.what}")
 
 
 def _below(root: str, path: str) -> str:
-  """A path as it is below the folder of releases: the card is the same on every machine."""
+  """Returns a path relative to the folder of releases, so that cards do not depend on it."""
   prefix = os.path.join(os.path.abspath(root), "")
   return os.path.abspath(path).removeprefix(prefix)
 
@@ -167,10 +168,10 @@ def _cell(value: object) -> str:
 
 
 def _plain(content: str) -> str:
-  """Text from outside, on one line, with nothing that Markdown takes for HTML."""
+  """Returns text from outside on one line, without anything that Markdown takes for HTML."""
   return " ".join(content.split()).replace("<", "&lt;")
 
 
 def _code(content: str) -> str:
-  """Text as it is: what is indented is code, whatever it contains."""
+  """Returns text as an indented code block, whatever it contains."""
   return "\n".join(f"    {line}" for line in content.splitlines())

@@ -1,4 +1,4 @@
-"""Normalizes pairs of texts, tells which to drop, and gives the keys of texts that are the same."""
+"""Normalizes and filters pairs of texts, and computes the keys that identify equal texts."""
 
 import contextlib
 import dataclasses
@@ -21,22 +21,23 @@ RATIO = "ratio"
 SCRIPT = "script"
 LANGUAGE = "language"
 REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT, LANGUAGE)
-"""Why `Cleaner` drops a pair, in the order in which it looks.
+"""Why `Cleaner` drops a pair, in the order of its checks.
 
-A side is empty; holds U+FFFD, which stands for what could not be decoded; is too long; both sides
-have the same `text_key`; one is too long for the other; has too few letters in a script of its
-language; is in another language.
+A side is empty; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
+`text_key`; one side is too long for the other; a side has too few letters in a script of its
+language; a side is in another language.
 """
 
-# How much longer a text gets, by its script, in a language that spells each sound.
+# Factor by which a text gets longer in an alphabet, by its script.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-_SLACK = 20  # Characters by which a translation may always be longer: "No." is "Certainly not.".
+_SLACK = 20  # Characters that a translation may always be longer: "No." is "Certainly not.".
 
-# A text is in another language if one has this probability, and its own has less than the other.
+# A text is in another language if one has at least the first probability and its own language has
+# less than the second.
 _SURE = 0.5
 _UNLIKELY = 0.05
 
-# Unicode's blocks of letters and of marks that belong to letters.
+# Unicode blocks of letters and of the marks on them.
 _HAN = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _HAN += "\U00020000-\U000323af"
 _BLOCKS = {
@@ -76,7 +77,7 @@ _BLOCKS = {
   "Tibt": "\u0f00-\u0fff",
   "Yiii": "\ua000-\ua4cf",
 }
-# Scripts that corpora mix with the usual one under the same code.
+# Further scripts that corpora use under the same code.
 _MIXED = {
   ("srp", "Cyrl"): ("Latn",),
   ("hbs", "Latn"): ("Cyrl",),
@@ -86,28 +87,28 @@ _MIXED = {
   ("sat", "Olck"): ("Beng", "Deva"),
 }
 
-# Behind these, joiners and non-joiners change how a word is written and read: Arabic and its kin
-# (with their presentation forms), the scripts of India and its neighbors, and Mongolian.
+# After these, joiners and non-joiners change how a word is written and read: Arabic and related
+# scripts (with their presentation forms), the scripts of India and its neighbors, and Mongolian.
 _JOINING = (
   "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
   "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
 )
-# Of the format characters these are seen: signs that enclose Arabic and Syriac numbers.
-_SEEN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
+# Visible format characters: signs that enclose Arabic and Syriac numbers.
+_VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cleaning:
-  """How texts are normalized and which pairs are dropped.
+  """Rules for normalizing texts and dropping pairs.
 
   Attributes:
-    unicode_form: Normal form of the texts, "NFC" or "NFKC"; None leaves the characters.
+    unicode_form: Normal form of the texts, "NFC" or "NFKC"; None keeps the characters.
     max_characters: Pairs with a longer side are dropped.
-    max_ratio: Pairs are dropped whose one side is longer than this times the other, plus 20. The
-      characters of scripts that write a syllable or a word with one count as more (Han as 3).
-    min_script_share: Of the letters of a side at least this share is in a script of its language.
-    identify_language: Whether pairs are dropped where a side is clearly in another language, by
-      the package py3langid (`pip install 'vmsst[opus]'`). Languages it does not know pass.
+    max_ratio: Pairs are dropped if one side is longer than this times the other, plus 20. A
+      character that writes a syllable or a word counts as more than one (Han as 3).
+    min_script_share: Minimum share of the letters of a side in a script of its language.
+    identify_language: Drop pairs with a side that is clearly in another language, as identified by
+      the package py3langid (`pip install 'vmsst[opus]'`). Languages it does not support pass.
 
   Raises:
     InputError: a value has the wrong type or is out of range; the message names the field.
@@ -121,29 +122,28 @@ class Cleaning:
 
   def __post_init__(self):
     if self.unicode_form not in ("NFC", "NFKC", None):
-      raise errors.InputError(
-        f"unicode_form is {self.unicode_form!r}; it has to be NFC, NFKC or none"
-      )
+      raise errors.InputError(f"unicode_form is {self.unicode_form!r}; set it to NFC, NFKC or none")
     if type(self.max_characters) is not int or self.max_characters < 1:
       raise errors.InputError(
-        f"max_characters is {self.max_characters!r}; it has to be a whole number above 0"
+        f"max_characters is {self.max_characters!r}; set it to a whole number above 0"
       )
     if not _is_number(self.max_ratio) or not self.max_ratio >= 1:
-      raise errors.InputError(f"max_ratio is {self.max_ratio!r}; it has to be a number from 1 on")
+      raise errors.InputError(f"max_ratio is {self.max_ratio!r}; set it to a number of at least 1")
     if not _is_number(self.min_script_share) or not 0 <= self.min_script_share <= 1:
       raise errors.InputError(
-        f"min_script_share is {self.min_script_share!r}; it has to be a number from 0 to 1"
+        f"min_script_share is {self.min_script_share!r}; set it to a number from 0 to 1"
       )
     if type(self.identify_language) is not bool:
       raise errors.InputError(
-        f"identify_language is {self.identify_language!r}; it has to be true or false"
+        f"identify_language is {self.identify_language!r}; set it to true or false"
       )
 
 
 class Cleaner:
-  """Normalizes and judges the pairs of two languages: call it with the two texts.
+  """Normalizes and filters pairs of two languages.
 
-  It returns the pair of normalized texts, or the one of REASONS for which the pair is dropped.
+  A call with the two texts returns the pair of normalized texts, or the one of REASONS why the pair
+  is dropped.
   """
 
   def __init__(self, cleaning: Cleaning, source: Language, target: Language):
@@ -155,7 +155,7 @@ class Cleaner:
       target: Language of the second text.
 
     Raises:
-      InputError: languages are to be identified and the package for it is not installed.
+      InputError: `identify_language` is set and py3langid is not installed.
     """
     self._form = cleaning.unicode_form
     self._max_characters = cleaning.max_characters
@@ -168,7 +168,7 @@ class Cleaner:
       self._foreign = _foreign(source), _foreign(target)
 
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
-    """The normalized texts, or the reason for which the pair is dropped."""
+    """Returns the normalized texts, or the reason why the pair is dropped."""
     source, target = normalize(source, self._form), normalize(target, self._form)
     if not source or not target:
       return EMPTY
@@ -192,11 +192,11 @@ class Cleaner:
 
 
 def normalize(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
-  """The text in a Unicode normal form, with single spaces and no invisible characters.
+  """Returns a text in a Unicode normal form, with single spaces and no invisible characters.
 
-  Control and format characters go (a byte order mark, directions, soft hyphens, zero width
-  spaces), but joiners and non-joiners stay behind letters that they change, and in emoji. Every
-  run of whitespace, a line end too, becomes one space; there is none at the ends.
+  Control and format characters are removed (byte order marks, directions, soft hyphens, zero width
+  spaces), but joiners and non-joiners stay after letters that they change, and in emoji. Every run
+  of whitespace, line ends included, becomes one space; there is none at the ends.
   """
   if not text.isprintable():
     text = _invisible().sub("", text)
@@ -206,10 +206,10 @@ def normalize(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
 
 
 def text_key(text: str) -> str:
-  """What is left of a text in lower case without punctuation, symbols and spaces.
+  """Returns a text in lower case without punctuation, symbols and spaces.
 
   Letters, marks on them and digits remain, in the form NFKC: "It’s ①!" is "its1". Texts with the
-  same key count as the same.
+  same key count as equal.
   """
   if text.isascii():
     return text.translate(_ASCII_KEY)
@@ -219,17 +219,17 @@ def text_key(text: str) -> str:
 
 
 def sentence_key(text: str) -> int:
-  """64 bits of a text's `text_key`; of the text itself where it is all punctuation."""
+  """Returns 64 bits of a text's `text_key`; of the text itself if it is all punctuation."""
   return _bits(_key(text))
 
 
 def pair_key(source: str, target: str) -> int:
-  """64 bits of both texts' `text_key`; of a text itself where it is all punctuation."""
+  """Returns 64 bits of both texts' `text_key`; of a text itself if it is all punctuation."""
   return _bits(f"{_key(source)}\0{_key(target)}")
 
 
 def keys(source: str, target: str) -> tuple[int, int, int]:
-  """`sentence_key` of the first and of the second text, and `pair_key` of both, at less cost."""
+  """Returns the `sentence_key` of both texts, and their `pair_key`, at less cost."""
   first, second = _key(source), _key(target)
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
 
@@ -238,7 +238,7 @@ def _is_number(value: object) -> bool:
   return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# A pair is asked for its keys three times: when it is judged, and for both kinds of keys.
+# The keys of a pair are needed three times: to filter it, and for both kinds of keys.
 @functools.lru_cache(maxsize=16)
 def _key(text: str) -> str:
   return text_key(text) or text
@@ -250,7 +250,7 @@ def _bits(key: str) -> int:
 
 
 class _KeyTable(dict):
-  """For str.translate: letters, marks and digits stay, all else goes."""
+  """A table for str.translate that keeps letters, marks and digits only."""
 
   def __missing__(self, code: int) -> int | None:
     kept = code if unicodedata.category(chr(code))[0] in "LMN" else None
@@ -264,17 +264,17 @@ _ASCII_KEY = {code: ord(chr(code).lower()) if chr(code).isalnum() else None for 
 
 @functools.cache
 def _invisible() -> re.Pattern[str]:
-  """Matches the control and format characters that mean nothing where they stand."""
+  """Returns a pattern of the control and format characters without effect."""
   gone = [
     character
     for character in map(chr, range(sys.maxunicode + 1))
     if unicodedata.category(character) in ("Cc", "Cf", "Cs")
     and not character.isspace()
-    and character not in _SEEN
+    and character not in _VISIBLE
     and character not in "\u200c\u200d"
   ]
   everywhere = "".join(map(re.escape, gone))
-  # Behind a symbol (with a skin color or a variant of it) a joiner makes one emoji of two.
+  # After a symbol (with a skin color or a variant of it), a joiner makes one emoji of two.
   return re.compile(
     f"[{everywhere}]|(?<![{_JOINING}])\u200c"
     f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"
@@ -283,14 +283,14 @@ def _invisible() -> re.Pattern[str]:
 
 @functools.cache
 def _letters(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
-  """Patterns of runs of letters in the language's scripts, and of runs of other letters."""
+  """Returns patterns of runs of letters in the language's scripts, and of other letters."""
   scripts = (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
   own = "".join(_BLOCKS[script] for script in scripts)
   return re.compile(f"[{own}]+"), re.compile(rf"[^\W\d_{own}]+")
 
 
 def _has_share(text: str, own: re.Pattern[str], other: re.Pattern[str], share: float) -> bool:
-  """Whether at least this share of the letters are a language's own, and there is one."""
+  """Returns whether a text has letters of a language, in at least this share of its letters."""
   others = other.findall(text)
   if not others:
     return own.search(text) is not None
@@ -299,7 +299,7 @@ def _has_share(text: str, own: re.Pattern[str], other: re.Pattern[str], share: f
 
 
 def _foreign(language: Language) -> Callable[[str], bool]:
-  """What tells whether a text is clearly in another language than this."""
+  """Returns a function that checks if a text is clearly in another language."""
   rank, known = _identifier()
   own = {label for label, code in known.items() if code == language.iso639_3}
 
@@ -314,12 +314,12 @@ def _foreign(language: Language) -> Callable[[str], bool]:
 
 @functools.cache
 def _identifier() -> tuple[Callable[[str], list[tuple[str, float]]], dict[str, str]]:
-  """Ranks the languages of a text by probability; its labels and the ISO 639-3 codes of them."""
+  """Returns a function that ranks the languages of a text, and the codes of its labels."""
   try:
     from py3langid import langid
   except ImportError:
     raise errors.InputError(
-      "identify_language needs the package py3langid: pip install 'vmsst[opus]'"
+      "identify_language needs the package py3langid; install it: pip install 'vmsst[opus]'"
     ) from None
   identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
   known = {}

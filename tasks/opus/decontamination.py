@@ -1,10 +1,10 @@
-"""Which sentences training must not see, because an evaluation set has them.
+"""Evaluation sentences to exclude from training.
 
-    held_out = HeldOut.of(sentences.of(BENCHMARKS.values(), "/data"))
-    held_out.sets(cleaning.sentence_key("Hello, world!"))  # ("tatoeba",), or () where none has it
+    sentences = EvaluationSentences.of(evaluation_texts.of(BENCHMARKS.values(), "/data"))
+    sentences.sets(cleaning.sentence_key("Hello, world!"))  # ("tatoeba",), or () if in no set
 
-A sentence is the same whatever its case, punctuation and spaces: `cleaning.text_key`. What has no
-letters or digits is no sentence, and never held out.
+Sentences are compared without case, punctuation and spaces (`cleaning.text_key`). Texts without
+letters and digits are never excluded.
 """
 
 import array
@@ -22,19 +22,19 @@ from vmsst.files import atomic_files
 from vmsst.tasks.opus import cleaning
 
 MAX_SETS = 64
-"""As many sets as an integer has bits."""
+"""Maximum number of evaluation sets: the bits of an integer."""
 
 
-class HeldOut:
-  """A set of sentences, of which it is known which evaluation sets hold them.
+class EvaluationSentences:
+  """The keys of sentences, with the evaluation sets that contain them.
 
-  It takes 16 bytes a sentence: of each there is the key only. With 10 million sentences, one of
-  some 2 trillion others has the key of one of them by chance.
+  A sentence takes 16 bytes. With 10 million sentences, about one in 2 trillion other texts has the
+  key of one of them by chance.
 
   Attributes:
-    names: Of the evaluation sets, sorted; some may have no sentence.
+    names: Names of the evaluation sets, sorted; some may have no sentences.
     keys_K: `cleaning.sentence_key` of each sentence, ascending, uint64.
-    sets_K: Bit i is whether `names[i]` has the sentence, uint64.
+    sets_K: Bit i tells whether `names[i]` contains the sentence, uint64.
   """
 
   def __init__(self, names: Sequence[str], keys_K: np.ndarray, sets_K: np.ndarray):
@@ -45,8 +45,12 @@ class HeldOut:
     self._keys = self.keys_K.data
 
   @classmethod
-  def of(cls, sentences: Iterable[tuple[str, str]]) -> "HeldOut":
-    """Those of pairs (name of the set, text); raises ValueError for more than `MAX_SETS` sets."""
+  def of(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
+    """Returns the sentences of pairs (name of the set, text).
+
+    Raises:
+      ValueError: there are more than MAX_SETS sets.
+    """
     keys: dict[str, array.array] = {}
     for name, text in sentences:
       own = keys.setdefault(name, array.array("Q"))
@@ -54,7 +58,7 @@ class HeldOut:
       if any(map(str.isalnum, text)):
         own.append(cleaning.sentence_key(text))
     if len(keys) > MAX_SETS:
-      raise ValueError(f"{len(keys)} sets; at most {MAX_SETS} can be told apart")
+      raise ValueError(f"{len(keys)} sets; at most {MAX_SETS} are supported")
     names = sorted(keys)
     unique = [np.unique(np.frombuffer(keys[name], np.uint64)) for name in names]
     keys_K = np.unique(np.concatenate([np.empty(0, np.uint64), *unique]))
@@ -64,7 +68,7 @@ class HeldOut:
     return cls(names, keys_K, sets_K)
 
   def sets(self, key: int) -> tuple[str, ...]:
-    """Names of the evaluation sets that hold the sentence of a `cleaning.sentence_key`."""
+    """Returns the names of the evaluation sets with the sentence of a `cleaning.sentence_key`."""
     row = bisect.bisect_left(self._keys, key)
     if row == len(self._keys) or self._keys[row] != key:
       return ()
@@ -76,7 +80,7 @@ class HeldOut:
 
   @property
   def counts(self) -> dict[str, int]:
-    """The number of different sentences of each set; those of several count in each."""
+    """Number of different sentences of each set; those in several sets count in each."""
     return {
       name: int(np.count_nonzero(self.sets_K & np.uint64(1 << bit)))
       for bit, name in enumerate(self.names)
@@ -84,27 +88,27 @@ class HeldOut:
 
   @property
   def digest(self) -> str:
-    """Hexadecimal digits that differ where the sentences or the sets do."""
+    """Hash of the sentences and the sets, in hexadecimal digits."""
     hashed = hashlib.sha256("\n".join(self.names).encode())
     for values in (self.keys_K, self.sets_K):
       hashed.update(values.astype("<u8").tobytes())
     return hashed.hexdigest()
 
   def save(self, path: str | os.PathLike) -> None:
-    """Writes an .npz file, which is there as a whole or not at all."""
+    """Writes an .npz file atomically."""
     with atomic_files.atomic_file(path) as stream:
       np.savez(stream, names=np.array(self.names, "U"), keys=self.keys_K, sets=self.sets_K)
 
   @classmethod
-  def load(cls, path: str | os.PathLike) -> "HeldOut":
-    """What `save` has written; raises InputError if the file is missing or broken."""
+  def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
+    """Returns what `save` wrote; raises InputError if the file is missing or damaged."""
     try:
       with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as content:
         names, keys_K, sets_K = (content[name] for name in ("names", "keys", "sets"))
       if keys_K.dtype != np.uint64 or sets_K.dtype != np.uint64 or keys_K.shape != sets_K.shape:
-        raise ValueError("arrays of another kind")
+        raise ValueError("arrays of other types")
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
       raise errors.InputError(
-        f"{path}: not a file of held-out sentences ({error}): delete it, and build again"
+        f"{path}: not a file of evaluation sentences ({error}); delete it and build again"
       ) from None
     return cls([str(name) for name in names], keys_K, sets_K)

@@ -1,19 +1,19 @@
-"""SeqIO mixtures of the datasets that `vmsst data build` makes; meant to be called from gin.
+"""SeqIO mixtures of the datasets of `vmsst data build`, to be called from gin.
 
     MIXTURE_OR_TASK_NAME = @mixtures.opus()
     mixtures.opus.config = 'vmsst'
     mixtures.opus.vocabulary = %VOCABULARY
 
-Where a name has to be registered by a module of one's own, as for `seqio_cache_tasks` or T5X's
-`DatasetConfig.module`, that module is one call:
+If your own module must register a name, as for `seqio_cache_tasks` or T5X's `DatasetConfig.module`,
+that is one call:
 
-    # my_data.py: registers opus_vmsst, and the tasks opus_vmsst_deu_eng ... of it
+    # my_data.py: registers opus_vmsst and its tasks opus_vmsst_deu_eng ...
     mixtures.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
 
     seqio_cache_tasks --module_import=my_data --tasks='opus_vmsst_.*' --output_cache_dir=/cache
 
-What is cached are all token ids, before pairs are dropped for their length; a run that asks for the
-cache (USE_CACHED_TASKS) with another vocabulary ends with an error.
+The cache contains all token ids, including those of pairs that a run drops for their length. A run
+that uses the cache (USE_CACHED_TASKS) with another vocabulary raises an error.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ from google.protobuf import json_format
 
 from vmsst import errors
 from vmsst import languages as languages_lib
+from vmsst.bitext import readers
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
-from vmsst.tasks.opus import records
 from vmsst.text import vocabularies
 
 DATASET = "opus_bitext"
 SPLITS = ("train", "validation")
-# Rows lie in a pseudo-random order already; this mixes what several files at a time give, and small
-# language pairs anew in every epoch.
+# Rows are in a pseudo-random order already; this mixes the rows of several files, and reshuffles
+# small language pairs in every epoch.
 _SHUFFLE_BUFFER = 1000
 _RECORDS = 64
 _TEXTS = dict.fromkeys(("source", "target"), tf.io.FixedLenFeature([], tf.string))
@@ -59,25 +59,25 @@ def opus(
   max_length: int | None = 512,
   both_directions: bool = False,
 ) -> str:
-  """Name of a mixture of a built dataset, one task a language pair: "opus_" and the config's name.
+  """Returns the name of a mixture of a built dataset, with one task per language pair.
 
-  The same arguments give the same mixture, however often it is called; others get a number behind
-  the name. The splits are `train` and, where the dataset has it, `validation`.
+  The name is "opus_" and the name of the config. The same arguments give the same mixture; others
+  get a number after the name. The splits are `train` and, if the dataset has it, `validation`.
 
   Args:
-    config: Name of the recipe that the dataset was built by.
-    vocabulary: What tokenizes both sides.
-    data_dir: The folder that was given to `vmsst data build` as its output. None is TFDS's own:
-      $TFDS_DATA_DIR, or ~/tensorflow_datasets; `t5x --tfds_data_dir` goes before both.
-    languages: Codes of the languages that are used; None is all of the dataset.
-    pivots: Codes of languages of which each pair that is used has one; None takes all pairs.
-    weighting: How often each language pair is drawn, as in `bitext.files`.
+    config: Name of the recipe of the dataset.
+    vocabulary: Tokenizes both sides.
+    data_dir: The output folder of `vmsst data build`. None: the default of TFDS, $TFDS_DATA_DIR or
+      ~/tensorflow_datasets; `t5x --tfds_data_dir` has precedence over both.
+    languages: Codes of the languages to use; None: all of the dataset.
+    pivots: Codes of languages; pairs without one of them are not used. None: all pairs.
+    weighting: How often each language pair is sampled, as in `bitext.files`.
     temperature: As in `bitext.files`.
-    max_length: Pairs with a side of more tokens are dropped (None: none is).
-    both_directions: Whether each pair is also given with its sides exchanged.
+    max_length: Pairs with a side of more tokens are dropped; None: no limit.
+    both_directions: Whether each pair is also used with its sides swapped.
 
   Raises:
-    InputError: the dataset is not there, or it has no pair of what is asked for.
+    InputError: the dataset does not exist, or it has no pair of these languages.
   """
   power = bitext.weight_power(weighting, temperature)
   name, folder, versioned = _find(config, data_dir)
@@ -113,11 +113,11 @@ def opus_languages(
   """Returns the codes of the languages of a built dataset; arguments and errors as of `opus`."""
   _, folder, _ = _find(config, data_dir)
   pairs = _splits(folder, _languages(languages), _languages(pivots))
-  return bitext.codes_of(language for pair in pairs for language in pair)
+  return readers.codes_of(language for pair in pairs for language in pair)
 
 
 class _Source(seqio.TfdsDataSource):
-  """The texts of one language pair, with its language ids; records are parsed dozens at a time."""
+  """Reads the texts of one language pair, with language ids; parses dozens of records at a time."""
 
   def __init__(
     self,
@@ -137,41 +137,37 @@ class _Source(seqio.TfdsDataSource):
     shard_info: seqio.ShardInfo | None = None,
     **unused,
   ) -> tf.data.Dataset:
-    """As in seqio.TfdsDataSource: whole files for each shard."""
+    """Returns the rows of whole files for each shard, as seqio.TfdsDataSource."""
     del unused
-    shard = shard_info or seqio.ShardInfo(index=0, num_shards=1)
-    ids = {
-      name: tf.constant([[language.index]], tf.int32)
-      for name, language in zip(preprocessors.SIDES.values(), self._pair, strict=True)
-    }
+    shard = shard_info or streamed_tasks.WHOLE
 
     def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
       found = tf.io.parse_example(records_B, _TEXTS)
-      columns = {name: tf.tile(value, [tf.size(records_B), 1]) for name, value in ids.items()}
-      return {"inputs": found["source"], "targets": found["target"], **columns}
+      ids = preprocessors.language_columns(self._pair, tf.size(records_B))
+      return {"inputs": found["source"], "targets": found["target"], **ids}
 
     records = streamed_tasks.read_records(self.list_shards(split), shuffle, seed, shard)
     return records.batch(_RECORDS).map(parse).unbatch()
 
 
 def _find(config: str, data_dir: str | None) -> tuple[str, epath.Path, str]:
-  """The mixture's name, the folder of the dataset's newest version, and its name in TFDS."""
-  # What seqio will read, with `t5x --tfds_data_dir` where that was given.
+  """Returns the mixture's name, and the folder and the TFDS name of the dataset's last version."""
+  # The folder that seqio will read, with `t5x --tfds_data_dir` if given.
   chosen = seqio.utils.LazyTfdsLoader(f"{DATASET}/{config}:1.0.0", data_dir=data_dir).data_dir
   root = epath.Path(chosen or tfds.core.constants.DATA_DIR).expanduser()
   folder = root / DATASET / config
   versions = tfds.core.utils.version.list_all_versions(folder)
   if not versions:
     raise errors.InputError(
-      f"no dataset {DATASET}/{config} in {root}: build it with `vmsst data build --recipe {config} "
-      f"--output {root}`, or say where it is by OPUS_DATA_DIR; for files of one's own, give "
-      "--gin_file=data/files.gin behind the run's file"
+      f"no dataset {DATASET}/{config} in {root}; build it with `vmsst data build --recipe {config} "
+      f"--output {root}`, or set OPUS_DATA_DIR to its folder; for your own files, add "
+      "--gin_file=data/files.gin after the run file"
     )
   return f"opus_{config}", folder / str(versions[-1]), f"{DATASET}/{config}:{versions[-1]}"
 
 
 def _languages(codes: Sequence[str] | None) -> frozenset[Language]:
-  """The languages of codes; all where there are none."""
+  """Returns the languages of codes; all if there are no codes."""
   if codes is None:
     return frozenset(languages_lib.LANGUAGES)
   listed = [codes] if isinstance(codes, str) else codes
@@ -181,29 +177,32 @@ def _languages(codes: Sequence[str] | None) -> frozenset[Language]:
 def _splits(
   folder: epath.Path, used: frozenset[Language], pivots: frozenset[Language]
 ) -> dict[tuple[Language, Language], dict[str, str]]:
-  """By language pair the dataset's own names of its splits, by SeqIO's names of them."""
-  by_code = {records.code(language): language for language in languages_lib.LANGUAGES}
+  """Returns, by language pair, the names of the dataset's splits by their names in SeqIO."""
+  by_code = {readers.compact_code(language): language for language in languages_lib.LANGUAGES}
   try:
     info = tfds.builder_from_directory(folder).info
   except (OSError, ValueError, json_format.ParseError) as error:
-    raise errors.InputError(f"{folder} is no whole TFDS dataset: {error}") from None
+    raise errors.InputError(
+      f"{folder} is not a complete TFDS dataset ({error}); build it again"
+    ) from None
   found: dict[tuple[Language, Language], dict[str, str]] = {}
   for name in sorted(info.splits):
     split, _, codes = name.partition("_")
     pair = [by_code[code] for code in codes.split("_") if code in by_code]
     if split not in SPLITS or len(pair) != 2:
-      raise errors.InputError(f"{folder}: split {name} is not one such as train_deu_eng")
+      raise errors.InputError(f"{folder}: split {name} is not named like train_deu_eng")
     if used.issuperset(pair) and pivots.intersection(pair) and info.splits[name].num_examples:
       found.setdefault((pair[0], pair[1]), {})[split] = name
   if not found:
     raise errors.InputError(
-      f"{folder} has no language pair of what is asked for; it has {', '.join(sorted(info.splits))}"
+      f"{folder} has no language pair of these languages; choose among "
+      f"{', '.join(sorted(info.splits))}"
     )
   return found
 
 
 def _fingerprint(vocabulary: vocabularies.Vocabulary, pair: Sequence[Language]) -> int:
-  """A number that differs between vocabularies."""
+  """Returns a number that differs between vocabularies."""
   ids = [vocabulary.tokenize(list(_PROBE), language) for language in pair]
   digest = hashlib.blake2b(repr(ids).encode(), digest_size=4).digest()
   return int.from_bytes(digest) >> 1

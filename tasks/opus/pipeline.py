@@ -1,7 +1,7 @@
-"""Makes the shards of a dataset from OPUS releases: all stages, and what there is to report.
+"""Makes the shards of a dataset from OPUS releases in three stages, and reports about them.
 
-Nothing here imports TensorFlow, and memory does not grow with the data but for the ranks, 8 bytes
-a pair, which are mapped from a file.
+Nothing here imports TensorFlow. Memory does not grow with the data, except for the ranks: 8 bytes
+per pair, which are memory-mapped.
 """
 
 import collections
@@ -17,38 +17,39 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.bitext import formats
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import decontamination, recipes, records, releases, runner, stages
 
 BUCKET_BYTES = 64 << 20
-"""About as many bytes of text are in a bucket before it is cleaned."""
-_COMPRESSION = 4  # Bytes of text for one of a compressed file.
+"""Approximate bytes of text in a bucket before cleaning."""
+_COMPRESSION = 4  # Bytes of text per byte of a compressed file.
 _COMPRESSED = (".zip", ".gz")
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What a build has done.
+  """The results of a build.
 
   Attributes:
-    recipe: What was asked for.
+    recipe: The recipe.
     root: Folder of the releases.
-    releases: Those that were used.
-    left_out: Files below the folder that could not be.
-    cleaned: By release: counts by reason, by held-out set, faults (see `stages.Clean.make`).
-    merged: By language pair and corpus: rows, duplicates, and what is kept.
-    taken: By language pair and corpus: pairs for training and for validation.
-    goals: What the recipe aimed at, and what was obtained.
-    held_out: Sentences by evaluation set.
-    folder: Where the shards are, and nothing that is needed besides.
-    splits: By name of a split, its shards: file, rows, bytes, hash.
-    configuration: Hash of the recipe, the releases and the held-out sentences.
+    releases: The releases that were used.
+    left_out: Files below the folder that could not be used.
+    cleaned: By release: counts by reason and by evaluation set, and faults (`stages.Clean.make`).
+    merged: By language pair and corpus: numbers of rows, duplicates, and kept rows.
+    taken: By language pair and corpus: numbers of pairs for training and for validation.
+    goals: Targets of the recipe, and their results.
+    held_out: Number of sentences by evaluation set.
+    folder: Folder of the shards, without other files to keep.
+    splits: By name of a split, its shards: path, rows, bytes, hash.
+    configuration: Hash of the recipe, the releases and the evaluation sentences.
   """
 
   recipe: recipes.Recipe
   root: str
   releases: Sequence[records.Release]
-  left_out: Sequence[records.Fault]
+  left_out: Sequence[formats.Fault]
   cleaned: Mapping[str, Mapping[str, Any]]
   merged: Mapping[recipes.Cell, Mapping[str, int]]
   taken: Mapping[recipes.Cell, tuple[int, int]]
@@ -60,7 +61,7 @@ class Report:
 
   @property
   def content(self) -> str:
-    """Hash of all shards: the same for the same data, in whatever way it was built."""
+    """Hash of all shards: the same for the same data, however it was built."""
     hashes = [(name, [shard["sha256"] for shard in shards]) for name, shards in self.splits.items()]
     return _sha256(sorted(hashes))
 
@@ -68,34 +69,35 @@ class Report:
 def build(
   recipe: recipes.Recipe,
   root: str,
-  held: decontamination.HeldOut,
+  held: decontamination.EvaluationSentences,
   work: str,
-  run: runner.Run,
+  run: runner.RunUnits,
   *,
   name: str = "opus_bitext",
   bucket_bytes: int = BUCKET_BYTES,
 ) -> Report:
-  """Makes the shards of a dataset; where they were made in part, it goes on from there.
+  """Makes the shards of a dataset; resumes an interrupted build.
 
   Args:
-    recipe: What to make.
+    recipe: The recipe.
     root: Folder of OPUS releases.
-    held: Sentences that no pair may have.
-    work: Folder for what the stages make. It can be used for other recipes later, which then need
-      not clean the same files again.
-    run: What does the work: `runner.local(...)` or `runner.beam(...)`.
-    name: What the names of the shards start with.
-    bucket_bytes: About as much text is in memory at a time, in each worker.
+    held: Sentences to exclude.
+    work: Folder for intermediate files. If other recipes use it later, they do not clean the same
+      files again.
+    run: Runs units: `runner.local(...)` or `runner.beam(...)`.
+    name: Prefix of the names of the shards.
+    bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
   Raises:
-    InputError: no release is wanted, no pair is left, another build uses `work`, or a unit failed.
+    InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit
+      failed.
   """
   found, left_out = releases.scan(root)
   wanted = [release for release in found if recipe.wants(release)]
   if not wanted:
     raise errors.InputError(
-      f"{root}: recipe {recipe.name} wants none of the {len(found)} releases there: "
-      f"{', '.join(release.name for release in found[:5])}"
+      f"{root}: recipe {recipe.name} uses none of the {len(found)} releases in this folder, e.g. "
+      f"{', '.join(release.name for release in found[:5])}; add some of its corpora"
     )
   with _locked(work):
     atomic_files.remove_partial(work)
@@ -131,7 +133,7 @@ def _locked(work: str) -> Iterator[None]:
       fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       raise errors.InputError(
-        f"{work}: another build works in this folder: wait for it, or give another folder"
+        f"{work}: another build uses this folder; wait for it, or choose another folder"
       ) from None
     yield
 
@@ -139,17 +141,19 @@ def _locked(work: str) -> Iterator[None]:
 def _clean(
   recipe: recipes.Recipe,
   wanted: Sequence[records.Release],
-  held: decontamination.HeldOut,
+  held: decontamination.EvaluationSentences,
   work: str,
-  run: runner.Run,
+  run: runner.RunUnits,
   bucket_bytes: int,
 ) -> list[stages.Clean]:
-  """Cleans the releases; the largest first, so that no worker is left with one at the end."""
+  """Cleans the releases, the largest first, so that all workers finish at about the same time."""
   sentences = os.path.join(work, "held_out.npz")
   try:
     held.save(sentences)
   except OSError as error:
-    raise errors.InputError(f"{sentences}: cannot be written: {error.strerror}") from None
+    raise errors.InputError(
+      f"{sentences}: cannot be written: {error.strerror}; fix this and rerun the same command"
+    ) from None
   sizes: collections.Counter[str] = collections.Counter()
   for release in wanted:
     sizes[release.pair_name] += _text_bytes(release)
@@ -159,9 +163,9 @@ def _clean(
       cleaning=recipe.cleaning,
       held_out=sentences,
       held_out_digest=held.digest,
-      # A power of two, so that few more data do not change it, and all would be cleaned anew.
+      # A power of two: a little more data rarely changes it, which would clean all files again.
       buckets=1 << max(0, (sizes[release.pair_name] - 1) // bucket_bytes).bit_length(),
-      path=os.path.join(work, "clean", f"{release.name}.blocks"),
+      path=os.path.join(work, "clean", f"{release.name}.parquet"),
     )
     for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
   ]
@@ -170,14 +174,14 @@ def _clean(
 
 
 def _text_bytes(release: records.Release) -> int:
-  """How much text a release has, as far as its size on disk tells."""
+  """Returns an estimate of a release's bytes of text from its size on disk."""
   return release.size * (_COMPRESSION if release.paths[0].endswith(_COMPRESSED) else 1)
 
 
 def _merge(
-  recipe: recipes.Recipe, cleaned: Sequence[stages.Clean], work: str, run: runner.Run
+  recipe: recipes.Recipe, cleaned: Sequence[stages.Clean], work: str, run: runner.RunUnits
 ) -> dict[str, list[stages.Merge]]:
-  """Merges the cleaned releases; returns units by language pair, one a bucket."""
+  """Merges the cleaned releases; returns units by language pair, one per bucket."""
   ordered = sorted(cleaned, key=lambda unit: (recipe.order(unit.release.corpus), unit.release.name))
   pairs: dict[str, list[stages.Clean]] = {}
   for unit in ordered:
@@ -190,7 +194,7 @@ def _merge(
         inputs=inputs,
         bucket=bucket,
         seed=recipe.seed,
-        path=os.path.join(work, "merge", pair, f"{bucket:05d}.blocks"),
+        path=os.path.join(work, "merge", pair, f"{bucket:05d}.parquet"),
       )
       for bucket in range(own[0].buckets)
     ]
@@ -201,12 +205,12 @@ def _merge(
 def _ranks(
   cleaned: Sequence[stages.Clean], units: Mapping[str, Sequence[stages.Merge]], work: str
 ) -> tuple[dict[recipes.Cell, collections.Counter[str]], dict[recipes.Cell, list[np.ndarray]]]:
-  """Counts, and ranks by bucket, of each language pair and corpus."""
+  """Returns counts, and ranks by bucket, of each language pair and corpus."""
   merged: dict[recipes.Cell, collections.Counter[str]] = {}
   places: dict[recipes.Cell, list[tuple[int, int]]] = {}
   path = os.path.join(work, "ranks")
   place = 0
-  # One file, mapped into memory: a file for each bucket would be more than a process may open.
+  # One memory-mapped file: a process may not open one file for each bucket.
   with atomic_files.atomic_file(path, shared=True) as stream:
     for pair, own in units.items():
       for unit in own:
@@ -218,7 +222,9 @@ def _ranks(
           merged.setdefault((pair, corpus), collections.Counter()).update(counts[corpus])
           place += kept
   if not place:
-    raise errors.InputError(f"no pair of texts is left: {_reasons(cleaned)}")
+    raise errors.InputError(
+      f"no pair of texts is left: {_reasons(cleaned)}; relax the rules of the recipe"
+    )
   all_ranks_N = np.asarray(np.memmap(path, np.uint64, mode="r"))
   return merged, {
     cell: [all_ranks_N[start:end] for start, end in own] for cell, own in places.items()
@@ -226,7 +232,7 @@ def _ranks(
 
 
 def _reasons(cleaned: Sequence[stages.Clean]) -> str:
-  """Why pairs were left out, with counts and the first fault."""
+  """Returns why pairs were left out, with counts and the first fault."""
   counts: collections.Counter[str] = collections.Counter()
   faults = []
   for unit in cleaned:
@@ -242,9 +248,9 @@ def _write(
   ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
   cuts: Mapping[recipes.Cell, recipes.Cut],
   shards: str,
-  run: runner.Run,
+  run: runner.RunUnits,
 ) -> dict[str, list[dict[str, Any]]]:
-  """Writes all shards; returns what there is to know of them by split."""
+  """Writes all shards; returns their paths, sizes and hashes by split."""
   planned: dict[str, list[stages.Write]] = {}
   for pair, own in units.items():
     source, target = pair.split("_")
@@ -272,9 +278,9 @@ def _splits(
   ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
   cuts: Mapping[recipes.Cell, recipes.Cut],
 ) -> Iterator[tuple[str, stages.Bounds, list[tuple[stages.Merge, ...]]]]:
-  """Names of a pair's splits, which ranks are in them, and the buckets of each shard.
+  """Yields the names of a pair's splits, their ranks, and the buckets of each shard.
 
-  There is no shard without rows, which would confuse readers.
+  Every shard has rows, because readers do not expect empty ones.
   """
   corpora = units[0].corpora
   cut_of = {corpus: cuts[pair, corpus] for corpus in corpora}
@@ -289,12 +295,12 @@ def _splits(
     yield f"train_{pair}", bounds, [(units[i],) for i in np.flatnonzero(train_rows_B).tolist()]
   if validation_rows_B.any():
     bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_of.items())
-    # What is for validation is little: one shard.
+    # Validation data is small: one shard.
     yield f"validation_{pair}", bounds, [tuple(units)]
 
 
 def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
-  """How many rows a cut takes for training and for validation."""
+  """Returns how many rows a cut takes for training and for validation."""
   split = [cut.split(part) for part in parts]
   train, validation = (
     sum(rows.stop - rows.start for rows in own) for own in zip(*split, strict=True)

@@ -1,22 +1,22 @@
-"""Which OPUS corpora, languages and amounts a dataset is made of, and where its samples are cut.
+"""Recipes: the OPUS corpora, languages and amounts of a dataset, and the sampling of its pairs.
 
-A recipe is a YAML file; those of the papers are in `recipe_files/`. Of one's own:
+A recipe is a YAML file; those of the papers are in `recipe_files/`. An example for your own:
 
     name: mine
     description: German and Turkish with English.
-    languages: [de, en, tr]         # any code that vmsst.languages knows; without it: all
-    pivots: [en]                    # each pair has one of these; or `pairs: [de-en, en-tr]`
+    languages: [de, en, tr]         # any code of vmsst.languages; default: all
+    pivots: [en]                    # every pair has one of these; or `pairs: [de-en, en-tr]`
     corpora:
       - {name: Europarl, version: v8}
       - {name: OpenSubtitles, cap: 2000000, caps: {en-tr: 500000}}
       - {name: Tatoeba, only_where_nothing_else: true}
-    unlisted: false                 # true: other corpora too, after those above
-    targets: {de: 8000000}          # pairs of a language with all pivots together
+    unlisted: false                 # true: all other corpora too, after those above
+    targets: {de: 8000000}          # training pairs of a language with all pivots together
     validation: {share: 0.01, at_most: 500}
     cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
     seed: 0
 
-The order of the corpora matters: of the same pair in two of them the first is kept.
+The order of the corpora matters: if two have the same pair, the first keeps it.
 """
 
 import collections
@@ -32,32 +32,33 @@ import numpy as np
 import yaml
 
 from vmsst import errors, languages
+from vmsst.bitext import readers
 from vmsst.files import input_files
 from vmsst.languages import Language
 from vmsst.tasks.opus import cleaning as cleaning_lib
 from vmsst.tasks.opus import records
 
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
-_TOP = 1 << 64  # above every rank
+_TOP = 1 << 64  # Above every rank.
 _MOST = 1 << 63
-_LARGEST = 1 << 18  # bytes
+_LARGEST = 1 << 18  # Bytes.
 
 Cell = tuple[str, str]
-"""Name of a language pair, and a corpus."""
+"""Name of a language pair, and name of a corpus."""
 Ranks = Mapping[Cell, Sequence[np.ndarray]]
-"""By cell, the ranks of its rows: ascending uint64 arrays, one a bucket."""
+"""By cell, the ranks of its rows: ascending uint64 arrays, one per bucket."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """What a recipe takes of a corpus.
+  """The part of a corpus in a recipe.
 
   Attributes:
-    name: As OPUS names it; upper and lower case are the same.
-    version: The one version that is taken; None takes every one that is there.
-    cap: Most pairs of a language pair, those for validation among them; None: no limit.
+    name: Name in OPUS, in upper or lower case.
+    version: The version to use; None: every available version.
+    cap: Maximum number of pairs of a language pair, including validation; None: no limit.
     caps: Other limits, by name of the language pair ("deu_eng").
-    only_where_nothing_else: Whether it serves only language pairs that no other corpus has.
+    only_where_nothing_else: Whether to use only language pairs that no other corpus has.
   """
 
   name: str
@@ -67,45 +68,45 @@ class Corpus:
   only_where_nothing_else: bool = False
 
   def limit(self, pair: str) -> int | None:
-    """Most pairs of a language pair."""
+    """Returns the maximum number of pairs of a language pair; None: no limit."""
     return self.caps.get(pair, self.cap)
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-  """How much of each corpus and language pair is held back for validation.
+  """The part of each corpus and language pair for validation.
 
   Attributes:
-    share: Part of the pairs within the caps, rounded down.
-    at_most: And no more pairs than this; None: no limit.
+    share: Share of the pairs within the caps, rounded down.
+    at_most: Maximum number of pairs; None: no limit.
   """
 
   share: float = 0.0
   at_most: int | None = None
 
   def count(self, size: int) -> int:
-    """How many of `size` pairs."""
+    """Returns how many of `size` pairs are for validation."""
     count = int(size * self.share)
     return count if self.at_most is None else min(count, self.at_most)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What a dataset is made of.
+  """The content of a dataset.
 
   Attributes:
-    name: Its configuration's name in TFDS: letters, digits and "_".
+    name: Name of its TFDS configuration: letters, digits and "_".
     description: A sentence or two for the data card.
-    corpora: In the order of precedence.
-    unlisted: Whether corpora that are not listed are taken too, in the order of their names.
-    languages: Codes (`records.code`) of the languages; none means all.
-    pivots: Codes of languages, of which each pair has one; none means any pair.
-    pairs: Names of the language pairs, where not all are meant.
-    targets: Most training pairs of a language, by code, those with all pivots together.
-    expected: Training pairs that a paper reports, by code or name of a pair; for comparison alone.
-    validation: What is held back.
-    cleaning: How texts are cleaned.
-    seed: Of the pseudo-random order that samples are drawn in.
+    corpora: The corpora in the order of precedence.
+    unlisted: Whether to use all other corpora too, in the order of their names.
+    languages: Codes (`readers.compact_code`) of the languages; empty: all.
+    pivots: Codes of languages; every pair has one of them; empty: any pair.
+    pairs: Names of the language pairs; empty: all.
+    targets: Maximum number of training pairs of a language, by code, with all pivots together.
+    expected: Training pairs that a paper reports, by code or name of a pair; only for comparison.
+    validation: The part for validation.
+    cleaning: Rules for cleaning texts.
+    seed: Seed of the pseudo-random sampling.
   """
 
   name: str
@@ -122,14 +123,14 @@ class Recipe:
   seed: int = 0
 
   def corpus(self, name: str) -> Corpus | None:
-    """What is taken of a corpus; None: nothing."""
+    """Returns the part of a corpus in the recipe; None: nothing."""
     for corpus in self.corpora:
       if corpus.name.casefold() == name.casefold():
         return corpus
     return Corpus(name) if self.unlisted else None
 
   def wants(self, release: records.Release) -> bool:
-    """Whether a release is a part of the dataset."""
+    """Returns whether a release is in the dataset."""
     corpus = self.corpus(release.corpus)
     return (
       corpus is not None
@@ -138,24 +139,24 @@ class Recipe:
     )
 
   def wants_pair(self, source: Language, target: Language) -> bool:
-    """Whether a language pair is a part of the dataset."""
-    codes = {records.code(source), records.code(target)}
+    """Returns whether a language pair is in the dataset."""
+    codes = {readers.compact_code(source), readers.compact_code(target)}
     return (
       len(codes) == 2
       and (not self.languages or codes <= set(self.languages))
       and (not self.pivots or bool(codes & set(self.pivots)))
-      and (not self.pairs or records.pair_name(source, target) in self.pairs)
+      and (not self.pairs or readers.pair_name(source, target) in self.pairs)
     )
 
   def order(self, corpus: str) -> tuple[int, str]:
-    """A key that sorts corpora by precedence."""
+    """Returns a key that sorts corpora by precedence."""
     names = [listed.name.casefold() for listed in self.corpora]
     name = corpus.casefold()
     return (names.index(name) if name in names else len(names)), corpus
 
   @property
   def digest(self) -> str:
-    """The same for recipes that make the same data: 16 hexadecimal digits."""
+    """Hash, in 16 hexadecimal digits; the same for recipes that make the same data."""
     content = dataclasses.asdict(self)
     for name in ("description", "expected"):
       del content[name]
@@ -164,28 +165,28 @@ class Recipe:
 
 
 class Cut(NamedTuple):
-  """Which rows of a cell are taken, by their ranks.
+  """Bounds of the ranks of a cell's rows in the dataset.
 
   Attributes:
-    train: Rows of ranks from `validation` up to, and without, this are for training.
-    validation: Rows of ranks below this are for validation.
+    train: Rows with ranks from `validation` to below this are for training.
+    validation: Rows with ranks below this are for validation.
   """
 
   train: int
   validation: int
 
   def split(self, rank_N: np.ndarray) -> tuple[slice, slice]:
-    """Which of ascending ranks are for training, and which for validation."""
+    """Returns the slices of ascending ranks for training and for validation."""
     validation, train = _below(rank_N, self.validation), _below(rank_N, self.train)
     return slice(validation, max(train, validation)), slice(0, validation)
 
 
 class Goal(NamedTuple):
-  """A number of training pairs that was aimed at, and what came of it.
+  """A target number of training pairs, and the result.
 
   Attributes:
     name: Code of a language, or name of a language pair.
-    wanted: What the recipe says, as a target or as a paper's number.
+    wanted: Number in the recipe, as a target or as reported by a paper.
     obtained: Training pairs in the dataset.
     available: Pairs before caps and targets.
   """
@@ -197,26 +198,26 @@ class Goal(NamedTuple):
 
 
 def names() -> list[str]:
-  """Names of the recipes that come with the package."""
+  """Returns the names of the recipes in the package."""
   return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
 def load(name_or_path: str | os.PathLike) -> Recipe:
-  """A recipe of the package by its name, or one's own by the path of its YAML file.
+  """Returns a recipe of the package by name, or your own by the path of its YAML file.
 
   Raises:
-    InputError: there is none, or a key or a value of it is wrong; the message names file and key.
+    InputError: it does not exist, or a key or value is wrong; the message names file and key.
   """
   text = os.fspath(name_or_path)
   path = _FOLDER / f"{text}.yaml" if text in names() else pathlib.Path(text)
   try:
     input_files.check(path)
     if path.stat().st_size > _LARGEST:
-      raise errors.InputError(f"{path} has more than {_LARGEST >> 10} kB")
+      raise errors.InputError(f"{path} is larger than {_LARGEST >> 10} kB")
     content = input_files.read_bytes(path).decode("utf-8")
   except (errors.InputError, UnicodeDecodeError) as error:
     raise errors.InputError(
-      f"recipe {text}: {error}; it is the path of a YAML file, or one of {', '.join(names())}"
+      f"recipe {text}: {error}; give the path of a YAML file, or one of {', '.join(names())}"
     ) from None
   try:
     record = yaml.load(content, _Loader)
@@ -224,22 +225,22 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
     mark = getattr(error, "problem_mark", None)
     place = f"{path}:{mark.line + 1}" if mark else f"{path}"
     raise errors.InputError(f"{place}: {getattr(error, 'problem', None) or error}") from None
-  except (ValueError, RecursionError) as error:  # dates, numbers, nesting
+  except (ValueError, RecursionError) as error:  # Dates, numbers, nesting.
     raise errors.InputError(f"{path} cannot be read as YAML: {error}") from None
   return _Reader(str(path)).recipe(record)
 
 
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
-  """Where the samples of each corpus and language pair are cut.
+  """Returns the sample of each corpus and language pair, as bounds of its ranks.
 
-  Rows of the lowest ranks are taken, of which the lowest are for validation. As ranks are
-  pseudo-random, that is a random sample, and a smaller cap takes a part of what a larger one takes.
-  Where a language's target is less than what its caps leave, its largest cells are cut to one size,
-  so that small corpora stay whole.
+  A sample is the rows with the lowest ranks, of which the lowest are for validation. Ranks are
+  pseudo-random, so this is a random sample, and a smaller cap gives a subset of a larger one. If
+  the target of a language is below its caps, its largest cells are cut to one size, and small
+  corpora stay whole.
 
   Args:
-    recipe: Caps, targets, and what is held back for validation.
-    ranks: The ranks of what can be taken. Ranks within a cell are distinct.
+    recipe: Caps, targets, and the part for validation.
+    ranks: The ranks of all rows; distinct within a cell.
   """
   sizes = {cell: sum(map(len, parts)) for cell, parts in ranks.items()}
   allowed = _allowed(recipe, sizes)
@@ -257,7 +258,7 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
 
 
 def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
-  """What the recipe aimed at (`targets` and `expected`) against what `cuts` take, by name."""
+  """Returns `targets` and `expected` of a recipe with the results of `cuts`, by name."""
   counts: collections.Counter[str] = collections.Counter()
   available: collections.Counter[str] = collections.Counter()
   for cell, parts in ranks.items():
@@ -273,14 +274,14 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
 
 
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
-  """The languages whose target a pair counts for: its pivot's only if the other is one as well."""
+  """Returns the languages whose targets count a pair: its pivot only if both are pivots."""
   codes = pair.split("_")
   own = [code for code in codes if code not in recipe.pivots]
   return own or codes
 
 
 def _allowed(recipe: Recipe, sizes: Mapping[Cell, int]) -> dict[Cell, int]:
-  """How many rows of each cell the caps leave."""
+  """Returns how many rows of each cell are within the caps."""
   listed = {corpus: recipe.corpus(corpus) or Corpus(corpus) for _, corpus in sizes}
   served = {
     pair
@@ -297,7 +298,7 @@ def _allowed(recipe: Recipe, sizes: Mapping[Cell, int]) -> dict[Cell, int]:
 
 
 def _groups(recipe: Recipe, cells: Iterable[Cell]) -> list[tuple[int, list[Cell]]]:
-  """Cells that share a target, and the target."""
+  """Returns the targets, each with the cells that share it."""
   groups: dict[tuple[str, ...], list[Cell]] = {}
   for cell in cells:
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
@@ -310,7 +311,7 @@ def _groups(recipe: Recipe, cells: Iterable[Cell]) -> list[tuple[int, list[Cell]
 
 
 def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
-  """`sizes`, the largest cut to one size (or one more), so that they add up to `target` at most."""
+  """Returns `sizes` with the largest cut to one size (or one more), for a sum up to `target`."""
   left, level = target, {}
   for place, cell in enumerate(sorted(sizes, key=lambda cell: (sizes[cell], cell))):
     share = left // (len(sizes) - place)
@@ -320,15 +321,15 @@ def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
 
 
 def _below(rank_N: np.ndarray, bound: int) -> int:
-  """How many of ascending ranks are below a bound."""
+  """Returns how many of ascending ranks are below a bound."""
   return len(rank_N) if bound >= _TOP else int(np.searchsorted(rank_N, np.uint64(bound)))
 
 
 def _bound(parts: Sequence[np.ndarray], count: int) -> int:
-  """The least bound that `count` ranks of all parts together are below."""
+  """Returns the lowest bound with `count` ranks of all parts together below it."""
   if count >= sum(map(len, parts)):
     return _TOP if count else 0
-  low, high = 0, _TOP  # bisection: the parts may be files larger than memory
+  low, high = 0, _TOP  # Bisection, because the parts may be files larger than memory.
   while low < high:
     middle = (low + high) // 2
     if sum(_below(part, middle) for part in parts) < count:
@@ -339,7 +340,7 @@ def _bound(parts: Sequence[np.ndarray], count: int) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-  """YAML in which a key stands once, and which knows no aliases (they can grow without bound)."""
+  """Refuses repeated keys, and aliases, which can expand without limit."""
 
   def compose_node(self, parent: Any, index: Any) -> Any:
     if self.check_event(yaml.events.AliasEvent):
@@ -351,7 +352,7 @@ class _Loader(yaml.SafeLoader):
     seen = set()
     for key, _ in node.value:
       if not isinstance(key, yaml.ScalarNode) or key.value in seen:
-        problem = f"{key.value!r} stands here a second time, or is no plain key"
+        problem = f"{key.value!r} is repeated, or is not a plain key"
         raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
       seen.add(key.value)
     return super().construct_mapping(node, deep=deep)
@@ -359,7 +360,7 @@ class _Loader(yaml.SafeLoader):
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-  """Turns what YAML gave into a recipe, with errors that name file and key."""
+  """Converts parsed YAML to a recipe; errors name file and key."""
 
   path: str
 
@@ -376,12 +377,12 @@ class _Reader:
       found[key] = getattr(self, f"read_{key}")(key, value)
     name = found["name"]
     if not name.isascii() or not name.replace("_", "").isalnum():
-      raise self.fail("name", f"is {name!r}; it is made of letters, digits and _")
+      raise self.fail("name", f"is {name!r}; use letters, digits and _")
     recipe = Recipe(**found)
     if not recipe.corpora and not recipe.unlisted:
-      raise self.fail("corpora", "has none: list some, or set unlisted: true for all that is there")
+      raise self.fail("corpora", "is empty; list some, or set unlisted: true for all of them")
     if recipe.targets and not recipe.pivots:
-      raise self.fail("targets", "are of pairs with pivots: set pivots, such as [en]")
+      raise self.fail("targets", "are for pairs with pivots; set pivots, such as [en]")
     for corpus in recipe.corpora:
       if not corpus.name:
         raise self.fail("corpora", "has one without a name")
@@ -392,7 +393,7 @@ class _Reader:
     for key in ("pivots", "targets"):
       for code in getattr(recipe, key):
         if recipe.languages and code not in recipe.languages:
-          raise self.fail(key, f"has {code}, which languages has not")
+          raise self.fail(key, f"has {code}; add it to languages")
     return recipe
 
   def check_keys(self, key: str, record: Any, known: Iterable[str]) -> None:
@@ -401,12 +402,12 @@ class _Reader:
     for name in record:
       if name not in known:
         place = f"{key}.{name}" if key else f"{name}"
-        raise self.fail(place, f"is not known; known are {', '.join(known)}")
+        raise self.fail(place, f"is not known; use {', '.join(known)}")
 
   def text(self, key: str, value: Any) -> str:
     if not isinstance(value, str):
       shown = input_files.shown(value)
-      raise self.fail(key, f"is {shown}, not text; text that YAML takes for more needs quotes")
+      raise self.fail(key, f"is {shown}, not text; put it in quotes")
     return value
 
   def number(self, key: str, value: Any) -> int:
@@ -416,7 +417,7 @@ class _Reader:
 
   def flag(self, key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-      raise self.fail(key, f"is {input_files.shown(value)}, neither true nor false")
+      raise self.fail(key, f"is {input_files.shown(value)}; set it to true or false")
     return value
 
   def items(self, key: str, value: Any) -> list[Any]:
@@ -427,18 +428,18 @@ class _Reader:
   def code(self, key: str, value: Any) -> str:
     text = self.text(f"{key}: {input_files.shown(value)}", value)
     try:
-      return records.code(languages.language(text))
+      return readers.compact_code(languages.language(text))
     except errors.InputError as error:
-      raise self.fail(key, f"has a language that is not known: {error}") from None
+      raise self.fail(key, f"has an unknown language: {error}") from None
 
   def pair(self, key: str, value: Any) -> str:
     codes = self.text(key, value).split("-")
     if len(codes) != 2:
-      raise self.fail(key, f"has {input_files.shown(value)}, which is not two codes such as de-en")
+      raise self.fail(key, f"has {input_files.shown(value)}; write two codes, such as de-en")
     first, second = (languages.language(self.code(key, code)) for code in codes)
     if first == second:
-      raise self.fail(key, f"has {input_files.shown(value)}, which is one language")
-    return records.pair_name(*records.ordered(first, second))
+      raise self.fail(key, f"has {input_files.shown(value)}; write two different languages")
+    return readers.pair_name(*records.ordered(first, second))
 
   def numbers(self, key: str, value: Any, name_of: Callable[[str, Any], str]) -> dict[str, int]:
     if not isinstance(value, dict):

@@ -1,33 +1,31 @@
-"""Finds OPUS releases below a folder and reads their rows, whatever state the files are in.
+"""Finds OPUS releases below a folder and reads their rows, however damaged the files are.
 
-| file below the folder | where it comes from |
+| file below the folder | origin |
 |---|---|
-| `CORPUS/VERSION/moses/de-en.txt.zip` | the layout of OPUS; `moses/` and the like may be left out |
+| `CORPUS/VERSION/moses/de-en.txt.zip` | layout of OPUS; the folder `moses` is optional |
 | `CORPUS/VERSION/tmx/de-en.tmx.gz` | as above; plain or gzipped |
 | `CORPUS/VERSION/tsv/de-en.tsv.gz` | as above; first two columns, in the order of the name |
-| `CORPUS/VERSION/moses/x.de-en.de` and `x.de-en.en` | an archive that was unpacked |
-| `CORPUS_VERSION_moses_de-en.txt.zip` | the flat names that opustools writes, of all formats |
+| `CORPUS/VERSION/moses/x.de-en.de` and `x.de-en.en` | an unpacked archive |
+| `CORPUS_VERSION_moses_de-en.txt.zip` | flat names of opustools, for all formats |
 
-A corpus may be called `OPUS-CORPUS`, as OPUS' storage has it, and lie deeper below the folder. A
-region in a code (pt_BR) is dropped where the table of languages has no such language; a script
-never is.
+A corpus may be named `OPUS-CORPUS`, as in the storage of OPUS, and be deeper below the folder. The
+region of a code (pt_BR) is dropped if the table of languages has no such language; its script is
+not.
 """
 
 import functools
-import itertools
 import os
 import re
 from collections.abc import Iterator
-from xml.parsers import expat
 
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
-from vmsst.files import xml_files
+from vmsst.bitext import formats
+from vmsst.bitext.formats import Fault, Row
+from vmsst.files import archives
 from vmsst.languages import Language
-from vmsst.tasks.opus import archives
-from vmsst.tasks.opus.records import Fault, Release, Row, ordered
+from vmsst.tasks.opus.records import Release, ordered
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
 _NAME = re.compile(
@@ -37,24 +35,20 @@ _NAME = re.compile(
 )
 _REGION = re.compile(r"[A-Za-z]{2}|[0-9]{3}")
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
-_FORMATS = ("zip", "moses", "tmx", "tsv")  # The first that a pair has is taken.
-_TMX_BYTES = 16 << 20  # A tag or the like that is longer is no TMX.
-_TMX_BREAKS = 1000  # Where a file is broken more often it is left.
-_RESUMED = b"<tmx><body>"
-_UNIT = re.compile(rb"<tu[\s>]")
+_FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
 
 
 def scan(root: str) -> tuple[list[Release], list[Fault]]:
-  """The releases below `root`, sorted by name, and the files that are left out, with the reason.
+  """Returns the releases below `root`, sorted by name, and a fault for each file left out.
 
-  A language pair that one version of a corpus has in several formats is taken once: from the
-  archive, else from Moses files, TMX, TSV. Files that are no release are passed over in silence.
+  If a version of a corpus has a language pair in several formats, one is used: the archive, else
+  Moses files, TMX or TSV. Files that are not a release are ignored.
 
   Raises:
-    InputError: `root` is no folder, or no release lies below it.
+    InputError: `root` is not a folder, or there is no release below it.
   """
   if not os.path.isdir(root):
-    raise errors.InputError(f"{root}: no such folder; it should hold OPUS releases")
+    raise errors.InputError(f"{root}: no such folder; give a folder of OPUS releases")
   found: dict[tuple[str, ...], Release] = {}
   faults: list[Fault] = []
   for path in _files(root):
@@ -62,7 +56,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     if match is None or match["first"] == match["second"]:
       continue
     if not os.path.isfile(path):
-      faults.append(Fault(path, "no file, but a broken link or the like"))
+      faults.append(Fault(path, "not a file, but a broken link or the like"))
       continue
     release = _release(root, path, match)
     if isinstance(release, Fault):
@@ -77,14 +71,15 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
         faults.append(Fault(path, f"the same corpus and languages as {held.paths[0]}"))
   if not found:
     raise errors.InputError(
-      f"{root}: no OPUS release lies below it; one is CORPUS/VERSION/moses/de-en.txt.zip, "
+      f"{root}: no OPUS release below this folder; add some, as "
+      "CORPUS/VERSION/moses/de-en.txt.zip, "
       f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{_first(faults)}"
     )
   return sorted(found.values(), key=lambda release: release.name), faults
 
 
 def find(root: str) -> list[Release]:
-  """The releases that `scan` finds; what it leaves out goes to the log."""
+  """Returns the releases that `scan` finds; logs the files left out."""
   releases, faults = scan(root)
   for fault in faults:
     logging.warning("%s: left out: %s", fault.place, fault.what)
@@ -94,21 +89,38 @@ def find(root: str) -> list[Release]:
 def read(release: Release) -> Iterator[Row | Fault]:
   """Yields the rows of a release in its order, and a fault for everything that is left out.
 
-  Nothing in the files raises: what can be read of a damaged one is given, then a fault. Rows have
-  no line ends; beyond that their texts are as they stand, and a side may be empty. Memory is
-  bounded, whatever the lines' length and however much an archive expands.
+  Nothing in the files raises: a damaged file yields what can be read, then a fault. Texts have no
+  line ends and are otherwise unchanged; a side may be empty. Memory is bounded, whatever the length
+  of the lines and the expansion of an archive.
   """
-  readers_by_format = {"zip": _read_zip, "moses": _read_moses, "tsv": _read_tsv, "tmx": _read_tmx}
+  swapped = _language(release.file_codes[0]) != release.source and release.format != "tmx"
   empty = True
-  for item in readers_by_format[release.format](release):
+  for item in _items(release):
     empty = False
+    if swapped and isinstance(item, Row):
+      item = Row(item.number, item.texts[::-1])
     yield item
   if empty:
     yield Fault(release.paths[0], "holds no pair of the two languages")
 
 
+def _items(release: Release) -> Iterator[Row | Fault]:
+  """Yields rows and faults; the sides are in the order of the file, in TMX in that of the pair."""
+  path = release.paths[0]
+  match release.format:
+    case "zip":
+      return _read_zip(release)
+    case "moses":
+      sides = [(path, formats.COUNT.lines(path)) for path in release.paths]
+      return formats.parse_moses(sides, formats.COUNT)
+    case "tsv":
+      return formats.parse_tsv(path, formats.COUNT)
+    case _:
+      return formats.parse_tmx(path, *release.pair, formats.COUNT)
+
+
 def _files(root: str) -> Iterator[str]:
-  """Every file below a folder, also through links, in one order everywhere."""
+  """Yields every file below a folder, also through links, in the same order on all machines."""
   seen = set()
   for folder, folders, names in os.walk(root, followlinks=True):
     here = os.path.realpath(folder)
@@ -121,7 +133,7 @@ def _files(root: str) -> Iterator[str]:
 
 
 def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | None:
-  """The release that a file is; None for the second side of a Moses pair."""
+  """Returns the release of a file; None for the second side of a Moses pair."""
   first, second, side = match["first"], match["second"], match["side"]
   paths = [path]
   if side is not None:
@@ -133,10 +145,10 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     if len(paths) < 2:
       return Fault(path, f"its counterpart {other} is missing")
     if side == second:
-      return None  # The first side tells of both.
+      return None  # The first side stands for both.
   where = _corpus_and_version(root, path, match)
   if where is None:
-    return Fault(path, "neither its folders nor its name tell corpus and version")
+    return Fault(path, "neither its folders nor its name show corpus and version")
   languages_found = []
   for code in (first, second):
     language = _language(code)
@@ -171,7 +183,7 @@ def _folded(code: str) -> str:
 
 @functools.cache
 def _language(code: str) -> Language | None:
-  """The language of an OPUS code, without its region where there is no such language."""
+  """Returns the language of an OPUS code, without its region if there is no such language."""
   stem, *rest = re.split("[_@]", code)
   shorter = [part for part in rest if not _REGION.fullmatch(part)]
   for candidate in ("_".join([stem, *rest]), "_".join([stem, *shorter])):
@@ -182,18 +194,8 @@ def _language(code: str) -> Language | None:
   return None
 
 
-def _swapped(release: Release) -> bool:
-  """Whether the file has the dataset's second language first."""
-  return _language(release.file_codes[0]) != release.source
-
-
 def _first(faults: list[Fault]) -> str:
   return f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
-
-
-def _read_moses(release: Release) -> Iterator[Row | Fault]:
-  sides = [(path, archives.lines(archives.file_chunks(path))) for path in release.paths]
-  return _aligned(sides, _swapped(release))
 
 
 def _read_zip(release: Release) -> Iterator[Row | Fault]:
@@ -207,11 +209,11 @@ def _read_zip(release: Release) -> Iterator[Row | Fault]:
     yield Fault(path, sides)
     return
   streams = [(str(side), archives.lines(archives.member_chunks(side))) for side in sides]
-  yield from _aligned(streams, _swapped(release))
+  yield from formats.parse_moses(streams, formats.COUNT)
 
 
 def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member] | str:
-  """The two members with the texts, in the order of `codes`; or what is wrong."""
+  """Returns the two members with the texts, in the order of `codes`; or what is wrong."""
   first, second = (_folded(code) for code in codes)
   by_stem: dict[str, dict[str, archives.Member]] = {}
   for member in members:
@@ -225,170 +227,3 @@ def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archi
     return [chosen[0][first], chosen[0][second]]
   reason = "more than one pair" if chosen else "no pair"
   return f"{reason} of members that end with .{codes[0]} and .{codes[1]}"
-
-
-def _aligned(sides: list[tuple[str, Iterator[str]]], swapped: bool) -> Iterator[Row | Fault]:
-  """Rows of two texts whose line i translate each other, given as (place, lines)."""
-  for number in itertools.count(1):
-    texts: list[str | None] = []
-    for place, lines in sides:
-      try:
-        texts.append(next(lines, None))
-      except archives.DamagedError as error:
-        yield Fault(f"{place}:{number}", str(error))
-        return
-    first, second = texts
-    if first is None or second is None:
-      if first is not second:
-        place = sides[0 if first is None else 1][0]
-        yield Fault(f"{place}:{number - 1}", "ends before the other side: they may be misaligned")
-      return
-    bad = next(
-      (side for side, text in enumerate(texts) if isinstance(text, archives.BadLine)), None
-    )
-    if bad is not None:
-      yield Fault(f"{sides[bad][0]}:{number}", str(texts[bad]))
-    else:
-      yield Row(number, second, first) if swapped else Row(number, first, second)
-
-
-def _read_tsv(release: Release) -> Iterator[Row | Fault]:
-  (path,) = release.paths
-  swapped = _swapped(release)
-  number = 0
-  try:
-    for number, line in enumerate(archives.lines(archives.file_chunks(path)), 1):
-      if isinstance(line, archives.BadLine):
-        yield Fault(f"{path}:{number}", str(line))
-        continue
-      first, tab, rest = line.partition("\t")
-      if not tab:
-        yield Fault(f"{path}:{number}", "the line has one column where two are expected")
-        continue
-      second = rest.partition("\t")[0]
-      yield Row(number, second, first) if swapped else Row(number, first, second)
-  except archives.DamagedError as error:
-    yield Fault(f"{path}:{number + 1}", str(error))
-
-
-def _read_tmx(release: Release) -> Iterator[Row | Fault]:
-  tmx = _Tmx(release)
-  try:
-    for chunk in archives.file_chunks(release.paths[0]):
-      yield from tmx.feed(chunk)
-      if tmx.done:
-        return
-    yield from tmx.feed(b"", last=True)
-  except archives.DamagedError as error:
-    yield Fault(tmx.place, str(error))
-
-
-class _Tmx:
-  """Parses a TMX file; where its XML is ill-formed, goes on with the next unit.
-
-  Attributes:
-    done: Whether the rest of the file is left out.
-  """
-
-  def __init__(self, release: Release):
-    (self._path,) = release.paths
-    self._pair = release.pair
-    self._encoding: str | None = None
-    self._breaks = 0
-    self.done = False
-    self._parser, self._handler = self._begin(number=0, line=1)
-    self._window = b""  # What the parser got, from the event that it is at.
-    self._index = 0  # Of the window's beginning in all that it got.
-    # While the next unit is searched for: the line that is reached, and what begins on it.
-    self._searched: tuple[int, bytes] | None = None
-
-  @property
-  def place(self) -> str:
-    return f"{self._path}:{self._searched[0] if self._searched else self._handler.line}"
-
-  def feed(self, data: bytes, last: bool = False) -> Iterator[Row | Fault]:
-    """Yields the rows and faults in the next piece of the file."""
-    while not self.done:
-      if self._searched is not None:
-        found = self._search(data)
-        if found is None:
-          return
-        data = found
-      fault = self._parse(data, last)
-      for row in self._handler.units:
-        yield Row(*row)
-      self._handler.units.clear()
-      for line in self._handler.too_long:
-        yield Fault(f"{self._path}:{line}", "a side of the unit is too long")
-      self._handler.too_long.clear()
-      if fault is None:
-        return
-      yield fault
-      data = b""
-
-  def _begin(self, number: int, line: int) -> tuple[expat.XMLParserType, readers.TmxHandler]:
-    parser = expat.ParserCreate(self._encoding)
-    parser.XmlDeclHandler = self._declared
-    handler = readers.TmxHandler(
-      self._path, *self._pair, parser, limit=archives.LINE_BYTES, number=number, line=line
-    )
-    return parser, handler
-
-  def _declared(self, version: str, encoding: str | None, standalone: int) -> None:
-    self._encoding = encoding
-
-  def _parse(self, data: bytes, last: bool) -> Fault | None:
-    self._window += data
-    try:
-      self._parser.Parse(data, last)
-    except expat.ExpatError as error:
-      return self._break(f"ill-formed XML: {expat.ErrorString(error.code)}")
-    except errors.InputError:
-      # A document type definition, or an entity in what comes before the first unit.
-      self.done = not self._handler.number
-      return self._break("an entity or a document type definition, which are refused")
-    except xml_files.PARSE_ERRORS:
-      self.done = True
-      return Fault(self.place, "an encoding that cannot be read")
-    passed = self._parser.CurrentByteIndex - self._index
-    if passed > 0:
-      self._window = self._window[passed:]
-      self._index += passed
-    if len(self._window) > _TMX_BYTES:
-      self.done = True
-      return Fault(self.place, f"a tag of more than {_TMX_BYTES >> 20} MB")
-    return None
-
-  def _break(self, what: str) -> Fault:
-    """Leaves the unit that the parser is at; returns the fault."""
-    fault = Fault(self.place, what)
-    self._breaks += 1
-    if self._breaks >= _TMX_BREAKS:
-      self.done = True
-      return Fault(self.place, f"broken in {_TMX_BREAKS} places: the rest is left out")
-    rest = self._window[max(self._parser.CurrentByteIndex - self._index, 0) :]
-    # Not the same unit again, if it breaks in its tag.
-    line = self._handler.line + rest[:1].count(b"\n")
-    self._window = b""
-    self._searched = line, rest[1:]
-    return fault
-
-  def _search(self, data: bytes) -> bytes | None:
-    """What follows from the beginning of the next unit on, with a new parser for it."""
-    line, rest = self._searched or (1, b"")
-    data = rest + data
-    unit = _UNIT.search(data)
-    start = unit.start() if unit else max(len(data) - 3, 0)
-    line += data.count(b"\n", 0, start)
-    if unit is None:
-      self._searched = line, data[start:]
-      return None
-    self._searched = None
-    self._parser, self._handler = self._begin(self._handler.number, line)
-    try:
-      self._parser.Parse(_RESUMED, False)
-    except xml_files.PARSE_ERRORS:  # Said to be in an encoding without ASCII.
-      self.done = True
-      return None
-    self._index = len(_RESUMED)
-    return data[start:]

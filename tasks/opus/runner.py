@@ -1,7 +1,7 @@
-"""Does the units of a build: in processes of this machine, or by Apache Beam wherever it runs.
+"""Runs the units of a build: in processes on this machine, or with Apache Beam.
 
-Either way a unit's result is a file (`stages.result`), so that all there is to know of a run is
-whether it went well. Where it did not, what is done stays done, and the same call goes on.
+Either way, the result of a unit is a file (`stages.result`). After an error, finished units are
+kept, and the same call resumes.
 """
 
 import concurrent.futures
@@ -19,18 +19,18 @@ import tqdm
 from vmsst import errors
 from vmsst.tasks.opus import stages
 
-Run = Callable[[str, Sequence[stages.Unit]], None]
-"""Does units; the text says what is done to them. Raises InputError when one fails."""
-_GOES_ON = "what is done is kept: the same command goes on from there"
+RunUnits = Callable[[str, Sequence[stages.Unit]], None]
+"""Runs units, with the name of their stage. Raises InputError if one fails."""
+_RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
 
-def local(workers: int = 1, progress: bool | None = None) -> Run:
-  """Does units in processes of this machine.
+def local(workers: int = 1, progress: bool | None = None) -> RunUnits:
+  """Returns a function that runs units in processes on this machine.
 
-  These are not processes of Beam's DirectRunner, which waits for ever for a killed one.
+  They replace those of Beam's DirectRunner, which waits forever for a killed process.
 
   Args:
-    workers: How many processes; 1 is this one.
+    workers: Number of processes; 1 is this process.
     progress: Show a progress bar; None: on a terminal only.
   """
 
@@ -41,7 +41,7 @@ def local(workers: int = 1, progress: bool | None = None) -> Run:
     with tqdm.tqdm(total=len(units), initial=done, desc=title, disable=disable) as bar:
       if workers == 1:
         for unit in todo:
-          _checked(title, unit, functools.partial(stages.run, unit))
+          _checked(title, unit, functools.partial(stages.run_unit, unit))
           bar.update()
       else:
         _run_in_processes(title, todo, workers, bar)
@@ -52,28 +52,27 @@ def local(workers: int = 1, progress: bool | None = None) -> Run:
 def _run_in_processes(
   title: str, units: Sequence[stages.Unit], workers: int, bar: tqdm.tqdm
 ) -> None:
-  # Spawned, because this process may have threads, which forks do not survive.
+  # Spawned, because threads of this process do not survive a fork.
   pool = concurrent.futures.ProcessPoolExecutor(
     min(workers, max(len(units), 1)),
     mp_context=multiprocessing.get_context("spawn"),
     initializer=_start_worker,
   )
   try:
-    futures = {pool.submit(stages.run, unit): unit for unit in units}
+    futures = {pool.submit(stages.run_unit, unit): unit for unit in units}
     for future in concurrent.futures.as_completed(futures):
       _checked(title, futures[future], future.result)
       bar.update()
   except process.BrokenProcessPool:
     raise errors.InputError(
-      f"{title}: a worker process was killed (by the system, if memory ran out: use fewer workers "
-      f"then); {_GOES_ON}"
+      f"{title}: a worker process was killed (if memory ran out, use fewer workers); {_RESUME}"
     ) from None
   finally:
     pool.shutdown(cancel_futures=True)
 
 
 def _start_worker() -> None:
-  """Makes a worker end, silently, when it is interrupted or its parent is gone."""
+  """Makes a worker exit silently if it is interrupted or its parent exits."""
   signal.signal(signal.SIGINT, signal.SIG_DFL)
   parent = multiprocessing.parent_process()
   assert parent is not None
@@ -86,24 +85,24 @@ def _start_worker() -> None:
 
 
 def _checked(title: str, unit: stages.Unit, work: Callable[[], None]) -> None:
-  """Turns errors that have their cause outside into one that names the unit."""
+  """Turns errors with an outside cause into one that names the unit."""
   try:
     work()
   except (errors.InputError, OSError) as error:
-    raise errors.InputError(f"{title} of {unit}: {error}; {_GOES_ON}") from None
+    raise errors.InputError(f"{title} of {unit}: {error}; {_RESUME}") from None
   except MemoryError:
     raise errors.InputError(
-      f"{title} of {unit}: out of memory: use fewer workers; {_GOES_ON}"
+      f"{title} of {unit}: out of memory (use fewer workers); {_RESUME}"
     ) from None
 
 
-def beam(name: Any, options: Any = ()) -> Run:
-  """Does units by a runner of Apache Beam, whose workers must see the same files.
+def beam(name: Any, options: Any = ()) -> RunUnits:
+  """Returns a function that runs units with Apache Beam; its workers must see the same files.
 
   Args:
-    name: Such as "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner", or a runner; None:
-      the one that the options name.
-    options: Beam's own flags, such as ["--direct_num_workers=4"], or its PipelineOptions.
+    name: "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner" or the like, or a runner;
+      None: the one that the options name.
+    options: Flags of Beam, such as ["--direct_num_workers=4"], or its PipelineOptions.
 
   Raises:
     InputError: Beam is not installed.
@@ -113,7 +112,7 @@ def beam(name: Any, options: Any = ()) -> Run:
     from apache_beam.options import pipeline_options
   except ImportError as error:
     raise errors.InputError(
-      f"Beam runners need Apache Beam ({error}): pip install 'vmsst[opus]'"
+      f"Beam runners need Apache Beam ({error}); install it: pip install 'vmsst[opus]'"
     ) from None
 
   if not isinstance(options, pipeline_options.PipelineOptions):
@@ -129,16 +128,16 @@ def beam(name: Any, options: Any = ()) -> Run:
           pipeline
           | "Units" >> apache_beam.Create(todo, reshuffle=False)
           | "Spread" >> apache_beam.Reshuffle()
-          | title >> apache_beam.Map(stages.run)
+          | title >> apache_beam.Map(stages.run_unit)
         )
     except Exception as error:
       lines = str(error).strip().splitlines() or [type(error).__name__]
-      raise errors.InputError(f"{title} by {name or 'Beam'}: {lines[-1]}; {_GOES_ON}") from error
+      raise errors.InputError(f"{title} by {name or 'Beam'}: {lines[-1]}; {_RESUME}") from error
     missing = [unit for unit in todo if stages.result(unit) is None]
     if missing:
       raise errors.InputError(
-        f"{title} by {name or 'Beam'}: no result of {missing[0]} is at {missing[0].path}: its "
-        "workers must see the same files as this process (a shared file system)"
+        f"{title} by {name or 'Beam'}: the result of {missing[0]} is missing at {missing[0].path}; "
+        "use a file system that its workers share with this process"
       )
 
   return run

@@ -1,11 +1,11 @@
-"""What a build does to one file, bucket or shard at a time: clean, merge, write.
+"""Stages of a build, in units of one file, bucket or shard: clean, merge, write.
 
-A unit is a frozen description of such a piece of work that can be sent to any process that sees
-the same files. `run` does it unless its result is there already, so that a build that was
-interrupted goes on where it was, and the same unit makes the same bytes wherever it runs.
+A unit is a frozen description of work that can be sent to any process with access to the same
+files. `run_unit` does it unless its result exists, so that builds resume after interruption. The
+same unit makes the same bytes wherever it runs.
 
-    cleaned = [stages.Clean(release, ...) for release in releases]      # one a file
-    merged = [stages.Merge(bucket=i, inputs=cleaned, ...) for i in range(buckets)]
+    cleaned = [stages.Clean(release, ...) for release in releases]      # one per file
+    merged = [stages.Merge(bucket=i, inputs=cleaned, ...) for i in range(count)]
     shard = stages.Write(inputs=merged[:1], bounds=(("Europarl", 0, 2**63),), ...)
 """
 
@@ -21,18 +21,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from vmsst.bitext import formats
 from vmsst.files import atomic_files
-from vmsst.tasks.opus import blocks, cleaning, decontamination, records, releases, shards
+from vmsst.tasks.opus import buckets, cleaning, decontamination, records, releases, shards
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 REASONS = (*cleaning.REASONS, HELD_OUT, DUPLICATE, NEAR_DUPLICATE)
-"""Why a pair is left out, in the order in which it is looked at."""
+"""Why a pair is left out, in the order of the checks."""
 FAULTS_KEPT = 20
-"""Faults of a release that are named with their places; all are counted."""
+"""Faults of a release that are kept with their places; all are counted."""
 FORMAT = 1
-"""A new number where a stage makes other output of the same input."""
+"""Version of the stages; increase it if a stage makes other output from the same input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +43,13 @@ class Clean:
   """Reads, normalizes and filters one release.
 
   Attributes:
-    release: The files.
-    cleaning: How they are normalized and filtered.
-    held_out: File of the sentences that are left out (`HeldOut.save`).
-    held_out_digest: What tells them from others.
-    buckets: Of the language pair: a pair of texts is in bucket `pair_key % buckets`.
-    path: File to make.
+    release: The release.
+    cleaning: Rules for normalizing and filtering.
+    held_out: File of the sentences to exclude (`EvaluationSentences.save`).
+    held_out_digest: Hash of these sentences.
+    buckets: Number of buckets of the language pair; a pair of texts is in bucket
+      `pair_key % buckets`.
+    path: Output file.
   """
 
   release: records.Release
@@ -57,7 +61,7 @@ class Clean:
 
   @functools.cached_property
   def key(self) -> str:
-    """What the output depends on."""
+    """Hash of everything that the output depends on."""
     files = [(os.path.getsize(path), os.stat(path).st_mtime_ns) for path in self.release.paths]
     return _digest(
       "clean",
@@ -73,22 +77,22 @@ class Clean:
     return " + ".join(self.release.paths)
 
   def make(self) -> dict[str, Any]:
-    """Makes the file; returns counts by reason and by held-out set, and faults."""
+    """Makes the file; returns counts by reason and by evaluation set, and faults."""
     counts: collections.Counter[str] = collections.Counter()
     by_set: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
-    faults: list[records.Fault] = []
+    faults: list[formats.Fault] = []
     clean = cleaning.Cleaner(self.cleaning, *self.release.pair)
     sets_of = _held_out(self.held_out, self.held_out_digest).sets
-    with blocks.writing(self.path, self.buckets) as writer:
+    with buckets.writing(self.path, self.buckets) as writer:
       for row in releases.read(self.release):
-        if isinstance(row, records.Fault):
+        if isinstance(row, formats.Fault):
           kinds[row.what] += 1
           if len(faults) < FAULTS_KEPT:
             faults.append(row)
           continue
         counts[READ] += 1
-        cleaned = clean(row.source, row.target)
+        cleaned = clean(*row.texts)
         if isinstance(cleaned, str):
           counts[cleaned] += 1
           continue
@@ -100,13 +104,13 @@ class Clean:
           by_set.update(sets)
           continue
         counts[KEPT] += 1
-        writer.add(key % self.buckets, key, 0, source.encode(), target.encode())
+        writer.add(key, source.encode(), target.encode())
     return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-  """The output of `Clean` as later units need it: its file, what tells it apart, its corpus."""
+  """The output of `Clean` for later units: its file, its key and its corpus."""
 
   path: str
   key: str
@@ -115,15 +119,15 @@ class Cleaned:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-  """Removes duplicates in one bucket of a language pair, and puts what is left in random order.
+  """Removes duplicates in one bucket of a language pair, and shuffles the rest.
 
-  Of pairs with the same key the first is kept: that of the earlier input, then of the earlier row.
+  Keeps the first of several pairs with the same key: from the earlier input, then the earlier row.
 
   Attributes:
-    inputs: The cleaned releases of the pair; the earlier ones are preferred.
-    bucket: Which rows of them.
-    seed: Of the random order.
-    path: File to make; `ranks_path` is another.
+    inputs: The cleaned releases of the pair, in order of precedence.
+    bucket: Number of the bucket.
+    seed: Seed of the random order.
+    path: Output file; there is another at `ranks_path`.
   """
 
   inputs: tuple[Cleaned, ...]
@@ -133,44 +137,46 @@ class Merge:
 
   @functools.cached_property
   def key(self) -> str:
-    """What the output depends on."""
+    """Hash of everything that the output depends on."""
     inputs = [(each.key, each.corpus) for each in self.inputs]
     return _digest("merge", inputs, self.bucket, self.seed)
 
   @property
   def corpora(self) -> tuple[str, ...]:
-    """The corpora of the inputs; a row's tag is the place of its corpus among them."""
+    """The corpora of the inputs; the tag of a row is the index of its corpus."""
     return tuple(dict.fromkeys(each.corpus for each in self.inputs))
 
   @property
   def ranks_path(self) -> str:
-    """The rows' ranks: those of the first corpus in ascending order, of the second, ..."""
+    """File of the ranks of the rows: ascending for the first corpus, then for the second, ..."""
     return f"{self.path}.ranks.npy"
 
   def __str__(self) -> str:
     return self.path
 
   def make(self) -> dict[str, Any]:
-    """Makes the files; returns counts by corpus: rows, duplicates, and what is kept."""
+    """Makes the files; returns counts by corpus: rows, duplicates, and kept rows."""
     corpora = self.corpora
-    rows = _Rows(
-      (block, corpora.index(each.corpus))
-      for each in self.inputs
-      for block in blocks.read(each.path, self.bucket)
-    )
-    # np.unique gives the first of equal keys.
-    _, first_K, place_N = np.unique(rows.keys_N, return_index=True, return_inverse=True)
+    tables, tags = [buckets.CLEANED.empty_table()], [0]
+    for each in self.inputs:
+      for table in buckets.read(each.path, buckets.CLEANED, self.bucket):
+        tables.append(table)
+        tags.append(corpora.index(each.corpus))
+    tags_N = np.repeat(tags, [len(table) for table in tables])
+    rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
+    keys_N = rows["key"].to_numpy()
+    texts = rows.select(["source", "target"])
+    # np.unique returns the index of the first of equal keys.
+    _, first_K, place_N = np.unique(keys_N, return_index=True, return_inverse=True)
     first_N = first_K[place_N]
     repeated_R = np.flatnonzero(first_N != np.arange(len(first_N)))
-    pairs_R = zip(repeated_R.tolist(), first_N[repeated_R].tolist(), strict=True)
-    same_R = np.array([rows.text(row) == rows.text(first) for row, first in pairs_R], np.bool_)
-    ranks_K = ranks(rows.keys_N[first_K], rows.tags_N[first_K], corpora, self.seed)
-    order_K = np.lexsort((rows.keys_N[first_K], ranks_K))
+    same_R = _equal(texts.take(repeated_R), texts.take(first_N[repeated_R]))
+    ranks_K = ranks(keys_N[first_K], tags_N[first_K], corpora, self.seed)
+    order_K = np.lexsort((keys_N[first_K], ranks_K))
     ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
-    with blocks.writing(self.path) as writer:
-      for rank, row in zip(ranks_K.tolist(), kept_K.tolist(), strict=True):
-        writer.add(0, rank, rows.tags_N[row], *rows.text(row))
-    tags_K = rows.tags_N[kept_K]
+    tags_K = tags_N[kept_K]
+    merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
+    buckets.write_table(self.path, pa.table(merged, buckets.MERGED))
     with atomic_files.atomic_file(self.ranks_path, shared=True) as stream:
       np.save(stream, ranks_K[np.argsort(tags_K, kind="stable")])
 
@@ -179,9 +185,9 @@ class Merge:
 
     columns = zip(
       corpora,
-      of_corpus(rows.tags_N),
-      of_corpus(rows.tags_N[repeated_R[same_R]]),
-      of_corpus(rows.tags_N[repeated_R[~same_R]]),
+      of_corpus(tags_N),
+      of_corpus(tags_N[repeated_R[same_R]]),
+      of_corpus(tags_N[repeated_R[~same_R]]),
       of_corpus(tags_K),
       strict=True,
     )
@@ -189,34 +195,14 @@ class Merge:
     return {corpus: dict(zip(names, counts, strict=True)) for corpus, *counts in columns}
 
 
-class _Rows:
-  """All rows of some blocks at once, with a tag for each block."""
-
-  def __init__(self, tagged: Iterator[tuple[blocks.Block, int]]):
-    parts = list(tagged)
-    sizes = [len(block.texts) for block, _ in parts]
-    offsets = np.cumsum([0, *sizes])
-    self.keys_N = _joined([block.keys_N for block, _ in parts], np.uint64)
-    self.tags_N = _joined([np.full(len(block), tag) for block, tag in parts], np.int64)
-    starts, middles, ends = (
-      _joined([getattr(b, name) + o for (b, _), o in zip(parts, offsets, strict=False)], np.int64)
-      for name in ("starts_N", "middles_N", "ends_N")
-    )
-    self._starts_N, self._middles_N, self._ends_N = starts, middles, ends
-    self._texts = b"".join([block.texts for block, _ in parts])
-
-  def text(self, row: int) -> tuple[bytes, bytes]:
-    """Both texts of a row."""
-    middle = self._middles_N[row]
-    return self._texts[self._starts_N[row] : middle], self._texts[middle : self._ends_N[row]]
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-  return np.concatenate(arrays).astype(dtype) if arrays else np.empty(0, dtype)
+def _equal(first: pa.Table, second: pa.Table) -> np.ndarray:
+  """Returns whether all columns of two tables are equal, bool [N]."""
+  columns = [pc.equal(first[name], second[name]).to_numpy() for name in first.column_names]
+  return np.logical_and.reduce(columns)
 
 
 def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:
-  """Random numbers, uint64 [N], that depend on seed, pair key and corpus, and on nothing else."""
+  """Returns random numbers, uint64 [N], that depend only on seed, pair key and corpus."""
   secret = f"rank {seed}".encode()
   states = [hashlib.blake2b(name.encode(), digest_size=8, key=secret) for name in corpora]
   keys = keys_N.astype("<u8").tobytes()
@@ -229,12 +215,12 @@ def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: 
 
 
 def load_ranks(unit: Merge) -> np.ndarray:
-  """What a merged bucket has at `ranks_path`: uint64 [N]."""
+  """Returns the ranks of a merged bucket, uint64 [N]; see `Merge.ranks_path`."""
   return np.load(unit.ranks_path, allow_pickle=False)
 
 
 Bounds = tuple[tuple[str, int, int], ...]
-"""Corpora with the first rank that is taken, and the one behind the last."""
+"""Corpora, each with the first rank to take and the one after the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,10 +229,10 @@ class Write:
 
   Attributes:
     inputs: The buckets.
-    bounds: Which ranks of which corpora. Rows of other corpora are left out.
+    bounds: Ranks to take, by corpus. Rows of other corpora are left out.
     source_language: Code of the first side.
-    target_language: Code of the second.
-    path: TFRecord file to make.
+    target_language: Code of the second side.
+    path: TFRecord file to write.
   """
 
   inputs: tuple[Merge, ...]
@@ -257,7 +243,7 @@ class Write:
 
   @functools.cached_property
   def key(self) -> str:
-    """What the output depends on."""
+    """Hash of everything that the output depends on."""
     inputs = [each.key for each in self.inputs]
     return _digest("write", inputs, self.bounds, self.source_language, self.target_language)
 
@@ -265,7 +251,7 @@ class Write:
     return self.path
 
   def make(self) -> dict[str, Any]:
-    """Makes the file; returns the number of rows, the bytes of the records, the file's hash."""
+    """Makes the file; returns the number of rows, the bytes of the records, and the file hash."""
     examples = shards.Examples(self.source_language, self.target_language)
     rows = heapq.merge(*(self._rows(each) for each in self.inputs))
     sha256 = hashlib.sha256()
@@ -283,28 +269,35 @@ class Write:
   def _rows(self, merged: Merge) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     bounds = {corpus: (low, high) for corpus, low, high in self.bounds}
     corpora = [corpus.encode() for corpus in merged.corpora]
-    # 2**64 is no uint64, so the last rank and not the one behind it; none is from 1 to 0.
+    # The last rank instead of the one after it, because 2**64 is not a uint64; 1 to 0 is empty.
     ranges = [bounds.get(corpus, (0, 0)) for corpus in merged.corpora]
     low_C = np.array([low if low < high else 1 for low, high in ranges], np.uint64)
     last_C = np.array([high - 1 if low < high else 0 for low, high in ranges], np.uint64)
-    for block in blocks.read(merged.path):
-      if not len(block) or block.keys_N[0] > last_C.max():
+    for rows in buckets.read(merged.path, buckets.MERGED):
+      rank_N, tag_N = rows["rank"].to_numpy(), rows["tag"].to_numpy()
+      if not len(rows) or rank_N[0] > last_C.max():
         return
-      inside_N = (block.keys_N >= low_C[block.tags_N]) & (block.keys_N <= last_C[block.tags_N])
-      for row in np.flatnonzero(inside_N).tolist():
-        yield int(block.keys_N[row]), corpora[block.tags_N[row]], *block.text(row)
+      inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))
+      taken = rows.take(inside_N)
+      yield from zip(
+        taken["rank"].to_pylist(),
+        (corpora[tag] for tag in tag_N[inside_N].tolist()),
+        taken["source"].to_pylist(),
+        taken["target"].to_pylist(),
+        strict=True,
+      )
 
 
 Unit = Clean | Merge | Write
 
 
-def run(unit: Unit) -> None:
-  """Does a unit's work and writes its result beside its file, unless both are there."""
+def run_unit(unit: Unit) -> None:
+  """Does the work of a unit and writes its result next to its file, unless both exist."""
   if result(unit) is not None:
     return
   path = _result_path(unit)
   with contextlib.suppress(FileNotFoundError):
-    os.remove(path)  # Else it would vouch for a file that is about to be another.
+    os.remove(path)  # It is not valid for the new file.
   made = unit.make()
   saved = {"key": unit.key, "bytes": os.path.getsize(unit.path), "made": made}
   with atomic_files.atomic_file(path, shared=True) as stream:
@@ -312,7 +305,7 @@ def run(unit: Unit) -> None:
 
 
 def result(unit: Unit) -> dict[str, Any] | None:
-  """What a unit's work has returned; None where it is not done, or was with other input."""
+  """Returns the saved result of a unit; None if it is not done, or was done with other input."""
   try:
     with open(_result_path(unit), "rb") as stream:
       saved = json.load(stream)
@@ -328,10 +321,10 @@ def _result_path(unit: Unit) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _held_out(path: str, digest: str) -> decontamination.HeldOut:
-  """The sentences that are left out; a process loads them once."""
+def _held_out(path: str, digest: str) -> decontamination.EvaluationSentences:
+  """Returns the sentences to exclude; a process loads them once."""
   del digest
-  return decontamination.HeldOut.load(path)
+  return decontamination.EvaluationSentences.load(path)
 
 
 def _digest(*parts: object) -> str:

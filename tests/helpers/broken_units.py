@@ -4,15 +4,15 @@ import dataclasses
 import os
 import signal
 
-from vmsst.tasks.opus import blocks, stages
+from vmsst.tasks.opus import buckets, stages
 
 
 class KilledClean(stages.Clean):
   """A unit whose process is killed (kill -9) when a part is written."""
 
   def make(self):
-    with blocks.writing(self.path, self.buckets, block_bytes=1) as writer:
-      writer.add(0, 1, 0, b"half", b"of it")
+    with buckets.writing(self.path, self.buckets, memory_bytes=1) as writer:
+      writer.add(1, b"half", b"of it")
       os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from vmsst import languages
+from vmsst.bitext import readers
 from vmsst.tasks.opus import records
 
 COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
@@ -36,7 +37,7 @@ def write(
     own = [languages.language(code) for code in codes]
     pair = records.ordered(*own)
     turn = 1 if own == list(pair) else -1
-    names = [records.code(language) for language in pair]
+    names = [readers.compact_code(language) for language in pair]
     examples = [
       features.serialize_example(dict(zip(COLUMNS, (*row[::turn], *names, "Corpus"), strict=True)))
       for row in rows

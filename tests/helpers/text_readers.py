@@ -11,7 +11,7 @@ from typing import Any
 
 from trials import Reader
 
-from vmsst.bitext import readers
+from vmsst.bitext import formats, readers
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import documents, questions
 from vmsst.evaluation.report import reading
@@ -117,7 +117,7 @@ def _bitext(pattern: str, folder: pathlib.Path, negatives: int = 0, **options: A
 def _opus(folder: pathlib.Path) -> None:
   for release in releases.find(str(folder)):
     for item in releases.read(release):
-      assert isinstance(item, (releases.Row, releases.Fault))
+      assert isinstance(item, (formats.Row, formats.Fault))
     release.license()
     release.readme()
 

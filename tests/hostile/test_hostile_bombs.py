@@ -15,6 +15,7 @@ import trials
 from flax import serialization
 
 import vmsst
+from vmsst.bitext import formats
 from vmsst.checkpoints import torch_files
 from vmsst.checkpoints.importers import mt5
 from vmsst.files import text_files
@@ -69,7 +70,7 @@ def test_an_opus_archive_that_names_files_outside_and_expands_a_thousand_times(t
   def read(place):
     for release in releases.find(str(place)):
       for item in releases.read(release):
-        assert isinstance(item, releases.Fault)
+        assert isinstance(item, formats.Fault)
       assert len(release.readme()) == 1 << 16
 
   assert trials.attempt(trials.Reader("x", {}, read), tmp_path) == ("read", "")

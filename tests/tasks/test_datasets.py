@@ -112,7 +112,7 @@ def test_an_epoch_ends_with_the_last_full_batch(mixture):
   assert len(batches) == 170 // 8
 
 
-def test_a_restored_iterator_goes_on_exactly(mixture, tmp_path):
+def test_a_restored_iterator_resumes_exactly(mixture, tmp_path):
   iterator = iter(_dataset(mixture))
   for _ in range(37):
     next(iterator)
@@ -206,5 +206,5 @@ def test_batches_of_one_language_pair_come_in_proportion(two_pairs, tmp_path):
 
 def test_batches_of_one_language_pair_need_the_languages(two_pairs):
   lengths = {"inputs": 24, "targets": 24}
-  with pytest.raises(errors.InputError, match="need input_language and target_language in TASK"):
+  with pytest.raises(errors.InputError, match="add input_language and target_language to TASK"):
     _dataset(two_pairs, changes={"task_feature_lengths": lengths}, one_language_pair=True)

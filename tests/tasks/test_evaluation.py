@@ -7,7 +7,7 @@ import seqio
 from vmsst import errors
 from vmsst.evaluation import benchmarks, suite
 from vmsst.languages import language
-from vmsst.tasks import bitext, evaluation
+from vmsst.tasks import evaluation
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.text import vocabularies
 
@@ -131,7 +131,7 @@ def test_ones_own_files_are_searched_by_pair(tmp_path):
 
 @pytest.fixture
 def small_root(tmp_path, tatoeba_root):
-  """The folders of two benchmarks; the test sets of Tatoeba lie beside them too."""
+  """The folders of two benchmarks; the test sets of Tatoeba are there too."""
   for folder in ("tatoeba", "xlsts"):
     (tmp_path / folder).mkdir()
   for path in tatoeba_root.glob("tatoeba.*"):
@@ -141,14 +141,13 @@ def small_root(tmp_path, tatoeba_root):
   return tmp_path
 
 
-def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_path, monkeypatch):
+def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_path):
   class Encoder:
     def encode(self, texts):
       return np.eye(4)[[NUMBERS[text] for text in texts]]
 
-  monkeypatch.setitem(bitext._PAIRS, "trained on", ((language("deu"), language("eng")),))
-  name = evaluation.suite(str(small_root), BYTES, mixture_or_task_name="trained on")
-  assert evaluation.suite(str(small_root), BYTES, mixture_or_task_name="trained on") == name
+  name = evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"])
+  assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) == name
   tasks = seqio.get_mixture_or_task(name).tasks
   assert {task.name for task in tasks} == {"vmsst_eval_xlsts", "vmsst_eval_tatoeba"}
   chosen = benchmarks.choose_benchmarks(["xlsts", "tatoeba"])

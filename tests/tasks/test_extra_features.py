@@ -143,7 +143,7 @@ def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   assert not next(task.get_dataset(None).as_numpy_iterator())["negatives"].any()
 
 
-def test_a_saved_iterator_goes_on_with_vectors(corpus, tmp_path):
+def test_a_saved_iterator_resumes_with_vectors(corpus, tmp_path):
   name = files(corpus, negatives=3, memory_limit=0)
   source = seqio.MixtureRegistry.get(name).tasks[0].source
 
@@ -169,11 +169,11 @@ def test_rows_with_another_number_of_columns_are_named(tmp_path):
   (file,) = readers.find_bitext(str(path))
   with pytest.raises(errors.InputError, match=r"x\.de-en\.tsv:2: 3 columns where 4 are expected"):
     list(readers.read_rows(file, 1))
-  with pytest.raises(errors.InputError, match=r":1: 4 columns where 5 .*TAB 3 wrong translations"):
+  with pytest.raises(errors.InputError, match=r":1: 4 columns where 5 .*TAB 3 hard negatives"):
     list(readers.read_rows(file, 3))
   (tmp_path / "y.de-en.jsonl").write_text('{"de": "a", "en": "b"}\n', encoding="utf-8")
   (file,) = readers.find_bitext(str(tmp_path / "y.*"))
-  with pytest.raises(errors.InputError, match="only TSV files hold wrong translations"):
+  with pytest.raises(errors.InputError, match="only TSV files contain hard negatives"):
     list(readers.read_rows(file, 1))
 
 
@@ -186,9 +186,9 @@ def test_what_does_not_go_together_is_refused(corpus, tmp_path):
     WITH_ALL | {"negatives": None}, seed=0
   )
   for lengths, message in (
-    (WITH_ALL, "has 'negatives', which the data has not.*bind bitext.files.negatives"),
-    ({**PAIR, "teacher_inputs": 5}, r"\['teacher_inputs'\] is 5, but .* are 4 wide"),
-    ({**PAIR, "inputs": (3, 12)}, r"\['inputs'\] is \(3, 12\); it has to be one number"),
+    (WITH_ALL, "has 'negatives', but the data only has .*bind bitext.files.negatives"),
+    ({**PAIR, "teacher_inputs": 5}, r"\['teacher_inputs'\] is 5; set it to 4, the dimension"),
+    ({**PAIR, "inputs": (3, 12)}, r"\['inputs'\] is \(3, 12\); set it to one number"),
   ):
     with pytest.raises(errors.InputError, match=message):
       BitextFeatureConverter()(data, lengths)
@@ -219,7 +219,7 @@ def test_vectors_that_do_not_go_with_the_files_are_refused(corpus, tmp_path):
       tasks(**options)[0].get_dataset(WITH_ALL)
   for name, width in {"a": 3, "b": 4}.items():
     np.save(folder / f"{name}.de-en.tsv.npy", np.zeros([1, 2, width], np.float32))
-  with pytest.raises(errors.InputError, match=r"one width are needed, not of 3 \(.*, 4 \("):
+  with pytest.raises(errors.InputError, match=r"have several dimensions: 3 \(.*, 4 \("):
     bitext.files(str(corpus / "bitext" / "?.de-en.tsv"), BYTES, teacher=str(tmp_path / "vectors"))
 
 

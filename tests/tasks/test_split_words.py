@@ -9,8 +9,10 @@ import sentencepiece
 import seqio
 import tensorflow as tf
 
+import vmsst
 from vmsst import errors
 from vmsst.bitext import readers
+from vmsst.inference import encoder as encoder_lib
 from vmsst.tasks import bitext, evaluation, preprocessors, sample, sources
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.text import vocabularies, vocabulary_training
@@ -112,7 +114,7 @@ def test_inference(vocabulary, expected, monkeypatch):
   texts = [*(text for text, _ in TEXTS.values()), ENGLISH[0]]
   for text, code, row_D in zip(texts, expected, wanted, strict=True):
     np.testing.assert_array_equal(encoder.encode([text], language=code), row_D[None])
-  monkeypatch.setattr(encoder, "_WINDOW", 2)  # languages are cut as sentences are
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 2)  # languages are cut as sentences are
   np.testing.assert_array_equal(
     encoder.encode(texts, language=list(expected), batch_size=2), wanted
   )
@@ -152,7 +154,7 @@ def test_a_missing_program_is_one_clear_error_for_streams_too(tmp_path, monkeypa
       seqio.MixtureRegistry.get(name).get_dataset(LENGTHS)
 
 
-def test_a_stream_is_saved_and_goes_on(tmp_path, vocabulary):
+def test_a_stream_is_saved_and_resumes(tmp_path, vocabulary):
   lines = (f"Satz Nr. {i}, z.B. so.\tSentence No. {i}, isn't it?\n" for i in range(700))
   (tmp_path / "a.de-en.tsv").write_text("".join(lines), encoding="utf-8")
   name = bitext.files(str(tmp_path / "*.tsv"), vocabulary, memory_limit=0)

@@ -73,7 +73,7 @@ def test_rows_are_those_of_the_vocabulary_padded_or_not(kind, both_directions):
   assert all(row["targets"].all() for row in whole.as_numpy_iterator())
 
 
-def test_a_saved_iterator_goes_on_and_epochs_and_shards_are_whole(tmp_path):
+def test_a_saved_iterator_resumes_and_epochs_and_shards_are_whole(tmp_path):
   task = make_task(VOCABULARIES["bytes"])
   options = {"shuffle": True, "seed": 5, "num_epochs": None}
   iterator = iter(task.get_dataset(LENGTHS, **options))
@@ -95,7 +95,7 @@ def test_a_saved_iterator_goes_on_and_epochs_and_shards_are_whole(tmp_path):
   assert sum(shards, collections.Counter()) == whole
 
 
-def test_mixed_draws_at_the_rates_and_goes_on_from_a_checkpoint(tmp_path):
+def test_mixed_samples_at_the_rates_and_resumes_from_a_checkpoint(tmp_path):
   def draw(repeat):
     parts = [tf.data.Dataset.range(size).map(lambda x, k=k: x * 0 + k) for k, size in
              enumerate((50, 30))]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Folders of files that are made from bitexts, one of each, and can be made in several goes.
+"""Folders of files derived from bitexts, one per bitext; interrupted work resumes.
 
-Beside the files lies `description.json`: with what settings they were made, and of each file that
-is finished from what and how much there is. Files are written whole or not at all.
+Next to the files, `description.json` holds their settings and, for each finished file, its bitext
+and counts. Files are written atomically.
 """
 
 import json
@@ -18,9 +18,10 @@ Counts = Mapping[str, int]
 
 
 def place(bitext: BitextFile, name: str) -> str:
-  """Where in a folder the file `name` made from a bitext lies: below the name of its own folder.
+  """Returns the path, in a folder of derived files, of the file `name` of a bitext.
 
-  So files of several folders that are named alike do not meet.
+  It is below the name of the bitext's folder, so that files of the same name in several folders do
+  not collide.
   """
   return os.path.join(os.path.basename(os.path.dirname(bitext.paths[0])), name)
 
@@ -34,16 +35,15 @@ def make_files(
   make: Callable[[BitextFile, str], Counts],
   refresh: bool = False,
 ) -> dict[str, Counts]:
-  """Makes a file of every bitext that has none yet, and returns the counts of them all by path.
+  """Makes a file for every bitext without one, and returns the counts of all files by path.
 
   Args:
-    bitexts: What files are made from.
-    folder: Where they are put; made if need be.
-    settings: What every file depends on; they are kept in the description.
-    place_of: The place of a bitext's file in the folder.
-    make: Writes a bitext's file to the path that it is given, and returns what to keep of it in
-      the description.
-    refresh: Make all files again; until its turn comes, a file stays as it was.
+    bitexts: The inputs.
+    folder: The output folder; made if missing.
+    settings: Everything that all files depend on; stored in the description.
+    place_of: Returns the path of a bitext's file in the folder.
+    make: Writes a bitext's file to a given path and returns its counts for the description.
+    refresh: Make all files again; an old file stays until its replacement is complete.
 
   Raises:
     InputError: files in the folder were made with other settings or from other bitexts, or two
@@ -54,7 +54,7 @@ def make_files(
     other = places.setdefault(place_of(bitext), bitext)
     if other is not bitext:
       raise errors.InputError(
-        f"{other} and {bitext} would both be made into {place_of(bitext)}: use two folders"
+        f"{other} and {bitext} would both be made into {place_of(bitext)}; use two folders"
       )
   description = {**settings, "files": {}} if refresh else _read(folder, settings)
   files = description["files"]
@@ -63,7 +63,7 @@ def make_files(
     if where in files and os.path.isfile(path):
       if files[where]["bitext"] != str(bitext):
         raise errors.InputError(
-          f"{path} was made from {files[where]['bitext']}, not from {bitext}: use another folder, "
+          f"{path}: was made from {files[where]['bitext']}, not from {bitext}; use another folder, "
           "or make all files again (--refresh)"
         )
       continue
@@ -75,7 +75,7 @@ def make_files(
 
 
 def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-  """The description in a folder, or a new one."""
+  """Returns the description in a folder, or a new one."""
   path = os.path.join(folder, DESCRIPTION)
   try:
     with open(path, encoding="utf-8") as stream:
@@ -85,10 +85,12 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
   except FileNotFoundError:
     return {**settings, "files": {}}
   except (ValueError, KeyError, TypeError) as error:
-    raise errors.InputError(f"{path}: not a description of such files ({error!r})") from None
+    raise errors.InputError(
+      f"{path}: not a description of derived files ({error!r}); use another folder"
+    ) from None
   if found != dict(settings) or not isinstance(files, dict):
     raise errors.InputError(
-      f"{path}: the files beside it were made with {found}, not with {dict(settings)}: use another "
-      "folder, or make all files again (--refresh)"
+      f"{path}: the files next to it were made with {found}, not with {dict(settings)}; use "
+      "another folder, or make all files again (--refresh)"
     )
   return description

@@ -1,8 +1,9 @@
-"""`vmsst data build`: a dataset for training from OPUS releases on disk."""
+"""`vmsst data build`: builds a training dataset from OPUS releases on disk."""
 
 import argparse
 import shlex
 
+from vmsst import errors
 from vmsst.cli import command
 from vmsst.cli.command import Command
 
@@ -13,48 +14,53 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     "--recipe",
     required=True,
     metavar="NAME|FILE",
-    help="vmsst, ems, soft_contrastive, or a YAML file of your own",
+    help="recipe: vmsst, ems, soft_contrastive, or your own YAML file",
   )
   add("--input", required=True, metavar="FOLDER", help="folder of OPUS releases")
   add(
     "--held-out",
     required=True,
     metavar="FOLDER",
-    help="folder of evaluation sets, whose sentences are left out",
+    help="folder of evaluation sets, whose sentences are excluded",
   )
   add(
     "--output",
     required=True,
     metavar="FOLDER",
-    help="TFDS data folder; the dataset is opus_bitext/NAME in it",
+    help="TFDS data folder for the dataset opus_bitext/NAME",
   )
   add(
     "--work",
     metavar="FOLDER",
-    help="for what is made on the way, kept for other recipes (default: one in --output, removed "
-    "at the end)",
+    help="folder for intermediate files, kept for other recipes (default: a folder in --output, "
+    "removed at the end)",
   )
   add(
     "--workers",
     type=command.at_least_1,
     metavar="N",
-    help="processes of this machine (default: one a core)",
+    help="number of processes on this machine (default: one per core)",
   )
   add(
     "--runner",
     metavar="NAME",
-    help="do the work by this runner of Apache Beam, such as DirectRunner or FlinkRunner",
+    help="Apache Beam runner, such as DirectRunner or FlinkRunner, instead of local processes",
   )
   add(
     "--beam-options",
     default="",
     metavar="FLAGS",
-    help='flags of Beam in one argument: --beam-options="--parallelism=8 --flink_master=..."',
+    help='Beam flags in one argument: --beam-options="--parallelism=8 --flink_master=..."',
   )
 
 
 def _build(args: argparse.Namespace) -> None:
-  from vmsst.tasks.opus import builder
+  try:
+    from vmsst.tasks.opus import builder
+  except ModuleNotFoundError as error:
+    raise errors.InputError(
+      f"building a dataset needs the package {error.name}; install it: pip install 'vmsst[opus]'"
+    ) from None
 
   folder = builder.build(
     args.recipe,
@@ -66,12 +72,12 @@ def _build(args: argparse.Namespace) -> None:
     beam_runner=args.runner,
     beam_options=shlex.split(args.beam_options),
   )
-  print(f"{folder}: see {builder.DATA_CARD} in it")
+  print(f"{folder}: described in {builder.DATA_CARD}")
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("data", "build"): Command(
-    "build a dataset for training from OPUS releases, without duplicates and evaluation sentences",
+    "build a training dataset from OPUS releases, without duplicates and evaluation sentences",
     _build_arguments,
     _build,
     resumable=True,

@@ -1,4 +1,4 @@
-"""`vmsst vocab` and `vmsst data`: what is made of bitext before training."""
+"""`vmsst vocab` and `vmsst data`: prepare bitext for training."""
 
 import argparse
 from typing import Any
@@ -18,32 +18,37 @@ def _vocab_train_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add("--output", required=True, metavar="FILE", help="model file to write")
   add("--size", type=int, default=32_000, help="number of pieces (default %(default)s)")
-  add("--model-type", choices=("unigram", "bpe"), default="unigram")
+  add(
+    "--model-type",
+    choices=("unigram", "bpe"),
+    default="unigram",
+    help="SentencePiece algorithm (default %(default)s)",
+  )
   add(
     "--character-coverage",
     type=float,
     default=0.9995,
     metavar="SHARE",
-    help="share of characters with pieces of their own (default %(default)s)",
+    help="share of characters that get their own pieces (default %(default)s)",
   )
-  add("--byte-fallback", action="store_true", help="write rare characters as bytes")
+  add("--byte-fallback", action="store_true", help="encode rare characters as bytes")
   add("--lowercase", action="store_true", help="lower-case the text first")
   add(
     "--pretokenize",
     action="store_true",
-    help="split the text into words first, by the rules of its language (before --lowercase)",
+    help="split the text into words by the rules of its language, before --lowercase",
   )
   add(
     "--max-sentences",
     type=int,
     metavar="N",
-    help="use at most N sentences, drawn evenly over the files",
+    help="use at most N sentences, sampled evenly from the files (default: all)",
   )
   add(
     "--languages",
     nargs=2,
     metavar="CODE",
-    help="languages of the two sides, where file names do not tell",
+    help="languages of the two sides (default: from file names)",
   )
 
 
@@ -64,33 +69,52 @@ def _vocab_train(args: argparse.Namespace) -> None:
   )
   for name, (used, total) in report.sentences_by_file.items():
     print(f"{used:>10,} of {total:,} sentences  {name}")
-  print(f"{report.path}: {report.size:,} {args.model_type} pieces (0 padding, 1 end, 2 unknown)")
+  print(f"{report.path}: {report.size:,} {args.model_type} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
     if getattr(args, option):
       print(f"Use it with SentencePieceVocabulary.{option} = True.")
 
 
 def _bitext_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares what the commands have in common that make files of bitext with an encoder."""
+  """Adds the common arguments of commands that derive files from bitext with an encoder."""
   add = parser.add_argument
-  add("encoder", metavar="RUN", help="an encoder's MODEL_DIR or one checkpoint_<step> of it")
-  add("output", metavar="FOLDER", help="folder to make; what is finished in it is not made again")
+  add(
+    "encoder",
+    metavar="RUN",
+    help="MODEL_DIR of an encoder, or one of its checkpoint_<step> folders",
+  )
+  add("output", metavar="FOLDER", help="output folder; finished files are skipped")
   add("patterns", nargs="+", metavar="PATTERN", help="bitext files, as in training; quote patterns")
   add(
     "--languages",
     nargs=2,
     metavar="CODE",
-    help="languages of the two sides, where file names do not tell",
+    help="languages of the two sides (default: from file names)",
   )
-  add("--fields", nargs=2, metavar="NAME", help="the two fields of JSONL files")
-  add("--batch-size", type=int, default=128, metavar="N", help="default %(default)s")
-  add("--refresh", action="store_true", help="make all files again, as with another encoder")
+  add(
+    "--fields",
+    nargs=2,
+    metavar="NAME",
+    help="names of the two fields of JSONL files (default: language codes)",
+  )
+  add(
+    "--batch-size",
+    type=int,
+    default=128,
+    metavar="N",
+    help="sentences per batch (default %(default)s)",
+  )
+  add("--refresh", action="store_true", help="make all files again, e.g. with another encoder")
 
 
 def _mine_negatives_arguments(parser: argparse.ArgumentParser) -> None:
   _bitext_arguments(parser)
   parser.add_argument(
-    "--count", type=int, default=3, metavar="K", help="of each pair (default %(default)s)"
+    "--count",
+    type=int,
+    default=3,
+    metavar="K",
+    help="number of hard negatives per pair (default %(default)s)",
   )
 
 
@@ -110,7 +134,7 @@ def _mine_negatives(args: argparse.Namespace) -> None:
     args.encoder, args.patterns, args.output, count=args.count, **_bitext_options(args)
   )
   for path, counts in made.items():
-    print(f"{path}: {counts['negatives']:,} wrong translations of {counts['pairs']:,} pairs")
+    print(f"{path}: {counts['negatives']:,} hard negatives of {counts['pairs']:,} pairs")
 
 
 def _embed_bitext(args: argparse.Namespace) -> None:
@@ -120,18 +144,18 @@ def _embed_bitext(args: argparse.Namespace) -> None:
     args.encoder, args.patterns, args.output, **_bitext_options(args)
   )
   for path, counts in made.items():
-    print(f"{path}: {counts['lines']:,} pairs of vectors, {counts['dimension']} wide")
+    print(f"{path}: {counts['lines']:,} pairs of vectors of dimension {counts['dimension']}")
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("data", "embed"): Command(
-    "write an encoder's vectors of bitext files, for a student to learn from",
+    "embed bitext files with a teacher, to distill it into a student",
     _bitext_arguments,
     _embed_bitext,
     resumable=True,
   ),
   ("data", "mine-negatives"): Command(
-    "write bitext files with wrong translations that an encoder finds near the right ones",
+    "mine hard negatives for bitext files: plausible but wrong translations",
     _mine_negatives_arguments,
     _mine_negatives,
     resumable=True,

@@ -1,4 +1,4 @@
-"""XML files, plain or gzipped, parsed piece by piece; errors name the file and the line."""
+"""Parses XML files, plain or gzipped, piece by piece; errors name the file and the line."""
 
 from collections.abc import Iterator
 from xml.parsers import expat
@@ -7,11 +7,11 @@ from vmsst import errors
 from vmsst.files import text_files
 
 PARSE_ERRORS = (expat.ExpatError, LookupError, ValueError)
-"""What expat raises: `ExpatError`, and for encodings that it cannot read the other two."""
+"""The errors of expat: `ExpatError`; the others for encodings that it does not support."""
 
 
 def feed(path: str, parser: expat.XMLParserType) -> Iterator[None]:
-  """Gives a file to a parser, and yields whenever its handlers may have found something.
+  """Parses a file; yields after each piece, when the handlers may have results.
 
   Raises:
     InputError: the file cannot be read or is not well-formed, its encoding is unknown, or a handler
@@ -31,5 +31,5 @@ def _parse(path: str, parser: expat.XMLParserType, data: bytes, *, last: bool) -
     raise
   except PARSE_ERRORS as error:
     raise errors.InputError(
-      f"{path}:{parser.CurrentLineNumber}: not well-formed XML: {error}"
+      f"{path}:{parser.CurrentLineNumber}: not well-formed XML: {error}; repair the file"
     ) from None

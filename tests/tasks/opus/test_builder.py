@@ -93,7 +93,7 @@ def test_what_is_built_is_not_built_again_but_for_another_recipe(tree):
     _build(tree)
 
 
-def test_a_build_that_fails_leaves_no_dataset_and_goes_on(tree, monkeypatch):
+def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
   def fail(*arguments):
     raise OSError(28, "No space left on device", "x")
 
@@ -102,7 +102,7 @@ def test_a_build_that_fails_leaves_no_dataset_and_goes_on(tree, monkeypatch):
     with pytest.raises(errors.InputError, match=r"write of .*No space left"):
       _build(tree)
   assert not list((tree / "tfds").rglob("1.0.0*"))
-  cleaned = tree / "tfds/opus_bitext_work/mine/clean/Tanzil.v1.eng_tur.blocks"
+  cleaned = tree / "tfds/opus_bitext_work/mine/clean/Tanzil.v1.eng_tur.parquet"
   assert cleaned.exists()
   with monkeypatch.context() as patch:
     patch.setattr(pipeline.stages.Clean, "make", fail)  # It is done and need not be done again.
@@ -133,7 +133,7 @@ def test_the_command_builds(tree, capsys):
   arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
   arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
   assert cli.main(arguments) == 0
-  assert "1.0.0: see DATA_CARD.md in it" in capsys.readouterr().out
+  assert "1.0.0: described in DATA_CARD.md" in capsys.readouterr().out
   saved = json.loads((tree / "tfds/opus_bitext/mine/1.0.0/dataset_info.json").read_text())
   assert len(saved["splits"]) == 4
   arguments[3] = f"--input={tree}/nowhere"

@@ -156,7 +156,7 @@ def test_keys():
   ],
 )
 def test_settings_are_checked(field, value):
-  with pytest.raises(errors.InputError, match=f"{field} is {value!r}; it has to be"):
+  with pytest.raises(errors.InputError, match=f"{field} is {value!r}; set it to"):
     Cleaning(**{field: value})
 
 

@@ -9,7 +9,7 @@ from vmsst import errors
 from vmsst.evaluation import evaluation_texts
 from vmsst.evaluation.benchmarks import BENCHMARKS
 from vmsst.tasks.opus import cleaning
-from vmsst.tasks.opus.decontamination import MAX_SETS, HeldOut
+from vmsst.tasks.opus.decontamination import MAX_SETS, EvaluationSentences
 
 TEXTS = [
   ("tatoeba", "Hello, world!"),
@@ -26,7 +26,7 @@ def sets(held_out, text):
 
 @pytest.fixture(scope="module")
 def held_out():
-  return HeldOut.of(TEXTS)
+  return EvaluationSentences.of(TEXTS)
 
 
 def test_sets_that_hold_a_sentence(held_out):
@@ -40,21 +40,21 @@ def test_sets_that_hold_a_sentence(held_out):
 
 
 def test_digest_tells_content_not_order(held_out):
-  assert HeldOut.of(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
-  assert HeldOut.of(TEXTS[:-2]).digest != held_out.digest
+  assert EvaluationSentences.of(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
+  assert EvaluationSentences.of(TEXTS[:-2]).digest != held_out.digest
   renamed = [(name.replace("ntrex", "xtrex"), text) for name, text in TEXTS]
-  assert HeldOut.of(renamed).digest != held_out.digest
+  assert EvaluationSentences.of(renamed).digest != held_out.digest
 
 
 def test_saved_whole_and_loaded(held_out, tmp_path):
   path = tmp_path / "below" / "held_out.npz"
   held_out.save(path)
   assert [each.name for each in path.parent.iterdir()] == ["held_out.npz"]
-  loaded = HeldOut.load(path)
+  loaded = EvaluationSentences.load(path)
   assert loaded.digest == held_out.digest
   assert sets(loaded, "hello world") == ("ntrex", "tatoeba")
-  HeldOut.of([]).save(path)
-  assert HeldOut.load(path).sets(0) == ()
+  EvaluationSentences.of([]).save(path)
+  assert EvaluationSentences.load(path).sets(0) == ()
 
 
 @pytest.mark.parametrize("keep", [0, 100, -30])
@@ -62,21 +62,21 @@ def test_broken_file(held_out, tmp_path, keep):
   path = tmp_path / "held_out.npz"
   held_out.save(path)
   path.write_bytes(path.read_bytes()[:keep])
-  with pytest.raises(errors.InputError, match=r"held_out\.npz: not a file of held-out sentences"):
-    HeldOut.load(path)
+  with pytest.raises(errors.InputError, match=r"held_out\.npz: not a file of evaluation sentences"):
+    EvaluationSentences.load(path)
 
 
 def test_pickles_and_other_arrays_are_refused(tmp_path):
   path = tmp_path / "held_out.npz"
   for content in ({"keys": np.array([{}])}, {"keys": np.zeros(2)}, {"other": np.zeros(2)}):
     np.savez(path, names=np.array(["a"]), sets=np.zeros(2, np.uint64), **content)
-    with pytest.raises(errors.InputError, match="not a file of held-out sentences"):
-      HeldOut.load(path)
+    with pytest.raises(errors.InputError, match="not a file of evaluation sentences"):
+      EvaluationSentences.load(path)
 
 
 def test_more_sets_than_bits():
   with pytest.raises(ValueError, match="65 sets"):
-    HeldOut.of((f"set {i}", "text") for i in range(MAX_SETS + 1))
+    EvaluationSentences.of((f"set {i}", "text") for i in range(MAX_SETS + 1))
 
 
 def test_workers_need_no_tensorflow():
@@ -89,7 +89,7 @@ def test_workers_need_no_tensorflow():
 
 
 def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
-  held_out = HeldOut.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
+  held_out = EvaluationSentences.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
   with gzip.open(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz", "rt", encoding="utf-8") as lines:
     german = [line.rstrip("\n") for line in lines]
   for text in german:

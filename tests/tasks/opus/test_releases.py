@@ -15,6 +15,7 @@ import opus_tree
 import pytest
 
 from vmsst import errors
+from vmsst.bitext import formats
 from vmsst.languages import language
 from vmsst.tasks.opus import records, releases
 
@@ -38,12 +39,12 @@ def _release(path, codes=("de", "en")):
 
 
 def _read(release):
-  """Rows as (number, source, target), and faults as (what stands behind the folder, why)."""
+  """Rows as (number, source, target), and faults as (path in the folder, reason)."""
   rows, faults = [], []
   folder = os.path.dirname(release.paths[0])
   for item in releases.read(release):
-    if isinstance(item, records.Row):
-      rows.append(tuple(item))
+    if isinstance(item, formats.Row):
+      rows.append((item.number, *item.texts))
     else:
       faults.append((os.path.relpath(item.place, folder), item.what))
   return rows, faults
@@ -127,13 +128,13 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
   assert _read(found[0]) == ([(1, "a", "a")], [])
   assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
     ("Books.en-fr.en", "its counterpart Books.en-fr.fr is missing"),
-    ("de-en.tmx.gz", "neither its folders nor its name tell corpus and version"),
+    ("de-en.tmx.gz", "neither its folders nor its name show corpus and version"),
     ("en-be_Latn.txt.zip", "unknown language code 'be_Latn'"),
     ("en-qx.txt.zip", "unknown language code 'qx'"),
     ("no-nb.txt.zip", "both sides are Norwegian Bokmål"),
     ("ze_en-zh.txt.zip", "unknown language code 'ze_en'"),
   ]
-  with pytest.raises(errors.InputError, match="no OPUS release lies below it"):
+  with pytest.raises(errors.InputError, match="no OPUS release below this folder"):
     releases.scan(str(tmp_path / "Books" / "v1"))
   with pytest.raises(errors.InputError, match="no such folder"):
     releases.scan(str(tmp_path / "none"))
@@ -169,7 +170,7 @@ def test_one_side_ends_before_the_other(tmp_path):
 
 
 def _streamed(members):
-  """A zip archive as a pipe writes it: the sizes stand behind the members."""
+  """A zip archive as a pipe writes it: the sizes come after the members."""
 
   class Pipe(io.BytesIO):
     def seekable(self):
@@ -214,7 +215,7 @@ def test_a_truncated_archive_gives_what_can_be_read(tmp_path, write):
     assert (rows, fault[0]) == ([], "a.zip")
 
 
-def test_damaged_content_is_told_by_its_checksum(tmp_path):
+def test_damaged_content_is_found_by_its_checksum(tmp_path):
   stored = io.BytesIO()
   with zipfile.ZipFile(stored, "w") as archive:
     for name, data in {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}.items():
@@ -231,10 +232,11 @@ def test_damaged_content_is_told_by_its_checksum(tmp_path):
   assert fault[0].startswith("b.zip/X.de-en.en:")
 
 
-def test_archives_that_cannot_be_read_are_told(tmp_path):
+def test_archives_that_cannot_be_read_are_reported(tmp_path):
   good = opus_tree.zipped(SIDES)
   encrypted = bytearray(good)
   encrypted[6] |= 1
+  encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1  # In the directory too.
   other = io.BytesIO()
   with zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as archive:
     for name, data in SIDES.items():
@@ -285,7 +287,7 @@ def test_gzip_streams_that_break_or_go_on(tmp_path):
   assert _read(_release(path)) == ([(i, "x" * 999, "y") for i in range(1, 2_001)], [])
 
 
-def test_tmx_goes_on_behind_what_is_ill_formed(tmp_path):
+def test_tmx_resumes_after_what_is_ill_formed(tmp_path):
   body = _unit("eins", "one") + _unit("zwei &foo; zwei", "two") + _unit("drei", "three")
   body += b"<tu><tuv xml:lang=de><seg>x</seg></tuv></tu>\n" + _unit("\xff", "five")
   body += _unit("sechs \x0b", "six") + _unit("sieben\nsieben", "seven &amp; &#x37;")
@@ -352,7 +354,8 @@ def test_bombs_take_little_memory(tmp_path):
   code = f"""
     import resource
     from vmsst.languages import language
-    from vmsst.tasks.opus import archives, records, releases
+    from vmsst.files import archives
+    from vmsst.tasks.opus import records, releases
     archives._BOMB_BYTES = 1 << 25
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in ("a.tsv.gz", "b.tmx.gz", "c.tmx.gz", "d.tsv.gz"):
@@ -392,4 +395,4 @@ def test_whatever_the_bytes_nothing_is_raised(tmp_path):
         content[rng.randrange(len(content))] = rng.randrange(256)
       (tmp_path / name).write_bytes(content)
       for item in releases.read(_release(tmp_path / name)):
-        assert isinstance(item, records.Row | records.Fault)
+        assert isinstance(item, formats.Row | formats.Fault)

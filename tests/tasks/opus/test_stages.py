@@ -15,7 +15,9 @@ RECIPE = recipes.Recipe(
   corpora=(recipes.Corpus("Europarl"), recipes.Corpus("Tatoeba")),
   validation=recipes.Validation(share=0.2),
 )
-HELD_OUT = decontamination.HeldOut.of([("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")])
+HELD_OUT = decontamination.EvaluationSentences.of(
+  [("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")]
+)
 PLANTED = [
   ("Wer bist du?", "Who's that?"),
   ("wer BIST du", "Who goes there?"),
@@ -109,7 +111,7 @@ def test_the_data_do_not_depend_on_workers_nor_on_the_folder(tree):
 
 
 def _times(work):
-  return {path: path.stat().st_mtime_ns for path in work.rglob("*.blocks")}
+  return {path: path.stat().st_mtime_ns for path in work.rglob("*.parquet")}
 
 
 def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
@@ -118,12 +120,12 @@ def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
   assert _build(tree).content == first.content
   assert _times(tree / "work") == before
   # Without the result, or with half of the file, a unit was not done.
-  (tree / "work" / "clean" / "Tatoeba.v1.deu_eng.blocks.json").write_text('{"key":')
-  cut = tree / "work" / "merge" / "eng_tur" / "00000.blocks"
+  (tree / "work" / "clean" / "Tatoeba.v1.deu_eng.parquet.json").write_text('{"key":')
+  cut = tree / "work" / "merge" / "eng_tur" / "00000.parquet"
   cut.write_bytes(cut.read_bytes()[:-3])
   assert _build(tree).content == first.content
   again = {path.name for path, time in _times(tree / "work").items() if time != before[path]}
-  assert again == {"Tatoeba.v1.deu_eng.blocks", "00000.blocks"}
+  assert again == {"Tatoeba.v1.deu_eng.parquet", "00000.parquet"}
   # One language pair gets another row.
   before = _times(tree / "work")
   opus_tree.write(tree / "opus", [opus_tree.Part("Tatoeba", "v1", ("en", "tr"), [("two", "iki")])])
@@ -135,14 +137,14 @@ def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
   assert again == {"clean", "eng_tur"}
 
 
-def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
+def test_a_killed_worker_ends_the_build_and_the_same_call_resumes(tree):
   def killing(title, units):
     victim = next((i for i, u in enumerate(units) if "eng_tur" in u.path), None)
     if title == "clean":
       units = [broken_units.killed(u) if i == victim else u for i, u in enumerate(units)]
     runner.local(2, progress=False)(title, units)
 
-  with pytest.raises(errors.InputError, match=r"clean: a worker process was killed .*goes on"):
+  with pytest.raises(errors.InputError, match=r"clean: a worker process was killed .*to resume"):
     _build(tree, killing)
   assert list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
   done = _times(tree / "work" / "clean")
@@ -153,7 +155,7 @@ def test_a_killed_worker_ends_the_build_and_the_same_call_goes_on(tree):
 
 
 @pytest.mark.parametrize("stage", ["clean", "merge", "write"])
-def test_a_full_disk_ends_the_build_and_the_same_call_goes_on(tree, monkeypatch, stage):
+def test_a_full_disk_ends_the_build_and_the_same_call_resumes(tree, monkeypatch, stage):
   folder = {"clean": "clean", "merge": "merge", "write": "shards"}[stage]
 
   class Full:
@@ -179,7 +181,7 @@ def test_a_full_disk_ends_the_build_and_the_same_call_goes_on(tree, monkeypatch,
 
   with monkeypatch.context() as patch:
     patch.setattr(atomic_files, "open", opening, raising=False)
-    with pytest.raises(errors.InputError, match=rf"{stage} of .*No space left.*deu_eng.*goes on"):
+    with pytest.raises(errors.InputError, match=rf"{stage} of .*No space left.*deu_eng.*to resume"):
       _build(tree)
   assert not list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
   assert _build(tree).content == _build(tree, work="undisturbed").content
@@ -238,7 +240,7 @@ def test_ranks_are_random_and_depend_on_key_corpus_and_seed_alone():
 
 def test_one_build_at_a_time_works_in_a_folder(tree):
   def second(title, units):
-    with pytest.raises(errors.InputError, match="another build works in this folder"):
+    with pytest.raises(errors.InputError, match="another build uses this folder"):
       _build(tree)
     raise KeyboardInterrupt
 
@@ -247,7 +249,7 @@ def test_one_build_at_a_time_works_in_a_folder(tree):
 
 
 def test_nothing_to_build_is_an_error_that_says_why(tree):
-  with pytest.raises(errors.InputError, match=r"wants none of the 4 releases .*Europarl\.v8"):
+  with pytest.raises(errors.InputError, match=r"uses none of the 4 releases .*Europarl\.v8"):
     _build(tree, recipe=recipes.Recipe("mine", corpora=(recipes.Corpus("UNPC"),)))
   strict = recipes.Recipe("mine", unlisted=True, cleaning=cleaning.Cleaning(max_characters=3))
   with pytest.raises(errors.InputError, match=r"no pair of texts is left: 198 read, .*too_long"):
@@ -268,5 +270,5 @@ def test_beam_makes_the_same_data(tree):
   pytest.importorskip("apache_beam")
   report = _build(tree, runner.beam("DirectRunner"))
   assert report.content == _build(tree, work="other").content
-  with pytest.raises(errors.InputError, match=r"clean by DirectRunner: .*goes on"):
+  with pytest.raises(errors.InputError, match=r"clean by DirectRunner: .*to resume"):
     runner.beam("DirectRunner")("clean", [broken_units.Failing(str(tree / "x"))])

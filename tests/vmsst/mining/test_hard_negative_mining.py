@@ -127,7 +127,7 @@ def mine(folder, *options):
 def test_files_hold_every_line_with_its_negatives(folders, capsys):
   folder, _ = folders
   assert mine(folder, "--count", "2") == 0
-  assert "a/x.de-en.tsv.gz: 32 wrong translations of 18 pairs" in capsys.readouterr().out
+  assert "a/x.de-en.tsv.gz: 32 hard negatives of 18 pairs" in capsys.readouterr().out
   first, second = readers.find_bitext(str(folder / "out" / "*" / "*.tsv.gz"))
   assert first.paths == (str(folder / "out" / "a" / "x.de-en.tsv.gz"),)
   assert (second.source, second.target) == (language("fr"), language("en"))

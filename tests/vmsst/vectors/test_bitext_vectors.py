@@ -50,7 +50,7 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
   out = str(tmp_path / "out")
   assert cli.main(["data", "embed", str(run), out, str(path)]) == 0
-  assert "x.de-en.tsv.npy: 3 pairs of vectors, 5 wide" in capsys.readouterr().out
+  assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 5" in capsys.readouterr().out
   (file,) = readers.find_bitext(str(path))
   found = bitext_vectors.open_vectors(out, file)
   assert isinstance(found, np.memmap)

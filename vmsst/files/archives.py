@@ -1,0 +1,251 @@
+"""Reads as much as possible of zip archives, gzipped files and lines, however damaged they are.
+
+Memory is bounded, nothing is extracted to disk, and the names of members are never used as paths.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import gzip
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vmsst.files import input_files
+
+LINE_BYTES = 1 << 20
+"""`lines` yields a `BadLine` for each longer line."""
+
+_PIECE_BYTES = 1 << 15  # What is lost at most if compressed data is damaged.
+_BOMB_BYTES = 1 << 28  # Above this size, data that was compressed more than _BOMB_RATIO times ...
+_BOMB_RATIO = 500  # ... is not text: DEFLATE reaches 1000 on repetition alone.
+
+
+class DamagedError(Exception):
+  """The rest of a file cannot be read; the message is the reason, without the file name."""
+
+
+class BadLine(str):
+  """The reason why a line was left out, in place of the line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """A file in a zip archive.
+
+  Attributes:
+    archive: Path of the archive.
+    name: Name in the archive.
+    number: Position among the members, from 0.
+    info: Its entry in the archive's directory; None if the archive is truncated and has none.
+  """
+
+  archive: str
+  name: str
+  number: int
+  info: zipfile.ZipInfo | None
+
+  def __str__(self) -> str:
+    return f"{self.archive}/{self.name}"
+
+
+def members(path: str) -> list[Member]:
+  """Returns the members of a zip archive; of a truncated one, those with a header.
+
+  Raises:
+    DamagedError: the file is not a zip archive or cannot be read.
+  """
+  try:
+    with zipfile.ZipFile(path) as archive:
+      return [
+        Member(path, info.filename, number, info)
+        for number, info in enumerate(archive.infolist())
+        if not info.is_dir()
+      ]
+  except OSError as error:
+    raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
+  except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
+    pass
+  found = []
+  with contextlib.suppress(DamagedError):
+    for number, (name, pieces) in enumerate(_members_by_header(path)):
+      found.append(Member(path, name, number, None))
+      for _ in pieces:
+        pass
+  if not found:
+    raise DamagedError("no zip archive, or its beginning and end are damaged")
+  return found
+
+
+def member_chunks(member: Member) -> Iterator[bytes]:
+  """Yields the content of a member in pieces.
+
+  Raises:
+    DamagedError: the rest cannot be read; everything before it was yielded.
+  """
+  if member.info is not None:
+    yield from _directory_member(member.archive, member.info)
+    return
+  for number, (_, pieces) in enumerate(_members_by_header(member.archive)):
+    if number == member.number:
+      yield from pieces
+      return
+    for _ in pieces:
+      pass
+
+
+def file_chunks(path: str) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped (`.gz`) file in pieces; errors as `member_chunks`."""
+  with _damage():
+    if not path.endswith(".gz"):
+      with open(path, "rb") as stream:
+        yield from _pieces(stream)
+      return
+    size = os.path.getsize(path)
+    if not size:
+      raise DamagedError("truncated")
+    with gzip.open(path) as stream:
+      yield from _bounded(_pieces(stream), size)
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[str]:
+  """Yields the lines of UTF-8 text without their ends, and a `BadLine` for each one left out.
+
+  Lines end at LF or CR LF; at CR in text whose first piece has no LF. A byte order mark at the
+  beginning is dropped. Lines that are not UTF-8, hold NUL or exceed LINE_BYTES are bad.
+
+  Raises:
+    DamagedError: as `chunks`; the incomplete last line is not yielded.
+  """
+  separator = b""
+  rest = b""
+  skipping = False
+  for chunk in chunks:
+    if not separator:
+      chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+      separator = b"\r" if b"\r" in chunk and b"\n" not in chunk else b"\n"
+    end = chunk.rfind(separator) + 1
+    if not end:
+      rest = b"" if skipping else rest + chunk
+      if len(rest) > LINE_BYTES:
+        rest, skipping = b"", True
+      continue
+    start = 0
+    if skipping:
+      yield BadLine("the line is too long")
+      start = chunk.find(separator) + 1
+      skipping = False
+    yield from _decoded(rest + chunk[start:end], separator)
+    rest = chunk[end:]
+  if skipping:
+    yield BadLine("the line is too long")
+  elif rest:
+    yield from _decoded(rest + separator, separator)
+
+
+def _decoded(block: bytes, separator: bytes) -> Iterator[str]:
+  """Yields the lines of a block that ends with `separator` or is empty."""
+  if not block:
+    return
+  if len(block) <= LINE_BYTES and b"\0" not in block:
+    with contextlib.suppress(UnicodeDecodeError):
+      text = block.decode("utf-8")
+      yield from text.replace("\r\n", "\n")[:-1].split(separator.decode())
+      return
+  for line in block[:-1].split(separator):
+    yield _decoded_line(line)
+
+
+def _decoded_line(line: bytes) -> str:
+  if len(line) > LINE_BYTES:
+    return BadLine("the line is too long")
+  if b"\0" in line:
+    return BadLine("the line holds NUL")
+  try:
+    return line.removesuffix(b"\r").decode("utf-8")
+  except UnicodeDecodeError:
+    return BadLine("the line is not UTF-8")
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+  """Turns the errors of the standard library's readers into DamagedError."""
+  try:
+    yield
+  except EOFError:
+    raise DamagedError("truncated") from None
+  except (zlib.error, gzip.BadGzipFile):
+    raise DamagedError("the compressed data is damaged") from None
+  except OSError as error:
+    raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
+
+
+def _pieces(stream: Any) -> Iterator[bytes]:
+  # read1 returns what was read before the data breaks; read would lose it.
+  return iter(functools.partial(stream.read1, _PIECE_BYTES), b"")
+
+
+def _bounded(pieces: Iterable[bytes], compressed: int) -> Iterator[bytes]:
+  """Yields pieces; raises DamagedError if they are too many for `compressed` bytes of text."""
+  left = max(_BOMB_BYTES, _BOMB_RATIO * compressed)
+  for piece in pieces:
+    left -= len(piece)
+    if left < 0:
+      raise DamagedError(f"text that was compressed more than {_BOMB_RATIO} times")
+    yield piece
+
+
+def _directory_member(path: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
+  """Yields the content of a member that the archive's directory lists."""
+  if info.flag_bits & 0x1:
+    raise DamagedError("encrypted")
+  if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    raise DamagedError("compressed in another way than by DEFLATE")
+  unchecked = copy.copy(info)
+  del unchecked.CRC  # zipfile would drop the last piece if the checksum is wrong.
+  checksum = 0
+  try:
+    with _damage(), zipfile.ZipFile(path) as archive, archive.open(unchecked) as stream:
+      for piece in _bounded(_pieces(stream), min(info.compress_size, os.path.getsize(path))):
+        checksum = zlib.crc32(piece, checksum)
+        yield piece
+  except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
+    raise DamagedError("the archive's directory is damaged") from None
+  if checksum != info.CRC:
+    raise DamagedError("wrong checksum: its content is damaged")
+
+
+def _members_by_header(path: str) -> Iterator[tuple[str, Iterator[bytes]]]:
+  """Yields name and content of the members from an archive's beginning to where it breaks off.
+
+  The content of each must be read before the next.
+  """
+  import stream_unzip
+
+  def checked(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    with unzipping():
+      yield from _bounded(pieces, os.path.getsize(path))
+
+  @contextlib.contextmanager
+  def unzipping() -> Iterator[None]:
+    try:
+      yield
+    except stream_unzip.TruncatedDataError:
+      raise DamagedError("truncated") from None
+    except stream_unzip.EncryptionMechanismNotAllowed:
+      raise DamagedError("encrypted") from None
+    except stream_unzip.UnzipError:
+      raise DamagedError("the compressed data is damaged") from None
+
+  with _damage(), open(path, "rb") as stream, unzipping():
+    unzipped = stream_unzip.stream_unzip(
+      _pieces(stream),
+      chunk_size=_PIECE_BYTES,
+      allowed_encryption_mechanisms=(stream_unzip.NO_ENCRYPTION,),
+    )
+    for name, _, pieces in unzipped:
+      yield name.decode("utf-8", errors="replace"), checked(pieces)
