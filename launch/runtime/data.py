@@ -86,9 +86,8 @@ def get_mixture_or_task(cfg: DatasetConfig) -> Any:
     ) from error
 
 
-def _shared_seed(seed: int | None) -> int:
-  if seed is not None:
-    return seed
+def time_seed() -> int:
+  """Returns the time as a seed, the same one in all processes."""
   return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
 
 
@@ -123,7 +122,7 @@ def get_dataset(
     ),
     shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
     use_cached=cfg.use_cached,
-    seed=_shared_seed(cfg.seed),
+    seed=time_seed() if cfg.seed is None else cfg.seed,
     trim_output_features=cfg.trim_output_features,
     batch_size=cfg.batch_size // num_shards,
   )

@@ -3,7 +3,7 @@
 import concurrent.futures
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,13 @@ from vmsst.errors import InputError
 from vmsst.launch import distributed
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, utils
+
+
+def seqio_evaluator(**arguments: Any) -> Any:
+  """Returns a `seqio.Evaluator`; imports SeqIO."""
+  import seqio
+
+  return seqio.Evaluator(**arguments)
 
 
 class InferenceEvaluator:
@@ -23,6 +30,9 @@ class InferenceEvaluator:
     model: gives `predict_batch`, `predict_batch_with_aux` and `score_batch`.
     partitioner: the mesh.
     log_dir: SeqIO's loggers write below `log_dir`/inference_eval; None writes nothing.
+
+  Raises:
+    InputError: There is nothing to evaluate.
   """
 
   def __init__(
@@ -50,12 +60,12 @@ class InferenceEvaluator:
       use_memory_cache=self._cfg.use_memory_cache,
       **logging_arguments,
     )
+    if not self._evaluator.eval_tasks:
+      raise InputError(
+        f"{self._cfg.mixture_or_task_name!r} has no task with metrics and a split "
+        f"{self._cfg.split!r}; choose another mixture or split"
+      )
     self._infer_fns: dict[str, Any] = {}
-
-  @property
-  def eval_tasks(self) -> Sequence[Any]:
-    """Tasks that have metrics and the split."""
-    return self._evaluator.eval_tasks
 
   @property
   def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -104,11 +114,3 @@ class InferenceEvaluator:
   def close(self) -> None:
     """Waits for metrics that are still being computed."""
     self._evaluator.close()
-
-
-def require_tasks(evaluator: InferenceEvaluator, cfg: data_lib.DatasetConfig) -> None:
-  """Raises InputError where the evaluator has nothing to evaluate."""
-  if not evaluator.eval_tasks:
-    raise InputError(
-      f"{cfg.mixture_or_task_name!r} has no task with metrics and a split {cfg.split!r}"
-    )

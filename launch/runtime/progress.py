@@ -30,6 +30,12 @@ def _count(number: float) -> str:
   return f"{number:.3g}G"
 
 
+def print_once(text: str) -> None:
+  """Prints a line, from the first process alone."""
+  if jax.process_index() == 0:
+    print(text, flush=True)
+
+
 class Progress:
   """One line that says how training goes: step, loss, examples/s, tokens/s, time left.
 
@@ -163,16 +169,12 @@ class EvaluationLog:
         seen = self._seen.setdefault(task, [])
         seen[1:] = [(step, numbers)]  # keeps the first, replaces the newest
 
-  def tables(self) -> list[str]:
-    """A table for every task: metrics down, first and newest step across."""
-    return [
-      table(
-        task,
-        [f"step {step}" for step, _ in seen],
-        {name: [numbers.get(name) for _, numbers in seen] for name in seen[-1][1]},
-      )
-      for task, seen in self._seen.items()
-    ]
+  def print_tables(self) -> None:
+    """Prints a table for every task: metrics in rows, first and newest step in columns."""
+    for task, seen in self._seen.items():
+      columns = [f"step {step}" for step, _ in seen]
+      rows = {name: [numbers.get(name) for _, numbers in seen] for name in seen[-1][1]}
+      print_once(f"\n{table(task, columns, rows)}")
 
 
 def _is_number(value: Any) -> bool:

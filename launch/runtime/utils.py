@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
+from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, partitioning, train_state
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime.checkpoints import (
@@ -46,6 +47,11 @@ __all__ = [
 def set_hardware_rng_ops() -> None:
   """Makes the fast generator the default: reproducible for one sharding on one device only."""
   jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+
+
+def optional_key(seed: int | None) -> jax.Array | None:
+  """Returns the random key of a seed, or None without one."""
+  return None if seed is None else jax.random.PRNGKey(seed)
 
 
 class TrainStateInitializer:
@@ -106,29 +112,31 @@ class TrainStateInitializer:
   def from_checkpoint(
     self,
     path: epath.Path,
-    *,
-    dtype: str | None = None,
-    assignment_map: checkpoints.AssignmentMap | None = None,
+    cfg: checkpoints.RestoreCheckpointConfig | None = None,
     fallback_rng: jax.Array | None = None,
   ) -> Any:
-    """The state in the checkpoint at `path`; see `checkpoints.restore`.
+    """Returns the state in the checkpoint at `path`; see `checkpoints.restore`.
 
     Args:
-      path: a `checkpoint_<step>` folder.
-      dtype: type to restore parameters in; None: the model's.
-      assignment_map: which array is read from where.
-      fallback_rng: key to initialize what is missing; None: nothing may be.
+      path: A `checkpoint_<step>` folder.
+      cfg: How to read it; None reads every array of the model as it is.
+      fallback_rng: Key to initialize missing arrays, needed if `cfg.fallback_to_scratch`.
+
+    Raises:
+      InputError: The checkpoint does not match the model, or the key is missing.
     """
-    shapes = self.global_train_state_shape
     scratch = None
-    if fallback_rng is not None:
+    if cfg is not None and cfg.fallback_to_scratch:
+      if fallback_rng is None:
+        raise InputError("fallback_to_scratch=True needs a seed; set fallback_init_rng")
       scratch = functools.partial(self._some_from_scratch, fallback_rng)
+    shapes = self.global_train_state_shape
     state = checkpoints.restore(
       path,
       shapes.state_dict(),
       self._partitioner.shardings(self.train_state_axes).state_dict(),
-      dtype=dtype,
-      assignment_map=assignment_map,
+      dtype=cfg.dtype if cfg else None,
+      assignment_map=cfg.assignment_map if cfg else None,
       fallback=scratch,
     )
     return shapes.restore_state(state)

@@ -120,7 +120,7 @@ _EXPECTED = {
     r"target/\S+ has shape \(32,\) in the model and \(16,\) in {run}/checkpoint_2 .*"
     "the checkpoint is of another model or size"
   ),
-  "fewer steps": r"TRAIN_STEPS=1 is less than the step of the checkpoint, 2",
+  "fewer steps": r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
   "dry run": r"--dry_run is for `t5x train` on the bundled runtime",
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
@@ -279,7 +279,7 @@ def test_training_a_finished_run_again_says_so_and_only_evaluates(finished):
   before = read_lines(run / "train" / "metrics.jsonl")
   again = commands.t5x("train", *commands.TINY, model_dir(run), cwd=run.parent)
   assert again.returncode == 0, again.stderr
-  assert "at step 2 already" in again.stdout
+  assert "already at the last step, 2" in again.stdout
   columns, rows = read_table(again.stdout)
   assert columns == ["step 2"]
   assert rows == {name: [values[-1]] for name, values in read_table(first.stdout)[1].items()}
@@ -335,7 +335,7 @@ def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp
     assert re.fullmatch(
       r"step \d+/100000  loss \d+\.\d{4}  \S+ examples/s  \S+ tokens/s  ETA \S+ *", line
     )
-  stopped = re.search(r"Stopped by SIGTERM at step (\d+); the same command goes on", shown)
+  stopped = re.search(r"Stopped by SIGTERM at step (\d+); rerun the same command to resume", shown)
   assert stopped, shown
   assert (tmp_path / "run" / f"checkpoint_{stopped[1]}" / "state").is_dir()
 
