@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import serialization, struct, traverse_util
@@ -162,53 +161,6 @@ class Optimizer(struct.PyTreeNode):
     return self.replace(target=target, state=state)
 
 
-def _is_masked(node: Any) -> bool:
-  return isinstance(node, optax.MaskedNode)
-
-
-def optax_logical_axes(optax_state: PyTree, params: PyTree, param_logical_axes: PyTree) -> PyTree:
-  """Returns `optax_state` with the logical axes of each array, or None where it is replicated.
-
-  It knows no optax state by name. Wherever a branch of the state has the structure of the
-  parameters (moments, accumulated gradients, ...), each array in it that has the shape of its
-  parameter gets that parameter's axes. All else is replicated: counters, hyperparameters, random
-  keys, and row and column statistics of a factored second moment, which are small.
-
-  Args:
-    optax_state: What `GradientTransformation.init(params)` returned: arrays or their shapes.
-    params: The parameters: arrays or their shapes.
-    param_logical_axes: The axes of each parameter, a nested dict of PartitionSpec.
-  """
-  leaves = jax.tree.leaves(params)
-  structure: Any = jax.tree.structure(params)
-  flat_axes = flatten_paths(param_logical_axes)
-  axes = [
-    flat_axes[tuple(key.key for key in path)] for path, _ in jax.tree.flatten_with_path(params)[0]
-  ]
-
-  def mirrors_params(node: Any) -> bool:
-    # Parameters that a mask takes out leave an `optax.MaskedNode` in their place.
-    return bool(jax.tree.structure(node, is_leaf=_is_masked) == structure)
-
-  def axes_of(node: Any) -> Any:
-    if not mirrors_params(node):
-      return None
-    moments = jax.tree.leaves(node, is_leaf=_is_masked)
-    return jax.tree.unflatten(
-      structure,
-      [
-        moment
-        if _is_masked(moment)
-        else spec
-        if getattr(moment, "shape", None) == leaf.shape
-        else None
-        for moment, leaf, spec in zip(moments, leaves, axes, strict=True)
-      ],
-    )
-
-  return jax.tree.map(axes_of, optax_state, is_leaf=mirrors_params)
-
-
 class _TrainerHyperParams(struct.PyTreeNode):
   """What a trainer sets each step; optax schedules its own rate, so nothing reads it."""
 
@@ -243,10 +195,29 @@ class OptaxWrapper(OptimizerDef):
     )
 
   def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
-    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array."""
-    axes = optax_logical_axes(optimizer.state.param_states, optimizer.target, param_logical_axes)
+    """Returns `optimizer` with a PartitionSpec, or None if replicated, for every array.
+
+    Arrays of the optax state that have the shape of a parameter get its axes. All others are
+    replicated: counters, hyperparameters, random keys, and the row and column statistics of a
+    factored second moment, which are small.
+    """
+
+    def axes_of(moment: Any, param: Any, axes: Any) -> Any:
+      if isinstance(moment, optax.MaskedNode):  # in place of a parameter that a mask excludes
+        return moment
+      return axes if moment.shape == param.shape else None
+
+    param_states = optax.tree_map_params(
+      self.optax_optimizer,
+      axes_of,
+      optimizer.state.param_states,
+      optimizer.target,
+      param_logical_axes,
+      transform_non_params=lambda _: None,
+      is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )
     return optimizer.replace(
-      state=OptimizerState(step=None, param_states=axes), target=param_logical_axes
+      state=OptimizerState(step=None, param_states=param_states), target=param_logical_axes
     )
 
 
