@@ -108,7 +108,7 @@ class InferenceEvaluator:
     )
     if jax.process_count() > 1:
       concurrent.futures.wait([metrics])
-      distributed.meet()
+      distributed.barrier()
     return metrics
 
   def close(self) -> None:

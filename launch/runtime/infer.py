@@ -129,7 +129,7 @@ def infer(
         vocabulary,
         bar,
       )
-    distributed.meet()  # no process may delete chunks while another still looks for them
+    distributed.barrier()  # no process may delete chunks while another still looks for them
     if merge_chunked_results and jax.process_index() == 0:
       _merge(chunks, output)
 

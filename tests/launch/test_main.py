@@ -60,7 +60,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
   assert re.findall("exit: (.*)", printed) == [
     "0",
     "0",
-    f"t5x: error: give a --gin_file; the shipped ones are in {vmsst.gin_dir()}",
+    f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
   ]
   for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
     assert name in printed
@@ -110,7 +110,7 @@ _EXPECTED = {
   "no inner quotes": r"--gin\.MODEL_DIR = {folder}: .*inner quotes",
   "value": r"--gin\.TRAIN_STEPS = three: (?!.*0x)",
   "open bracket": r"--gin\.TRAIN_STEPS = \[1,: ",
-  "no equals sign": r"--gin\.TRAIN_STEPS: gin bindings are written --gin\.NAME=VALUE",
+  "no equals sign": r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NAME=VALUE",
   "not set": r"MODEL_DIR must be set, like --gin\.MODEL_DIR=VALUE",
   "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run': try '{folder}/rel",
   "unwritable folder": r"MODEL_DIR {folder}/a_file/run cannot be written to: Not a directory",
@@ -122,7 +122,7 @@ _EXPECTED = {
   ),
   "fewer steps": r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
-  "dry run": r"--dry_run is for `t5x train` on the bundled runtime",
+  "dry run": r"--dry_run works only with `t5x train` on the bundled runtime",
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
 }
 
@@ -340,9 +340,9 @@ def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp
   assert (tmp_path / "run" / f"checkpoint_{stopped[1]}" / "state").is_dir()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
 @pytest.mark.parametrize(("before", "seen"), [(None, ["", "glibc.malloc.hugetlb=1"]), ("x", ["x"])])
-def test_the_process_starts_anew_with_large_pages(before, seen):
+def test_the_process_is_re_executed_with_huge_pages(before, seen):
   code = (
     "import os; print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), flush=True)\n"
     "from vmsst.launch.main import main; main()"
@@ -360,4 +360,4 @@ def test_the_process_starts_anew_with_large_pages(before, seen):
   assert list(found) == seen
   assert len(set(numbers)) == 1
   assert done.returncode == 1
-  assert "give a --gin_file" in done.stderr
+  assert "set --gin_file" in done.stderr
