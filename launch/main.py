@@ -44,28 +44,40 @@ def _parser() -> argparse.ArgumentParser:
   commands = parser.add_subparsers(dest="command", required=True, metavar="{train,eval,infer}")
   for name, (_, _, text) in COMMANDS.items():
     command = commands.add_parser(
-      name, help=text, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+      name,
+      help=text,
+      description=text,
+      epilog=_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = command.add_argument
-    add(
-      "--gin_file", action="append", default=[], metavar="FILE", help="gin file to run; repeatable"
-    )
+    add("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable")
     add(
       "--gin_bindings",
       action="append",
       default=[],
       metavar="BINDING",
-      help="gin binding; repeatable",
+      help="gin binding, such as TRAIN_STEPS=1000; repeatable",
     )
-    add("--gin_search_paths", default=".", help="comma-separated folders of gin files")
-    add("--tfds_data_dir", help="folder of TFDS datasets")
-    add("--seqio_additional_cache_dirs", default="", help="comma-separated SeqIO cache folders")
+    add(
+      "--gin_search_paths",
+      default=".",
+      metavar="FOLDERS",
+      help="comma-separated folders of gin files (default: .)",
+    )
+    add("--tfds_data_dir", metavar="FOLDER", help="folder of TFDS datasets")
+    add(
+      "--seqio_additional_cache_dirs",
+      default="",
+      metavar="FOLDERS",
+      help="comma-separated SeqIO cache folders",
+    )
     add(
       "--dry_run",
       nargs="?",
       const="sizes",
       choices=("sizes", "memory"),
-      help="train only: print sizes, shardings and FLOPs (`memory`: also the memory that XLA "
+      help="train only: print sizes, shardings and FLOPs (memory: also the memory that XLA "
       "allocates) and exit",
     )
     add(
@@ -80,19 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
     )
-    add("--coordinator_address", help="HOST:PORT of process 0 (default: JAX_COORDINATOR_ADDRESS)")
     add(
-      "--process_count",
-      type=int,
-      metavar="N",
-      help="number of processes (default: JAX_NUM_PROCESSES)",
+      "--coordinator_address",
+      metavar="HOST:PORT",
+      help="address of process 0 (default: JAX_COORDINATOR_ADDRESS)",
     )
-    add(
-      "--process_index",
-      type=int,
-      metavar="N",
-      help="index of this process, from 0 (default: JAX_PROCESS_ID)",
-    )
+    for option, text, variable in (
+      ("--process_count", "number of processes", "JAX_NUM_PROCESSES"),
+      ("--process_index", "index of this process, from 0", "JAX_PROCESS_ID"),
+    ):
+      add(option, type=int, metavar="N", help=f"{text} (default: {variable})")
     add(
       "--initialization_timeout",
       type=int,

@@ -26,6 +26,7 @@ from vmsst.errors import InputError
 from vmsst.files import checksums
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
+from vmsst.launch.runtime.optimizers import some_names
 
 PREFIX = "checkpoint"
 _DAMAGED = "damaged_"  # before the name of a checkpoint that is not used
@@ -254,21 +255,16 @@ def apply_assignment_map(
         break
   if absent:
     raise InputError(
-      f"{path} lacks {_some(absent)}, which assignment_map reads: the checkpoint is of another "
+      f"{path} lacks {some_names(absent)}, which assignment_map reads: the checkpoint is of another "
       "model, number of layers or way of keeping layers (T5Config.scan_layers); it has "
-      f"{_some(list(stored))}"
+      f"{some_names(list(stored))}"
     )
   if unused:
     raise InputError(
       f"assignment_map: {sorted(unused)[0]!r} matches no array of the model, which has "
-      f"{_some(list(names))}"
+      f"{some_names(list(names))}"
     )
   return sources
-
-
-def _some(names: Sequence[str], count: int = 5) -> str:
-  more = f" and {len(names) - count} more" if len(names) > count else ""
-  return ", ".join(sorted(names)[:count]) + more
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,9 +301,9 @@ def restore(
   missing = [name for name in sources if name not in found]
   if missing and fallback is None:
     raise InputError(
-      f"{path} lacks {_some([sources[name] or name for name in missing])}. Give "
+      f"{path} lacks {some_names([sources[name] or name for name in missing])}. Give "
       "RestoreCheckpointConfig an assignment_map and fallback_to_scratch=True to initialize what "
-      f"is missing; the checkpoint has {_some(list(stored))}"
+      f"is missing; the checkpoint has {some_names(list(stored))}"
     )
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Optimizers in T5X's form: optax's, wrapped, and the base class that Adafactor shares.
+"""Optimizers in T5X's form: wrapped optax optimizers, and the base class of Adafactor.
 
-An `OptimizerDef` is the recipe, an `Optimizer` is the recipe with parameters (`target`) and state.
-A wrapped optax optimizer takes its learning rate from optax alone: the rate that the trainer hands
-to `apply_gradient` is not used, as in T5X. A gin file therefore gives the same schedule to both:
+An `OptimizerDef` is the recipe; an `Optimizer` is the recipe with parameters (`target`) and state. As
+in T5X, a wrapped optax optimizer ignores the trainer's learning rate and uses only its own. A gin
+file therefore gives the same schedule to both:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
@@ -23,7 +23,7 @@ from flax.core import frozen_dict
 from vmsst.errors import InputError
 
 PyTree = Any
-Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None where replicated
+Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None if replicated
 
 _ONLY_UPSTREAM = {
   "amos": "it belongs to the jestimator package",
@@ -31,31 +31,37 @@ _ONLY_UPSTREAM = {
 }
 
 
+def some_names(names: Sequence[str], count: int = 5) -> str:
+  """Returns the first `count` names, sorted, and the number of others, for a message."""
+  more = f" and {len(names) - count} more" if len(names) > count else ""
+  return ", ".join(sorted(names)[:count]) + more
+
+
 class OptimizerState(struct.PyTreeNode):
-  """The step, an int32 scalar, and what the optimizer remembers of the parameters."""
+  """The step, an int32 scalar, and the optimizer state of the parameters."""
 
   step: Leaf
   param_states: PyTree
 
 
 def flatten_paths(tree: PyTree) -> dict[tuple[str, ...], Any]:
-  """The leaves of a nested dict (frozen or not) by their path; empty dicts are left out."""
+  """Returns the leaves of a nested dict (frozen or not) by path, without empty dicts."""
   return traverse_util.flatten_dict(frozen_dict.unfreeze(tree))
 
 
 def unflatten_like(tree: PyTree, flat: Mapping[tuple[str, ...], Any]) -> PyTree:
-  """The nested dict of `flat`, frozen where `tree` is."""
+  """Returns the nested dict of `flat`, frozen if `tree` is."""
   nested = traverse_util.unflatten_dict(flat)
   return frozen_dict.freeze(nested) if isinstance(tree, frozen_dict.FrozenDict) else nested
 
 
 def _without_empty(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """`tree` without branches that hold no leaf, such as those of `optax.EmptyState`."""
+  """Returns `tree` without branches that have no leaf, such as those of `optax.EmptyState`."""
   return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
 
 
 def _restore(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
-  """`reference` with the leaves of `state_dict`, in which branches without leaves may be absent."""
+  """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
   expected = traverse_util.flatten_dict(
     serialization.to_state_dict(reference), keep_empty_nodes=True
   )
@@ -66,10 +72,9 @@ def _restore(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
     if path not in given and leaf is not traverse_util.empty_node
   ]
   if missing:
-    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     raise InputError(
-      f"{len(missing)} of {len(expected)} arrays of the train state are not in what it is restored "
-      f"from: {shown}. The model or the optimizer is another one than the one that was saved."
+      f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
+      f"{some_names(missing)}. Use the model and the optimizer that were saved."
     )
   complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
   return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete))
@@ -96,7 +101,7 @@ class OptimizerDef:
     raise NotImplementedError
 
   def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
-    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array."""
+    """Returns `optimizer` with a PartitionSpec, or None if replicated, for every array."""
     raise NotImplementedError
 
   def update_hyper_params(self, **overrides: Any) -> Any:
@@ -111,7 +116,7 @@ class OptimizerDef:
   def state_dict(self, target: PyTree, state: OptimizerState) -> dict[str, Any]:
     """Returns the tree that a checkpoint stores: `{'target': ..., 'state': ...}`.
 
-    Tuples become dicts with the keys '0', '1', ..., and branches without arrays are left out.
+    Tuples become dicts with the keys '0', '1', ...; branches without arrays are omitted.
     """
     return {
       "target": serialization.to_state_dict(target),
@@ -121,10 +126,10 @@ class OptimizerDef:
   def restore_state(
     self, target: PyTree, state: OptimizerState, state_dict: Mapping[str, Any]
   ) -> tuple[PyTree, OptimizerState]:
-    """Returns parameters and state in the structure of the given ones, with other leaves.
+    """Returns parameters and state with the leaves of `state_dict`.
 
     Raises:
-      InputError: arrays are missing from `state_dict`; the message names them.
+      InputError: Arrays are missing from `state_dict`; the message names them.
     """
     return (
       _restore(target, state_dict["target"], "target"),
@@ -146,7 +151,7 @@ class Optimizer(struct.PyTreeNode):
   target: PyTree
 
   def apply_gradient(self, grads: PyTree, **hyper_param_overrides: Any) -> Optimizer:
-    """Returns the optimizer after one more step; overrides are for this step only."""
+    """Returns the optimizer after one more step; overrides apply to this step only."""
     hyper_params = self.optimizer_def.update_hyper_params(**hyper_param_overrides)
     target, state = self.optimizer_def.apply_gradient(hyper_params, self.target, self.state, grads)
     return self.replace(target=target, state=state)
@@ -162,7 +167,7 @@ class Optimizer(struct.PyTreeNode):
 
 
 class _TrainerHyperParams(struct.PyTreeNode):
-  """What a trainer sets each step; optax schedules its own rate, so nothing reads it."""
+  """Set by the trainer at each step; unused, since optax has its own schedule."""
 
   learning_rate: float | None = None
 
@@ -224,7 +229,7 @@ class OptaxWrapper(OptimizerDef):
 def wrap_optax_optimizer(
   optax_optimizer: Callable[..., optax.GradientTransformation],
 ) -> Callable[..., OptaxWrapper]:
-  """Returns a function with the arguments of `optax_optimizer` that makes an OptaxWrapper."""
+  """Returns a function with the arguments of `optax_optimizer` that returns an OptaxWrapper."""
 
   @functools.wraps(optax_optimizer)
   def wrapped(*args: Any, **kwargs: Any) -> OptaxWrapper:
@@ -235,7 +240,7 @@ def wrap_optax_optimizer(
 
 @wrap_optax_optimizer
 def chain(transformations: Sequence[optax.GradientTransformation]) -> optax.GradientTransformation:
-  """Applies the transformations in turn: `optax.chain` of one list, which gin can bind."""
+  """Returns `optax.chain` of one list, which gin can bind."""
   return optax.chain(*transformations)
 
 
@@ -258,7 +263,7 @@ dpsgd = wrap_optax_optimizer(optax.contrib.dpsgd)
 def __getattr__(name: str) -> Any:
   if name in _ONLY_UPSTREAM:
     raise AttributeError(
-      f"t5x.optimizers.{name} is not in the bundled runtime ({_ONLY_UPSTREAM[name]}); "
-      "run the same gin files on an installed upstream T5X with --runtime=upstream"
+      f"t5x.optimizers.{name} is not in the bundled runtime ({_ONLY_UPSTREAM[name]}); install "
+      "upstream T5X and run the same gin files with --runtime=upstream"
     )
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
