@@ -69,8 +69,8 @@ def _axis_names(collection: str, variables: Variables, axes: Variables | None) -
   """Returns the axes of `variables`, in the same kind of dict."""
   if axes is None:
     raise InputError(
-      f"the model's collection {collection!r} has no logical axes, which a partitioner needs; create "
-      "its variables with flax.linen.partitioning.param_with_axes or variable_with_axes"
+      f"the model's collection {collection!r} has no logical axes, which a partitioner needs; "
+      "create its variables with flax.linen.partitioning.param_with_axes or variable_with_axes"
     )
   return _like(variables, flax_partitioning.get_axis_names(axes))
 

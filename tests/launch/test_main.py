@@ -111,14 +111,14 @@ _EXPECTED = {
   "value": r"--gin\.TRAIN_STEPS = three: (?!.*0x)",
   "open bracket": r"--gin\.TRAIN_STEPS = \[1,: ",
   "no equals sign": r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NAME=VALUE",
-  "not set": r"MODEL_DIR must be set, like --gin\.MODEL_DIR=VALUE",
-  "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run': try '{folder}/rel",
+  "not set": r"MODEL_DIR: no value; set --gin\.MODEL_DIR=VALUE",
+  "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run'; try '{folder}/rel",
   "unwritable folder": r"MODEL_DIR {folder}/a_file/run cannot be written to: Not a directory",
   "task": r"no task or mixture 'nowhere' is registered; known: .*check MIXTURE_OR_TASK_NAME",
   "vocabulary": r"vocabulary /nowhere/x\.model: cannot be read: No such file or directory",
   "other shape": (
     r"target/\S+ has shape \(32,\) in the model and \(16,\) in {run}/checkpoint_2 .*"
-    "the checkpoint is of another model or size"
+    "use a checkpoint of the same model and size"
   ),
   "fewer steps": r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
