@@ -1,6 +1,6 @@
-"""Makes `import t5x.<module>` give the bundled runtime's module.
+"""Maps `import t5x.<module>` to the bundled runtime.
 
-So the same gin files (`from t5x import utils`) run on the bundled runtime and on upstream T5X.
+The same gin files (`from t5x import utils`) thus run on the bundled runtime and on upstream T5X.
 """
 
 import importlib
@@ -14,7 +14,7 @@ _PACKAGE = "vmsst.launch.runtime"
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds `t5x` and `t5x.*` before anything on sys.path is looked at."""
+  """Finds `t5x` and `t5x.*` before sys.path is searched."""
 
   def find_spec(self, fullname, path=None, target=None):
     if fullname != "t5x" and not fullname.startswith("t5x."):
@@ -22,8 +22,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     bundled = _PACKAGE + fullname.removeprefix("t5x")
     if importlib.util.find_spec(bundled) is None:
       raise ModuleNotFoundError(
-        f"{fullname} is not part of the bundled runtime; it needs upstream T5X "
-        "(--runtime=upstream)",
+        f"{fullname} is not part of the bundled runtime; install upstream T5X and use "
+        "--runtime=upstream",
         name=fullname,
       )
     return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == "t5x")
@@ -34,13 +34,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return module
 
   def exec_module(self, module: ModuleType) -> None:
-    module.__spec__ = self._spec  # the import system replaced it by that of the alias
+    module.__spec__ = self._spec  # the import system set the alias's
 
 
 def install() -> None:
-  """From now on `t5x` is the bundled runtime in this process."""
+  """Makes `t5x` the bundled runtime in this process."""
   if any(isinstance(finder, _Finder) for finder in sys.meta_path):
     return
   if "t5x" in sys.modules:
-    raise RuntimeError("upstream t5x is imported already: the bundled runtime cannot take its name")
+    raise RuntimeError("upstream t5x is already imported; call install() before")
   sys.meta_path.insert(0, _Finder())

@@ -1,4 +1,4 @@
-"""`t5x train --dry_run`: what a run would need, without data and without making parameters."""
+"""`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
 
 import copy
 import inspect
@@ -26,32 +26,32 @@ _NUMBER = re.compile(r"_\d+")  # layers are listed together
 
 
 def forget_data() -> None:
-  """Rebinds, in the parsed gin configuration, what names data or folders: none need exist."""
+  """Rebinds data and folders in the parsed gin configuration, so that none need exist."""
   with gin.unlock_config():
     for name in ("model_dir", "infer_eval_dataset_cfg", "train_eval_dataset_cfg", "checkpoint_cfg"):
       gin.bind_parameter(f"__main__.train.{name}", None)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
-    # A teacher is a folder too; without it, its vectors are a part of the batch.
+    # A teacher is a folder too; without it, its vectors are part of the batch.
     for name in (*gin_utils.unset_macros(), "TEACHER"):
       gin.bind_parameter(f"{name}/gin.macro.value", None)
-    # A loss may ask its vocabulary for an id; no number here depends on which.
+    # A loss may look up a token id; the sizes do not depend on it.
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
 
 
 def train_function(with_memory: bool, topology: str | None = None) -> Callable[..., None]:
-  """What stands in for the training function: prints sizes, shardings and arithmetic of the run.
+  """Returns a replacement of the training function, which prints sizes, shardings and FLOPs.
 
-  The last line is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of matrix
-  products, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients
-  and the batch; activations are not counted).
+  The last line it prints is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of
+  matmuls, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients and
+  batch, without activations).
 
   Args:
-    with_memory: Compile the step as well, and say what memory XLA gives it on each device. The JSON
-      has `peak_bytes_per_device` besides: all that a step has in memory at a time. Compiling takes
-      minutes where a model has many layers. A program that does not fit a TPU is an InputError.
-    topology: TPUs to compile for, such as "v5e:2x4", by the package libtpu; none need be there, but
-      as many other devices (XLA_FLAGS=--xla_force_host_platform_device_count=8). None compiles for
-      the devices at hand.
+    with_memory: Also compile the step and report the memory that XLA allocates on each device. The
+      JSON then has `peak_bytes_per_device`, the total memory of a step. Compiling takes minutes for
+      deep models. A program that does not fit a TPU raises InputError.
+    topology: TPUs to compile for, such as "v5e:2x4"; needs the package libtpu and as many devices
+      of another kind (XLA_FLAGS=--xla_force_host_platform_device_count=8). None compiles for the
+      available devices.
   """
 
   def train(
@@ -78,25 +78,75 @@ def _check_names(others: Mapping[str, Any]) -> None:
   known = inspect.signature(train_lib.train).parameters
   for name in others:
     if name not in known:
-      raise InputError(f"train has no parameter {name!r}")
+      raise InputError(f"train has no parameter {name!r}; remove its binding")
+
+
+class _Step:
+  """A training step of abstract arrays.
+
+  Args:
+    model: The model.
+    cfg: The training data.
+    partitioner: The mesh.
+    trainer_cls: Creates the trainer.
+
+  Attributes:
+    batch: Shapes of a global batch, from the feature lengths alone.
+    state: Shapes of the train state.
+    axes: PartitionSpecs of the train state.
+  """
+
+  def __init__(
+    self, model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
+  ):
+    if not cfg.task_feature_lengths:
+      raise InputError("--dry_run needs TASK_FEATURE_LENGTHS; set it")
+    partitioner.get_data_layout(cfg.batch_size)  # raises if the batch is not divisible
+    converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
+    lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
+    self._model = model
+    self._trainer_cls = trainer_cls
+    self.batch = {
+      name: jax.ShapeDtypeStruct((cfg.batch_size, length), jnp.int32)
+      for name, length in lengths.items()
+    }
+    initializer = utils.TrainStateInitializer(
+      optimizer_def=model.optimizer_def,
+      init_fn=model.get_initial_variables,
+      input_shapes={name: value.shape for name, value in self.batch.items()},
+      input_types={name: value.dtype for name, value in self.batch.items()},
+      partitioner=partitioner,
+    )
+    self.state = initializer.global_train_state_shape
+    self.axes = initializer.train_state_axes
+
+  def function(self, partitioner: partitioning.PjitPartitioner) -> partitioning.PartitionedFunction:
+    """Returns (train_state, batch) -> (train_state, metrics) on a mesh."""
+    trainer = self._trainer_cls(
+      model=self._model,
+      train_state=self.state,
+      partitioner=partitioner,
+      eval_names=[],
+      summary_dir=None,
+      train_state_axes=self.axes,
+      rng=jax.random.PRNGKey(0),
+    )
+    trainer.close()
+    return trainer._partitioned_train_step
 
 
 def describe(
   model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
 ) -> dict[str, Any]:
-  """The numbers of the JSON line, and the report as `text`."""
-  batch = _batch(model, cfg, partitioner)
-  initializer = _initializer(model, batch, partitioner)
-  state = initializer.global_train_state_shape
-  arrays = traverse_util.flatten_dict(state.state_dict(), sep="/")
-  shardings = traverse_util.flatten_dict(
-    partitioner.shardings(initializer.train_state_axes).state_dict(), sep="/"
-  )
+  """Returns the numbers of the JSON line, and the report as `text`."""
+  step = _Step(model, cfg, partitioner, trainer_cls)
+  arrays = traverse_util.flatten_dict(step.state.state_dict(), sep="/")
+  shardings = traverse_util.flatten_dict(partitioner.shardings(step.axes).state_dict(), sep="/")
 
-  def local_bytes(name: str) -> int:
-    shape = shardings[name].shard_shape(arrays[name].shape)
-    return math.prod(shape) * arrays[name].dtype.itemsize
+  def local_bytes(array: Any, sharding: Any) -> int:
+    return math.prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
+  array_bytes = {name: local_bytes(array, shardings[name]) for name, array in arrays.items()}
   parameters = {
     name.removeprefix("target/"): math.prod(array.shape)
     for name, array in arrays.items()
@@ -105,28 +155,27 @@ def describe(
   modules: dict[str, int] = {}
   for name, count in parameters.items():
     modules[_module(name)] = modules.get(_module(name), 0) + count
-  parameter_bytes = sum(local_bytes(name) for name in arrays if name.startswith("target/"))
-  state_bytes = sum(local_bytes(name) for name in arrays if not name.startswith("target/"))
-  batch_bytes = sum(
-    math.prod(partitioner.data_sharding.shard_shape(value.shape)) * value.dtype.itemsize
-    for value in batch.values()
-  )
-  flops = _step_flops(model, state, batch, partitioner, initializer, trainer_cls)
+  parameter_bytes = sum(array_bytes[f"target/{name}"] for name in parameters)
+  state_bytes = sum(array_bytes.values()) - parameter_bytes
+  batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in step.batch.values())
+  with partitioner.context():
+    jaxpr = jax.make_jaxpr(step.function(partitioner).function)(step.state, step.batch)
+  flops = matmul_flops(jaxpr.jaxpr)
   large: dict[tuple[str, ...], list[int]] = {}
   for name, array in sorted(arrays.items()):
     if math.prod(array.shape) * array.dtype.itemsize >= _LARGE_BYTES:
       group = (_NUMBER.sub("_*", name), str(list(array.shape)), str(shardings[name].spec))
-      large.setdefault(group, []).append(local_bytes(name))
+      large.setdefault(group, []).append(array_bytes[name])
   lines = [
     f"mesh: data={partitioner.mesh.shape['data']} model={partitioner.mesh.shape['model']} "
     f"({partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind} devices)",
     f"batch: {cfg.batch_size} examples, "
-    + ", ".join(f"{n} {list(v.shape)}" for n, v in batch.items()),
+    + ", ".join(f"{n} {list(v.shape)}" for n, v in step.batch.items()),
     "",
     progress.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
     f"total {sum(modules.values()):,}",
     "",
-    f"arrays of {_LARGE_BYTES >> 20} MiB and more: shape, sharding, MiB per device",
+    f"arrays of at least {_LARGE_BYTES >> 20} MiB: shape, sharding, MiB per device",
     *(
       f"  {name}  {shape}  {spec}  {sizes[0] / 2**20:.1f}"
       + (f" (x {len(sizes)})" if len(sizes) > 1 else "")
@@ -135,7 +184,7 @@ def describe(
     "",
     f"per device: parameters {_mib(parameter_bytes)}, optimizer {_mib(state_bytes)}, "
     f"gradients {_mib(parameter_bytes)}, batch {_mib(batch_bytes)}",
-    f"matrix products per step: {flops:.3e} FLOPs",
+    f"matmuls per step: {flops:.3e} FLOPs",
   ]
   return {
     "text": "\n".join(lines),
@@ -151,71 +200,9 @@ def _mib(size: int) -> str:
 
 
 def _module(name: str) -> str:
-  """The first two parts of a parameter's path: a module, and a layer or part of it."""
+  """Returns the first two parts of a parameter's path: a module, and a layer or part of it."""
   parts = name.split("/")
   return "/".join(parts[: min(2, len(parts) - 1)])
-
-
-def _batch(
-  model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner
-) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes of a global batch, from the feature lengths alone."""
-  if not cfg.task_feature_lengths:
-    raise InputError("--dry_run needs TASK_FEATURE_LENGTHS")
-  partitioner.get_data_layout(cfg.batch_size)
-  converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
-  lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
-  return {
-    name: jax.ShapeDtypeStruct((cfg.batch_size, length), jnp.int32)
-    for name, length in lengths.items()
-  }
-
-
-def _initializer(
-  model: Any,
-  batch: Mapping[str, jax.ShapeDtypeStruct],
-  partitioner: partitioning.PjitPartitioner,
-) -> utils.TrainStateInitializer:
-  return utils.TrainStateInitializer(
-    optimizer_def=model.optimizer_def,
-    init_fn=model.get_initial_variables,
-    input_shapes={name: value.shape for name, value in batch.items()},
-    input_types={name: value.dtype for name, value in batch.items()},
-    partitioner=partitioner,
-  )
-
-
-def _trainer(
-  model: Any,
-  state: Any,
-  partitioner: partitioning.PjitPartitioner,
-  initializer: utils.TrainStateInitializer,
-  trainer_cls: Any,
-) -> Any:
-  return trainer_cls(
-    model=model,
-    train_state=state,
-    partitioner=partitioner,
-    eval_names=[],
-    summary_dir=None,
-    train_state_axes=initializer.train_state_axes,
-    rng=jax.random.PRNGKey(0),
-  )
-
-
-def _step_flops(
-  model: Any,
-  state: Any,
-  batch: Mapping[str, jax.ShapeDtypeStruct],
-  partitioner: partitioning.PjitPartitioner,
-  initializer: utils.TrainStateInitializer,
-  trainer_cls: Any,
-) -> float:
-  trainer = _trainer(model, state, partitioner, initializer, trainer_cls)
-  with partitioner.context():
-    jaxpr = jax.make_jaxpr(trainer._partitioned_train_step.function)(state, dict(batch))
-  trainer.close()
-  return matmul_flops(jaxpr.jaxpr)
 
 
 def memory(
@@ -225,26 +212,22 @@ def memory(
   trainer_cls: Any,
   topology: str | None = None,
 ) -> dict[str, Any]:
-  """What the compiled step takes of each device's memory, by XLA's analysis; also as `text`.
+  """Returns the memory of the compiled step on each device, by XLA's analysis; also as `text`.
 
   Args:
-    model: as of a run, like the three that follow.
-    cfg: see there.
-    partitioner: see there.
-    trainer_cls: see there.
-    topology: see `train_function`.
+    model: The model.
+    cfg: The training data.
+    partitioner: The mesh.
+    trainer_cls: Creates the trainer.
+    topology: See `train_function`.
 
   Raises:
-    InputError: the TPUs' memory is too small, or no such TPUs are known.
+    InputError: The TPUs' memory is too small, or there are no such TPUs.
   """
-  batch = _batch(model, cfg, partitioner)
-  initializer = _initializer(model, batch, partitioner)
-  state = initializer.global_train_state_shape
+  step = _Step(model, cfg, partitioner, trainer_cls)
   if topology is not None:
     partitioner = _on_topology(partitioner, topology)
-  trainer = _trainer(model, state, partitioner, initializer, trainer_cls)
-  lowered = trainer._partitioned_train_step.lower(state, batch)
-  trainer.close()
+  lowered = step.function(partitioner).lower(step.state, step.batch)
   device = partitioner.mesh.devices.flat[0].device_kind
   try:
     analysis = lowered.compile().memory_analysis()
@@ -261,14 +244,14 @@ def memory(
     "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
     "temporary": analysis.temp_size_in_bytes,
   }
-  # Backends that do not know the peak give less than what is there before the step.
+  # Backends that do not report the peak return less than the arguments.
   peak = analysis.peak_memory_in_bytes
   if peak <= parts["arguments"]:
     peak = sum(parts.values())
   return {
     "text": f"compiled for {partitioner.mesh.size} {device}, per device: "
     + ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
-    + f"; at the peak {_mib(peak)}",
+    + f"; peak {_mib(peak)}",
     "peak_bytes_per_device": peak,
   }
 
@@ -276,21 +259,23 @@ def memory(
 def _on_topology(
   partitioner: partitioning.PjitPartitioner, topology: str
 ) -> partitioning.PjitPartitioner:
-  """The same mesh of TPUs that are known by name alone."""
-  # Without them libtpu looks for a TPU, and for others who use it.
+  """Returns the same mesh on TPUs that need not exist."""
+  # Without these, libtpu looks for a TPU, and for other processes that use it.
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   try:
     devices = topologies.get_topology_desc(topology, platform="tpu").devices
-  except Exception as error:  # of libtpu, or of finding it
+  except Exception as error:  # from libtpu, or from finding it
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise InputError(
-      f"no TPU topology {topology!r} (such as v5e:2x4) by the package libtpu (pip install "
-      f"libtpu): {reason}"
+      f"no TPU topology {topology!r} in the package libtpu; install libtpu or name a topology such "
+      f"as v5e:2x4: {reason}"
     ) from error
   mesh = partitioner.mesh
   if len(devices) < mesh.size:
-    raise InputError(f"{topology} has {len(devices)} devices, the mesh {mesh.size}")
+    raise InputError(
+      f"{topology} has {len(devices)} devices but the mesh has {mesh.size}; choose a larger one"
+    )
   moved = copy.copy(partitioner)
   on_tpus = mesh_utils.create_device_mesh(mesh.devices.shape, list(devices)[: mesh.size])
   moved.mesh = Mesh(on_tpus, mesh.axis_names)
@@ -298,10 +283,10 @@ def _on_topology(
 
 
 def matmul_flops(jaxpr: Any) -> float:
-  """Floating-point operations of all matrix products in a jaxpr, loops unrolled.
+  """Returns the FLOPs of all matmuls in a jaxpr, with loops unrolled.
 
-  2 M N K for a product of [M, K] and [K, N]. A `while` loop without a known length counts once;
-  of `cond` the costliest branch.
+  A matmul of [M, K] and [K, N] has 2 M N K. A `while` loop of unknown length counts once; a `cond`
+  counts its most expensive branch.
   """
   total = 0.0
   for equation in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""Large pages for a process that computes on a CPU."""
+"""Huge pages for a process that computes on CPUs."""
 
 import os
 import sys
@@ -6,12 +6,12 @@ import sys
 _SETTING = "glibc.malloc.hugetlb=1"
 
 
-def restart_with_large_pages() -> None:
-  """Starts this process anew, under its own number, with glibc told to ask for large pages.
+def restart_with_huge_pages() -> None:
+  """Re-executes this process (same PID) with glibc set to request huge pages.
 
-  Only on Linux, and only where GLIBC_TUNABLES is not set: what a user set stays, an empty value
-  too. XLA's CPU client asks for a step's temporary memory anew each time; in pages of 4 KiB that is
-  up to a third of a step's CPU time (docs/performance.md).
+  Does nothing outside Linux, or if GLIBC_TUNABLES is set, even to an empty value. XLA's CPU client
+  requests the temporary memory of every step anew; in pages of 4 KiB that takes up to a third of a
+  step's CPU time (docs/performance.md).
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()

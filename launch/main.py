@@ -1,6 +1,6 @@
 """The `t5x` command: train, evaluate and infer from gin files.
 
-Nothing heavy is imported until the command line is understood.
+Imports nothing heavy before the command line is parsed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from vmsst.errors import InputError
 from vmsst.launch import distributed, huge_pages, quiet
 from vmsst.paths import gin_dir
 
-# Subcommand: (function that gin calls it, its module in the runtime, what it does).
+# Subcommand: (its function, as named in gin; module in the runtime; help).
 COMMANDS = {
   "train": ("train", "train", "train a model"),
   "eval": ("evaluate", "eval", "evaluate checkpoints"),
@@ -26,13 +26,14 @@ COMMANDS = {
 }
 
 _EPILOG = """\
-Any gin binding can be given as --gin.NAME=VALUE, for macros (--gin.TRAIN_STEPS=1000) and for
-parameters (--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1); strings need
-inner quotes (--gin.MODEL_DIR="'/tmp/run'"). Gin files are looked for in the current folder, in
---gin_search_paths and among the shipped ones.
+Gin bindings: --gin.NAME=VALUE sets a macro (--gin.TRAIN_STEPS=1000) or a parameter
+(--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1). Put strings in inner quotes:
+--gin.MODEL_DIR="'/tmp/run'". Later files and bindings override earlier ones.
 
-Several processes run as one when each is started with the same command: those of a SLURM step or a
-TPU pod find each other, others are told by --coordinator_address and what goes with it.
+Gin files are searched in the current folder, in --gin_search_paths and among the shipped files.
+
+Multi-process runs: start the same command in every process. Processes of a SLURM step or a TPU pod
+find each other; elsewhere, set --coordinator_address, --process_count and --process_index.
 """
 
 
@@ -43,52 +44,93 @@ def _parser() -> argparse.ArgumentParser:
   commands = parser.add_subparsers(dest="command", required=True, metavar="{train,eval,infer}")
   for name, (_, _, text) in COMMANDS.items():
     command = commands.add_parser(
-      name, help=text, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+      name,
+      help=text,
+      description=text,
+      epilog=_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = command.add_argument
     add("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable")
-    add("--gin_bindings", action="append", default=[], metavar="BINDING", help="gin binding")
-    add("--gin_search_paths", default=".", help="comma-separated folders to find gin files in")
-    add("--tfds_data_dir", help="folder of prepared TFDS datasets")
-    add("--seqio_additional_cache_dirs", default="", help="comma-separated SeqIO cache folders")
+    add(
+      "--gin_bindings",
+      action="append",
+      default=[],
+      metavar="BINDING",
+      help="gin binding, such as TRAIN_STEPS=1000; repeatable",
+    )
+    add(
+      "--gin_search_paths",
+      default=".",
+      metavar="FOLDERS",
+      help="comma-separated folders of gin files (default: .)",
+    )
+    add("--tfds_data_dir", metavar="FOLDER", help="folder of TFDS datasets")
+    add(
+      "--seqio_additional_cache_dirs",
+      default="",
+      metavar="FOLDERS",
+      help="comma-separated SeqIO cache folders",
+    )
     add(
       "--dry_run",
       nargs="?",
       const="sizes",
       choices=("sizes", "memory"),
-      help="print sizes and shardings, with `memory` what XLA allocates too, then stop (train)",
+      help="train only: print sizes, shardings and FLOPs (memory: also the memory that XLA "
+      "allocates) and exit",
     )
-    add("--topology", help="TPUs to compile --dry_run=memory for, such as v5e:2x4; needs libtpu")
-    add("--runtime", choices=("bundled", "upstream"), default="bundled", help="which T5X to run")
-    add("--multiprocess_gpu", action="store_true", help="several processes, found by JAX")
-    add("--coordinator_address", help="host:port of process 0; else JAX_COORDINATOR_ADDRESS")
-    add("--process_count", type=int, help="number of processes; else JAX_NUM_PROCESSES")
-    add("--process_index", type=int, help="number of this one, from 0; else JAX_PROCESS_ID")
-    add("--initialization_timeout", type=int, help="seconds to wait for the other processes")
-    add("--verbose", action="store_true", help="show log messages and full stack traces")
+    add(
+      "--topology", help="TPUs to compile for with --dry_run=memory, such as v5e:2x4; needs libtpu"
+    )
+    add(
+      "--runtime",
+      choices=("bundled", "upstream"),
+      default="bundled",
+      help="T5X runtime (default: bundled)",
+    )
+    add(
+      "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
+    )
+    add(
+      "--coordinator_address",
+      metavar="HOST:PORT",
+      help="address of process 0 (default: JAX_COORDINATOR_ADDRESS)",
+    )
+    for option, text, variable in (
+      ("--process_count", "number of processes", "JAX_NUM_PROCESSES"),
+      ("--process_index", "index of this process, from 0", "JAX_PROCESS_ID"),
+    ):
+      add(option, type=int, metavar="N", help=f"{text} (default: {variable})")
+    add(
+      "--initialization_timeout",
+      type=int,
+      metavar="SECONDS",
+      help="time to wait for other processes",
+    )
+    add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":
-      add("--shard_id", type=int, help="part of the data that this job does")
+      add("--shard_id", type=int, metavar="N", help="shard of the data to process")
   return parser
 
 
 def _rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
-  """`--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`."""
+  """Rewrites `--gin.NAME=VALUE` to `--gin_bindings=NAME = VALUE`."""
   rewritten = []
   for argument in arguments:
     if argument.startswith("--gin."):
       name, equals, value = argument.removeprefix("--gin.").partition("=")
       if not equals:
-        raise InputError(f"{argument}: gin bindings are written --gin.NAME=VALUE")
+        raise InputError(f"{argument}: write gin bindings as --gin.NAME=VALUE")
       argument = f"--gin_bindings={name} = {value}"
     rewritten.append(argument)
   return rewritten
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-  """Runs the `t5x` command; exits with 1 and one message where the input is at fault.
+  """Runs the `t5x` command; on an input error, exits with 1 and a message.
 
-  With the arguments of the process (None), the process is the command's own and is started anew
-  with large pages.
+  Without `arguments`, takes those of the process and re-executes it with huge pages.
   """
   own_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -96,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   try:
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     if own_process:
-      huge_pages.restart_with_large_pages()
+      huge_pages.restart_with_huge_pages()
     _run(options)
   except (InputError, FileNotFoundError, ModuleNotFoundError) as error:
     if verbose:
@@ -107,24 +149,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _message(error: BaseException) -> str:
-  """The error in one paragraph, without the hints that gin appends to it."""
+  """Returns the message of an error, without the hints that gin appends."""
   return str(error).split("\n  In call to configurable", 1)[0].strip()
 
 
 def _run(options: argparse.Namespace) -> None:
   if not options.gin_file:
-    raise InputError(f"give a --gin_file; the shipped ones are in {gin_dir()}")
+    raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   _quiet(options.verbose)
-  sys.path.insert(0, os.getcwd())  # a user's own task modules, as with `python -m`
+  sys.path.insert(0, os.getcwd())  # for the user's task modules, as with `python -m`
   with contextlib.ExitStack() as ends:
-    with _without_collecting_garbage():
+    with _without_garbage_collection():
       function = _configured(options, ends)
     function()
 
 
 @contextlib.contextmanager
-def _without_collecting_garbage() -> Iterator[None]:
-  """Imports make a million lasting objects; looking through them again and again takes seconds."""
+def _without_garbage_collection() -> Iterator[None]:
+  """Disables garbage collection: imports create a million objects, which would take seconds."""
   gc.disable()
   try:
     yield
@@ -134,12 +176,12 @@ def _without_collecting_garbage() -> Iterator[None]:
 
 
 def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:
-  """The function of the command, with all that gin binds; `ends` parts from other processes."""
+  """Returns the command's function with its gin bindings; `ends` leaves the multi-process run."""
   with contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes():
     import seqio  # noqa: F401  (imports TensorFlow, which every command needs)
     import tensorflow as tf
 
-  tf.config.set_visible_devices([], "GPU")  # TensorFlow reads data; the memory is JAX's
+  tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
   if options.runtime == "upstream":
     package = "t5x"
@@ -155,28 +197,28 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     for command, (name, module, _) in COMMANDS.items()
   }
   if options.topology and options.dry_run != "memory":
-    raise InputError("--topology goes with --dry_run=memory")
+    raise InputError("--topology needs --dry_run=memory; add it")
   if options.dry_run:
     if options.command != "train" or options.runtime != "bundled":
-      raise InputError("--dry_run is for `t5x train` on the bundled runtime")
+      raise InputError("--dry_run works only with `t5x train` on the bundled runtime; remove it")
     from vmsst.launch import dry_run
 
     functions["train"] = dry_run.train_function(options.dry_run == "memory", options.topology)
-  import jax  # noqa: F401  (tells in the environment whether there are TPUs)
+  import jax  # noqa: F401  (sets environment variables if there are TPUs)
 
   place = distributed.find(
     coordinator_address=options.coordinator_address,
     count=options.process_count,
     index=options.process_index,
-    several=options.multiprocess_gpu,
+    multi_process=options.multiprocess_gpu,
   )
   ends.enter_context(distributed.joined(place, options.initialization_timeout))
   _data_folders(options)
 
   import gin
 
-  # Gin files bind __main__.<function>. All three are there for every command, so that `t5x eval`
-  # understands the files of the training run.
+  # Gin files bind __main__.<function>. Every command has all three functions, so that `t5x eval`
+  # can parse the files of the training run.
   for function in functions.values():
     setattr(sys.modules["__main__"], function.__name__, function)
     gin.register(function, "__main__")
@@ -192,11 +234,11 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
 
 
 def _quiet(verbose: bool) -> None:
-  """Keeps the log of libraries out of the way, unless it is asked for."""
+  """Hides the log messages of libraries unless `verbose`."""
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")
   from absl import flags, logging
 
-  flags.FLAGS.mark_as_parsed()  # else absl says that it logs before flags are parsed
+  flags.FLAGS.mark_as_parsed()  # else absl warns about logging before flags are parsed
   logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
   logging.set_stderrthreshold("info" if verbose else "warning")
   if not verbose:
@@ -206,12 +248,12 @@ def _quiet(verbose: bool) -> None:
 def _upstream_root() -> pathlib.Path:
   spec = importlib.util.find_spec("t5x")
   if spec is None or not spec.submodule_search_locations:
-    raise InputError("--runtime=upstream: upstream t5x is not installed here")
+    raise InputError("--runtime=upstream: upstream t5x is not installed; install it from GitHub")
   return pathlib.Path(next(iter(spec.submodule_search_locations))).parent
 
 
 def _data_folders(options: argparse.Namespace) -> None:
-  """Tells SeqIO where data lies; imports it only where a folder was given."""
+  """Sets SeqIO's data folders; imports SeqIO only if a folder is given."""
   if options.tfds_data_dir:
     import seqio
 

@@ -1,4 +1,4 @@
-"""Keeps the notes of libraries that tell a user nothing off the terminal."""
+"""Hides messages of libraries that do not help users."""
 
 import contextlib
 import logging
@@ -8,19 +8,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# What TensorFlow prints when it is imported, before its log level applies; never an error.
+# Printed by TensorFlow when it is imported, before its log level applies; never an error.
 _NOTES = re.compile(
   r"^(WARNING: All log messages before absl::InitializeLog"
   r"|I\d{4} |To enable the following instructions|E\d{4} .*cuInit)"
 )
 
-# Warnings that are not true of this runtime: evaluation lengths are those of the model and padding
-# is cut off, and T5X's checkpoints have no such file.
+# Warnings that do not apply to this runtime: evaluation uses the model's lengths and trims padding,
+# and T5X's checkpoints have no such file.
 _UNTRUE = re.compile(r"Given sequence lengths|Metadata file does not exist")
 
 
 def drop_untrue_warnings() -> None:
-  """Leaves out warnings about what is as it should be, and errors that Orbax raises as well."""
+  """Hides warnings that do not apply, and logged errors that Orbax raises as well."""
   logging.getLogger("absl").addFilter(_is_worth_reading)
 
 
@@ -31,7 +31,7 @@ def _is_worth_reading(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def without_start_up_notes() -> Iterator[None]:
-  """Holds back what is written to stderr inside, then writes it without TensorFlow's notes."""
+  """Buffers stderr, then writes it without TensorFlow's start-up messages."""
   sys.stderr.flush()
   terminal = os.dup(2)
   with tempfile.TemporaryFile() as held:

@@ -1,4 +1,4 @@
-"""Writes what a run needs to be used later: `config.gin`, `encoder.json` and the vocabulary.
+"""Writes the files for later use of a run: `config.gin`, `encoder.json` and the vocabulary.
 
 In gin:
 
@@ -25,16 +25,16 @@ def summarize_run(
 ) -> None:
   """Writes the run's `config.gin`, its `encoder.json` and its vocabulary file to `model_dir`.
 
-  The running T5X runtime, upstream's or the bundled one, writes its own summary first.
+  The T5X runtime in use, upstream or bundled, writes its own summary first.
 
   Args:
     model_dir: Folder of the run.
     summary_writer: TensorBoard writer of the runtime.
     step: Current step.
     model: A `vmsst.models.base.BitextModel`.
-    languages: Codes of the languages of the training data; None if unknown.
+    languages: Codes of the training languages; None if unknown.
   """
-  from t5x import gin_utils  # upstream's, or the bundled one under that name
+  from t5x import gin_utils  # upstream or bundled
 
   gin_utils.summarize_gin_config(model_dir, summary_writer, step)
   if jax.process_index() == 0:

@@ -1,14 +1,14 @@
-"""A T5X trainer that tells the model its step, for losses that change while training.
+"""A T5X trainer that passes the training step to the model, for losses that change over time.
 
-`StepTrainer` is T5X's `Trainer`, upstream's or the bundled one: whichever `t5x.trainer` is in this
-process. It is made when it is first asked for, so importing this module imports no T5X. In gin:
+`StepTrainer` extends the `Trainer` of the T5X runtime in use, upstream or bundled. It is created on
+first use, so importing this module does not import T5X. In gin:
 
   train_script.train.trainer_cls = @step_trainer.StepTrainer
   step_trainer.StepTrainer:
     num_microbatches = %NUM_MICROBATCHES
     learning_rate_fn = @utils.create_learning_rate_scheduler()
 
-Bindings of `trainer.Trainer` do not reach it, hence the repetition. Evaluation has no step.
+Repeat the bindings of `trainer.Trainer`, which do not apply to it. Evaluation does not pass a step.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class _ModelAtStep:
-  """A model whose `loss_fn` is handed the step; everything else is the model's own."""
+  """A model whose `loss_fn` gets the step; delegates everything else to the model."""
 
   def __init__(self, model: Any, step: Any):
     self._model = model
@@ -34,15 +34,15 @@ class _ModelAtStep:
 def step_trainer_class(trainer: ModuleType) -> type:
   """Returns the `StepTrainer` of one runtime.
 
-  It calls `model.loss_fn(params, batch, rng, step=state.step)`: the number of updates done before
-  this one, the same in all microbatches and after a restart.
+  It calls `model.loss_fn(params, batch, rng, step=state.step)`. The step is the number of previous
+  updates, the same in all microbatches and after a restart.
 
   Args:
     trainer: The runtime's `t5x.trainer`.
   """
 
   class StepTrainer(trainer.Trainer):  # type: ignore[name-defined]
-    """T5X's trainer of a model whose loss depends on the step; arguments as of `Trainer`."""
+    """T5X's trainer for a model whose loss depends on the step; same arguments as `Trainer`."""
 
     @functools.cached_property
     def _partitioned_train_step(self) -> Any:
@@ -65,14 +65,14 @@ def step_trainer_class(trainer: ModuleType) -> type:
         donate_argnums=(0,),
       )
 
-  # Where gin and stack traces look for it.
+  # The name under which gin and stack traces find it.
   StepTrainer.__module__, StepTrainer.__qualname__ = __name__, "StepTrainer"
   return StepTrainer
 
 
 def __getattr__(name: str) -> Any:
   if name == "StepTrainer":
-    from t5x import trainer  # upstream's, or the bundled one under that name
+    from t5x import trainer  # upstream or bundled
 
     return step_trainer_class(trainer)
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,11 @@
-"""Makes the API reference out of docstrings: a page for each public module.
+"""Generates the API reference from docstrings: a page for each public module.
 
-A hook of MkDocs, in front of mkdocstrings. A public name without a docstring ends the build.
+A hook of MkDocs, run before mkdocstrings. A public name without a docstring fails the build.
 """
 
 import ast
 import importlib.util
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import vmsst
@@ -24,31 +22,31 @@ PACKAGES = {
   "vmsst.cli": "The vmsst command",
   "ems_jax": "EMS and its relatives",
 }
-"""Titles of the groups of pages; a module is in that of the longest name that it begins with."""
+"""Titles of the groups of pages; a module belongs to the longest matching package."""
 
-_ROOMS = ("vmsst", "ems_jax", "vmsst.tasks", "vmsst.launch")
+_FOLDERS = ("vmsst", "ems_jax", "vmsst.tasks", "vmsst.launch")  # the last two are links
 _PAGES = "reference/api"
 
 
 def modules() -> dict[str, pathlib.Path]:
-  """Files of all public modules, by name; nothing is imported."""
+  """Returns the files of all public modules, by name, without importing them."""
   found = {}
-  for room in _ROOMS:
-    spec = importlib.util.find_spec(room)
+  for package in _FOLDERS:
+    spec = importlib.util.find_spec(package)
     folder = pathlib.Path(next(iter(spec.submodule_search_locations)))
     for path in sorted(folder.rglob("*.py")):
       parts = path.relative_to(folder).with_suffix("").parts
       if parts[-1] == "__init__":
         parts = parts[:-1]
       if not any(part.startswith("_") for part in parts):
-        found[".".join((room, *parts))] = path
+        found[".".join((package, *parts))] = path
   return found
 
 
 def undocumented(source: str) -> Iterator[str]:
-  """Public modules ("module"), classes, functions and methods in Python source without docstring.
+  """Yields public names in Python source without a docstring; "module" is the module itself.
 
-  What another definition overrides needs none where it says so by `@override`.
+  Definitions marked with `@override` need none.
   """
   tree = ast.parse(source)
   if ast.get_docstring(tree) is None:
@@ -57,7 +55,7 @@ def undocumented(source: str) -> Iterator[str]:
 
 
 def shown() -> dict[str, str]:
-  """Pages by path in the site: what mkdocstrings reads."""
+  """Returns the pages that mkdocstrings reads, by path in the site."""
   return {
     _page(name): f"# {name}\n\n::: {name}\n"
     for name, path in modules().items()
@@ -66,7 +64,7 @@ def shown() -> dict[str, str]:
 
 
 def all_undocumented() -> list[str]:
-  """`FILE: NAME` of every public name without a docstring."""
+  """Returns `FILE: NAME` of every public name without a docstring."""
   return [
     f"{path}: {name}"
     for path in modules().values()
@@ -75,20 +73,11 @@ def all_undocumented() -> list[str]:
 
 
 def on_config(config):
-  """Checks every docstring, gathers the packages for mkdocstrings, and adds to the navigation."""
+  """Checks that every public name has a docstring, and adds the pages to the navigation."""
   from mkdocs.exceptions import PluginError
 
   if missing := all_undocumented():
     raise PluginError("public names without a docstring:\n  " + "\n  ".join(missing))
-  # Rooms beside the package lie inside it once installed, and mkdocstrings looks for them there.
-  folder = pathlib.Path(tempfile.mkdtemp(prefix="vmsst_api_"))
-  for name, path in modules().items():
-    copy = folder.joinpath(*name.split("."))
-    copy = copy / "__init__.py" if path.name == "__init__.py" else copy.with_suffix(".py")
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, copy)
-  config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(folder)]
-  config.extra["api_copy"] = str(folder)
   groups: dict[str, list[dict[str, str]]] = {title: [] for title in PACKAGES.values()}
   for name, path in modules().items():
     if _says_more_than_its_name(path):
@@ -98,9 +87,6 @@ def on_config(config):
   return config
 
 
-on_config.mkdocs_priority = 100  # before mkdocstrings reads where to look
-
-
 def on_files(files, config):
   """Adds the pages."""
   from mkdocs.structure.files import File
@@ -108,11 +94,6 @@ def on_files(files, config):
   for path, content in {**shown(), f"{_PAGES}/index.md": _overview()}.items():
     files.append(File.generated(config, path, content=content))
   return files
-
-
-def on_post_build(config) -> None:
-  """Removes the gathered packages."""
-  shutil.rmtree(config.extra["api_copy"], ignore_errors=True)
 
 
 def _undocumented(parent: ast.AST, prefix: str) -> Iterator[str]:
@@ -129,13 +110,13 @@ def _undocumented(parent: ast.AST, prefix: str) -> Iterator[str]:
 
 
 def _says_more_than_its_name(path: pathlib.Path) -> bool:
-  """Whether a module defines anything, or is a package that tells about its modules."""
+  """Returns whether a module defines anything, or is a package that describes its modules."""
   tree = ast.parse(path.read_text(encoding="utf-8"))
   return len(tree.body) > 1 or "\n" in (ast.get_docstring(tree) or "")
 
 
 def _overview() -> str:
-  """What each module is for, in its own first line."""
+  """Returns a page with the first docstring line of each module."""
   lines = ["# API", ""]
   by_group: dict[str, list[str]] = {name: [] for name in PACKAGES}
   for name, path in modules().items():
@@ -144,7 +125,7 @@ def _overview() -> str:
       row = f"| [`{name}`]({name}.md) | {' '.join(first.split()).replace('|', '&#124;')} |"
       by_group[_group(name)].append(row)
   surface = ", ".join(f"`vmsst.{name}`" for name in vmsst.__all__)
-  lines += [f"The package itself has {surface}; all else is imported by its module.", ""]
+  lines += [f"The package itself has {surface}; import everything else from its module.", ""]
   for name, rows in by_group.items():
     if rows:
       lines += [f"## {PACKAGES[name]}", "", "| module | |", "|---|---|", *rows, ""]

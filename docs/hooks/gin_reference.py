@@ -1,7 +1,7 @@
-"""Makes the gin reference out of the gin files: a page for each folder of them.
+"""Generates the gin reference: a page for each folder of gin files.
 
-A hook of MkDocs. What is said of a file is its own comment; macros, defaults and what includes what
-are read from its lines.
+A hook of MkDocs. It describes a file by its header comment and reads macros, values and includes
+from its lines.
 """
 
 import dataclasses
@@ -29,20 +29,21 @@ FOLDERS = {
   "data": "Data",
   "eval": "Evaluation",
 }
-"""Titles of the pages, in their order; a folder that is not here comes after them."""
+"""Titles of the pages, in order; other folders come after them."""
 
 _REQUIRED = "%gin.REQUIRED"
+_LABEL = re.compile(r"(Required|Commonly changed|Set by [a-z ]+): ")
 _PAGES = "reference/gin"
 
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-  """A value with a name of its own.
+  """A named value.
 
   Attributes:
-    name: In capitals.
-    value: As it stands in the file, on one line.
-    note: The comment behind it, or "".
+    name: Name, in capitals.
+    value: Source of the value, on one line.
+    note: The comment after it, or "".
   """
 
   name: str
@@ -52,12 +53,12 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class GinFile:
-  """What is read of a gin file.
+  """A parsed gin file.
 
   Attributes:
     name: Path below the folder of gin files.
-    comment: Text at its top, without the marks.
-    parts: Macros, and names of files that it includes (str), in their order.
+    comment: Header comment, without the `#`.
+    parts: Macros, and names of included files (str), in order.
   """
 
   name: str
@@ -66,12 +67,12 @@ class GinFile:
 
   @property
   def macros(self) -> list[Macro]:
-    """Macros that it sets itself."""
+    """Macros that this file sets itself."""
     return [part for part in self.parts if isinstance(part, Macro)]
 
   @property
   def includes(self) -> list[str]:
-    """Names of files that it includes itself."""
+    """Names of files that this file includes itself."""
     return [part for part in self.parts if isinstance(part, str)]
 
 
@@ -79,24 +80,24 @@ def read(root: pathlib.Path, name: str) -> GinFile:
   """Reads one gin file.
 
   Raises:
-    ValueError: it does not begin with a comment.
+    ValueError: The file does not begin with a comment.
   """
   text = (root / name).read_text(encoding="utf-8")
   top = re.match(r"(?:#.*\n)+", text)
   if top is None:
-    raise ValueError(f"gin/{name} has to begin with a comment that says what it is for")
+    raise ValueError(f"gin/{name}:1: no header comment; begin the file with its purpose")
   comment = re.sub(r"^# ?", "", top.group(), flags=re.MULTILINE).strip()
   return GinFile(name, comment, tuple(filter(None, map(_part, _statements(text)))))
 
 
 def read_all(root: pathlib.Path) -> dict[str, GinFile]:
-  """All gin files below a folder, by name."""
+  """Returns all gin files below a folder, by name."""
   names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.gin"))
   return {name: read(root, name) for name in names}
 
 
 def resolved(name: str, files: Mapping[str, GinFile]) -> dict[str, tuple[Macro, str]]:
-  """Macros that hold after a file has been read with what it includes, and where each is set."""
+  """Returns the macros of a file and its includes, and the file that sets each, by name."""
   found: dict[str, tuple[Macro, str]] = {}
   for part in files[name].parts:
     found |= resolved(part, files) if isinstance(part, str) else {part.name: (part, name)}
@@ -104,7 +105,7 @@ def resolved(name: str, files: Mapping[str, GinFile]) -> dict[str, tuple[Macro, 
 
 
 def pages(files: Mapping[str, GinFile]) -> dict[str, tuple[str, str]]:
-  """Title and Markdown of each page, by its path in the site."""
+  """Returns title and Markdown of each page, by its path in the site."""
   folders = {name.rpartition("/")[0]: None for name in files}
   order = [folder for folder in FOLDERS if folder in folders]
   order += [folder for folder in folders if folder not in FOLDERS]
@@ -134,7 +135,7 @@ def on_files(files, config):
 
 
 def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
-  """Words, source and last comment of each statement that begins at the start of a line."""
+  """Yields words, source and last comment of each statement that is not indented."""
   tokens: list[tokenize.TokenInfo] = []
   for token in tokenize.generate_tokens(io.StringIO(text).readline):
     if token.type != tokenize.NEWLINE:
@@ -143,7 +144,7 @@ def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
     plain = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
     code = [each for each in tokens if each.type not in plain]
     if code and code[0].start[1] == 0:
-      # Between the words of one statement, lines and comments count as blanks.
+      # Line breaks and comments within a statement count as blanks.
       source = "".join(
         " " * (not glued) + each.string for each, glued in zip(code, _glued(code), strict=True)
       ).strip()
@@ -153,7 +154,7 @@ def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
 
 
 def _glued(tokens: list[tokenize.TokenInfo]) -> Iterable[bool]:
-  """For each token, whether it follows the one before without a blank."""
+  """Yields, for each token, whether no blank separates it from the previous one."""
   yield True
   for before, token in itertools.pairwise(tokens):
     opens, closes = before.string in "([{", token.string in ")]}"
@@ -190,13 +191,13 @@ def _section(file: GinFile, files: Mapping[str, GinFile]) -> str:
 
 
 def _prose(comment: str) -> str:
-  """A comment as Markdown: indented lines are code, a list of names begins a paragraph."""
+  """Returns a comment as Markdown: indented lines are code, labels start paragraphs."""
   blocks: list[str] = []
   for line in comment.splitlines():
     if line.startswith("  "):
       code = blocks and blocks[-1].startswith("    ")
       blocks[-1:] = [f"{blocks[-1]}\n    {line.strip()}"] if code else [*blocks[-1:], f"    {line}"]
-    elif not blocks or blocks[-1].startswith("    ") or re.match(r"[A-Z][a-z]+ [a-z ]+: ", line):
+    elif not blocks or blocks[-1].startswith("    ") or _LABEL.match(line):
       blocks.append(_escaped(line))
     else:
       blocks[-1] += f"\n{_escaped(line)}"
@@ -204,7 +205,7 @@ def _prose(comment: str) -> str:
 
 
 def _escaped(line: str) -> str:
-  """Text without meaning to Markdown, but for `code`."""
+  """Returns a line with Markdown escaped, except `code`."""
   parts = line.split("`")
   if len(parts) % 2 == 0:
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", line)
@@ -215,7 +216,7 @@ def _escaped(line: str) -> str:
 
 def _value(macro: Macro) -> str:
   if macro.value == _REQUIRED:
-    return "**must be set**"
+    return "**required**"
   return f"<code>{html.escape(macro.value).replace('|', '&#124;')}</code>"
 
 

@@ -1,7 +1,7 @@
-"""Runs a command on a cluster: Cloud TPU, SLURM, Kubernetes.
+"""Runs a command on a cluster: Cloud TPU, SLURM or Kubernetes.
 
-Each module makes the text of what will run (a shell script, a batch script, a manifest) from a
-frozen description of the job, without looking at the machine it is on; `vmsst launch` shows it or
-hands it to the cluster's own client. How the processes find each other is JAX's: from SLURM's
-variables, from the TPU's metadata, and in a JobSet from the variables that the manifest sets.
+Each module turns the frozen description of a job into the text to run (a shell script, a batch
+script or a manifest), from a template in `templates/`. `vmsst launch` prints the text or passes it
+to the cluster's own client. JAX finds the processes of a run: through SLURM's variables, the TPU's
+metadata, or the variables that the manifest sets.
 """

@@ -1,7 +1,6 @@
-"""What jobs of all clusters have: a command, names, variables, and how a stopped process is told
-from one that finished.
-"""
+"""Parts that the jobs of all clusters share: commands, variables and templates."""
 
+import pathlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,71 +8,76 @@ from collections.abc import Mapping, Sequence
 from vmsst.errors import InputError
 
 STOPPED = 75
-"""Exit status of a process that was asked to stop: the same command goes on from there."""
+"""Exit status of a process that got SIGTERM; rerun its command to resume."""
 
-# `t5x train` writes a checkpoint at SIGTERM and exits with 0, as at its end. A scheduler has to
-# know the one from the other. A signal may come before `pid` is known, and it ends `wait` early.
-TASK = f"""\
-stopped=
-trap 'stopped=1; kill -TERM "$pid" 2>/dev/null' TERM
-"$@" &
-pid=$!
-[ -z "$stopped" ] || kill -TERM "$pid"
-wait "$pid"
-status=$?
-while kill -0 "$pid" 2>/dev/null; do
-  wait "$pid"
-  status=$?
-done
-[ -z "$stopped" ] || status={STOPPED}
-exit "$status"
+
+def template(name: str) -> str:
+  """Returns the text of a file in `templates/`."""
+  return (pathlib.Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+TASK = template("task.sh")
+"""A POSIX shell script that runs its arguments and exits with `STOPPED` after SIGTERM.
+
+`t5x train` writes a checkpoint at SIGTERM and exits with 0, as at its end; schedulers have to
+distinguish the two.
 """
-"""A POSIX shell script that runs its arguments, and gives `STOPPED` once it got SIGTERM."""
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def quoted(command: Sequence[str]) -> str:
-  """The command as one line for a shell, every word quoted where it needs to be."""
-  return shlex.join(command)
+def assigned(**values: str | int | Sequence[str]) -> list[str]:
+  """Returns lines of a bash script that set variables; a sequence becomes an array."""
+  return [
+    f"{name}={shlex.quote(str(value))}"
+    if isinstance(value, str | int)
+    else f"{name}=({shlex.join(value)})"
+    for name, value in values.items()
+  ]
 
 
-def check(name: str, value: str, pattern: str, what: str) -> None:
-  """Raises an InputError where `value` is not what the option `name` takes."""
+def prepared(environment: Mapping[str, str], setup: str, command: Sequence[str]) -> list[str]:
+  """Returns lines of a POSIX shell script: variables, setup code, and the command as "$@"."""
+  lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+  if setup.strip():
+    lines += ["{", setup, "} || exit"]
+  return [*lines, f"set -- {shlex.join(command)}"]
+
+
+def check(name: str, value: str, pattern: str, problem: str) -> None:
+  """Raises an InputError if the value of the option `name` does not match the pattern."""
   if not re.fullmatch(pattern, value):
-    raise InputError(f"{name}={value!r}: {what}")
+    raise InputError(f"{name}={value!r}: {problem}")
 
 
 def check_command(command: Sequence[str]) -> None:
-  """Raises an InputError for a command that is empty or that no shell can be given."""
+  """Raises an InputError if the command is empty or contains a NUL character."""
   if not command:
-    raise InputError("give the command to run behind --, such as: -- t5x train --gin_file=...")
+    raise InputError("no command; give it after --, such as: -- t5x train --gin_file=...")
   if any("\0" in word for word in command):
-    raise InputError("the command contains a NUL character")
+    raise InputError("the command contains a NUL character; remove it")
 
 
-def variables(assignments: Sequence[str]) -> dict[str, str]:
-  """`NAME=VALUE` texts as a mapping.
+def pairs(option: str, texts: Sequence[str], name_pattern: str = ".+") -> dict[str, str]:
+  """Returns `NAME=VALUE` texts as a mapping.
+
+  Args:
+    option: The option that has them, for messages.
+    texts: The texts.
+    name_pattern: Regular expression of a whole name.
 
   Raises:
-    InputError: one of them is not of this form, or a name is given twice.
+    InputError: A text is not of this form, or a name is given twice.
   """
   found: dict[str, str] = {}
-  for assignment in assignments:
-    name, equals, value = assignment.partition("=")
-    if not equals or not _VARIABLE.fullmatch(name):
-      raise InputError(f"--env={assignment!r}: write NAME=VALUE, the name of letters, digits and _")
+  for text in texts:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(name_pattern, name):
+      raise InputError(f"{option}={text!r}: write NAME=VALUE, with a name like {name_pattern}")
     if name in found:
-      raise InputError(f"--env: {name} is given twice")
+      raise InputError(f"{option}: {name} is given twice; give it once")
     found[name] = value
   return found
 
 
-def setup_lines(code: str) -> list[str]:
-  """Lines that run the user's shell code, and end the script where it fails."""
-  return ["{", code, "} || exit"] if code.strip() else []
-
-
-def exports(environment: Mapping[str, str]) -> list[str]:
-  """Lines of a shell script that set the variables."""
-  return [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+def variables(texts: Sequence[str]) -> dict[str, str]:
+  """Returns the variables of `--env`; see `pairs`."""
+  return pairs("--env", texts, "[A-Za-z_][A-Za-z0-9_]*")

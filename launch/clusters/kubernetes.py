@@ -1,25 +1,21 @@
 """A JobSet manifest for Kubernetes: one indexed Job of equal pods, restarted together.
 
-All pods of a JobSet start anew when one fails. A pod that is evicted (preemption, drained node)
-does not count as a failure: `podFailurePolicy` fails the Job at once, and the JobSet restarts it
-without counting. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which `t5x` reads,
-are variables of the container.
+When a pod fails, all pods of the JobSet restart. An evicted pod (preemption, drained node) does not
+count as a failure: `podFailurePolicy` fails the Job at once, and the JobSet restarts it without
+counting. The container's variables tell `t5x` its place in the run.
 """
 
 import dataclasses
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vmsst.errors import InputError
 from vmsst.launch.clusters import jobs
 
-WORKERS = "workers"
-PORT = 1234
-_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-# Behind the name of the JobSet and "-workers-0-<pod>" there must be room in 63 characters.
+# A host name, "<JobSet>-workers-0-<pod>", has at most 63 characters.
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
-_NAME_TEXT = "a name has at most 40 lower-case letters, digits and -, and starts with a letter"
-_OWN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_NAME_TEXT = "use at most 40 lower-case letters, digits and -, starting with a letter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +23,19 @@ class KubernetesJob:
   """A command for a number of pods.
 
   Attributes:
-    command: What each pod runs.
-    image: Container image that has it, and a POSIX shell.
+    command: Command of each pod.
+    image: Container image with the command and a POSIX shell.
     name: Name of the JobSet.
-    namespace: Namespace; None takes kubectl's.
-    pods: Pods, each one process.
-    resources: What a pod asks for, such as {"nvidia.com/gpu": "8"}.
+    namespace: Namespace; None for kubectl's.
+    pods: Number of pods, one process each.
+    resources: Resources per pod, such as {"nvidia.com/gpu": "8"}.
     node_selector: Labels of the nodes to run on.
-    volumes: Folders of a pod that are PersistentVolumeClaims, {claim: folder}; a run of several
-      pods needs one that all write to.
-    environment: Variables for the command.
-    restarts: Times that all pods start anew after a failure. Evictions do not count.
+    volumes: PersistentVolumeClaims to mount, {claim: folder}; a run of several pods needs one that
+      all can write to.
+    environment: Variables of the command.
+    restarts: Number of restarts after failures; evictions do not count.
     grace: Seconds between SIGTERM and SIGKILL of a pod.
-    service_account: Account that pods run under; None takes the namespace's default.
+    service_account: Account of the pods; None for the namespace's default.
   """
 
   command: Sequence[str]
@@ -57,85 +53,34 @@ class KubernetesJob:
 
 
 def manifest(job: KubernetesJob) -> dict[str, Any]:
-  """The JobSet, as plain values.
+  """Returns the JobSet as plain values.
 
   Raises:
-    InputError: a name that Kubernetes would not take, or no command.
+    InputError: Kubernetes does not accept a name, or there is no command.
   """
+  import yaml
+
   jobs.check_command(job.command)
   jobs.check("--name", job.name, _NAME, _NAME_TEXT)
-  jobs.check("--image", job.image, r"[A-Za-z0-9._:/@-]+", "this is no reference of an image")
+  jobs.check("--image", job.image, r"[A-Za-z0-9._:/@-]+", "this is not an image reference")
   for folder in job.volumes.values():
-    jobs.check("--volume", folder, r"/[^:]*", "write CLAIM=FOLDER, the folder from / on")
-  taken = sorted({*job.environment} & {*_OWN})
-  if taken:
-    raise InputError(f"--env: {taken[0]} is set by the manifest itself")
-  # What is evicted is not a failure; what a signal stopped neither. All else counts.
-  ignored: list[dict[str, Any]] = [
-    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {
-      "action": "FailJob",
-      "onExitCodes": {"containerName": "main", "operator": "In", "values": [jobs.STOPPED]},
-    },
-  ]
-  metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {})}
-  return {
-    "apiVersion": "jobset.x-k8s.io/v1alpha2",
-    "kind": "JobSet",
-    "metadata": metadata,
-    "spec": {
-      "failurePolicy": {
-        "maxRestarts": job.restarts,
-        "rules": [
-          {
-            "name": "evicted",
-            "action": "RestartJobSetAndIgnoreMaxRestarts",
-            "onJobFailureReasons": ["PodFailurePolicy"],
-          }
-        ],
-      },
-      "replicatedJobs": [
-        {
-          "name": WORKERS,
-          "replicas": 1,
-          "template": {
-            "spec": {
-              "completionMode": "Indexed",
-              "completions": job.pods,
-              "parallelism": job.pods,
-              "backoffLimit": 0,
-              "podFailurePolicy": {"rules": ignored},
-              "template": {"spec": _pod(job)},
-            }
-          },
-        }
-      ],
-    },
-  }
-
-
-def _pod(job: KubernetesJob) -> dict[str, Any]:
-  resources = {name: str(amount) for name, amount in job.resources.items()}
-  container: dict[str, Any] = {
-    "name": "main",
-    "image": job.image,
-    "command": ["sh", "-c", _literal(jobs.TASK), "task"],
-    "args": [_literal(word) for word in job.command],
-    "env": [
-      {"name": "JAX_COORDINATOR_ADDRESS", "value": _coordinator(job)},
-      {"name": "JAX_NUM_PROCESSES", "value": str(job.pods)},
-      {"name": "JAX_PROCESS_ID", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}},
-      *({"name": name, "value": _literal(value)} for name, value in job.environment.items()),
-    ],
-    "ports": [{"containerPort": PORT}],
-  }
-  if resources:
-    container["resources"] = {"requests": resources, "limits": dict(resources)}
-  pod: dict[str, Any] = {
-    "restartPolicy": "Never",
-    "terminationGracePeriodSeconds": job.grace,
-    "containers": [container],
-  }
+    jobs.check("--volume", folder, r"/[^:]*", "write CLAIM=FOLDER with an absolute folder")
+  for amount in job.resources.values():
+    jobs.check("--resource", amount, r".+", "write NAME=AMOUNT")
+  template = string.Template(jobs.template("jobset.yaml"))
+  jobset = yaml.safe_load(template.substitute(dataclasses.asdict(job)))
+  if job.namespace:
+    jobset["metadata"]["namespace"] = job.namespace
+  pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+  [container] = pod["containers"]
+  container["command"][2] = _literal(jobs.TASK)
+  container["args"] = [_literal(word) for word in job.command]
+  for name, value in job.environment.items():
+    if any(name == entry["name"] for entry in container["env"]):
+      raise InputError(f"--env: the manifest sets {name} itself; remove it")
+    container["env"].append({"name": name, "value": _literal(value)})
+  if job.resources:
+    container["resources"] = {"requests": dict(job.resources), "limits": dict(job.resources)}
   if job.volumes:
     names = {claim: f"volume-{i}" for i, claim in enumerate(job.volumes)}
     pod["volumes"] = [
@@ -148,25 +93,20 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
     pod["nodeSelector"] = dict(job.node_selector)
   if job.service_account:
     pod["serviceAccountName"] = job.service_account
-  return pod
-
-
-def _coordinator(job: KubernetesJob) -> str:
-  """Address of the first pod: JobSet gives pods the host name JOBSET-JOB-0-POD."""
-  return f"{job.name}-{WORKERS}-0-0.{job.name}:{PORT}"
+  return jobset
 
 
 def _literal(text: str) -> str:
-  """`text` so that Kubernetes, which replaces $(NAME), gives it to the container unchanged."""
+  """Returns `text` escaped for Kubernetes, which replaces $(NAME)."""
   return text.replace("$(", "$$(")
 
 
 def yaml_text(job: KubernetesJob) -> str:
-  """The manifest as YAML, for `kubectl create -f -`."""
+  """Returns the manifest as YAML, for `kubectl create -f -`."""
   import yaml
 
   class Dumper(yaml.SafeDumper):
-    """Shows texts of several lines as they are."""
+    """Writes texts of several lines as blocks."""
 
   def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     style = "|" if "\n" in value else None

@@ -1,76 +1,19 @@
-"""A shell script that has a Cloud TPU made, runs a command on all of its workers, and starts it
-anew, on a new TPU, whenever the TPU is preempted.
+"""A shell script that creates a Cloud TPU, runs a command on all its workers and restarts the
+command, on a new TPU, whenever the TPU is preempted.
 
-The script runs where gcloud is, and for as long as the training. All workers of a pod run the same
-command; JAX finds the others by the TPU's metadata.
+The script runs on a machine with gcloud, for as long as the training. All workers of a pod run the
+same command; JAX finds the others through the TPU's metadata.
 """
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 
 from vmsst.launch.clusters import jobs
 
 _NAME = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-_NAME_TEXT = "a name has lower-case letters, digits and -, and starts with a letter"
+_NAME_TEXT = "use lower-case letters, digits and -, starting with a letter"
 _PLAIN = r"[A-Za-z0-9._:-]+"
-_PLAIN_TEXT = "only letters, digits and ._:- are understood here"
-
-# On a worker. The lock is the running command's own: who holds it is still at work, left over from
-# a connection that broke, and is asked to stop and waited for before the next one starts.
-_ON_WORKER = f"""\
-cd ~ || exit
-flock --nonblock .vmsst-launch.lock true || kill -TERM "$(cat .vmsst-launch.pid)"
-task=$(
-  cat <<'TASK'
-echo $$ >.vmsst-launch.pid
-{jobs.TASK}TASK
-)
-exec flock --timeout 600 .vmsst-launch.lock sh -c "$task" task \
-"""
-
-_LOOP = """\
-on_all_workers() {
-  gcloud compute tpus tpu-vm ssh "$name" "${at[@]}" --worker=all --command="$1"
-}
-
-failures=0
-while true; do
-  case "$(state)" in
-    READY | ACTIVE) ;;
-    "")
-      echo "$name: asking for a TPU"
-      create || sleep "$pause"
-      continue
-      ;;
-    PREEMPTED | TERMINATED | SUSPENDED | FAILED)
-      echo "$name: preempted; deleting what is left of it"
-      delete || sleep "$pause"
-      continue
-      ;;
-    *)
-      sleep "$pause"
-      continue
-      ;;
-  esac
-  on_all_workers "$command"
-  status=$?
-  if [ "$status" -eq 0 ]; then
-    echo "$name: finished"
-    break
-  fi
-  sleep "$pause" # a preemption shows in the state a little later
-  [ "$status" -ne "$stopped" ] || continue
-  case "$(state)" in
-    READY | ACTIVE)
-      failures=$((failures + 1))
-      echo "$name: the command gave $status on a TPU that is there ($failures of $most failures)"
-      [ "$failures" -lt "$most" ] || break
-      ;;
-    *) failures=0 ;;
-  esac
-done
-"""
+_PLAIN_TEXT = "use only letters, digits and ._:-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,20 +21,20 @@ class TpuJob:
   """A command for all workers of a TPU VM or a pod slice.
 
   Attributes:
-    command: What each worker runs.
+    command: Command of each worker.
     name: Name of the TPU, and of its queued resource.
     zone: Zone, such as us-central2-b.
     accelerator: Accelerator type, such as v4-8 or v5litepod-16.
     version: Runtime version, such as tpu-ubuntu2204-base.
-    project: Project; None takes gcloud's.
-    spot: Whether it may be preempted, at a lower price.
-    queued: Whether to wait in the queue for it (queued resource) or to ask again and again.
-    environment: Variables for the command.
-    setup: Shell code for each worker, before every start of the command; so it must bear being run
-      again (`pip install ...`).
-    failures: Failures of the command, on a TPU that is there, after which to give up.
-    delete: Whether to delete the TPU in the end.
-    pause: Seconds between looks at its state.
+    project: Project; None for gcloud's.
+    spot: Whether the TPU may be preempted, at a lower price.
+    queued: Whether to wait for it in the queue (queued resource) instead of asking repeatedly.
+    environment: Variables of the command.
+    setup: Shell code that each worker runs before every start of the command; it must be safe to
+      rerun (`pip install ...`).
+    failures: Number of consecutive failures, on a running TPU, after which to give up.
+    delete: Whether to delete the TPU at the end.
+    pause: Seconds between checks of its state.
   """
 
   command: Sequence[str]
@@ -110,79 +53,45 @@ class TpuJob:
 
 
 def script(job: TpuJob) -> str:
-  """The script, for bash.
+  """Returns the script, for bash.
 
   Raises:
-    InputError: a name that gcloud would not take, or no command.
+    InputError: gcloud does not accept a name, or there is no command.
   """
   jobs.check_command(job.command)
   jobs.check("--name", job.name, _NAME, _NAME_TEXT)
-  plain = {
-    "--zone": job.zone,
-    "--accelerator": job.accelerator,
-    "--version": job.version,
-    **({"--project": job.project} if job.project else {}),
-  }
-  for name, value in plain.items():
+  place = {"--zone": job.zone, **({"--project": job.project} if job.project else {})}
+  for name, value in ({"--accelerator": job.accelerator, "--version": job.version} | place).items():
     jobs.check(name, value, _PLAIN, _PLAIN_TEXT)
-  project = [f"--project={job.project}"] if job.project else []
-  lines = [
-    "#!/bin/bash",
-    "set -u",
-    f"name={job.name}",
-    f"at=({jobs.quoted([f'--zone={job.zone}', *project])})",
-    f"most={job.failures}",
-    f"pause={job.pause}",
-    f"stopped={jobs.STOPPED}",
-    "# shellcheck disable=SC2016 # it is for the workers' shells",
-    f"command={shlex.quote(_worker_command(job))}",
-    "",
-    *_functions(job),
-    "",
-    _LOOP,
-    *(["delete"] if job.delete else [f'echo "$name is still there; to delete it: {_delete(job)}"']),
-    'exit "$status"',
-  ]
-  return "\n".join(lines) + "\n"
+  group = "queued-resources" if job.queued else "tpu-vm"
 
+  def gcloud(verb: str, *options: str, group: str = group) -> list[str]:
+    at = (f"{name}={value}" for name, value in place.items())
+    return ["gcloud", "compute", "tpus", group, verb, job.name, *at, *options]
 
-def _worker_command(job: TpuJob) -> str:
-  before = [*jobs.exports(job.environment), *jobs.setup_lines(job.setup)]
-  return "\n".join([*before, _ON_WORKER + jobs.quoted(job.command)])
-
-
-def _functions(job: TpuJob) -> list[str]:
-  """The shell functions `state`, `create` and `delete`."""
-  what = [
-    f"--accelerator-type={job.accelerator}",
-    f"{'--runtime-version' if job.queued else '--version'}={job.version}",
-    *(["--spot"] if job.spot else []),
-  ]
-  group = _group(job)
-  node = ' --node-id="$name"' if job.queued else ""
-  state = "value(state.state)" if job.queued else "value(state)"
-  return [
-    "state() {",
-    f'  gcloud compute tpus {group} describe "$name" "${{at[@]}}" --format={shlex.quote(state)} \\',
-    "    2>/dev/null",
-    "}",
-    "create() {",
-    f'  gcloud compute tpus {group} create "$name" "${{at[@]}}"{node} \\',
-    f"    {jobs.quoted(what)}",
-    "}",
-    "delete() {",
-    f"  {_delete(job)}",
-    "}",
-  ]
-
-
-def _group(job: TpuJob) -> str:
-  return "queued-resources" if job.queued else "tpu-vm"
-
-
-def _delete(job: TpuJob) -> str:
-  at = [f"--zone={job.zone}", *([f"--project={job.project}"] if job.project else [])]
-  force = ["--force"] if job.queued else []
-  return jobs.quoted(
-    ["gcloud", "compute", "tpus", _group(job), "delete", job.name, *at, "--quiet", *force]
+  lines = jobs.assigned(
+    name=job.name,
+    describe=gcloud("describe", f"--format=value({'state.' if job.queued else ''}state)"),
+    create=gcloud(
+      "create",
+      *([f"--node-id={job.name}"] if job.queued else []),
+      f"--accelerator-type={job.accelerator}",
+      f"--{'runtime-' if job.queued else ''}version={job.version}",
+      *(["--spot"] if job.spot else []),
+    ),
+    delete=gcloud("delete", "--quiet", *(["--force"] if job.queued else [])),
+    ssh=gcloud("ssh", "--worker=all", group="tpu-vm"),
+    command=worker_script(job),
+    failures=job.failures,
+    pause=job.pause,
+    stopped=jobs.STOPPED,
+    delete_when_done="yes" if job.delete else "",
   )
+  return "\n".join(["#!/bin/bash", *lines, jobs.template("tpu.sh")])
+
+
+def worker_script(job: TpuJob) -> str:
+  """Returns the script that each worker runs, for any POSIX shell."""
+  lines = jobs.prepared(job.environment, job.setup, job.command)
+  lines += jobs.assigned(task=f"echo $$ >.vmsst-launch.pid\n{jobs.TASK}")
+  return "\n".join([*lines, jobs.template("tpu_worker.sh")])

@@ -2,8 +2,8 @@
 
 Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
 https://arxiv.org/abs/1804.04235. The second moment of a matrix is kept as the means of its rows and
-columns. A parameter of more than two axes (attention heads, stacked layers) needs to be told which
-axes are rows, columns or a batch of independent matrices: T5X derives that from logical axis names.
+columns. For a parameter of more than two axes (attention heads, stacked layers), T5X derives from
+logical axis names which axes are rows, columns or a batch of independent matrices.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Path = tuple[str, ...]
 
 
 class FactorDim(enum.Enum):
-  """What an axis of a parameter is to the factored second moment."""
+  """The role of a parameter's axis in the factored second moment."""
 
   NONE = None
-  BATCH = 1  # an axis of independent parameters: nothing is averaged over it
+  BATCH = 1  # independent parameters, never averaged
   ROW = 2
   COLUMN = 3
 
 
 class HeuristicRule(enum.Enum):
-  """Factor a matrix with both sides long enough, and nothing else."""
+  """Factors only matrices whose sides are both long enough."""
 
   token = 1
 
@@ -55,7 +55,7 @@ _FACTOR_NAMES = {
 
 
 def standard_logical_factor_rules() -> dict[str, FactorDim]:
-  """Returns what each of T5X's standard logical axes is to the factored second moment."""
+  """Returns the role of each of T5X's standard logical axes in the factored second moment."""
   rows = ["embed"]
   columns = ["vocab", "mlp", "heads", "kv", "joined_kv", "mlp_activations", "multiquery_heads"]
   columns += ["q_wi_fused", "o_wo_fused", "kv_fused"]
@@ -70,11 +70,11 @@ def standard_logical_factor_rules() -> dict[str, FactorDim]:
 
 
 def factor_name_to_factordim(name: str | FactorDim) -> FactorDim:
-  """Returns the FactorDim that a gin file writes as 'row', 'column', 'batch' or 'none'."""
+  """Returns the FactorDim of a name in a gin file: 'row', 'column', 'batch' or 'none'."""
   if isinstance(name, FactorDim):
     return name
   if not isinstance(name, str) or name.lower() not in _FACTOR_NAMES:
-    raise InputError(f"unknown factor {name!r}; known are {', '.join(_FACTOR_NAMES)}")
+    raise InputError(f"unknown factor {name!r}; use one of {', '.join(_FACTOR_NAMES)}")
   return _FACTOR_NAMES[name.lower()]
 
 
@@ -82,8 +82,8 @@ class HParamMap:
   """A hyperparameter that differs between parameters.
 
   Attributes:
-    rules: Pairs of a regular expression and a value. The first expression that is found in a
-      parameter's path, such as `encoder/layers_0/mlp/wi/kernel`, gives its value.
+    rules: Pairs of a regular expression and a value. A parameter takes the value of the first
+      expression found in its path, such as `encoder/layers_0/mlp/wi/kernel`.
   """
 
   def __init__(self, rules: Iterable[tuple[str, Any]]):
@@ -94,11 +94,11 @@ class HParamMap:
       if pattern.search(path):
         return value
     patterns = ", ".join(repr(pattern.pattern) for pattern, _ in self.rules)
-    raise InputError(f"no rule of the HParamMap matches parameter {path}; it has {patterns}")
+    raise InputError(f"no rule of the HParamMap matches parameter {path}; add one to {patterns}")
 
 
 class AdafactorHyperParams(struct.PyTreeNode):
-  """The arguments of `Adafactor`, which explains them."""
+  """The arguments of `Adafactor`; see there."""
 
   learning_rate: Any  # a number, or the trainer's scalar array
   factored: bool
@@ -120,21 +120,21 @@ class AdafactorHyperParams(struct.PyTreeNode):
 
 
 class AdafactorParamState(struct.PyTreeNode):
-  """The state of one parameter; what it does not use has the shape (1,)."""
+  """The state of one parameter; unused arrays have the shape (1,)."""
 
   v_row: Leaf  # mean of the second moment over the column axes
   v_col: Leaf  # mean of the second moment over the row axes
-  v: Leaf  # the whole second moment, where it is not factored
-  m: Leaf  # the first moment, where beta1 is set
+  v: Leaf  # the whole second moment, if it is not factored
+  m: Leaf  # the first moment, if beta1 is set
 
 
 class _Layout(NamedTuple):
-  """The axes of one parameter by their use.
+  """The axes of one parameter by role.
 
   Attributes:
-    averaged: Axes that belong to one matrix: all but the batch axes.
-    rows: Row axes, or empty where the second moment is not factored.
-    columns: Column axes, or empty where the second moment is not factored.
+    averaged: All axes but the batch axes.
+    rows: Row axes, empty if the second moment is not factored.
+    columns: Column axes, empty if the second moment is not factored.
   """
 
   averaged: tuple[int, ...]
@@ -143,7 +143,7 @@ class _Layout(NamedTuple):
 
 
 def _matrix_layout(shape: Sequence[int], min_size: int) -> _Layout:
-  """The rows are the shorter side, the first one of two equal sides."""
+  """Returns a layout whose rows are the shorter side, or the first of two equal sides."""
   averaged = tuple(range(len(shape)))
   if len(shape) != 2 or min(shape) < min_size:
     return _Layout(averaged)
@@ -152,19 +152,19 @@ def _matrix_layout(shape: Sequence[int], min_size: int) -> _Layout:
 
 
 def _layout(rule: FactorRule, shape: Sequence[int], min_size: int, path: str) -> _Layout:
-  """The layout that a rule gives a parameter.
+  """Returns the layout of a parameter by a rule.
 
-  Vectors and matrices without batch axes always follow the heuristic, as in T5X: a rule matters to
-  parameters of more axes.
+  As in T5X, vectors and matrices without batch axes always follow the heuristic; rules only affect
+  parameters with more axes.
   """
   if rule is None:
     return _Layout(tuple(range(len(shape))))
   if rule is HEURISTIC_RULE:
     if len(shape) > 2:
       raise InputError(
-        f"Adafactor: parameter {path} of shape {tuple(shape)} has more than two axes, so it needs "
-        "a rule for which of them are rows and columns: bind adafactor.Adafactor."
-        "logical_factor_rules = @adafactor.standard_logical_factor_rules()"
+        f"Adafactor: parameter {path} of shape {tuple(shape)} has more than two axes and no factor "
+        "rule; bind adafactor.Adafactor.logical_factor_rules = "
+        "@adafactor.standard_logical_factor_rules()"
       )
     return _matrix_layout(shape, min_size)
   if len(rule) != len(shape):
@@ -268,29 +268,29 @@ class Adafactor(OptimizerDef):
     """Sets the hyperparameters.
 
     Args:
-      learning_rate: Used where the trainer gives none.
+      learning_rate: Learning rate if the trainer has none.
       factored: Whether second moments are factored.
-      multiply_by_parameter_scale: Whether the learning rate is relative to the root mean square of
+      multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of
         the parameter, for all parameters or by path.
-      beta1: Decay of the first moment; None keeps none and saves its memory.
+      beta1: Decay of the first moment; None omits the first moment, which saves memory.
       decay_rate: c in the decay 1 - t ** -c of the second moment at step t = 1, 2, ...
-      step_offset: The step that counts as the first of the decay, for fine-tuning.
+      step_offset: First step of the decay, for fine-tuning.
       clipping_threshold: Largest root mean square of an update before the learning rate.
-      weight_decay_rate: Share of a parameter taken away at each step.
-      min_dim_size_to_factor: A matrix with a shorter side is not factored.
+      weight_decay_rate: Fraction of a parameter to subtract at each step.
+      min_dim_size_to_factor: Shortest side of a matrix to factor.
       epsilon1: Added to squared gradients.
       epsilon2: Smallest scale of a parameter.
       dtype_momentum: Type of the first moment.
-      factor_map: Rules by path, a FactorDim for each axis or HEURISTIC_RULE or None; replaced by
-        those of logical_factor_rules where these are given.
-      logical_factor_rules: What each logical axis is: a FactorDim or its name.
+      factor_map: Rules by path: a FactorDim for each axis, HEURISTIC_RULE or None. Overridden by
+        logical_factor_rules.
+      logical_factor_rules: Role of each logical axis: a FactorDim or its name.
       weight_decay_rate_lr_exponent: Multiplies the weight decay by learning_rate ** exponent.
-      global_norm_clip_threshold: Largest norm of all gradients together.
+      global_norm_clip_threshold: Largest global norm of the gradients.
       max_parameter_scale: Largest scale of a parameter.
-      skip_nan_updates: Keeps the old value wherever the new one is not a number.
+      skip_nan_updates: Whether to keep the old value if the new one is NaN.
     """
     if not factored and factor_map is not None:
-      raise InputError("adafactor.Adafactor: factor_map is given, but factored = False")
+      raise InputError("adafactor.Adafactor: factor_map needs factored = True; remove one of them")
     if not isinstance(multiply_by_parameter_scale, bool | HParamMap):
       raise InputError(
         "adafactor.Adafactor.multiply_by_parameter_scale must be a bool or an HParamMap, got "
@@ -322,10 +322,10 @@ class Adafactor(OptimizerDef):
     self.dtype_momentum = jax.dtypes.canonicalize_dtype(dtype_momentum)
 
   def set_param_axes(self, param_logical_axes: PyTree) -> None:
-    """Takes the factor rules from the logical axes of the parameters, if there are such rules.
+    """Sets the factor rules from the logical axes of the parameters, if `logical_factor_rules`.
 
     Raises:
-      InputError: an axis has no rule, or the rules of a parameter contradict one another.
+      InputError: An axis has no rule, or the rules of a parameter contradict each other.
     """
     rules = self.hyper_params.logical_factor_rules
     if rules is None:
@@ -379,11 +379,11 @@ class Adafactor(OptimizerDef):
     """Returns the parameters and the state after one more step (algorithm 5 of the paper).
 
     Raises:
-      InputError: neither the trainer nor the optimizer was given a learning rate.
+      InputError: Neither the trainer nor the optimizer has a learning rate.
     """
     if hyper_params.learning_rate is None:
       raise InputError(
-        "Adafactor has no learning rate: bind trainer.Trainer.learning_rate_fn = "
+        "Adafactor has no learning rate; bind trainer.Trainer.learning_rate_fn = "
         "@utils.create_learning_rate_scheduler()"
       )
     flat_grads = optimizers.flatten_paths(grads)
@@ -450,9 +450,9 @@ class Adafactor(OptimizerDef):
     return hyper_params.learning_rate * scale
 
   def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
-    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array.
+    """Returns `optimizer` with a PartitionSpec, or None if replicated, for every array.
 
-    Whole moments lie as their parameter does, means of rows and columns are replicated.
+    Whole moments are sharded like their parameter; means of rows and columns are replicated.
     """
     params = optimizers.flatten_paths(optimizer.target)
     states = optimizers.flatten_paths(optimizer.state.param_states)

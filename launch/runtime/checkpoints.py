@@ -1,7 +1,7 @@
 """T5X checkpoints: `checkpoint_<step>/state` below the model folder, written by Orbax.
 
-Upstream T5X reads what is written here, and the other way round. Every mismatch between a
-checkpoint and the model is found from the metadata, before any array is read, and named.
+Upstream T5X reads these checkpoints, and this module reads upstream's. Mismatches between a
+checkpoint and the model are detected from the metadata, before any array is read.
 """
 
 import contextlib
@@ -26,9 +26,10 @@ from vmsst.errors import InputError
 from vmsst.files import checksums
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
+from vmsst.launch.runtime.optimizers import some_names
 
 PREFIX = "checkpoint"
-_DAMAGED = "damaged_"  # before the name of a checkpoint that is not used
+_DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 
@@ -38,15 +39,13 @@ class SaveCheckpointConfig:
   """When and what to save (`t5x.utils.SaveCheckpointConfig`).
 
   Attributes:
-    dtype: type of the saved parameters, "float32" or "bfloat16".
-    period: steps between checkpoints; one is also written before the first step and after the
-      last.
-    checkpoint_steps: further steps to save after.
-    keep: newest checkpoints to keep; None keeps all.
-    keep_dataset_checkpoints: must be None or equal to `keep`: the data state lies in the
-      checkpoint and goes with it.
-    save_dataset: also save where the data stands, so that a restart need not read again what it
-      has read.
+    dtype: Dtype of the saved parameters, "float32" or "bfloat16".
+    period: Steps between checkpoints; one is also written before the first step and after the last.
+    checkpoint_steps: Further steps to save after.
+    keep: Number of newest checkpoints to keep; None keeps all.
+    keep_dataset_checkpoints: None or `keep`: the data iterator state is part of the checkpoint.
+    save_dataset: Whether to save the data iterator state too, so that a restart need not reread the
+      data.
   """
 
   dtype: str = "float32"
@@ -58,13 +57,11 @@ class SaveCheckpointConfig:
 
   def __post_init__(self):
     if self.dtype not in (None, "float32", "bfloat16"):
-      raise InputError(
-        f"SaveCheckpointConfig.dtype must be 'float32' or 'bfloat16', got {self.dtype!r}"
-      )
+      raise InputError(f"SaveCheckpointConfig.dtype={self.dtype!r}: use 'float32' or 'bfloat16'")
     if self.keep_dataset_checkpoints not in (None, self.keep):
       raise InputError(
-        f"keep_dataset_checkpoints is {self.keep_dataset_checkpoints} and keep is {self.keep}: the "
-        "data state lies in the checkpoint and goes with it; leave keep_dataset_checkpoints out"
+        f"keep_dataset_checkpoints is {self.keep_dataset_checkpoints} and keep is {self.keep}, but "
+        "the data iterator state is part of the checkpoint; remove keep_dataset_checkpoints"
       )
 
 
@@ -73,16 +70,16 @@ class RestoreCheckpointConfig:
   """What to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: a checkpoint, a folder of checkpoints, or an empty list for none.
+    path: A checkpoint, a folder of checkpoints, or an empty list for none.
     mode: "specific" (`path` is a checkpoint), "latest" (newest in the folder `path`) or "all"
       (evaluation only).
-    assignment_map: (regex over the model's array names, replacement naming the checkpoint's
-      array, or None to leave the array out) pairs; the first that matches a whole name is used.
-      What a replacement names has to be in the checkpoint.
-    strict: accepted for upstream's gin files; arrays that the model lacks are never an error.
-    fallback_to_scratch: initialize what the checkpoint lacks or the map leaves out.
-    dtype: type to restore parameters in; None: the model's.
-    restore_dataset: accepted for upstream's gin files; resuming always restores the data.
+    assignment_map: Pairs of a regular expression for names of the model's arrays and the name of
+      the checkpoint's array, which must exist, or None to skip the array. An array uses the first
+      expression that matches its whole name.
+    strict: Accepted for upstream's gin files; arrays that the model lacks are never an error.
+    fallback_to_scratch: Whether to initialize arrays that the checkpoint lacks or the map skips.
+    dtype: Dtype to restore parameters in; None for the model's.
+    restore_dataset: Accepted for upstream's gin files; resuming always restores the data.
   """
 
   path: str | Sequence[str]
@@ -96,37 +93,37 @@ class RestoreCheckpointConfig:
   def __post_init__(self):
     if self.mode not in ("specific", "latest", "all"):
       raise InputError(
-        f"RestoreCheckpointConfig.mode must be 'specific', 'latest' or 'all', got {self.mode!r}"
+        f"RestoreCheckpointConfig.mode={self.mode!r}: use 'specific', 'latest' or 'all'"
       )
     if self.dtype not in (None, "float32", "float16", "bfloat16"):
       raise InputError(
-        "RestoreCheckpointConfig.dtype must be None, 'float32', 'float16' or 'bfloat16', "
-        f"got {self.dtype!r}"
+        f"RestoreCheckpointConfig.dtype={self.dtype!r}: use None, 'float32', 'float16' or "
+        "'bfloat16'"
       )
 
 
 @dataclasses.dataclass
 class CheckpointConfig:
-  """Saving and restoring together (`t5x.utils.CheckpointConfig`)."""
+  """What to save and restore (`t5x.utils.CheckpointConfig`)."""
 
   save: SaveCheckpointConfig | None = None
   restore: RestoreCheckpointConfig | None = None
 
 
 def checkpoint_step(path: str | pathlib.Path) -> int:
-  """The step in a checkpoint's name.
+  """Returns the step in a checkpoint's name.
 
   Raises:
-    InputError: the name ends in no step.
+    InputError: The name does not end in a step.
   """
   match = re.search(r"(\d+)/?$", str(path))
   if match is None:
-    raise InputError(f"{path} is not a checkpoint: its name does not end in _<step>")
+    raise InputError(f"{path} is not a checkpoint; give a folder checkpoint_<step>")
   return int(match.group(1))
 
 
 def all_checkpoints(folder: str | pathlib.Path) -> list[epath.Path]:
-  """Complete checkpoints in `folder`, by step."""
+  """Returns the complete checkpoints in `folder`, sorted by step."""
   root = epath.Path(folder)
   if not root.is_dir():
     return []
@@ -139,12 +136,12 @@ def all_checkpoints(folder: str | pathlib.Path) -> list[epath.Path]:
 
 
 def newest_intact(model_dir: str) -> epath.Path | None:
-  """The checkpoint that a run in `model_dir` goes on from: the newest whose files are as written.
+  """Returns the checkpoint to resume from: the newest intact one in `model_dir`, or None.
 
-  Newer ones, which are not, are named in a warning and renamed to `damaged_checkpoint_<step>`.
+  Renames newer, damaged ones to `damaged_checkpoint_<step>`, with a warning.
 
   Raises:
-    InputError: there are checkpoints, and all are damaged.
+    InputError: All checkpoints are damaged.
   """
   step = _set_damaged_aside(model_dir) if jax.process_index() == 0 else -1
   if jax.process_count() > 1:
@@ -153,7 +150,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
 
 
 def _set_damaged_aside(model_dir: str) -> int:
-  """The step of the newest intact checkpoint, without newer ones beside it; -1: there are none."""
+  """Renames damaged newer checkpoints; returns the step of the newest intact one, -1 for none."""
   damaged: dict[epath.Path, str] = {}
   for path in reversed(all_checkpoints(model_dir)):
     problem = checksums.damage(path)
@@ -163,24 +160,24 @@ def _set_damaged_aside(model_dir: str) -> int:
         if aside.exists():
           aside.rmtree()
         bad.rename(aside)
-        logging.warning("%s is damaged: %s. It is now %s.", bad, reason, aside.name)
-        logging.warning("Going on from %s.", path)
+        logging.warning("%s is damaged: %s. Renamed to %s.", bad, reason, aside.name)
+        logging.warning("Resuming from %s.", path)
       return checkpoint_step(path)
     damaged[path] = problem
   if damaged:
     raise InputError(
       f"every checkpoint in {model_dir} is damaged: "
       + "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
-      + ". Give another MODEL_DIR to begin anew"
+      + ". Set another MODEL_DIR to start over"
     )
   return -1
 
 
 def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
-  """The checkpoints that `cfg` points at, by step.
+  """Returns the checkpoints that `cfg` refers to, sorted by step.
 
   Raises:
-    InputError: there are none, or one is damaged.
+    InputError: There are none, or one is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | pathlib.Path) else list(cfg.path)
   found: list[epath.Path] = []
@@ -188,30 +185,30 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     if cfg.mode == "specific":
       if not (path / "state").is_dir():
         inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
-        hint = f"; it holds {', '.join(inside[-3:])}" if inside else ""
-        raise InputError(f"{path} is not a T5X checkpoint: it has no folder 'state'{hint}")
+        hint = f"; it contains {', '.join(inside[-3:])}" if inside else ""
+        raise InputError(f"{path} is not a T5X checkpoint (no folder 'state'){hint}")
       found.append(path)
     else:
       inside = all_checkpoints(path)
       if not inside:
-        raise InputError(f"no checkpoint_<step> in {path}")
+        raise InputError(f"no checkpoint_<step> in {path}; set another path")
       found += inside if cfg.mode == "all" else inside[-1:]
   for path in found if jax.process_index() == 0 else ():
     problem = checksums.damage(path)
     if problem:
-      raise InputError(f"{path} is damaged: {problem}. Give another checkpoint")
+      raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
   return found
 
 
 def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
-  """The one checkpoint that `cfg` points at.
+  """Returns the single checkpoint that `cfg` refers to.
 
   Raises:
-    InputError: there is none, or more than one may be meant.
+    InputError: There is none, or `cfg` may refer to several.
   """
   if cfg.mode == "all" or not isinstance(cfg.path, str | pathlib.Path):
     raise InputError(
-      "one checkpoint is needed: give RestoreCheckpointConfig one path, and mode 'specific' or "
+      "RestoreCheckpointConfig: one checkpoint is needed; set one path and mode 'specific' or "
       "'latest'"
     )
   return find_checkpoints(cfg)[0]
@@ -227,16 +224,16 @@ def apply_assignment_map(
   stored: Collection[str],
   path: epath.Path,
 ) -> dict[str, str | None]:
-  """Which array of the checkpoint each array of the model is read from; None: from none.
+  """Returns, for each array of the model, the checkpoint's array to read, or None.
 
   Args:
-    names: the model's arrays, like `target/encoder/layers_0/mlp/wi/kernel`.
-    assignment_map: see `RestoreCheckpointConfig`.
-    stored: the checkpoint's arrays.
-    path: the checkpoint, for messages.
+    names: The model's arrays, such as `target/encoder/layers_0/mlp/wi/kernel`.
+    assignment_map: See `RestoreCheckpointConfig`.
+    stored: The checkpoint's arrays.
+    path: The checkpoint, for messages.
 
   Raises:
-    InputError: a rule matches nothing, or names an array that the checkpoint lacks.
+    InputError: A rule matches nothing, or names an array that the checkpoint lacks.
   """
   unused = {pattern for pattern, _ in assignment_map}
   absent: list[str] = []
@@ -254,21 +251,16 @@ def apply_assignment_map(
         break
   if absent:
     raise InputError(
-      f"{path} lacks {_some(absent)}, which assignment_map reads: the checkpoint is of another "
-      "model, number of layers or way of keeping layers (T5Config.scan_layers); it has "
-      f"{_some(list(stored))}"
+      f"{path} lacks {some_names(absent)}, which assignment_map reads; it has "
+      f"{some_names(list(stored))}. Use a checkpoint of the same model, number of layers and "
+      "T5Config.scan_layers"
     )
   if unused:
     raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model, which has "
-      f"{_some(list(names))}"
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
+      f"{some_names(list(names))}"
     )
   return sources
-
-
-def _some(names: Sequence[str], count: int = 5) -> str:
-  more = f" and {len(names) - count} more" if len(names) > count else ""
-  return ", ".join(sorted(names)[:count]) + more
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,18 +276,18 @@ def restore(
   assignment_map: AssignmentMap | None = None,
   fallback: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-  """The model's state dict, read from the checkpoint at `path` onto the devices.
+  """Returns the model's state dict, read from the checkpoint at `path` onto the devices.
 
   Args:
-    path: a `checkpoint_<step>` folder.
-    shapes: the model's state dict, of ShapeDtypeStructs.
-    shardings: the same tree, of NamedShardings.
-    dtype: type of the parameters (`target/...`); None: the model's.
-    assignment_map: see `RestoreCheckpointConfig`.
-    fallback: gives arrays from scratch by name, for those that are not read.
+    path: A `checkpoint_<step>` folder.
+    shapes: The model's state dict, of ShapeDtypeStructs.
+    shardings: The same tree, of NamedShardings.
+    dtype: Dtype of the parameters (`target/...`); None for the model's.
+    assignment_map: See `RestoreCheckpointConfig`.
+    fallback: Initializes arrays that are not read, by name.
 
   Raises:
-    InputError: an array is missing or has another shape; the message names it.
+    InputError: An array is missing or has another shape; the message names it.
   """
   model = _flatten(shapes)
   placement = _flatten(shardings)
@@ -305,9 +297,9 @@ def restore(
   missing = [name for name in sources if name not in found]
   if missing and fallback is None:
     raise InputError(
-      f"{path} lacks {_some([sources[name] or name for name in missing])}. Give "
-      "RestoreCheckpointConfig an assignment_map and fallback_to_scratch=True to initialize what "
-      f"is missing; the checkpoint has {_some(list(stored))}"
+      f"{path} lacks {some_names([sources[name] or name for name in missing])}; it has "
+      f"{some_names(list(stored))}. To initialize missing arrays, set "
+      "RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True"
     )
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
@@ -315,8 +307,8 @@ def restore(
     wanted, saved = tuple(model[name].shape), tuple(stored[source].shape)
     if wanted != saved:
       raise InputError(
-        f"{name} has shape {wanted} in the model and {saved} in {path} ({source}): the checkpoint "
-        "is of another model or size"
+        f"{name} has shape {wanted} in the model and {saved} in {path} ({source}); use a "
+        "checkpoint of the same model and size"
       )
     kept = dtype is None or not name.startswith("target/")
     read[source] = model[name]
@@ -338,7 +330,7 @@ def restore(
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in found.items():
-    # Training donates the state, so what is read once for two names becomes two arrays.
+    # Training donates the state, so names that share a source need separate arrays.
     state[name] = jax.numpy.copy(arrays[source]) if source in taken else arrays[source]
     taken.add(source)
   if missing and fallback is not None:
@@ -352,7 +344,7 @@ def restore(
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-  """Writes the `dataset` folder of a checkpoint, and in the end the sums of all its files."""
+  """Writes the `dataset` folder of a checkpoint, then the checksums of all its files."""
 
   def save(self, directory: epath.Path, args: "DataStateSave") -> None:
     args.state.copy_to(
@@ -364,7 +356,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
       checkpoint = directory.parent
       state = checkpoint / "state"
       if not state.is_dir():
-        raise RuntimeError(f"Orbax has not finished {state} before {directory}")
+        raise RuntimeError(f"Orbax did not finish {state} before {directory}")
       checksums.write(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
@@ -373,17 +365,17 @@ class _DataStateHandler(ocp.CheckpointHandler):
 
 @dataclasses.dataclass
 class DataStateSave(ocp.args.CheckpointArgs):
-  """The data state to write."""
+  """The data iterator state to write."""
 
   state: data_lib.DataState
 
 
 class CheckpointManager:
-  """Writes checkpoints below `model_dir`, in the background, and forgets old ones.
+  """Writes checkpoints below `model_dir` in the background, and deletes old ones.
 
   Args:
-    model_dir: absolute folder.
-    cfg: what to keep and to write.
+    model_dir: Absolute folder.
+    cfg: What to write and keep.
   """
 
   def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
@@ -406,17 +398,14 @@ class CheckpointManager:
       ),
     )
 
-  def all_steps(self) -> Sequence[int]:
-    """Steps that a checkpoint exists for."""
-    return self._manager.all_steps()
-
   def save(self, train_state: Any, data_state: data_lib.DataState) -> bool:
-    """Starts writing `train_state`; returns once the arrays are copied off the devices.
+    """Starts writing `train_state`; returns after copying the arrays off the devices.
 
-    Returns False where a checkpoint of that step exists already.
+    Returns:
+      False if a checkpoint of that step exists.
 
     Raises:
-      InputError: this checkpoint, or the one before, could not be written.
+      InputError: This checkpoint, or the previous one, could not be written.
     """
     step = int(train_state.step)
     if step in self._manager.all_steps():
@@ -430,12 +419,12 @@ class CheckpointManager:
     return True
 
   def check(self) -> None:
-    """Raises InputError where a checkpoint could not be written in the background."""
+    """Raises InputError if a checkpoint could not be written in the background."""
     with self._explained():
       self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Finishes writing; raises InputError where that fails, and leaves nothing half written."""
+    """Finishes writing; on failure removes partial checkpoints and raises InputError."""
     try:
       if not self._failed:
         with self._explained():
@@ -453,11 +442,13 @@ class CheckpointManager:
     except Exception as error:
       self._failed = True
       done = all_checkpoints(self._model_dir)
-      newest = f"from the newest, {done[-1].name}" if done else "from the start: there is none yet"
+      newest = (
+        f"resume from the newest, {done[-1].name}" if done else "start over: there is none yet"
+      )
       reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
       raise InputError(
-        f"a checkpoint in {self._model_dir} could not be written: {reason}. Put that right, and "
-        f"the same command goes on {newest}"
+        f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
+        f"same command to {newest}"
       ) from error
 
 

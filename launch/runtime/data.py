@@ -1,7 +1,7 @@
-"""From SeqIO tasks to batches on the devices.
+"""Loads batches of SeqIO tasks onto the devices.
 
-`TrainIterator` reads ahead in a thread, cuts padding off, puts batches on the devices and can say
-where it stands, so that a restarted run sees the batches it would have seen.
+`TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. Its state
+can be saved, so that a restarted run sees the same batches as an uninterrupted one.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from vmsst.launch.runtime import partitioning
 
 Batch = Mapping[str, np.ndarray]
 
-_LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # batches are cut to one of these parts of their length
+_LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
 
 
@@ -35,18 +35,18 @@ class DatasetConfig:
   """A SeqIO task or mixture, and how to batch it (`t5x.utils.DatasetConfig`).
 
   Attributes:
-    mixture_or_task_name: name, or the Task or Mixture itself.
-    task_feature_lengths: maximum length of each feature, or None (evaluation: measured).
-    split: split of the task.
-    batch_size: examples in the global batch.
-    shuffle: whether to shuffle.
-    seed: seed of the shuffling; None takes the time, so that every start sees another order.
-    use_cached: read the task from SeqIO's offline cache.
-    pack: pack several examples into one row; needs a feature converter that can.
-    use_custom_packing_ops: passed to the feature converter.
-    module: module to import first, which registers the task.
-    use_memory_cache: keep evaluation batches in memory.
-    trim_output_features: cut features to their length.
+    mixture_or_task_name: Name, or the Task or Mixture itself.
+    task_feature_lengths: Maximum length of each feature, or None (evaluation: measured).
+    split: Split of the task.
+    batch_size: Examples in the global batch.
+    shuffle: Whether to shuffle.
+    seed: Seed of the shuffling; None takes the time, so that every start has another order.
+    use_cached: Whether to read the task from SeqIO's offline cache.
+    pack: Whether to pack several examples into one row; the feature converter must support it.
+    use_custom_packing_ops: Passed to the feature converter.
+    module: Module to import first, which registers the task.
+    use_memory_cache: Whether to keep evaluation batches in memory.
+    trim_output_features: Whether to trim features to their maximum length.
   """
 
   mixture_or_task_name: Any
@@ -64,10 +64,10 @@ class DatasetConfig:
 
 
 def get_mixture_or_task(cfg: DatasetConfig) -> Any:
-  """The SeqIO Task or Mixture that `cfg` names.
+  """Returns the SeqIO Task or Mixture that `cfg` names.
 
   Raises:
-    InputError: nothing of that name is registered.
+    InputError: No such task or mixture is registered.
   """
   import seqio
 
@@ -86,9 +86,8 @@ def get_mixture_or_task(cfg: DatasetConfig) -> Any:
     ) from error
 
 
-def _shared_seed(seed: int | None) -> int:
-  if seed is not None:
-    return seed
+def time_seed() -> int:
+  """Returns the time as a seed, the same one in all processes."""
   return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
 
 
@@ -100,18 +99,20 @@ def get_dataset(
   num_epochs: int | None = None,
   continue_from_last_checkpoint: bool = False,
 ) -> Any:
-  """A tf.data dataset of batches of model features, [batch / num_shards, ...] each.
+  """Returns a tf.data dataset of batches of model features, [batch / num_shards, ...] each.
 
   Raises:
-    InputError: the task is unknown or the batch does not divide over the shards.
+    InputError: The task is unknown, or the batch size is not divisible by the number of shards.
   """
   import seqio
 
   if continue_from_last_checkpoint:
-    raise InputError("continue_from_last_checkpoint needs upstream T5X (--runtime=upstream)")
+    raise InputError("continue_from_last_checkpoint: use upstream T5X (--runtime=upstream)")
   provider = get_mixture_or_task(cfg)
   if cfg.batch_size % num_shards:
-    raise InputError(f"batch size {cfg.batch_size} is not divisible by {num_shards} data shards")
+    raise InputError(
+      f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
+    )
   return seqio.get_dataset(
     mixture_or_task_name=provider,
     task_feature_lengths=cfg.task_feature_lengths,
@@ -123,7 +124,7 @@ def get_dataset(
     ),
     shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
     use_cached=cfg.use_cached,
-    seed=_shared_seed(cfg.seed),
+    seed=time_seed() if cfg.seed is None else cfg.seed,
     trim_output_features=cfg.trim_output_features,
     batch_size=cfg.batch_size // num_shards,
   )
@@ -136,11 +137,11 @@ def get_training_eval_datasets(
   eval_steps: int,
   feature_converter_cls: Callable[..., Any],
 ) -> dict[str, Any]:
-  """`eval_steps` batches of every task of the mixture that has the split, and of the mixture.
+  """Returns `eval_steps` batches of each of the mixture's tasks with the split, and of the mixture.
 
-  Small tasks are repeated to fill the batches, as upstream does. Each has `as_numpy_iterator()`,
-  which gives the rows of this shard; with several, without the columns that are padding in all rows
-  of the global batch.
+  As upstream does, repeats small tasks to fill the batches. Each dataset has `as_numpy_iterator()`,
+  which yields the rows of this shard. With several shards, batches lack the columns that are
+  padding in all rows of the global batch.
   """
   import seqio
 
@@ -157,7 +158,7 @@ def get_training_eval_datasets(
       shard_id=0,
       num_shards=1,
       feature_converter_cls=feature_converter_cls,
-      num_epochs=eval_steps * cfg.batch_size,  # finite: filtered-out shards must not hang
+      num_epochs=eval_steps * cfg.batch_size,  # finite, so that shards without examples do not hang
     )
     batches = (
       examples.unbatch().repeat().batch(cfg.batch_size, drop_remainder=True).take(eval_steps)
@@ -171,7 +172,7 @@ def get_training_eval_datasets(
 
 @dataclasses.dataclass(frozen=True)
 class _TrimmedRows:
-  """Some rows of every batch of a dataset, cut to the length that the whole batch needs."""
+  """Some rows of every batch of a dataset, trimmed to the length of the whole batch."""
 
   batches: Any
   rows: slice
@@ -182,15 +183,15 @@ class _TrimmedRows:
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
-  """`batch` with these rows alone."""
+  """Returns some rows of `batch`."""
   return {name: value[rows] for name, value in batch.items()}
 
 
 def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
-  """`batch` without the columns that are padding in every row.
+  """Returns `batch` without columns that are padding in every row.
 
-  Rank-2 integer features [B, T] all keep the same part of their length: 2, 3, 4, 6 or 8 eighths,
-  rounded up to a multiple of 4, so that few shapes are compiled.
+  All rank-2 integer features [B, T] keep the same fraction of their length: 2, 3, 4, 6 or 8
+  eighths, rounded up to a multiple of 4, so that few shapes are compiled.
   """
   sequences = {
     name: value
@@ -212,20 +213,20 @@ def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def can_trim() -> bool:
-  """Whether a process may trim what it reads: all must have the same shapes."""
+  """Returns whether this process may trim its batches: all processes need the same shapes."""
   return jax.process_count() == 1
 
 
 @dataclasses.dataclass
 class DataState:
-  """Where the data stands: the iterator's saved state when the next batch is that of `position`.
+  """Data iterator state: the iterator's saved state before the batch of step `position`.
 
   Attributes:
-    position: step that the next batch belongs to.
-    prefix: path prefix of the files that tf.train.Checkpoint wrote; None: a fresh iterator
-      stands at `position`.
-    whole: whether it is a state of whole batches, which every process of a run reads: then it is
-      good for any number of processes. Else it is a state of what this process reads of them.
+    position: Step of the next batch.
+    prefix: Path prefix of the files of tf.train.Checkpoint; None if a fresh iterator is at
+      `position`.
+    whole: Whether every process reads whole batches, so that the state fits any number of
+      processes. Otherwise it is the state of this process's part of the batches.
   """
 
   position: int
@@ -233,10 +234,10 @@ class DataState:
   whole: bool = False
 
   def copy_to(self, folder: pathlib.Path, process: int, processes: int) -> None:
-    """Writes the state below `folder`, under the names upstream T5X uses, and a JSON file beside.
+    """Writes the state below `folder`, under upstream T5X's names, and a JSON file next to it.
 
-    Upstream takes the state to be that of the checkpoint's step, and has no use for the JSON file.
-    A state of whole batches is written by the first process alone, as if there were no other.
+    Upstream assumes that the state is that of the checkpoint's step and ignores the JSON file. Only
+    the first process writes a state of whole batches, as in a single-process run.
     """
     if self.whole:
       if process:
@@ -255,13 +256,13 @@ class DataState:
 
   @classmethod
   def read_from(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
-    """The state in `folder`, or None where it holds none for this process.
+    """Returns the state in `folder`, or None if there is none for this process.
 
-    A state of whole batches is for every process. Any other is for that number of processes that
-    saved it: another number reads other rows, so that there is None to go on from, with a warning.
+    A state of whole batches is for all processes. Any other is only for the number of processes
+    that saved it, since another number reads other rows: returns None then, with a warning.
 
-    A state that upstream T5X saved has no JSON file and is that of the checkpoint's step, which
-    ends the name of the folder around `folder`; but at step 0 it is one batch ahead, and None.
+    A state saved by upstream T5X has no JSON file. It is that of the checkpoint's step, which ends
+    the name of the parent of `folder`. At step 0 it is one batch ahead; returns None then.
     """
     state = cls._read(folder, process, processes)
     if state is None and processes > 1:
@@ -270,8 +271,8 @@ class DataState:
     mine = _state_path(folder, process, processes)[1]
     if state is None and any(not p.name.startswith(mine) for p in folder.glob("**/train_ds-*")):
       logging.warning(
-        "The data's state in %s is not of %d processes: the data is read from the beginning, and "
-        "rows that were trained on may come again before others.",
+        "The data iterator state in %s is not of %d processes; the data starts over, so rows may "
+        "repeat before all others are seen.",
         folder,
         processes,
       )
@@ -279,7 +280,7 @@ class DataState:
 
   @classmethod
   def _read(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
-    """The state that this one of so many processes saved."""
+    """Returns the state that process `process` of `processes` saved."""
     checkpoint = folder.parent.name
     folder, name = _state_path(folder, process, processes)
     prefix = folder / name if (folder / (name + ".index")).is_file() else None
@@ -294,32 +295,33 @@ class DataState:
         raise ValueError("files are missing")
     except (ValueError, KeyError, TypeError) as error:
       raise InputError(
-        f"{description} is damaged: delete the folder {folder} to replay the data instead"
+        f"{description} is damaged; delete the folder {folder} to replay the data instead"
       ) from error
     return cls(position, prefix, bool(record.get("whole_batches")))
 
 
 def _state_path(folder: pathlib.Path, process: int, processes: int) -> tuple[pathlib.Path, str]:
-  """Folder and name of a process's state below a checkpoint's folder `dataset`."""
+  """Returns folder and name of a process's state below a checkpoint's folder `dataset`."""
   if processes > 1:
     folder = folder / f"process_{process}-of-{processes}"
   return folder, f"train_ds-{process:03d}-of-{processes:03d}"
 
 
 class TrainIterator:
-  """Batches on the devices, read ahead by a thread.
+  """Iterates over batches on the devices, prefetched by a thread.
 
   Args:
-    dataset: tf.data dataset of this process's rows of batches; the first batch is that of step 0.
-      Where it has the attributes `whole_batches` and `rows_of_whole` (see
-      `tasks.datasets.get_length_grouped_dataset`), whole batches are read, trimmed and then cut.
-    partitioner: places the batches.
-    snapshot_period: save the state of the iterator every so many steps, for `state`; None: never
-      (a restart then reads the data again from the beginning, without training on it).
-    ahead: batches held ready on the devices.
+    dataset: tf.data dataset of this process's rows of batches, starting with the batch of step 0.
+      If it has the attributes `whole_batches` and `rows_of_whole` (see
+      `tasks.datasets.get_length_grouped_dataset`), reads and trims whole batches, then takes these
+      rows.
+    partitioner: The mesh.
+    snapshot_period: Steps between saved iterator states, for `state`; None saves none, so that a
+      restart rereads the data from the start, without training on it.
+    ahead: Number of batches to prefetch to the devices.
 
   Attributes:
-    element_spec: the dataset's.
+    element_spec: Spec of the dataset.
   """
 
   def __init__(
@@ -336,9 +338,9 @@ class TrainIterator:
     self._iterator = iter(dataset.whole_batches if self._whole else dataset)
     self._partitioner = partitioner
     if self._whole and jax.process_index() > 0:
-      snapshot_period = None  # the first process has the same state, and writes it
+      snapshot_period = None  # the first process writes the same state
     self._snapshot_period = snapshot_period
-    self._position = 0  # step of the dataset's next batch, in whichever thread reads it
+    self._position = 0  # step of the dataset's next batch, in the thread that reads
     self._snapshots = [DataState(0, None, self._whole)]
     self._snapshot_steps: frozenset[int] = frozenset()
     self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
@@ -349,21 +351,21 @@ class TrainIterator:
   def start(
     self, step: int, saved: DataState | None = None, *, snapshot_steps: Collection[int] = ()
   ) -> None:
-    """Begins reading ahead, from the batch of `step`.
+    """Starts prefetching, from the batch of `step`.
 
     Args:
-      step: step that the run starts from.
-      saved: state to continue from; the batches between it and `step` are read and dropped. None:
-        the dataset begins with the batch of step 0.
-      snapshot_steps: further steps to save the state of the iterator at.
+      step: First step of the run.
+      saved: State to resume from; batches between it and `step` are read and dropped. None starts
+        with the batch of step 0.
+      snapshot_steps: Further steps to save the iterator state at.
     """
     self._snapshot_steps = frozenset(snapshot_steps)
     if saved is not None and saved.position <= step:
       self._restore(saved)
     if self._snapshot_period and self._position == step:
-      self._snapshot()  # here, so that a checkpoint before the first step has it
+      self._snapshot()  # now, for a checkpoint before the first step
     if step > self._position:
-      logging.info("Skipping %d batches that were trained on before.", step - self._position)
+      logging.info("Skipping %d batches that the run has trained on.", step - self._position)
     self._thread = threading.Thread(target=self._read, args=(step,), daemon=True, name="data")
     self._thread.start()
 
@@ -374,7 +376,7 @@ class TrainIterator:
       try:
         tf.train.Checkpoint(ds=self._iterator).read(str(saved.prefix)).assert_consumed()
       except (tf.errors.OpError, AssertionError, ValueError) as error:
-        logging.warning("Cannot use the saved data state %s (%s).", saved.prefix, error)
+        logging.warning("Cannot use the data iterator state %s (%s).", saved.prefix, error)
         return
     self._position = saved.position
     self._snapshots = [saved]
@@ -397,8 +399,8 @@ class TrainIterator:
           batch = take_rows(batch, self._rows)
         self._put(self._partitioner.to_devices(batch))
     except StopIteration:
-      self._put(InputError("the training data ended: the dataset does not repeat"))
-    except BaseException as error:  # handed to the training thread, which raises it
+      self._put(InputError("the training data ended: the dataset does not repeat; add .repeat()"))
+    except BaseException as error:  # raised in the training thread
       self._put(error)
 
   def _put(self, item: Any) -> None:
@@ -419,7 +421,7 @@ class TrainIterator:
       tf.train.Checkpoint(ds=self._iterator).write(str(prefix))
     except tf.errors.OpError as error:
       logging.warning(
-        "This dataset's state cannot be saved (%s): a restart will read it from the beginning.",
+        "The iterator state of this dataset cannot be saved (%s); a restart will reread the data.",
         str(error).splitlines()[0],
       )
       self._snapshot_period = None
@@ -427,7 +429,7 @@ class TrainIterator:
     self._snapshots.append(DataState(self._position, prefix, self._whole))
 
   def state(self, step: int) -> DataState:
-    """The latest saved state at or before `step`; older ones are forgotten."""
+    """Returns the latest saved state at or before `step`; deletes older ones."""
     while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
       old = self._snapshots.pop(0)
       if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):

@@ -1,9 +1,9 @@
-"""SeqIO evaluation of a model, during training and after it."""
+"""SeqIO evaluation of a model, during and after training."""
 
 import concurrent.futures
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,15 +14,25 @@ from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, utils
 
 
+def seqio_evaluator(**arguments: Any) -> Any:
+  """Returns a `seqio.Evaluator`; imports SeqIO."""
+  import seqio
+
+  return seqio.Evaluator(**arguments)
+
+
 class InferenceEvaluator:
   """Computes the metrics of SeqIO tasks from a model's predictions and scores.
 
   Args:
-    infer_eval_dataset_cfg: the tasks.
+    infer_eval_dataset_cfg: The tasks.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    model: gives `predict_batch`, `predict_batch_with_aux` and `score_batch`.
-    partitioner: the mesh.
-    log_dir: SeqIO's loggers write below `log_dir`/inference_eval; None writes nothing.
+    model: Has `predict_batch`, `predict_batch_with_aux` and `score_batch`.
+    partitioner: The mesh.
+    log_dir: Folder; SeqIO's loggers write to `log_dir`/inference_eval. None writes nothing.
+
+  Raises:
+    InputError: There is nothing to evaluate.
   """
 
   def __init__(
@@ -33,7 +43,7 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    data_lib.get_mixture_or_task(infer_eval_dataset_cfg)  # says so if it is unknown
+    data_lib.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
@@ -50,12 +60,12 @@ class InferenceEvaluator:
       use_memory_cache=self._cfg.use_memory_cache,
       **logging_arguments,
     )
+    if not self._evaluator.eval_tasks:
+      raise InputError(
+        f"{self._cfg.mixture_or_task_name!r} has no task with metrics and a split "
+        f"{self._cfg.split!r}; choose another mixture or split"
+      )
     self._infer_fns: dict[str, Any] = {}
-
-  @property
-  def eval_tasks(self) -> Sequence[Any]:
-    """Tasks that have metrics and the split."""
-    return self._evaluator.eval_tasks
 
   @property
   def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -63,7 +73,7 @@ class InferenceEvaluator:
     return self._evaluator.model_feature_shapes
 
   def _infer_fn(self, method: str, train_state_axes: Any) -> Any:
-    """The inference function of a method of the model, made when it is first used."""
+    """Returns the inference function of a model method, created on first use."""
 
     def infer(dataset: Any, **arguments: Any) -> Any:
       if method not in self._infer_fns:
@@ -80,10 +90,10 @@ class InferenceEvaluator:
   def evaluate(
     self, train_state: Any, train_state_axes: Any
   ) -> "concurrent.futures.Future[Mapping[str, Mapping[str, Any]]]":
-    """Runs the model on every task; the metrics by task, once they are computed.
+    """Runs the model on every task; returns a future of the metrics by task.
 
-    Each process runs the model on its rows of every batch. The first one computes the metrics; the
-    others have None, and wait for it: what they go on to do may not wait for long.
+    Each process runs the model on its rows of every batch. The first process computes the metrics.
+    The others wait for it, since later collectives time out, and get None.
     """
     key = jax.random.PRNGKey(0)
     predict = self._infer_fn("predict_batch", train_state_axes)
@@ -98,17 +108,9 @@ class InferenceEvaluator:
     )
     if jax.process_count() > 1:
       concurrent.futures.wait([metrics])
-      distributed.meet()
+      distributed.barrier()
     return metrics
 
   def close(self) -> None:
     """Waits for metrics that are still being computed."""
     self._evaluator.close()
-
-
-def require_tasks(evaluator: InferenceEvaluator, cfg: data_lib.DatasetConfig) -> None:
-  """Raises InputError where the evaluator has nothing to evaluate."""
-  if not evaluator.eval_tasks:
-    raise InputError(
-      f"{cfg.mixture_or_task_name!r} has no task with metrics and a split {cfg.split!r}"
-    )

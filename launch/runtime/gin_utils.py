@@ -18,7 +18,7 @@ import jax
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 
-# What gin raises where a file or a binding is at fault.
+# Raised by gin for errors in a file or a binding.
 _UNPARSED = (
   ValueError,
   SyntaxError,
@@ -33,7 +33,7 @@ _UNPARSED = (
 
 
 def get_gin_config_str() -> str:
-  """The current gin configuration as text."""
+  """Returns the current gin configuration as text."""
   return gin.config_str()
 
 
@@ -49,12 +49,12 @@ def summarize_gin_config(model_dir: str, summary_writer: Any, step: int) -> None
 
 
 def sum_fn(var1: Any = gin.REQUIRED, var2: Any = gin.REQUIRED) -> Any:
-  """`var1 + var2`, for use in gin files."""
+  """Returns `var1 + var2`, for use in gin files."""
   return var1 + var2
 
 
 def bool_fn(var1: Any = gin.REQUIRED) -> bool:
-  """`bool(var1)`, for use in gin files."""
+  """Returns `bool(var1)`, for use in gin files."""
   return bool(var1)
 
 
@@ -64,7 +64,7 @@ def string_split_fn(
   maxsplit: int = -1,
   index: int | None = None,
 ) -> Any:
-  """`text` split at `separator`: the list, or its element `index`."""
+  """Returns `text` split at `separator`: the list, or its element `index`."""
   parts = text.split(separator, maxsplit)
   return parts if index is None else parts[index]
 
@@ -76,12 +76,12 @@ def parse_gin_flags(
   skip_unknown: bool | Sequence[str] = False,
   finalize_config: bool = True,
 ) -> None:
-  """Parses `gin_files` in order, then `gin_bindings`; later ones win.
+  """Parses `gin_files` in order, then `gin_bindings`; later ones override earlier ones.
 
   Raises:
-    InputError: a file is missing (the message lists the paths searched), a binding names an
-      unknown macro, configurable or parameter (with the nearest known name), or a value does
-      not parse.
+    InputError: A file is missing (the message lists the paths searched), a binding names an
+      unknown macro, configurable or parameter (the message suggests the nearest name), or a value
+      cannot be parsed.
   """
   for path in gin_search_paths:
     gin.add_config_file_search_path(path)
@@ -105,7 +105,7 @@ def parse_gin_flags(
       gin.parse_config(binding, skip_unknown=skip_unknown)
     except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
       raise InputError(
-        f"--gin.{binding}: the value cannot be read; strings need inner quotes, like "
+        f"--gin.{binding}: cannot parse the value; put strings in inner quotes, like "
         f"--gin.{name}=\"'text'\""
       ) from error
     except _UNPARSED as error:
@@ -114,7 +114,7 @@ def parse_gin_flags(
     unset = unset_macros()
     if unset:
       raise InputError(
-        f"{', '.join(unset)} must be set, like --gin.{unset[0]}=VALUE (strings in inner quotes)"
+        f"{', '.join(unset)}: no value; set --gin.{unset[0]}=VALUE (strings in inner quotes)"
       )
     try:
       gin.finalize()
@@ -123,7 +123,7 @@ def parse_gin_flags(
 
 
 def unset_macros() -> list[str]:
-  """Macros that the parsed files leave to the user (`%gin.REQUIRED`)."""
+  """Returns macros that the user must set (`%gin.REQUIRED`)."""
   return [
     scope
     for (scope, selector), bound in gin.config._CONFIG.items()
@@ -137,17 +137,17 @@ def _is_required(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _searching() -> Iterator[None]:
-  """Hides gin's error log line for every folder that a file is not in.
+  """Hides the error that gin logs for every folder without a file, and fixes its package lookup.
 
-  Gin also looks for `data/files.gin` in a Python package `data`, and fails where it finds a plain
-  folder of that name, as many a user's working directory has one.
+  Gin also searches `data/files.gin` in a Python package `data`, and fails if the working directory
+  has a plain folder of that name.
   """
 
   def tolerant(is_readable: Callable[[str], bool]) -> Callable[[str], bool]:
     def check(path: str) -> bool:
       try:
         return is_readable(path)
-      except TypeError:  # of a package without a place of its own
+      except TypeError:  # from a package without a location
         return False
 
     return check
@@ -163,11 +163,11 @@ def _searching() -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-  """Gin's message in one line, with the nearest known name where a name is unknown."""
+  """Returns gin's message in one line, with the nearest known name for an unknown one."""
   if isinstance(error, SyntaxError):
     reason = re.sub(r"<ast\.\w+ object at 0x\w+>", "", " ".join(error.msg.split()))
-    return f"line {error.lineno}: cannot read {(error.text or '').strip()!r} ({reason})"
-  # Of an error in an included file gin leaves the text alone.
+    return f"line {error.lineno}: cannot parse {(error.text or '').strip()!r} ({reason})"
+  # Gin does not change the message of an error in an included file.
   if isinstance(error, tokenize.TokenError) and len(error.args) > 1:
     return f"line {error.args[1][0]}: {error.args[0]}"
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -180,11 +180,11 @@ def explain(error: BaseException) -> str:
     text = f"{name} has no parameter {unknown!r}{_nearest(unknown, _parameters(name))}"
   macro = re.search(r"No bindings specified for '(\S+)/gin.macro'", text)
   if macro:
-    text = f"no gin file or binding gives %{macro.group(1)} a value"
+    text = f"no gin file or binding sets %{macro.group(1)}; set it"
   configurable = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", text)
   if configurable:
     unknown = configurable.group(1)
-    text = f"nothing called {unknown!r} is imported by the gin files"
+    text = f"the gin files do not import {unknown!r}"
     text += _nearest(unknown, _configurables())
   return text + where
 
@@ -196,7 +196,7 @@ def _nearest(name: str, known: Sequence[str] | set[str]) -> str:
 
 
 def _macros() -> set[str]:
-  """Names of the macros that the parsed files define or use."""
+  """Returns the macros that the parsed files define or use."""
   names = {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
   for reference in gin.config.iterate_references(gin.config._CONFIG):
     if reference.selector == "gin.macro":

@@ -1,6 +1,7 @@
 """`t5x infer`: predictions, scores or embeddings of a task's examples, as JSON lines."""
 
 import base64
+import functools
 import itertools
 import json
 import pathlib
@@ -14,9 +15,8 @@ import tqdm
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 from vmsst.launch import distributed
-from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, utils
+from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import eval as eval_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 
 MODES = {
@@ -44,33 +44,34 @@ def infer(
 ) -> None:
   """Runs a model over every example of a task, or of a mixture's tasks.
 
-  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line an example, with
-  its text inputs and the prediction or score. Results are written every `checkpoint_period`
-  batches; a run that was interrupted goes on after the last complete part.
+  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line per example, with
+  its text inputs and the prediction or score. Saves results every `checkpoint_period` batches; an
+  interrupted run resumes after the last saved chunk.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
-    model: see the model interface.
-    dataset_cfg: the examples.
-    restore_checkpoint_cfg: the checkpoint at `path`; only parameters are read.
-    partitioner: the mesh.
-    output_dir: absolute folder for the results.
-    checkpoint_period: batches in a part.
-    shard_id: the part of the data that this job does.
-    num_shards: jobs that share the data.
-    merge_chunked_results: put the parts into one file at the end.
-    output_vocab_feature_name: feature whose vocabulary decodes predicted ids.
-    summarize_config_fn: writes the configuration.
-    fallback_init_rng: see `evaluate`.
+    model: See docs/model_interface.md.
+    dataset_cfg: The examples.
+    restore_checkpoint_cfg: The checkpoint; only parameters are read.
+    partitioner: The mesh.
+    output_dir: Absolute folder for the results.
+    checkpoint_period: Batches per chunk.
+    shard_id: The shard of the data that this job processes.
+    num_shards: Number of jobs that share the data.
+    merge_chunked_results: Whether to merge the chunks into one file at the end.
+    output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
+    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+    fallback_init_rng: Seed to initialize parameters that the checkpoint lacks, needed for
+      `fallback_to_scratch`.
 
   Raises:
-    InputError: something given from outside cannot be used.
+    InputError: The configuration, the data or the checkpoint cannot be used.
   """
   import seqio
   import tensorflow as tf
 
   if mode not in MODES:
-    raise InputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    raise InputError(f"infer.mode={mode!r}; set it to one of {', '.join(MODES)}")
   model_dir_lib.check_model_dir(output_dir)
   if shard_id == 0:
     summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
@@ -97,12 +98,10 @@ def infer(
     input_types={name: value.dtype.as_numpy_dtype for name, value in spec.items()},
     partitioner=partitioner,
   )
-  path = checkpoints.find_checkpoint(restore_checkpoint_cfg)
   state = initializer.from_checkpoint(
-    path,
-    dtype=restore_checkpoint_cfg.dtype,
-    assignment_map=restore_checkpoint_cfg.assignment_map,
-    fallback_rng=eval_lib.fallback_rng(restore_checkpoint_cfg, fallback_init_rng),
+    checkpoints.find_checkpoint(restore_checkpoint_cfg),
+    restore_checkpoint_cfg,
+    utils.optional_key(fallback_init_rng),
   )
   infer_fn = utils.get_infer_fn(
     infer_step=getattr(model, MODES[mode]),
@@ -110,46 +109,74 @@ def infer(
     train_state_axes=initializer.train_state_axes,
     partitioner=partitioner,
   )
-  size = checkpoint_period * dataset_cfg.batch_size
   for task in seqio.get_subtasks(provider):
     name = f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
     output = pathlib.Path(output_dir) / name
     if output.is_file():
-      print(f"{output} exists already: skipping {task.name}")
+      progress.print_once(f"Skipping {task.name}: {output} exists.")
       continue
-    parts = pathlib.Path(output_dir) / f"tmp-{name}"
-    parts.mkdir(parents=True, exist_ok=True)
+    chunks = pathlib.Path(output_dir) / f"tmp-{name}"
     rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
     vocabulary = None
     if mode != "score":
       vocabulary = task.output_features[output_vocab_feature_name].vocabulary
-    bar = tqdm.tqdm(desc=task.name, unit=" examples", disable=jax.process_index() != 0)
-    iterator = rows.as_numpy_iterator()
-    for number in itertools.count():
-      chunk = list(itertools.islice(iterator, size))
-      if not chunk:
-        break
-      part = parts / f"{number:08d}.jsonl"
-      if not part.is_file():
-        columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
-        result = infer_fn(
-          tf.data.Dataset.from_tensor_slices(columns).enumerate(),
-          train_state=state,
-          rng=jax.random.PRNGKey(number),
-        )
-        if jax.process_index() == 0:
-          _write(part, _lines([example for example, _ in chunk], result, mode, vocabulary))
-      bar.update(len(chunk))
-    bar.close()
-    # While another process looks which parts there are, none may go.
-    distributed.meet()
+    with tqdm.tqdm(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar:
+      _write_chunks(
+        chunks,
+        rows.as_numpy_iterator(),
+        checkpoint_period * dataset_cfg.batch_size,
+        functools.partial(infer_fn, train_state=state),
+        vocabulary,
+        bar,
+      )
+    distributed.barrier()  # no process may delete chunks while another still looks for them
     if merge_chunked_results and jax.process_index() == 0:
-      chunks = sorted(parts.glob("*.jsonl"))
-      _write(output, (line for file in chunks for line in _read_lines(file)))
-      for file in chunks:
-        file.unlink()
-      parts.rmdir()
-      print(f"Wrote {output}")
+      _merge(chunks, output)
+
+
+def _write_chunks(
+  folder: pathlib.Path,
+  rows: Iterator[tuple[Any, Any]],
+  size: int,
+  infer_fn: Callable[..., Any],
+  vocabulary: Any,
+  bar: tqdm.tqdm,
+) -> None:
+  """Writes the results of every `size` rows to a file of `folder`, if it is not there yet.
+
+  Args:
+    folder: Folder of the chunks.
+    rows: (example, features) of each row.
+    size: Rows per chunk.
+    infer_fn: Runs the model on a dataset of features.
+    vocabulary: Decodes predictions; None for scores.
+    bar: Counts the rows.
+  """
+  import tensorflow as tf
+
+  folder.mkdir(parents=True, exist_ok=True)
+  for number in itertools.count():
+    chunk = list(itertools.islice(rows, size))
+    if not chunk:
+      return
+    path = folder / f"{number:08d}.jsonl"
+    if not path.is_file():
+      columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
+      dataset = tf.data.Dataset.from_tensor_slices(columns).enumerate()
+      result = infer_fn(dataset, rng=jax.random.PRNGKey(number))
+      if jax.process_index() == 0:
+        _write(path, _lines([example for example, _ in chunk], result, vocabulary))
+    bar.update(len(chunk))
+
+
+def _merge(folder: pathlib.Path, output: pathlib.Path) -> None:
+  """Moves all lines of the chunks in `folder` to `output`."""
+  chunks = sorted(folder.glob("*.jsonl"))
+  _write(output, (line for path in chunks for line in _read_lines(path)))
+  for path in chunks:
+    path.unlink()
+  folder.rmdir()
+  print(f"Wrote {output}")
 
 
 def _read_lines(path: pathlib.Path) -> Iterator[str]:
@@ -162,17 +189,14 @@ def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
     file.writelines(lines)
 
 
-def _lines(rows: list[Any], result: Any, mode: str, vocabulary: Any) -> Iterator[str]:
+def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
   outputs, aux = result if isinstance(result, tuple) else (result, {})
   for position, (row, (_, output)) in enumerate(zip(rows, outputs, strict=True)):
-    line: dict[str, Any] = {
-      "inputs": {name: _json(value) for name, value in row.items()},
-    }
-    if mode == "score":
+    line: dict[str, Any] = {"inputs": _json(row)}
+    if vocabulary is None:
       line["score"] = _json(output)
     else:
-      ids = np.asarray(output).tolist()
-      line["prediction"] = vocabulary.decode(ids)
+      line["prediction"] = vocabulary.decode(np.asarray(output).tolist())
     line.update({name: _json(values[position]) for name, values in aux.items()})
     yield json.dumps(line, ensure_ascii=False) + "\n"
 

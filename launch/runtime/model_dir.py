@@ -1,4 +1,4 @@
-"""The folder of a run: it can be written to, and one run at a time writes there."""
+"""The folder of a run: checks that it is writable, and locks it."""
 
 import contextlib
 import errno
@@ -16,22 +16,22 @@ from absl import logging
 from vmsst.errors import InputError
 
 _LOCK = ".lock"
-_AGAIN = "Put that right and give the same command again"
+_RERUN = "Fix this and rerun the same command"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def check_model_dir(model_dir: str) -> None:
-  """Makes `model_dir`.
+  """Creates `model_dir`.
 
   Raises:
-    InputError: it is relative or cannot be written to.
+    InputError: It is relative or not writable.
   """
   if "://" in model_dir:
     return
   if not os.path.isabs(model_dir):
     raise InputError(
-      f"MODEL_DIR must be an absolute path, got {model_dir!r}: try {os.path.abspath(model_dir)!r}"
+      f"MODEL_DIR must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
     )
   try:
     pathlib.Path(model_dir).mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,13 @@ def check_model_dir(model_dir: str) -> None:
 
 @contextlib.contextmanager
 def only_run(model_dir: str) -> Iterator[None]:
-  """Keeps other runs out of `model_dir` meanwhile.
+  """Locks `model_dir` against other runs.
 
-  The lock is the kernel's, on a file that stays: it ends with the process, however that ends. A
-  remote folder (`gs://...`) and a file system without locks have none.
+  The lock is a kernel lock on a file that remains, so it ends with the process, even if that is
+  killed. Remote folders (`gs://...`) and file systems without locks are not locked.
 
   Raises:
-    InputError: another run is there; the message names it.
+    InputError: Another run uses the folder; the message names it.
   """
   if "://" in model_dir:
     yield
@@ -62,10 +62,10 @@ def only_run(model_dir: str) -> Iterator[None]:
       if error.errno not in _NO_LOCKS:
         file.seek(0)
         raise InputError(
-          f"MODEL_DIR {model_dir} is in use by another run ({file.read().strip()}): wait for it, "
-          "stop it, or give this one a MODEL_DIR of its own"
+          f"MODEL_DIR {model_dir} is in use by another run ({file.read().strip()}); wait for it, "
+          "stop it, or set another MODEL_DIR"
         ) from error
-      logging.warning("%s cannot be locked: do not start a second run there.", model_dir)
+      logging.warning("Cannot lock %s; do not start a second run there.", model_dir)
     file.truncate(0)
     file.write(
       f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M')}\n"
@@ -76,10 +76,10 @@ def only_run(model_dir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(model_dir: str) -> Iterator[None]:
-  """Says in one message what the disk, or a file of the data, did to a run.
+  """Turns disk and data errors inside into an InputError with one message.
 
   Raises:
-    InputError: for a full, read-only or broken disk, and for what TensorFlow could not read.
+    InputError: The disk is full, read-only or broken, or TensorFlow could not read a file.
   """
   try:
     yield
@@ -93,9 +93,9 @@ def explained(model_dir: str) -> Iterator[None]:
 
 
 def disk_fault(error: BaseException) -> str | None:
-  """What the operating system says of a disk that `error` comes from; None: it is of another kind.
+  """Returns the operating system's message if `error` is a disk error, else None.
 
-  TensorStore and TensorFlow quote it in errors of their own.
+  TensorStore and TensorFlow quote this message in their own errors.
   """
   if isinstance(error, OSError) and error.errno in _DISK:
     return error.strerror
@@ -108,18 +108,18 @@ def _explanation(error: BaseException | None, model_dir: str) -> str | None:
   while error is not None:
     if fault := disk_fault(error):
       where = os.fspath(getattr(error, "filename", None) or model_dir)
-      return f"{where} cannot be written: {fault}. {_AGAIN}"
+      return f"{where} cannot be written: {fault}. {_RERUN}"
     if isinstance(error, tf.errors.OpError):
       line = _first_line(error.message)
       if _is_full(model_dir):
         line = f"{line} ({os.strerror(errno.ENOSPC)})"
-      return f"TensorFlow could not go on: {line}. {_AGAIN}"
+      return f"TensorFlow failed: {line}. {_RERUN}"
     error = error.__cause__
   return None
 
 
 def _is_full(model_dir: str) -> bool:
-  """Whether next to nothing can be written there: TensorFlow does not always say so."""
+  """Returns whether the disk is full, which TensorFlow does not always report."""
   try:
     return shutil.disk_usage(model_dir).free < 1 << 16
   except OSError:
@@ -127,6 +127,6 @@ def _is_full(model_dir: str) -> bool:
 
 
 def _first_line(message: str) -> str:
-  """The first line of a message of TensorFlow, without the names of its nodes."""
+  """Returns the first line of a TensorFlow message, without node names."""
   line = re.sub(r"\{\{.*?\}\}", "", message).strip().splitlines()[0]
   return re.sub(r" \[Op:.*", "", line).strip().rstrip(".")

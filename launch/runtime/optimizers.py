@@ -1,8 +1,8 @@
-"""Optimizers in T5X's form: optax's, wrapped, and the base class that Adafactor shares.
+"""Optimizers in T5X's form: wrapped optax optimizers, and the base class of Adafactor.
 
-An `OptimizerDef` is the recipe, an `Optimizer` is the recipe with parameters (`target`) and state.
-A wrapped optax optimizer takes its learning rate from optax alone: the rate that the trainer hands
-to `apply_gradient` is not used, as in T5X. A gin file therefore gives the same schedule to both:
+An `OptimizerDef` is the recipe; an `Optimizer` is the recipe with parameters (`target`) and state.
+As in T5X, a wrapped optax optimizer ignores the trainer's learning rate and uses only its own. A gin
+file therefore gives the same schedule to both:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import serialization, struct, traverse_util
@@ -24,7 +23,7 @@ from flax.core import frozen_dict
 from vmsst.errors import InputError
 
 PyTree = Any
-Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None where replicated
+Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None if replicated
 
 _ONLY_UPSTREAM = {
   "amos": "it belongs to the jestimator package",
@@ -32,31 +31,37 @@ _ONLY_UPSTREAM = {
 }
 
 
+def some_names(names: Sequence[str], count: int = 5) -> str:
+  """Returns the first `count` names, sorted, and the number of others, for a message."""
+  more = f" and {len(names) - count} more" if len(names) > count else ""
+  return ", ".join(sorted(names)[:count]) + more
+
+
 class OptimizerState(struct.PyTreeNode):
-  """The step, an int32 scalar, and what the optimizer remembers of the parameters."""
+  """The step, an int32 scalar, and the optimizer state of the parameters."""
 
   step: Leaf
   param_states: PyTree
 
 
 def flatten_paths(tree: PyTree) -> dict[tuple[str, ...], Any]:
-  """The leaves of a nested dict (frozen or not) by their path; empty dicts are left out."""
+  """Returns the leaves of a nested dict (frozen or not) by path, without empty dicts."""
   return traverse_util.flatten_dict(frozen_dict.unfreeze(tree))
 
 
 def unflatten_like(tree: PyTree, flat: Mapping[tuple[str, ...], Any]) -> PyTree:
-  """The nested dict of `flat`, frozen where `tree` is."""
+  """Returns the nested dict of `flat`, frozen if `tree` is."""
   nested = traverse_util.unflatten_dict(flat)
   return frozen_dict.freeze(nested) if isinstance(tree, frozen_dict.FrozenDict) else nested
 
 
 def _without_empty(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """`tree` without branches that hold no leaf, such as those of `optax.EmptyState`."""
+  """Returns `tree` without branches that have no leaf, such as those of `optax.EmptyState`."""
   return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
 
 
 def _restore(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
-  """`reference` with the leaves of `state_dict`, in which branches without leaves may be absent."""
+  """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
   expected = traverse_util.flatten_dict(
     serialization.to_state_dict(reference), keep_empty_nodes=True
   )
@@ -67,10 +72,9 @@ def _restore(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
     if path not in given and leaf is not traverse_util.empty_node
   ]
   if missing:
-    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     raise InputError(
-      f"{len(missing)} of {len(expected)} arrays of the train state are not in what it is restored "
-      f"from: {shown}. The model or the optimizer is another one than the one that was saved."
+      f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
+      f"{some_names(missing)}. Use the model and the optimizer that were saved."
     )
   complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
   return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete))
@@ -97,7 +101,7 @@ class OptimizerDef:
     raise NotImplementedError
 
   def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
-    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array."""
+    """Returns `optimizer` with a PartitionSpec, or None if replicated, for every array."""
     raise NotImplementedError
 
   def update_hyper_params(self, **overrides: Any) -> Any:
@@ -112,7 +116,7 @@ class OptimizerDef:
   def state_dict(self, target: PyTree, state: OptimizerState) -> dict[str, Any]:
     """Returns the tree that a checkpoint stores: `{'target': ..., 'state': ...}`.
 
-    Tuples become dicts with the keys '0', '1', ..., and branches without arrays are left out.
+    Tuples become dicts with the keys '0', '1', ...; branches without arrays are omitted.
     """
     return {
       "target": serialization.to_state_dict(target),
@@ -122,10 +126,10 @@ class OptimizerDef:
   def restore_state(
     self, target: PyTree, state: OptimizerState, state_dict: Mapping[str, Any]
   ) -> tuple[PyTree, OptimizerState]:
-    """Returns parameters and state in the structure of the given ones, with other leaves.
+    """Returns parameters and state with the leaves of `state_dict`.
 
     Raises:
-      InputError: arrays are missing from `state_dict`; the message names them.
+      InputError: Arrays are missing from `state_dict`; the message names them.
     """
     return (
       _restore(target, state_dict["target"], "target"),
@@ -147,7 +151,7 @@ class Optimizer(struct.PyTreeNode):
   target: PyTree
 
   def apply_gradient(self, grads: PyTree, **hyper_param_overrides: Any) -> Optimizer:
-    """Returns the optimizer after one more step; overrides are for this step only."""
+    """Returns the optimizer after one more step; overrides apply to this step only."""
     hyper_params = self.optimizer_def.update_hyper_params(**hyper_param_overrides)
     target, state = self.optimizer_def.apply_gradient(hyper_params, self.target, self.state, grads)
     return self.replace(target=target, state=state)
@@ -162,55 +166,8 @@ class Optimizer(struct.PyTreeNode):
     return self.replace(target=target, state=state)
 
 
-def _is_masked(node: Any) -> bool:
-  return isinstance(node, optax.MaskedNode)
-
-
-def optax_logical_axes(optax_state: PyTree, params: PyTree, param_logical_axes: PyTree) -> PyTree:
-  """Returns `optax_state` with the logical axes of each array, or None where it is replicated.
-
-  It knows no optax state by name. Wherever a branch of the state has the structure of the
-  parameters (moments, accumulated gradients, ...), each array in it that has the shape of its
-  parameter gets that parameter's axes. All else is replicated: counters, hyperparameters, random
-  keys, and row and column statistics of a factored second moment, which are small.
-
-  Args:
-    optax_state: What `GradientTransformation.init(params)` returned: arrays or their shapes.
-    params: The parameters: arrays or their shapes.
-    param_logical_axes: The axes of each parameter, a nested dict of PartitionSpec.
-  """
-  leaves = jax.tree.leaves(params)
-  structure: Any = jax.tree.structure(params)
-  flat_axes = flatten_paths(param_logical_axes)
-  axes = [
-    flat_axes[tuple(key.key for key in path)] for path, _ in jax.tree.flatten_with_path(params)[0]
-  ]
-
-  def mirrors_params(node: Any) -> bool:
-    # Parameters that a mask takes out leave an `optax.MaskedNode` in their place.
-    return bool(jax.tree.structure(node, is_leaf=_is_masked) == structure)
-
-  def axes_of(node: Any) -> Any:
-    if not mirrors_params(node):
-      return None
-    moments = jax.tree.leaves(node, is_leaf=_is_masked)
-    return jax.tree.unflatten(
-      structure,
-      [
-        moment
-        if _is_masked(moment)
-        else spec
-        if getattr(moment, "shape", None) == leaf.shape
-        else None
-        for moment, leaf, spec in zip(moments, leaves, axes, strict=True)
-      ],
-    )
-
-  return jax.tree.map(axes_of, optax_state, is_leaf=mirrors_params)
-
-
 class _TrainerHyperParams(struct.PyTreeNode):
-  """What a trainer sets each step; optax schedules its own rate, so nothing reads it."""
+  """Set by the trainer at each step; unused, since optax has its own schedule."""
 
   learning_rate: float | None = None
 
@@ -243,17 +200,36 @@ class OptaxWrapper(OptimizerDef):
     )
 
   def derive_logical_axes(self, optimizer: Optimizer, param_logical_axes: PyTree) -> Optimizer:
-    """Returns `optimizer` with a PartitionSpec, or None where replicated, for every array."""
-    axes = optax_logical_axes(optimizer.state.param_states, optimizer.target, param_logical_axes)
+    """Returns `optimizer` with a PartitionSpec, or None if replicated, for every array.
+
+    Arrays of the optax state that have the shape of a parameter get its axes. All others are
+    replicated: counters, hyperparameters, random keys, and the row and column statistics of a
+    factored second moment, which are small.
+    """
+
+    def axes_of(moment: Any, param: Any, axes: Any) -> Any:
+      if isinstance(moment, optax.MaskedNode):  # in place of a parameter that a mask excludes
+        return moment
+      return axes if moment.shape == param.shape else None
+
+    param_states = optax.tree_map_params(
+      self.optax_optimizer,
+      axes_of,
+      optimizer.state.param_states,
+      optimizer.target,
+      param_logical_axes,
+      transform_non_params=lambda _: None,
+      is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )
     return optimizer.replace(
-      state=OptimizerState(step=None, param_states=axes), target=param_logical_axes
+      state=OptimizerState(step=None, param_states=param_states), target=param_logical_axes
     )
 
 
 def wrap_optax_optimizer(
   optax_optimizer: Callable[..., optax.GradientTransformation],
 ) -> Callable[..., OptaxWrapper]:
-  """Returns a function with the arguments of `optax_optimizer` that makes an OptaxWrapper."""
+  """Returns a function with the arguments of `optax_optimizer` that returns an OptaxWrapper."""
 
   @functools.wraps(optax_optimizer)
   def wrapped(*args: Any, **kwargs: Any) -> OptaxWrapper:
@@ -264,7 +240,7 @@ def wrap_optax_optimizer(
 
 @wrap_optax_optimizer
 def chain(transformations: Sequence[optax.GradientTransformation]) -> optax.GradientTransformation:
-  """Applies the transformations in turn: `optax.chain` of one list, which gin can bind."""
+  """Returns `optax.chain` of one list, which gin can bind."""
   return optax.chain(*transformations)
 
 
@@ -287,7 +263,7 @@ dpsgd = wrap_optax_optimizer(optax.contrib.dpsgd)
 def __getattr__(name: str) -> Any:
   if name in _ONLY_UPSTREAM:
     raise AttributeError(
-      f"t5x.optimizers.{name} is not in the bundled runtime ({_ONLY_UPSTREAM[name]}); "
-      "run the same gin files on an installed upstream T5X with --runtime=upstream"
+      f"t5x.optimizers.{name} is not in the bundled runtime ({_ONLY_UPSTREAM[name]}); install "
+      "upstream T5X and run the same gin files with --runtime=upstream"
     )
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

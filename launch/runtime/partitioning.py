@@ -1,7 +1,7 @@
 """Meshes and sharding: `t5x.partitioning` of the bundled runtime.
 
-A two-axis mesh (`data`, `model`). Parameters and activations carry logical axis names; rules map
-each name to a mesh axis or to None (replicated).
+The mesh has two axes, `data` and `model`. Parameters and activations have logical axis names; rules
+map each name to a mesh axis or to None (replicated).
 """
 
 import contextlib
@@ -31,20 +31,20 @@ def standard_logical_axis_rules(
   parameter_partitioning_dims: int = 1,
   additional_rules: LogicalAxisRules | None = None,
 ) -> LogicalAxisRules:
-  """Rules for T5X's standard axis names, as upstream has them.
+  """Returns upstream's rules for T5X's standard axis names.
 
   Args:
     activation_partitioning_dims: 2 also shards the `embed` axis over `model`.
     parameter_partitioning_dims: 2 also shards the `embed` axis over `data` (fully sharded
       parameters).
-    additional_rules: appended to the standard ones; the first rule that fits wins.
+    additional_rules: Appended to the standard rules; the first matching rule applies.
   """
   for name, dims in (
     ("activation_partitioning_dims", activation_partitioning_dims),
     ("parameter_partitioning_dims", parameter_partitioning_dims),
   ):
     if dims not in (1, 2):
-      raise InputError(f"{name} must be 1 or 2, got {dims!r}")
+      raise InputError(f"{name}={dims!r}: it must be 1 or 2")
   rules: list[tuple[str, Any]] = [
     ("batch", "data"),
     ("vocab", "model"),
@@ -65,13 +65,13 @@ def standard_logical_axis_rules(
 
 @dataclasses.dataclass(frozen=True)
 class DataLayout:
-  """How the global batch is read by processes.
+  """How processes share the global batch.
 
   Attributes:
-    batch_size: examples in the global batch.
-    shard_id: which part of the data this process reads.
-    num_shards: parts that the data is read in.
-    is_first_host_in_replica_set: whether this process is the one to write for its part.
+    batch_size: Examples in the global batch.
+    shard_id: The shard of the data that this process reads.
+    num_shards: Number of shards.
+    is_first_host_in_replica_set: Whether this process writes for its shard.
   """
 
   batch_size: int
@@ -89,12 +89,12 @@ class PartitionedFunction:
     self._partitioner = partitioner
 
   def __call__(self, *args: Any) -> Any:
-    """The result of the function, computed on the mesh."""
+    """Returns the result of the function, computed on the mesh."""
     with self._partitioner.context():
       return self._jitted(*args)
 
   def lower(self, *args):
-    """The function lowered for `args` (arrays or shapes), to compile or to look at."""
+    """Returns the function lowered for `args` (arrays or shapes)."""
     with self._partitioner.context():
       return self._jitted.lower(*args)
 
@@ -103,14 +103,14 @@ class PjitPartitioner:
   """Places parameters and batches on a (`data`, `model`) mesh of all devices.
 
   Args:
-    num_partitions: size of the `model` axis.
-    model_parallel_submesh: instead of it, the (x, y, z, core) tile of a TPU pod that one model
-      replica takes; its product is the size of the `model` axis.
-    params_on_devices: must be True; parameters in host memory are an upstream option.
-    backend: take the devices of this JAX backend instead of the default one.
-    ici_mesh_shape: explicit (data, model) mesh within one slice.
-    dcn_mesh_shape: explicit (data, model) mesh over slices, multiplied with `ici_mesh_shape`.
-    logical_axis_rules: see `standard_logical_axis_rules`.
+    num_partitions: Size of the `model` axis.
+    model_parallel_submesh: Instead of `num_partitions`, the (x, y, z, core) tile of a TPU pod for
+      one model replica; its product is the size of the `model` axis.
+    params_on_devices: Must be True; only upstream supports parameters in host memory.
+    backend: JAX backend to use the devices of; None for the default.
+    ici_mesh_shape: Explicit (data, model) mesh within one slice.
+    dcn_mesh_shape: Explicit (data, model) mesh over slices, multiplied with `ici_mesh_shape`.
+    logical_axis_rules: See `standard_logical_axis_rules`.
   """
 
   def __init__(
@@ -125,15 +125,13 @@ class PjitPartitioner:
   ):
     if bool(num_partitions) == bool(model_parallel_submesh) and ici_mesh_shape is None:
       raise InputError(
-        "PjitPartitioner needs one of num_partitions and model_parallel_submesh, got "
-        f"num_partitions={num_partitions!r}, model_parallel_submesh={model_parallel_submesh!r}"
+        f"PjitPartitioner has num_partitions={num_partitions!r} and "
+        f"model_parallel_submesh={model_parallel_submesh!r}; set exactly one of them"
       )
     if model_parallel_submesh is not None and len(model_parallel_submesh) != 4:
-      raise InputError(
-        f"model_parallel_submesh must have 4 numbers, got {model_parallel_submesh!r}"
-      )
+      raise InputError(f"model_parallel_submesh={model_parallel_submesh!r}: it must have 4 numbers")
     if not params_on_devices:
-      raise InputError("params_on_devices=False needs upstream T5X (--runtime=upstream)")
+      raise InputError("params_on_devices=False: use upstream T5X (--runtime=upstream)")
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
     devices = jax.devices(backend) if backend else jax.devices()
     if ici_mesh_shape is not None:
@@ -141,7 +139,8 @@ class PjitPartitioner:
     else:
       if len(devices) % model_size:
         raise InputError(
-          f"num_partitions={model_size} does not divide the {len(devices)} devices at hand"
+          f"num_partitions={model_size} does not divide the {len(devices)} available devices; "
+          "choose a divisor"
         )
       shape = (len(devices) // model_size, model_size)
       device_array = mesh_utils.create_device_mesh(shape, devices)
@@ -151,26 +150,26 @@ class PjitPartitioner:
 
   @contextlib.contextmanager
   def context(self) -> Iterator[None]:
-    """Makes the mesh and the axis rules known to the code inside."""
+    """Sets the mesh and the axis rules for the code inside."""
     with jax.set_mesh(self.mesh), flax_partitioning.axis_rules(self.logical_axis_rules):
       yield
 
   @property
   def data_sharding(self) -> NamedSharding:
-    """Rows over the `data` axis."""
+    """The sharding of batches: rows over the `data` axis."""
     return NamedSharding(self.mesh, self.data_partition_spec)
 
   def get_data_layout(self, batch_size: int) -> DataLayout:
-    """What this process reads of a global batch of `batch_size` examples.
+    """Returns this process's share of a global batch of `batch_size` examples.
 
     Raises:
-      InputError: the batch cannot be divided over the data axis.
+      InputError: The batch size is not divisible by the data axis.
     """
     data_size = self.mesh.shape["data"]
     if batch_size % data_size:
       raise InputError(
         f"BATCH_SIZE={batch_size} is not divisible by the data axis of the mesh ({data_size} of "
-        f"{self.mesh.size} devices; num_partitions={self.mesh.shape['model']}): choose a multiple "
+        f"{self.mesh.size} devices; num_partitions={self.mesh.shape['model']}); choose a multiple "
         f"of {data_size}"
       )
     rows = {
@@ -193,17 +192,13 @@ class PjitPartitioner:
       positions.setdefault(device.process_index, []).append(position)
     return positions
 
-  def get_logical_axes(self, train_state: Any) -> Any:
-    """`train_state` with the logical axis names of every array in its place."""
-    return train_state.as_logical_axes()
-
   def get_mesh_axes(self, train_state: Any) -> Any:
-    """`train_state` with a PartitionSpec (or None: replicated) in place of every array.
+    """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
 
     Raises:
-      InputError: a parameter carries an axis name that no rule knows.
+      InputError: No rule has the axis name of a parameter.
     """
-    axes = self.get_logical_axes(train_state)
+    axes = train_state.as_logical_axes()
     known = {name for name, _ in self.logical_axis_rules}
 
     def to_mesh(name: str, names: Any) -> Any:
@@ -211,7 +206,10 @@ class PjitPartitioner:
         return names
       unknown = [axis for axis in names if axis is not None and axis not in known]
       if unknown:
-        raise InputError(f"{name} has logical axis {unknown[0]!r}, which no sharding rule knows")
+        raise InputError(
+          f"{name} has logical axis {unknown[0]!r}, but no sharding rule has it; add one by "
+          "standard_logical_axis_rules.additional_rules"
+        )
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
 
     flat = traverse_util.flatten_dict(axes.state_dict(), keep_empty_nodes=True, sep="/")
@@ -219,7 +217,7 @@ class PjitPartitioner:
     return axes.restore_state(traverse_util.unflatten_dict(mesh_axes, sep="/"))
 
   def shardings(self, mesh_axes: Any) -> Any:
-    """NamedSharding for every PartitionSpec or None of `mesh_axes`."""
+    """Returns a NamedSharding for every PartitionSpec or None of `mesh_axes`."""
     return jax.tree.map(
       lambda spec: NamedSharding(self.mesh, PartitionSpec() if spec is None else spec),
       mesh_axes,
@@ -234,7 +232,7 @@ class PjitPartitioner:
     static_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] = (),
   ) -> PartitionedFunction:
-    """`fn` jitted for the mesh; resources are PartitionSpec trees, None is replicated."""
+    """Returns `fn` jitted for the mesh; resources are PartitionSpec trees (None: replicated)."""
     jitted = jax.jit(
       fn,
       in_shardings=self.shardings(in_axis_resources),
@@ -244,12 +242,8 @@ class PjitPartitioner:
     )
     return PartitionedFunction(fn, jitted, self)
 
-  def compile(self, partitioned_fn: PartitionedFunction, *args) -> Any:
-    """The compiled executable of `partitioned_fn` for arguments like `args`."""
-    return partitioned_fn.lower(*args).compile()
-
   def to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """The global batch, sharded over `data`, of which this process gives its rows [b, ...]."""
+    """Returns the global batch, sharded over `data`, from this process's rows [b, ...]."""
     sharding = self.data_sharding
     if jax.process_count() == 1:
       return jax.device_put(dict(batch), sharding)
@@ -263,10 +257,14 @@ def _explicit_mesh(
 ) -> np.ndarray:
   shapes = [tuple(ici_shape), tuple(dcn_shape or (1,) * len(ici_shape))]
   if any(len(shape) != 2 for shape in shapes):
-    raise InputError(f"ici_mesh_shape and dcn_mesh_shape must be (data, model), got {shapes}")
+    raise InputError(
+      f"ici_mesh_shape and dcn_mesh_shape are {shapes}; write (data, model) for each"
+    )
   needed = math.prod(math.prod(shape) for shape in shapes)
   if needed != len(devices):
-    raise InputError(f"the mesh {shapes} needs {needed} devices, {len(devices)} are at hand")
+    raise InputError(
+      f"the mesh {shapes} needs {needed} devices but {len(devices)} are available; change its shape"
+    )
   if dcn_shape is None:
     return mesh_utils.create_device_mesh(shapes[0], devices)
   return mesh_utils.create_hybrid_device_mesh(shapes[0], shapes[1], devices)

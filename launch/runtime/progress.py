@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live line, and tables of results."""
+"""User output of a run: a live progress line, and tables of results."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ _PLAIN_SECONDS = 15.0
 
 
 def duration(seconds: float) -> str:
-  """Seconds as 45s, 3m20s or 5h07m."""
+  """Returns seconds as text, such as 45s, 3m20s or 5h07m."""
   whole = round(max(seconds, 0.0))
   if whole < 60:
     return f"{whole}s"
@@ -30,18 +30,24 @@ def _count(number: float) -> str:
   return f"{number:.3g}G"
 
 
-class Progress:
-  """One line that says how training goes: step, loss, examples/s, tokens/s, time left.
+def print_once(text: str) -> None:
+  """Prints a line, from the first process alone."""
+  if jax.process_index() == 0:
+    print(text, flush=True)
 
-  Rewritten in place on a terminal; elsewhere a plain line every `plain_seconds`. Rates are those
-  since the line before.
+
+class Progress:
+  """Shows the progress of training: step, loss, examples/s, tokens/s, time left.
+
+  Updates one line in place on a terminal; writes a line every `plain_seconds` elsewhere. Rates are
+  those since the previous line.
 
   Args:
-    total_steps: step that the run ends at.
-    batch_size: examples in a global batch.
-    stream: where to write; only the first process writes.
-    plain_seconds: seconds between lines where `stream` is no terminal.
-    clock: seconds that go on.
+    total_steps: Last step of the run.
+    batch_size: Examples in a global batch.
+    stream: Stream to write to, in the first process only.
+    plain_seconds: Seconds between lines if `stream` is not a terminal.
+    clock: Returns the time in seconds.
   """
 
   def __init__(
@@ -59,14 +65,14 @@ class Progress:
     self._live = self._stream.isatty()
     self._period = _LIVE_SECONDS if self._live else plain_seconds
     self._clock = clock
-    self._start: tuple[int, float] | None = None  # the first step compiles: rates begin after it
+    self._start: tuple[int, float] | None = None  # after the first step, which compiles
     self._last = (0, clock())
     self._paused = 0.0
     self._width = 0
     self._silent = jax.process_index() != 0
 
   def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Shows `step` (finished) with its metrics (clu metrics, on the devices), if it is time to."""
+    """Shows the finished `step` with its clu metrics (on the devices), at most once per period."""
     now = self._clock()
     if self._start is None:
       self._start = self._last = (step, now)
@@ -101,7 +107,7 @@ class Progress:
     self._stream.flush()
 
   def pause(self, message: str = "") -> Callable[[], None]:
-    """Ends the live line (for an evaluation, say) and returns what resumes it."""
+    """Ends the live line, for example for an evaluation; returns a function that resumes it."""
     self.finish_line()
     if message and not self._silent:
       self._stream.write(message + "\n")
@@ -116,31 +122,23 @@ class Progress:
     return resume
 
   def finish_line(self) -> None:
-    """Moves on from the live line, which stays visible."""
+    """Ends the live line, which stays visible."""
     if self._live and self._width and not self._silent:
       self._stream.write("\n")
       self._width = 0
 
 
 def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
-  """Numbers as aligned text, one line a row."""
-  label_width = max([len(title), *(len(name) for name in rows)])
-  cells = {name: ["" if v is None else _number(v) for v in values] for name, values in rows.items()}
-  widths = [
-    max([len(column), *(len(values[i]) for values in cells.values())])
-    for i, column in enumerate(columns)
+  """Returns numbers as aligned text, one line per row."""
+  cells = [[title, *columns]]
+  cells += [
+    [name, *("" if v is None else _number(v) for v in values)] for name, values in rows.items()
   ]
-  header = "  ".join(
-    [title.ljust(label_width), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  header, *lines = (
+    "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells
   )
-  lines = [header, "-" * len(header)]
-  for name, values in cells.items():
-    lines.append(
-      "  ".join(
-        [name.ljust(label_width), *(v.rjust(w) for v, w in zip(values, widths, strict=True))]
-      )
-    )
-  return "\n".join(lines)
+  return "\n".join([header, "-" * len(header), *lines])
 
 
 def _number(value: float) -> str:
@@ -150,29 +148,25 @@ def _number(value: float) -> str:
 
 
 class EvaluationLog:
-  """Remembers the first and the newest metrics of every evaluation task, for a table of both."""
+  """Keeps the first and the newest metrics of every evaluation task, for a table."""
 
   def __init__(self):
     self._seen: dict[str, list[tuple[int, dict[str, float]]]] = {}
 
   def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
-    """Notes the metrics of an evaluation at `step`."""
+    """Records the metrics of an evaluation at `step`."""
     for task, metrics in metrics_by_task.items():
       numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
       if numbers:
         seen = self._seen.setdefault(task, [])
         seen[1:] = [(step, numbers)]  # keeps the first, replaces the newest
 
-  def tables(self) -> list[str]:
-    """A table for every task: metrics down, first and newest step across."""
-    return [
-      table(
-        task,
-        [f"step {step}" for step, _ in seen],
-        {name: [numbers.get(name) for _, numbers in seen] for name in seen[-1][1]},
-      )
-      for task, seen in self._seen.items()
-    ]
+  def print_tables(self) -> None:
+    """Prints a table for every task: metrics in rows, first and newest step in columns."""
+    for task, seen in self._seen.items():
+      columns = [f"step {step}" for step, _ in seen]
+      rows = {name: [numbers.get(name) for _, numbers in seen] for name in seen[-1][1]}
+      print_once(f"\n{table(task, columns, rows)}")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Learning-rate schedules written as products of named factors, e.g. `'constant * linear_warmup'`.
+"""Learning-rate schedules as products of named factors, such as `'constant * linear_warmup'`.
 
-The runtime offers them to gin files as `utils.create_learning_rate_scheduler`.
+Gin files use them as `utils.create_learning_rate_scheduler`.
 """
 
 from collections.abc import Callable
@@ -29,19 +29,19 @@ def create_learning_rate_scheduler(
   step_offset: int = 0,
   min_learning_rate: float = 1e-8,
 ) -> Schedule:
-  """Returns the function from a step to its learning rate, a float32 scalar.
+  """Returns a function from a step to its learning rate, a float32 scalar.
 
-  With t = max(0, step - step_offset) and w = warmup_steps the factors are
+  With t = max(0, step - step_offset) and w = warmup_steps, the factors are:
 
   * constant: base_learning_rate,
   * linear_warmup: min(1, t / w),
-  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it contains the
-    constant and the warm-up, so it stands alone,
+  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it includes the
+    constant and the warm-up, so use it alone,
   * rsqrt_decay: 1 / sqrt(max(t, w)),
   * rsqrt_normalized_decay: sqrt(w / max(t, w)),
   * decay_every: decay_factor ** floor(t / steps_per_decay),
-  * cosine_decay: (1 + cos(pi * p)) / 2, where p in [0, 1) is the part of the current cycle that
-    is done, (t - w) / steps_per_cycle.
+  * cosine_decay: (1 + cos(pi * p)) / 2, where p in [0, 1) is the position in the current cycle,
+    (t - w) / steps_per_cycle.
 
   The paper's lr(t) = 1e-3 * min(t / 4000, sqrt(4000 / t)) is `'constant * linear_warmup *
   rsqrt_normalized_decay'` with a base of 1e-3 and 4000 warm-up steps.
@@ -49,15 +49,15 @@ def create_learning_rate_scheduler(
   Args:
     factors: Names of factors, separated by `*`.
     base_learning_rate: The constant.
-    warmup_steps: Length of the warm-up, and where the decays begin.
-    decay_factor: Slope of `linear_decay`, or what `decay_every` multiplies by.
+    warmup_steps: Length of the warm-up, and start of the decays.
+    decay_factor: Slope of `linear_decay`, or factor of `decay_every`.
     steps_per_decay: Steps between two decays of `decay_every`.
     steps_per_cycle: Length of one cosine cycle.
-    step_offset: The step that counts as 0, for fine-tuning.
-    min_learning_rate: The rate never falls below this, so step 0 of a warm-up is not exactly 0.
+    step_offset: The step to count as 0, for fine-tuning.
+    min_learning_rate: Lower bound; step 0 of a warm-up is therefore not exactly 0.
 
   Raises:
-    InputError: a factor is unknown, or needs a warm-up of at least one step.
+    InputError: A factor is unknown or needs at least one warm-up step.
   """
 
   def decay_by_cosine(rate, t):
@@ -68,8 +68,8 @@ def create_learning_rate_scheduler(
     up_then_down = jnp.minimum(t / warmup_steps, 1.0 + decay_factor * (warmup_steps - t))
     return rate * (base_learning_rate * up_then_down)
 
-  # Each entry turns the product so far into the next: the order of the operations fixes the last
-  # bit of the result, and with it whether two runtimes train to the same numbers.
+  # Each entry multiplies the rate so far. The order of operations determines the last bit of the
+  # result, and thus whether both runtimes train to the same numbers.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
     "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup_steps),
@@ -87,12 +87,12 @@ def create_learning_rate_scheduler(
     if name not in apply_factor:
       raise InputError(
         f"create_learning_rate_scheduler.factors = {factors!r}: unknown factor {name!r}; "
-        f"known are {', '.join(sorted(apply_factor))}"
+        f"use {', '.join(sorted(apply_factor))}"
       )
     if name in _FACTORS_OF_WARMUP and warmup_steps < 1:
       raise InputError(
         f"create_learning_rate_scheduler.warmup_steps = {warmup_steps}: the factor {name!r} needs "
-        "at least 1; without a warm-up leave the factor out"
+        "at least 1; raise it or remove the factor"
       )
 
   def schedule(step: Step) -> Float[jax.Array, ""]:

@@ -11,10 +11,10 @@ import numpy as np
 
 
 class SummaryWriter:
-  """Metrics of one kind (`train`, `training_eval/<task>`) below a folder.
+  """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
 
   Args:
-    folder: where to write; None writes nothing (as every process but the first does).
+    folder: The folder; None writes nothing (in all processes but the first).
   """
 
   def __init__(self, folder: pathlib.Path | None):
@@ -28,7 +28,7 @@ class SummaryWriter:
       self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes the numbers of one step, as one line of JSON and as TensorBoard scalars."""
+    """Writes the metrics of one step as a line of JSON and as TensorBoard scalars."""
     if self._events is None or self._lines is None:
       return
     values = {name: float(np.asarray(value)) for name, value in scalars.items()}
@@ -43,7 +43,7 @@ class SummaryWriter:
       self._events.write_texts(step, texts)
 
   def flush(self) -> None:
-    """Puts everything on disk."""
+    """Flushes TensorBoard events to disk."""
     if self._events is not None:
       self._events.flush()
 
@@ -56,7 +56,7 @@ class SummaryWriter:
 
 
 def writer(summary_dir: str | None, kind: str) -> Any:
-  """A writer below `summary_dir`/`kind` on the first process, a silent one elsewhere."""
+  """Returns a writer to `summary_dir`/`kind`, which writes nothing except in the first process."""
   if summary_dir is None or jax.process_index() != 0:
     return SummaryWriter(None)
   return SummaryWriter(pathlib.Path(summary_dir) / kind)

@@ -1,13 +1,13 @@
-"""The state of a run: parameters, optimizer, other variables of the model, and their axes.
+"""The state of a run: parameters, optimizer state, other variables of the model, and their axes.
 
-Both states store `{'target': ..., 'state': {'step': ..., ...}}`, with `flax_mutables` where a model
-has other variables than parameters, and so does a T5X checkpoint.
+Both states, like T5X checkpoints, store `{'target': ..., 'state': {'step': ..., ...}}`, and
+`flax_mutables` if the model has variables other than parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import flax.core
 import jax
@@ -18,7 +18,7 @@ from flax.linen import partitioning as flax_partitioning
 from jaxtyping import Int
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime.optimizers import Optimizer, OptimizerDef
+from vmsst.launch.runtime.optimizers import Optimizer, OptimizerDef, some_names
 
 PyTree = Any
 Variables = dict[str, Any] | FrozenDict
@@ -26,58 +26,15 @@ EMPTY_DICT: FrozenDict = flax.core.freeze({})
 _AXES = "_axes"
 
 
-class TrainState(Protocol):
-  """What trainers, checkpoints and evaluation ask of a state."""
-
-  @property
-  def step(self) -> Int[jax.Array, ""]:
-    """The number of training steps that were done."""
-
-  @property
-  def params(self) -> Variables:
-    """The parameters of the model."""
-
-  @property
-  def param_states(self) -> PyTree:
-    """What the optimizer remembers of the parameters."""
-
-  @property
-  def flax_mutables(self) -> FrozenDict:
-    """The variables of the model that are not parameters, by collection."""
-
-  def state_dict(self) -> dict[str, Any]:
-    """Returns the tree that a checkpoint stores."""
-
-  def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
-    """Returns the state with the arrays of `state_dict`."""
-
-  def replace_params(self, params: Variables) -> TrainState:
-    """Returns the state with other parameters."""
-
-  def replace_flax_mutables(self, flax_mutables: FrozenDict) -> TrainState:
-    """Returns the state with other variables."""
-
-  def replace_step(self, step: Int[jax.Array, ""]) -> TrainState:
-    """Returns the state at another step."""
-
-  def apply_gradient(
-    self, grads: PyTree, learning_rate: Any, flax_mutables: FrozenDict = EMPTY_DICT
-  ) -> TrainState:
-    """Returns the state after one more step."""
-
-  def as_logical_axes(self) -> TrainState:
-    """Returns the state with logical axes, or None where replicated, in place of arrays."""
-
-
 def _check_axes(collection: str, variables: Variables, axes: Variables) -> None:
-  """Raises an InputError that names the variables without axes."""
+  """Raises an InputError that names variables without axes."""
   named = traverse_util.flatten_dict(flax_partitioning.get_axis_names(axes), sep="/")
   missing = sorted(set(traverse_util.flatten_dict(variables, sep="/")) - set(named))
   if missing:
-    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     raise InputError(
       f"{len(missing)} variables of the model's collection {collection!r} have no logical axes: "
-      f"{shown}; make them with flax.linen.partitioning.param_with_axes or variable_with_axes"
+      f"{some_names(missing)}; create them with flax.linen.partitioning.param_with_axes or "
+      "variable_with_axes"
     )
 
 
@@ -99,7 +56,7 @@ def _split(
 
 
 def _like(reference: Variables, tree: Variables) -> Variables:
-  """`tree` as a frozen dict where `reference` is one, else as a plain one."""
+  """Returns `tree` as a frozen dict if `reference` is one, else as a plain dict."""
   unfrozen = flax.core.unfreeze(tree)
   return flax.core.freeze(unfrozen) if isinstance(reference, FrozenDict) else unfrozen
 
@@ -109,17 +66,17 @@ def _mutables_of(state_dict: Mapping[str, Any]) -> FrozenDict:
 
 
 def _axis_names(collection: str, variables: Variables, axes: Variables | None) -> Variables:
-  """The axes of `variables`, in the same kind of dict."""
+  """Returns the axes of `variables`, in the same kind of dict."""
   if axes is None:
     raise InputError(
-      f"the model's collection {collection!r} has no logical axes, which a partitioner needs; make "
-      "its variables with flax.linen.partitioning.param_with_axes or variable_with_axes"
+      f"the model's collection {collection!r} has no logical axes, which a partitioner needs; "
+      "create its variables with flax.linen.partitioning.param_with_axes or variable_with_axes"
     )
   return _like(variables, flax_partitioning.get_axis_names(axes))
 
 
 def _mutables_axes(flax_mutables: FrozenDict, axes: FrozenDict | None) -> FrozenDict:
-  """The axes of every collection in `flax_mutables`."""
+  """Returns the axes of every collection in `flax_mutables`."""
   axes = axes or EMPTY_DICT
   return flax.core.freeze(
     {name: _axis_names(name, flax_mutables[name], axes.get(name)) for name in flax_mutables}
@@ -131,7 +88,7 @@ class FlaxOptimTrainState(struct.PyTreeNode):
 
   Attributes:
     params_axes: Axis metadata of the parameters.
-    flax_mutables: The variables of the model that are not parameters, by collection.
+    flax_mutables: Variables of the model that are not parameters, by collection.
     flax_mutables_axes: Axis metadata of `flax_mutables`.
   """
 
@@ -145,11 +102,11 @@ class FlaxOptimTrainState(struct.PyTreeNode):
     """Returns the state before the first step.
 
     Args:
-      optimizer_def: The optimizer; one with `set_param_axes` is told the logical axes.
-      model_variables: What the model's `get_initial_variables` returned.
+      optimizer_def: The optimizer; gets the logical axes if it has `set_param_axes`.
+      model_variables: Return value of the model's `get_initial_variables`.
 
     Raises:
-      InputError: logical axes are missing.
+      InputError: Logical axes are missing.
     """
     params, params_axes, flax_mutables, flax_mutables_axes = _split(model_variables)
     if hasattr(optimizer_def, "set_param_axes"):
@@ -163,7 +120,7 @@ class FlaxOptimTrainState(struct.PyTreeNode):
 
   @property
   def step(self) -> Int[jax.Array, ""]:
-    """The number of training steps that were done."""
+    """The number of training steps so far."""
     return self._optimizer.state.step
 
   @property
@@ -173,7 +130,7 @@ class FlaxOptimTrainState(struct.PyTreeNode):
 
   @property
   def param_states(self) -> PyTree:
-    """What the optimizer remembers of the parameters."""
+    """The optimizer state of the parameters."""
     return self._optimizer.state.param_states
 
   def state_dict(self) -> dict[str, Any]:
@@ -184,34 +141,21 @@ class FlaxOptimTrainState(struct.PyTreeNode):
     return state_dict
 
   def restore_state(self, state_dict: Mapping[str, Any]) -> FlaxOptimTrainState:
-    """Returns the state with the arrays of `state_dict`, which may have no `flax_mutables`."""
+    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
     return self.replace(
       _optimizer=self._optimizer.restore_state(state_dict),
       flax_mutables=_mutables_of(state_dict),
     )
 
-  def replace_params(self, params: Variables) -> FlaxOptimTrainState:
-    """Returns the state with other parameters."""
-    return self.replace(_optimizer=self._optimizer.replace(target=params))
-
-  def replace_flax_mutables(self, flax_mutables: FrozenDict) -> FlaxOptimTrainState:
-    """Returns the state with other variables."""
-    return self.replace(flax_mutables=flax_mutables)
-
-  def replace_step(self, step: Int[jax.Array, ""]) -> FlaxOptimTrainState:
-    """Returns the state at another step."""
-    state = self._optimizer.state.replace(step=step)
-    return self.replace(_optimizer=self._optimizer.replace(state=state))
-
   def apply_gradient(
     self, grads: PyTree, learning_rate: Any, flax_mutables: FrozenDict = EMPTY_DICT
   ) -> FlaxOptimTrainState:
-    """Returns the state after one more step, with these variables."""
+    """Returns the state after one more step, with new `flax_mutables`."""
     optimizer = self._optimizer.apply_gradient(grads, learning_rate=learning_rate)
     return self.replace(_optimizer=optimizer, flax_mutables=flax_mutables)
 
   def as_logical_axes(self) -> FlaxOptimTrainState:
-    """Returns the state with logical axes, or None where replicated, in place of arrays."""
+    """Returns the state with logical axes, or None if replicated, in place of arrays."""
     optimizer_def = self._optimizer.optimizer_def
     return FlaxOptimTrainState(
       _optimizer=optimizer_def.derive_logical_axes(
@@ -222,13 +166,13 @@ class FlaxOptimTrainState(struct.PyTreeNode):
 
 
 class InferenceState(struct.PyTreeNode):
-  """The state of evaluation and inference: no optimizer.
+  """The state of evaluation and inference, without an optimizer.
 
   Attributes:
-    step: The number of training steps that were done.
+    step: The number of training steps so far.
     params: The parameters of the model.
     params_axes: Axis metadata of the parameters.
-    flax_mutables: The variables of the model that are not parameters, by collection.
+    flax_mutables: Variables of the model that are not parameters, by collection.
     flax_mutables_axes: Axis metadata of `flax_mutables`.
   """
 
@@ -240,7 +184,7 @@ class InferenceState(struct.PyTreeNode):
 
   @classmethod
   def create(cls, model_variables: Variables) -> InferenceState:
-    """Returns the state at step 0 with what the model's `get_initial_variables` returned."""
+    """Returns the state at step 0 from the return value of `get_initial_variables`."""
     params, params_axes, flax_mutables, flax_mutables_axes = _split(model_variables)
     return cls(
       step=jnp.zeros((), jnp.int32),
@@ -250,15 +194,6 @@ class InferenceState(struct.PyTreeNode):
       flax_mutables_axes=flax_mutables_axes,
     )
 
-  @property
-  def param_states(self) -> PyTree:
-    """Raises NotImplementedError: there is no optimizer."""
-    raise NotImplementedError("an InferenceState has no optimizer state")
-
-  def apply_gradient(self, *args: Any, **kwargs: Any) -> InferenceState:
-    """Raises NotImplementedError: there is no optimizer."""
-    raise NotImplementedError("an InferenceState cannot be trained")
-
   def state_dict(self) -> dict[str, Any]:
     """Returns the part of a checkpoint's tree that this state has."""
     state_dict = {"target": flax.core.unfreeze(self.params), "state": {"step": self.step}}
@@ -267,27 +202,15 @@ class InferenceState(struct.PyTreeNode):
     return state_dict
 
   def restore_state(self, state_dict: Mapping[str, Any]) -> InferenceState:
-    """Returns the state with the arrays of `state_dict`, which may have no `flax_mutables`."""
+    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
     return self.replace(
       params=_like(self.params, state_dict["target"]),
       step=state_dict["state"]["step"],
       flax_mutables=_mutables_of(state_dict),
     )
 
-  def replace_params(self, params: Variables) -> InferenceState:
-    """Returns the state with other parameters."""
-    return self.replace(params=params)
-
-  def replace_flax_mutables(self, flax_mutables: FrozenDict) -> InferenceState:
-    """Returns the state with other variables."""
-    return self.replace(flax_mutables=flax_mutables)
-
-  def replace_step(self, step: Int[jax.Array, ""]) -> InferenceState:
-    """Returns the state at another step."""
-    return self.replace(step=step)
-
   def as_logical_axes(self) -> InferenceState:
-    """Returns the state with logical axes, or None where replicated, in place of arrays."""
+    """Returns the state with logical axes, or None if replicated, in place of arrays."""
     return InferenceState(
       step=None,
       params=_axis_names("params", self.params, self.params_axes),

@@ -1,7 +1,7 @@
 """The training step and its loop: `t5x.trainer` of the bundled runtime.
 
-One donated jit does a step: gradients (over microbatches), the update, and the sum of the metrics
-since they were last written. The host only hands over batches.
+One jitted function with donated arguments runs a step: gradients (over microbatches), the update,
+and the sum of the metrics since they were last written. The host only passes batches.
 """
 
 import abc
@@ -35,12 +35,12 @@ _STEPS_IN_FLIGHT = 2
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-  """Both sums of metrics as one."""
+  """Returns the merged metrics."""
   return {name: metric.merge(second[name]) for name, metric in first.items()}
 
 
 def compute_metrics(metrics: Metrics) -> dict[str, float]:
-  """Metrics on the devices as numbers on the host."""
+  """Returns metrics on the devices as numbers on the host."""
   return {
     name: float(np.asarray(metric.compute())) for name, metric in jax.device_get(metrics).items()
   }
@@ -58,13 +58,14 @@ def accumulate_grads_microbatched(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics, Any]:
-  """Gradients and metrics of a batch, summed over `num_microbatches` equal parts of it.
+  """Returns gradients and metrics of a batch, summed over `num_microbatches` equal microbatches.
 
-  Each part has a random key of its own. In-batch negatives are those of the part.
+  Each microbatch has its own random key. In-batch negatives are those of the microbatch.
 
   Returns:
-    Gradients (summed, as upstream T5X does: a loss that is a mean over examples grows by the
-    number of parts), metrics, and the mutable collections after the batch (None without any).
+    Gradients (summed, as in upstream T5X, so a loss that is a mean over examples grows by the
+    number of microbatches), metrics, and the mutable collections after the batch (None without
+    any).
   """
   grad_fn = jax.value_and_grad(model.loss_fn, has_aux=True)
 
@@ -80,7 +81,9 @@ def accumulate_grads_microbatched(
     return grads_of(batch, dropout_rng, mutables)
   rows = next(iter(batch.values())).shape[0]
   if rows % num_microbatches:
-    raise InputError(f"batch size {rows} is not divisible by num_microbatches={num_microbatches}")
+    raise InputError(
+      f"batch size {rows} is not divisible by num_microbatches={num_microbatches}; choose a divisor"
+    )
   size = rows // num_microbatches
 
   def part_step(index: jax.Array, carry: Any) -> Any:
@@ -120,7 +123,7 @@ def apply_grads(
   weight_metrics_computer: "WeightMetricsComputer | None" = None,
   other_state_variables: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Metrics]:
-  """The state after one update, and the metrics with the learning rate among them."""
+  """Returns the state after one update, and the metrics including the learning rate."""
   new_state = train_state.apply_gradient(
     grad_accum, learning_rate=learning_rate, **(other_state_variables or {})
   )
@@ -145,7 +148,7 @@ def train_with_lr(
   weight_metrics_computer: "WeightMetricsComputer | None" = None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics]:
-  """One step: gradients of the batch, then the update."""
+  """Runs one step: the gradients of the batch, then the update."""
   grads, metrics, mutables = accumulate_grads_microbatched(
     model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
   )
@@ -160,7 +163,7 @@ def train_with_lr(
 
 
 def is_finite(metrics: Metrics) -> jax.Array:
-  """Whether the loss among the metrics is a number; also True where there is none."""
+  """Returns whether the loss among the metrics is finite; True without a loss."""
   if "loss" not in metrics:
     return jnp.asarray(True)
   return jnp.all(jnp.isfinite(metrics["loss"].compute()))
@@ -168,7 +171,7 @@ def is_finite(metrics: Metrics) -> jax.Array:
 
 @jax.jit
 def state_is_finite(train_state: Any) -> jax.Array:
-  """Whether all parameters are finite and nothing in the optimizer's state is NaN, bool []."""
+  """Returns whether all parameters are finite and no optimizer state is NaN, bool []."""
   good = [jnp.all(jnp.isfinite(leaf)) for leaf in _floats(train_state.params)]
   good += [~jnp.any(jnp.isnan(leaf)) for leaf in _floats(train_state.param_states)]
   return jnp.all(jnp.stack(good))
@@ -179,7 +182,7 @@ def _floats(tree: Any) -> list[jax.Array]:
 
 
 def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
-  """Metrics of one batch, without dropout."""
+  """Returns the metrics of one batch, without dropout."""
   if train_state.flax_mutables:
     _, metrics = model.eval_fn(train_state.params, batch, train_state.flax_mutables)
   else:
@@ -188,10 +191,10 @@ def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
 
 
 class WeightMetricsComputer:
-  """Norms of gradients, weights and updates, of each parameter, as metrics."""
+  """Computes norms of gradients, weights and updates of each parameter as metrics."""
 
   def compute_metrics(self, gradients: Any, old_train_state: Any, new_train_state: Any) -> Metrics:
-    """`weight_norm/..`, `weight_gradient_norm/..`, `weight_update_norm/..` by parameter name."""
+    """Returns `weight_norm/*`, `weight_gradient_norm/*` and `weight_update_norm/*`."""
     updates = jax.tree.map(jnp.subtract, new_train_state.params, old_train_state.params)
     groups = {
       "weight_norm": new_train_state.params,
@@ -216,10 +219,10 @@ class _Step:
   """A step that the devices may not have finished.
 
   Attributes:
-    number: the step's, from 1.
-    metrics: of this step.
-    finite: whether its loss is, bool [].
-    batch: what it was trained on.
+    number: Number of the step, from 1.
+    metrics: Metrics of the step.
+    finite: Whether its loss is finite, bool [].
+    batch: Batch of the step.
   """
 
   number: int
@@ -231,19 +234,19 @@ class _Step:
 class BaseTrainer(abc.ABC):
   """Runs steps and evaluations of a model on a mesh, and writes their metrics.
 
-  Subclasses give the step (`_partitioned_train_step`), as under upstream T5X.
+  Subclasses define the step (`_partitioned_train_step`), as in upstream T5X.
 
   Args:
-    model: see the model interface.
-    train_state: parameters and optimizer state, on the devices; donated by `train`.
-    partitioner: the mesh.
-    eval_names: names of the evaluation datasets of `eval`.
-    summary_dir: folder for TensorBoard and JSONL; None writes none.
+    model: See docs/model_interface.md.
+    train_state: Parameters and optimizer state, on the devices; `train` donates them.
+    partitioner: The mesh.
+    eval_names: Names of the evaluation datasets of `eval`.
+    summary_dir: Folder for TensorBoard and JSONL; None writes nothing.
     train_state_axes: PartitionSpecs of `train_state`.
-    rng: key of the run; each step folds its number into it.
+    rng: Random key of the run; each step folds its number into it.
 
   Attributes:
-    first_not_finite: the first finished step with a loss that is NaN or infinite, or None.
+    first_not_finite: The first finished step with a NaN or infinite loss, or None.
   """
 
   def __init__(
@@ -309,10 +312,9 @@ class BaseTrainer(abc.ABC):
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Sums of no steps yet, for batches like `batch` (arrays or shapes).
+    """Returns sums of no steps, for batches like `batch` (arrays or shapes).
 
-    The step is traced once for every shape of a batch: it takes as long as many a step, and JAX
-    keeps what it finds.
+    Traces the step once for every batch shape, since tracing can take longer than the step.
     """
     key = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in batch.items()))
     with self._partitioner.context():
@@ -333,10 +335,10 @@ class BaseTrainer(abc.ABC):
     bar: "progress.Progress | None" = None,
     should_stop: Callable[[int], bool] = lambda step: False,
   ) -> tuple[int, "concurrent.futures.Future[Scalars]"]:
-    """Trains for `num_steps`, or until `should_stop`, which is given the steps done in the run.
+    """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.
 
     Returns:
-      The number of steps done, and the metrics of these steps once they are computed and written.
+      The number of steps trained, and a future of their metrics, set when they are written.
     """
     step_fn = self.summing_train_step
     sums = None
@@ -348,7 +350,7 @@ class BaseTrainer(abc.ABC):
       self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
       done += 1
       self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
-      if len(self._in_flight) > _STEPS_IN_FLIGHT:  # bounds the queue of work and times the steps
+      if len(self._in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
         self._finish_step(bar)
     if bar is not None and start_step + done == bar.total_steps:
       self.finish_steps(bar)
@@ -357,7 +359,7 @@ class BaseTrainer(abc.ABC):
       finished_now.set_result({})
       return 0, finished_now
     written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done)
-    # Those that went wrong stay, to be raised where the run waits for them.
+    # Keeps failed writes, which `finish_writing` raises.
     unfinished = [x for x in self._being_written if not x.done() or x.exception() is not None]
     self._being_written = [*unfinished, written]
     return done, written
@@ -373,12 +375,12 @@ class BaseTrainer(abc.ABC):
       bar.update(step.number, step.metrics)
 
   def finish_steps(self, bar: "progress.Progress | None" = None) -> None:
-    """Waits for all steps, so that `first_not_finite` knows of them."""
+    """Waits for all steps, so that `first_not_finite` is up to date."""
     while self._in_flight:
       self._finish_step(bar)
 
   def finish_writing(self) -> None:
-    """Waits until the metrics so far are on disk; raises what went wrong there."""
+    """Waits until the metrics so far are on disk; raises errors of writing them."""
     while self._being_written:
       self._being_written.pop(0).result()
     self.train_writer.flush()
@@ -391,7 +393,7 @@ class BaseTrainer(abc.ABC):
     return values
 
   def eval(self, batch_iters: Mapping[str, Iterator[data_lib.Batch]]) -> dict[str, Scalars]:
-    """Metrics of every evaluation dataset, by its name; also written."""
+    """Computes, writes and returns the metrics of every evaluation dataset, by name."""
     step = int(self.train_state.step)
     results: dict[str, Scalars] = {}
     for name, batches in batch_iters.items():
@@ -402,7 +404,7 @@ class BaseTrainer(abc.ABC):
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
       if total is None:
-        raise InputError(f"the evaluation dataset {name} is empty")
+        raise InputError(f"the evaluation dataset {name} is empty; check its split")
       results[name] = compute_metrics(total)
       self.eval_writers[name].write_scalars(step, results[name])
       self.eval_writers[name].flush()
@@ -416,7 +418,7 @@ class BaseTrainer(abc.ABC):
 
 
 def not_finite_path(model_dir: str, step: int) -> pathlib.Path:
-  """Where the batch of a step with a loss that is not finite is kept, by each process."""
+  """Returns the file for the batch of a step with a loss that is not finite, per process."""
   part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
   return pathlib.Path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
 
@@ -435,16 +437,16 @@ class Trainer(BaseTrainer):
   """The T5X trainer: a learning-rate schedule and optional microbatches.
 
   Args:
-    model: as in `BaseTrainer`, like the six that follow.
-    train_state: see there.
-    partitioner: see there.
-    eval_names: see there.
-    summary_dir: see there.
-    train_state_axes: see there.
-    rng: see there.
-    learning_rate_fn: learning rate of a step.
-    num_microbatches: parts that a batch is worked through in; None or 1: whole.
-    weight_metrics_computer: adds metrics of weights and updates.
+    model: See `BaseTrainer`.
+    train_state: See `BaseTrainer`.
+    partitioner: See `BaseTrainer`.
+    eval_names: See `BaseTrainer`.
+    summary_dir: See `BaseTrainer`.
+    train_state_axes: See `BaseTrainer`.
+    rng: See `BaseTrainer`.
+    learning_rate_fn: Returns the learning rate of a step.
+    num_microbatches: Number of microbatches per batch; None for 1.
+    weight_metrics_computer: Adds metrics of weights and updates, or None.
   """
 
   def __init__(
@@ -502,7 +504,7 @@ class Trainer(BaseTrainer):
 
 
 class ActionMode(enum.Enum):
-  """After what an action runs."""
+  """What an action follows."""
 
   TRAIN = 1
   TRAIN_EVAL = 2
@@ -510,18 +512,17 @@ class ActionMode(enum.Enum):
 
 
 class BaseAction(abc.ABC):
-  """Looks at fresh metrics and may stop the training.
+  """Sees new metrics and may stop the training.
 
   Attributes:
-    failure: set when the run is stopped because it went wrong: its state is not saved, and the
-      run ends with this message.
+    failure: Message if the run failed: the run then ends with it, without saving its state.
   """
 
   failure: str | None = None
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Whether to stop."""
+    """Returns whether to stop."""
 
 
 @dataclasses.dataclass
@@ -532,7 +533,7 @@ class _Watched:
   def value(self, metrics_by_task: Mapping[str, Scalars]) -> float | None:
     value = metrics_by_task.get(self.task, {}).get(self.metric)
     if value is None:
-      logging.warning("%s has no metric %s to watch.", self.task, self.metric)
+      logging.warning("%s has no metric %s.", self.task, self.metric)
     return None if value is None else float(value)
 
 
@@ -540,11 +541,11 @@ class EarlyStoppingAction(BaseAction):
   """Stops when a metric has not improved for a while.
 
   Args:
-    metric: tuple (task, metric) to watch.
-    mode: "min" or "max": what is better.
-    patience: evaluations without improvement to wait for.
-    atol: improvement, absolute, that does not count.
-    rtol: improvement, relative to the best value, that does not count.
+    metric: (task, metric) to watch.
+    mode: "min" or "max": which values are better.
+    patience: Number of evaluations without improvement after which to stop.
+    atol: Absolute improvements up to this do not count.
+    rtol: Improvements relative to the best value up to this do not count.
   """
 
   def __init__(
@@ -556,7 +557,7 @@ class EarlyStoppingAction(BaseAction):
     rtol: float = 0.0,
   ):
     if mode not in ("min", "max"):
-      raise InputError(f"EarlyStoppingAction.mode must be 'min' or 'max', got {mode!r}")
+      raise InputError(f"EarlyStoppingAction.mode={mode!r}: use 'min' or 'max'")
     self._watched = _Watched(*metric)
     self._sign = 1.0 if mode == "max" else -1.0
     self._patience = patience
@@ -566,7 +567,7 @@ class EarlyStoppingAction(BaseAction):
     self._waited = 0
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Whether `patience` evaluations have passed without improvement."""
+    """Returns whether `patience` evaluations have passed without improvement."""
     value = self._watched.value(metrics_by_task)
     if value is None:
       return False
@@ -582,20 +583,20 @@ class TerminateOnNanAction(BaseAction):
   """Stops when a metric is NaN or infinite.
 
   Args:
-    task: name of the task; "train" is the training itself.
-    metric: name of its metric.
+    task: Name of the task; "train" is the training itself.
+    metric: Name of its metric.
   """
 
   def __init__(self, task: str, metric: str = "loss"):
     self._watched = _Watched(task, metric)
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Whether the metric is not finite."""
+    """Returns whether the metric is not finite."""
     value = self._watched.value(metrics_by_task)
     if value is None or np.isfinite(value):
       return False
     self.failure = (
       f"{self._watched.task} {self._watched.metric} is {value} by step {int(train_state.step)}; "
-      "the last checkpoint is from before it. Lower the learning rate or look at the data"
+      "the last checkpoint is from before. Lower the learning rate or check the data"
     )
     return True

@@ -1,4 +1,4 @@
-"""`t5x.utils` of the bundled runtime: configurations, initial states and inference."""
+"""`t5x.utils` of the bundled runtime: configurations, initial train states and inference."""
 
 import functools
 import inspect
@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
+from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, partitioning, train_state
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime.checkpoints import (
@@ -44,23 +45,28 @@ __all__ = [
 
 
 def set_hardware_rng_ops() -> None:
-  """Makes the fast generator the default: reproducible for one sharding on one device only."""
+  """Makes the hardware generator the default: fast, but reproducible only for one sharding."""
   jax.config.update("jax_default_prng_impl", "unsafe_rbg")
 
 
+def optional_key(seed: int | None) -> jax.Array | None:
+  """Returns the random key of a seed, or None without one."""
+  return None if seed is None else jax.random.PRNGKey(seed)
+
+
 class TrainStateInitializer:
-  """Makes train states of one model, from scratch or from a checkpoint, in their places.
+  """Creates sharded train states of one model, from scratch or from a checkpoint.
 
   Args:
-    optimizer_def: the optimizer, or None for a state without one (inference).
+    optimizer_def: The optimizer, or None for a state without one (inference).
     init_fn: `model.get_initial_variables`.
-    input_shapes: shape of every feature of the global batch.
-    partitioner: the mesh.
-    input_types: dtype of every feature.
+    input_shapes: Shape of every feature of the global batch.
+    partitioner: The mesh.
+    input_types: Dtype of every feature.
 
   Attributes:
-    global_train_state_shape: the state, of ShapeDtypeStructs.
-    train_state_axes: the state, of PartitionSpecs.
+    global_train_state_shape: The state, of ShapeDtypeStructs.
+    train_state_axes: The state, of PartitionSpecs.
   """
 
   def __init__(
@@ -86,13 +92,13 @@ class TrainStateInitializer:
     self.train_state_axes = partitioner.get_mesh_axes(self.global_train_state_shape)
 
   def from_scratch(self, init_rng: jax.Array) -> Any:
-    """A freshly initialized state."""
+    """Returns a newly initialized state."""
     return self._partitioner.partition(
       self._initialize, in_axis_resources=None, out_axis_resources=self.train_state_axes
     )(init_rng)
 
   def _some_from_scratch(self, init_rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
-    """Some arrays of the state that `from_scratch` gives; no others are made."""
+    """Returns some arrays of the state of `from_scratch`, without creating the others."""
 
     def initialize(rng: jax.Array) -> dict[str, jax.Array]:
       arrays = traverse_util.flatten_dict(self._initialize(rng).state_dict(), sep="/")
@@ -106,36 +112,38 @@ class TrainStateInitializer:
   def from_checkpoint(
     self,
     path: epath.Path,
-    *,
-    dtype: str | None = None,
-    assignment_map: checkpoints.AssignmentMap | None = None,
+    cfg: checkpoints.RestoreCheckpointConfig | None = None,
     fallback_rng: jax.Array | None = None,
   ) -> Any:
-    """The state in the checkpoint at `path`; see `checkpoints.restore`.
+    """Returns the state in the checkpoint at `path`; see `checkpoints.restore`.
 
     Args:
-      path: a `checkpoint_<step>` folder.
-      dtype: type to restore parameters in; None: the model's.
-      assignment_map: which array is read from where.
-      fallback_rng: key to initialize what is missing; None: nothing may be.
+      path: A `checkpoint_<step>` folder.
+      cfg: How to read it; None reads every array of the model as it is.
+      fallback_rng: Key to initialize missing arrays, needed if `cfg.fallback_to_scratch`.
+
+    Raises:
+      InputError: The checkpoint does not match the model, or the key is missing.
     """
-    shapes = self.global_train_state_shape
     scratch = None
-    if fallback_rng is not None:
+    if cfg is not None and cfg.fallback_to_scratch:
+      if fallback_rng is None:
+        raise InputError("fallback_to_scratch=True needs a seed; set fallback_init_rng")
       scratch = functools.partial(self._some_from_scratch, fallback_rng)
+    shapes = self.global_train_state_shape
     state = checkpoints.restore(
       path,
       shapes.state_dict(),
       self._partitioner.shardings(self.train_state_axes).state_dict(),
-      dtype=dtype,
-      assignment_map=assignment_map,
+      dtype=cfg.dtype if cfg else None,
+      assignment_map=cfg.assignment_map if cfg else None,
       fallback=scratch,
     )
     return shapes.restore_state(state)
 
 
 def model_info(shapes: Any, axes: Any) -> str:
-  """A line for every array of a train state: name, shape, logical axes, mesh axes; then totals."""
+  """Returns a line per array of a train state (name, shape, logical and mesh axes), then totals."""
   logical = traverse_util.flatten_dict(shapes.as_logical_axes().state_dict(), sep="/")
   mesh = traverse_util.flatten_dict(axes.state_dict(), sep="/")
   arrays = traverse_util.flatten_dict(shapes.state_dict(), sep="/")
@@ -166,21 +174,20 @@ def get_infer_fn(
   train_state_axes: Any,
   partitioner: partitioning.PjitPartitioner,
 ) -> InferFn:
-  """A function that runs `infer_step` on every example of a dataset.
+  """Returns a function that runs `infer_step` on every example of a dataset.
 
-  Examples are sorted by length first, so that little padding is computed, and the results put
-  back in order.
+  It sorts examples by length to reduce padding, and restores the order of the results.
 
   Args:
     infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
-    batch_size: examples in a global batch.
+    batch_size: Examples in a global batch.
     train_state_axes: PartitionSpecs of the train state.
-    partitioner: the mesh.
+    partitioner: The mesh.
 
   Returns:
-    `fn(dataset, train_state, rng=None)` for a dataset of (index, features): a list of
-    (index, result), results as NumPy rows; with a dict of lists of auxiliary values beside it
-    where `infer_step` returns a pair whose second part is a dict.
+    `fn(dataset, train_state, rng=None)` for a dataset of (index, features). It returns a list of
+    (index, result), with results as NumPy rows. If `infer_step` returns a pair with a dict, it
+    returns that list and a dict of lists of auxiliary values.
   """
   accepted = inspect.signature(infer_step).parameters
 
@@ -243,7 +250,7 @@ def _join(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
 
 
 def _rows(tree: Any) -> list[Any]:
-  """A tree of arrays [N, ...] as N trees."""
+  """Returns a tree of arrays [N, ...] as N trees."""
   if isinstance(tree, np.ndarray):
     return list(tree)
   leaves, structure = jax.tree.flatten(tree)
@@ -251,7 +258,7 @@ def _rows(tree: Any) -> list[Any]:
 
 
 def _stack(dataset: Iterable[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-  """All examples of a dataset of (index, features): indices [N] and features [N, ...]."""
+  """Returns indices [N] and features [N, ...] of a dataset of (index, features)."""
   indices: list[np.ndarray] = []
   columns: dict[str, list[np.ndarray]] = {}
   for index, example in dataset.batch(1024).as_numpy_iterator():  # type: ignore[attr-defined]
@@ -264,7 +271,7 @@ def _stack(dataset: Iterable[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def _by_length(features: Mapping[str, np.ndarray]) -> np.ndarray:
-  """Positions of the examples, [N], shortest first."""
+  """Returns the positions of the examples, [N], shortest first."""
   length = np.zeros(len(next(iter(features.values()))), np.int64)
   for value in features.values():
     if value.ndim == 2 and value.shape[1] > 1:

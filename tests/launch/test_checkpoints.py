@@ -31,6 +31,10 @@ def initializer(model=None, with_optimizer=True):
   )
 
 
+def reading(**settings):
+  return checkpoints.RestoreCheckpointConfig(path=[], **settings)
+
+
 def test_the_layout_is_t5x_s(run_folder):
   assert [p.name for p in checkpoints.all_checkpoints(run_folder)] == [
     "checkpoint_0",
@@ -53,7 +57,7 @@ def test_plain_orbax_checkpoints_are_read(tmp_path, run_folder):
 
 def test_inference_reads_parameters_alone_and_casts_them(run_folder):
   path = checkpoints.all_checkpoints(run_folder)[-1]
-  restored = initializer(with_optimizer=False).from_checkpoint(path, dtype="bfloat16")
+  restored = initializer(with_optimizer=False).from_checkpoint(path, reading(dtype="bfloat16"))
   assert restored.params["table"].dtype == "bfloat16"
   assert int(restored.step) == 4
 
@@ -63,7 +67,9 @@ def test_an_assignment_map_reads_some_arrays_and_makes_the_others(run_folder):
   path = checkpoints.all_checkpoints(run_folder)[-1]
   rng = jax.random.PRNGKey(5)
   restored = initializer(model).from_checkpoint(
-    path, assignment_map=[(r"state/param_states.*", None)], fallback_rng=rng
+    path,
+    reading(assignment_map=[(r"state/param_states.*", None)], fallback_to_scratch=True),
+    fallback_rng=rng,
   )
   state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
   np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
@@ -79,7 +85,7 @@ def test_arrays_can_be_read_from_other_names(tmp_path, run_folder):
     checkpointer.save(tmp_path / "checkpoint_9" / "state", renamed)
   (path,) = checkpoints.all_checkpoints(tmp_path)
   restored = initializer(with_optimizer=False).from_checkpoint(
-    path, assignment_map=[(r"target/table", r"target/old/words")]
+    path, reading(assignment_map=[(r"target/table", r"target/old/words")])
   )
   np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
 
@@ -100,7 +106,7 @@ def test_missing_arrays_are_named_with_the_way_out(run_folder):
 def test_a_rule_that_matches_nothing_is_an_error(run_folder):
   path = checkpoints.all_checkpoints(run_folder)[-1]
   with pytest.raises(InputError, match="'target/tabel' matches no array of the model"):
-    initializer().from_checkpoint(path, assignment_map=[("target/tabel", None)])
+    initializer().from_checkpoint(path, reading(assignment_map=[("target/tabel", None)]))
 
 
 def test_an_array_that_a_rule_names_has_to_be_there(run_folder):
@@ -108,14 +114,14 @@ def test_an_array_that_a_rule_names_has_to_be_there(run_folder):
   with pytest.raises(InputError, match="lacks target/tabel, which assignment_map reads"):
     initializer().from_checkpoint(
       path,
-      assignment_map=[("target/table", "target/tabel")],
+      reading(assignment_map=[("target/table", "target/tabel")], fallback_to_scratch=True),
       fallback_rng=jax.random.PRNGKey(0),
     )
 
 
 def test_what_is_not_a_checkpoint_is_said_to_be_none(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
-  with pytest.raises(InputError, match=r"is not a T5X checkpoint: .*it holds checkpoint_0"):
+  with pytest.raises(InputError, match=r"is not a T5X checkpoint .*it contains checkpoint_0"):
     checkpoints.find_checkpoints(config(path=str(run_folder), mode="specific"))
   with pytest.raises(InputError, match="no checkpoint_<step> in"):
     checkpoints.find_checkpoints(config(path=str(tmp_path), mode="latest"))

@@ -108,7 +108,7 @@ def test_scripts_pass_shellcheck(text):
 def test_srun_starts_a_process_for_each_gpu_with_its_number(tmp_path, monkeypatch):
   use_fake_clients(tmp_path, monkeypatch)
   code = f'echo "$SLURM_PROCID of $SLURM_NTASKS, $A" >{tmp_path}/$SLURM_PROCID.out'
-  launch("slurm", "--gpus_per_node=2", "--env=A=x 'y'", "--", "sh", "-c", code)
+  launch("slurm", "--gpus-per-node=2", "--env=A=x 'y'", "--", "sh", "-c", code)
   assert [(tmp_path / f"{i}.out").read_text() for i in (0, 1)] == [
     "0 of 2, x 'y'\n",
     "1 of 2, x 'y'\n",
@@ -128,13 +128,13 @@ def test_a_stopped_slurm_job_is_put_back_in_the_queue_and_one_that_failed_is_not
   use_fake_clients(tmp_path, monkeypatch)
   waits = f"trap 'exit 0' TERM; touch {tmp_path}/waits; while :; do sleep 0.01; done"
   code = f'[ "$SLURM_RESTART_COUNT" = 1 ] && touch {tmp_path}/done && exit; {waits}'
-  launch("slurm", "--gpus_per_node=0", "--", "sh", "-c", code)
+  launch("slurm", "--gpus-per-node=0", "--", "sh", "-c", code)
   assert (tmp_path / "done").exists()
   names = [call[0] for call in fake_clients.calls(tmp_path)]
   assert names == ["sbatch", "srun", "scontrol", "srun"]
   (tmp_path / "calls").unlink()
-  with pytest.raises(InputError, match="sbatch gave 3"):
-    launch("slurm", "--gpus_per_node=0", "--", "sh", "-c", "exit 3")
+  with pytest.raises(InputError, match="sbatch failed with exit status 3"):
+    launch("slurm", "--gpus-per-node=0", "--", "sh", "-c", "exit 3")
   assert [call[0] for call in fake_clients.calls(tmp_path)] == ["sbatch", "srun"]
 
 
@@ -170,14 +170,14 @@ def test_a_command_left_over_on_a_worker_is_stopped_first(tmp_path):
   environment = {**os.environ, **fake_clients.install(tmp_path), "HOME": str(tmp_path)}
   waits = "trap 'exit 0' TERM; touch waits; while :; do sleep 0.01; done"
   left = subprocess.Popen(
-    ["bash", "-c", tpu._worker_command(tpu.TpuJob(["sh", "-c", waits], **TPU))], env=environment
+    ["bash", "-c", tpu.worker_script(tpu.TpuJob(["sh", "-c", waits], **TPU))], env=environment
   )
   for _ in range(500):
     if (tmp_path / "waits").exists():
       break
     time.sleep(0.01)
   job = tpu.TpuJob(printed_by(["new"], tmp_path), **TPU)
-  subprocess.run(["bash", "-c", tpu._worker_command(job)], env=environment, check=True, timeout=20)
+  subprocess.run(["bash", "-c", tpu.worker_script(job)], env=environment, check=True, timeout=20)
   assert left.wait(10) == jobs.STOPPED
   assert words_in(tmp_path) == ["new"]
 
@@ -270,9 +270,9 @@ def test_a_manifest_has_the_fields_of_a_jobset_and_says_who_each_pod_is(capsys):
   jsonschema = pytest.importorskip("jsonschema")
   yaml = pytest.importorskip("yaml")
   launch(
-    *("kubernetes", "--dry_run", "--image=gcr.io/p/vmsst:1", "--pods=4", "--namespace=ours"),
-    *("--resource=nvidia.com/gpu=8", "--node_selector=a.b/c=no", "--env=A=$(B): [x"),
-    *("--volume=claim=/shared", "--service_account=me", "--", "t5x"),
+    *("kubernetes", "--dry-run", "--image=gcr.io/p/vmsst:1", "--pods=4", "--namespace=ours"),
+    *("--resource=nvidia.com/gpu=8", "--node-selector=a.b/c=no", "--env=A=$(B): [x"),
+    *("--volume=claim=/shared", "--service-account=me", "--", "t5x"),
     *HOSTILE,
   )
   found = yaml.safe_load(capsys.readouterr().out)
@@ -304,8 +304,8 @@ def test_a_manifest_has_the_fields_of_a_jobset_and_says_who_each_pod_is(capsys):
   ("make", "message"),
   [
     (lambda: slurm.script(slurm.SlurmJob(["x"], partition="a\n#SBATCH --x")), "--partition='a"),
-    (lambda: slurm.script(slurm.SlurmJob(["x"], options=["$(id)"])), "is no option"),
-    (lambda: slurm.script(slurm.SlurmJob([])), "behind --"),
+    (lambda: slurm.script(slurm.SlurmJob(["x"], options=["$(id)"])), "is not an option"),
+    (lambda: slurm.script(slurm.SlurmJob([])), "after --"),
     (lambda: slurm.script(slurm.SlurmJob(["x\0"])), "NUL"),
     (lambda: tpu.script(tpu.TpuJob(["x"], **{**TPU, "name": "T;id"})), "--name='T;id'"),
     (lambda: tpu.script(tpu.TpuJob(["x"], **{**TPU, "zone": "$(id)"})), "--zone="),
@@ -318,7 +318,7 @@ def test_a_manifest_has_the_fields_of_a_jobset_and_says_who_each_pod_is(capsys):
       lambda: kubernetes.manifest(
         kubernetes.KubernetesJob(["x"], "i", environment={"JAX_PROCESS_ID": "1"})
       ),
-      "JAX_PROCESS_ID is set",
+      "the manifest sets JAX_PROCESS_ID",
     ),
     (lambda: jobs.variables(["A-B=1"]), "--env='A-B=1'"),
     (lambda: jobs.variables(["A=1", "A=2"]), "given twice"),
@@ -331,7 +331,7 @@ def test_what_a_cluster_would_misread_is_refused(make, message):
 
 def test_a_client_that_is_not_here_is_named(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
-  with pytest.raises(InputError, match=r"sbatch is not installed here.*--dry_run"):
+  with pytest.raises(InputError, match=r"sbatch is not installed here.*--dry-run"):
     launch("slurm", "--", "x")
 
 
@@ -349,7 +349,7 @@ def test_two_processes_of_slurm_train_as_one(tmp_path, monkeypatch):
   use_fake_clients(tmp_path / "two", monkeypatch)
   for name in ("JAX_PLATFORMS", "XLA_FLAGS"):
     monkeypatch.setenv(name, commands.environment()[name])
-  launch("slurm", "--gpus_per_node=2", "--", *train, f"--gin.MODEL_DIR='{tmp_path}/two/run'")
+  launch("slurm", "--gpus-per-node=2", "--", *train, f"--gin.MODEL_DIR='{tmp_path}/two/run'")
   losses = {}
   for name in ("one", "two"):
     lines = (tmp_path / name / "run" / "train" / "metrics.jsonl").read_text().splitlines()

@@ -257,7 +257,7 @@ FLAGS = {"coordinator_address": "a:1", "count": 2, "index": 1}
     ({"count": 1}, SLURM, None),
     ({}, {**SLURM, "SLURM_NTASKS": "1"}, None),
     ({}, {name: SLURM[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID")}, None),
-    ({"several": True}, {}, (None, None, None)),
+    ({"multi_process": True}, {}, (None, None, None)),
     ({}, {"TPU_ML_PLATFORM": "JAX"}, (None, None, None)),
     ({}, {"TPU_ML_PLATFORM": "JAX", "TPU_SKIP_MDS_QUERY": "1"}, None),
   ],

@@ -328,7 +328,7 @@ def test_a_loss_that_is_nan_is_named_with_its_step_and_batch(tmp_path, watched):
   print(raised.value)
   (path,) = (tmp_path / "not_finite").iterdir()
   step = int(path.stem.rpartition("_")[2])
-  assert f"is that of step {step}; its batch is kept in {path}" in str(raised.value)
+  assert f"is that of step {step}; its batch is in {path}" in str(raised.value)
   assert np.load(path)["inputs"][0, 0] == 5
   checkpoint = checkpoints.newest_intact(str(tmp_path))
   assert checkpoints.checkpoint_step(checkpoint) == (step - 1) // 10 * 10

@@ -172,12 +172,12 @@ def test_misspelled_macros_would_be_found(reports):
 
 
 @pytest.mark.parametrize("file", RUN_FILES)
-def test_the_header_of_a_run_file_names_what_must_be_set(reports, file):
+def test_the_header_of_a_run_file_names_required_macros(reports, file):
   header = re.match(r"(?:#.*\n)+", (ROOT / file).read_text(encoding="utf-8")).group()
   required = set(reports[file]["required"])
   if not required:
-    assert "Nothing must be set" in " ".join(header.replace("#", " ").split())
-  assert required <= set(re.findall(r"[A-Z_]+", header.partition("Must be set:")[2]))
+    assert "# Required: nothing.\n" in header
+  assert required <= set(re.findall(r"[A-Z_]+", header.partition("Required:")[2]))
 
 
 def test_every_layer_is_included_by_a_run_file():

@@ -60,7 +60,7 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
 @pytest.mark.parametrize(
   ("bindings", "file", "message"),
   [
-    ([], "config.gin", "STEPS must be set, like --gin.STEPS=VALUE"),
+    ([], "config.gin", "STEPS: no value; set --gin.STEPS=VALUE"),
     (["STEP = 3"], "config.gin", r"--gin\.STEP: no gin file has a macro STEP; did you mean STEPS"),
     (["OFSET = 3"], "config.gin", "did you mean OFFSET"),
     (
@@ -68,10 +68,10 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
       "config.gin",
       r"create_learning_rate_scheduler has no parameter 'factor'; did you mean factors",
     ),
-    (["util.DatasetConfig.seed = 1"], "config.gin", "nothing called 'util.DatasetConfig'"),
+    (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
     ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
-    ([], "syntax.gin", r"syntax\.gin: line 2: cannot read"),
+    ([], "syntax.gin", r"syntax\.gin: line 2: cannot parse"),
     ([], "missing.gin", "gin file 'missing.gin' not found; searched: /"),
     ([], "includes.gin", "gin file 'nowhere.gin' not found; searched: /"),
   ],

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import toy_runs
 
+from vmsst.files import checksums
 from vmsst.launch.runtime import evaluation
 
 
@@ -49,7 +50,7 @@ def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
 
     monkeypatch.setattr(owner, name, wrapped)
 
-  keep_an_image(digests, "write", 3)  # in the middle of the checkpoint of step 10
+  keep_an_image(checksums, "write", 3)  # in the middle of the checkpoint of step 10
   killed_runs.train(tmp_path / "whole", 12)
   monkeypatch.undo()
   (image,) = images

@@ -60,7 +60,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
   assert re.findall("exit: (.*)", printed) == [
     "0",
     "0",
-    f"t5x: error: give a --gin_file; the shipped ones are in {vmsst.gin_dir()}",
+    f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
   ]
   for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
     assert name in printed
@@ -110,19 +110,19 @@ _EXPECTED = {
   "no inner quotes": r"--gin\.MODEL_DIR = {folder}: .*inner quotes",
   "value": r"--gin\.TRAIN_STEPS = three: (?!.*0x)",
   "open bracket": r"--gin\.TRAIN_STEPS = \[1,: ",
-  "no equals sign": r"--gin\.TRAIN_STEPS: gin bindings are written --gin\.NAME=VALUE",
-  "not set": r"MODEL_DIR must be set, like --gin\.MODEL_DIR=VALUE",
-  "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run': try '{folder}/rel",
+  "no equals sign": r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NAME=VALUE",
+  "not set": r"MODEL_DIR: no value; set --gin\.MODEL_DIR=VALUE",
+  "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run'; try '{folder}/rel",
   "unwritable folder": r"MODEL_DIR {folder}/a_file/run cannot be written to: Not a directory",
   "task": r"no task or mixture 'nowhere' is registered; known: .*check MIXTURE_OR_TASK_NAME",
   "vocabulary": r"vocabulary /nowhere/x\.model: cannot be read: No such file or directory",
   "other shape": (
     r"target/\S+ has shape \(32,\) in the model and \(16,\) in {run}/checkpoint_2 .*"
-    "the checkpoint is of another model or size"
+    "use a checkpoint of the same model and size"
   ),
-  "fewer steps": r"TRAIN_STEPS=1 is less than the step of the checkpoint, 2",
+  "fewer steps": r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
-  "dry run": r"--dry_run is for `t5x train` on the bundled runtime",
+  "dry run": r"--dry_run works only with `t5x train` on the bundled runtime",
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
 }
 
@@ -279,7 +279,7 @@ def test_training_a_finished_run_again_says_so_and_only_evaluates(finished):
   before = read_lines(run / "train" / "metrics.jsonl")
   again = commands.t5x("train", *commands.TINY, model_dir(run), cwd=run.parent)
   assert again.returncode == 0, again.stderr
-  assert "at step 2 already" in again.stdout
+  assert "already at the last step, 2" in again.stdout
   columns, rows = read_table(again.stdout)
   assert columns == ["step 2"]
   assert rows == {name: [values[-1]] for name, values in read_table(first.stdout)[1].items()}
@@ -335,14 +335,14 @@ def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp
     assert re.fullmatch(
       r"step \d+/100000  loss \d+\.\d{4}  \S+ examples/s  \S+ tokens/s  ETA \S+ *", line
     )
-  stopped = re.search(r"Stopped by SIGTERM at step (\d+); the same command goes on", shown)
+  stopped = re.search(r"Stopped by SIGTERM at step (\d+); rerun the same command to resume", shown)
   assert stopped, shown
   assert (tmp_path / "run" / f"checkpoint_{stopped[1]}" / "state").is_dir()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
 @pytest.mark.parametrize(("before", "seen"), [(None, ["", "glibc.malloc.hugetlb=1"]), ("x", ["x"])])
-def test_the_process_starts_anew_with_large_pages(before, seen):
+def test_the_process_is_re_executed_with_huge_pages(before, seen):
   code = (
     "import os; print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), flush=True)\n"
     "from vmsst.launch.main import main; main()"
@@ -360,4 +360,4 @@ def test_the_process_starts_anew_with_large_pages(before, seen):
   assert list(found) == seen
   assert len(set(numbers)) == 1
   assert done.returncode == 1
-  assert "give a --gin_file" in done.stderr
+  assert "set --gin_file" in done.stderr

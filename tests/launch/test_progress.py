@@ -63,12 +63,13 @@ def test_time_away_does_not_count():
   assert stream.getvalue().splitlines() == ["evaluating", "step 40/100  2 examples/s  ETA 30s"]
 
 
-def test_tables_show_the_first_and_the_newest_evaluation():
+def test_tables_show_the_first_and_the_newest_evaluation(capsys):
   log = progress.EvaluationLog()
   for step, value in ((0, 1.0), (10, 50.0), (20, 91.25)):
     log.add(step, {"retrieval": {"accuracy/de": value, "note": "text"}})
-  (table,) = log.tables()
-  assert table.splitlines() == [
+  log.print_tables()
+  assert capsys.readouterr().out.splitlines() == [
+    "",
     "retrieval    step 0  step 20",
     "----------------------------",
     "accuracy/de    1.00    91.25",

@@ -209,7 +209,9 @@ def test_a_model_dir_that_cannot_be_used_is_named(model_dir, message):
 
 def test_fewer_steps_than_the_checkpoint_has_are_refused(tmp_path):
   toy_runs.run(tmp_path, total_steps=4)
-  with pytest.raises(InputError, match="TRAIN_STEPS=3 is less than the step of the checkpoint, 4"):
+  with pytest.raises(
+    InputError, match="TRAIN_STEPS=3 is less than the checkpoint's step, 4; raise it"
+  ):
     toy_runs.run(tmp_path, total_steps=3)
 
 
