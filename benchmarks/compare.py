@@ -256,7 +256,7 @@ def evaluate_run(
   else:
     loaded = vmsst.load(run if encoder == "trained" else encoder)
   with tempfile.TemporaryDirectory() as folder:
-    found = suite.run(
+    found = suite.evaluate(
       loaded,
       comparison_tasks.benchmarks_of(columns, seen),
       data_root,

@@ -75,7 +75,7 @@ def run_all(tasks, data_folder, encoder, output):
   """Scores and names of the columns of the comparison of objectives."""
   columns, seen = tasks.SUITES["objectives"], suite.seen_test(SEEN)
   benchmarks = tasks.benchmarks_of(columns, seen)
-  found = suite.run(encoder, benchmarks, data_folder, output, name="x", seen=SEEN)
+  found = suite.evaluate(encoder, benchmarks, data_folder, output, name="x", seen=SEEN)
   results = {key: suite.results_of(each) for key, each in found["benchmarks"].items()}
   return tasks.scores(columns, results, seen)
 
@@ -108,7 +108,7 @@ def test_topics_and_ways_between_other_languages_are_those_of_training(modules, 
   known = SEEN | {languages.language("ar")}
   seen = suite.seen_test(known)
   benchmarks = tasks.benchmarks_of(columns, seen)
-  found = suite.run(Encoder(), benchmarks, tmp_path, tmp_path / "out", name="x", seen=known)
+  found = suite.evaluate(Encoder(), benchmarks, tmp_path, tmp_path / "out", name="x", seen=known)
   results = {key: suite.results_of(each) for key, each in found["benchmarks"].items()}
   scores, names = tasks.scores(columns, results, seen)
   assert sorted(names["NTREX"]) == ["arb-tur", "tur-arb"]

@@ -169,7 +169,7 @@ def describe(benchmark: Benchmark) -> str:
 
 
 def table(results: Mapping[str, Any]) -> str:
-  """What `run` gives, as lines of text: all averages, and what is absent or missing."""
+  """What `evaluate` returns, as lines of text: all averages, and what is absent or missing."""
   rows = []
   for name, found in results["benchmarks"].items():
     rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in found["summary"].items()]
@@ -187,11 +187,11 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
 
 
 def results_of(found: Mapping[str, Any]) -> list[Result]:
-  """The results of one benchmark out of what `run` gives."""
+  """The results of one benchmark out of what `evaluate` returns."""
   return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in found["results"]]
 
 
-def run(
+def evaluate(
   encoder: Any,
   benchmarks: Iterable[Benchmark],
   data_root: str | pathlib.Path,

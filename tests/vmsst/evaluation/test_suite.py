@@ -80,7 +80,7 @@ def root(tmp_path):
 def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
   encoder, lines = Encoder(), []
   arguments = ([BENCHMARK, OTHER], root, tmp_path / "out")
-  found = suite.run(encoder, *arguments, name="a", report=lines.append)
+  found = suite.evaluate(encoder, *arguments, name="a", report=lines.append)
   assert [sorted(call) for call in encoder.calls] == [sorted(WORDS), ["zwei"]]
   own = found["benchmarks"]["words"]
   assert own["summary"] == {"held": 1.0, "streamed": 4.0}
@@ -89,7 +89,7 @@ def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
   assert found["absent"]["none"] == f"no folder {root / 'nowhere'} (nothing); ask"
   assert any("none: absent" in line for line in lines)
   assert json.loads((tmp_path / "out" / "results.json").read_text()) == found
-  assert suite.run(encoder, *arguments, name="a") == found
+  assert suite.evaluate(encoder, *arguments, name="a") == found
   assert len(encoder.calls) == 2
 
 
@@ -115,7 +115,7 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
     benchmark("third", "two", "zwei", "eins", "two"),
     benchmark("fourth", "eins", "one"),
   ]
-  found = suite.run(encoder, benchmarks, root, tmp_path / "out", name="E")["benchmarks"]
+  found = suite.evaluate(encoder, benchmarks, root, tmp_path / "out", name="E")["benchmarks"]
   assert encoder.calls == [["eins", "one", "zwei"], ["drei"], ["two"]]
   for each in found.values():
     assert each["summary"] == {word: WORDS.index(word) for word in each["summary"]}
@@ -124,16 +124,16 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
 def test_languages_reach_an_encoder_that_asks_for_them(root, tmp_path):
   encoder = PolyglotEncoder()
   seen = {language("eng"), language("deu")}
-  found = suite.run(encoder, [BENCHMARK], root, tmp_path / "out", name="a", seen=seen)
+  found = suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a", seen=seen)
   assert encoder.languages == ["de"]
   assert found["benchmarks"]["words"]["summary"]["seen"] == 2
   assert found["seen"] == ["English", "German"]
 
 
 def test_another_encoder_s_results_are_not_taken(root, tmp_path):
-  suite.run(Encoder(), [BENCHMARK], root, tmp_path / "out", name="a")
+  suite.evaluate(Encoder(), [BENCHMARK], root, tmp_path / "out", name="a")
   with pytest.raises(errors.InputError, match=r"encoder = 'a', not 'b'"):
-    suite.run(Encoder(), [BENCHMARK], root, tmp_path / "out", name="b")
+    suite.evaluate(Encoder(), [BENCHMARK], root, tmp_path / "out", name="b")
 
 
 def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
@@ -141,7 +141,7 @@ def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
   (root / "nowhere").mkdir()
   (root / "words" / "list").unlink()
   with pytest.raises(errors.InputError, match="list is missing"):
-    suite.run(encoder, [OTHER, BENCHMARK], root, tmp_path / "out", name="a")
+    suite.evaluate(encoder, [OTHER, BENCHMARK], root, tmp_path / "out", name="a")
   assert not encoder.calls
 
 
@@ -157,5 +157,5 @@ def test_vectors_that_cannot_be_judged_are_an_error(root, tmp_path, made, messag
   encoder = Encoder()
   encoder.encode = lambda texts: made
   with pytest.raises(ValueError, match=message):
-    suite.run(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
+    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
   assert not (tmp_path / "out" / "benchmarks").exists()

@@ -48,11 +48,11 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def choose(names: Iterable[str]) -> list[suite.Benchmark]:
-  """The benchmarks of these names, each once, in the order of `BENCHMARKS`; "all" is all of them.
+def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
+  """Returns the named benchmarks, each once, in the order of `BENCHMARKS`; "all" returns all.
 
   Raises:
-    InputError: there is no benchmark of a name.
+    InputError: a name is unknown.
   """
   wanted = set(names)
   if unknown := sorted(wanted - {*BENCHMARKS, ALL}):

@@ -41,7 +41,7 @@ def sentences(language: str) -> list[str]:
 
 
 def run(benchmark: suite.Benchmark, root: pathlib.Path, **options) -> dict:
-  suite.run(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
+  suite.evaluate(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
   return json.loads((root / "out" / "results.json").read_text())["benchmarks"][benchmark.name]
 
 

@@ -103,7 +103,7 @@ def test_scores_are_those_of_plain_loops_and_only_one_split_is_read(tmp_path, ne
     expected[name] = naive_scores(german, english, gold, own)
   encoder = Encoder(vectors)
   both = [bitext_mining.BUCC, bitext_mining.BUCC_TEST]
-  found = suite.run(encoder, both, tmp_path, tmp_path / "out", name="x")["benchmarks"]
+  found = suite.evaluate(encoder, both, tmp_path, tmp_path / "out", name="x")["benchmarks"]
   assert len(encoder.texts) == len(set(encoder.texts)) == 4 * 60  # each sentence once
   results = {each["name"]: each["metrics"] for each in found["bucc"]["results"]}
   for name, (cosine, margin) in expected.items():
@@ -127,7 +127,7 @@ def test_other_corpora_are_apart_from_bucc_and_seen_languages_from_others(tmp_pa
     sides = {name[:2]: german, "en": english}
     write(tmp_path / "mining", name, sides, gold)
   seen = [languages.language(code) for code in ("de", "en")]
-  found = suite.run(
+  found = suite.evaluate(
     Encoder(vectors), [bitext_mining.MINING], tmp_path, tmp_path / "out", name="x", seen=seen
   )["benchmarks"]["mining"]
   cosine, margin = naive_scores(german, english, gold, vectors)

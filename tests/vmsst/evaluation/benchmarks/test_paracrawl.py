@@ -50,7 +50,7 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   )
   assert by_cosine != by_margin
   seen = [languages.language(code) for code in ("bg", "en")]
-  results = suite.run(
+  results = suite.evaluate(
     Encoder(vectors), [paracrawl.BENCHMARK], tmp_path, tmp_path / "out", name="x", seen=seen
   )
   found = results["benchmarks"]["paracrawl"]

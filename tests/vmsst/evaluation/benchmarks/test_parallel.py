@@ -50,7 +50,7 @@ def write(path, lines):
 
 
 def run(benchmark, root, vectors, seen=None):
-  results = suite.run(Encoder(vectors), [benchmark], root, root / "out", name="x", seen=seen)
+  results = suite.evaluate(Encoder(vectors), [benchmark], root, root / "out", name="x", seen=seen)
   return results["benchmarks"][benchmark.name]
 
 

@@ -59,7 +59,7 @@ def official(tmp_path):
 
 
 def run(root, encoder=None):
-  results = suite.run(encoder or Encoder(), [sts.BENCHMARK], root, root / "out", name="x")
+  results = suite.evaluate(encoder or Encoder(), [sts.BENCHMARK], root, root / "out", name="x")
   return results["benchmarks"]["sts"]
 
 

@@ -31,7 +31,7 @@ def rows(code, split, count, rng):
 
 
 def run(root, seen=None):
-  results = suite.run(Encoder(), [stsb.BENCHMARK], root, root / "out", name="x", seen=seen)
+  results = suite.evaluate(Encoder(), [stsb.BENCHMARK], root, root / "out", name="x", seen=seen)
   return results["benchmarks"]["stsb"]
 
 

@@ -33,7 +33,7 @@ def test_both_directions_and_means_by_hand(tmp_path):
   write(tmp_path, "yid", [10], [300])  # One sentence is always found.
   # A duplicate: both find the first, both ways.
   write(tmp_path, "cor", [10, 10], [10, 10])
-  results = suite.run(
+  results = suite.evaluate(
     Encoder(), [tatoeba.BENCHMARK], tmp_path, tmp_path / "out", name="x",
     seen=[languages.language("de"), languages.language("en")],
   )  # fmt: skip

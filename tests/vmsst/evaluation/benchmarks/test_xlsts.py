@@ -42,7 +42,7 @@ def archives(tmp_path):
 
 
 def run(root, encoder):
-  results = suite.run(encoder, [xlsts.BENCHMARK], root, root / "out", name="x")
+  results = suite.evaluate(encoder, [xlsts.BENCHMARK], root, root / "out", name="x")
   return results["benchmarks"]["xlsts"]
 
 
