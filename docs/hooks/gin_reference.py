@@ -1,7 +1,7 @@
-"""Makes the gin reference out of the gin files: a page for each folder of them.
+"""Generates the gin reference from the gin files: one page per folder.
 
-A hook of MkDocs. What is said of a file is its own comment; macros, defaults and what includes what
-are read from its lines.
+This MkDocs hook takes each file's description from its header comment, and macros, defaults and
+includes from its statements.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ FOLDERS = {
   "data": "Data",
   "eval": "Evaluation",
 }
-"""Titles of the pages, in their order; a folder that is not here comes after them."""
+"""Page titles in order. Other folders follow."""
 
 _REQUIRED = "%gin.REQUIRED"
 _PAGES = "reference/gin"
@@ -37,12 +37,12 @@ _PAGES = "reference/gin"
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-  """A value with a name of its own.
+  """A gin macro.
 
   Attributes:
-    name: In capitals.
-    value: As it stands in the file, on one line.
-    note: The comment behind it, or "".
+    name: Name in capitals.
+    value: Source of the value, on one line.
+    note: Trailing comment, or "".
   """
 
   name: str
@@ -52,12 +52,12 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class GinFile:
-  """What is read of a gin file.
+  """A parsed gin file.
 
   Attributes:
-    name: Path below the folder of gin files.
-    comment: Text at its top, without the marks.
-    parts: Macros, and names of files that it includes (str), in their order.
+    name: Path relative to the folder of gin files.
+    comment: Header comment without `#`.
+    parts: Macros and the names of included files (str), in file order.
   """
 
   name: str
@@ -66,12 +66,12 @@ class GinFile:
 
   @property
   def macros(self) -> list[Macro]:
-    """Macros that it sets itself."""
+    """The macros that this file sets itself."""
     return [part for part in self.parts if isinstance(part, Macro)]
 
   @property
   def includes(self) -> list[str]:
-    """Names of files that it includes itself."""
+    """The names of the files that this file includes directly."""
     return [part for part in self.parts if isinstance(part, str)]
 
 
@@ -79,24 +79,24 @@ def read(root: pathlib.Path, name: str) -> GinFile:
   """Reads one gin file.
 
   Raises:
-    ValueError: it does not begin with a comment.
+    ValueError: it does not start with a comment.
   """
   text = (root / name).read_text(encoding="utf-8")
   top = re.match(r"(?:#.*\n)+", text)
   if top is None:
-    raise ValueError(f"gin/{name} has to begin with a comment that says what it is for")
+    raise ValueError(f"gin/{name}: no header comment; start the file with its purpose")
   comment = re.sub(r"^# ?", "", top.group(), flags=re.MULTILINE).strip()
   return GinFile(name, comment, tuple(filter(None, map(_part, _statements(text)))))
 
 
 def read_all(root: pathlib.Path) -> dict[str, GinFile]:
-  """All gin files below a folder, by name."""
+  """Returns all gin files in a folder, by name."""
   names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.gin"))
   return {name: read(root, name) for name in names}
 
 
 def resolved(name: str, files: Mapping[str, GinFile]) -> dict[str, tuple[Macro, str]]:
-  """Macros that hold after a file has been read with what it includes, and where each is set."""
+  """Returns each macro's final value and the file that sets it, with includes resolved."""
   found: dict[str, tuple[Macro, str]] = {}
   for part in files[name].parts:
     found |= resolved(part, files) if isinstance(part, str) else {part.name: (part, name)}
@@ -104,7 +104,7 @@ def resolved(name: str, files: Mapping[str, GinFile]) -> dict[str, tuple[Macro, 
 
 
 def pages(files: Mapping[str, GinFile]) -> dict[str, tuple[str, str]]:
-  """Title and Markdown of each page, by its path in the site."""
+  """Returns the title and Markdown of each page, by its path in the site."""
   folders = {name.rpartition("/")[0]: None for name in files}
   order = [folder for folder in FOLDERS if folder in folders]
   order += [folder for folder in folders if folder not in FOLDERS]
@@ -118,14 +118,14 @@ def pages(files: Mapping[str, GinFile]) -> dict[str, tuple[str, str]]:
 
 
 def on_config(config):
-  """Adds the pages to the navigation."""
+  """Adds the generated pages to the navigation."""
   made = pages(read_all(vmsst.gin_dir()))
   config.nav.append({"Gin files": [{title: path} for path, (title, _) in made.items()]})
   return config
 
 
 def on_files(files, config):
-  """Adds the pages."""
+  """Adds the generated pages."""
   from mkdocs.structure.files import File
 
   for path, (_, content) in pages(read_all(vmsst.gin_dir())).items():
@@ -134,7 +134,7 @@ def on_files(files, config):
 
 
 def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
-  """Words, source and last comment of each statement that begins at the start of a line."""
+  """Yields the words, source and trailing comment of each unindented statement."""
   tokens: list[tokenize.TokenInfo] = []
   for token in tokenize.generate_tokens(io.StringIO(text).readline):
     if token.type != tokenize.NEWLINE:
@@ -143,7 +143,7 @@ def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
     plain = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
     code = [each for each in tokens if each.type not in plain]
     if code and code[0].start[1] == 0:
-      # Between the words of one statement, lines and comments count as blanks.
+      # Within a statement, line breaks and comments count as spaces.
       source = "".join(
         " " * (not glued) + each.string for each, glued in zip(code, _glued(code), strict=True)
       ).strip()
@@ -153,7 +153,7 @@ def _statements(text: str) -> Iterable[tuple[list[str], str, str]]:
 
 
 def _glued(tokens: list[tokenize.TokenInfo]) -> Iterable[bool]:
-  """For each token, whether it follows the one before without a blank."""
+  """Yields for each token whether it follows the previous one without a space."""
   yield True
   for before, token in itertools.pairwise(tokens):
     opens, closes = before.string in "([{", token.string in ")]}"
@@ -185,18 +185,18 @@ def _section(file: GinFile, files: Mapping[str, GinFile]) -> str:
       for macro, place in resolved(file.name, files).values()
     ]
     table = textwrap.indent(_table(("macro", "value", "set in"), rows), "    ")
-    parts.append(f'??? note "All its macros, with what it includes"\n\n{table}')
+    parts.append(f'??? note "All macros, including those of included files"\n\n{table}')
   return "\n\n".join(parts)
 
 
 def _prose(comment: str) -> str:
-  """A comment as Markdown: indented lines are code, a list of names begins a paragraph."""
+  """Converts a comment to Markdown: indented lines are code, `Label: ...` starts a paragraph."""
   blocks: list[str] = []
   for line in comment.splitlines():
     if line.startswith("  "):
       code = blocks and blocks[-1].startswith("    ")
       blocks[-1:] = [f"{blocks[-1]}\n    {line.strip()}"] if code else [*blocks[-1:], f"    {line}"]
-    elif not blocks or blocks[-1].startswith("    ") or re.match(r"[A-Z][a-z]+ [a-z ]+: ", line):
+    elif not blocks or blocks[-1].startswith("    ") or re.match(r"[A-Z][a-z]+( [a-z ]+)?: ", line):
       blocks.append(_escaped(line))
     else:
       blocks[-1] += f"\n{_escaped(line)}"
@@ -204,7 +204,7 @@ def _prose(comment: str) -> str:
 
 
 def _escaped(line: str) -> str:
-  """Text without meaning to Markdown, but for `code`."""
+  """Escapes Markdown except for `code`."""
   parts = line.split("`")
   if len(parts) % 2 == 0:
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", line)
@@ -215,7 +215,7 @@ def _escaped(line: str) -> str:
 
 def _value(macro: Macro) -> str:
   if macro.value == _REQUIRED:
-    return "**must be set**"
+    return "**required**"
   return f"<code>{html.escape(macro.value).replace('|', '&#124;')}</code>"
 
 
