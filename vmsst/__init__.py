@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
     Curve,
     dendrogram,
     heat_map,
-    sentence_picture,
+    sentence_plot,
     training_curves,
   )
   from vmsst.evaluation.suite import evaluate
@@ -56,7 +56,7 @@ _PUBLIC = {
   "nearest_lines": "vmsst.mining.text_search",
   "open_text": "vmsst.vectors.embedded_text",
   "open_vectors": "vmsst.vectors.vector_store",
-  "sentence_picture": "vmsst.evaluation.report.plots",
+  "sentence_plot": "vmsst.evaluation.report.plots",
   "training_curves": "vmsst.evaluation.report.plots",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
   "unit_rows": "vmsst.search.exact_search",

@@ -69,7 +69,7 @@ def _matrix(matrix: agnosticism_results.Matrix, title: str) -> list[str]:
 
 
 def _sentence(picture: agnosticism_results.Picture, title: str) -> str:
-  return plots.sentence_picture(
+  return plots.sentence_plot(
     picture.point_V2,
     picture.labels,
     share_2=picture.share_2,

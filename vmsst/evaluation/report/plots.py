@@ -204,7 +204,7 @@ def dendrogram(
   return _svg(draw, width, height, title)
 
 
-def sentence_picture(
+def sentence_plot(
   point_V2: np.ndarray,
   labels: Sequence[str],
   *,

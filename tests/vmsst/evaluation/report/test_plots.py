@@ -37,7 +37,7 @@ def tree() -> str:
 def picture() -> str:
   points = np.array([[0.1, 0.2], [0.3, -0.1], [0.0, 0.0], [-0.4, 0.1], [0.1, 0.2]])
   edges = [plots.Edge(0, 1, 0.5), plots.Edge(1, 2, 0.25)]
-  return plots.sentence_picture(points, LABELS, share_2=[0.5, 0.25], title=TITLE, edges=edges)
+  return plots.sentence_plot(points, LABELS, share_2=[0.5, 0.25], title=TITLE, edges=edges)
 
 
 def curves() -> str:
@@ -112,7 +112,7 @@ def test_labels_of_a_crowded_picture_do_not_lie_on_each_other():
   rng = np.random.default_rng(0)
   labels = [f"l{number:02}" for number in range(count)]
   points = rng.normal(size=[count, 2]) * 0.1
-  shown = texts(plots.sentence_picture(points, labels, share_2=[0.1, 0.1], title="Crowded"))
+  shown = texts(plots.sentence_plot(points, labels, share_2=[0.1, 0.1], title="Crowded"))
   places = np.array([shown[label][0] for label in labels])
   x, y = (np.abs(places[:, None, axis] - places[None, :, axis]) for axis in (0, 1))
   apart = (x > 12) | (y > 8) | np.eye(count, dtype=bool)  # the size of three letters, in points
@@ -123,7 +123,7 @@ def test_equal_errors_equal_points_and_many_languages_can_be_drawn():
   none = np.zeros([3, 3])
   assert "0.0" in texts(plots.heat_map(none, "abc", order=[0, 1, 2], title="None"))
   plots.dendrogram(clustering.tree(none), "abc", "xyz", title="None")
-  plots.sentence_picture(np.zeros([3, 2]), "abc", share_2=[0, 0], title="None")
+  plots.sentence_plot(np.zeros([3, 2]), "abc", share_2=[0, 0], title="None")
   many = np.full([45, 45], 50.0)
   labels = [f"l{number:03}" for number in range(45)]
   shown = texts(plots.heat_map(many, labels, order=range(45), title="Many"))
@@ -141,10 +141,10 @@ def test_what_cannot_be_drawn_is_an_error():
   with pytest.raises(ValueError, match="1 families for 5"):
     plots.dendrogram(TREE, LABELS, ["Greek"], title="x")
   with pytest.raises(ValueError, match="finite"):
-    plots.sentence_picture(np.full([2, 2], np.inf), "ab", share_2=[0, 0], title="x")
+    plots.sentence_plot(np.full([2, 2], np.inf), "ab", share_2=[0, 0], title="x")
   astray = [plots.Edge(0, 2, 0.5)]
   with pytest.raises(ValueError, match="no point"):
-    plots.sentence_picture(np.zeros([2, 2]), "ab", share_2=[0, 0], title="x", edges=astray)
+    plots.sentence_plot(np.zeros([2, 2]), "ab", share_2=[0, 0], title="x", edges=astray)
   with pytest.raises(ValueError, match="no curve"):
     plots.training_curves({"loss": []}, title="x")
   with pytest.raises(ValueError, match="loss of a: 2 steps and 1 values"):
