@@ -21,6 +21,7 @@ import seqio
 import tensorflow as tf
 import toy_runs
 
+from vmsst.files import checksums
 from vmsst.launch.runtime import checkpoints, data, evaluation
 
 PERIOD = 5
@@ -136,7 +137,7 @@ def _arm(event, count, milliseconds):
       *{
         "step": (data.TrainIterator, "__next__"),
         "save": (checkpoints.CheckpointManager, "save"),
-        "checksums": (digests, "write"),
+        "checksums": (checksums, "write"),
         "evaluate": (evaluation.InferenceEvaluator, "evaluate"),
       }[event]
     )
