@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, written to the places that they name and run there."""
+"""Writes the examples of CONTRIBUTING.md to their paths and runs them there."""
 
 import json
 import pathlib
@@ -13,11 +13,11 @@ PAGE = ROOT / "CONTRIBUTING.md"
 BLOCKS = code_blocks.blocks(PAGE) if PAGE.is_file() else []
 pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its repository")
 
-# Puts the examples' folders behind those of the packages, calls their tests, runs their doctests
-# and trains with their run file.
+# Appends the examples' folders to the packages' paths, runs their tests and doctests, and trains
+# with their run file.
 _RUN = """
 import doctest, importlib, json, os, pathlib, runpy, sys, tempfile
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # compiling is most of the work
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # compilation dominates
 import gin
 place = pathlib.Path(sys.argv[1])
 from vmsst.launch import aliases, quiet
@@ -56,7 +56,7 @@ print(json.dumps({"called": called, "losses": losses, "shape": vectors.shape}))
 
 
 def examples():
-  """The text of each file that the page shows whole, by its name."""
+  """Returns the text of each complete file on the page, by path."""
   found = {}
   for block in BLOCKS:
     if named := re.match(r"# ([\w/]+\.(?:py|gin))\n", block.text):
@@ -69,7 +69,7 @@ def test_the_examples_work(tmp_path):
   files = examples()
   assert len(files) == 9
   for name, text in files.items():
-    assert not (ROOT / name).exists(), f"{name} is there already: the example needs another name"
+    assert not (ROOT / name).exists(), f"{name} exists; rename the example"
     path = tmp_path / "examples" / name  # not in the current folder, which Python imports from
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

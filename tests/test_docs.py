@@ -1,4 +1,4 @@
-"""What the documentation says against what there is: names, gin files, commands, doctests."""
+"""Checks the documentation against the code: names, gin files, commands, doctests."""
 
 import ast
 import contextlib
@@ -21,12 +21,14 @@ from vmsst import cli
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 if not (ROOT / "mkdocs.yml").is_file():
   pytest.skip("an installation without its repository", allow_module_level=True)
-WRITTEN = ("hinge_sample.gin", "mine.gin", "config.gin")  # by the pages, or by a run
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = ("hinge_sample.gin", "mine.gin", "config.gin")  # files that the pages or a run write
+USER_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*USER_PAGES, ROOT / "CONTRIBUTING.md"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def hook(name):
-  """A module of docs/hooks, as MkDocs loads it."""
+  """Returns a module of docs/hooks, loaded as MkDocs does."""
   path = ROOT / "docs" / "hooks" / f"{name}.py"
   spec = importlib.util.spec_from_file_location(f"hook_{name}", path)
   sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
@@ -53,7 +55,7 @@ def test_a_public_name_without_a_docstring_is_seen():
 
 
 class Delegate(config_parser.ParserDelegate):
-  """Reads references as what they are written like."""
+  """Returns references as they are written."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
     return f"@{scoped_configurable_name}{'()' * evaluate}"
@@ -82,7 +84,7 @@ def test_later_values_win_in_the_reference():
   macro, place = found["BATCH_SIZE"]
   assert (macro.value, place) == ("128", "quickstart.gin")
   assert found["RANDOM_SEED"][1] == "runs/train.gin"
-  assert found["EVAL_SPLIT"][0].value == "'validation'"  # eval/sample.gin, behind what it includes
+  assert found["EVAL_SPLIT"][0].value == "'validation'"  # eval/sample.gin, after its includes
 
 
 def test_links_of_the_gin_reference_lead_somewhere():
@@ -95,7 +97,7 @@ def test_links_of_the_gin_reference_lead_somewhere():
 
 
 def check_vmsst(words):
-  """Fails where the `vmsst` command does not take these words."""
+  """Fails if the `vmsst` command rejects these words."""
   problems = io.StringIO()
   status = 0
   try:
@@ -107,16 +109,16 @@ def check_vmsst(words):
 
 
 def check_t5x(words):
-  """Fails where a gin file is not there, or a macro is set that none of the files has."""
+  """Fails if a gin file is missing, or if none of the files has a macro that is set."""
   names = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
   shipped = [name for name in names if name in GIN_FILES]
   own = [name for name in names if name not in GIN_FILES]
   assert all(name.startswith("/") or name in WRITTEN for name in own), own
-  if own or not names:  # a run's config.gin has macros of its own
+  if own or not names:  # a run's config.gin defines its own macros
     return
   known = {macro for name in shipped for macro in gins.resolved(name, GIN_FILES)}
   for macro in re.findall(r"--gin\.([A-Z_]+)=", " ".join(words)):
-    assert macro in known, f"{macro} is no macro of {', '.join(shipped)}"
+    assert macro in known, f"{macro} is not a macro of {', '.join(shipped)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -137,6 +139,41 @@ def test_code_on_a_page_can_be_run(page):
           raise AssertionError(f"{where}: {' '.join(words)}: {error}") from None
     elif block.language == "python":
       compile(block.text, where, "exec")
+
+
+def public_names(source):
+  """Returns the names of vmsst that Python source uses, and its imports of internal modules."""
+  names, imports = set(), set()
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      imports.update(alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module == "vmsst":
+      names.update(alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      imports.add(node.module)
+    elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vmsst":
+      names.add(node.attr)
+  return names | {name for name in imports if name.startswith(("vmsst.", "ems_jax"))}
+
+
+def test_internal_imports_are_found():
+  source = (
+    "import vmsst\nimport vmsst.errors\nfrom vmsst.text import x\nfrom vmsst import load, cli\n"
+  )
+  assert public_names(source) == {"vmsst.errors", "vmsst.text", "load", "cli"}
+  assert public_names("vmsst.tasks.bitext.files()") == {"tasks"}
+
+
+@pytest.mark.parametrize(
+  "page", [*USER_PAGES, *NOTEBOOKS], ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_python_on_a_page_uses_only_the_public_api(page):
+  if page in NOTEBOOKS:
+    sources = code_blocks.notebook_code(page)
+  else:
+    sources = [block.text for block in code_blocks.blocks(page) if block.language == "python"]
+  for source in sources:
+    assert public_names(source) <= {*vmsst.__all__, "__version__"}
 
 
 def test_gin_files_that_pages_name_exist():
@@ -166,7 +203,7 @@ def test_the_site_builds(tmp_path):
   assert done.returncode == 0, done.stderr
   for page, text in {
     "reference/gin/models": "MARGIN",
-    "reference/api/vmsst.inference": "Returns one vector a sentence",
+    "reference/api/vmsst.inference.encoder": "margin_scores",
     "reference/api/vmsst.tasks.bitext": "TASK_FEATURE_LENGTHS",
   }.items():
     assert text in (tmp_path / page / "index.html").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The notebooks run from their first cell to the last, as Jupyter runs them.
+"""Runs the notebooks from the first cell to the last, as Jupyter does.
 
-`VMSST_RUN`, `VMSST_WORK` and `VMSST_FLAGS` are read by the notebooks: where they work, and flags of
-training. Here the quickstart loads a run that is hardly trained; the long test trains it.
+The notebooks read their folders from `VMSST_RUN` and `VMSST_WORK`, and training flags from
+`VMSST_FLAGS`. The default tests load an untrained run; the slow tests train.
 """
 
 import json
@@ -37,7 +37,7 @@ nbformat.write(notebook, sys.argv[2])
 
 
 def run(name, folder, **environment):
-  """Outputs of a notebook's cells: all text, and all pictures by their type."""
+  """Runs a notebook and returns its text output and the MIME types of its figures."""
   pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
   nbformat = pytest.importorskip("nbformat")
   output = folder / name
@@ -53,18 +53,18 @@ def run(name, folder, **environment):
     timeout=900,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  text, pictures = "", []
+  text, figures = "", []
   for cell in nbformat.read(output, 4).cells:
     for part in cell.get("outputs", []):
       text += part.get("text", "")
       text += part.get("data", {}).get("text/plain", "")
-      pictures += [kind for kind in part.get("data", {}) if kind.startswith("image/")]
-  return text, pictures
+      figures += [kind for kind in part.get("data", {}) if kind.startswith("image/")]
+  return text, figures
 
 
 @pytest.fixture
 def untrained(tmp_path):
-  """A run with the parameters of its first step."""
+  """Returns a run with initial parameters."""
   model = contrastive.ContrastiveModel(
     network=sentence_encoder.SentenceEncoder(
       t5.T5Config(
@@ -93,14 +93,14 @@ def test_a_notebook_is_kept_without_outputs(path):
 
 
 def test_the_quickstart_runs(untrained, tmp_path):
-  text, pictures = run("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))
-  assert "16 numbers a sentence" in text
-  assert pictures == ["image/png"]
+  text, figures = run("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))
+  assert "16 dimensions" in text
+  assert figures == ["image/png"]
   assert re.search(r"\d+ of \d+ pairs are translations", text)
 
 
-def test_training_on_ones_own_runs(tmp_path):
-  text, pictures = run(
+def test_training_on_your_own_data_runs(tmp_path):
+  text, figures = run(
     "train_your_own.ipynb",
     tmp_path,
     VMSST_WORK=str(tmp_path / "own"),
@@ -109,7 +109,7 @@ def test_training_on_ones_own_runs(tmp_path):
   )
   assert "500 held out" in text
   assert "1,500 bpe pieces" in text
-  assert pictures == ["image/svg+xml", "image/png"]
+  assert figures == ["image/svg+xml", "image/png"]
   assert (tmp_path / "own" / "run" / "checkpoint_20").is_dir()
 
 
@@ -122,6 +122,6 @@ def test_the_quickstart_learns(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_on_ones_own_learns(tmp_path):
+def test_training_on_your_own_data_learns(tmp_path):
   text, _ = run("train_your_own.ipynb", tmp_path, VMSST_WORK=str(tmp_path / "own"))
   assert float(re.search(r"'average': '([\d.]+) %'", text)[1]) > 95

@@ -1,8 +1,8 @@
-"""Every code block of the README runs, in its order and in one folder, as a newcomer would.
+"""Runs every code block of the README in order, in one folder, as a newcomer would.
 
-Long ones are cut short by what stands in for a command here: `t5x train` gets the overrides of
-`SHORT`, `pip` and `pytest` are only looked at. A block whose paragraph says that it needs the
-network or a TPU is only parsed.
+Stubs shorten slow commands: `t5x train` gets the overrides of `SHORT`; `pip` and `pytest` only
+print their arguments. Blocks that need the network or a TPU, as their paragraph states, are only
+parsed.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ BLOCKS = code_blocks.blocks(README) if README.is_file() else []
 pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its repository")
 
 NOT_HERE = re.compile(r"needs? (the network|a TPU|a large download)")
-# By what the block trains: shorter runs of smaller models on the same data.
+# By gin file: overrides for shorter runs of smaller models on the same data.
 SHORT = {
   "quickstart.gin": commands.TINY[1:],
   "contrastive_6l.gin": (
@@ -39,7 +39,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """The folder in which the blocks run, with the data that they name."""
+  """Returns the working folder of the blocks, with the data files that they use."""
   folder = tmp_path_factory.mktemp("readme")
   data = folder / "data"
   (data / "mt5").mkdir(parents=True)
@@ -60,7 +60,7 @@ def write(path, lines):
 
 
 def replacements(folder):
-  """Absolute places that the README names, and those of the test."""
+  """Maps absolute paths of the README to those of the test."""
   return {
     "/tmp/": f"{folder}/",
     **{
@@ -72,7 +72,7 @@ def replacements(folder):
 
 
 def stand_ins(folder):
-  """Scripts in place of commands that take long."""
+  """Returns scripts that replace slow commands."""
   short = dict(SHORT)
   short["quickstart.gin"] += (f"--gin.MODEL_DIR='{folder / 'vmsst_quickstart'}'",)
   cases = "\n".join(
@@ -104,7 +104,7 @@ def test_the_python_of_other_pages_runs_on_the_run_of_the_quickstart(place):
 
 
 def run_block(block, place):
-  """Runs one block of a page."""
+  """Runs one block of a page and checks its shown output."""
   if block.language == "bash":
     text = code_blocks.commands_of(block)
     if NOT_HERE.search(block.before):
@@ -123,7 +123,7 @@ def run_block(block, place):
       compile(block.text, str(README), "exec")
       return
     code_blocks.python(block.text, place, replacements(place))
-  else:  # What the block before prints.
+  else:  # output of the previous block
     assert block.language == ""
     printed = (place / "printed").read_text()
     for line in block.text.splitlines():

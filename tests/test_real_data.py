@@ -1,4 +1,4 @@
-"""The main job on real input: train, evaluate and encode with real bitext and Tatoeba."""
+"""Trains, evaluates and encodes with real bitext and Tatoeba."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ LANGUAGES = ("deu", "spa", "fra", "rus", "tur")
 
 
 def t5x(*arguments: str) -> str:
-  """Runs the `t5x` command and returns what it printed."""
+  """Runs the `t5x` command and returns its standard output."""
   command = [sys.executable, "-m", "vmsst.launch.main", *arguments]
   result = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
   assert result.returncode == 0, result.stderr
@@ -21,14 +21,14 @@ def t5x(*arguments: str) -> str:
 
 
 def evaluations(folder: pathlib.Path) -> dict[int, dict[str, float]]:
-  """Metrics by step, as SeqIO's JSON logger wrote them."""
+  """Returns metrics by step, as written by SeqIO's JSON logger."""
   (path,) = (folder / "inference_eval").glob("tatoeba*-metrics.jsonl")
   lines = [json.loads(line) for line in path.read_text().splitlines()]
   return {line.pop("step"): line for line in lines}
 
 
 def accuracy_by_loops(encoder, root: pathlib.Path, code: str) -> float:
-  """Tatoeba accuracy of a language, mean of both directions in percent, one sentence at a time."""
+  """Returns Tatoeba accuracy in percent, mean of both directions, one sentence at a time."""
   sides = []
   for side in (code, "eng"):
     text = gzip.decompress((root / f"tatoeba.{code}-eng.{side}.gz").read_bytes()).decode()
@@ -63,5 +63,5 @@ def test_training_eval_and_numpy_loops_agree_on_tatoeba(tmp_path, data_root):
   for code in LANGUAGES:
     assert after[f"accuracy/{code}"] == pytest.approx(during[f"accuracy/{code}"], abs=0.101)
     loops = accuracy_by_loops(encoder, data_root / "tatoeba", code)
-    assert loops == pytest.approx(during[f"accuracy/{code}"], abs=0.101)  # ties within float noise
+    assert loops == pytest.approx(during[f"accuracy/{code}"], abs=0.101)  # ties
   assert during["accuracy/average"] > 20  # 120 steps; chance is 0.1

@@ -14,16 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
   from vmsst.errors import InputError
-  from vmsst.evaluation.benchmarks import choose_benchmarks
+  from vmsst.evaluation.benchmarks import get_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
+  from vmsst.evaluation.report.plots import (
+    Curve,
+    dendrogram,
+    heat_map,
+    sentence_plot,
+    training_curves,
+  )
   from vmsst.evaluation.suite import evaluate
   from vmsst.inference.encoder import Encoder
   from vmsst.inference.loading import load, load_translator
   from vmsst.inference.translation import Translator
   from vmsst.mining.text_search import nearest_lines
   from vmsst.paths import gin_dir
-  from vmsst.search.exact_search import nearest_in_blocks
+  from vmsst.search.exact_search import nearest_in_blocks, unit_rows
   from vmsst.search.margins import margin_pairs
+  from vmsst.tasks.sample.corpus import load_sample
   from vmsst.vectors.embedded_text import open_text
   from vmsst.vectors.vector_store import open_vectors
 
@@ -31,20 +39,27 @@ __version__ = "0.1.0"
 
 # The public API: each name and the module that defines it.
 _PUBLIC = {
+  "Curve": "vmsst.evaluation.report.plots",
   "Encoder": "vmsst.inference.encoder",
   "InputError": "vmsst.errors",
   "Translator": "vmsst.inference.translation",
-  "choose_benchmarks": "vmsst.evaluation.benchmarks",
+  "dendrogram": "vmsst.evaluation.report.plots",
   "evaluate": "vmsst.evaluation.suite",
+  "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
+  "heat_map": "vmsst.evaluation.report.plots",
   "load": "vmsst.inference.loading",
+  "load_sample": "vmsst.tasks.sample.corpus",
   "load_translator": "vmsst.inference.loading",
   "margin_pairs": "vmsst.search.margins",
   "nearest_in_blocks": "vmsst.search.exact_search",
   "nearest_lines": "vmsst.mining.text_search",
   "open_text": "vmsst.vectors.embedded_text",
   "open_vectors": "vmsst.vectors.vector_store",
+  "sentence_plot": "vmsst.evaluation.report.plots",
+  "training_curves": "vmsst.evaluation.report.plots",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
+  "unit_rows": "vmsst.search.exact_search",
 }
 __all__ = list(_PUBLIC)
 

@@ -1,52 +1,63 @@
-"""Generates the API reference from docstrings: a page for each public module.
+"""Generates the API reference from docstrings: one page per public module.
 
-A hook of MkDocs, run before mkdocstrings. A public name without a docstring fails the build.
+This MkDocs hook runs before mkdocstrings. A public name without a docstring fails the build.
 """
 
 import ast
-import importlib.util
+import os
 import pathlib
 from collections.abc import Iterator
 
+import ems_jax
 import vmsst
 
 PACKAGES = {
-  "vmsst": "Use: encoders, vectors, search, mining",
+  "vmsst": "Public API and shared modules",
+  "vmsst.inference": "Inference",
+  "vmsst.vectors": "Vectors on disk",
+  "vmsst.search": "Search and margins",
+  "vmsst.mining": "Mining",
   "vmsst.evaluation": "Evaluation",
-  "vmsst.losses": "Losses",
+  "vmsst.exports": "Exports",
   "vmsst.models": "Models",
+  "vmsst.losses": "Losses",
   "vmsst.networks": "Networks",
-  "vmsst.checkpoints": "Other models' checkpoints",
-  "vmsst.tasks": "Tasks and data",
+  "ems_jax": "EMS and related models",
+  "vmsst.tasks": "SeqIO tasks and data",
+  "vmsst.bitext": "Bitext files",
+  "vmsst.text": "Text and vocabularies",
+  "vmsst.files": "Files",
+  "vmsst.downloads": "Downloads",
+  "vmsst.checkpoints": "Checkpoints and importers",
   "vmsst.launch": "The t5x command and its runtime",
   "vmsst.cli": "The vmsst command",
-  "ems_jax": "EMS and its relatives",
 }
-"""Titles of the groups of pages; a module belongs to the longest matching package."""
+"""Titles of the navigation groups, in order. A module belongs to its longest matching prefix."""
 
-_FOLDERS = ("vmsst", "ems_jax", "vmsst.tasks", "vmsst.launch")  # the last two are links
 _PAGES = "reference/api"
+_HEAD = ("| name | purpose |", "|---|---|")
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> dict[str, pathlib.Path]:
-  """Returns the files of all public modules, by name, without importing them."""
+  """Returns the file of each public module by module name, without importing it."""
   found = {}
-  for package in _FOLDERS:
-    spec = importlib.util.find_spec(package)
-    folder = pathlib.Path(next(iter(spec.submodule_search_locations)))
-    for path in sorted(folder.rglob("*.py")):
-      parts = path.relative_to(folder).with_suffix("").parts
-      if parts[-1] == "__init__":
-        parts = parts[:-1]
-      if not any(part.startswith("_") for part in parts):
-        found[".".join((package, *parts))] = path
-  return found
+  for package in (vmsst, ems_jax):
+    root = pathlib.Path(package.__path__[0])
+    for folder, _, names in os.walk(root, followlinks=True):
+      for path in (pathlib.Path(folder, name) for name in names if name.endswith(".py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        if parts[-1] == "__init__":
+          parts = parts[:-1]
+        if not any(part.startswith("_") for part in parts):
+          found[".".join(parts)] = path
+  return dict(sorted(found.items()))
 
 
 def undocumented(source: str) -> Iterator[str]:
-  """Yields public names in Python source without a docstring; "module" is the module itself.
+  """Yields the public modules ("module"), classes, functions and methods without a docstring.
 
-  Definitions marked with `@override` need none.
+  Methods that are marked with `@override` need no docstring.
   """
   tree = ast.parse(source)
   if ast.get_docstring(tree) is None:
@@ -54,17 +65,8 @@ def undocumented(source: str) -> Iterator[str]:
   yield from _undocumented(tree, "")
 
 
-def shown() -> dict[str, str]:
-  """Returns the pages that mkdocstrings reads, by path in the site."""
-  return {
-    _page(name): f"# {name}\n\n::: {name}\n"
-    for name, path in modules().items()
-    if _says_more_than_its_name(path)
-  }
-
-
 def all_undocumented() -> list[str]:
-  """Returns `FILE: NAME` of every public name without a docstring."""
+  """Returns `FILE: NAME` for every public name without a docstring."""
   return [
     f"{path}: {name}"
     for path in modules().values()
@@ -72,34 +74,52 @@ def all_undocumented() -> list[str]:
   ]
 
 
+def documented() -> dict[str, str]:
+  """Returns the first paragraph of each module that gets a page, by module name.
+
+  Packages with a one-line docstring and no code get no page.
+  """
+  found = {}
+  for name, path in modules().items():
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstring = ast.get_docstring(tree) or ""
+    if len(tree.body) > 1 or "\n" in docstring:
+      found[name] = _first_paragraph(docstring)
+  return found
+
+
 def on_config(config):
-  """Checks that every public name has a docstring, and adds the pages to the navigation."""
+  """Checks every docstring and adds the pages to the navigation."""
   from mkdocs.exceptions import PluginError
 
   if missing := all_undocumented():
     raise PluginError("public names without a docstring:\n  " + "\n  ".join(missing))
+  roots = {str(pathlib.Path(package.__path__[0]).parent) for package in (vmsst, ems_jax)}
+  config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = sorted(roots)
   groups: dict[str, list[dict[str, str]]] = {title: [] for title in PACKAGES.values()}
-  for name, path in modules().items():
-    if _says_more_than_its_name(path):
-      groups[PACKAGES[_group(name)]].append({name: _page(name)})
-  index = {"In one table": f"{_PAGES}/index.md"}
+  for name in documented():
+    groups[PACKAGES[_group(name)]].append({name: _page(name)})
+  index = {"Overview": f"{_PAGES}/index.md"}
   config.nav.append({"API": [index, *({title: pages} for title, pages in groups.items() if pages)]})
   return config
 
 
+on_config.mkdocs_priority = 100  # before mkdocstrings reads its paths
+
+
 def on_files(files, config):
-  """Adds the pages."""
+  """Adds the generated pages."""
   from mkdocs.structure.files import File
 
-  for path, content in {**shown(), f"{_PAGES}/index.md": _overview()}.items():
+  pages = {_page(name): f"# {name}\n\n::: {name}\n" for name in documented()}
+  for path, content in {**pages, f"{_PAGES}/index.md": _overview()}.items():
     files.append(File.generated(config, path, content=content))
   return files
 
 
 def _undocumented(parent: ast.AST, prefix: str) -> Iterator[str]:
-  kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-  for node in ast.iter_child_nodes(parent):
-    if not isinstance(node, kinds) or node.name.startswith("_"):
+  for node in _definitions(parent):
+    if node.name.startswith("_"):
       continue
     name = prefix + node.name
     marks = {ast.unparse(mark).rpartition(".")[2] for mark in node.decorator_list}
@@ -109,27 +129,41 @@ def _undocumented(parent: ast.AST, prefix: str) -> Iterator[str]:
       yield from _undocumented(node, f"{name}.")
 
 
-def _says_more_than_its_name(path: pathlib.Path) -> bool:
-  """Returns whether a module defines anything, or is a package that describes its modules."""
-  tree = ast.parse(path.read_text(encoding="utf-8"))
-  return len(tree.body) > 1 or "\n" in (ast.get_docstring(tree) or "")
+def _definitions(
+  parent: ast.AST,
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+  for node in ast.iter_child_nodes(parent):
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+      yield node
 
 
 def _overview() -> str:
-  """Returns a page with the first docstring line of each module."""
-  lines = ["# API", ""]
-  by_group: dict[str, list[str]] = {name: [] for name in PACKAGES}
-  for name, path in modules().items():
-    if _says_more_than_its_name(path):
-      first = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).split("\n\n")[0]
-      row = f"| [`{name}`]({name}.md) | {' '.join(first.split()).replace('|', '&#124;')} |"
-      by_group[_group(name)].append(row)
-  surface = ", ".join(f"`vmsst.{name}`" for name in vmsst.__all__)
-  lines += [f"The package itself has {surface}; import everything else from its module.", ""]
-  for name, rows in by_group.items():
+  """Returns the index page: the public names, then every module with its purpose."""
+  summaries = documented()
+  lines = ["# API", "", "## Public names", "", "`import vmsst` provides:", "", *_HEAD]
+  lines += [_row(f"vmsst.{name}", *_public(name)) for name in vmsst.__all__]
+  for package, title in PACKAGES.items():
+    own = (name for name in summaries if _group(name) == package)
+    rows = [_row(name, f"{name}.md", summaries[name]) for name in own]
     if rows:
-      lines += [f"## {PACKAGES[name]}", "", "| module | |", "|---|---|", *rows, ""]
-  return "\n".join(lines)
+      lines += ["", f"## {title}", "", *_HEAD, *rows]
+  return "\n".join([*lines, ""])
+
+
+def _public(name: str) -> tuple[str, str]:
+  """Returns the page of a public name, and the first paragraph of its docstring."""
+  module = vmsst._PUBLIC[name]
+  tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+  (node,) = (node for node in _definitions(tree) if node.name == name)
+  return f"{module}.md#{module}.{name}", _first_paragraph(ast.get_docstring(node) or "")
+
+
+def _row(label: str, link: str, text: str) -> str:
+  return f"| [`{label}`]({link}) | {text.replace('|', '&#124;')} |"
+
+
+def _first_paragraph(docstring: str) -> str:
+  return " ".join(docstring.split("\n\n")[0].split())
 
 
 def _group(name: str) -> str:

@@ -119,14 +119,14 @@ def pages(files: Mapping[str, GinFile]) -> dict[str, tuple[str, str]]:
 
 
 def on_config(config):
-  """Adds the pages to the navigation."""
+  """Adds the generated pages to the navigation."""
   made = pages(read_all(vmsst.gin_dir()))
   config.nav.append({"Gin files": [{title: path} for path, (title, _) in made.items()]})
   return config
 
 
 def on_files(files, config):
-  """Adds the pages."""
+  """Adds the generated pages."""
   from mkdocs.structure.files import File
 
   for path, (_, content) in pages(read_all(vmsst.gin_dir())).items():
@@ -186,7 +186,7 @@ def _section(file: GinFile, files: Mapping[str, GinFile]) -> str:
       for macro, place in resolved(file.name, files).values()
     ]
     table = textwrap.indent(_table(("macro", "value", "set in"), rows), "    ")
-    parts.append(f'??? note "All its macros, with what it includes"\n\n{table}')
+    parts.append(f'??? note "All macros, including those of included files"\n\n{table}')
   return "\n\n".join(parts)
 
 

@@ -5,7 +5,7 @@ language. The validation split combines subjects, predicates, places and times t
 combines (see `vmsst.tasks.sample.splits`). Nothing here imports TensorFlow.
 """
 
-from vmsst.tasks.sample.corpus import LANGUAGES, sentence
+from vmsst.tasks.sample.corpus import LANGUAGES, load_sample, sentence
 from vmsst.tasks.sample.phrasebook import Meaning
 from vmsst.tasks.sample.splits import SPLITS, num_meanings, slots
 from vmsst.tasks.sample.vocabulary import train_vocabulary, vocabulary_path
@@ -14,6 +14,7 @@ __all__ = [
   "LANGUAGES",
   "SPLITS",
   "Meaning",
+  "load_sample",
   "num_meanings",
   "sentence",
   "slots",

@@ -36,3 +36,18 @@ def sentence(meaning: int, language: str, split: str = "train") -> str:
     IndexError: the split has no meaning of that number.
   """
   return phrasebook(language).sentence(splits.slots(meaning, split))
+
+
+def load_sample(split: str = "train", count: int | None = None) -> dict[str, list[str]]:
+  """Returns the sample corpus: by language code, sentences in parallel order.
+
+  Args:
+    split: "train" or "validation".
+    count: How many sentences of each language; None returns the whole split.
+
+  Raises:
+    InputError: the sample has no such split.
+    IndexError: the split has fewer sentences.
+  """
+  numbers = range(splits.num_meanings(split) if count is None else count)
+  return {code: [sentence(x, code, split) for x in numbers] for code in LANGUAGES}

@@ -1,6 +1,7 @@
-"""The code blocks of a Markdown page, and a shell in which they run without what takes long."""
+"""Extracts the code of Markdown pages and notebooks, and runs it with slow parts stubbed."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import commands
 
-# Compiling is most of what small models do.
+# Small models spend most of their time compiling.
 QUICK_TO_COMPILE = " --xla_backend_optimization_level=0"
 
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -20,13 +21,13 @@ _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A fenced block.
+  """A fenced code block.
 
   Attributes:
-    language: What stands behind the fence, or "".
+    language: The word after the fence, or "".
     text: Its lines.
-    line: Number of its first line in the page.
-    before: The last paragraph in front of it.
+    line: Line number of its first line.
+    before: The paragraph before it.
   """
 
   language: str
@@ -36,7 +37,7 @@ class Block:
 
 
 def blocks(path: pathlib.Path) -> list[Block]:
-  """All fenced blocks of a page, in their order."""
+  """Returns all fenced blocks of a page, in order."""
   page = path.read_text(encoding="utf-8")
   return [
     Block(
@@ -49,21 +50,28 @@ def blocks(path: pathlib.Path) -> list[Block]:
   ]
 
 
+def notebook_code(path: pathlib.Path) -> list[str]:
+  """Returns a notebook's Python cells, with `pass` in place of each IPython magic."""
+  cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+  code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+  return [re.sub(r"(?m)^(\s*)%.*", r"\1pass", text) for text in code if not text.startswith("%%")]
+
+
 def commands_of(block: Block) -> str:
-  """The lines of a shell block that are typed: all, or those behind "$ " and what continues one."""
+  """Returns a shell block's input: all lines, or those after "$ " with their continuations."""
   lines = block.text.splitlines()
   if not block.text.startswith("$ "):
     return block.text
-  typed, goes_on = [], False
+  typed, continues = [], False
   for line in lines:
-    if line.startswith("$ ") or goes_on:
+    if line.startswith("$ ") or continues:
       typed.append(line.removeprefix("$ "))
-      goes_on = line.endswith(("\\", "|", "&&"))
+      continues = line.endswith(("\\", "|", "&&"))
   return "\n".join(typed) + "\n"
 
 
 def calls(text: str) -> Iterator[list[str]]:
-  """The words of each command in a block of shell, without assignments and redirections."""
+  """Yields the words of each shell command, without assignments and redirections."""
   text = re.sub(r"(?m)(?:^|\s)#.*$", "", text.replace("\\\n", " "))
   lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;()<>\n")
   lexer.whitespace, lexer.commenters = " \t", ""
@@ -84,13 +92,13 @@ def calls(text: str) -> Iterator[list[str]]:
 
 
 def shown(block: Block) -> list[str]:
-  """The lines of a shell block that are what the commands print."""
+  """Returns the lines of a shell block that show output."""
   typed = commands_of(block).splitlines()
   return [x for x in block.text.splitlines() if x.removeprefix("$ ") not in typed]
 
 
 def environment() -> dict[str, str]:
-  """The environment of what runs here."""
+  """Returns the environment of the subprocesses."""
   outside = commands.environment()
   return {**outside, "XLA_FLAGS": outside["XLA_FLAGS"] + QUICK_TO_COMPILE}
 
@@ -98,13 +106,13 @@ def environment() -> dict[str, str]:
 def bash(
   text: str, folder: pathlib.Path, replace: Mapping[str, str], stand_ins: Mapping[str, str]
 ) -> str:
-  """What a block of shell prints to standard output; fails where one of its commands does.
+  """Runs a shell block and returns its standard output; fails if a command fails.
 
   Args:
     text: The block.
-    folder: To run in.
-    replace: Places that the page names, and the places to use instead.
-    stand_ins: By name of a command, what is run in its place, as a shell script.
+    folder: Working directory.
+    replace: Maps paths on the page to the paths to use.
+    stand_ins: Maps command names to the shell scripts that replace them.
   """
   for place, other in replace.items():
     text = text.replace(place, other)
@@ -128,7 +136,7 @@ def bash(
 
 
 def python(text: str, folder: pathlib.Path, replace: Mapping[str, str]) -> str:
-  """What a block of Python prints, in a process of its own; fails where it does."""
+  """Runs a Python block in its own process and returns its output; fails if it fails."""
   for place, other in replace.items():
     text = text.replace(place, other)
   done = subprocess.run(

@@ -29,7 +29,7 @@ PERIOD = 5
 MOMENTS = (
   ("step", 12, 20),
   ("save", 3, 60),
-  ("sums", 3, 2),
+  ("checksums", 3, 2),
   ("evaluate", 2, 80),
   ("start", 1, 900),
 )
@@ -137,7 +137,7 @@ def _arm(event, count, milliseconds):
       *{
         "step": (data.TrainIterator, "__next__"),
         "save": (checkpoints.CheckpointManager, "save"),
-        "sums": (checksums, "write"),
+        "checksums": (checksums, "write"),
         "evaluate": (evaluation.InferenceEvaluator, "evaluate"),
       }[event]
     )
@@ -179,7 +179,7 @@ def main(folder, seed, kills):
     partial = sum("tmp" in name for name in left)
     print(
       f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}; "
-      f"{len(left) - partial} checkpoints, {partial} half written",
+      f"{len(left) - partial} checkpoints, {partial} partial",
       flush=True,
     )
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL

@@ -164,3 +164,12 @@ def test_wrong_names_and_numbers_are_told():
 def test_it_imports_without_tensorflow():
   code = "import sys, vmsst.tasks.sample; sys.exit('tensorflow' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_load_sample_returns_parallel_sentences():
+  loaded = sample.load_sample("validation", 3)
+  assert tuple(loaded) == sample.LANGUAGES
+  for code, sentences in loaded.items():
+    assert sentences == [sample.sentence(x, code, "validation") for x in range(3)]
+  with pytest.raises(IndexError):
+    sample.load_sample("validation", 10**9)

@@ -210,7 +210,7 @@ def evaluate(
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
       `language`, it receives one code per text.
-    benchmarks: The benchmarks, as `vmsst.choose_benchmarks` returns them; those without folders are
+    benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them; those without folders are
       listed as absent.
     data_root: Data folder, with one folder per benchmark.
     output: Output folder.

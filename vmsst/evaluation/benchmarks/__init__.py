@@ -48,7 +48,7 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def choose_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
+def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
   """Returns the benchmarks of these names, in the order of `BENCHMARKS`; "all" selects all.
 
   Raises:
