@@ -123,7 +123,7 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     file = safetensors.safe_open(path, framework="np")
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
   except (safetensors.SafetensorError, OSError) as error:
-    raise errors.InputError(f"{path} is no complete safetensors file: {error}") from error
+    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
 
   def stored(name: str, shape: tuple[int, ...]) -> tensors.StoredTensor:
     read = functools.partial(_read, file, name, shape)

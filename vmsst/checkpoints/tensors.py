@@ -52,7 +52,7 @@ class StoredTensor:
     array = np.asarray(array, np.float32)
     # The least or the largest is NaN where any number is.
     if array.size and not np.isfinite([array.min(), array.max()]).all():
-      raise errors.InputError(f"{self.where} holds values that are infinite or no numbers")
+      raise errors.InputError(f"{self.where} contains infinite or NaN values")
     return array
 
 

@@ -135,7 +135,7 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
   vocabulary = vocabulary_of(kind)
   exported = tokenizer_file.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
-  tokenizer.encode_special_tokens = exported.marks_are_text
+  tokenizer.encode_special_tokens = exported.splits_special_tokens
   texts = sentences + ODD
   found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
   assert found == vocabulary.encode(texts, 10_000)
@@ -150,7 +150,7 @@ def test_words_are_split_by_no_tokenizer(vocabulary_of, tmp_path, capsys):
   assert run_cli(*command) == 1
   assert "vmsst.text.word_splitting.split_words" in capsys.readouterr().err
   assert not (tmp_path / "out").exists()
-  assert run_cli(*command, "--words-given") == 0
+  assert run_cli(*command, "--pretokenized") == 0
   assert "split into words first" in capsys.readouterr().out
 
 
@@ -202,7 +202,7 @@ def test_sentence_transformers_gives_the_same_vectors(
   run = save_run(tmp_path / "run", network, vocabulary, max_length=28)
   out = tmp_path / "out"
   exported = sentence_transformers_folder.export_sentence_transformers(run, out)
-  assert exported.end_mark == (kind != "ems")
+  assert exported.has_eos == (kind != "ems")
   texts = sentences + ODD
   if kind in tokenizer_files:
     # A tokenizer of theirs takes it for padding, and this library for something unknown.

@@ -13,7 +13,7 @@ import vmsst
 from ems_jax.networks import ems as networks
 from vmsst import cli, errors, languages
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import ems
+from vmsst.checkpoints.importers import ems, weight_tables
 from vmsst.networks import bert
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
@@ -221,7 +221,7 @@ def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
     jax.tree.map(np.testing.assert_array_equal, read(imported.checkpoint), expected)
   (left_out,) = (row for row in found["b"].rows if not row.targets)
   assert (left_out.source, left_out.shape) == ("extra.weight", (2, 3))
-  assert "1 tensors (6 numbers) were left out" in ems.describe(found["b"])
+  assert "1 tensors (6 numbers) were left out" in weight_tables.describe(found["b"])
   table = expected["language_embedder/embedding"]
   own = [languages.language(code).index for code in CODES]
   np.testing.assert_array_equal(table[own], state["model.la_tag_linear.embedding.weight"])
@@ -256,8 +256,8 @@ def test_nothing_pickled_is_run(tmp_path, vocabulary):
     (lambda state: state.pop("module.model.transform.dense.weight"), r"lacks model\.transform"),
     (lambda state: state.update({"alignproj.0.bias": torch.ones(16)}), "twice"),
     (lambda state: state.update({"module.alignproj.0.bias": torch.ones(3)}), r"shape \(3,\)"),
-    (lambda state: state.update({"module.alignproj.0.bias": 3}), "is no tensor"),
-    (lambda state: state.clear(), "it is no EMS"),
+    (lambda state: state.update({"module.alignproj.0.bias": 3}), "is not a tensor"),
+    (lambda state: state.clear(), "it is not an EMS"),
   ],
 )
 def test_a_state_that_does_not_fit_is_refused(tmp_path, vocabulary, change, message):

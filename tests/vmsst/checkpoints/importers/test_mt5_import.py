@@ -1,6 +1,5 @@
 """mT5's parameters as the start of our models."""
 
-import dataclasses
 import json
 
 import jax
@@ -14,21 +13,21 @@ from safetensors.numpy import save_file
 
 from vmsst import cli, errors
 from vmsst.checkpoints import hugging_face, t5x
-from vmsst.checkpoints.importers import mt5
+from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 
-SIZES = mt5.Sizes(
-  vocab_size=40,
-  emb_dim=12,
-  num_heads=3,
-  head_dim=2,
-  mlp_dim=10,
-  num_encoder_layers=2,
-  num_decoder_layers=2,
-  relpos_buckets=8,
-  relpos_max_distance=20,
-)
+SIZES = {
+  "vocab_size": 40,
+  "emb_dim": 12,
+  "num_heads": 3,
+  "head_dim": 2,
+  "mlp_dim": 10,
+  "num_encoder_layers": 2,
+  "num_decoder_layers": 2,
+  "relpos_buckets": 8,
+  "relpos_max_distance": 20,
+}
 CONFIG = {
   "model_type": "mt5",
   "feed_forward_proj": "gated-gelu",
@@ -192,7 +191,7 @@ def test_the_report_accounts_for_every_tensor(imported):
   written = sorted(target for row in imported.rows for target in row.targets)
   assert written == sorted(read(imported.checkpoint))
   assert imported.sizes == SIZES
-  text = mt5.describe(imported).splitlines()
+  text = weight_tables.describe(imported).splitlines()
   assert any(line.startswith("lm_head.weight ") and "logits_hidden" in line for line in text)
   assert f"INITIAL_CHECKPOINT_PATH = '{imported.checkpoint}'" in text
   assert "8 tensors (576 numbers) were left out" in text
@@ -224,7 +223,7 @@ def test_an_encoder_alone_is_imported_as_such(tmp_path, imported):
   assert set(found) == {n for n in whole if not n.startswith(("decoder/", "logits_"))}
   for name, array in found.items():
     np.testing.assert_array_equal(array, whole[name])
-  assert "only CONTRASTIVE" in mt5.describe(alone)
+  assert "only CONTRASTIVE" in weight_tables.describe(alone)
 
 
 def test_the_vocabulary_is_copied_beside_the_checkpoint(tmp_path, capsys):
@@ -241,7 +240,7 @@ def test_the_vocabulary_is_copied_beside_the_checkpoint(tmp_path, capsys):
 def t5x_params():
   """The same mT5 in T5X's names and layouts."""
   stored = weights()
-  sources = {name: mt5.hugging_face_name(name) for name in mt5.shapes(SIZES)}
+  sources = {row.targets[0]: row.source for row in mt5.rows(SIZES)}
   assert set(sources.values()) == set(stored)
   return {
     name: stored[source] if source == "shared.weight" else np.ascontiguousarray(stored[source].T)
@@ -288,7 +287,7 @@ def test_the_layout_of_the_public_checkpoints_is_read(tmp_path, imported, remote
   (tmp_path / "mt5_small" / "checkpoint_900000").mkdir()
   found = mt5.import_mt5(tmp_path / "mt5_small", tmp_path / "out")
   assert_same_import(read(found.checkpoint), read(imported.checkpoint))
-  assert found.sizes == dataclasses.replace(SIZES, relpos_max_distance=128)
+  assert found.sizes == SIZES | {"relpos_max_distance": 128}
   assert {row.note for row in found.rows if not row.targets} == {"cross-attention"}
 
 
@@ -363,7 +362,7 @@ def refused(folder, output, message):
     ({"lm_head.weight": np.ones((12, 40), np.float32)}, "has shape (12, 40), not (40, 12)"),
     ({"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)}, "holds encoder.block.2.layer.1"),
     ({"shared.weight": np.ones((40, 12), np.int8)}, "shared.weight in "),
-    ({"shared.weight": np.full((40, 12), np.nan, np.float32)}, "infinite or no numbers"),
+    ({"shared.weight": np.full((40, 12), np.nan, np.float32)}, "contains infinite or NaN values"),
     ({"decoder.embed_tokens.weight": np.ones((40, 12), np.float32)}, "differs from shared.weight"),
   ],
 )
@@ -409,7 +408,7 @@ def test_pickles_are_not_read(tmp_path):
 def test_a_truncated_file_is_named(tmp_path, keep):
   path = save(tmp_path / "hf", weights()) / "model.safetensors"
   path.write_bytes(path.read_bytes()[:keep])
-  refused(tmp_path / "hf", tmp_path / "out", f"{path} is no complete safetensors file")
+  refused(tmp_path / "hf", tmp_path / "out", f"{path} is not a valid safetensors file")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import mt5, vmsst_release
+from vmsst.checkpoints.importers import mt5, vmsst_release, weight_tables
 
 CONFIG = {
   "model_type": "mt5",
@@ -26,7 +26,16 @@ CONFIG = {
   "relative_attention_num_buckets": 8,
   "relative_attention_max_distance": 20,
 }
-SIZES = mt5.Sizes(3700, 12, 3, 2, 10, 2, 0, 8, 20)
+SIZES = {
+  "vocab_size": 3700,
+  "emb_dim": 12,
+  "num_heads": 3,
+  "head_dim": 2,
+  "mlp_dim": 10,
+  "num_encoder_layers": 2,
+  "relpos_buckets": 8,
+  "relpos_max_distance": 20,
+}
 SENTENCES = ["Hello, world!", "Wie geht es dir heute?", "", "the weather " * 40]
 VOCABULARY = vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model"
 
@@ -34,16 +43,18 @@ VOCABULARY = vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model"
 def t5x_params(seed=0):
   """An encoder and the matrix behind its mean, by T5X's names."""
   rng = np.random.default_rng(seed)
-  shapes = {**mt5.shapes(SIZES), "projection/kernel": (12, 12)}
+  shapes = {row.source: row.shape for row in mt5.rows(SIZES, t5x_names=True)}
+  shapes["projection/kernel"] = (12, 12)
   return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def state_dict(params, encoder="mt5_encoder."):
   """The same as the release for transformers has it."""
   found = {"projection.weight": params["projection/kernel"].T}
-  for name in mt5.shapes(SIZES):
+  for row in mt5.rows(SIZES):
+    (name,) = row.targets
     array = params[name] if name.startswith("token") else params[name].T
-    found[encoder + mt5.hugging_face_name(name)] = array
+    found[encoder + row.source] = array
   return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
@@ -147,7 +158,8 @@ def test_the_projection_can_be_named(tmp_path):
   state["y"] = np.zeros((7, 12), np.float32)
   folder = save(tmp_path / "hf", state)
   imported = vmsst_release.import_vmsst(folder, tmp_path / "out", projection="x")
-  assert imported.dimension == vmsst.load(tmp_path / "out").dimension == 5
+  assert "have 5 dimensions" in weight_tables.describe(imported)
+  assert vmsst.load(tmp_path / "out").dimension == 5
   with pytest.raises(errors.InputError, match=r"projection z .* absent.*x, y"):
     vmsst_release.import_vmsst(folder, tmp_path / "new", projection="z")
 
@@ -169,7 +181,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
   trap = tmp_path / "sprung"
   torch.save({"state_dict": {}, "x": Evil(trap)}, tmp_path / "evil.bin")
   for source, message in (
-    (save(tmp_path / "bare", state, vocabulary=False), "no spiece.model beside it"),
+    (save(tmp_path / "bare", state, vocabulary=False), "no spiece.model next to it"),
     (save(tmp_path / "relu", state, feed_forward_proj="relu"), "feed_forward_proj.*'relu'"),
     (tmp_path / "empty", "it holds nothing"),
     (tmp_path / "absent", "no file or folder"),
