@@ -24,6 +24,7 @@ from vmsst.checkpoints import encoder_json, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.files import checksums
 from vmsst.inference import batching
+from vmsst.inference import encoder as encoder_lib
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import vocabularies
 
@@ -103,7 +104,7 @@ def test_vectors_come_in_the_order_of_the_input(encoder, expected, batch_size):
 
 
 def test_an_iterator_longer_than_the_window(encoder, expected, monkeypatch):
-  monkeypatch.setattr(encoder, "_WINDOW", 4)
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 4)
   found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
   np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
 
@@ -257,7 +258,7 @@ def test_half_a_surrogate_pair_is_a_replacement_character(encoder):
 
 
 def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
-  monkeypatch.setattr(encoder, "_WINDOW", 2)
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 2)
   encoder.encode(["short", "a" * 19])
   assert not caplog.records
   found_ND = encoder.encode(["a" * 20, "b", "a" * 1000, "c"], batch_size=2)
@@ -442,7 +443,7 @@ SHARDED = textwrap.dedent("""
   import jax, numpy as np
   from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
   sys.path.insert(0, sys.argv[1])
-  import test_inference as t
+  import test_encoder as t
 
   rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
   whole = NamedSharding(rows.mesh, P())
@@ -450,7 +451,7 @@ SHARDED = textwrap.dedent("""
                         t.make_params(1))
   assert len(params["mean"]["kernel"].sharding.device_set) == 8
   run = pathlib.Path(sys.argv[2])
-  t.assets.save_encoder_assets(t.Model, run)
+  t.encoder_json.save_encoder_assets(t.Model, run)
   t.save_checkpoint(run, 1, params)
 """)
 
