@@ -228,8 +228,24 @@ def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
 
 
 def check(rows: Iterable[Row], stored: Mapping[str, tensors.StoredTensor], where: str) -> None:
-  """Raises InputError unless `stored` has exactly the tensors of the rows, with their shapes."""
-  tensors.check_names_and_shapes(stored, {row.source: row.shape for row in rows}, where)
+  """Compares the tensors in a file with the rows of a model.
+
+  Raises:
+    InputError: a tensor is missing, has another shape or is not expected; the message names it.
+  """
+  expected = {row.source: row.shape for row in rows}
+  for name, shape in expected.items():
+    if name in stored and stored[name].shape != shape:
+      raise errors.InputError(f"{stored[name].where} has shape {stored[name].shape}, not {shape}")
+  problems = []
+  if missing := expected.keys() - stored.keys():
+    problems.append(f"lacks {tensors.some(missing)}")
+  if unknown := stored.keys() - expected.keys():
+    problems.append(f"holds {tensors.some(unknown)}, which this kind of model does not have")
+  if problems:
+    raise errors.InputError(
+      f"{where} {' and '.join(problems)} ({len(expected)} tensors expected, {len(stored)} found)"
+    )
 
 
 def to_parameters(

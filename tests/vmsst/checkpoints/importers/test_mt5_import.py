@@ -309,7 +309,10 @@ def test_an_orbax_checkpoint_is_read(tmp_path, imported):
   ("change", "message"),
   [
     ({"kvstore": {"driver": "file", "path": "../../elsewhere"}}, "'../../elsewhere'"),
-    ({"kvstore": {"driver": "file", "path": "target.encoder"}}, "said to lie in 'target.encoder'"),
+    (
+      {"kvstore": {"driver": "file", "path": "target.encoder"}},
+      "names the folder 'target.encoder'",
+    ),
     ({"driver": "n5"}, "stored by 'n5'"),
   ],
 )
@@ -330,7 +333,9 @@ def test_a_lost_array_and_scanned_layers_are_named(tmp_path):
   folder = save_legacy(tmp_path / "checkpoint_1", t5x_params())
   array = folder / "target.decoder.logits_dense.kernel"
   array.rename(tmp_path / "lost")
-  refused(folder, tmp_path / "out", "target.decoder.logits_dense.kernel is no readable Zarr array")
+  refused(
+    folder, tmp_path / "out", "target.decoder.logits_dense.kernel is not a readable Zarr array"
+  )
   params = t5x_params()
   scanned = {name.replace("layers_0", "layers"): array for name, array in params.items()}
   save_legacy(tmp_path / "checkpoint_2", scanned)
