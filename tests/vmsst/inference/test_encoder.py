@@ -200,7 +200,7 @@ def test_a_missing_checkpoint_lists_what_is_there(run, tmp_path):
 
 def test_another_shape_names_the_parameter_and_both_shapes(run):
   wider = sentence_encoder.SentenceEncoder(NETWORK.config, latent_dim=7)
-  with pytest.raises(errors.InputError, match=r"mean/kernel has shape \(8, 6\).* for \(8, 7\)"):
+  with pytest.raises(errors.InputError, match=r"mean/kernel has shape \(8, 6\).* requires \(8, 7\)"):
     restoring.restore_params(t5x_checkpoints.find_checkpoint(run), wider)
 
 
@@ -328,7 +328,7 @@ def test_similarity_and_pairs_are_cosines(encoder, expected):
   np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
   pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
   np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
-  with pytest.raises(ValueError, match="3 sources and 2 targets are no pairs"):
+  with pytest.raises(ValueError, match="3 sources and 2 targets are not pairs"):
     encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
 
 
