@@ -19,7 +19,7 @@ CONFIG = t5.T5Config(
 
 
 class Model:
-  """What assets take of a model."""
+  """The attributes of a model that assets use."""
 
   def __init__(self, vocabulary, config=CONFIG, network=None):
     self.sentence_encoder = sentence_encoder.SentenceEncoder(config, latent_dim=6)

@@ -48,7 +48,7 @@ def make_params(seed):
 
 
 def save_checkpoint(run, step, params):
-  """A checkpoint as T5X lays it out, with optimizer state beside the parameters."""
+  """Saves a checkpoint in T5X's layout, with optimizer state in addition to the parameters."""
   optimizer = jax.tree.map(lambda x: {"v": jnp.zeros_like(x)}, params)
   tree = {"target": params, "state": {"step": jnp.int32(step), "param_states": optimizer}}
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -62,11 +62,11 @@ def params():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, params):
-  """A finished run: an older checkpoint, the latest one, and what else lies in a MODEL_DIR."""
+  """Returns a finished run: an older checkpoint, the latest one, and other files of a MODEL_DIR."""
   folder = tmp_path_factory.mktemp("run")
   encoder_json.save_encoder_assets(Model, folder)
   save_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
-  # A larger model: what the sentence encoder does not have is left alone.
+  # A larger model: parameters that the sentence encoder lacks are ignored.
   save_checkpoint(folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}})
   checksums.write(
     epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
@@ -83,7 +83,7 @@ def encoder(run):
 
 
 def one_by_one(params, sentences):
-  """Vectors without batching, sorting or padding, one sentence a call."""
+  """Returns vectors without batching, sorting or padding, one sentence per call."""
   vectors = []
   for sentence in sentences:
     ids = [*(byte + 3 for byte in sentence.encode()[: MAX_LENGTH - 1]), 1]
@@ -200,7 +200,9 @@ def test_a_missing_checkpoint_lists_what_is_there(run, tmp_path):
 
 def test_another_shape_names_the_parameter_and_both_shapes(run):
   wider = sentence_encoder.SentenceEncoder(NETWORK.config, latent_dim=7)
-  with pytest.raises(errors.InputError, match=r"mean/kernel has shape \(8, 6\).* requires \(8, 7\)"):
+  with pytest.raises(
+    errors.InputError, match=r"mean/kernel has shape \(8, 6\).* requires \(8, 7\)"
+  ):
     restoring.restore_params(t5x_checkpoints.find_checkpoint(run), wider)
 
 
@@ -237,7 +239,7 @@ def test_a_changed_byte_of_an_array_is_named(run, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------
-# What texts may be
+# Kinds of texts
 
 
 def test_files_give_the_vectors_of_their_lines(encoder, expected, tmp_path):
@@ -305,7 +307,7 @@ def test_options_that_do_not_exist_are_named(encoder):
 
 
 # --------------------------------------------------------------------------------------------
-# What is made of vectors
+# Scores and translations
 
 
 def test_jax_arrays_on_request(encoder, expected):
@@ -354,7 +356,7 @@ def test_an_encoder_without_decoder_says_so(encoder, params):
 
 
 # --------------------------------------------------------------------------------------------
-# What can be opened
+# Loading
 
 
 def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):

@@ -1,4 +1,4 @@
-"""Encoders of the BERT and XLM-R families, from their files to sentence vectors."""
+"""Imports of BERT and XLM-R encoders, from their files to sentence vectors."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ class Network(nn.Module):
 
 
 def weights(prefix="", norm=("weight", "bias")):
-  """Random weights under the names of transformers, written out by hand."""
+  """Returns random weights by their names in transformers, written out by hand."""
   rng = np.random.default_rng(0)
   found = {
     "embeddings.word_embeddings.weight": (40, 12),
@@ -99,7 +99,7 @@ def save(folder, arrays, **changes):
 
 
 def read(checkpoint):
-  """Arrays of a checkpoint by name."""
+  """Returns the arrays of a checkpoint by name."""
   stored = t5x.open_params(t5x.epath.Path(checkpoint))
   return {name: tensor.read() for name, tensor in stored.items()}
 
@@ -109,7 +109,7 @@ def has_pooler(imported):
 
 
 def run(imported, tokens_BT):
-  """Token states and pooled vector (where there is a pooler) for ids of the tokenizer."""
+  """Returns token states and, with a pooler, pooled vectors for ids of the tokenizer."""
   params = traverse_util.unflatten_dict(read(imported.checkpoint), sep="/")
   network = Network(networks.BertConfig(**imported.sizes), pooler=has_pooler(imported))
   ours_BT = bert.swap_padding(tokens_BT, imported.padding_id)
@@ -234,7 +234,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
 def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
   tmp_path, imported, tokenizer_files
 ):
-  # The model's config says 0: in a small E5 only the tokenizer knows.
+  # The model's config says 0: in a small E5, only the tokenizer has the right id.
   arrays = sized(weights())
   folder = save(tmp_path / "hf", arrays, vocab_size=150)
   shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
@@ -264,7 +264,7 @@ TYPES = {  # as files of different years name the same classes
   "2_Dense": "sentence_transformers.models.Dense",
   "3_Normalize": "sentence_transformers.base.modules.normalize.Normalize",
 }
-# Of each family: model's and tokenizer's kind, changes of the config, modules and other files.
+# Each family's model class, changes of the config, modules and other files.
 FOLDERS = {
   "labse": (
     "Bert",
@@ -303,7 +303,7 @@ FOLDERS = {
 
 
 def save_folder(folder, family, tokenizer_files):
-  """A random model as its makers would save it, for sentence-transformers; returns the model."""
+  """Saves a random model as its authors would, for sentence-transformers; returns the folder."""
   torch = pytest.importorskip("torch", reason="needs torch to compare with")
   transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
   torch.manual_seed(0)
@@ -414,7 +414,7 @@ def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
 
 
 def sized(arrays):
-  """The weights with a token table for the tokenizers of the tests."""
+  """Returns the weights with a token table for the tests' tokenizers."""
   table = np.random.default_rng(1).normal(size=(150, 12))
   return arrays | {"embeddings.word_embeddings.weight": table}
 
@@ -456,7 +456,7 @@ def test_xlmr_s_sentencepiece_model_alone_is_enough(tmp_path):
   assert np.isfinite(vectors_ND).all()
 
 
-# Binds what makes ems_xlmr.gin fit the tiny encoder, and trains with it.
+# Trains ems_xlmr.gin with bindings for the tiny encoder.
 _TRAIN = """
 import sys
 import gin
@@ -518,7 +518,7 @@ def test_training_starts_from_an_import(tmp_path, tokenizer_files):
 
 
 def save_modules(folder, weights, *, pooling=True, activation="Tanh", names=("1_P", "2_D")):
-  """What sentence-transformers adds to LaBSE."""
+  """Adds the files of sentence-transformers to LaBSE."""
   kinds = ("Transformer", "Pooling", "Dense", "Normalize")
   modules = [
     {"type": f"sentence_transformers.models.{kind}", "path": name}

@@ -1,4 +1,4 @@
-"""The released EMS against a module of torch with the release's names and shapes."""
+"""Imports of EMS against a PyTorch module with the release's names and shapes."""
 
 import os
 
@@ -26,7 +26,7 @@ SENTENCES = ["Hello, world!", "How are you today, dear Welt?", "x", "welt " * 30
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-  """A SentencePiece model as EMS's is made."""
+  """Returns a SentencePiece model trained like EMS's."""
   import sentencepiece
 
   path = tmp_path_factory.mktemp("spm") / "bpe.model"
@@ -41,7 +41,7 @@ def vocabulary(tmp_path_factory):
 
 
 def module(**children):
-  """A module of modules by name."""
+  """Returns a module with named children."""
   made = nn.Module()
   for name, child in children.items():
     made.add_module(name, child)
@@ -53,7 +53,7 @@ def norm(width):
 
 
 class Ems(nn.Module):
-  """Encoder and heads, arranged and named as in the release; `shared` is its ablation."""
+  """Encoder and heads with the release's structure and names; `shared` is its ablation."""
 
   def __init__(self, vocab_size=70, shared=False):
     super().__init__()
@@ -130,7 +130,7 @@ class Ems(nn.Module):
 
 
 def release(model, parallel="module.", **changes):
-  """What the release's training code saves."""
+  """Returns the record that the release's training code saves."""
   state = {f"{parallel}{name}": x.detach() for name, x in model.state_dict().items()}
   return {"state_dict": state, "step": 3, "best_loss": 1.5, "model_name": "EMS", **changes}
 
@@ -145,7 +145,7 @@ def read(checkpoint):
 
 
 def ids(vocabulary):
-  """Token ids of the sentences, padded."""
+  """Returns padded token ids of the sentences."""
   rows = vocabulary.encode(SENTENCES, LENGTH, "en")
   assert max(map(len, rows)) == LENGTH
   return np.array([row + [0] * (LENGTH - len(row)) for row in rows])

@@ -1,4 +1,4 @@
-"""The released VMSST, in files of its structure, against transformers."""
+"""Imports of VMSST, in files with the release's structure, against transformers."""
 
 import json
 import os
@@ -41,7 +41,7 @@ VOCABULARY = vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model"
 
 
 def t5x_params(seed=0):
-  """An encoder and the matrix behind its mean, by T5X's names."""
+  """Returns an encoder and the projection after its mean, by T5X's names."""
   rng = np.random.default_rng(seed)
   shapes = {row.source: row.shape for row in mt5.rows(SIZES, t5x_names=True)}
   shapes["projection/kernel"] = (12, 12)
@@ -49,7 +49,7 @@ def t5x_params(seed=0):
 
 
 def state_dict(params, encoder="mt5_encoder."):
-  """The same as the release for transformers has it."""
+  """Returns the same parameters as in the release for transformers."""
   found = {"projection.weight": params["projection/kernel"].T}
   for row in mt5.rows(SIZES):
     (name,) = row.targets
@@ -112,7 +112,7 @@ def test_all_forms_of_the_release_give_the_same(tmp_path):
   bare["module.encoder.embed_tokens.weight"] = bare["module.shared.weight"].clone()
   sources["c"] = tmp_path / "c.pt"
   torch.save({"state_dict": bare}, sources["c"])
-  # With a decoder, and heads that are not the mean's: the one that is called so is taken.
+  # With a decoder and another head: the projection is found by its name.
   others = {
     "decoder/layers_0/mlp/wo/kernel": np.ones((10, 12), np.float32),
     "log_variance/kernel": np.ones((12, 12), np.float32),
