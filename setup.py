@@ -25,6 +25,7 @@ setuptools.setup(
     "": ["*.model", "*.tsv", "*.json", "py.typed"],
     "vmsst": ["gin/**/*.gin"],
     "vmsst.tasks.opus": ["recipe_files/*.yaml"],
+    "vmsst.tasks.sample": ["phrases/*.json"],
   },
   include_package_data=False,
 )

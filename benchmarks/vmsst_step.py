@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 from vocab_projection import all_of, forget_peak, held, matmul, products, summary
 
+from vmsst import padding
 from vmsst.launch.runtime import adafactor
 from vmsst.losses import vocabulary
 from vmsst.models import generation
@@ -76,7 +77,7 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
   logits_MV = matmul(both_NTP.reshape(-1, both_NTP.shape[-1]), kernel_PV, network.config.dtype)
   target_M1 = jnp.take_along_axis(logits_MV, tokens_NT.reshape(-1, 1), axis=1)
   nll_M = jax.nn.logsumexp(logits_MV, axis=1) - target_M1[:, 0]
-  nll_BRT = jnp.where(tokens != t5.PADDING_ID, nll_M.reshape(tokens.shape), 0.0)
+  nll_BRT = jnp.where(tokens != padding.PAD_ID, nll_M.reshape(tokens.shape), 0.0)
   weighted = jnp.sum(weights_N.reshape(weights.shape)[..., None] * nll_BRT)
   return generation.Scores(weighted, jax.lax.stop_gradient(nll_BRT), jnp.zeros(tokens.shape, bool))
 
@@ -163,12 +164,14 @@ def gradients(model: vmsst_model.VmsstModel, variant: str) -> Callable[..., Any]
 
 
 def check(options: argparse.Namespace) -> dict[str, float]:
-  """The largest difference of any variant from ours; exits where it is too large."""
+  """The largest difference of any variant from ours in float32; exits if it is too large."""
+  options = argparse.Namespace(**{**vars(options), "dtype": "float32"})
   model, batch = make_model(options), make_batch(options, CHECKED_PAIRS)
   found = {}
   for variant in options.variants:
     run = jax.jit(gradients(model, variant))
-    (loss, _), grads = run(make_params(model, variant), batch, jax.random.key(2))
+    with jax.default_matmul_precision("highest"):  # GPUs' default is TF32
+      (loss, _), grads = run(make_params(model, variant), batch, jax.random.key(2))
     grads = grads if variant in CONCATENATING else concatenate(grads)
     found[variant] = jax.device_get((loss, grads))
   expected_loss, expected = found[OURS]

@@ -1,16 +1,25 @@
-"""Fixtures shared by all tests."""
+"""Settings and fixtures shared by all tests."""
 
 import os
 import pathlib
 
 import pytest
 
-_DEFAULT_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+pytest_plugins = ["budget", "skips"]
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DEFAULT_DATA = _ROOT.parent / "shared" / "data"
+
+# Compiling takes most of the time of the tests. Both processes of a run, and the processes that
+# they start, share compiled functions; XLA's expensive optimizations are off.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_ROOT / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 @pytest.fixture(scope="session")
 def data_root() -> pathlib.Path:
-  """Folder of the real test data ($VMSST_TEST_DATA); skips the test where it is absent."""
+  """Folder of the real test data ($VMSST_TEST_DATA); skips the test if it is absent."""
   root = pathlib.Path(os.environ.get("VMSST_TEST_DATA", _DEFAULT_DATA))
   if not (root / "tatoeba").is_dir():
     pytest.skip(

@@ -20,6 +20,7 @@ LAYERS = [
   "vmsst.errors",
   "vmsst.paths",
   "vmsst.languages",
+  "vmsst.padding",
   "vmsst.sharding",
   "vmsst.files",
   "vmsst.bitext",

@@ -1,27 +1,27 @@
-"""One table of languages: their rows in language embeddings, and the codes of them in corpora.
+"""The table of languages: their rows in language embeddings and their codes in corpora.
 
 Corpora and benchmarks name the same language differently: Persian is fa in OPUS, pes in Tatoeba,
-fas in NTREX and pes_Arab in FLORES-200. `language` understands all of these, in any case and with
-'-' or '_', and gives one `Language`, whose `index` is the row of a language embedding table.
+fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these, in any case and with '-'
+or '_', and returns one `Language`, whose `index` is the row of a language embedding table.
 
-What is one language here:
+Definition of a language:
 
-* A language in one script. Where a set of codes separates scripts, each script is a language of its
-  own (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script is the first of them
-  in the table, even where a corpus mixes scripts under it: zh, zho and cmn are simplified Chinese,
-  sr and srp are Serbian in Cyrillic.
-* Regions share a language: pt_BR is Portuguese, en-GB is English. Only in Chinese does a region
-  mean a script (zh_TW, zh_HK are traditional), and fa_AF is Dari, which has a code.
-* A macrolanguage code is the member that corpora mean by it: ara is Standard Arabic (arb), fas is
+* A language has one script. If a set of codes separates scripts, each script is a separate language
+  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script is the first of them in
+  the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr and srp are
+  Serbian in Cyrillic.
+* Regions share a language: pt_BR is Portuguese, en-GB is English. Only for Chinese does a region
+  select a script (zh_TW, zh_HK are traditional), and fa_AF is Dari, which has a code.
+* A macrolanguage code is the member that corpora use it for: ara is Standard Arabic (arb), fas is
   Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh) and
-  Berber (ber) have no such member and are languages of their own.
-* Two codes are two languages wherever a corpus has both, also when ISO 639-3 has merged them since
-  (dtp and kzj, apc and ajp). Filipino (fil) is Tagalog: no corpus here has both.
+  Berber (ber) have no such member and are separate languages.
+* Two codes are two languages if a corpus has both, even if ISO 639-3 has merged them since (dtp and
+  kzj, apc and ajp). Filipino (fil) is Tagalog: no supported corpus has both.
 
-`family` is a group of the size of a WALS genus: related at a glance, some 2,000 to 4,000 years deep
+`family` is a group of the size of a WALS genus: obviously related, some 2,000 to 4,000 years deep
 (Germanic and Slavic rather than Indo-European; Turkic and Dravidian are whole families of that
-depth). Three departures serve comparisons of clusterings: Latin counts as Romance, creoles are
-"Creole" whatever their lexifier, and planned languages are "Constructed".
+depth). Three exceptions serve comparisons of clusterings: Latin counts as Romance, all creoles are
+"Creole", and planned languages are "Constructed".
 """
 
 import dataclasses
@@ -33,20 +33,20 @@ from vmsst.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-  """A written language and the codes of it.
+  """A written language and its codes.
 
   Attributes:
-    index: row in language embedding tables, from 1 (0 is an unknown language); never reused.
+    index: Row in language embedding tables, from 1 (0 is an unknown language); never reused.
     name: English name, unique.
-    iso639_3: three-letter code, shared by the scripts of a language. Three are not in ISO 639-3
-      today: ber (a collective code of ISO 639-2), and ajp and kzj, which it has retired.
-    iso639_1: two-letter code, or None.
-    script: ISO 15924 code of the script that most of its text is in.
-    family: see the module's docstring.
-    tatoeba: code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
-    flores: codes in FLORES-200 and SIB-200.
-    ntrex: code in NTREX-128, or None.
-    other: further codes; those without a script also work with one.
+    iso639_3: Three-letter code, shared by the scripts of a language. Three are not in ISO 639-3
+      today: ber (a collective code of ISO 639-2), and ajp and kzj, which are retired.
+    iso639_1: Two-letter code, or None.
+    script: ISO 15924 code of the script of most of its text.
+    family: Group of related languages; see the module docstring.
+    tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
+    flores: Codes in FLORES-200 and SIB-200.
+    ntrex: Code in NTREX-128, or None.
+    other: Further codes; those without a script also work with one.
   """
 
   index: int
@@ -61,9 +61,9 @@ class Language:
   other: tuple[str, ...] = ()
 
 
-# Append only, with the next index: checkpoints hold embeddings by index. The first 283 are in the
-# order of their codes; the script that a bare code means comes first. Columns: index, ISO 639-3,
-# ISO 639-1, script, Tatoeba, FLORES-200, NTREX, family, name, and after a bar any other codes.
+# Append only, with the next index: checkpoints hold embeddings by index. The first 283 are sorted
+# by code; the default script of a code comes first. Columns: index, ISO 639-3, ISO 639-1, script,
+# Tatoeba, FLORES-200, NTREX, family, name, and after a bar any other codes.
 _TABLE = """\
   1 aar aa Latn -   -        -        Cushitic          Afar
   2 abk ab Cyrl -   -        -        Abkhaz-Adyge      Abkhazian
@@ -350,7 +350,7 @@ _TABLE = """\
 283 zul zu Latn -   zul_Latn zul      Bantu             Zulu
 """
 
-# Regions that corpora and locales add to a code without naming another written language.
+# Regions in codes of corpora and locales that do not change the written language.
 _REGIONS = {
   "afr": "ZA",
   "als": "AL XK",
@@ -469,7 +469,7 @@ def _key(code: str) -> str:
 
 
 def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
-  """Every accepted code, as `_key` writes it; raises ValueError where two languages claim one."""
+  """Returns the language of every accepted code (see `_key`); ValueError if two share a code."""
   aliases: dict[str, Language] = {}
   default_script: dict[str, str] = {}
   for entry in languages:
@@ -492,28 +492,28 @@ def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
       if holder is not entry:
         raise ValueError(
           f"code {key!r} belongs to both {holder.name} ({holder.index}) and {entry.name} "
-          f"({entry.index}) in the table of languages: remove it from one of them"
+          f"({entry.index}) in the table of languages; remove it from one of them"
         )
   return aliases
 
 
 LANGUAGES: tuple[Language, ...] = tuple(_parse(line) for line in _TABLE.splitlines())
 NUM_LANGUAGES: int = LANGUAGES[-1].index + 1
-"""Rows of a language embedding table: every index, and 0 for an unknown language."""
+"""Number of rows of a language embedding table, including row 0 for an unknown language."""
 
 _ALIASES = _aliases(LANGUAGES)
 
 
 def language(code: str) -> Language:
-  """The language that `code` names.
+  """Returns the language of a code.
 
   Args:
-    code: an ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
+    code: An ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
       without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case does
       not matter, nor whether '-' or '_' joins the parts.
 
   Raises:
-    InputError: no language has this code; the message names near ones.
+    InputError: no language has this code; the message suggests similar ones.
 
   Examples:
     >>> language("pt_BR").name
@@ -528,41 +528,42 @@ def language(code: str) -> Language:
 
 
 def random_groups(count: int, seed: int = 0) -> tuple[int, ...]:
-  """The group, 0 to `count` - 1, of the language of every index: at random, groups of like size.
+  """Returns a random group, 0 to `count` - 1, for every language index; groups have similar sizes.
 
-  The same seed gives the same groups, and languages that are added to the table change no other's.
+  The same seed gives the same groups. Adding languages to the table does not change the groups of
+  others.
 
   Raises:
     InputError: `count` is below 1 or above the number of languages.
   """
   if not 1 <= count <= NUM_LANGUAGES:
-    raise InputError(f"count is {count}; it has to be 1 to {NUM_LANGUAGES}, the languages known")
+    raise InputError(f"count is {count}; it must be 1 to {NUM_LANGUAGES}, the number of languages")
   rng = random.Random(seed)
   groups: list[int] = []
-  # One language of every `count` to each group. Python keeps the numbers of random() for ever,
-  # which it does not promise of shuffle().
+  # Of every `count` languages, each group gets one. Python guarantees that random() keeps its
+  # numbers, but not that shuffle() does.
   while len(groups) < NUM_LANGUAGES:
     groups += sorted(range(count), key=lambda _: rng.random())
   return tuple(groups[:NUM_LANGUAGES])
 
 
 def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
-  """The group of the language of every index: one each for those that `codes` name, -1 for others.
+  """Returns a group for every language index: a separate one for each of `codes`, else -1.
 
   Raises:
-    InputError: a code is unknown, or two name one language.
+    InputError: a code is unknown, or two codes are the same language.
   """
   groups = [-1] * NUM_LANGUAGES
   for group, code in enumerate(codes):
     index = language(code).index
     if groups[index] != -1:
-      raise InputError(f"{code!r} is named twice: it is {language(code).name}")
+      raise InputError(f"{code!r} is named twice: it is {language(code).name}; remove one")
     groups[index] = group
   return tuple(groups)
 
 
 def _unknown(code: str) -> str:
-  import difflib  # Here, because only a mistake needs it.
+  import difflib  # only needed for an error
 
   key = _key(code)
   message = f"unknown language code {code!r}"
@@ -571,14 +572,16 @@ def _unknown(code: str) -> str:
     if all(part in _ALIASES for part in rest):
       return f"{message}: it looks like a pair of languages; give one of {', '.join([stem, *rest])}"
     return (
-      f"{message}: {stem!r} is {_ALIASES[stem].name}, but no {'_'.join(rest)!r} of it is known; "
+      f"{message}: {stem!r} is {_ALIASES[stem].name}, but {'_'.join(rest)!r} of it is unknown; "
       f"give {stem!r}, or add the code to vmsst/languages.py"
     )
   near = difflib.get_close_matches(key, _ALIASES, n=8, cutoff=0.6)
-  best = {_ALIASES[name].name: name for name in reversed(near)}  # The nearest code of each.
+  best = {_ALIASES[name].name: name for name in reversed(near)}  # the most similar code of each
   if best:
     suggestions = [f"{best[name]!r} ({name})" for name in reversed(best)]
     message += f": did you mean {', '.join(suggestions[:4])}?"
   else:
     message += "."
-  return f"{message} Known are ISO 639, Tatoeba, FLORES-200 and NTREX codes (vmsst/languages.py)"
+  return (
+    f"{message} Supported are ISO 639, Tatoeba, FLORES-200 and NTREX codes (vmsst/languages.py)"
+  )

@@ -1,4 +1,4 @@
-"""Folders of the package that hold data."""
+"""Paths of the package's data folders."""
 
 import pathlib
 
@@ -7,12 +7,12 @@ def gin_dir() -> pathlib.Path:
   """Returns the folder of the shipped gin files.
 
   Raises:
-    FileNotFoundError: the installation has no gin files.
+    FileNotFoundError: the installation lacks gin files.
   """
   folder = pathlib.Path(__file__).resolve().parent / "gin"
   if not (folder / "quickstart.gin").is_file():
     raise FileNotFoundError(
-      f"no gin files in {folder}: reinstall vmsst; in a checkout, {folder.name} is a symbolic link "
+      f"{folder}: no gin files; reinstall vmsst. In a checkout, {folder.name} is a symbolic link "
       "(on Windows: git clone -c core.symlinks=true)"
     )
   return folder

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-PADDING_ID = 0
+from vmsst import padding
 
 
 class TokenTargets(NamedTuple):
@@ -44,7 +44,7 @@ def xtr_targets(
     count_repeats: False gives a token 1 / |S| however often it occurs, as the released code does;
       shares then sum to less than 1.
   """
-  is_token_BT = tokens_BT != PADDING_ID
+  is_token_BT = tokens_BT != padding.PAD_ID
   for special_id in special_ids:
     is_token_BT &= tokens_BT != special_id
   length_B1 = jnp.sum(is_token_BT, axis=1, keepdims=True, dtype=jnp.float32)
@@ -70,7 +70,7 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
     The targets, [B, T + 1].
   """
   masked_B1 = masked_B[:, None]
-  half_B1 = 0.5 * (masked_B1 != PADDING_ID)
+  half_B1 = 0.5 * (masked_B1 != padding.PAD_ID)
   return TokenTargets(
     jnp.concatenate([targets.tokens_BT, masked_B1], axis=1),
     jnp.concatenate([(1.0 - half_B1) * targets.share_BT, half_B1], axis=1),

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Int
 from ems_jax.losses import margin as margin_losses
 from ems_jax.losses import token_targets, xtr
 from ems_jax.networks import ems
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
 MASKINGS = ("none", "input", "ugt")
@@ -235,7 +235,7 @@ def mask_one_token(
     without tokens is left as it is.
   """
   side_rng, token_rng = jax.random.split(rng)
-  is_token_B2T = tokens_B2T != t5.PADDING_ID
+  is_token_B2T = tokens_B2T != padding.PAD_ID
   for special_id in special_ids:
     is_token_B2T &= tokens_B2T != special_id
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ems_jax.losses import negatives
+from vmsst import padding
 from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching
 from vmsst.models import contrastive as contrastive_model
-from vmsst.networks import t5
 
 
 class HardNegativesModel(contrastive_model.ContrastiveModel):
@@ -48,7 +48,7 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     negative_BK = negatives.negative_scores(
       source_BS, negative_BKS, cosine=cosine, scale=self.scale
     )
-    given_BK = jnp.any(batch["negatives"] != t5.PADDING_ID, axis=-1)
+    given_BK = jnp.any(batch["negatives"] != padding.PAD_ID, axis=-1)
     same_BB = None
     if self.mask_duplicates:
       same_BB = contrastive.identical_rows(batch["inputs"])

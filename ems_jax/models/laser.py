@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ems_jax.networks import laser
-from vmsst import errors, languages
+from vmsst import errors, languages, padding
 from vmsst.losses import vocabulary
 from vmsst.models import base, generation
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 from vmsst.text import vocabularies
 
@@ -35,7 +35,7 @@ class Translations(NamedTuple):
   @property
   def tokens(self) -> Int[Array, ""]:
     """Number of tokens to predict."""
-    return jnp.sum(self.targets_BT != t5.PADDING_ID)
+    return jnp.sum(self.targets_BT != padding.PAD_ID)
 
 
 class LaserModel(base.BitextModel):

@@ -22,8 +22,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, languages, sharding
-from vmsst.networks import lstm, sentence_encoder, t5
+from vmsst import errors, languages, padding, sharding
+from vmsst.networks import lstm, sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
 
@@ -133,7 +133,7 @@ class LaserNetwork(nn.Module):
       tokens_BT: Token ids.
       deterministic: False turns dropout on (needs an rng named "dropout").
     """
-    mask_BT = tokens_BT != t5.PADDING_ID
+    mask_BT = tokens_BT != padding.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     vector_BS = sharding.constrain(lstm.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():

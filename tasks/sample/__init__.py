@@ -1,8 +1,8 @@
-"""A small parallel corpus in eight languages that comes with the package, written for it.
+"""A small parallel corpus in eight languages that ships with the package.
 
-Every sentence tells who does what, where and when; the same number is the same meaning in every
-language. The validation split joins subjects, predicates, places and times in ways that training
-never does (see `vmsst.tasks.sample.splits`). Nothing here imports TensorFlow.
+Every sentence says who does what, where and when. A number stands for the same meaning in every
+language. The validation split combines subjects, predicates, places and times that training never
+combines (see `vmsst.tasks.sample.splits`). Nothing here imports TensorFlow.
 """
 
 from vmsst.tasks.sample.corpus import LANGUAGES, sentence

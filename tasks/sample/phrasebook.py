@@ -1,23 +1,23 @@
 """The slots of a meaning, and how a language fills them.
 
 A meaning is a frame (present habit, past event, wish), a subject, a predicate, a place and a time.
-A `Phrasebook` holds the words of one language and the order they take. Verb forms are written out,
-never derived by rule, so that a reader of the language can check each of them in the table.
+A `Phrasebook` holds the words of one language and their order. It lists every verb form instead of
+deriving it by rule, so that a reader of the language can check each form in the table.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 FRAMES = ("present", "past", "want")
 
 # Agreement of each subject: f, m (third person singular), pl (third person plural), we.
-# The order mixes the kinds, because the split holds out every fourth subject (see splits.py).
+# The order mixes the agreements because the split holds out every fourth subject (see splits.py).
 AGREEMENT: Mapping[str, str] = {
   "sister": "f",
   "brother": "m",
-  "neighbours": "pl",
+  "neighbors": "pl",
   "we": "we",
   "grandfather": "m",
   "children": "pl",
@@ -125,7 +125,7 @@ TIMES: Mapping[str, tuple[str, ...]] = {
 
 
 class Meaning(NamedTuple):
-  """What a sentence says: one name of each slot above."""
+  """What a sentence says: one name for each slot above."""
 
   frame: str
   subject: str
@@ -136,23 +136,25 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phrasebook:
-  """The words of one language and their order.
+  """The words of one language and their order, as in a file of `phrases/`.
 
   Attributes:
-    subjects: Noun phrase of each subject; empty where the verb form alone says it.
+    about: Notes for editors of the file.
+    subjects: Noun phrase of each subject; empty if the verb form alone says it.
     forms: Names of the forms in a row of `predicates`.
-    predicates: A row for each predicate: its forms, separated by blanks ("-" is an empty one),
-      then, where the language keeps it apart, " / " and the object.
+    predicates: A row for each predicate: its forms, separated by blanks ("-" is an empty form),
+      then, if the language keeps it apart, " / " and the object.
     places: Adverbial of each place.
     times: Adverbial of each time, all frames together.
     verbs: Per frame, the finite verb of each agreement, a template over `forms`.
     order: Per frame, a template over subject, verb, object, place, time and `forms`.
-    blank: What stands between words.
-    stop: The mark that ends a sentence.
+    blank: Separator between words.
+    stop: Punctuation mark at the end of a sentence.
   """
 
+  about: Sequence[str]
   subjects: Mapping[str, str]
-  forms: tuple[str, ...]
+  forms: Sequence[str]
   predicates: Mapping[str, str]
   places: Mapping[str, str]
   times: Mapping[str, str]
@@ -162,12 +164,12 @@ class Phrasebook:
   stop: str = "."
 
   def sentence(self, meaning: Meaning) -> str:
-    """The sentence that says `meaning`."""
+    """Returns the sentence for `meaning`."""
     text = self.blank.join(self.words(meaning))
     return text[0].upper() + text[1:] + self.stop
 
   def words(self, meaning: Meaning) -> list[str]:
-    """The words of that sentence, or its phrases in a language that writes no blanks."""
+    """Returns the words of that sentence, or its phrases in a language written without blanks."""
     forms = self._rows[meaning.predicate]
     text = self.order[meaning.frame].format(
       subject=self.subjects[meaning.subject],
@@ -180,20 +182,10 @@ class Phrasebook:
 
   @functools.cached_property
   def _rows(self) -> dict[str, dict[str, str]]:
-    """Forms of every predicate by name, the object among them."""
+    """Forms of every predicate by name, including the object."""
     rows = {}
     for predicate, row in self.predicates.items():
       forms, _, obj = row.partition(" / ")
       values = ["" if form == "-" else form for form in forms.split()]
       rows[predicate] = {**dict(zip(self.forms, values, strict=True)), "object": obj}
     return rows
-
-
-def same(frame_verb: str) -> dict[str, str]:
-  """One verb template for every agreement."""
-  return dict.fromkeys(("f", "m", "pl", "we"), frame_verb)
-
-
-def by_number(singular: str, plural: str, we: str) -> dict[str, str]:
-  """Verb templates of a language whose verbs know number and person, not gender."""
-  return {"f": singular, "m": singular, "pl": plural, "we": we}

@@ -1,9 +1,8 @@
-"""Which meanings are trained on, and which only validated with.
+"""Assigns meanings to the training and the validation split.
 
-Each predicate keeps a quarter of the subjects, a fifth of the places and a quarter of the times
-away from the training split. A validation meaning takes all three from those: it joins its
-predicate to a subject, a place and a time that training never joins to it, although training has
-every one of them with other predicates.
+Each predicate holds a quarter of the subjects, a fifth of the places and a quarter of the times out
+of the training split. A validation meaning takes all three from those: training never combines them
+with this predicate, although it contains each of them with other predicates.
 """
 
 import functools
@@ -17,7 +16,7 @@ from vmsst.tasks.sample.phrasebook import Meaning
 
 SPLITS = ("train", "validation")
 
-# One of so many is held out, of each slot.
+# One in this many fillers of each slot is held out.
 _SUBJECT_FOLDS = 4
 _PLACE_FOLDS = 5
 _TIME_FOLDS = 4
@@ -25,12 +24,12 @@ _SEED = 20
 
 
 def num_meanings(split: str) -> int:
-  """Number of distinct meanings in a split."""
+  """Returns the number of distinct meanings in a split."""
   return len(phrasebook.FRAMES) * len(phrasebook.PREDICATES) * int(np.prod(_choices(split)))
 
 
 def slots(meaning: int, split: str = "train") -> Meaning:
-  """What the meaning of that number says; the numbers' order looks random and never changes.
+  """Returns the meaning of that number; the order of meanings is pseudo-random and fixed.
 
   Raises:
     IndexError: the split has no meaning of that number.
@@ -59,7 +58,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
 
 
 def _choices(split: str) -> tuple[int, int, int]:
-  """How many subjects, places and times a predicate has; the same number for each of them."""
+  """Returns the counts of subjects, places and times per predicate, equal for all predicates."""
   return (
     len(_allowed(len(phrasebook.SUBJECTS), _SUBJECT_FOLDS, 0, split)),
     len(_allowed(len(phrasebook.PLACES), _PLACE_FOLDS, 0, split)),
@@ -69,7 +68,7 @@ def _choices(split: str) -> tuple[int, int, int]:
 
 @functools.cache
 def _allowed(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
-  """Those of `count` fillers that a predicate takes in a split."""
+  """Returns the indices of the fillers that a predicate takes in a split, out of `count`."""
   if split not in SPLITS:
     raise errors.InputError(f"the sample has no split {split!r}; it has {', '.join(SPLITS)}")
   held_out = split == "validation"
@@ -78,5 +77,5 @@ def _allowed(count: int, folds: int, predicate: int, split: str) -> tuple[int, .
 
 @functools.cache
 def _order(total: int) -> np.ndarray:
-  """A fixed permutation, [total]; NumPy promises that RandomState never changes its stream."""
+  """Returns a fixed permutation, [total]; NumPy guarantees that RandomState keeps its stream."""
   return np.random.RandomState(_SEED).permutation(total)

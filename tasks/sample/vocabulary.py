@@ -1,31 +1,33 @@
-"""The sample's own SentencePiece vocabulary: where it is, and how it was made."""
+"""The sample's own SentencePiece vocabulary: its path and its training."""
 
 import io
 import pathlib
 
 import sentencepiece
 
+from vmsst import padding
 from vmsst.tasks.sample import corpus, splits
 from vmsst.tasks.sample.phrasebook import Meaning, Phrasebook
 
 _SIZE = 3_600
 _NUM_MEANINGS = 10_000
-_BOUNDARY = "|"  # no piece may cross it; the trainer takes it out
+_BOUNDARY = "|"  # No piece crosses it; the trainer removes it.
 
 
 def vocabulary_path() -> str:
-  """Path of the SentencePiece model that comes with the sample (0 pad, 1 end, 2 unknown)."""
+  """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown)."""
   return str(pathlib.Path(__file__).with_name("vocabulary.model"))
 
 
 def train_vocabulary(path: str) -> None:
-  """Writes that model again to `path`, from the first training meanings in every language.
+  """Writes the shipped model again to `path`, from the first training meanings in every language.
 
-  The algorithm is BPE: the unigram trainer proposes only pieces that several words share, so on
-  a corpus of two thousand words it leaves most of them in scraps.
+  The algorithm is BPE: the unigram trainer proposes only pieces that several words share. On a
+  corpus of two thousand words it cuts most words into fragments.
   """
   meanings = (splits.slots(number, "train") for number in range(_NUM_MEANINGS))
-  texts = (_text(book, meaning) for meaning in meanings for book in corpus.PHRASEBOOKS.values())
+  books = [corpus.phrasebook(language) for language in corpus.LANGUAGES]
+  texts = (_text(book, meaning) for meaning in meanings for book in books)
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=texts,
@@ -35,7 +37,7 @@ def train_vocabulary(path: str) -> None:
     character_coverage=1.0,
     byte_fallback=True,
     pretokenization_delimiter=_BOUNDARY,
-    pad_id=0,
+    pad_id=padding.PAD_ID,
     eos_id=1,
     unk_id=2,
     bos_id=-1,
@@ -47,7 +49,7 @@ def train_vocabulary(path: str) -> None:
 
 
 def _text(book: Phrasebook, meaning: Meaning) -> str:
-  """A sentence to train on, its phrases kept apart where no blank does it."""
+  """Returns a training sentence, with boundaries between phrases if the language has no blanks."""
   if book.blank:
     return book.sentence(meaning)
   return _BOUNDARY.join([*book.words(meaning), book.stop])

@@ -52,7 +52,7 @@ def test_gzip_bombs(tmp_path):
   (tmp_path / "x.de-en.tsv.gz").write_bytes(bomb)
   (tmp_path / "lines.gz").write_bytes(lines)
   refused(
-    lambda p: list(text_files.read_lines(str(p / "x.de-en.tsv.gz"))), tmp_path, "more than 64"
+    lambda p: list(text_files.read_lines(str(p / "x.de-en.tsv.gz"))), tmp_path, "longer than 64 MB"
   )
   read = lambda p: sum(1 for _ in text_files.read_lines(str(p / "lines.gz")))  # noqa: E731
   refused(read, tmp_path, "compressed more than 500 times")

@@ -5,7 +5,6 @@ All of them take minutes, so that most are among the slow tests; test_gin_files.
 
 import concurrent.futures
 import json
-import pathlib
 
 import commands
 import jax
@@ -122,7 +121,6 @@ from vmsst.launch.runtime import train as train_lib
 
 quiet.drop_untrue_warnings()
 plan = json.load(sys.stdin)
-sys.path.append(plan["tests"])
 import opus_dataset
 for config in ("vmsst", "ems", "soft_contrastive"):
   pairs = {(code, "eng"): rows for code, rows in plan["opus"].items()}
@@ -238,7 +236,6 @@ def train(folder, files, *, devices, steps):
     "teacher": str(folder / "runs" / TEACHER),
     "cache": str(folder / "cache"),
     "load": one,
-    "tests": str(pathlib.Path(__file__).parent),
     "of_opus": OF_OPUS,
     "opus": {name: [line[:2] for line in lines] for name, lines in rows.items()},
     "files": {file: bindings_of(file) for file in files},

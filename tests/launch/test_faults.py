@@ -142,7 +142,7 @@ def small_disk(tmp_path):
       yield folder
       subprocess.run(["umount", "--lazy", str(folder)], check=True)
       return
-  pytest.skip("a small file system can only be mounted by root")
+  pytest.skip("needs root to mount a small file system")
 
 
 def fill(folder, leave=0):

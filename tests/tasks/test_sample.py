@@ -1,4 +1,4 @@
-"""The sample corpus: its grammar, its split and its vocabulary."""
+"""The sample corpus: grammar, splits and vocabulary."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("language", sample.LANGUAGES)
 def test_sentences_agree_as_written_by_hand(language):
-  book = corpus.PHRASEBOOKS[language]
+  book = corpus.phrasebook(language)
   assert [book.sentence(meaning) for meaning in WRITTEN] == [
     row[language] for row in WRITTEN.values()
   ]
@@ -67,12 +67,12 @@ def test_sentences_agree_as_written_by_hand(language):
 
 @pytest.mark.parametrize("language", sample.LANGUAGES)
 def test_every_language_fills_every_slot(language):
-  book = corpus.PHRASEBOOKS[language]
+  book = corpus.phrasebook(language)
   assert tuple(book.subjects) == phrasebook.SUBJECTS
   assert tuple(book.predicates) == phrasebook.PREDICATES
   assert tuple(book.places) == phrasebook.PLACES
   assert tuple(book.times) == sum(phrasebook.TIMES.values(), ())
-  for predicate in phrasebook.PREDICATES:  # a row with a form too few or too many raises
+  for predicate in phrasebook.PREDICATES:  # A row with the wrong number of forms raises.
     for frame in phrasebook.FRAMES:
       for subject in phrasebook.SUBJECTS:
         time = phrasebook.TIMES[frame][0]

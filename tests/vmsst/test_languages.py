@@ -10,7 +10,7 @@ import pytest
 from vmsst import errors, languages
 from vmsst.languages import LANGUAGES, NUM_LANGUAGES, language
 
-# Written out from the sources, not from the table.
+# Copied from the sources, not from the table.
 VMSST_TABLE_15 = """
 af am ar az be ber bg bn br bs ca cbk cs da de dtp dv el en eo es et eu fi fr ga gl ha he hi hr hu
 hy ia id ie io is it ja ka kab kk km ko ku kw kzj la lfn lt lv mg mhr mk ml mr ms my nb nds nl oc pl
@@ -125,7 +125,7 @@ def test_every_two_letter_code_is_a_language_of_its_own():
 
 
 def test_every_flores_code_is_a_language_of_its_own():
-  codes = FLORES_200.split()  # 204, and the N'Ko of SIB-200.
+  codes = FLORES_200.split()  # 204, and N'Ko of SIB-200
   assert len(codes) == len({language(code) for code in codes}) == 205
   for code in codes:
     assert code in language(code).flores
@@ -133,7 +133,7 @@ def test_every_flores_code_is_a_language_of_its_own():
 
 
 def test_ntrex_codes_share_a_language_only_between_regions():
-  assert len(NTREX_128.split()) == 128  # References and the English source.
+  assert len(NTREX_128.split()) == 128  # references and the English source
   regional = {"eng-GB", "eng-IN", "eng-US", "fra-CA", "por-BR", "spa-MX"}
   for code in NTREX_128.split():
     assert language(code).ntrex == (code[:3] if code in regional else code)
@@ -312,7 +312,7 @@ def test_codes_of_the_other_data(data_root):
 
 
 def test_scripts_are_those_of_the_real_text(data_root):
-  mixed = {"srp", "uzb", "lfn"}  # Tatoeba has them in Cyrillic and in Latin letters.
+  mixed = {"srp", "uzb", "lfn"}  # in Tatoeba in both Cyrillic and Latin script
   files = [(path.name.split(".")[2], path) for path in (data_root / "tatoeba").glob("*.gz")]
   files += [(path.name.split(".")[1], path) for path in (data_root / "ntrex").glob("*.gz")]
   files += [(path.name.split(".")[0], path) for path in (data_root / "sib200").glob("*.gz")]
@@ -331,13 +331,13 @@ def test_scripts_are_those_of_the_real_text(data_root):
   assert not wrong
 
 
-def test_random_groups_are_of_like_size_and_the_same_for_ever():
+def test_random_groups_are_of_similar_size_and_never_change():
   groups = languages.random_groups(4)
   assert len(groups) == languages.NUM_LANGUAGES
   sizes = Counter(groups)
   assert set(sizes) == {0, 1, 2, 3}
   assert max(sizes.values()) - min(sizes.values()) <= 1
-  assert groups[:12] == (3, 2, 1, 0, 3, 1, 0, 2, 0, 3, 1, 2)  # as when first drawn
+  assert groups[:12] == (3, 2, 1, 0, 3, 1, 0, 2, 0, 3, 1, 2)  # as first sampled
   assert groups == languages.random_groups(4, seed=0) != languages.random_groups(4, seed=1)
 
 

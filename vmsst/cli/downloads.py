@@ -12,30 +12,39 @@ from vmsst.cli.command import Command
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    "--list", action="store_true", help="print what there is, with sizes and licenses, and end"
+    "--list", action="store_true", help="list all data with sizes and licenses, and exit"
   )
   kinds = parser.add_subparsers(dest="kind", metavar="{opus,evaluation}")
-  opus = kinds.add_parser("opus", help="releases of OPUS", description="Fetch releases of OPUS.")
+  opus = kinds.add_parser("opus", help="OPUS releases", description="Download OPUS releases.")
   add = opus.add_argument
-  add("--corpus", nargs="+", metavar="NAME", help="corpora, as Europarl, or Europarl=v8")
-  add("--recipe", metavar="NAME", help="corpora and pairs of a recipe: its name, or a YAML file")
-  add("--languages", nargs="+", metavar="XX-YY", help="pairs of languages (default: all)")
+  add("--corpus", nargs="+", metavar="NAME", help="corpora, such as Europarl or Europarl=v8")
+  add(
+    "--recipe",
+    metavar="NAME",
+    help="corpora and language pairs of a recipe (a name or a YAML file)",
+  )
+  add("--languages", nargs="+", metavar="XX-YY", help="language pairs (default: all)")
   add(
     "--offline",
     action="store_true",
-    help="list what the package opustools knows (pip install 'vmsst[opus]'), not OPUS's API",
+    help="use the list in opustools (pip install 'vmsst[opus]') instead of the OPUS API",
   )
   evaluation = kinds.add_parser(
-    "evaluation", help="sets of the benchmarks", description="Fetch sets of the benchmarks."
+    "evaluation", help="evaluation sets", description="Download evaluation sets."
   )
-  evaluation.add_argument("sets", nargs="*", metavar="SET", help="their names (see --list), or all")
-  for each, what in ((opus, "CORPUS/VERSION/moses/de-en.txt.zip"), (evaluation, "the sets")):
-    each.add_argument("--output", metavar="ROOT", help=f"folder that {what} will lie in")
+  evaluation.add_argument(
+    "sets", nargs="*", metavar="SET", help="names of evaluation sets (see --list), or all"
+  )
+  for each, what in (
+    (opus, "CORPUS/VERSION/moses/de-en.txt.zip"),
+    (evaluation, "the evaluation sets"),
+  ):
+    each.add_argument("--output", metavar="ROOT", help=f"output folder for {what}")
     each.add_argument(
       "--list",
       action="store_true",
       default=argparse.SUPPRESS,
-      help="print what would be fetched, with sizes and licenses, and end",
+      help="list the files with sizes and licenses, and exit",
     )
 
 
@@ -47,14 +56,16 @@ def _run(args: argparse.Namespace) -> None:
   elif args.list:
     _list_all()
   else:
-    raise errors.InputError("say what: `vmsst data download opus`, `evaluation`, or --list")
+    raise errors.InputError(
+      "choose `vmsst data download opus`, `vmsst data download evaluation` or --list"
+    )
 
 
 def _list_all() -> None:
   from vmsst.downloads import evaluation_sets, opus
 
-  print(f"OPUS ({opus.SITE}): `vmsst data download opus --corpus NAME --list` asks for sizes;")
-  print("licenses differ by corpus and are in each archive (LICENSE, README).\n")
+  print(f"OPUS ({opus.SITE}): `vmsst data download opus --corpus NAME --list` shows sizes.")
+  print("Licenses differ by corpus and are in each archive (LICENSE, README).\n")
   print("\n\n".join(map(evaluation_sets.describe, evaluation_sets.catalog().values())))
 
 
@@ -62,7 +73,7 @@ def _opus(args: argparse.Namespace) -> None:
   from vmsst.downloads import fetch, opus
 
   if bool(args.corpus) == bool(args.recipe):
-    raise errors.InputError("either --corpus or --recipe is needed, and not both")
+    raise errors.InputError("give either --corpus or --recipe")
   if args.recipe:
     corpora, keep = _recipe(args.recipe)
   else:
@@ -82,7 +93,7 @@ def _opus(args: argparse.Namespace) -> None:
     ask = stack.enter_context(opus.table()) if args.offline else opus.api(fetcher, opus.API)
     chosen = opus.releases(ask, corpora, keep)
     if not chosen:
-      raise errors.InputError("OPUS has none of those pairs of languages in those corpora")
+      raise errors.InputError("OPUS has none of these language pairs in these corpora")
     for line in opus.describe(chosen):
       print(line)
     if root is not None:
@@ -90,7 +101,7 @@ def _opus(args: argparse.Namespace) -> None:
 
 
 def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
-  """The corpora of a recipe, and which pairs of languages it wants."""
+  """Returns the corpora of a recipe and its filter of language pairs."""
   from vmsst.downloads import opus
   from vmsst.tasks.opus import recipes
 
@@ -111,7 +122,7 @@ def _evaluation(args: argparse.Namespace) -> None:
     print("\n\n".join(map(evaluation_sets.describe, shown)))
     return
   if not args.sets:
-    raise errors.InputError("name the sets (see --list), or all")
+    raise errors.InputError("name the evaluation sets (see --list), or give all")
   chosen, root = evaluation_sets.choose(args.sets), _root(args)
   with _Progress() as progress, fetch.Fetcher(progress=progress.show) as fetcher:
     for each in chosen:
@@ -121,12 +132,12 @@ def _evaluation(args: argparse.Namespace) -> None:
 
 def _root(args: argparse.Namespace) -> pathlib.Path:
   if args.output is None:
-    raise errors.InputError("--output is missing")
+    raise errors.InputError("--output is missing; give the output folder")
   return pathlib.Path(args.output)
 
 
 class _Progress:
-  """A line on standard error that shows how far a file is, where that is a terminal."""
+  """Shows the progress of a file on standard error, if that is a terminal."""
 
   def __init__(self) -> None:
     import tqdm
@@ -150,13 +161,13 @@ class _Progress:
     self._bar.update(done - self._bar.n)
 
   def say(self, line: str) -> None:
-    """Prints a line above it."""
+    """Prints a line above the progress bar."""
     self._bar.write(line, file=sys.stdout)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("data", "download"): Command(
-    "list and fetch releases of OPUS and the sets of the benchmarks",
+    "list and download OPUS releases and evaluation sets",
     _arguments,
     _run,
     goes_on=True,

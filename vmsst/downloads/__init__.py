@@ -1,5 +1,4 @@
-"""Getting data that others publish: releases of OPUS, and the sets of the benchmarks.
+"""Downloads public data: OPUS releases and evaluation sets of benchmarks.
 
-Everything comes over HTTPS, goes on where it was interrupted, is checked, and is only then given
-its name.
+Downloads use HTTPS, resume after interruption, and are checked before they are renamed into place.
 """

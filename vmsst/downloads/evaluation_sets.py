@@ -1,9 +1,9 @@
-"""The sets of the benchmarks: where they are, under which license, and getting them.
+"""Lists and downloads the evaluation sets of the benchmarks.
 
-`catalog/catalog.json` has all of them; lists of many files are in tables beside it, with the
-size and the id in Git of each. What is fetched lies below a data root as
-`vmsst.evaluation.benchmarks` reads it. Sets that nobody may or can give to a program are there with
-what to do by hand.
+`catalog/catalog.json` contains their addresses and licenses; long file lists are in tables next to
+it, with the size and Git blob id of each file. Files are stored below a data root, in the layout
+that `vmsst.evaluation.benchmarks` reads. For sets that cannot be downloaded automatically, the
+catalog contains instructions.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.downloads import archives, fetch, tables
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, input_files
 
 ALL = "all"
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog")
 _STAGE = ".downloads"
-_CHECKS = {"": "the length sent", "git": "ids of Git", "sha256": "SHA-256"}
+_CHECKS = {"": "length", "git": "Git ids", "sha256": "SHA-256"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Item:
   """A file of a set.
 
   Attributes:
-    file: What to fetch.
-    to: Where it belongs below the data root; "" if something is made of it.
-    path: What it is called until then.
+    file: The file to download.
+    to: Its path below the data root; "" if it is unpacked or joined.
+    path: Its path in the temporary folder.
   """
 
   file: fetch.File
@@ -46,10 +46,10 @@ class Unpack:
   """How the archives of a set are unpacked.
 
   Attributes:
-    members: Pattern of the names of members.
+    members: Pattern of member names.
     into: Folder below the data root.
-    flat: Whether all go right into it; else the first folder of their names is left out.
-    most: Bytes that may come out of an archive.
+    flat: Whether to drop all folders of member names; else only the first is dropped.
+    most: Maximum size of an archive's unpacked members, in bytes.
   """
 
   members: str
@@ -63,10 +63,10 @@ class Tables:
   """How tables of a set are joined.
 
   Attributes:
-    to: Where each goes below the data root; "{name}" in it stands for any name.
-    parts: Its parts, with that name in them, by what to call them.
+    to: Path of each table below the data root; "{name}" stands for any name.
+    parts: Maps names of its parts to their paths, which contain "{name}" too.
     quoted: See `tables.join`.
-    header: Whether the names of the columns are written.
+    header: See `tables.join`.
     columns: See `tables.join`.
   """
 
@@ -79,18 +79,18 @@ class Tables:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-  """A set of a benchmark.
+  """An evaluation set of a benchmark.
 
   Attributes:
-    name: Unique.
-    title: What it is.
-    license: For people.
-    page: Where it is published.
-    folder: Where it belongs, below the data root.
+    name: Unique name.
+    title: Short description.
+    license: Name of the license.
+    page: Address of its publication.
+    folder: Its folder below the data root.
     items: Its files.
-    unpack: How they are unpacked, if they are archives.
-    tables: How they are joined, if they are parts of tables.
-    by_hand: What to do, if it cannot be fetched; else "".
+    unpack: How to unpack archives, or None.
+    tables: How to join parts of tables, or None.
+    by_hand: Instructions if it cannot be downloaded; else "".
   """
 
   name: str
@@ -105,13 +105,13 @@ class EvaluationSet:
 
   @property
   def size(self) -> int | None:
-    """Bytes to fetch, or None if some size is not published."""
+    """Bytes to download, or None if some size is not published."""
     sizes = [item.file.size for item in self.items]
     return None if None in sizes else sum(size or 0 for size in sizes)
 
   @property
   def joined(self) -> dict[str, dict[str, str]]:
-    """The tables that are made, by where they go, and the paths of their parts."""
+    """Maps the path of each joined table to the paths of its parts."""
     if self.tables is None:
       return {}
     first = next(iter(self.tables.parts.values()))
@@ -131,38 +131,38 @@ class EvaluationSet:
 
 @functools.cache
 def catalog() -> Mapping[str, EvaluationSet]:
-  """All sets, by name."""
+  """Returns all sets, by name."""
   entries = json.loads((_CATALOG / "catalog.json").read_text(encoding="utf-8"))
   return {name: _entry(name, entry) for name, entry in entries.items()}
 
 
 def named(names: Iterable[str]) -> list[EvaluationSet]:
-  """The sets of these names, each once, in the order of the catalog; "all" is all of them.
+  """Returns the named sets, each once, in the order of the catalog; "all" stands for all sets.
 
   Raises:
-    InputError: there is no set of a name.
+    InputError: a name is unknown.
   """
   wanted, known = set(names), catalog()
   if unknown := sorted(wanted - {*known, ALL}):
     raise errors.InputError(
-      f"no evaluation set {', '.join(unknown)}; known: {', '.join(known)}, or {ALL}"
+      f"no evaluation set {', '.join(unknown)}; choose from {', '.join(known)}, or {ALL}"
     )
   return [each for name, each in known.items() if name in wanted or ALL in wanted]
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
-  """As `named`, of the sets that can be fetched.
+  """Returns the named sets, as `named` does, except those of "all" that cannot be downloaded.
 
   Raises:
-    InputError: there is no set of a name, or it is to be got by hand; the message says how.
+    InputError: a name is unknown, or its set must be downloaded by hand; the message explains how.
   """
   wanted = set(names)
   found = named(wanted)
   for each in found:
     if each.by_hand and each.name in wanted:
       raise errors.InputError(
-        f"{each.name} is to be got by hand, into {each.folder} below the data root: "
-        f"{each.by_hand}; it is described at {each.page}"
+        f"{each.name} must be downloaded by hand, into {each.folder} below the data root: "
+        f"{each.by_hand}; see {each.page}"
       )
   return [each for each in found if not each.by_hand]
 
@@ -173,17 +173,17 @@ def download(
   root: pathlib.Path,
   report: Callable[[str], None] = lambda line: None,
 ) -> list[pathlib.Path]:
-  """Makes a set be there below a data root.
+  """Downloads a set below a data root.
 
-  What is not finished is in `.downloads/NAME` there, and is gone on with by the next call. A note
-  in `.downloads/NAME.json` tells that a set is complete; its files are then left alone.
+  Incomplete files are in `.downloads/NAME` there; the next call resumes them. A note in
+  `.downloads/NAME.json` marks a complete set, whose files are not downloaded again.
 
   Returns:
     Its files.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a file is there with and without
-      ".gz".
+    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a file exists both with and
+      without ".gz".
   """
   stage, note = root / _STAGE / chosen.name, root / _STAGE / f"{chosen.name}.json"
   if (found := _complete(note, root)) is not None:
@@ -215,14 +215,14 @@ def download(
 
 
 def describe(each: EvaluationSet) -> str:
-  """A set for people: its name, title, place, size, license, and what to do by hand."""
+  """Returns a readable description of a set."""
   lines = [f"{each.name}: {each.title}", f"  folder   {each.folder}", f"  license  {each.license}"]
   if each.by_hand:
     lines.append(f"  BY HAND  {each.by_hand}")
   else:
     size = "size not published" if each.size is None else f"{each.size / 2**20:,.1f} MiB"
     checked = dict.fromkeys(_CHECKS[x.file.checksum.partition(":")[0]] for x in each.items)
-    lines.append(f"  fetched  {len(each.items)} files, {size}, checked by {', '.join(checked)}")
+    lines.append(f"  download {len(each.items)} files, {size}, checked by {', '.join(checked)}")
   if each.page:
     lines.append(f"  page     {each.page}")
   return "\n".join(lines)
@@ -232,7 +232,7 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
   def place(name: str) -> str | None:
     parts = name.split("/")
     if not fnmatch.fnmatchcase(name, how.members) or parts[-1].startswith("._"):
-      return None  # The latter are what a Mac puts beside files.
+      return None  # macOS stores metadata in "._" files.
     return parts[-1] if how.flat else "/".join(parts[1:]) or None
 
   return archives.unpack(path, root / how.into, place, how.most)
@@ -243,14 +243,14 @@ def _refuse_twins(chosen: EvaluationSet, root: pathlib.Path) -> None:
     twin = root / (to.removesuffix(".gz") if to.endswith(".gz") else to + ".gz")
     if twin.exists():
       raise errors.InputError(
-        f"{twin} is there already: keep it and leave {chosen.name} out, or remove it"
+        f"{twin} exists already; remove it, or keep it and omit {chosen.name}"
       )
 
 
 def _complete(note: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path] | None:
-  """The files of a set, if a note says that all were there and they still are, of that size."""
+  """Returns the files of a set if its note lists them and their sizes are unchanged, or None."""
   try:
-    sizes = json.loads(note.read_text(encoding="utf-8"))
+    sizes = input_files.read_json(note)
     paths = {root / name: size for name, size in sizes.items()}
     if paths and all(path.stat().st_size == size for path, size in paths.items()):
       return list(paths)

@@ -1,4 +1,4 @@
-"""Files over HTTPS: resumed, checked, and under their names only when they are whole."""
+"""Downloads over HTTPS: resumable, checked, and renamed into place when complete."""
 
 import contextlib
 import dataclasses
@@ -9,8 +9,6 @@ import os
 import pathlib
 import re
 import shutil
-import time
-import types
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import IO, TypeVar
@@ -20,28 +18,29 @@ import urllib3
 
 import vmsst
 from vmsst import errors
+from vmsst.files import input_files
 
 Progress = Callable[[str, int, int | None], None]
-"""Gets the name of a file, its bytes that are there, and how many there will be, if known."""
+"""Gets the name of a file, its bytes so far, and its total bytes, if known."""
 
 _T = TypeVar("_T")
 _CHUNK_BYTES = 1 << 18
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_MOST_REDIRECTS = 10
-_MOST_PAUSE = 60.0
+_MAX_REDIRECTS = 10
+_MAX_PAUSE = 60.0
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A file to get.
+  """A file to download.
 
   Attributes:
     url: HTTPS, or HTTP on this machine.
-    size: Its bytes, where they are published.
-    kib: Its KiB, rounded down, where only those are published.
-    checksum: "sha256:HEX", or "git:HEX", the id of a blob in Git; "" if none is published.
+    size: Published size in bytes, if known.
+    kib: Published size in KiB, rounded down, if only that is known.
+    checksum: "sha256:HEX", or "git:HEX", the id of a Git blob; "" if none is published.
   """
 
   url: str
@@ -50,32 +49,40 @@ class File:
   checksum: str = ""
 
   def fits(self, size: int) -> bool:
-    """Whether a number of bytes agrees with what is published."""
+    """Returns whether a number of bytes agrees with the published size."""
     return self.size in (None, size) and self.kib in (None, size >> 10)
 
   @property
   def published(self) -> str:
-    """The published size, for people."""
+    """The published size, for messages."""
     return f"{self.size:,} bytes" if self.size is not None else f"{self.kib:,} KiB"
 
 
 class _Broken(Exception):
-  """What another attempt may put right: the message, bytes that are there, seconds to wait."""
+  """A failure that another attempt may fix; `reached` is the number of bytes stored so far."""
 
-  def __init__(self, message: str, reached: int = 0, wait: float = 0.0):
+  def __init__(self, message: str, reached: int = 0):
     super().__init__(message)
     self.reached = reached
-    self.wait = wait
+
+
+class _Retry(urllib3.Retry):
+  """Retries a request, and waits at most `_MAX_PAUSE` seconds if the server asks for more."""
+
+  def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+    """Returns the seconds to wait, by the server's Retry-After header."""
+    seconds = super().get_retry_after(response)
+    return None if seconds is None else min(seconds, _MAX_PAUSE)
 
 
 class Fetcher:
-  """Gets files, one at a time, over connections that it keeps; a context manager.
+  """Downloads files one at a time over persistent connections; a context manager.
 
   Args:
-    attempts: How often in a row to try before giving up, as long as nothing new arrives.
+    attempts: Attempts in a row without new bytes before an error is raised.
     timeout: Seconds to wait for a connection or for more bytes.
-    pause: Seconds before the second attempt; twice that before each further one.
-    progress: Is told of what arrives.
+    pause: Backoff factor in seconds, as in `urllib3.Retry`.
+    progress: Is called as bytes arrive.
   """
 
   def __init__(
@@ -88,9 +95,18 @@ class Fetcher:
   ):
     self._attempts = attempts
     self._timeout = timeout
-    self._pause = pause
     self._progress = progress or (lambda name, done, total: None)
+    self._retries = _Retry(
+      attempts - 1,
+      other=0,  # such as a wrong certificate
+      status_forcelist=_RETRIED,
+      backoff_factor=pause,
+      backoff_max=_MAX_PAUSE,
+      raise_on_status=False,
+    )
     self._session = requests.Session()
+    for scheme in ("https://", "http://"):
+      self._session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=self._retries))
     self._session.headers.update(
       {"User-Agent": f"vmsst/{vmsst.__version__}", "Accept-Encoding": "identity"}
     )
@@ -98,40 +114,35 @@ class Fetcher:
   def __enter__(self) -> "Fetcher":
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, *error: object) -> None:
     self._session.close()
 
   def fetch(self, file: File, path: pathlib.Path) -> bool:
-    """Makes a file be there, whole.
+    """Downloads a file to `path`, unless it is there.
 
-    While it is incomplete it is `path` with `.part`, beside a small `.part.json` that tells what it
-    is the beginning of. Interrupted, the next call goes on from there, or begins anew if the file
-    at that address has changed.
+    An incomplete file is `path` with `.part`, next to a small `.part.json` that identifies its
+    source. After an interruption, the next call resumes it, or starts over if the file at that
+    address has changed.
 
     Returns:
-      Whether anything was fetched: False if the file was there, of the right size and checksum.
+      Whether anything was downloaded: False if `path` has the published size and checksum.
 
     Raises:
-      InputError: it cannot be had, it is not what was published, there is another file at `path`,
-        or the disk is full.
+      InputError: the file cannot be downloaded, differs from what was published, another file is at
+        `path`, or the disk is full.
     """
     if path.exists():
       if problem := difference(file, path):
-        raise errors.InputError(f"{path} {problem}: remove it, to fetch it again")
+        raise errors.InputError(f"{path} {problem}; remove it to download it again")
       return False
     path.parent.mkdir(parents=True, exist_ok=True)
     part = _Part(path, file)
-    self._persist(file.url, lambda: self._go_on(file.url, part))
+    self._persist(file.url, lambda: self._resume(file.url, part))
     part.finish()
     return True
 
   def read(self, url: str, most: int) -> bytes:
-    """The content of a file of at most `most` bytes; raises InputError as `fetch` does."""
+    """Returns the content of a file of at most `most` bytes; raises InputError as `fetch` does."""
 
     def attempt() -> bytes:
       content = bytearray()
@@ -139,29 +150,32 @@ class Fetcher:
         for chunk in _chunks(response, lambda: 0):
           content += chunk
           if len(content) > most:
-            raise errors.InputError(f"{url}: more than {most:,} bytes, which cannot be right")
+            raise errors.InputError(f"{url}: more than {most:,} bytes: not the expected file")
       return bytes(content)
 
     return self._persist(url, attempt)
 
   def _persist(self, url: str, attempt: Callable[[], _T]) -> _T:
-    """What an attempt returns, after as many as it takes; InputError if nothing new arrives."""
-    furthest, failures = 0, 0
+    """Returns the result of an attempt, after retries; new bytes reset their count.
+
+    The adapter retries requests; this retries what breaks off within a response.
+    """
+    furthest, retries = 0, self._retries
     while True:
       try:
         return attempt()
       except _Broken as error:
-        failures = 1 if error.reached > furthest else failures + 1
-        furthest = max(furthest, error.reached)
-        if failures >= self._attempts:
-          raise errors.InputError(
-            f"{url}: {error}; given up after {failures} attempts in a row: call again later, it "
-            "goes on from what is there"
-          ) from None
-        time.sleep(min(max(self._pause * 2 ** (failures - 1), error.wait), _MOST_PAUSE))
+        if error.reached > furthest:
+          furthest, retries = error.reached, self._retries
+        try:
+          broken = urllib3.exceptions.ProtocolError(str(error))
+          retries = retries.increment("GET", url, error=broken)
+        except urllib3.exceptions.MaxRetryError:
+          raise self._give_up(url, str(error)) from None
+        retries.sleep()
 
-  def _go_on(self, url: str, part: "_Part") -> None:
-    """One attempt to get what is missing; all is there and right if it returns."""
+  def _resume(self, url: str, part: "_Part") -> None:
+    """Downloads the missing bytes in one attempt; the file is complete if this returns."""
     start = part.start()
     if not start or start != part.total:
       with self._open(url, part.conditions(start)) as response, part.writing(response, start):
@@ -173,18 +187,18 @@ class Fetcher:
 
   @contextlib.contextmanager
   def _open(self, url: str, headers: dict[str, str]) -> Iterator[requests.Response]:
-    """The answer to a request, after redirects, of status 200, 206 or 416."""
+    """Yields the response to a request, after redirects, of status 200, 206 or 416."""
     first = url
     check_address(url)
-    for _ in range(_MOST_REDIRECTS + 1):
+    for _ in range(_MAX_REDIRECTS + 1):
       try:
         response = self._session.get(
           url, headers=headers, stream=True, timeout=self._timeout, allow_redirects=False
         )
       except requests.exceptions.SSLError as error:
-        raise errors.InputError(f"{url}: no secure connection: {error}") from None
-      except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise _Broken(str(error)) from None
+        raise errors.InputError(f"{url}: no secure connection: {_reason(error)}") from None
+      except requests.RequestException as error:
+        raise self._give_up(url, _reason(error)) from None
       with response:
         if response.is_redirect:
           url = urllib.parse.urljoin(url, response.headers["Location"])
@@ -192,19 +206,24 @@ class Fetcher:
           continue
         status = f"the server answers {response.status_code} {response.reason}"
         if response.status_code in _RETRIED:
-          wait = _number(response.headers.get("Retry-After", "")) or 0
-          raise _Broken(status, wait=wait)
+          raise self._give_up(url, status)
         if response.status_code not in (200, 206, 416):
           raise errors.InputError(f"{url}: {status}")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-          raise errors.InputError(f"{url}: the server sends an encoding that was not asked for")
+          raise errors.InputError(f"{url}: the server sends an encoding that was not requested")
         yield response
         return
-    raise errors.InputError(f"{first}: more than {_MOST_REDIRECTS} redirects in a row")
+    raise errors.InputError(f"{first}: more than {_MAX_REDIRECTS} redirects in a row")
+
+  def _give_up(self, url: str, reason: str) -> errors.InputError:
+    return errors.InputError(
+      f"{url}: {reason}; gave up after {self._attempts} attempts: rerun the same command later to "
+      "resume"
+    )
 
 
 class _Part:
-  """The beginning of a file, on disk."""
+  """An incomplete file on disk."""
 
   def __init__(self, path: pathlib.Path, file: File):
     self.name = path.name
@@ -219,10 +238,10 @@ class _Part:
     self._pieces = 0
 
   def start(self) -> int:
-    """How many bytes can be gone on from: 0 if none, or if nothing tells what they are of."""
+    """Returns how many bytes can be resumed: 0 if there are none or their source is unknown."""
     self.length, self.total, self._validator, self._pieces = 0, None, "", 0
     try:
-      about = json.loads(self._about.read_text(encoding="utf-8"))
+      about = input_files.read_json(self._about)
       size = self._path.stat().st_size
       url, validator, total, pieces = (about[x] for x in ("url", "validator", "total", "pieces"))
     except (OSError, ValueError, TypeError, KeyError):
@@ -236,7 +255,7 @@ class _Part:
     return size
 
   def conditions(self, start: int) -> dict[str, str]:
-    """Headers of a request for what is missing, and for all of it if the file has changed."""
+    """Returns headers that ask for the missing bytes, or for all bytes if the file has changed."""
     if not start:
       return {}
     headers = {"Range": f"bytes={start}-"}
@@ -246,25 +265,25 @@ class _Part:
 
   @contextlib.contextmanager
   def writing(self, response: requests.Response, start: int) -> Iterator[None]:
-    """Within it `append` takes the bytes of an answer to a request for those from `start`."""
+    """Opens the file, so that `append` takes the response to a request for bytes from `start`."""
     total = self._total(response, start)
     if total is not None and not self._file.fits(total):
       raise errors.InputError(
-        f"{self._file.url}: {total:,} bytes on the server, {self._file.published} as published: it "
-        f"is another file by now; look at it, and put it at {self._whole} by hand"
+        f"{self._file.url}: {total:,} bytes on the server, {self._file.published} as published: "
+        f"the file has changed; check it and put it at {self._whole} by hand"
       )
     chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
     if total is None and not chunked and not (self._file.size or self._file.checksum):
       raise errors.InputError(
-        f"{self._file.url}: nothing tells how long it is: put it at {self._whole} by hand"
+        f"{self._file.url}: its length is unknown; put it at {self._whole} by hand"
       )
     if response.status_code == 200:
       self.drop()
     free = shutil.disk_usage(self._path.parent).free
     if total is not None and total - self.length > free:
       raise errors.InputError(
-        f"{self._path}: {total - self.length:,} bytes are to come and the disk has room for "
-        f"{free:,}: make room and call again"
+        f"{self._path}: {total - self.length:,} bytes are missing and the disk has room for "
+        f"{free:,}; make room and rerun the same command"
       )
     self.total, self._validator = total, _validator(response)
     self._pieces += 1
@@ -281,19 +300,20 @@ class _Part:
       raise _Broken(f"it ended after {self.length:,} of {self.total:,} bytes", self.length)
 
   def _total(self, response: requests.Response, start: int) -> int | None:
-    """How many bytes the whole file has, if the answer says it."""
+    """Returns the number of bytes of the complete file, if the response states it."""
     if response.status_code == 200:
-      return _number(response.headers.get("Content-Length", ""))
+      length = response.headers.get("Content-Length", "")
+      return int(length) if length.isascii() and length.isdigit() else None
     parts = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
     if response.status_code == 206 and parts and int(parts[1]) == start:
       total = int(parts[2])
       if self.total in (None, total):
         return total
     self.drop()
-    raise _Broken("the server does not send the part that was asked for")
+    raise _Broken("the server does not send the requested range")
 
   def append(self, chunk: bytes) -> None:
-    """Writes bytes that came."""
+    """Writes received bytes."""
     most = self.total if self.total is not None else self._file.size
     if most is not None and self.length + len(chunk) > most:
       raise errors.InputError(f"{self._file.url}: the server sends more than {most:,} bytes")
@@ -302,18 +322,18 @@ class _Part:
     self.length += len(chunk)
 
   def check(self) -> None:
-    """Compares what is there with what was sent and published; what is wrong is dropped.
+    """Compares the file with what was sent and published, and removes it if it differs.
 
     Raises:
-      _Broken: it was put together from several answers; another attempt begins anew.
-      InputError: it came in one.
+      _Broken: it came in several responses; another attempt starts over.
+      InputError: it came in one response.
     """
     size = self._path.stat().st_size
-    if size != self.length:  # Who else writes there?
+    if size != self.length:
       self.drop()
       raise errors.InputError(
-        f"{self._path} has {size:,} bytes where {self.length:,} were written: something else "
-        "writes there too; call again when that is done"
+        f"{self._path} has {size:,} bytes, but {self.length:,} were written: another process writes"
+        " to it; wait for that process and rerun the same command"
       )
     problem = difference(self._file, self._path)
     if not problem:
@@ -321,21 +341,21 @@ class _Part:
     pieces = self._pieces
     self.drop()
     if pieces > 1:
-      raise _Broken(f"what was put together from {pieces} parts {problem}")
+      raise _Broken(f"the file joined from {pieces} parts {problem}")
     raise errors.InputError(
-      f"{self._file.url}: what the server sends {problem}: it is another file by now, or was "
-      "changed on the way; it was not kept"
+      f"{self._file.url}: the file on the server {problem}: it has changed, or was altered on the "
+      "way, and was not kept"
     )
 
   def finish(self) -> None:
-    """Gives the file its name."""
+    """Renames the complete file into place."""
     with open(self._path, "rb") as stream:
       os.fsync(stream.fileno())
     os.replace(self._path, self._whole)
     self._about.unlink(missing_ok=True)
 
   def drop(self) -> None:
-    """Forgets what is there."""
+    """Removes the incomplete file."""
     self._about.unlink(missing_ok=True)
     self._path.unlink(missing_ok=True)
     self.length, self._pieces = 0, 0
@@ -357,8 +377,8 @@ class _Part:
       if error.errno not in _FULL:
         raise
       raise errors.InputError(
-        f"{self._path}: no room on the disk after {self.length:,} bytes ({error.strerror}): make "
-        "room and call again, it goes on from there"
+        f"{self._path}: no room on the disk after {self.length:,} bytes ({error.strerror}); make "
+        "room and rerun the same command to resume"
       ) from None
 
 
@@ -367,7 +387,8 @@ def check_address(url: str, first: str = "") -> None:
 
   Args:
     url: The address.
-    first: Where it was redirected from, if it was: only from this machine it may be on it.
+    first: The address that redirects to it, if any; only an address on this machine may redirect to
+      this machine.
   """
   parts = urllib.parse.urlsplit(url)
   local = parts.scheme == "http" and parts.hostname in _LOCAL
@@ -375,41 +396,42 @@ def check_address(url: str, first: str = "") -> None:
     local = urllib.parse.urlsplit(first).hostname in _LOCAL
   if (parts.scheme != "https" and not local) or not parts.hostname:
     way = f"{first} redirects to {url}, which" if first else url
-    raise errors.InputError(f"{way} is no HTTPS address: nothing is fetched from there")
+    raise errors.InputError(f"{way} is not an HTTPS address; nothing was downloaded from there")
 
 
 def difference(file: File, path: pathlib.Path) -> str:
-  """What tells a file on disk from what was published ("" if nothing): "has ..., not ..."."""
+  """Returns how a file on disk differs from the published one, as "has ..., not ...", or ""."""
   size = path.stat().st_size
   if not file.fits(size):
     return f"has {size:,} bytes, not {file.published}"
   if not file.checksum:
     return ""
   kind, _, wanted = file.checksum.partition(":")
-  if kind == "git":  # A blob's id is the hash of a header and the content.
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-  else:
-    digest = hashlib.new(kind)
+  # The id of a Git blob is the SHA-1 of a header and the content.
+  digest = (
+    hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if kind == "git" else hashlib.new(kind)
+  )
   with open(path, "rb") as stream:
-    while chunk := stream.read(_CHUNK_BYTES):
-      digest.update(chunk)
-  found = digest.hexdigest()
+    found = hashlib.file_digest(stream, lambda: digest).hexdigest()
   return "" if found == wanted else f"has the {kind} checksum {found}, not {wanted}"
 
 
 def _chunks(response: requests.Response, reached: Callable[[], int]) -> Iterator[bytes]:
-  """The bytes of an answer as they are sent; raises _Broken if the connection breaks."""
+  """Yields the bytes of a response as they arrive; raises _Broken if the connection breaks."""
   try:
+    # Unlike iter_content, this also yields the bytes just before the connection breaks.
     yield from response.raw.stream(_CHUNK_BYTES, decode_content=False)
-  except (urllib3.exceptions.HTTPError, requests.RequestException) as error:
+  except urllib3.exceptions.HTTPError as error:
     raise _Broken(str(error), reached()) from None
 
 
+def _reason(error: requests.RequestException) -> str:
+  """Returns the reason why a request failed, without the retries around it."""
+  cause = error.args[0] if error.args else error
+  return str(getattr(cause, "reason", None) or error)
+
+
 def _validator(response: requests.Response) -> str:
-  """What tells this state of a file from later ones, or ""; a weak tag does not."""
+  """Returns a value that identifies the file's version, or ""; a weak ETag does not count."""
   tag = response.headers.get("ETag", "")
   return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
-
-
-def _number(text: str) -> int | None:
-  return int(text) if text.isascii() and text.isdigit() else None

@@ -1,9 +1,9 @@
-"""Releases of OPUS: what there is, and getting it.
+"""Lists and downloads OPUS releases.
 
-A release is one corpus in one version for one pair of languages: a zip of two files of aligned
-lines, kept as `CORPUS/VERSION/moses/de-en.txt.zip`. What is listed comes from the API of OPUS
-or, without a network, from the table in the package `opustools`. That does not fetch the
-files here: it neither goes on with a file that broke off nor tells that it did.
+A release is one corpus in one version for one language pair: a zip of two files of aligned lines,
+stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API or, offline, from
+the table in the package `opustools`. Files are not downloaded with that package, because it neither
+resumes nor reports an interrupted download.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _FILE = re.compile(r"([A-Za-z0-9_]+)-([A-Za-z0-9_]+)\.txt\.zip")
 
 Ask = Callable[[Mapping[str, str]], list[dict[str, Any]]]
-"""Answers a query (corpus, version, preprocessing) with OPUS's records of files."""
+"""Returns OPUS's file records for a query (corpus, version, preprocessing)."""
 Keep = Callable[[str, str], bool]
-"""Whether the pair of languages of two of OPUS's codes is wanted."""
+"""Returns whether a pair of OPUS language codes is wanted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Release:
   """One file of OPUS.
 
   Attributes:
-    corpus: Name of it.
-    version: As "v8".
-    source: Code of the first language, as OPUS has it.
-    target: Code of the second.
-    url: Where it is.
-    kib: Its size in KiB, rounded down.
-    pairs: How many pairs of sentences, or None if OPUS does not say.
+    corpus: Name of the corpus.
+    version: Version, such as "v8".
+    source: OPUS code of the first language.
+    target: OPUS code of the second language.
+    url: Address of the file.
+    kib: Size in KiB, rounded down.
+    pairs: Number of sentence pairs, or None if OPUS does not list it.
   """
 
   corpus: str
@@ -60,29 +60,29 @@ class Release:
 
   @property
   def path(self) -> pathlib.PurePosixPath:
-    """Where it is kept below the root."""
+    """Path of the file below the root."""
     name = f"{self.source}-{self.target}.txt.zip"
     return pathlib.PurePosixPath(self.corpus, self.version, "moses", name)
 
   @property
   def page(self) -> str:
-    """Where OPUS describes the corpus and its license."""
+    """Address of OPUS's description of the corpus and its license."""
     return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
 
 
 def api(fetcher: fetch.Fetcher, address: str) -> Ask:
-  """Asks the API of OPUS, which is at `API`."""
+  """Returns a function that queries the OPUS API; its public address is `API`."""
 
   def ask(query: Mapping[str, str]) -> list[dict[str, Any]]:
     url = f"{address}?{urllib.parse.urlencode(query)}"
     try:
       found = json.loads(fetcher.read(url, _MOST_LIST_BYTES))["corpora"]
       if not all(isinstance(each, dict) for each in found):
-        raise TypeError("a record is no object")
+        raise TypeError("a record is not an object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
       if isinstance(error, errors.InputError):
         raise
-      raise errors.InputError(f"{url}: not a list as OPUS gives it: {error}") from None
+      raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
     return list(found)
 
   return ask
@@ -90,17 +90,15 @@ def api(fetcher: fetch.Fetcher, address: str) -> Ask:
 
 @contextlib.contextmanager
 def table() -> Iterator[Ask]:
-  """Within it, asks the table in the package `opustools`; nothing is fetched.
+  """Yields a function that queries the table in the package `opustools`, offline.
 
   Raises:
-    InputError: it is not installed.
+    InputError: the package is not installed.
   """
   try:
     import opustools
   except ImportError:
-    raise errors.InputError(
-      "the list without a network is in opustools: pip install 'vmsst[opus]'"
-    ) from None
+    raise errors.InputError("the offline list needs opustools: pip install 'vmsst[opus]'") from None
   packed = pathlib.Path(opustools.__file__).with_name("opusdata.db.gz")
   with tempfile.TemporaryDirectory(prefix="vmsst_opus_") as folder:
     database = pathlib.Path(folder, "opusdata.db")
@@ -111,21 +109,21 @@ def table() -> Iterator[Ask]:
 
 
 def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) -> list[Release]:
-  """What OPUS has of some corpora, in their order; files without a pair of sentences are left out.
+  """Returns the releases of some corpora, in their order, without files that have no pairs.
 
   Args:
     ask: `api(...)` or `table()`.
     corpora: Names, each with a version or None for the latest.
-    keep: Which pairs of languages.
+    keep: Selects language pairs.
 
   Raises:
-    InputError: OPUS has no such corpus or version, or its answer is not what it should be.
+    InputError: OPUS has no such corpus or version, or its response is invalid.
   """
   found = []
   for corpus, version in corpora:
     for name in (corpus, version or LATEST):
       if not _NAME.fullmatch(name):
-        raise errors.InputError(f"{name!r} is no name of a corpus or version of OPUS")
+        raise errors.InputError(f"{name!r} is not a name of an OPUS corpus or version")
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     records = [_release(record) for record in ask(query)]
     if not records:
@@ -142,7 +140,7 @@ def download(
   root: pathlib.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
 ) -> list[pathlib.Path]:
-  """Makes the files of releases be there below a root; those that are there are not fetched.
+  """Downloads the files of releases below a root, except those that are there.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
@@ -156,28 +154,28 @@ def download(
 
 
 def anything(source: str, target: str) -> bool:
-  """Keeps every pair of languages."""
+  """Keeps every language pair."""
   return True
 
 
 def one_of(texts: Iterable[str]) -> Keep:
-  """Keeps pairs of languages given as "de-en", in either order and in any code of a language.
+  """Returns a filter of language pairs such as "de-en", in either order and with any codes.
 
   Raises:
-    InputError: a text is no pair of codes.
+    InputError: a text is not a pair of codes.
   """
   wanted = set()
   for text in texts:
     source, dash, target = text.partition("-")
     if not (dash and source and target and "-" not in target):
-      raise errors.InputError(f"{text!r} is no pair of languages: write it as de-en or en-pt_BR")
+      raise errors.InputError(f"{text!r} is not a language pair; write it as de-en or en-pt_BR")
     wanted.add(frozenset(map(_comparable, (source, target))))
   return lambda source, target: frozenset(map(_comparable, (source, target))) in wanted
 
 
 @functools.cache
 def known_language(code: str) -> languages.Language | None:
-  """The language of one of OPUS's codes, whose region or variant may be unknown; or None."""
+  """Returns the language of an OPUS code, ignoring an unknown region or variant, or None."""
   for each in (code, code.partition("_")[0]):
     try:
       return languages.language(each)
@@ -191,7 +189,7 @@ def _comparable(code: str) -> languages.Language | str:
 
 
 def _release(record: Mapping[str, Any]) -> Release:
-  """The release of a record; nothing in one is trusted."""
+  """Returns the release of an untrusted record."""
   corpus, version, url = (record.get(key) or "" for key in ("corpus", "version", "url"))
   kib, pairs = record.get("size"), record.get("alignment_pairs")
   if not all(isinstance(text, str) for text in (corpus, version, url)):
@@ -200,7 +198,9 @@ def _release(record: Mapping[str, Any]) -> Release:
   named = _NAME.fullmatch(corpus) and _NAME.fullmatch(version)
   pair = (record.get("source"), record.get("target"))
   if not (file and file.groups() == pair and named and isinstance(kib, int) and _whole(kib)):
-    raise errors.InputError(f"OPUS lists what is no release in Moses's format: {dict(record)!r}")
+    raise errors.InputError(
+      f"OPUS lists a record that is not a release in Moses format: {dict(record)!r}"
+    )
   fetch.check_address(url)
   return Release(corpus, version, file[1], file[2], url, kib, pairs if _whole(pairs) else None)
 
@@ -210,13 +210,13 @@ def _whole(value: object) -> bool:
 
 
 def describe(chosen: Sequence[Release]) -> Iterator[str]:
-  """A table of releases for people: a line each, and one of all."""
+  """Yields a table of releases: a line for each, their total, and their licenses."""
   for x in chosen:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"
     yield f"{x.corpus:<20} {x.version:<14} {name:<14} {pairs:>14} pairs {x.kib / 1024:>10,.1f} MiB"
   total = sum(x.kib for x in chosen) / 1024
   count = sum(x.pairs or 0 for x in chosen)
-  yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to fetch where not there"
+  yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to download unless present"
   for page in dict.fromkeys(x.page for x in chosen):
     yield f"license: in each archive (LICENSE, README), and at {page}"

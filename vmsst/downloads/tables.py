@@ -1,4 +1,4 @@
-"""Tables as benchmarks read them, out of the tables that others publish."""
+"""Converts published tables to the format that the benchmarks read."""
 
 import csv
 import pathlib
@@ -8,7 +8,7 @@ from vmsst import errors
 from vmsst.files import atomic_files, text_files
 
 PART = "@part"
-"""In the place of a column: the name of the part that a row is of."""
+"""Stands for a column that contains the name of a row's part."""
 
 
 def join(
@@ -19,19 +19,19 @@ def join(
   quoted: bool,
   header: bool,
 ) -> None:
-  """Writes one table, its fields parted by TABs, of the rows of several.
+  """Writes the rows of several tables to one TAB-separated table.
 
-  Every run of white space in a field becomes a space.
+  White space in a field is normalized to single spaces.
 
   Args:
-    parts: Tables by name, in their order, .csv or .tsv, each with a line of names of its columns.
-    columns: The columns to write, and the column of each in the parts, or `PART`.
-    path: Where to.
-    quoted: Whether fields of the parts are in quotes where they have some.
-    header: Whether its first line has the names of its columns.
+    parts: Tables by name, in order: .csv or .tsv, each with a header line.
+    columns: Maps each column to write to a column of the parts, or to `PART`.
+    path: The output file.
+    quoted: Whether fields of the parts may be in quotes.
+    header: Whether to write a header line.
 
   Raises:
-    InputError: a part lacks a column, has a row of another length, or none.
+    InputError: a part lacks a column, has no rows, or a row has the wrong number of fields.
   """
   with atomic_files.atomic_text(path) as out:
     if header:
@@ -62,4 +62,4 @@ def _rows(path: pathlib.Path, quoted: bool) -> Iterator[list[str]]:
     try:
       yield from csv.reader(stream, delimiter=separator, strict=True)
     except (csv.Error, UnicodeDecodeError) as error:
-      raise errors.InputError(f"{path}: no table in quotes and UTF-8: {error}") from None
+      raise errors.InputError(f"{path}: not a quoted table in UTF-8: {error}") from None

@@ -11,7 +11,7 @@ import json
 import unicodedata
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 # How SentencePiece writes a space.
@@ -85,8 +85,8 @@ def export_tokenizer(
   made.add_special_tokens([tokenizers.AddedToken(x, normalized=False) for x in special.values()])
   return ExportedTokenizer(
     content=made.to_str(pretty=False).encode(),
-    padding=special[vocabularies.PAD_ID],
-    padding_id=vocabularies.PAD_ID,
+    padding=special[padding.PAD_ID],
+    padding_id=padding.PAD_ID,
     unknown=None if vocabulary.unk_id is None else special[vocabulary.unk_id],
     eos=eos,
     splits_special_tokens=True,

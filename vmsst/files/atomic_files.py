@@ -1,7 +1,7 @@
-"""Files and folders that are there as a whole or not at all, whatever ends who writes them.
+"""Atomic writes: a file or folder is complete or absent, even if the writer is killed.
 
-What is written goes beside its place, reaches the disk there, and then takes its name in one step.
-A reader, and a process that starts after a kill, finds the old content or the new.
+Content is written under a temporary name next to its place, synced to disk, and renamed in one
+step. Readers find the old content or the new, also after a kill.
 """
 
 import contextlib
@@ -18,29 +18,29 @@ from typing import IO, Any, TextIO
 from vmsst import errors
 
 PARTIAL = ".part"
-"""What the name of a file that is being written has behind it, perhaps with a number."""
+"""Suffix of the name of an incomplete file, sometimes followed by a number."""
 _UNFINISHED = re.compile(rf"{re.escape(PARTIAL)}(-[0-9a-f]+)?$")
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[pathlib.Path]:
-  """A path to write a file to, which becomes `path` when all went well; else nothing is left.
+  """Yields a path to write a file to and renames it to `path`; an error leaves nothing.
 
-  A process that is killed leaves `NAME.part`, which the next one overwrites.
+  A killed process leaves `NAME.part`, which the next one overwrites.
 
   Args:
-    path: The file, or one of an object store as an etils.epath.Path. Its folder is made if need be.
-    shared: Several processes may write the file at a time: the last one's stays. What one leaves
-      that is killed has a name of its own.
+    path: The file, or one of an object store as an etils.epath.Path. A missing folder is created.
+    shared: Several processes may write the file at the same time: the last one wins. A killed
+      process leaves a file of unique name.
 
   Raises:
-    OSError: it cannot be written; the error names `path`.
+    OSError: the file cannot be written; the error names `path`.
   """
   place: Any = path if _is_remote(path) else pathlib.Path(path)
   partial = place.with_name(f"{place.name}{PARTIAL}{f'-{uuid.uuid4().hex}' if shared else ''}")
   with naming(place):
     if not _is_remote(place) and place.exists() and not (place.is_file() or place.is_dir()):
-      yield place  # a pipe or /dev/null has no content to keep
+      yield place  # a pipe or /dev/null cannot be replaced
       return
     try:
       place.parent.mkdir(parents=True, exist_ok=True)
@@ -58,37 +58,37 @@ def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterat
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[IO[bytes]]:
-  """A binary file to write, which is at `path` when all went well; see `atomic_path`."""
+  """Yields a binary file to write, which becomes `path` without an error; see `atomic_path`."""
   with atomic_path(path, shared=shared) as partial, _opened(partial) as stream:
     yield stream
 
 
 @contextlib.contextmanager
 def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-  """A UTF-8 file with LF to write, which is at `path` when all went well; see `atomic_path`."""
+  """Yields a text file (UTF-8, LF) to write, which becomes `path`; see `atomic_path`."""
   with atomic_path(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as stream:
     yield stream
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-  """Replaces the content of a file in one step; see `atomic_path`."""
+  """Writes the content of a file atomically; see `atomic_path`."""
   with atomic_file(path) as stream:
     stream.write(content)
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
-  """Replaces the content of a UTF-8 file in one step; see `atomic_path`."""
+  """Writes the content of a UTF-8 file atomically; see `atomic_path`."""
   write_bytes(path, content.encode())
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-  """Replaces a JSON file in one step; see `atomic_path`."""
+  """Writes a JSON file atomically; see `atomic_path`."""
   write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 @contextlib.contextmanager
 def atomic_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives a folder to write into, which becomes `target` at the end; an error leaves nothing.
+  """Yields a folder to write into and renames it to `target`; an error leaves nothing.
 
   Raises:
     InputError: the folder cannot be written.
@@ -109,7 +109,7 @@ def atomic_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Gives an OSError that says no file, such as that of a full disk, the name of this one."""
+  """Adds this path to an OSError without a file name, such as that of a full disk."""
   try:
     yield
   except OSError as error:
@@ -119,7 +119,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remove_partial(folder: str | os.PathLike[str]) -> None:
-  """Removes what killed processes have left unfinished anywhere below a folder."""
+  """Removes incomplete files that killed processes have left anywhere below a folder."""
   for where, _, names in os.walk(folder):
     for name in filter(_UNFINISHED.search, names):
       os.remove(os.path.join(where, name))
@@ -138,7 +138,7 @@ def _reach_disk(path: pathlib.Path) -> None:
   try:
     os.fsync(handle)
   except OSError as error:
-    if error.errno != errno.EINVAL:  # of a file system that knows no such thing
+    if error.errno != errno.EINVAL:  # a file system without fsync
       raise
   finally:
     os.close(handle)

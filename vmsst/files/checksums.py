@@ -1,6 +1,6 @@
-"""SHA-256 sums of a checkpoint's files, in `SHA256SUMS`, as the command `sha256sum` writes them.
+"""SHA-256 checksums of a checkpoint's files, in `SHA256SUMS`, the format of `sha256sum`.
 
-Orbax keeps sums of what describes the arrays, but a byte of an array can change unnoticed.
+Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ NAME = "SHA256SUMS"
 
 
 def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
-  """Writes the sums of all files in `folders` to `checkpoint`.
+  """Writes the checksums of all files in `folders` to `checkpoint`.
 
   Args:
-    checkpoint: the folder of the checkpoint, as long as it is written.
-    folders: what will be subfolders of the checkpoint, by their name there.
+    checkpoint: The folder of the checkpoint, while it is being written.
+    folders: The future subfolders of the checkpoint, by name.
   """
   lines = [
     f"{_digest(path)}  {name}/{inside}\n"
@@ -28,11 +28,11 @@ def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
 
 
 def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
-  """What is wrong with the files of a checkpoint; None: nothing, or it came without sums.
+  """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
 
   Args:
-    checkpoint: its folder.
-    only: the subfolder that is looked at; None: all that have sums.
+    checkpoint: The folder of the checkpoint.
+    only: The subfolder to check; None: all with checksums.
   """
   sums = checkpoint / NAME
   if not sums.is_file():
@@ -42,7 +42,7 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
       re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
     ]
     if not lines or None in lines:
-      return f"{NAME} is not as it was written"
+      return f"{NAME} has changed since it was written"
     wanted: dict[str, dict[str, str]] = {}
     for digest, folder, name in (line.groups() for line in lines if line):
       wanted.setdefault(folder, {})[name] = digest
@@ -52,14 +52,14 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
         if name not in files:
           return f"{folder}/{name} is missing"
         if _digest(files[name]) != digest:
-          return f"{folder}/{name} is not as it was written"
+          return f"{folder}/{name} has changed since it was written"
   except (OSError, UnicodeDecodeError) as error:
     return f"it cannot be read ({error})"
   return None
 
 
 def _files(folder: epath.Path) -> Iterator[tuple[str, epath.Path]]:
-  """All files below `folder`, with their names there."""
+  """Yields all files below `folder`, with their relative names."""
   if not folder.is_dir():
     return
   for path in sorted(folder.iterdir(), key=lambda path: path.name):

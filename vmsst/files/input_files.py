@@ -1,4 +1,4 @@
-"""Files from outside, read whole: what could hang, fill the memory or be no JSON is refused."""
+"""Reads untrusted files; refuses pipes and devices, which can hang, and invalid JSON."""
 
 import json
 import os
@@ -14,48 +14,51 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def check(path: str | os.PathLike[str]) -> None:
-  """Raises InputError where a file is missing or is none: a folder, a pipe, a device."""
+  """Raises InputError if a path is missing or not a file but a folder, pipe or device."""
   try:
     mode = os.stat(path).st_mode
-  except (OSError, ValueError) as error:  # ValueError: NUL or half of a surrogate pair in the path
+  except (
+    OSError,
+    ValueError,
+  ) as error:  # a NUL or half a surrogate pair
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
   if not stat.S_ISREG(mode):
-    raise errors.InputError(f"{path} is no file but {_kind(mode)}")
+    raise errors.InputError(f"{path}: not a file but {_kind(mode)}")
 
 
 def check_below(folder: str | os.PathLike[str]) -> None:
-  """Raises InputError where something below a folder is neither a file nor a folder."""
+  """Raises InputError if a folder contains anything but files and folders, at any depth."""
   for path in _below(folder):
     check(path)
 
 
 def size_below(folder: str | os.PathLike[str]) -> int:
-  """Bytes in all files below a folder."""
+  """Returns the total size of all files below a folder, in bytes."""
   return sum(os.path.getsize(path) for path in _below(folder))
 
 
 def check_no_pipe(path: str | os.PathLike[str]) -> None:
   """Raises InputError for a named pipe, whose reader waits for a writer that may never come.
 
-  Those that a shell makes (`<(...)`, /dev/stdin) are let through.
+  Pipes of a shell (`<(...)`, /dev/stdin) are allowed.
   """
   try:
     is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)
   except (OSError, ValueError):
-    return  # Opening it says why.
+    return  # Opening it raises the error.
   if is_pipe and not os.path.abspath(path).startswith(("/dev/", "/proc/")):
-    raise errors.InputError(f"{path} is no file but {_kind(stat.S_IFIFO)}")
+    raise errors.InputError(f"{path}: not a file but {_kind(stat.S_IFIFO)}")
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-  """The content of a file, which may be in an object store (`gs://`).
+  """Returns the content of a file, which may be in an object store (`gs://`).
 
   Raises:
-    InputError: it is missing, no file, or cannot be read.
+    InputError: it is missing, not a file, or cannot be read.
   """
   try:
     if "://" in os.fspath(path):
-      from etils import epath  # Plain files do not need it.
+      from etils import epath  # Local files do not need it.
 
       return epath.Path(path).read_bytes()
     check(path)
@@ -66,9 +69,9 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-  """What a JSON file holds; raises InputError where it cannot be read or is not JSON.
+  """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON.
 
-  Half of a surrogate pair, which JSON can spell and no UTF-8 can have, is not taken for JSON.
+  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid.
   """
   found = parse_json(read_bytes(path), str(path))
   try:
@@ -79,15 +82,15 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-  """What JSON says; raises InputError, with `where`, if it is none."""
+  """Returns parsed JSON; raises InputError, with `where`, if it is invalid."""
   try:
     return json.loads(content)
-  except (ValueError, RecursionError) as error:  # numbers and nesting too
+  except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
     raise errors.InputError(f"{where}: not JSON: {error}") from None
 
 
 def is_text(value: Any) -> bool:
-  """Whether a value is a text without halves of surrogate pairs."""
+  """Returns whether a value is a string that UTF-8 can encode: without half surrogate pairs."""
   if not isinstance(value, str):
     return False
   try:
@@ -98,15 +101,15 @@ def is_text(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-  """A value out of a file as a message can say it: as Python writes it, cut where it is long."""
+  """Returns a value from a file for a message: its Python literal, shortened if long."""
   try:
     return _SHORT.repr(value)
-  except ValueError:  # a whole number that is too long to be written
+  except ValueError:  # an integer with too many digits
     return f"a {type(value).__name__} that is too long"
 
 
 def reason(error: Exception) -> str:
-  """What an error of the operating system says, without the path."""
+  """Returns the message of an operating system error, without the path."""
   return getattr(error, "strerror", None) or str(error)
 
 

@@ -1,4 +1,4 @@
-"""A file of lines that is written bit by bit and goes on where an earlier process stopped."""
+"""A file of lines that is written in parts, and resumed after interruption."""
 
 import json
 import os
@@ -7,25 +7,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, input_files
 
 
 class LineWriter:
-  """Writes lines into `FILE.part`, which becomes FILE when all are there.
+  """Writes lines into `FILE.part`, which becomes FILE when it is complete.
 
   Attributes:
-    done: Number of lines that are there.
+    done: Number of lines written so far.
   """
 
   def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
-    """Starts, or goes on with what an interruption has left.
+    """Starts a file, or resumes an interrupted one.
 
     Args:
-      path: FILE, which is replaced at the end if it is there.
-      settings: What the lines are of, as for JSON.
+      path: FILE, which is replaced at the end if it exists.
+      settings: JSON values that identify the lines.
 
     Raises:
-      InputError: what is left is of other lines, or broken.
+      InputError: the interrupted file has other settings or is broken.
     """
     self._path = pathlib.Path(path)
     self._part = self._path.with_name(f"{self._path.name}.part")
@@ -38,7 +38,7 @@ class LineWriter:
     self._file.seek(size)
 
   def append(self, lines: Iterable[str]) -> None:
-    """Writes lines behind those that are there; they are on the disk when this returns."""
+    """Appends lines and syncs them to disk."""
     lines = list(lines)
     with atomic_files.naming(self._part):
       self._file.write("".join(f"{line}\n" for line in lines).encode())
@@ -49,29 +49,29 @@ class LineWriter:
     atomic_files.write_json(self._state_path, state)
 
   def finish(self) -> None:
-    """Gives the file its name."""
+    """Renames the complete file into place."""
     self._file.close()
     self._part.replace(self._path)
     self._state_path.unlink(missing_ok=True)
 
   def close(self) -> None:
-    """Leaves what is there to be gone on with."""
+    """Closes the file, which another writer can resume."""
     self._file.close()
 
   def _load(self) -> tuple[int, int]:
-    """Lines and bytes that are there."""
+    """Returns the numbers of lines and bytes to resume from."""
     if not self._state_path.exists():
       return 0, 0
     try:
-      state = json.loads(self._state_path.read_text(encoding="utf-8"))
+      state = input_files.read_json(self._state_path)
       settings, done, size = state["settings"], int(state["done"]), int(state["bytes"])
       whole = done >= 0 and 0 <= size <= self._part.stat().st_size
     except (ValueError, KeyError, TypeError, OSError):
       whole, settings, done, size = False, None, 0, 0
     if not whole or settings != self._settings:
-      what = "is of something else" if whole else "is broken"
+      problem = "has other settings" if whole else "is broken"
       raise errors.InputError(
-        f"{self._part}, which an earlier command has left, {what}: delete it and "
-        f"{self._state_path.name}, or give another file to write"
+        f"{self._part}: this incomplete file of an earlier command {problem}; delete it and "
+        f"{self._state_path.name}, or write to another file"
       )
     return done, size

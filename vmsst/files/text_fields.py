@@ -1,4 +1,4 @@
-"""Texts in the lines of files: whole lines, a column of a TSV, or a value of JSON Lines."""
+"""Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ from vmsst.files import input_files, text_files
 
 
 def default_field(path: str, number: int = 0) -> str | None:
-  """Where the texts of a file are by the end of its name: a column, a key, or None: whole lines.
+  """Returns the column or key of the texts in a file, by its extension, or None for whole lines.
 
   Args:
     path: `.tsv`: the first column, or the second; `.jsonl`: "text", or "source" and "target".
-    number: 0 for the file's texts; 1 or 2 for one side of its pairs.
+    number: 0 for the only texts; 1 or 2 for one side of pairs.
   """
   name = path.removesuffix(".gz")
   if name.endswith(".tsv"):
@@ -22,16 +22,16 @@ def default_field(path: str, number: int = 0) -> str | None:
 
 
 def read_texts(path: str, field: str | None = None) -> Iterator[str]:
-  """Yields one text for each line of a plain or gzipped UTF-8 file, empty ones too.
+  """Yields one text for each line of a plain or gzipped UTF-8 file, including empty lines.
 
   Args:
     path: The file.
-    field: A number counts the columns of a TSV from 1, anything else is a key of JSON Lines, each
-      of which holds a JSON object; None: whole lines.
+    field: A number is a TSV column, counted from 1; anything else is a key of the JSON object in
+      each line; None: whole lines.
 
   Raises:
-    InputError: the file cannot be read, or a line has no such column, or is no JSON object with a
-      string under this key.
+    InputError: the file cannot be read, or a line lacks the column, or is not a JSON object with a
+      string at this key.
   """
   lines = text_files.read_lines(path)
   if field is None:
@@ -43,12 +43,12 @@ def read_texts(path: str, field: str | None = None) -> Iterator[str]:
 
 def _column(path: str, lines: Iterator[str], column: int) -> Iterator[str]:
   if column < 1:
-    raise errors.InputError(f"column {column} of {path}: columns are counted from 1")
+    raise errors.InputError(f"{path}: column {column}: columns are counted from 1")
   for number, line in enumerate(lines, 1):
     columns = line.split("\t")
     if len(columns) < column:
       raise errors.InputError(
-        f"{path}:{number}: {len(columns)} columns, and the text is to be in column {column}"
+        f"{path}:{number}: {len(columns)} columns, but the text must be in column {column}"
       )
     yield columns[column - 1]
 
@@ -58,5 +58,5 @@ def _value(path: str, lines: Iterator[str], key: str) -> Iterator[str]:
     record = input_files.parse_json(line, f"{path}:{number}")
     value = record.get(key) if isinstance(record, dict) else None
     if not input_files.is_text(value):
-      raise errors.InputError(f"{path}:{number}: no JSON object with a string {key!r}")
+      raise errors.InputError(f"{path}:{number}: not a JSON object with a string {key!r}")
     yield str(value)

@@ -1,4 +1,4 @@
-"""Lines of text files, plain or gzipped (`.gz`), with errors that name the file and the line."""
+"""Reads plain or gzipped (`.gz`) text files; errors name the file and the line."""
 
 import contextlib
 import gzip
@@ -11,35 +11,37 @@ from vmsst import errors
 from vmsst.files import input_files
 
 LINE_BYTES = 1 << 26
-"""Longer lines are an error."""
+"""Maximum length of a line; longer lines raise InputError."""
 
 _CHUNK_BYTES = 1 << 16
-_BOMB_BYTES = 1 << 28  # From here on, text that was compressed more than _BOMB_RATIO times ...
-_BOMB_RATIO = 500  # ... is no text: DEFLATE reaches 1000 on repetition alone.
+# Content beyond _BOMB_BYTES that was compressed more than _BOMB_RATIO times is not text: DEFLATE
+# reaches 1000 only on repetition.
+_BOMB_BYTES = 1 << 28
+_BOMB_RATIO = 500
 
 
 def read_lines(path: str) -> Iterator[str]:
-  """Yields the lines of a plain or gzipped UTF-8 text file, without their line ends.
+  """Yields the lines of a plain or gzipped UTF-8 text file, without line ends.
 
-  Lines end at LF. A byte order mark at the start of the file is dropped, and so is every CR (as
-  TensorFlow does when it streams the same file).
+  Lines end at LF. A byte order mark at the start of the file and every CR are removed, as
+  TensorFlow does when it streams the same file.
 
   Raises:
-    InputError: the file cannot be read, is truncated, or is not UTF-8, a line has more than
-      `LINE_BYTES`, or what was compressed is no text.
+    InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
+      `LINE_BYTES`; or the compression ratio is too high for text.
   """
   with _open(path) as stream:
     chunks = iter(lambda: stream.readline(LINE_BYTES + 1), b"")
     for number, raw in enumerate(_stream(path, chunks), 1):
       if len(raw) > LINE_BYTES:
         raise errors.InputError(
-          f"{path}:{number}: a line of more than {LINE_BYTES >> 20} MB: the file is no text"
+          f"{path}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
         )
       yield _decode(raw, path, number)
 
 
 def read_chunks(path: str) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped file in pieces; errors as in `read_lines`."""
+  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does."""
   with _open(path) as stream:
     yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
 
@@ -70,7 +72,7 @@ def _open(path: str) -> Iterator[IO[bytes]]:
 
 
 def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-  """The same chunks, with errors of decompression and of the disk that name the file."""
+  """Yields the same chunks; errors of decompression and of the disk name the file."""
   number = size = 0
   most = max(_BOMB_BYTES, _BOMB_RATIO * _size(path)) if path.endswith(".gz") else None
   iterator = iter(chunks)
@@ -81,7 +83,7 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
       return
     except EOFError:
       raise errors.InputError(
-        f"{path}: truncated gzip file, after line {number}: copy it again"
+        f"{path}: truncated gzip file, after line {number}; copy it again"
       ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
       raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
@@ -91,7 +93,7 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     size += len(chunk)
     if most is not None and size > most:
       raise errors.InputError(
-        f"{path}: no text: it was compressed more than {_BOMB_RATIO} times, after line {number}"
+        f"{path}: not text: it was compressed more than {_BOMB_RATIO} times, after line {number}"
       )
     yield chunk
 

@@ -17,7 +17,7 @@ from vmsst import errors
 from vmsst.inference import batching
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins
-from vmsst.text import hugging_face_vocabulary, input_texts, vocabularies
+from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, vocabularies
 from vmsst.text.input_texts import Texts
 
 LongTexts = Literal["cut", "split"]
@@ -100,7 +100,7 @@ class Encoder:
     long_texts: LongTexts = "cut",
     output: Output = "numpy",
     progress: bool | None = None,
-    on_cut: Callable[[int, int, int], None] | None = input_texts.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
   ) -> Any:
     """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
@@ -319,7 +319,7 @@ class Encoder:
         too_long = set(tokenize(pieces, code if code is None else [str(code)] * len(pieces))[1])
         return [place not in too_long for place in range(len(pieces))]
 
-      pieces_of[index] = tokenize(input_texts.split(texts[index], fits), code)[0]
+      pieces_of[index] = tokenize(length_limits.split(texts[index], fits), code)[0]
     count_N = np.array([len(pieces) for pieces in pieces_of])
     vectors_PD = np.empty((int(count_N.sum()), self.dimension), np.float32)
     flat = list(itertools.chain.from_iterable(pieces_of))
@@ -363,7 +363,7 @@ def _cut(
 ) -> tuple[list[list[int]], list[int]]:
   if prefix:
     texts = [prefix + text for text in texts]
-  return input_texts.cut(vocabulary, texts, max_length, language)
+  return length_limits.cut(vocabulary, texts, max_length, language)
 
 
 def _default_devices() -> Sequence[jax.Device]:

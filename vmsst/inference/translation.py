@@ -19,11 +19,11 @@ import numpy as np
 import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, languages
+from vmsst import errors, languages, padding
 from vmsst.inference import batching
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
-from vmsst.text import input_texts, vocabularies
+from vmsst.text import input_texts
 
 
 class Translator:
@@ -269,7 +269,7 @@ def generate_tokens(
     new = project(hidden_B1D, sentence_BZ)
     logits_BV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV) + sentence_part_BV
     id_V = jnp.arange(logits_BV.shape[1])
-    possible_V = (id_V != vocabularies.PAD_ID) & (id_V < pieces)
+    possible_V = (id_V != padding.PAD_ID) & (id_V < pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
     if not sampled:
       return jnp.argmax(logits_BV, axis=1)
@@ -278,7 +278,7 @@ def generate_tokens(
 
   def step(state: _State) -> _State:
     token_B = next_token(state.position, state.tokens_BT).astype(jnp.int32)
-    token_B = jnp.where(state.ended_B, vocabularies.PAD_ID, token_B)
+    token_B = jnp.where(state.ended_B, padding.PAD_ID, token_B)
     tokens_BT = jax.lax.dynamic_update_index_in_dim(
       state.tokens_BT, token_B, state.position, axis=1
     )
@@ -325,5 +325,5 @@ def _decode(
 def _language_means(
   network: vmsst.VmsstNetwork, tokens_BT: Int[Array, "B T"], languages_B: Int[Array, "B"]
 ) -> Float[Array, "B G"]:
-  mask_BT = tokens_BT != vocabularies.PAD_ID
+  mask_BT = tokens_BT != padding.PAD_ID
   return network.posteriors(network.embed(tokens_BT), mask_BT, languages_B).language_mean_BG

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import sharding
+from vmsst import padding, sharding
 
-PADDING_ID = 0
 # Tokens whose logits a device holds at a time. With fewer, the passes over the kernel and its
 # gradient cost more than the products; more only cost memory (benchmarks/vocab_projection.py).
 DEFAULT_CHUNK = 512
@@ -83,7 +82,7 @@ def weighted_nll(
   if chunk is not None and chunk < 1:
     raise ValueError(f"chunk is {chunk}; it has to be at least 1")
   plan = _Plan.make(*targets_BT.shape, chunk=chunk or DEFAULT_CHUNK, dtype=dtype)
-  weights_BT = jnp.where(targets_BT == PADDING_ID, 0.0, weights_BT)
+  weights_BT = jnp.where(targets_BT == padding.PAD_ID, 0.0, weights_BT)
   inputs = _Inputs(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, weights_BT)
   return _weighted_nll(plan, inputs, targets_BT)
 
@@ -312,7 +311,7 @@ def _score(logits_CTV: jax.Array, targets_CT: jax.Array) -> _Scored:
   highest_CT = jnp.maximum(rival_CT, target_CT)
   exp_CTV = jnp.exp(logits_CTV - highest_CT[..., None])
   total_CT = jnp.sum(exp_CTV, axis=-1)
-  real_CT = targets_CT != PADDING_ID
+  real_CT = targets_CT != padding.PAD_ID
   nll_CT = jnp.where(real_CT, jnp.log(total_CT) + highest_CT - target_CT, 0.0)
   # softmax - one-hot, times the total: rows are divided by it where they are short.
   at_target_CT = jnp.exp(target_CT - highest_CT) - total_CT

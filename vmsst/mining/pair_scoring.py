@@ -14,7 +14,7 @@ import tqdm
 from vmsst import errors
 from vmsst.files import resumable_lines, text_fields
 from vmsst.search import exact_search
-from vmsst.text import input_texts
+from vmsst.text import length_limits
 from vmsst.vectors import embedded_text, encoding, file_embedding
 
 # Pairs that are in memory at once, and what an interruption costs at most.
@@ -100,7 +100,7 @@ def pair_cosines(
       yield np.einsum("nd,nd->n", *units)
       bar.update(len(window[0]))
   if cut:
-    input_texts.log_cut(sum(found for found, _ in cut), 2 * (count - start), cut[0][1])
+    length_limits.log_cut(sum(found for found, _ in cut), 2 * (count - start), cut[0][1])
 
 
 def score_file(

@@ -10,8 +10,8 @@ from clu import metrics as clu_metrics
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors
-from vmsst.networks import sentence_encoder, t5
+from vmsst import errors, padding
+from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
 Batch = Mapping[str, jax.Array]
@@ -138,7 +138,7 @@ def ratio(total: jax.Array, count: jax.Array | float) -> clu_metrics.Average:
 def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
   """Real tokens of both sides of each pair."""
   inputs_B, targets_B = (
-    jnp.sum(batch[name] != t5.PADDING_ID, axis=1, dtype=jnp.float32)
+    jnp.sum(batch[name] != padding.PAD_ID, axis=1, dtype=jnp.float32)
     for name in ("inputs", "targets")
   )
   return inputs_B + targets_B
@@ -154,7 +154,7 @@ def interleave_sides(
   """
   width = max(inputs_BT.shape[1], targets_BT.shape[1])
   sides = [
-    jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=t5.PADDING_ID)
+    jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=padding.PAD_ID)
     for x in (inputs_BT, targets_BT)
   ]
   return jnp.stack(sides, axis=1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, sharding
+from vmsst import errors, padding, sharding
 from vmsst.networks import bert, lstm, pooling, t5
 
 EncoderConfig = t5.T5Config | bert.BertConfig | lstm.LstmConfig
@@ -96,7 +96,7 @@ class SentenceEncoder(nn.Module):
 
     The mean of a row of padding alone is zeros.
     """
-    mask_BT = tokens_BT != t5.PADDING_ID
+    mask_BT = tokens_BT != padding.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     if self.pooling == "mean":
       vector_BS = pooling.masked_mean(hidden_BTD, mask_BT)

@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import errors, sharding
 
-PADDING_ID = 0
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
   # Recompute everything but the products with weights, or everything but a layer's input.

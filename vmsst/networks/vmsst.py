@@ -22,7 +22,7 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, languages, sharding
+from vmsst import errors, languages, padding, sharding
 from vmsst.networks import decoder, pooling, t5
 
 
@@ -170,7 +170,7 @@ class BitranslationNetwork(nn.Module):
 
     Returns the `Projection` of each sentence, decoded from the mean of its own posterior.
     """
-    embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != t5.PADDING_ID
+    embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != padding.PAD_ID
     languages_B = jnp.zeros_like(tokens_BT[:, 0])
     sentence_BZ = self._own_sentence(embedded_BTD, mask_BT, languages_B)
     return self.project(self.decode(embedded_BTD, languages_B, sentence_BZ), sentence_BZ)

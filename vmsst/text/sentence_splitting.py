@@ -2,15 +2,15 @@
 
 A sentence ends
 
-* after `. ! ?` or an ellipsis, with the quotes and brackets that close behind it, if white space
-  follows and then anything but a small letter; not after the full stop of a single capital letter
+* after `. ! ?` or an ellipsis, including closing quotes and brackets, if white space follows and
+  then anything except a small letter; but not after the full stop of a single capital letter
   ("J. S. Bach");
-* after a mark that ends sentences in scripts that put no space behind it: Chinese and Japanese,
-  Arabic and Urdu, Devanagari and Bengali, Ethiopic, Armenian, Khmer, Burmese;
+* after a sentence mark of a script that writes no space after it: Chinese and Japanese, Arabic and
+  Urdu, Devanagari and Bengali, Ethiopic, Armenian, Khmer, Burmese;
 * at the end of a line.
 
-Abbreviations ("Dr. Smith") are split too: a piece more in the mean. Thai and Lao, which have no
-such marks, are split at line ends alone.
+Abbreviations ("Dr. Smith") are split too, which adds a piece to the mean. Thai and Lao, which have
+no such marks, are split at line ends only.
 """
 
 import re
@@ -23,7 +23,7 @@ _BOUNDARY = re.compile(rf"{_SPACED}|{_UNSPACED}|\n")
 
 
 def sentences(text: str) -> list[str]:
-  """The sentences of a document, at least one: of a blank document an empty one."""
+  """Returns the sentences of a document; a blank document has one empty sentence."""
   pieces, start = [], 0
   for match in _BOUNDARY.finditer(text):
     if _ends(text, match):
@@ -35,7 +35,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(text: str, boundary: re.Match[str]) -> bool:
-  """Whether a mark ends a sentence, given what is around it."""
+  """Returns whether a mark ends a sentence, given its context."""
   if boundary["stop"] is None:
     return True
   if boundary["next"].islower():

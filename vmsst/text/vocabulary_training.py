@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary on the files that a model is to be trained on."""
+"""Trains a SentencePiece vocabulary on the training files of a model."""
 
 import dataclasses
 import io
@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst import languages as languages_lib
 from vmsst.files import atomic_files, text_files
 from vmsst.languages import Language
@@ -17,18 +17,18 @@ from vmsst.text import vocabularies, word_splitting
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
 
-# A sentence and its language; None where nothing needs it.
+# A sentence and its language, or None if it is not needed.
 _Sentence = tuple[str, Language | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyReport:
-  """What a vocabulary was trained on.
+  """The training data of a vocabulary.
 
   Attributes:
     path: The model file.
-    size: Its number of pieces.
-    sentences_by_file: For each input, how many sentences were used of how many.
+    size: Number of pieces.
+    sentences_by_file: For each input, the numbers of sentences used and available.
   """
 
   path: str
@@ -51,26 +51,26 @@ def train_vocabulary(
 ) -> VocabularyReport:
   """Trains a vocabulary with ids pad 0, eos 1, unk 2 and no bos, and writes its `.model` file.
 
-  The same files and options give the same model. The file appears only when it is complete.
+  The same files and options give the same model. The file is written atomically.
 
   Args:
     patterns: Files or shell patterns of bitext (as in training; both sides are used) or of plain
-      text, one sentence a line (`.txt`, `.txt.gz`).
+      text, one sentence per line (`.txt`, `.txt.gz`).
     output: Path of the model file.
     size: Number of pieces.
     model_type: "unigram" or "bpe".
-    character_coverage: Share of all characters that get pieces of their own.
-    byte_fallback: Whether other characters are written as bytes rather than as unknown.
-    lowercase: Whether the text is lower-cased first; the vocabulary must then be used so too.
-    pretokenize: Whether the text is split into words first, by the rules of its language
-      (`vmsst.text.word_splitting`); the vocabulary must then be used so too. Names of plain text
-      then say what language it is in: `news.de.txt`.
-    max_sentences: Sentences used at most, drawn at random and as evenly over the files as their
-      sizes allow; None is all.
-    languages: Codes of the two sides of every bitext, where file names do not tell.
+    character_coverage: Share of characters that the pieces cover.
+    byte_fallback: Whether other characters become bytes instead of unknown.
+    lowercase: Whether to lowercase the text first; use the vocabulary with the same option.
+    pretokenize: Whether to split the text into words first, by the rules of its language
+      (`vmsst.text.word_splitting`); use the vocabulary with the same option. Names of plain text
+      files must then include the language: `news.de.txt`.
+    max_sentences: Maximum number of sentences, sampled at random and as evenly over the files as
+      their sizes allow; None: all.
+    languages: Codes of the two sides of every bitext, if file names do not contain them.
 
   Raises:
-    InputError: a pattern, a file or an option is wrong, or the text is too little for `size`.
+    InputError: a pattern, a file or an option is invalid, or there is too little text for `size`.
   """
   import sentencepiece
 
@@ -78,7 +78,7 @@ def train_vocabulary(
     raise errors.InputError(f"model type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
   folder = os.path.dirname(os.path.abspath(output))
   if not os.path.isdir(folder):
-    raise errors.InputError(f"{output}: its folder {folder} does not exist")
+    raise errors.InputError(f"{output}: the folder {folder} does not exist; create it")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
   used, sample = _sample(files, max_sentences)
   sentences = [sentence for sentence, _ in sample]
@@ -96,11 +96,11 @@ def train_vocabulary(
       model_type=model_type,
       character_coverage=character_coverage,
       byte_fallback=byte_fallback,
-      pad_id=0,
+      pad_id=padding.PAD_ID,
       eos_id=1,
       unk_id=2,
       bos_id=-1,
-      num_threads=8,  # Fixed: the order of sums, hence the model, depends on it.
+      num_threads=8,  # fixed: the order of summation, and so the model, depends on it
       minloglevel=2,
     )
   except (RuntimeError, ValueError, OSError) as error:
@@ -114,7 +114,7 @@ def train_vocabulary(
 def _texts_by_file(
   patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
 ) -> dict[str, Iterator[_Sentence]]:
-  """The sentences of every input; a file is opened when its first is asked for."""
+  """Returns the sentences of every input; a file is opened when its first sentence is read."""
   from vmsst.bitext import readers
 
   texts: dict[str, Iterator[_Sentence]] = {}
@@ -131,23 +131,23 @@ def _texts_by_file(
 
 
 def _language_of(path: str) -> Language:
-  """The language that the name of a file of plain text tells: `news.de.txt.gz`."""
+  """Returns the language in the name of a plain text file: `news.de.txt.gz`."""
   stem = os.path.basename(path).removesuffix(".gz").removesuffix(".txt")
   try:
     return languages_lib.language(stem.rpartition(".")[2])
   except errors.InputError:
     raise errors.InputError(
-      f"{path}: to split it into words, its language has to stand in its name, as in news.de.txt: "
-      "rename it"
+      f"{path}: splitting it into words needs its language in its name; rename it, as in "
+      "news.de.txt"
     ) from None
 
 
 def _sample(
   texts: dict[str, Iterator[_Sentence]], limit: int | None
 ) -> tuple[dict[str, tuple[int, int]], list[_Sentence]]:
-  """How many sentences of how many each file gives, and those sentences.
+  """Returns the numbers of sentences used and available by file, and the used sentences.
 
-  Small files give all they have, the others equal shares of what is left.
+  Small files give all their sentences, the others equal shares of the remaining limit.
   """
   kept: dict[str, list[_Sentence]] = {}
   counts: dict[str, int] = {}
@@ -166,7 +166,7 @@ def _sample(
 def _reservoir(
   sentences: Iterator[_Sentence], limit: int | None, *, seed: int
 ) -> tuple[list[_Sentence], int]:
-  """At most `limit` sentences, each equally likely, in random order if limited; and the total."""
+  """Returns up to `limit` equally likely sentences, shuffled if limited, and the total count."""
   chooser = random.Random(seed)
   kept: list[_Sentence] = []
   count = 0
@@ -186,5 +186,5 @@ def _reservoir(
 
 
 def _reason(error: Exception) -> str:
-  """The trainer's message without its place in the source code."""
+  """Returns the trainer's message without its source location."""
   return str(error).split("] ")[-1].strip() or type(error).__name__

@@ -1,16 +1,15 @@
-"""Splits text into words by the rules of its language, the same for training and for inference.
+"""Splits text into words by the rules of its language, the same for training and inference.
 
-The words of the EMS paper (section IV-B): jieba's in Chinese, Juman++'s in Japanese, those of the
-Moses tokenizer in every other language. Letters become small only afterward, since "Mr." is an
-abbreviation and "mr." is none. (The released code does so in training, but lower-cases first when
-it embeds.)
+Words are those of the EMS paper (section IV-B): jieba for Chinese, Juman++ for Japanese, and the
+Moses tokenizer for all other languages. Split text before lowercasing it, since "Mr." is an
+abbreviation and "mr." is not. (The released code splits first in training, but lowercases first
+when it embeds.)
 
-jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer, as
-`sacremoses` has it, knows the abbreviations of some forty languages by their ISO 639-1 codes
-(639-3 where there is none), and takes those of English for the others; apostrophes stay with one of
-their neighbors in English, French and Italian and stand alone elsewhere. Nothing is escaped: "&"
-stays "&". Juman++ is its own program, `jumanpp`, started once for each list of texts; what stands
-between spaces is analyzed on its own.
+jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer of
+`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (639-3 if there is none),
+and uses those of English for the others. Apostrophes stay attached to a word in English, French and
+Italian and are separate words elsewhere. Nothing is escaped: "&" stays "&". Juman++ is a program,
+`jumanpp`, started once for each list of texts; it analyzes each space-separated part alone.
 
 The packages are imported when a language first needs them: `pip install 'vmsst[ems]'`.
 """
@@ -28,25 +27,25 @@ from vmsst import errors, languages
 from vmsst.languages import Language
 
 Languages = str | Language | Sequence[str | Language] | None
-"""One language of all texts, or one for each text: codes of any standard, or rows of the table."""
+"""One language for all texts, or one for each text: codes of any standard, or `Language`s."""
 
 _CHINESE = ("cmn", "wuu", "yue")
 _JAPANESE = "jpn"
-# Characters that Juman++ is given at once: it refuses more than some thousands of bytes.
+# Characters per line of input to Juman++, which refuses more than a few thousand bytes.
 _JAPANESE_STRETCH = 1000
 
 
 def split_words(texts: Sequence[str], language: Languages) -> list[str]:
-  """Every text with one space between its words, and none around them.
+  """Returns every text with one space between its words, and none around them.
 
   Args:
-    texts: Whole sentences, in the letters that they were written in.
-    language: Their language, or one for each of them.
+    texts: Whole sentences, not lowercased.
+    language: Their language, or one language for each text.
 
   Raises:
-    InputError: no language is given, or an unknown one, or a package or program that its words need
-      is not installed; the message says how to install it.
-    ValueError: there are more or fewer languages than texts.
+    InputError: the language is missing or unknown, or its package or program is not installed; the
+      message explains how to install it.
+    ValueError: the numbers of languages and texts differ.
   """
   if language is None:
     raise errors.InputError(
@@ -73,7 +72,7 @@ def _row(language: str | Language) -> Language:
 
 
 def _splitter(language: Language) -> Callable[[Sequence[str]], list[str]]:
-  """What splits texts of a language."""
+  """Returns a function that splits texts of a language."""
   cut: Callable[[str], Any]
   if language.iso639_3 in _CHINESE:
     cut = _jieba()
@@ -91,8 +90,8 @@ def _moses(language: Language) -> Callable[[str], list[str]]:
   except ImportError:
     raise _missing("sacremoses", language.name) from None
   tokenizer = sacremoses.MosesTokenizer(language.iso639_1 or language.iso639_3)
-  # As its own, which make sets of all letters of all scripts anew for each abbreviation: fifty
-  # times as slow.
+  # Fifty times as fast as sacremoses' own methods, which build sets of the letters of all scripts
+  # for each abbreviation.
   letters, small = _letters(tokenizer.IsAlpha), _letters(tokenizer.IsLower)
   tokenizer.isanyalpha = lambda text: not letters.isdisjoint(text)
   tokenizer.islower = small.issuperset
@@ -106,7 +105,7 @@ def _letters(letters: str) -> frozenset[str]:
 
 @functools.cache
 def _jieba() -> Callable[[str], Any]:
-  with warnings.catch_warnings():  # of a package that was last released in 2020
+  with warnings.catch_warnings():  # the package was last released in 2020
     warnings.simplefilter("ignore")
     try:
       import jieba
@@ -114,7 +113,7 @@ def _jieba() -> Callable[[str], Any]:
       raise _missing("jieba", "Chinese") from None
   jieba.setLogLevel(logging.WARNING)
   tokenizer = jieba.Tokenizer()
-  # Its cache would be read from the system's folder for temporary files, where others can write.
+  # By default its cache is in the system's temporary folder, where other users can write.
   with tempfile.TemporaryDirectory() as folder:
     tokenizer.tmp_dir = folder
     tokenizer.initialize()
@@ -123,8 +122,8 @@ def _jieba() -> Callable[[str], Any]:
 
 def _missing(package: str, name: str) -> errors.InputError:
   return errors.InputError(
-    f"text in {name} is split into words by {package}, which is not installed: "
-    f"pip install {package} (pip install 'vmsst[ems]' has all that EMS needs but Juman++)"
+    f"splitting {name} into words needs {package}, which is not installed: pip install {package} "
+    "(pip install 'vmsst[ems]' installs all packages for EMS except Juman++)"
   )
 
 
@@ -132,10 +131,9 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   program = shutil.which("jumanpp")
   if program is None:
     raise errors.InputError(
-      "text in Japanese is split into words by Juman++, whose program jumanpp is not on the PATH; "
-      "no pip or apt package has it: build version 2 with its model from "
-      "https://github.com/ku-nlp/jumanpp/releases (brew install jumanpp on macOS), or leave "
-      "Japanese out"
+      "splitting Japanese into words needs Juman++, but jumanpp is not on the PATH; pip and apt do "
+      "not have it: build version 2 with its model from https://github.com/ku-nlp/jumanpp/releases "
+      "(on macOS, brew install jumanpp), or omit Japanese"
     )
   stretches = [
     [
@@ -158,7 +156,7 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   if done.returncode or len(analyses) < len(lines):
     reason = done.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
     raise errors.InputError(
-      f"{program} (Juman++) analyzed {len(analyses)} of {len(lines)} lines and ended with code "
+      f"{program} (Juman++) analyzed {len(analyses)} of {len(lines)} lines and exited with code "
       f"{done.returncode}: {reason}; try it in a shell: echo '日本語' | jumanpp"
     )
   found = iter(analyses)
@@ -167,11 +165,11 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
 
 
 def _words_of_analyses(output: str) -> list[list[str]]:
-  """The words of every analysis that Juman++ prints; of one that failed, none.
+  """Returns the words of every analysis that Juman++ prints; a failed analysis has no words.
 
-  A line is a word and what is known of it: `word reading lemma part-of-speech number ...`. Other
-  readings of the word above follow it on lines with a `@` in front; a word `@` has a part of speech
-  as any other. `EOS` ends an analysis, `# ERROR` stands in place of one.
+  A line is a word and its properties: `word reading lemma part-of-speech number ...`. Alternative
+  readings of a word follow on lines that start with `@`; a word `@` has a part of speech like any
+  other. `EOS` ends an analysis, `# ERROR` replaces one.
   """
   analyses: list[list[str]] = []
   words: list[str] = []

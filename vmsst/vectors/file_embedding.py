@@ -11,7 +11,7 @@ import tqdm
 
 from vmsst import errors
 from vmsst.files import text_fields
-from vmsst.text import input_texts
+from vmsst.text import length_limits
 from vmsst.vectors import embedded_text, encoding, vector_store
 
 # Lines that are in memory at once, and what an interruption costs at most.
@@ -173,4 +173,4 @@ def _windows_of_vectors(
       yield embed(window, on_cut=lambda count, _, most: cut.append((count, most)))
       bar.update(len(window))
   if cut:
-    input_texts.log_cut(sum(count for count, _ in cut), len(rows), cut[0][1])
+    length_limits.log_cut(sum(count for count, _ in cut), len(rows), cut[0][1])

@@ -248,7 +248,10 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert cli.main(command) == 130
   assert not out.exists()
   assert cli.main(["score", "b", *command[2:]]) == 1
-  assert "scores.txt.part, which an earlier command has left, is of" in capsys.readouterr().err
+  assert (
+    "scores.txt.part: this incomplete file of an earlier command has other settings"
+    in capsys.readouterr().err
+  )
   calls = encoder.calls
   assert cli.main(command) == 0
   assert encoder.calls - calls == 4  # of 12 pairs 5 were there
@@ -262,8 +265,8 @@ def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
   bad.write_text('{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n')
   for arguments, message in (
     (sides, "x.txt has 24 lines and"),
-    ([sides[0]], "x.txt:1: 1 columns, and the text is to be in column 2"),
-    ([str(bad)], "bad.jsonl:2: no JSON object with a string 'target'"),
+    ([sides[0]], "x.txt:1: 1 columns, but the text must be in column 2"),
+    ([str(bad)], "bad.jsonl:2: not a JSON object with a string 'target'"),
     ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
     ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
     ([sides[0], sides[0], "--long-texts", "split"], "Encoder knows no long_texts"),

@@ -1,25 +1,13 @@
 """`vmsst mine`, `embed` and `data build`, killed and given again: as if nothing had happened."""
 
-import importlib.util
-import pathlib
-
+import embed_lines
+import killed_commands
 import numpy as np
+import opus_tree
 import pytest
 
 from vmsst.vectors import vector_store
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def module(path):
-  """A module of a folder that is no package."""
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  loaded = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(loaded)
-  return loaded
-
-
-killed_commands = module(pathlib.Path(__file__).with_name("killed_commands.py"))
 MINE = ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vectors.file_embedding"]
 
 
@@ -85,7 +73,6 @@ def test_mine(start):
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["npy", "parquet"])
 def test_embed(start, file_format):
-  embed_lines = module(ROOT / "benchmarks" / "embed_lines.py")
   embed_lines.make_encoder(start / "encoder")
   (start / "text.txt").write_text("".join(f"{line}\n" for line in embed_lines.make_lines(100)))
   argv = ["embed", "encoder", "text.txt", "out/vectors", f"--format={file_format}"]
@@ -101,7 +88,6 @@ def test_embed(start, file_format):
 @pytest.mark.slow
 def test_build(start):
   pytest.importorskip("tensorflow_datasets")
-  opus_tree = module(ROOT / "tests" / "tasks" / "opus" / "opus_tree.py")
 
   def texts(language, count):
     return [(f"{language} number {n} is here", f"Sentence {n} is here.") for n in range(count)]

@@ -1,4 +1,4 @@
-"""A server on this machine that misbehaves as told."""
+"""A local HTTP server with configurable failures."""
 
 import dataclasses
 import http.server
@@ -10,19 +10,19 @@ import pytest
 
 @dataclasses.dataclass
 class Page:
-  """What the server has at a path.
+  """The server's content at a path.
 
-  `statuses` and `stops` are for the first, second ... request: the status to answer with (200 after
-  the last), and after how many bytes to break the connection (None and after the last: never).
+  `statuses` and `stops` are for the first, second ... request: the status to return (200 after the
+  last), and the number of bytes after which the connection breaks (None and after the last: never).
   """
 
   content: bytes = b""
   etag: str | None = '"1"'
   modified: str | None = None
   ranges: bool = True
-  length: int | None = None  # Another Content-Length than that of the content.
+  length: int | None = None  # overrides Content-Length
   chunked: bool = False
-  location: str = ""  # Of a redirect.
+  location: str = ""  # target of a redirect
   headers: dict = dataclasses.field(default_factory=dict)
   statuses: list = dataclasses.field(default_factory=list)
   stops: list = dataclasses.field(default_factory=list)
@@ -83,7 +83,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves `pages` by path; `requests` has what was asked: path, Range, If-Range."""
+  """Serves `pages` by path and records path, Range and If-Range of `requests`."""
 
   daemon_threads = True
 
@@ -93,13 +93,13 @@ class Server(http.server.ThreadingHTTPServer):
     self.requests = []
 
   def handle_error(self, request, client_address):
-    pass  # The other side has gone, as some tests have it.
+    pass  # Some tests close the connection.
 
   def url(self, path):
     return f"http://127.0.0.1:{self.server_port}{path}"
 
   def put(self, path, content=b"", **options):
-    """Has a page at a path; returns its address."""
+    """Puts a page at a path; returns its address."""
     self.pages[path] = Page(content, **options)
     return self.url(path)
 

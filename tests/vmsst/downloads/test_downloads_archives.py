@@ -36,7 +36,7 @@ def write(path, members):
 
 
 def everything(folder):
-  """Names of all files below, and of what lies beside it."""
+  """Names of all files in the parent of a folder, relative to the folder."""
   return sorted(
     os.path.relpath(os.path.join(place, name), folder)
     for place, _, names in os.walk(folder.parent)
@@ -93,13 +93,13 @@ def test_links_and_devices_of_tar_are_refused(tmp_path, kind):
   assert everything(folder) == []
 
 
-def test_links_and_secrets_of_zip_are_refused(tmp_path):
+def test_links_and_encrypted_members_of_zip_are_refused(tmp_path):
   link = zipfile.ZipInfo("link")
   link.external_attr = 0o120777 << 16
   locked = zipfile.ZipInfo("locked")
   for info in (link, locked):
     path = write_zip(tmp_path / "a.zip", [(info, b"/etc/passwd")])
-    if info is locked:  # The flag in the central directory that says so.
+    if info is locked:  # Set the flag for encryption in the central directory.
       content = bytearray(path.read_bytes())
       content[content.index(b"PK\x01\x02") + 8] |= 1
       path.write_bytes(content)
@@ -115,7 +115,16 @@ def test_bombs_are_stopped(tmp_path, name):
     path.write_bytes(gzip.compress(bomb))
   else:
     write(path, [("small", b"1"), ("bomb", bomb)])
-  with pytest.raises(errors.InputError, match="more comes out of it"):
+  with pytest.raises(errors.InputError, match="more bytes than expected"):
+    archives.unpack(path, tmp_path / "b" / "out", str, MOST)
+  assert everything(tmp_path / "b" / "out") == []
+
+
+def test_a_zip_that_understates_a_size_is_stopped(tmp_path):
+  path = write_zip(tmp_path / "a.zip", [("bomb", bytes(4 << 20))])
+  size = (4 << 20).to_bytes(4, "little")
+  path.write_bytes(path.read_bytes().replace(size, (1000).to_bytes(4, "little")))
+  with pytest.raises(errors.InputError, match=r"broken.*CRC"):
     archives.unpack(path, tmp_path / "b" / "out", str, MOST)
   assert everything(tmp_path / "b" / "out") == []
 
@@ -126,7 +135,7 @@ def test_a_bomb_in_the_header_of_a_tar_is_stopped(tmp_path):
     info = tarfile.TarInfo("a")
     info.pax_headers = header
     out.addfile(info)
-  with pytest.raises(errors.InputError, match="more comes out of it"):
+  with pytest.raises(errors.InputError, match="more bytes than expected"):
     archives.unpack(tmp_path / "a.tar.gz", tmp_path / "out", str, MOST)
 
 
@@ -141,12 +150,12 @@ def test_broken_archives_leave_nothing(tmp_path, name):
   content = path.read_bytes()
   for broken in (b"", b"<html>Not found</html>" * 90, content[: len(content) * 2 // 3]):
     path.write_bytes(broken)
-    with pytest.raises(errors.InputError, match=r"broken|nothing in it|empty"):
+    with pytest.raises(errors.InputError, match=r"broken|none of the expected|empty"):
       archives.unpack(path, tmp_path / "b" / "out", str, MOST)
     assert everything(tmp_path / "b" / "out") == []
 
 
-def test_a_wrong_checksum_in_a_zip_is_seen(tmp_path):
+def test_a_wrong_checksum_in_a_zip_is_refused(tmp_path):
   path = tmp_path / "a.zip"
   with zipfile.ZipFile(path, "w") as out:
     out.writestr("one", b"content" * 100)
@@ -160,7 +169,7 @@ def test_two_members_of_one_name_or_none(tmp_path):
   archive = write_tar(tmp_path / "a.tar", [("a/x", b"1"), ("b/x", b"2")])
   with pytest.raises(errors.InputError, match="two members are x"):
     archives.unpack(archive, tmp_path / "out", lambda name: name[-1], MOST)
-  with pytest.raises(errors.InputError, match="nothing in it"):
+  with pytest.raises(errors.InputError, match="none of the expected"):
     archives.unpack(archive, tmp_path / "out", lambda name: None, MOST)
   assert everything(tmp_path / "out") == ["../a.tar"]
 
@@ -172,7 +181,7 @@ def test_a_disk_that_is_full(tmp_path):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
   try:
-    with pytest.raises(errors.InputError, match=r"File too large while .*put that right"):
+    with pytest.raises(errors.InputError, match=r"File too large while .*fix this"):
       archives.unpack(archive, tmp_path / "out", str, MOST)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

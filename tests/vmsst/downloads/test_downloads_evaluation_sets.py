@@ -19,7 +19,7 @@ def blob(content):
 
 
 def served(server, name, contents):
-  """A set of the catalog, with other contents of its files, by the ends of their addresses."""
+  """A set of the catalog with other files; `contents` is by the ends of their addresses."""
   whole = evaluation_sets.catalog()[name]
   items = []
   for item in whole.items:
@@ -78,7 +78,7 @@ def test_the_catalog_is_sound():
       if item.file.checksum:
         kind, _, digits = item.file.checksum.partition(":")
         assert len(bytes.fromhex(digits)) == {"git": 20, "sha256": 32}[kind]
-      # What is not kept as it is, is unpacked or joined.
+      # A file without its own path is unpacked or joined.
       assert bool(item.to) != bool(each.unpack or each.tables), each.name
     for place in (*(item.to for item in each.items), *each.joined):
       assert not place or place.startswith(each.folder + "/")
@@ -91,7 +91,7 @@ def test_every_benchmark_has_its_sets():
   folders = {each.folder for each in evaluation_sets.catalog().values()}
   for benchmark in benchmarks.BENCHMARKS.values():
     if benchmark.name == "mining":
-      continue  # Of any corpora.
+      continue  # It accepts any corpora.
     for folder in benchmark.folders:
       top = folder.split("/")[0]
       assert any(each.split("/")[0] == top for each in folders), benchmark.name
@@ -113,7 +113,7 @@ def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path)
   assert lines[1] == "tatoeba: complete"
   (task,) = benchmarks.BENCHMARKS["tatoeba"].read(tmp_path)
   assert [side.texts for side in task.sides] == [["een", "twee"], ["one", "two"]]
-  # What is lost is fetched again.
+  # A missing file is downloaded again.
   (tmp_path / "tatoeba" / "tatoeba.afr-eng.eng").unlink()
   evaluation_sets.download(fetcher, chosen, tmp_path)
   assert len(server.requests) == 3
@@ -182,7 +182,7 @@ def test_tables_are_joined(server, fetcher, tmp_path):
 
 
 @pytest.mark.parametrize("quoted", [True, False])
-def test_quotes_mean_what_the_table_says(tmp_path, quoted):
+def test_quotes_depend_on_the_table(tmp_path, quoted):
   part, out = tmp_path / "a.tsv", tmp_path / "out.tsv"
   part.write_text('id\ttext\n1\t"""so"" she says"\n', encoding="utf-8")
   columns = {"text": "text", "split": tables.PART}
@@ -210,17 +210,17 @@ def test_broken_tables(tmp_path, content, message, quoted):
   assert not out.exists()
 
 
-def test_what_is_there_in_another_form_is_left(server, fetcher, tmp_path):
+def test_a_file_with_and_without_gz_is_refused(server, fetcher, tmp_path):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
   twin = tmp_path / "nq" / "NQ-open.dev.jsonl.gz"
   twin.parent.mkdir()
   twin.write_bytes(b"mine")
-  with pytest.raises(errors.InputError, match=r"NQ-open\.dev\.jsonl\.gz is there already"):
+  with pytest.raises(errors.InputError, match=r"NQ-open\.dev\.jsonl\.gz exists already"):
     evaluation_sets.download(fetcher, chosen, tmp_path)
   assert not server.requests
 
 
-def test_a_changed_file_is_not_taken(server, fetcher, tmp_path):
+def test_a_changed_file_is_refused(server, fetcher, tmp_path):
   chosen = served(server, "mkqa", {"mkqa.jsonl.gz": b"published"})
   server.put("/mkqa/dataset/mkqa.jsonl.gz", b"Published")
   with pytest.raises(errors.InputError, match="git checksum"):
@@ -229,7 +229,7 @@ def test_a_changed_file_is_not_taken(server, fetcher, tmp_path):
 
 
 @pytest.mark.parametrize("note", [b"{", b"[]", b"{}", b'{"nq/NQ-open.dev.jsonl": 5}'])
-def test_a_wrong_note_is_not_believed(server, fetcher, tmp_path, note):
+def test_a_wrong_note_is_ignored(server, fetcher, tmp_path, note):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
   (tmp_path / ".downloads").mkdir()
   (tmp_path / ".downloads" / "nq.json").write_bytes(note)
@@ -245,9 +245,11 @@ def test_sets_by_name():
   everything = evaluation_sets.choose(["all"])
   assert len(everything) > 8
   assert not any(each.by_hand for each in everything)
-  with pytest.raises(errors.InputError, match=r"mldoc is to be got by hand, into mldoc.*NIST"):
+  with pytest.raises(
+    errors.InputError, match=r"mldoc must be downloaded by hand, into mldoc.*NIST"
+  ):
     evaluation_sets.choose(["nq", "mldoc"])
-  with pytest.raises(errors.InputError, match="no evaluation set nothing; known: tatoeba, "):
+  with pytest.raises(errors.InputError, match="no evaluation set nothing; choose from tatoeba, "):
     evaluation_sets.choose(["nothing"])
 
 
@@ -272,7 +274,7 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   assert "nq: 1 files" in out
   for arguments, message in (
     (("evaluation", "nq"), "--output"),
-    (("evaluation", "--output", "x"), "name the sets"),
+    (("evaluation", "--output", "x"), "name the evaluation sets"),
     (("evaluation", "nothing", "--list"), "no evaluation set nothing"),
   ):
     with pytest.raises(errors.InputError, match=message):

@@ -12,7 +12,7 @@ from vmsst.downloads import opus
 
 
 def record(server, pair, corpus="Europarl", version="v8", **changes):
-  """A record as OPUS's API gives it, of a file that the server has."""
+  """A record in the format of the OPUS API, of a file on the server."""
   path = f"/OPUS-{corpus}/{version}/moses/{pair}.txt.zip"
   content = b"PK" + pair.encode() * 5000
   url = server.put(path, content)
@@ -85,12 +85,12 @@ def test_pairs_in_any_order_and_codes(api, wanted, found):
 
 def test_releases_are_fetched_once_into_opus_s_layout(server, api, fetcher, tmp_path):
   found = opus.releases(api, [("Europarl", None)], opus.one_of(["de-en"]))
-  told = []
+  reported = []
   for _ in range(2):
-    opus.download(fetcher, found, tmp_path, lambda release, fetched: told.append(fetched))
+    opus.download(fetcher, found, tmp_path, lambda release, fetched: reported.append(fetched))
   path = tmp_path / "Europarl" / "v8" / "moses" / "de-en.txt.zip"
   assert path.read_bytes() == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
-  assert told == [True, False]
+  assert reported == [True, False]
 
 
 def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
@@ -120,23 +120,23 @@ def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
 )
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   api = opus.api(fetcher, put_list(server, [record(server, "de-en", **changes)]))
-  with pytest.raises(errors.InputError, match="no release in Moses's format"):
+  with pytest.raises(errors.InputError, match="not a release in Moses format"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
 def test_a_list_of_files_without_https(server, fetcher):
   url = "http://example.org/de-en.txt.zip"
   api = opus.api(fetcher, put_list(server, [record(server, "de-en", url=url)]))
-  with pytest.raises(errors.InputError, match="no HTTPS"):
+  with pytest.raises(errors.InputError, match="not an HTTPS"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
 @pytest.mark.parametrize(
   "answer", [b"", b"<html>", b"[]", b"{}", b'{"corpora": 3}', b'{"corpora": ["a"]}', b"[" * 9999]
 )
-def test_an_answer_that_is_no_list(server, fetcher, answer):
+def test_a_response_that_is_not_a_list(server, fetcher, answer):
   api = opus.api(fetcher, server.put("/opusapi/", answer))
-  with pytest.raises(errors.InputError, match="not a list as OPUS gives it"):
+  with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
@@ -144,14 +144,14 @@ def test_unknown_corpora_and_wrong_names(server, fetcher):
   api = opus.api(fetcher, put_list(server, []))
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
     opus.releases(api, [("Europarl", "v99")], opus.anything)
-  with pytest.raises(errors.InputError, match="no name of a corpus"):
+  with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
     opus.releases(api, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.one_of(["de_en"])
 
 
 def test_the_table_of_opustools(server, monkeypatch, tmp_path):
-  """The package's own code answers from a table of its form."""
+  """The package's own code reads a table of its format."""
   opustools = pytest.importorskip("opustools", reason="needs opustools")
   wanted = record(server, "de-en")
   rows = [wanted, record(server, "en-fr", latest="False", version="v7")]
@@ -190,8 +190,11 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
   for arguments, message in (
     (("opus", *chosen), "--output"),
     (("opus", "--output", "x"), "--corpus or --recipe"),
-    (("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"), "none of those pairs"),
-    ((), "say what"),
+    (
+      ("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"),
+      "none of these language pairs",
+    ),
+    ((), "choose `vmsst data download opus`"),
   ):
     with pytest.raises(errors.InputError, match=message):
       run(*arguments)

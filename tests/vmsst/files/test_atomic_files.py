@@ -13,7 +13,7 @@ from vmsst.files import atomic_files
 
 @pytest.fixture
 def full_disk():
-  """Writing more than 100,000 bytes to a file fails as on a disk that is full."""
+  """Makes writes beyond 100,000 bytes of a file fail as on a full disk."""
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
   yield

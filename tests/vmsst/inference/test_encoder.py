@@ -233,7 +233,7 @@ def test_a_changed_byte_of_an_array_is_named(run, tmp_path):
   content[len(content) // 2] ^= 1
   largest.write_bytes(bytes(content))
   with pytest.raises(
-    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} is not"
+    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} has changed"
   ):
     vmsst.load(checkpoint)
 

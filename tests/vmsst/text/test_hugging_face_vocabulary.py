@@ -1,4 +1,4 @@
-"""Vocabularies of Hugging Face models against transformers' own tokenizers."""
+"""Vocabularies of Hugging Face models against the tokenizers of transformers."""
 
 import dataclasses
 import json
@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from vmsst import errors
+from vmsst import errors, padding
 from vmsst.checkpoints.importers import bert
-from vmsst.text import vocabularies
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary, tokenizer_of_xlmr
 
 MARKS = {
@@ -29,14 +28,14 @@ TEXTS = [
 
 
 def theirs(transformers, kind, path, texts, length):
-  """Ids of transformers' tokenizer."""
+  """Returns the ids of the tokenizer of transformers."""
   tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **MARKS[kind])
   return tokenizer(texts, truncation=True, max_length=length)["input_ids"]
 
 
 @pytest.mark.parametrize("prefix", ["", "query: "])
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
-@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.filterwarnings("ignore")  # warnings of another library
 def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix):
   transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
@@ -45,12 +44,12 @@ def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefi
   expected = [bert.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected]
   found = vocabulary.encode(TEXTS, 12, language="en")
   assert found == expected
-  assert max(map(len, found)) == 12  # the long one is cut
-  assert min(map(len, found)) == 2 or prefix  # the empty one has its marks
+  assert max(map(len, found)) == 12  # the long text is cut
+  assert min(map(len, found)) == 2 or prefix  # the empty text has special tokens
   assert {ids[-1] for ids in found} == {vocabulary.eos_id}
   assert max(max(ids) for ids in found) < vocabulary.size
   assert vocabulary.unk_id in found[2]
-  # For training: the end mark apart, and nothing at all for an empty text.
+  # For training: no EOS token, and no ids for an empty text.
   assert vocabulary.tokenize(TEXTS)[:4] == [ids[:-1] for ids in vocabulary.encode(TEXTS[:4], 99)]
   assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
 
@@ -60,26 +59,26 @@ def test_ids_become_text_again(tokenizer_files, kind):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
   (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
   assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
-  assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the end mark
+  assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the EOS token
   with pytest.raises(ValueError, match="is not in a vocabulary"):
     vocabulary.decode([vocabulary.size])
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
-def test_text_that_spells_padding_is_no_padding(tokenizer_files, kind):
+def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
   (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
-  assert vocabularies.PAD_ID not in ids
+  assert padding.PAD_ID not in ids
   assert vocabulary.unk_id in ids
 
 
 def test_tensorflow_gives_the_same_ids(tokenizer_files):
   tf = pytest.importorskip("tensorflow")
   from vmsst.tasks import preprocessors
+  from vmsst.tasks.seqio_vocabulary import SeqioVocabulary
 
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), "query: ")
-  wrapped = vocabulary.to_seqio()
-  assert isinstance(wrapped, preprocessors.SeqioVocabulary)
+  wrapped = SeqioVocabulary(vocabulary)
   assert (wrapped.eos_id, wrapped.unk_id, wrapped.pad_id) == (2, 3, 0)
   assert wrapped.vocab_size == vocabulary.size
   rows = {"inputs": TEXTS, "targets": TEXTS[::-1]}
@@ -92,7 +91,7 @@ def test_tensorflow_gives_the_same_ids(tokenizer_files):
 
 @pytest.fixture(scope="module")
 def spm_file(tmp_path_factory):
-  """A SentencePiece model with the marks of XLM-R's."""
+  """A SentencePiece model with the special tokens of XLM-R."""
   import sentencepiece
 
   path = tmp_path_factory.mktemp("spm") / "sentencepiece.bpe.model"
@@ -116,7 +115,7 @@ def test_xlmr_s_sentencepiece_model_gives_its_ids(spm_file, tmp_path):
   assert vocabulary.size == processor.get_piece_size() + 2
   assert (vocabulary.padding_id, vocabulary.eos_id, vocabulary.unk_id) == (1, 2, 3)
   texts = ["Hello,  world!", "Ｗｅｌｔ heute ☃", ""]
-  # Theirs: <s> is 0, </s> 2, <unk> 3, and every other piece one behind its place in the model.
+  # XLM-R: <s> is 0, </s> 2, <unk> 3; all other pieces are at their model id + 1.
   expected = [[0, *(x + 1 if x else 3 for x in processor.encode(text)), 2] for text in texts]
   swapped = [bert.swap_padding(np.array(ids), 1).tolist() for ids in expected]
   assert vocabulary.encode(texts, 99) == swapped
@@ -136,8 +135,8 @@ def test_another_sentencepiece_model_is_refused(spm_file, tmp_path):
   ("changes", "message"),
   [
     ({"added_tokens": []}, "neither '<pad>' nor"),
-    ({"model": {"type": "Other"}}, "no tokenizer of Hugging Face"),
-    (None, "no tokenizer of Hugging Face"),
+    ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
+    (None, "not a Hugging Face tokenizer"),
   ],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
@@ -158,7 +157,7 @@ def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, mon
     _ = HuggingFaceVocabulary(str(tmp_path / "tokenizer.json")).size
 
 
-def test_a_changed_file_is_read_anew(tokenizer_files, tmp_path):
+def test_a_changed_file_is_read_again(tokenizer_files, tmp_path):
   path = tmp_path / "tokenizer.json"
   sizes = set()
   for kind in ("bert", "xlmr"):

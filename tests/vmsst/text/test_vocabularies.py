@@ -49,7 +49,9 @@ def _train(path, **ids):
 def _ids_in_tensorflow(vocabulary, texts):
   import tensorflow as tf
 
-  encoder = vocabulary.to_seqio()
+  from vmsst.tasks.seqio_vocabulary import SeqioVocabulary
+
+  encoder = SeqioVocabulary(vocabulary)
   dataset = tf.data.Dataset.from_tensor_slices(texts).map(encoder.encode_tf)
   return [row.tolist() for row in dataset.as_numpy_iterator()]
 
@@ -71,6 +73,8 @@ def test_ems_model_gives_the_same_ids_in_python_and_tensorflow(data_root):
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_tiny_model_and_bytes_give_the_same_ids_in_python_and_tensorflow(model_with_eos, lowercase):
+  from vmsst.tasks.seqio_vocabulary import SeqioVocabulary
+
   for vocabulary in (
     vocabularies.SentencePieceVocabulary(model_with_eos, lowercase),
     vocabularies.ByteVocabulary(lowercase),
@@ -78,7 +82,7 @@ def test_tiny_model_and_bytes_give_the_same_ids_in_python_and_tensorflow(model_w
     ids = vocabulary.tokenize(ODD_TEXTS)
     assert ids == _ids_in_tensorflow(vocabulary, ODD_TEXTS)
     assert any(ids)
-    seqio_side = vocabulary.to_seqio()
+    seqio_side = SeqioVocabulary(vocabulary)
     assert seqio_side.vocab_size == vocabulary.size
     assert seqio_side.eos_id == 1
 
@@ -92,7 +96,7 @@ def test_every_letter_is_lowercased_alike_in_python_and_tensorflow():
   assert vocabularies.lowercase("ΑΣ İI ẞ") == "ας i\u0307i ß"
 
 
-def test_encode_keeps_the_end_mark_when_it_cuts(model_with_eos):
+def test_encode_keeps_the_eos_token_when_it_cuts(model_with_eos):
   vocabulary = vocabularies.SentencePieceVocabulary(model_with_eos)
   (whole,) = vocabulary.tokenize(["Hello world"])
   assert vocabulary.encode(["Hello world"], 100) == [[*whole, 1]]
@@ -102,7 +106,7 @@ def test_encode_keeps_the_end_mark_when_it_cuts(model_with_eos):
     vocabulary.encode(["a"], 0)
 
 
-def test_decode_undoes_encode_and_stops_at_the_end_mark(model_with_eos):
+def test_decode_undoes_encode_and_stops_at_the_eos_token(model_with_eos):
   vocabulary = vocabularies.SentencePieceVocabulary(model_with_eos)
   assert vocabulary.decode([*vocabulary.encode(["Hello world"], 50)[0], 0, 0, 5]) == "Hello world"
   byte = vocabularies.ByteVocabulary()
@@ -113,12 +117,15 @@ def test_decode_undoes_encode_and_stops_at_the_end_mark(model_with_eos):
 
 
 def test_vocabularies_are_equal_by_what_they_are(model_with_eos):
+  from vmsst.tasks.seqio_vocabulary import SeqioVocabulary
+
   a = vocabularies.SentencePieceVocabulary(model_with_eos)
   b = vocabularies.SentencePieceVocabulary(model_with_eos)
   assert a == b
   assert hash(a) == hash(b)
-  assert a.to_seqio() == b.to_seqio()
-  assert a.to_seqio() != vocabularies.SentencePieceVocabulary(model_with_eos, True).to_seqio()
+  assert SeqioVocabulary(a) == SeqioVocabulary(b)
+  lowercased = vocabularies.SentencePieceVocabulary(model_with_eos, lowercase=True)
+  assert SeqioVocabulary(a) != SeqioVocabulary(lowercased)
 
 
 def test_model_without_padding_at_0_is_refused_with_advice(tmp_path):

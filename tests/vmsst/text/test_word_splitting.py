@@ -10,7 +10,7 @@ from vmsst.text.word_splitting import split_words
 
 sacremoses = pytest.importorskip("sacremoses")
 
-# What the rules of the Moses tokenizer say, worked out by hand.
+# Results of the Moses tokenizer rules, worked out by hand.
 MOSES = {
   "en": [
     ("Mr. Smith's dog isn't \"here\".", "Mr. Smith 's dog isn 't \" here \" ."),
@@ -56,7 +56,7 @@ def test_each_text_can_have_its_own_language():
     split_words(texts, ["en", "de"])
 
 
-def test_the_language_has_to_be_given_and_known():
+def test_the_language_must_be_given_and_known():
   with pytest.raises(errors.InputError, match="pass language="):
     split_words(["a"], None)
   with pytest.raises(errors.InputError, match="xx"):
@@ -90,8 +90,8 @@ def test_missing_jumanpp_is_named(monkeypatch, tmp_path):
     split_words(["日本語"], "ja")
 
 
-# Answers as Juman++ does: each line two characters a word, with other readings of it, an @ among
-# the words, and no analysis of lines with an X.
+# Imitates Juman++: words of two characters with alternative readings, an @ among the words, and no
+# analysis of lines with an X.
 JUMANPP = """#!{python}
 import sys
 for line in sys.stdin.buffer.read().decode().splitlines():

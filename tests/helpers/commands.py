@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 
+HELPERS = str(pathlib.Path(__file__).parent)
 T5X = pathlib.Path(sysconfig.get_path("scripts")) / "t5x"
 
 # The quickstart, small enough to train in a test.
@@ -22,11 +23,11 @@ TINY = (
 
 
 def environment(devices=1):
-  """The environment of a process with so many CPU devices."""
+  """The environment of a process with `devices` CPU devices, which can import these helpers."""
   flags = f"--xla_force_host_platform_device_count={devices}"
   outside = dict(os.environ)
   outside.pop("TF_CPP_MIN_LOG_LEVEL", None)  # importing jax here has set it
-  return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+  return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": HELPERS}
 
 
 def t5x(*arguments, cwd, devices=1):

@@ -14,7 +14,7 @@ from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_network
 from vmsst.text import vocabularies
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture

@@ -1,0 +1,528 @@
+"""Measures whole training steps at the sizes of the papers: throughput, MFU and memory.
+
+  python benchmarks/paper_step.py --model vmsst_24l contrastive_24l --pairs=256
+  python benchmarks/paper_step.py --model ems --profile
+  python benchmarks/paper_step.py --size=tiny --peak_tflops=0.1
+
+A step is loss, gradients, optimizer update and metrics, by the functions of the bundled runtime
+(`vmsst.launch.runtime.trainer`), jitted with donated state. Parameters are float32, --dtype is the
+compute dtype. Batches are random tokens in sentences of full length, stored on the device before
+the first step. Models, sizes, dropout and optimizers are those of the gin files: Adafactor for
+VMSST, BITRANSLATION and CONTRASTIVE, Adam for EMS. Neither TensorFlow, SeqIO, gin nor Orbax is
+imported. Each model runs in its own process.
+
+--microbatches accumulates gradients as the trainer does; in-batch negatives of CONTRASTIVE and EMS
+then come from one microbatch.
+
+Model FLOPs are those of the matmuls of one step, 2 M N K each, forward and backward (3 times the
+forward pass); recomputation, elementwise operations and the optimizer do not count. Per sentence of
+T tokens, in multiplications, with D = width, H = heads * head size, M = feed-forward width,
+Z = sentence vector given to the decoder (D, in VMSST 2 D), V = vocabulary, L = layers:
+
+* T5 encoder: L T (4 D H + 3 D M + 2 T H);
+* decoder: L (T (4 D H + 3 D M + 2 T H + D D) + Z D);
+* vocabulary projection: V (T D + Z): the sentence part counts once per sentence;
+* BERT encoder: L T (4 D D + 2 D M + 2 T D);
+* heads and the scores of all pairs: see `forward_multiplications`.
+
+A pair is 2 sentences in each encoder, and 2 (BITRANSLATION) or 4 (VMSST) in the decoder. MFU is
+model FLOPs per second over the device's bfloat16 peak (--peak_tflops).
+
+--profile traces two more steps and adds a line with milliseconds per step by component, by pass
+(forward, backward, recompute) and of the slowest operations. The vocabulary projection computes
+its gradients in the forward pass. On GPUs, command buffers are off in a profiled process.
+
+Prints a JSON line per model, and a last one: `ratio` is the smallest MFU over 0.5.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import glob
+import importlib.metadata
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import optax
+from vocab_projection import forget_peak, held, summary
+
+from ems_jax.losses import xtr
+from ems_jax.models import ems as ems_model
+from ems_jax.networks import ems as ems_network
+from vmsst.launch.runtime import adafactor, optimizers, schedules, train_state, trainer
+from vmsst.losses import vocabulary
+from vmsst.models import bitranslation, contrastive
+from vmsst.models import vmsst as vmsst_model
+from vmsst.networks import bert, sentence_encoder, t5
+from vmsst.networks import vmsst as vmsst_network
+from vmsst.text import vocabularies
+
+MODELS = (
+  "vmsst_24l",
+  "vmsst_6l",
+  "bitranslation_24l",
+  "bitranslation_6l",
+  "contrastive_24l",
+  "contrastive_6l",
+  "ems",
+)
+TARGET_MFU = 0.5
+# bfloat16 TFLOP/s without sparsity, by a part of the device's name; the first match counts.
+PEAK_TFLOPS = {"H100": 989, "H200": 989, "A100": 312, "v5 lite": 197, "v5e": 197, "v5": 459}
+FIRST_STEPS = 2  # not timed
+PROFILED_STEPS = 2
+TOP_OPERATIONS = 20
+CONTRASTIVE_DROPOUT = EMS_DROPOUT = 0.1
+LANGUAGES = {"input_language": 1, "target_language": 2}
+
+
+# --------------------------------------------------------------------------------------------
+# Sizes, models, optimizers: those of gin/sizes, gin/models and gin/runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """The size of a model and of its batches."""
+
+  layers: int
+  width: int
+  heads: int
+  mlp: int
+  vocabulary: int
+  length: int
+  pairs: int
+  remat: str = "none"
+
+
+_6L = Size(layers=6, width=1024, heads=16, mlp=2816, vocabulary=250112, length=32, pairs=256)
+SIZES = {
+  "6l": _6L,
+  "24l": dataclasses.replace(_6L, layers=24, remat="minimal"),
+  "ems": Size(layers=6, width=1024, heads=16, mlp=4096, vocabulary=60000, length=120, pairs=152),
+  "tiny": Size(layers=2, width=64, heads=4, mlp=128, vocabulary=512, length=8, pairs=8),
+}
+
+
+def size_of(name: str, options: argparse.Namespace) -> Size:
+  """Returns the size of a model, with the values that `options` replaces."""
+  size = SIZES["tiny" if options.size == "tiny" else name.rpartition("_")[2]]
+  given = {key: getattr(options, key) for key in ("pairs", "remat")}
+  return dataclasses.replace(size, **{key: value for key, value in given.items() if value})
+
+
+def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
+  """Returns a model of the library as its gin file configures it."""
+  numerics = {"dtype": dtype, "remat": size.remat, "scan_layers": scan_layers}
+  common = {"vocab_size": size.vocabulary, "emb_dim": size.width, "num_heads": size.heads}
+  kind = name.partition("_")[0]
+  if kind == "ems":
+    bert_config = bert.BertConfig(
+      **common,
+      **numerics,
+      mlp_dim=size.mlp,
+      num_layers=size.layers,
+      max_positions=size.length,
+      dropout_rate=EMS_DROPOUT,
+    )
+    return ems_model.EmsModel(
+      network=ems_network.EmsNetwork(bert_config),
+      input_vocabulary=vocabularies.ByteVocabulary(),  # only its EOS id is read
+      max_length=size.length,
+    )
+  config = t5.T5Config(
+    **common,
+    **numerics,
+    head_dim=size.width // size.heads,
+    mlp_dim=size.mlp,
+    num_encoder_layers=size.layers,
+    dropout_rate=CONTRASTIVE_DROPOUT if kind == "contrastive" else 0.0,
+  )
+  model_cls, network_cls = {
+    "vmsst": (vmsst_model.VmsstModel, vmsst_network.VmsstNetwork),
+    "bitranslation": (bitranslation.BitranslationModel, vmsst_network.BitranslationNetwork),
+    "contrastive": (contrastive.ContrastiveModel, sentence_encoder.SentenceEncoder),
+  }[kind]
+  return model_cls(
+    network=network_cls(config, latent_dim=size.width),
+    input_vocabulary=vocabularies.ByteVocabulary(),  # not used
+    max_length=size.length,
+  )
+
+
+def make_optimizer(model: Any) -> tuple[Any, schedules.Schedule]:
+  """Returns the optimizer of a model's gin file and its learning rates."""
+  if isinstance(model, ems_model.EmsModel):
+    rates = schedules.create_learning_rate_scheduler("constant * linear_warmup", 3e-4, 10000)
+    return optimizers.chain([optax.add_decayed_weights(1e-5), optax.adam(rates)]), rates
+  rules = adafactor.standard_logical_factor_rules()
+  rates = schedules.create_learning_rate_scheduler(
+    "constant * linear_warmup * rsqrt_decay", 0.0632455532, 4000
+  )
+  return adafactor.Adafactor(logical_factor_rules=rules), rates
+
+
+def make_batch(size: Size) -> dict[str, jax.Array]:
+  """Returns random pairs of sentences of full length."""
+  keys = jax.random.split(jax.random.key(1), 2)
+  batch = {
+    side: jax.random.randint(key, (size.pairs, size.length), 5, size.vocabulary)
+    for side, key in zip(("inputs", "targets"), keys, strict=True)
+  }
+  return batch | {side: jnp.full((size.pairs, 1), row) for side, row in LANGUAGES.items()}
+
+
+def make_step(model: Any, rates: schedules.Schedule, microbatches: int) -> Callable[..., Any]:
+  """Returns the function from (state, batch, rng) to the next state and the loss."""
+
+  def step(state, batch, rng):
+    loss_fn = model.loss_fn
+    if isinstance(model, vmsst_model.VmsstModel):
+      loss_fn = functools.partial(loss_fn, step=state.step)
+    grads, metrics, _ = trainer.accumulate_grads_microbatched(
+      types.SimpleNamespace(loss_fn=loss_fn),
+      state,
+      batch,
+      jax.random.fold_in(rng, state.step),
+      microbatches,
+    )
+    with jax.named_scope("optimizer"):
+      state, metrics = trainer.apply_grads(state, grads, metrics, rates(state.step))
+    return state, metrics["loss"].compute()
+
+  return step
+
+
+@contextlib.contextmanager
+def projections(chunk: int | None) -> Iterator[None]:
+  """Sets the chunk of vocabulary projections, and names them in profiles."""
+
+  def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments, **options):
+      with jax.named_scope("projection"):
+        return function(*arguments, chunk=chunk, **options)
+
+    return run
+
+  with (
+    mock.patch.object(vocabulary, "weighted_nll", named(vocabulary.weighted_nll)),
+    mock.patch.object(xtr, "weighted_kl", named(xtr.weighted_kl)),
+  ):
+    yield
+
+
+# --------------------------------------------------------------------------------------------
+# FLOPs
+
+
+def encoder_multiplications(config: Any, length: int) -> int:
+  """Returns the multiplications of an encoder's matmuls, per sentence."""
+  width, mlp = config.emb_dim, config.mlp_dim
+  if isinstance(config, bert.BertConfig):
+    layer = 4 * width**2 + 2 * width * mlp + 2 * length * width
+    return config.num_layers * length * layer
+  joined = config.num_heads * config.head_dim
+  layer = 4 * width * joined + 3 * width * mlp + 2 * length * joined
+  return config.num_encoder_layers * length * layer
+
+
+def forward_multiplications(
+  network: Any, pairs: int, length: int, microbatches: int = 1
+) -> dict[str, int]:
+  """Returns the multiplications of the forward pass's matmuls per step, by component."""
+  config, sentences = network.config, 2 * pairs
+  width, encoder = config.emb_dim, encoder_multiplications(config, length)
+  scored = pairs * (pairs // microbatches)  # pairs of sentences that the loss compares
+  if isinstance(network, ems_network.EmsNetwork):
+    features = width + network.language_dim
+    return {
+      "encoder": sentences * encoder,
+      "projection": sentences * features * (features + config.vocab_size),
+      "heads": sentences * width * (width + network.projection_dim)
+      + scored * network.projection_dim,
+    }
+  latent = network.latent_dim
+  if isinstance(network, sentence_encoder.SentenceEncoder):
+    return {
+      "encoder": sentences * encoder,
+      "heads": sentences * width * latent + scored * latent,
+    }
+  is_vmsst = isinstance(network, vmsst_network.VmsstNetwork)
+  encoders, heads, decoded = (2, 4, 2 * sentences) if is_vmsst else (1, 1, sentences)
+  layers, given = config.num_encoder_layers, network.sentence_dim
+  return {
+    "encoder": encoders * sentences * encoder,
+    "heads": heads * sentences * width * latent,
+    "decoder": decoded * (encoder + layers * (length * width + given) * width),
+    "projection": decoded * config.vocab_size * (length * width + given),
+  }
+
+
+def model_flops(network: Any, pairs: int, length: int, microbatches: int = 1) -> float:
+  """Returns the FLOPs of a step's matmuls, gradients included and recomputation not."""
+  counts = forward_multiplications(network, pairs, length, microbatches)
+  return 3.0 * 2.0 * sum(counts.values())
+
+
+def peak_tflops(device: jax.Device, given: float | None) -> float | None:
+  """Returns the peak of a device in TFLOP/s; None if it is neither given nor known."""
+  known = (peak for name, peak in PEAK_TFLOPS.items() if name in device.device_kind)
+  return given or next(known, None)
+
+
+# --------------------------------------------------------------------------------------------
+# Profiles
+
+# Of an instruction's scope, outermost first; the first match counts.
+COMPONENTS = {
+  "optimizer": r"\boptimizer\b",
+  "projection": r"\bprojection\b",
+  "embedding": r"\btoken_embedder\b",
+  "decoder": r"\bdecoder\b",
+  "language_encoder": r"\blanguage_encoder\b",
+  "encoder": r"\bencoder\b",
+}
+PARTS = {
+  "dense": r"\b(query|key|value|out|wi|wi_0|wi_1|wo|hidden|sentence)\b",
+  "attention": r"attention/|attention\b",
+  "norm": r"norm\b",
+  "mlp": r"\bmlp\b",
+}
+# Instructions that contain others.
+CONTAINERS = ("while", "call", "conditional", "async-start", "async-done")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r" ([a-z][\w\-]*)\(")
+
+
+def scopes_of(hlo: str) -> dict[str, tuple[str, str]]:
+  """Returns opcode and scope (`op_name`) of every instruction of an optimized HLO module.
+
+  A fusion without a scope gets that of the last instruction inside it that has one.
+  """
+  found: dict[str, tuple[str, str]] = {}
+  last_of: dict[str, str] = {}
+  computation = ""
+  for line in hlo.splitlines():
+    if opened := _COMPUTATION.match(line):
+      computation = opened[1]
+    if not (named := _INSTRUCTION.match(line)):
+      continue
+    opcode = _OPCODE.search(line)
+    scope = re.search(r'op_name="([^"]*)"', line)
+    called = re.search(r"calls=%?([\w.\-]+)", line)
+    name = scope[1] if scope else last_of.get(called[1], "") if called else ""
+    found[named[1]] = (opcode[1] if opcode else "", name)
+    if name:
+      last_of[computation] = name
+  return found
+
+
+def component_of(scope: str) -> str:
+  """Returns the component of a scope, with its part in an encoder or decoder."""
+  matches = (name for name, pattern in COMPONENTS.items() if re.search(pattern, scope))
+  component = next(matches, "other" if scope else "unattributed")
+  if not component.endswith("coder"):
+    return component
+  parts = (name for name, pattern in PARTS.items() if re.search(pattern, scope))
+  return f"{component}/{next(parts, 'other')}"
+
+
+def pass_of(scope: str) -> str:
+  """Returns "forward", "backward", "recompute", "optimizer" or "unattributed"."""
+  if not scope or "optimizer" in scope:
+    return "optimizer" if scope else "unattributed"
+  if "rematted_computation" in scope:
+    return "recompute"
+  return "backward" if "transpose(" in scope else "forward"
+
+
+def operations(path: str) -> Iterator[tuple[str, float]]:
+  """Yields the name and seconds of each operation in a trace."""
+  data = jax.profiler.ProfileData.from_file(path)
+  planes = list(data.planes)
+  devices = [plane for plane in planes if plane.name.startswith("/device:")]
+  for plane in devices or planes:
+    lines = list(plane.lines)
+    own = [line for line in lines if line.name == "XLA Ops"]
+    for line in own or lines:
+      for event in line.events:
+        stats = dict(event.stats)
+        # Kernels of a GPU count even if their instruction is unknown, host threads' events do not.
+        if "hlo_op" in stats or (devices and line.name.startswith("Stream")):
+          yield str(stats.get("hlo_op", event.name)), event.duration_ns / 1e9
+
+
+def profile(run: Callable[[], Any], hlo: str) -> dict[str, Any]:
+  """Returns milliseconds per step by component and pass, and the slowest operations."""
+  scopes = scopes_of(hlo)
+  settings = jax.profiler.ProfileOptions()
+  settings.python_tracer_level = 0
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder, profiler_options=settings):
+      for _ in range(PROFILED_STEPS):
+        run()
+    (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+    by_operation: dict[str, float] = collections.Counter()
+    calls: dict[str, int] = collections.Counter()
+    for name, seconds in operations(path):
+      by_operation[name] += 1e3 * seconds / PROFILED_STEPS
+      calls[name] += 1
+  by_component: dict[str, float] = collections.Counter()
+  by_pass: dict[str, float] = collections.Counter()
+  top: list[str] = []
+  for name, ms in sorted(by_operation.items(), key=lambda item: -item[1]):
+    opcode, scope = scopes.get(name, ("", ""))
+    if opcode in CONTAINERS:
+      continue
+    by_component[component_of(scope)] += ms
+    by_pass[pass_of(scope)] += ms
+    if len(top) < TOP_OPERATIONS:
+      count = calls[name] // PROFILED_STEPS
+      top.append(f"{ms:.2f} ms, {count} calls: {name} ({opcode}) {scope[-120:]}")
+  return {
+    "ms": round(sum(by_component.values()), 2),
+    "by_component": {name: round(ms, 2) for name, ms in sorted(by_component.items())},
+    "by_pass": {name: round(ms, 2) for name, ms in sorted(by_pass.items())},
+    "top": top,
+  }
+
+
+# --------------------------------------------------------------------------------------------
+# One measurement
+
+
+def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+  """Yields the line of a model, then that of its profile."""
+  jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as the runtime
+  size = size_of(name, options)
+  model = make_model(name, size, dtype=options.dtype, scan_layers=options.scan_layers)
+  optimizer_def, rates = make_optimizer(model)
+
+  def start(rng):
+    variables = model.get_initial_variables(rng, {"inputs": (1, size.length)})
+    return train_state.FlaxOptimTrainState.create(optimizer_def, variables)
+
+  state = jax.block_until_ready(jax.jit(start)(jax.random.key(0)))
+  batch, rng = make_batch(size), jax.random.key(2)
+  begin = time.perf_counter()
+  with projections(options.chunk):
+    step = make_step(model, rates, options.microbatches)
+    lowered = jax.jit(step, donate_argnums=0).lower(state, batch, rng)
+  traced = time.perf_counter()
+  compiled = lowered.compile()
+  compile_seconds = time.perf_counter() - traced
+  forget_peak()
+  losses = []
+
+  def run() -> None:
+    nonlocal state
+    state, loss = compiled(state, batch, rng)
+    losses.append(float(loss))
+
+  seconds = []
+  for _ in range(FIRST_STEPS + options.steps):
+    before = time.perf_counter()
+    run()
+    seconds.append(time.perf_counter() - before)
+  median = statistics.median(seconds[FIRST_STEPS:])
+  device = jax.devices()[0]
+  work = model_flops(model.network, size.pairs, size.length, options.microbatches)
+  peak = peak_tflops(device, options.peak_tflops)
+  tflops = work / median / 1e12
+  analysis = compiled.memory_analysis()
+  yield {
+    "benchmark": "paper_step",
+    "model": name,
+    "device": f"{device.platform} {device.device_kind}",
+    "versions": {each: importlib.metadata.version(each) for each in ("jax", "jaxlib", "flax")},
+    "size": options.size,
+    **dataclasses.asdict(size),
+    **{key: getattr(options, key) for key in ("microbatches", "scan_layers", "chunk", "dtype")},
+    "optimizer": type(optimizer_def).__name__,
+    "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+    "steps": options.steps,
+    "trace_seconds": round(traced - begin, 1),
+    "compile_seconds": round(compile_seconds, 1),
+    "seconds": summary(seconds[FIRST_STEPS:]),
+    "pairs_per_second": round(size.pairs / median, 1),
+    "tokens_per_second": round(2 * size.pairs * size.length / median),
+    "model_tflop": float(f"{work / 1e12:.4g}"),
+    "model_tflops_per_second": round(tflops, 3),
+    "peak_tflops": peak,
+    "mfu": round(tflops / peak, 4) if peak else None,
+    "peak_gb": round(held(peak=True) / 1e9, 3),
+    "temporary_gb": round(analysis.temp_size_in_bytes / 1e9, 3) if analysis else None,
+    "losses": [float(f"{losses[i]:.6g}") for i in (0, -1)],
+  }
+  if options.profile:
+    found = profile(run, compiled.as_text() or "")
+    yield {"benchmark": "paper_step", "model": name, "profile": found}
+
+
+def in_own_process(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+  """Prints the lines of a model and returns the first; None if it failed."""
+  environment = dict(os.environ)
+  if options.profile:
+    flags = environment.get("XLA_FLAGS", "")
+    environment["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_command_buffer="
+  command = [sys.executable, __file__, *sys.argv[1:], f"--measure={name}"]
+  first = None
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    assert process.stdout is not None
+    for line in process.stdout:
+      print(line, end="", flush=True)
+      first = first or json.loads(line)
+  if process.returncode:
+    print(f"{name} failed (exit code {process.returncode})", file=sys.stderr)
+  return first
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
+  parser.add_argument("--size", default="paper", choices=("paper", "tiny"))
+  parser.add_argument("--pairs", type=int, help="pairs per step; default: 256, EMS: 152, tiny: 8")
+  parser.add_argument("--microbatches", type=int, default=1, help="default: 1")
+  parser.add_argument(
+    "--remat", choices=("none", *t5.REMAT_POLICIES), help="default: minimal for 24 layers, or none"
+  )
+  parser.add_argument("--scan_layers", action="store_true", help="compile one layer per stack")
+  parser.add_argument(
+    "--chunk", type=int, help="tokens (EMS: sentences) per chunk of the vocabulary projection"
+  )
+  parser.add_argument("--dtype", default="bfloat16", choices=t5.DTYPES, help="compute dtype")
+  parser.add_argument("--steps", type=int, default=10, help="timed steps")
+  parser.add_argument("--peak_tflops", type=float, help="of the device; default: by its name")
+  parser.add_argument("--profile", action="store_true", help="time per component")
+  parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
+  options = parser.parse_args()
+  if min(options.steps, options.microbatches) < 1:
+    parser.error("--steps and --microbatches must be at least 1")
+  if options.measure:
+    for line in measure(options.measure, options):
+      print(json.dumps(line), flush=True)
+    return
+  lines = [in_own_process(name, options) for name in options.model]
+  found = [line["mfu"] for line in lines if line and line["mfu"]]
+  ratio = round(min(found) / TARGET_MFU, 3) if found else None
+  print(json.dumps({"benchmark": "paper_step", "ratio": ratio}))
+  if None in lines:
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+  main()

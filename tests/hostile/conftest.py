@@ -1,6 +1,0 @@
-"""Lets the tests here import `mutations` and `trials`."""
-
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))

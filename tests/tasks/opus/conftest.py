@@ -1,6 +1,0 @@
-"""Lets the tests here import `opus_tree`."""
-
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))

@@ -1,0 +1,3 @@
+"""The token id of padding."""
+
+PAD_ID = 0
