@@ -7,7 +7,7 @@ import pathlib
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,16 @@ from trials import Reader
 import vmsst
 from vmsst.bitext import readers
 from vmsst.checkpoints import encoder_json, t5x
-from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release
+from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release, weight_tables
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary, vocabularies
 from vmsst.vectors import bitext_vectors, vector_store
 
 _SENTENCES = ["hello world , how are you today ?", "wie geht es dir , welt ?"] * 9
-_SIZES = mt5.Sizes(
-  vocab_size=40, emb_dim=12, num_heads=3, head_dim=2, mlp_dim=10, num_encoder_layers=1,
-  num_decoder_layers=1, relpos_buckets=8, relpos_max_distance=20,
-)  # fmt: skip
+_SIZES = {
+  "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
+  "num_encoder_layers": 1, "num_decoder_layers": 1, "relpos_buckets": 8,
+}  # fmt: skip
 _MT5 = {
   "model_type": "mt5", "feed_forward_proj": "gated-gelu", "vocab_size": 40, "d_model": 12,
   "num_heads": 3, "d_kv": 2, "d_ff": 10, "num_layers": 1, "num_decoder_layers": 1,
@@ -124,17 +124,14 @@ def _imports(run: Callable[..., Any], name: str, **files: str) -> Callable[[path
   return read
 
 
-def _mt5_shapes() -> dict[str, tuple[int, ...]]:
-  return {
-    mt5.hugging_face_name(name): shape if name.startswith("token_embedder") else shape[::-1]
-    for name, shape in mt5.shapes(_SIZES).items()
-  }
+def _arrays_of(rows: Iterable[weight_tables.Row]) -> dict[str, np.ndarray]:
+  return _arrays({row.source: row.shape for row in rows})
 
 
 def _t5x_legacy() -> dict[str, bytes]:
   folder = pathlib.Path(tempfile.mkdtemp())
   tree: dict[str, Any] = {}
-  for name, array in _arrays(mt5.shapes(_SIZES)).items():
+  for name, array in _arrays_of(mt5.rows(_SIZES, t5x_names=True)).items():
     tree[name] = array
     if name.endswith("embedding"):
       place = f"target.{name.replace('/', '.')}"
@@ -278,19 +275,18 @@ def large() -> list[Reader]:
   import torch
 
   spm, tokenizer = _sentencepiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1), _tokenizer()
-  weights = _arrays(_mt5_shapes())
+  weights = _arrays_of(mt5.rows(_SIZES))
   halves = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(weights)}
   shards = {
     file: safetensors.numpy.save({name: weights[name] for name in weights if halves[name] == file})
     for file in ("a.safetensors", "b.safetensors")
   }
   one = {"m/config.json": _json(_MT5), "m/model.safetensors": safetensors.numpy.save(weights)}
-  bert_sizes = bert.Sizes(
-    vocab_size=60, emb_dim=12, num_heads=3, mlp_dim=10, num_layers=1, max_positions=9,
-    position_offset=0, num_token_types=2, activation="gelu", layer_norm_eps=1e-12,
-  )  # fmt: skip
-  bert_names = bert.hugging_face_names(bert_sizes, pooler=True)
-  bert_weights = _arrays({name: bert._shape(ours, bert_sizes) for ours, name in bert_names.items()})
+  bert_sizes = {
+    "vocab_size": 60, "emb_dim": 12, "mlp_dim": 10, "num_layers": 1, "max_positions": 9,
+    "num_token_types": 2,
+  }  # fmt: skip
+  bert_weights = _arrays_of(bert.rows(bert_sizes, pooler=True))
   sentence_transformers = {
     "m/config.json": _json(_BERT),
     "m/model.safetensors": safetensors.numpy.save(bert_weights),
@@ -314,13 +310,15 @@ def large() -> list[Reader]:
       {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
     ),
   }
-  ems_sizes = ems.Sizes(
-    vocab_size=_pieces(spm), emb_dim=16, num_heads=2, mlp_dim=24, num_layers=1, max_positions=12,
-    language_dim=None, num_source_languages=0, share_embedding=True, projection_dim=5,
-  )  # fmt: skip
-  ems_weights = _arrays(
-    {name: ems._shape(ours, ems_sizes) for ours, name in ems.release_names(ems_sizes).items()}
-  )
+  ems_sizes = {
+    "vocab_size": _pieces(spm),
+    "emb_dim": 16,
+    "mlp_dim": 24,
+    "num_layers": 1,
+    "max_positions": 12,
+  }
+  ems_heads = {"language_dim": None, "share_embedding": True, "projection_dim": 5}
+  ems_weights = _arrays_of(ems.rows(ems_sizes, ems_heads))
   shared = {
     "model.target_embedding.weight": ems_weights[
       "model.bert.embedding.word_embedding.embedding.weight"

@@ -199,7 +199,7 @@ def test_files_of_torch_that_run_code_or_grow(tmp_path, monkeypatch):
   for name, content in files.items():
     (tmp_path / name).write_bytes(content)
     read = lambda place, name=name: [  # noqa: E731
-      tensor.read() for tensor in torch_files.open_file(place / name).values()
+      tensor.read() for tensor in torch_files.open_state_dict(place / name).values()
     ]
     outcome, _ = trials.attempt(trials.Reader("x", {}, read), tmp_path)
     assert outcome == "refused", (name, outcome)

@@ -20,15 +20,16 @@ pytestmark = pytest.mark.slow
 
 ROOT = vmsst.gin_dir()
 FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))
-SIZES = mt5.Sizes(
-  vocab_size=3600,
-  emb_dim=16,
-  num_heads=2,
-  head_dim=8,
-  mlp_dim=16,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-)
+SIZES = {
+  "vocab_size": 3600,
+  "emb_dim": 16,
+  "num_heads": 2,
+  "head_dim": 8,
+  "mlp_dim": 16,
+  "num_encoder_layers": 1,
+  "num_decoder_layers": 1,
+  "relpos_buckets": 32,
+}
 STEPS, STOP = 20, 7
 READ_TWICE = [
   (r"target/language_encoder/(.*)", r"target/encoder/\1"),
@@ -79,21 +80,19 @@ def save_mt5(folder):
   """A small mT5 of random weights, as transformers would save it."""
   rng = np.random.default_rng(0)
   folder.mkdir()
-  tensors = {}
-  for name, shape in mt5.shapes(SIZES).items():
-    source = mt5.hugging_face_name(name)
-    shape = shape if source == "shared.weight" else shape[::-1]
-    tensors[source] = 0.2 * rng.normal(size=shape).astype(np.float32)
+  tensors = {
+    row.source: 0.2 * rng.normal(size=row.shape).astype(np.float32) for row in mt5.rows(SIZES)
+  }
   save_file(tensors, folder / "model.safetensors")
   config = {
     "model_type": "mt5",
     "feed_forward_proj": "gated-gelu",
-    "vocab_size": SIZES.vocab_size,
-    "d_model": SIZES.emb_dim,
-    "num_heads": SIZES.num_heads,
-    "d_kv": SIZES.head_dim,
-    "d_ff": SIZES.mlp_dim,
-    "num_layers": SIZES.num_encoder_layers,
+    "vocab_size": SIZES["vocab_size"],
+    "d_model": SIZES["emb_dim"],
+    "num_heads": SIZES["num_heads"],
+    "d_kv": SIZES["head_dim"],
+    "d_ff": SIZES["mlp_dim"],
+    "num_layers": SIZES["num_encoder_layers"],
   }
   (folder / "config.json").write_text(json.dumps(config))
   return folder

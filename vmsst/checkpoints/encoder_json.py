@@ -1,7 +1,7 @@
-"""The files beside a checkpoint that make it usable without gin: `encoder.json` and a vocabulary.
+"""The files next to a checkpoint that make it usable without gin: `encoder.json` and a vocabulary.
 
-`encoder.json` names networks out of a fixed table, their attributes, the vocabulary's kind and the
-training length. It is data: reading one never imports or runs anything that it names.
+`encoder.json` names networks from a fixed table, their attributes, the vocabulary's kind and the
+training length. It is data: reading it never imports or runs anything that it names.
 """
 
 import dataclasses
@@ -26,30 +26,30 @@ FORMAT = 1
 ENCODER_FILE = "encoder.json"
 VOCABULARY_FILE = "vocabulary.model"
 
-# What encoder.json may name: as the network of inference, and as the one that was trained.
+# Networks that encoder.json may name: for inference, and as trained with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
 GENERATORS: dict[str, type] = {
   "BitranslationNetwork": vmsst_networks.BitranslationNetwork,
   "VmsstNetwork": vmsst_networks.VmsstNetwork,
 }
-# Attributes that every flax module has: of no use in a file.
+# Attributes of every Flax module, which the file leaves out.
 _OF_EVERY_MODULE = {"parent", "name"}
-# Keys of a network in a file that are read before its other attributes.
+# Keys of a network that are read before its other attributes.
 _READ_FIRST = {"class", "config_class", "config"}
-# Attributes by the names that older files have for them.
+# Attributes by their names in older files.
 _RENAMED = {"factorised": "factorized"}
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderAssets:
-  """What inference needs besides parameters.
+  """Everything that inference needs except parameters.
 
   Attributes:
     network: Maps token ids to sentence vectors.
     vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence in training, EOS included; longer ones are cut.
-    generator: The whole network of a run that trained a decoder beside the encoder, or None.
-    languages: Codes of the languages in the training data, or None where that is not known.
+    max_length: Tokens of a sentence in training, EOS included. Longer sentences are cut.
+    generator: The whole network of a run that trained a decoder too, or None.
+    languages: Codes of the languages in the training data, or None if unknown.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -62,17 +62,17 @@ class EncoderAssets:
 def save_encoder_assets(
   model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
 ) -> None:
-  """Writes `encoder.json` and the vocabulary's file into `directory`, each one atomically.
+  """Writes `encoder.json` and the vocabulary's file into `directory`, each atomically.
 
   Args:
-    model: A `BitextModel`: its `sentence_encoder`, `vocabulary` and `max_length` are saved, and its
-      `network` where that has a decoder.
-    directory: Made if missing.
-    languages: Codes of the languages that it is trained on, if known.
+    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved, and its
+      `network` if that has a decoder.
+    directory: Folder to write to; made if missing.
+    languages: Codes of the training languages, if known.
 
   Raises:
-    InputError: the vocabulary's file cannot be read, or has more pieces than the network's table
-      has rows.
+    InputError: the vocabulary's file cannot be read, or has more pieces than the network's token
+      table has rows.
   """
   network, vocabulary = model.sentence_encoder, model.vocabulary
   _check_vocabulary_fits(vocabulary, network, "the model")
@@ -91,16 +91,16 @@ def save_imported_encoder(
   vocabulary: vocabularies.Vocabulary,
   max_length: int,
 ) -> None:
-  """Writes what `save_encoder_assets` writes, of an encoder that another library has trained.
+  """Writes the files of `save_encoder_assets` for an encoder that another library has trained.
 
   Args:
-    directory: Made if missing.
-    network: What `encoder.json` says of a network: its class, its config's, and their attributes.
+    directory: Folder to write to; made if missing.
+    network: Entry of the network in `encoder.json`: its class, its config's, and their attributes.
     vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence, end mark included; longer ones are cut.
+    max_length: Tokens of a sentence, EOS included. Longer sentences are cut.
 
   Raises:
-    InputError: there is no such network, or it does not fit the vocabulary.
+    InputError: the network is unknown, or does not fit the vocabulary.
   """
   folder = epath.Path(directory)
   made = _network(dict(network), NETWORKS, folder / ENCODER_FILE)
@@ -109,7 +109,7 @@ def save_imported_encoder(
 
 
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
-  """Reads what `save_encoder_assets` has written.
+  """Returns the assets that `save_encoder_assets` has written.
 
   Raises:
     InputError: a file is missing, damaged or of another format; the message names it.
@@ -134,14 +134,14 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
       _check_language(code, path)
   max_length = _get(record, "max_length", int, path)
   if max_length < 1:
-    raise errors.InputError(f"{path}: max_length is {max_length}; it has to be at least 1")
+    raise errors.InputError(f"{path}: max_length is {max_length}; it must be at least 1")
   for found_network in (network, generator or network):
     _check_vocabulary_fits(vocabulary, found_network, str(path))
   return EncoderAssets(network, vocabulary, max_length, generator, codes)
 
 
 def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
-  """Writes the vocabulary's file, where it has one, and then `encoder.json`."""
+  """Writes the vocabulary's file, if it has one, and then `encoder.json`."""
   folder.mkdir(parents=True, exist_ok=True)
   entry = _describe_vocabulary(vocabulary)
   for name, content in _vocabulary_files(vocabulary).items():
@@ -152,7 +152,7 @@ def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
 
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
-  """Kind and attributes of a vocabulary, as JSON has them."""
+  """Returns the kind and attributes of a vocabulary for JSON."""
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     return {
       "kind": "hugging_face",
@@ -169,7 +169,7 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
 
 
 def _vocabulary_files(vocabulary: Any) -> dict[str, bytes]:
-  """The one file of a vocabulary by name; bytes have none."""
+  """Returns the file of a vocabulary by name; bytes have none."""
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     return {hugging_face_vocabulary.TOKENIZER_FILE: vocabulary.content}
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
@@ -180,8 +180,8 @@ def _vocabulary_files(vocabulary: Any) -> dict[str, bytes]:
 def _read_json(path: epath.Path) -> dict[str, Any]:
   if not path.exists():
     raise errors.InputError(
-      f"{path} does not exist: the folder was not written by a training run of vmsst, or its "
-      "gin file does not bind train_script.train.summarize_config_fn to run_summary.summarize_run"
+      f"{path} does not exist: no training run of vmsst wrote the folder, or its gin file does not "
+      "bind train_script.train.summarize_config_fn to run_summary.summarize_run"
     )
   record = input_files.read_json(path)
   if not isinstance(record, dict):
@@ -190,7 +190,7 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
-  """`record[key]`, which has to be of the given JSON type."""
+  """Returns `record[key]`, which must be of the given JSON type."""
   value = record.get(key)
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
     raise errors.InputError(f"{path}: {key!r} is {value!r}, not of type {kind.__name__}")
@@ -198,7 +198,7 @@ def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
 
 
 def _describe(network: Any) -> dict[str, Any]:
-  """Class and attributes of a network, as JSON has them."""
+  """Returns the class and attributes of a network for JSON."""
   attributes = {
     name: getattr(network, name) for name in _attribute_types(type(network)) if name != "config"
   }
@@ -211,18 +211,18 @@ def _describe(network: Any) -> dict[str, Any]:
 
 
 def _attribute_types(cls: type) -> dict[str, Any]:
-  """Types of a dataclass's own attributes by name."""
+  """Returns the types of a dataclass's own attributes by name."""
   types_by_name = typing.get_type_hints(cls)
   names = (field.name for field in dataclasses.fields(cls))
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
 def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) -> Any:
-  """The network that `_describe` described; an attribute that is missing has its default."""
+  """Returns the network that `_describe` described; missing attributes have their defaults."""
   name = _get(entry, "class", str, path)
   if name not in known:
     raise errors.InputError(f"{path}: unknown network {name!r}; known: {', '.join(known)}")
-  # Files from before there were other encoders do not say that theirs is a T5.
+  # Older files, all of T5 encoders, do not name the config's class.
   config_name = _get({"config_class": t5.T5Config.__name__, **entry}, "config_class", str, path)
   hint = _attribute_types(known[name])["config"]
   configs = {cls.__name__: cls for cls in typing.get_args(hint) or (hint,)}
@@ -235,12 +235,12 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
   config = _made(configs[config_name], values, "the network's config", path)
   latent_dim = _get(entry, "latent_dim", int, path)
   if latent_dim < 1:
-    raise errors.InputError(f"{path}: latent_dim is {latent_dim}; it has to be at least 1")
+    raise errors.InputError(f"{path}: latent_dim is {latent_dim}; it must be at least 1")
   return _made(known[name], entry, "the network", path, config=config)
 
 
 def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, **given: Any) -> Any:
-  """An instance of a dataclass from values that a file gives, each of its attribute's type."""
+  """Returns an instance of a dataclass from a file's values, whose types are checked."""
   wanted = _attribute_types(cls)
   if unknown := sorted(set(values) - set(wanted)):
     raise errors.InputError(f"{path}: unknown keys in {what}: {', '.join(unknown)}")
@@ -257,13 +257,13 @@ def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, **give
 
 
 def _is_of_type(value: Any, wanted: Any) -> bool:
-  """Whether a value out of JSON can be that of an attribute; lists stand for tuples."""
+  """Whether a value from JSON has an attribute's type; lists stand for tuples."""
   if isinstance(wanted, types.UnionType):
     return any(_is_of_type(value, option) for option in typing.get_args(wanted))
   if typing.get_origin(wanted) is tuple:
     item, _ = typing.get_args(wanted)
     return isinstance(value, list) and all(_is_of_type(x, item) for x in value)
-  # A whole number is a float's value too; true is not a number's.
+  # A float may be written as an integer; true is not an integer.
   return type(value) is wanted or (wanted is float and type(value) is int)
 
 
@@ -280,7 +280,7 @@ def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocab
   if kind == "byte":
     return vocabularies.ByteVocabulary(lowercase=lowercase)
   model_path = _checked_file(entry, folder, VOCABULARY_FILE)
-  # Files from before vocabularies could split text into words do not say that theirs does not.
+  # Older files, of vocabularies that do not split text into words, lack this key.
   pretokenize = _get({"pretokenize": False, **entry}, "pretokenize", bool, path)
   return vocabularies.SentencePieceVocabulary(model_path, lowercase, pretokenize)
 
@@ -298,15 +298,15 @@ def _hugging_face_vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocab
 
 
 def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
-  """Path of the vocabulary's file, which has to be the one that `encoder.json` was written with."""
+  """Returns the path of the vocabulary's file, which must have the checksum in `encoder.json`."""
   path, found = folder / ENCODER_FILE, folder / name
   if not found.exists():
-    raise errors.InputError(f"{found} does not exist, but {path} asks for it")
+    raise errors.InputError(f"{found} does not exist, but {path} requires it")
   digest = hashlib.sha256(input_files.read_bytes(found)).hexdigest()
   if digest != _get(entry, "sha256", str, path):
     raise errors.InputError(
       f"{found} is not the vocabulary that the encoder was trained with "
-      f"(its SHA-256 differs from the one in {path})"
+      f"(its SHA-256 differs from that in {path})"
     )
   return os.fspath(found)
 
@@ -322,6 +322,6 @@ def _check_vocabulary_fits(vocabulary: vocabularies.Vocabulary, network: Any, wh
   rows = network.config.vocab_size
   if vocabulary.size > rows:
     raise errors.InputError(
-      f"{where}: the vocabulary has {vocabulary.size} pieces but the network's token table only "
+      f"{where}: the vocabulary has {vocabulary.size} pieces, but the network's token table only "
       f"{rows} rows ({type(network.config).__name__}.vocab_size)"
     )

@@ -1,6 +1,6 @@
-"""Hugging Face folders: `config.json` and safetensors, in one file or in shards.
+"""Reads Hugging Face folders: `config.json` and safetensors, in one file or in shards.
 
-Nothing is unpickled: a folder with `pytorch_model.bin` alone is refused with the way to convert it.
+Nothing is unpickled: for a folder with only `pytorch_model.bin`, the error shows how to convert it.
 """
 
 import functools
@@ -20,7 +20,7 @@ from vmsst.files import input_files
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_BLOCK_NUMBERS = 1 << 22  # That are read at once.
+_BLOCK_NUMBERS = 1 << 22  # values that are read at once
 _CONVERT = (
   'python -c "import torch, safetensors.torch as s; '
   "w = torch.load('pytorch_model.bin', map_location='cpu', weights_only=True); "
@@ -32,16 +32,16 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
   """Returns the object in `config.json`.
 
   Raises:
-    InputError: there is none, or it is no JSON object.
+    InputError: the file is missing or is not a JSON object.
   """
   return read_object(pathlib.Path(folder) / CONFIG_FILE)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the object that a JSON file holds.
+  """Returns the object in a JSON file.
 
   Raises:
-    InputError: it cannot be read, or holds no JSON object.
+    InputError: the file cannot be read or is not a JSON object.
   """
   record = input_files.read_json(path)
   if not isinstance(record, dict):
@@ -52,10 +52,10 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 def positive_integer(
   path: pathlib.Path, config: Mapping[str, Any], key: str, default: int | None = None
 ) -> int:
-  """Returns a size that the config in `path` gives; `default` where it gives none.
+  """Returns a size in the config from `path`, or `default` if it is missing.
 
   Raises:
-    InputError: it is no positive integer.
+    InputError: it is not a positive integer.
   """
   value = config.get(key)
   value = default if value is None else value
@@ -69,7 +69,7 @@ def positive_integer(
 def check_choice(
   path: pathlib.Path, config: Mapping[str, Any], key: str, default: Any, known: Sequence[Any]
 ) -> None:
-  """Raises InputError where the config in `path` has another value than those known."""
+  """Raises InputError if the config from `path` has none of the known values."""
   value = config.get(key, default)
   if value not in known:
     raise errors.InputError(
@@ -79,11 +79,11 @@ def check_choice(
 
 
 def open_tensors(folder: str | os.PathLike[str]) -> dict[str, tensors.StoredTensor]:
-  """Returns the tensors of all safetensors files of the model by name; each is read when asked for.
+  """Returns the tensors in all safetensors files of a model by name, to be read on request.
 
   Raises:
     InputError: a file is missing or damaged, the index names a file outside the folder or does not
-      agree with the files, or the weights are pickled.
+      match the files, or the weights are pickled.
   """
   folder = pathlib.Path(folder)
   if (folder / WEIGHTS_FILE).is_file():
@@ -112,18 +112,18 @@ def open_tensors(folder: str | os.PathLike[str]) -> dict[str, tensors.StoredTens
 
 
 def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
-  """Returns the tensors of a safetensors file by name; each is read when asked for.
+  """Returns the tensors in a safetensors file by name, to be read on request.
 
   Raises:
     InputError: the file is missing or damaged.
   """
   input_files.check(path)
   try:
-    # Stays open, mapped into memory, as long as one of its tensors is kept.
+    # It stays open, mapped into memory, as long as one of its tensors is referenced.
     file = safetensors.safe_open(path, framework="np")
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
   except (safetensors.SafetensorError, OSError) as error:
-    raise errors.InputError(f"{path} is no complete safetensors file: {error}") from error
+    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
 
   def stored(name: str, shape: tuple[int, ...]) -> tensors.StoredTensor:
     read = functools.partial(_read, file, name, shape)
@@ -133,7 +133,7 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
 
 
 def _read(file: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """A tensor, read in blocks of rows: safetensors makes two copies of what is read at once."""
+  """Reads a tensor in blocks of rows: safetensors makes two copies of each block."""
   if not shape or not math.prod(shape):
     return file.get_tensor(name)
   rows, count = file.get_slice(name), shape[0]
@@ -147,7 +147,7 @@ def _read(file: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _read_index(path: pathlib.Path) -> dict[str, str]:
-  """File of each tensor."""
+  """Returns the file name of each tensor."""
   shard_of = read_object(path).get("weight_map")
   if not isinstance(shard_of, dict) or not shard_of:
     raise errors.InputError(f"{path} has no object 'weight_map' of tensor names and files")
@@ -155,7 +155,7 @@ def _read_index(path: pathlib.Path) -> dict[str, str]:
     plain = isinstance(shard, str) and shard.endswith(".safetensors")
     if not plain or pathlib.PurePath(shard).name != shard or "\\" in shard or "\0" in shard:
       raise errors.InputError(
-        f"{path}: the file of {name} is {shard!r}, not the name of a .safetensors file beside it"
+        f"{path}: the file of {name} is {shard!r}, not the name of a .safetensors file next to it"
       )
   return shard_of
 
@@ -165,6 +165,6 @@ def _no_weights(folder: pathlib.Path) -> str:
   if pickles:
     return (
       f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened "
-      f"and is not read. Convert it where torch is installed, in that folder: {_CONVERT}"
+      f"and is not read; convert it in that folder, with torch installed: {_CONVERT}"
     )
   return f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}"

@@ -1,4 +1,4 @@
-"""Restores the parameters of a network from a checkpoint or an export, and checks shapes."""
+"""Restores the parameters of a network from a checkpoint or an export."""
 
 import dataclasses
 import functools
@@ -17,15 +17,18 @@ from vmsst.checkpoints import t5x as t5x_checkpoints
 
 
 def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
-  """Reads the network's parameters, float32, onto the default device; nothing else is read.
+  """Reads only the network's parameters, in float32, onto the default device.
 
   Args:
     parameters: A `checkpoint_<step>` folder, or a safetensors file with a tensor for each
-      parameter, parts of its name joined by `/`.
-    network: What they are of.
+      parameter; `/` joins the parts of its name.
+    network: The network.
+
+  Returns:
+    The parameters as a tree.
 
   Raises:
-    InputError: they cannot be read, one lacks, or has another shape.
+    InputError: a parameter is missing, has another shape or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
   stored: Mapping[str, tensors.StoredTensor] = (
@@ -36,7 +39,7 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   _check_shapes(flat, stored, parameters)
   if not is_export:
     return t5x_checkpoints.read_params(parameters, wanted)
-  # One after the other: no more than one is held twice.
+  # One by one: at most one is in memory twice.
   put = functools.partial(jax.device_put, may_alias=True)
   arrays = {name: jax.block_until_ready(put(stored[name].read())) for name in flat}
   return traverse_util.unflatten_dict(arrays, sep="/")
@@ -45,8 +48,8 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
 def _shapes(
   network: nn.Module, stored: Mapping[str, tensors.StoredTensor], where: epath.Path
 ) -> Any:
-  """Shapes of the parameters of a network that a file describes, in a tree."""
-  config = getattr(network, "config")  # noqa: B009 - of every network here
+  """Returns a tree of parameter shapes of a network whose description is untrusted."""
+  config = getattr(network, "config")  # noqa: B009 - all networks here have one
   for owner in (network, config):
     for field in dataclasses.fields(owner):
       value = getattr(owner, field.name)
@@ -56,11 +59,11 @@ def _shapes(
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   except Exception as error:  # sizes that no array can have
-    raise errors.InputError(f"{where}: encoder.json describes no network: {error}") from error
+    raise errors.InputError(f"{where}: encoder.json describes no valid network: {error}") from error
 
 
 def _scanned(config: Any) -> bool:
-  """Whether all layers are in one array."""
+  """Whether one array holds all layers."""
   return bool(getattr(config, "scan_layers", False))
 
 
@@ -68,11 +71,11 @@ def _check_shapes(wanted: Mapping[str, Any], saved: Mapping[str, Any], where: ep
   for name, leaf in wanted.items():
     if name not in saved:
       raise errors.InputError(
-        f"{where} has no parameter {name}, which encoder.json asks for; it was trained with "
+        f"{where} has no parameter {name}, which encoder.json requires; it was trained with "
         f"another network or another config (number of layers, scan_layers)"
       )
     shape = tuple(saved[name].shape)
     if shape != leaf.shape:
       raise errors.InputError(
-        f"{where}: parameter {name} has shape {shape}, but encoder.json asks for {leaf.shape}"
+        f"{where}: parameter {name} has shape {shape}, but encoder.json requires {leaf.shape}"
       )

@@ -1,6 +1,6 @@
-"""T5X checkpoints: `checkpoint_<step>/state`, written by Orbax; parameters lie under `target`.
+"""T5X checkpoints: `checkpoint_<step>/state`, written by Orbax, with parameters under `target`.
 
-Both runtimes write and read this layout. The layout that T5X had before is in `t5x_legacy`.
+Both runtimes write and read this layout. `t5x_legacy` reads the layout before it.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns the `checkpoint_<step>` folder meant by `path`: itself, or the latest one in it.
+  """Returns `path` if it is a `checkpoint_<step>` folder, else the latest checkpoint in it.
 
   Raises:
-    InputError: there is none; the message lists what is there.
+    InputError: there is no checkpoint; the message lists what is there.
   """
   folder = epath.Path(os.path.abspath(path) if "://" not in os.fspath(path) else path)
   if not folder.is_dir():
-    beside = folder.parent
-    there = f"; {beside} holds {_listing(beside)}" if beside.is_dir() else ""
+    parent = folder.parent
+    there = f"; {parent} holds {_listing(parent)}" if parent.is_dir() else ""
     raise errors.InputError(f"no folder {folder}{there}")
   if is_checkpoint(folder):
     return folder
@@ -52,15 +52,15 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def is_checkpoint(folder: epath.Path) -> bool:
-  """Whether `folder` is a complete checkpoint by its name and its `state`."""
+  """Whether `folder` is a complete checkpoint, by its name and its `state` folder."""
   return bool(_CHECKPOINT.fullmatch(folder.name)) and (folder / "state").is_dir()
 
 
 def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
-  """Returns what describes each array of a checkpoint (`shape`, `dtype`), by name: `target/...`.
+  """Returns metadata of each array of a checkpoint (`shape`, `dtype`), by name: `target/...`.
 
   Raises:
-    InputError: it cannot be read.
+    InputError: the checkpoint cannot be read.
   """
   state = checkpoint / "state"
   is_local = "://" not in os.fspath(state)
@@ -71,7 +71,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
       tree = dict(checkpointer.metadata(state).item_metadata)
     found = traverse_util.flatten_dict(tree, sep="/")
     numbers = sum(math.prod(getattr(stored, "shape", None) or ()) for stored in found.values())
-  except Exception as error:  # Orbax has an exception of another kind for each damage
+  except Exception as error:  # Orbax raises many types for damaged data
     raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error
   if is_local:
     tensors.check_held(numbers, input_files.size_below(state), os.fspath(state))
@@ -79,10 +79,10 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
 
 
 def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
-  """Returns the parameters of a checkpoint by name, `target/` left out; each is read when asked.
+  """Returns the parameters of a checkpoint by name, without `target/`, to be read on request.
 
   Raises:
-    InputError: the checkpoint cannot be read, or is not as it was written (see `digests`).
+    InputError: the checkpoint cannot be read, or does not match its checksums.
   """
   problem = checksums.damage(checkpoint, "state")
   if problem:
@@ -92,7 +92,7 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
     if name.startswith(f"{PARAMETERS}/"):
       where = f"{name} in {checkpoint}"
       if getattr(stored, "shape", None) is None:
-        raise errors.InputError(f"{where} is no array")
+        raise errors.InputError(f"{where} is not an array")
       found[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
         tuple(stored.shape), where, functools.partial(_read, checkpoint, name)
       )
@@ -100,11 +100,11 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
 
 
 def read_params(checkpoint: epath.Path, shapes: Any) -> Any:
-  """Reads parameters, float32, onto the default device; nothing else is read.
+  """Reads only some parameters, in float32, onto the default device.
 
   Args:
-    checkpoint: A `checkpoint_<step>` folder that has them.
-    shapes: Tree of what to read; leaves have the `shape` that the checkpoint's have.
+    checkpoint: A `checkpoint_<step>` folder.
+    shapes: Tree of the parameters to read. Its leaves have the `shape` of the checkpoint's arrays.
   """
   device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
   item = {
@@ -116,11 +116,11 @@ def read_params(checkpoint: epath.Path, shapes: Any) -> Any:
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
-  """Writes a checkpoint of step 0 with parameters alone, by which a training run can start.
+  """Writes a checkpoint of step 0 with parameters alone, for a training run to start from.
 
   Args:
     checkpoint: The `checkpoint_0` folder to make.
-    params: Arrays by name, parts of a name joined by `/`.
+    params: Arrays by name; `/` joins the parts of a name.
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
@@ -130,9 +130,9 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
 
 @functools.cache
 def ignore_abandoned_io() -> None:
-  """From now on nothing is printed of Orbax' reads and writes that end after another has failed.
+  """Silences Orbax's reads and writes that fail after the first failure, until the process ends.
 
-  Of that one the caller is told.
+  The first failure still raises.
   """
   former = sys.unraisablehook
 
@@ -161,16 +161,16 @@ def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
         state,
         args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
       )
-  except Exception as error:  # Orbax has an exception of another kind for each damage
+  except Exception as error:  # Orbax raises many types for damaged data
     reason = str(error).partition("\n")[0]
   _drop_abandoned_reads()
   raise errors.InputError(f"{state} is damaged: {reason}; copy it again")
 
 
 def _drop_abandoned_reads() -> None:
-  """Lets go of the reads of other arrays that were under way when one turned out to be damaged.
+  """Discards pending reads of other arrays after one has failed.
 
-  Python would print a stack trace for each, after the error was told.
+  Otherwise Python would print a stack trace for each, after the error.
   """
   hook = sys.unraisablehook
   sys.unraisablehook = lambda _: None
@@ -194,9 +194,9 @@ def _without_asyncio_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _orbax() -> Iterator[ocp.Checkpointer]:
-  """What reads checkpoints, without Orbax's log: what it says there is in its errors too.
+  """Yields a checkpointer without Orbax's log.
 
-  It also warns of a metadata file that T5X's layout does not have.
+  The log repeats errors, and warns of a missing metadata file that T5X's layout does not have.
   """
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)

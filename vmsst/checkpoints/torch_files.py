@@ -1,4 +1,4 @@
-"""State dicts in files of torch, unpickled without anything but data: no code in them is run."""
+"""State dicts of PyTorch models, read from safetensors or pickles without running any code."""
 
 import functools
 import pathlib
@@ -11,29 +11,35 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
+from vmsst.checkpoints import hugging_face, tensors
 from vmsst.files import input_files
 
 _STATE = "state_dict"
 
 
-def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
-  """Returns the tensors of a state dict by name, be it the file's content or its `state_dict`.
+def open_state_dict(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
+  """Returns the tensors of a state dict by name.
+
+  Args:
+    path: A `.safetensors` file, or a file of torch that holds the state dict itself or under the
+      key `state_dict`.
 
   Raises:
-    InputError: torch is not installed, or the file is damaged, holds no state dict, or more than
-      tensors and plain values.
+    InputError: torch is needed but not installed, or the file is damaged, is not a state dict, or
+      holds more than tensors and plain values.
   """
+  if path.suffix == ".safetensors":
+    return hugging_face.open_file(path)
   try:
     import torch
   except ModuleNotFoundError:
     raise errors.InputError(
-      f"{path} is a file of torch, which is not installed: pip install torch, or convert the state "
-      "dict to a .safetensors file where it is"
+      f"{path} is a file of torch, which is not installed; run pip install torch, or convert the "
+      "state dict to a .safetensors file on another machine"
     ) from None
   input_files.check(path)
   if tarfile.is_tarfile(path):  # torch would make a folder to unpack it, and then refuse it
-    raise errors.InputError(f"{path} is a tar archive, as torch wrote before 2017: save it again")
+    raise errors.InputError(f"{path} is a tar archive, as torch wrote before 2017; save it again")
   if _is_compressed(path):  # torch never does that, and would read it however large it gets
     raise errors.InputError(f"{path} is a compressed archive, which torch does not write")
   try:
@@ -41,11 +47,11 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   except pickle.UnpicklingError as error:
     reason = str(error).partition("\n")[0]
     raise errors.InputError(
-      f"{path} holds more than tensors and plain values, or is damaged; what else is pickled could "
-      f"run code and is not read ({reason})"
+      f"{path} holds more than tensors and plain values, or is damaged; other pickled objects "
+      f"could run code and are not read ({reason})"
     ) from None
-  except Exception as error:  # torch has an exception of another kind for each damage
-    raise errors.InputError(f"{path} is no complete file of torch: {error}") from None
+  except Exception as error:  # torch raises a different type for each kind of damage
+    raise errors.InputError(f"{path} is not a valid file of torch: {error}") from error
   state = record.get(_STATE, record) if isinstance(record, Mapping) else None
   if not isinstance(state, Mapping):
     raise errors.InputError(f"{path} holds no {_STATE} of names and tensors")
@@ -53,12 +59,12 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     if not isinstance(name, str):
       raise errors.InputError(f"{path}: a name is a {type(name).__name__}: it holds no {_STATE}")
     if not isinstance(value, torch.Tensor):
-      raise errors.InputError(f"{path}: {name!r} is no tensor: the file holds no {_STATE}")
-    if not _is_held(value):
-      raise errors.InputError(f"{path}: {name!r} is sparse or repeats the numbers that it holds")
+      raise errors.InputError(f"{path}: {name!r} is not a tensor: the file holds no {_STATE}")
+    if not _is_stored(value):
+      raise errors.InputError(f"{path}: {name!r} is sparse or repeats its stored values")
 
   def load(tensor: Any) -> np.ndarray:
-    # NumPy has no bfloat16; every half is a float32 too.
+    # NumPy has no bfloat16; float32 represents both half types exactly.
     halves = (torch.bfloat16, torch.float16)
     array = tensor.float() if tensor.dtype in halves else tensor
     return np.asarray(array.numpy())
@@ -75,12 +81,12 @@ def _is_compressed(path: pathlib.Path) -> bool:
   try:
     with zipfile.ZipFile(path) as archive:
       return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
-  except Exception:  # Older files are no archives; of a damaged one torch says what is wrong.
+  except Exception:  # older files are not archives; torch reports what is wrong with a damaged one
     return False
 
 
-def _is_held(tensor: Any) -> bool:
-  """Whether a tensor has its numbers in the file, each once: else it may be larger than memory."""
+def _is_stored(tensor: Any) -> bool:
+  """Whether the file has each value of a tensor; otherwise the tensor may be larger than memory."""
   import torch
 
   if tensor.layout != torch.strided or tensor.is_meta:

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 
 import vmsst
 from vmsst import errors
-from vmsst.cli import downloads, evaluation, exports, imports, launching, opus, texts, training_data
+from vmsst.cli import (
+  downloads,
+  evaluation,
+  launching,
+  model_exports,
+  model_imports,
+  opus,
+  texts,
+  training_data,
+)
 from vmsst.cli.command import Command
 
 
@@ -29,8 +38,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   **training_data.COMMANDS,
   **opus.COMMANDS,
   **downloads.COMMANDS,
-  **imports.COMMANDS,
-  **exports.COMMANDS,
+  **model_imports.COMMANDS,
+  **model_exports.COMMANDS,
   **texts.COMMANDS,
   **evaluation.COMMANDS,
   **launching.COMMANDS,

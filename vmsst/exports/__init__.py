@@ -1,1 +1,1 @@
-"""Writes encoders for other programs: sentence-transformers, plain safetensors, StableHLO."""
+"""Exports encoders for other programs: sentence-transformers, plain safetensors, StableHLO."""

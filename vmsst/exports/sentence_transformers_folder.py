@@ -1,10 +1,10 @@
-"""Encoders as folders of sentence-transformers, which opens them without code of ours.
+"""Exports encoders for sentence-transformers, which loads them without custom code.
 
-A T5 encoder becomes a `T5EncoderModel`, a BERT-style one (EMS, and what is imported) a `BertModel`;
-pooling, heads and scaling become modules behind it. XLM-R's positions, which start at row 2, lose
-the rows before: a BERT that counts from 0 is the same function.
+A T5 encoder becomes a `T5EncoderModel`, a BERT-style one (EMS and imported encoders) a `BertModel`.
+Pooling, heads and scaling become modules after it. XLM-R's position table loses the rows before
+that of the first token: a BERT that counts from 0 computes the same function.
 
-Only files are written: neither torch nor sentence-transformers is needed here.
+Writing the files needs neither torch nor sentence-transformers.
 """
 
 import dataclasses
@@ -18,17 +18,18 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, imports
-from vmsst.checkpoints.importers import bert as bert_checkpoints
-from vmsst.checkpoints.importers import mt5
-from vmsst.exports import saved_encoder, tokenizer_file
-from vmsst.exports.saved_encoder import SavedEncoder
+from vmsst.checkpoints import hugging_face, output_folders, sentence_transformers_files
+from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.checkpoints.importers import mt5, weight_tables
+from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.files import atomic_files
+from vmsst.inference import loading
+from vmsst.inference.loading import SavedEncoder
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary
 
-# Where the classes were at first: every version of sentence-transformers knows these names.
+# The classes' original package: all versions of sentence-transformers accept these names.
 _MODULES = "sentence_transformers.models"
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _TANH = "torch.nn.modules.activation.Tanh"
@@ -38,32 +39,32 @@ _POOLING_FLAGS = {
   "cls": "pooling_mode_cls_token",
 }
 _PROMPT = "default"
-# transformers asks which framework the arrays of a file are for.
+# transformers requires the framework that the arrays of a file are for.
 _METADATA = {"format": "pt"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-  """What an export has done.
+  """The result of an export.
 
   Attributes:
-    folder: The folder written.
-    modules: What sentence-transformers applies one after the other.
-    max_length: Tokens of a sentence; longer ones are cut.
-    words_given: Whether texts have to be split into words before they are encoded.
-    end_mark: Whether the tokenizer sets a mark behind a text.
+    folder: The new folder.
+    modules: The modules that sentence-transformers applies in turn.
+    max_length: Tokens of a sentence. Longer sentences are cut.
+    pretokenized: Whether texts must be split into words before they are encoded.
+    has_eos: Whether the tokenizer adds an EOS token.
   """
 
   folder: pathlib.Path
   modules: tuple[str, ...]
   max_length: int
-  words_given: bool
-  end_mark: bool
+  pretokenized: bool
+  has_eos: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class _Module:
-  """A module behind the transformer: its class, what its `config.json` says, and its arrays."""
+  """A module after the transformer: its class, the content of its `config.json`, its arrays."""
 
   kind: str
   config: Mapping[str, Any] | None = None
@@ -71,30 +72,30 @@ class _Module:
 
 
 def export_sentence_transformers(
-  path: str | os.PathLike[str], output: str | os.PathLike[str], *, words_given: bool = False
+  path: str | os.PathLike[str], output: str | os.PathLike[str], *, pretokenized: bool = False
 ) -> Exported:
   """Writes an encoder as a folder that `SentenceTransformer(output)` opens.
 
-  Its vectors are those of `vmsst.load(path).encode`, in float32 and up to float noise. A few texts
-  are an exception: a batch of nothing but empty ones is an error there where the vocabulary has no
-  end mark, such as that of EMS; a text that spells the padding mark of an imported tokenizer has it
-  there; and see `tokenizer_file`.
+  Its vectors are those of `vmsst.load(path).encode`, in float32 and up to rounding error, with
+  three exceptions. If the vocabulary has no EOS token, as EMS's, a batch of only empty texts is an
+  error there. A text that spells the padding token of an imported tokenizer contains that token
+  there. For the third, see `tokenizer_file.export_tokenizer`.
 
   Args:
-    path: What `vmsst.load` opens.
+    path: A path that `vmsst.load` opens.
     output: Folder to make.
-    words_given: Texts will have been split into words by `vmsst.text.word_splitting.split_words`
-      before they are encoded, as vocabularies like that of EMS ask for.
+    pretokenized: Texts will be split into words by `vmsst.text.word_splitting.split_words` before
+      they are encoded, as vocabularies like that of EMS require.
 
   Raises:
-    InputError: the encoder cannot be expressed so (a BiLSTM, a vocabulary that splits text by the
-      rules of its language), there is none, or `output` exists; nothing has been written then.
+    InputError: the folder cannot express the encoder (a BiLSTM, a vocabulary that splits text by
+      the rules of its language), there is no encoder, or `output` exists. Nothing is written then.
   """
-  target = imports.free_folder(output)
-  saved = saved_encoder.read(path)
+  target = output_folders.new_folder(output)
+  saved = loading.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   modules = _modules(saved)
-  tokenizer = tokenizer_file.export_tokenizer(vocabulary, words_given=words_given)
+  tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
   config, arrays = _transformer(saved, tokenizer.padding_id)
   with atomic_files.atomic_folder(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)
@@ -104,7 +105,7 @@ def export_sentence_transformers(
     _write_json(
       partial / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
-    _write_json(partial / bert_checkpoints.PROMPTS_FILE, _prompts(vocabulary))
+    _write_json(partial / sentence_transformers_files.PROMPTS_FILE, _prompts(vocabulary))
     listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
     for index, module in enumerate(modules, start=1):
       folder = partial / f"{index}_{module.kind}"
@@ -115,39 +116,39 @@ def export_sentence_transformers(
         save_file(dict(module.arrays), folder / hugging_face.WEIGHTS_FILE, _METADATA)
       kind = f"{_MODULES}.{module.kind}"
       listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
-    _write_json(partial / bert_checkpoints.MODULES_FILE, listed)
+    _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)
   return Exported(
     folder=target,
     modules=("Transformer", *(module.kind for module in modules)),
     max_length=max_length,
-    words_given=bool(getattr(vocabulary, "pretokenize", False)),
-    end_mark=tokenizer.end is not None,
+    pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
+    has_eos=tokenizer.eos is not None,
   )
 
 
 def describe(exported: Exported) -> str:
-  """What was written, how to open it, and what to mind."""
+  """Returns what was written, how to open it, and its limits."""
   lines = [
     f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
     f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it",
   ]
-  if exported.words_given:
+  if exported.pretokenized:
     lines.append(
       "Texts must be split into words first: vmsst.text.word_splitting.split_words(texts, language)"
     )
-  if not exported.end_mark:
-    lines.append("A batch of empty texts alone is an error there: this vocabulary has no end mark")
+  if not exported.has_eos:
+    lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return "\n".join(lines)
 
 
 def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
-  """`config.json` and arrays of the encoder in transformers."""
-  config = saved.assets.network.config
-  params = _unstacked(saved.params)
-  table_VD = params["token_embedder/embedding"].copy()
+  """Returns `config.json` and the arrays of the encoder in transformers."""
+  config = saved.network.config
+  params = _unstacked(saved.arrays)
+  table_VD = params[weight_tables.TOKEN_TABLE].copy()
   # Back to the tokenizer's ids: padding is 0 in this library.
   table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
-  params["token_embedder/embedding"] = table_VD
+  params[weight_tables.TOKEN_TABLE] = table_VD
   shared = {
     "vocab_size": config.vocab_size,
     "pad_token_id": padding_id,
@@ -155,23 +156,16 @@ def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], 
     "transformers_version": "4.40.0",
   }
   if isinstance(config, bert.BertConfig):
-    described, names = _bert_config(config), _bert_names(config, params)
+    described, rows = _bert_config(config), _bert_rows(config, params)
   elif isinstance(config, t5.T5Config):
-    described = _t5_config(config)
-    names = {
-      name: mt5.hugging_face_name(name)
-      for name in params
-      if name.startswith(("encoder/", "token_embedder/"))
-    }
+    described, rows = _t5_config(config), mt5.rows(dataclasses.asdict(config))
   else:
     raise _unknown_encoder(saved)
-  return {**described, **shared}, {
-    theirs: np.ascontiguousarray(_arranged(ours, params[ours])) for ours, theirs in names.items()
-  }
+  return {**described, **shared}, weight_tables.to_tensors(rows, params)
 
 
 def _unstacked(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Parameters with layers that were scanned under the names of layers by themselves."""
+  """Returns parameters under the names of separate layers, if they were scanned."""
   stack, found = "encoder/layers/", dict[str, np.ndarray]()
   for name, array in params.items():
     if name.startswith(stack):
@@ -180,11 +174,6 @@ def _unstacked(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     else:
       found[name] = array
   return found
-
-
-def _arranged(name: str, array: np.ndarray) -> np.ndarray:
-  """A parameter of ours as transformers keeps it: matrices as [output, input]."""
-  return array.T if name.endswith(("/kernel", "/rel_embedding")) else array
 
 
 def _t5_config(config: t5.T5Config) -> dict[str, Any]:
@@ -209,10 +198,10 @@ def _t5_config(config: t5.T5Config) -> dict[str, Any]:
 def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
   if not config.embedding_norm:
     raise errors.InputError(
-      "the encoder has no layer norm behind its embeddings (BertConfig.embedding_norm), which "
-      "transformers' BERT always has. `vmsst export stablehlo` can export it"
+      "the encoder has no layer norm after its embeddings (BertConfig.embedding_norm), which "
+      "transformers' BERT always has; use `vmsst export stablehlo`"
     )
-  activations = {ours: theirs for theirs, ours in bert_checkpoints.ACTIVATIONS.items()}
+  activations = {ours: theirs for theirs, ours in bert_import.ACTIVATIONS.items()}
   return {
     "architectures": ["BertModel"],
     "model_type": "bert",
@@ -231,27 +220,22 @@ def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
   }
 
 
-def _bert_names(config: bert.BertConfig, params: dict[str, np.ndarray]) -> dict[str, str]:
-  """Name in transformers of every array, by ours; adds to `params` what BERT always has."""
-  table = "encoder/position_embedding"
+def _bert_rows(config: bert.BertConfig, params: dict[str, np.ndarray]) -> list[weight_tables.Row]:
+  """Returns the rows of all tensors; adds the parameters to `params` that BERT always has."""
+  table, width = "encoder/position_embedding", config.emb_dim
   params[table] = params[table][config.position_offset :]
-  width = config.emb_dim
   if not config.num_token_types:
     params["encoder/token_type_embedding"] = np.zeros((1, width), np.float32)
   if "pooler/dense/kernel" not in params:
-    # Of no use, but transformers would draw it at random and say so.
+    # Unused, but transformers would initialize it at random and warn.
     params["pooler/dense/kernel"] = np.zeros((width, width), np.float32)
     params["pooler/dense/bias"] = np.zeros((width,), np.float32)
-  sizes = {
-    field.name: getattr(config, field.name) for field in dataclasses.fields(bert_checkpoints.Sizes)
-  }
-  sizes["num_token_types"] = max(config.num_token_types, 1)
-  return bert_checkpoints.hugging_face_names(bert_checkpoints.Sizes(**sizes), pooler=True)
+  return bert_import.rows(dataclasses.asdict(config), pooler=True)
 
 
 def _modules(saved: SavedEncoder) -> list[_Module]:
-  """What follows the transformer: pooling, heads and scaling."""
-  network, params = saved.assets.network, saved.params
+  """Returns the modules after the transformer: pooling, heads and scaling."""
+  network, params = saved.network, saved.arrays
   if isinstance(network.config, lstm.LstmConfig):
     raise _unknown_encoder(saved)
   width = sentence_encoder.hidden_dim(network.config)
@@ -283,10 +267,10 @@ def _dense(kernel_DS: np.ndarray, bias_S: np.ndarray | None, activation: str) ->
 
 
 def _tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
-  marks = {
+  special = {
     "pad_token": tokenizer.padding,
     "unk_token": tokenizer.unknown,
-    "eos_token": tokenizer.end,
+    "eos_token": tokenizer.eos,
   }
   return {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -295,8 +279,8 @@ def _tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str
     "truncation_side": "right",
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
-    "split_special_tokens": tokenizer.marks_are_text,
-    **{name: token for name, token in marks.items() if token is not None},
+    "split_special_tokens": tokenizer.splits_special_tokens,
+    **{name: token for name, token in special.items() if token is not None},
   }
 
 
@@ -314,8 +298,8 @@ def _prompts(vocabulary: Any) -> dict[str, Any]:
 def _unknown_encoder(saved: SavedEncoder) -> errors.InputError:
   kind = type(saved.assets.network.config).__name__.removesuffix("Config").upper()
   return errors.InputError(
-    f"{saved.name} is a {kind} encoder, which transformers does not have: only T5 and BERT-style "
-    "encoders become folders of sentence-transformers. `vmsst export stablehlo` exports any encoder"
+    f"{saved.name} is a {kind} encoder, which transformers does not have (only T5 and BERT-style "
+    "encoders); use `vmsst export stablehlo`, which exports any encoder"
   )
 
 

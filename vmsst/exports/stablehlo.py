@@ -1,7 +1,7 @@
-"""Encoders as StableHLO: a function from token ids to vectors that is called without this library.
+"""Exports encoders as StableHLO: a function from token ids to vectors, without this library.
 
-The function takes the parameters as they are in the safetensors file beside it, and token ids of
-any number of sentences of any length; one file serves CPUs, NVIDIA GPUs and TPUs.
+The function takes the parameters in the safetensors file next to it, and token ids of any number of
+sentences of any length. One file serves CPUs, NVIDIA GPUs and TPUs.
 """
 
 import dataclasses
@@ -17,9 +17,10 @@ from flax import traverse_util
 from jax import export
 from jaxtyping import Array, Float
 
-from vmsst.checkpoints import hugging_face, imports
-from vmsst.exports import safetensors_folder, saved_encoder
+from vmsst.checkpoints import hugging_face, output_folders
+from vmsst.exports import safetensors_folder
 from vmsst.files import atomic_files
+from vmsst.inference import loading
 from vmsst.networks import bert, sentence_encoder, t5
 
 FUNCTION_FILE = "encoder.stablehlo"
@@ -28,41 +29,41 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-  """What an export has done.
+  """The result of an export.
 
   Attributes:
-    folder: The folder written.
-    max_length: Tokens of a sentence, end mark included.
-    dimension: Width of a vector.
-    end_id: Id of the end mark, or None.
+    folder: The new folder.
+    max_length: Tokens of a sentence, EOS included.
+    dimension: Dimensions of a vector.
+    eos_id: Id of the EOS token, or None.
   """
 
   folder: pathlib.Path
   max_length: int
   dimension: int
-  end_id: int | None
+  eos_id: int | None
 
 
 def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> Exported:
   """Writes an encoder as a serialized function (`jax.export`), its parameters and its vocabulary.
 
-  The folder has `encoder.stablehlo`, which `jax.export.deserialize` reads, and what
-  `export_safetensors` writes. `call(params, tokens)` of the function gives the vectors, float32
-  [B, D]: `params` is the dictionary of arrays in `model.safetensors`, `tokens` are int32 [B, T],
-  each sentence's ids followed by zeros. T has no limit but that of a BERT's table of positions. A
-  later version of JAX reads the file for six months at least.
+  The folder has `encoder.stablehlo`, which `jax.export.deserialize` reads, and the files of
+  `export_safetensors`. `call(params, tokens)` of the function returns the vectors, float32 [B, D]:
+  `params` is the dictionary of arrays in `model.safetensors`, `tokens` are int32 [B, T], each
+  sentence's ids followed by zeros. Only a BERT's position table limits T. Later versions of JAX
+  read the file for at least six months.
 
   Args:
-    path: What `vmsst.load` opens.
+    path: A path that `vmsst.load` opens.
     output: Folder to make.
 
   Raises:
-    InputError: there is no encoder, or `output` exists; nothing has been written then.
+    InputError: there is no encoder, or `output` exists. Nothing is written then.
   """
-  target = imports.free_folder(output)
-  saved = saved_encoder.read(path)
+  target = output_folders.new_folder(output)
+  saved = loading.read(path)
   found = saved.assets
-  content = _serialized(found.network, saved.params)
+  content = _serialized(found.network, saved.arrays)
   with atomic_files.atomic_folder(target) as partial:
     safetensors_folder.write(saved, partial)
     (partial / FUNCTION_FILE).write_bytes(content)
@@ -70,12 +71,12 @@ def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str
 
 
 def describe(exported: Exported) -> str:
-  """What was written, and the lines of Python that call it."""
-  end = "" if exported.end_id is None else f", id {exported.end_id} behind it"
+  """Returns what was written, and the lines of Python that call it."""
+  end = "" if exported.eos_id is None else f" with EOS (id {exported.eos_id})"
   return "\n".join(
     [
-      f"{exported.folder}: vectors of {exported.dimension} numbers for token ids int32 [B, T]: a "
-      f"sentence has at most {exported.max_length}{end}, and then zeros",
+      f"{exported.folder}: {exported.dimension}-dimensional vectors of token ids int32 [B, T]; a "
+      f"sentence has at most {exported.max_length} ids{end}, followed by zeros",
       "  from jax import export",
       "  from safetensors.numpy import load_file",
       f"  folder = {str(exported.folder)!r}",
@@ -86,7 +87,7 @@ def describe(exported: Exported) -> str:
 
 
 def _serialized(network: sentence_encoder.SentenceEncoder, params: Mapping[str, Any]) -> bytes:
-  """The function of flat parameters and tokens, for sizes that are not known yet."""
+  """Returns the function of flat parameters and tokens, for any B and T."""
 
   def call(flat: Mapping[str, Any], tokens_BT: jax.Array) -> jax.Array:
     with nn.intercept_methods(_with_positions_of_any_length):
@@ -107,15 +108,15 @@ def _with_positions_of_any_length(
   kwargs: dict[str, Any],
   context: nn.module.InterceptorContext,
 ) -> Any:
-  """Looks T5's position biases up by distance; its own table of all pairs asks for the length."""
+  """Looks up T5's position biases by distance; the module's own table needs a known length."""
   if isinstance(context.module, t5.RelativePositionBias) and context.method_name == "__call__":
     return _position_bias(context.module, *args)
   return next_method(*args, **kwargs)
 
 
 def _position_bias(module: t5.RelativePositionBias, length: Any) -> Float[Array, "1 H T T"]:
-  """What `module` gives, for a length that need not be known."""
-  reach = module.max_distance  # from which on all share a bucket
+  """Returns the bias of `module` for a length that need not be known."""
+  reach = module.max_distance  # greater distances share a bucket
   buckets = t5.relative_position_buckets(
     2 * reach + 1,
     buckets=module.buckets,

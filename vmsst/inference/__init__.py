@@ -1,1 +1,1 @@
-"""Loading encoders and computing sentence vectors."""
+"""Loads encoders, computes sentence vectors, and generates text from them."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-# Longest sentences, in tokens, for which a full batch is computed at once.
+# Most tokens of sentences that fill a whole batch.
 _FULL_WIDTH = 64
 
 
@@ -13,15 +13,14 @@ def padded_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [R, T]), R >= B.
 
-  T and, in the last batch, R are rounded up to a power of two or one and a half of it, so that few
-  shapes occur; rows past B are padding. Longest first: a batch too large for the memory fails at
-  once.
+  T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two, for few shapes. Rows
+  after B are padding. The longest sentences come first: a batch too large for memory fails at once.
 
   Args:
     ids: Token ids of every sentence.
-    batch_size: Most sentences of a batch; of long ones there are fewer, for the memory.
+    batch_size: Most sentences of a batch. Batches of long sentences are smaller, to save memory.
     max_length: Most tokens of a sentence.
-    multiple: What R is a multiple of.
+    multiple: Number that divides R.
   """
   length_N = np.fromiter((len(x) for x in ids), np.int64, len(ids))
   order_N = np.argsort(-length_N, kind="stable")
@@ -39,7 +38,7 @@ def padded_batches(
 
 
 def _rounded(size: int) -> int:
-  """The smallest of 4, 6, 8, 12, 16, 24, 32, 48, ... that is at least `size`."""
+  """Returns the smallest of 4, 6, 8, 12, 16, 24, 32, 48, ... that is at least `size`."""
   power = 4
   while power < size:
     if size <= power + power // 2:

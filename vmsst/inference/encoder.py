@@ -1,9 +1,4 @@
-"""Sentence vectors from a trained checkpoint, without TensorFlow, seqio or gin.
-
-Example:
-  encoder = vmsst.load("/runs/small")
-  vectors = encoder.encode(["How are you?", "Wie geht's?"], normalize=True)
-"""
+"""The encoder as users call it: sentences to vectors, similarities and margin scores."""
 
 import collections
 import dataclasses
@@ -29,14 +24,14 @@ LongTexts = Literal["cut", "split"]
 Output = Literal["numpy", "jax"]
 Language = str | Sequence[str] | None
 
-# Sentences that are tokenized and sorted at once: enough to sort well, few enough for the memory.
+# Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
-# Batches handed to the device before the first one's result is fetched.
+# Batches sent to the device before the first result is fetched.
 _IN_FLIGHT = 2
 
 
 class Translating(Protocol):
-  """What `Encoder.translate` needs of the decoder of a run."""
+  """The part of a `Translator` that `Encoder.translate` needs."""
 
   def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:
     """Returns one sentence in `language` for each input."""
@@ -47,10 +42,10 @@ class Encoder:
 
   Attributes:
     vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence, EOS included; what is longer is cut, or split on request.
-    dimension: Width of a sentence vector.
-    languages: Codes of the languages that it was trained on, or None where that is not known.
-    path: Where its parameters were read from, or None.
+    max_length: Tokens of a sentence, EOS included. Longer texts are cut, or split on request.
+    dimension: Dimensions of a sentence vector.
+    languages: Codes of the training languages, or None if unknown.
+    path: Path of the parameters, or None.
   """
 
   def __init__(
@@ -65,17 +60,17 @@ class Encoder:
     devices: Sequence[jax.Device] | None = None,
     load_translator: Callable[[], Translating] | None = None,
   ):
-    """Takes the network's parameters as they are; `load` reads them from a folder.
+    """Takes parameters in memory; `vmsst.load` reads them from a folder.
 
     Args:
       network: Maps token ids to vectors.
       params: Its parameters.
       vocabulary: Maps sentences to token ids.
       max_length: Tokens of a sentence, EOS included.
-      languages: Codes of the languages that it was trained on.
-      path: Where its parameters were read from.
-      devices: What computes; every batch is shared out among them. None: all devices of this
-        process, or JAX's default device if one is set.
+      languages: Codes of the training languages.
+      path: Path of the parameters.
+      devices: Devices that share each batch. None: all devices of this process, or JAX's default
+        device if one is set.
       load_translator: Loads the decoder of the same run; None: `translate` raises InputError.
     """
     self.vocabulary = vocabulary
@@ -107,42 +102,43 @@ class Encoder:
     progress: bool | None = None,
     on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
   ) -> Any:
-    """Returns one vector a sentence: float32 [N, D], in the order of the input.
+    """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
-    Sentences are sorted by length and padded to few shapes, so that little is computed on padding
-    and little is compiled. A sentence's vector does not depend on the others beyond float noise.
-    An empty sentence has the vector of its EOS alone, or zeros where the vocabulary has no EOS.
-    Half of a surrogate pair, which no UTF-8 can have, counts as U+FFFD.
+    Sentences are sorted by length and padded to few shapes, to save compute and compilation.
+    Vectors do not depend on other inputs beyond rounding error. An empty sentence has the vector of
+    its EOS token alone, or zeros if the vocabulary has no EOS. Half of a surrogate pair, which is
+    not valid UTF-8, counts as U+FFFD.
 
     Args:
-      sentences: Strings; of an iterator all are read first, of an open file its lines. A path (a
-        pathlib.Path, not a string) is that of a UTF-8 file, plain or gzipped, one sentence a line.
-      language: Code of their language (see `vmsst.languages`), or one a sentence. Needed where the
-        vocabulary splits text into words by its language, as that of EMS does; of no effect with
-        other vocabularies.
-      prefix: What is put before every sentence, such as E5's "passage: ", in place of what the
-        vocabulary puts there; None: the vocabulary's own, which most have not.
-      batch_size: Sentences computed at once, by all devices together; of those with more than 64
-        tokens fewer, for the memory.
+      sentences: Strings, an iterator of strings (read completely first), or an open file, for its
+        lines. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped, with one sentence
+        per line.
+      language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
+        if the vocabulary splits text into words by the rules of its language, as EMS's does;
+        otherwise ignored.
+      prefix: Text before every sentence, such as E5's "passage: ", instead of the vocabulary's own;
+        None: the vocabulary's own, which most lack.
+      batch_size: Sentences per batch, on all devices together. Batches of sentences with more than
+        64 tokens are smaller, to save memory.
       normalize: Scale vectors to length 1, so that dot products are cosines; zeros stay zeros.
-        Those of some imported encoders (E5, LaBSE) have it in any case.
-      long_texts: What becomes of texts of more than `max_length` tokens: "cut" reads their
-        beginning; "split" takes the mean of the vectors of their sentences, which are halved where
-        they are too long themselves.
+        Vectors of some imported encoders (E5, LaBSE) have length 1 in any case.
+      long_texts: How to encode texts of more than `max_length` tokens: "cut" reads their beginning;
+        "split" averages the vectors of their sentences, and halves sentences that are too long
+        themselves.
       output: "numpy", or "jax" for an array on JAX's default device.
       progress: Show a progress bar; None: on a terminal only.
-      on_cut: Called once where texts were cut, with their number, that of all texts and
-        `max_length`; by default this logs one warning. None: nothing is said.
+      on_cut: Called once if texts were cut, with their number, the number of all texts and
+        `max_length`. The default logs one warning; None: no warning.
 
     Raises:
-      TypeError: an item is no string (None, bytes, a number); the message says which.
+      TypeError: an item is not a string (None, bytes, a number); the message names it.
       ValueError: `batch_size` is below 1, there are more or fewer languages than sentences, or
-        `long_texts` or `output` is none of their values.
-      InputError: the vocabulary needs the language and none is given, what splits text in it is
-        not installed, or a file cannot be read.
+        `long_texts` or `output` is unknown.
+      InputError: the vocabulary requires the language and none is given, its word splitter is not
+        installed, or a file cannot be read.
     """
     if batch_size < 1:
-      raise ValueError(f"batch_size is {batch_size}; it has to be at least 1")
+      raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     _check_choice("long_texts", long_texts, ("cut", "split"))
     _check_choice("output", output, ("numpy", "jax"))
     texts = input_texts.as_list(sentences)
@@ -184,13 +180,13 @@ class Encoder:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """The cosine of every source with every target: float32 [N, M].
+    """Returns the cosine of every source with every target: float32 [N, M].
 
     Args:
-      sources: Texts as `encode` takes them, or vectors [N, D].
-      targets: The same; None: the sources.
-      languages: Of sources and targets, for encoders that need it.
-      **options: Of `encode`, such as `batch_size`.
+      sources: Texts as in `encode`, or vectors [N, D].
+      targets: Texts or vectors likewise; None: the sources.
+      languages: Languages of sources and targets, for encoders that require them.
+      **options: Options of `encode`, such as `batch_size`.
 
     Raises:
       ValueError, TypeError, InputError: as `encode`, or a vector is not finite.
@@ -208,11 +204,11 @@ class Encoder:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """The cosine of source i with target i: float32 [N]. Arguments are those of `similarity`.
+    """Returns the cosine of source i with target i: float32 [N]. Arguments: as `similarity`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, there are more of one than of the other, or a
-        vector is not finite.
+      ValueError, TypeError, InputError: as `encode`, the sides differ in number, or a vector is not
+        finite.
     """
     vectors = self._pairs(sources, targets, languages, options)
     return np.einsum("nd,nd->n", *map(exact_search.unit_rows, vectors))
@@ -227,22 +223,22 @@ class Encoder:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """The margin of source i with target i, as bitext mining scores pairs: float64 [N].
+    """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
 
-    A cosine beside those of both texts' nearest neighbors on the other side, all of which are
-    given here; see `vmsst.search.margins.margin_pairs`.
+    It compares the cosine of a pair with the cosines of both texts' nearest neighbors among the
+    given texts of the other side; see `vmsst.search.margins.margin_pairs`.
 
     Args:
-      sources: Texts as `encode` takes them, or vectors [N, D].
-      targets: The same, as many.
-      neighbors: Nearest neighbors of each.
+      sources: Texts as in `encode`, or vectors [N, D].
+      targets: As many texts or vectors.
+      neighbors: Number of nearest neighbors.
       margin: "ratio", "distance" or "absolute".
-      languages: Of sources and targets, for encoders that need it.
-      **options: Of `encode`, such as `batch_size`.
+      languages: Languages of sources and targets, for encoders that require them.
+      **options: Options of `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, there are no pairs, more of one side than of
-        the other, a vector is not finite, or there is no such margin.
+      ValueError, TypeError, InputError: as `encode`, there are no pairs, the sides differ in
+        number, a vector is not finite, or the margin is unknown.
     """
     return margins.margin_scores(
       *self._pairs(sources, targets, languages, options),
@@ -252,26 +248,26 @@ class Encoder:
     )
 
   def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:
-    """What the run's decoder says in `language` of each sentence's vector.
+    """Returns one sentence in `language` for each input, generated from its vector.
 
-    The decoder is read at the first call. `vmsst.load_translator` gives it from the start, with
-    more that it can do.
+    The first call loads the run's decoder. `vmsst.load_translator` returns it with more methods.
 
     Args:
-      sentences: Texts as `encode` takes them.
-      language: Code of the language to translate into, or one a sentence.
-      **options: Of `vmsst.inference.translation.Translator.translate`, such as `temperature`.
+      sentences: Texts as in `encode`.
+      language: Code of the target language, or one for each sentence.
+      **options: Options of `vmsst.inference.translation.Translator.translate`, such as
+        `temperature`.
 
     Raises:
-      InputError: the encoder was trained without a decoder or not read from a run, or the language
-        is not known to it.
+      InputError: the encoder was trained without a decoder or not read from a run, or its decoder
+        does not support the language.
     """
     return self._translator.translate(input_texts.as_list(sentences), language, **options)
 
   @functools.cached_property
   def _translator(self) -> Translating:
     if self._load_translator is None:
-      raise errors.InputError("this encoder was not read from a run: it has no decoder")
+      raise errors.InputError("this encoder has no decoder: it was not read from a run")
     return self._load_translator()
 
   def _encode_ids(
@@ -281,7 +277,7 @@ class Encoder:
     vectors_ND: np.ndarray,
     done: Callable[[int], Any],
   ) -> None:
-    """Fills in the vectors of token ids; tells how many are there now."""
+    """Fills in the vectors of token ids; calls `done` with the size of each finished batch."""
     pending: collections.deque[tuple[np.ndarray, jax.Array]] = collections.deque()
 
     def collect() -> None:
@@ -299,7 +295,7 @@ class Encoder:
       collect()
 
   def _on_devices(self, tokens_RT: np.ndarray) -> np.ndarray | jax.Array:
-    """Rows shared out among the devices, where there are several."""
+    """Returns a batch split over the devices, if there are several."""
     if self._batch_sharding is None:
       return tokens_RT
     return jax.device_put(tokens_RT, self._batch_sharding)
@@ -314,7 +310,7 @@ class Encoder:
     batch_size: int,
     vectors_ND: np.ndarray,
   ) -> None:
-    """Fills in the vectors of texts, of the long ones the means of those of their pieces."""
+    """Fills in the vectors of texts; for long ones, the mean over their pieces."""
     pieces_of: list[list[list[int]]] = [[own] for own in ids]
     for index in long:
       code = codes if codes is None or isinstance(codes, str) else codes[index]
@@ -332,7 +328,7 @@ class Encoder:
     vectors_ND[:] = sum_ND / count_N[:, None].astype(np.float32)
 
   def _vectors(self, texts: Any, language: Language, options: Mapping[str, Any]) -> np.ndarray:
-    """Vectors of texts, or those that are given."""
+    """Returns the vectors of texts, or given vectors as they are."""
     if isinstance(texts, (np.ndarray, jax.Array)) and np.issubdtype(texts.dtype, np.number):
       return np.asarray(texts)
     return np.asarray(self.encode(texts, language=language, **options))
@@ -344,13 +340,13 @@ class Encoder:
     languages: tuple[Language, Language],
     options: Mapping[str, Any],
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of both sides, as many of one as of the other."""
+    """Returns the vectors of both sides, which must be equally many."""
     sides = [
       side if isinstance(side, (np.ndarray, jax.Array)) else input_texts.as_list(side)
       for side in (sources, targets)
     ]
     if len(sides[0]) != len(sides[1]):
-      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are no pairs")
+      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
     source_ND, target_ND = (
       self._vectors(side, language, options)
       for side, language in zip(sides, languages, strict=True)

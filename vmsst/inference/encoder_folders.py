@@ -1,13 +1,13 @@
-"""Folders that hold an encoder: where its parameters are, and the files that say what they are of.
+"""Finds the files of an encoder: its parameters, and `encoder.json` with the vocabulary.
 
-An encoder is
+An encoder is one of
 
 * an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder;
-* a checkpoint, `checkpoint_<step>` as T5X lays it out, with `encoder.json` and the vocabulary in it
-  or beside it;
-* a training run: the folder of its checkpoints, of which the latest is meant.
+* a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
+  next to it;
+* a training run: the folder of its checkpoints, for the latest one.
 
-A remote one (`gs://`, `s3://`) is copied to this machine, without what is not needed.
+The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine.
 """
 
 import contextlib
@@ -19,18 +19,16 @@ from collections.abc import Iterator
 from etils import epath
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, t5x
+from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, t5x
 from vmsst.inference import remote_folders
-
-_SENTENCE_TRANSFORMERS_FILE = "modules.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderFolder:
-  """Where the parts of an encoder are on this machine.
+  """Paths of an encoder's parts on this machine.
 
   Attributes:
-    name: Path of its parameters where they were found, which no other encoder has.
+    name: Unique name of the encoder: the original path of its parameters.
     parameters: A `checkpoint_<step>` folder or a `model.safetensors`.
     assets: The folder of `encoder.json`.
   """
@@ -42,15 +40,15 @@ class EncoderFolder:
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
-  """Finds an encoder, for as long as its parameters are read; its other files stay readable.
+  """Yields an encoder's files. After the context, parameters copied from a store are deleted.
 
   Args:
-    path: An export, a checkpoint or a run; local, or in an object store (`gs://`, `s3://` and what
-      else fsspec knows).
+    path: An export, a checkpoint or a run; local, or in an object store that fsspec reads (`gs://`,
+      `s3://` and others).
 
   Raises:
-    InputError: there is none, or it is remote and cannot be read; the message says what is there,
-      or which package is missing.
+    InputError: there is no encoder, or the store cannot be read. The message lists what is there,
+      or names the missing package.
   """
   if "://" not in os.fspath(path):
     yield find(path)
@@ -64,23 +62,23 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
 
 
 def find(path: str | os.PathLike[str]) -> EncoderFolder:
-  """Finds an encoder on this machine.
+  """Returns the files of an encoder on this machine.
 
   Raises:
-    InputError: there is none; the message says what is there instead.
+    InputError: there is no encoder; the message lists what is there instead.
   """
   folder = epath.Path(os.path.abspath(os.path.expanduser(path)))
   weights = folder / hugging_face.WEIGHTS_FILE
   if weights.is_file() and (folder / encoder_json.ENCODER_FILE).is_file():
     return EncoderFolder(os.fspath(folder), weights, folder)
   for name, use in (
-    (_SENTENCE_TRANSFORMERS_FILE, "sentence-transformers, which opens it"),
+    (sentence_transformers_files.MODULES_FILE, "sentence-transformers, which opens it"),
     (hugging_face.CONFIG_FILE, "another library"),
   ):
     if (folder / name).is_file():
       raise errors.InputError(
-        f"{folder} holds {name} and no {encoder_json.ENCODER_FILE}: it is a model of {use}; `vmsst "
-        "import --help` lists what can be imported"
+        f"{folder} holds {name} but no {encoder_json.ENCODER_FILE}: it is a model of {use}; `vmsst "
+        "import --help` lists importable models"
       )
   checkpoint = t5x.find_checkpoint(folder)
   inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()

@@ -1,107 +1,161 @@
-"""Opens encoders: runs, checkpoints and exports of this library, and folders of other ones."""
+"""Loads encoders and translators from runs, checkpoints and exports, local or remote.
+
+Neither TensorFlow nor seqio nor gin is needed.
+
+Example:
+  encoder = vmsst.load("/runs/small")
+  vectors = encoder.encode(["How are you?", "Wie geht's?"], normalize=True)
+"""
 
 import dataclasses
 import functools
+import operator
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, restoring
+from vmsst.checkpoints import encoder_json, restoring, sentence_transformers_files
 from vmsst.inference import encoder_folders
 from vmsst.inference.encoder import Encoder
 from vmsst.inference.translation import Translator
 
-_SENTENCE_TRANSFORMERS_FILE = "modules.json"
+
+@dataclasses.dataclass(frozen=True)
+class SavedEncoder:
+  """The parts of an encoder, as saved.
+
+  Attributes:
+    name: Path of its parameters.
+    assets: Networks, vocabulary, maximum length and languages.
+    network: The network that was read.
+    params: Its parameters, float32, as a tree.
+  """
+
+  name: str
+  assets: encoder_json.EncoderAssets
+  network: Any
+  params: Any
+
+  @functools.cached_property
+  def arrays(self) -> dict[str, np.ndarray]:
+    """The parameters by name; `/` joins the parts of a name."""
+    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
+
+
+def read(
+  path: str | os.PathLike[str],
+  network_of: Callable[[encoder_json.EncoderAssets], Any] = operator.attrgetter("network"),
+) -> SavedEncoder:
+  """Reads the parts of an encoder.
+
+  Args:
+    path: As in `load`.
+    network_of: Returns the network to read, by default the encoder alone.
+
+  Raises:
+    InputError: as in `load`.
+  """
+  with encoder_folders.opened(path) as found:
+    assets = encoder_json.load_encoder_assets(found.assets)
+    network = network_of(assets)
+    params = restoring.restore_params(found.parameters, network)
+  return SavedEncoder(found.name, assets, network, params)
+
+
+def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
+  return Encoder(
+    network,
+    saved.params,
+    saved.assets.vocabulary,
+    max_length=saved.assets.max_length,
+    languages=saved.assets.languages,
+    path=saved.name,
+    **options,
+  )
 
 
 def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> Encoder:
   """Returns the encoder in a folder, on all devices of this process.
 
   Args:
-    path: A training run (its latest checkpoint is taken), one `checkpoint_<step>` folder of it, an
-      imported encoder or an export; local, or in an object store (`gs://`, `s3://`: needs gcsfs or
+    path: A training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
+      imported encoder or an export; local, or in an object store (`gs://` needs gcsfs, `s3://`
       s3fs). Parameters may have been saved from any number of devices.
-    dtype: What is computed in: "float32", or "bfloat16", which is faster on accelerators and has
-      two or three digits; None: as in training. Vectors are float32 in any case.
+    dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
+      three digits; None: as in training. Vectors are float32 in any case.
 
   Raises:
-    InputError: no encoder there, one that does not fit its `encoder.json`, an unknown `dtype`, or a
-      package is missing that reads the store.
+    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` is unknown, or the
+      package that reads the store is not installed.
   """
-  with encoder_folders.opened(path) as found:
-    loaded = encoder_json.load_encoder_assets(found.assets)
-    network = loaded.network
-    if dtype is not None:
-      config = dataclasses.replace(network.config, dtype=dtype)
-      network = dataclasses.replace(network, config=config, parent=None)
-    params = restoring.restore_params(found.parameters, network)
-  return Encoder(
-    network,
-    params,
-    loaded.vocabulary,
-    max_length=loaded.max_length,
-    languages=loaded.languages,
-    path=found.name,
-    load_translator=functools.partial(load_translator, found.name),
-  )
+
+  def in_dtype(assets: encoder_json.EncoderAssets) -> Any:
+    network = assets.network
+    if dtype is None:
+      return network
+    config = dataclasses.replace(network.config, dtype=dtype)
+    return dataclasses.replace(network, config=config, parent=None)
+
+  saved = read(path, in_dtype)
+  translator = functools.partial(load_translator, saved.name)
+  return _new_encoder(saved, saved.network, load_translator=translator)
 
 
 def load_translator(path: str | os.PathLike[str]) -> Translator:
   """Returns encoder and decoder of a training run, on this process's default device.
 
   Args:
-    path: A run's MODEL_DIR (its latest checkpoint is taken) or one `checkpoint_<step>` folder in
-      it, of VMSST, BITRANSLATION or VMSST CONTRASTIVE; local or remote, as `vmsst.load` takes it.
+    path: A run's MODEL_DIR (for its latest checkpoint) or one of its `checkpoint_<step>` folders,
+      of VMSST, BITRANSLATION or VMSST CONTRASTIVE; local or remote, as in `load`.
 
   Raises:
-    InputError: no checkpoint there, one that does not fit the run's `encoder.json`, or a run
-      without a decoder.
+    InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
+      decoder.
   """
-  with encoder_folders.opened(path) as found:
-    loaded = encoder_json.load_encoder_assets(found.assets)
-    if loaded.generator is None:
+
+  def generator(assets: encoder_json.EncoderAssets) -> Any:
+    if assets.generator is None:
       raise errors.InputError(
-        f"{found.assets / encoder_json.ENCODER_FILE} names no network with a decoder, so there is "
-        "nothing to generate text with: give a run of VMSST, BITRANSLATION or VMSST CONTRASTIVE "
-        "(or start this one again: a version of vmsst that did not save the decoder's sizes wrote "
-        "it)"
+        f"{path}: {encoder_json.ENCODER_FILE} names no network with a decoder, so there is nothing "
+        "to generate text with; pass a run of VMSST, BITRANSLATION or VMSST CONTRASTIVE (rerun a "
+        "run of an older vmsst, which did not save the decoder's sizes)"
       )
-    params = restoring.restore_params(found.parameters, loaded.generator)
-  encoder = Encoder(
-    loaded.network,
-    params,
-    loaded.vocabulary,
-    max_length=loaded.max_length,
-    languages=loaded.languages,
-    path=found.name,
-    devices=[jnp.zeros(()).device],  # where the decoder is
-  )
-  return Translator(loaded.generator, params, encoder)
+    return assets.generator
+
+  saved = read(path, generator)
+  decoder_device = jnp.zeros(()).device
+  encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
+  return Translator(saved.network, saved.params, encoder)
 
 
 def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
-  """An encoder, and a name that no other one has: the absolute path of its parameters.
+  """Opens an encoder of this library or of sentence-transformers.
 
   Args:
-    path: What `vmsst.load` opens, or a folder that sentence-transformers has saved, which is opened
-      by that package. No code in it is run.
-    dtype: What our encoders compute in; see `vmsst.load`.
+    path: A path that `load` opens, or a folder of sentence-transformers, which that package opens.
+      Code in the folder is not run.
+    dtype: Compute dtype; see `load`. sentence-transformers does not support it.
 
   Returns:
-    The name, and what has `encode(texts)`.
+    The encoder's unique name (the absolute path of its parameters), and an object with
+    `encode(texts)`.
 
   Raises:
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  if "://" in path or not (folder / _SENTENCE_TRANSFORMERS_FILE).is_file():
+  if "://" in path or not (folder / sentence_transformers_files.MODULES_FILE).is_file():
     encoder = load(path, dtype=dtype)
     return str(encoder.path) + (f" ({dtype})" if dtype else ""), encoder
   if dtype is not None:
-    raise errors.InputError(f"{folder} is opened by sentence-transformers, which gets no dtype")
+    raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
   try:
     import sentence_transformers
   except ImportError:

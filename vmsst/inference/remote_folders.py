@@ -1,7 +1,7 @@
-"""Encoders in object stores: what loading needs of them is copied to this machine.
+"""Copies the required files of encoders in object stores to this machine.
 
-fsspec reads the store, with the package that it needs for it (gcsfs, s3fs); where that is missing
-for `gs://` and TensorFlow is there, etils' epath reads it by TensorFlow.
+fsspec reads the store, with a package for it (gcsfs, s3fs). If gcsfs is missing and TensorFlow is
+installed, etils reads `gs://` with TensorFlow.
 """
 
 import atexit
@@ -31,11 +31,11 @@ _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs":
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-  """What was copied.
+  """The local copy of an encoder.
 
   Attributes:
-    name: Where the parameters are in the store.
-    folder: The local folder, which `vmsst.load` opens; it lasts as long as the process.
+    name: Path of the parameters in the store.
+    folder: The local folder, which `vmsst.load` opens. It lasts as long as the process.
   """
 
   name: str
@@ -44,13 +44,13 @@ class Copy:
 
 @contextlib.contextmanager
 def copied(url: str) -> Iterator[Copy]:
-  """Copies a remote encoder's parameters, `encoder.json` and vocabulary, and nothing else.
+  """Yields a copy of a remote encoder's parameters, `encoder.json` and vocabulary.
 
   Args:
     url: An export, a checkpoint or a run.
 
   Raises:
-    InputError: there is no encoder, the store cannot be read, or a package is missing for it.
+    InputError: there is no encoder, the store cannot be read, or its package is not installed.
   """
   url = url.rstrip("/")
   target = pathlib.Path(tempfile.mkdtemp(dir=_process_folder()))
@@ -58,19 +58,19 @@ def copied(url: str) -> Iterator[Copy]:
     name = _copy(_store(url), url, target)
   except errors.InputError:
     raise
-  except Exception as error:  # each store has exceptions of its own
+  except Exception as error:  # each store raises its own types
     raise errors.InputError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
   yield Copy(name, target)
 
 
 class _Store(Protocol):
-  """What is asked of an object store."""
+  """An object store."""
 
   def names(self, url: str) -> set[str]:
-    """What lies in a folder; nothing where there is none."""
+    """Returns the names in a folder; none if it does not exist."""
 
   def copy(self, url: str, target: pathlib.Path) -> None:
-    """Copies a file, or a folder with all that is in it."""
+    """Copies a file, or a folder with its content."""
 
 
 class _Fsspec:
@@ -92,7 +92,7 @@ class _Fsspec:
 
 
 class _Epath:
-  """A store that etils reads, by TensorFlow."""
+  """A store that etils reads with TensorFlow."""
 
   def names(self, url: str) -> set[str]:
     folder = epath.Path(url)
@@ -118,14 +118,16 @@ def _store(url: str) -> _Store:
     if scheme == "gs" and importlib.util.find_spec("tensorflow"):
       return _Epath()
     package = _PACKAGES.get(scheme)
-    how = f"pip install {package}" if package else f"fsspec needs a package for {scheme}://"
-    raise errors.InputError(f"{url}: what reads {scheme}:// is not installed: {how}") from None
-  except ValueError as error:  # a scheme that nothing knows
+    how = f"pip install {package}" if package else "see fsspec's documentation for its package"
+    raise errors.InputError(
+      f"{url}: no package that reads {scheme}:// is installed; {how}"
+    ) from None
+  except ValueError as error:  # an unknown scheme
     raise errors.InputError(f"{url}: {error}") from None
 
 
 def _copy(store: _Store, url: str, target: pathlib.Path) -> str:
-  """Copies an encoder into a folder; returns where its parameters are."""
+  """Copies an encoder into a folder; returns the path of its parameters in the store."""
   names = store.names(url)
   if {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE} <= names:
     _copy_files(store, url, names & {hugging_face.WEIGHTS_FILE, *_ASSETS}, target)
@@ -134,26 +136,26 @@ def _copy(store: _Store, url: str, target: pathlib.Path) -> str:
   inside = store.names(checkpoint)
   local = target / checkpoint.rsplit("/", 1)[-1]
   local.mkdir()
-  beside = url if around else url.rsplit("/", 1)[0]
+  parent = url if around else url.rsplit("/", 1)[0]
   own = encoder_json.ENCODER_FILE in inside
-  there = inside if own else around or store.names(beside)
-  _copy_files(store, checkpoint if own else beside, there & set(_ASSETS), local if own else target)
+  there = inside if own else around or store.names(parent)
+  _copy_files(store, checkpoint if own else parent, there & set(_ASSETS), local if own else target)
   _copy_files(store, checkpoint, inside & {checksums.NAME, "state"}, local)
   return checkpoint
 
 
 def _checkpoint(store: _Store, url: str, names: set[str]) -> tuple[str, set[str]]:
-  """The checkpoint that is meant, and what lies beside it, if that is known."""
+  """Returns the checkpoint to load, and the names next to it if they are known."""
   if _CHECKPOINT.fullmatch(url.rsplit("/", 1)[-1]) and "state" in names:
     return url, set()
   steps = {int(found[1]): found[0] for found in map(_CHECKPOINT.fullmatch, names) if found}
   for _, name in sorted(steps.items(), reverse=True):
     if "state" in store.names(f"{url}/{name}"):
       return f"{url}/{name}", names
-  there = ", ".join(sorted(names)[:20]) or "nothing"
+  listing = ", ".join(sorted(names)[:20]) or "nothing"
   raise errors.InputError(
-    f"{url} holds {there}: neither checkpoint_<step> folders nor {hugging_face.WEIGHTS_FILE} with "
-    f"{encoder_json.ENCODER_FILE}"
+    f"{url} holds {listing}: neither checkpoint_<step> folders nor {hugging_face.WEIGHTS_FILE} "
+    f"with {encoder_json.ENCODER_FILE}"
   )
 
 
@@ -164,7 +166,7 @@ def _copy_files(store: _Store, url: str, names: set[str], target: pathlib.Path) 
 
 @functools.cache
 def _process_folder() -> str:
-  """A folder for as long as the process runs."""
+  """Returns a temporary folder that is deleted when the process ends."""
   folder = tempfile.mkdtemp(prefix="vmsst-")
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
   return folder

@@ -1,4 +1,4 @@
-"""Text from sentence vectors: what the decoder of a trained run says of a latent.
+"""Generates text from sentence vectors with the decoder of a training run.
 
 Example:
   translator = vmsst.load_translator("/runs/small")
@@ -6,7 +6,7 @@ Example:
   vectors = translator.encoder.encode(["How are you?"])
   translator.generate(vectors, "de", temperature=1.0, seed=1)
 
-Axes: `Z` is what the decoder is given of a sentence, in VMSST `[z_lang; z_sem]`.
+Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
@@ -27,14 +27,14 @@ from vmsst.text import input_texts
 
 
 class Translator:
-  """Generates sentences from sentence vectors, in any language that the decoder was trained on.
+  """Generates sentences from sentence vectors, in any language of the decoder's training.
 
   Attributes:
     encoder: Maps sentences to the vectors that `generate` takes.
   """
 
   def __init__(self, network: vmsst.BitranslationNetwork, params: Any, encoder: Encoder):
-    """Takes the network's parameters as they are; `load_translator` reads them from a checkpoint.
+    """Takes parameters in memory; `vmsst.load_translator` reads them from a checkpoint.
 
     Args:
       network: The network with the decoder.
@@ -57,17 +57,17 @@ class Translator:
     batch_size: int = 64,
     progress: bool | None = None,
   ) -> list[str]:
-    """Returns what the decoder says in `language` of each sentence's vector.
+    """Returns one sentence in `language` for each input, generated from its vector.
 
-    The vector is the mean of the semantic latent, all that the translation terms of training give
-    the decoder. Arguments behind the sentences are those of `generate`.
+    The vector is the mean of the semantic latent, the decoder's only input in the translation terms
+    of training. The other arguments are those of `generate`.
 
     Raises:
-      TypeError: an item is no string; the message says which.
+      TypeError: an item is not a string; the message names it.
       InputError: as `generate`.
     """
     sentences = input_texts.as_list(sentences)
-    self._language_rows(language, len(sentences))  # before the work
+    self._language_rows(language, len(sentences))  # fail before encoding
     return self.generate(
       self.encoder.encode(sentences, batch_size=batch_size, progress=False),
       language,
@@ -90,28 +90,28 @@ class Translator:
     batch_size: int = 64,
     progress: bool | None = None,
   ) -> list[str]:
-    """Returns a sentence for each vector, token by token, up to the end mark.
+    """Returns a sentence for each vector, generated token by token up to EOS.
 
-    A row's sentence does not depend on the other rows beyond float noise, not even a sampled one;
-    it does on its place among them.
+    A row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
+    sampled sentence depends on the row's index.
 
     Args:
-      vectors_NS: Semantic latents, as `encoder.encode` gives them (not normalized).
-      language: Code of the language to generate (see `vmsst.languages`), or one a row.
-      language_latents_NG: What the decoder is told beside the vector, as `language_latents` gives
-        it; None: zero, the mean of the prior, as in training's translation terms.
-      temperature: 0 takes the likeliest token every time; otherwise tokens are drawn from the
-        softmax of logits divided by it.
-      seed: Of the draws.
-      max_length: Tokens of a sentence, the end mark included; None: those of training. Where the
-        vocabulary has no end mark, all sentences are so long.
-      batch_size: Sentences generated at once.
+      vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
+      language: Code of the language to generate (see `vmsst.languages`), or one for each row.
+      language_latents_NG: Language latents, as `language_latents` returns them. None: zero, the
+        prior's mean, as in training's translation terms.
+      temperature: 0: always take the most likely token; otherwise sample tokens from the softmax of
+        logits divided by it.
+      seed: Seed of the samples.
+      max_length: Tokens of a sentence, EOS included; None: as in training. If the vocabulary has no
+        EOS, all sentences have this length.
+      batch_size: Sentences per batch.
       progress: Show a progress bar; None: on a terminal only.
 
     Raises:
-      ValueError: an array of the wrong shape.
-      InputError: an unknown language, an option out of its range, or language latents for a network
-        that has none.
+      ValueError: an array has the wrong shape.
+      InputError: a language is unknown, an option is out of range, or language latents are given to
+        a network without them.
     """
     length = self.encoder.max_length if max_length is None else max_length
     if temperature < 0 or min(length, batch_size) < 1:
@@ -123,7 +123,7 @@ class Translator:
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
     vocabulary = self.encoder.vocabulary
-    rows = min(batch_size, 1 << (count - 1).bit_length())  # few shapes occur
+    rows = min(batch_size, 1 << (count - 1).bit_length())  # for few shapes
     bar = tqdm.tqdm(
       total=count, unit=" sentences", disable=None if progress is None else not progress
     )
@@ -157,15 +157,15 @@ class Translator:
     *,
     batch_size: int = 128,
   ) -> Float[np.ndarray, "N G"]:
-    """Returns the mean of the language latent of each sentence, float32: what is not its meaning.
+    """Returns the mean of each sentence's language latent (all but its meaning), float32.
 
     Args:
       sentences: Strings.
-      language: Code of their language, or one a sentence.
-      batch_size: Sentences computed at once.
+      language: Code of their language, or one for each sentence.
+      batch_size: Sentences per batch.
 
     Raises:
-      InputError: the network has no such latent, or an unknown language.
+      InputError: the network has no language latent, or a language is unknown.
     """
     if not isinstance(self._network, vmsst.VmsstNetwork):
       raise errors.InputError(f"{type(self._network).__name__} has no language latent")
@@ -175,13 +175,13 @@ class Translator:
     length = self.encoder.max_length
     ids = self.encoder.vocabulary.encode(sentences, length, language)
     for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
-      language_R = np.resize(language_N[index_B], len(tokens_RT))  # repeats itself in padding
+      language_R = np.resize(language_N[index_B], len(tokens_RT))  # repeated in padding rows
       mean_RG = self._language_means(self._params, tokens_RT, language_R)
       latent_NG[index_B] = np.asarray(mean_RG)[: len(index_B)]
     return latent_NG
 
   def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
-    """What the decoder is given of each row."""
+    """Returns the decoder's sentence input of each row."""
     semantic, language = self._network.latent_dim, self._network.sentence_dim
     language -= semantic
     vectors_NS = np.asarray(vectors_NS, np.float32)
@@ -199,11 +199,11 @@ class Translator:
     return np.concatenate([language_latents_NG, vectors_NS], axis=1)
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
-    """Rows of the language table for so many sentences."""
+    """Returns the row of the language table for each of `count` sentences."""
     codes = [language] * count if isinstance(language, str) else list(language)
     if len(codes) != count:
       raise ValueError(f"{len(codes)} languages for {count} sentences")
-    # Looked up for no sentences too: a mistake shows.
+    # Checked even without sentences, to report mistakes.
     known = {*codes, language} if isinstance(language, str) else set(codes)
     rows = {code: languages.language(code).index for code in known}
     for code, row in rows.items():
@@ -214,7 +214,7 @@ class Translator:
 
 
 class _State(NamedTuple):
-  """Sentences that are being generated: tokens so far, and whether they have ended."""
+  """Sentences in generation: their tokens so far, and whether they have ended."""
 
   position: Int[Array, ""]
   tokens_BT: Int[Array, "B T"]
@@ -236,23 +236,23 @@ def generate_tokens(
   pieces: int,
   sampled: bool,
 ) -> Int[Array, "B T"]:
-  """Returns tokens up to and with the end mark, padding behind it.
+  """Returns tokens up to and including EOS, then padding.
 
-  All positions are decoded again for every token, and the newest is projected to the vocabulary:
-  sentences are short.
+  Every step decodes all positions again and projects the last one to the vocabulary: sentences are
+  too short for a cache to pay off.
 
   Args:
-    network: Has the decoder and the vocabulary projection.
+    network: The network with the decoder and the vocabulary projection.
     params: Its parameters.
-    sentence_BZ: What the decoder is given of each row.
-    languages_B: Language of each row; an index of `vmsst.languages`.
+    sentence_BZ: The decoder's sentence input of each row.
+    languages_B: Language of each row, as an index of `vmsst.languages`.
     wanted_B: Rows to generate; the others stay empty.
-    keys_B: A random key a row.
-    temperature: Divides logits where tokens are sampled.
+    keys_B: A random key for each row.
+    temperature: Divisor of the logits if tokens are sampled.
     length: Most tokens of a row (T).
-    eos_id: The end mark, or None.
-    pieces: Ids that the vocabulary has; the network's table may have more rows.
-    sampled: Draw tokens; otherwise the likeliest is taken.
+    eos_id: Id of the EOS token, or None.
+    pieces: Size of the vocabulary; the network's table may have more rows.
+    sampled: Whether to sample tokens; otherwise the most likely one is taken.
   """
   decode = functools.partial(_apply, network, params, method=_decode)
   project = functools.partial(_apply, network, params, method="project")
@@ -299,7 +299,7 @@ def _product(
   vectors_BM: Float[Array, "B M"],
   kernel_MV: Float[Array, "M V"],
 ) -> Float[Array, "B V"]:
-  """A part of the logits, as the loss computes it: factors in the compute dtype, float32 sums."""
+  """Returns part of the logits, as in the loss: compute-dtype factors, float32 accumulation."""
   dtype = network.config.dtype
   return jnp.matmul(
     vectors_BM.astype(dtype), kernel_MV.astype(dtype), preferred_element_type=jnp.float32
@@ -309,7 +309,7 @@ def _product(
 def _apply(
   network: vmsst.BitranslationNetwork, params: Any, *arrays: jax.Array, method: Any
 ) -> Any:
-  """What a method of the network, or a function of it, gives."""
+  """Applies a method of the network, or a function that takes the network."""
   return network.apply({"params": params}, *arrays, method=method)
 
 

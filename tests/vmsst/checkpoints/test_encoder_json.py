@@ -19,7 +19,7 @@ CONFIG = t5.T5Config(
 
 
 class Model:
-  """What assets take of a model."""
+  """The attributes of a model that assets use."""
 
   def __init__(self, vocabulary, config=CONFIG, network=None):
     self.sentence_encoder = sentence_encoder.SentenceEncoder(config, latent_dim=6)
@@ -169,7 +169,7 @@ def test_another_vocabulary_in_the_folder_is_noticed(spm_path, tmp_path):
 
 def test_a_vocabulary_larger_than_the_table_is_refused_before_training(tmp_path):
   small = t5.T5Config(vocab_size=200)
-  with pytest.raises(errors.InputError, match=r"259 pieces .* only 200 rows"):
+  with pytest.raises(errors.InputError, match=r"259 pieces, .* only 200 rows"):
     encoder_json.save_encoder_assets(Model(vocabularies.ByteVocabulary(), small), tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
@@ -208,7 +208,7 @@ VMSST = {**NETWORK, "class": "VmsstNetwork"}
     ({"generator": {**NETWORK, "class": "Popen"}}, "unknown network 'Popen'"),
     ({"generator": {**VMSST, "decoder_groups": [0, "1"]}}, "decoder_groups"),
     ({"generator": {**VMSST, "num_decoder_layers": 0}}, "num_decoder_layers"),
-    ({"generator": {**VMSST, "config": {"vocab_size": 258}}}, "259 pieces .* only 258 rows"),
+    ({"generator": {**VMSST, "config": {"vocab_size": 258}}}, "259 pieces, .* only 258 rows"),
     ({"vocabulary": {"kind": "pickle", "lowercase": False}}, "pickle"),
     ({"vocabulary": {"kind": "byte"}}, "lowercase"),
     ({"languages": "deu"}, "'languages' is 'deu'"),

@@ -1,4 +1,4 @@
-"""Exported encoders against `vmsst.load`, opened by those who know nothing of this library."""
+"""Exported encoders, opened without this library, against `vmsst.load`."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from vmsst.networks import bert, lstm, sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
-# Empty, blank, longer than any encoder here reads, and what looks like something it is not.
+# Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 ODD = [
   "",
   "  ",
@@ -62,7 +62,7 @@ BERT = bert.BertConfig(
 
 @pytest.fixture(scope="session")
 def sentences(data_root):
-  """200 real sentences of ten languages."""
+  """Returns 200 real sentences of ten languages."""
   found = []
   for code in LANGUAGES:
     path = data_root / "tatoeba" / f"tatoeba.{code}-eng.{code}.gz"
@@ -72,7 +72,7 @@ def sentences(data_root):
 
 @pytest.fixture(scope="session")
 def vocabulary_of(tmp_path_factory):
-  """Makes a vocabulary of a kind, once."""
+  """Returns a function that makes a vocabulary of a kind, once."""
   import sentencepiece
 
   folder = tmp_path_factory.mktemp("vocabularies")
@@ -80,7 +80,7 @@ def vocabulary_of(tmp_path_factory):
   marks = {"pad_id": 0, "unk_id": 2, "bos_id": -1, "eos_id": 1}
   kinds = {
     "unigram": {**marks, "model_type": "unigram", "user_defined_symbols": ["<w>"]},
-    # As that of EMS: no end mark, and symbols for languages.
+    # As EMS's: no EOS token, and symbols for languages.
     "ems": {**marks, "unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
   }
 
@@ -104,7 +104,7 @@ def vocabulary_of(tmp_path_factory):
 
 
 def save_run(folder, network, vocabulary, max_length=40, **assets_of):
-  """A run with random parameters."""
+  """Saves a run with random parameters."""
   model = types.SimpleNamespace(
     network=network, sentence_encoder=network, vocabulary=vocabulary, max_length=max_length
   )
@@ -113,7 +113,7 @@ def save_run(folder, network, vocabulary, max_length=40, **assets_of):
   rng = np.random.default_rng(0)
   flat = {}
   for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
-    # Norms and biases are not as they start, which would hide where they went.
+    # Initial norms and biases would hide swaps.
     scale = leaf.shape[-2] ** -0.5 if name.endswith("/kernel") else 0.3
     array = rng.normal(float(name.endswith("/scale")), scale, leaf.shape)
     flat[name] = array.astype(np.float32)
@@ -135,14 +135,14 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
   vocabulary = vocabulary_of(kind)
   exported = tokenizer_file.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
-  tokenizer.encode_special_tokens = exported.marks_are_text
+  tokenizer.encode_special_tokens = exported.splits_special_tokens
   texts = sentences + ODD
   found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
   assert found == vocabulary.encode(texts, 10_000)
   assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
 
 
-def test_words_are_split_by_no_tokenizer(vocabulary_of, tmp_path, capsys):
+def test_vocabularies_that_split_words_require_pretokenized(vocabulary_of, tmp_path, capsys):
   pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
   vocabulary = dataclasses.replace(vocabulary_of("ems"), pretokenize=True)
   run = save_run(tmp_path / "run", sentence_encoder.SentenceEncoder(BERT, 16, False), vocabulary)
@@ -150,7 +150,7 @@ def test_words_are_split_by_no_tokenizer(vocabulary_of, tmp_path, capsys):
   assert run_cli(*command) == 1
   assert "vmsst.text.word_splitting.split_words" in capsys.readouterr().err
   assert not (tmp_path / "out").exists()
-  assert run_cli(*command, "--words-given") == 0
+  assert run_cli(*command, "--pretokenized") == 0
   assert "split into words first" in capsys.readouterr().out
 
 
@@ -202,10 +202,10 @@ def test_sentence_transformers_gives_the_same_vectors(
   run = save_run(tmp_path / "run", network, vocabulary, max_length=28)
   out = tmp_path / "out"
   exported = sentence_transformers_folder.export_sentence_transformers(run, out)
-  assert exported.end_mark == (kind != "ems")
+  assert exported.has_eos == (kind != "ems")
   texts = sentences + ODD
   if kind in tokenizer_files:
-    # A tokenizer of theirs takes it for padding, and this library for something unknown.
+    # transformers reads it as padding, this library as unknown text.
     texts.remove("</s> a <pad>")
   opened = st.SentenceTransformer(str(out), device="cpu", local_files_only=True)
   expected_ND = vmsst.load(run).encode(texts, batch_size=256, on_cut=None)
@@ -222,7 +222,7 @@ def test_sentence_transformers_gives_the_same_vectors(
     (dataclasses.replace(BERT, embedding_norm=False), 16, "embedding_norm"),
   ],
 )
-def test_an_encoder_that_transformers_has_not_is_refused(config, width, message, tmp_path):
+def test_an_encoder_unknown_to_transformers_is_refused(config, width, message, tmp_path):
   run = save_run(tmp_path / "run", encoder(config, width), vocabularies.ByteVocabulary())
   with pytest.raises(errors.InputError, match=rf"{message}.*vmsst export stablehlo"):
     sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
@@ -248,7 +248,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
   run = save_run(
     tmp_path / "run", encoder(T5, 12), vocabulary_of("sample"), languages=["deu", "eng"]
   )
-  # What else a run has trained stays there.
+  # Other parameters of a run are left out.
   stored = {
     name: tensor.read()
     for name, tensor in t5x.open_params(epath.Path(run / "checkpoint_0")).items()
@@ -263,7 +263,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
   expected, found = vmsst.load(run), vmsst.load(tmp_path / "out")
   assert found.languages == expected.languages == ("deu", "eng")
   np.testing.assert_array_equal(found.encode(ODD, on_cut=None), expected.encode(ODD, on_cut=None))
-  # An export is an encoder as any other.
+  # An export can be exported again.
   again = safetensors_folder.export_safetensors(tmp_path / "out", tmp_path / "again")
   assert (again / "model.safetensors").read_bytes() == (
     tmp_path / "out" / "model.safetensors"

@@ -24,6 +24,7 @@ from vmsst.checkpoints import encoder_json, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.files import checksums
 from vmsst.inference import batching
+from vmsst.inference import encoder as encoder_lib
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import vocabularies
 
@@ -47,7 +48,7 @@ def make_params(seed):
 
 
 def save_checkpoint(run, step, params):
-  """A checkpoint as T5X lays it out, with optimizer state beside the parameters."""
+  """Saves a checkpoint in T5X's layout, with optimizer state in addition to the parameters."""
   optimizer = jax.tree.map(lambda x: {"v": jnp.zeros_like(x)}, params)
   tree = {"target": params, "state": {"step": jnp.int32(step), "param_states": optimizer}}
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -61,11 +62,11 @@ def params():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, params):
-  """A finished run: an older checkpoint, the latest one, and what else lies in a MODEL_DIR."""
+  """Returns a finished run: an older checkpoint, the latest one, and other files of a MODEL_DIR."""
   folder = tmp_path_factory.mktemp("run")
   encoder_json.save_encoder_assets(Model, folder)
   save_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
-  # A larger model: what the sentence encoder does not have is left alone.
+  # A larger model: parameters that the sentence encoder lacks are ignored.
   save_checkpoint(folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}})
   checksums.write(
     epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
@@ -82,7 +83,7 @@ def encoder(run):
 
 
 def one_by_one(params, sentences):
-  """Vectors without batching, sorting or padding, one sentence a call."""
+  """Returns vectors without batching, sorting or padding, one sentence per call."""
   vectors = []
   for sentence in sentences:
     ids = [*(byte + 3 for byte in sentence.encode()[: MAX_LENGTH - 1]), 1]
@@ -103,7 +104,7 @@ def test_vectors_come_in_the_order_of_the_input(encoder, expected, batch_size):
 
 
 def test_an_iterator_longer_than_the_window(encoder, expected, monkeypatch):
-  monkeypatch.setattr(encoder, "_WINDOW", 4)
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 4)
   found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
   np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
 
@@ -199,7 +200,9 @@ def test_a_missing_checkpoint_lists_what_is_there(run, tmp_path):
 
 def test_another_shape_names_the_parameter_and_both_shapes(run):
   wider = sentence_encoder.SentenceEncoder(NETWORK.config, latent_dim=7)
-  with pytest.raises(errors.InputError, match=r"mean/kernel has shape \(8, 6\).* for \(8, 7\)"):
+  with pytest.raises(
+    errors.InputError, match=r"mean/kernel has shape \(8, 6\).* requires \(8, 7\)"
+  ):
     restoring.restore_params(t5x_checkpoints.find_checkpoint(run), wider)
 
 
@@ -230,13 +233,13 @@ def test_a_changed_byte_of_an_array_is_named(run, tmp_path):
   content[len(content) // 2] ^= 1
   largest.write_bytes(bytes(content))
   with pytest.raises(
-    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} is not"
+    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} has changed"
   ):
     vmsst.load(checkpoint)
 
 
 # --------------------------------------------------------------------------------------------
-# What texts may be
+# Kinds of texts
 
 
 def test_files_give_the_vectors_of_their_lines(encoder, expected, tmp_path):
@@ -257,7 +260,7 @@ def test_half_a_surrogate_pair_is_a_replacement_character(encoder):
 
 
 def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
-  monkeypatch.setattr(encoder, "_WINDOW", 2)
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 2)
   encoder.encode(["short", "a" * 19])
   assert not caplog.records
   found_ND = encoder.encode(["a" * 20, "b", "a" * 1000, "c"], batch_size=2)
@@ -304,7 +307,7 @@ def test_options_that_do_not_exist_are_named(encoder):
 
 
 # --------------------------------------------------------------------------------------------
-# What is made of vectors
+# Scores and translations
 
 
 def test_jax_arrays_on_request(encoder, expected):
@@ -327,7 +330,7 @@ def test_similarity_and_pairs_are_cosines(encoder, expected):
   np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
   pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
   np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
-  with pytest.raises(ValueError, match="3 sources and 2 targets are no pairs"):
+  with pytest.raises(ValueError, match="3 sources and 2 targets are not pairs"):
     encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
 
 
@@ -353,7 +356,7 @@ def test_an_encoder_without_decoder_says_so(encoder, params):
 
 
 # --------------------------------------------------------------------------------------------
-# What can be opened
+# Loading
 
 
 def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
@@ -442,7 +445,7 @@ SHARDED = textwrap.dedent("""
   import jax, numpy as np
   from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
   sys.path.insert(0, sys.argv[1])
-  import test_inference as t
+  import test_encoder as t
 
   rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
   whole = NamedSharding(rows.mesh, P())
@@ -450,7 +453,7 @@ SHARDED = textwrap.dedent("""
                         t.make_params(1))
   assert len(params["mean"]["kernel"].sharding.device_set) == 8
   run = pathlib.Path(sys.argv[2])
-  t.assets.save_encoder_assets(t.Model, run)
+  t.encoder_json.save_encoder_assets(t.Model, run)
   t.save_checkpoint(run, 1, params)
 """)
 

@@ -19,7 +19,7 @@ from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
 
 VOCABULARY = vocabularies.ByteVocabulary()
-# More rows than the vocabulary has pieces: the last ones are never generated.
+# More rows than the vocabulary has pieces; the extra ones are never generated.
 CONFIG = t5.T5Config(
   vocab_size=270, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1
 )
@@ -28,7 +28,7 @@ EN, DE = (languages.language(code).index for code in ("en", "de"))
 
 
 def make_params(network):
-  """Parameters of about the sizes that they start with, without compiling what makes them."""
+  """Returns parameters of about their initial scale, without compiling the initializers."""
   shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
   rng = np.random.default_rng(1)
 
@@ -71,10 +71,10 @@ def parts_of_logits(network, params, tokens_1T, language_1, sentence_1Z):
 
 
 def slowly(network, params, sentence_Z, language, length):
-  """Greedy tokens of one row, decoded by itself: logits as one product in NumPy."""
+  """Returns the greedy tokens of one row, decoded alone, with dense logits in NumPy."""
   tokens = []
   while len(tokens) < length and (not tokens or tokens[-1] != VOCABULARY.eos_id):
-    # Whatever stands at the places to come.
+    # Any tokens at later positions.
     tokens_1T = np.array([[*tokens, *[3] * (length - len(tokens))]])
     hidden_1TD, sentence_1Z, *kernels = parts_of_logits(
       network, params, tokens_1T, np.array([language]), sentence_Z[None]
@@ -90,7 +90,7 @@ def slowly(network, params, sentence_Z, language, length):
 def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
   network, rng = NETWORKS[name], np.random.default_rng(0)
   params = make_params(network)
-  # Likely: the end mark. Likelier still: padding, and a row of no piece.
+  # Likely: EOS. More likely: padding, and a row without a piece.
   kernel_DV = np.array(params["logits_hidden"]["kernel"])
   kernel_DV[:, 1] *= 10
   kernel_DV[:, [0, 265]] *= 50
@@ -112,13 +112,13 @@ def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
 
 
 # --------------------------------------------------------------------------------------------
-# A decoder that has learned something
+# A trained decoder
 
 WORDS = ["".join(letters) for letters in itertools.product("abc", repeat=3)]
 
 
 def pairs():
-  """Each word small in English and in capitals in German."""
+  """Returns a batch of words, lowercase in English and uppercase in German."""
   tokens = [VOCABULARY.encode(x, LENGTH) for x in (WORDS, [word.upper() for word in WORDS])]
   inputs_BT, targets_BT = (np.pad(x, ((0, 0), (0, 1))).astype(np.int32) for x in tokens)
   return {
@@ -147,7 +147,7 @@ def train(model, steps):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """Folder of a finished run."""
+  """Returns the folder of a finished run."""
   network = networks.VmsstNetwork(CONFIG, latent_dim=16)
   model = vmsst_models.VmsstModel(
     network=network, input_vocabulary=VOCABULARY, max_length=LENGTH, kl_anneal_steps=100_000
@@ -220,7 +220,7 @@ def test_language_latents_are_the_means_of_the_language_encoder(translator):
     tokens_1T = jnp.array(VOCABULARY.encode([text], LENGTH))
     expected_G = posteriors(tokens_1T, jnp.array([code])).language_mean_BG[0]
     np.testing.assert_allclose(latent_G, expected_G, atol=1e-5)
-  # The decoder is given them: far off, they change what it says.
+  # The decoder uses them: distant ones change the output.
   vectors_NS = translator.encoder.encode(WORDS)
   told = functools.partial(translator.generate, vectors_NS, "de")
   assert told(language_latents_NG=np.zeros((len(WORDS), 16))) == told()

@@ -1,1 +1,1 @@
-"""Importers: weights of other libraries and releases become encoders of this one."""
+"""Imports weights of other libraries as checkpoints; each format is a table of rules."""

@@ -1,14 +1,16 @@
-"""mT5's parameters as the start of our models: which weight goes where (VMSST paper, section 6.4).
+"""Imports mT5 as the start of training (VMSST paper, section 6.4).
 
 Both encoders start as mT5's encoder. The decoder takes over self-attention, feed-forward layers and
-norms; the norm before cross-attention becomes the one before what stands in its place. The rows of
-the vocabulary projection that hidden states meet are mT5's `lm_head`. Cross-attention has no
-place; heads, language tables, injections and the latents' rows of the projection start fresh.
+norms; the norm before cross-attention becomes the one before the sentence injection. mT5's
+`lm_head` becomes the part of the vocabulary projection that multiplies hidden states.
+Cross-attention is left out. Heads, language tables, injections and the latents' part of the
+projection start fresh.
 
-One import serves every model: each reads the parameters that it has.
+One import serves all models: each reads the parameters that it has.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -19,243 +21,188 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, imports, t5x, t5x_legacy, tensors
+from vmsst.checkpoints import hugging_face, output_folders, t5x, t5x_legacy, tensors
+from vmsst.checkpoints.importers import weight_tables
+from vmsst.checkpoints.importers.weight_tables import Rule
 from vmsst.files import atomic_files
 
 VOCABULARY_FILE = "spiece.model"
+TABLE_NAME = "shared.weight"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
-# Parts of an attention in T5X and in transformers.
-_ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
-# Places of a layer's parts in transformers: index in the layer and name there.
-_PLACES = {
-  "encoder": {
-    "pre_attention_layer_norm": "0.layer_norm",
-    "attention": "0.SelfAttention",
-    "pre_mlp_layer_norm": "1.layer_norm",
-    "mlp": "1.DenseReluDense",
-  },
-  "decoder": {
-    "pre_self_attention_layer_norm": "0.layer_norm",
-    "self_attention": "0.SelfAttention",
-    "pre_cross_attention_layer_norm": "1.layer_norm",
-    "encoder_decoder_attention": "1.EncDecAttention",
-    "pre_mlp_layer_norm": "2.layer_norm",
-    "mlp": "2.DenseReluDense",
-  },
+_NOTES = dict.fromkeys(COPIES, "a copy of the token table") | {
+  "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "T5 never reads it"
 }
-# What folders of transformers hold besides: copies of the token table, and a table never used.
-_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+_CROSS_ATTENTION = "/encoder_decoder_attention/"
+
+_dense = functools.partial(weight_tables.dense, bias=False)
+_norm = functools.partial(weight_tables.norm, bias=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Sizes of an mT5, under the names of our T5Config.
-
-  Attributes:
-    vocab_size: Rows of the token table.
-    emb_dim: Width of hidden states.
-    num_heads: Attention heads.
-    head_dim: Width of one head.
-    mlp_dim: Width of the feed-forward layers.
-    num_encoder_layers: Layers of the encoder.
-    num_decoder_layers: Layers of the decoder; 0: there is none.
-    relpos_buckets: Buckets of relative distance.
-    relpos_max_distance: Distance from which all share a bucket; mT5's unless something else is
-      written in the checkpoint.
-  """
-
-  vocab_size: int
-  emb_dim: int
-  num_heads: int
-  head_dim: int
-  mlp_dim: int
-  num_encoder_layers: int
-  num_decoder_layers: int
-  relpos_buckets: int = 32
-  relpos_max_distance: int = 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Imported:
-  """What an import has done.
-
-  Attributes:
-    checkpoint: The checkpoint written.
-    vocabulary: The SentencePiece model copied beside it, if there was one.
-    sizes: Sizes of the mT5.
-    rows: Every tensor of the source.
-  """
-
-  checkpoint: pathlib.Path
-  vocabulary: pathlib.Path | None
-  sizes: Sizes
-  rows: tuple[imports.Row, ...]
-
-
-def import_mt5(folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> Imported:
-  """Writes the parameters of an mT5 as a T5X checkpoint that training runs start from.
-
-  Args:
-    folder: A Hugging Face folder (`config.json` and safetensors), or a T5X checkpoint of either
-      layout, or the folder that it is in.
-    output: Folder to make. It gets `checkpoint_0` and, where the source has one, `spiece.model`.
-
-  Raises:
-    InputError: the source cannot be used, or `output` exists; nothing has been written then.
-  """
-  target = imports.free_folder(output)
-  found = _open(pathlib.Path(os.path.abspath(folder)))
-  with atomic_files.atomic_folder(target) as partial:
-    params = {}
-    for row in found.rows:
-      if row.targets:
-        array = found.tensors[row.source].read()
-        array = np.ascontiguousarray(array.T) if row.source in found.transposed else array
-        params.update(dict.fromkeys(row.targets, array))
-    t5x.write_params(t5x.epath.Path(partial / imports.CHECKPOINT), params)
-    if found.vocabulary is not None:
-      shutil.copyfile(found.vocabulary, partial / VOCABULARY_FILE)
-  copied = target / VOCABULARY_FILE
-  return Imported(
-    target / imports.CHECKPOINT, copied if copied.exists() else None, found.sizes, tuple(found.rows)
+def _attention(source: str, target: str) -> tuple[Rule, ...]:
+  return (
+    *_dense(f"{source}.q", f"{target}/query", "joined_dim"),
+    *_dense(f"{source}.k", f"{target}/key", "joined_dim"),
+    *_dense(f"{source}.v", f"{target}/value", "joined_dim"),
+    *_dense(f"{source}.o", f"{target}/out", "emb_dim", "joined_dim"),
   )
 
 
-def describe(imported: Imported) -> str:
-  """A table of every tensor and what became of it, totals, and how to start a run from them."""
-  lines = imports.describe_rows(imported.rows)
-  used = [row for row in imported.rows if row.targets]
-  unused = [row for row in imported.rows if not row.targets]
-  written = sum(len(row.targets) for row in used)
-  lines += [
-    f"{len(used)} tensors ({sum(row.size for row in used):,} numbers) became {written} parameters "
-    f"({sum(row.size * len(row.targets) for row in used):,} numbers)",
-    f"{len(unused)} tensors ({sum(row.size for row in unused):,} numbers) were left out",
-  ]
-  if not imported.sizes.num_decoder_layers:
-    lines.append("There is no decoder in it: only CONTRASTIVE can start from this checkpoint.")
-  sizes = ", ".join(f"{key}={value}" for key, value in dataclasses.asdict(imported.sizes).items())
-  lines += [
-    f"Sizes: {sizes}",
-    f"INITIAL_CHECKPOINT_PATH = '{imported.checkpoint}'",
-  ]
-  if imported.vocabulary is not None:
-    lines.append(f"VOCABULARY_PATH = '{imported.vocabulary}'")
-  return "\n".join(lines)
+def _mlp(source: str) -> tuple[Rule, ...]:
+  return (
+    *_dense(f"{source}.wi_0", "mlp/wi_0", "mlp_dim"),
+    *_dense(f"{source}.wi_1", "mlp/wi_1", "mlp_dim"),
+    *_dense(f"{source}.wo", "mlp/wo", "emb_dim", "mlp_dim"),
+  )
 
 
-def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-  """Shape of every parameter of an mT5, by its name in T5X."""
-  width, joined = sizes.emb_dim, sizes.num_heads * sizes.head_dim
-  part_shapes: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("query/kernel", "key/kernel", "value/kernel"), (width, joined)),
-    "out/kernel": (joined, width),
-    **dict.fromkeys(("wi_0/kernel", "wi_1/kernel"), (width, sizes.mlp_dim)),
-    "wo/kernel": (sizes.mlp_dim, width),
-    "scale": (width,),
-  }
-
-  def parts(name: str) -> tuple[str, ...]:
-    if name.endswith("norm"):
-      return ("scale",)
-    if name == "mlp":
-      return ("wi_0/kernel", "wi_1/kernel", "wo/kernel")
-    return tuple(f"{part}/kernel" for part in _ATTENTION)
-
-  found: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (sizes.vocab_size, width)}
-  for stack, layers in (
-    ("encoder", sizes.num_encoder_layers),
-    ("decoder", sizes.num_decoder_layers),
-  ):
-    if not layers:
-      continue
-    found[f"{stack}/relpos_bias/rel_embedding"] = (sizes.num_heads, sizes.relpos_buckets)
-    for layer in range(layers):
-      for name in _PLACES[stack]:
-        for part in parts(name):
-          found[f"{stack}/layers_{layer}/{name}/{part}"] = part_shapes[part]
-    found[f"{stack}/{stack}_norm/scale"] = (width,)
-  if sizes.num_decoder_layers:
-    found["decoder/logits_dense/kernel"] = (width, sizes.vocab_size)
-  return found
+def _stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
+  return (
+    Rule(
+      f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+      (f"{name}/relpos_bias/rel_embedding",),
+      ("relpos_buckets", "num_heads"),
+      transposed=True,
+    ),
+    *weight_tables.each_layer(
+      f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
+    ),
+    *_norm(f"{name}.final_layer_norm", f"{name}/{name}_norm"),
+  )
 
 
-def targets(name: str) -> tuple[str, ...]:
-  """Our parameters that an mT5's parameter becomes, by its name in T5X.
-
-  None for cross-attention.
-  """
-  if "/encoder_decoder_attention/" in name:
-    return ()
-  if name.startswith("encoder/"):
-    return (name, f"language_{name}")
-  if name == "decoder/logits_dense/kernel":
-    return ("logits_hidden/kernel",)
-  return (name.replace("/pre_cross_attention_layer_norm/", "/pre_injection_layer_norm/"),)
-
-
-def hugging_face_name(name: str) -> str:
-  """A parameter's name in transformers, by its name in T5X."""
-  if name == "token_embedder/embedding":
-    return "shared.weight"
-  if name == "decoder/logits_dense/kernel":
-    return "lm_head.weight"
-  stack, *rest = name.split("/")
-  if rest[0] == "relpos_bias":
-    return f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-  if rest[0] == f"{stack}_norm":
-    return f"{stack}.final_layer_norm.weight"
-  layer, place = rest[0].removeprefix("layers_"), _PLACES[stack][rest[1]]
-  part = f".{_ATTENTION.get(rest[2], rest[2])}" if rest[2] != "scale" else ""
-  return f"{stack}.block.{layer}.layer.{place}{part}.weight"
+# Names in transformers and in T5X.
+ENCODER = (
+  Rule(TABLE_NAME, (weight_tables.TOKEN_TABLE,), ("vocab_size", "emb_dim")),
+  *_stack(
+    "encoder",
+    *_norm("0.layer_norm", "pre_attention_layer_norm"),
+    *_attention("0.SelfAttention", "attention"),
+    *_norm("1.layer_norm", "pre_mlp_layer_norm"),
+    *_mlp("1.DenseReluDense"),
+  ),
+)
+_DECODER = (
+  *_stack(
+    "decoder",
+    *_norm("0.layer_norm", "pre_self_attention_layer_norm"),
+    *_attention("0.SelfAttention", "self_attention"),
+    *_norm("1.layer_norm", "pre_cross_attention_layer_norm"),
+    *_attention("1.EncDecAttention", "encoder_decoder_attention"),
+    *_norm("2.layer_norm", "pre_mlp_layer_norm"),
+    *_mlp("2.DenseReluDense"),
+  ),
+  *_dense("lm_head", "decoder/logits_dense", "vocab_size"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
   tensors: Mapping[str, tensors.StoredTensor]
-  rows: list[imports.Row]
-  transposed: frozenset[str]
-  sizes: Sizes
-  vocabulary: pathlib.Path | None
+  rows: list[weight_tables.Row]
+  sizes: dict[str, int]
+  vocabulary: pathlib.Path | None = None
 
 
-def _open(folder: pathlib.Path) -> _Source:
-  if not folder.is_dir():
-    raise errors.InputError(f"no folder {folder}")
-  if (folder / hugging_face.CONFIG_FILE).exists():
-    return _open_hugging_face(folder)
-  checkpoint = open_t5x_params(folder)
-  if checkpoint is not None:
-    return _open_t5x(*checkpoint)
-  inside = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
-  raise errors.InputError(
-    f"{folder} is neither a Hugging Face folder (config.json and model.safetensors) nor a T5X "
-    f"checkpoint: it holds {inside}"
+def import_mt5(
+  folder: str | os.PathLike[str], output: str | os.PathLike[str]
+) -> weight_tables.Imported:
+  """Writes the parameters of an mT5 as a T5X checkpoint for training runs to start from.
+
+  Args:
+    folder: A Hugging Face folder (`config.json` and safetensors), a T5X checkpoint of either
+      layout, or a folder of T5X checkpoints.
+    output: Folder to make. It gets `checkpoint_0` and the source's `spiece.model`, if any.
+
+  Raises:
+    InputError: the source cannot be used, or `output` exists. Nothing is written then.
+  """
+  target = output_folders.new_folder(output)
+  found = _open(pathlib.Path(os.path.abspath(folder)))
+  rows = [_for_training(row) for row in found.rows]
+  with atomic_files.atomic_folder(target) as partial:
+    weight_tables.write_checkpoint(partial, weight_tables.to_parameters(rows, found.tensors))
+    if found.vocabulary is not None:
+      shutil.copyfile(found.vocabulary, partial / VOCABULARY_FILE)
+  only = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
+  return weight_tables.Imported(
+    checkpoint=target / weight_tables.CHECKPOINT,
+    sizes=found.sizes,
+    rows=tuple(rows),
+    vocabulary=None if found.vocabulary is None else target / VOCABULARY_FILE,
+    notes=() if found.sizes["num_decoder_layers"] else (only,),
   )
 
 
-def open_t5x_params(
-  folder: pathlib.Path,
-) -> tuple[pathlib.Path, dict[str, tensors.StoredTensor]] | None:
-  """Returns the T5X checkpoint meant by a folder, and its parameters by name; None: there is none.
+def rows(sizes: Mapping[str, Any], *, t5x_names: bool = False) -> list[weight_tables.Row]:
+  """Returns the tensors of an mT5 in transformers and the T5X parameters that they are.
 
   Args:
-    folder: A checkpoint of either layout, or what holds some, of which the latest is meant.
+    sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
+    t5x_names: The tensors are those of a T5X checkpoint instead.
+  """
+  table = (*ENCODER, *(_DECODER if sizes.get("num_decoder_layers") else ()))
+  joined = {"joined_dim": sizes["num_heads"] * sizes["head_dim"]}
+  return weight_tables.expand(
+    weight_tables.by_parameter(table) if t5x_names else table, {**sizes, **joined}
+  )
+
+
+def infer_sizes(
+  table: weight_tables.Table,
+  stored: Mapping[str, tensors.StoredTensor],
+  where: str,
+  *,
+  otherwise: str,
+) -> dict[str, int]:
+  """Returns the attributes of a T5Config, and numbers of layers, that tensors show.
 
   Raises:
-    InputError: it cannot be read.
+    InputError: as `weight_tables.infer_sizes`.
+  """
+  found = weight_tables.infer_sizes(table, stored, where, otherwise=otherwise)
+  return {
+    "vocab_size": found["vocab_size"],
+    "emb_dim": found["emb_dim"],
+    "num_heads": found["num_heads"],
+    "head_dim": found["joined_dim"] // found["num_heads"],
+    "mlp_dim": found["mlp_dim"],
+    "num_encoder_layers": found["num_encoder_layers"],
+    "num_decoder_layers": found.get("num_decoder_layers", 0),
+    "relpos_buckets": found["relpos_buckets"],
+    "relpos_max_distance": 128,  # no tensor shows it
+  }
+
+
+def open_t5x(
+  folder: pathlib.Path, *, decoder: bool
+) -> tuple[pathlib.Path, dict[str, tensors.StoredTensor], dict[str, int]] | None:
+  """Returns the T5X checkpoint in a folder, its parameters by name, and the sizes of its mT5.
+
+  Args:
+    folder: A checkpoint of either layout, or a folder of checkpoints, whose latest is taken.
+    decoder: Whether sizes include the decoder.
+
+  Returns:
+    None if there is no checkpoint.
+
+  Raises:
+    InputError: it cannot be read, or is not an mT5.
   """
   newest = _newest_checkpoint(folder)
   if (newest / t5x_legacy.INDEX_FILE).is_file():
-    return newest, t5x_legacy.open_params(newest)
-  if (newest / "state").is_dir():
-    return newest, t5x.open_params(t5x.epath.Path(newest))
-  return None
+    found = t5x_legacy.open_params(newest)
+  elif (newest / "state").is_dir():
+    found = t5x.open_params(t5x.epath.Path(newest))
+  else:
+    return None
+  table = weight_tables.by_parameter((*ENCODER, *(_DECODER if decoder else ())))
+  why = "it is not an mT5 in T5X's names, or its layers are scanned, which cannot be imported"
+  return newest, found, infer_sizes(table, found, str(newest), otherwise=why)
 
 
 def _newest_checkpoint(folder: pathlib.Path) -> pathlib.Path:
-  """The checkpoint of most steps in `folder`; itself where there is none in it."""
+  """Returns the latest checkpoint in `folder`, or `folder` if there is none."""
   steps = {
     int(match.group(1)): path
     for path in folder.iterdir()
@@ -264,68 +211,70 @@ def _newest_checkpoint(folder: pathlib.Path) -> pathlib.Path:
   return steps[max(steps)] if steps else folder
 
 
+def _for_training(row: weight_tables.Row) -> weight_tables.Row:
+  """Replaces the T5X parameter of a tensor by those of the models that start from it."""
+  if not row.targets:
+    return row
+  (name,) = row.targets
+  if _CROSS_ATTENTION in name:
+    return dataclasses.replace(row, targets=(), note="cross-attention")
+  if name.startswith("encoder/"):
+    return dataclasses.replace(row, targets=(name, f"language_{name}"))
+  if name == "decoder/logits_dense/kernel":
+    return dataclasses.replace(row, targets=("logits_hidden/kernel",))
+  name = name.replace("/pre_cross_attention_layer_norm/", "/pre_injection_layer_norm/")
+  return dataclasses.replace(row, targets=(name,))
+
+
+def _open(folder: pathlib.Path) -> _Source:
+  if not folder.is_dir():
+    raise errors.InputError(f"no folder {folder}")
+  if (folder / hugging_face.CONFIG_FILE).exists():
+    return _open_hugging_face(folder)
+  checkpoint = open_t5x(folder, decoder=True)
+  if checkpoint is None:
+    inside = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
+    raise errors.InputError(
+      f"{folder} is neither a Hugging Face folder (config.json and model.safetensors) nor a T5X "
+      f"checkpoint: it holds {inside}"
+    )
+  path, found, sizes = checkpoint
+  expected = rows(sizes, t5x_names=True)
+  weight_tables.check(expected, found, str(path))
+  return _Source(found, expected, sizes)
+
+
 def _open_hugging_face(folder: pathlib.Path) -> _Source:
   found = hugging_face.open_tensors(folder)
   has_decoder = any(name.startswith("decoder.") for name in found)
   sizes = _sizes_of_config(folder / hugging_face.CONFIG_FILE, hugging_face.read_config(folder))
   if not has_decoder:
-    sizes = dataclasses.replace(sizes, num_decoder_layers=0)
-  for layers in (sizes.num_encoder_layers, sizes.num_decoder_layers):
-    tensors.check_layers(layers, found, str(folder))
-  wanted = shapes(sizes)
-  names = {hugging_face_name(name): name for name in wanted}
+    sizes["num_decoder_layers"] = 0
+  for stack in ("encoder", "decoder"):
+    tensors.check_layers(sizes[f"num_{stack}_layers"], found, str(folder))
   if has_decoder and "lm_head.weight" not in found:
     raise errors.InputError(
-      f"{folder} has a decoder but no lm_head.weight: mT5's output table is one of its own. Save "
-      "the whole model (MT5ForConditionalGeneration) with it, or the encoder alone"
+      f"{folder} has a decoder but no lm_head.weight, which mT5 does not share with the token "
+      "table; save the whole model (MT5ForConditionalGeneration) or the encoder alone"
     )
-  notes = {name: "a copy of the token table" for name in _COPIES} | {
-    _UNUSED: "no T5 of this kind reads it"
-  }
-  transposed = frozenset(name for name in names if len(wanted[names[name]]) == 2) - {
-    "shared.weight"
-  }
-  tensors.check_names_and_shapes(
-    {name: tensor for name, tensor in found.items() if name not in notes},
-    {
-      name: wanted[ours][::-1] if name in transposed else wanted[ours]
-      for name, ours in names.items()
-    },
-    str(folder),
-  )
-  for name in found.keys() & set(_COPIES):
-    if not np.array_equal(found[name].read(), found["shared.weight"].read()):
+  expected = rows(sizes)
+  used = {name: tensor for name, tensor in found.items() if name not in _NOTES}
+  weight_tables.check(expected, used, str(folder))
+  for name in found.keys() & set(COPIES):
+    if not np.array_equal(found[name].read(), found[TABLE_NAME].read()):
       raise errors.InputError(
-        f"{found[name].where} differs from shared.weight: in mT5 one token table serves both stacks"
+        f"{found[name].where} differs from {TABLE_NAME}: in mT5 both stacks share one token table"
       )
-  rows = [
-    imports.Row(name, found[name].shape, note=notes[name])
-    if name in notes
-    else _row(name, names[name], found[name])
-    for name in sorted(found, key=_natural)
+  expected += [
+    weight_tables.Row(name, found[name].shape, note=note)
+    for name, note in _NOTES.items()
+    if name in found
   ]
   vocabulary = folder / VOCABULARY_FILE
-  return _Source(found, rows, transposed, sizes, vocabulary if vocabulary.is_file() else None)
+  return _Source(found, expected, sizes, vocabulary if vocabulary.is_file() else None)
 
 
-def _open_t5x(checkpoint: pathlib.Path, found: dict[str, tensors.StoredTensor]) -> _Source:
-  sizes = sizes_of_shapes(checkpoint, found)
-  tensors.check_names_and_shapes(found, shapes(sizes), str(checkpoint))
-  rows = [_row(name, name, found[name]) for name in sorted(found, key=_natural)]
-  return _Source(found, rows, frozenset(), sizes, None)
-
-
-def _row(source: str, name: str, tensor: tensors.StoredTensor) -> imports.Row:
-  places = targets(name)
-  return imports.Row(source, tensor.shape, places, "" if places else "cross-attention")
-
-
-def _natural(name: str) -> list[Any]:
-  """Sorts layer 10 behind layer 9."""
-  return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
-def _sizes_of_config(path: pathlib.Path, config: dict[str, Any]) -> Sizes:
+def _sizes_of_config(path: pathlib.Path, config: dict[str, Any]) -> dict[str, int]:
   def number(key: str, default: int | None = None) -> int:
     return hugging_face.positive_integer(path, config, key, default)
 
@@ -338,51 +287,14 @@ def _sizes_of_config(path: pathlib.Path, config: dict[str, Any]) -> Sizes:
   for key, default, known in choices:
     hugging_face.check_choice(path, config, key, default, known)
   layers = number("num_layers")
-  return Sizes(
-    vocab_size=number("vocab_size"),
-    emb_dim=number("d_model"),
-    num_heads=number("num_heads"),
-    head_dim=number("d_kv"),
-    mlp_dim=number("d_ff"),
-    num_encoder_layers=layers,
-    num_decoder_layers=number("num_decoder_layers", layers),
-    relpos_buckets=number("relative_attention_num_buckets", 32),
-    relpos_max_distance=number("relative_attention_max_distance", 128),
-  )
-
-
-def sizes_of_shapes(checkpoint: pathlib.Path, found: Mapping[str, tensors.StoredTensor]) -> Sizes:
-  """Sizes told by a few tensors in T5X's names; whether the others agree is to be checked.
-
-  Raises:
-    InputError: one of these is missing or no matrix.
-  """
-
-  def matrix(name: str) -> tuple[int, ...]:
-    if name not in found:
-      raise errors.InputError(
-        f"{checkpoint} lacks {name}: it is no mT5 in T5X's names, or its layers are scanned, which "
-        "are not imported"
-      )
-    if len(found[name].shape) != 2 or 0 in found[name].shape:
-      raise errors.InputError(f"{name} of {checkpoint} has shape {found[name].shape}, no matrix's")
-    return found[name].shape
-
-  vocab_size, emb_dim = matrix("token_embedder/embedding")
-  num_heads, relpos_buckets = matrix("encoder/relpos_bias/rel_embedding")
-  _, joined = matrix("encoder/layers_0/attention/query/kernel")
-  _, mlp_dim = matrix("encoder/layers_0/mlp/wi_0/kernel")
-
-  def layers(stack: str) -> int:
-    return len({name.split("/")[1] for name in found if name.startswith(f"{stack}/layers_")})
-
-  return Sizes(
-    vocab_size=vocab_size,
-    emb_dim=emb_dim,
-    num_heads=num_heads,
-    head_dim=joined // num_heads,
-    mlp_dim=mlp_dim,
-    num_encoder_layers=layers("encoder"),
-    num_decoder_layers=layers("decoder"),
-    relpos_buckets=relpos_buckets,
-  )
+  return {
+    "vocab_size": number("vocab_size"),
+    "emb_dim": number("d_model"),
+    "num_heads": number("num_heads"),
+    "head_dim": number("d_kv"),
+    "mlp_dim": number("d_ff"),
+    "num_encoder_layers": layers,
+    "num_decoder_layers": number("num_decoder_layers", layers),
+    "relpos_buckets": number("relative_attention_num_buckets", 32),
+    "relpos_max_distance": number("relative_attention_max_distance", 128),
+  }

@@ -1,6 +1,5 @@
-"""Encoders of the BERT and XLM-R families, from their files to sentence vectors."""
+"""Imports of BERT and XLM-R encoders, from their files to sentence vectors."""
 
-import dataclasses
 import json
 import shutil
 
@@ -16,7 +15,7 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import bert
+from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.networks import bert as networks
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
 
@@ -33,18 +32,18 @@ CONFIG = {
   "layer_norm_eps": 1e-12,
   "pad_token_id": 0,
 }
-SIZES = bert.Sizes(
-  vocab_size=40,
-  emb_dim=12,
-  num_heads=3,
-  mlp_dim=10,
-  num_layers=2,
-  max_positions=9,
-  position_offset=0,
-  num_token_types=2,
-  activation="gelu",
-  layer_norm_eps=1e-12,
-)
+SIZES = {
+  "vocab_size": 40,
+  "emb_dim": 12,
+  "num_heads": 3,
+  "mlp_dim": 10,
+  "num_layers": 2,
+  "max_positions": 9,
+  "position_offset": 0,
+  "num_token_types": 2,
+  "activation": "gelu",
+  "layer_norm_eps": 1e-12,
+}
 
 
 class Network(nn.Module):
@@ -61,7 +60,7 @@ class Network(nn.Module):
 
 
 def weights(prefix="", norm=("weight", "bias")):
-  """Random weights under the names of transformers, written out by hand."""
+  """Returns random weights by their names in transformers, written out by hand."""
   rng = np.random.default_rng(0)
   found = {
     "embeddings.word_embeddings.weight": (40, 12),
@@ -100,16 +99,19 @@ def save(folder, arrays, **changes):
 
 
 def read(checkpoint):
-  """Arrays of a checkpoint by name."""
+  """Returns the arrays of a checkpoint by name."""
   stored = t5x.open_params(t5x.epath.Path(checkpoint))
   return {name: tensor.read() for name, tensor in stored.items()}
 
 
+def has_pooler(imported):
+  return any(name.startswith("pooler/") for row in imported.rows for name in row.targets)
+
+
 def run(imported, tokens_BT):
-  """Token states and pooled vector (where there is a pooler) for ids of the tokenizer."""
+  """Returns token states and, with a pooler, pooled vectors for ids of the tokenizer."""
   params = traverse_util.unflatten_dict(read(imported.checkpoint), sep="/")
-  config = networks.BertConfig(**dataclasses.asdict(imported.sizes))
-  network = Network(config, pooler=imported.has_pooler)
+  network = Network(networks.BertConfig(**imported.sizes), pooler=has_pooler(imported))
   ours_BT = bert.swap_padding(tokens_BT, imported.padding_id)
   return jax.jit(network.apply)({"params": params}, ours_BT)
 
@@ -149,7 +151,7 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   found = bert.import_bert(tmp_path / "hf", tmp_path / "out")
   assert found.padding_id == (1 if "Roberta" in str((family, changes)) else 0)
 
-  length = 9 - found.sizes.position_offset
+  length = 9 - found.sizes["position_offset"]
   mask_BT = np.arange(length) < np.array([[length], [3], [1]])
   tokens_BT = np.random.default_rng(0).integers(2, 40, size=mask_BT.shape)
   # A tokenizer that pads with 1 starts sentences with 0.
@@ -162,8 +164,8 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   hidden_BTD, pooled_BD = run(found, tokens_BT)
   expected_BTD = expected.last_hidden_state.numpy()
   np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
-  assert found.has_pooler == (kind != "ForMaskedLM")
-  if found.has_pooler:
+  assert has_pooler(found) == (kind != "ForMaskedLM")
+  if has_pooler(found):
     np.testing.assert_allclose(pooled_BD, expected.pooler_output.numpy(), atol=1e-5, rtol=1e-5)
 
 
@@ -203,7 +205,7 @@ def test_every_weight_is_where_it_belongs(imported):
 
 def test_they_are_the_whole_network(imported):
   assert imported.sizes == SIZES
-  network = Network(networks.BertConfig(**dataclasses.asdict(SIZES)))
+  network = Network(networks.BertConfig(**SIZES))
   shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
   wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
   assert {name: array.shape for name, array in read(imported.checkpoint).items()} == wanted
@@ -223,7 +225,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
   notes = {name: row.note for name, row in rows.items() if not row.targets}
   assert set(notes) == {name for name in arrays if "position_ids" in name or name[:4] == "cls."}
   assert all(notes.values())
-  text = bert.describe(found)
+  text = weight_tables.describe(found)
   assert "3 tensors (73 numbers) were left out" in text
   assert f"INITIAL_CHECKPOINT_PATH = '{found.checkpoint}'" in text
   assert "swap" not in text
@@ -232,7 +234,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
 def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
   tmp_path, imported, tokenizer_files
 ):
-  # The model's config says 0: in a small E5 only the tokenizer knows.
+  # The model's config says 0: in a small E5, only the tokenizer has the right id.
   arrays = sized(weights())
   folder = save(tmp_path / "hf", arrays, vocab_size=150)
   shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
@@ -245,9 +247,9 @@ def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
   np.testing.assert_array_equal(ours_BT, [[1, 7, 2, 0, 0]])
   np.testing.assert_array_equal(table_VD[ours_BT], plain_VD[ids_BT])
   assert ours_BT.dtype == np.int32
-  assert found.vocabulary == (tmp_path / "out" / "tokenizer.json",)
-  assert found.vocabulary[0].read_bytes() == (folder / "tokenizer.json").read_bytes()
-  assert "swap" in bert.describe(found)
+  assert found.vocabulary == tmp_path / "out" / "tokenizer.json"
+  assert found.vocabulary.read_bytes() == (folder / "tokenizer.json").read_bytes()
+  assert "swap" in weight_tables.describe(found)
 
 
 SENTENCES = [
@@ -262,7 +264,7 @@ TYPES = {  # as files of different years name the same classes
   "2_Dense": "sentence_transformers.models.Dense",
   "3_Normalize": "sentence_transformers.base.modules.normalize.Normalize",
 }
-# Of each family: model's and tokenizer's kind, changes of the config, modules and other files.
+# Each family's model class, changes of the config, modules and other files.
 FOLDERS = {
   "labse": (
     "Bert",
@@ -301,7 +303,7 @@ FOLDERS = {
 
 
 def save_folder(folder, family, tokenizer_files):
-  """A random model as its makers would save it, for sentence-transformers; returns the model."""
+  """Saves a random model as its authors would, for sentence-transformers; returns the folder."""
   torch = pytest.importorskip("torch", reason="needs torch to compare with")
   transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
   torch.manual_seed(0)
@@ -412,7 +414,7 @@ def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
 
 
 def sized(arrays):
-  """The weights with a token table for the tokenizers of the tests."""
+  """Returns the weights with a token table for the tests' tokenizers."""
   table = np.random.default_rng(1).normal(size=(150, 12))
   return arrays | {"embeddings.word_embeddings.weight": table}
 
@@ -433,7 +435,7 @@ def test_e5_is_known_by_its_name_and_a_folder_without_tokenizer_stays_usable(
   found = bert.import_bert(save(tmp_path / name, weights(), **changes), tmp_path / "out")
   assert found.prefix == prefix
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint_0"]
-  assert "vmsst.load cannot open it" in bert.describe(found)
+  assert "vmsst.load cannot open it" in weight_tables.describe(found)
 
 
 def test_xlmr_s_sentencepiece_model_alone_is_enough(tmp_path):
@@ -454,7 +456,7 @@ def test_xlmr_s_sentencepiece_model_alone_is_enough(tmp_path):
   assert np.isfinite(vectors_ND).all()
 
 
-# Binds what makes ems_xlmr.gin fit the tiny encoder, and trains with it.
+# Trains ems_xlmr.gin with bindings for the tiny encoder.
 _TRAIN = """
 import sys
 import gin
@@ -479,10 +481,12 @@ def test_training_starts_from_an_import(tmp_path, tokenizer_files):
   found = bert.import_bert(folder, tmp_path / "import")
   rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
   (tmp_path / "spa-eng.tsv").write_text("".join(rows), encoding="utf-8")
-  sizes = dataclasses.asdict(found.sizes)
   macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
   bindings = [
-    *(f"{macros.get(key, f'bert.BertConfig.{key}')} = {value!r}" for key, value in sizes.items()),
+    *(
+      f"{macros.get(key, f'bert.BertConfig.{key}')} = {value!r}"
+      for key, value in found.sizes.items()
+    ),
     "DROPOUT_RATE = 0.0",
     f"MAX_LENGTH = {found.max_length}",
     "BATCH_SIZE = 8",
@@ -514,7 +518,7 @@ def test_training_starts_from_an_import(tmp_path, tokenizer_files):
 
 
 def save_modules(folder, weights, *, pooling=True, activation="Tanh", names=("1_P", "2_D")):
-  """What sentence-transformers adds to LaBSE."""
+  """Adds the files of sentence-transformers to LaBSE."""
   kinds = ("Transformer", "Pooling", "Dense", "Normalize")
   modules = [
     {"type": f"sentence_transformers.models.{kind}", "path": name}
@@ -567,7 +571,7 @@ def test_another_chain_of_modules_is_refused(tmp_path, changes, message):
     ({"hidden_size": 16}, "hidden_size"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
     ({"pad_token_id": None}, "pad_token_id"),
-    ({"pad_token_id": 40}, "padding is id 40"),
+    ({"pad_token_id": 40}, "the padding id is 40"),
     ({"num_hidden_layers": 3}, r"lacks encoder\.layer\.2"),
     ({"num_hidden_layers": 1}, r"holds encoder\.layer\.1"),
     ({"vocab_size": 41}, "word_embeddings"),
@@ -587,8 +591,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     (
       (arrays | {"classifier.weight": norm}, "classifier"),
       (arrays | {"embeddings.LayerNorm.gamma": norm}, "twice"),
-      ({"shared.weight": norm}, "no BERT or XLM-R"),
-      (arrays | {"pooler.dense.bias": np.full(12, np.nan)}, r"pooler\.dense\.bias.*no numbers"),
+      ({"shared.weight": norm}, "it is not a BERT or XLM-R"),
+      (arrays | {"pooler.dense.bias": np.full(12, np.nan)}, r"pooler\.dense\.bias.*NaN values"),
     )
   ):
     folder = save(tmp_path / f"hf{number}", changed)

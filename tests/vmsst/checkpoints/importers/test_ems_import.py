@@ -1,4 +1,4 @@
-"""The released EMS against a module of torch with the release's names and shapes."""
+"""Imports of EMS against a PyTorch module with the release's names and shapes."""
 
 import os
 
@@ -13,7 +13,7 @@ import vmsst
 from ems_jax.networks import ems as networks
 from vmsst import cli, errors, languages
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import ems
+from vmsst.checkpoints.importers import ems, weight_tables
 from vmsst.networks import bert
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
@@ -26,7 +26,7 @@ SENTENCES = ["Hello, world!", "How are you today, dear Welt?", "x", "welt " * 30
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-  """A SentencePiece model as EMS's is made."""
+  """Returns a SentencePiece model trained like EMS's."""
   import sentencepiece
 
   path = tmp_path_factory.mktemp("spm") / "bpe.model"
@@ -41,7 +41,7 @@ def vocabulary(tmp_path_factory):
 
 
 def module(**children):
-  """A module of modules by name."""
+  """Returns a module with named children."""
   made = nn.Module()
   for name, child in children.items():
     made.add_module(name, child)
@@ -53,7 +53,7 @@ def norm(width):
 
 
 class Ems(nn.Module):
-  """Encoder and heads, arranged and named as in the release; `shared` is its ablation."""
+  """Encoder and heads with the release's structure and names; `shared` is its ablation."""
 
   def __init__(self, vocab_size=70, shared=False):
     super().__init__()
@@ -130,7 +130,7 @@ class Ems(nn.Module):
 
 
 def release(model, parallel="module.", **changes):
-  """What the release's training code saves."""
+  """Returns the record that the release's training code saves."""
   state = {f"{parallel}{name}": x.detach() for name, x in model.state_dict().items()}
   return {"state_dict": state, "step": 3, "best_loss": 1.5, "model_name": "EMS", **changes}
 
@@ -145,7 +145,7 @@ def read(checkpoint):
 
 
 def ids(vocabulary):
-  """Token ids of the sentences, padded."""
+  """Returns padded token ids of the sentences."""
   rows = vocabulary.encode(SENTENCES, LENGTH, "en")
   assert max(map(len, rows)) == LENGTH
   return np.array([row + [0] * (LENGTH - len(row)) for row in rows])
@@ -221,7 +221,7 @@ def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
     jax.tree.map(np.testing.assert_array_equal, read(imported.checkpoint), expected)
   (left_out,) = (row for row in found["b"].rows if not row.targets)
   assert (left_out.source, left_out.shape) == ("extra.weight", (2, 3))
-  assert "1 tensors (6 numbers) were left out" in ems.describe(found["b"])
+  assert "1 tensors (6 numbers) were left out" in weight_tables.describe(found["b"])
   table = expected["language_embedder/embedding"]
   own = [languages.language(code).index for code in CODES]
   np.testing.assert_array_equal(table[own], state["model.la_tag_linear.embedding.weight"])
@@ -256,8 +256,8 @@ def test_nothing_pickled_is_run(tmp_path, vocabulary):
     (lambda state: state.pop("module.model.transform.dense.weight"), r"lacks model\.transform"),
     (lambda state: state.update({"alignproj.0.bias": torch.ones(16)}), "twice"),
     (lambda state: state.update({"module.alignproj.0.bias": torch.ones(3)}), r"shape \(3,\)"),
-    (lambda state: state.update({"module.alignproj.0.bias": 3}), "is no tensor"),
-    (lambda state: state.clear(), "it is no EMS"),
+    (lambda state: state.update({"module.alignproj.0.bias": 3}), "is not a tensor"),
+    (lambda state: state.clear(), "it is not an EMS"),
   ],
 )
 def test_a_state_that_does_not_fit_is_refused(tmp_path, vocabulary, change, message):

@@ -1,6 +1,5 @@
-"""mT5's parameters as the start of our models."""
+"""Imports of mT5 as the start of training."""
 
-import dataclasses
 import json
 
 import jax
@@ -14,21 +13,21 @@ from safetensors.numpy import save_file
 
 from vmsst import cli, errors
 from vmsst.checkpoints import hugging_face, t5x
-from vmsst.checkpoints.importers import mt5
+from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 
-SIZES = mt5.Sizes(
-  vocab_size=40,
-  emb_dim=12,
-  num_heads=3,
-  head_dim=2,
-  mlp_dim=10,
-  num_encoder_layers=2,
-  num_decoder_layers=2,
-  relpos_buckets=8,
-  relpos_max_distance=20,
-)
+SIZES = {
+  "vocab_size": 40,
+  "emb_dim": 12,
+  "num_heads": 3,
+  "head_dim": 2,
+  "mlp_dim": 10,
+  "num_encoder_layers": 2,
+  "num_decoder_layers": 2,
+  "relpos_buckets": 8,
+  "relpos_max_distance": 20,
+}
 CONFIG = {
   "model_type": "mt5",
   "feed_forward_proj": "gated-gelu",
@@ -55,7 +54,7 @@ NETWORK = vmsst_networks.VmsstNetwork(
   latent_dim=4,
   num_languages=2,
 )
-# What mT5 has nothing for.
+# Parameters that mT5 does not have.
 FRESH = (
   "mean/",
   "log_variance/",
@@ -70,7 +69,7 @@ FRESH = (
 
 
 def attention(place, rng):
-  """Weights of an attention as transformers keeps them: [output, input]."""
+  """Returns the weights of an attention as in transformers: [outputs, inputs]."""
   shapes = {"q": (6, 12), "k": (6, 12), "v": (6, 12), "o": (12, 6)}
   return {f"{place}.{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
 
@@ -81,7 +80,7 @@ def feed_forward(place, rng):
 
 
 def weights(seed=0):
-  """Random weights of a small mT5 under the names of transformers, written out by hand."""
+  """Returns random weights of a small mT5 by their names in transformers, written out by hand."""
   rng = np.random.default_rng(seed)
   found = {"shared.weight": rng.normal(size=(40, 12)), "lm_head.weight": rng.normal(size=(40, 12))}
   for stack, feed_forward_place in (("encoder", 1), ("decoder", 2)):
@@ -100,7 +99,7 @@ def weights(seed=0):
 
 
 def save(folder, tensors, **config):
-  """A Hugging Face folder."""
+  """Saves a Hugging Face folder."""
   folder.mkdir(parents=True, exist_ok=True)
   save_file(tensors, folder / "model.safetensors")
   (folder / "config.json").write_text(json.dumps(CONFIG | config))
@@ -108,7 +107,7 @@ def save(folder, tensors, **config):
 
 
 def save_shards(folder, tensors, count=2, **changes):
-  """A Hugging Face folder of several files; `changes` to its index by tensor."""
+  """Saves a Hugging Face folder with several weight files; `changes` edits its index by tensor."""
   folder.mkdir(parents=True)
   (folder / "config.json").write_text(json.dumps(CONFIG))
   names = sorted(tensors)
@@ -121,7 +120,7 @@ def save_shards(folder, tensors, count=2, **changes):
 
 
 def read(checkpoint):
-  """Arrays of a checkpoint by name."""
+  """Returns the arrays of a checkpoint by name."""
   stored = t5x.open_params(t5x.epath.Path(checkpoint))
   return {name: tensor.read() for name, tensor in stored.items()}
 
@@ -164,7 +163,7 @@ def test_every_weight_is_where_it_belongs(imported):
       expect(f"{ours}/layers_{i}/{attention_norm}/scale", f"{layer}.0.layer_norm.weight")
       expect(f"{ours}/layers_{i}/pre_mlp_layer_norm/scale", f"{layer}.{last}.layer_norm.weight")
       if ours == "decoder":
-        # What stands in the place of cross-attention has its norm.
+        # The sentence injection, which replaces cross-attention, takes its norm.
         norm = f"{ours}/layers_{i}/pre_injection_layer_norm/scale"
         expect(norm, f"{layer}.1.layer_norm.weight")
   assert not found
@@ -192,7 +191,7 @@ def test_the_report_accounts_for_every_tensor(imported):
   written = sorted(target for row in imported.rows for target in row.targets)
   assert written == sorted(read(imported.checkpoint))
   assert imported.sizes == SIZES
-  text = mt5.describe(imported).splitlines()
+  text = weight_tables.describe(imported).splitlines()
   assert any(line.startswith("lm_head.weight ") and "logits_hidden" in line for line in text)
   assert f"INITIAL_CHECKPOINT_PATH = '{imported.checkpoint}'" in text
   assert "8 tensors (576 numbers) were left out" in text
@@ -224,7 +223,7 @@ def test_an_encoder_alone_is_imported_as_such(tmp_path, imported):
   assert set(found) == {n for n in whole if not n.startswith(("decoder/", "logits_"))}
   for name, array in found.items():
     np.testing.assert_array_equal(array, whole[name])
-  assert "only CONTRASTIVE" in mt5.describe(alone)
+  assert "only CONTRASTIVE" in weight_tables.describe(alone)
 
 
 def test_the_vocabulary_is_copied_beside_the_checkpoint(tmp_path, capsys):
@@ -239,9 +238,9 @@ def test_the_vocabulary_is_copied_beside_the_checkpoint(tmp_path, capsys):
 
 
 def t5x_params():
-  """The same mT5 in T5X's names and layouts."""
+  """Returns the same mT5 with T5X's names and layouts."""
   stored = weights()
-  sources = {name: mt5.hugging_face_name(name) for name in mt5.shapes(SIZES)}
+  sources = {row.targets[0]: row.source for row in mt5.rows(SIZES)}
   assert set(sources.values()) == set(stored)
   return {
     name: stored[source] if source == "shared.weight" else np.ascontiguousarray(stored[source].T)
@@ -250,7 +249,7 @@ def t5x_params():
 
 
 def save_legacy(folder, params, *, remote=False, dtype="float32", **descriptions):
-  """A checkpoint as T5X wrote it before Orbax: arrays in Zarr, norms in msgpack."""
+  """Saves a checkpoint as T5X did before Orbax: arrays in Zarr, norms in msgpack."""
   folder.mkdir(parents=True)
   target = {}
   for name, array in params.items():
@@ -288,7 +287,7 @@ def test_the_layout_of_the_public_checkpoints_is_read(tmp_path, imported, remote
   (tmp_path / "mt5_small" / "checkpoint_900000").mkdir()
   found = mt5.import_mt5(tmp_path / "mt5_small", tmp_path / "out")
   assert_same_import(read(found.checkpoint), read(imported.checkpoint))
-  assert found.sizes == dataclasses.replace(SIZES, relpos_max_distance=128)
+  assert found.sizes == SIZES | {"relpos_max_distance": 128}
   assert {row.note for row in found.rows if not row.targets} == {"cross-attention"}
 
 
@@ -310,7 +309,10 @@ def test_an_orbax_checkpoint_is_read(tmp_path, imported):
   ("change", "message"),
   [
     ({"kvstore": {"driver": "file", "path": "../../elsewhere"}}, "'../../elsewhere'"),
-    ({"kvstore": {"driver": "file", "path": "target.encoder"}}, "said to lie in 'target.encoder'"),
+    (
+      {"kvstore": {"driver": "file", "path": "target.encoder"}},
+      "names the folder 'target.encoder'",
+    ),
     ({"driver": "n5"}, "stored by 'n5'"),
   ],
 )
@@ -331,7 +333,9 @@ def test_a_lost_array_and_scanned_layers_are_named(tmp_path):
   folder = save_legacy(tmp_path / "checkpoint_1", t5x_params())
   array = folder / "target.decoder.logits_dense.kernel"
   array.rename(tmp_path / "lost")
-  refused(folder, tmp_path / "out", "target.decoder.logits_dense.kernel is no readable Zarr array")
+  refused(
+    folder, tmp_path / "out", "target.decoder.logits_dense.kernel is not a readable Zarr array"
+  )
   params = t5x_params()
   scanned = {name.replace("layers_0", "layers"): array for name, array in params.items()}
   save_legacy(tmp_path / "checkpoint_2", scanned)
@@ -342,11 +346,11 @@ def test_a_lost_array_and_scanned_layers_are_named(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------
-# What cannot be used
+# Invalid sources
 
 
 def refused(folder, output, message):
-  """Asserts that one clear error comes and that nothing is left behind."""
+  """Asserts that the import raises one clear error and leaves no files."""
   before = sorted(output.parent.iterdir())
   with pytest.raises(errors.InputError) as caught:
     mt5.import_mt5(folder, output)
@@ -363,7 +367,7 @@ def refused(folder, output, message):
     ({"lm_head.weight": np.ones((12, 40), np.float32)}, "has shape (12, 40), not (40, 12)"),
     ({"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)}, "holds encoder.block.2.layer.1"),
     ({"shared.weight": np.ones((40, 12), np.int8)}, "shared.weight in "),
-    ({"shared.weight": np.full((40, 12), np.nan, np.float32)}, "infinite or no numbers"),
+    ({"shared.weight": np.full((40, 12), np.nan, np.float32)}, "contains infinite or NaN values"),
     ({"decoder.embed_tokens.weight": np.ones((40, 12), np.float32)}, "differs from shared.weight"),
   ],
 )
@@ -409,7 +413,7 @@ def test_pickles_are_not_read(tmp_path):
 def test_a_truncated_file_is_named(tmp_path, keep):
   path = save(tmp_path / "hf", weights()) / "model.safetensors"
   path.write_bytes(path.read_bytes()[:keep])
-  refused(tmp_path / "hf", tmp_path / "out", f"{path} is no complete safetensors file")
+  refused(tmp_path / "hf", tmp_path / "out", f"{path} is not a valid safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -437,7 +441,7 @@ def test_an_index_and_its_files_have_to_agree(tmp_path):
   refused(folder, tmp_path / "out", "weight_map")
 
 
-def test_what_is_no_checkpoint_says_what_is_there(tmp_path, capsys):
+def test_the_error_for_another_folder_lists_its_content(tmp_path, capsys):
   (tmp_path / "in").mkdir()
   (tmp_path / "in" / "readme.txt").touch()
   refused(tmp_path / "in", tmp_path / "out", "it holds readme.txt")
@@ -470,7 +474,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, padded):
   with torch.no_grad():
     for weight in reference.parameters():
       weight += 0.3 * torch.randn_like(weight)
-    # The decoder is compared without cross-attention, which has no place in ours.
+    # The decoder is compared without cross-attention, which the import leaves out.
     for block in reference.decoder.block:
       block.layer[1].EncDecAttention.o.weight.zero_()
   encoder = transformers.MT5EncoderModel(reference.config).eval()
@@ -504,7 +508,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, padded):
       )
       np.testing.assert_allclose(found_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
 
-  # Ours starts with a language's vector where mT5 reads its first token.
+  # The latent decoder starts with a language's vector, mT5 with its first token.
   injection = {"hidden": {"kernel": np.zeros((12, 12))}, "sentence": {"kernel": np.zeros((4, 12))}}
   for i in range(2):
     params["decoder"][f"layers_{i}"]["injection"] = injection

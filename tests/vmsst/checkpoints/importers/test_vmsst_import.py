@@ -1,4 +1,4 @@
-"""The released VMSST, in files of its structure, against transformers."""
+"""Imports of VMSST, in files with the release's structure, against transformers."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import mt5, vmsst_release
+from vmsst.checkpoints.importers import mt5, vmsst_release, weight_tables
 
 CONFIG = {
   "model_type": "mt5",
@@ -26,24 +26,35 @@ CONFIG = {
   "relative_attention_num_buckets": 8,
   "relative_attention_max_distance": 20,
 }
-SIZES = mt5.Sizes(3700, 12, 3, 2, 10, 2, 0, 8, 20)
+SIZES = {
+  "vocab_size": 3700,
+  "emb_dim": 12,
+  "num_heads": 3,
+  "head_dim": 2,
+  "mlp_dim": 10,
+  "num_encoder_layers": 2,
+  "relpos_buckets": 8,
+  "relpos_max_distance": 20,
+}
 SENTENCES = ["Hello, world!", "Wie geht es dir heute?", "", "the weather " * 40]
 VOCABULARY = vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model"
 
 
 def t5x_params(seed=0):
-  """An encoder and the matrix behind its mean, by T5X's names."""
+  """Returns an encoder and the projection after its mean, by T5X's names."""
   rng = np.random.default_rng(seed)
-  shapes = {**mt5.shapes(SIZES), "projection/kernel": (12, 12)}
+  shapes = {row.source: row.shape for row in mt5.rows(SIZES, t5x_names=True)}
+  shapes["projection/kernel"] = (12, 12)
   return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def state_dict(params, encoder="mt5_encoder."):
-  """The same as the release for transformers has it."""
+  """Returns the same parameters as in the release for transformers."""
   found = {"projection.weight": params["projection/kernel"].T}
-  for name in mt5.shapes(SIZES):
+  for row in mt5.rows(SIZES):
+    (name,) = row.targets
     array = params[name] if name.startswith("token") else params[name].T
-    found[encoder + mt5.hugging_face_name(name)] = array
+    found[encoder + row.source] = array
   return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
@@ -101,7 +112,7 @@ def test_all_forms_of_the_release_give_the_same(tmp_path):
   bare["module.encoder.embed_tokens.weight"] = bare["module.shared.weight"].clone()
   sources["c"] = tmp_path / "c.pt"
   torch.save({"state_dict": bare}, sources["c"])
-  # With a decoder, and heads that are not the mean's: the one that is called so is taken.
+  # With a decoder and another head: the projection is found by its name.
   others = {
     "decoder/layers_0/mlp/wo/kernel": np.ones((10, 12), np.float32),
     "log_variance/kernel": np.ones((12, 12), np.float32),
@@ -127,8 +138,8 @@ def test_all_forms_of_the_release_give_the_same(tmp_path):
     ({"mt5_encoder.encoder.block.1.layer.1.layer_norm.weight": None}, "lacks .*block.1.layer.1.la"),
     ({"mt5_encoder.encoder.block.0.x": np.ones(3)}, r"holds .*block\.0\.x.*\(21 .*, 22 found\)"),
     ({"mt5_encoder.encoder.final_layer_norm.weight": np.ones(3)}, r"shape \(3,\), not \(12,\)"),
-    ({"mt5_encoder.shared.weight": None}, "no token table of an mT5: it holds mt5_encoder"),
-    ({"projection.weight": None}, "expected one of 12 inputs, .* found none"),
+    ({"mt5_encoder.shared.weight": None}, "no token table of an mT5 .*: it holds mt5_encoder"),
+    ({"projection.weight": None}, "expected one matrix with 12 inputs, .* found none"),
     ({"projection.weight": np.ones((4, 5))}, "found none"),
     ({"projection.weight": None, "x": np.ones((5, 12)), "y": np.ones((7, 12))}, "found x, y"),
   ],
@@ -147,7 +158,8 @@ def test_the_projection_can_be_named(tmp_path):
   state["y"] = np.zeros((7, 12), np.float32)
   folder = save(tmp_path / "hf", state)
   imported = vmsst_release.import_vmsst(folder, tmp_path / "out", projection="x")
-  assert imported.dimension == vmsst.load(tmp_path / "out").dimension == 5
+  assert "have 5 dimensions" in weight_tables.describe(imported)
+  assert vmsst.load(tmp_path / "out").dimension == 5
   with pytest.raises(errors.InputError, match=r"projection z .* absent.*x, y"):
     vmsst_release.import_vmsst(folder, tmp_path / "new", projection="z")
 
@@ -169,7 +181,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
   trap = tmp_path / "sprung"
   torch.save({"state_dict": {}, "x": Evil(trap)}, tmp_path / "evil.bin")
   for source, message in (
-    (save(tmp_path / "bare", state, vocabulary=False), "no spiece.model beside it"),
+    (save(tmp_path / "bare", state, vocabulary=False), "no spiece.model next to it"),
     (save(tmp_path / "relu", state, feed_forward_proj="relu"), "feed_forward_proj.*'relu'"),
     (tmp_path / "empty", "it holds nothing"),
     (tmp_path / "absent", "no file or folder"),

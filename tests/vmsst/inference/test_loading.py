@@ -1,4 +1,4 @@
-"""`vmsst eval` for encoders of this library and of sentence-transformers."""
+"""Encoders of this library and of sentence-transformers in `vmsst eval`."""
 
 import json
 
@@ -31,7 +31,7 @@ class Model:
 
 @pytest.fixture
 def run(tmp_path):
-  """A run trained on German and English, as its files say."""
+  """Saves a run whose `encoder.json` lists German and English."""
   folder = tmp_path / "run"
   encoder_json.save_encoder_assets(Model, folder, ["deu", "eng"])
   params = Model.network.init(jax.random.key(1), jnp.ones((1, 4), jnp.int32))["params"]
@@ -57,7 +57,7 @@ def evaluate(encoder, data, out):
 
 
 def found(encode, sources, targets):
-  """Share of sources whose nearest target is of the same row, one by one."""
+  """Returns the share of sources whose nearest target has the same index, by a loop."""
   right = 0
   for row, source in enumerate(sources):
     first = encode([source])[0]

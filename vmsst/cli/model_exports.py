@@ -4,7 +4,9 @@ import argparse
 
 from vmsst.cli.command import Command
 
-_ENCODER_HELP = "a run's MODEL_DIR, one checkpoint_<step> of it, an imported encoder or an export"
+_ENCODER_HELP = (
+  "a run's MODEL_DIR, one of its checkpoint_<step> folders, an imported encoder or an export"
+)
 
 
 def _folder_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,10 +17,10 @@ def _folder_arguments(parser: argparse.ArgumentParser) -> None:
 def _sentence_transformers_arguments(parser: argparse.ArgumentParser) -> None:
   _folder_arguments(parser)
   parser.add_argument(
-    "--words-given",
+    "--pretokenized",
     action="store_true",
-    help="texts will have been split into words before they are encoded: for vocabularies that do "
-    "so by the rules of a language, as that of EMS, which no tokenizer.json can",
+    help="texts will be split into words before they are encoded; required if the vocabulary "
+    "splits them by the rules of their language (EMS), which a tokenizer.json cannot do",
   )
 
 
@@ -27,7 +29,7 @@ def _sentence_transformers(args: argparse.Namespace) -> None:
 
   print(
     export.describe(
-      export.export_sentence_transformers(args.encoder, args.output, words_given=args.words_given)
+      export.export_sentence_transformers(args.encoder, args.output, pretokenized=args.pretokenized)
     )
   )
 
@@ -47,15 +49,15 @@ def _stablehlo(args: argparse.Namespace) -> None:
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("export", "sentence-transformers"): Command(
-    "write an encoder as a folder that SentenceTransformer opens",
+    "export an encoder as a folder that SentenceTransformer opens",
     _sentence_transformers_arguments,
     _sentence_transformers,
   ),
   ("export", "safetensors"): Command(
-    "write an encoder alone, as plain files that vmsst.load opens", _folder_arguments, _safetensors
+    "export an encoder alone, as plain files that vmsst.load opens", _folder_arguments, _safetensors
   ),
   ("export", "stablehlo"): Command(
-    "write an encoder as a function that JAX calls without this library",
+    "export an encoder as a function that JAX calls without this library",
     _folder_arguments,
     _stablehlo,
   ),
