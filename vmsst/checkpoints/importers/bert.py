@@ -75,15 +75,15 @@ def layers(source: str, self_attention: str) -> tuple[Rule, ...]:
 
 
 _ENCODER = (
-  Rule(_WORDS, (weight_tables.TOKEN_TABLE,), ("vocab_size", "emb_dim")),
+  Rule(_WORDS, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
   Rule(
     "embeddings.position_embeddings.weight",
-    ("encoder/position_embedding",),
+    "encoder/position_embedding",
     ("max_positions", "emb_dim"),
   ),
   Rule(
     "embeddings.token_type_embeddings.weight",
-    ("encoder/token_type_embedding",),
+    "encoder/token_type_embedding",
     ("num_token_types", "emb_dim"),
   ),
   *norm("embeddings.LayerNorm", "encoder/embedding_layer_norm"),

@@ -37,26 +37,26 @@ _COPY = "a copy of the token table"
 _ENCODER = (
   Rule(
     "model.bert.embedding.word_embedding.embedding.weight",
-    (weight_tables.TOKEN_TABLE,),
+    weight_tables.TOKEN_TABLE,
     ("vocab_size", "emb_dim"),
   ),
   Rule(
     "model.bert.embedding.position_embedding.position_embeddings.weight",
-    (_POSITION_TABLE,),
+    _POSITION_TABLE,
     ("position_rows", "emb_dim"),
   ),
   *norm("model.bert.embedding.layer_norm", "encoder/embedding_layer_norm"),
   *bert.layers("model.bert.encoder.layer", "self_attention"),
 )
 _LANGUAGE = (
-  Rule(_LANGUAGES, (_LANGUAGE_TABLE,), ("num_source_languages", "language_dim")),
+  Rule(_LANGUAGES, _LANGUAGE_TABLE, ("num_source_languages", "language_dim")),
   *norm("model.la_tag_linear.layer_norm", "language_layer_norm", "language_dim"),
 )
 _XTR = (
   *dense(f"{_TRANSFORM}dense", "xtr_transform", "xtr_dim", "xtr_inputs"),
   *norm(f"{_TRANSFORM}LayerNorm", "xtr_norm", "xtr_dim"),
 )
-_XTR_LOGITS = (Rule(_LOGITS, ("xtr_logits/kernel",), ("vocab_size", "xtr_dim"), transposed=True),)
+_XTR_LOGITS = (Rule(_LOGITS, "xtr_logits/kernel", ("vocab_size", "xtr_dim"), transposed=True),)
 _PROJECTION = (
   *dense("alignproj.0", "projection_hidden"),
   *dense("alignproj.3", "projection", "projection_dim"),

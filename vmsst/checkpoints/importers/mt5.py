@@ -60,7 +60,7 @@ def _stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
   return (
     Rule(
       f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-      (f"{name}/relpos_bias/rel_embedding",),
+      f"{name}/relpos_bias/rel_embedding",
       ("relpos_buckets", "num_heads"),
       transposed=True,
     ),
@@ -73,7 +73,7 @@ def _stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
 
 # Names in transformers and in T5X.
 ENCODER = (
-  Rule(TABLE_NAME, (weight_tables.TOKEN_TABLE,), ("vocab_size", "emb_dim")),
+  Rule(TABLE_NAME, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
   *_stack(
     "encoder",
     *_norm("0.layer_norm", "pre_attention_layer_norm"),

@@ -1,7 +1,7 @@
 """Table-driven conversion of weights between other libraries and this one.
 
-A table has one `Rule` for each tensor of a format: its name there, its axes, and the parameters
-that it becomes. `infer_sizes` reads sizes off the tensors' shapes. `expand` makes the rows of a
+A table has one `Rule` for each tensor of a format: its name there, its axes, and the parameter that
+it becomes. `infer_sizes` reads sizes off the tensors' shapes. `expand` makes the rows of a
 model of given sizes, `check` compares them with the tensors in a file, and `to_parameters`
 converts. Exports use the same rows backward (`to_tensors`).
 """
@@ -26,18 +26,18 @@ _LAYER = "{i}"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """Says which parameters a tensor becomes.
+  """Says which parameter a tensor becomes.
 
   Attributes:
     source: The tensor's name in the other library; `{i}` stands for a layer's number.
-    targets: Names of the parameters, with `{i}` likewise.
+    target: Name of the parameter, with `{i}` likewise.
     axes: Names of the sizes of the tensor's axes, in order.
-    transposed: Whether the parameters are the tensor's transpose.
+    transposed: Whether the parameter is the tensor's transpose.
     layers: Name of the number of layers, for a rule that every layer has.
   """
 
   source: str
-  targets: tuple[str, ...]
+  target: str
   axes: tuple[str, ...]
   transposed: bool = False
   layers: str | None = None
@@ -123,8 +123,8 @@ def dense(
 ) -> tuple[Rule, ...]:
   """Returns the rules of a dense layer of PyTorch, whose weight is [outputs, inputs]."""
   rules = (
-    Rule(f"{source}.weight", (f"{target}/kernel",), (outputs, inputs), transposed=True),
-    Rule(f"{source}.bias", (f"{target}/bias",), (outputs,)),
+    Rule(f"{source}.weight", f"{target}/kernel", (outputs, inputs), transposed=True),
+    Rule(f"{source}.bias", f"{target}/bias", (outputs,)),
   )
   return rules if bias else rules[:1]
 
@@ -134,8 +134,8 @@ def norm(
 ) -> tuple[Rule, ...]:
   """Returns the rules of a normalization layer of PyTorch."""
   rules = (
-    Rule(f"{source}.weight", (f"{target}/scale",), (width,)),
-    Rule(f"{source}.bias", (f"{target}/bias",), (width,)),
+    Rule(f"{source}.weight", f"{target}/scale", (width,)),
+    Rule(f"{source}.bias", f"{target}/bias", (width,)),
   )
   return rules if bias else rules[:1]
 
@@ -151,10 +151,7 @@ def each_layer(layers: str, source: str, target: str, table: Table) -> tuple[Rul
   """
   return tuple(
     dataclasses.replace(
-      rule,
-      source=source + rule.source,
-      targets=tuple(target + name for name in rule.targets),
-      layers=layers,
+      rule, source=source + rule.source, target=target + rule.target, layers=layers
     )
     for rule in table
   )
@@ -165,7 +162,7 @@ def by_parameter(table: Table) -> tuple[Rule, ...]:
   return tuple(
     dataclasses.replace(
       rule,
-      source=rule.targets[0],
+      source=rule.target,
       axes=rule.axes[::-1] if rule.transposed else rule.axes,
       transposed=False,
     )
@@ -220,7 +217,7 @@ def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
           Row(
             rule.source.replace(_LAYER, str(i)),
             tuple(sizes[axis] for axis in rule.axes),
-            tuple(name.replace(_LAYER, str(i)) for name in rule.targets),
+            (rule.target.replace(_LAYER, str(i)),),
             rule.transposed,
           )
         )
