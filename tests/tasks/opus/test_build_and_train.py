@@ -94,7 +94,7 @@ def test_releases_become_a_dataset_and_the_dataset_an_encoder(tmp_path):
   )
   done = commands.script(_RUN, cwd=tmp_path, text=json.dumps(plan))
   (dataset,) = (tmp_path / "tfds" / "opus_bitext" / "vmsst").iterdir()
-  assert f"{dataset}: see DATA_CARD.md in it" in done.stdout
+  assert f"{dataset}: described in DATA_CARD.md" in done.stdout
   card = (dataset / "DATA_CARD.md").read_text(encoding="utf-8")
   assert "Europarl" in card
   assert "JW300" not in card
