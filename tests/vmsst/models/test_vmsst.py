@@ -355,7 +355,7 @@ DEVICES = textwrap.dedent("""
   from flax.linen import partitioning
   from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
   sys.path.insert(0, sys.argv[1])
-  import test_vmsst_model as t
+  import test_vmsst as t
 
   # T5X's standard rules, as far as this model goes.
   rules = [("batch", "data"), ("vocab", "model"), ("embed", None), ("mlp", "model"),

@@ -339,7 +339,7 @@ def test_eight_devices_have_the_results_of_one(tmp_path):
 
   path = tmp_path / "eight.npz"
   commands.script(
-    "import sys, test_laser_model; test_laser_model.run_on_eight_devices(sys.argv[1])",
+    "import sys, test_laser; test_laser.run_on_eight_devices(sys.argv[1])",
     path,
     cwd=pathlib.Path(__file__).parent,
     devices=8,
