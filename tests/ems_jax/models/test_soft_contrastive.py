@@ -433,7 +433,7 @@ def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_giv
   import commands  # not on the path of the script itself
 
   commands.script(
-    "import sys, test_soft_contrastive_model as t; t.run_on_eight_devices(sys.argv[1])",
+    "import sys, test_soft_contrastive as t; t.run_on_eight_devices(sys.argv[1])",
     run,
     cwd=pathlib.Path(__file__).parent,
     devices=8,

@@ -264,8 +264,8 @@ def eight_devices(tmp_path_factory):
 
   folder = tmp_path_factory.mktemp("eight")
   done = commands.script(
-    "import pathlib, sys, test_vocabulary_loss;"
-    "test_vocabulary_loss.run_on_eight_devices(pathlib.Path(sys.argv[1]))",
+    "import pathlib, sys, test_vocabulary;"
+    "test_vocabulary.run_on_eight_devices(pathlib.Path(sys.argv[1]))",
     folder,
     cwd=pathlib.Path(__file__).parent,
     devices=8,
