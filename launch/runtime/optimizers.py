@@ -1,7 +1,7 @@
 """Optimizers in T5X's form: wrapped optax optimizers, and the base class of Adafactor.
 
 An `OptimizerDef` is the recipe; an `Optimizer` is the recipe with parameters (`target`) and state.
-As in T5X, a wrapped optax optimizer ignores the trainer's learning rate and uses only its own. A gin
+As in T5X, a wrapped optax optimizer ignores the trainer's learning rate and uses its own. A gin
 file therefore gives the same schedule to both:
 
   OPTIMIZER = @optimizers.chain()

@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_
   toy_runs.run(run, total_steps=6, period=2)
   (warning,) = [text for text in caplog.messages if "is damaged" in text]
   assert f"{run}/checkpoint_6 is damaged: state/ocdbt.process_0/d/{arrays.name} is not" in warning
-  assert f"Going on from {run}/checkpoint_4." in caplog.messages
+  assert f"Resuming from {run}/checkpoint_4." in caplog.messages
   assert (run / "damaged_checkpoint_6" / "state").is_dir()
   assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
   flip(run / "checkpoint_6" / "state" / "_METADATA")
