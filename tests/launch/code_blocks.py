@@ -1,4 +1,4 @@
-"""The code blocks of a Markdown page, and a shell in which they run without what takes long."""
+"""Extracts the code blocks of a Markdown page and runs them with stand-ins for slow commands."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import commands
 
-# Compiling is most of what small models do.
+# Small models spend most time compiling.
 QUICK_TO_COMPILE = " --xla_backend_optimization_level=0"
 
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -23,10 +23,10 @@ class Block:
   """A fenced block.
 
   Attributes:
-    language: What stands behind the fence, or "".
+    language: Text after the fence, or "".
     text: Its lines.
     line: Number of its first line in the page.
-    before: The last paragraph in front of it.
+    before: The paragraph before it.
   """
 
   language: str
@@ -36,7 +36,7 @@ class Block:
 
 
 def blocks(path: pathlib.Path) -> list[Block]:
-  """All fenced blocks of a page, in their order."""
+  """Returns the fenced blocks of a page, in order."""
   page = path.read_text(encoding="utf-8")
   return [
     Block(
@@ -50,7 +50,7 @@ def blocks(path: pathlib.Path) -> list[Block]:
 
 
 def commands_of(block: Block) -> str:
-  """The lines of a shell block that are typed: all, or those behind "$ " and what continues one."""
+  """Returns the typed lines of a shell block: all, or those after "$ " and their continuations."""
   lines = block.text.splitlines()
   if not block.text.startswith("$ "):
     return block.text
@@ -63,7 +63,7 @@ def commands_of(block: Block) -> str:
 
 
 def calls(text: str) -> Iterator[list[str]]:
-  """The words of each command in a block of shell, without assignments and redirections."""
+  """Returns the words of each command in a shell block, without assignments and redirections."""
   text = re.sub(r"(?m)(?:^|\s)#.*$", "", text.replace("\\\n", " "))
   lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;()<>\n")
   lexer.whitespace, lexer.commenters = " \t", ""
@@ -84,13 +84,13 @@ def calls(text: str) -> Iterator[list[str]]:
 
 
 def shown(block: Block) -> list[str]:
-  """The lines of a shell block that are what the commands print."""
+  """Returns the lines of a shell block that are output."""
   typed = commands_of(block).splitlines()
   return [x for x in block.text.splitlines() if x.removeprefix("$ ") not in typed]
 
 
 def environment() -> dict[str, str]:
-  """The environment of what runs here."""
+  """Returns the environment of the commands."""
   outside = commands.environment()
   return {**outside, "XLA_FLAGS": outside["XLA_FLAGS"] + QUICK_TO_COMPILE}
 
@@ -98,13 +98,13 @@ def environment() -> dict[str, str]:
 def bash(
   text: str, folder: pathlib.Path, replace: Mapping[str, str], stand_ins: Mapping[str, str]
 ) -> str:
-  """What a block of shell prints to standard output; fails where one of its commands does.
+  """Returns the standard output of a shell block; fails if one of its commands fails.
 
   Args:
     text: The block.
-    folder: To run in.
-    replace: Places that the page names, and the places to use instead.
-    stand_ins: By name of a command, what is run in its place, as a shell script.
+    folder: Working directory.
+    replace: Paths on the page, and the paths to use instead.
+    stand_ins: Shell scripts to run instead of commands, by name of the command.
   """
   for place, other in replace.items():
     text = text.replace(place, other)
@@ -128,7 +128,7 @@ def bash(
 
 
 def python(text: str, folder: pathlib.Path, replace: Mapping[str, str]) -> str:
-  """What a block of Python prints, in a process of its own; fails where it does."""
+  """Returns the output of a Python block, run in a separate process; fails if it fails."""
   for place, other in replace.items():
     text = text.replace(place, other)
   done = subprocess.run(
