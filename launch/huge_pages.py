@@ -10,8 +10,8 @@ def restart_with_huge_pages() -> None:
   """Re-executes this process (same PID) with glibc set to request huge pages.
 
   Does nothing outside Linux, or if GLIBC_TUNABLES is set, even to an empty value. XLA's CPU client
-  requests the temporary memory of every step anew; in pages of 4 KiB that takes up to a third of a
-  step's CPU time (docs/performance.md).
+  allocates the temporary memory of every step again; in pages of 4 KiB that takes up to a third of
+  a step's CPU time (docs/performance.md).
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scaling.md, against what `--dry_run` counts."""
+"""The FLOPs of docs/scaling.md, compared with those of `--dry_run`."""
 
 import importlib
 import pathlib

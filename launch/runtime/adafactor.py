@@ -185,20 +185,20 @@ def _layout(rule: FactorRule, shape: Sequence[int], min_size: int, path: str) ->
 def _rule_of_axes(
   names: Sequence[str], rules: Mapping[str, FactorDim | str], path: str
 ) -> tuple[FactorDim, ...]:
-  """The factor rule of a parameter with these logical axes."""
+  """Returns the factor rule of a parameter with these logical axes."""
   for name in names:
     if name not in rules:
       raise InputError(
-        f"Adafactor: parameter {path} has the logical axis {name!r}, for which there is no factor "
-        f"rule; give it one in adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' "
-        f"or 'none') or use one of {', '.join(sorted(rules))}"
+        f"Adafactor: parameter {path} has the logical axis {name!r}, which has no factor rule; add "
+        f"one to adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' or 'none') or "
+        f"use one of {', '.join(sorted(rules))}"
       )
   kinds = tuple(factor_name_to_factordim(rules[name]) for name in names)
   is_factored = FactorDim.ROW in kinds and FactorDim.COLUMN in kinds
   if is_factored and FactorDim.NONE in kinds:
     raise InputError(
-      f"Adafactor: parameter {path} with the logical axes {tuple(names)} has row and column axes, "
-      f"so none of them may be unfactored, but the rules give {tuple(kind.name for kind in kinds)}"
+      f"Adafactor: parameter {path} with the logical axes {tuple(names)} has rows, columns and "
+      f"unfactored axes ({', '.join(kind.name for kind in kinds)}); make all or none factored"
     )
   if is_factored:
     return kinds
@@ -214,7 +214,7 @@ def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _scaled_by_factors(grad: Array, v_row: Array, v_col: Array, layout: _Layout) -> Array:
-  """`grad` over the square root of the second moment whose row and column means are given."""
+  """Returns `grad` divided by the root of the second moment, given its row and column means."""
   rows_of_v_row = tuple(row - sum(column < row for column in layout.columns) for row in layout.rows)
   mean = jnp.mean(v_row, axis=rows_of_v_row, keepdims=True)
   row_factor = (v_row / mean) ** -0.5
@@ -227,7 +227,7 @@ def _scaled_by_factors(grad: Array, v_row: Array, v_col: Array, layout: _Layout)
 def _divided_by_second_moment(
   grad: Array, state: AdafactorParamState, decay: Array, epsilon: float, layout: _Layout
 ) -> tuple[Array, AdafactorParamState]:
-  """`grad` over the root of the second moment, which it is first added to."""
+  """Updates the second moment with `grad`; returns `grad` divided by its root, and the state."""
   mixing = 1.0 - decay
   squared = grad * grad + epsilon
   if layout.rows:

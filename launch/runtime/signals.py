@@ -55,12 +55,11 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
-  """Yields a StopRequest that SIGTERM and SIGINT set; a second SIGINT interrupts at once.
+def stop_on_signal(stop: StopRequest) -> Iterator[None]:
+  """Makes SIGTERM and SIGINT set `stop`; a second SIGINT interrupts at once.
 
   In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
   """
-  stop = StopRequest()
   previous: dict[int, Any] = {}
 
   def handle(number: int, frame: Any) -> None:
@@ -74,7 +73,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
   except ValueError:  # not in the main thread: the caller handles signals
     pass
   try:
-    yield stop
+    yield
   finally:
     for signum, handler in previous.items():
       signal.signal(signum, handler)

@@ -94,28 +94,29 @@ def train(
   actions_by_mode = _by_mode(actions or {})
   init_rng, trainer_rng = jax.random.split(_root_key(random_seed, use_hardware_rng))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
+  shard = (layout.shard_id, layout.num_shards)
+  converter = model.FEATURE_CONVERTER_CLS
 
   with contextlib.ExitStack() as cleanup:
+
+    def closing(part: Any) -> Any:
+      return cleanup.enter_context(contextlib.closing(part))
+
     cleanup.enter_context(model_dir_lib.explained(model_dir))
     if jax.process_index() == 0:
       cleanup.enter_context(model_dir_lib.only_run(model_dir))
 
-    batches = data_lib.TrainIterator(
-      get_dataset_fn(
-        train_dataset_cfg, layout.shard_id, layout.num_shards, model.FEATURE_CONVERTER_CLS
-      ),
-      partitioner,
-      snapshot_period=save_cfg.period if save_cfg.save_dataset else None,
+    batches: data_lib.TrainIterator = closing(
+      data_lib.TrainIterator(
+        get_dataset_fn(train_dataset_cfg, *shard, converter),
+        partitioner,
+        snapshot_period=save_cfg.period if save_cfg.save_dataset else None,
+      )
     )
-    cleanup.callback(batches.close)
     train_eval_datasets: Mapping[str, Any] = {}
     if train_eval_dataset_cfg is not None:
       train_eval_datasets = train_eval_get_dataset_fn(
-        train_eval_dataset_cfg,
-        layout.shard_id,
-        layout.num_shards,
-        eval_steps,
-        model.FEATURE_CONVERTER_CLS,
+        train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
     initializer = _initializer(model, batches.element_spec, layout.batch_size, partitioner)
@@ -125,17 +126,13 @@ def train(
     )
     first_step = int(train_state.step)
     schedule = _Schedule(
+      first_step=first_step,
       total_steps=first_step + relative_steps if relative_steps else total_steps,
       eval_period=eval_period if train_eval_dataset_cfg or infer_eval_dataset_cfg else 0,
       checkpoint_period=save_cfg.period or 0,
       checkpoint_steps=frozenset(save_cfg.checkpoint_steps or ()),
       stats_period=stats_period,
     )
-    if schedule.total_steps < first_step:
-      raise InputError(
-        f"TRAIN_STEPS={schedule.total_steps} is less than the checkpoint's step, {first_step}; "
-        "raise it, or set another MODEL_DIR to start over"
-      )
     batches.start(
       first_step, data_state, snapshot_steps={schedule.total_steps, *schedule.checkpoint_steps}
     )
@@ -143,58 +140,51 @@ def train(
       model_dir, initializer.global_train_state_shape, initializer.train_state_axes
     )
 
-    trainer = trainer_cls(
-      model=model,
-      train_state=train_state,
-      partitioner=partitioner,
-      eval_names=list(train_eval_datasets),
-      summary_dir=model_dir,
-      train_state_axes=initializer.train_state_axes,
-      rng=trainer_rng,
+    trainer = closing(
+      trainer_cls(
+        model=model,
+        train_state=train_state,
+        partitioner=partitioner,
+        eval_names=list(train_eval_datasets),
+        summary_dir=model_dir,
+        train_state_axes=initializer.train_state_axes,
+        rng=trainer_rng,
+      )
     )
-    cleanup.callback(trainer.close)
     del train_state  # the trainer donates it
     summarize_config_fn(model_dir, trainer.train_writer, first_step)
     evaluator = None
     if infer_eval_dataset_cfg is not None:
-      evaluator = evaluation_lib.InferenceEvaluator(
-        infer_eval_dataset_cfg, inference_evaluator_cls, model, partitioner, model_dir
+      evaluator = closing(
+        evaluation_lib.InferenceEvaluator(
+          infer_eval_dataset_cfg, inference_evaluator_cls, model, partitioner, model_dir
+        )
       )
-      cleanup.callback(evaluator.close)
     manager = None
-    if schedule.checkpoint_period or schedule.checkpoint_steps:
-      manager = checkpoints.CheckpointManager(model_dir, save_cfg)
-      cleanup.callback(manager.close)
-
-    log = progress.EvaluationLog()
+    if schedule.saves:
+      manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
+    run = _Run(
+      step=first_step,
+      schedule=schedule,
+      batches=batches,
+      train_eval_datasets=train_eval_datasets,
+      trainer=trainer,
+      train_state_axes=initializer.train_state_axes,
+      evaluator=evaluator,
+      actions=actions_by_mode,
+      manager=manager,
+      bar=progress.Progress(schedule.total_steps, layout.batch_size),
+      model_dir=model_dir,
+    )
     try:
       # Explained before the cleanup, which may free the disk that is full.
-      with model_dir_lib.explained(model_dir), signals.stop_on_signal() as stop:
-        run = _Run(
-          step=first_step,
-          schedule=schedule,
-          batches=batches,
-          train_eval_datasets=train_eval_datasets,
-          trainer=trainer,
-          train_state_axes=initializer.train_state_axes,
-          evaluator=evaluator,
-          actions=actions_by_mode,
-          manager=manager,
-          stop=stop,
-          bar=progress.Progress(schedule.total_steps, layout.batch_size),
-          log=log,
-          model_dir=model_dir,
-        )
-        if own_checkpoint is None:
-          evaluate_first = run_eval_before_training
-        else:
-          evaluate_first = run.lacks_evaluation()
-        run.prepare(evaluate_first)
+      with model_dir_lib.explained(model_dir), signals.stop_on_signal(run.stop):
+        run.prepare(run.lacks_evaluation() if own_checkpoint else run_eval_before_training)
         progress.print_once(f"Ready after {time.time() - began:.1f} s; {run.plan()}.")
         run.train()
       run.finish()
     finally:
-      log.print_tables()
+      run.log.print_tables()
     return run.step, trainer.train_state
 
 
@@ -264,6 +254,7 @@ class _Schedule:
   """The steps at which a run writes metrics, saves and evaluates.
 
   Attributes:
+    first_step: Step that the run starts from.
     total_steps: Last step; the run saves and evaluates there too.
     eval_period: Steps between evaluations; 0 for none.
     checkpoint_period: Steps between checkpoints; 0 for none.
@@ -271,11 +262,24 @@ class _Schedule:
     stats_period: Steps between training metrics; None takes the shorter of the other periods.
   """
 
+  first_step: int
   total_steps: int
   eval_period: int
   checkpoint_period: int
   checkpoint_steps: frozenset[int]
   stats_period: int | None
+
+  def __post_init__(self):
+    if self.total_steps < self.first_step:
+      raise InputError(
+        f"TRAIN_STEPS={self.total_steps} is less than the checkpoint's step, {self.first_step}; "
+        "raise it, or set another MODEL_DIR to start over"
+      )
+
+  @property
+  def saves(self) -> bool:
+    """Whether the run saves at any step."""
+    return bool(self.checkpoint_period or self.checkpoint_steps)
 
   def next_stop(self, step: int) -> int:
     """Returns the next step after `step` at which to do more than train."""
@@ -313,10 +317,10 @@ class _Run:
     evaluator: Computes SeqIO metrics, or None.
     actions: Actions by mode.
     manager: Writes checkpoints, or None.
-    stop: Whether a signal arrived.
     bar: Shows the progress.
-    log: Collects metrics for the tables at the end.
     model_dir: Folder of the run.
+    stop: Whether a signal arrived.
+    log: Collects metrics for the tables at the end.
   """
 
   step: int
@@ -328,10 +332,10 @@ class _Run:
   evaluator: evaluation_lib.InferenceEvaluator | None
   actions: Mapping[trainer_lib.ActionMode, Sequence[trainer_lib.BaseAction]]
   manager: checkpoints.CheckpointManager | None
-  stop: signals.StopRequest
   bar: progress.Progress
-  log: progress.EvaluationLog
   model_dir: str
+  stop: signals.StopRequest = dataclasses.field(default_factory=signals.StopRequest)
+  log: progress.EvaluationLog = dataclasses.field(default_factory=progress.EvaluationLog)
 
   def prepare(self, evaluate_first: bool) -> None:
     """Evaluates and saves the state that the run starts from, if wanted or nothing else is left."""

@@ -1,4 +1,4 @@
-"""Running the installed `t5x` command, or a script, in a process of its own."""
+"""Runs the installed `t5x` command, or a script, in a separate process."""
 
 import os
 import pathlib
@@ -23,20 +23,20 @@ TINY = (
 
 
 def environment(devices=1):
-  """The environment of a process with `devices` CPU devices, which can import these helpers."""
+  """Returns the environment of a process with `devices` CPU devices that can import these helpers."""
   flags = f"--xla_force_host_platform_device_count={devices}"
   outside = dict(os.environ)
-  outside.pop("TF_CPP_MIN_LOG_LEVEL", None)  # importing jax here has set it
+  outside.pop("TF_CPP_MIN_LOG_LEVEL", None)  # set by importing jax here
   return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": HELPERS}
 
 
 def t5x(*arguments, cwd, devices=1):
-  """What `t5x arguments` gave: exit code and text of both streams."""
+  """Runs `t5x arguments`; returns exit code and text of both streams."""
   return _run([str(T5X), *map(str, arguments)], cwd, devices, None)
 
 
 def script(code, *arguments, cwd, devices=1, text=None, timeout=300):
-  """What a Python script gave; `text` is its standard input. Fails where the script does."""
+  """Runs a Python script with `text` as standard input; fails if the script fails."""
   command = [sys.executable, "-c", code, *map(str, arguments)]
   done = _run(command, cwd, devices, text, timeout)
   assert done.returncode == 0, done.stderr

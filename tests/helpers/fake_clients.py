@@ -1,7 +1,7 @@
-"""Stand-ins for sbatch, srun, scontrol and gcloud, which work on this machine alone.
+"""Stand-ins for sbatch, srun, scontrol and gcloud, which run everything on this machine.
 
-Run under one of these names, with FAKE_FOLDER in the environment: a folder that keeps `calls`, a
-line of JSON for each call, and what else they remember.
+Run them under one of these names, with FAKE_FOLDER in the environment: a folder with `calls`, a
+line of JSON per call, and their other state.
 """
 
 import json
@@ -18,7 +18,7 @@ NAMES = ("sbatch", "srun", "scontrol", "gcloud")
 
 
 def install(folder):
-  """Puts the commands into `folder`/bin; returns the variables by which they are found there."""
+  """Writes the commands to `folder`/bin; returns the environment variables to find them."""
   (folder / "bin").mkdir()
   for name in NAMES:
     path = folder / "bin" / name
@@ -29,7 +29,7 @@ def install(folder):
 
 
 def calls(folder):
-  """Every call so far, a list of words each."""
+  """Returns the calls so far, a list of words each."""
   return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
@@ -39,7 +39,7 @@ def _keep(folder, words):
 
 
 def _sbatch(folder, words):
-  """Runs the script from standard input at once, and again as long as it asks to be requeued."""
+  """Runs the script from standard input at once, and again while it is requeued."""
   script = folder / "script"
   script.write_text(sys.stdin.read())
   tasks = re.search(r"#SBATCH --ntasks-per-node=(\d+)", script.read_text())[1]
@@ -65,9 +65,9 @@ def _scontrol(folder, words):
 
 
 def _srun(folder, words):
-  """Runs the command as often as there are tasks; the first time, SIGTERM where one waits for it.
+  """Runs the command once per task; sends SIGTERM at the first start if a task waits for it.
 
-  A task waits for it when it has made a file `waits` in the folder.
+  A task waits for it when it creates a file `waits` in the folder.
   """
   while words[0].startswith("--"):
     words = words[1:]
@@ -96,7 +96,7 @@ def _srun(folder, words):
 
 
 def _gcloud(folder, words):
-  """A TPU whose state is kept in a file; its first connection ends by its preemption."""
+  """Simulates a TPU whose state is in a file; it is preempted in the first connection if wanted."""
   state = folder / "state"
   what = next(word for word in words if word in ("describe", "create", "delete", "ssh"))
   if what == "create":
@@ -120,7 +120,7 @@ def _gcloud(folder, words):
 
 
 def main():
-  """Does what the command named by the first argument does."""
+  """Runs the command named by the first argument."""
   name, *words = sys.argv[1:]
   folder = pathlib.Path(os.environ["FAKE_FOLDER"])
   _keep(folder, [name, *words])

@@ -1,7 +1,7 @@
-"""Training runs of the toy model that are killed, and what is to be the same after them.
+"""Kills training runs of the toy model and compares their results with an undisturbed run.
 
-`python killed_runs.py FOLDER SEED KILLS` trains FOLDER/whole undisturbed, and FOLDER/killed with so
-many SIGKILLs, each at a moment drawn from SEED, and a run that finishes it.
+`python killed_runs.py FOLDER SEED KILLS` trains FOLDER/whole undisturbed, and FOLDER/killed with
+KILLS SIGKILLs, each at a moment sampled with SEED, and a run that finishes it.
 """
 
 import functools
@@ -25,7 +25,7 @@ from vmsst.files import checksums
 from vmsst.launch.runtime import checkpoints, data, evaluation
 
 PERIOD = 5
-# A kill comes some milliseconds after the n-th time in an attempt that something begins.
+# Kills come some milliseconds after the n-th start of an event in an attempt.
 MOMENTS = (
   ("step", 12, 20),
   ("save", 3, 60),
@@ -36,7 +36,7 @@ MOMENTS = (
 
 
 class Model(toy_runs.ToyModel):
-  """The toy model, with a number among its metrics that tells batches apart."""
+  """The toy model, with a metric that identifies batches."""
 
   def loss_fn(self, params, batch, dropout_rng):
     loss, metrics = super().loss_fn(params, batch, dropout_rng)
@@ -48,7 +48,7 @@ class Model(toy_runs.ToyModel):
 
 
 def train(folder, total_steps, **overrides):
-  """A run with checkpoints, both evaluations and metrics of every step."""
+  """Runs training with checkpoints, both evaluations and metrics of every step."""
   return toy_runs.run(
     folder,
     **{
@@ -75,9 +75,9 @@ def train(folder, total_steps, **overrides):
 
 
 def written_metrics(folder):
-  """All metrics below `folder` that are no times: by file or events' folder, step and name.
+  """Returns all metrics below `folder` except times, by file or event folder, step and name.
 
-  Steps that were done twice have to have the same values twice.
+  Repeated steps must have the same values.
   """
   found = {}
 
@@ -144,7 +144,7 @@ def _arm(event, count, milliseconds):
 
 
 def _in_a_child(work):
-  """How a forked child that does `work` ended: what os.waitpid says."""
+  """Runs `work` in a forked child; returns its status from os.waitpid."""
   sys.stdout.flush()
   child = os.fork()
   if not child:
@@ -161,7 +161,7 @@ def _in_a_child(work):
 
 
 def main(folder, seed, kills):
-  """Trains both folders and says how the killed attempts went."""
+  """Trains both folders and prints how the killed attempts ended."""
   steps = 10 * kills
   assert _in_a_child(lambda: train(folder / "whole", steps)) == 0
   draw = random.Random(seed)

@@ -27,7 +27,7 @@ def write(
     data_dir: Folder of TFDS datasets.
     config: The recipe's name.
     pairs: Texts by the codes of their languages, in any order.
-    validation: How many rows of each pair, its first, are the validation split.
+    validation: Number of first rows of each pair that are the validation split.
   """
   folder = pathlib.Path(data_dir, "opus_bitext", config, "1.0.0")
   folder.mkdir(parents=True)

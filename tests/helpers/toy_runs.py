@@ -47,9 +47,9 @@ class ToyModel:
   """Pulls the mean embedding of a row toward its number of tokens, with dropout noise.
 
   Args:
-    width: width of the table.
-    noise: how much of a random number is added to the loss of a row.
-    poison: the loss is NaN once the first row of a batch starts with this token.
+    width: Width of the table.
+    noise: Scale of random noise in the loss of a row.
+    poison: Token; the loss is NaN if the first row of a batch starts with it.
   """
 
   FEATURE_CONVERTER_CLS = _Converter
@@ -84,14 +84,14 @@ class ToyModel:
 
 
 def rows(count=64, seed=0):
-  """Token rows of several lengths, [count, 8], padded with 0."""
+  """Returns token rows of several lengths, [count, 8], padded with 0."""
   rng = np.random.default_rng(seed)
   tokens = rng.integers(1, 16, (count, 8)).astype(np.int32)
   return tokens * (np.arange(8) < rng.integers(1, 9, (count, 1)))
 
 
 def mean_of_scores(targets, scores):
-  """A metric: the mean of all scores."""
+  """Returns a metric, the mean of all scores."""
   del targets
   return {"mean": float(np.mean(scores)), "rows": len(scores)}
 
@@ -119,7 +119,7 @@ def add_task(name="toy"):
 
 
 def config(split="train", batch_size=8, shuffle=True):
-  """A DatasetConfig of the task."""
+  """Returns a DatasetConfig of the task."""
   return data.DatasetConfig(
     mixture_or_task_name=add_task(),
     task_feature_lengths=FEATURES,
@@ -153,7 +153,7 @@ def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overr
 
 
 def make_trainer(**overrides):
-  """A constructor of trainers with a short schedule."""
+  """Returns a constructor of trainers with a short schedule."""
 
   def construct(**arguments):
     return trainer.Trainer(
@@ -171,12 +171,12 @@ def make_trainer(**overrides):
 
 
 def read_checkpoint(path):
-  """All arrays of a checkpoint, on the host."""
+  """Returns all arrays of a checkpoint, on the host."""
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Orbax advises to give shardings
+    warnings.simplefilter("ignore")  # Orbax recommends passing shardings
     return host(ocp.PyTreeCheckpointer().restore(path / "state"))
 
 
 def host(tree):
-  """Arrays of a tree on the host."""
+  """Returns the arrays of a tree on the host."""
   return jax.tree.map(np.asarray, tree)

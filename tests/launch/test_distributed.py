@@ -1,4 +1,4 @@
-"""Several processes of one run, on this machine: the numbers of one, and one end for all."""
+"""Multi-process runs on this machine: same numbers as one process; all processes end together."""
 
 import functools
 import json
@@ -19,11 +19,10 @@ from vmsst.launch import distributed
 from vmsst.launch.runtime import data
 from vmsst.tasks import datasets
 
-# Sums over the batch are made in another order.
+# Sums over the batch have another order.
 TOLERANCE = 1e-6
 
-# Runs in so many processes; what was imported before they part is imported once. Each is given its
-# number, and what it must do besides training.
+# Runs in `count` forked processes, so that imports happen once. Each gets its index, and its fate.
 SCRIPT = """
 import functools, json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -93,7 +92,7 @@ def free_port():
 
 
 def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1):
-  """Exit codes of the processes and what they wrote on both streams."""
+  """Returns the exit codes of the processes and their output on both streams."""
   here = pathlib.Path(__file__).parent
   arguments = (here, folder, free_port(), count, steps, evaluates, fate, victim)
   codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
@@ -119,7 +118,7 @@ def parameters(checkpoint):
 
 
 def assert_same(folder, other, step=10):
-  """The same losses and the same parameters."""
+  """Asserts equal losses and parameters."""
   ours, theirs = losses(folder), losses(other)
   assert ours.keys() == theirs.keys()
   np.testing.assert_allclose([*ours.values()], [*theirs.values()], rtol=TOLERANCE)
@@ -138,10 +137,10 @@ def test_two_processes_train_as_one(tmp_path):
   codes, texts = run(tmp_path / "two", 2)
   assert codes == [0, 0], texts
   assert "training to step 10" in texts[0][0]
-  assert "step" not in texts[1][0].replace("steps", "")  # the first alone talks
+  assert "step" not in texts[1][0].replace("steps", "")  # only the first process writes
   widths = [text.rsplit("widths ")[-1] for text, _ in texts]
   assert widths[0] == widths[1]
-  assert len(set(json.loads(widths[0]))) > 1  # padding is cut off, everywhere the same
+  assert len(set(json.loads(widths[0]))) > 1  # trimmed, the same in all processes
   state = tmp_path / "two" / "checkpoint_10" / "dataset"
   assert sorted(path.suffix for path in state.glob("**/train_ds-*")) == [
     ".data-00000-of-00001",
@@ -166,13 +165,13 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   four, one = (losses(tmp_path / name, "training_eval/toy") for name in ("four", "one"))
   assert four.keys() == one.keys() == {4, 8, 10}
   np.testing.assert_allclose([*four.values()], [*one.values()], rtol=TOLERANCE)
-  # The table of the SeqIO evaluation, printed by the first process alone.
+  # Only the first process prints the table of the SeqIO evaluation.
   tables = [text.split("toy ")[1].split("widths")[0] for text, _ in texts if "toy " in text]
   assert tables == [capsys.readouterr().out.split("toy ")[1]]
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+def test_a_run_resumes_with_another_number_of_processes(tmp_path):
   whole = tmp_path / "whole"
   run_alone(whole)
   for first, then in ((2, 1), (1, 2), (2, 4)):
@@ -190,10 +189,10 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
   [
     ("error", 1, 4, "stops: process 1 of 4 failed: shard 3 vanished"),
     ("error", 0, 2, "stops: process 0 of 2 failed: shard 3 vanished"),
-    # Whichever notices first: a collective, another process that it told, or JAX.
+    # Whichever notices first: a collective, another process that reports it, or JAX.
     ("SIGKILL", 1, 4, "another process of this run is gone|another task died"),
     ("SIGKILL", 0, 2, "another process of this run is gone|another task died|process 0.* is gone"),
-    ("SIGSTOP", 1, 2, "another task died"),  # as where a machine or a network is lost
+    ("SIGSTOP", 1, 2, "another task died"),  # like a lost machine or network
   ],
 )
 def test_where_one_process_dies_the_others_soon_stop_and_say_why(

@@ -1,4 +1,4 @@
-"""`t5x train --dry_run`: counts against counts by hand."""
+"""`t5x train --dry_run`: sizes and FLOPs, compared with counts by hand."""
 
 import json
 import os
@@ -19,16 +19,16 @@ from vmsst.text import vocabularies
 
 
 def flops(function, *shapes):
-  """Of a function of float32 arrays of the given shapes."""
+  """Returns the FLOPs of a function of float32 arrays of the given shapes."""
   arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
   return dry_run.matmul_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 # --------------------------------------------------------------------------------------------
-# Matrix products
+# Matmuls
 
 MK, KN, KK = (2, 3), (3, 5), (3, 3)
-MKN = 2 * 2 * 3 * 5  # one product of [2, 3] and [3, 5]
+MKN = 2 * 2 * 3 * 5  # one matmul of [2, 3] and [3, 5]
 MKK = 2 * 2 * 3 * 3
 
 
@@ -64,14 +64,14 @@ def until(a, b):
     (either, (MK, KK), 2 * MKK),
     (until, (MK, KK), MKK),
     (jax.vmap(product), ((4, 2, 3), (4, 3, 5)), 4 * MKN),
-    # Forward, and one product for each gradient; another forward where it is recomputed.
+    # Forward, and one matmul for each gradient; another forward if it is recomputed.
     (jax.grad(squared), (MK, KN), 2 * MKN),
     (jax.grad(squared, argnums=(0, 1)), (MK, KN), 3 * MKN),
     (jax.grad(lambda a, b: jnp.sum(repeated(a, b) ** 2), argnums=(0, 1)), (MK, KK), 3 * 7 * MKK),
     (jax.grad(jax.checkpoint(squared), argnums=(0, 1)), (MK, KN), 4 * MKN),
   ],
 )
-def test_products_are_counted_through_loops_branches_and_gradients(function, shapes, expected):
+def test_matmuls_are_counted_through_loops_branches_and_gradients(function, shapes, expected):
   assert flops(function, *shapes) == expected
 
 
@@ -126,7 +126,7 @@ LAYER = 4 * D * H * K + 3 * D * M + 2 * D
 PARAMETERS = V * D + L * LAYER + D + H * BUCKETS + D * S
 
 
-def test_parameters_and_products_of_a_step_are_those_counted_by_hand():
+def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
   report = tiny_report(tiny_model())
   assert report["parameters"] == PARAMETERS == sum(report["parameters_by_module"].values())
   assert report["parameters_by_module"]["token_embedder"] == V * D
@@ -136,13 +136,13 @@ def test_parameters_and_products_of_a_step_are_those_counted_by_hand():
   sentences = 2 * B
   layer = sentences * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
   forward = L * layer + 2 * sentences * D * S + 2 * B * B * S
-  positions = 2 * H * BUCKETS * T * T  # its other factor is constant: one gradient, not two
+  positions = 2 * H * BUCKETS * T * T  # the other factor is constant: one gradient, not two
   assert report["flops_per_step"] == 3 * forward + 2 * positions
 
 
 def test_recomputed_layers_cost_a_forward_pass_more():
   plain, again = (tiny_report(tiny_model(remat=remat)) for remat in ("none", "full"))
-  # Neither the last product of a layer nor what it gives is needed to go back.
+  # The backward pass needs neither the last matmul of a layer nor its result.
   layer = 2 * B * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
   extra = again["flops_per_step"] - plain["flops_per_step"]
   assert 0.7 * L * layer <= extra <= L * layer
@@ -201,7 +201,7 @@ WIDTH, VOCABULARY = 1024, 250_112
 
 
 def paper_size(layers, shared_by=1):
-  """Parameters of a device, where tables are cut in `shared_by` parts."""
+  """Returns the parameters per device, with tables in `shared_by` shards."""
   cut = VOCABULARY * WIDTH + layers * (4 * WIDTH * WIDTH + 3 * WIDTH * 2816) + 16 * BUCKETS
   whole = (2 * layers + 1) * WIDTH + WIDTH * WIDTH
   return cut // shared_by + whole
@@ -228,7 +228,7 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
     "bytes_per_device",
   }
   assert report["parameters"] == 334_247_424 == paper_size(layers=6)
-  # Parameters and gradients; the factors of Adafactor and the batch are small beside them.
+  # Parameters and gradients; Adafactor's factors and the batch are small in comparison.
   here = 2 * 4 * paper_size(layers=6, shared_by=2)
   assert here < report["bytes_per_device"] < 1.01 * here
   assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The `t5x` command, as a person uses it."""
+"""The `t5x` command, as users run it."""
 
 import json
 import os
@@ -31,13 +31,13 @@ CODES = [code for code in sample.LANGUAGES if code != "en"]
 
 
 def model_dir(path):
-  """The argument that sets MODEL_DIR."""
+  """Returns the argument that sets MODEL_DIR."""
   return f"--gin.MODEL_DIR='{path}'"
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """A finished run: its folder, and what the command gave."""
+  """Trains; returns the folder of the finished run and the completed command."""
   folder = tmp_path_factory.mktemp("finished")
   done = commands.t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
   assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 
 
 def test_an_error_is_one_line_and_exit_code_1(finished, tmp_path):
-  run, _ = finished  # what a run wrote as its configuration is a gin file like any other
+  run, _ = finished  # the config.gin of a run is a valid gin file
   done = commands.t5x(
     "train", f"--gin_file={run / 'config.gin'}", "--gin.BATCH_SIZE=12", cwd=tmp_path, devices=8
   )
@@ -84,7 +84,7 @@ def test_an_error_is_one_line_and_exit_code_1(finished, tmp_path):
 
 
 def _faulty(folder, run):
-  """Arguments of `t5x train` behind the tiny run's, each with something wrong, by name."""
+  """Returns wrong arguments of `t5x train`, to add to those of the tiny run, by name."""
   return {
     "no such gin file": ["--gin_file=nowhere.gin"],
     "macro": ["--gin.TRAIN_STEPZ=3"],
@@ -126,7 +126,7 @@ _EXPECTED = {
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
 }
 
-# Runs the command for every entry of a JSON object; writes how each ended to a file.
+# Runs the command for every entry of a JSON object; writes to a file how each ended.
 _DRIVER = """
 import json, sys, traceback
 import gin
@@ -148,7 +148,7 @@ with open(sys.argv[1], "w") as stream:
 
 @pytest.fixture(scope="module")
 def outcomes(finished, tmp_path_factory):
-  """How the faulty commands ended, and what their messages may name."""
+  """Runs the faulty commands; returns how they ended, and the paths in their messages."""
   run, _ = finished
   folder = tmp_path_factory.mktemp("faulty")
   (folder / "a_file").touch()
@@ -185,7 +185,7 @@ def test_errors_name_what_is_wrong_and_what_to_do(outcomes, name):
 
 
 def read_table(text):
-  """The columns' names and the numbers of the table that a run ends with."""
+  """Returns column names and numbers of the table at the end of a run."""
   lines = text.split("sample_retrieval", 1)[1].splitlines()
   columns = re.findall(r"step \d+", lines[0])
   rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in lines[2:] if line}
@@ -193,12 +193,12 @@ def read_table(text):
 
 
 def read_parameter_count(path):
-  """The total that the last line of model-info.txt gives."""
+  """Returns the total in the last line of model-info.txt."""
   return int(path.read_text().splitlines()[-1].removeprefix("parameters: ").replace(",", ""))
 
 
 def read_lines(path):
-  """The rows of a JSON lines file."""
+  """Returns the rows of a JSON lines file."""
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -246,7 +246,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 
 
 def nearest(vector_D, candidate_ND):
-  """Index of the candidate with the largest cosine."""
+  """Returns the index of the candidate with the largest cosine."""
   cosines = [
     np.dot(vector_D, other_D) / (np.linalg.norm(vector_D) * np.linalg.norm(other_D))
     for other_D in candidate_ND
@@ -289,7 +289,7 @@ def test_training_a_finished_run_again_says_so_and_only_evaluates(finished):
 
 
 def read_until(terminal, done, text=""):
-  """`text` and what a terminal shows until `done(text)` or the end; fails after two minutes."""
+  """Returns `text` and the terminal's output until `done(text)` or its end, in two minutes."""
   deadline = time.monotonic() + 120
   while not done(text):
     assert time.monotonic() < deadline, text
@@ -297,7 +297,7 @@ def read_until(terminal, done, text=""):
       continue
     try:
       text += os.read(terminal, 1 << 16).decode()
-    except OSError:  # how Linux says that the other side is closed
+    except OSError:  # on Linux, the other side is closed
       break
   return text
 

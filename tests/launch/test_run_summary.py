@@ -1,4 +1,4 @@
-"""The files that a run writes about itself."""
+"""The files that describe a run."""
 
 import sys
 import types

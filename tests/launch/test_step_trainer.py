@@ -1,4 +1,4 @@
-"""The step that a loss is told: in training, with microbatches, after a restart, and by gin."""
+"""The step passed to a loss: in training, with microbatches, after a restart, and by gin."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ STEPS = 6
 
 
 class Growing(toy_runs.ToyModel):
-  """A model whose loss and metrics grow with the step that it is told."""
+  """A model whose loss and metrics grow with the step."""
 
   def loss_fn(self, params, batch, dropout_rng, step=None):
     loss, metrics = super().loss_fn(params, batch, dropout_rng)
@@ -58,7 +58,7 @@ def test_microbatches_are_told_the_same_step(whole, tmp_path):
   assert run(tmp_path, microbatches=4)[1] == whole[1]
 
 
-def test_a_restarted_run_goes_on_from_its_step_to_the_same_end(whole, tmp_path):
+def test_a_restarted_run_resumes_from_its_step_to_the_same_end(whole, tmp_path):
   run(tmp_path, total_steps=4)
   state, told = run(tmp_path)
   assert told == whole[1]
@@ -84,7 +84,7 @@ def test_importing_it_needs_no_t5x():
   assert not {"tensorflow", "seqio", "t5x"} & set(done.stdout.split())
 
 
-# Trains every file given, one after the other, at a size for a test, and looks at what came out.
+# Trains with each given file at a test size and reports the results.
 _TRAIN = """
 import json, pathlib, sys
 import gin, numpy as np

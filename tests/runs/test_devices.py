@@ -1,4 +1,4 @@
-"""Eight devices, any number of partitions: the losses of one device."""
+"""Eight devices with any number of partitions give the losses of one device."""
 
 import json
 import pathlib
@@ -26,8 +26,8 @@ from vmsst.text import vocabularies
 STEPS = 6
 STOP = 3
 PARTITIONS = (1, 4)
-# Sums over the batch are made in another order; a wrong negative, gradient or dropout mask is a
-# change in the second digit.
+# Sums over the batch have another order; a wrong negative, gradient or dropout mask would change
+# the second digit.
 TOLERANCE = 1e-5
 
 
@@ -87,20 +87,20 @@ def run(folder, *, partitions=1, steps=STEPS):
 
 
 def losses(folder):
-  """The loss of each step of the run in `folder`, {step: loss}."""
+  """Returns the loss of each step of the run in `folder`, {step: loss}."""
   lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()
   return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
 
 
 def forget_after(folder, step, other):
-  """Copies the run in `folder` to `other`, as it was when it had only come to `step`."""
+  """Copies the run in `folder` to `other`, as it was at `step`."""
   other.mkdir()
   shutil.copytree(folder / f"checkpoint_{step}", other / f"checkpoint_{step}")
   return other
 
 
 def run_on_eight_devices(folder):
-  """Every run that needs eight devices; prints how each one's token table was laid out."""
+  """Does all runs that need eight devices; prints the sharding of each token table."""
   assert jax.device_count() == 8
   for partitions in PARTITIONS:
     state = run(folder / f"eight_{partitions}", partitions=partitions)

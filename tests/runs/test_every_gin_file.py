@@ -1,6 +1,6 @@
-"""Every run file of the package trains, as `t5x train` would, at sizes that take seconds.
+"""Trains with every run file of the package, as `t5x train` does, at sizes that take seconds.
 
-All of them take minutes, so that most are among the slow tests; test_gin_files.py parses them all.
+All of them take minutes, so most are slow tests; test_gin_files.py parses them all.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ RUN_FILES = sorted(
   for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
-# Those that train in every run of the tests: with data and model axes as well,
+# Trained in every test run: with data and model axes too,
 FAMILIES = ("vmsst_6l.gin", "ems.gin")
 # and on one device only.
 USUAL = (
@@ -36,8 +36,8 @@ USUAL = (
   "quickstart.gin",
   "soft/hard.gin",
 )
-# Among the slow ones: with both axes, and all others on one device. LASER and soft contrastive
-# learning have tests of their models on eight devices.
+# Slow: with both axes, and all others on one device. LASER and soft contrastive learning have model
+# tests on eight devices.
 OTHER_FAMILIES = (
   "contrastive_6l.gin",
   "bitranslation_6l.gin",
@@ -46,8 +46,8 @@ OTHER_FAMILIES = (
   "ablations/vmsst_24l_factorized.gin",
 )
 OTHERS = [file for file in RUN_FILES if file not in USUAL]
-# Those that read a dataset as `vmsst data build` makes it; the others of a paper's size are given
-# files in its place, which takes seconds less.
+# These read a dataset like that of `vmsst data build`; the other files of paper size read text
+# files instead, which saves seconds.
 OF_OPUS = (
   "vmsst_6l.gin",
   "ablations/vmsst_6l_full.gin",
@@ -100,17 +100,17 @@ utils.create_learning_rate_scheduler.base_learning_rate = 0.01
 """
 OF_ONE_FILE = {
   "quickstart.gin": ["bitext.sample.num_meanings = 50"],
-  # One compiled layer in place of twelve.
+  # One compiled layer instead of twelve.
   "ablations/vmsst_24l_12_decoder_layers.gin": ["t5.T5Config.scan_layers = True"],
   "laser_transformer.gin": TINY_EMS.strip().splitlines(),
   "ems/t5_encoder.gin": TINY_T5.strip().splitlines(),
   "ems/lstm_encoder.gin": ["lstm.LstmConfig.num_layers = 1", "lstm.LstmConfig.hidden_dim = 8"],
 }
 
-# Trains with the files given, in one process: importing takes longer than training.
+# Trains with all given files in one process: importing takes longer than training.
 _TRAIN = """
 import json, os, pathlib, sys
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # compiling is all that it does
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # it mostly compiles
 import gin, jax
 from vmsst.launch import aliases
 aliases.install()
@@ -125,7 +125,7 @@ import opus_dataset
 for config in ("vmsst", "ems", "soft_contrastive"):
   pairs = {(code, "eng"): rows for code, rows in plan["opus"].items()}
   opus_dataset.write(plan["folder"], config, pairs)
-# Files that differ in what is overridden here are one program, compiled once.
+# Files that differ only in values overridden here share one compiled program.
 jax.config.update("jax_compilation_cache_dir", plan["cache"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 for function in (train_lib.train, eval_lib.evaluate, infer_lib.infer):
@@ -169,7 +169,7 @@ for file, own in plan["files"].items():
 
 
 def bitext():
-  """Rows of three language pairs, which the languages of Table 6 are, with wrong translations."""
+  """Returns rows of three language pairs, of the languages of Table 6, with hard negatives."""
   rows = {}
   for code, name in {"es": "spa", "ar": "ara", "tr": "tur"}.items():
     rows[name] = []
@@ -180,14 +180,14 @@ def bitext():
 
 
 def write_bitext(folder, rows):
-  """TSV files of them."""
+  """Writes them to TSV files."""
   for name, lines in rows.items():
     text = "".join("\t".join(line) + "\n" for line in lines)
     (folder / f"{name}-eng.tsv").write_text(text, encoding="utf-8")
 
 
 def write_teacher(folder):
-  """A run whose vectors of different sentences differ."""
+  """Writes a run whose vectors of different sentences differ."""
   config = bert.BertConfig(
     vocab_size=3600,
     emb_dim=16,
@@ -203,7 +203,7 @@ def write_teacher(folder):
     max_length=8,
   )
   variables = model.get_initial_variables(jax.random.key(0), {"inputs": (1, 8)})
-  # Of a later step than any run here: what starts from it counts its own steps.
+  # Of a later step than any run here: runs that start from it count their own steps.
   tree = {"target": variables["params"], "state": {"step": np.int32(STEPS + 10)}}
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
     args = ocp.args.PyTreeSave(jax.tree.map(np.asarray, tree))
@@ -212,7 +212,7 @@ def write_teacher(folder):
 
 
 def bindings_of(file):
-  """What makes one file's model tiny."""
+  """Returns the bindings that make a file's model tiny."""
   student = "soft" in file or "student" in file
   tiny = TINY_STUDENT if student else TINY_EMS if file.startswith("ems") else TINY_T5
   if file.startswith("laser"):
@@ -221,11 +221,11 @@ def bindings_of(file):
 
 
 def train(folder, files, *, devices, steps):
-  """What each file gave: losses of the steps, and vectors of two sentences by its checkpoint."""
+  """Trains with each file; returns the losses, and the checkpoint's vectors of two sentences."""
   (folder / "bitext").mkdir()
   rows = bitext()
   write_bitext(folder / "bitext", rows)
-  write_teacher(folder / "runs")  # what macros that must be set are set to
+  write_teacher(folder / "runs")  # the value of required macros
   one = devices == 1
   bindings = [f"vocabularies.SentencePieceVocabulary.path = {sample.vocabulary_path()!r}"]
   if one:
@@ -253,12 +253,12 @@ def train(folder, files, *, devices, steps):
 
 
 def train_in_parts(folder, files):
-  """What `train` gives of files on one device, by processes side by side."""
-  # Those of other batch sizes are here the programs of the files that they include.
+  """Runs `train` for files on one device, in parallel processes."""
+  # Files of other batch sizes give the same programs here as the files that they include.
   ablations = [file for file in files if "ablations/" in file and "batch" not in file]
   ems = [file for file in files if file.startswith("ems")]
   groups = [ablations, ems, [file for file in files if file not in (*ablations, *ems)]]
-  with concurrent.futures.ThreadPoolExecutor() as pool:  # each waits for a process of its own
+  with concurrent.futures.ThreadPoolExecutor() as pool:  # each waits for its own process
     parts = [
       pool.submit(train, folder("one"), group, devices=1, steps=STEPS) for group in groups if group
     ]
@@ -266,7 +266,7 @@ def train_in_parts(folder, files):
 
 
 def train_all(folder, files, families):
-  """Reports of files on one device, and of some of them on 4 x 2 devices, by number of devices."""
+  """Returns reports of files on one device, and of some on 4 x 2 devices, by number of devices."""
   with concurrent.futures.ThreadPoolExecutor() as pool:
     eight = pool.submit(train, folder("eight"), families, devices=8, steps=STEPS_ON_EIGHT)
     return {1: train_in_parts(folder, files), 8: eight.result()}

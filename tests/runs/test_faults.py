@@ -1,4 +1,4 @@
-"""Faults of disk, checkpoints, data and numbers: they are named, and nothing is lost."""
+"""Faults of disks, checkpoints, data and numbers: messages name them, and nothing is lost."""
 
 import contextlib
 import errno
@@ -48,7 +48,7 @@ def flip(path, position=None):
 
 
 def assert_same_checkpoint(first, second):
-  """Bit for bit the same arrays."""
+  """Asserts bitwise equal arrays."""
   jax.tree.map(
     np.testing.assert_array_equal, toy_runs.read_checkpoint(first), toy_runs.read_checkpoint(second)
   )
@@ -93,7 +93,7 @@ def test_orbax_itself_reads_a_checkpoint_with_sums(finished):
     finished, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint", read_only=True)
   )
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Orbax advises to give shardings
+    warnings.simplefilter("ignore")  # Orbax recommends passing shardings
     read = manager.restore(6, args=ocp.args.Composite(state=ocp.args.PyTreeRestore()))
   assert set(read) == {"state"}
   table = toy_runs.read_checkpoint(finished / "checkpoint_6")["target"]["table"]
@@ -105,11 +105,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_
   run = copy(finished, tmp_path / "run")
   arrays = max((run / "checkpoint_6" / "state" / "ocdbt.process_0" / "d").iterdir())
   flip(arrays)
-  flip(run / "checkpoint_4" / "_CHECKPOINT_METADATA")  # is not needed
+  flip(run / "checkpoint_4" / "_CHECKPOINT_METADATA")  # not needed
   toy_runs.run(run, total_steps=6, period=2)
   (warning,) = [text for text in caplog.messages if "is damaged" in text]
   assert f"{run}/checkpoint_6 is damaged: state/ocdbt.process_0/d/{arrays.name} is not" in warning
-  assert f"Going on from {run}/checkpoint_4." in caplog.messages
+  assert f"Resuming from {run}/checkpoint_4." in caplog.messages
   assert (run / "damaged_checkpoint_6" / "state").is_dir()
   assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
   flip(run / "checkpoint_6" / "state" / "_METADATA")
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_
       checkpoints.find_checkpoint(checkpoints.RestoreCheckpointConfig(path=str(path), mode=mode))
 
 
-def test_where_all_checkpoints_are_damaged_nothing_begins_anew(finished, tmp_path):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_over(finished, tmp_path):
   run = copy(finished, tmp_path / "run")
   for checkpoint in run.glob("checkpoint_*"):
     flip(checkpoint / "state" / "manifest.ocdbt")
@@ -133,7 +133,7 @@ def test_where_all_checkpoints_are_damaged_nothing_begins_anew(finished, tmp_pat
 
 @pytest.fixture
 def small_disk(tmp_path):
-  """A file system of 4 MB: a tmpfs, for which one has to be root."""
+  """Mounts a file system of 4 MB (tmpfs); needs root."""
   folder = tmp_path / "disk"
   folder.mkdir()
   mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
@@ -146,7 +146,7 @@ def small_disk(tmp_path):
 
 
 def fill(folder, leave=0):
-  """Fills a file system but for so many bytes."""
+  """Fills a file system except for some bytes."""
   with (folder / "filler").open("wb", buffering=0) as file:
     with contextlib.suppress(OSError):
       while True:
@@ -155,7 +155,7 @@ def fill(folder, leave=0):
 
 
 def fill_at(step, folder, leave):
-  """An action that fills a disk after a step."""
+  """Fills a disk after a step."""
 
   class Filling(trainer.BaseAction):
     def run(self, train_state, metrics_by_task):
@@ -301,7 +301,7 @@ def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatc
 
 
 class BrokenModel(toy_runs.ToyModel):
-  """Its loss and gradients are NaN once the first row of a batch starts with 5."""
+  """A model whose loss and gradients are NaN if the first row of a batch starts with 5."""
 
   def loss_fn(self, params, batch, dropout_rng):
     loss, _ = super().loss_fn(params, batch, dropout_rng)

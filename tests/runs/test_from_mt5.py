@@ -1,6 +1,6 @@
-"""Runs that start from an imported mT5, as `t5x train` would make them; they take a minute.
+"""Runs that start from an imported mT5, as with `t5x train`; they take a minute.
 
-That a run starts from an import at all, test_bert_import.py shows in every run of the tests.
+test_bert_import.py tests in every test run that runs can start from an import.
 """
 
 import json
@@ -51,7 +51,7 @@ utils.create_learning_rate_scheduler.base_learning_rate = 0.05
 train.train_eval_dataset_cfg = None
 """
 
-# Makes one run after the other in one process: importing takes longer than training.
+# Does all runs in one process: importing takes longer than training.
 _TRAIN = """
 import json, sys
 import gin, jax
@@ -77,7 +77,7 @@ for file, bindings in plan["runs"]:
 
 
 def save_mt5(folder):
-  """A small mT5 of random weights, as transformers would save it."""
+  """Writes a small mT5 with random weights, as transformers saves it."""
   rng = np.random.default_rng(0)
   folder.mkdir()
   tensors = {
@@ -100,7 +100,7 @@ def save_mt5(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """Folder of all runs, and what the process printed."""
+  """Does all runs; returns their folder and the output of the process."""
   folder = tmp_path_factory.mktemp("from_mt5")
   checkpoint = mt5.import_mt5(save_mt5(folder / "hf"), folder / "import").checkpoint
   rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
@@ -138,7 +138,7 @@ def runs(tmp_path_factory):
 
 
 def arrays(checkpoint):
-  """All arrays of a checkpoint by name."""
+  """Returns all arrays of a checkpoint by name."""
   return traverse_util.flatten_dict(toy_runs.read_checkpoint(checkpoint), sep="/")
 
 
@@ -191,7 +191,7 @@ def test_one_array_can_be_read_for_two_parameters(runs):
   assert (folder / "twice" / "checkpoint_2").is_dir()
 
 
-def test_a_stopped_run_goes_on_exactly(runs):
+def test_a_stopped_run_resumes_exactly(runs):
   folder, _ = runs
   expected = arrays(folder / "vmsst_24l_mt5.gin" / f"checkpoint_{STEPS}")
   found = arrays(folder / "stopped" / f"checkpoint_{STEPS}")

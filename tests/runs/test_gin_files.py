@@ -16,8 +16,8 @@ RUN_FILES = sorted(
   for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
-# Given behind a run's file, to `t5x eval` and `t5x infer`: the function that is run, what must be
-# set, the checkpoint then, and the name of the folder of results.
+# Files to put after the run file, for `t5x eval` and `t5x infer`: function, required macros,
+# checkpoint and name of the folder of results.
 MESHES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("meshes/*.gin"))
 FOLLOWING = {
   "runs/eval.gin": ("evaluate", [], "/run", "eval"),
@@ -25,8 +25,8 @@ FOLLOWING = {
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
-# Parses every file given; writes what it found to the first argument. Stand-ins for the functions
-# that a command runs have their parameters, and keep what gin gives them.
+# Parses all given files and writes reports to the first argument. Stand-ins have the parameters of
+# the commands' functions and record the values from gin.
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
@@ -70,7 +70,7 @@ def report(file):
   }
   if found["undefined"]:
     return found
-  # No data here: names of tasks in place of what would register them.
+  # No data here: task names replace what would register them.
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK"} & defined
   names = {*found["required"], *named} - {"TEACHER"}
   teacher = ["TEACHER = None"] if "TEACHER" in found["required"] else []
@@ -116,7 +116,7 @@ def report(file):
   }
 
 def follow(function, file):
-  # Bound as behind the quickstart: the folder of results, and of checkpoints.
+  # As after the quickstart: the folders of results and of checkpoints.
   bindings = ["EVAL_TASK = 'placeholder'", "MODEL_DIR = '/run'"]
   parse("quickstart.gin", bindings, finalize=False, follow=[file])
   defined, used = macros()
@@ -143,7 +143,7 @@ with open(sys.argv[1], "w") as stream:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-  """What parsing gave, by file; two of them are here to be found faulty."""
+  """Parses all files; returns reports by file, two of them of faulty files."""
   folder = tmp_path_factory.mktemp("gin_files")
   extra = {
     "unused.gin": "include 'quickstart.gin'\nTRAIN_STEPZ = 5\n",
@@ -188,7 +188,7 @@ def test_every_layer_is_included_by_a_run_file():
     new = set(re.findall(r"^include '(.*)'", text, re.MULTILINE)) - reached
   shipped = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.gin")}
   assert reached == shipped
-  assert not list(ROOT.rglob("*.py"))  # as a package, vmsst/gin would shadow gin
+  assert not list(ROOT.rglob("*.py"))  # as a package, vmsst/gin would shadow gin-config
 
 
 @pytest.mark.parametrize("file", FOLLOWING)
@@ -245,7 +245,7 @@ def test_files_of_one_s_own_take_the_place_of_a_paper_s_data(reports):
   assert own["unused"] == []
 
 
-# What the files of the ablations (Tables 4, 6 and 7) change of those that they are named after.
+# Changes of the ablations (Tables 4, 6 and 7) from the files that they are named after.
 _FOUR = languages.own_groups(["es", "en", "ar", "tr"])
 ABLATIONS = {
   "vmsst_24l_factorized": {"factorized": True},
@@ -273,7 +273,7 @@ ABLATIONS = {
 
 
 def flat(report):
-  """A report with the model's options beside the rest."""
+  """Returns a report with the model's options added."""
   return {**report, **report["options"], "options": None}
 
 
@@ -342,7 +342,7 @@ def test_ems_has_the_numbers_of_table_ii_and_section_iv_c(reports):
     assert rate == pytest.approx(3e-4 * min(int(step) / 10_000, 1), rel=1e-6), step
 
 
-# What the files of EMS's variants (Table XIV, section V) change of ems.gin.
+# Changes of EMS's variants (Table XIV, section V) from ems.gin.
 NO_XTR, NO_MLP, AMS = {"xtr": False}, {"projection_dim": None}, {"margin": 0.3}
 EMS_VARIANTS = {
   "no_language_token": {"language_dim": None},
@@ -403,7 +403,7 @@ def test_soft_contrastive_learning_has_the_numbers_of_section_4_1(reports):
     assert rate == pytest.approx(3e-5 * (1 - int(step) / report["steps"]), rel=1e-3), step
 
 
-# What the rows of Tables 2 to 5 change of soft_contrastive.gin.
+# Changes of the rows of Tables 2 to 5 from soft_contrastive.gin.
 PLAIN = {"monolingual": False}
 OF_TOKENS = {"inputs": 512, "targets": 512, "input_language": 1, "target_language": 1}
 SOFT_VARIANTS = {

@@ -1,4 +1,4 @@
-"""Training that is killed and started again ends as if nothing had happened, bit for bit."""
+"""Training that is killed and restarted ends bitwise as if it had not been interrupted."""
 
 import pathlib
 import shutil
@@ -17,7 +17,7 @@ from vmsst.launch.runtime import evaluation
 
 
 def assert_same_runs(first, second, total_steps):
-  """The same last checkpoint, bit for bit, and the same metrics of every step."""
+  """Asserts bitwise equal last checkpoints and equal metrics of every step."""
   name = f"checkpoint_{total_steps}"
   jax.tree.map(
     np.testing.assert_array_equal,
@@ -37,7 +37,7 @@ def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
   images = []
 
   def keep_an_image(owner, name, count):
-    """Copies the run's folder as it is when a function is called for the `count`-th time."""
+    """Copies the run's folder at the `count`-th call of a function."""
     inner = getattr(owner, name)
     calls = []
 
@@ -50,11 +50,11 @@ def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
 
     monkeypatch.setattr(owner, name, wrapped)
 
-  keep_an_image(checksums, "write", 3)  # in the middle of the checkpoint of step 10
+  keep_an_image(checksums, "write", 3)  # while the checkpoint of step 10 is written
   killed_runs.train(tmp_path / "whole", 12)
   monkeypatch.undo()
   (image,) = images
-  assert list(image.glob("checkpoint_10.*tmp*")), "the checkpoint was not half written"
+  assert list(image.glob("checkpoint_10.*tmp*")), "the checkpoint was not partial"
   killed_runs.train(image, 12)
   assert not list(image.glob("*tmp*"))
   assert_same_runs(tmp_path / "whole", image, 12)
@@ -68,7 +68,7 @@ def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch):
   def seen(self, train_state, axes):
     evaluated.append(int(train_state.step))
     if len(evaluated) == 2:
-      raise KeyboardInterrupt  # the checkpoint of step 4 is complete soon
+      raise KeyboardInterrupt  # the checkpoint of step 4 is almost complete
     return evaluate(self, train_state, axes)
 
   monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", seen)

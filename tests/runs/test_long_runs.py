@@ -1,4 +1,4 @@
-"""What must not grow with the number of steps."""
+"""Work that must not grow with the number of steps."""
 
 import jax
 import toy_runs
@@ -7,7 +7,7 @@ from vmsst.launch.runtime import checkpoints
 
 
 class CountingModel(toy_runs.ToyModel):
-  """Counts how often its loss is traced."""
+  """A model that counts how often its loss is traced."""
 
   traces = 0
 

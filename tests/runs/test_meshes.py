@@ -1,4 +1,4 @@
-"""The mesh files: what each cuts on eight devices, and that the losses stay what they are."""
+"""The mesh files: what each shards on eight devices, with unchanged losses."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import vmsst
 
 ROOT = vmsst.gin_dir()
 STEPS = 2
-# Devices that hold different parts of: the token table, a feed-forward kernel.
+# Number of shards of the token table and of a feed-forward kernel.
 CUT = {
   "meshes/data_parallel.gin": (1, 1),
   "meshes/fully_sharded.gin": (8, 8),
@@ -98,7 +98,7 @@ for file in files:
 
 
 def train(folder, steps):
-  """What each mesh's run of `steps` steps on eight devices gave."""
+  """Runs each mesh for `steps` steps on eight devices; returns the reports."""
   (folder / "stub.gin").write_text(_STUB)
   both = "include 'meshes/tensor_parallel.gin'\ninclude 'meshes/fully_sharded.gin'\n"
   (folder / "both.gin").write_text(both)

@@ -1,4 +1,4 @@
-"""Upstream T5X and the bundled runtime, with the same gin file; needs upstream T5X."""
+"""Upstream T5X and the bundled runtime with the same gin file; needs upstream T5X."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ FEW_ULPS = 1e-5
 
 
 def train(folder, runtime):
-  """Trains in `folder` by the `t5x` command."""
+  """Trains in `folder` with the `t5x` command."""
   code = "from vmsst.launch.main import main; main()"
   folder.mkdir(parents=True, exist_ok=True)
   flags = (f"--runtime={runtime}", f"--gin.MODEL_DIR='{folder}'")
@@ -33,7 +33,7 @@ def train(folder, runtime):
 
 
 def losses(folder):
-  """The loss of each step that either runtime wrote to TensorBoard."""
+  """Returns the loss of each step that a runtime wrote to TensorBoard."""
   code = """
 import glob, json, sys
 import tensorflow as tf
@@ -50,7 +50,7 @@ print(json.dumps(losses))
 
 
 def accuracies(folder):
-  """The retrieval metrics by step, as SeqIO's logger wrote them."""
+  """Returns the retrieval metrics by step, from SeqIO's logger."""
   (path,) = (folder / "inference_eval").glob("*-metrics.jsonl")
   rows = [json.loads(line) for line in path.read_text().splitlines()]
   return {row.pop("step"): row for row in rows}
@@ -58,7 +58,7 @@ def accuracies(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """Folder with a run of each runtime, and one that each went on with from the other's middle."""
+  """Trains with each runtime, and resumes each run halfway with the other; returns the folder."""
   folder = tmp_path_factory.mktemp("upstream")
   for runtime in ("bundled", "upstream"):
     train(folder / runtime, runtime)
@@ -79,12 +79,12 @@ def test_one_gin_file_has_the_same_losses_and_metrics_in_both(runs):
   ours, theirs = accuracies(runs / "bundled"), accuracies(runs / "upstream")
   assert sorted(ours) == sorted(theirs) == [0, 4, STEPS]
   for step, metrics in theirs.items():
-    # One sentence of 40 may change places with a neighbor that is as near.
+    # One sentence of 40 may swap ranks with an equally near neighbor.
     assert ours[step] == pytest.approx(metrics, abs=2.6)
 
 
 @pytest.mark.parametrize("name", ["bundled_upstream", "upstream_bundled"])
-def test_each_goes_on_where_the_other_stopped(runs, name):
+def test_each_resumes_where_the_other_stopped(runs, name):
   whole, rest = losses(runs / "bundled"), losses(runs / name)
   assert sorted(rest) == list(range(STOP + 1, STEPS + 1))
   np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=FEW_ULPS)

@@ -9,7 +9,7 @@ while true; do
       continue
       ;;
     PREEMPTED | TERMINATED | SUSPENDED | FAILED)
-      echo "$name: preempted; deleting what is left of it"
+      echo "$name: preempted; deleting the rest of it"
       "${delete[@]}" || sleep "$pause"
       continue
       ;;

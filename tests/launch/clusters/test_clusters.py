@@ -1,4 +1,4 @@
-"""`vmsst launch`: what it makes is checked by the tools of its format, and run by stand-ins."""
+"""`vmsst launch`: scripts pass shellcheck and run with stand-ins; the manifest fits a schema."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from vmsst.cli import launching
 from vmsst.errors import InputError
 from vmsst.launch.clusters import jobs, kubernetes, slurm, tpu
 
-# Words that any shell would tear apart, and Kubernetes replace.
+# Words that a shell would split and Kubernetes would expand.
 HOSTILE = ["a b", "it's", '"; rm -rf ~; "', "$(HOME) `id` $HOME", "*", "", "ä\nb", "--x=1", "\\"]
 TPU = {
   "name": "t",
@@ -37,7 +37,7 @@ def launch(*words):
 
 
 def printed_by(words, folder):
-  """A command that writes its arguments to `folder`/words, NUL between them."""
+  """Returns a command that writes its arguments to `folder`/words, separated by NUL."""
   return ["sh", "-c", f'printf "%s\\0" "$@" >{shlex.quote(str(folder / "words"))}', "x", *words]
 
 
@@ -46,7 +46,7 @@ def words_in(folder):
 
 
 def use_fake_clients(folder, monkeypatch):
-  """Has sbatch and the others be the stand-ins."""
+  """Replaces sbatch and the other clients by the stand-ins."""
   for name, value in fake_clients.install(folder).items():
     monkeypatch.setenv(name, value)
 
@@ -185,7 +185,7 @@ def test_a_command_left_over_on_a_worker_is_stopped_first(tmp_path):
 # --------------------------------------------------------------------------------------------
 # The manifest
 
-# Of JobSet's and Job's fields those that a manifest cannot do without, and no other ones.
+# The fields of JobSet and Job that the manifest uses, and no others.
 _NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in T5X's layout: reading, mapping, and what is said about those that do not fit."""
+"""Checkpoints in T5X's layout: reading, mapping, and messages about mismatches."""
 
 import shutil
 
@@ -119,7 +119,7 @@ def test_an_array_that_a_rule_names_has_to_be_there(run_folder):
     )
 
 
-def test_what_is_not_a_checkpoint_is_said_to_be_none(tmp_path, run_folder):
+def test_what_is_not_a_checkpoint_is_refused(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
   with pytest.raises(InputError, match=r"is not a T5X checkpoint .*it contains checkpoint_0"):
     checkpoints.find_checkpoints(config(path=str(run_folder), mode="specific"))

@@ -1,4 +1,4 @@
-"""Batches: trimming, reading ahead, saved positions."""
+"""Batches: trimming, prefetching, saved iterator states."""
 
 import json
 
@@ -16,7 +16,7 @@ def partitioner():
 
 
 def shuffled_dataset():
-  """An endless dataset of batches {inputs: [2, 16]} in an order that depends on hidden state."""
+  """Returns an endless dataset of {inputs: [2, 16]} whose order depends on hidden state."""
   return (
     tf.data.Dataset.range(50)
     .shuffle(50, seed=3)

@@ -1,4 +1,4 @@
-"""Saved positions of the data, read and written as upstream T5X does."""
+"""Data iterator states, read and written as upstream T5X does."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ PARTITIONER = partitioning.PjitPartitioner(num_partitions=1)
 
 
 def iterate(step, saved=None, **options):
-  """An iterator over the dataset of test_data, started."""
+  """Returns a started iterator over the dataset of test_data."""
   iterator = data.TrainIterator(test_data.shuffled_dataset(), PARTITIONER, snapshot_period=10)
   iterator.start(step, saved, **options)
   return iterator
@@ -28,7 +28,7 @@ def test_a_state_without_our_json_is_that_of_its_checkpoint(tmp_path):
   iterator = iterate(7, saved)
   assert test_data.take(iterator, 9) == test_data.expected(7, 9)
   iterator.close()
-  # Upstream's state of step 0 is taken after it has read a batch.
+  # Upstream saves the state of step 0 after reading a batch.
   first = (tmp_path / "checkpoint_7").rename(tmp_path / "checkpoint_0") / "dataset"
   assert data.DataState.read_from(first, process=0, processes=1) is None
 

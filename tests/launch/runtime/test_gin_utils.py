@@ -1,4 +1,4 @@
-"""Parsing gin: the dialect, and errors that say what is wrong where."""
+"""Gin parsing: the dialect, and errors that name place and problem."""
 
 import gin
 import pytest
@@ -23,7 +23,7 @@ OFFSET = 0
 
 @pytest.fixture
 def parse(tmp_path):
-  """Parses CONFIG with the given bindings, in a clean gin."""
+  """Parses CONFIG with the given bindings, after clearing gin."""
   aliases.install()
   gin.clear_config()
   (tmp_path / "config.gin").write_text(CONFIG)

@@ -83,7 +83,7 @@ def test_checkpoint_tree_of_a_chain():
 
 
 @pytest.mark.parametrize("make", [clip_and_adamw, adafactor.Adafactor])
-def test_a_restored_state_goes_on_as_if_nothing_had_happened(make):
+def test_a_restored_state_continues_unchanged(make):
   trained = train_state_of(make())
   for step in range(3):
     trained = trained.apply_gradient(flax.core.freeze(gradient(step)), learning_rate=0.1)
@@ -145,7 +145,7 @@ def test_axes_are_known_before_any_array_exists():
 
 
 def test_gin_makes_a_chain():
-  # By the names that the gin files use: gin keeps the first name of a function for the process.
+  # Uses the names of the gin files: gin keeps a function's first name for the process.
   aliases.install()
   gin.clear_config()
   try:
@@ -170,7 +170,7 @@ def test_gin_makes_a_chain():
   jax.tree.map(np.testing.assert_array_equal, *(state.state_dict() for state in states))
 
 
-def test_what_only_upstream_has_is_said_to_be_there():
+def test_what_only_upstream_has_is_named():
   with pytest.raises(AttributeError, match="upstream T5X"):
     optimizers.MultiOptimizer  # noqa: B018
 

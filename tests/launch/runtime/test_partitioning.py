@@ -40,7 +40,7 @@ def test_meshes_that_cannot_be_are_refused(arguments):
 
 
 def fake_partitioner(process_of_device):
-  """A partitioner whose devices belong to other processes; only what the layout reads."""
+  """A partitioner whose devices belong to other processes; has only what the layout reads."""
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
   devices = np.vectorize(lambda p: types.SimpleNamespace(process_index=p), otypes=[object])(
     np.asarray(process_of_device)

@@ -9,7 +9,7 @@ from vmsst.launch.runtime import progress
 
 
 class Terminal(io.StringIO):
-  """A stream that says it is a terminal."""
+  """A stream that is a terminal."""
 
   def isatty(self):
     return True
@@ -27,10 +27,10 @@ def test_the_line_gives_rates_since_the_first_step_and_the_time_left():
   stream = io.StringIO()
   bar = progress.Progress(1000, 64, stream=stream, plain_seconds=10, clock=lambda: now[0])
   now[0] = 200.0
-  bar.update(100, metrics(1.0, 10.0))  # the first: before it was compilation
+  bar.update(100, metrics(1.0, 10.0))  # the first step, after compilation
   now[0] = 205.0
   bar.update(150, metrics(1.0, 10.0))
-  assert stream.getvalue() == ""  # not a terminal: a line every ten seconds only
+  assert stream.getvalue() == ""  # not a terminal: only a line every ten seconds
   now[0] = 220.0
   bar.update(300, metrics(1.5, 10.0))
   line = stream.getvalue()

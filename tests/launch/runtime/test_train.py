@@ -15,12 +15,12 @@ from vmsst.launch.runtime import eval as eval_lib
 
 
 def assert_same(first, second):
-  """Bit for bit the same train states."""
+  """Asserts bitwise equal train states."""
   jax.tree.map(np.testing.assert_array_equal, toy_runs.host(first), toy_runs.host(second))
 
 
 @pytest.mark.parametrize(("stop", "save_dataset"), [(3, True), (8, True), (5, False)])
-def test_a_stopped_and_restarted_run_ends_bit_for_bit_like_one_that_was_not(
+def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(
   tmp_path, stop, save_dataset
 ):
   cfg = checkpoints.CheckpointConfig(
@@ -35,7 +35,7 @@ def test_a_stopped_and_restarted_run_ends_bit_for_bit_like_one_that_was_not(
   assert steps == [10, 12]
 
 
-def test_sigterm_writes_a_checkpoint_and_the_next_run_goes_on(tmp_path):
+def test_sigterm_writes_a_checkpoint_and_the_next_run_resumes(tmp_path):
   sent = []
 
   class Signaling(trainer.BaseAction):
@@ -105,7 +105,7 @@ def test_seqio_and_training_evaluation_agree_with_the_saved_parameters(tmp_path,
   assert f"{results[4]['toy']['mean']:.4g}"[:4] in printed
 
 
-def test_infer_writes_every_row_once_and_goes_on_after_an_interruption(tmp_path, monkeypatch):
+def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path, monkeypatch):
   toy_runs.run(tmp_path, total_steps=1)
 
   def run():
@@ -222,7 +222,7 @@ def test_trimming_does_not_change_what_is_learned(tmp_path, monkeypatch):
   np.testing.assert_allclose(trimmed.params["table"], padded.params["table"], rtol=1e-5)
 
 
-def test_a_run_from_another_s_checkpoint_begins_its_data_anew_and_resumes_exactly(tmp_path):
+def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactly(tmp_path):
   toy_runs.run(tmp_path / "first", total_steps=5)
 
   def go_on(name, steps):
