@@ -157,7 +157,7 @@ def suite(
       or its vectors would be too many for memory.
   """
   folder = pathlib.Path(root).expanduser().absolute()
-  chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
+  chosen = benchmarks_lib.choose_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
   seen = None
   if training_languages is not None:
     seen = suite_lib.seen_test(map(languages.language, training_languages))

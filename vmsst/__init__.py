@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
   from vmsst.errors import InputError
-  from vmsst.evaluation.benchmarks import get_benchmarks
+  from vmsst.evaluation.benchmarks import choose_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.report.plots import (
     Curve,
@@ -45,7 +45,7 @@ _PUBLIC = {
   "Translator": "vmsst.inference.translation",
   "dendrogram": "vmsst.evaluation.report.plots",
   "evaluate": "vmsst.evaluation.suite",
-  "get_benchmarks": "vmsst.evaluation.benchmarks",
+  "choose_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
   "heat_map": "vmsst.evaluation.report.plots",
   "load": "vmsst.inference.loading",

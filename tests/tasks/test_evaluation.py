@@ -151,7 +151,7 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
   assert evaluation.suite(str(small_root), BYTES, mixture_or_task_name="trained on") == name
   tasks = seqio.get_mixture_or_task(name).tasks
   assert {task.name for task in tasks} == {"vmsst_eval_xlsts", "vmsst_eval_tatoeba"}
-  chosen = benchmarks.get_benchmarks(["xlsts", "tatoeba"])
+  chosen = benchmarks.choose_benchmarks(["xlsts", "tatoeba"])
   seen = {language("deu"), language("eng")}
   wanted = suite.evaluate(Encoder(), chosen, small_root, tmp_path / "out", name="x", seen=seen)
   for task in tasks:

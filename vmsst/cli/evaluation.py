@@ -41,7 +41,7 @@ def _eval(args: argparse.Namespace) -> None:
   for name in ("encoder", "data", "out"):
     if getattr(args, name) is None:
       raise errors.InputError(f"--{name} is missing")
-  chosen = benchmarks.get_benchmarks(args.suite)
+  chosen = benchmarks.choose_benchmarks(args.suite)
   name, encoder = loading.open_encoder(args.encoder)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}

@@ -48,8 +48,8 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
-  """Returns the named benchmarks, each once, in the order of `BENCHMARKS`; "all" returns all.
+def choose_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
+  """Returns the benchmarks of these names, in the order of `BENCHMARKS`; "all" selects all.
 
   Raises:
     InputError: a name is unknown.

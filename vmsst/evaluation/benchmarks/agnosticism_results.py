@@ -49,7 +49,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-  """One sentence in all its versions, as `plots.sentence_plot` draws it.
+  """One sentence in all its versions, as `figures.sentence_picture` draws it.
 
   Attributes:
     text: Name of the text; "" if the benchmark has only one.

@@ -32,7 +32,7 @@ class Score:
 
 
 def overall(results: Mapping[str, Any]) -> Score:
-  """The Score of section 6.2 of the VMSST paper, of what `suite.evaluate` gives.
+  """The Score of section 6.2 of the VMSST paper, of what `suite.run` gives.
 
   English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC (mean of F1 by cosine
   and by margin), NQ and MKQA (accuracy), each weighing the same. A benchmark whose sets are not all

@@ -1,7 +1,7 @@
 """Reports on evaluations: tables and figures, beside what the papers print.
 
-`write_report` reads the output of `suite.evaluate` and of training, and writes the same report as
-Markdown, as one self-contained HTML page, and as JSON for programs.
+`write_report` reads what `suite.run` and training have written, and writes the same report three
+times: for people (Markdown, and one HTML page that needs nothing else) and for programs (JSON).
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ def write_report(
   """Writes report.md, report.json and report.html; returns their paths.
 
   Args:
-    folders: Each has the results.json of `suite.evaluate`, or is a training run's folder, or both.
-      The first encoder is the one that the others are compared with.
+    folders: Each holds results.json, as `suite.run` writes it, or is a training run's folder, or
+      both. The encoder of the first is what the others are compared with.
     output: Folder to write to.
 
   Raises:

@@ -21,7 +21,7 @@ class Run:
 
   Attributes:
     name: The encoder's name, or the folder's; no two runs have one name.
-    results: As `suite.evaluate` gives them; None if there are none.
+    results: As `suite.run` gives them; None if there are none.
     training: Steps and values of each metric of training and of evaluations during training, by
       name.
   """
@@ -66,7 +66,7 @@ def _run(folder: pathlib.Path) -> Run:
 
 
 def _results(path: pathlib.Path) -> dict[str, Any]:
-  """The content of results.json, every part of which is of the kind that `suite.evaluate` gives."""
+  """The content of results.json, every part of which is of the kind that `suite.run` gives."""
   content = input_files.parse_json("".join(text_files.read_lines(str(path))), str(path))
   top = _Value(path, "", content)
   top.key("encoder").text()
