@@ -18,6 +18,7 @@ import vmsst
 # Packages and modules of vmsst, lowest first: each imports only those before it.
 LAYERS = [
   "vmsst.errors",
+  "vmsst.option_checks",
   "vmsst.paths",
   "vmsst.languages",
   "vmsst.sharding",

@@ -38,7 +38,7 @@ class Sentences(nn.Module):
   @nn.compact
   def __call__(self, tokens_BT, *, deterministic=True):
     mask_BT = tokens_BT != 0
-    embedded_BTD = bert.TokenEmbedder(self.config, name="token_embedder")(tokens_BT)
+    embedded_BTD = bert.token_embedder(self.config, name="token_embedder")(tokens_BT)
     encoder = bert.BertEncoder(self.config, name="encoder")
     hidden_BTD = encoder(embedded_BTD, mask_BT, deterministic=deterministic)
     first_BD = bert.ClsPooler(self.config, name="pooler")(hidden_BTD)
