@@ -102,12 +102,10 @@ class BertConfig:
       )
 
 
-def token_embedder(config: BertConfig, *, name: str | None = None) -> nn.Module:
+def token_embedder(config: BertConfig) -> nn.Module:
   """Returns a BERT's token table, initially N(0, initializer_std) like the tables added to it."""
   init = nn.initializers.normal(config.initializer_std)
-  return t5.TokenEmbedder(
-    config.vocab_size, config.emb_dim, config.dtype, embedding_init=init, name=name
-  )
+  return t5.TokenEmbedder(config.vocab_size, config.emb_dim, config.dtype, embedding_init=init)
 
 
 def dense(
