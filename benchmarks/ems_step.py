@@ -1,52 +1,48 @@
-"""A training step of EMS, against one of sentence-transformers on a BERT of the same size.
+"""Compares a training step of EMS with one of sentence-transformers on a BERT of the same size.
 
   python benchmarks/ems_step.py
   python benchmarks/ems_step.py --size=paper --dtype=bfloat16 --variants ours --peak_tflops=989
 
-A step is loss, gradients and Adam's update of all parameters, with dropout 0.1, on random tokens in
-sentences of full length, ready beforehand. Encoders are the same everywhere: layers, widths,
-activation and the mean over tokens.
+A step is loss, gradients and an Adam update of all parameters, with dropout 0.1, on random tokens
+in sentences of full length, prepared in advance. All variants have the same encoder: layers,
+widths, activation and mean pooling.
 
 * sentence_transformers: MultipleNegativesRankingLoss on a `transformers.BertModel`, with PyTorch's
-  fused Adam. Needs the extra `torch`;
-* without_heads: `ems_jax.models.ems` with what the above has too: cosines of sentence vectors;
-* without_xtr: with EMS's contrastive head, a small MLP, on top of that;
-* ours: EMS as in the paper, which predicts each other's tokens as well (XTR);
-* sentence_transformers_large_pages, ours_small_pages: the same with the other pages.
+  fused Adam. Requires the extra `torch`;
+* without_heads: `ems_jax.models.ems` with the same loss: cosines of sentence vectors;
+* without_xtr: adds EMS's contrastive head, a small MLP;
+* ours: EMS as in the paper, where vectors also predict the tokens of translations (XTR);
+* sentence_transformers_huge_pages, ours_small_pages: the same with the other page size.
 
-Ours run in a process with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `t5x train` starts itself:
-Linux may back large allocations by large pages. XLA's CPU client asks for a step's temporary memory
-anew each time, in pages of 4 KiB otherwise. PyTorch's process is started as it comes.
+Our variants run with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as in `t5x train`: Linux may back large
+allocations with huge pages. XLA's CPU client allocates the temporary memory of each step anew, in
+pages of 4 KiB otherwise. PyTorch runs with its defaults.
 
-Every variant has the same cores (--cores). Each measurement is a process of its own, and the
-variants take turns; compilation and first steps do not count.
+All variants use the same cores (--cores). Each measurement runs in its own process, and the
+variants take turns; compilation and warm-up steps are not counted.
 
-Prints a JSON line a variant, with tokens of both sides per second and the rate of arithmetic:
-`gflop` are multiplications and additions of a step's matrix products, gradients included, and `mfu`
-is their rate over --peak_tflops. The last line has `ratio`, the median time of
-sentence_transformers over ours, above 1 where ours is faster though it does more;
-`ratio_of_same_work`, over without_heads; and `ratio_to_best`, the faster one of
-sentence_transformers, with and without large pages, over ours. On a machine that others use as
-well, those of CPU seconds say more.
+Prints one JSON line per variant, with tokens of both sides per second and FLOP rates: `gflop` are
+the FLOPs of a step's matmuls, gradients included, and `mfu` is their rate over --peak_tflops. The
+last line has `ratio`, the median time of sentence_transformers over ours, above 1 if ours is faster
+although it computes more; `ratio_of_same_work`, the same over without_heads; and `ratio_to_best`,
+the faster one of sentence_transformers with and without huge pages, over ours. On a shared machine,
+the ratios of CPU seconds are more reliable.
 """
 
 import argparse
-import importlib.metadata
 import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measure
 import numpy as np
 import optax
-from vocab_projection import all_of, summary
 
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems
@@ -54,14 +50,14 @@ from vmsst.networks import bert
 from vmsst.text import vocabularies
 
 BASELINE, SAME_WORK, OURS = "sentence_transformers", "without_heads", "ours"
-# Arguments of the network, where they are not the paper's.
+# Arguments of the network that differ from the paper.
 HEADS: dict[str, dict[str, Any]] = {
   SAME_WORK: {"xtr": False, "projection_dim": None},
   "without_xtr": {"xtr": False},
   OURS: {},
 }
-LARGE_PAGES, SMALL_PAGES = "_large_pages", "_small_pages"
-VARIANTS = (BASELINE, *HEADS, BASELINE + LARGE_PAGES, OURS + SMALL_PAGES)
+HUGE_PAGES, SMALL_PAGES = "_huge_pages", "_small_pages"
+VARIANTS = (BASELINE, *HEADS, BASELINE + HUGE_PAGES, OURS + SMALL_PAGES)
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 THEIR_PACKAGES = ("torch", "transformers", "sentence-transformers")
 
@@ -73,9 +69,9 @@ VOCABULARY = 60000
 LEARNING_RATE = 3e-4
 DROPOUT = 0.1
 SCALE = 10.0
-FIRST_STEPS = 2  # which do not count
+WARM_UP_STEPS = 2
 
-Step = Callable[[], None]  # does a step and returns when it is done
+Step = Callable[[], None]  # runs a step and returns when it is done
 
 
 # --------------------------------------------------------------------------------------------
@@ -83,7 +79,7 @@ Step = Callable[[], None]  # does a step and returns when it is done
 
 
 def make_tokens(options: argparse.Namespace) -> np.ndarray:
-  """Both sides of random pairs, [side, pair, token], without padding."""
+  """Returns both sides of random pairs, [side, pair, token], without padding."""
   rng = np.random.default_rng(0)
   return rng.integers(5, VOCABULARY, size=(2, options.batch, options.length))
 
@@ -103,7 +99,7 @@ def make_network(variant: str, options: argparse.Namespace) -> ems.EmsNetwork:
 
 
 def make_our_step(network: ems.EmsNetwork, options: argparse.Namespace) -> tuple[Step, str]:
-  """A compiled step with donated state, and the device."""
+  """Returns a compiled step with donated state, and the device."""
   model = ems_model.EmsModel(
     network=network,
     input_vocabulary=vocabularies.ByteVocabulary(),  # not used
@@ -139,12 +135,11 @@ def make_our_step(network: ems.EmsNetwork, options: argparse.Namespace) -> tuple
     number += 1
     jax.block_until_ready((state, loss))
 
-  device = jax.devices()[0]
-  return run, f"{device.platform} {device.device_kind}"
+  return run, measure.jax_device()
 
 
 def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
-  """A step of PyTorch, on its GPU where it has one, and the device."""
+  """Returns a step of PyTorch, on its GPU if it has one, and the device."""
   import sentence_transformers
   import torch
   import transformers
@@ -167,7 +162,7 @@ def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
   )
 
   class Encoder(torch.nn.Module):
-    """What sentence-transformers' own first module does, without a tokenizer."""
+    """The first module of a sentence-transformers model, without a tokenizer."""
 
     def __init__(self):
       super().__init__()
@@ -198,32 +193,27 @@ def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
   return run, f"{device} {name}"
 
 
-def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Times of a variant's steps."""
+def without_pages(variant: str) -> str:
+  """Returns the name of the variant without its page size."""
+  return variant.removesuffix(HUGE_PAGES).removesuffix(SMALL_PAGES)
+
+
+def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the times of a variant's steps."""
   os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-  name = variant.removesuffix(LARGE_PAGES).removesuffix(SMALL_PAGES)
+  name = without_pages(variant)
   run, device = (
     make_their_step(options)
     if name == BASELINE
     else make_our_step(make_network(name, options), options)
   )
-  seconds, cpu_seconds = [], []
-  for _ in range(FIRST_STEPS + options.steps):
-    start, cpu_start = time.perf_counter(), time.process_time()
-    run()
-    seconds.append(time.perf_counter() - start)
-    cpu_seconds.append(time.process_time() - cpu_start)
+  packages = THEIR_PACKAGES if name == BASELINE else PACKAGES
   return {
-    "seconds": seconds[FIRST_STEPS:],
-    "cpu_seconds": cpu_seconds[FIRST_STEPS:],
+    **measure.timed(run, options.steps, warm_up=WARM_UP_STEPS),
     "device": device,
     "cores": len(os.sched_getaffinity(0)),
-    "versions": versions(THEIR_PACKAGES if name == BASELINE else PACKAGES),
+    "versions": measure.machine(*packages)["versions"],
   }
-
-
-def versions(packages: tuple[str, ...]) -> dict[str, str]:
-  return {name: importlib.metadata.version(name) for name in packages}
 
 
 # --------------------------------------------------------------------------------------------
@@ -231,12 +221,12 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def flops(variant: str, options: argparse.Namespace) -> int:
-  """Multiplications and additions of a step's matrix products, gradients included."""
+  """Returns the FLOPs of a step's matmuls, gradients included."""
   width, pairs = options.width, options.batch
   weights = 4 * width * width + 2 * width * options.mlp
   attention = 2 * options.length * width
   count = 2 * pairs * options.length * options.layers * (weights + attention)
-  name = variant.removesuffix(LARGE_PAGES).removesuffix(SMALL_PAGES)
+  name = without_pages(variant)
   heads = None if name == BASELINE else make_network(name, options)
   compared = width
   if heads and heads.projection_dim:
@@ -250,8 +240,8 @@ def flops(variant: str, options: argparse.Namespace) -> int:
 
 
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """The line of one variant."""
-  times, cpu_times = all_of(runs, "seconds"), all_of(runs, "cpu_seconds")
+  """Returns the line of a variant."""
+  times, cpu_times = (measure.all_of(runs, name) for name in ("seconds", "cpu_seconds"))
   work, median = flops(variant, options), statistics.median(times)
   line = {
     "benchmark": "ems_step",
@@ -260,8 +250,8 @@ def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[
     **{name: getattr(options, name) for name in ("size", *SIZES[options.size], "dtype")},
     "vocabulary": VOCABULARY,
     "steps": len(times),
-    "seconds": summary(times),
-    "cpu_seconds": summary(cpu_times),
+    "seconds": measure.summary(times),
+    "cpu_seconds": measure.summary(cpu_times),
     "tokens_per_second": round(2 * options.batch * options.length / median),
     "gflop": round(work / 1e9, 1),
     "gflop_per_second": round(work / median / 1e9, 1),
@@ -273,16 +263,15 @@ def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[
 
 
 def ratios(lines: dict[str, dict[str, Any]]) -> dict[str, float]:
-  """Baseline over ours in every kind of time, for the pairs of variants that were measured."""
+  """Returns the ratios of the baseline to ours, by wall and CPU time, of measured variants."""
   found = {}
   for kind in ("seconds", "cpu_seconds"):
     median = {variant: line[kind]["median"] for variant, line in lines.items()}
-
     if BASELINE not in median:
       continue
     suffix = "" if kind == "seconds" else "_of_cpu_seconds"
     if OURS in median:
-      best = min(median[BASELINE], median.get(BASELINE + LARGE_PAGES, math.inf))
+      best = min(median[BASELINE], median.get(BASELINE + HUGE_PAGES, math.inf))
       found["ratio" + suffix] = median[BASELINE] / median[OURS]
       found["ratio_to_best" + suffix] = best / median[OURS]
     if SAME_WORK in median:
@@ -291,26 +280,21 @@ def ratios(lines: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def in_own_process(variant: str) -> dict[str, Any]:
-  environment = dict(os.environ)
-  if variant in HEADS or variant.endswith(LARGE_PAGES):
-    environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-  command = [sys.executable, __file__, *sys.argv[1:], f"--measure={variant}"]
-  done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-  if done.returncode:
-    raise SystemExit(f"{variant} failed (exit code {done.returncode})")
-  return json.loads(done.stdout.splitlines()[-1])
+  huge = variant in HEADS or variant.endswith(HUGE_PAGES)
+  arguments = [*sys.argv[1:], f"--measure={variant}"]
+  return measure.in_own_process(__file__, arguments, variant, measure.HUGE_PAGES if huge else None)
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--size", default="small", choices=SIZES, help="paper: for a GPU")
-  parser.add_argument("--batch", type=int, help="pairs; default: the size's own")
+  parser.add_argument("--size", default="small", choices=SIZES, help="paper: requires a GPU")
+  parser.add_argument("--batch", type=int, help="pairs (default: by --size)")
   parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-  parser.add_argument("--cores", type=int, default=2, help="of those allowed, the first ones")
+  parser.add_argument("--cores", type=int, default=2, help="number of CPU cores to use")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-  parser.add_argument("--steps", type=int, default=10, help="timed in one process")
-  parser.add_argument("--rounds", type=int, default=3, help="processes of each variant")
-  parser.add_argument("--peak_tflops", type=float, help="of the device, for `mfu`")
+  parser.add_argument("--steps", type=int, default=10, help="timed steps per process")
+  parser.add_argument("--rounds", type=int, default=3, help="processes per variant")
+  parser.add_argument("--peak_tflops", type=float, help="peak TFLOP/s of the device, for `mfu`")
   parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   for name, value in SIZES[options.size].items():
@@ -319,13 +303,10 @@ def main() -> None:
   if min(options.steps, options.rounds, options.cores, options.batch) < 1:
     parser.error("--steps, --rounds, --cores and --batch must be at least 1")
   if options.measure:
-    print(json.dumps(measure(options.measure, options)))
+    print(json.dumps(measure_variant(options.measure, options)))
     return
 
-  runs: dict[str, list[dict]] = {variant: [] for variant in options.variants}
-  for _ in range(options.rounds):
-    for variant in runs:
-      runs[variant].append(in_own_process(variant))
+  runs = measure.in_turns(options.variants, options.rounds, in_own_process)
   lines = {variant: report(variant, runs[variant], options) for variant in runs}
   for line in lines.values():
     print(json.dumps(line))

@@ -1,41 +1,38 @@
-"""Sentences encoded a second, beside sentence-transformers and transformers on the same weights.
+"""Compares encoding speed with sentence-transformers and transformers on the same weights.
 
-  python benchmarks/encode.py --data=DATA    # needs torch, transformers, sentence-transformers
+  python benchmarks/encode.py --data=DATA    # requires torch, transformers, sentence-transformers
   python benchmarks/encode.py --data=DATA --rounds=1 --repeats=1
 
-DATA holds `tatoeba/` of LASER: 5,000 sentences are taken, 1,000 each of deu, fra, rus, cmn and ara,
-in mixed order. Two models, each with the same random weights and the same tokenizer on both sides:
+DATA contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of
+deu, fra, rus, cmn and ara, in mixed order, with two models. Each model has the same random weights
+and the same tokenizer in both libraries:
 
-* bert: 2 layers of width 256, 4 heads, feed-forward layers of 1,024, 16,000 tokens. `vmsst` (what
-  `vmsst import bert` makes of the folder) against `sentence_transformers` (`encode`);
-* mt5: the shape of mt5-small's encoder (8 layers of width 512, 6 heads, gated feed-forward layers
-  of 1,024, 250,112 rows). `vmsst` against `transformers` (MT5EncoderModel on batches sorted by
+* bert: 2 layers, hidden size 256, 4 heads, feed-forward size 1,024, 16,000 tokens. `vmsst` (the
+  output of `vmsst import bert`) against `sentence_transformers` (`encode`);
+* mt5: the shape of the mt5-small encoder (8 layers, hidden size 512, 6 heads, gated feed-forward
+  size 1,024, 250,112 rows). `vmsst` against `transformers` (MT5EncoderModel on batches sorted by
   length and padded to the longest, mean of the tokens' states).
 
-What counts is the whole way from strings to vectors, float32, tokenizer included. Peers get the
-batch size of --peer_batch_sizes that is fastest for them. The first call, which compiles, is timed
-apart: `first_call_seconds`. Each measurement is a process of its own, and the variants take turns.
+The time is that from strings to float32 vectors, tokenization included. Peers use the fastest batch
+size of --peer_batch_sizes. The first call, which compiles, is reported as `first_call_seconds`.
+Each measurement runs in its own process, and the variants take turns.
 
-Prints a JSON line a variant and a last one: `ratio` is the smaller of both models' ratios of
-sentences a second (medians), ours over the peer's, above 1 where ours is faster. On a machine that
-others use as well, `ratio_of_cpu_seconds` says more. `largest_difference` is that of two vectors.
+Prints one JSON line per variant and a last one: `ratio` is the smaller of both models' ratios of
+median sentences per second, ours over the peer's, above 1 if ours is faster. On a shared machine,
+`ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors.
 """
 
 import argparse
 import gzip
-import importlib.metadata
 import json
-import os
 import pathlib
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
+import measure
 import numpy as np
 
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara")
@@ -67,7 +64,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def read_sentences(data: pathlib.Path, side: str = "") -> list[str]:
-  """1,000 sentences of each language, or their translations, in mixed order."""
+  """Returns 1,000 sentences of each language, or their translations, in mixed order."""
   sentences = []
   for code in LANGUAGES:
     path = data / "tatoeba" / f"tatoeba.{code}-eng.{side or code}.gz"
@@ -82,22 +79,22 @@ def read_sentences(data: pathlib.Path, side: str = "") -> list[str]:
 
 
 def make_models(data: pathlib.Path, folder: pathlib.Path) -> None:
-  """Writes both models with random weights, as transformers and as this library have them."""
+  """Writes both models with random weights in the formats of transformers and of this library."""
   import torch
   import transformers
   from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
   from vmsst.checkpoints.importers import bert
 
-  marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   tokenizer = Tokenizer(models.Unigram())
   tokenizer.normalizer = normalizers.NFKC()
   tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
   trainer = trainers.UnigramTrainer(
-    vocab_size=BERT["vocab_size"], special_tokens=marks, unk_token="[UNK]", show_progress=False
+    vocab_size=BERT["vocab_size"], special_tokens=special, unk_token="[UNK]", show_progress=False
   )
   tokenizer.train_from_iterator(read_sentences(data) + read_sentences(data, "eng"), trainer)
-  ids = [(mark, tokenizer.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
+  ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
   tokenizer.post_processor = processors.TemplateProcessing(
     single="[CLS] $A [SEP]", special_tokens=ids
   )
@@ -226,85 +223,56 @@ MAKERS: dict[tuple[str, str], Callable[[pathlib.Path, int | None], Encode]] = {
 # One measurement
 
 
-def held(name: str) -> int:
-  """Bytes of this process: VmRSS now, VmHWM the most at a time."""
-  status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
-  return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", status).group(1))
-
-
-def forget_peak() -> None:
-  pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-  """Times of one variant, the first call apart, and its memory."""
+def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the times of a variant, with the first call separate, and its memory."""
   folder, sentences = pathlib.Path(options.folder), read_sentences(options.data)
   sentences = sentences[: options.sentences]
   encode = MAKERS[tuple(options.measure.split("/"))](folder, options.batch_size)
-  load_peak, loaded = held("VmHWM"), held("VmRSS")
-  forget_peak()
-  seconds, cpu_seconds = [], []
-  for _ in range(options.repeats + 1):
-    start, cpu_start = time.perf_counter(), time.process_time()
-    vectors_ND = encode(sentences)
-    seconds.append(time.perf_counter() - start)
-    cpu_seconds.append(time.process_time() - cpu_start)
-  np.save(options.vectors, vectors_ND)
+  load_peak, loaded = measure.resident_bytes(peak=True), measure.resident_bytes()
+  measure.reset_peak()
+  first = measure.timed(lambda: encode(sentences), 1, warm_up=0)
+  times = measure.timed(lambda: encode(sentences), options.repeats, warm_up=0)
+  np.save(options.vectors, encode(sentences))
   return {
-    "first": seconds[0],
-    "seconds": seconds[1:],
-    "cpu_seconds": cpu_seconds[1:],
+    **times,
+    "first": first["seconds"],
     "load_peak": load_peak,
     "loaded": loaded,
-    "peak": held("VmHWM"),
+    "peak": measure.resident_bytes(peak=True),
   }
 
 
 def run(variant: tuple[str, str], batch_size: int | None, repeats: int, path: pathlib.Path) -> dict:
-  """What `measure` says in a process of its own."""
+  """Returns the result of `measure_variant` in its own process."""
   own = [f"--measure={'/'.join(variant)}", f"--folder={path}", f"--repeats={repeats}"]
   own += [f"--vectors={path / '-'.join(variant)}.npy"]
   own += [] if batch_size is None else [f"--batch_size={batch_size}"]
-  command = [sys.executable, __file__, *sys.argv[1:], *own]
-  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-  done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
-  if done.returncode:
-    raise SystemExit(f"{'/'.join(variant)} failed (exit code {done.returncode})")
-  return json.loads(done.stdout.splitlines()[-1])
+  on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+  return measure.in_own_process(__file__, [*sys.argv[1:], *own], "/".join(variant), on_cpu)
 
 
 # --------------------------------------------------------------------------------------------
 # All of them
 
 
-def all_of(runs: list[dict], name: str) -> list[float]:
-  return [value for each in runs for value in each[name]]
-
-
-def summary(values: list[float]) -> dict[str, float]:
-  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
-
-
 def report(
   variant: tuple[str, str], runs: list[dict], batch_size: int | None, count: int
 ) -> dict[str, Any]:
-  """The line of one variant."""
-  names = ("jax", "torch", "transformers", "sentence-transformers")
-  seconds = all_of(runs, "seconds")
+  """Returns the line of a variant."""
+  seconds = measure.all_of(runs, "seconds")
   return {
     "benchmark": "encode",
     "model": variant[0],
     "variant": variant[1],
     "device": "cpu",
-    "cpus": os.cpu_count(),
-    "versions": {name: importlib.metadata.version(name) for name in names},
+    **measure.machine("jax", "torch", "transformers", "sentence-transformers"),
     "sentences": count,
     "batch_size": batch_size,
     "runs": len(seconds),
     "sentences_per_second": round(count / statistics.median(seconds), 1),
-    "seconds": summary(seconds),
-    "cpu_seconds": summary(all_of(runs, "cpu_seconds")),
-    "first_call_seconds": summary([each["first"] for each in runs]),
+    "seconds": measure.summary(seconds),
+    "cpu_seconds": measure.summary(measure.all_of(runs, "cpu_seconds")),
+    "first_call_seconds": measure.summary(measure.all_of(runs, "first")),
     "load_peak_gb": round(max(each["load_peak"] for each in runs) / 1e9, 3),
     "loaded_gb": round(max(each["loaded"] for each in runs) / 1e9, 3),
     "peak_gb": round(max(each["peak"] for each in runs) / 1e9, 3),
@@ -325,11 +293,13 @@ def ratios(ours: dict, peer: dict) -> dict[str, float]:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--data", type=pathlib.Path, required=True, help="folder with tatoeba/ in it")
+  parser.add_argument(
+    "--data", type=pathlib.Path, required=True, help="folder that contains tatoeba/"
+  )
   parser.add_argument("--models", nargs="+", default=["bert", "mt5"], choices=["bert", "mt5"])
-  parser.add_argument("--sentences", type=int, default=5000, help="how many of them are encoded")
-  parser.add_argument("--repeats", type=int, default=3, help="timed calls in one process")
-  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
+  parser.add_argument("--sentences", type=int, default=5000, help="number of sentences")
+  parser.add_argument("--repeats", type=int, default=3, help="timed calls per process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--peer_batch_sizes", type=int, nargs="+", default=[32, 128])
   parser.add_argument("--measure", help=argparse.SUPPRESS)
   parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -339,7 +309,7 @@ def main() -> None:
   if min(options.repeats, options.rounds) < 1:
     parser.error("--repeats and --rounds must be at least 1")
   if options.measure:
-    print(json.dumps(measure(options)))
+    print(json.dumps(measure_variant(options)))
     return
 
   variants = [variant for variant in VARIANTS if variant[0] in options.models]
@@ -374,7 +344,7 @@ def main() -> None:
       vectors = [np.load(folder / f"{'-'.join(variant)}.npy") for variant in (ours, peer)]
       difference = float(np.abs(vectors[0] - vectors[1]).max())
       if difference > 1e-3:
-        raise SystemExit(f"{model}: vectors differ by {difference}: not the same function")
+        raise SystemExit(f"{model}: vectors differ by {difference}; they must be equal")
       results[model] = {**ratios(lines[ours], lines[peer]), "largest_difference": difference}
   total = {
     name: min(result[name] for result in results.values())

@@ -1,53 +1,49 @@
-"""LASER's encoder, a stack of bidirectional LSTM layers: value and gradients, several ways.
+"""Compares implementations of LASER's encoder, a stack of bidirectional LSTM layers.
 
   python benchmarks/lstm.py
   python benchmarks/lstm.py --batch=512 --length=64
 
-Every variant computes a weighted sum of the top layer's states and its gradients by the inputs and
-by all weights, in float32, from the same weights and inputs:
+Every variant computes a weighted sum of the top layer's states and its gradients for the inputs and
+all weights, in float32, from the same weights and inputs:
 
 * ours: `vmsst.networks.lstm.LstmEncoder`;
-* flax: layers of `flax.linen.Bidirectional` over two `RNN(LSTMCell)`;
-* flax_optimized: the same of `OptimizedLSTMCell`;
-* torch: `torch.nn.LSTM`, where torch is installed (on the GPU where it finds one).
+* flax: layers of `flax.linen.Bidirectional` with two `RNN(LSTMCell)`;
+* flax_optimized: the same with `OptimizedLSTMCell`;
+* torch: `torch.nn.LSTM`, if torch is installed (on the GPU if it has one).
 
-Each measurement is a process of its own, and the variants take turns. Sums and gradients are
-compared: a variant that computes something else ends the benchmark.
+Each measurement runs in its own process, and the variants take turns. The benchmark fails if the
+sums or gradients of two variants differ.
 
-Prints a JSON line a variant and a last one: `ratio` is the median time of flax over that of ours,
-`ratio_to_torch` the same of torch, above 1 where ours is faster. On a machine that others use as
-well, `ratio_of_cpu_seconds` (of all cores) says more.
+Prints one JSON line per variant and a last one: `ratio` is the median time of flax over that of
+ours, `ratio_to_torch` that of torch; both are above 1 if ours is faster. On a shared machine,
+`ratio_of_cpu_seconds` (of all cores) is more reliable.
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import math
-import os
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+import measure
 import numpy as np
 
 BASELINE, OURS, TORCH = "flax", "ours", "torch"
 VARIANTS = (OURS, BASELINE, "flax_optimized", TORCH)
 GATES = 4
-# Variants add in another order.
+# The order of summation differs between variants.
 TOLERANCE = 1e-3
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: of weights and inputs each makes a function that runs once and returns the sum and
-# its gradients by the weights and by the inputs; and the name of the device.
+# The variants: each maps weights and inputs to the name of the device and a function that runs once
+# and returns the sum and its gradients for weights and inputs.
 
 
 def make_arrays(options: argparse.Namespace) -> tuple[list[dict[str, np.ndarray]], Any, Any]:
-  """Weights of each layer as `ours` has them, inputs, and what states are weighted by."""
+  """Returns the weights of each layer in the layout of `ours`, the inputs, and state weights."""
   rng = np.random.default_rng(0)
   width, limit = options.width, options.width**-0.5
   layers = []
@@ -72,7 +68,7 @@ def make_arrays(options: argparse.Namespace) -> tuple[list[dict[str, np.ndarray]
 def jax_runner(
   apply: Callable[..., Any], params: Any, inputs_BTE: np.ndarray, weight_BTD: np.ndarray
 ) -> tuple[Callable[[], Any], str]:
-  """A compiled value and gradient of `apply`, and the device."""
+  """Returns a function for value and gradient of `apply`, compiled, and the device."""
   import jax
   import jax.numpy as jnp
 
@@ -86,8 +82,7 @@ def jax_runner(
     total, (weights, by_inputs) = jax.block_until_ready(compiled(*arrays))
     return total, jax.tree.leaves(weights), by_inputs
 
-  device = jax.devices()[0]
-  return run, f"{device.platform} {device.device_kind}"
+  return run, measure.jax_device()
 
 
 def ours(layers, inputs_BTE, weight_BTD, options):
@@ -171,7 +166,7 @@ def torch(layers, inputs_BTE, weight_BTD, options):
   module = module.to(device)
   inputs = library.tensor(inputs_BTE, device=device, requires_grad=True)
   weight = library.tensor(weight_BTD, device=device)
-  # Its second bias is of no use, and its gradient is that of the first.
+  # The second bias is redundant; its gradient equals that of the first.
   weights = [value for name, value in module.named_parameters() if "bias_hh" not in name]
 
   def run():
@@ -198,7 +193,7 @@ RUNNERS: dict[str, Callable[..., Any]] = {
 
 
 def fingerprint(total: Any, by_weights: list[Any], by_inputs: Any) -> dict[str, float]:
-  """The sum, and the norms of the gradients by weights and by inputs."""
+  """Returns the sum, and the norms of the gradients for weights and inputs."""
   squares = [float((x * x).sum()) for x in by_weights]
   return {
     "sum": float(total),
@@ -207,17 +202,11 @@ def fingerprint(total: Any, by_weights: list[Any], by_inputs: Any) -> dict[str, 
   }
 
 
-def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Times of one variant after a first run that does not count."""
+def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the times of a variant after a first run, whose results it returns too."""
   run, device = RUNNERS[variant](*make_arrays(options), options)
   found = fingerprint(*run())
-  seconds, cpu_seconds = [], []
-  for _ in range(options.repeats):
-    start, cpu_start = time.perf_counter(), time.process_time()
-    run()
-    seconds.append(time.perf_counter() - start)
-    cpu_seconds.append(time.process_time() - cpu_start)
-  return {"seconds": seconds, "cpu_seconds": cpu_seconds, "found": found, "device": device}
+  return {**measure.timed(run, options.repeats, warm_up=0), "found": found, "device": device}
 
 
 # --------------------------------------------------------------------------------------------
@@ -225,79 +214,69 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def flops(options: argparse.Namespace) -> int:
-  """Multiplications and additions of the matrix products and of those of the gradients."""
+  """Returns the FLOPs of the matmuls, gradients included."""
   width = options.width
   inputs = options.inputs + 2 * width * (options.layers - 1)
   weights = 2 * GATES * width * (inputs + options.layers * width)
   return 3 * 2 * weights * options.batch * options.length
 
 
-def all_of(runs: list[dict], name: str) -> list[float]:
-  return [value for run in runs for value in run[name]]
-
-
-def summary(values: list[float]) -> dict[str, float]:
-  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
-
-
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """The line of one variant."""
-  seconds = all_of(runs, "seconds")
+  """Returns the line of a variant."""
+  seconds, cpu_seconds = (measure.all_of(runs, name) for name in ("seconds", "cpu_seconds"))
   packages = ("torch",) if variant == TORCH else ("jax", "jaxlib", "flax")
   return {
     "benchmark": "lstm",
     "variant": variant,
     "device": runs[0]["device"],
-    "cpus": os.cpu_count(),
-    "versions": {name: importlib.metadata.version(name) for name in packages},
+    **measure.machine(*packages),
     **{name: getattr(options, name) for name in ("batch", "length", "inputs", "width", "layers")},
     "runs": len(seconds),
-    "seconds": summary(seconds),
-    "cpu_seconds": summary(all_of(runs, "cpu_seconds")),
+    "seconds": measure.summary(seconds),
+    "cpu_seconds": measure.summary(cpu_seconds),
     "tflop": round(flops(options) / 1e12, 3),
-    "gflop_per_cpu_second": round(flops(options) / min(all_of(runs, "cpu_seconds")) / 1e9, 1),
+    "gflop_per_cpu_second": round(flops(options) / min(cpu_seconds) / 1e9, 1),
   }
 
 
 def check(runs: dict[str, list[dict]]) -> None:
-  """Ends the benchmark where two variants have not computed the same."""
+  """Exits with an error if two variants have computed different results."""
   expected = runs[OURS][0]["found"]
   for variant, theirs in runs.items():
     for name, value in theirs[0]["found"].items():
       if not math.isclose(value, expected[name], rel_tol=TOLERANCE):
-        raise SystemExit(f"{name} of {variant} is {value}, of {OURS} {expected[name]}")
+        raise SystemExit(f"{name} differs: {variant} {value}, {OURS} {expected[name]}")
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--batch", type=int, default=32, help="sentences")
-  parser.add_argument("--length", type=int, default=32, help="tokens of a sentence")
+  parser.add_argument("--length", type=int, default=32, help="tokens per sentence")
   parser.add_argument("--inputs", type=int, default=320, help="width of token embeddings")
-  parser.add_argument("--width", type=int, default=512, help="of one direction")
-  parser.add_argument("--layers", type=int, default=5)
-  parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all that can run")
-  parser.add_argument("--repeats", type=int, default=2, help="timed runs in one process")
-  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
+  parser.add_argument("--width", type=int, default=512, help="state width of one direction")
+  parser.add_argument("--layers", type=int, default=5, help="number of layers")
+  parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all installed")
+  parser.add_argument("--repeats", type=int, default=2, help="timed runs per process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:
     parser.error("--repeats and --rounds must be at least 1")
   if options.measure:
-    print(json.dumps(measure(options.measure, options)))
+    print(json.dumps(measure_variant(options.measure, options)))
     return
   has_torch = importlib.util.find_spec(TORCH) is not None
   variants = options.variants or [name for name in VARIANTS if has_torch or name != TORCH]
   if missing := {BASELINE, OURS} - set(variants):
-    parser.error(f"--variants lacks {', '.join(sorted(missing))}, which the report needs")
+    parser.error(f"add {', '.join(sorted(missing))} to --variants; the report needs them")
 
-  runs: dict[str, list[dict]] = {variant: [] for variant in variants}
-  for _ in range(options.rounds):
-    for variant in runs:
-      command = [sys.executable, __file__, *sys.argv[1:], f"--measure={variant}"]
-      done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-      if done.returncode:
-        raise SystemExit(f"{variant} failed (exit code {done.returncode})")
-      runs[variant].append(json.loads(done.stdout.splitlines()[-1]))
+  runs = measure.in_turns(
+    variants,
+    options.rounds,
+    lambda variant: measure.in_own_process(
+      __file__, [*sys.argv[1:], f"--measure={variant}"], variant
+    ),
+  )
   check(runs)
 
   lines = {variant: report(variant, runs[variant], options) for variant in runs}

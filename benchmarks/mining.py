@@ -1,51 +1,47 @@
-"""Margin mining of N x N unit vectors, both ways: time and memory beside the field's scripts.
+"""Compares margin mining of N x N unit vectors with the scripts common in the field.
 
-  python benchmarks/mining.py                                   # needs faiss-cpu
+  python benchmarks/mining.py                                   # requires faiss-cpu
   python benchmarks/mining.py --sizes 10000 20000 50000 100000 --plot=mining.svg  # and matplotlib
 
-Half of the vectors of each side have a near one on the other. Variants:
+Half of the vectors on each side have a near one on the other side. Variants:
 
-* faiss: two searches in an exact index (IndexFlatIP), one each way, then a Python loop that scores
-  every neighbor and another that takes the best free pairs;
+* faiss: two searches in an exact index (IndexFlatIP), one per direction; a Python loop that scores
+  every neighbor and another one that selects the best free pairs;
 * search: `vmsst.search.margins.margin_pairs`, which computes each similarity once;
-* devices: the same with the engine of `vmsst.search.device_search` (not run unless asked for);
-* product: nothing but one product of all vectors with all others, in blocks: the floor.
+* devices: the same with the engine of `vmsst.search.device_search` (only if requested);
+* matmul: only the matmul of all vectors with all others, in blocks; a lower bound of the time.
 
-Each measurement is a process of its own, and the variants take turns. Memory is the most that a
-process (Linux) held at a time beyond the vectors, results included.
+Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
+process (Linux) beyond the vectors, results included.
 
-Prints a JSON line for each variant and size, and a last one on the largest size: `ratio` is the
-median time of faiss over that of search, `memory_ratio` the same of memory, both above 1 where
-search is better; `agreement` is the share of faiss's pairs that search found. On a machine that
-others use as well, `ratio_of_cpu_seconds` says more.
+Prints one JSON line per variant and size, and a last one for the largest size: `ratio` is the
+median time of faiss over that of search, `memory_ratio` that of memory; both are above 1 if search
+is better. `agreement` is the share of faiss's pairs that search finds. On a shared machine,
+`ratio_of_cpu_seconds` is more reliable.
 """
 
 import argparse
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
 import re
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
+import measure
 import numpy as np
 
 from vmsst.search import margins
 
-BASELINE, OURS, FLOOR, DEVICES = "faiss", "search", "product", "devices"
+BASELINE, OURS, LOWER_BOUND, DEVICES = "faiss", "search", "matmul", "devices"
 _BLOCK = 2048
 _WARM_UP = 300
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: functions of both sides and k; they give sources and targets of the pairs.
+# The variants: functions of both sides and k that return sources and targets of the pairs.
 
 
 def with_faiss(source_ND, target_ND, k):
@@ -98,7 +94,7 @@ def with_devices(source_ND, target_ND, k):
   return np.stack([pairs.source_P, pairs.target_P])
 
 
-def product(source_ND, target_ND, _):
+def matmul(source_ND, target_ND, _):
   buffer = np.empty(_BLOCK * _BLOCK, np.float32)
   for start in range(0, len(source_ND), _BLOCK):
     source_BD = source_ND[start : start + _BLOCK]
@@ -113,7 +109,7 @@ def product(source_ND, target_ND, _):
 VARIANTS: dict[str, Callable[..., np.ndarray]] = {
   BASELINE: with_faiss,
   OURS: with_search,
-  FLOOR: product,
+  LOWER_BOUND: matmul,
   DEVICES: with_devices,
 }
 
@@ -123,7 +119,7 @@ VARIANTS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def make_sides(count: int, width: int) -> list[np.ndarray]:
-  """Unit vectors; those of even rows have a near one in a random row of the other side."""
+  """Returns unit vectors; those in even rows have a near one in a random row of the other side."""
   rng = np.random.default_rng(0)
   source_ND = rng.standard_normal((count, width), np.float32)
   target_ND = rng.standard_normal((count, width), np.float32)
@@ -136,40 +132,25 @@ def make_sides(count: int, width: int) -> list[np.ndarray]:
   return [source_ND, target_ND]
 
 
-def held(name: str) -> int:
-  """Bytes of this process: VmRSS now, or VmHWM, the most since `forget_peak`."""
-  with open("/proc/self/status", encoding="ascii") as file:
-    return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", file.read()).group(1))
-
-
-def forget_peak() -> None:
-  with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-    file.write("5")
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-  """Time and memory of one variant, after a small run that does not count."""
+def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
+  """Returns time and memory of a variant after a small warm-up run."""
   run = VARIANTS[options.measure]
   run(*make_sides(_WARM_UP, options.width), options.neighbors)
   sides = make_sides(*options.sizes, options.width)
-  forget_peak()
-  before = held("VmRSS")
-  start, cpu_start = time.perf_counter(), time.process_time()
-  pairs = run(*sides, options.neighbors)
-  seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-  peak = held("VmHWM")
-  np.save(options.pairs, pairs)
+  measure.reset_peak()
+  before = measure.resident_bytes()
+
+  def mine() -> None:
+    np.save(options.pairs, run(*sides, options.neighbors))
+
+  times = measure.timed(mine, 1, warm_up=0)
+  used = measure.resident_bytes(peak=True) - before
   device = f"cpu {processor()}"
   if options.measure == DEVICES:
     import jax
 
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-  return {
-    "seconds": seconds,
-    "cpu_seconds": cpu_seconds,
-    "bytes": peak - before,
-    "device": device,
-  }
+  return {**times, "bytes": used, "device": device}
 
 
 def processor() -> str:
@@ -182,20 +163,15 @@ def processor() -> str:
 # All of them
 
 
-def summary(values: list[float]) -> dict[str, float]:
-  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
-
-
-def versions(variants: list[str]) -> dict[str, str]:
-  names = ["numpy"] + ["faiss-cpu"] * (BASELINE in variants) + ["jax"] * (DEVICES in variants)
-  return {name: importlib.metadata.version(name) for name in names}
+def packages(variants: list[str]) -> list[str]:
+  return ["numpy"] + ["faiss-cpu"] * (BASELINE in variants) + ["jax"] * (DEVICES in variants)
 
 
 def report(
-  variant: str, size: int, runs: list[dict], floor: float, options: argparse.Namespace
+  variant: str, size: int, runs: list[dict], lower_bound: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-  """The line of one variant and size."""
-  seconds = [run["seconds"] for run in runs]
+  """Returns the line of a variant and size."""
+  seconds = measure.all_of(runs, "seconds")
   flops = 2 * size**2 * options.width * (2 if variant == BASELINE else 1)
   return {
     "benchmark": "mining",
@@ -204,14 +180,13 @@ def report(
     "width": options.width,
     "neighbors": options.neighbors,
     "device": runs[0]["device"],
-    "cpus": os.cpu_count(),
-    "versions": versions(options.variants),
+    **measure.machine(*packages(options.variants)),
     "runs": len(runs),
-    "seconds": summary(seconds),
-    "cpu_seconds": summary([run["cpu_seconds"] for run in runs]),
+    "seconds": measure.summary(seconds),
+    "cpu_seconds": measure.summary(measure.all_of(runs, "cpu_seconds")),
     "additional_gb": round(max(run["bytes"] for run in runs) / 1e9, 3),
     "tflop": round(flops / 1e12, 3),
-    "share_of_floor": round(floor / min(seconds), 3),
+    "share_of_lower_bound": round(lower_bound / min(seconds), 3),
   }
 
 
@@ -224,7 +199,7 @@ def plot(lines: list[dict[str, Any]], path: str) -> None:
   labels = {
     BASELINE: "two FAISS searches and a Python loop",
     OURS: "vmsst",
-    FLOOR: "one matrix product (floor)",
+    LOWER_BOUND: "one matmul (lower bound)",
     DEVICES: "vmsst on devices",
   }
   figure, (time_axes, memory_axes) = pyplot.subplots(1, 2, figsize=(10, 4))
@@ -245,46 +220,44 @@ def plot(lines: list[dict[str, Any]], path: str) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--sizes", type=int, nargs="+", default=[50000], help="vectors on each side")
-  parser.add_argument("--width", type=int, default=1024)
-  parser.add_argument("--neighbors", type=int, default=4)
+  parser.add_argument("--width", type=int, default=1024, help="vector width")
+  parser.add_argument("--neighbors", type=int, default=4, help="neighbors per vector")
   parser.add_argument(
-    "--variants", nargs="+", default=[BASELINE, OURS, FLOOR], choices=list(VARIANTS)
+    "--variants", nargs="+", default=[BASELINE, OURS, LOWER_BOUND], choices=list(VARIANTS)
   )
-  parser.add_argument("--rounds", type=int, default=3, help="processes of each variant and size")
-  parser.add_argument("--plot", help="file to draw times and memory by size to")
+  parser.add_argument("--rounds", type=int, default=3, help="processes per variant and size")
+  parser.add_argument("--plot", help="output file of a figure of time and memory by size")
   parser.add_argument("--measure", choices=list(VARIANTS), help=argparse.SUPPRESS)
   parser.add_argument("--pairs", help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.measure:
-    print(json.dumps(measure(options)))
+    print(json.dumps(measure_variant(options)))
     return
   if options.rounds < 1 or min(options.sizes) < options.neighbors:
     parser.error("--rounds must be at least 1, and --sizes at least --neighbors")
-  if missing := {BASELINE, OURS, FLOOR} - set(options.variants):
-    parser.error(f"--variants lacks {', '.join(sorted(missing))}, which the report needs")
+  if missing := {BASELINE, OURS, LOWER_BOUND} - set(options.variants):
+    parser.error(f"add {', '.join(sorted(missing))} to --variants; the report needs them")
   try:
-    versions(options.variants)
+    measure.machine(*packages(options.variants))
   except importlib.metadata.PackageNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install {error.name}") from None
+    raise SystemExit(f"{error.name} is not installed; run pip install {error.name}") from None
 
   all_lines = []
   for size in sorted(options.sizes):
-    runs: dict[str, list[dict]] = {variant: [] for variant in options.variants}
-    pairs: dict[str, set] = {}
+    given = [f"--sizes={size}", f"--width={options.width}", f"--neighbors={options.neighbors}"]
     with tempfile.TemporaryDirectory() as folder:
-      for _ in range(options.rounds):
-        for variant in runs:
-          path = pathlib.Path(folder, f"{variant}.npy")
-          own = [f"--sizes={size}", f"--width={options.width}", f"--measure={variant}"]
-          own += [f"--neighbors={options.neighbors}", f"--pairs={path}"]
-          command = [sys.executable, __file__, *own]
-          done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-          if done.returncode:
-            raise SystemExit(f"{variant} failed (exit code {done.returncode})")
-          runs[variant].append(json.loads(done.stdout.splitlines()[-1]))
-          pairs[variant] = set(map(tuple, np.load(path).T.tolist()))
-    floor = min(run["seconds"] for run in runs[FLOOR])
-    lines = {variant: report(variant, size, runs[variant], floor, options) for variant in runs}
+      paths = {variant: pathlib.Path(folder, f"{variant}.npy") for variant in options.variants}
+
+      def run(variant: str, given=given, paths=paths) -> dict[str, Any]:
+        own = [*given, f"--measure={variant}", f"--pairs={paths[variant]}"]
+        return measure.in_own_process(__file__, own, variant)
+
+      runs = measure.in_turns(options.variants, options.rounds, run)
+      pairs = {
+        variant: set(map(tuple, np.load(path).T.tolist())) for variant, path in paths.items()
+      }
+    bound = min(measure.all_of(runs[LOWER_BOUND], "seconds"))
+    lines = {variant: report(variant, size, runs[variant], bound, options) for variant in runs}
     for line in lines.values():
       print(json.dumps(line), flush=True)
     all_lines += lines.values()

@@ -1,9 +1,9 @@
-"""A training step of VMSST: one decoder call on the chunked projection, against the direct way.
+"""Compares a training step of VMSST with a direct implementation of the paper.
 
   python benchmarks/vmsst_step.py
 
-A step is value and gradients of VMSST's loss with sampled latents, and Adafactor's update, at the
-size of gin/sizes/small.gin. Every variant has the same encoders, losses, parameters and batch:
+A step is value and gradients of the VMSST loss with sampled latents, and an Adafactor update, at
+the size of gin/sizes/small.gin. All variants have the same encoders, losses, parameters and batch:
 
 * direct: four decoder calls (two reconstructions, two translations), each with the concatenated
   projection [B, T, 3D] @ [3D, V] and all of its logits;
@@ -11,36 +11,33 @@ size of gin/sizes/small.gin. Every variant has the same encoders, losses, parame
 * dense: one decoder call, with the concatenated projection of all rows;
 * ours: `vmsst.models.vmsst`.
 
-The concatenated forms keep their projection as one kernel and do not count how often the likeliest
-token is right, which the others do. Before anything is timed all variants are checked to give the
-same loss and gradients, on a few pairs.
+The concatenated variants store their projection as one kernel and do not count correct tokens, as
+the others do. Before timing, the benchmark checks on a few pairs that all variants have the same
+loss and gradients.
 
-Each measurement is a process of its own, and the variants take turns. Memory is the most that a
-process (CPU, Linux) or the device held at a time beyond parameters, optimizer state and batch.
+Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
+process (CPU, Linux) or the device beyond parameters, optimizer state and batch.
 
-Prints a JSON line a variant, a line `parts` with the seconds of our step's parts alone (each with
-its gradients) and of the matrix products of one decoder call's projection, and a last one: `ratio`
-is the median time of direct over ours, `memory_ratio` the same of memory, both above 1 where ours
-is better; `floor_seconds` is what all matrix products of our step take at the rate of those
-measured, `floor_share_seconds` that over our median. On a machine that others use as well, what is
-said of CPU seconds counts for more.
+Prints one JSON line per variant; a line `parts` with the seconds of each part of our step alone
+(with its gradients) and of the matmuls of one decoder call's projection; and a last one. `ratio` is
+the median time of direct over ours, `memory_ratio` that of memory; both are above 1 if ours is
+better. `lower_bound_seconds` is the time of all matmuls of our step at the measured rate,
+`share_of_lower_bound_seconds` its ratio to our median. On a shared machine, the values of CPU
+seconds are more reliable.
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import measure
 import numpy as np
-from vocab_projection import all_of, forget_peak, held, matmul, products, summary
+from vocab_projection import matmul, matmuls
 
 from vmsst import padding
 from vmsst.launch.runtime import adafactor
@@ -52,19 +49,19 @@ from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
 
 BASELINE, OURS = "direct", "ours"
-# The concatenated kernel, in place of the two that the network has.
+# The concatenated kernel, instead of the two kernels of the network.
 KERNELS, CONCATENATED = ("logits_latent", "logits_hidden"), "logits"
 CHECKED_PAIRS = 2
-# Of each gradient's largest value; the loss relatively.
+# Relative to the loss, and to the largest value of each gradient.
 TOLERANCE = 1e-4
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: stand-ins for `generation.score`
+# The variants: replacements of `generation.score`
 
 
 def dense_score(network, params, tokens, embedded, languages, sentence, weights, *, dropout_rng):
-  """One decoder call for all rows, and the concatenated projection; no count of right tokens."""
+  """Scores all rows in one decoder call with the concatenated projection; counts no tokens."""
   tokens_NT, embedded_NTD, languages_N, sentence_NZ, weights_N = map(
     generation.rows, (tokens, embedded, languages, sentence, weights)
   )
@@ -83,7 +80,7 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
 
 
 def one_by_one(score: Callable[..., generation.Scores]) -> Callable[..., generation.Scores]:
-  """`score` called for each of a pair's rows by itself."""
+  """Returns a function that calls `score` for each row of the pairs separately."""
 
   def each(network, params, *arrays, dropout_rng):
     scores = [
@@ -128,7 +125,7 @@ def make_model(options: argparse.Namespace) -> vmsst_model.VmsstModel:
 
 
 def make_batch(options: argparse.Namespace, pairs: int) -> dict[str, jax.Array]:
-  """Random sentences of full length."""
+  """Returns random sentences of full length."""
   keys = jax.random.split(jax.random.key(1), 2)
   batch = {
     side: jax.random.randint(key, (pairs, options.length), 1, options.vocabulary)
@@ -147,14 +144,14 @@ def make_params(model: vmsst_model.VmsstModel, variant: str) -> dict[str, Any]:
 
 
 def concatenate(params: dict[str, Any]) -> dict[str, Any]:
-  """Parameters, or their gradients, with one kernel of the projection."""
+  """Returns parameters or gradients with a single projection kernel."""
   kernel_PV = jnp.concatenate([params[name]["kernel"] for name in KERNELS])
   others = {name: value for name, value in params.items() if name not in KERNELS}
   return {**others, CONCATENATED: {"kernel": kernel_PV}}
 
 
 def gradients(model: vmsst_model.VmsstModel, variant: str) -> Callable[..., Any]:
-  """The function that gives loss, metrics and gradients."""
+  """Returns the function that computes loss, metrics and gradients."""
 
   def run(params, batch, rng):
     with mock.patch.object(generation, "score", SCORES[variant]):
@@ -164,7 +161,7 @@ def gradients(model: vmsst_model.VmsstModel, variant: str) -> Callable[..., Any]
 
 
 def check(options: argparse.Namespace) -> dict[str, float]:
-  """The largest difference of any variant from ours in float32; exits if it is too large."""
+  """Returns the largest difference of any variant from ours; exits if it is too large."""
   options = argparse.Namespace(**{**vars(options), "dtype": "float32"})
   model, batch = make_model(options), make_batch(options, CHECKED_PAIRS)
   found = {}
@@ -186,23 +183,12 @@ def check(options: argparse.Namespace) -> dict[str, float]:
     }
     differences = {name: max(value, new[name]) for name, value in differences.items()}
   if max(differences.values()) > TOLERANCE:
-    raise SystemExit(f"the variants do not compute the same: {differences}")
+    raise SystemExit(f"the variants compute different results: {differences}")
   return differences
 
 
 # --------------------------------------------------------------------------------------------
 # One measurement
-
-
-def seconds_of(run: Callable[[], Any], repeats: int) -> tuple[list[float], list[float]]:
-  """Times and CPU times of a call, after a first one that does not count."""
-  seconds, cpu_seconds = [], []
-  for _ in range(repeats + 1):
-    start, cpu_start = time.perf_counter(), time.process_time()
-    jax.block_until_ready(run())
-    seconds.append(time.perf_counter() - start)
-    cpu_seconds.append(time.process_time() - cpu_start)
-  return seconds[1:], cpu_seconds[1:]
 
 
 def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -214,31 +200,25 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     (_, metrics), grads = compute(optimizer.target, batch, rng)
     return optimizer.apply_gradient(grads, learning_rate=1e-3), metrics
 
-  # By jit, so that no two parts of the state share a buffer, which could not be donated.
+  # With jit, no two parts of the state share a buffer, which could not be donated.
   optimizer = jax.jit(model.optimizer_def.create)(make_params(model, variant))
   rng = jax.random.key(2)
   compiled = jax.jit(step, donate_argnums=0).lower(optimizer, batch, rng).compile()
   jax.block_until_ready((optimizer, batch))
-  forget_peak()
-  before = held(peak=False)
+  measure.reset_peak()
+  before = measure.device_bytes()
 
   def run():
     nonlocal optimizer
-    optimizer, metrics = compiled(optimizer, batch, rng)
-    return optimizer, metrics
+    optimizer, _ = jax.block_until_ready(compiled(optimizer, batch, rng))
 
-  seconds, cpu_seconds = seconds_of(run, options.repeats)
-  device = jax.devices()[0]
-  return {
-    "seconds": seconds,
-    "cpu_seconds": cpu_seconds,
-    "bytes": held(peak=True) - before,
-    "device": f"{device.platform} {device.device_kind}",
-  }
+  times = measure.timed(run, options.repeats)
+  used = measure.device_bytes(peak=True) - before
+  return {**times, "bytes": used, "device": measure.jax_device()}
 
 
 def measure_parts(options: argparse.Namespace) -> dict[str, Any]:
-  """Seconds of what our step is made of, each with its gradients, and of matrix products alone."""
+  """Returns the seconds of each part of our step with its gradients, and of matmuls alone."""
   model = make_model(options)
   network, params = model.network, make_params(model, OURS)
   pairs = generation.pairs_of(make_batch(options, options.batch))
@@ -278,17 +258,20 @@ def measure_parts(options: argparse.Namespace) -> dict[str, Any]:
     "decoder": (decoder, (some("decoder"), embedded_MTD, sentence_MZ)),
     "projection": (projection, (some(*KERNELS), embedded_MTD, sentence_MZ)),
   }
-  found = {}
-  for name, (function, arrays) in runs.items():
-    compiled = jax.jit(jax.grad(function, argnums=tuple(range(len(arrays)))))
-    compiled = compiled.lower(*arrays).compile()
-    found[name] = seconds_of(lambda c=compiled, a=arrays: c(*a), options.repeats)
+
+  def timed(function: Callable[..., Any], *arrays: Any) -> dict[str, float]:
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return best_of(lambda: jax.block_until_ready(compiled(*arrays)), options.repeats)
+
+  found = {
+    name: timed(jax.grad(function, argnums=tuple(range(len(arrays)))), *arrays)
+    for name, (function, arrays) in runs.items()
+  }
 
   kernels = [params[name]["kernel"] for name in reversed(KERNELS)]
   quarter = (embedded_MTD[: options.batch], sentence_MZ[: options.batch], *kernels, None)
-  compiled = jax.jit(lambda *x: products(*x, dtype=network.config.dtype)).lower(*quarter).compile()
-  found["products"] = seconds_of(lambda: compiled(*quarter), options.repeats)
-  del quarter, kernels, runs, compiled
+  found["matmuls"] = timed(lambda *x: matmuls(*x, dtype=network.config.dtype), *quarter)
+  del quarter, kernels, runs
 
   optimizer = jax.jit(model.optimizer_def.create)(params)
   update = jax.jit(lambda x, grads: x.apply_gradient(grads, learning_rate=1e-3), donate_argnums=0)
@@ -297,14 +280,14 @@ def measure_parts(options: argparse.Namespace) -> dict[str, Any]:
 
   def run():
     nonlocal optimizer
-    optimizer = update(optimizer, grads)
-    return optimizer
+    optimizer = jax.block_until_ready(update(optimizer, grads))
 
-  found["optimizer"] = seconds_of(run, options.repeats)
-  return {
-    name: {"seconds": min(seconds), "cpu_seconds": min(cpu_seconds)}
-    for name, (seconds, cpu_seconds) in found.items()
-  }
+  return {**found, "optimizer": best_of(run, options.repeats)}
+
+
+def best_of(run: Callable[[], Any], repeats: int) -> dict[str, float]:
+  """Returns the smallest wall and CPU times of a call."""
+  return {name: min(values) for name, values in measure.timed(run, repeats).items()}
 
 
 # --------------------------------------------------------------------------------------------
@@ -312,7 +295,7 @@ def measure_parts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def flops(variant: str, options: argparse.Namespace) -> dict[str, int]:
-  """Multiplications and additions of the products with weights in a step, gradients included."""
+  """Returns the FLOPs of the weight matmuls in a step by part, gradients included."""
   width, heads, mlp = options.width, 4 * 32, 256
   layer = 4 * width * heads + 3 * width * mlp
   tokens, sentences = 2 * options.batch * options.length, 2 * options.batch
@@ -325,60 +308,50 @@ def flops(variant: str, options: argparse.Namespace) -> dict[str, int]:
 
 
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """The line of one variant."""
+  """Returns the line of a variant."""
   return {
     "benchmark": "vmsst_step",
     "variant": variant,
     "device": runs[0]["device"],
-    "cpus": os.cpu_count(),
-    "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")},
+    **measure.machine("jax", "jaxlib", "flax"),
     **{name: getattr(options, name) for name in ("batch", "length", "width", "vocabulary")},
     "dtype": options.dtype,
-    "runs": len(all_of(runs, "seconds")),
-    "seconds": summary(all_of(runs, "seconds")),
-    "cpu_seconds": summary(all_of(runs, "cpu_seconds")),
+    "runs": len(measure.all_of(runs, "seconds")),
+    "seconds": measure.summary(measure.all_of(runs, "seconds")),
+    "cpu_seconds": measure.summary(measure.all_of(runs, "cpu_seconds")),
     "additional_gb": round(max(run["bytes"] for run in runs) / 1e9, 3),
     "tflop": round(sum(flops(variant, options).values()) / 1e12, 3),
   }
 
 
 def in_own_process(what: str) -> dict[str, Any]:
-  command = [sys.executable, __file__, *sys.argv[1:], f"--measure={what}"]
-  done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-  if done.returncode:
-    raise SystemExit(f"{what} failed (exit code {done.returncode})")
-  return json.loads(done.stdout.splitlines()[-1])
+  return measure.in_own_process(__file__, [*sys.argv[1:], f"--measure={what}"], what)
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--batch", type=int, default=64, help="pairs")
-  parser.add_argument("--length", type=int, default=32, help="tokens of a sentence")
-  parser.add_argument("--width", type=int, default=512, help="of hidden states and each latent")
-  parser.add_argument("--vocabulary", type=int, default=60000)
+  parser.add_argument("--length", type=int, default=32, help="tokens per sentence")
+  parser.add_argument("--width", type=int, default=512, help="width of states and latents")
+  parser.add_argument("--vocabulary", type=int, default=60000, help="vocabulary size")
   parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
   parser.add_argument("--variants", nargs="+", default=list(SCORES), choices=SCORES)
-  parser.add_argument("--repeats", type=int, default=2, help="timed steps in one process")
-  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
+  parser.add_argument("--repeats", type=int, default=2, help="timed steps per process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--measure", choices=("check", PARTS, *SCORES), help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:
     parser.error("--repeats and --rounds must be at least 1")
   if missing := {BASELINE, OURS} - set(options.variants):
-    parser.error(f"--variants lacks {', '.join(sorted(missing))}, which the report needs")
+    parser.error(f"add {', '.join(sorted(missing))} to --variants; the report needs them")
   if options.measure:
     measured = {"check": check, PARTS: measure_parts}.get(options.measure)
     print(json.dumps(measured(options) if measured else measure_step(options.measure, options)))
     return
 
   differences = in_own_process("check")
-  runs: dict[str, list[dict]] = {variant: [] for variant in options.variants}
-  parts: list[dict[str, dict[str, float]]] = []
-  for _ in range(options.rounds):
-    for variant in runs:
-      runs[variant].append(in_own_process(variant))
-    parts.append(in_own_process(PARTS))
-
+  runs = measure.in_turns([*options.variants, PARTS], options.rounds, in_own_process)
+  parts = runs.pop(PARTS)
   lines = {variant: report(variant, runs[variant], options) for variant in runs}
   for line in lines.values():
     print(json.dumps(line))
@@ -389,8 +362,8 @@ def main() -> None:
   print(json.dumps({"benchmark": "vmsst_step", "variant": PARTS, **best}))
   ours, baseline = lines[OURS], lines[BASELINE]
   work = flops(OURS, options)
-  # Products are those of one of the four decoder calls.
-  floor_of_products = sum(work.values()) / (work["projection"] / 4)
+  # The measured matmuls are those of one of the four decoder calls.
+  all_over_measured = sum(work.values()) / (work["projection"] / 4)
   ratios = {
     "ratio": baseline["seconds"]["median"] / ours["seconds"]["median"],
     "ratio_of_minima": baseline["seconds"]["min"] / ours["seconds"]["min"],
@@ -398,8 +371,9 @@ def main() -> None:
     "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
   }
   for kind in best:
-    floor = best[kind]["products"] * floor_of_products
-    ratios |= {f"floor_{kind}": floor, f"floor_share_{kind}": floor / ours[kind]["median"]}
+    bound = best[kind]["matmuls"] * all_over_measured
+    ratios[f"lower_bound_{kind}"] = bound
+    ratios[f"share_of_lower_bound_{kind}"] = bound / ours[kind]["median"]
   rounded = {name: round(value, 3) for name, value in ratios.items()}
   checked = {f"{name}_difference": float(f"{x:.1e}") for name, x in differences.items()}
   print(json.dumps({"benchmark": "vmsst_step", **rounded, **checked}))

@@ -1,58 +1,51 @@
-"""The projection of [sentence; hidden state] to the vocabulary: value and gradients, several ways.
+"""Compares implementations of the vocabulary projection of [sentence; hidden state].
 
   python benchmarks/vocab_projection.py
   python benchmarks/vocab_projection.py --batch=256 --width=1024 --dtype=bfloat16 --peak_tflops=989
 
-Every variant computes the sum of the tokens' negative log-likelihoods and its gradients by hidden
+Every variant computes the sum of the tokens' negative log-likelihoods and its gradients for hidden
 states, sentence vectors (of twice their width) and kernels:
 
-* dense: the sentence vector at each token beside its hidden state, one product, all logits (the
-  paper's form);
-* split: the sentence's part of the logits once a sentence, all logits at a time;
-* vocabulary: split, over chunks of the vocabulary that the backward pass computes again;
-* tokens: `vmsst.losses.vocabulary.weighted_nll`, over chunks of tokens;
-* products: nothing but the matrix products of `split`: the floor that the arithmetic sets.
+* dense: concatenates the sentence vector to every hidden state; one matmul, all logits (as in the
+  paper);
+* split: computes the sentence's part of the logits once per sentence; all logits;
+* vocabulary: split, in chunks of the vocabulary that the backward pass recomputes;
+* tokens: `vmsst.losses.vocabulary.weighted_nll`, in chunks of tokens;
+* matmuls: only the matmuls of `split`, a lower bound of the time.
 
-Each measurement is a process of its own, and the variants take turns. Memory is the most that a
-process (CPU, Linux) or the device held at a time beyond the inputs, results included.
+Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
+process (CPU, Linux) or the device beyond the inputs, results included.
 
-Prints a JSON line a variant and a last one: `ratio` is the median time of dense over that of
-tokens, `memory_ratio` the same of memory, both above 1 where tokens is better. On a machine that
-others use as well, `ratio_of_cpu_seconds` says more. Shares and ratios are missing if --variants
-leaves out what they compare with.
+Prints one JSON line per variant and a last one: `ratio` is the median time of dense over that of
+tokens, `memory_ratio` that of memory; both are above 1 if tokens is better. On a shared machine,
+`ratio_of_cpu_seconds` is more reliable. Shares and ratios are omitted if --variants leaves out
+what they compare with.
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import re
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measure
 
-from vmsst.losses import vocabulary
+from vmsst.losses import fused_gradients, vocabulary
 
-BASELINE, OURS, FLOOR = "dense", "tokens", "products"
+BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). The dense
-# one has both kernels in one array in place of the third, and None in place of the fourth.
+# The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). For dense,
+# the third argument has both kernels and the fourth is None.
 
-
-def matmul(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
-  return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
+matmul = fused_gradients.matmul
 
 
 def nll(logits_MV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-  """Sum of the tokens' negative log-likelihoods."""
+  """Returns the sum of the tokens' negative log-likelihoods."""
   targets_M1 = targets_BT.reshape(-1, 1)
   target_M1 = jnp.take_along_axis(logits_MV, targets_M1, axis=1)
   return jnp.sum(jax.nn.logsumexp(logits_MV, axis=1) - target_M1[:, 0])
@@ -84,7 +77,7 @@ def over_vocabulary(
 ):
   size = hidden_kernel_DV.shape[1]
   if size % pieces:
-    raise SystemExit(f"--pieces={pieces} does not divide the vocabulary of {size}")
+    raise SystemExit(f"--pieces is {pieces}; it must divide the vocabulary size, {size}")
   width = size // pieces
 
   @jax.checkpoint
@@ -109,8 +102,8 @@ def over_tokens(*arguments, dtype, chunk, **_):
   return vocabulary.weighted_nll(*arrays, targets_BT, weights_BT, dtype=dtype, chunk=chunk)[0]
 
 
-def products(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, _, *, dtype, **__):
-  """The products of `split` and of its gradient, each of the right sizes."""
+def matmuls(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, _, *, dtype, **__):
+  """Computes the matmuls of `split` and its gradient, with the same sizes."""
   results = []
   hidden_MD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
   for rows, kernel in ((hidden_MD, hidden_kernel_DV), (sentence_BS, sentence_kernel_SV)):
@@ -124,7 +117,7 @@ VARIANTS: dict[str, Callable[..., Any]] = {
   "split": split,
   "vocabulary": over_vocabulary,
   OURS: over_tokens,
-  FLOOR: products,
+  LOWER_BOUND: matmuls,
 }
 
 
@@ -133,7 +126,7 @@ VARIANTS: dict[str, Callable[..., Any]] = {
 
 
 def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
-  """Random inputs of a variant. Jit them: else the peak of a device is that of making them."""
+  """Returns random inputs of a variant; jit it, or the device's peak is that of making them."""
   batch, length, width, size = options.batch, options.length, options.width, options.vocabulary
   keys = jax.random.split(jax.random.key(0), 5)
   hidden_BTD = jax.random.normal(keys[0], (batch, length, width))
@@ -149,48 +142,21 @@ def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
   return [hidden_BTD, sentence_BS, *kernels, targets_BT]
 
 
-def held(peak: bool) -> int:
-  """Bytes in use on the device, of this process where that is the CPU; `peak`: the most so far."""
-  stats = jax.devices()[0].memory_stats()
-  if stats:
-    return stats["peak_bytes_in_use" if peak else "bytes_in_use"]
-  name = "VmHWM" if peak else "VmRSS"
-  with open("/proc/self/status", encoding="ascii") as file:
-    return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", file.read()).group(1))
-
-
-def forget_peak() -> None:
-  """Makes the CPU's peak count from now. A device's keeps what making the inputs took."""
-  if jax.default_backend() == "cpu":
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-      file.write("5")
-
-
-def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Times of one variant after a first run that does not count, and its memory."""
+def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the times of a variant after a warm-up run, and its memory."""
   settings = {name: getattr(options, name) for name in ("dtype", "chunk", "pieces")}
 
   def value(*arrays):
     return VARIANTS[variant](*arrays, **settings)
 
-  run = value if variant == FLOOR else jax.value_and_grad(value, argnums=(0, 1, 2, 3))
+  run = value if variant == LOWER_BOUND else jax.value_and_grad(value, argnums=(0, 1, 2, 3))
   inputs = jax.block_until_ready(jax.jit(lambda: make_inputs(variant, options))())
   compiled = jax.jit(run).lower(*inputs).compile()
-  forget_peak()
-  before = held(peak=False)
-  seconds, cpu_seconds = [], []
-  for _ in range(options.repeats + 1):
-    start, cpu_start = time.perf_counter(), time.process_time()
-    jax.block_until_ready(compiled(*inputs))
-    seconds.append(time.perf_counter() - start)
-    cpu_seconds.append(time.process_time() - cpu_start)
-  device = jax.devices()[0]
-  return {
-    "seconds": seconds[1:],
-    "cpu_seconds": cpu_seconds[1:],
-    "bytes": held(peak=True) - before,
-    "device": f"{device.platform} {device.device_kind}",
-  }
+  measure.reset_peak()
+  before = measure.device_bytes()
+  times = measure.timed(lambda: jax.block_until_ready(compiled(*inputs)), options.repeats)
+  used = measure.device_bytes(peak=True) - before
+  return {**times, "bytes": used, "device": measure.jax_device()}
 
 
 # --------------------------------------------------------------------------------------------
@@ -198,47 +164,38 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def flops(variant: str, options: argparse.Namespace) -> int:
-  """Multiplications and additions of the matrix products, those computed again included."""
+  """Returns the FLOPs of the matmuls, including recomputed ones."""
   tokens = options.batch * options.length
   if variant == BASELINE:
-    rows, products = 3 * tokens, 3
+    rows, passes = 3 * tokens, 3
   else:
-    rows, products = tokens + 2 * options.batch, 4 if variant == "vocabulary" else 3
-  return 2 * products * rows * options.width * options.vocabulary
-
-
-def all_of(runs: list[dict], name: str) -> list[float]:
-  return [value for run in runs for value in run[name]]
-
-
-def summary(values: list[float]) -> dict[str, float]:
-  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
+    rows, passes = tokens + 2 * options.batch, 4 if variant == "vocabulary" else 3
+  return 2 * passes * rows * options.width * options.vocabulary
 
 
 def report(
-  variant: str, runs: list[dict], floor: float | None, options: argparse.Namespace
+  variant: str, runs: list[dict], lower_bound: float | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-  """The line of one variant."""
-  seconds = all_of(runs, "seconds")
+  """Returns the line of a variant."""
+  seconds = measure.all_of(runs, "seconds")
   line = {
     "benchmark": "vocab_projection",
     "variant": variant,
     "device": runs[0]["device"],
-    "cpus": os.cpu_count(),
-    "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
+    **measure.machine("jax", "jaxlib"),
     **{
       name: getattr(options, name) for name in ("batch", "length", "width", "vocabulary", "dtype")
     },
     "runs": len(seconds),
-    "seconds": summary(seconds),
-    "cpu_seconds": summary(all_of(runs, "cpu_seconds")),
+    "seconds": measure.summary(seconds),
+    "cpu_seconds": measure.summary(measure.all_of(runs, "cpu_seconds")),
     "additional_gb": round(max(run["bytes"] for run in runs) / 1e9, 3),
     "tflop": round(flops(variant, options) / 1e12, 3),
   }
   if variant == OURS:
     line["chunk"] = options.chunk or vocabulary.DEFAULT_CHUNK
-  if floor:
-    line["share_of_floor"] = round(floor / min(seconds), 3)
+  if lower_bound:
+    line["share_of_lower_bound"] = round(lower_bound / min(seconds), 3)
   if options.peak_tflops:
     rate = flops(variant, options) / min(seconds)
     line["share_of_peak_flops"] = round(rate / (1e12 * options.peak_tflops), 3)
@@ -248,35 +205,32 @@ def report(
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--batch", type=int, default=64, help="sentences")
-  parser.add_argument("--length", type=int, default=32, help="tokens of a sentence")
-  parser.add_argument("--width", type=int, default=512, help="of hidden states and each latent")
-  parser.add_argument("--vocabulary", type=int, default=250112)
+  parser.add_argument("--length", type=int, default=32, help="tokens per sentence")
+  parser.add_argument("--width", type=int, default=512, help="width of states and latents")
+  parser.add_argument("--vocabulary", type=int, default=250112, help="vocabulary size")
   parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-  parser.add_argument("--chunk", type=int, help="tokens of a chunk; default: the function's own")
-  parser.add_argument("--pieces", type=int, default=8, help="of the vocabulary, for `vocabulary`")
+  parser.add_argument("--chunk", type=int, help="tokens per chunk (default: that of weighted_nll)")
+  parser.add_argument("--pieces", type=int, default=8, help="chunks of the variant `vocabulary`")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-  parser.add_argument("--repeats", type=int, default=2, help="timed runs in one process")
-  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
-  parser.add_argument("--peak_tflops", type=float, help="of the device, for its share")
+  parser.add_argument("--repeats", type=int, default=2, help="timed runs per process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
+  parser.add_argument("--peak_tflops", type=float, help="peak TFLOP/s of the device")
   parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:
     parser.error("--repeats and --rounds must be at least 1")
   if options.measure:
-    print(json.dumps(measure(options.measure, options)))
+    print(json.dumps(measure_variant(options.measure, options)))
     return
-
-  runs: dict[str, list[dict]] = {variant: [] for variant in options.variants}
-  for _ in range(options.rounds):
-    for variant in runs:
-      command = [sys.executable, __file__, *sys.argv[1:], f"--measure={variant}"]
-      done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-      if done.returncode:
-        raise SystemExit(f"{variant} failed (exit code {done.returncode})")
-      runs[variant].append(json.loads(done.stdout.splitlines()[-1]))
-
-  floor = min(all_of(runs[FLOOR], "seconds")) if FLOOR in runs else None
-  lines = {variant: report(variant, runs[variant], floor, options) for variant in runs}
+  runs = measure.in_turns(
+    options.variants,
+    options.rounds,
+    lambda variant: measure.in_own_process(
+      __file__, [*sys.argv[1:], f"--measure={variant}"], variant
+    ),
+  )
+  bound = min(measure.all_of(runs[LOWER_BOUND], "seconds")) if LOWER_BOUND in runs else None
+  lines = {variant: report(variant, runs[variant], bound, options) for variant in runs}
   for line in lines.values():
     print(json.dumps(line))
   if not {BASELINE, OURS} <= set(lines):

@@ -1,1 +1,1 @@
-"""EMS: cross-lingual token reconstruction with contrastive learning, its variants and relatives."""
+"""EMS: cross-lingual token reconstruction with contrastive learning, and related models."""

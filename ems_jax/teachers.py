@@ -1,12 +1,12 @@
-"""Frozen teachers: vectors of sentences that a student learns from, without gradient.
+"""Frozen teachers: sentence vectors that a student learns from, without gradient.
 
-A teacher is a training run of this library, whose encoder runs inside of the step, or vectors that
-were computed before and come with the batch as its features `teacher_inputs` and `teacher_targets`.
+A teacher is a training run of this library whose encoder runs in the student's training step, or
+precomputed vectors in the batch features `teacher_inputs` and `teacher_targets`.
 
-The parameters of a teacher in the step are no part of the train state, and a trainer hands a model
-nothing else. An array that a jitted function closes over becomes a literal in its program (JAX
-0.10: 8 bytes of text for a float, a copy on every device); a `jax.Ref` becomes an argument, with
-the sharding that it has. So they are held in refs, which nobody writes to.
+The parameters of a teacher in the step are not part of the train state, the only parameters that a
+trainer passes to a model. An array in the closure of a jitted function becomes a literal of its
+program (JAX 0.10: 8 bytes of text per float, a copy on every device), but a `jax.Ref` becomes an
+argument with its own sharding. So the parameters are stored in refs, which are never written to.
 """
 
 import concurrent.futures
@@ -33,25 +33,24 @@ FEATURES = ("teacher_inputs", "teacher_targets")
 
 
 class Teacher:
-  """The encoder of a training run, to be called inside of a student's step.
+  """The encoder of a training run, called in a student's training step.
 
   Attributes:
-    checkpoint: The `checkpoint_<step>` folder whose parameters are used.
-    vocabulary: What its token ids are of.
+    checkpoint: The `checkpoint_<step>` folder of its parameters.
+    vocabulary: Its vocabulary.
     dimension: Width of its vectors.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, partitioner: Any = None):
-    """Reads what describes the run; its parameters are read when they are first used.
+    """Reads the description of the run; its parameters are read on first use.
 
     Args:
-      path: The run's MODEL_DIR (its latest checkpoint is taken) or one `checkpoint_<step>` folder
-        in it.
-      partitioner: A T5X partitioner like the student's: the parameters are laid out on its mesh by
-        its rules, as a student's would be. None: they are on the default device.
+      path: The run's MODEL_DIR (for its latest checkpoint) or a `checkpoint_<step>` folder in it.
+      partitioner: A T5X partitioner like the student's, which lays out the parameters on its mesh.
+        None: they are on the default device.
 
     Raises:
-      InputError: there is no such run.
+      InputError: the run does not exist.
     """
     self.checkpoint = t5x_checkpoints.find_checkpoint(path)
     loaded = encoder_json.load_encoder_assets(self.checkpoint.parent)
@@ -62,23 +61,23 @@ class Teacher:
     self._refs: Any = None
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
-    """Raises InputError where the student's token ids are not the teacher's."""
+    """Raises InputError if student and teacher have different vocabularies."""
     if _identity(vocabulary) != _identity(self.vocabulary):
       raise errors.InputError(
         f"the teacher {self.checkpoint} was trained with another vocabulary than the student's "
-        f"({self.vocabulary} and {vocabulary}), so it cannot read the student's token ids: compute "
-        "its vectors before the training, add them to the data as the features "
-        f"{' and '.join(FEATURES)}, and set TEACHER = None"
+        f"({self.vocabulary} and {vocabulary}), so it cannot encode the student's token ids; "
+        f"precompute its vectors, add them to the data as the features {' and '.join(FEATURES)}, "
+        "and set TEACHER = None"
       )
 
   def embed(self, tokens_NT: Int[Array, "N T"], *, count: int = 1) -> Float[Array, "N S"]:
-    """Returns float32 vectors of sentences: not normalized, without dropout and gradient.
+    """Returns float32 sentence vectors: not normalized, without dropout and gradient.
 
     Args:
       tokens_NT: Token ids of the vocabulary.
-      count: Slices that the sentences are computed in, for the memory.
+      count: Number of slices to encode one after the other, to save memory.
     """
-    # Once, not in the loop over slices, which the backward pass is told to run again.
+    # Read once, outside the loop over slices, which a backward pass would repeat.
     params = jax.tree.map(lambda ref: ref[...], self._parameters())
 
     def encode(tokens_NT: Int[Array, "N T"], rng: jax.Array | None) -> Float[Array, "N S"]:
@@ -88,9 +87,9 @@ class Teacher:
     return cast(jax.Array, jax.lax.stop_gradient(vector_NS))
 
   def _parameters(self) -> Any:
-    """A ref for each parameter; read once, wherever that is asked for first."""
+    """Returns a ref for each parameter, read from the checkpoint on the first call."""
     if self._refs is None:
-      # In a thread of its own: here a trace may be under way, into which arrays would be drawn.
+      # In another thread, because a trace active in this one would capture the arrays.
       with concurrent.futures.ThreadPoolExecutor(1) as pool:
         self._refs = pool.submit(self._read_parameters).result()
     return self._refs
@@ -106,7 +105,7 @@ class Teacher:
     )
 
   def _shardings(self) -> Any:
-    """Where each parameter lies on the partitioner's mesh."""
+    """Returns the sharding of each parameter on the partitioner's mesh."""
     mesh, rules = self._partitioner.mesh, self._partitioner.logical_axis_rules
     tokens_BT = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     variables = jax.eval_shape(self._network.init, jax.random.key(0), tokens_BT)
@@ -123,9 +122,9 @@ class Teacher:
 
 
 def from_run(path: str | os.PathLike[str] | None, *, partitioner: Any = None) -> Teacher | None:
-  """Returns the teacher of a run; None, vectors that come with the batch, where `path` is None.
+  """Returns the teacher of a run, or None (the batch contains its vectors) if `path` is None.
 
-  For gin, where one macro says which: `TEACHER`.
+  Gin files call it with the macro `TEACHER`.
   """
   return None if path is None else Teacher(path, partitioner=partitioner)
 
@@ -133,12 +132,12 @@ def from_run(path: str | os.PathLike[str] | None, *, partitioner: Any = None) ->
 def feature_lengths(
   *, max_length: int, dimension: int | None, teacher: str | os.PathLike[str] | None
 ) -> dict[str, int]:
-  """Returns what a batch of pairs is made of and each feature's length, as SeqIO asks for it.
+  """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
 
   Args:
     max_length: Tokens of a sentence.
-    dimension: Width of the teacher's vectors; None where nothing reads them.
-    teacher: As of `from_run`: where it is None, the batch has the teacher's vectors.
+    dimension: Width of the teacher's vectors; None if the model does not use them.
+    teacher: As for `from_run`; if None, the batch contains the teacher's vectors.
   """
   lengths = {
     "inputs": max_length,
@@ -157,9 +156,9 @@ def pair_vectors(
   """Returns the teacher's vectors of both sides of each pair, float32.
 
   Args:
-    teacher: Computes them; None: they are in the batch.
+    teacher: Computes the vectors; None: they are in the batch.
     batch: A batch of pairs.
-    count: Slices that the teacher computes the batch in.
+    count: Number of slices that the teacher encodes one after the other.
 
   Raises:
     InputError: there is neither a teacher nor its vectors, or there are both.
@@ -175,13 +174,13 @@ def pair_vectors(
 def anchor_vectors(
   teacher: Teacher | None, batch: base.Batch, is_input_B: Bool[Array, "B"], *, count: int = 1
 ) -> Float[Array, "B S"]:
-  """Returns the teacher's vector of one side of each pair, float32; a teacher reads no other.
+  """Returns the teacher's vector of one side of each pair, float32; it encodes only that side.
 
   Args:
-    teacher: Arguments are those of `pair_vectors`, and so is what is raised.
-    batch: See there.
-    is_input_B: Whether that side is `inputs`.
-    count: See there.
+    teacher: As for `pair_vectors`, which raises the same errors.
+    batch: As for `pair_vectors`.
+    is_input_B: Whether to use `inputs` instead of `targets`.
+    count: As for `pair_vectors`.
   """
   if teacher is None:
     return _one_side(_given(batch), is_input_B)
@@ -195,10 +194,10 @@ def _one_side(x_B2X: jax.Array, is_input_B: Bool[Array, "B"]) -> jax.Array:
 
 
 def _given(batch: base.Batch) -> Float[Array, "B 2 S"]:
-  """The vectors that come with a batch."""
+  """Returns the teacher's vectors in a batch."""
   if missing := [name for name in FEATURES if name not in batch]:
     raise errors.InputError(
-      f"there is no teacher, and the batch has no {' and no '.join(missing)}: set TEACHER to the "
+      f"there is no teacher, and the batch has no {' and no '.join(missing)}; set TEACHER to the "
       f"folder of a trained run, or train on data with the features {' and '.join(FEATURES)}"
     )
   vectors = [batch[name].astype(jnp.float32) for name in FEATURES]
@@ -208,18 +207,18 @@ def _given(batch: base.Batch) -> Float[Array, "B 2 S"]:
 def _check_not_given(batch: base.Batch) -> None:
   if given := [name for name in FEATURES if name in batch]:
     raise errors.InputError(
-      f"there is a teacher, and the batch has {' and '.join(given)} as well: set TEACHER = None to "
-      "use the vectors of the batch, or leave them out of TASK_FEATURE_LENGTHS"
+      f"there is a teacher, and the batch has {' and '.join(given)} as well; set TEACHER = None to "
+      "use the vectors of the batch, or remove them from TASK_FEATURE_LENGTHS"
     )
 
 
 def _identity(vocabulary: vocabularies.Vocabulary) -> Any:
-  """What two vocabularies that give the same ids share: all but where their files lie."""
+  """Returns the properties that determine the ids of a vocabulary: all but its path."""
   fields = dataclasses.asdict(cast(Any, vocabulary))
   content = [getattr(vocabulary, name, None) for name in ("model_bytes", "content")]
   return type(vocabulary), fields | {"path": None}, content
 
 
 def _placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """An array that every process has, on a mesh of all their devices."""
+  """Returns an array that every process has, placed on a mesh of all their devices."""
   return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

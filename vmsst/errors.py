@@ -1,4 +1,8 @@
-"""The exception for errors that a user can fix."""
+"""The exception for errors a user can fix, and checks of option values that raise it."""
+
+import math
+from collections.abc import Collection
+from typing import Any
 
 _LONGEST = 3000
 
@@ -16,3 +20,33 @@ class InputError(ValueError):
       half = _LONGEST // 2
       message = f"{message[:half]} [...] {message[-half:]}"
     super().__init__(message)
+
+
+def check_integer(name: str, value: Any, *, minimum: int = 1) -> None:
+  """Raises InputError unless `value` is an integer of at least `minimum`."""
+  if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more")
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+  """Raises InputError unless `value` is one of `choices`."""
+  if value not in choices:
+    raise InputError(f"{name} is {value!r}; known: {', '.join(choices)}")
+
+
+def check_positive(name: str, value: float) -> None:
+  """Raises InputError unless `value` is a finite number above 0."""
+  if not 0 < value < math.inf:
+    raise InputError(f"{name} is {value!r}; it must be a positive number")
+
+
+def check_not_negative(name: str, value: float) -> None:
+  """Raises InputError if `value` is below 0."""
+  if not value >= 0:
+    raise InputError(f"{name} is {value!r}; it must not be negative")
+
+
+def check_rate(name: str, value: float) -> None:
+  """Raises InputError unless `value` is a probability below 1."""
+  if not 0 <= value < 1:
+    raise InputError(f"{name} is {value!r}; it must be in [0, 1)")

@@ -1,19 +1,42 @@
-"""Where activations lie on a mesh, said by logical axis names."""
+"""Layout of activations over a mesh, by logical axis names."""
+
+import math
 
 import jax
 from flax.linen import partitioning
 
 
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-  """Returns `x`, laid out as the logical axis rules in force say; unchanged where there are none.
+  """Returns `x` laid out by the current logical axis rules, or unchanged without rules.
 
-  Unlike flax's function of this kind it also obeys a mesh entered by `with mesh:`, which is how
+  Unlike the corresponding function of flax, it also works with a mesh entered by `with mesh:`, as
   T5X's partitioners enter theirs.
 
   Args:
     x: An activation.
-    axes: A logical name for each axis of `x`; None for one that stays whole on every device.
+    axes: Logical name of each axis of `x`; None for an axis that is not sharded.
   """
   if not partitioning.get_axis_rules():
     return x
   return jax.lax.with_sharding_constraint(x, partitioning.logical_to_mesh_axes(axes))
+
+
+def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
+  """Returns the mesh axes over which the current rules shard each logical axis of an array.
+
+  Empty for an axis that is not sharded, for one whose size the mesh axes do not divide, and without
+  a mesh entered by `jax.set_mesh`.
+
+  Args:
+    **sizes: Size of each logical axis.
+  """
+  mesh = jax.sharding.get_abstract_mesh().shape
+  if not mesh or not partitioning.get_axis_rules():
+    return ((),) * len(sizes)
+  specs = partitioning.logical_to_mesh_axes(tuple(sizes)) or (None,) * len(sizes)
+  found = []
+  for spec, size in zip(specs, sizes.values(), strict=True):
+    names = spec if isinstance(spec, tuple) else (spec,)
+    names = tuple(name for name in names if mesh.get(name, 1) > 1)
+    found.append(names if size % math.prod(mesh[name] for name in names) == 0 else ())
+  return tuple(found)

@@ -1,1 +1,1 @@
-"""Losses of EMS and its relatives, as pure functions of arrays."""
+"""Losses of EMS and related models, as pure functions of arrays."""

@@ -1,4 +1,4 @@
-"""Additive margin softmax (AMS): the translation has to win by a margin.
+"""Additive margin softmax (AMS): translations must outscore other sentences by a margin.
 
 References: Yang et al. 2019; Feng et al. 2022 (LaBSE, margin 0.3, scale 100); the EMS paper,
 section V (LaBSE-EMS, margin 0.3, scale 10).
@@ -17,17 +17,17 @@ def additive_margin_softmax(
   scale: float,
   same_BB: Bool[Array, "B B"] | None = None,
 ) -> Float[Array, "B"]:
-  """Loss of each pair, the sum of both directions, in nats.
+  """Returns the loss of each pair, summed over both directions, in nats.
 
   loss_i = -log softmax_j(x_ij)_i - log softmax_j(x_ji)_i
   x_ij = scale * (cos_ij - margin * [i = j])
 
   Args:
-    cosine_BB: Cosines of every source (rows) with every target (columns), row i with its
-      translation on the diagonal.
-    margin: What is taken off the cosine of a pair.
+    cosine_BB: Cosines of every source (rows) with every target (columns), translations on the
+      diagonal.
+    margin: Subtracted from the cosine of a pair.
     scale: Factor on every score, the inverse of a temperature.
-    same_BB: Pairs that are no negatives of each other (see `vmsst.losses.contrastive`).
+    same_BB: Pairs that are not negatives of each other (see `vmsst.losses.contrastive`).
 
   Examples:
     >>> loss_B = additive_margin_softmax(jnp.eye(2), margin=0.3, scale=10.0)

@@ -1,12 +1,12 @@
-"""Contrastive learning with soft labels: a student's similarities follow those of a teacher.
+"""Contrastive learning with soft labels: a student learns the similarities of a teacher.
 
-Scores of teacher and student are cosines over one temperature tau, from
+Scores of teacher and student are cosines divided by the same temperature tau, computed by
 `vmsst.losses.contrastive.similarity` with `cosine=True` and `scale` 1 / tau.
 
 The paper's equations 2, 4 and 6 normalize a label over the second of its sentences (`n` in w(i, n))
-and use the same number where the softmax runs over the first, so that the labels of a query in the
-second direction need not sum to 1. The released code normalizes them for each query. That is the
-default here too; `row_normalized` is the paper's form.
+and use the same number if the softmax runs over the first. The labels of a query in the second
+direction then need not sum to 1. The released code normalizes them for each query, which is the
+default here; `row_normalized` selects the paper's form.
 
 Reference: Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.
 """
@@ -19,11 +19,11 @@ from jaxtyping import Array, Float
 
 
 class Labels(NamedTuple):
-  """How much pair j is the answer to pair i.
+  """Weight of pair j as the answer to pair i.
 
   Attributes:
-    row_BB: Weights where each row, a source, asks for its column.
-    column_BB: Weights where each column, a target, asks for its row.
+    row_BB: Weights if rows (sources) are the queries.
+    column_BB: Weights if columns (targets) are the queries.
   """
 
   row_BB: Float[Array, "B B"]
@@ -31,17 +31,17 @@ class Labels(NamedTuple):
 
 
 def hard_labels(batch: int) -> Labels:
-  """Labels that know only translations (equation 3)."""
+  """Returns labels with translations as the only answers (equation 3)."""
   return Labels(jnp.eye(batch), jnp.eye(batch))
 
 
 def priority_labels(anchor_BB: Float[Array, "B B"], *, row_normalized: bool = False) -> Labels:
-  """Labels by one side of the pairs (equation 4). They have no gradient.
+  """Returns labels from one side of the pairs (equation 4), without gradient.
 
   Args:
-    anchor_BB: The teacher's score of every two sentences of that side, which is the one whose
-      language has the higher priority.
-    row_normalized: In both directions, take labels that sum to 1 over the targets of a source.
+    anchor_BB: The teacher's score of every two sentences of the side whose language has the higher
+      priority.
+    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
   """
   anchor_BB = jax.lax.stop_gradient(anchor_BB.astype(jnp.float32))
   row_BB = jax.nn.softmax(anchor_BB, axis=1)
@@ -56,24 +56,24 @@ def average_labels(
   *,
   row_normalized: bool = False,
 ) -> Labels:
-  """Labels by both sides of the pairs (equation 5). They have no gradient.
+  """Returns labels from both sides of the pairs (equation 5), without gradient.
 
   Args:
     source_BB: The teacher's score of every two sources.
     target_BB: The teacher's score of every two targets.
-    row_normalized: In both directions, take labels that sum to 1 over the targets of a source.
+    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
   """
   return priority_labels(0.5 * (source_BB + target_BB), row_normalized=row_normalized)
 
 
 def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:
-  """Loss of each pair, the sum of both directions, in nats (equation 2, whose mean it is over).
+  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is its mean).
 
   loss_k = -sum_j row_kj log softmax_n(score_kn)_j - sum_i column_ik log softmax_n(score_nk)_i
 
   Args:
     score_BB: The student's score of every source (rows) with every target (columns).
-    labels: What it should be.
+    labels: The target distributions.
   """
   row_B = -jnp.sum(labels.row_BB * jax.nn.log_softmax(score_BB, axis=1), axis=1)
   return row_B + _column_loss(score_BB, labels)
@@ -82,17 +82,17 @@ def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[A
 def monolingual_loss(
   source_BB: Float[Array, "B B"], target_BB: Float[Array, "B B"], labels: Labels
 ) -> Float[Array, "B"]:
-  """Loss of each pair in the spaces of its two languages, in nats (equation 6).
+  """Returns the loss of each pair within each of its two languages, in nats (equation 6).
 
   loss_k = -sum_i column_ik (log softmax_n(source_nk)_i + log softmax_n(target_nk)_i)
 
-  As in the equation, one direction a side, and a sentence is among its own candidates. TCM is
-  lambda times `cross_lingual_loss` plus this (equation 7).
+  As in the equation, each side has one direction, and a sentence is one of its own candidates. TCM
+  is lambda times `cross_lingual_loss` plus this loss (equation 7).
 
   Args:
     source_BB: The student's score of every two sources.
     target_BB: The student's score of every two targets.
-    labels: What they should be.
+    labels: The target distributions.
   """
   return _column_loss(source_BB, labels) + _column_loss(target_BB, labels)
 

@@ -1,11 +1,11 @@
-"""Distributions over the vocabulary with a few tokens each: what a sentence vector has to predict.
+"""Token distributions of sentences, the targets that sentence vectors must predict.
 
-They are never arrays of the vocabulary's size: a distribution is a list of tokens and the share of
-each, and the shares of a token that is listed twice add up.
+A distribution is a list of tokens with their shares, never an array of vocabulary size. The shares
+of a token that is listed twice add up.
 
-Where the paper is silent: the length of a sentence is that of its tokens without padding, unknown
-words included. EMS's vocabulary has neither BOS nor EOS; where a vocabulary has them, `special_ids`
-takes them out, since they say nothing about a sentence.
+The paper does not define the length of a sentence; here it is the number of its tokens, including
+unknown ones, without padding. EMS's vocabulary has neither BOS nor EOS. For vocabularies that do,
+`special_ids` excludes them, because they carry no information about the sentence.
 
 References: the EMS paper, section III-B; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
@@ -23,30 +23,33 @@ class TokenTargets(NamedTuple):
   """A distribution over the vocabulary for each sentence.
 
   Attributes:
-    tokens_BT: Tokens; the order is of no importance.
-    share_BT: Probability that each one adds to its token's, 0 at padding.
+    tokens_BT: Tokens in any order.
+    share_BT: Probability that each position adds to its token; 0 at padding.
   """
 
   tokens_BT: Int[Array, "B T"]
   share_BT: Float[Array, "B T"]
 
 
+def is_word(tokens: Int[Array, "... T"], special_ids: Sequence[int]) -> Bool[Array, "... T"]:
+  """Returns True at tokens that are neither padding nor one of `special_ids`."""
+  return ~jnp.isin(tokens, jnp.array((padding.PAD_ID, *special_ids)))
+
+
 def xtr_targets(
   tokens_BT: Int[Array, "B T"], *, special_ids: Sequence[int] = (), count_repeats: bool = True
 ) -> TokenTargets:
-  """Distribution of the tokens of each sentence: p(w) = N_w / |S| (EMS paper, equation 7).
+  """Returns the token distribution of each sentence: p(w) = N_w / |S| (EMS paper, equation 7).
 
-  A sentence without tokens has shares of 0.
+  In a sentence without tokens, all shares are 0.
 
   Args:
-    tokens_BT: The sentence to be predicted, the other one of the pair; 0 is padding.
-    special_ids: Ids besides padding that are no part of a sentence, such as EOS.
-    count_repeats: False gives a token 1 / |S| however often it occurs, as the released code does;
-      shares then sum to less than 1.
+    tokens_BT: The sentence to predict, the other side of the pair; 0 is padding.
+    special_ids: Ids in addition to padding that do not count as tokens, such as EOS.
+    count_repeats: If False, a token has the share 1 / |S| however often it occurs, as in the
+      released code; shares may then sum to less than 1.
   """
-  is_token_BT = tokens_BT != padding.PAD_ID
-  for special_id in special_ids:
-    is_token_BT &= tokens_BT != special_id
+  is_token_BT = is_word(tokens_BT, special_ids)
   length_B1 = jnp.sum(is_token_BT, axis=1, keepdims=True, dtype=jnp.float32)
   if not count_repeats:
     is_token_BT &= ~_occurred_before(tokens_BT)
@@ -54,17 +57,17 @@ def xtr_targets(
 
 
 def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTargets:
-  """Targets of the unified generative task: half the other sentence, half the own masked token.
+  """Returns targets of the unified generative task: half other sentence, half own masked token.
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 
-  The halves are those of the code released with Mao et al. 2021. It masks one token in one sentence
-  of a pair, taken at random; the sentence without a mask keeps the targets of XTR.
+  The weights are those of the code released with Mao et al. 2021, which masks one random token in
+  one sentence of a pair. The sentence without a mask keeps the XTR targets.
 
   Args:
-    targets: Those of XTR, [B, T].
-    masked_B: The token that stood where the encoded sentence (the one that predicts `targets`) has
-      a mask; 0 where it has none.
+    targets: The XTR targets, [B, T].
+    masked_B: The masked token of the encoded sentence (the one that predicts `targets`); 0 if it
+      has no mask.
 
   Returns:
     The targets, [B, T + 1].
@@ -78,8 +81,8 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
 
 def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
-  """sum_w p(w) log p(w) of each distribution, in nats."""
-  # sum over positions of share * log(p of its token) adds each token's shares up.
+  """Returns sum_w p(w) log p(w) of each distribution, in nats."""
+  # Summing share * log(p of its token) over positions adds up the shares of each token.
   same_BTT = targets.tokens_BT[:, :, None] == targets.tokens_BT[:, None, :]
   probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)
   log_BT = jnp.log(jnp.where(targets.share_BT > 0, probability_BT, 1.0))

@@ -1,16 +1,15 @@
-"""Cross-lingual token-level reconstruction (XTR): how well vectors predict sentences' tokens.
+"""Cross-lingual token-level reconstruction (XTR): sentence vectors predict tokens of translations.
 
-The target of a sentence has a few tokens, so that its distance from a softmax needs the softmax's
-logarithmic sum and the logits of those tokens:
+The target distribution of a sentence has a few tokens. Its KL divergence from a softmax needs only
+the softmax's log-sum and the logits of those tokens:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
-There is one row of logits a sentence, not one a token, and no row of targets. The logits of a few
-sentences at a time are all that exists, and their gradient is taken while they do: what is
-differentiated is a weighted sum whose weights are known beforehand, so the backward pass has
-nothing left but to multiply by a number. The results are exact.
+Each sentence has one row of logits, not one per token, and no row of targets. Logits exist for a
+few sentences at a time, and their gradients are computed in the forward pass (see
+`vmsst.losses.fused_gradients`). The results are exact.
 
-Axes: `E` width of what is projected, `C` sentences of one chunk, `N` chunks.
+Axes: `E` input of the vocabulary projection, `C` sentences of one chunk, `N` chunks.
 
 Reference: the EMS paper, section III-B.
 """
@@ -22,11 +21,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from ems_jax.losses import token_targets
+from vmsst import sharding
+from vmsst.losses import fused_gradients
 
 # Sentences whose logits a device holds at a time.
 DEFAULT_CHUNK = 512
@@ -43,32 +43,30 @@ def weighted_kl(
 ) -> tuple[Float[Array, ""], Float[Array, "B"]]:
   """Returns sum_b weights_b * KL(p_b || softmax(h_b W)), and each sentence's KL, in nats.
 
-  Equation 6 of the EMS paper, of which it is one direction: h is what follows the activation in
-  equations 4 and 5, W the transpose of W_emb, p the token distribution of the other sentence.
+  One direction of equation 6 of the EMS paper: h is the activated vector in equations 4 and 5, W
+  the transpose of W_emb, p the token distribution of the other sentence.
 
-  The sum has gradients for hidden states, kernel and weights, in reverse mode, and none for
-  targets. They are computed together with the sum, so it has to be what the loss is made of: masks,
-  averages and the weights of loss terms belong into `weights_B`. The second result has no gradient.
+  The sum has reverse-mode gradients for hidden states, kernel and weights, and none for targets.
+  They are computed together with the sum, so put masks, averages and the weights of loss terms into
+  `weights_B`. The second result has no gradient.
 
-  On a mesh (`jax.set_mesh` and logical axis rules) rows stay on the devices of "batch" and columns
-  of the kernel on those of "vocab", each where it divides evenly. Devices exchange numbers and
-  vectors of a sentence and, once, the gradient of the kernel: never its columns or logits.
+  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch" and columns
+  of the kernel on those of "vocab", if divided evenly. Devices exchange numbers and vectors of
+  sentences and, once, the gradient of the kernel, but never its columns or logits.
 
   Args:
-    hidden_BE: One vector a sentence.
-    kernel_EV: Kernel of the logits; for an embedding table its transpose.
-    targets: What each vector has to predict (see `token_targets`). Shares need not sum to 1. A
-      token outside the vocabulary makes the sum NaN.
+    hidden_BE: One vector per sentence.
+    kernel_EV: Kernel of the logits; for an embedding table, its transpose.
+    targets: Distribution that each vector must predict (see `token_targets`). Shares need not sum
+      to 1. A token outside the vocabulary makes the sum NaN.
     weights_B: Weight of each sentence in the sum.
     chunk: Sentences whose logits a device holds at a time; None: 512.
-    dtype: Of the factors of matrix products ("float32", "bfloat16"). Products, softmax and sums are
-      float32.
+    dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
-    ValueError: a chunk below 1.
+    ValueError: `chunk` is below 1.
   """
-  if chunk is not None and chunk < 1:
-    raise ValueError(f"chunk is {chunk}; it has to be at least 1")
+  fused_gradients.check_chunk(chunk)
   plan = _Plan.make(hidden_BE.shape[0], kernel_EV.shape[1], chunk=chunk, dtype=dtype)
   targets = jax.lax.stop_gradient(targets)
   total, cross_entropy_B = _cross_entropy(plan, _Inputs(hidden_BE, kernel_EV, weights_B), targets)
@@ -77,7 +75,7 @@ def weighted_kl(
 
 
 class _Inputs(NamedTuple):
-  """Whatever has a gradient; also the gradients."""
+  """The differentiable inputs, or their gradients."""
 
   hidden_BE: Any
   kernel_EV: Any
@@ -85,14 +83,14 @@ class _Inputs(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """How the work is cut.
+  """The division of the work.
 
   Attributes:
-    batch_axes: Mesh axes that divide sentences.
-    vocab_axes: Mesh axes that divide the vocabulary.
+    batch_axes: Mesh axes over which sentences are sharded.
+    vocab_axes: Mesh axes over which the vocabulary is sharded.
     vocab_size: Tokens of the whole vocabulary.
-    chunk: The most sentences at a time on a device.
-    dtype: Of the factors of products.
+    chunk: Largest number of sentences at a time on a device.
+    dtype: Dtype of matmul operands.
   """
 
   batch_axes: tuple[str, ...]
@@ -103,78 +101,58 @@ class _Plan(NamedTuple):
 
   @classmethod
   def make(cls, batch: int, vocab_size: int, *, chunk: int | None, dtype: str) -> "_Plan":
-    """The plan for the mesh and the axis rules in force."""
-    batch_axes, vocab_axes = _mesh_axes(batch=batch, vocab=vocab_size)
+    """Returns the plan for the current mesh and axis rules."""
+    batch_axes, vocab_axes = sharding.mesh_axes(batch=batch, vocab=vocab_size)
     return cls(batch_axes, vocab_axes, vocab_size, chunk or DEFAULT_CHUNK, dtype)
 
-  @property
-  def sum_dtype(self) -> Any:
-    """Dtype of products, sums and the softmax."""
-    return jnp.promote_types(self.dtype, jnp.float32)
-
   def matmul(self, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a @ b`, the factors in `dtype`, the product in `sum_dtype`."""
-    a, b = a.astype(self.dtype), b.astype(self.dtype)
-    return jnp.matmul(a, b, preferred_element_type=self.sum_dtype)
+    """Returns `a @ b` with operands in the plan's dtype."""
+    return fused_gradients.matmul(a, b, self.dtype)
 
   def cut(self, x: jax.Array) -> jax.Array:
-    """[B, ...] as [N, C, ...]: the fewest chunks, of equal size, the last one filled with zeros."""
+    """Returns [B, ...] as [N, C, ...]: the fewest chunks of equal size, zeros at the end."""
     chunks = max(1, math.ceil(x.shape[0] / self.chunk))
     size = math.ceil(x.shape[0] / chunks)
     x = jnp.pad(x, ((0, chunks * size - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
     return x.reshape(chunks, size, *x.shape[1:])
 
   def over_vocab(self, reduce: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """`x` reduced over the devices that share the vocabulary."""
+    """Returns `x` reduced over the devices that share the vocabulary."""
     return reduce(x, self.vocab_axes) if self.vocab_axes else x
 
   def over_batch(self, x: jax.Array) -> jax.Array:
-    """`x` summed over the devices that share the batch."""
+    """Returns `x` summed over the devices that share the batch."""
     return jax.lax.psum(x, self.batch_axes) if self.batch_axes else x
 
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-    """`function` of (inputs, targets) as each device runs it on its part.
+    """Returns `function` of (inputs, targets) run by each device on its part.
 
     Args:
-      function: Gets and returns a device's part; reduces over devices itself.
-      outputs: What it returns, with a `PartitionSpec` in place of each array.
+      function: Takes and returns a device's part; reduces over devices itself.
+      outputs: Structure of its results, with a `PartitionSpec` for each array.
     """
     if not self.batch_axes and not self.vocab_axes:
       return function
     inputs = _Inputs(self.rows, self.columns, self.rows)
-    # What is the same on several devices is so by construction: sums over them.
+    # Replicated results are sums over devices, so they need no check.
     return jax.shard_map(function, in_specs=(inputs, self.rows), out_specs=outputs, check_vma=False)
 
   @property
   def rows(self) -> PartitionSpec:
-    """Layout of an array with a row a sentence."""
+    """Layout of an array with one row per sentence."""
     return PartitionSpec(self.batch_axes)
 
   @property
   def columns(self) -> PartitionSpec:
-    """Layout of an array with a column a token of the vocabulary."""
+    """Layout of an array with one column per vocabulary token."""
     return PartitionSpec(None, self.vocab_axes)
-
-
-def _mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
-  """Mesh axes that divide each logical axis; none where no mesh is known or it does not fit."""
-  mesh = jax.sharding.get_abstract_mesh().shape
-  if not mesh or not partitioning.get_axis_rules():
-    return ((),) * len(sizes)
-  specs = partitioning.logical_to_mesh_axes(tuple(sizes)) or (None,) * len(sizes)
-  found = []
-  for spec, size in zip(specs, sizes.values(), strict=True):
-    names = spec if isinstance(spec, tuple) else (spec,)
-    names = tuple(name for name in names if mesh.get(name, 1) > 1)
-    found.append(names if size % math.prod(mesh[name] for name in names) == 0 else ())
-  return tuple(found)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(
   plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets
 ) -> tuple[jax.Array, jax.Array]:
-  """sum_b weights_b * -sum_w p_b(w) log softmax(h_b W)_w, and each sentence's part."""
+  """Returns sum_b weights_b * -sum_w p_b(w) log softmax(h_b W)_w, and each sentence's value."""
   values = plan.on_mesh(functools.partial(_values, plan), plan.rows)
   cross_entropy_B = values(inputs, targets)
   return jnp.sum(inputs.weights_B * cross_entropy_B), cross_entropy_B
@@ -183,7 +161,7 @@ def _cross_entropy(
 def _forward(
   plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets
 ) -> tuple[tuple[jax.Array, jax.Array], _Inputs]:
-  """`_cross_entropy`, and the gradients of its sum."""
+  """Computes `_cross_entropy` and the gradients of its sum."""
   outputs = (plan.rows, plan.rows, plan.columns)
   run = plan.on_mesh(functools.partial(_values_and_gradients, plan), outputs)
   cross_entropy_B, hidden_gradient_BE, kernel_gradient_EV = run(inputs, targets)
@@ -192,19 +170,11 @@ def _forward(
   return (jnp.sum(inputs.weights_B * cross_entropy_B), cross_entropy_B), gradients
 
 
-def _backward(
-  plan: _Plan, gradients: _Inputs, cotangents: tuple[jax.Array, jax.Array]
-) -> tuple[_Inputs, None]:
-  """Scales the gradients; what is differentiated through single sentences stays zero."""
-  del plan
-  return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
-
-
-_cross_entropy.defvjp(_forward, _backward)
+_cross_entropy.defvjp(_forward, fused_gradients.scale_gradients)
 
 
 def _values(plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets) -> jax.Array:
-  """Cross-entropy of a device's sentences."""
+  """Returns the cross-entropy of a device's sentences."""
   kernel_EV = inputs.kernel_EV.astype(plan.dtype)
 
   def step(chunk: tuple[Any, ...]) -> jax.Array:
@@ -218,13 +188,13 @@ def _values(plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets) -
 def _values_and_gradients(
   plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Cross-entropy of a device's sentences; gradients of hidden states and of the kernel's part."""
+  """Returns a device's cross-entropies and gradients of hidden states and its kernel part."""
   kernel_EV = inputs.kernel_EV.astype(plan.dtype)
 
   def gradients(chunk: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     hidden_CE, weights_C, targets = chunk
     scored = _score(plan, hidden_CE, kernel_EV, targets)
-    # mass * softmax - target, times total / mass: rows are scaled where they are short.
+    # (mass * softmax - target) * total / mass: callers scale where rows are shorter.
     mass_C = jnp.sum(targets.share_BT, axis=1)
     unit_C1 = (scored.total_C / jnp.where(mass_C > 0, mass_C, 1.0))[:, None]
     rows_C1 = jnp.arange(len(mass_C))[:, None]
@@ -242,10 +212,10 @@ def _values_and_gradients(
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
-    # Without a sum over chunks, which costs a few sentences more than softmax and targets do.
+    # Skip the sum over chunks: for few sentences it costs more than softmax and targets.
     kernel_gradient_EV, parts = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
-    start_EV = jnp.zeros(kernel_EV.shape, plan.sum_dtype)
+    start_EV = jnp.zeros(kernel_EV.shape, fused_gradients.accumulation_dtype(plan.dtype))
     kernel_gradient_EV, parts = jax.lax.scan(step, start_EV, chunks)
   cross_entropy_NC, hidden_gradient_NCE = parts
   batch, width = inputs.hidden_BE.shape
@@ -258,13 +228,13 @@ def _values_and_gradients(
 
 
 class _Scored(NamedTuple):
-  """Sentences of a chunk against a device's part of the vocabulary.
+  """Scores of the sentences of a chunk on a device's part of the vocabulary.
 
   Attributes:
-    cross_entropy_C: -sum_w p(w) log softmax(logits)_w, over the whole vocabulary.
-    exp_CV: exp(logit - the highest logit).
-    total_C: Its sum over the whole vocabulary.
-    columns_CT: The column of each target token, beyond the last one where another device has it.
+    cross_entropy_C: -sum_w p(w) log softmax(logits)_w over the whole vocabulary.
+    exp_CV: exp(logit - highest logit).
+    total_C: Sum of `exp_CV` over the whole vocabulary.
+    columns_CT: Column of each target token; out of range if another device has it.
   """
 
   cross_entropy_C: jax.Array
@@ -276,7 +246,7 @@ class _Scored(NamedTuple):
 def _score(
   plan: _Plan, hidden_CE: jax.Array, kernel_EV: jax.Array, targets: token_targets.TokenTargets
 ) -> _Scored:
-  """Scores sentences; the parts of the vocabulary may be on different devices."""
+  """Scores sentences; the vocabulary may be sharded over devices."""
   logits_CV = plan.matmul(hidden_CE, kernel_EV)
   size = logits_CV.shape[1]
   first = jax.lax.axis_index(plan.vocab_axes) * size if plan.vocab_axes else 0
@@ -288,7 +258,7 @@ def _score(
   total_C = plan.over_vocab(jax.lax.psum, jnp.sum(exp_CV, axis=1))
   target_CT = jnp.take_along_axis(logits_CV, columns_CT, axis=1, mode="fill", fill_value=0.0)
   target_CT = plan.over_vocab(jax.lax.psum, target_CT)
-  # Some device has every token; what none has is an error that must show.
+  # Every known token is on some device; an unknown one gives NaN, so that the error shows.
   known_CT = (targets.tokens_BT >= 0) & (targets.tokens_BT < plan.vocab_size)
   nll_CT = jnp.log(total_C)[:, None] + highest_C[:, None] - target_CT
   nll_CT = jnp.where(known_CT, nll_CT, jnp.nan)

@@ -16,9 +16,10 @@ from jaxtyping import Array, Float, Int
 from ems_jax.losses import margin as margin_losses
 from ems_jax.losses import token_targets, xtr
 from ems_jax.networks import ems
-from vmsst import errors, padding
+from vmsst import errors
 from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching
+from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
@@ -33,19 +34,19 @@ class _Term(NamedTuple):
 
 
 class EmsModel(base.BitextModel):
-  """Each sentence's vector predicts the tokens of its translation, and is nearest to its vector.
+  """Trains vectors to predict the tokens of the translation and to be nearest to its vector.
 
   The loss of a pair, averaged over the batch's pairs (equations 6, 8 and 12):
 
     KL(p(x_j) || q(x_i)) + KL(p(x_i) || q(x_j))
       - log softmax_k(sim(x_i, x_k) / T)_j - log softmax_k(sim(x_k, x_j) / T)_i
 
-  p is the distribution of a sentence's tokens and q what the XTR head makes of the other one's
-  vector; sim is the cosine. A network without one of the heads is trained without its loss. With a
-  margin, sim of a pair has it taken off: LaBSE's additive margin softmax.
+  p is the token distribution of a sentence, q the XTR head's prediction from the vector of the
+  other sentence, and sim the cosine. A network without one of the heads is trained without its
+  loss. A margin is subtracted from the sim of a pair, as in LaBSE's additive margin softmax.
 
-  The negatives are the whole global batch, on any number of devices; with microbatches (a trainer's
-  setting) they are those of a microbatch, so prefer `embedding_slices` where memory is short.
+  The negatives are those of the global batch on any number of devices. With microbatches (a trainer
+  setting), they are those of a microbatch, so use `embedding_slices` instead to save memory.
   """
 
   network: ems.EmsNetwork
@@ -68,24 +69,23 @@ class EmsModel(base.BitextModel):
     """Wires the network to the losses.
 
     Args:
-      network: Encoder and heads; says by its heads which losses there are.
+      network: Encoder and heads; the heads determine the losses.
       input_vocabulary: Vocabulary of both sides.
       optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, EOS included where the vocabulary has one.
+      max_length: Tokens of a sentence, including EOS if the vocabulary has it.
       scale: Factor on every cosine in the contrastive loss, 1 / T.
-      margin: What is taken off the cosine of a pair.
-      masking: "none"; "ugt": in training one token of one side of each pair is masked, and the
-        masked sentence predicts it beside the tokens of the other (the unified generative task);
-        "input": masked alike, but not predicted, as in the released code (which has the other
-        sentence predict the mask; here it predicts the token).
-      mask_id: Piece that stands for a masked token, one that no text gives.
-      count_repeats: False gives a token of the XTR targets one share however often it occurs, as
-        the released code does.
-      negative_groups: Cuts the batch into so many runs of pairs, which are no negatives of each
-        other: with one for each device, negatives are those of the own device, as in the released
-        code.
-      embedding_slices: Encode the batch in so many slices, recomputed in the backward pass: the
-        same gradient at the memory of one slice.
+      margin: Subtracted from the cosine of a pair.
+      masking: "none"; "ugt" (unified generative task): training masks one token of one side of each
+        pair, and the masked sentence predicts it in addition to the tokens of the other side;
+        "input": masks the same way without predicting the token, as in the released code (where
+        the other sentence predicts the mask; here it predicts the token).
+      mask_id: Id of the mask token, which must not occur in text.
+      count_repeats: If False, a token of the XTR targets has one share however often it occurs, as
+        in the released code.
+      negative_groups: Number of groups of consecutive pairs; negatives come from the same group.
+        With one group per device, this equals the released code's negatives.
+      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+        one slice, which the backward pass encodes again.
     """
     super().__init__(
       network=network,
@@ -93,25 +93,20 @@ class EmsModel(base.BitextModel):
       optimizer_def=optimizer_def,
       max_length=max_length,
     )
-    if scale <= 0:
-      raise errors.InputError(f"scale is {scale}; it has to be positive")
-    if margin < 0:
-      raise errors.InputError(f"margin is {margin}; it cannot be negative")
-    if masking not in MASKINGS:
-      raise errors.InputError(f"masking is {masking!r}; known: {', '.join(MASKINGS)}")
+    errors.check_positive("scale", scale)
+    errors.check_not_negative("margin", margin)
+    errors.check_choice("masking", masking, MASKINGS)
     if masking == "ugt" and not network.xtr:
-      raise errors.InputError("masking is 'ugt', but EmsNetwork.xtr is False: nothing predicts it")
+      raise errors.InputError(
+        "masking is 'ugt', but without an XTR head nothing predicts the token; set EmsNetwork.xtr"
+      )
     if masking != "none" and (mask_id is None or not 0 < mask_id < network.config.vocab_size):
       raise errors.InputError(
-        f"mask_id is {mask_id}; masking = {masking!r} needs a piece that no text gives, 1 to "
-        f"{network.config.vocab_size - 1} (<MASK> is 2 in the vocabulary released with EMS)"
+        f"mask_id is {mask_id}; for masking = {masking!r}, set it to an id that does not occur in "
+        f"text, 1 to {network.config.vocab_size - 1} (2, <MASK>, in the vocabulary of EMS)"
       )
-    for name, value in {
-      "negative_groups": negative_groups,
-      "embedding_slices": embedding_slices,
-    }.items():
-      if value < 1:
-        raise errors.InputError(f"{name} is {value}; it has to be at least 1")
+    errors.check_integer("negative_groups", negative_groups)
+    errors.check_integer("embedding_slices", embedding_slices)
     self.scale = scale
     self.margin = margin
     self.masking = masking
@@ -122,7 +117,7 @@ class EmsModel(base.BitextModel):
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The encoder with the mean of its hidden states, before either head."""
+    """The encoder with mean pooling, without heads."""
     return sentence_encoder.SentenceEncoder(
       self.network.config, self.network.latent_dim, head=False
     )
@@ -130,10 +125,10 @@ class EmsModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics; without a key nothing is masked.
+    """Returns the mean over pairs of the loss, and metrics; without a key, no token is masked.
 
-    Metrics: loss, loss/xtr and loss/contrastive (nats a pair; of the losses that there are),
-    kl/xtr (nats a sentence), accuracy/forward (inputs to targets) and accuracy/backward (0 to 1,
+    Metrics: loss, loss/xtr and loss/contrastive (nats per pair; if the network has the head),
+    kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0 to 1,
     within the batch, without margin), embedding_norm, tokens_per_example (real tokens of both
     sides).
     """
@@ -157,13 +152,11 @@ class EmsModel(base.BitextModel):
     metrics = {"loss": base.ratio(loss * count, count)}
     for name, term in terms.items():
       metrics |= {f"loss/{name}": base.ratio(term.loss * count, count), **term.metrics}
-    metrics["embedding_norm"] = base.average(jnp.linalg.norm(vector_B2S, axis=-1))
-    metrics["tokens_per_example"] = base.average(base.tokens_per_pair(batch))
-    return loss, metrics
+    return loss, metrics | base.vector_metrics(vector_B2S, batch)
 
   @property
   def _special_ids(self) -> tuple[int, ...]:
-    """Ids that are no part of a sentence, besides padding."""
+    """Ids in addition to padding that do not count as tokens of a sentence."""
     return () if self.vocabulary.eos_id is None else (self.vocabulary.eos_id,)
 
   def _apply(self, params: Any, *arrays: jax.Array, **options: Any) -> jax.Array:
@@ -176,7 +169,7 @@ class EmsModel(base.BitextModel):
     pairs: generation.Pairs,
     masked_B2: Int[Array, "B 2"],
   ) -> _Term:
-    """Equation 6: every sentence predicts the other one of its pair."""
+    """Returns equation 6: each sentence predicts the other side of its pair."""
     count = len(vector_B2S)
     other_language_N = generation.rows(generation.other_side(pairs.languages_B2))
     targets = token_targets.xtr_targets(
@@ -196,7 +189,7 @@ class EmsModel(base.BitextModel):
     return _Term(loss, {"kl/xtr": base.average(kl_N)})
 
   def _contrastive(self, params: Any, vector_B2S: Float[Array, "B 2 S"]) -> _Term:
-    """Equation 8, with a margin where there is one."""
+    """Returns equation 8 with the margin."""
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
       raise ValueError(f"a batch of {count} cannot be cut into {groups} equal groups of negatives")
@@ -208,11 +201,8 @@ class EmsModel(base.BitextModel):
     loss = jax.vmap(
       functools.partial(margin_losses.additive_margin_softmax, margin=self.margin, scale=self.scale)
     )(cosine)
-    forward, backward = jax.vmap(contrastive.in_batch_accuracy)(cosine)
-    return _Term(
-      jnp.mean(loss),
-      {"accuracy/forward": base.average(forward), "accuracy/backward": base.average(backward)},
-    )
+    accuracies = jax.vmap(contrastive.in_batch_accuracy)(cosine)
+    return _Term(jnp.mean(loss), contrastive_model.accuracy_metrics(*accuracies))
 
 
 def mask_one_token(
@@ -222,26 +212,23 @@ def mask_one_token(
   special_ids: Sequence[int] = (),
   rng: jax.Array,
 ) -> tuple[Int[Array, "B 2 T"], Int[Array, "B 2"]]:
-  """Masks one token of one side of each pair, side and token at random.
+  """Masks one random token of one random side of each pair.
 
   Args:
     tokens_B2T: Both sides of each pair; 0 is padding.
-    mask_id: What is put in the token's place.
-    special_ids: Ids besides padding that are never masked, such as EOS.
+    mask_id: Id that replaces the token.
+    special_ids: Ids in addition to padding that are never masked, such as EOS.
     rng: Random key.
 
   Returns:
-    The tokens, and of each side the token that stood where its mask is, 0 where it has none. A side
-    without tokens is left as it is.
+    The tokens, and the masked token of each side or 0. A side without tokens is not changed.
   """
   side_rng, token_rng = jax.random.split(rng)
-  is_token_B2T = tokens_B2T != padding.PAD_ID
-  for special_id in special_ids:
-    is_token_B2T &= tokens_B2T != special_id
+  is_token_B2T = token_targets.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
-  drawn_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
-  is_drawn_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(drawn_B2T, axis=2)[..., None]
+  noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
+  is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]
   is_side_B2 = side_B[:, None] == jnp.arange(2)
-  is_masked_B2T = is_token_B2T & is_drawn_B2T & is_side_B2[..., None]
+  is_masked_B2T = is_token_B2T & is_highest_B2T & is_side_B2[..., None]
   masked_B2 = jnp.sum(jnp.where(is_masked_B2T, tokens_B2T, 0), axis=2)
   return jnp.where(is_masked_B2T, mask_id, tokens_B2T), masked_B2

@@ -1,9 +1,9 @@
-"""Hard negatives: a sentence encoder that tells translations from wrong ones that look like them.
+"""Hard negatives: a sentence encoder trained with similar but wrong translations.
 
-Axes: `K` wrong translations of a sentence, `R` sentences of a pair, `U` tokens of any length.
+Axes: `K` hard negatives of a sentence, `R` sentences of a pair, `U` tokens of any length.
 
-References: Guo et al. 2018; mUSE (Yang et al. 2019); the soft contrastive paper, whose Table 2 has
-mUSE's loss with three wrong translations as a baseline.
+References: Guo et al. 2018; mUSE (Yang et al. 2019); Table 2 of the soft contrastive paper, where
+mUSE's loss with three hard negatives is a baseline.
 """
 
 from typing import Any, cast
@@ -20,16 +20,16 @@ from vmsst.models import contrastive as contrastive_model
 
 
 class HardNegativesModel(contrastive_model.ContrastiveModel):
-  """CONTRASTIVE with given wrong translations of each source beside the batch's other targets.
+  """CONTRASTIVE with hard negatives of each source in addition to in-batch ones.
 
-  The loss of a pair (x_i, y_i) with the wrong translations w_i1 .. w_iK:
+  The loss of a pair (x_i, y_i) with the hard negatives w_i1 .. w_iK:
 
     -1/2 log exp(s(x_i, y_i)) / (sum_j exp(s(x_i, y_j)) + sum_k exp(s(x_i, w_ik)))
     -1/2 log exp(s(x_i, y_i)) / sum_j exp(s(x_j, y_i))
 
-  s is CONTRASTIVE's score. Wrong translations are the feature `negatives`, int32 [B, K, U], in the
-  language of the targets; one that is padding throughout does not exist. They cost K more sentences
-  a pair. Options are those of CONTRASTIVE.
+  s is the score of CONTRASTIVE. Hard negatives are the feature `negatives`, int32 [B, K, U], in the
+  language of the targets; rows with only padding are ignored. Each pair has K more sentences to
+  encode. The options are those of CONTRASTIVE.
   """
 
   def loss_fn(
@@ -38,7 +38,7 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     """Returns the mean over pairs of the loss, and metrics.
 
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
-    batch), accuracy/negatives (0 to 1, wrong translations that score below the right one),
+    batch), accuracy/negatives (0 to 1, hard negatives that score below the translation),
     negatives_per_example, embedding_norm, tokens_per_example (real tokens of both sides).
     """
     vector_B2S, negative_BKS = self._embed_all(params, batch, dropout_rng)
@@ -49,31 +49,26 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
       source_BS, negative_BKS, cosine=cosine, scale=self.scale
     )
     given_BK = jnp.any(batch["negatives"] != padding.PAD_ID, axis=-1)
-    same_BB = None
-    if self.mask_duplicates:
-      same_BB = contrastive.identical_rows(batch["inputs"])
-      same_BB |= contrastive.identical_rows(batch["targets"])
+    same_BB = contrastive_model.duplicates(batch) if self.mask_duplicates else None
     to_target_B = negatives.ranking_loss(score_BB, negative_BK, given_BK=given_BK, same_BB=same_BB)
     to_source_B = negatives.ranking_loss(score_BB.T, negative_BK[:, :0], same_BB=same_BB)
     loss_B = 0.5 * (to_target_B + to_source_B)
-    forward_B, backward_B = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
+    accuracies = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
     below_BK = given_BK & (negative_BK < jnp.diagonal(score_BB)[:, None])
     return jnp.mean(loss_B), {
       "loss": base.average(loss_B),
-      "accuracy/forward": base.average(forward_B),
-      "accuracy/backward": base.average(backward_B),
+      **contrastive_model.accuracy_metrics(*accuracies),
       "accuracy/negatives": base.ratio(jnp.sum(below_BK), jnp.sum(given_BK)),
       "negatives_per_example": base.average(jnp.sum(given_BK, axis=1)),
-      "embedding_norm": base.average(jnp.linalg.norm(vector_B2S, axis=-1)),
-      "tokens_per_example": base.average(base.tokens_per_pair(batch)),
+      **base.vector_metrics(vector_B2S, batch),
     }
 
   def _embed_all(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[Float[Array, "B 2 S"], Float[Array, "B K S"]]:
-    """Vectors of both sides and of the wrong translations, slice by slice.
+    """Returns vectors of both sides and of the hard negatives, computed with gradient caching.
 
-    An encoder call for each, as wrong translations may be padded to more tokens.
+    Sides and hard negatives have separate encoder calls, because they may differ in length.
     """
 
     def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:

@@ -1,4 +1,4 @@
-"""LASER: sentences are translated from their vector alone into one or two languages.
+"""LASER: translates sentences into one or two languages from their vectors alone.
 
 References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3.
 """
@@ -20,12 +20,12 @@ from vmsst.text import vocabularies
 
 
 class Translations(NamedTuple):
-  """Sentences to read and what to make of them, at most one a pair.
+  """At most one translation per pair.
 
   Attributes:
-    sources_BT: Tokens to read.
-    targets_BT: Tokens to predict; padding alone where a pair has no such translation.
-    languages_B: Their languages.
+    sources_BT: Tokens to encode.
+    targets_BT: Tokens to predict; only padding if a pair has no such translation.
+    languages_B: Languages of the targets.
   """
 
   sources_BT: Int[Array, "B T"]
@@ -39,17 +39,17 @@ class Translations(NamedTuple):
 
 
 class LaserModel(base.BitextModel):
-  """An encoder whose sentence vector is all that a decoder knows of the sentence to translate.
+  """An encoder trained with a decoder that translates sentences from their vectors alone.
 
-  The loss is the negative log-likelihood of a token of a translation, averaged over the tokens of
-  all translations of the batch, EOS included:
+  The loss is the negative log-likelihood per token, averaged over the tokens of all translations of
+  the batch, EOS included:
 
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
   u(x) is the maximum of the encoder's hidden states over the sentence x, l_y the language of its
-  translation y. Sides of a pair that are in a target language are translated into: a pair of two
-  target languages counts in both directions, one of none counts for nothing
-  (`translations_per_example` tells).
+  translation y. Each side of a pair in a target language is a translation target: pairs of two
+  target languages count in both directions, pairs of none are ignored (the metric
+  `translations_per_example` shows their share).
   """
 
   network: laser.LaserNetwork
@@ -69,11 +69,11 @@ class LaserModel(base.BitextModel):
       network: Encoder and decoder.
       input_vocabulary: Vocabulary of both sides.
       optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, EOS included where the vocabulary has one.
+      max_length: Tokens of a sentence, including EOS if the vocabulary has it.
       target_languages: Codes of the languages to translate into (see `vmsst.languages`).
 
     Raises:
-      InputError: no target language, an unknown one, or one outside the network's table.
+      InputError: there is no target language, or one is unknown or outside the network's table.
     """
     super().__init__(
       network=network,
@@ -83,19 +83,19 @@ class LaserModel(base.BitextModel):
     )
     if isinstance(target_languages, str) or not target_languages:
       raise errors.InputError(
-        f"target_languages is {target_languages!r}; it has to be a list of one or more codes"
+        f"target_languages is {target_languages!r}; it must be a list of one or more codes"
       )
     self.target_languages = tuple(target_languages)
     self._target_rows = [languages.language(code).index for code in target_languages]
     if max(self._target_rows) >= network.num_languages:
       raise errors.InputError(
-        f"LaserNetwork.num_languages is {network.num_languages}; {self.target_languages} need "
-        f"{max(self._target_rows) + 1}"
+        f"LaserNetwork.num_languages is {network.num_languages}; set it to at least "
+        f"{max(self._target_rows) + 1} for the target languages {self.target_languages}"
       )
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The encoder with the maximum of its hidden states."""
+    """The encoder with max pooling."""
     return sentence_encoder.SentenceEncoder(
       self.network.config, self.network.latent_dim, head=False, pooling="max"
     )
@@ -103,12 +103,12 @@ class LaserModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss, nats a token, and metrics; without a key, deterministically.
+    """Returns the loss in nats per token, and metrics; without a key, no randomness.
 
-    Metrics: loss, nll/translation (nats a token, the same under the name that it has in other
-    models), token_accuracy/translation (0 to 1, given the tokens before), translations_per_example
-    (0 to 2), tokens_per_example (real tokens of both sides). A batch without a translation has a
-    loss of 0; metrics of nothing but such batches are NaN.
+    Metrics: loss, nll/translation (nats per token, the same value under its name in other models),
+    token_accuracy/translation (0 to 1, given the tokens before), translations_per_example (0 to 2),
+    tokens_per_example (real tokens of both sides). A batch without translations has loss 0; metrics
+    of only such batches are NaN.
     """
     pairs = generation.pairs_of(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
@@ -117,7 +117,7 @@ class LaserModel(base.BitextModel):
     weight = 1 / jnp.maximum(tokens, 1)
     first_rng, second_rng = generation.split_rng(dropout_rng, 2)
     loss, correct = self._score(params, first, weight, first_rng)
-    # Where all pairs have one target language there is no second direction to compute.
+    # Skip the second direction if no pair has two target languages.
     second_loss, second_correct = jax.lax.cond(
       second.tokens > 0,
       lambda: self._score(params, second, weight, second_rng),
@@ -141,16 +141,12 @@ class LaserModel(base.BitextModel):
     weight: Float[Array, ""],
     dropout_rng: jax.Array | None,
   ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Weighted negative log-likelihood of all tokens, and how many were the likeliest."""
-    variables = {"params": params}
-    vector_BS = self.network.apply(
-      variables,
-      rows.sources_BT,
-      deterministic=dropout_rng is None,
-      rngs=None if dropout_rng is None else {"dropout": dropout_rng},
+    """Returns the weighted negative log-likelihood of all tokens and the number of correct ones."""
+    vector_BS = sentence_encoder.embed(
+      self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )
     decoded = self.network.apply(
-      variables, rows.targets_BT, rows.languages_B, vector_BS, method="decode"
+      {"params": params}, rows.targets_BT, rows.languages_B, vector_BS, method="decode"
     )
     weighted, aux = vocabulary.weighted_nll(
       *cast(vmsst_networks.Projection, decoded),
@@ -164,11 +160,11 @@ class LaserModel(base.BitextModel):
 def translations(
   pairs: generation.Pairs, is_target_B2: Bool[Array, "B 2"]
 ) -> tuple[Translations, Translations]:
-  """Returns one translation of each pair that has any, and the second one of those that have two.
+  """Returns the first and the second translation of each pair, if it has them.
 
   Args:
     pairs: Both sides of each pair.
-    is_target_B2: Whether to translate into a side.
+    is_target_B2: Whether a side is a translation target.
   """
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
   nothing_BT = jnp.zeros_like(inputs_BT)

@@ -1,4 +1,4 @@
-"""Soft contrastive learning: a student's similarities follow those of a teacher.
+"""Soft contrastive learning: a student learns the similarities of a teacher.
 
 Reference: Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning,
 section 3.
@@ -20,18 +20,18 @@ LABELS = ("priority", "average", "hard")
 
 
 class SoftContrastiveModel(student.StudentModel):
-  """Every sentence finds those of the other language as near as the teacher finds them.
+  """Trains cross-lingual similarities to match those of the teacher.
 
-  The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7), with
-  labels by the teacher's similarities of anchors ("priority", equation 4), by those of both sides
-  ("average", equation 5), or without a teacher ("hard", equation 3). Similarities of student and
-  teacher are cosines over one temperature.
+  The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
+  Labels come from the teacher's similarities of anchors ("priority", equation 4) or of both sides
+  ("average", equation 5), or do not use a teacher ("hard", equation 3). Similarities of student and
+  teacher are cosines divided by the same temperature.
 
-  A batch may hold pairs of several languages. Priority labels then compare anchors of several
-  languages, which asks for a teacher that knows these.
+  A batch may contain pairs of several languages. Priority labels then compare anchors across
+  languages, which requires a teacher that supports them.
 
-  Candidates are the whole global batch, on any number of devices; with microbatches (a trainer's
-  setting) they are those of a microbatch, so prefer `embedding_slices` where memory is short.
+  Candidates are those of the global batch on any number of devices. With microbatches (a trainer
+  setting), they are those of a microbatch, so use `embedding_slices` instead to save memory.
   """
 
   def __init__(
@@ -49,21 +49,18 @@ class SoftContrastiveModel(student.StudentModel):
     Args:
       labels: "priority", "average" or "hard".
       scale: Factor on every cosine, 1 / tau.
-      monolingual: Whether L_mono is part of the loss (TCM).
-      cross_weight: lambda, the weight of L_cross beside L_mono; without L_mono it is not used.
-      row_normalized: The labels of the paper's equations in the second direction too (see
-        `ems_jax.losses.soft`).
-      **options: Those of `StudentModel`.
+      monolingual: Whether to add L_mono to the loss (TCM).
+      cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
+      row_normalized: Whether to use the labels of the paper's equations in the second direction
+        (see `ems_jax.losses.soft`).
+      **options: Options of `StudentModel`.
     """
     super().__init__(**options)
-    if labels not in LABELS:
-      raise errors.InputError(f"labels is {labels!r}; known: {', '.join(LABELS)}")
+    errors.check_choice("labels", labels, LABELS)
     if labels == "hard" and self.teacher is not None:
-      raise errors.InputError("labels is 'hard': these need no teacher; set TEACHER = None")
-    if scale <= 0:
-      raise errors.InputError(f"scale is {scale}; it has to be positive")
-    if cross_weight < 0:
-      raise errors.InputError(f"cross_weight is {cross_weight}; it cannot be negative")
+      raise errors.InputError("labels is 'hard', which does not use a teacher; set TEACHER = None")
+    errors.check_positive("scale", scale)
+    errors.check_not_negative("cross_weight", cross_weight)
     self.labels = labels
     self.scale = scale
     self.monolingual = monolingual
@@ -75,13 +72,13 @@ class SoftContrastiveModel(student.StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `student.common_metrics`, loss/cross and loss/mono (nats a pair, without
-    lambda; the second where it is part of the loss), label/entropy (nats a label: a direction of
-    either loss cannot fall below it) and label/translation (0 to 1: the share of a label that is
-    the translation's own).
+    Metrics: those of `student.common_metrics`, loss/cross and loss/mono (nats per pair, without
+    lambda; the second if it is part of the loss), label/entropy (nats per label, the lower bound of
+    each direction of either loss) and label/translation (0 to 1, weight of the translation in its
+    label).
     """
     labels = self._labels(batch)
-    vector_B2S = self._embed_pairs(params, batch, dropout_rng)
+    vector_B2S = self._student_vectors(params, batch, dropout_rng)
     source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
     loss_B = cross_B = soft.cross_lingual_loss(self._score(source_BS, target_BS), labels)
     terms = {"loss/cross": base.average(cross_B)}

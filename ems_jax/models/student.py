@@ -1,4 +1,4 @@
-"""What models that learn from a teacher share: options, vectors of pairs, the side it reads."""
+"""Base of models that learn from a teacher: options, vectors of pairs, choice of anchors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,11 @@ from ems_jax import teachers
 from vmsst import errors, languages
 from vmsst.losses import contrastive
 from vmsst.models import base, gradient_caching
+from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
-# Languages by the size of their corpora (section 4.1 of the soft contrastive paper).
+# Languages by decreasing corpus size (soft contrastive paper, section 4.1).
 PRIORITY = ("en", "ru", "ja", "fr", "ko")
 
 
@@ -38,16 +39,16 @@ class StudentModel(base.BitextModel):
     """Wires the network to the teacher.
 
     Args:
-      network: The student: encoder of both sides.
+      network: The student, which encodes both sides.
       input_vocabulary: Vocabulary of both sides.
       optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, EOS included where the vocabulary has one.
-      teacher: Computes vectors in the step; None: they come with the batch.
-      priority: Codes of languages, the first one first: the side of a pair whose language comes
-        first is its anchor, which the teacher reads where it reads one side. Languages that are not
-        named come last; of two that are alike, `inputs` is the anchor.
-      embedding_slices: Encode the batch in so many slices, recomputed in the backward pass: the
-        same gradient at the memory of one slice.
+      max_length: Tokens of a sentence, including EOS if the vocabulary has it.
+      teacher: Computes vectors in the training step; None: the batch contains them.
+      priority: Language codes by decreasing priority. The side of a pair with the higher priority
+        is its anchor, the side that the teacher encodes if it encodes only one. Other languages
+        have the lowest priority; if both sides have the same, `inputs` is the anchor.
+      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+        one slice, which the backward pass encodes again.
     """
     super().__init__(
       network=network,
@@ -55,8 +56,7 @@ class StudentModel(base.BitextModel):
       optimizer_def=optimizer_def,
       max_length=max_length,
     )
-    if embedding_slices < 1:
-      raise errors.InputError(f"embedding_slices is {embedding_slices}; it has to be at least 1")
+    errors.check_integer("embedding_slices", embedding_slices)
     if teacher is not None:
       teacher.check_vocabulary(input_vocabulary)
     self.teacher = teacher
@@ -67,26 +67,25 @@ class StudentModel(base.BitextModel):
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The trained network itself."""
+    """The network itself."""
     return self.network
 
-  def _embed_pairs(
+  def _student_vectors(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> Float[Array, "B 2 S"]:
-    """The student's vectors of both sides, from one encoder call a slice."""
-    tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-    return gradient_caching.embed_sides(
-      self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
+    """Returns the student's vectors of both sides."""
+    return gradient_caching.embed_pairs(
+      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
     )
 
   def _anchor_vectors(self, batch: base.Batch) -> Float[Array, "B S"]:
-    """The teacher's vectors of the sides whose languages have the higher priority."""
+    """Returns the teacher's vectors of the anchors."""
     return teachers.anchor_vectors(
       self.teacher, batch, self._anchor_is_input(batch), count=self.embedding_slices
     )
 
   def _pair_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
-    """The teacher's vectors of both sides."""
+    """Returns the teacher's vectors of both sides."""
     return teachers.pair_vectors(self.teacher, batch, count=self.embedding_slices)
 
   def _anchor_is_input(self, batch: base.Batch) -> Bool[Array, "B"]:
@@ -100,18 +99,14 @@ class StudentModel(base.BitextModel):
 def common_metrics(
   loss_B: Float[Array, "B"], vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
 ) -> base.Metrics:
-  """Metrics of a student by its vectors.
+  """Returns the metrics of a student's vectors.
 
-  Returns:
-    loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to 1, within the
-    batch), embedding_norm, tokens_per_example (real tokens of both sides).
+  They are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to 1,
+  within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
   """
   cosine_BB = contrastive.similarity(vector_B2S[:, 0], vector_B2S[:, 1], cosine=True)
-  forward_B, backward_B = contrastive.in_batch_accuracy(cosine_BB)
   return {
     "loss": base.average(loss_B),
-    "accuracy/forward": base.average(forward_B),
-    "accuracy/backward": base.average(backward_B),
-    "embedding_norm": base.average(jnp.linalg.norm(vector_B2S, axis=-1)),
-    "tokens_per_example": base.average(base.tokens_per_pair(batch)),
+    **contrastive_model.accuracy_metrics(*contrastive.in_batch_accuracy(cosine_BB)),
+    **base.vector_metrics(vector_B2S, batch),
   }

@@ -1,12 +1,12 @@
 """EMS's network: a shared encoder, the XTR head and the contrastive head (EMS paper, section III).
 
-The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads stand on
-top of it and serve training alone.
+The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads take it as
+input and are used in training only.
 
-Token table and encoder have the names that `vmsst.networks.sentence_encoder.SentenceEncoder` gives
-them, so that inference loads the two without the heads. Any encoder that it knows will do.
+Token table and encoder have the same names as in `vmsst.networks.sentence_encoder.SentenceEncoder`,
+so that inference loads them without the heads. Any of its encoders can be used.
 
-Axes: `E` input of the vocabulary projection, `C` vector that the contrastive loss compares.
+Axes: `E` input of the vocabulary projection, `C` vector compared by the contrastive loss.
 """
 
 from typing import cast
@@ -20,26 +20,25 @@ from vmsst import errors, languages, padding, sharding
 from vmsst.networks import bert, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
-_KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _LAYER_NORM_EPS = 1e-12
 
 
 class EmsNetwork(nn.Module):
-  """Encoder and heads of EMS; what its ablations leave out has no parameters.
+  """Encoder and heads of EMS; parts left out in an ablation have no parameters.
 
   Attributes:
     config: Sizes and numerics of the encoder.
     xtr: Whether there is a head for cross-lingual token-level reconstruction.
-    contrastive: Whether vectors are compared with each other in training.
-    language_dim: Width of the target language's embedding in the XTR head (d_la); None: there is
-      no such embedding.
-    num_languages: Its rows. One for each language is all that is looked up, by the index of
-      `vmsst.languages`; the table of equation 2 has as many as the vocabulary.
-    share_embedding: Takes the token table for W_emb. W_fc then has the table's width as output.
-    xtr_layer_norm: Layer-norms the language embedding and what goes into W_emb, as the released
-      code does and the paper does not.
-    projection_dim: Width of the vectors that the contrastive loss compares (d_cntrs); None: it
-      compares sentence vectors themselves.
+    contrastive: Whether training compares vectors with each other.
+    language_dim: Width of the target language's embedding in the XTR head (d_la); None: no
+      embedding.
+    num_languages: Rows of the language table, looked up by the index of `vmsst.languages`. The
+      table of equation 2 has as many rows as the vocabulary, of which it uses one per language.
+    share_embedding: Uses the token table as W_emb; the output of W_fc then has the table's width.
+    xtr_layer_norm: Layer-norms the language embedding and the input of W_emb, as in the released
+      code but not in the paper.
+    projection_dim: Width of the vectors compared by the contrastive loss (d_cntrs); None: the loss
+      compares the sentence vectors themselves.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -54,21 +53,21 @@ class EmsNetwork(nn.Module):
   def __post_init__(self) -> None:
     for name in ("language_dim", "num_languages", "projection_dim"):
       value = getattr(self, name)
-      if value is not None and (not isinstance(value, int) or value < 1):
-        raise errors.InputError(f"EmsNetwork.{name} is {value!r}; it has to be a positive integer")
+      if value is not None:
+        errors.check_integer(f"EmsNetwork.{name}", value)
     if not self.xtr and not self.contrastive:
       raise errors.InputError(
-        "EmsNetwork.xtr and EmsNetwork.contrastive are both False: nothing is left to train"
+        "EmsNetwork.xtr and EmsNetwork.contrastive are both False; set at least one of them"
       )
     super().__post_init__()
 
   @property
   def latent_dim(self) -> int:
-    """Width of the sentence vector (S), that of the encoder's hidden states."""
+    """Width of the sentence vector (S), equal to that of the encoder's hidden states."""
     return sentence_encoder.hidden_dim(self.config)
 
   def setup(self) -> None:
-    """Makes the parts, each with its own parameters."""
+    """Creates the submodules."""
     cfg = self.config
     self.token_embedder = sentence_encoder.new_token_embedder(cfg)
     self.encoder = sentence_encoder.new_encoder(cfg)
@@ -98,19 +97,19 @@ class EmsNetwork(nn.Module):
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
-    """Returns unnormalized float32 sentence vectors u; padding (id 0) at the end changes nothing.
+    """Returns unnormalized float32 sentence vectors u; padding (id 0) does not change them.
 
-    A row of padding alone gives zeros.
+    Rows with only padding give zeros.
 
     Args:
-      tokens_BT: Token ids.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      tokens_BT: Token ids; padding must be at the end.
+      deterministic: False enables dropout (needs an rng named "dropout").
     """
     mask_BT = tokens_BT != padding.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     vector_BS = sharding.constrain(pooling.masked_mean(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():
-      # Parameters are made of tokens alone: so are those of the heads.
+      # Initialization calls this method only; it must create the heads' parameters too.
       if self.xtr:
         self.xtr_hidden(vector_BS, jnp.zeros_like(tokens_BT[:, 0]))
         self.xtr_kernel()
@@ -125,8 +124,8 @@ class EmsNetwork(nn.Module):
 
     Args:
       vector_BS: Sentence vectors.
-      languages_B: Language of the sentence that each is to predict, the other one of its pair; an
-        index of `vmsst.languages`. One outside the table gives NaN.
+      languages_B: Language of the sentence to predict, the other side of the pair; an index of
+        `vmsst.languages`. An index outside the table gives NaN.
     """
     input_BE = vector_BS
     if self.language_dim:
@@ -147,7 +146,7 @@ class EmsNetwork(nn.Module):
     return self.xtr_logits()
 
   def compared(self, vector_BS: Float[Array, "B S"]) -> Float[Array, "B C"]:
-    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10 and 11), float32; without a head u."""
+    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10 and 11), float32; u without a head."""
     if not self.projection_dim:
       return vector_BS
     compared_BC = self.projection(nn.relu(self.projection_hidden(vector_BS)))
@@ -155,5 +154,5 @@ class EmsNetwork(nn.Module):
 
 
 def _dense(features: int) -> nn.Module:
-  # T5X's rules replicate a "kv" axis: beside the encoder these are small.
-  return bert.Dense(features, ("embed", "kv"), _KERNEL_INIT)
+  # T5X's rules replicate a "kv" axis: these layers are small.
+  return t5.Dense(features, ("embed", "kv"), use_bias=True)

@@ -1,75 +1,46 @@
 """LASER's network: an encoder, the maximum of its hidden states, and an LSTM decoder.
 
-The encoder is LASER's stack of bidirectional LSTM layers or any other that
-`vmsst.networks.sentence_encoder` knows. Token table and encoder have the names that it gives them,
-so that inference loads the two without the decoder.
+The encoder is LASER's stack of bidirectional LSTM layers or any other encoder of
+`vmsst.networks.sentence_encoder`. Token table and encoder have the same names as there, so that
+inference loads them without the decoder.
 
-LASER's released training code has, beside what is here, a bias for every piece of the vocabulary.
-Here the bias of the decoder's output is the only one, as the projection turns it into one of the
-logits.
+LASER's released training code also has a bias per vocabulary piece. Here the only output bias is
+that of the decoder, which the projection maps to a bias of the logits.
 
-Axes: `O` width of what the decoder hands to the vocabulary projection.
+Axes: `O` width of the decoder's output, the input of the vocabulary projection.
 
 References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3; its released training code for
-initialization and for what the paper does not say of the decoder.
+initialization and for details of the decoder that the paper omits.
 """
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.linen import partitioning
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors, languages, padding, sharding
-from vmsst.networks import lstm, sentence_encoder
+from vmsst.networks import lstm, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
 
-class TokenTable(nn.Module):
-  """A token table as `t5.TokenEmbedder`, but uniform around zero at first.
-
-  Attributes:
-    vocab_size: Rows (V).
-    features: Width (E).
-    initializer_range: Largest distance from zero.
-    dtype: Dtype of the vectors handed out.
-  """
-
-  vocab_size: int
-  features: int
-  initializer_range: float
-  dtype: str = "float32"
-
-  @nn.compact
-  def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-    """Looks tokens up. An id outside the table gives NaN, so that it cannot go unseen."""
-
-    def uniform(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-      limit = self.initializer_range
-      return jax.random.uniform(key, shape, dtype, -limit, limit)
-
-    table_VE = partitioning.param_with_axes(
-      "embedding", uniform, (self.vocab_size, self.features), jnp.float32, axes=("vocab", "embed")
-    )
-    # Gathered before the cast: the table is far larger than the batch.
-    embedded_BTE = jnp.take(table_VE, tokens_BT, axis=0).astype(self.dtype)
-    return sharding.constrain(embedded_BTE, ("batch", "length", "embed"))
+def token_table(vocab_size: int, features: int, limit: float, dtype: str) -> nn.Module:
+  """Returns LASER's token table, initially uniform within `limit` of zero."""
+  return t5.TokenEmbedder(vocab_size, features, dtype, embedding_init=lstm.uniform(limit))
 
 
 class LaserNetwork(nn.Module):
-  """An encoder, and a decoder that is given the maximum of its hidden states at every step.
+  """An encoder, and a decoder conditioned at every step on the maximum of its hidden states.
 
   Attributes:
-    config: Sizes and numerics of the encoder. Of an `LstmConfig` nothing of the decoder's is read:
-      its sizes are those below, with any encoder.
-    target_emb_dim: Width of the decoder's token embeddings (E); they have a table of their own.
-    decoder_dim: Width of the decoder's state.
-    decoder_output_dim: Width of what it hands to the vocabulary projection (O).
-    language_dim: Width of its language embedding.
-    num_languages: Rows of its language table.
-    initializer_range: Every parameter of the decoder starts uniform within this distance of zero.
+    config: Sizes and numerics of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
+      attributes below apply with any encoder.
+    target_emb_dim: Width of the decoder's token embeddings (E), which have their own table.
+    decoder_dim: Width of the decoder state.
+    decoder_output_dim: Width of the decoder's output (O), the input of the vocabulary projection.
+    language_dim: Width of the decoder's language embedding.
+    num_languages: Rows of the decoder's language table.
+    initializer_range: Decoder parameters are initially uniform within this distance of zero.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -82,20 +53,17 @@ class LaserNetwork(nn.Module):
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(LaserNetwork):
-      value = getattr(self, field.name)
-      if field.type is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise errors.InputError(
-          f"LaserNetwork.{field.name} is {value!r}; it has to be a positive integer"
-        )
+      if field.type is int:
+        errors.check_integer(f"LaserNetwork.{field.name}", getattr(self, field.name))
     super().__post_init__()
 
   @property
   def latent_dim(self) -> int:
-    """Width of the sentence vector (S), that of the encoder's hidden states."""
+    """Width of the sentence vector (S), equal to that of the encoder's hidden states."""
     return sentence_encoder.hidden_dim(self.config)
 
   def setup(self) -> None:
-    """Makes the parts, each with its own parameters."""
+    """Creates the submodules."""
     cfg = self.config
     self.token_embedder = self._new_token_embedder()
     self.encoder = sentence_encoder.new_encoder(cfg)
@@ -108,7 +76,7 @@ class LaserNetwork(nn.Module):
       initializer_range=self.initializer_range,
       dtype=cfg.dtype,
     )
-    self.target_embedder = TokenTable(
+    self.target_embedder = token_table(
       cfg.vocab_size, self.target_emb_dim, self.initializer_range, cfg.dtype
     )
     self.decoder = lstm.LstmDecoder(decoder_config, self.num_languages)
@@ -119,25 +87,25 @@ class LaserNetwork(nn.Module):
   def _new_token_embedder(self) -> nn.Module:
     cfg = self.config
     if isinstance(cfg, lstm.LstmConfig):
-      return TokenTable(cfg.vocab_size, cfg.emb_dim, cfg.initializer_range, cfg.dtype)
+      return token_table(cfg.vocab_size, cfg.emb_dim, cfg.initializer_range, cfg.dtype)
     return sentence_encoder.new_token_embedder(cfg)
 
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
-    """Returns unnormalized float32 sentence vectors; padding (id 0) at the end changes nothing.
+    """Returns unnormalized float32 sentence vectors; padding (id 0) does not change them.
 
-    A row of padding alone gives zeros.
+    Rows with only padding give zeros.
 
     Args:
-      tokens_BT: Token ids.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      tokens_BT: Token ids; padding must be at the end.
+      deterministic: False enables dropout (needs an rng named "dropout").
     """
     mask_BT = tokens_BT != padding.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
-    vector_BS = sharding.constrain(lstm.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
+    vector_BS = sharding.constrain(pooling.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():
-      # Parameters are made of tokens alone: so are the decoder's.
+      # Initialization calls this method only; it must create the decoder's parameters too.
       self.decode(tokens_BT, jnp.zeros_like(tokens_BT[:, 0]), vector_BS)
     return vector_BS
 
@@ -147,11 +115,11 @@ class LaserNetwork(nn.Module):
     languages_B: Int[Array, "B"],
     vector_BS: Float[Array, "B S"],
   ) -> vmsst_networks.Projection:
-    """Returns what the logits of each token are made of, given the tokens before it.
+    """Returns the inputs of the vocabulary projection of each token, given the tokens before it.
 
     Args:
-      tokens_BT: Tokens to predict; padding has to be at the end.
-      languages_B: Their language; an index of `vmsst.languages`. One outside the table gives NaN.
+      tokens_BT: Tokens to predict; padding must be at the end.
+      languages_B: Their language, an index of `vmsst.languages`; NaN outside the table.
       vector_BS: Vectors of the sentences to translate.
     """
     hidden_BTO = self.decoder(self.target_embedder(tokens_BT), languages_B, vector_BS)

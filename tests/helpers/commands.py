@@ -23,7 +23,7 @@ TINY = (
 
 
 def environment(devices=1):
-  """Returns the environment of a process with `devices` CPU devices that can import these helpers."""
+  """Returns the environment of a process with `devices` devices that can import these helpers."""
   flags = f"--xla_force_host_platform_device_count={devices}"
   outside = dict(os.environ)
   outside.pop("TF_CPP_MIN_LOG_LEVEL", None)  # set by importing jax here

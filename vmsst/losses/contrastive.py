@@ -11,8 +11,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def identical_rows(tokens_BT: Int[Array, "B T"]) -> Bool[Array, "B B"]:
-  """True at (i, j) where rows i and j hold the same token ids; every row equals itself."""
+  """Returns a matrix that is True at (i, j) if rows i and j hold the same token ids."""
   return jnp.all(tokens_BT[:, None, :] == tokens_BT[None, :, :], axis=-1)
+
+
+def pairs_with_a_common_side(
+  inputs_BT: Int[Array, "B T"], targets_BU: Int[Array, "B U"]
+) -> Bool[Array, "B B"]:
+  """Returns a matrix that is True at (i, j) if pairs i and j share their source or their target."""
+  return identical_rows(inputs_BT) | identical_rows(targets_BU)
 
 
 def similarity(
@@ -22,79 +29,85 @@ def similarity(
   cosine: bool = False,
   scale: float = 1.0,
 ) -> Float[Array, "B B"]:
-  """Score of every source (rows) with every target (columns), float32.
+  """Returns the score of every source (rows) with every target (columns), float32.
 
   Args:
     source_BS: Vectors of one side.
-    target_BS: Vectors of the other; row i translates row i.
-    cosine: Normalize the vectors first; the paper takes plain dot products.
+    target_BS: Vectors of the other side; row i is the translation of row i.
+    cosine: Whether to normalize the vectors first; the VMSST paper uses plain dot products.
     scale: Factor on every score, the inverse of a temperature.
   """
   source_BS, target_BS = source_BS.astype(jnp.float32), target_BS.astype(jnp.float32)
   if cosine:
-    source_BS, target_BS = _unit_rows(source_BS), _unit_rows(target_BS)
-  # Dot products of unnormalized vectors are large: the default precision of accelerators, bfloat16
-  # passes, would round away the differences that the softmax needs.
+    source_BS, target_BS = unit_rows(source_BS), unit_rows(target_BS)
+  # Dot products of unnormalized vectors are large: the default precision of accelerators (bfloat16)
+  # would round away differences that matter in the softmax.
   return scale * jnp.matmul(source_BS, target_BS.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def contrastive_loss(
   score_BB: Float[Array, "B B"], *, same_BB: Bool[Array, "B B"] | None = None
 ) -> Float[Array, "B"]:
-  """Loss of each pair, both directions averaged, in nats.
+  """Returns the loss of each pair, averaged over both directions, in nats.
 
   loss_i = -1/2 [log softmax_j(score_ij)_i + log softmax_j(score_ji)_i]
 
   Args:
     score_BB: Similarities with the positives on the diagonal (see `similarity`).
-    same_BB: Symmetric; pairs j that are no negatives of pair i (see `identical_rows`). The diagonal
-      is ignored. None: every other pair is a negative.
+    same_BB: Symmetric mask of pairs that are not negatives of each other (see
+      `pairs_with_a_common_side`); its diagonal is ignored. None: all other pairs are negatives.
 
   Examples:
     >>> loss_B = contrastive_loss(jnp.array([[9.0, 0.0], [0.0, 9.0]]))
     >>> [round(float(loss), 5) for loss in loss_B]  # log(1 + exp(-9))
     [0.00012, 0.00012]
   """
-  score_BB = _without_duplicates(score_BB, same_BB)
-  # logsumexp takes its row's maximum out first, so scores of any size are safe.
+  score_BB = without_duplicates(score_BB, same_BB)
+  # logsumexp subtracts the maximum first, so scores of any size are safe.
   forward_B = jax.nn.logsumexp(score_BB, axis=1)
   backward_B = jax.nn.logsumexp(score_BB, axis=0)
-  return 0.5 * (forward_B + backward_B) - _positives(score_BB)
+  return 0.5 * (forward_B + backward_B) - positives(score_BB)
 
 
 def in_batch_accuracy(
   score_BB: Float[Array, "B B"], *, same_BB: Bool[Array, "B B"] | None = None
 ) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
-  """Whether the translation outscores all negatives: source to target, target to source (0 or 1).
+  """Returns whether each translation outscores all negatives, 0 or 1 per direction.
 
-  A tie counts as wrong, so that constant vectors score 0. Arguments as for `contrastive_loss`.
+  The directions are source to target and target to source. Ties count as wrong, so that constant
+  vectors score 0.
+
+  Args:
+    score_BB: As for `contrastive_loss`.
+    same_BB: As for `contrastive_loss`.
   """
-  score_BB = _without_duplicates(score_BB, same_BB)
-  positive_B = _positives(score_BB)
+  score_BB = without_duplicates(score_BB, same_BB)
+  positive_B = positives(score_BB)
   negative_BB = jnp.where(_diagonal(score_BB), -jnp.inf, score_BB)
   forward_B = positive_B > jnp.max(negative_BB, axis=1)
   backward_B = positive_B > jnp.max(negative_BB, axis=0)
   return forward_B.astype(jnp.float32), backward_B.astype(jnp.float32)
 
 
-def _unit_rows(x_BS: Float[Array, "B S"]) -> Float[Array, "B S"]:
-  """Rows of length 1; a zero row stays zero and has a finite gradient."""
-  square_B1 = jnp.sum(jnp.square(x_BS), axis=-1, keepdims=True)
-  return x_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-12))
+def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
+  """Returns the vectors scaled to length 1; zeros stay zeros and have finite gradients."""
+  square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
+
+
+def positives(score_BB: Float[Array, "B B"]) -> Float[Array, "B"]:
+  """Returns the diagonal as a masked sum, which needs no communication if rows are sharded."""
+  return jnp.sum(jnp.where(_diagonal(score_BB), score_BB, 0.0), axis=1)
+
+
+def without_duplicates(
+  score_BB: Float[Array, "B B"], same_BB: Bool[Array, "B B"] | None
+) -> Float[Array, "B B"]:
+  """Returns the scores with -inf at pairs that are not negatives of each other."""
+  if same_BB is None:
+    return score_BB
+  return jnp.where(same_BB & ~_diagonal(score_BB), -jnp.inf, score_BB)
 
 
 def _diagonal(score_BB: Float[Array, "B B"]) -> Bool[Array, "B B"]:
   return jnp.eye(score_BB.shape[0], dtype=bool)
-
-
-def _positives(score_BB: Float[Array, "B B"]) -> Float[Array, "B"]:
-  # A masked sum, not a gather: with rows on different devices it needs no communication.
-  return jnp.sum(jnp.where(_diagonal(score_BB), score_BB, 0.0), axis=1)
-
-
-def _without_duplicates(
-  score_BB: Float[Array, "B B"], same_BB: Bool[Array, "B B"] | None
-) -> Float[Array, "B B"]:
-  if same_BB is None:
-    return score_BB
-  return jnp.where(same_BB & ~_diagonal(score_BB), -jnp.inf, score_BB)

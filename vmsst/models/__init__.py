@@ -1,1 +1,1 @@
-"""What a trainer calls: networks wired to losses behind the T5X model interface."""
+"""Models: networks wired to losses behind the T5X model interface."""

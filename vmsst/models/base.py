@@ -1,4 +1,4 @@
-"""What trainers, evaluators and inference ask of a model: T5X's model interface, without T5X."""
+"""The interface of models for trainers, evaluators and inference: that of T5X, without T5X."""
 
 import abc
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ Metrics = dict[str, clu_metrics.Metric]
 
 
 class BitextModel(abc.ABC):
-  """A model trained on pairs of sentences that gives a vector for a sentence.
+  """A model trained on sentence pairs that maps a sentence to a vector.
 
-  Trainers find here what T5X's trainers look for; nothing is imported from T5X, and seqio only when
-  a trainer asks for the feature converter or a vocabulary.
+  It has all members that T5X's trainers use. It imports nothing from T5X, and seqio only when a
+  trainer requests the feature converter or a vocabulary.
 
   Attributes:
-    network: Flax module that is trained.
+    network: Flax module to train.
     vocabulary: Vocabulary of both sides.
-    optimizer_def: T5X optimizer definition; None for a model that is only evaluated.
-    max_length: Tokens of a sentence in training, EOS included; longer ones are cut.
+    optimizer_def: T5X optimizer definition; None for evaluation only.
+    max_length: Tokens of a sentence in training, EOS included; longer sentences are truncated.
   """
 
   def __init__(
@@ -39,8 +39,7 @@ class BitextModel(abc.ABC):
     optimizer_def: Any = None,
     max_length: int = 32,
   ):
-    if max_length < 1:
-      raise errors.InputError(f"max_length is {max_length}; it has to be at least 1")
+    errors.check_integer("max_length", max_length)
     self.network = network
     self.vocabulary = input_vocabulary
     self.optimizer_def = optimizer_def
@@ -48,12 +47,12 @@ class BitextModel(abc.ABC):
 
   @property
   def module(self) -> nn.Module:
-    """The network, under the name by which T5X asks for it."""
+    """The network, under the name that T5X uses."""
     return self.network
 
   @property
   def FEATURE_CONVERTER_CLS(self) -> Any:
-    """Class that turns task examples into batches, looked up now: its module imports seqio."""
+    """Class that converts task examples to batches; imported lazily because it needs seqio."""
     from vmsst.tasks import feature_converter
 
     return feature_converter.BitextFeatureConverter
@@ -73,7 +72,7 @@ class BitextModel(abc.ABC):
   @property
   @abc.abstractmethod
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network of inference; its parameters are those of the same names in `network`."""
+    """The network used for inference; it shares parameters with `network` by name."""
 
   def get_initial_variables(
     self,
@@ -81,12 +80,12 @@ class BitextModel(abc.ABC):
     input_shapes: Mapping[str, tuple[int, ...]],
     input_types: Mapping[str, Any] | None = None,
   ) -> Mapping[str, Any]:
-    """Returns fresh `params` and their logical axes, `params_axes`.
+    """Returns initial `params` and their logical axes, `params_axes`.
 
     Args:
       rng: Random key.
-      input_shapes: Shape of each feature; only that of `inputs` is read.
-      input_types: Ignored: tokens are int32.
+      input_shapes: Shape of each feature; only that of `inputs` is used.
+      input_types: Ignored; tokens are int32.
     """
     del input_types
     return self.network.init(rng, jnp.ones(input_shapes["inputs"], jnp.int32))
@@ -95,48 +94,56 @@ class BitextModel(abc.ABC):
   def loss_fn(
     self, params: Any, batch: Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of the batch's pairs and metrics; without a key, deterministically."""
+    """Returns the mean loss over the batch's pairs and metrics; without a key, no randomness."""
 
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-    """Returns loss and metrics as `loss_fn` does, without dropout."""
+    """Returns loss and metrics like `loss_fn`, without dropout."""
     return self.loss_fn(params, batch, None)
 
   def score_batch(self, params: Any, batch: Batch) -> Float[Array, "B S"]:
-    """Returns the vector of each sentence of `inputs`: float32, not normalized."""
+    """Returns the vector of each sentence in `inputs`: float32, not normalized."""
     return sentence_encoder.embed(self.sentence_encoder, params, batch["inputs"])
 
   def predict_batch_with_aux(
     self, params: Any, batch: Batch
   ) -> tuple[Int[Array, "B T"], dict[str, Float[Array, "B S"]]]:
-    """Returns the input tokens, which decode to the text, and {"embedding": its vector}.
+    """Returns the input tokens, which decode to the text, and {"embedding": vectors}.
 
-    The route by which T5X's infer writes vectors without turning them into Python floats.
+    T5X's infer uses this method to write vectors without converting them to Python floats.
     """
     return batch["inputs"], {"embedding": self.score_batch(params, batch)}
 
   def predict_batch(self, params: Any, batch: Batch) -> Any:
-    """Raises: a sentence encoder predicts no text."""
+    """Raises NotImplementedError: sentence encoders do not predict text."""
     raise NotImplementedError(
-      f"{type(self).__name__} predicts no text: use score_batch (infer.mode = 'score', metric_fns "
-      "with arguments targets, scores) or predict_batch_with_aux for its vectors"
+      f"{type(self).__name__} does not predict text; for vectors, use score_batch (infer.mode = "
+      "'score', metric_fns with arguments targets, scores) or predict_batch_with_aux"
     )
 
 
 def average(value_B: Float[Array, "B"]) -> clu_metrics.Average:
-  """A metric that averages one value a pair, over batches of any size."""
+  """Returns a metric that averages one value per pair over batches of any size."""
   total = jnp.sum(value_B, dtype=jnp.float32)
   return clu_metrics.Average(total=total, count=jnp.asarray(value_B.size, jnp.float32))
 
 
 def ratio(total: jax.Array, count: jax.Array | float) -> clu_metrics.Average:
-  """A metric that is the sum of all totals over the sum of all counts."""
+  """Returns a metric that divides the sum of all totals by the sum of all counts."""
   return clu_metrics.Average(
     total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
   )
 
 
+def vector_metrics(vector_B2S: Float[Array, "B 2 S"], batch: Batch) -> Metrics:
+  """Returns the metrics embedding_norm and tokens_per_example (real tokens of both sides)."""
+  return {
+    "embedding_norm": average(jnp.linalg.norm(vector_B2S, axis=-1)),
+    "tokens_per_example": average(tokens_per_pair(batch)),
+  }
+
+
 def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
-  """Real tokens of both sides of each pair."""
+  """Returns the number of real tokens in both sides of each pair."""
   inputs_B, targets_B = (
     jnp.sum(batch[name] != padding.PAD_ID, axis=1, dtype=jnp.float32)
     for name in ("inputs", "targets")
@@ -147,10 +154,10 @@ def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
 def interleave_sides(
   inputs_BT: Int[Array, "B T"], targets_BT: Int[Array, "B U"]
 ) -> Int[Array, "B 2 W"]:
-  """Both sides of each pair side by side, the shorter padded to the longer.
+  """Returns both sides of each pair next to each other, the shorter padded to the longer.
 
-  Stacked behind the batch axis, so that a pair's two sentences stay on its device and one encoder
-  call can take all of them.
+  They are stacked after the batch axis, so that both sentences of a pair stay on the same device
+  and one encoder call can process them all.
   """
   width = max(inputs_BT.shape[1], targets_BT.shape[1])
   sides = [

@@ -1,4 +1,4 @@
-"""BITRANSLATION: each sentence of a pair generated from the other's vector (section 6.3)."""
+"""BITRANSLATION: generates each sentence of a pair from the other's vector (VMSST, section 6.3)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from vmsst.networks import sentence_encoder, vmsst
 
 
 class BitranslationModel(base.BitextModel):
-  """One semantic encoder and a decoder that translates from its mean, both ways (VMSST paper).
+  """One semantic encoder and a decoder that translates its mean in both directions (VMSST paper).
 
   The loss of a pair is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), summed over real tokens, EOS
   included.
@@ -29,7 +29,7 @@ class BitranslationModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the translation loss, and metrics.
 
-    Metrics: loss, nll/translation (nats a token), token_accuracy/translation, embedding_norm,
+    Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
     active_units/semantic, tokens_per_example (real tokens of both sides).
     """
     encoder_rng, decoder_rng = generation.split_rng(dropout_rng, 2)
@@ -59,7 +59,6 @@ class BitranslationModel(base.BitextModel):
       "loss": base.ratio(scores.weighted * count, count),
       **generation.token_metrics("translation", scores, slice(0, 2), pairs.mask_B2T),
       "active_units/semantic": base.ratio(gaussian.active_units(mean_NS), 1),
-      "embedding_norm": base.average(jnp.linalg.norm(mean_NS, axis=-1)),
-      "tokens_per_example": base.average(base.tokens_per_pair(batch)),
+      **base.vector_metrics(mean_B2S, batch),
     }
     return scores.weighted, metrics

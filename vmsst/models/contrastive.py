@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
@@ -16,11 +16,17 @@ SIMILARITIES = ("dot", "cosine")
 
 
 def check_similarity(similarity: str, scale: float) -> None:
-  """Raises InputError where one of these options of a contrastive loss cannot be used."""
-  if similarity not in SIMILARITIES:
-    raise errors.InputError(f"similarity is {similarity!r}; known: {', '.join(SIMILARITIES)}")
-  if scale <= 0:
-    raise errors.InputError(f"scale is {scale}; it has to be positive")
+  """Raises InputError for invalid options of a contrastive loss."""
+  errors.check_choice("similarity", similarity, SIMILARITIES)
+  errors.check_positive("scale", scale)
+
+
+def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]) -> base.Metrics:
+  """Returns the results of `in_batch_accuracy` as metrics: accuracy/forward, accuracy/backward."""
+  return {
+    "accuracy/forward": base.average(forward_B),
+    "accuracy/backward": base.average(backward_B),
+  }
 
 
 def in_batch_loss(
@@ -31,39 +37,33 @@ def in_batch_loss(
   scale: float,
   mask_duplicates: bool,
 ) -> tuple[Float[Array, "B"], base.Metrics]:
-  """Contrastive loss of each pair of sentence vectors, and its metrics.
+  """Returns the contrastive loss of each pair of sentence vectors, and `accuracy_metrics`.
 
   Args:
     vector_B2S: Vectors of both sides of the batch's pairs.
-    batch: Its `inputs` and `targets`; read for duplicates.
+    batch: The batch; its `inputs` and `targets` show duplicates.
     similarity: One of SIMILARITIES.
     scale: Factor on every score.
-    mask_duplicates: Take pairs that share a side with a pair out of its negatives.
-
-  Returns:
-    The loss, and the metrics accuracy/forward (inputs to targets), accuracy/backward (0 to 1,
-    within the batch) and embedding_norm.
+    mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
   """
   score_BB = contrastive.similarity(
     vector_B2S[:, 0], vector_B2S[:, 1], cosine=similarity == "cosine", scale=scale
   )
-  same_BB = None
-  if mask_duplicates:
-    same_BB = contrastive.identical_rows(batch["inputs"])
-    same_BB |= contrastive.identical_rows(batch["targets"])
-  forward_B, backward_B = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
-  return contrastive.contrastive_loss(score_BB, same_BB=same_BB), {
-    "accuracy/forward": base.average(forward_B),
-    "accuracy/backward": base.average(backward_B),
-    "embedding_norm": base.average(jnp.linalg.norm(vector_B2S, axis=-1)),
-  }
+  same_BB = duplicates(batch) if mask_duplicates else None
+  loss_B = contrastive.contrastive_loss(score_BB, same_BB=same_BB)
+  return loss_B, accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
+
+
+def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
+  """Returns a matrix that is True for pairs of the batch that share a side."""
+  return contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
 
 
 class ContrastiveModel(base.BitextModel):
-  """One encoder for both sides, trained to score a translation above the batch's other sentences.
+  """One encoder for both sides, trained to score translations above other sentences of the batch.
 
-  The negatives are the whole global batch, on any number of devices; with microbatches (a trainer's
-  setting) they are those of a microbatch, so prefer `embedding_slices` where memory is short.
+  The negatives are those of the global batch on any number of devices. With microbatches (a trainer
+  setting), they are those of a microbatch, so use `embedding_slices` instead to save memory.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -87,12 +87,12 @@ class ContrastiveModel(base.BitextModel):
       input_vocabulary: Vocabulary of both sides.
       optimizer_def: T5X optimizer definition; None for evaluation.
       max_length: Tokens of a sentence, EOS included.
-      similarity: "dot" (the paper's) or "cosine".
+      similarity: "dot" (as in the paper) or "cosine".
       scale: Factor on every score, the inverse of a temperature.
-      mask_duplicates: Take pairs that share a side with a pair out of its negatives: a sentence
-        that occurs twice in a batch has two right answers.
-      embedding_slices: Encode the batch in so many slices, recomputed in the backward pass: the
-        same gradient at the memory of one slice.
+      mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives: a
+        sentence that occurs twice in a batch has two correct answers.
+      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+        one slice, which the backward pass encodes again.
     """
     super().__init__(
       network=network,
@@ -101,8 +101,7 @@ class ContrastiveModel(base.BitextModel):
       max_length=max_length,
     )
     check_similarity(similarity, scale)
-    if embedding_slices < 1:
-      raise errors.InputError(f"embedding_slices is {embedding_slices}; it has to be at least 1")
+    errors.check_integer("embedding_slices", embedding_slices)
     self.similarity = similarity
     self.scale = scale
     self.mask_duplicates = mask_duplicates
@@ -110,7 +109,7 @@ class ContrastiveModel(base.BitextModel):
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The trained network itself."""
+    """The network itself."""
     return self.network
 
   def loss_fn(
@@ -121,7 +120,9 @@ class ContrastiveModel(base.BitextModel):
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
     batch), embedding_norm, tokens_per_example (real tokens of both sides).
     """
-    vector_B2S = self._embed_pairs(params, batch, dropout_rng)
+    vector_B2S = gradient_caching.embed_pairs(
+      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    )
     loss_B, metrics = in_batch_loss(
       vector_B2S,
       batch,
@@ -132,15 +133,6 @@ class ContrastiveModel(base.BitextModel):
     metrics = {
       "loss": base.average(loss_B),
       **metrics,
-      "tokens_per_example": base.average(base.tokens_per_pair(batch)),
+      **base.vector_metrics(vector_B2S, batch),
     }
     return jnp.mean(loss_B), metrics
-
-  def _embed_pairs(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
-  ) -> Float[Array, "B 2 S"]:
-    """Vectors of both sides, from one encoder call a slice."""
-    tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-    return gradient_caching.embed_sides(
-      self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
-    )

@@ -1,7 +1,7 @@
-"""What the models that generate sentences share: pairs as rows, and the decoder's score of them.
+"""Common parts of models that generate sentences: pairs as rows, and their decoder scores.
 
-Axes: `R` counts the rows that a pair gives to one decoder call, `N` is `B R` rows of a batch, `Z`
-is what the decoder is given of a sentence.
+Axes: `R` rows per pair in one decoder call, `N` the `B R` rows of a batch, `Z` conditioning vector
+of the decoder.
 """
 
 from typing import Any, NamedTuple, cast
@@ -34,32 +34,32 @@ def pairs_of(batch: base.Batch) -> Pairs:
 def embed(
   network: vmsst.BitranslationNetwork, params: Any, pairs: Pairs
 ) -> Float[Array, "B 2 T D"]:
-  """Returns the tokens' vectors, looked up once for encoders and decoder."""
+  """Returns token vectors, looked up once for encoders and decoder."""
   return cast(jax.Array, network.apply({"params": params}, pairs.tokens_B2T, method="embed"))
 
 
 def rows(x: Float[Array, "B R ..."]) -> Float[Array, "N ..."]:
-  """All rows one below the other; those of a pair stay together, and on their device."""
+  """Returns all rows along one axis; those of a pair stay together and on the same device."""
   return x.reshape(-1, *x.shape[2:])
 
 
 def other_side(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 2 ..."]:
-  """The sides of each pair exchanged."""
+  """Returns the sides of each pair swapped."""
   return jnp.flip(x, axis=1)
 
 
 def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
-  """`count` keys out of one, or as many times None."""
+  """Returns `count` keys split from one, or `count` times None without a key."""
   return [None] * count if rng is None else list(jax.random.split(rng, count))
 
 
 class Scores(NamedTuple):
-  """The decoder's opinion of sentences.
+  """The decoder's scores of sentences.
 
   Attributes:
     weighted: Sum over all tokens of weight times negative log-likelihood.
     nll_BRT: Negative log-likelihood of each token in nats, without gradient.
-    correct_BRT: Whether each token was the likeliest, without gradient.
+    correct_BRT: Whether each token was the most likely one, without gradient.
   """
 
   weighted: Float[Array, ""]
@@ -78,16 +78,16 @@ def score(
   *,
   dropout_rng: jax.Array | None,
 ) -> Scores:
-  """Scores rows of tokens, given what the decoder is to know of each: one decoder call for all.
+  """Scores rows of tokens given their conditioning vectors, in one decoder call.
 
   Args:
-    network: Has the decoder and the vocabulary projection.
+    network: Network with decoder and vocabulary projection.
     params: Its parameters.
-    tokens_BRT: Tokens to predict; padding counts for nothing.
+    tokens_BRT: Tokens to predict; padding never counts.
     embedded_BRTD: Their vectors.
     languages_BR: Their languages.
-    sentence_BRZ: What the decoder is given of each row.
-    weights_BR: Weight of each row's tokens.
+    sentence_BRZ: Conditioning vector of each row.
+    weights_BR: Weight of the tokens of each row.
     dropout_rng: Key of the decoder's dropout, or None.
   """
   hidden_NTD = vmsst.run(
@@ -115,13 +115,13 @@ def score(
 def token_metrics(
   name: str, scores: Scores, part: slice, mask_B2T: Bool[Array, "B 2 T"]
 ) -> base.Metrics:
-  """Metrics per real token of two of a pair's rows: nll/<name> in nats and token_accuracy/<name>.
+  """Returns metrics per real token of two rows of each pair: nll/<name> and token_accuracy/<name>.
 
   Args:
-    name: What the rows are.
-    scores: Of all rows.
-    part: Which rows.
-    mask_B2T: Their real tokens.
+    name: Name of these rows.
+    scores: Scores of all rows.
+    part: Range of these rows.
+    mask_B2T: True at their real tokens.
   """
   count = jnp.sum(mask_B2T, dtype=jnp.float32)
   nll, correct = (

@@ -1,4 +1,13 @@
-"""Batches larger than the memory allows: one slice encoded at a time, with the exact gradient."""
+"""Gradient caching: encodes large batches slice by slice with the exact gradient.
+
+A loss over all vectors of a batch, such as a contrastive one, needs the activations of every
+sentence in the backward pass, so memory limits the number of negatives. Gradient caching
+(GradCache) keeps only the vectors: the forward pass encodes the batch slice by slice, and the
+backward pass encodes each slice again and backpropagates the gradient of its vectors. Activations
+exist for one slice at a time, at the cost of one more forward pass.
+
+Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,23 +17,23 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from vmsst import sharding
+from vmsst.models import base
 from vmsst.networks import sentence_encoder
 
 Encode = Callable[[Any, jax.Array | None], Any]
 
 
 def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None = None) -> Any:
-  """Returns `encode(batch, rng)`, computed slice by slice with nothing kept for the backward pass.
+  """Returns `encode(batch, rng)`, computed slice by slice with gradient caching.
 
-  The backward pass encodes each slice again, so it needs the activations of one slice only. A loss
-  over all outputs, such as a contrastive one, has its exact gradient (Gao et al. 2021, GradCache).
+  A loss over all outputs has its exact gradient.
 
   Args:
     encode: Maps a slice of the batch and a random key (or None) to arrays, row by row: outputs have
       the rows of their slice first and depend on no other row. It may close over parameters.
     batch: Arrays with the batch axis first.
-    slices: Number of slices; has to divide the batch. With 1 nothing is recomputed.
-    rng: Split into one key a slice.
+    slices: Number of slices, which must divide the batch. With 1, nothing is recomputed.
+    rng: Split into one key per slice.
 
   Raises:
     ValueError: `slices` does not divide the batch.
@@ -35,8 +44,8 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
   if slices < 1 or size % slices:
     raise ValueError(f"a batch of {size} cannot be cut into {slices} equal slices")
 
-  # Slice s takes rows s, s + slices, s + 2 slices ...: each device, which holds consecutive rows,
-  # gives an equal share of every slice, and no row moves between devices.
+  # Slice s has the rows s, s + slices, s + 2 slices, ...: devices hold consecutive rows, so each
+  # has an equal part of every slice, and no row moves between devices.
   def cut(x: jax.Array) -> jax.Array:
     x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
     return sharding.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
@@ -58,14 +67,14 @@ def embed_sides(
   slices: int,
   rng: jax.Array | None,
 ) -> Float[Array, "B R S"]:
-  """Returns vectors of the R sentences of each row, from one call of the network a slice.
+  """Returns vectors of the R sentences of each row, computed with gradient caching.
 
   Args:
-    network: Gives a vector for a sentence (see `sentence_encoder.embed`).
+    network: Maps token ids to vectors (see `sentence_encoder.embed`), in one call per slice.
     params: Its parameters.
-    tokens_BRT: Such as both sides of each pair.
-    slices: As of `map_slices`, and so is what is raised.
-    rng: Key of dropout, split into one a slice; None: there is none.
+    tokens_BRT: Token ids, such as those of both sides of each pair.
+    slices: As for `map_slices`, which raises the same errors.
+    rng: Key of dropout, split into one per slice; None disables dropout.
   """
 
   def encode(tokens_BRT: Int[Array, "B R T"], rng: jax.Array | None) -> Float[Array, "B R S"]:
@@ -75,3 +84,11 @@ def embed_sides(
 
   vector_BRS: jax.Array = map_slices(encode, tokens_BRT, slices=slices, rng=rng)
   return vector_BRS
+
+
+def embed_pairs(
+  network: nn.Module, params: Any, batch: base.Batch, *, slices: int, rng: jax.Array | None
+) -> Float[Array, "B 2 S"]:
+  """Returns vectors of both sides of the batch's pairs; for the arguments see `embed_sides`."""
+  tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
+  return embed_sides(network, params, tokens_B2T, slices=slices, rng=rng)

@@ -1,7 +1,7 @@
-"""VMSST, and VMSST with a contrastive loss beside it (VMSST paper, sections 4 and 6.3).
+"""VMSST, and VMSST with an additional contrastive loss (VMSST paper, sections 4 and 6.3).
 
-Of a pair (x_i, x_j) a model learns three latents: z_sem, what both sentences say, and z_i and z_j,
-what is left of each. Sides are 0 (`inputs`) and 1 (`targets`).
+A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z_i and z_j, the rest
+of each. Sides are 0 (`inputs`) and 1 (`targets`).
 """
 
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ from vmsst.models import base, contrastive, generation
 from vmsst.networks import sentence_encoder, vmsst
 from vmsst.text import vocabularies
 
-# The latents of a pair, as metrics name them.
+# Names of the latents of a pair in metrics.
 LATENTS = ("semantic", "input_language", "target_language")
-# Rows of a pair in the one decoder call of a step.
+# Rows of a pair in the decoder call of a step.
 _RECONSTRUCTION, _TRANSLATION = slice(0, 2), slice(2, 4)
 
 
 class _Terms(NamedTuple):
-  """VMSST's loss of a batch, and what other losses and metrics need of it."""
+  """The VMSST loss of a batch, its metrics, and the semantic means that other losses use."""
 
   loss: Float[Array, ""]
   metrics: base.Metrics
@@ -31,18 +31,18 @@ class _Terms(NamedTuple):
 
 
 class VmsstModel(base.BitextModel):
-  """Source separation by a variational bound, beside translation from the semantic mean.
+  """Source separation with a variational bound, and translation from the semantic mean.
 
   The loss of a pair, averaged over the batch's pairs:
 
     -log p(x_i | mu_sem(x_j), 0) - log p(x_j | mu_sem(x_i), 0) - elbo_weight * ELBO
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
-  Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is drawn
-  from the posterior of one side, taken in turn by row and exchanged at every step. In translation
-  the language latent is its prior mean: the target's own would leak, the source's is of another
-  language. The weight of the KLs rises linearly from 0 to `kl_weight` over the first
-  `kl_anneal_steps` steps.
+  Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
+  sampled from the posterior of one side, which alternates by row and is swapped at every step. In
+  translation, the language latent is its prior mean: the target's own latent would leak its text,
+  and the source's is of another language. The weight of the KLs rises linearly from 0 to
+  `kl_weight` over the first `kl_anneal_steps` steps.
   """
 
   network: vmsst.VmsstNetwork
@@ -65,9 +65,9 @@ class VmsstModel(base.BitextModel):
       input_vocabulary: Vocabulary of both sides.
       optimizer_def: T5X optimizer definition; None for evaluation.
       max_length: Tokens of a sentence, EOS included.
-      elbo_weight: Lambda of the paper.
-      kl_anneal_steps: Steps until the KL terms have their full weight; 0: from the start.
-      kl_weight: That weight. 0 leaves them out: latents are sampled all the same.
+      elbo_weight: Lambda in the paper.
+      kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
+      kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
     """
     super().__init__(
       network=network,
@@ -77,8 +77,7 @@ class VmsstModel(base.BitextModel):
     )
     weights = {"elbo_weight": elbo_weight, "kl_weight": kl_weight}
     for name, value in {**weights, "kl_anneal_steps": kl_anneal_steps}.items():
-      if value < 0:
-        raise errors.InputError(f"{name} is {value}; it cannot be negative")
+      errors.check_not_negative(name, value)
     self.elbo_weight = elbo_weight
     self.kl_anneal_steps = kl_anneal_steps
     self.kl_weight = kl_weight
@@ -100,12 +99,13 @@ class VmsstModel(base.BitextModel):
     Args:
       params: Parameters of the network.
       batch: `inputs`, `targets`, `input_language` and `target_language`.
-      dropout_rng: Key of latents and dropout; None: means in place of samples, no dropout.
-      step: Steps done so far (see `vmsst.launch.step_trainer`); None: full KL weight.
+      dropout_rng: Key of latents and dropout; None: means instead of samples, no dropout.
+      step: Completed steps (see `vmsst.launch.step_trainer`); None: full KL weight.
 
-    Metrics: loss; of translation and reconstruction nll/ (nats a token) and token_accuracy/; of
-    the latents semantic, input_language and target_language kl/ (nats a sentence), kl_per_dim/ and
-    active_units/; kl_weight; embedding_norm; tokens_per_example (real tokens of both sides).
+    Metrics: loss; for translation and reconstruction, nll/ (nats per token) and token_accuracy/;
+    for the latents semantic, input_language and target_language, kl/ (nats per sentence),
+    kl_per_dim/ and active_units/; kl_weight; embedding_norm; tokens_per_example (real tokens of
+    both sides).
     """
     terms = self._terms(params, batch, dropout_rng, step)
     return terms.loss, terms.metrics
@@ -120,7 +120,8 @@ class VmsstModel(base.BitextModel):
     by_side = self._posteriors(params, pairs, embedded_B2TD, encoder_rng)
     mean_B2S = by_side.semantic_mean_BS
     latents = _latents_of_pairs(by_side, alternating_sides(count, step))
-    drawn = (gaussian.sample(*x, key) for x, key in zip(latents.values(), latent_rngs, strict=True))
+    keyed = zip(latents.values(), latent_rngs, strict=True)
+    samples = (gaussian.sample(*latent, key) for latent, key in keyed)
     weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0]) / count
     scores = generation.score(
       self.network,
@@ -128,22 +129,21 @@ class VmsstModel(base.BitextModel):
       _twice(pairs.tokens_B2T),
       _twice(embedded_B2TD),
       _twice(pairs.languages_B2),
-      _sentences(*drawn, mean_B2S=mean_B2S),
+      _sentences(*samples, mean_B2S=mean_B2S),
       jnp.broadcast_to(weight_4, (count, 4)),
       dropout_rng=decoder_rng,
     )
     kl = {name: gaussian.kl_from_standard(*latent) for name, latent in latents.items()}
     kl_weight = self._kl_weight(step)
     loss = scores.weighted
-    if self.kl_weight:  # else a KL that is infinite would count: 0 * infinity
+    if self.kl_weight:  # otherwise an infinite KL would give NaN: 0 * infinity
       loss += self.elbo_weight * kl_weight * jnp.mean(sum(kl.values()))
     metrics = {
       "loss": base.ratio(loss * count, count),
       **generation.token_metrics("translation", scores, _TRANSLATION, pairs.mask_B2T),
       **generation.token_metrics("reconstruction", scores, _RECONSTRUCTION, pairs.mask_B2T),
       "kl_weight": base.ratio(kl_weight, 1),
-      "embedding_norm": base.average(jnp.linalg.norm(mean_B2S, axis=-1)),
-      "tokens_per_example": base.average(base.tokens_per_pair(batch)),
+      **base.vector_metrics(mean_B2S, batch),
     }
     for name, (mean_BK, _) in latents.items():
       metrics[f"kl/{name}"] = base.average(kl[name])
@@ -158,7 +158,7 @@ class VmsstModel(base.BitextModel):
     embedded_B2TD: Float[Array, "B 2 T D"],
     dropout_rng: jax.Array | None,
   ) -> vmsst.Posteriors:
-    """Posteriors of both sides of each pair ([B, 2, ...]), each encoder run once."""
+    """Returns the posteriors of both sides of each pair ([B, 2, ...]) from one call per encoder."""
     of_rows = vmsst.run(
       self.network,
       params,
@@ -178,7 +178,7 @@ class VmsstModel(base.BitextModel):
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-  """Mean and log-variance of each latent of a pair, [B, K] both; z_sem as of the sides given."""
+  """Returns mean and log-variance of each latent of a pair, [B, K]; z_sem from the given sides."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
   sides: list[Any] = [
@@ -196,7 +196,7 @@ def _sentences(
   *,
   mean_B2S: Float[Array, "B 2 S"],
 ) -> Float[Array, "B 4 Z"]:
-  """What the decoder is given of each row: the pair's own latents, then those of translation."""
+  """Returns the conditioning vector of each row: sampled latents, then those of translation."""
   language_B2G = jnp.stack([input_language_BG, target_language_BG], axis=1)
   semantic_B2S = jnp.stack([semantic_BS, semantic_BS], axis=1)
   language_B4G = jnp.concatenate([language_B2G, jnp.zeros_like(language_B2G)], axis=1)
@@ -205,12 +205,12 @@ def _sentences(
 
 
 def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
-  """Both sides for reconstruction and again for translation."""
+  """Returns both sides twice, for reconstruction and for translation."""
   return jnp.concatenate([x, x], axis=1)
 
 
 class VmsstContrastiveModel(VmsstModel):
-  """CONTRASTIVE with VMSST's loss as a second task: contrastive + vmsst_weight * VMSST."""
+  """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST."""
 
   def __init__(
     self,
@@ -234,13 +234,13 @@ class VmsstContrastiveModel(VmsstModel):
       input_vocabulary: Vocabulary of both sides.
       optimizer_def: T5X optimizer definition; None for evaluation.
       max_length: Tokens of a sentence, EOS included.
-      elbo_weight: Weight of the ELBO within VMSST's loss.
-      kl_anneal_steps: Steps until the KL terms have their full weight; 0: from the start.
-      kl_weight: That weight. 0 leaves them out: latents are sampled all the same.
-      vmsst_weight: Weight of VMSST's loss.
-      similarity: "dot" (the paper's) or "cosine", of semantic means.
+      elbo_weight: Weight of the ELBO within the VMSST loss.
+      kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
+      kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
+      vmsst_weight: Weight of the VMSST loss.
+      similarity: "dot" (as in the paper) or "cosine", of semantic means.
       scale: Factor on every score, the inverse of a temperature.
-      mask_duplicates: Take pairs that share a side with a pair out of its negatives.
+      mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
     """
     super().__init__(
       network=network,
@@ -251,8 +251,7 @@ class VmsstContrastiveModel(VmsstModel):
       kl_anneal_steps=kl_anneal_steps,
       kl_weight=kl_weight,
     )
-    if vmsst_weight < 0:
-      raise errors.InputError(f"vmsst_weight is {vmsst_weight}; it cannot be negative")
+    errors.check_not_negative("vmsst_weight", vmsst_weight)
     contrastive.check_similarity(similarity, scale)
     self.vmsst_weight = vmsst_weight
     self.similarity = similarity
@@ -268,8 +267,14 @@ class VmsstContrastiveModel(VmsstModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Arguments and metrics are those of `VmsstModel`, with loss/contrastive, loss/vmsst,
-    accuracy/forward and accuracy/backward beside them.
+    Args:
+      params: As for `VmsstModel`.
+      batch: As for `VmsstModel`.
+      dropout_rng: As for `VmsstModel`.
+      step: As for `VmsstModel`.
+
+    Metrics: those of `VmsstModel`, loss/contrastive, loss/vmsst, accuracy/forward and
+    accuracy/backward.
     """
     terms = self._terms(params, batch, dropout_rng, step)
     contrastive_B, metrics = contrastive.in_batch_loss(
@@ -291,10 +296,10 @@ class VmsstContrastiveModel(VmsstModel):
 
 
 def alternating_sides(pairs: int, step: jax.Array | int | None) -> Int[Array, "B"]:
-  """The side (0 or 1) of each pair that z_sem is drawn from: by row in turn, flipped every step."""
+  """Returns the side (0 or 1) from which z_sem is sampled: alternates by row and by step."""
   return (jnp.arange(pairs) + (0 if step is None else step)) % 2
 
 
 def take_side(x_B2S: Float[Array, "B 2 S"], side_B: Int[Array, "B"]) -> Float[Array, "B S"]:
-  """One side of each pair."""
+  """Returns one side of each pair."""
   return jnp.where(side_B[:, None] == 0, x_B2S[:, 0], x_B2S[:, 1])

@@ -1,12 +1,12 @@
 """The BERT encoder: learned positions, post-layer-norm, biases, an ungated feed-forward layer.
 
-One stack serves EMS (its paper, section III; details of the release) and what is imported: mBERT,
-LaBSE, XLM-R and multilingual E5. Positions and token types belong to the encoder and are added
-inside of it, so that a caller hands it what it hands any other encoder: token vectors and a mask.
+One stack serves EMS (its paper, section III, with details from the release) and imported models:
+mBERT, LaBSE, XLM-R and multilingual E5. The encoder adds positions and token types itself, so that
+callers pass it the same as any other encoder: token vectors and a mask.
 
-Padding stands at the end. Its id is 0 throughout this library; where another one was used in
-training (1 in XLM-R), the importer swaps two rows of the token table. No id is seen in here, and
-`position_offset` says where such models start to count.
+Padding is at the end, with id 0 throughout this library. For models trained with another padding id
+(1 in XLM-R), the importer swaps two rows of the token table and sets `position_offset` to the row
+of the first position.
 
 References: Devlin et al. 2019 (BERT), Conneau et al. 2020 (XLM-R), Feng et al. 2022 (LaBSE).
 """
@@ -15,13 +15,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import partitioning
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from vmsst import errors, sharding
 from vmsst.networks import t5
@@ -35,31 +34,32 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-  """Sizes and numerics of a BERT encoder; plain values only, so it can be bound by gin and saved.
+  """Sizes and numerics of a BERT encoder: plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of the token table (V), at least the vocabulary's size.
+    vocab_size: Rows of the token table (V), at least the vocabulary size.
     emb_dim: Width of token embeddings and hidden states (D), a multiple of `num_heads`.
     num_heads: Attention heads (H).
     mlp_dim: Width of the feed-forward layer.
     num_layers: Layers of the encoder.
     max_positions: Rows of the position table.
-    position_offset: Row of a sentence's first token: 0 in BERT, 2 in XLM-R. A sentence has at most
-      `max_positions - position_offset` tokens.
-    num_token_types: Rows of the token type table, of which a sentence by itself uses the first;
-      0: there is none.
-    embedding_norm: Whether the sum of token, position and type is layer-normed.
-    activation: Of the feed-forward layer: "gelu" (exact, not its tanh form), "relu" or "swish".
-    layer_norm_eps: What layer norms add to the variance.
-    initializer_std: Standard deviation of the normal that tables and kernels start with.
-    dropout_rate: Probability of dropping: embeddings, attention weights, and what attention and
-      the feed-forward layer add.
-    dtype: Compute dtype, "float32" or "bfloat16". Parameters, norms and softmaxes are float32 in
-      both.
-    remat: What the backward pass recomputes: "none", "minimal" (all but products with weights) or
+    position_offset: Row of the first token's position: 0 in BERT, 2 in XLM-R. Sentences have at
+      most `max_positions - position_offset` tokens.
+    num_token_types: Rows of the token type table, of which single sentences use the first; 0: no
+      table.
+    embedding_norm: Whether to layer-norm the sum of token, position and type vectors.
+    activation: Activation of the feed-forward layer: "gelu" (exact, not the tanh approximation),
+      "relu" or "swish".
+    layer_norm_eps: Added to the variance in layer norms.
+    initializer_std: Standard deviation of the initial normal distribution of tables and kernels.
+    dropout_rate: Dropout probability of embeddings, attention weights, and the outputs of attention
+      and feed-forward layer.
+    dtype: Compute dtype, "float32" or "bfloat16". Parameters, norms and softmaxes are always
+      float32.
+    remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
       "full" (each layer from its input).
-    scan_layers: Compile one layer and scan over the stack. Same function, shorter compilation, but
-      the checkpoint holds one stacked `layers` in place of `layers_0`, `layers_1` and so on.
+    scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
+      faster, but checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...
   """
 
   vocab_size: int
@@ -80,102 +80,49 @@ class BertConfig:
   scan_layers: bool = False
 
   def __post_init__(self):
-    least = {
-      **dict.fromkeys(("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers"), 1),
-      **{"max_positions": 1, "position_offset": 0, "num_token_types": 0},
-    }
-    for name, minimum in least.items():
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise errors.InputError(
-          f"BertConfig.{name} is {value!r}; it has to be an integer of {minimum} or more"
-        )
-    for name, choices in (
-      ("activation", tuple(ACTIVATIONS)),
-      ("dtype", t5.DTYPES),
-      ("remat", ("none", *t5.REMAT_POLICIES)),
-    ):
-      if getattr(self, name) not in choices:
-        raise errors.InputError(
-          f"BertConfig.{name} is {getattr(self, name)!r}; known: {', '.join(choices)}"
-        )
+    for name in ("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers", "max_positions"):
+      errors.check_integer(f"BertConfig.{name}", getattr(self, name))
+    for name in ("position_offset", "num_token_types"):
+      errors.check_integer(f"BertConfig.{name}", getattr(self, name), minimum=0)
+    errors.check_choice("BertConfig.activation", self.activation, ACTIVATIONS)
+    errors.check_choice("BertConfig.dtype", self.dtype, t5.DTYPES)
+    errors.check_choice("BertConfig.remat", self.remat, t5.REMAT_CHOICES)
+    errors.check_positive("BertConfig.layer_norm_eps", self.layer_norm_eps)
+    errors.check_positive("BertConfig.initializer_std", self.initializer_std)
+    errors.check_rate("BertConfig.dropout_rate", self.dropout_rate)
     if self.emb_dim % self.num_heads:
       raise errors.InputError(
-        f"BertConfig.emb_dim is {self.emb_dim}, not a multiple of the {self.num_heads} heads"
+        f"BertConfig.emb_dim is {self.emb_dim}; it must be a multiple of num_heads "
+        f"({self.num_heads})"
       )
     if self.position_offset >= self.max_positions:
       raise errors.InputError(
-        f"BertConfig.position_offset is {self.position_offset}, outside the table of "
-        f"{self.max_positions} positions"
-      )
-    for name in ("layer_norm_eps", "initializer_std"):
-      if not 0 < getattr(self, name) < math.inf:
-        raise errors.InputError(
-          f"BertConfig.{name} is {getattr(self, name)!r}; it has to be a positive number"
-        )
-    if not 0 <= self.dropout_rate < 1:
-      raise errors.InputError(
-        f"BertConfig.dropout_rate is {self.dropout_rate!r}; it has to be in [0, 1)"
+        f"BertConfig.position_offset is {self.position_offset}; it must be below "
+        f"max_positions ({self.max_positions})"
       )
 
 
-class TokenEmbedder(nn.Module):
-  """The token table of a BERT, N(0, initializer_std) at first like the tables that are added to it.
-
-  Attributes:
-    config: Sizes and numerics.
-  """
-
-  config: BertConfig
-
-  @nn.compact
-  def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Looks tokens up. An id outside the table gives NaN, so that it cannot go unseen."""
-    cfg = self.config
-    table_VD = partitioning.param_with_axes(
-      "embedding",
-      nn.initializers.normal(cfg.initializer_std),
-      (cfg.vocab_size, cfg.emb_dim),
-      jnp.float32,
-      axes=("vocab", "embed"),
-    )
-    # Gathered before the cast: the table is far larger than the batch.
-    embedded_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(cfg.dtype)
-    return sharding.constrain(embedded_BTD, ("batch", "length", "embed"))
+def token_embedder(config: BertConfig) -> nn.Module:
+  """Returns a BERT's token table, initially N(0, initializer_std) like the tables added to it."""
+  init = nn.initializers.normal(config.initializer_std)
+  return t5.TokenEmbedder(config.vocab_size, config.emb_dim, config.dtype, embedding_init=init)
 
 
-class Dense(nn.Module):
-  """A product with one weight matrix, and a bias that starts as zero.
-
-  Attributes:
-    features: Output width.
-    axes: Logical axes of the kernel (input, output).
-    kernel_init: Initializer of the float32 kernel.
-    dtype: Compute and output dtype.
-  """
-
-  features: int
-  axes: tuple[str, str]
-  kernel_init: Callable[..., Any]
-  dtype: str = "float32"
-
-  @nn.compact
-  def __call__(self, x: Float[Array, "... M"]) -> Float[Array, "... N"]:
-    """Returns `x @ kernel + bias`."""
-    kernel = partitioning.param_with_axes(
-      "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
-    )
-    bias = partitioning.param_with_axes(
-      "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.axes[1:]
-    )
-    # One matrix per product: XLA's CPU backend is slow on the kernel gradient of a 3-D product.
-    flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-    flat = flat @ kernel.astype(self.dtype) + bias.astype(self.dtype)
-    return flat.reshape(*x.shape[:-1], self.features)
+def dense(
+  config: BertConfig,
+  features: int,
+  axes: tuple[str, str],
+  dtype: str | None = None,
+  *,
+  name: str | None = None,
+) -> nn.Module:
+  """Returns a linear layer with bias, initialized as in BERT; dtype None: the compute dtype."""
+  init = nn.initializers.normal(config.initializer_std)
+  return t5.Dense(features, axes, init, dtype or config.dtype, use_bias=True, name=name)
 
 
 class LayerNorm(nn.Module):
-  """Zero mean and unit variance for each vector (float32), then a weight and a bias.
+  """Normalizes each vector to zero mean and unit variance (float32), then scales and shifts it.
 
   Attributes:
     epsilon: Added to the variance.
@@ -210,24 +157,19 @@ class SelfAttention(nn.Module):
   ) -> Float[Array, "B T D"]:
     """Attends over T with `bias_B11T` (padding, float32) added to the logits."""
     cfg = self.config
-    head_dim = cfg.emb_dim // cfg.num_heads
-    kernel_init = nn.initializers.normal(cfg.initializer_std)
 
     def heads(name: str) -> Float[Array, "B T H K"]:
-      project = Dense(cfg.emb_dim, ("embed", "joined_kv"), kernel_init, cfg.dtype, name=name)
-      out_BTHK = project(x_BTD).reshape(*x_BTD.shape[:-1], cfg.num_heads, head_dim)
-      return sharding.constrain(out_BTHK, ("batch", "length", "heads", "kv"))
+      project = dense(cfg, cfg.emb_dim, ("embed", "joined_kv"), name=name)
+      return t5.split_heads(project(x_BTD), cfg.num_heads)
 
-    query_BTHK = heads("query") / math.sqrt(head_dim)
-    logits_BHTT = jnp.einsum(
-      "bqhd,bkhd->bhqk", query_BTHK, heads("key"), preferred_element_type=jnp.float32
+    out_BTD = t5.attend(
+      heads("query") / math.sqrt(cfg.emb_dim // cfg.num_heads),
+      heads("key"),
+      heads("value"),
+      bias_B11T,
+      nn.Dropout(cfg.dropout_rate, deterministic=self.deterministic),
     )
-    weights_BHTT = jax.nn.softmax(logits_BHTT + bias_B11T, axis=-1).astype(cfg.dtype)
-    weights_BHTT = nn.Dropout(cfg.dropout_rate)(weights_BHTT, deterministic=self.deterministic)
-    out_BTHK = jnp.einsum("bhqk,bkhd->bqhd", weights_BHTT, heads("value"))
-    return Dense(cfg.emb_dim, ("joined_kv", "embed"), kernel_init, cfg.dtype, name="out")(
-      out_BTHK.reshape(x_BTD.shape)
-    )
+    return dense(cfg, cfg.emb_dim, ("joined_kv", "embed"), name="out")(out_BTD)
 
 
 class Mlp(nn.Module):
@@ -237,17 +179,16 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Returns the layer's output, of its input's shape."""
+    """Returns the output, shaped like the input."""
     cfg = self.config
-    kernel_init = nn.initializers.normal(cfg.initializer_std)
-    wide = Dense(cfg.mlp_dim, ("embed", "mlp"), kernel_init, cfg.dtype, name="wi")
-    hidden_BTM = ACTIVATIONS[cfg.activation](wide(x_BTD))
+    wide_BTM = dense(cfg, cfg.mlp_dim, ("embed", "mlp"), name="wi")(x_BTD)
+    hidden_BTM = ACTIVATIONS[cfg.activation](wide_BTM)
     hidden_BTM = sharding.constrain(hidden_BTM, ("batch", "length", "mlp"))
-    return Dense(cfg.emb_dim, ("mlp", "embed"), kernel_init, cfg.dtype, name="wo")(hidden_BTM)
+    return dense(cfg, cfg.emb_dim, ("mlp", "embed"), name="wo")(hidden_BTM)
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention, then the feed-forward layer, each added to its input and the sum normed."""
+  """Self-attention and feed-forward layer, each residual and post-normed."""
 
   config: BertConfig
   deterministic: bool
@@ -256,7 +197,7 @@ class EncoderLayer(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], bias_B11T: Float[Array, "B 1 1 T"]
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None: the form of a scan's body."""
+    """Returns the new hidden states and None, as a scan body must."""
     cfg = self.config
     drop = nn.Dropout(cfg.dropout_rate, deterministic=self.deterministic)
     norm = functools.partial(LayerNorm, cfg.layer_norm_eps, cfg.dtype)
@@ -268,7 +209,7 @@ class EncoderLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-  """A stack of encoder layers over embedded tokens, to which it adds positions and token type.
+  """Adds positions and token type to embedded tokens and runs a stack of encoder layers.
 
   Attributes:
     config: Sizes and numerics.
@@ -284,26 +225,26 @@ class BertEncoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype; those of padding mean nothing.
+    """Returns hidden states in the compute dtype; those of padding are undefined.
 
     Args:
-      embedded_BTD: Token vectors, with whatever the caller has added to them.
-      mask_BT: True at real tokens, which stand before padding.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      embedded_BTD: Token vectors, plus anything the caller adds to them.
+      mask_BT: True at real tokens; padding must be at the end.
+      deterministic: False enables dropout (needs an rng named "dropout").
 
     Raises:
-      InputError: sentences are longer than the position table.
+      InputError: the sentences are longer than the position table.
     """
     cfg = self.config
     first, length = cfg.position_offset, embedded_BTD.shape[1]
     if first + length > cfg.max_positions:
       raise errors.InputError(
-        f"sentences of {length} tokens: BertConfig has positions for {cfg.max_positions - first} "
-        f"(max_positions {cfg.max_positions}, position_offset {first})"
+        f"sentences have {length} tokens; BertConfig has positions for {cfg.max_positions - first} "
+        f"(max_positions {cfg.max_positions}, position_offset {first}); shorten them"
       )
 
     def table(name: str, rows: int) -> Float[Array, "R D"]:
-      # T5X's Adafactor knows no axis of absolute positions; these rules replicate the rows.
+      # T5X's Adafactor has no axis for absolute positions; the rules of this one replicate rows.
       return partitioning.param_with_axes(
         name,
         nn.initializers.normal(cfg.initializer_std),
@@ -320,32 +261,29 @@ class BertEncoder(nn.Module):
       x_BTD = LayerNorm(cfg.layer_norm_eps, cfg.dtype, name="embedding_layer_norm")(x_BTD)
     x_BTD = nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
 
-    bias_B11T = jnp.where(mask_BT, 0.0, t5.MASKED)[:, None, None, :]
-    layers = t5.layer_stack(
+    return t5.run_layers(
       EncoderLayer,
-      cast(Any, cfg),  # of a config it reads `remat` and `scan_layers`
+      cfg,
       cfg.num_layers,
+      x_BTD,
+      t5.padding_bias(mask_BT),
       deterministic=deterministic,
       initializing=self.is_initializing(),
     )
-    for layer in layers:
-      x_BTD, _ = layer(x_BTD, bias_B11T)
-    return x_BTD
 
 
 class ClsPooler(nn.Module):
-  """LaBSE's sentence vector: `tanh(W h + b)` of the first token's hidden state, in float32.
+  """The pooler of BERT and LaBSE: `tanh(W h + b)` of the first token's hidden state, in float32.
 
   Attributes:
-    config: Sizes and numerics of the encoder below it.
+    config: Sizes and numerics of the encoder.
   """
 
   config: BertConfig
 
   @nn.compact
   def __call__(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-    """Returns one vector a sentence, not normalized."""
-    kernel_init = nn.initializers.normal(self.config.initializer_std)
+    """Returns one vector per sentence, not normalized."""
     # T5X's rules replicate a "kv" axis: the head is small.
-    dense = Dense(hidden_BTD.shape[-1], ("embed", "kv"), kernel_init, name="dense")
-    return jnp.tanh(dense(hidden_BTD[:, 0]))
+    pooler = dense(self.config, hidden_BTD.shape[-1], ("embed", "kv"), "float32", name="dense")
+    return jnp.tanh(pooler(hidden_BTD[:, 0]))

@@ -1,17 +1,16 @@
-"""A T5 1.1 decoder that is given a sentence as one vector, at every layer.
+"""A T5 1.1 decoder conditioned on one sentence vector at every layer.
 
-In place of cross-attention a layer adds `W [LN(x); z]` to its hidden states (VMSST paper, section
-5; Wieting et al. 2020). `z` is the same at every position, so `W` is kept as two kernels and its
-product with `z` is taken once a sentence. The rest is T5's decoder: causal self-attention with
-relative positions of one direction, gated feed-forward layer, a norm before each.
+Instead of cross-attention, a layer adds `W [LN(x); z]` to its hidden states (VMSST paper, section
+5; Wieting et al. 2020). `z` is the same at every position, so `W` is stored as two kernels, and the
+part of `z` is computed once per sentence. The rest is the T5 decoder: causal self-attention with
+unidirectional relative positions, gated feed-forward layer, a norm before each.
 
-Axes: `Z` is the vector that the decoder is given, in VMSST `[z_lang; z_sem]`.
+Axes: `Z` is the conditioning vector, in VMSST `[z_lang; z_sem]`.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
@@ -20,12 +19,12 @@ from vmsst.networks import t5
 
 
 def part_of_fan_in(part: int, whole: int) -> Any:
-  """Initializer of `part` rows of a kernel that has `whole` rows: what all of it would start as."""
+  """Returns the initializer of `part` rows of a kernel that has `whole` rows in all."""
   return nn.initializers.variance_scaling(part / whole, "fan_in", "truncated_normal")
 
 
 class SentenceInjection(nn.Module):
-  """`W [x; z]` for every token: a bias-free product with token and sentence, no activation.
+  """Maps token and sentence vectors to `W [x; z]` for every token: no bias, no activation.
 
   Attributes:
     config: Sizes and numerics.
@@ -37,19 +36,19 @@ class SentenceInjection(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]
   ) -> Float[Array, "B T D"]:
-    """Returns the product, `W` kept as the kernels `hidden` [D, D] and `sentence` [Z, D]."""
+    """Returns `W [x; z]`, with `W` stored as the kernels `hidden` [D, D] and `sentence` [Z, D]."""
     features, whole = x_BTD.shape[-1], x_BTD.shape[-1] + sentence_BZ.shape[-1]
 
-    def product(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
-      # Axes as of a feed-forward layer's second kernel: T5X's rules shard the input side.
+    def linear(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
+      # Axes of a feed-forward layer's second kernel: T5X's rules shard the input side.
       kernel_init = part_of_fan_in(x.shape[-1], whole)
       return t5.Dense(features, ("mlp", "embed"), kernel_init, self.config.dtype, name=name)(x)
 
-    return product("hidden", x_BTD) + product("sentence", sentence_BZ)[:, None, :]
+    return linear("hidden", x_BTD) + linear("sentence", sentence_BZ)[:, None, :]
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, sentence, feed-forward layer: each on normed input and added to it."""
+  """Causal self-attention, sentence injection and feed-forward layer, pre-normed and residual."""
 
   config: t5.T5Config
   deterministic: bool
@@ -61,7 +60,7 @@ class DecoderLayer(nn.Module):
     bias_BHTT: Float[Array, "#B #H T T"],
     sentence_BZ: Float[Array, "B Z"],
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None: the form of a scan's body."""
+    """Returns the new hidden states and None, as a scan body must."""
     cfg, deterministic = self.config, self.deterministic
     drop = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     y_BTD = t5.RMSNorm(cfg.dtype, name="pre_self_attention_layer_norm")(x_BTD)
@@ -77,12 +76,12 @@ class DecoderLayer(nn.Module):
 
 
 class LatentDecoder(nn.Module):
-  """Hidden states from which the next token of a sentence is predicted, given a vector of it.
+  """Computes the hidden states that predict the next token, given the sentence vector.
 
   Attributes:
-    config: Sizes and numerics; `num_encoder_layers` is not read.
+    config: Sizes and numerics; `num_encoder_layers` is ignored.
     num_layers: Layers of the decoder.
-    num_languages: Rows of its language table.
+    num_languages: Rows of the language table.
   """
 
   config: t5.T5Config
@@ -98,16 +97,16 @@ class LatentDecoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype: the one at t predicts token t from those before.
+    """Returns hidden states in the compute dtype: that at t predicts token t from earlier ones.
 
-    Padding has to be at the end; hidden states there mean nothing.
+    Padding must be at the end; hidden states there are undefined.
 
     Args:
-      embedded_BTD: Vectors of the tokens to predict. Inside they move one place to the right, and
-        the vector of the language takes the first place (VMSST paper, appendix A.2).
+      embedded_BTD: Vectors of the tokens to predict. They are shifted right by one position, after
+        the vector of the language (VMSST paper, appendix A.2).
       languages_B: Language to decode into; an index of `vmsst.languages`.
-      sentence_BZ: What the decoder knows of each sentence.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      sentence_BZ: Sentence vectors.
+      deterministic: False enables dropout (needs an rng named "dropout").
     """
     cfg = self.config
     length = embedded_BTD.shape[1]
@@ -122,18 +121,16 @@ class LatentDecoder(nn.Module):
       bidirectional=False,
       name="relpos_bias",
     )(length)
-    causal_TT = np.where(np.tri(length, dtype=bool), 0.0, t5.MASKED)
-    bias_1HTT = positions_1HTT + jnp.asarray(causal_TT, jnp.float32)
-
     x_BTD = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(x_BTD, deterministic=deterministic)
-    layers = t5.layer_stack(
+    x_BTD = t5.run_layers(
       DecoderLayer,
       cfg,
       self.num_layers,
+      x_BTD,
+      positions_1HTT + t5.causal_bias(length),
+      sentence_BZ,
       deterministic=deterministic,
       initializing=self.is_initializing(),
     )
-    for layer in layers:
-      x_BTD, _ = layer(x_BTD, bias_1HTT, sentence_BZ)
     x_BTD = t5.RMSNorm(cfg.dtype, name="decoder_norm")(x_BTD)
     return nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)

@@ -1,17 +1,18 @@
-"""LASER's networks: a bidirectional LSTM encoder, max-pooling, and an LSTM decoder of one layer.
+"""LASER's networks: a bidirectional LSTM encoder and a one-layer LSTM decoder.
 
-Each layer takes one product for the inputs of all steps, gates and directions; the loop over time
-holds the recurrent product alone, for both directions at once, and so does the backward pass: it
-collects the gradients of the gates and multiplies once for the recurrent kernel.
+Each layer computes the inputs of all steps, gates and directions in one matmul. The loop over time
+contains only the recurrent matmul, for both directions at once. The backward pass does the same: it
+collects the gradients of the gates and computes that of the recurrent kernel in one matmul.
 
-Axes besides those of the library's key: `E` width of a token's embedding, `R` directions of
-reading, `C` width of an LSTM's state, `Q` its four gates (4 C: input, forget, cell, output).
-Inside, time comes first.
+Axes in addition to the library's key: `E` width of token embeddings, `R` reading directions, `C`
+width of an LSTM state, `Q` its four gates (4 C: input, forget, cell, output). Inside, time is the
+first axis.
 
-References: Artetxe and Schwenk 2019 (LASER); details of its released training code.
+References: Artetxe and Schwenk 2019 (LASER); details from its released training code.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,20 +27,20 @@ from vmsst.networks import t5
 
 @dataclasses.dataclass(frozen=True)
 class LstmConfig:
-  """Sizes and numerics of LASER's networks; plain values only, so gin can bind and save it.
+  """Sizes and numerics of LASER's networks: plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of a token table (V), at least the vocabulary's size.
+    vocab_size: Rows of a token table (V), at least the vocabulary size.
     emb_dim: Width of token embeddings (E).
     hidden_dim: Width of one direction of the encoder; its hidden states are twice as wide.
     num_layers: Layers of the encoder.
-    decoder_dim: Width of the decoder's state.
-    decoder_output_dim: Width of what the decoder hands to the vocabulary projection.
+    decoder_dim: Width of the decoder state.
+    decoder_output_dim: Width of the decoder's output, the input of the vocabulary projection.
     language_dim: Width of the decoder's language embedding.
-    initializer_range: Every parameter starts uniform within this distance of zero.
-    dropout_rate: Probability of dropping an output of an encoder layer.
-    dtype: Compute dtype, "float32" or "bfloat16". Parameters, activations of gates and cells are
-      float32 in both.
+    initializer_range: Parameters are initially uniform within this distance of zero.
+    dropout_rate: Dropout probability of the outputs of each encoder layer.
+    dtype: Compute dtype, "float32" or "bfloat16". Parameters, gate activations and cells are always
+      float32.
   """
 
   vocab_size: int
@@ -55,21 +56,11 @@ class LstmConfig:
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.type is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise errors.InputError(
-          f"LstmConfig.{field.name} is {value!r}; it has to be a positive integer"
-        )
-    if self.dtype not in t5.DTYPES:
-      raise errors.InputError(f"LstmConfig.dtype is {self.dtype!r}; known: {', '.join(t5.DTYPES)}")
-    if not 0 < self.initializer_range < float("inf"):
-      raise errors.InputError(
-        f"LstmConfig.initializer_range is {self.initializer_range!r}; it has to be positive"
-      )
-    if not 0 <= self.dropout_rate < 1:
-      raise errors.InputError(
-        f"LstmConfig.dropout_rate is {self.dropout_rate!r}; it has to be in [0, 1)"
-      )
+      if field.type is int:
+        errors.check_integer(f"LstmConfig.{field.name}", getattr(self, field.name))
+    errors.check_choice("LstmConfig.dtype", self.dtype, t5.DTYPES)
+    errors.check_positive("LstmConfig.initializer_range", self.initializer_range)
+    errors.check_rate("LstmConfig.dropout_rate", self.dropout_rate)
 
 
 @jax.custom_vjp
@@ -80,17 +71,19 @@ def lstm(
   hidden_RBC: Float[Array, "R B C"],
   cell_RBC: Float[Array, "R B C"],
 ) -> Float[Array, "T R B C"]:
-  """Hidden states of LSTMs, each step's after its input; where the mask is False nothing changes.
+  """Returns the hidden states of LSTMs after each step; steps with a False mask change nothing.
 
-  With gates i, f, g, o of `gates_t + h_{t-1} kernel`: c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
-  and h_t = sigmoid(o) tanh(c_t).
+  With the gates i, f, g, o = gates_t + h_{t-1} kernel:
+
+    c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
+    h_t = sigmoid(o) tanh(c_t)
 
   Args:
-    gates_TRBQ: The inputs' share of the gates before their activations, biases included.
-    kernel_RCQ: Kernel of the recurrent product, of the same dtype.
-    mask_TRB: False where a step is to be passed over.
-    hidden_RBC: Hidden states before the first step, of the same dtype.
-    cell_RBC: Cells before the first step, float32.
+    gates_TRBQ: Contribution of the inputs to the gates before activation, biases included.
+    kernel_RCQ: Kernel of the recurrent matmul, of the same dtype.
+    mask_TRB: False at steps to skip.
+    hidden_RBC: Initial hidden states, of the same dtype.
+    cell_RBC: Initial cells, float32.
   """
   return _lstm_forward(gates_TRBQ, kernel_RCQ, mask_TRB, hidden_RBC, cell_RBC)[0]
 
@@ -100,7 +93,7 @@ def _recurrent(hidden_RBC: jax.Array, kernel_RCQ: jax.Array) -> jax.Array:
 
 
 def _activate(gates_RBQ: jax.Array) -> tuple[jax.Array, ...]:
-  """Gates i, f, g, o after their activations."""
+  """Returns the activated gates i, f, g, o."""
   input_RBC, forget_RBC, new_RBC, output_RBC = jnp.split(gates_RBQ, 4, axis=-1)
   sigmoid = jax.nn.sigmoid
   return sigmoid(input_RBC), sigmoid(forget_RBC), jnp.tanh(new_RBC), sigmoid(output_RBC)
@@ -113,7 +106,7 @@ def _lstm_forward(
   hidden_RBC: jax.Array,
   cell_RBC: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  """Hidden states, and what the backward pass needs."""
+  """Returns the hidden states and the residuals of the backward pass."""
 
   def step(carry, inputs):
     before_RBC, memory_RBC = carry
@@ -129,14 +122,14 @@ def _lstm_forward(
   _, (hidden_TRBC, cell_TRBC, gates_TRBQ) = jax.lax.scan(
     step, (hidden_RBC, cell_RBC), (gates_TRBQ, mask_TRB)
   )
-  # One step late: each gate beside the state that it met.
+  # Shifted by one step: the states that entered each step.
   before_TRBC = jnp.concatenate([hidden_RBC[None], hidden_TRBC[:-1]])
   memory_TRBC = jnp.concatenate([cell_RBC[None], cell_TRBC[:-1]])
   return hidden_TRBC, (gates_TRBQ, kernel_RCQ, mask_TRB, before_TRBC, memory_TRBC)
 
 
 def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[Any, ...]:
-  """Gradients of `lstm`'s arguments; none for the mask."""
+  """Returns the gradients of the arguments of `lstm`, None for the mask."""
   gates_TRBQ, kernel_RCQ, mask_TRB, before_TRBC, memory_TRBC = saved
 
   def step(carry, inputs):
@@ -166,7 +159,7 @@ def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[
   (hidden_grad_RBC, cell_grad_RBC), gates_grad_TRBQ = jax.lax.scan(
     step, (zeros_RBC, zeros_RBC), (grad_TRBC, gates_TRBQ, mask_TRB, memory_TRBC), reverse=True
   )
-  # One product over all steps: in the loop each would read and write the whole gradient.
+  # One matmul over all steps: inside the loop, each step would read and write the whole gradient.
   kernel_grad_RCQ = jnp.einsum(
     "trbc,trbq->rcq", before_TRBC, gates_grad_TRBQ, preferred_element_type=jnp.float32
   )
@@ -182,27 +175,32 @@ def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[
 lstm.defvjp(_lstm_forward, _lstm_backward)
 
 
+def uniform(limit: float) -> Callable[..., jax.Array]:
+  """Returns an initializer that is uniform within `limit` of zero."""
+
+  def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+  return init
+
+
 def _parameter(
   config: LstmConfig, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> jax.Array:
-  """A parameter of the running module in the compute dtype, uniform around zero at first."""
-
-  def uniform(key, shape, dtype):
-    limit = config.initializer_range
-    return jax.random.uniform(key, shape, dtype, -limit, limit)
-
-  return partitioning.param_with_axes(name, uniform, shape, jnp.float32, axes=axes).astype(
+  """Returns a parameter of the calling module in the compute dtype."""
+  init = uniform(config.initializer_range)
+  return partitioning.param_with_axes(name, init, shape, jnp.float32, axes=axes).astype(
     config.dtype
   )
 
 
 def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """`x @ kernel` as a product of matrices, which XLA's CPU backend is faster on."""
+  """Returns `x @ kernel` as a 2-D matmul, which is faster on XLA's CPU backend."""
   return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 class BiLstmLayer(nn.Module):
-  """One bidirectional layer; the states of its two directions are joined.
+  """One bidirectional layer, the states of its two directions concatenated.
 
   Attributes:
     config: Sizes and numerics.
@@ -214,10 +212,10 @@ class BiLstmLayer(nn.Module):
   def __call__(
     self, x_TBD: Float[Array, "T B D"], mask_TB: Bool[Array, "T B"]
   ) -> Float[Array, "T B M"]:
-    """Returns [forward; backward] states, M = 2 C; zeros at padding."""
+    """Returns [forward; backward] states with M = 2 C; zeros at padding."""
     width = self.config.hidden_dim
-    # A model axis would cut through the gates, and the loop would gather them at every step: T5X's
-    # rules replicate "kv".
+    # T5X's rules replicate "kv": a model axis would split the gates, and the loop would gather them
+    # at every step.
     input_kernel = _parameter(
       self.config, "input_kernel", (x_TBD.shape[-1], 8 * width), ("embed", "kv")
     )
@@ -227,8 +225,8 @@ class BiLstmLayer(nn.Module):
     bias = _parameter(self.config, "bias", (8 * width,), ("kv",))
 
     gates_TBRQ = (_product(x_TBD, input_kernel) + bias).reshape(*x_TBD.shape[:2], 2, -1)
-    # The second direction reads from the last place on. Padding stands there: passed over, it
-    # leaves the state that the sentence's own last token has to meet.
+    # The second direction starts from the last position. Padding is there; skipping it keeps the
+    # initial state for the last real token.
     states_TRBC = lstm(
       jnp.stack([gates_TBRQ[:, :, 0], gates_TBRQ[::-1, :, 1]], axis=1),
       recurrent_kernel_RCQ,
@@ -244,7 +242,7 @@ class LstmEncoder(nn.Module):
   """A stack of bidirectional LSTM layers over embedded tokens.
 
   Attributes:
-    config: Sizes and numerics; nothing of the decoder's is read.
+    config: Sizes and numerics; those of the decoder are ignored.
   """
 
   config: LstmConfig
@@ -257,12 +255,12 @@ class LstmEncoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype, D = 2 `hidden_dim`; zeros at padding.
+    """Returns hidden states in the compute dtype with D = 2 `hidden_dim`; zeros at padding.
 
     Args:
-      embedded_BTE: Token vectors, with whatever the caller has added to them.
+      embedded_BTE: Token vectors, plus anything the caller adds to them.
       mask_BT: True at real tokens.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      deterministic: False enables dropout (needs an rng named "dropout").
     """
     cfg = self.config
     x_TBD = embedded_BTE.astype(cfg.dtype).swapaxes(0, 1)
@@ -273,32 +271,15 @@ class LstmEncoder(nn.Module):
     return x_TBD.swapaxes(0, 1)
 
 
-def masked_max(
-  hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
-) -> Float[Array, "B D"]:
-  """Largest of the real tokens' values in each dimension, float32 whatever the input's dtype.
-
-  The gradient goes to the first of equal values. That of `jnp.max` asks which values equal the
-  maximum; where the compiler has computed them twice, with another rounding, none does, and it is
-  NaN.
-
-  Padding never reaches the maximum, not even as NaN. A row without a real token gives zeros.
-  """
-  hidden_BTD = hidden_BTD.astype(jnp.float32)
-  place_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
-  chosen_BTD = jnp.arange(hidden_BTD.shape[1])[:, None] == place_BD[:, None]
-  return jnp.sum(jnp.where(chosen_BTD & mask_BT[..., None], hidden_BTD, 0.0), axis=1)
-
-
 class LstmDecoder(nn.Module):
-  """States from which the next token of a sentence is predicted, given a vector of it.
+  """Computes the states that predict the next token of a sentence, given the sentence vector.
 
-  At every step the input is [token; sentence; language]; the first state is a linear function of
-  the sentence. Sentence and language are the same at all steps, so their products are taken once.
+  The input of every step is [token; sentence; language]. The initial state is a linear function of
+  the sentence. Sentence and language are the same at all steps, so their matmuls are computed once.
 
   Attributes:
-    config: Sizes and numerics; of the encoder's only `emb_dim` is read.
-    num_languages: Rows of its language table.
+    config: Sizes and numerics; of the encoder's sizes, only `emb_dim` is used.
+    num_languages: Rows of the language table.
   """
 
   config: LstmConfig
@@ -311,15 +292,15 @@ class LstmDecoder(nn.Module):
     languages_B: Int[Array, "B"],
     sentence_BZ: Float[Array, "B Z"],
   ) -> Float[Array, "B T O"]:
-    """Returns states [B, T, decoder_output_dim]: the one at t predicts token t from those before.
+    """Returns states [B, T, decoder_output_dim]: the state at t predicts token t from earlier ones.
 
-    Padding has to be at the end; states there mean nothing.
+    Padding must be at the end; states there are undefined.
 
     Args:
-      embedded_BTE: Vectors of the tokens to predict. Inside they move one place to the right, and
-        a learned vector takes the first place (in LASER it is that of the end of a sentence).
+      embedded_BTE: Vectors of the tokens to predict. They are shifted right by one position, after
+        a learned start vector (in LASER the vector of the EOS token).
       languages_B: Language to decode into; an index outside the table gives NaN.
-      sentence_BZ: What the decoder knows of each sentence.
+      sentence_BZ: Sentence vectors.
     """
     cfg = self.config
     batch, length, width = *embedded_BTE.shape[:2], cfg.decoder_dim

@@ -1,6 +1,6 @@
-"""From tokens to one vector a sentence: table, encoder, pooling and, where there is one, head.
+"""The sentence encoder: token table, encoder, pooling and an optional head.
 
-The encoder is a T5, a BERT or a BiLSTM: its config says which.
+The type of the config selects the encoder: T5, BERT or BiLSTM.
 """
 
 from typing import Any, cast
@@ -19,14 +19,14 @@ POOLINGS = ("mean", "max", "cls", "pooler")
 
 
 def new_token_embedder(config: EncoderConfig) -> nn.Module:
-  """Returns the token table that goes with an encoder."""
+  """Returns the token table of an encoder."""
   if isinstance(config, bert.BertConfig):
-    return bert.TokenEmbedder(config)
+    return bert.token_embedder(config)
   return t5.TokenEmbedder(config.vocab_size, config.emb_dim, config.dtype)
 
 
 def new_encoder(config: EncoderConfig) -> nn.Module:
-  """Returns the encoder of a config; all are called with token vectors and their mask."""
+  """Returns the encoder of a config, called with token vectors and their mask."""
   if isinstance(config, bert.BertConfig):
     return bert.BertEncoder(config)
   if isinstance(config, lstm.LstmConfig):
@@ -40,22 +40,22 @@ def hidden_dim(config: EncoderConfig) -> int:
 
 
 class SentenceEncoder(nn.Module):
-  """Sentence vectors of token ids: the mean of the semantic latent (section 5 of the VMSST paper).
+  """Maps token ids to sentence vectors: means of the semantic latent (VMSST paper, section 5).
 
-  Without a head they are the masked mean itself, as in EMS. Encoders that are imported pool as they
-  were trained to.
+  Without the head, the vectors are the pooled hidden states themselves, as in EMS. Imported
+  encoders use the pooling they were trained with.
 
-  A larger model that keeps these names (`token_embedder`, `encoder`, `mean`) at the top of its
-  parameters can be loaded for inference as this network.
+  Inference can load any larger model as this network if the names `token_embedder`, `encoder` and
+  `mean` are at the top level of its parameters.
 
   Attributes:
     config: Sizes and numerics of the encoder.
-    latent_dim: Width of the sentence vector (S); the paper's equals `config.emb_dim`.
-    head: Whether a product with a matrix, `mean`, follows the pooling. Without, `latent_dim` is
-      the width of the encoder's hidden states.
+    latent_dim: Width of the sentence vector (S); in the paper, `config.emb_dim`.
+    head: Whether a bias-free linear layer, `mean`, follows the pooling. Without it, `latent_dim`
+      must be the width of the hidden states.
     pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
-      (LASER's); "cls", that of the first token; "pooler", a tanh layer on top of the latter (BERT's
-      and LaBSE's; a BertConfig alone has it).
+      (LASER); "cls", the hidden state of the first token; "pooler", a tanh layer on top of "cls"
+      (BERT and LaBSE; requires a BertConfig).
     normalize: Scales vectors to length 1.
   """
 
@@ -66,21 +66,18 @@ class SentenceEncoder(nn.Module):
   normalize: bool = False
 
   def __post_init__(self) -> None:
-    if self.pooling not in POOLINGS:
-      raise errors.InputError(
-        f"SentenceEncoder.pooling is {self.pooling!r}; known: {', '.join(POOLINGS)}"
-      )
+    errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
     if self.pooling == "pooler" and not isinstance(self.config, bert.BertConfig):
-      raise errors.InputError("SentenceEncoder.pooling is 'pooler', which takes a BertConfig")
+      raise errors.InputError("SentenceEncoder.pooling is 'pooler'; this requires a BertConfig")
     if not self.head and self.latent_dim != hidden_dim(self.config):
       raise errors.InputError(
-        f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it has to be the "
-        f"encoder's width, {hidden_dim(self.config)}"
+        f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "
+        f"the encoder, {hidden_dim(self.config)}"
       )
     super().__post_init__()
 
   def setup(self) -> None:
-    """Makes the parts, each with its own parameters."""
+    """Creates the submodules."""
     self.token_embedder = new_token_embedder(self.config)
     self.encoder = new_encoder(self.config)
     if self.pooling == "pooler":
@@ -92,16 +89,16 @@ class SentenceEncoder(nn.Module):
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
-    """Returns float32 sentence vectors; padding (id 0) at the end changes nothing.
+    """Returns float32 sentence vectors; padding (id 0) at the end does not change them.
 
-    The mean of a row of padding alone is zeros.
+    With "mean" or "max" pooling, rows with only padding give zeros.
     """
     mask_BT = tokens_BT != padding.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     if self.pooling == "mean":
       vector_BS = pooling.masked_mean(hidden_BTD, mask_BT)
     elif self.pooling == "max":
-      vector_BS = lstm.masked_max(hidden_BTD, mask_BT)
+      vector_BS = pooling.masked_max(hidden_BTD, mask_BT)
     elif self.pooling == "cls":
       vector_BS = hidden_BTD[:, 0].astype(jnp.float32)
     else:
@@ -109,7 +106,7 @@ class SentenceEncoder(nn.Module):
     if self.head:
       vector_BS = self.mean(vector_BS)
     if self.normalize:
-      # A maximum, not a sum: a length that is not tiny stays exact. Zeros stay zeros.
+      # A maximum, not a sum, keeps all but tiny lengths exact; zeros stay zeros.
       square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
       vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
     return sharding.constrain(vector_BS, ("batch", "kv"))
@@ -122,9 +119,13 @@ def embed(
   *,
   dropout_rng: jax.Array | None = None,
 ) -> Float[Array, "B S"]:
-  """Returns sentence vectors of a network that is called as `SentenceEncoder` is.
+  """Returns sentence vectors of a network with the call signature of `SentenceEncoder`.
 
-  Without a key there is no dropout.
+  Args:
+    network: The network.
+    params: Its parameters.
+    tokens_BT: Token ids.
+    dropout_rng: Key of dropout; None disables it.
   """
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   vector_BS = network.apply(

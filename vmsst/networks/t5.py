@@ -1,8 +1,8 @@
-"""The T5 1.1 encoder: pre-RMSNorm, gated GELU, one table of relative position biases, no biases.
+"""The T5 1.1 encoder: pre-RMSNorm, gated GELU, one relative position bias table, no bias terms.
 
-Parameter names, kernel layouts and initial distributions are those of T5X's example T5 1.1, so that
-its Adafactor, its partitioning rules and its checkpoints fit. Every parameter carries logical axes
-out of T5X's standard set; activation constraints do nothing where no mesh or no rules are set.
+Parameter names, kernel layouts and initial distributions match T5X's example T5 1.1, so that its
+Adafactor, partitioning rules and checkpoints work. Every parameter has logical axes from T5X's
+standard set. Activation constraints apply only when a mesh and axis rules are set.
 
 References: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT5).
 """
@@ -24,38 +24,39 @@ from vmsst import errors, sharding
 
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-  # Recompute everything but the products with weights, or everything but a layer's input.
+  # Recompute all but the weight matmuls, or all but a layer's input.
   "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": None,
 }
-# Large enough to zero a masked key in the softmax; finite, for rows of padding alone.
+REMAT_CHOICES = ("none", *REMAT_POLICIES)
+# Large enough to zero a masked key in the softmax; finite, so that rows of padding give no NaN.
 MASKED = -1e9
 
-_TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _NORMAL_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _UNIFORM_FAN_AVG = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-  """Sizes and numerics of a T5 1.1 stack; plain values only, so it can be bound by gin and saved.
+  """Sizes and numerics of a T5 1.1 stack: plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of the token table (V), at least the vocabulary's size.
+    vocab_size: Rows of the token table (V), at least the vocabulary size.
     emb_dim: Width of token embeddings and hidden states (D).
     num_heads: Attention heads (H).
     head_dim: Width of one head; H * head_dim may differ from D.
     mlp_dim: Width of the gated feed-forward layer.
     num_encoder_layers: Layers of one encoder.
-    dropout_rate: Probability of dropping, at the places where T5 does.
-    dtype: Compute dtype, "float32" or "bfloat16". Parameters, norms' statistics, softmaxes and
-      pooling are float32 in both.
+    dropout_rate: Dropout probability, applied in the same places as in T5.
+    dtype: Compute dtype, "float32" or "bfloat16". Parameters, norm statistics, softmaxes and
+      pooling are always float32.
     relpos_buckets: Buckets of relative distance, half of them for each direction.
-    relpos_max_distance: Distance from which all share the last bucket.
-    remat: What the backward pass recomputes: "none", "minimal" (all but products with weights) or
+    relpos_max_distance: Distances from here on share the last bucket.
+    remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
       "full" (each layer from its input).
-    scan_layers: Compile one layer and scan over the stack. Same function, shorter compilation, but
-      the checkpoint holds one stacked `layers` in place of `layers_0`, `layers_1` and so on.
+    scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
+      faster, but checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...
   """
 
   vocab_size: int
@@ -73,57 +74,60 @@ class T5Config:
 
   def __post_init__(self):
     for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers"):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise errors.InputError(f"T5Config.{name} is {value!r}; it has to be a positive integer")
-    if self.dtype not in DTYPES:
-      raise errors.InputError(f"T5Config.dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
-    if self.remat not in ("none", *REMAT_POLICIES):
-      known = ", ".join(("none", *REMAT_POLICIES))
-      raise errors.InputError(f"T5Config.remat is {self.remat!r}; known: {known}")
-    if not 0 <= self.dropout_rate < 1:
-      raise errors.InputError(
-        f"T5Config.dropout_rate is {self.dropout_rate!r}; it has to be in [0, 1)"
-      )
+      errors.check_integer(f"T5Config.{name}", getattr(self, name))
+    errors.check_choice("T5Config.dtype", self.dtype, DTYPES)
+    errors.check_choice("T5Config.remat", self.remat, REMAT_CHOICES)
+    errors.check_rate("T5Config.dropout_rate", self.dropout_rate)
     if self.relpos_buckets < 4 or self.relpos_buckets % 4:
       raise errors.InputError(
-        f"T5Config.relpos_buckets is {self.relpos_buckets}, not a multiple of 4"
+        f"T5Config.relpos_buckets is {self.relpos_buckets}; it must be a multiple of 4"
       )
     if self.relpos_max_distance <= self.relpos_buckets // 4:
       raise errors.InputError(
-        f"T5Config.relpos_max_distance is {self.relpos_max_distance}; it has to exceed a quarter "
+        f"T5Config.relpos_max_distance is {self.relpos_max_distance}; it must exceed a quarter "
         f"of the {self.relpos_buckets} buckets"
       )
 
 
 class Dense(nn.Module):
-  """A product with one weight matrix, without bias.
+  """A linear layer.
 
   Attributes:
     features: Output width.
     axes: Logical axes of the kernel (input, output).
     kernel_init: Initializer of the float32 kernel.
     dtype: Compute and output dtype.
+    use_bias: Whether to add a bias, initially zero.
   """
 
   features: int
   axes: tuple[str, str]
-  kernel_init: Callable[..., Any] = _TRUNCATED_FAN_IN
+  kernel_init: Callable[..., Any] = TRUNCATED_FAN_IN
   dtype: str = "float32"
+  use_bias: bool = False
 
   @nn.compact
   def __call__(self, x: Float[Array, "... M"]) -> Float[Array, "... N"]:
-    """Returns `x @ kernel`."""
+    """Returns `x @ kernel`, plus the bias if there is one."""
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
-    # One matrix per product: XLA's CPU backend is slow on the kernel gradient of a 3-D product.
-    flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-    return (flat @ kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
+    # 2-D matmuls: XLA's CPU backend is slow on the kernel gradient of 3-D ones.
+    flat = x.reshape(-1, x.shape[-1]).astype(self.dtype) @ kernel.astype(self.dtype)
+    if self.use_bias:
+      bias = partitioning.param_with_axes(
+        "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.axes[1:]
+      )
+      flat = flat + bias.astype(self.dtype)
+    return flat.reshape(*x.shape[:-1], self.features)
 
 
 class RMSNorm(nn.Module):
-  """Scales each vector to unit mean square (float32 statistics, epsilon 1e-6), then by a weight."""
+  """Scales each vector to unit mean square (float32 statistics, epsilon 1e-6), then by a weight.
+
+  Attributes:
+    dtype: Compute and output dtype.
+  """
 
   dtype: str = "float32"
 
@@ -139,31 +143,33 @@ class RMSNorm(nn.Module):
 
 
 class TokenEmbedder(nn.Module):
-  """The token table, N(0, 1) at first. One table may serve several encoders and a decoder.
+  """The token table. Several encoders and a decoder may share one.
 
   Attributes:
     vocab_size: Rows (V).
     features: Width (D).
-    dtype: Dtype of the vectors handed out.
+    dtype: Dtype of the returned vectors.
     rows_axis: Logical axis of the rows.
+    embedding_init: Initializer of the float32 table; N(0, 1) by default.
   """
 
   vocab_size: int
   features: int
   dtype: str = "float32"
   rows_axis: str = "vocab"
+  embedding_init: Callable[..., Any] = nn.initializers.normal(1.0)
 
   @nn.compact
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Looks tokens up. An id outside the table gives NaN, so that it cannot go unseen."""
+    """Returns the vectors of tokens; NaN for an id outside the table, so that errors show."""
     table_VD = partitioning.param_with_axes(
       "embedding",
-      nn.initializers.normal(1.0),
+      self.embedding_init,
       (self.vocab_size, self.features),
       jnp.float32,
       axes=(self.rows_axis, "embed"),
     )
-    # Gathered before the cast: the table is far larger than the batch.
+    # Gather before casting: the table is far larger than the batch.
     embedded_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(self.dtype)
     return sharding.constrain(embedded_BTD, ("batch", "length", "embed"))
 
@@ -171,15 +177,15 @@ class TokenEmbedder(nn.Module):
 def relative_position_buckets(
   length: int, *, buckets: int, max_distance: int, bidirectional: bool = True
 ) -> np.ndarray:
-  """Bucket of every (query, key) pair of positions, int32 [length, length].
+  """Returns the bucket of every (query, key) pair of positions, int32 [length, length].
 
-  Half of the buckets serve keys after the query; without `bidirectional` all of them serve keys
-  before it, and later keys fall into bucket 0. Of the buckets of one direction the first half holds
-  one distance each, the others grow logarithmically up to `max_distance` and share the last one
-  beyond.
+  Half of the buckets are for keys after the query. If not `bidirectional`, all of them are for keys
+  before it, and later keys fall into bucket 0. In each direction, the first half of the buckets
+  hold one distance each; the others grow logarithmically up to `max_distance`, and all longer
+  distances share the last bucket.
 
   Raises:
-    InputError: `max_distance` leaves no room for buckets that grow.
+    InputError: `max_distance` leaves no room for growing buckets.
   """
   position_T = np.arange(length)
   offset_TT = position_T[None, :] - position_T[:, None]
@@ -187,12 +193,12 @@ def relative_position_buckets(
   exact = side // 2
   if max_distance <= exact:
     raise errors.InputError(
-      f"T5Config.relpos_max_distance is {max_distance}; it has to exceed {exact}, the distances "
-      f"that have a bucket of their own"
+      f"T5Config.relpos_max_distance is {max_distance}; it must exceed {exact}, the number of "
+      "distances with their own bucket"
     )
   distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
-  # Powers of two fall exactly on a boundary: the epsilon keeps them on its upper side.
+  # Powers of two fall exactly on a boundary; the epsilon keeps them above it.
   far_TT = exact + np.floor(growth * (side - exact) + 1e-6).astype(np.int64)
   bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, side - 1))
   if bidirectional:
@@ -201,7 +207,14 @@ def relative_position_buckets(
 
 
 class RelativePositionBias(nn.Module):
-  """One learned number for each head and bucket of relative distance, shared by all layers."""
+  """One learned number per head and bucket of relative distance, shared by all layers.
+
+  Attributes:
+    num_heads: Attention heads (H).
+    buckets: Buckets of relative distance.
+    max_distance: Distances from here on share the last bucket.
+    bidirectional: Whether later keys have buckets of their own.
+  """
 
   num_heads: int
   buckets: int
@@ -210,7 +223,7 @@ class RelativePositionBias(nn.Module):
 
   @nn.compact
   def __call__(self, length: int) -> Float[Array, "1 H T T"]:
-    """Returns the bias of attention logits in float32, for queries and keys of one length."""
+    """Returns the float32 bias of attention logits for queries and keys of one length."""
     table_HR = partitioning.param_with_axes(
       "rel_embedding",
       _UNIFORM_FAN_AVG,
@@ -224,14 +237,54 @@ class RelativePositionBias(nn.Module):
       max_distance=self.max_distance,
       bidirectional=self.bidirectional,
     )
-    # A product with one-hot rows: its gradient is a product too, where a gather's is a scatter.
+    # A matmul with one-hot rows: its gradient is a matmul too; that of a gather is a scatter.
     onehot_RTT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_TT, jnp.float32)
     bias_HTT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RTT, precision=jax.lax.Precision.HIGHEST)
     return bias_HTT[None]
 
 
+def padding_bias(mask_BT: Bool[Array, "B T"]) -> Float[Array, "B 1 1 T"]:
+  """Returns the float32 bias of attention logits that hides padding from all queries."""
+  return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
+
+
+def causal_bias(length: int) -> Float[Array, "T T"]:
+  """Returns the float32 bias of attention logits that hides later keys from each query."""
+  return jnp.asarray(np.where(np.tri(length, dtype=bool), 0.0, MASKED), jnp.float32)
+
+
+def split_heads(x_BTM: Float[Array, "B T M"], num_heads: int) -> Float[Array, "B T H K"]:
+  """Returns projected vectors cut into heads, laid out over the mesh by head."""
+  x_BTHK = x_BTM.reshape(*x_BTM.shape[:-1], num_heads, -1)
+  return sharding.constrain(x_BTHK, ("batch", "length", "heads", "kv"))
+
+
+def attend(
+  query_BTHK: Float[Array, "B T H K"],
+  key_BTHK: Float[Array, "B T H K"],
+  value_BTHK: Float[Array, "B T H K"],
+  bias_BHTT: Float[Array, "#B #H #T T"],
+  drop: Callable[[jax.Array], jax.Array],
+) -> Float[Array, "B T M"]:
+  """Returns softmax(query key^T + bias) value with heads joined; the softmax is float32.
+
+  Args:
+    query_BTHK: Queries; scale them if the logits are to be scaled.
+    key_BTHK: Keys.
+    value_BTHK: Values; they set the dtype of the attention weights.
+    bias_BHTT: Added to the logits: positions and masks, float32.
+    drop: Dropout of the attention weights.
+  """
+  logits_BHTT = jnp.einsum(
+    "bqhd,bkhd->bhqk", query_BTHK, key_BTHK, preferred_element_type=jnp.float32
+  )
+  weights_BHTT = drop(jax.nn.softmax(logits_BHTT + bias_BHTT, axis=-1).astype(value_BTHK.dtype))
+  out_BTHK = jnp.einsum("bhqk,bkhd->bqhd", weights_BHTT, value_BTHK)
+  return out_BTHK.reshape(*out_BTHK.shape[:2], -1)
+
+
 class SelfAttention(nn.Module):
-  """Multi-head self-attention with unscaled logits: 1/sqrt(head_dim) is in the query's start."""
+  """Multi-head self-attention; 1/sqrt(head_dim) is in the query initializer, not in the logits."""
 
   config: T5Config
   deterministic: bool
@@ -240,45 +293,38 @@ class SelfAttention(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], bias_BHTT: Float[Array, "#B #H T T"]
   ) -> Float[Array, "B T D"]:
-    """Attends over T with `bias_BHTT` (positions and padding, float32) added to the logits."""
+    """Attends over T with `bias_BHTT` (positions and masks, float32) added to the logits."""
     cfg = self.config
-    width = cfg.num_heads * cfg.head_dim
 
     def query_init(*args):
       return _NORMAL_FAN_IN(*args) / math.sqrt(cfg.head_dim)
 
     def heads(name: str, kernel_init: Callable[..., Any]) -> Float[Array, "B T H K"]:
+      width = cfg.num_heads * cfg.head_dim
       project = Dense(width, ("embed", "joined_kv"), kernel_init, cfg.dtype, name=name)
-      out_BTHK = project(x_BTD).reshape(*x_BTD.shape[:-1], cfg.num_heads, cfg.head_dim)
-      return sharding.constrain(out_BTHK, ("batch", "length", "heads", "kv"))
+      return split_heads(project(x_BTD), cfg.num_heads)
 
-    query_BTHK = heads("query", query_init)
-    key_BTHK = heads("key", _NORMAL_FAN_IN)
-    value_BTHK = heads("value", _NORMAL_FAN_IN)
-
-    logits_BHTT = jnp.einsum(
-      "bqhd,bkhd->bhqk", query_BTHK, key_BTHK, preferred_element_type=jnp.float32
+    out_BTM = attend(
+      heads("query", query_init),
+      heads("key", _NORMAL_FAN_IN),
+      heads("value", _NORMAL_FAN_IN),
+      bias_BHTT,
+      nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=self.deterministic),
     )
-    weights_BHTT = jax.nn.softmax(logits_BHTT + bias_BHTT, axis=-1).astype(cfg.dtype)
-    weights_BHTT = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
-      weights_BHTT, deterministic=self.deterministic
-    )
-    out_BTHK = jnp.einsum("bhqk,bkhd->bqhd", weights_BHTT, value_BTHK)
-    out_BTM = out_BTHK.reshape(*x_BTD.shape[:-1], width)
     return Dense(x_BTD.shape[-1], ("joined_kv", "embed"), _NORMAL_FAN_IN, cfg.dtype, name="out")(
       out_BTM
     )
 
 
 class GatedMlp(nn.Module):
-  """Feed-forward layer `wo(gelu(wi_0 x) * wi_1 x)`, GELU in its tanh form."""
+  """Feed-forward layer `wo(gelu(wi_0 x) * wi_1 x)` with tanh-approximated GELU."""
 
   config: T5Config
   deterministic: bool
 
   @nn.compact
   def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Returns the layer's output, of its input's shape."""
+    """Returns the output, shaped like the input."""
     cfg = self.config
     wide = functools.partial(Dense, cfg.mlp_dim, ("embed", "mlp"), dtype=cfg.dtype)
     hidden_BTM = nn.gelu(wide(name="wi_0")(x_BTD), approximate=True) * wide(name="wi_1")(x_BTD)
@@ -290,7 +336,7 @@ class GatedMlp(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention, then the gated feed-forward layer, each on normed input and added to it."""
+  """Self-attention and gated feed-forward layer, each pre-normed and residual."""
 
   config: T5Config
   deterministic: bool
@@ -299,7 +345,7 @@ class EncoderLayer(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], bias_BHTT: Float[Array, "#B #H T T"]
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None: the form of a scan's body."""
+    """Returns the new hidden states and None, as a scan body must."""
     cfg, deterministic = self.config, self.deterministic
     drop = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     y_BTD = RMSNorm(cfg.dtype, name="pre_attention_layer_norm")(x_BTD)
@@ -311,26 +357,39 @@ class EncoderLayer(nn.Module):
     return sharding.constrain(x_BTD, ("batch", "length", "embed")), None
 
 
-def layer_stack(
-  layer_cls: Any, config: T5Config, count: int, *, deterministic: bool, initializing: bool
-) -> list[nn.Module]:
-  """`count` layers as submodules of the running one: each by itself, or one scanned in their place.
+def run_layers(
+  layer_cls: Any,
+  config: Any,
+  count: int,
+  x_BTD: Float[Array, "B T D"],
+  *shared: jax.Array,
+  deterministic: bool,
+  initializing: bool,
+) -> Float[Array, "B T D"]:
+  """Runs a stack of layers in the calling module: `layers_0`, `layers_1`, ... or scanned `layers`.
 
   Args:
-    layer_cls: Module made of (config, deterministic), called with hidden states and arrays that all
-      layers share; returns new hidden states and None.
-    config: Says whether to scan and what the backward pass recomputes.
+    layer_cls: Module class constructed with (config, deterministic) and called with hidden states
+      and `shared`; returns new hidden states and None.
+    config: Passed to each layer; its `scan_layers` and `remat` apply to the stack.
     count: Number of layers.
-    deterministic: Handed to each layer.
-    initializing: Whether parameters are being made.
+    x_BTD: Input of the first layer.
+    *shared: Arrays that all layers get.
+    deterministic: Passed to each layer.
+    initializing: Whether the calling module is being initialized.
+
+  Returns:
+    The output of the last layer.
   """
   if config.remat != "none":
     layer_cls = nn.remat(
       layer_cls, policy=REMAT_POLICIES[config.remat], prevent_cse=not config.scan_layers
     )
   if not config.scan_layers:
-    return [layer_cls(config, deterministic, name=f"layers_{i}") for i in range(count)]
-  # While parameters are made the stacked axis is an output, afterward an input only.
+    for i in range(count):
+      x_BTD, _ = layer_cls(config, deterministic, name=f"layers_{i}")(x_BTD, *shared)
+    return x_BTD
+  # The stacked axis is an output during initialization, afterward an input only.
   axis = 0 if initializing else partitioning.ScanIn(0)
   scanned = partitioning.scan_with_axes(
     layer_cls,
@@ -340,7 +399,8 @@ def layer_stack(
     length=count,
     axis_name="layers",
   )
-  return [scanned(config, deterministic, name="layers")]
+  x_BTD, _ = scanned(config, deterministic, name="layers")(x_BTD, *shared)
+  return x_BTD
 
 
 class T5Encoder(nn.Module):
@@ -360,31 +420,28 @@ class T5Encoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype; those of padding mean nothing.
+    """Returns hidden states in the compute dtype; those of padding are undefined.
 
     Args:
-      embedded_BTD: Token vectors, with whatever the caller has added to them.
+      embedded_BTD: Token vectors, plus anything the caller adds to them.
       mask_BT: True at real tokens.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      deterministic: False enables dropout (needs an rng named "dropout").
     """
     cfg = self.config
     positions_1HTT = RelativePositionBias(
       cfg.num_heads, cfg.relpos_buckets, cfg.relpos_max_distance, name="relpos_bias"
     )(embedded_BTD.shape[1])
-    padding_B11T = jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
-    bias_BHTT = positions_1HTT + padding_B11T
-
     x_BTD = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
       embedded_BTD.astype(cfg.dtype), deterministic=deterministic
     )
-    layers = layer_stack(
+    x_BTD = run_layers(
       EncoderLayer,
       cfg,
       cfg.num_encoder_layers,
+      x_BTD,
+      positions_1HTT + padding_bias(mask_BT),
       deterministic=deterministic,
       initializing=self.is_initializing(),
     )
-    for layer in layers:
-      x_BTD, _ = layer(x_BTD, bias_BHTT)
     x_BTD = RMSNorm(cfg.dtype, name="encoder_norm")(x_BTD)
     return nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)

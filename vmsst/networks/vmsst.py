@@ -1,16 +1,16 @@
 """The networks of VMSST and BITRANSLATION: encoders, heads, decoder and vocabulary projection.
 
-Both keep the names of `sentence_encoder.SentenceEncoder` (`token_embedder`, `encoder`, `mean`) at
-the top of their parameters, so that inference loads their semantic encoder alone.
+Both have the names of `sentence_encoder.SentenceEncoder` (`token_embedder`, `encoder`, `mean`) at
+the top level of their parameters, so that inference can load the semantic encoder alone.
 
-Copies of a part: groups of languages may have an encoder or a decoder each. Groups are a tuple that
-maps the index of every language (see `vmsst.languages`) to its group, or to -1 where it has none;
-an empty one means one part for all. Every copy computes all rows and each row keeps what its own
-copy gave: exact under any sharding, for as many times the arithmetic of that part as there are
-copies. Gradients reach the copies of the languages at hand alone.
+Groups of languages may have an encoder or a decoder each. Groups are a tuple that maps the index of
+every language (see `vmsst.languages`) to its group, or to -1 for no group; an empty tuple means one
+encoder or decoder for all languages. Every copy processes all rows, and each row keeps the output
+of its own copy. This is exact under any sharding and multiplies the FLOPs of that part by the
+number of copies. Gradients reach only the copies of languages in the batch.
 
-Axes: `S` semantic and `G` language latent, as everywhere, and `Z` for all that the decoder is given
-of a sentence: `[z_lang; z_sem]` in VMSST, `z_sem` in BITRANSLATION.
+Axes: `S` semantic and `G` language latent, as everywhere, and `Z` for the decoder's conditioning
+vector: `[z_lang; z_sem]` in VMSST, `z_sem` in BITRANSLATION.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from vmsst.networks import decoder, pooling, t5
 
 
 class Posteriors(NamedTuple):
-  """Diagonal Gaussians of the latents of each sentence, float32."""
+  """Diagonal Gaussian posteriors of the latents of each sentence, float32."""
 
   semantic_mean_BS: Float[Array, "B S"]
   semantic_log_variance_BS: Float[Array, "B S"]
@@ -36,9 +36,9 @@ class Posteriors(NamedTuple):
 
 
 class Projection(NamedTuple):
-  """What `losses.vocabulary.weighted_nll` makes logits of: `hidden W_h + sentence W_s`.
+  """Arguments of `losses.vocabulary.weighted_nll` for the logits `hidden W_h + sentence W_s`.
 
-  The second term is missing where nothing is left of a sentence but in the hidden states.
+  The second term is None if the logits depend on the hidden states only.
   """
 
   hidden_BTD: Float[Array, "B T D"]
@@ -51,7 +51,7 @@ class OutputKernel(nn.Module):
   """The rows of the vocabulary projection that belong to one part of its input.
 
   Attributes:
-    part: Rows here.
+    part: Rows of this kernel.
     whole: Rows of the whole projection.
     vocab_size: Columns (V).
   """
@@ -75,9 +75,9 @@ class OutputKernel(nn.Module):
 def of_own_group(
   outputs: Sequence[Float[Array, "B ..."]], groups: tuple[int, ...], languages_B: Int[Array, "B"]
 ) -> Float[Array, "B ..."]:
-  """Returns each row as the copy of its language's group gave it; without groups the only output.
+  """Returns each row from the output of its language's group; the only output if no groups.
 
-  A language without a group gives NaN, so that it cannot go unseen.
+  A language without a group gives NaN, so that the error shows.
   """
   if not groups:
     return outputs[0]
@@ -90,18 +90,18 @@ def of_own_group(
 
 
 class BitranslationNetwork(nn.Module):
-  """A semantic encoder, and a decoder that is given its mean.
+  """A semantic encoder, and a decoder conditioned on its mean.
 
   Attributes:
     config: Sizes and numerics of encoder and decoder.
-    latent_dim: Width of a latent (S, and G where there is one); the paper's is `config.emb_dim`.
-    num_decoder_layers: Layers of the decoder; None: as many as an encoder has.
+    latent_dim: Width of each latent (S and G); in the paper, `config.emb_dim`.
+    num_decoder_layers: Layers of the decoder; None: as many as the encoder has.
     num_languages: Rows of a language table.
-    factorized: Scores tokens by `(W_f [z; h]) W`, W of D rows, in place of `[z; h] W` (VMSST paper,
-      appendix A.1).
-    decoder_language_embedding: Whether the decoder starts from a vector of the language. Without,
-      there is one start vector for all languages.
-    decoder_groups: Groups of languages that have a decoder each; see the module's docstring.
+    factorized: Computes logits as `(W_f [z; h]) W`, W of D rows, instead of `[z; h] W` (VMSST
+      paper, appendix A.1).
+    decoder_language_embedding: Whether the decoder starts from a vector of the language; if False,
+      all languages share one start vector.
+    decoder_groups: Groups of languages that have a decoder each; see the module docstring.
   """
 
   config: t5.T5Config
@@ -115,10 +115,8 @@ class BitranslationNetwork(nn.Module):
   def __post_init__(self) -> None:
     for name in ("latent_dim", "num_decoder_layers", "num_languages"):
       value = getattr(self, name)
-      if value is not None and (not isinstance(value, int) or value < 1):
-        raise errors.InputError(
-          f"{type(self).__name__}.{name} is {value!r}; it has to be a positive integer"
-        )
+      if value is not None:
+        errors.check_integer(f"{type(self).__name__}.{name}", value)
     self._check_groups("decoder_groups")
     super().__post_init__()
 
@@ -132,15 +130,15 @@ class BitranslationNetwork(nn.Module):
         f"{where} has groups of {len(groups)} languages; num_languages is {self.num_languages}"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(f"{where} has to number groups from 0 without gaps, or -1 for none")
+      raise errors.InputError(f"{where} must number groups from 0 without gaps; -1: no group")
 
   @property
   def sentence_dim(self) -> int:
-    """Width of what the decoder is given of a sentence (Z)."""
+    """Width of the decoder's conditioning vector (Z)."""
     return self.latent_dim
 
   def setup(self) -> None:
-    """Makes the parts, each with its own parameters."""
+    """Creates the submodules."""
     cfg = self.config
     self.token_embedder = t5.TokenEmbedder(cfg.vocab_size, cfg.emb_dim, cfg.dtype)
     self.encoder = t5.T5Encoder(cfg)
@@ -166,9 +164,9 @@ class BitranslationNetwork(nn.Module):
     return decoder.LatentDecoder(self.config, layers, starts)
 
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Any:
-    """Runs every part once, so that `init` makes all parameters; languages are unknown.
+    """Returns the `Projection` of each sentence, decoded from its own posterior mean.
 
-    Returns the `Projection` of each sentence, decoded from the mean of its own posterior.
+    Runs every submodule, so that `init` creates all parameters. Languages are unknown: index 0.
     """
     embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != padding.PAD_ID
     languages_B = jnp.zeros_like(tokens_BT[:, 0])
@@ -185,7 +183,7 @@ class BitranslationNetwork(nn.Module):
     return self.semantic_mean(embedded_BTD, mask_BT)
 
   def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Returns token vectors, the input of the encoders and of the decoder."""
+    """Returns token vectors, the input of the encoders and the decoder."""
     return self.token_embedder(tokens_BT)
 
   def semantic_mean(
@@ -195,7 +193,7 @@ class BitranslationNetwork(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B S"]:
-    """Returns the mean of the semantic latent, float32: the embedding of a sentence."""
+    """Returns the mean of the semantic latent, float32: the sentence vector."""
     pooled_BD = _pooled(self.encoder, embedded_BTD, mask_BT, deterministic)
     return self._latent(self.mean, pooled_BD)
 
@@ -207,7 +205,7 @@ class BitranslationNetwork(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns the decoder's hidden states; arguments as of `decoder.LatentDecoder`."""
+    """Returns the decoder's hidden states; for the arguments see `decoder.LatentDecoder`."""
     starts_B = languages_B if self.decoder_language_embedding else jnp.zeros_like(languages_B)
     outputs = [
       each(embedded_BTD, starts_B, sentence_BZ, deterministic=deterministic)
@@ -218,7 +216,7 @@ class BitranslationNetwork(nn.Module):
   def project(
     self, hidden_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]
   ) -> Projection:
-    """Returns what the logits of hidden states are made of, given what `decode` was given."""
+    """Returns the inputs of the vocabulary projection; `sentence_BZ` is that given to `decode`."""
     if self.factorized:
       mixed_BTD = self.logits_factor(hidden_BTD, sentence_BZ)
       return Projection(mixed_BTD, None, self.logits_hidden(), None)
@@ -229,15 +227,15 @@ class BitranslationNetwork(nn.Module):
 
 
 class VmsstNetwork(BitranslationNetwork):
-  """Two encoders over one token table, Gaussian heads, and a decoder that is given both latents.
+  """Two encoders over one token table, Gaussian heads, and a decoder conditioned on both latents.
 
-  The semantic encoder is told no language. In the language encoder a learned vector of the
-  language is added to every token's (VMSST paper, section 5 and figure 2).
+  The semantic encoder gets no language. The language encoder adds a learned language vector to
+  every token vector (VMSST paper, section 5 and figure 2).
 
   Attributes:
-    encoder_language_embedding: Whether the language encoder is told the language.
-    single_encoder: Gives all heads what the semantic encoder gives; there is no language encoder.
-    language_encoder_groups: Groups of languages that have a language encoder each; see the module's
+    encoder_language_embedding: Whether the language encoder adds the language vector.
+    single_encoder: Whether all heads use the semantic encoder; then there is no language encoder.
+    language_encoder_groups: Groups of languages that have a language encoder each; see the module
       docstring.
   """
 
@@ -249,8 +247,8 @@ class VmsstNetwork(BitranslationNetwork):
     self._check_groups("language_encoder_groups")
     if self.single_encoder and self.language_encoder_groups:
       raise errors.InputError(
-        "VmsstNetwork.single_encoder leaves no language encoder that language_encoder_groups could "
-        "make several of; give one of them"
+        "VmsstNetwork.single_encoder leaves no language encoder for language_encoder_groups; set "
+        "only one of them"
       )
     super().__post_init__()
 
@@ -260,7 +258,7 @@ class VmsstNetwork(BitranslationNetwork):
     return 2 * self.latent_dim
 
   def setup(self) -> None:
-    """Makes the parts, each with its own parameters."""
+    """Creates the submodules."""
     super().setup()
     cfg = self.config
     self.log_variance = self._head()
@@ -292,7 +290,7 @@ class VmsstNetwork(BitranslationNetwork):
       embedded_BTD: Token vectors.
       mask_BT: True at real tokens.
       languages_B: Language of each sentence; an index of `vmsst.languages`.
-      deterministic: False turns dropout on (needs an rng named "dropout").
+      deterministic: False enables dropout (needs an rng named "dropout").
     """
     pooled_BD = _pooled(self.encoder, embedded_BTD, mask_BT, deterministic)
     language_BD = pooled_BD
@@ -352,7 +350,7 @@ def run(
   *arrays: jax.Array,
   dropout_rng: jax.Array | None = None,
 ) -> Any:
-  """Returns what a method of a network gives; without a key there is no dropout."""
+  """Returns the output of a network's method; None as key disables dropout."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   return network.apply(
     {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs

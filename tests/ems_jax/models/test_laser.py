@@ -265,21 +265,6 @@ def test_a_run_s_folder_gives_the_encoder_without_the_decoder(tmp_path):
   np.testing.assert_array_equal(found_BS, expected_BS)
 
 
-def test_the_maximum_and_its_gradient_leave_padding_out():
-  hidden_BTD = np.random.default_rng(0).integers(-4, 5, size=(3, 6, 40)).astype(np.float32)
-  mask_BT = np.arange(6) < np.array([[6], [2], [0]])
-  for padding in (100.0, np.nan):
-    noisy_BTD = np.where(mask_BT[..., None], hidden_BTD, padding)
-    found_BD, vjp = jax.vjp(lambda x: lstm.masked_max(x, mask_BT), noisy_BTD)
-    (grad_BTD,) = vjp(np.full((3, 40), 2.0, np.float32))
-    for b, count in enumerate((6, 2)):
-      np.testing.assert_array_equal(found_BD[b], hidden_BTD[b, :count].max(axis=0))
-      first_D = hidden_BTD[b, :count].argmax(axis=0)  # of several equal ones
-      np.testing.assert_array_equal(grad_BTD[b], 2.0 * (np.arange(6)[:, None] == first_D))
-    assert not found_BD[2].any()
-    assert not grad_BTD[2].any()
-
-
 @pytest.mark.parametrize("config", [LSTM, BERT], ids=["lstm", "bert"])
 def test_gradients_reach_every_parameter(config):
   _, _, gradients = run(make_params(config), make_batch(), config=config)
@@ -302,7 +287,9 @@ def test_parameters_start_as_laser_s_and_number_as_many():
   tables = 2 * 50_000 * 320 + languages.NUM_LANGUAGES * 32 + 320  # and the start
   assert count == encoder + decoder + tables
   assert network.latent_dim == 1024
-  table = networks.TokenTable(V, 16, 0.1).init(jax.random.key(0), jnp.ones((1, 1), jnp.int32))
+  table = networks.token_table(V, 16, 0.1, "float32").init(
+    jax.random.key(0), jnp.ones((1, 1), jnp.int32)
+  )
   table_VE = np.array(table["params"]["embedding"])
   assert np.abs(table_VE).max() <= 0.1
   assert table_VE.std() == pytest.approx(0.1 / np.sqrt(3), rel=0.05)

@@ -1,5 +1,6 @@
 """Each ablation of Tables 4 and 6 of the VMSST paper changes what its name says."""
 
+import functools
 import itertools
 import math
 
@@ -13,9 +14,12 @@ from flax.linen import partitioning
 from vmsst import errors, languages
 from vmsst.models import generation
 from vmsst.models import vmsst as models
-from vmsst.networks import t5
+from vmsst.networks import decoder, t5
 from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
+
+# Compilation takes most of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 CONFIG = t5.T5Config(
   vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
@@ -39,7 +43,7 @@ def shapes(network):
 
 
 def random_params(network):
-  """Parameters of about the size of fresh ones; nothing has to be compiled to make them."""
+  """Random parameters of about the size of initial ones, made without compiling anything."""
   rng = np.random.default_rng(1)
 
   def draw(x):
@@ -181,9 +185,10 @@ def test_a_language_of_no_group_cannot_go_unseen():
     np.testing.assert_array_equal(unseen_BT, [[row == 1] * 6 for row in range(4)])
 
 
-def test_gradients_reach_the_copies_of_the_languages_at_hand_alone():
+def test_gradients_reach_only_the_copies_of_languages_in_the_batch():
   network = PLAIN.clone(**FULL)
 
+  @jit
   @jax.grad
   def gradient_of(params):
     languages_B = np.array([1, 3, 1, 1])
@@ -214,12 +219,38 @@ def test_a_full_model_has_an_encoder_and_a_decoder_for_each_language_and_shares_
 # 12L dec., 1L dec., no KL, 1 enc., no enc. l.e., no dec. l.e.
 
 
+def layer_by_layer(params, sentence_BZ, count):
+  """Hidden states of the decoder, each of its layers applied by hand."""
+  own = params["decoder"]
+  start_BD = own["language_embedder"]["embedding"][LANGUAGES_B]
+  token_BTD = params["token_embedder"]["embedding"][TOKENS_BT]
+  x_BTD = jnp.concatenate([start_BD[:, None], token_BTD[:, :-1]], axis=1)
+  offset_TT = np.arange(6)[:, None] - np.arange(6)
+  # Distances below 16 have a bucket each; later tokens are hidden.
+  bias_HTT = own["relpos_bias"]["rel_embedding"][:, np.maximum(offset_TT, 0)]
+  bias_1HTT = jnp.where(offset_TT >= 0, bias_HTT, -1e9)[None]
+  layer = jit(decoder.DecoderLayer(CONFIG, deterministic=True).apply)
+  for i in range(count):
+    x_BTD, _ = layer({"params": own[f"layers_{i}"]}, x_BTD, bias_1HTT, sentence_BZ)
+  mean_BT1 = jnp.mean(jnp.square(x_BTD), axis=-1, keepdims=True)
+  return x_BTD / jnp.sqrt(mean_BT1 + 1e-6) * own["decoder_norm"]["scale"]
+
+
 @pytest.mark.parametrize("count", [1, 12])
-def test_the_decoder_has_as_many_layers_as_it_is_given(count):
+def test_the_decoder_is_a_loop_over_as_many_layers_as_it_is_given(count):
   network = PLAIN.clone(num_decoder_layers=count)
-  params = shapes(network)["params"]
-  for name, expected in {"decoder": count, "encoder": 1, "language_encoder": 1}.items():
-    assert sum(part.startswith("layers_") for part in params[name]) == expected
+  params = random_params(network)
+  layers = {name for name in params["decoder"] if name.startswith("layers_")}
+  assert layers == {f"layers_{i}" for i in range(count)}
+  others, plain = (without(shapes(x)["params"], "decoder") for x in (network, PLAIN))
+  assert others == plain
+  sentence_BZ = some_sentences()
+  np.testing.assert_allclose(
+    decode(network, params, sentence_BZ),
+    layer_by_layer(params, sentence_BZ, count),
+    rtol=1e-4,
+    atol=1e-4,
+  )
 
 
 def test_without_kl_the_loss_is_the_expectation_alone_of_the_same_samples():
@@ -320,9 +351,9 @@ def test_every_parameter_has_axes_that_t5x_knows(changes):
   ("changes", "message"),
   [
     ({"decoder_groups": (0, 1)}, "decoder_groups has groups of 2 languages; num_languages is 5"),
-    ({"decoder_groups": (0, 2, 0, 0, 0)}, "decoder_groups has to number groups from 0"),
-    ({"language_encoder_groups": (-2, 0, 0, 0, 0)}, "language_encoder_groups has to number"),
-    ({"language_encoder_groups": (-1,) * 5}, "language_encoder_groups has to number"),
+    ({"decoder_groups": (0, 2, 0, 0, 0)}, "decoder_groups must number groups from 0"),
+    ({"language_encoder_groups": (-2, 0, 0, 0, 0)}, "language_encoder_groups must number"),
+    ({"language_encoder_groups": (-1,) * 5}, "language_encoder_groups must number"),
     ({"single_encoder": True, "language_encoder_groups": GROUPS}, "single_encoder leaves no"),
   ],
 )

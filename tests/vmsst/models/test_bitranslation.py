@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -6,6 +8,9 @@ from vmsst import errors
 from vmsst.models import bitranslation
 from vmsst.networks import t5, vmsst
 from vmsst.text import vocabularies
+
+# Compilation takes most of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 CONFIG = t5.T5Config(
   vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
@@ -35,16 +40,16 @@ def make_batch(inputs_length=6, targets_length=8):
 @pytest.fixture(scope="module")
 def params():
   model = make_model()
-  init = jax.jit(lambda rng: model.get_initial_variables(rng, {"inputs": (PAIRS, 6)})["params"])
+  init = jit(lambda rng: model.get_initial_variables(rng, {"inputs": (PAIRS, 6)})["params"])
   return init(jax.random.key(0))
 
 
 def loss_and_metrics(params, batch):
-  loss, metrics = jax.jit(make_model().eval_fn)(params, batch)
+  loss, metrics = jit(make_model().eval_fn)(params, batch)
   return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
 
 
-@jax.jit
+@jit
 def decode(params, tokens_1T, language_1, vector_1S):
   def projection(net):
     hidden_1TD = net.decode(net.embed(tokens_1T), language_1, vector_1S)
@@ -67,7 +72,7 @@ def token_nll(params, tokens_T, language_1, vector_S):
 
 def test_loss_and_metrics_sentence_by_sentence(params):
   batch = make_batch()
-  score = jax.jit(make_model().score_batch)
+  score = jit(make_model().score_batch)
   vectors = {name: np.asarray(score(params, {"inputs": batch[name]})) for name in
              ("inputs", "targets")}  # fmt: skip
   nll, correct = [], []
@@ -107,13 +112,21 @@ def test_the_network_keeps_the_names_of_the_sentence_encoder_and_no_language_enc
 
 
 @pytest.mark.parametrize("count", [None, 3])
-def test_the_decoder_may_be_deeper_than_the_encoder(count):
+def test_the_decoder_may_be_deeper_than_the_encoder(count, params):
   model = make_model(num_decoder_layers=count)
   made = jax.eval_shape(
     lambda: model.get_initial_variables(jax.random.key(0), {"inputs": (PAIRS, 6)})
-  )
-  found = {x for x in made["params"]["decoder"] if x.startswith("layers_")}
-  assert found == {f"layers_{i}" for i in range(count or 1)}
+  )["params"]
+  names = [f"layers_{i}" for i in range(count or 1)]
+  assert {name for name in made["decoder"] if name.startswith("layers_")} == set(names)
+  layer = params["decoder"]["layers_0"]
+  deep = {**params, "decoder": {**params["decoder"], **dict.fromkeys(names, layer)}}
+  loss = jit(lambda p: model.eval_fn(p, make_batch())[0])
+  losses = [loss(deep)]
+  for name in names:  # every layer takes part
+    changed = jax.tree.map(lambda x: 1.5 * x, deep["decoder"][name])
+    losses.append(loss({**deep, "decoder": {**deep["decoder"], name: changed}}))
+  assert len(set(map(float, losses))) == len(losses)
 
 
 def test_a_bad_size_is_named():

@@ -1,9 +1,11 @@
 import dataclasses
+import functools
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,9 @@ from vmsst import errors
 from vmsst.models import base, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import vocabularies
+
+# Compilation takes most of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 CONFIG = t5.T5Config(
   vocab_size=60, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
@@ -41,16 +46,20 @@ def make_batch(pairs=8, inputs_length=6, targets_length=6):
   return batch
 
 
-@pytest.fixture(scope="module")
-def params():
+def make_params():
+  """Initial parameters, scaled so that the softmax is not saturated."""
   model = make_model()
-  init = jax.jit(lambda rng: model.get_initial_variables(rng, {"inputs": (8, 6)})["params"])
-  # Vectors small enough that the softmax is not saturated.
+  init = jit(lambda rng: model.get_initial_variables(rng, {"inputs": (8, 6)})["params"])
   return jax.tree.map(lambda x: 0.5 * x, init(jax.random.key(0)))
 
 
+@pytest.fixture(scope="module")
+def params():
+  return make_params()
+
+
 def loss_and_metrics(model, params, batch):
-  loss, metrics = jax.jit(model.eval_fn)(params, batch)
+  loss, metrics = jit(model.eval_fn)(params, batch)
   return loss, {name: float(m.compute()) for name, m in metrics.items()}
 
 
@@ -58,16 +67,29 @@ def assert_trees_close(found, expected, **tolerance):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
 
 
+def side_vectors(params, batch):
+  """Vectors of sources and targets, encoded separately."""
+  score_batch = jit(make_model().score_batch)
+  return [np.float64(score_batch(params, {"inputs": batch[x]})) for x in ("inputs", "targets")]
+
+
+def loss_of_scores(score_BB, rival_BB=None):
+  """The loss from scores, pair by pair; `rival_BB` is False for pairs that are not negatives."""
+  if rival_BB is None:
+    rival_BB = np.ones(score_BB.shape, bool)
+  losses = []
+  for i in range(len(score_BB)):
+    for scores, rivals in ((score_BB[i], rival_BB[i]), (score_BB[:, i], rival_BB[:, i])):
+      losses.append(np.log(np.exp(scores[rivals]).sum()) - scores[i])
+  return np.mean(losses)
+
+
 def test_loss_and_metrics_from_the_vectors_of_each_side(params):
   model, batch = make_model(), make_batch(targets_length=9)
   loss, metrics = loss_and_metrics(model, params, batch)
-  score_batch = jax.jit(model.score_batch)
-  source_BS = np.float64(score_batch(params, {"inputs": batch["inputs"]}))
-  target_BS = np.float64(score_batch(params, {"inputs": batch["targets"]}))
+  source_BS, target_BS = side_vectors(params, batch)
   score_BB = source_BS @ target_BS.T
-  log_p_BB = score_BB - np.log(np.exp(score_BB).sum(axis=1, keepdims=True))
-  log_q_BB = score_BB - np.log(np.exp(score_BB).sum(axis=0, keepdims=True))
-  expected = -0.5 * np.mean(np.diag(log_p_BB) + np.diag(log_q_BB))
+  expected = loss_of_scores(score_BB)
   assert loss == pytest.approx(expected, rel=1e-4)
   assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
   assert metrics["accuracy/forward"] == np.mean(score_BB.argmax(axis=1) == np.arange(8))
@@ -81,18 +103,28 @@ def test_loss_and_metrics_from_the_vectors_of_each_side(params):
 def test_cosine_and_duplicates_are_options(params):
   batch = make_batch()
   batch["targets"][3] = batch["targets"][0]
-  plain, _ = loss_and_metrics(make_model(), params, batch)
-  masked, _ = loss_and_metrics(make_model(mask_duplicates=True), params, batch)
-  cosine, _ = loss_and_metrics(make_model(similarity="cosine", scale=0.001), params, batch)
-  assert masked < plain
-  assert cosine == pytest.approx(np.log(8), abs=0.01)  # nearly uniform at this temperature
+  batch["inputs"][5] = batch["inputs"][6]
+  model = make_model(similarity="cosine", scale=7.0, mask_duplicates=True)
+  loss, metrics = loss_and_metrics(model, params, batch)
+  source_BS, target_BS = (
+    x / np.linalg.norm(x, axis=1, keepdims=True) for x in side_vectors(params, batch)
+  )
+  score_BB = 7.0 * source_BS @ target_BS.T
+  rival_BB = np.ones((8, 8), bool)
+  for i, j in ((3, 0), (5, 6)):
+    rival_BB[i, j] = rival_BB[j, i] = False
+  assert loss == pytest.approx(loss_of_scores(score_BB, rival_BB), rel=1e-4)
+  assert loss != pytest.approx(loss_of_scores(score_BB), rel=1e-2)
+  rivals_BB = np.where(rival_BB, score_BB, -np.inf)
+  assert metrics["accuracy/forward"] == np.mean(rivals_BB.argmax(axis=1) == np.arange(8))
+  assert metrics["accuracy/backward"] == np.mean(rivals_BB.argmax(axis=0) == np.arange(8))
 
 
 def test_without_a_key_there_is_no_dropout(params):
   model, batch = make_model(dropout_rate=0.3), make_batch()
   calm, _ = loss_and_metrics(make_model(), params, batch)
   assert loss_and_metrics(model, params, batch)[0] == calm
-  noisy = jax.jit(lambda seed: model.loss_fn(params, batch, jax.random.key(seed))[0])
+  noisy = jit(lambda seed: model.loss_fn(params, batch, jax.random.key(seed))[0])
   assert noisy(1) == noisy(1)
   assert len({float(calm), float(noisy(1)), float(noisy(2))}) == 3
 
@@ -100,7 +132,7 @@ def test_without_a_key_there_is_no_dropout(params):
 def test_slices_give_the_plain_loss_and_gradient(params):
   def loss_and_grad(count):
     model = make_model(embedding_slices=count)
-    return jax.jit(jax.value_and_grad(model.loss_fn, has_aux=True))(params, make_batch(), None)
+    return jit(jax.value_and_grad(model.loss_fn, has_aux=True))(params, make_batch(), None)
 
   assert_trees_close(loss_and_grad(4), loss_and_grad(1), rtol=1e-4, atol=1e-5)
 
@@ -122,7 +154,7 @@ def test_slices_keep_the_order_and_structure_of_the_batch():
   np.testing.assert_array_equal(found["sum"], batch["a"][:, None] + batch["b"])
 
 
-def test_slices_have_to_divide_the_batch(params):
+def test_slices_must_divide_the_batch(params):
   with pytest.raises(ValueError, match="batch of 8 cannot be cut into 3"):
     make_model(embedding_slices=3).loss_fn(params, make_batch(), None)
 
@@ -138,69 +170,55 @@ def test_slices_need_less_memory(params):
   assert temporaries(8) < temporaries(1) / 4
 
 
-DEVICES = textwrap.dedent(r"""
-  import json, re, sys
-  import jax, numpy as np
-  from flax.linen import partitioning
-  from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-  sys.path.insert(0, sys.argv[1])
-  import test_contrastive as t
-
-  # T5X's standard rules, as far as this model goes.
-  rules = [("batch", "data"), ("vocab", "model"), ("embed", None), ("mlp", "model"),
-           ("heads", "model"), ("kv", None), ("joined_kv", "model"), ("relpos_buckets", None),
-           ("length", None), ("layers", None)]
-  MOVED = r"\w+\[\d+,\d+,[\d,]+\]\S* (?:all-gather|all-to-all|collective-permute)\("
-  batch = t.make_batch(32)
-  def variables(model):
-    return model.get_initial_variables(jax.random.key(0), {"inputs": (32, 6)})
-  shapes = jax.eval_shape(lambda: variables(t.make_model()))
-  fresh = jax.device_get(jax.jit(lambda: variables(t.make_model())["params"])())
-  axes = partitioning.get_axis_names(shapes["params_axes"]).unfreeze()
-  out = {}
-  for data, model_axis, count in ((1, 1, 1), (8, 1, 1), (8, 1, 4), (4, 2, 4)):
-    model = t.make_model(embedding_slices=count)
-    mesh = Mesh(np.array(jax.devices()[:data * model_axis]).reshape(data, model_axis),
-                ("data", "model"))
-    with mesh, partitioning.axis_rules(rules):
-      mesh_axes = jax.tree.map(partitioning.logical_to_mesh_axes, axes,
-                               is_leaf=lambda x: isinstance(x, P))
-      to_mesh = lambda spec: NamedSharding(mesh, spec)
-      place = jax.tree.map(to_mesh, mesh_axes, is_leaf=lambda x: isinstance(x, P))
-      params = jax.device_put(fresh, place)
-      rows = to_mesh(P("data"))
-      step = jax.jit(jax.value_and_grad(model.loss_fn, has_aux=True),
-                     in_shardings=(place, rows), static_argnums=2)
-      compiled = step.lower(params, batch, None).compile()
-      (loss, metrics), grad = compiled(params, jax.device_put(batch, rows))
-    out[f"{data}x{model_axis}/{count}"] = {
-      "loss": float(loss),
-      "accuracy": float(metrics["accuracy/forward"].compute()),
-      "grad": [float(np.sum(np.abs(x))) for x in jax.tree.leaves(grad)],
-      # Vectors [B, S] of other devices are needed, tokens [..., 2, T] are not.
-      "moves": re.findall(MOVED, compiled.as_text()),
-    }
-  print(json.dumps(out))
-""")
+# Mesh axes "data" and "model", and slices.
+LAYOUTS = ((8, 1, 1), (8, 1, 4), (4, 2, 4))
+MOVED = re.compile(r"\w+\[\d+,\d+,[\d,]+\]\S* (?:all-gather|all-to-all|collective-permute)\(")
 
 
-def test_eight_devices_equal_one_and_move_no_rows():
-  env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-  env["JAX_PLATFORMS"] = "cpu"
-  here = os.path.dirname(__file__)
-  done = subprocess.run(
-    [sys.executable, "-c", DEVICES, here], env=env, capture_output=True, text=True, check=False
+def run_on_eight_devices(folder):
+  """Saves loss, metrics and gradients of each layout; prints what moves between devices."""
+  import sharded_models
+
+  moved = {}
+  for data, model_axis, slices in LAYOUTS:
+    model = make_model(embedding_slices=slices)
+    arrays, program = sharded_models.leaves_on_mesh(
+      (data, model_axis),
+      model.network,
+      lambda p, batch, model=model: model.loss_fn(p, batch, None),
+      make_params(),
+      make_batch(32),
+      enter=lambda mesh: mesh,
+    )
+    name = f"{data}_{model_axis}_{slices}"
+    sharded_models.save(pathlib.Path(folder, f"{name}.npz"), arrays)
+    # Vectors [B, S] of other devices are needed, tokens [..., 2, T] are not.
+    moved[name] = MOVED.findall(program)
+  print(json.dumps(moved))
+
+
+def test_eight_devices_equal_one_and_move_no_rows(tmp_path):
+  import commands  # not on the path of the script itself
+  import sharded_models
+
+  done = commands.script(
+    f"import sys; sys.path.insert(0, {os.path.dirname(sharded_models.__file__)!r})\n"
+    "import test_contrastive as t; t.run_on_eight_devices(sys.argv[1])",
+    tmp_path,
+    cwd=pathlib.Path(__file__).parent,
+    devices=8,
   )
-  assert done.returncode == 0, done.stderr
-  found = json.loads(done.stdout.splitlines()[-1])
-  expected = found.pop("1x1/1")
-  assert len(found) == 3
-  for layout, result in found.items():
-    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5), layout
-    assert result["accuracy"] == expected["accuracy"], layout
-    np.testing.assert_allclose(result["grad"], expected["grad"], rtol=1e-4, err_msg=layout)
-    if layout.startswith("8x1"):
-      assert not result["moves"], layout
+  moved = json.loads(done.stdout.splitlines()[-1])
+  model = make_model()
+  expected = sharded_models.leaves(
+    lambda p, batch: model.loss_fn(p, batch, None), make_params(), make_batch(32)
+  )
+  for data, model_axis, slices in LAYOUTS:
+    name = f"{data}_{model_axis}_{slices}"
+    path = tmp_path / f"{name}.npz"
+    sharded_models.assert_saved_equal(path, expected, rtol=1e-4, atol=1e-6)
+    if model_axis == 1:
+      assert not moved[name], name
 
 
 def test_initial_variables_need_only_the_shape_of_inputs():
@@ -216,20 +234,20 @@ def test_initial_variables_need_only_the_shape_of_inputs():
 
 def test_a_larger_model_scores_through_its_sentence_encoder(params):
   batch = make_batch()
-  score_batch = jax.jit(make_model().score_batch)
+  score_batch = jit(make_model().score_batch)
   vectors_BS = score_batch(params, batch)
   assert vectors_BS.shape == (8, 16)
   assert vectors_BS.dtype == jnp.float32
   np.testing.assert_array_equal(score_batch({**params, "decoder": {}}, batch), vectors_BS)
 
 
-def test_predicting_text_is_refused_and_vectors_go_beside_it(params):
+def test_predicting_text_is_refused_and_vectors_are_auxiliary(params):
   model, batch = make_model(), make_batch()
   with pytest.raises(NotImplementedError, match="score_batch"):
     model.predict_batch(params, batch)
-  tokens_BT, aux = jax.jit(model.predict_batch_with_aux)(params, batch)
+  tokens_BT, aux = jit(model.predict_batch_with_aux)(params, batch)
   np.testing.assert_array_equal(tokens_BT, batch["inputs"])
-  np.testing.assert_array_equal(aux["embedding"], jax.jit(model.score_batch)(params, batch))
+  np.testing.assert_array_equal(aux["embedding"], jit(model.score_batch)(params, batch))
 
 
 def test_metrics_of_microbatches_merge(params):
@@ -243,12 +261,10 @@ def test_metrics_of_microbatches_merge(params):
 
 
 def test_vocabularies_are_those_of_the_data():
-  class Fake:
-    def to_seqio(self):
-      return "seqio"
-
-  model = contrastive.ContrastiveModel(network=make_model().network, input_vocabulary=Fake())
-  assert model.input_vocabulary == model.output_vocabulary == "seqio"
+  model = make_model()
+  (ids,) = model.vocabulary.encode(["to be"], 32)
+  for found in (model.input_vocabulary, model.output_vocabulary):
+    assert [*found.encode("to be"), found.eos_id] == list(ids)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 import dataclasses
 import functools
 import itertools
-import json
 import os
-import subprocess
-import sys
-import textwrap
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +15,20 @@ from flax.linen import partitioning
 import vmsst as library
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
-from vmsst.losses import contrastive, gaussian
-from vmsst.models import bitranslation, generation, vmsst
-from vmsst.networks import t5
+from vmsst.losses import gaussian
+from vmsst.models import bitranslation, contrastive, generation, vmsst
+from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
+
+# Compilation takes most of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 CONFIG = t5.T5Config(
   vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
 )
 NETWORK = networks.VmsstNetwork(CONFIG, latent_dim=6, num_languages=5)
+NETWORK_OF_ENCODER = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
 PAIRS = 3
 
 
@@ -49,8 +50,18 @@ def make_batch(inputs_length=6, targets_length=8, pairs=PAIRS):
 
 
 def fresh_params(model):
-  init = jax.jit(lambda rng: model.get_initial_variables(rng, {"inputs": (PAIRS, 6)})["params"])
+  init = jit(lambda rng: model.get_initial_variables(rng, {"inputs": (PAIRS, 6)})["params"])
   return init(jax.random.key(0))
+
+
+def random_params(model):
+  """Random parameters of about the size of initial ones, made without compiling anything."""
+  shapes = jax.eval_shape(model.network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
+  rng = np.random.default_rng(1)
+  return jax.tree.map_with_path(
+    lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)),
+    shapes["params"],
+  )
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +73,11 @@ def params():
 
 
 def loss_and_metrics(model, params, batch, rng=None, step=None):
-  loss, metrics = jax.jit(model.loss_fn)(params, batch, rng, step)
+  loss, metrics = jit(model.loss_fn)(params, batch, rng, step)
   return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
 
 
-@jax.jit
+@jit
 def posteriors_of(params, tokens_1T, language_1):
   def posteriors(net):
     return net.posteriors(net.embed(tokens_1T), tokens_1T != 0, language_1)
@@ -74,7 +85,7 @@ def posteriors_of(params, tokens_1T, language_1):
   return [x_1K[0] for x_1K in NETWORK.apply({"params": params}, method=posteriors)]
 
 
-@jax.jit
+@jit
 def decode(params, tokens_1T, language_1, sentence_1Z):
   def hidden(net):
     return net.decode(net.embed(tokens_1T), language_1, sentence_1Z)
@@ -95,7 +106,7 @@ def nll(params, tokens_T, language_1, language_latent_G, semantic_S):
 
 
 def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight):
-  """Loss, sums of terms and KLs, pair by pair; samples lie `noise` deviations above the mean."""
+  """Loss, sums of terms and KLs, pair by pair; samples are `noise` deviations above the mean."""
   sums = dict.fromkeys(("translation", "reconstruction", *vmsst.LATENTS), 0.0)
   for row in range(PAIRS):
     tokens = [batch["inputs"][row], batch["targets"][row]]
@@ -143,7 +154,7 @@ def test_elbo_and_translation_pair_by_pair(params, monkeypatch, step):
 
 def test_evaluation_takes_means_and_the_full_kl_weight(params):
   batch = make_batch()
-  loss, metrics = jax.jit(make_model().eval_fn)(params, batch)
+  loss, metrics = jit(make_model().eval_fn)(params, batch)
   expected, _ = in_numpy(params, batch, noise=0, step=0, elbo_weight=0.1, kl_weight=1)
   assert loss == pytest.approx(expected, rel=1e-5)
   assert metrics["kl_weight"].compute() == 1
@@ -158,14 +169,19 @@ def test_active_units_are_counted_for_each_latent(params):
   batch = make_batch()
   constant = {**params, "language_mean": jax.tree.map(jnp.zeros_like, params["language_mean"])}
   _, metrics = loss_and_metrics(make_model(), constant, batch)
-  assert metrics["active_units/semantic"] > 0
+  means = []
+  for row in range(PAIRS):
+    side, language = (("inputs", "input_language"), ("targets", "target_language"))[row % 2]
+    means.append(posteriors_of(params, batch[side][row][None], batch[language][row])[0])
+  expected = np.sum(np.var(means, axis=0) > 0.01)
+  assert metrics["active_units/semantic"] == expected > 0
   assert metrics["active_units/input_language"] == metrics["active_units/target_language"] == 0
 
 
 def test_a_key_decides_the_step_and_every_latent_has_its_own(params, monkeypatch):
   model, batch, sample = make_model(), make_batch(), gaussian.sample
 
-  @jax.jit
+  @jit
   def loss_and_keys(rng):
     used = []
 
@@ -222,7 +238,7 @@ def test_without_the_elbo_it_is_bitranslation(params):
 
 
 def loss_and_metrics_without_step(model, params, batch):
-  loss, metrics = jax.jit(model.loss_fn)(params, batch, None)
+  loss, metrics = jit(model.loss_fn)(params, batch, None)
   return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
 
 
@@ -239,7 +255,7 @@ def token_nll(params, batch, monkeypatch):
   """Negative log-likelihood of each token of the four rows of each pair: [B, 4, T]."""
   score = generation.score
 
-  @jax.jit
+  @jit
   def run(batch):
     kept = []
     with monkeypatch.context() as patch:
@@ -289,24 +305,21 @@ def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
   batch["inputs"][0, 2:] = 0
   batch |= {name: rng.integers(0, 3, (3, 1)) for name in ("input_language", "target_language")}
   with jax.enable_x64(True):
-    fresh = jax.jit(
-      lambda key: model.get_initial_variables(key, {"inputs": (3, 4)})["params"]
-    )(jax.random.key(0))  # fmt: skip
-    point = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), fresh)
+    point = jax.tree.map(jnp.float64, random_params(model))
 
     def loss(p):
       return model.loss_fn(p, batch, jax.random.key(5), 4)[0]
 
-    value, gradient = jax.jit(jax.value_and_grad(loss))(point)
+    value_and_gradient = jit(jax.value_and_grad(loss))
+    value, gradient = value_and_gradient(point)
     assert value.dtype == jnp.float64
-    evaluate = jax.jit(loss)
     flat, slopes = traverse_util.flatten_dict(point), traverse_util.flatten_dict(gradient)
     for path, x in flat.items():
       direction = rng.standard_normal(x.shape)
 
       def along(by, path=path, x=x, direction=direction):
         moved = {**flat, path: x + by * direction}
-        return evaluate(traverse_util.unflatten_dict(moved))
+        return value_and_gradient(traverse_util.unflatten_dict(moved))[0]
 
       expected = (along(1e-5) - along(-1e-5)) / 2e-5
       found = float(np.sum(slopes[path] * direction))
@@ -316,19 +329,27 @@ def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
 
 def test_contrastive_is_added_with_its_weight(params):
   batch = make_batch()
-  model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=0.01, similarity="cosine", scale=5.0)
+  batch["inputs"][2] = batch["inputs"][0]
+  options = {"similarity": "cosine", "scale": 5.0, "mask_duplicates": True}
+  model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=0.25, **options)
   loss, metrics = loss_and_metrics(model, params, batch, jax.random.key(0), 7)
   plain, plain_metrics = loss_and_metrics(make_model(), params, batch, jax.random.key(0), 7)
-  score = jax.jit(model.score_batch)
-  vectors = [score(params, {"inputs": batch[name]}) for name in ("inputs", "targets")]
-  score_BB = contrastive.similarity(*vectors, cosine=True, scale=5.0)
-  expected = float(jnp.mean(contrastive.contrastive_loss(score_BB)))
-  assert metrics["loss/contrastive"] == pytest.approx(expected, rel=1e-5)
-  assert metrics["loss/vmsst"] == pytest.approx(plain, rel=1e-6)
-  assert loss == metrics["loss"] == pytest.approx(expected + 0.01 * plain, rel=1e-5)
-  assert set(metrics) == {
-    *plain_metrics, "loss/contrastive", "loss/vmsst", "accuracy/forward", "accuracy/backward"
-  }  # fmt: skip
+  alone = make_model(contrastive.ContrastiveModel, NETWORK_OF_ENCODER, **options)
+  own = {name: params[name] for name in ("token_embedder", "encoder", "mean")}
+  expected, expected_metrics = loss_and_metrics_without_step(alone, own, batch)
+  assert loss == pytest.approx(expected + 0.25 * plain, rel=1e-5)
+  assert expected > 0.01 * plain  # the terms are of comparable size
+  del plain_metrics["loss"], expected_metrics["loss"]
+  assert metrics == pytest.approx(
+    {
+      **plain_metrics,
+      **expected_metrics,
+      "loss": expected + 0.25 * plain,
+      "loss/contrastive": expected,
+      "loss/vmsst": plain,
+    },
+    rel=1e-5,
+  )
 
 
 def test_bfloat16_stays_close(params):
@@ -339,71 +360,93 @@ def test_bfloat16_stays_close(params):
   assert 0 < abs(found - expected) < 0.02 * expected
 
 
-@pytest.mark.slow
-def test_scanned_layers_and_dropout_train():
-  options = {"scan_layers": True, "remat": "full", "dropout_rate": 0.2}
-  config = dataclasses.replace(CONFIG, **options)
-  model = make_model(network=NETWORK.clone(config=config, num_decoder_layers=2))
-  scanned = fresh_params(model)
-  step = jax.jit(jax.grad(lambda p: model.loss_fn(p, make_batch(), jax.random.key(0), 1)[0]))
-  assert all(np.isfinite(x).all() and x.any() for x in jax.tree.leaves(step(scanned)))
+def stacked(params):
+  """Parameters of separate layers in the layout of scanned ones."""
+
+  def stack(part):
+    names = [f"layers_{i}" for i in range(sum(name.startswith("layers_") for name in part))]
+    others = {name: x for name, x in part.items() if name not in names}
+    layers = jax.tree.map(lambda *x: np.stack(x), *(part[name] for name in names))
+    return {**others, "layers": layers}
+
+  parts = ("encoder", "language_encoder", "decoder")
+  return {name: stack(x) if name in parts else x for name, x in params.items()}
 
 
-DEVICES = textwrap.dedent("""
-  import json, sys
-  import jax, numpy as np
-  from flax.linen import partitioning
-  from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-  sys.path.insert(0, sys.argv[1])
-  import test_vmsst as t
-
-  # T5X's standard rules, as far as this model goes.
-  rules = [("batch", "data"), ("vocab", "model"), ("embed", None), ("mlp", "model"),
-           ("heads", "model"), ("kv", None), ("joined_kv", "model"), ("relpos_buckets", None),
-           ("length", None), ("layers", None)]
-  model = t.make_model(t.vmsst.VmsstContrastiveModel, vmsst_weight=1.0)
-  batch = t.make_batch(pairs=8)
-  made = jax.jit(lambda key: model.get_initial_variables(key, {"inputs": (8, 6)})["params"])
-  fresh = jax.device_get(made(jax.random.key(0)))
-  axes = partitioning.get_axis_names(jax.eval_shape(
-    lambda: model.get_initial_variables(jax.random.key(0), {"inputs": (8, 6)}))["params_axes"])
-  out = {}
-  for data, parts in ((1, 1), (8, 1), (4, 2)):
-    mesh = Mesh(np.array(jax.devices()[:data * parts]).reshape(data, parts), ("data", "model"))
-    with mesh, partitioning.axis_rules(rules):
-      is_spec = lambda x: isinstance(x, P)
-      place = jax.tree.map(lambda x: NamedSharding(mesh, partitioning.logical_to_mesh_axes(x)),
-                           axes.unfreeze(), is_leaf=is_spec)
-      rows = NamedSharding(mesh, P("data"))
-      step = jax.jit(jax.value_and_grad(model.loss_fn, has_aux=True),
-                     in_shardings=(place, rows, None), static_argnums=3)
-      (loss, metrics), grad = step(jax.device_put(fresh, place), jax.device_put(batch, rows),
-                                   jax.random.key(1), 500_000)
-    out[f"{data}x{parts}"] = {
-      "loss": float(loss),
-      "metrics": {name: float(x.compute()) for name, x in metrics.items()},
-      "grad": [float(np.sum(np.abs(x))) for x in jax.tree.leaves(grad)],
-    }
-  print(json.dumps(out))
-""")
+def value_and_gradient(params, **changes):
+  """Loss and gradients with two layers in every stack, by a key."""
+  config = dataclasses.replace(CONFIG, num_encoder_layers=2, **changes)
+  model = make_model(network=NETWORK.clone(config=config))
+  batch, key = make_batch(), jax.random.key(0)
+  return jit(jax.value_and_grad(lambda p: model.loss_fn(p, batch, key, 1)[0]))(params)
 
 
 @pytest.mark.slow
-def test_eight_devices_equal_one():
-  env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-  env["JAX_PLATFORMS"] = "cpu"
-  here = os.path.dirname(__file__)
-  done = subprocess.run(
-    [sys.executable, "-c", DEVICES, here], env=env, capture_output=True, text=True, check=False
+def test_scanned_and_recomputed_layers_compute_the_same_loss_and_gradient():
+  config = dataclasses.replace(CONFIG, num_encoder_layers=2)
+  params = random_params(make_model(network=NETWORK.clone(config=config)))
+  loss, gradient = value_and_gradient(params)
+  found_loss, found = value_and_gradient(stacked(params), scan_layers=True, remat="full")
+  assert found_loss == pytest.approx(float(loss), rel=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, stacked(gradient)
   )
-  assert done.returncode == 0, done.stderr
-  found = json.loads(done.stdout.splitlines()[-1])
-  expected = found.pop("1x1")
-  for layout in ("8x1", "4x2"):
-    result = found[layout]
-    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5), layout
-    assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4), layout
-    np.testing.assert_allclose(result["grad"], expected["grad"], rtol=1e-3, err_msg=layout)
+
+
+@pytest.mark.slow
+def test_recomputing_changes_nothing_with_dropout():
+  config = dataclasses.replace(CONFIG, num_encoder_layers=2)
+  params = stacked(random_params(make_model(network=NETWORK.clone(config=config))))
+  options = {"scan_layers": True, "dropout_rate": 0.2}
+  loss, gradient = value_and_gradient(params, **options)
+  found_loss, found = value_and_gradient(params, **options, remat="full")
+  assert found_loss == pytest.approx(float(loss), rel=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, gradient)
+  without, _ = value_and_gradient(params, scan_layers=True)
+  assert abs(found_loss - without) > 1e-3 * without
+
+
+MESHES = ((8, 1), (4, 2))
+
+
+def make_sharded():
+  """Model, loss function, parameters and batch of the test on eight devices."""
+  model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=1.0)
+
+  def loss_fn(params, batch):
+    return model.loss_fn(params, batch, jax.random.key(1), 500_000)
+
+  return model, loss_fn, random_params(model), make_batch(pairs=8)
+
+
+def run_on_eight_devices(folder):
+  """Saves loss, metrics and gradients on each mesh."""
+  import sharded_models
+
+  model, *arguments = make_sharded()
+  for shape in MESHES:
+    arrays, _ = sharded_models.leaves_on_mesh(
+      shape, model.network, *arguments, enter=lambda mesh: mesh
+    )
+    sharded_models.save(pathlib.Path(folder, f"{shape[0]}.npz"), arrays)
+
+
+@pytest.mark.slow
+def test_eight_devices_equal_one(tmp_path):
+  import commands  # not on the path of the script itself
+  import sharded_models
+
+  commands.script(
+    f"import sys; sys.path.insert(0, {os.path.dirname(sharded_models.__file__)!r})\n"
+    "import test_vmsst as t; t.run_on_eight_devices(sys.argv[1])",
+    tmp_path,
+    cwd=pathlib.Path(__file__).parent,
+    devices=8,
+  )
+  _, *arguments = make_sharded()
+  expected = sharded_models.leaves(*arguments)
+  for data, _ in MESHES:
+    sharded_models.assert_saved_equal(tmp_path / f"{data}.npz", expected, rtol=1e-3, atol=1e-5)
 
 
 def test_names_and_axes_of_parameters():
@@ -429,7 +472,7 @@ def test_names_and_axes_of_parameters():
 def test_the_loaded_encoder_gives_the_semantic_mean(tmp_path):
   config = dataclasses.replace(CONFIG, vocab_size=259)
   model = make_model(network=networks.VmsstNetwork(config, latent_dim=6))
-  params = fresh_params(model)
+  params = random_params(model)
   encoder_json.save_encoder_assets(model, tmp_path)
   tree = {"target": params, "state": {"step": jnp.int32(3)}}
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

@@ -178,20 +178,6 @@ def test_padding_changes_nothing(params):
   np.testing.assert_allclose(alone_BTD, whole_BTD[1:2, :3], atol=1e-6)
 
 
-def test_the_largest_value_is_that_of_real_tokens():
-  hidden_BTD = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
-  expected_BD = [
-    hidden_TD[:n].max(axis=0) for hidden_TD, n in zip(hidden_BTD, LENGTHS, strict=True)
-  ]
-  for padding in (100.0, np.nan):
-    noisy_BTD = np.where(MASK_BT[..., None], hidden_BTD, padding)
-    np.testing.assert_array_equal(lstm.masked_max(noisy_BTD, MASK_BT), expected_BD)
-  np.testing.assert_array_equal(lstm.masked_max(hidden_BTD, np.zeros_like(MASK_BT)), 0)
-  grad_BTD = jax.grad(lambda x: jnp.sum(lstm.masked_max(x, MASK_BT)))(hidden_BTD)
-  np.testing.assert_array_equal(grad_BTD.sum(axis=1), 1)
-  np.testing.assert_array_equal(grad_BTD[~MASK_BT], 0)
-
-
 def test_the_decoder_equals_a_loop_that_joins_its_inputs_at_every_step(decoder_params):
   found_BTO = decode(decoder_params)
   p = {name: np.asarray(array, np.float64) for name, array in decoder_params.items()}

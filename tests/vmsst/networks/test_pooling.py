@@ -37,3 +37,18 @@ def test_bfloat16_is_summed_in_float32():
   mean_BD = pooling.masked_mean(hidden_BTD, jnp.ones((1, 1000), bool))
   assert mean_BD.dtype == jnp.float32
   assert mean_BD[0, 0] == 1
+
+
+def test_the_maximum_and_its_gradient_ignore_padding():
+  hidden_BTD = np.random.default_rng(0).integers(-4, 5, size=(3, 6, 40)).astype(np.float32)
+  mask_BT = np.arange(6) < np.array([[6], [2], [0]])
+  for padding in (100.0, np.nan):
+    noisy_BTD = np.where(mask_BT[..., None], hidden_BTD, padding)
+    found_BD, vjp = jax.vjp(lambda x: pooling.masked_max(x, mask_BT), noisy_BTD)
+    (grad_BTD,) = vjp(np.full((3, 40), 2.0, np.float32))
+    for b, count in enumerate((6, 2)):
+      np.testing.assert_array_equal(found_BD[b], hidden_BTD[b, :count].max(axis=0))
+      first_D = hidden_BTD[b, :count].argmax(axis=0)  # of equal values
+      np.testing.assert_array_equal(grad_BTD[b], 2.0 * (np.arange(6)[:, None] == first_D))
+    assert not found_BD[2].any()
+    assert not grad_BTD[2].any()

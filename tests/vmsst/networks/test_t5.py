@@ -3,12 +3,10 @@ import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 from flax import traverse_util
-from flax.linen import partitioning
 
 from vmsst import errors
 from vmsst.networks import sentence_encoder, t5
@@ -17,36 +15,10 @@ CONFIG = t5.T5Config(
   vocab_size=50, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
 )
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
-# Axis names that T5X's partitioning rules and its Adafactor factor rules both know.
-STANDARD_AXES = {
-  "vocab", "embed", "mlp", "heads", "kv", "joined_kv", "relpos_buckets", "layers", "stack",
-  "mlp_activations",
-}  # fmt: skip
 
 
 def network(**changes) -> sentence_encoder.SentenceEncoder:
   return sentence_encoder.SentenceEncoder(dataclasses.replace(CONFIG, **changes), latent_dim=10)
-
-
-@pytest.fixture(scope="module")
-def params():
-  return jax.jit(network().init)(jax.random.key(0), TOKENS_BT)["params"]
-
-
-def encode(params, tokens_BT, **changes):
-  return jax.jit(network(**changes).apply)({"params": params}, tokens_BT)
-
-
-def assert_trees_close(found, expected, **tolerance):
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
-
-
-def stacked(params):
-  """Parameters of a looped encoder in the layout of a scanned one."""
-  encoder = dict(params["encoder"])
-  layers = [encoder.pop(f"layers_{i}") for i in range(CONFIG.num_encoder_layers)]
-  encoder["layers"] = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-  return {**params, "encoder": encoder}
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -70,7 +42,7 @@ def test_hidden_states_equal_those_of_transformers(family, padded):
       relative_attention_max_distance=cfg.relpos_max_distance,
     )
   ).eval()
-  # Fresh norms and bias tables are too plain to show a mistake.
+  # Fresh norms and bias tables would hide mistakes.
   with torch.no_grad():
     for weight in reference.parameters():
       weight += 0.3 * torch.randn_like(weight)
@@ -124,89 +96,10 @@ def test_buckets_by_exact_arithmetic():
     assert found_TT[query, key] == expected, (query, key)
 
 
-def test_trailing_padding_never_changes_a_sentence_vector(params):
-  whole_BS = encode(params, TOKENS_BT)
-  wider_BT = np.pad(TOKENS_BT, ((0, 0), (0, 7)))
-  np.testing.assert_allclose(encode(params, wider_BT), whole_BS, atol=2e-6)
-  alone_BS = encode(params, TOKENS_BT[1:2, :3])
-  np.testing.assert_allclose(alone_BS, whole_BS[1:2], atol=2e-6)
-
-
-def test_a_row_of_padding_is_zero(params):
-  np.testing.assert_array_equal(encode(params, np.zeros((2, 4), np.int32)), 0)
-
-
-def test_an_id_outside_the_table_cannot_go_unseen(params):
-  assert np.isnan(encode(params, np.array([[50]]))).all()
-
-
-def loss_and_gradients(params, **changes):
-  rngs = {"dropout": jax.random.key(3)}
-
-  @jax.jit
-  @jax.value_and_grad
-  def loss(p):
-    vectors_BS = network(**changes).apply({"params": p}, TOKENS_BT, deterministic=False, rngs=rngs)
-    return jnp.sum(vectors_BS**2)
-
-  return loss(params)
-
-
-def test_scanned_layers_compute_the_same_function(params):
-  value, grad = loss_and_gradients(params)
-  found = loss_and_gradients(stacked(params), scan_layers=True)
-  assert_trees_close(found, (value, stacked(grad)), rtol=1e-3, atol=1e-4)
-
-
 def test_scanned_layers_start_different():
   variables = jax.jit(network(scan_layers=True).init)(jax.random.key(0), TOKENS_BT)
   kernel_LDM = variables["params"]["encoder"]["layers"]["mlp"]["wi_0"]["kernel"]
   assert not np.allclose(kernel_LDM[0], kernel_LDM[1])
-
-
-@pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_recomputing_changes_nothing_with_dropout(params, scan):
-  params = stacked(params) if scan else params
-  expected = loss_and_gradients(params, dropout_rate=0.2, scan_layers=scan)
-  for remat in ("minimal", "full"):
-    found = loss_and_gradients(params, dropout_rate=0.2, scan_layers=scan, remat=remat)
-    assert_trees_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_recomputing_saves_memory():
-  def temporaries(policy):
-    net = network(remat=policy, num_encoder_layers=4, scan_layers=True)
-    tokens_BT = jnp.ones((64, 32), jnp.int32)
-    p = jax.eval_shape(net.init, jax.random.key(0), tokens_BT)["params"]
-    grad = jax.jit(jax.grad(lambda p, x: jnp.sum(net.apply({"params": p}, x) ** 2)))
-    return grad.lower(p, tokens_BT).compile().memory_analysis().temp_size_in_bytes
-
-  assert temporaries("full") < 0.7 * temporaries("none")
-
-
-def test_bfloat16_stays_close_with_float32_parameters_and_output(params):
-  half = network(dtype="bfloat16")
-  fresh = jax.eval_shape(half.init, jax.random.key(0), TOKENS_BT)["params"]
-  assert {x.dtype for x in jax.tree.leaves(fresh)} == {jnp.dtype("float32")}
-  found_BS = encode(params, TOKENS_BT, dtype="bfloat16")
-  expected_BS = encode(params, TOKENS_BT)
-  assert found_BS.dtype == jnp.float32
-  error = np.linalg.norm(found_BS - expected_BS) / np.linalg.norm(expected_BS)
-  assert 0 < error < 0.03
-
-
-def test_dropout_needs_a_key_and_differs_by_key(params):
-  @jax.jit
-  def noisy(seed):
-    rngs = {"dropout": jax.random.key(seed)}
-    net = network(dropout_rate=0.3)
-    return net.apply({"params": params}, TOKENS_BT, deterministic=False, rngs=rngs)
-
-  np.testing.assert_array_equal(noisy(1), noisy(1))
-  assert not np.allclose(noisy(1), noisy(2))
-  np.testing.assert_array_equal(
-    encode(params, TOKENS_BT, dropout_rate=0.3), encode(params, TOKENS_BT)
-  )
 
 
 def test_initial_distributions():
@@ -238,35 +131,6 @@ def test_initial_distributions():
   # Truncated at two standard deviations of the underlying normal; a plain normal is not.
   assert np.max(np.abs(flat[f"{layer}/mlp/wi_0/kernel"])) * 16 < 2.3
   assert np.max(np.abs(flat[f"{layer}/attention/key/kernel"])) * 16 > 3
-
-
-@pytest.mark.parametrize("scan", [False, True])
-def test_every_parameter_has_standard_logical_axes(scan):
-  variables = jax.eval_shape(network(scan_layers=scan).init, jax.random.key(0), TOKENS_BT)
-  axes = traverse_util.flatten_dict(
-    partitioning.get_axis_names(variables["params_axes"]).unfreeze()
-  )
-  shapes = traverse_util.flatten_dict(jax.tree.map(lambda x: x.shape, variables["params"]))
-  assert set(axes) == set(shapes)
-  for name, shape in shapes.items():
-    assert len(axes[name]) == len(shape), name
-    assert set(axes[name]) <= STANDARD_AXES, name
-    assert ("layers" in axes[name]) == (scan and "layers" in name), name
-
-
-@pytest.mark.filterwarnings("ignore:.*context manager:DeprecationWarning")  # T5X enters meshes so
-@pytest.mark.parametrize("enter", [lambda mesh: mesh, jax.set_mesh])
-def test_activations_are_laid_out_wherever_a_mesh_and_rules_are_set(enter):
-  def program():
-    shapes = jax.eval_shape(network().init, jax.random.key(0), TOKENS_BT)["params"]
-    return str(jax.make_jaxpr(network().apply)({"params": shapes}, TOKENS_BT))
-
-  assert "sharding_constraint" not in program()
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
-  with enter(mesh), partitioning.axis_rules([("batch", "data"), ("heads", "model")]):
-    # Table and mean head once; three of attention, one each of feed-forward and output a layer.
-    # Where flax sees the mesh it adds those of parameters.
-    assert program().count("sharding_constraint[") >= 2 + 5 * CONFIG.num_encoder_layers
 
 
 def test_one_table_can_serve_two_encoders():
