@@ -207,7 +207,7 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 
   def run():
     nonlocal optimizer
-    optimizer, metrics = jax.block_until_ready(compiled(optimizer, batch, rng))
+    optimizer, _ = jax.block_until_ready(compiled(optimizer, batch, rng))
 
   times = measure.timed(run, options.repeats)
   used = measure.device_bytes(peak=True) - before
