@@ -1,24 +1,24 @@
-"""Trains the rows of a table on the same data with several seeds, and writes the table.
+"""Trains the rows of a table on the same data with several seeds and writes the table.
 
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
   python benchmarks/compare.py ems --data_root DATA --output_dir DIR
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
 
-`COMPARISONS` says which gin files are trained; data, sizes and steps have to be the same in all.
-DATA has the folders of training files that these name, and those to evaluate with
-(`comparison_tasks.SUITES`). Run it again to go on where it was interrupted: the vocabulary,
-checkpoints and evaluations that are there are used; if other settings made them, that is an error.
+`COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps. DATA
+contains the folders of their training files and of the evaluation sets (`comparison_tasks.SUITES`).
+Rerun an interrupted command to resume: it reuses the existing vocabulary, checkpoints and
+evaluations, and reports an error if other settings made them.
 
-A run lies in DIR/<row>/seed_<n>, its numbers in its evaluation.json. After each run DIR/table.md
-and DIR/table.json are written anew, so that there is always a table of what is done. Scores are
-x 100. A set counts where all its languages were seen in training, but for Tatoeba's unseen ones.
-`untrained` is the first row's encoder with random parameters: it knows names, numbers and words
-that two languages share, and is what a trained one has to surpass. Students of a teacher start from
-its parameters, and share its vocabulary; `pretrained` is the teacher itself.
+A run is stored in DIR/<row>/seed_<n>, its scores in evaluation.json there. DIR/table.md and
+DIR/table.json are updated after each run. Scores are x 100. A set counts if all its languages were
+seen in training, except for the unseen ones of Tatoeba. `untrained` is the first row's encoder with
+random parameters, a baseline that matches names, numbers and words shared between languages.
+Students of a teacher start from its parameters and share its vocabulary; `pretrained` is the
+teacher itself.
 
   python benchmarks/compare.py ems --data_root DATA --evaluate RUN
 
-evaluates the latest checkpoint of any one run, and writes RUN/evaluation.json.
+evaluates the latest checkpoint of a single run and writes RUN/evaluation.json.
 """
 
 import argparse
@@ -50,16 +50,15 @@ from vmsst.text import vocabulary_training
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What is trained for a row of the table.
+  """A row of the table.
 
   Attributes:
-    label: Its name there.
-    gin_file: What is trained.
-    variant: A gin file whose settings, where they differ from those of the file that it includes,
-      are set too.
-    bindings: Further settings.
+    label: Its name in the table.
+    gin_file: The gin file to train.
+    variant: A gin file whose settings are added if they differ from those of its include.
+    bindings: Additional settings.
     baseline: Label of the row of the encoder before training; None: another row has it.
-    teacher: Whether the model asks for TEACHER.
+    teacher: Whether the model requires TEACHER.
   """
 
   label: str
@@ -72,13 +71,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Rows by the folders of their runs.
+  """A table: its rows by the folder of their runs, and its columns.
 
   Attributes:
-    rows: What is trained.
-    suite: The columns of its table, of `comparison_tasks.SUITES`.
-    same: Settings that have to be the same in all rows.
-    from_teacher: Whether runs start from a teacher, which has to be given.
+    rows: The rows.
+    suite: The columns, a name in `comparison_tasks.SUITES`.
+    same: Settings that must be the same in all rows.
+    from_teacher: Whether runs start from a teacher, which must be given.
   """
 
   rows: Mapping[str, Row]
@@ -105,7 +104,7 @@ def _ems_row(label: str, variant: str | None = None) -> Row:
 
 
 def _students() -> Iterator[tuple[str, Row]]:
-  """Every loss for every language pair, as in Table 2 of the soft contrastive paper."""
+  """Yields each loss for each language pair, as in Table 2 of the soft contrastive paper."""
   for code, name in {"fra": "en-fr", "rus": "en-ru", "deu": "en-de", "spa": "en-es"}.items():
     bindings = {"PATTERNS": [f"bitext_tatoeba/{code}-eng.tsv.gz"]}
     for key, label in {
@@ -158,7 +157,7 @@ COMPARISONS = {
   ),
 }
 
-# Training metrics that tell what is in the latents, and what the decoder makes of it.
+# Training metrics of latents and decoder.
 LATENTS = ("nll/", "token_accuracy/", "kl/", "kl_per_dim/", "active_units/", "kl_weight")
 
 Bindings = dict[str, Any]
@@ -166,11 +165,11 @@ Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by row of the tabl
 
 
 # --------------------------------------------------------------------------------------------
-# Gin files, read without running anything
+# Gin files, read without executing them
 
 
 class _AsText(config_parser.ParserDelegate):
-  """References and macros stay text."""
+  """Keeps references and macros as text."""
 
   def configurable_reference(self, name: str, evaluate: bool) -> str:
     return f"@{name}{'()' if evaluate else ''}"
@@ -180,9 +179,9 @@ class _AsText(config_parser.ParserDelegate):
 
 
 def read_gin(path: pathlib.Path) -> Bindings:
-  """Every binding of a gin file and of those that it includes; of several of one name the last."""
+  """Returns the bindings of a gin file and its includes; the last one of each name counts."""
   if not path.is_file():
-    raise errors.InputError(f"no gin file {path}")
+    raise errors.InputError(f"gin file {path} does not exist")
   bindings: Bindings = {}
   for statement in config_parser.ConfigParser(path.read_text(encoding="utf-8"), _AsText()):
     if isinstance(statement, config_parser.IncludeStatement):
@@ -194,13 +193,13 @@ def read_gin(path: pathlib.Path) -> Bindings:
 
 
 def read_row(row: Row, steps: int | None) -> Bindings:
-  """The bindings of a row's gin files, with its own and the steps if given."""
+  """Returns the bindings of a row's gin files, its own bindings, and the steps if given."""
   bindings = read_gin(vmsst.gin_dir() / row.gin_file) | row_overrides(row)
   return bindings if steps is None else bindings | {"TRAIN_STEPS": steps}
 
 
 def row_overrides(row: Row) -> Bindings:
-  """What a row sets beyond its gin file."""
+  """Returns the settings of a row in addition to its gin file."""
   if row.variant is None:
     return dict(row.bindings)
   path = vmsst.gin_dir() / row.variant
@@ -215,19 +214,19 @@ def row_overrides(row: Row) -> Bindings:
 
 
 def read_rows(comparison: Comparison, steps: int | None) -> dict[str, Bindings]:
-  """The bindings of every row; InputError where they do not compare."""
+  """Returns the bindings of every row; raises InputError if they are not comparable."""
   bindings = {key: read_row(row, steps) for key, row in comparison.rows.items()}
   for name in comparison.same:
     values = {key: each.get(name) for key, each in bindings.items()}
     if len({repr(value) for value in values.values()}) > 1:
-      raise errors.InputError(f"the gin files differ in {name}: {values}")
+      raise errors.InputError(f"the gin files differ in {name}: {values}; set it alike in all")
   return bindings
 
 
 def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFile]:
   patterns = bindings.get("PATTERNS")
   if not isinstance(patterns, (list, tuple)):
-    raise errors.InputError(f"the gin files have PATTERNS = {patterns!r}, where a list is needed")
+    raise errors.InputError(f"the gin files set PATTERNS = {patterns!r}; it must be a list")
   return readers.find_bitext([os.path.join(data_root, pattern) for pattern in patterns])
 
 
@@ -238,13 +237,13 @@ def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFil
 def evaluate_run(
   run: pathlib.Path, data_root: str, columns: Mapping[str, comparison_tasks.Column], encoder: str
 ) -> dict[str, Any]:
-  """Scores of an encoder, what they are means of, the latents, the time and the settings.
+  """Returns scores of an encoder, their parts, latent metrics, times and settings.
 
   Args:
-    run: Tells the languages that were seen.
+    run: Folder of a run, which determines the languages seen in training.
     data_root: Folder of the data.
-    columns: What is wanted.
-    encoder: "trained": the run's latest checkpoint; "untrained"; or another run's folder.
+    columns: The columns to compute.
+    encoder: "trained" (the run's latest checkpoint), "untrained", or the folder of another run.
   """
   start = time.perf_counter()
   bindings = read_gin(run / "config.gin")
@@ -279,7 +278,7 @@ def evaluate_run(
 
 
 def random_encoder(run: pathlib.Path, seed: int) -> Any:
-  """A run's encoder before training, but for the draw of its parameters."""
+  """Returns a run's encoder with random parameters of the same initial distribution."""
   import jax
   import jax.numpy as jnp
 
@@ -294,7 +293,7 @@ def training_metrics(run: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def uptime(metrics: list[dict[str, Any]]) -> float:
-  """Wall time from the start of each process that trained to its last metrics, summed."""
+  """Returns the wall time from the start of each training process to its last metrics, summed."""
   total = last = 0.0
   for record in metrics:
     now = record["timing/uptime"]
@@ -304,7 +303,7 @@ def uptime(metrics: list[dict[str, Any]]) -> float:
 
 
 def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
-  """Notes the settings of a new run; InputError where a run was begun with others."""
+  """Saves the settings of a new run; raises InputError if a run was started with others."""
   before = read_json(run / "settings.json")
   if before is None:
     atomic_files.write_json(run / "settings.json", settings)
@@ -312,8 +311,8 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
     raise errors.InputError(
-      f"{run} was made with other settings ({len(names)} differ): {changes}. Give another "
-      "--output_dir, or delete that folder"
+      f"{run} was made with other settings ({len(names)} differ): {changes}; choose another "
+      "--output_dir or delete that folder"
     )
 
 
@@ -327,7 +326,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 def run_command(what: str, *command: str) -> None:
   if code := subprocess.run([sys.executable, *command], check=False).returncode:
-    raise SystemExit(f"{what} failed (exit code {code}); the same command goes on from here")
+    raise SystemExit(f"{what} failed (exit code {code}); rerun the same command to resume")
 
 
 def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> None:
@@ -348,20 +347,20 @@ def train(gin_file: str, run: pathlib.Path, overrides: Bindings) -> None:
 
 
 def as_gin(value: Any) -> str:
-  """A value as gin reads it; text that stands for a macro or a reference is one."""
+  """Returns a value in gin syntax; text of a macro or a reference stays as it is."""
   is_reference = isinstance(value, str) and value.startswith(("%", "@"))
   return value if is_reference else repr(value)
 
 
 def compare(options: argparse.Namespace) -> None:
-  """Does what is not done yet, one run after the other, and writes the table after each."""
+  """Completes the missing runs one after the other and writes the table after each."""
   output, data_root = pathlib.Path(options.output_dir).resolve(), os.path.abspath(options.data_root)
   comparison = COMPARISONS[options.comparison]
   keys = options.rows or [*comparison.rows]
   if unknown := set(keys) - set(comparison.rows):
-    raise errors.InputError(f"no rows {sorted(unknown)}; known: {', '.join(comparison.rows)}")
+    raise errors.InputError(f"unknown rows {sorted(unknown)}; known: {', '.join(comparison.rows)}")
   if comparison.from_teacher != (options.teacher is not None):
-    need = "needs" if comparison.from_teacher else "has no use for"
+    need = "requires" if comparison.from_teacher else "does not use"
     raise errors.InputError(f"{options.comparison} {need} --teacher")
   bindings_by_key = read_rows(comparison, options.steps)
   places: Bindings = {"DATA_ROOT": data_root}
@@ -402,27 +401,29 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def markdown(results: Results) -> str:
-  """Scores, latents, times and what each column is a mean of; mean ± deviation over seeds.
+  """Returns tables of scores, latents, times and column parts; mean ± deviation over seeds.
 
-  A row without a score of a column, as where its languages have no such set, has "-" there.
+  A missing score, for example because a row's languages have no such set, is "-".
   """
   every_run = [run for runs in results.values() for run in runs.values()]
   columns = [*dict.fromkeys(name for run in every_run for name in run["scores"])]
   scores = [["x 100", "seeds", *columns]]
-  seconds = [["seconds of a run", "training", "evaluation"]]
+  seconds = [["seconds per run", "training", "evaluation"]]
   for label, runs in results.items():
     every = list(runs.values())
     cells = (cell([run["scores"].get(name) for run in every]) for name in columns)
     scores.append([label, ", ".join(map(str, runs)), *cells])
     seconds.append([label, *(cell([x["seconds"][y] for x in every], 0) for y in seconds[0][1:])])
-  told = {
+  with_latents = {
     label: runs for label, runs in results.items() if any(x["latents"] for x in runs.values())
   }
-  latents = [["last metrics of training", *told]]
+  latents = [["last training metrics", *with_latents]]
   for name in dict.fromkeys(
-    x for runs in told.values() for y in runs.values() for x in y["latents"]
+    x for runs in with_latents.values() for y in runs.values() for x in y["latents"]
   ):
-    cells = (cell([x["latents"].get(name) for x in runs.values()], 3) for runs in told.values())
+    cells = (
+      cell([x["latents"].get(name) for x in runs.values()], 3) for runs in with_latents.values()
+    )
     latents.append([name, *cells])
   sets = [["column", "mean of"]]
   for name in columns:
@@ -447,21 +448,21 @@ def markdown_table(rows: list[list[str]]) -> str:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("comparison", choices=COMPARISONS)
-  parser.add_argument("--data_root", required=True, help="folder of the data")
+  parser.add_argument("comparison", choices=COMPARISONS, help="table to make")
+  parser.add_argument("--data_root", required=True, help="data folder")
   what = parser.add_mutually_exclusive_group(required=True)
-  what.add_argument("--output_dir", help="where runs and tables go")
-  what.add_argument("--evaluate", metavar="RUN", help="evaluate only this run")
-  parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-  parser.add_argument("--rows", nargs="+", help="folders of the rows; default: all")
-  parser.add_argument("--steps", type=int, help="default: TRAIN_STEPS of the gin files")
-  parser.add_argument("--teacher", metavar="RUN", help="run that students start from")
+  what.add_argument("--output_dir", help="output folder of runs and tables")
+  what.add_argument("--evaluate", metavar="RUN", help="only evaluate this run")
+  parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+  parser.add_argument("--rows", nargs="+", help="folders of rows to make (default: all)")
+  parser.add_argument("--steps", type=int, help="training steps (default: by the gin files)")
+  parser.add_argument("--teacher", metavar="RUN", help="run from which students start")
   parser.add_argument(
     "--encoder",
     default="trained",
-    help="what to --evaluate: trained (default), untrained, or another run",
+    help="encoder to --evaluate: trained (default), untrained, or another run",
   )
-  parser.add_argument("--result", default="evaluation.json", help="file in RUN to write")
+  parser.add_argument("--result", default="evaluation.json", help="output file in RUN")
   options = parser.parse_args()
   try:
     if options.evaluate is None:

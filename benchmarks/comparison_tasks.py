@@ -1,4 +1,4 @@
-"""What `compare.py` judges encoders by: benchmarks, cut to the languages of training."""
+"""Evaluation of `compare.py`: benchmarks, restricted to the languages of training."""
 
 import dataclasses
 import functools
@@ -26,9 +26,9 @@ class Column:
   """A column of a table: the mean of one metric over some results of a benchmark.
 
   Attributes:
-    benchmark: Whose results.
-    metric: Which of their numbers.
-    keep: Which results; those of languages seen in training by default.
+    benchmark: Name of the benchmark.
+    metric: Name of the metric.
+    keep: Selects results; by default those of languages seen in training.
   """
 
   benchmark: str
@@ -37,11 +37,11 @@ class Column:
 
 
 def _files_of_english(result: suite.Result, seen: suite.SeenTest) -> bool:
-  return "pearson" in result.metrics  # Those of whole years have another.
+  return "pearson" in result.metrics  # results of whole years have another metric
 
 
 def _track(kind: str, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Whether a track of XL STS is English, in one other language, or in two, all seen."""
+  """Returns whether a track of XL STS is of a kind ("en", "other" or "two") and all seen."""
   first, second = map(languages.language, result.languages)
   own = "two" if first != second else "en" if first == languages.language("en") else "other"
   return own == kind and seen(result.languages)
@@ -56,7 +56,7 @@ def _without_english(result: suite.Result, seen: suite.SeenTest) -> bool:
 
 
 def _english(place: int, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Whether a transfer is from (0) or into (1) English, and not within it."""
+  """Returns whether a transfer is from (0) or into (1) English, but not within it."""
   both = [languages.language(code) == languages.language("en") for code in result.languages]
   return both[place] and not both[1 - place]
 
@@ -92,7 +92,7 @@ SUITES: dict[str, dict[str, Column]] = {
 
 
 def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[suite.Benchmark]:
-  """The benchmarks that columns need; most with no more texts than these need."""
+  """Returns the benchmarks of columns, most of them restricted to the required texts."""
   made = {
     "sts": sts.BENCHMARK,
     "xlsts": _cut(xlsts.BENCHMARK, seen),
@@ -110,7 +110,7 @@ def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[s
 
 
 def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
-  """A benchmark without the tasks with other languages than those of training."""
+  """Returns a benchmark restricted to tasks in languages of training."""
 
   def read(root: pathlib.Path) -> list[suite.Task]:
     tasks = benchmark.read(root)
@@ -120,7 +120,7 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
 
 
 def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
-  """Topics in the languages of training, learned in English and told elsewhere, and back."""
+  """Returns topic classification in languages of training, from English to others and back."""
   labeled = topics.sib200(root / "sib200")
   chosen = labeled.only(code for code in labeled.texts if seen([code]))
   return [topics.transfer_task(chosen, into_english=True)]
@@ -129,12 +129,12 @@ def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
 def scores(
   columns: Mapping[str, Column], results: Mapping[str, Sequence[suite.Result]], seen: suite.SeenTest
 ) -> tuple[dict[str, float], dict[str, list[str]]]:
-  """The value of every column that has results, and the names of these.
+  """Returns the value of every column with results, and the names of these results.
 
   Args:
-    columns: By name.
-    results: By benchmark.
-    seen: Tells the languages of training.
+    columns: Columns by name.
+    results: Results by benchmark.
+    seen: Tests whether languages are those of training.
   """
   values, names = {}, {}
   for name, column in columns.items():

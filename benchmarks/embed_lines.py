@@ -1,24 +1,22 @@
-"""`vmsst embed` on many lines, killed again and again: memory, speed, and no line lost or doubled.
+"""Tests `vmsst embed` on many lines with repeated kills: memory, speed and correct rows.
 
   python benchmarks/embed_lines.py                    # 50,000 lines
   python benchmarks/embed_lines.py --lines=1000000
 
-Lines are numbers in words of different lengths, every 97th is empty. A small random T5 over bytes
-embeds them (1 layer of width 64). The command is killed (SIGKILL) at times spread over the whole
-and given again each time; then every vector is compared with that of its line, embedded anew.
+Lines are numbers spelled in words, of different lengths; every 97th line is empty. A small random
+T5 over bytes embeds them (1 layer, hidden size 64). The command is killed (SIGKILL) at times spread
+over the run and rerun each time. Then every vector is compared with that of its line, embedded
+again.
 
-Prints a JSON line: `ratio` is the largest resident memory until a tenth of the lines was done over
-the largest of all (1: memory does not grow with the lines); `lost_or_doubled` counts lines whose
-vector is not theirs.
+Prints a JSON line: `ratio` is the peak resident memory of the first tenth of the lines over that of
+the whole run (1: memory does not grow with the lines); `lost_or_duplicated` counts lines with a
+wrong vector.
 """
 
 import argparse
-import importlib.metadata
 import itertools
 import json
-import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -26,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+import measure
 import numpy as np
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -33,14 +32,14 @@ _WINDOW = 1 << 14
 
 
 def make_lines(count: int) -> Iterator[str]:
-  """Different lines, but for empty ones."""
+  """Yields lines that are distinct except for empty ones."""
   for number in range(count):
     digits = str(number * 7919)
     yield "" if number % 97 == 96 else " ".join(_WORDS[int(digit)] for digit in digits)
 
 
 def make_encoder(folder: pathlib.Path) -> None:
-  """Writes a small encoder with random weights, as `vmsst export safetensors` does."""
+  """Writes a small encoder with random weights in the format of `vmsst export safetensors`."""
   import jax
   import jax.numpy as jnp
   from flax import traverse_util
@@ -67,16 +66,6 @@ def make_encoder(folder: pathlib.Path) -> None:
   save_file({name: np.asarray(value) for name, value in flat.items()}, folder / "model.safetensors")
 
 
-def resident(process: subprocess.Popen) -> int:
-  """Bytes that a process holds in memory now."""
-  try:
-    status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-  except OSError:  # it has ended
-    return 0
-  found = re.search(r"VmRSS:\s+(\d+) kB", status)
-  return 1024 * int(found.group(1)) if found else 0
-
-
 def done_lines(folder: pathlib.Path) -> int:
   try:
     return json.loads((folder / "vectors.json").read_text(encoding="utf-8"))["done"]
@@ -87,7 +76,7 @@ def done_lines(folder: pathlib.Path) -> int:
 def embed(
   folder: pathlib.Path, text: pathlib.Path, total: int, kills: int
 ) -> tuple[list[tuple[int, int]], float]:
-  """Runs the command until it ends by itself; memory by lines done, and seconds."""
+  """Runs the command until it completes; returns memory by finished lines, and seconds."""
   out = folder / "vectors"
   command = [sys.executable, "-m", "vmsst.cli", "embed", str(folder / "encoder"), str(text)]
   samples, start = [], time.perf_counter()
@@ -96,7 +85,7 @@ def embed(
     with subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) as process:
       while process.poll() is None:
         done = done_lines(out)
-        samples.append((done, resident(process)))
+        samples.append((done, measure.resident_bytes(process.pid)))
         if limit is not None and done >= limit:
           process.send_signal(signal.SIGKILL)
         time.sleep(0.02)
@@ -106,7 +95,7 @@ def embed(
 
 
 def wrong_lines(folder: pathlib.Path, count: int) -> int:
-  """Lines whose vector is not that of the line embedded anew."""
+  """Returns the number of lines whose vector differs from that of the line embedded again."""
   import vmsst
   from vmsst.vectors import vector_store
 
@@ -122,8 +111,8 @@ def wrong_lines(folder: pathlib.Path, count: int) -> int:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--lines", type=int, default=50_000)
-  parser.add_argument("--kills", type=int, default=3, help="times that the command is killed")
+  parser.add_argument("--lines", type=int, default=50_000, help="number of lines")
+  parser.add_argument("--kills", type=int, default=3, help="number of kills")
   options = parser.parse_args()
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -142,19 +131,18 @@ def main() -> None:
         "lines": options.lines,
         "kills": options.kills,
         "device": "cpu",
-        "cpus": os.cpu_count(),
-        "versions": {"jax": importlib.metadata.version("jax")},
+        **measure.machine("jax"),
         "seconds": round(seconds, 1),
         "lines_per_second": round(options.lines / seconds, 1),
         "early_gb": round(early / 1e9, 3),
         "peak_gb": round(peak / 1e9, 3),
-        "lost_or_doubled": wrong,
+        "lost_or_duplicated": wrong,
         "ratio": round(early / peak, 3),
       }
     )
   )
   if wrong:
-    raise SystemExit(f"{wrong} lines were lost, doubled or moved")
+    raise SystemExit(f"{wrong} lines were lost, duplicated or moved")
 
 
 if __name__ == "__main__":

@@ -1,33 +1,31 @@
-"""Pairs a second that each way of reading data delivers, against what a small training step takes.
+"""Compares the throughput of data inputs with that of small training steps.
 
   python benchmarks/input_pipeline.py                              # the sample corpus, 4,000 pieces
   python benchmarks/input_pipeline.py --vocabulary=spm.model --lowercase --patterns /data/*.tsv.gz
 
-Delivered are the batches of training: the mixture of all language pairs, shuffled, grouped by
-length. Inputs:
+Inputs deliver training batches: the mixture of all language pairs, shuffled and grouped by length.
 
-* memory: the files, tokenized once and kept (`bitext.files`);
-* stream: the same files, streamed and tokenized while they are read (`memory_limit` 0);
-* tfds: the same pairs as a dataset such as `vmsst data build` makes (`mixtures.opus`); with
-  --data_dir and --config, that dataset;
-* cache: the token ids of that dataset, which SeqIO's `cache_tasks_main` has written beforehand;
-* row_by_row: that dataset through SeqIO's own task and mixture, and steps that take one row at a
-  time: what the four are compared with.
+* memory: the files, tokenized once and kept in memory (`bitext.files`);
+* stream: the same files, streamed and tokenized while reading (`memory_limit` 0);
+* tfds: the same pairs as a dataset in the format of `vmsst data build` (`mixtures.opus`), or the
+  dataset given by --data_dir and --config;
+* cache: the token ids of that dataset, written in advance by SeqIO's `cache_tasks_main`;
+* row_by_row: that dataset with a plain SeqIO task and mixture that process one row at a time, the
+  baseline of the other four.
 
-Steps: training steps of gin/contrastive_small.gin (contrastive) and of gin/ems_small.gin (ems),
-with batches of the same kind that are ready beforehand, and large pages, as `t5x train` asks for.
+Steps are training steps of gin/contrastive_small.gin (contrastive) and gin/ems_small.gin (ems), on
+batches prepared in advance, with huge pages as in `t5x train`.
 
-Each measurement is a process of its own, and the variants take turns; what comes before the first
-batches, compilation and first steps do not count.
+Each measurement runs in its own process, and the variants take turns. Start-up, compilation and
+warm-up steps are not counted.
 
-Prints a JSON line a variant, and a last one: `ratios` has for each step the pairs a second that
-each input delivers over those that the step takes, `ratio` is the smallest of those of our inputs,
-`cpu_shares` the CPU seconds of the input over those of the steps that use it up, and
-`to_row_by_row` the CPU time of a pair in `row_by_row` over that in each input.
+Prints one JSON line per variant and a last one: `ratios` has the pairs per second of each input
+over those of each step, `ratio` is the smallest of those of our inputs, `cpu_shares` has the CPU
+seconds of the input over those of the steps that consume it, and `to_row_by_row` the CPU time per
+pair of `row_by_row` over that of each input.
 """
 
 import argparse
-import importlib.metadata
 import itertools
 import json
 import os
@@ -40,20 +38,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import measure
 import numpy as np
-from vocab_projection import all_of, summary
 
 BENCHMARK = "input_pipeline"
 INPUTS, BASELINE = ("memory", "stream", "tfds", "cache"), "row_by_row"
-# Of each step: its gin files, pairs of a batch and tokens of a sentence at most.
+# Gin files, batch size and maximum tokens per sentence of each step.
 STEPS = {
   "contrastive": (("models/contrastive.gin", "sizes/small.gin"), 256, 32),
   "ems": (("models/ems.gin", "sizes/ems_small.gin", "runs/ems_optimizer.gin"), 64, 64),
 }
 PACKAGES = ("jax", "flax", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text")
-_CODES = ("ar", "de", "es", "fr", "ru", "tr", "zh")  # of the sample corpus, with English
+_CODES = ("ar", "de", "es", "fr", "ru", "tr", "zh")  # sample languages, paired with English
 _MEANINGS = 5000
-_READY = 8  # Batches that steps are measured with.
+_READY = 8  # batches for the timed steps
 _MODULE = "input_pipeline_tasks"
 
 
@@ -62,7 +60,7 @@ _MODULE = "input_pipeline_tasks"
 
 
 def write_sample(folder: pathlib.Path) -> list[str]:
-  """Files of the sample corpus."""
+  """Writes files of the sample corpus and returns their paths."""
   from vmsst.tasks import sample
 
   paths = []
@@ -76,7 +74,7 @@ def write_sample(folder: pathlib.Path) -> list[str]:
 
 
 def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
-  """The pairs of files as the TFDS dataset `opus_bitext/benchmark`."""
+  """Writes the pairs of files as the TFDS dataset `opus_bitext/benchmark`."""
   import tensorflow_datasets as tfds
 
   from vmsst.bitext import readers
@@ -107,7 +105,7 @@ def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
 
 
 def write_cache(options: argparse.Namespace) -> dict[str, Any]:
-  """Writes the cache, in a process of its own; the line on it."""
+  """Writes the cache in its own process and returns its line."""
   cache = pathlib.Path(options.work, "cache")
   cache.mkdir()
   (cache / f"{_MODULE}.py").write_text(
@@ -166,7 +164,7 @@ def make_vocabulary(options: argparse.Namespace) -> Any:
 
 
 def row_by_row(options: argparse.Namespace) -> str:
-  """Name of a mixture of the dataset of which nothing is done but by SeqIO, a row at a time."""
+  """Returns the name of a mixture of the dataset that SeqIO processes one row at a time."""
   import seqio
   import tensorflow as tf
   import tensorflow_datasets as tfds
@@ -205,7 +203,7 @@ def row_by_row(options: argparse.Namespace) -> str:
 
 
 def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
-  """The batches of training, without end."""
+  """Yields training batches forever."""
   import seqio
 
   from vmsst.launch.runtime import data
@@ -247,17 +245,15 @@ def measure_input(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tokens_of_pair(batches: list[dict[str, np.ndarray]]) -> float:
-  """Tokens of both sides, without padding, on the average."""
+  """Returns the mean number of tokens of both sides, without padding."""
   counts = [np.count_nonzero(batch[side]) for batch in batches for side in ("inputs", "targets")]
   return sum(counts) / sum(len(batch["inputs"]) for batch in batches)
 
 
 def timed(run: Callable[[], Any], count: int, pairs: int, tokens: float) -> dict[str, Any]:
-  """What is got through in a second, each call of `run` being `pairs` of so many tokens."""
-  start, cpu_start = time.perf_counter(), time.process_time()
-  for _ in range(count):
-    run()
-  seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+  """Returns the throughput of `run`, which processes `pairs` pairs of `tokens` tokens per call."""
+  times = measure.timed(run, count, warm_up=0)
+  seconds, cpu_seconds = (sum(times[name]) for name in ("seconds", "cpu_seconds"))
   return {
     "pairs_per_second": [count * pairs / seconds],
     "pairs_per_cpu_second": [count * pairs / cpu_seconds],
@@ -331,7 +327,7 @@ def measure_step(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def trimmed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """A batch as training has it: without columns of padding."""
+  """Returns a batch without columns of only padding, as in training."""
   from vmsst.launch.runtime import data
 
   return data.trim_padding(batch)
@@ -342,14 +338,13 @@ def trimmed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """The line of one variant."""
-  rates = {key: summary(all_of(runs, key)) for key in runs[0]}
+  """Returns the line of a variant."""
+  rates = {key: measure.summary(measure.all_of(runs, key)) for key in runs[0]}
   _, batch, length = STEPS.get(variant, ((), options.batch, options.length))
   return {
     "benchmark": BENCHMARK,
     "variant": variant,
-    "cpus": os.cpu_count(),
-    "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    **measure.machine(*PACKAGES),
     "batch": batch,
     "length": length,
     "runs": len(runs),
@@ -358,31 +353,25 @@ def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[
 
 
 def in_own_process(what: str, options: argparse.Namespace) -> dict[str, Any]:
-  """What --measure prints."""
-  given = json.dumps(vars(options))
-  command = [sys.executable, __file__, f"--measure={what}", f"--given={given}"]
-  tunables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if what in STEPS else {}
-  done = subprocess.run(
-    command, env={**os.environ, **tunables}, capture_output=True, text=True, check=False
-  )
-  if done.returncode:
-    raise SystemExit(f"{done.stderr}\n{what} failed (exit code {done.returncode})")
-  return json.loads(done.stdout.splitlines()[-1])
+  """Returns the output of --measure."""
+  arguments = [f"--measure={what}", f"--given={json.dumps(vars(options))}"]
+  pages = measure.HUGE_PAGES if what in STEPS else None
+  return measure.in_own_process(__file__, arguments, what, pages)
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--patterns", nargs="+", help="bitext files; default: the sample corpus")
-  parser.add_argument("--vocabulary", help="a SentencePiece model; default: that of the sample")
-  parser.add_argument("--lowercase", action="store_true", help="for a vocabulary of small letters")
-  parser.add_argument("--data_dir", help="the output folder of vmsst data build")
-  parser.add_argument("--config", default="benchmark", help="name of the recipe, with --data_dir")
-  parser.add_argument("--batch", type=int, default=256, help="pairs of a batch of the inputs")
-  parser.add_argument("--length", type=int, default=32, help="tokens of a sentence of the inputs")
-  parser.add_argument("--batches", type=int, default=200, help="timed batches of a process")
-  parser.add_argument("--warm_up", type=int, default=48, help="batches before those")
-  parser.add_argument("--steps", type=int, default=16, help="timed steps of a process")
-  parser.add_argument("--rounds", type=int, default=2, help="processes of each variant")
+  parser.add_argument("--patterns", nargs="+", help="bitext files (default: the sample corpus)")
+  parser.add_argument("--vocabulary", help="SentencePiece model (default: that of the sample)")
+  parser.add_argument("--lowercase", action="store_true", help="lowercase the text")
+  parser.add_argument("--data_dir", help="output folder of vmsst data build")
+  parser.add_argument("--config", default="benchmark", help="recipe name, with --data_dir")
+  parser.add_argument("--batch", type=int, default=256, help="pairs per batch of the inputs")
+  parser.add_argument("--length", type=int, default=32, help="tokens per sentence of the inputs")
+  parser.add_argument("--batches", type=int, default=200, help="timed batches per process")
+  parser.add_argument("--warm_up", type=int, default=48, help="batches before the timed ones")
+  parser.add_argument("--steps", type=int, default=16, help="timed steps per process")
+  parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   names = [*INPUTS, BASELINE]
   parser.add_argument("--inputs", nargs="+", default=names, choices=names)
   parser.add_argument("--measure", choices=(*names, *STEPS), help=argparse.SUPPRESS)
@@ -390,11 +379,10 @@ def main() -> None:
   options = parser.parse_args()
   if options.measure:
     given = argparse.Namespace(**json.loads(options.given))
-    measure = measure_step if options.measure in STEPS else measure_input
-    print(json.dumps(measure(options.measure, given)))
+    measured = measure_step if options.measure in STEPS else measure_input
+    print(json.dumps(measured(options.measure, given)))
     return
 
-  runs: dict[str, list[dict]] = {variant: [] for variant in (*options.inputs, *STEPS)}
   with tempfile.TemporaryDirectory(prefix="input_pipeline_") as options.work:
     work = pathlib.Path(options.work)
     if not options.vocabulary:
@@ -407,9 +395,8 @@ def main() -> None:
       write_dataset(work, options.patterns)
     if "cache" in options.inputs:
       print(json.dumps(write_cache(options)), flush=True)
-    for _ in range(options.rounds):
-      for variant, own in runs.items():
-        own.append(in_own_process(variant, options))
+    variants = (*options.inputs, *STEPS)
+    runs = measure.in_turns(variants, options.rounds, lambda x: in_own_process(x, options))
   lines = {variant: report(variant, own, options) for variant, own in runs.items()}
   for line in lines.values():
     print(json.dumps(line))

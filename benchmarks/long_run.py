@@ -1,22 +1,21 @@
-"""Host memory, logs and checkpoints of a long training run.
+"""Measures host memory, logs and checkpoints of a long training run.
 
   python benchmarks/long_run.py                      # 20,000 steps
   python benchmarks/long_run.py --steps=2000
 
-`t5x train` on gin/quickstart.gin, narrow and with small batches: VMSST on the sample corpus, with
-SeqIO's evaluation 20 times, metrics every 10 steps, and 40 checkpoints, of which 2 are kept. The
-process is watched from outside: its resident memory by the step of its newest metrics.
+`t5x train` runs gin/quickstart.gin with a small width and batch size: VMSST on the sample corpus,
+with 20 SeqIO evaluations, metrics every 10 steps, and 40 checkpoints, of which 2 are kept. The
+benchmark samples the process's resident memory with the step of its latest metrics.
 
-Prints a JSON line: `memory_mb` is the median of each tenth of the steps but the first, in which
-things are compiled, `growth_mb_per_1000_steps` the slope of a straight line through all samples
-since then; `ratio` is the median of the second tenth over that of the last (1: memory is flat);
-`checkpoints` and `checkpoint_mb` are the most that were there at a time, half-written ones among
-them; `log_bytes_per_step` what metrics take.
+Prints a JSON line: `memory_mb` has the median of each tenth of the steps except the first, which
+compiles; `growth_mb_per_1000_steps` is the slope of a line fitted to all samples since then;
+`ratio` is the median of the second tenth over that of the last (1: constant memory);
+`checkpoints` and `checkpoint_mb` are the maximum at any time, incomplete checkpoints included;
+`log_bytes_per_step` is the size of the metrics.
 """
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -26,8 +25,8 @@ import sys
 import tempfile
 import time
 
+import measure
 import numpy as np
-from embed_lines import resident
 
 WIDTH = {"EMBED_DIM": 16, "BATCH_SIZE": 8, "KL_ANNEAL_STEPS": 1000}
 KEEP, STATS = 2, 10
@@ -50,7 +49,7 @@ def command(folder: pathlib.Path, steps: int) -> list[str]:
 
 
 def newest_step(metrics: pathlib.Path) -> int:
-  """The step of the last line of metrics, which may be half written; 0 where there is none."""
+  """Returns the step of the last complete line of metrics, or 0."""
   try:
     with metrics.open("rb") as stream:
       stream.seek(max(metrics.stat().st_size - 4096, 0))
@@ -66,7 +65,7 @@ def newest_step(metrics: pathlib.Path) -> int:
 
 
 def size(folders: list[pathlib.Path]) -> int:
-  """Bytes of all files below folders; some may vanish meanwhile."""
+  """Returns the bytes of all files in folders; files may be removed meanwhile."""
   total = 0
   for folder in folders:
     for where, _, names in os.walk(folder):
@@ -77,7 +76,7 @@ def size(folders: list[pathlib.Path]) -> int:
 
 
 def watch(folder: pathlib.Path, steps: int) -> dict:
-  """Trains; what was seen."""
+  """Trains and returns the observations."""
   run = folder / "run"
   samples, most, most_bytes = [], 0, 0
   start = time.perf_counter()
@@ -85,7 +84,8 @@ def watch(folder: pathlib.Path, steps: int) -> dict:
     process = subprocess.Popen(command(folder, steps), stdout=out, stderr=subprocess.STDOUT)
     try:
       while process.poll() is None:
-        samples.append((newest_step(run / "train" / "metrics.jsonl"), resident(process)))
+        memory = measure.resident_bytes(process.pid)
+        samples.append((newest_step(run / "train" / "metrics.jsonl"), memory))
         found = list(run.glob("checkpoint_*"))
         most, most_bytes = max(most, len(found)), max(most_bytes, size(found))
         time.sleep(0.1)
@@ -107,7 +107,7 @@ def watch(folder: pathlib.Path, steps: int) -> dict:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--steps", type=int, default=20_000)
+  parser.add_argument("--steps", type=int, default=20_000, help="training steps")
   options = parser.parse_args()
   if options.steps < 400:
     parser.error("--steps must be at least 400")
@@ -119,7 +119,7 @@ def main() -> None:
     for i in range(1, 10)
   ]
   if not all(tenths):
-    raise SystemExit("the run was too fast to be watched: give more --steps")
+    raise SystemExit("the run was too short to sample; increase --steps")
   medians = [round(statistics.median(tenth), 1) for tenth in tenths]
   late = np.array([sample for sample in counted if 10 * sample[0] >= options.steps])
   slope = np.polyfit(late[:, 0], late[:, 1], 1)[0]
@@ -130,10 +130,7 @@ def main() -> None:
         "steps": options.steps,
         "evaluations": 20,
         "device": "cpu",
-        "cpus": os.cpu_count(),
-        "versions": {
-          package: importlib.metadata.version(package) for package in ("jax", "tensorflow", "seqio")
-        },
+        **measure.machine("jax", "tensorflow", "seqio"),
         "seconds": round(found["seconds"], 1),
         "memory_mb": medians,
         "growth_mb_per_1000_steps": round(1000 * slope, 2),

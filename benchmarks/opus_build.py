@@ -1,32 +1,31 @@
-"""Building a dataset from OPUS releases: pairs per second of each stage, and memory.
+"""Measures dataset builds from OPUS releases: pairs per second of each stage, and memory.
 
   python benchmarks/opus_build.py                                  # 100,000 and 1,000,000 pairs
   python benchmarks/opus_build.py --sizes 10000000 --workers 1 2 4
 
-The releases are made for it: four corpora of German and English, in Moses zips, of made-up words
-whose frequencies and sentence lengths are those of text, with one pair in five in two corpora. A
-thousandth of the pairs is held out. Nothing is sampled: all that is left is written.
+The benchmark generates the releases: four corpora of German and English, in Moses zips, of made-up
+words with the frequencies and sentence lengths of real text. One pair in five is in two corpora,
+and one in a thousand is an evaluation sentence to exclude. Nothing is sampled: all remaining pairs
+are written.
 
-Prints a JSON line for each size and number of workers: for each stage `seconds`, `cpu_seconds` of
-all processes, and input pairs per second of both; `process_mb`, the most memory of the process that
-leads, and `worker_mb`, that of any worker; `content`, the hash of the data, which does not depend
-on the number of workers. Each build is a process of its own and starts from nothing. The last line
-is how seconds and memory grow from the smallest size to the largest.
+Prints one JSON line per size and number of workers. Each stage has `seconds`, `cpu_seconds` of all
+processes, and input pairs per second of both. `process_mb` is the peak memory of the main process,
+`worker_mb` that of any worker, and `content` the hash of the data, which does not depend on the
+number of workers. Each build starts from nothing in its own process. The last line has the growth
+of seconds and memory from the smallest to the largest size.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import re
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
 from typing import Any
 
+import measure
 import numpy as np
 
 CORPORA = ("Europarl", "GlobalVoices", "OpenSubtitles", "Tanzil")
@@ -37,7 +36,7 @@ _LETTERS = {"de": "eeenniisrrtahduläöüß", "en": "eeettaaooinnsshrdluy"}
 
 
 def words(code: str, rng: np.random.Generator) -> np.ndarray:
-  """Made-up words; the frequent ones are short."""
+  """Returns made-up words; frequent ones are short."""
   lengths = 2 + rng.poisson(np.linspace(1, 6, _WORDS))
   letters = rng.choice(list(_LETTERS[code]), lengths.sum())
   bounds = np.cumsum(lengths)[:-1]
@@ -45,14 +44,14 @@ def words(code: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def lines(vocabulary: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> list[str]:
-  """Sentences of so many words, frequent words more often."""
+  """Returns sentences of the given lengths, with frequent words more often."""
   ranks = (_WORDS ** rng.random(lengths.sum())).astype(np.int64) - 1
   parts = np.split(vocabulary[ranks], np.cumsum(lengths)[:-1])
   return [" ".join(part) for part in parts]
 
 
 def make_releases(root: pathlib.Path, pairs: int) -> list[str]:
-  """Writes the releases below a folder; returns some of their sentences."""
+  """Writes the releases to a folder and returns some of their sentences."""
   vocabularies = {code: words(code, np.random.default_rng(i)) for i, code in enumerate(_LETTERS)}
   held_out = []
   for place, corpus in enumerate(CORPORA):
@@ -62,7 +61,7 @@ def make_releases(root: pathlib.Path, pairs: int) -> list[str]:
       for code, vocabulary in vocabularies.items():
         with archive.open(f"{corpus}.de-en.{code}", "w", force_zip64=True) as stream:
           for part in range(_PARTS):
-            # The first part is the second of the corpus before.
+            # The first part equals the second part of the previous corpus.
             rng = np.random.default_rng([place, part] if part else [(place - 1) % len(CORPORA), 1])
             count = pairs // len(CORPORA) // _PARTS
             lengths = 1 + rng.poisson(11, count)
@@ -70,24 +69,18 @@ def make_releases(root: pathlib.Path, pairs: int) -> list[str]:
             stream.write("".join(f"{text}\n" for text in texts).encode())
             if code == "en":
               held_out += texts[::1000]
-      archive.writestr("LICENSE", "none needed: made-up words\n")
+      archive.writestr("LICENSE", "not required: made-up words\n")
   return held_out
 
 
 def cpu_seconds() -> float:
-  """Of this process and of those that have ended."""
+  """Returns the CPU seconds of this process and its finished children."""
   usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
   return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def peak_mb() -> float:
-  """Most memory of this process; resource's number starts from that of the process before."""
-  with open("/proc/self/status", encoding="ascii") as file:
-    return int(re.search(r"VmHWM:\s+(\d+) kB", file.read()).group(1)) / 1024
-
-
-def measure(root: str, workers: int) -> dict[str, Any]:
-  """Builds from the releases in a folder."""
+def measure_build(root: str, workers: int) -> dict[str, Any]:
+  """Builds from the releases in a folder and returns times and memory."""
   from vmsst.tasks.opus import cleaning, decontamination, pipeline, recipes, runner
 
   texts = pathlib.Path(root, "held_out.txt").read_text(encoding="utf-8").splitlines()
@@ -113,7 +106,8 @@ def measure(root: str, workers: int) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     work_bytes = sum(path.stat().st_size for path in pathlib.Path(work).rglob("*.*"))
   usage = {
-    "process_mb": peak_mb(),
+    # Not from `resource`, whose peak includes the process before exec.
+    "process_mb": measure.resident_bytes(peak=True) / 2**20,
     "worker_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
   }
   return {
@@ -139,12 +133,14 @@ def line(pairs: int, workers: int, found: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="pairs")
-  parser.add_argument("--workers", type=int, nargs="+", default=[2])
+  parser.add_argument(
+    "--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="pair counts"
+  )
+  parser.add_argument("--workers", type=int, nargs="+", default=[2], help="numbers of workers")
   parser.add_argument("--measure", help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.measure:
-    print(json.dumps(measure(options.measure, *options.workers)))
+    print(json.dumps(measure_build(options.measure, *options.workers)))
     return
   all_lines = []
   for pairs in sorted(options.sizes):
@@ -152,14 +148,12 @@ def main() -> None:
       held_out = make_releases(pathlib.Path(root, "opus"), pairs)
       pathlib.Path(root, "held_out.txt").write_text("\n".join(held_out), encoding="utf-8")
       for workers in options.workers:
-        command = [sys.executable, __file__, f"--measure={root}", f"--workers={workers}"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-          raise SystemExit(f"the build failed (exit code {done.returncode})")
-        all_lines.append(line(pairs, workers, json.loads(done.stdout.splitlines()[-1])))
+        arguments = [f"--measure={root}", f"--workers={workers}"]
+        found = measure.in_own_process(__file__, arguments, "the build")
+        all_lines.append(line(pairs, workers, found))
         print(json.dumps(all_lines[-1]), flush=True)
-  alike = [found for found in all_lines if found["workers"] == options.workers[0]]
-  first, last = alike[0], alike[-1]
+  comparable = [found for found in all_lines if found["workers"] == options.workers[0]]
+  first, last = comparable[0], comparable[-1]
   growth = {name: last[name] / first[name] for name in ("pairs", "seconds", "process_mb")}
   for stage in STAGES:
     spent = [found["stages"][stage]["cpu_seconds"] for found in (first, last)]

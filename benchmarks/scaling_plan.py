@@ -1,7 +1,7 @@
-"""Arithmetic of a full VMSST run and of a search over PAQ on pods and GPUs: nothing is measured.
+"""Estimates the time of a full VMSST run and of a search over PAQ on pods and GPUs.
 
-Prints Markdown tables (docs/scaling.md has them). What is assumed is a flag or stands in
-`ASSUMPTIONS`; figures of hardware have their source in `DEVICES`.
+Prints the Markdown tables of docs/scaling.md. All values are calculated; none is measured. The
+assumptions are flags or in `ASSUMPTIONS`; `DEVICES` names the source of hardware specifications.
 """
 
 import argparse
@@ -14,10 +14,10 @@ DAY = 24 * 3600
 # VMSST, 24 layers (gin/sizes/24l.gin, gin/vmsst_24l.gin; VMSST paper, section 6).
 D, F, L, V, T = 1024, 2816, 24, 250_112, 32
 BATCH, PAIRS = 2048, 216_000_000
-PARAMETERS = 2_029_752_832  # of --dry_run
+PARAMETERS = 2_029_752_832  # from --dry_run
 QUESTIONS = 65_000_000  # PAQ (VMSST paper, section 6.1)
-QUERIES = 3_610 + 26 * 6_758  # NQ's test questions, and those of MKQA with an answer, 26 languages
-VOCABULARY_CHUNK = 512  # tokens whose logits a device has at a time (losses/vocabulary.py)
+QUERIES = 3_610 + 26 * 6_758  # NQ test questions, and MKQA ones with an answer in 26 languages
+VOCABULARY_CHUNK = 512  # tokens whose logits a device holds at a time (losses/vocabulary.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Device:
 
   Attributes:
     name: Name.
-    flops: Peak of dense bfloat16 products, a second.
-    memory: Bytes.
-    bandwidth: Of its memory, bytes a second.
-    link: What it sends to its neighbors, bytes a second, one way.
-    price: US dollars an hour, assumed.
-    source: Of all but the price.
+    flops: Peak dense bfloat16 FLOP/s.
+    memory: Memory in bytes.
+    bandwidth: Memory bandwidth in bytes per second.
+    link: One-way bandwidth to its neighbors in bytes per second.
+    price: Assumed price in US dollars per hour.
+    source: Source of all values except the price.
   """
 
   name: str
@@ -43,7 +43,7 @@ class Device:
   source: str
 
 
-# Links of v3, v4 and v5e: the pod's all-reduce bandwidth by its chips. v5p: half of 4,800 Gbit/s.
+# Links of v3, v4 and v5e: the pod's all-reduce bandwidth over its chips. v5p: half of 4,800 Gbit/s.
 # H100 and H200: half of NVLink's 900 GB/s, within a node of 8.
 DEVICES = [
   Device(
@@ -65,7 +65,7 @@ DEVICES = [
 ]
 BY_NAME = {device.name: device for device in DEVICES}
 
-# Chips, and parts that a batch is worked through in (gin/meshes/24l_*.gin).
+# Chips and microbatches (gin/meshes/24l_*.gin).
 TRAINING = [
   ("TPU v3", 128, 1),
   ("TPU v4", 32, 1),
@@ -91,58 +91,58 @@ SEARCH = [
 ]
 
 ASSUMPTIONS = """\
-- Share of the peak that products reach (MFU): {mfu:.0%} in training and encoding,
-  {search_mfu:.0%} in the product of a search. Nothing was measured on these devices.
-- A step does the products of the model and their gradients; with `remat = 'minimal'` only what is
-  no product with weights is done again.
-- Collectives and products overlap by half: a step takes the longer of the two and half of the
+- Model FLOPs utilization (MFU): {mfu:.0%} in training and encoding, {search_mfu:.0%} in search.
+  Nothing was measured on these devices.
+- A step computes the matmuls of the model and their gradients; `remat = 'minimal'` recomputes all
+  but the weight matmuls.
+- Collectives and matmuls overlap by half: a step takes the longer of the two plus half of the
   shorter.
-- Questions have {tokens} tokens, padding among them. Vectors are float16 on the disk, which gives
-  {disk:.0f} GB/s; each is read once, and all queries are compared with it.
-- Prices are list prices without discount as public pages quote them; they change, so look them up.
-- Memory: the passes over kernels and parameters that products wait for at worst; not added."""
+- Questions have {tokens} tokens, padding included. Vectors are float16 on a disk with
+  {disk:.0f} GB/s; each is read once and compared with all queries.
+- Prices are list prices without discounts from public pages; they change, so check them.
+- Memory: reads and writes of kernels and parameters that matmuls wait for at worst; not added."""
 
 
 def encoder_flops(tokens: int, *, injected: bool = False) -> float:
-  """Forward pass of 24 layers over a sentence; `injected`: those of the decoder."""
+  """Returns the FLOPs of a forward pass of 24 layers per sentence; `injected`: decoder layers."""
   layer = tokens * 2 * (4 * D * D + 3 * D * F) + 2 * 2 * tokens * tokens * D
-  if injected:  # W [LN(x); z_sem; z_lang], the latents' part once a sentence
+  if injected:  # W [LN(x); z_sem; z_lang], the part of the latents once per sentence
     layer += tokens * 2 * D * D + 2 * 2 * D * D
   return L * layer
 
 
 def vocabulary_flops(*, dense: bool) -> float:
-  """Forward pass of the vocabulary projection of a sentence; `dense`: as the paper writes it."""
+  """Returns the FLOPs of a vocabulary projection per sentence, forward; `dense`: the paper's."""
   if dense:
     return T * 2 * 3 * D * V
   return T * 2 * D * V + 2 * 2 * D * V
 
 
 def step_flops(pairs: int = BATCH, *, dense: bool = False) -> float:
-  """Products of a step of VMSST: two encoders on both sides, four decodings of a pair."""
+  """Returns the FLOPs of a VMSST step: two encoders on both sides, four decodings per pair."""
   encoders = 2 * 2 * encoder_flops(T) + 2 * 4 * 2 * D * D
   decoder = 4 * (encoder_flops(T, injected=True) + vocabulary_flops(dense=dense))
   return 3 * pairs * (encoders + decoder)
 
 
-def gathered_bytes(chips: int, parts: int) -> float:
-  """What a chip receives in a step with fully sharded parameters.
+def gathered_bytes(chips: int, microbatches: int) -> float:
+  """Returns the bytes that a chip receives in a step with fully sharded parameters.
 
-  In each part of the batch: parameters (bfloat16) for the forward and for the backward pass; once
-  more as much for the gradients (float32), of which each chip gets its share of the sum.
+  For each microbatch: parameters (bfloat16) in the forward and in the backward pass, and gradients
+  (float32), of which each chip gets its part of the sum.
   """
-  return parts * (2 + 2 + 4) * PARAMETERS * (chips - 1) / chips
+  return microbatches * (2 + 2 + 4) * PARAMETERS * (chips - 1) / chips
 
 
-def memory_bytes(chips: int, parts: int) -> float:
-  """The largest passes over a chip's memory in a step, activations left out.
+def memory_bytes(chips: int, microbatches: int) -> float:
+  """Returns the main memory traffic of a chip in a step in bytes, without activations.
 
-  Of the vocabulary projection, for each chunk of tokens, the kernel twice (bfloat16) and its
-  gradient there and back (float32); of the update and of adding up gradients, all parameters.
+  The vocabulary projection reads the kernel twice (bfloat16) per chunk of tokens, and reads and
+  writes its gradient (float32). The update and the sum of gradients access all parameters.
   """
   chunks = 4 * BATCH * T / VOCABULARY_CHUNK / chips
   kernel = D * V
-  update = (4 + 4 + 4 + parts * 3 * 4) * PARAMETERS / chips
+  update = (4 + 4 + 4 + microbatches * 3 * 4) * PARAMETERS / chips
   return chunks * (2 * 2 + 2 * 4) * kernel + update
 
 
@@ -160,7 +160,7 @@ def _time(seconds: float) -> str:
 
 
 def devices_table() -> str:
-  """What is known of each device."""
+  """Returns the specifications of each device."""
   head = ["", "TFLOP/s, bf16", "memory, GB", "GB/s", "link, GB/s", "$/h, assumed", "source"]
   rows = [
     [
@@ -178,23 +178,23 @@ def devices_table() -> str:
 
 
 def training_table(mfu: float) -> str:
-  """A run over 216 million pairs, once."""
-  head = ["chips", "pairs/s", "products, s", "collectives, s", "memory, s", "step, s", "run", "$"]
+  """Returns the times of one pass over 216 million pairs."""
+  head = ["chips", "pairs/s", "matmuls, s", "collectives, s", "memory, s", "step, s", "run", "$"]
   rows = []
-  for name, chips, parts in TRAINING:
+  for name, chips, microbatches in TRAINING:
     device = BY_NAME[name]
-    products = step_flops() / chips / device.flops / mfu
-    collectives = gathered_bytes(chips, parts) / device.link
-    passes = memory_bytes(chips, parts) / device.bandwidth
-    step = max(products, collectives) + 0.5 * min(products, collectives)
+    matmuls = step_flops() / chips / device.flops / mfu
+    collectives = gathered_bytes(chips, microbatches) / device.link
+    memory = memory_bytes(chips, microbatches) / device.bandwidth
+    step = max(matmuls, collectives) + 0.5 * min(matmuls, collectives)
     seconds = step * PAIRS / BATCH
     rows.append(
       [
         f"{chips} {name}",
         f"{BATCH / step:,.0f}",
-        f"{products:.2f}",
+        f"{matmuls:.2f}",
         f"{collectives:.2f}",
-        f"{passes:.2f}",
+        f"{memory:.2f}",
         f"{step:.2f}",
         _time(seconds),
         f"{seconds / 3600 * chips * device.price:,.0f}",
@@ -204,22 +204,22 @@ def training_table(mfu: float) -> str:
 
 
 def search_table(mfu: float, search_mfu: float, tokens: int, disk: float) -> str:
-  """Encoding and searching all of PAQ."""
-  head = ["chips", "encode", "search: products", "search: disk", "vectors fit the memory", "$"]
+  """Returns the times of encoding and searching all of PAQ."""
+  head = ["chips", "encode", "search: matmuls", "search: disk", "vectors fit in memory", "$"]
   stored = QUESTIONS * D * 2
   rows = []
   for name, chips in SEARCH:
     device = BY_NAME[name]
     encode = QUESTIONS * encoder_flops(tokens) / chips / device.flops / mfu
-    products = 2 * D * QUESTIONS * QUERIES / chips / device.flops / search_mfu
+    matmuls = 2 * D * QUESTIONS * QUERIES / chips / device.flops / search_mfu
     read = stored / (disk * GB)
     fits = stored < 0.9 * chips * device.memory
-    total = encode + max(products, read)
+    total = encode + max(matmuls, read)
     rows.append(
       [
         f"{chips} {name}",
         _time(encode),
-        _time(products),
+        _time(matmuls),
         _time(read),
         "yes" if fits else "no: streamed",
         f"{total / 3600 * chips * device.price:.2f}",
@@ -232,19 +232,19 @@ def main() -> None:
   """Prints all tables."""
   parser = argparse.ArgumentParser(description=__doc__)
   add = parser.add_argument
-  add("--mfu", type=float, default=0.4, help="share of the peak in training and encoding")
-  add("--search_mfu", type=float, default=0.2, help="share of the peak in a search")
-  add("--tokens", type=int, default=16, help="of a question, with padding")
-  add("--disk", type=float, default=2.0, help="GB/s that vectors are read with")
+  add("--mfu", type=float, default=0.4, help="MFU of training and encoding (default: 0.4)")
+  add("--search_mfu", type=float, default=0.2, help="MFU of search (default: 0.2)")
+  add("--tokens", type=int, default=16, help="tokens per question with padding (default: 16)")
+  add("--disk", type=float, default=2.0, help="disk bandwidth in GB/s (default: 2)")
   options = parser.parse_args()
   ours, dense = step_flops(), step_flops(dense=True)
   steps = PAIRS / BATCH
-  print(f"Assumed:\n\n{ASSUMPTIONS.format(**vars(options))}\n")
+  print(f"Assumptions:\n\n{ASSUMPTIONS.format(**vars(options))}\n")
   print(devices_table())
   print(
-    f"\nA step: {ours:.3e} FLOPs, {ours / BATCH:.2e} a pair; of it the vocabulary projection "
-    f"{12 * BATCH * vocabulary_flops(dense=False) / ours:.0%}. Written as in the paper: "
-    f"{dense:.3e} ({dense / ours:.2f} times)."
+    f"\nA step: {ours:.3e} FLOPs, {ours / BATCH:.2e} per pair, of which the vocabulary projection "
+    f"is {12 * BATCH * vocabulary_flops(dense=False) / ours:.0%}. With the dense projection of the "
+    f"paper: {dense:.3e} ({dense / ours:.2f} times)."
   )
   print(f"216 million pairs: {steps:,.0f} steps, {ours * steps:.2e} FLOPs.\n")
   print(training_table(options.mfu))
@@ -252,7 +252,7 @@ def main() -> None:
   large = step_flops(8192, dense=True) * 100_000 / (128 * v3.flops * options.mfu)
   print(
     f"\nThe paper's largest ablation, 100,000 steps of 8,192 pairs with the dense projection, on "
-    f"its 128 TPU v3 by the same reckoning: {_time(large)}.\n"
+    f"its 128 TPU v3, by the same estimate: {_time(large)}.\n"
   )
   encode = QUESTIONS * encoder_flops(options.tokens)
   print(

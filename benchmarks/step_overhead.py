@@ -1,29 +1,27 @@
-"""What a step costs the host, and how long it waits for data; the bundled runtime against T5X's.
+"""Measures the host time and data waiting time of a training step; compares with upstream T5X.
 
   python benchmarks/step_overhead.py
   python benchmarks/step_overhead.py --upstream_path=T5X:AIRIO:JESTIMATOR
 
-Two models, each run in a process of its own, in turn:
+Each run has its own process, and the variants take turns:
 
-* tiny: a dual encoder so small that the device has next to nothing to do, from one gin file for
-  both runtimes. time_to_first_step_s: from the start of the process to the end of the first step,
-  with a SeqIO task as the data; host_ms_per_step: wall time of many steps over their number, with
-  one batch again and again. The clock is a metric of the model: a runtime computes metrics on the
-  host once the steps that they sum are done, and this one notes the time when it is computed.
-* contrastive, ems: `t5x train` on gin/contrastive_small.gin and gin/ems_small.gin with the sample
-  corpus, in memory or streamed. The time of a step is what waits for data (`data_wait_ms`), what
-  waits for the devices (`device_wait_ms`) and the rest, the host's own (`host_ms`). The first steps
-  do not count.
+* tiny: a dual encoder with almost no device work, trained from the same gin file by both runtimes.
+  time_to_first_step_s is the time from process start to the end of the first step, with a SeqIO
+  task as data. host_ms_per_step is the wall time per step over many steps on one repeated batch.
+  The clock is a metric of the model: a runtime computes metrics on the host after the steps that
+  they sum, and this metric records the time when it is computed.
+* contrastive, ems: `t5x train` with gin/contrastive_small.gin and gin/ems_small.gin on the sample
+  corpus, in memory or streamed. The time of a step consists of waiting for data (`data_wait_ms`),
+  waiting for devices (`device_wait_ms`) and host time (`host_ms`). Warm-up steps are not counted.
 
-No runtime is changed. Prints a JSON line for each of them and a last one: `ratio` is the smallest
-share of a small step's time that neither waits for data nor is the host's own. With upstream it is
-the smaller of the ratios of both numbers of tiny (upstream / bundled, above 1 when the bundled
-runtime is better), and `share_of_devices` the other.
+Neither runtime is modified. Prints one JSON line per run and a last one: `ratio` is the smallest
+share of a small step's time that is neither waiting for data nor host time. With upstream, `ratio`
+is the smaller of both ratios of tiny (upstream over bundled, above 1 if the bundled runtime is
+better), and `share_of_devices` is that share.
 """
 
 import argparse
 import functools
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -40,18 +38,20 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import measure
 import numpy as np
 from flax.linen import partitioning
 from input_pipeline import write_sample
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 256, 8, 8, 8
-STAMPS = "STEP_OVERHEAD_STAMPS"  # environment variable: the file that times are noted in
+STAMPS = "STEP_OVERHEAD_STAMPS"  # environment variable: file to record times in
 TASK = "step_overhead_v1"
 SECONDS_PER_RUN = 600
-# Of each small run: its gin file, and how many steps a run has.
+# Gin file and number of steps of each small run.
 SMALL = {"contrastive": ("contrastive_small.gin", 100), "ems": ("ems_small.gin", 240)}
 INPUTS = {"memory": 1 << 40, "stream": 0}  # bitext.files.memory_limit
-_UNCOUNTED = 40  # steps: each length of batches compiles
+_WARM_UP = 40  # steps, because each length of batches compiles
+PACKAGES = ("jax", "flax", "tensorflow", "seqio", "clu")
 
 GIN = """
 from __gin__ import dynamic_registration
@@ -104,19 +104,17 @@ utils.DatasetConfig:
 
 
 # --------------------------------------------------------------------------------------------
-# What the gin file names: the model, its clock and its data
+# Configurables of the gin file: the model, its clock and its data
 
 
 @flax.struct.dataclass
 class Clock(clu.metrics.Average):
-  """Counts steps, and notes the time when the host asks for their number."""
+  """Counts steps and records the time when the host computes their number."""
 
   def compute(self) -> float:
-    """Returns the number of steps, after a line with the time is written."""
+    """Returns the number of steps after writing a line with the time."""
     steps = float(self.total)
-    now = time.time()
-    device = jax.devices()[0]
-    line = {"time": now, "steps": steps, "device": f"{device.platform} {device.device_kind}"}
+    line = {"time": time.time(), "steps": steps, "device": measure.jax_device()}
     with open(os.environ[STAMPS], "a", encoding="utf-8") as file:
       file.write(json.dumps(line) + "\n")
     return steps
@@ -139,7 +137,7 @@ class MeanEmbedding(nn.Module):
 
 
 class TinyDualEncoder:
-  """A dual encoder with in-batch negatives, as T5X's model interface wants it."""
+  """A dual encoder with in-batch negatives and T5X's model interface."""
 
   def __init__(self, optimizer_def: Any):
     self.optimizer_def = optimizer_def
@@ -147,7 +145,7 @@ class TinyDualEncoder:
 
   @staticmethod
   def FEATURE_CONVERTER_CLS(**arguments: Any) -> Any:
-    """SeqIO's converter that does nothing: the examples are as long as they should be."""
+    """Returns SeqIO's identity converter; the examples already have the right length."""
     import seqio
 
     return seqio.PassThroughFeatureConverter(**arguments)
@@ -171,7 +169,7 @@ class TinyDualEncoder:
 
 
 def example_pairs(split: str, shuffle_files: bool, seed: int | None = None) -> Any:
-  """64 pairs of random tokens, as a tf.data dataset."""
+  """Returns 64 pairs of random tokens as a tf.data dataset."""
   del split, shuffle_files, seed
   import tensorflow as tf
 
@@ -195,7 +193,7 @@ def register_task() -> str:
 
 
 def one_batch_forever(cfg, shard_id, num_shards, feature_converter_cls) -> Any:
-  """One batch again and again, so that the data cost next to nothing."""
+  """Returns one repeated batch, so that data costs almost nothing."""
   del shard_id, num_shards, feature_converter_cls
   return example_pairs(cfg.split, False).batch(cfg.batch_size).take(1).cache().repeat()
 
@@ -205,14 +203,14 @@ def one_batch_forever(cfg, shard_id, num_shards, feature_converter_cls) -> Any:
 
 
 class Stopwatch:
-  """Sums the seconds that the training thread is in a function, by name."""
+  """Sums the seconds that the training thread spends in functions, by name."""
 
   def __init__(self) -> None:
     self.seconds: dict[str, float] = {}
     self.calls: dict[str, int] = {}
 
   def watch(self, owner: type, method: str, name: str) -> None:
-    """From now on counts the calls of a method."""
+    """Starts to time the calls of a method."""
     inner = getattr(owner, method)
 
     @functools.wraps(inner)
@@ -223,19 +221,19 @@ class Stopwatch:
       finally:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.calls[name] = self.calls.get(name, 0) + 1
-        if name == "data" and self.calls[name] == _UNCOUNTED:
+        if name == "data" and self.calls[name] == _WARM_UP:
           self.begin()
 
     setattr(owner, method, timed)
 
   def begin(self) -> None:
-    """Forgets the seconds so far."""
+    """Resets the sums."""
     self.seconds.clear()
     self.start, self.cpu_start = time.perf_counter(), time.process_time()
 
 
 def measure_small(name: str, source: str, folder: str) -> dict[str, float]:
-  """Trains in this process; milliseconds of a step."""
+  """Trains in this process and returns milliseconds per step."""
   from vmsst.launch import main as launch
   from vmsst.launch.runtime import data, trainer
   from vmsst.tasks import sample
@@ -247,10 +245,10 @@ def measure_small(name: str, source: str, folder: str) -> dict[str, float]:
   finish = trainer.BaseTrainer.finish_steps
 
   def last(self: Any, bar: Any = None) -> None:
-    """After the last step."""
+    """Runs after the last step."""
     finish(self, bar)
     if bar is not None and not found:
-      count = watch.calls["data"] - _UNCOUNTED
+      count = watch.calls["data"] - _WARM_UP
       wall = time.perf_counter() - watch.start
       waits = {
         f"{name}_wait_ms": 1e3 * watch.seconds[f"{name}{s}"] / count
@@ -298,31 +296,22 @@ def vocabulary_size(path: str) -> int:
 
 
 def small_in_own_process(name: str, source: str) -> dict[str, float]:
-  """What `measure_small` finds."""
+  """Returns the results of `measure_small` in its own process."""
   with tempfile.TemporaryDirectory(prefix="step_overhead_") as folder:
     write_sample(pathlib.Path(folder))
-    done = subprocess.run(
-      [sys.executable, __file__, f"--measure={name}", f"--source={source}", f"--folder={folder}"],
-      env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},  # as t5x starts itself
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-  if done.returncode:
-    raise SystemExit(f"{done.stderr[-3000:]}\n{name}, {source} failed ({done.returncode})")
-  return json.loads(done.stdout.splitlines()[-1])
+    arguments = [f"--measure={name}", f"--source={source}", f"--folder={folder}"]
+    return measure.in_own_process(__file__, arguments, f"{name}, {source}", measure.HUGE_PAGES)
 
 
 def small_line(name: str, source: str, runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-  """The line of a small run."""
+  """Returns the line of a small run."""
   median = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
   return {
     "benchmark": "step_overhead",
     "variant": name,
     "data": source,
-    "cpus": os.cpu_count(),
-    "versions": versions(),
-    "steps": SMALL[name][1] - _UNCOUNTED,
+    **measure.machine(*PACKAGES),
+    "steps": SMALL[name][1] - _WARM_UP,
     "repeats": len(runs),
     **{key: round(value, 3) for key, value in median.items()},
     "share_waiting_for_data": round(median["data_wait_ms"] / median["step_ms"], 4),
@@ -330,20 +319,15 @@ def small_line(name: str, source: str, runs: Sequence[Mapping[str, float]]) -> d
   }
 
 
-def versions() -> dict[str, str]:
-  packages = ("jax", "flax", "tensorflow", "seqio", "clu")
-  return {name: importlib.metadata.version(name) for name in packages}
-
-
 # --------------------------------------------------------------------------------------------
 # The tiny runs
 
 
 def run(variant: str, environment: Mapping[str, str], **settings: Any) -> tuple[float, list[dict]]:
-  """Trains in a process of its own; returns when it started, and the lines of the clock.
+  """Trains in its own process and returns its start time and the lines of the clock.
 
   Raises:
-    SystemExit: the process failed; the message ends with what it printed last.
+    SystemExit: the process failed; the message ends with its last output.
   """
   module = {"bundled": ["vmsst.launch.main", "train"], "upstream": ["t5x.train"]}[variant]
   with tempfile.TemporaryDirectory(prefix="step_overhead_") as name:
@@ -373,7 +357,7 @@ def run(variant: str, environment: Mapping[str, str], **settings: Any) -> tuple[
 
 
 def time_to_first_step(variant: str, environment: Mapping[str, str]) -> float:
-  """Seconds from the start of the process to the end of its first step."""
+  """Returns the seconds from process start to the end of the first step."""
   start, lines = run(
     variant, environment, total_steps=1, stats_period=1, get_dataset_fn="utils.get_dataset"
   )
@@ -381,7 +365,7 @@ def time_to_first_step(variant: str, environment: Mapping[str, str]) -> float:
 
 
 def host_ms_per_step(variant: str, environment: Mapping[str, str], steps: int) -> tuple[float, str]:
-  """Milliseconds per step over all but the first fifth of `steps`, and the device."""
+  """Returns milliseconds per step without the first fifth of `steps`, and the device."""
   period = steps // 5
   _, lines = run(
     variant,
@@ -393,12 +377,12 @@ def host_ms_per_step(variant: str, environment: Mapping[str, str], steps: int) -
   first, last = lines[0], lines[-1]
   counted = sum(line["steps"] for line in lines[1:])
   if counted != 4 * period:
-    raise SystemExit(f"the {variant} runtime reported {counted:.0f} steps, not {4 * period}")
+    raise SystemExit(f"the {variant} runtime reported {counted:.0f} steps instead of {4 * period}")
   return 1e3 * (last["time"] - first["time"]) / counted, last["device"]
 
 
 def environments(upstream_path: str) -> dict[str, dict[str, str]]:
-  """The environment of each variant's processes; only upstream's has `upstream_path`."""
+  """Returns the environment of each variant's processes; only upstream gets `upstream_path`."""
   here = str(pathlib.Path(__file__).resolve().parent)
   given = os.environ.get("PYTHONPATH", "")
   paths = {"upstream": [here, upstream_path, given], "bundled": [here, given]}
@@ -409,7 +393,7 @@ def environments(upstream_path: str) -> dict[str, dict[str, str]]:
 
 
 def require_upstream(environment: Mapping[str, str]) -> None:
-  """Exits with what to do where upstream T5X cannot be imported."""
+  """Exits with instructions if upstream T5X cannot be imported."""
   check = "import t5x.train, t5x.adafactor"
   done = subprocess.run(
     [sys.executable, "-c", check],
@@ -422,19 +406,14 @@ def require_upstream(environment: Mapping[str, str]) -> None:
   if done.returncode:
     reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
     raise SystemExit(
-      f"upstream T5X cannot be imported ({reason}). Clone google-research/t5x, google/airio and "
-      "google-research/jestimator, install what they need, and give their folders as "
+      f"upstream T5X cannot be imported ({reason}); clone google-research/t5x, google/airio and "
+      "google-research/jestimator, install their dependencies, and pass their folders as "
       "--upstream_path=T5X:AIRIO:JESTIMATOR or in PYTHONPATH"
     )
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-  """Smallest and median of some measurements."""
-  return {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
-
-
 def tiny_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
-  """A line a runtime, and with upstream the ratios of both numbers."""
+  """Returns a line per runtime, and with upstream the ratios of both numbers."""
   environment = environments(options.upstream_path)
   variants = ["bundled"]
   if options.upstream_path:
@@ -455,15 +434,14 @@ def tiny_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[
       "variant": "tiny",
       "runtime": variant,
       "device": device,
-      "cpus": os.cpu_count(),
-      "versions": versions(),
+      **measure.machine(*PACKAGES),
       "batch": BATCH,
       "length": LENGTH,
       "parameters": VOCABULARY * WIDTH,
       "steps": options.steps,
       "repeats": options.repeats,
-      "time_to_first_step_s": summary(first_step[variant]),
-      "host_ms_per_step": summary(per_step[variant]),
+      "time_to_first_step_s": measure.summary(first_step[variant]),
+      "host_ms_per_step": measure.summary(per_step[variant]),
     }
     for variant in variants
   ]
@@ -477,9 +455,9 @@ def tiny_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--upstream_path", default="", help="folders of upstream's sources, joined")
-  parser.add_argument("--steps", type=int, default=5000, help="steps of each timed tiny run")
-  parser.add_argument("--repeats", type=int, default=3, help="runs of each kind and runtime")
+  parser.add_argument("--upstream_path", default="", help="folders T5X:AIRIO:JESTIMATOR")
+  parser.add_argument("--steps", type=int, default=5000, help="steps per tiny run")
+  parser.add_argument("--repeats", type=int, default=3, help="runs per kind and runtime")
   parser.add_argument("--measure", choices=SMALL, help=argparse.SUPPRESS)
   parser.add_argument("--source", choices=INPUTS, help=argparse.SUPPRESS)
   parser.add_argument("--folder", help=argparse.SUPPRESS)

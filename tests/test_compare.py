@@ -254,5 +254,5 @@ def test_results_of_other_settings_are_refused(compare, tmp_path):
 
 
 def test_a_teacher_is_asked_for_where_there_is_use_for_one(compare):
-  with pytest.raises(errors.InputError, match="some has no use for --teacher"):
+  with pytest.raises(errors.InputError, match="some does not use --teacher"):
     compare(teacher="somewhere")
