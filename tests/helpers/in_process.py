@@ -1,0 +1,8 @@
+"""Commands run in the process of the test, faster than `commands` and open to monkeypatching."""
+
+from vmsst import cli
+
+
+def vmsst(*arguments):
+  """Runs `vmsst arguments`, which may be paths or numbers; returns its exit status."""
+  return cli.main([str(argument) for argument in arguments])
