@@ -9,8 +9,8 @@ class FakeEncoder:
   """Returns `vector_of(text)` of each text.
 
   Attributes:
-    calls: The texts of each call.
-    fail_at: Number of the call, from 0, that Ctrl-C interrupts; None for no call.
+    calls: The texts of each finished call.
+    fail_at: How many calls are finished when Ctrl-C interrupts the next, once; None for never.
   """
 
   def __init__(self, vector_of, fail_at=None):
@@ -19,6 +19,7 @@ class FakeEncoder:
 
   def encode(self, texts):
     if len(self.calls) == self.fail_at:
+      self.fail_at = None
       raise KeyboardInterrupt
     self.calls.append(list(texts))
     return np.array([self.vector_of(text) for text in texts], float)

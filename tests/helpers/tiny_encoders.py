@@ -42,7 +42,7 @@ def random_params(network, seed=0):
 
   def fill(path, leaf):
     name = path[-1].key
-    scale = leaf.shape[-2] ** -0.5 if name == "kernel" else 0.3
+    scale = {"kernel": leaf.shape[0] ** -0.5, "embedding": 1.0}.get(name, 0.1)
     return rng.normal(float(name == "scale"), scale, leaf.shape).astype(np.float32)
 
   return jax.tree_util.tree_map_with_path(fill, shapes)
@@ -51,6 +51,12 @@ def random_params(network, seed=0):
 def flat(params):
   """Returns NumPy arrays by the path of the parameter, as checkpoints of other kinds do."""
   return {k: np.asarray(x) for k, x in traverse_util.flatten_dict(params, sep="/").items()}
+
+
+def read_arrays(checkpoint):
+  """Returns the arrays of a checkpoint by name."""
+  stored = t5x.open_params(epath.Path(checkpoint))
+  return {name: tensor.read() for name, tensor in stored.items()}
 
 
 def save_run(folder, model, params=None, *, step=0, **assets):

@@ -264,7 +264,7 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   (tmp_path / "latin.txt").write_bytes("gut\ngrün\n".encode("latin-1"))
   arguments = ["translate", str(run), "--to", "de", "--input"]
   assert cli.main([*arguments, str(tmp_path / "latin.txt")]) == 1
-  assert "latin.txt, line 2: not UTF-8" in capsys.readouterr().err
+  assert "latin.txt:2: not UTF-8" in capsys.readouterr().err
   assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
   assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")
