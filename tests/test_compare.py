@@ -1,12 +1,12 @@
 """The comparisons: their tasks on made-up data, and what an interrupted one does."""
 
 import argparse
-import gzip
 import importlib
 import json
 import pathlib
 import sys
 
+import line_files
 import numpy as np
 import pytest
 
@@ -26,37 +26,41 @@ def modules(monkeypatch):
     del sys.modules[name]
 
 
-def write(path, lines):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  text = "".join(f"{line}\n" for line in lines)
-  opener = gzip.open if path.suffix == ".gz" else open
-  with opener(path, "wt", encoding="utf-8") as file:
-    file.write(text)
-
-
 @pytest.fixture
 def data_folder(tmp_path):
   """Texts are `<language> <number>`, where the same number is the same meaning."""
   root = tmp_path / "data"
   for code in ("tur", "fra"):
-    write(root / f"tatoeba/tatoeba.{code}-eng.{code}.gz", [f"{code} {i}" for i in range(20)])
-    write(root / f"tatoeba/tatoeba.{code}-eng.eng.gz", [f"eng {i}" for i in range(20)])
+    line_files.write_lines(
+      root / f"tatoeba/tatoeba.{code}-eng.{code}.gz", [f"{code} {i}" for i in range(20)]
+    )
+    line_files.write_lines(
+      root / f"tatoeba/tatoeba.{code}-eng.eng.gz", [f"eng {i}" for i in range(20)]
+    )
   pairs = [(0, 0), (1, 1), (2, 3), (4, 5)]
   scored = [f"{5 * (i == j)}\teng {i}\teng {j}" for i, j in pairs]
-  write(root / "sts/STS12.OnWN.tsv", scored)
-  write(root / "sts/JSTS.ja.valid.tsv", ["not\tlooked\tat", "at all"])
+  line_files.write_lines(root / "sts/STS12.OnWN.tsv", scored)
+  line_files.write_lines(root / "sts/JSTS.ja.valid.tsv", ["not\tlooked\tat", "at all"])
   for track in ("1.ar-ar", "5.en-en", "6.tr-en"):
     first = "tur" if "tr" in track else "eng"
     lines = [f"{5 * (i == j)}\t{first} {i}\teng {j}" for i, j in pairs]
-    write(root / f"xlsts/STS17.track{track}.tsv", lines)
+    line_files.write_lines(root / f"xlsts/STS17.track{track}.tsv", lines)
   for code in ("tr", "fr"):
-    write(root / f"mining/{code}-en.{code}.gz", [f"{code}-{i}\ttur {i}" for i in range(10)])
-    write(root / f"mining/{code}-en.en.gz", [f"en-{i}\teng {i + 5}" for i in range(10)])
-    write(root / f"mining/{code}-en.gold", [f"{code}-{i}\ten-{i - 5}" for i in range(5, 10)])
+    line_files.write_lines(
+      root / f"mining/{code}-en.{code}.gz", [f"{code}-{i}\ttur {i}" for i in range(10)]
+    )
+    line_files.write_lines(
+      root / f"mining/{code}-en.en.gz", [f"en-{i}\teng {i + 5}" for i in range(10)]
+    )
+    line_files.write_lines(
+      root / f"mining/{code}-en.gold", [f"{code}-{i}\ten-{i - 5}" for i in range(5, 10)]
+    )
   header = "id\tsplit\ten\ttr\tzh_cn"
   questions = [f"{i}\tdev\teng {i}\ttur {i}\tchinese {i}" for i in range(30)]
-  write(root / "mkqa/mkqa.wide.tsv.gz", [header, *questions])
-  write(root / "nq/a.jsonl.gz", [json.dumps({"question": f"eng {i}"}) for i in range(30, 50)])
+  line_files.write_lines(root / "mkqa/mkqa.wide.tsv.gz", [header, *questions])
+  line_files.write_lines(
+    root / "nq/a.jsonl.gz", [json.dumps({"question": f"eng {i}"}) for i in range(30, 50)]
+  )
   return root
 
 
@@ -96,14 +100,14 @@ def test_topics_and_ways_between_other_languages_are_those_of_training(modules, 
   _, tasks = modules
   for code in ("eng", "tur", "arb", "fra"):
     lines = [f"{code} {i}" for i in range(8)]
-    write(tmp_path / f"ntrex/ntrex.{code}.txt.gz", lines)
+    line_files.write_lines(tmp_path / f"ntrex/ntrex.{code}.txt.gz", lines)
     rows = [
       f"{split}\t{i}\t{topic}\t{code} {i}"
       for split in ("train", "dev", "test")
       for i, topic in enumerate(["a", "b"] * 7)
     ]
     header = "split\tindex_id\tcategory\ttext"
-    write(tmp_path / f"sib200/{code}_{SCRIPTS[code]}.tsv.gz", [header, *rows])
+    line_files.write_lines(tmp_path / f"sib200/{code}_{SCRIPTS[code]}.tsv.gz", [header, *rows])
   columns = {x: y for x, y in tasks.SUITES["ems"].items() if x != "Tatoeba seen"}
   known = SEEN | {languages.language("ar")}
   seen = suite.seen_test(known)
@@ -188,10 +192,12 @@ def compare(tmp_path, modules, monkeypatch):
   comparison = script.Comparison(rows, suite="objectives")
   monkeypatch.setattr(script, "COMPARISONS", {"some": comparison})
   for model in rows:
-    write(tmp_path / f"gin/{model}.gin", ["include 'data.gin'", "WEIGHT = 1"])
-  write(tmp_path / "gin/data.gin", ["TRAIN_STEPS = 7", "PATTERNS = ['*.tsv']", "VOCAB_SIZE = 9"])
+    line_files.write_lines(tmp_path / f"gin/{model}.gin", ["include 'data.gin'", "WEIGHT = 1"])
+  line_files.write_lines(
+    tmp_path / "gin/data.gin", ["TRAIN_STEPS = 7", "PATTERNS = ['*.tsv']", "VOCAB_SIZE = 9"]
+  )
   monkeypatch.setattr(vmsst, "gin_dir", lambda: tmp_path / "gin")
-  write(tmp_path / "out/vocabulary.model", ["a vocabulary"])
+  line_files.write_lines(tmp_path / "out/vocabulary.model", ["a vocabulary"])
 
   def run(allowed=None, steps=None, seeds=(0, 1), teacher=None):
     commands = Commands(allowed)
@@ -245,10 +251,10 @@ def test_results_of_other_settings_are_refused(compare, tmp_path):
   compare(seeds=(0,))
   with pytest.raises(errors.InputError, match=r"seed_0 .*TRAIN_STEPS was 7, is 8"):
     compare(steps=8, seeds=(0,))
-  write(tmp_path / "gin/vmsst.gin", ["include 'data.gin'", "WEIGHT = 2"])
+  line_files.write_lines(tmp_path / "gin/vmsst.gin", ["include 'data.gin'", "WEIGHT = 2"])
   with pytest.raises(errors.InputError, match=r"vmsst/seed_0 .*WEIGHT was 1, is 2"):
     compare(seeds=(0,))
-  write(tmp_path / "gin/vmsst.gin", ["include 'data.gin'", "VOCAB_SIZE = 10"])
+  line_files.write_lines(tmp_path / "gin/vmsst.gin", ["include 'data.gin'", "VOCAB_SIZE = 10"])
   with pytest.raises(errors.InputError, match="differ in VOCAB_SIZE"):
     compare(seeds=(0,))
 

@@ -16,10 +16,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tiny_encoders
 
 from vmsst.checkpoints import encoder_json
 from vmsst.models import contrastive
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 from vmsst.tasks import sample
 from vmsst.text import vocabularies
 
@@ -36,7 +37,7 @@ nbformat.write(notebook, sys.argv[2])
 """
 
 
-def run(name, folder, **environment):
+def run_notebook(name, folder, **environment):
   """Runs a notebook and returns its text output and the MIME types of its figures."""
   pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
   nbformat = pytest.importorskip("nbformat")
@@ -67,9 +68,7 @@ def untrained(tmp_path):
   """Returns a run with initial parameters."""
   model = contrastive.ContrastiveModel(
     network=sentence_encoder.SentenceEncoder(
-      t5.T5Config(
-        vocab_size=3600, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
-      ),
+      tiny_encoders.t5_config(vocab_size=3600, emb_dim=16, head_dim=8, mlp_dim=16),
       16,
     ),
     input_vocabulary=vocabularies.SentencePieceVocabulary(sample.vocabulary_path()),
@@ -93,14 +92,14 @@ def test_a_notebook_is_kept_without_outputs(path):
 
 
 def test_the_quickstart_runs(untrained, tmp_path):
-  text, figures = run("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))
+  text, figures = run_notebook("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))
   assert "16 dimensions" in text
   assert figures == ["image/png"]
   assert re.search(r"\d+ of \d+ pairs are translations", text)
 
 
 def test_training_on_your_own_data_runs(tmp_path):
-  text, figures = run(
+  text, figures = run_notebook(
     "train_your_own.ipynb",
     tmp_path,
     VMSST_WORK=str(tmp_path / "own"),
@@ -115,7 +114,7 @@ def test_training_on_your_own_data_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_quickstart_learns(tmp_path):
-  text, _ = run("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(tmp_path / "run"))
+  text, _ = run_notebook("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(tmp_path / "run"))
   right, found = map(int, re.search(r"(\d+) of (\d+) pairs are translations", text).groups())
   assert right >= 180  # of 200
   assert right / found >= 0.85
@@ -123,5 +122,5 @@ def test_the_quickstart_learns(tmp_path):
 
 @pytest.mark.slow
 def test_training_on_your_own_data_learns(tmp_path):
-  text, _ = run("train_your_own.ipynb", tmp_path, VMSST_WORK=str(tmp_path / "own"))
+  text, _ = run_notebook("train_your_own.ipynb", tmp_path, VMSST_WORK=str(tmp_path / "own"))
   assert float(re.search(r"'average': '([\d.]+) %'", text)[1]) > 95

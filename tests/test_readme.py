@@ -13,6 +13,7 @@ import tomllib
 
 import code_blocks
 import commands
+import line_files
 import pytest
 
 from vmsst.tasks import sample
@@ -45,18 +46,12 @@ def place(tmp_path_factory):
   (data / "mt5").mkdir(parents=True)
   (data / "mt5" / "sentencepiece.model").symlink_to(sample.vocabulary_path())
   texts = {code: [sample.sentence(x, code) for x in range(40)] for code in ("de", "en", "es")}
-  write(data / "Europarl.de-en.de", texts["de"])
-  write(data / "Europarl.de-en.en", texts["en"])
-  write(data / "sample.es-en.tsv", map("\t".join, zip(texts["es"], texts["en"], strict=True)))
-  subprocess.run(["gzip", str(data / "sample.es-en.tsv")], check=True)
-  (data / "tatoeba").mkdir()
-  write(data / "tatoeba" / "tatoeba.deu-eng.deu", texts["de"])
-  write(data / "tatoeba" / "tatoeba.deu-eng.eng", texts["en"])
+  line_files.write_lines(data / "Europarl.de-en.de", texts["de"])
+  line_files.write_lines(data / "Europarl.de-en.en", texts["en"])
+  line_files.write_tsv(data / "sample.es-en.tsv.gz", zip(texts["es"], texts["en"], strict=True))
+  line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", texts["de"])
+  line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.eng", texts["en"])
   return folder
-
-
-def write(path, lines):
-  path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def replacements(folder):

@@ -1,6 +1,6 @@
-import gzip
 import itertools
 
+import line_files
 import numpy as np
 import pytest
 import seqio
@@ -18,9 +18,9 @@ LENGTHS = {"inputs": 8, "targets": 6, "input_language": 1, "target_language": 1}
 @pytest.fixture
 def corpus(tmp_path):
   for name, count in {"a.de-en.tsv.gz": 30, "b.de-en.tsv.gz": 10, "c.fr-en.tsv.gz": 5}.items():
-    lines = "".join(f"{name[0]}{i}\t{name[0].upper()}{i}\n" for i in range(count))
-    (tmp_path / name).write_bytes(gzip.compress(f"\tno source\n{lines}".encode()))
-  (tmp_path / "held.de-en.tsv").write_text("v1\tV1\nv2\tV2\n", encoding="utf-8")
+    rows = [(f"{name[0]}{i}", f"{name[0].upper()}{i}") for i in range(count)]
+    line_files.write_tsv(tmp_path / name, [("", "no source"), *rows])
+  line_files.write_tsv(tmp_path / "held.de-en.tsv", [("v1", "V1"), ("v2", "V2")])
   return tmp_path
 
 

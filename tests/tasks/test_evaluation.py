@@ -1,5 +1,4 @@
-import gzip
-
+import line_files
 import numpy as np
 import pytest
 import seqio
@@ -22,9 +21,8 @@ def tatoeba_root(tmp_path):
   }
   for code, sides in texts.items():
     for name, lines in zip((code, "eng"), sides, strict=True):
-      path = tmp_path / f"tatoeba.{code}-eng.{name}{'.gz' if code == 'deu' else ''}"
-      data = "".join(f"{line}\n" for line in lines).encode()
-      path.write_bytes(gzip.compress(data) if code == "deu" else data)
+      suffix = ".gz" if code == "deu" else ""
+      line_files.write_lines(tmp_path / f"tatoeba.{code}-eng.{name}{suffix}", lines)
   return tmp_path
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import line_files
 import numpy as np
 import pytest
 import seqio
@@ -29,14 +30,13 @@ def corpus(tmp_path_factory):
   """Some lines are dropped: an empty side, or more than 10 bytes. Of negatives some are empty."""
   root = tmp_path_factory.mktemp("corpus")
   folder = root / "bitext"
-  folder.mkdir()
   for name, count in FILES.items():
-    lines = []
+    rows = []
     for i in range(count):
       source = "" if i % 5 == 1 else f"{name[0]}{i}"
       target = "much too long" if i % 7 == 3 else f"{name[0].upper()}{i}"
-      lines.append(f"{source}\t{target}\tn{i}\t\tlonger{i}\tmore\n")
-    (folder / name).write_text("".join(lines), encoding="utf-8")
+      rows.append((source, target, f"n{i}", "", f"longer{i}", "more"))
+    line_files.write_tsv(folder / name, rows)
   for file in readers.find_bitext(str(folder / "*")):
     name = file.paths[0].rsplit("/", 1)[-1]
     path = root / "vectors" / "bitext" / f"{name}.npy"

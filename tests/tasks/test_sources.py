@@ -1,5 +1,4 @@
-import gzip
-
+import line_files
 import numpy as np
 import pytest
 import seqio
@@ -10,12 +9,6 @@ from vmsst.bitext import readers, tokenized_pairs
 from vmsst.languages import language
 from vmsst.tasks import sources
 from vmsst.text import vocabularies
-
-
-def _write(path, text, compress=False):
-  data = text if isinstance(text, bytes) else text.encode()
-  path.write_bytes(gzip.compress(data) if compress else data)
-  return str(path)
 
 
 def _source(count=10, eos_id=1, **options):
@@ -76,9 +69,9 @@ def test_both_directions_give_every_pair_turned_round_too():
 
 
 def _streamed(tmp_path):
-  _write(tmp_path / "a.de-en.tsv.gz", "".join(f"s{i}\tt{i}\n" for i in range(5)), True)
-  _write(tmp_path / "b.de-en.de", "\ufeffs5\r\ns6\ns7")
-  _write(tmp_path / "b.de-en.en", "t5\r\nt6\nt7")
+  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
+  line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\ns6\ns7")
+  line_files.write_text(tmp_path / "b.de-en.en", "t5\r\nt6\nt7")
   files = readers.find_bitext(str(tmp_path / "*.de-en.*"))
   assert len(files) == 2
   return sources.StreamSource({"train": files})
@@ -102,7 +95,7 @@ def test_streamed_files_give_their_lines_in_order(tmp_path):
 
 
 def test_streamed_files_are_checked_before_the_first_line(tmp_path):
-  _write(tmp_path / "b.de-en.tsv", "a\tb\nc\n")
+  line_files.write_text(tmp_path / "b.de-en.tsv", "a\tb\nc\n")
   source = sources.StreamSource({"train": readers.find_bitext(str(tmp_path / "b.*"))})
   with pytest.raises(errors.InputError, match=r"b\.de-en\.tsv:2"):
     source.get_dataset()

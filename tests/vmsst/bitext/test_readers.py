@@ -1,6 +1,7 @@
 import gzip
 import json
 
+import line_files
 import pytest
 
 from vmsst import errors
@@ -23,12 +24,6 @@ TMX = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def _write(path, text, compress=False):
-  data = text if isinstance(text, bytes) else text.encode()
-  path.write_bytes(gzip.compress(data) if compress else data)
-  return str(path)
-
-
 def _read(path, **options):
   (bitext,) = readers.find_bitext(str(path), **options)
   return list(readers.read_pairs(bitext))
@@ -42,16 +37,16 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
   named = "".join(json.dumps({"src": a, "tgt": b}) + "\n" for a, b in PAIRS)
   for name, text in [("a.tsv", tsv), ("b.jsonl", nested), ("c.jsonl", flat), ("d.jsonl", named)]:
     path = tmp_path / name.replace(".", ".de-en.")
-    path = _write(path.with_name(path.name + suffix), text, bool(suffix))
+    path = line_files.write_text(path.with_name(path.name + suffix), text)
     assert _read(path, fields=("src", "tgt") if name[0] == "d" else None) == PAIRS
   for column, code in enumerate(("de", "en")):
-    lines = "".join(f"{pair[column]}\n" for pair in PAIRS)
-    path = _write(tmp_path / f"e.de-en.{code}{suffix}", lines, bool(suffix))
+    lines = [pair[column] for pair in PAIRS]
+    path = line_files.write_lines(tmp_path / f"e.de-en.{code}{suffix}", lines)
     # Either file stands for both.
     if column:
       assert _read(path) == PAIRS
-      assert readers.find_bitext(str(tmp_path / "e.*")) == readers.find_bitext(path)
-  tmx = _write(tmp_path / f"f.de-en.tmx{suffix}", TMX, bool(suffix))
+      assert readers.find_bitext(str(tmp_path / "e.*")) == readers.find_bitext(str(path))
+  tmx = line_files.write_text(tmp_path / f"f.de-en.tmx{suffix}", TMX)
   assert _read(tmx) == [("Hallo Welt", "hello world"), ("grün", "green & blue"), ("allein", "")]
 
 
@@ -68,17 +63,17 @@ def test_languages_come_from_the_name_or_are_given(tmp_path):
   for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv"):
     with pytest.raises(errors.InputError, match="its name has"):
       readers.languages_of(name)
-  path = _write(tmp_path / "corpus.tsv", "ja\tyes\n")
-  (bitext,) = readers.find_bitext(path, languages=("German", "en"))
+  path = line_files.write_text(tmp_path / "corpus.tsv", "ja\tyes\n")
+  (bitext,) = readers.find_bitext(str(path), languages=("German", "en"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))
 
 
 def test_moses_languages_without_a_pair_in_the_name(tmp_path):
   for code in ("de", "en"):
-    _write(tmp_path / f"train.{code}", "a\n")
+    line_files.write_text(tmp_path / f"train.{code}", "a\n")
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))
-  _write(tmp_path / "train.fr", "a\n")
+  line_files.write_text(tmp_path / "train.fr", "a\n")
   with pytest.raises(errors.InputError, match="files of 3 languages"):
     readers.find_bitext(str(tmp_path / "train.en"))
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
@@ -116,20 +111,20 @@ def test_broken_files_are_named_with_the_line(tmp_path, name):
 
 
 def test_unequal_moses_files_tell_both_counts(tmp_path):
-  _write(tmp_path / "x.de-en.de", "a\nb\nc\n")
-  _write(tmp_path / "x.de-en.en", "a\nb\n")
+  line_files.write_text(tmp_path / "x.de-en.de", "a\nb\nc\n")
+  line_files.write_text(tmp_path / "x.de-en.en", "a\nb\n")
   with pytest.raises(errors.InputError, match=r"en:2: ends here with 2 lines, but .*de has 3"):
     _read(tmp_path / "x.de-en.de")
-  _write(tmp_path / "x.de-en.en", "a\nb\nc\nd\ne\n")
+  line_files.write_text(tmp_path / "x.de-en.en", "a\nb\nc\nd\ne\n")
   with pytest.raises(errors.InputError, match=r"de:3: ends here with 3 lines, but .*en has 5"):
     _read(tmp_path / "x.de-en.de")
 
 
 def test_missing_files_tell_what_is_nearby(tmp_path):
-  _write(tmp_path / "x.de-en.de", "a\n")
+  line_files.write_text(tmp_path / "x.de-en.de", "a\n")
   with pytest.raises(errors.InputError, match=r"no file matches .*nope.*x\.de-en\.de"):
     readers.find_bitext(str(tmp_path / "nope" / "*.tsv"))
   with pytest.raises(errors.InputError, match="counterpart in English is missing"):
     readers.find_bitext(str(tmp_path / "x.de-en.de"))
   with pytest.raises(errors.InputError, match="unknown format"):
-    readers.find_bitext(_write(tmp_path / "x.zip", "a"))
+    readers.find_bitext(str(line_files.write_text(tmp_path / "x.zip", "a")))

@@ -5,6 +5,7 @@ import gin
 import jax
 import jax.numpy as jnp
 import pytest
+import tiny_encoders
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
@@ -12,20 +13,8 @@ from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
 
-CONFIG = t5.T5Config(
-  vocab_size=300, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_encoder_layers=1,
-  dropout_rate=0.1, dtype="bfloat16",
-)  # fmt: skip
-
-
-class Model:
-  """The attributes of a model that assets use."""
-
-  def __init__(self, vocabulary, config=CONFIG, network=None):
-    self.sentence_encoder = sentence_encoder.SentenceEncoder(config, latent_dim=6)
-    self.network = network or self.sentence_encoder
-    self.vocabulary = vocabulary
-    self.max_length = 17
+CONFIG = tiny_encoders.t5_config(vocab_size=300, dropout_rate=0.1, dtype="bfloat16")
+ENCODER = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +38,15 @@ def edit(folder, **changes):
 
 @pytest.fixture
 def saved(tmp_path) -> pathlib.Path:
-  encoder_json.save_encoder_assets(Model(vocabularies.ByteVocabulary(lowercase=True)), tmp_path)
+  encoder_json.save_encoder_assets(
+    tiny_encoders.model_of(ENCODER, vocabularies.ByteVocabulary(lowercase=True), 17), tmp_path
+  )
   return tmp_path
 
 
 def test_round_trip_with_bytes(saved):
   loaded = encoder_json.load_encoder_assets(saved)
-  assert loaded.network == sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
+  assert loaded.network == ENCODER
   assert loaded.vocabulary == vocabularies.ByteVocabulary(lowercase=True)
   assert loaded.max_length == 17
   assert [path.name for path in saved.iterdir()] == ["encoder.json"]  # no partial file stays
@@ -63,7 +54,7 @@ def test_round_trip_with_bytes(saved):
 
 def test_how_text_is_prepared_is_saved_and_old_files_say_nothing_of_words(spm_path, tmp_path):
   vocabulary = vocabularies.SentencePieceVocabulary(str(spm_path), True, pretokenize=True)
-  encoder_json.save_encoder_assets(Model(vocabulary), tmp_path)
+  encoder_json.save_encoder_assets(tiny_encoders.model_of(ENCODER, vocabulary), tmp_path)
   loaded = encoder_json.load_encoder_assets(tmp_path).vocabulary
   assert loaded.lowercase
   assert loaded.pretokenize
@@ -76,7 +67,7 @@ def test_how_text_is_prepared_is_saved_and_old_files_say_nothing_of_words(spm_pa
 
 
 def test_the_languages_of_training_travel_along_where_they_are_known(tmp_path):
-  model = Model(vocabularies.ByteVocabulary())
+  model = tiny_encoders.model_of(ENCODER)
   encoder_json.save_encoder_assets(model, tmp_path)
   assert encoder_json.load_encoder_assets(tmp_path).languages is None
   encoder_json.save_encoder_assets(model, tmp_path, ["eng", "deu"])
@@ -86,8 +77,10 @@ def test_the_languages_of_training_travel_along_where_they_are_known(tmp_path):
 def test_round_trip_with_sentencepiece_needs_only_the_folder(spm_path, tmp_path):
   vocabulary = vocabularies.SentencePieceVocabulary(str(spm_path))
   expected = vocabulary.encode(["one two nine"], 9)
-  encoder_json.save_encoder_assets(Model(vocabulary), tmp_path / "first")
-  encoder_json.save_encoder_assets(Model(vocabulary), tmp_path / "first")  # as after a restart
+  encoder_json.save_encoder_assets(tiny_encoders.model_of(ENCODER, vocabulary), tmp_path / "first")
+  encoder_json.save_encoder_assets(
+    tiny_encoders.model_of(ENCODER, vocabulary), tmp_path / "first"
+  )  # as after a restart
   moved = (tmp_path / "first").rename(tmp_path / "moved")
   loaded = encoder_json.load_encoder_assets(moved).vocabulary
   assert loaded.path == str(moved / "vocabulary.model")
@@ -103,7 +96,7 @@ GENERATOR = networks.VmsstNetwork(
   "network", [GENERATOR, networks.BitranslationNetwork(CONFIG, latent_dim=6, num_decoder_layers=2)]
 )
 def test_the_network_of_a_run_with_a_decoder_travels_with_all_of_its_attributes(network, tmp_path):
-  model = Model(vocabularies.ByteVocabulary(), network=network)
+  model = tiny_encoders.model_of(ENCODER, network=network)
   encoder_json.save_encoder_assets(model, tmp_path)
   loaded = encoder_json.load_encoder_assets(tmp_path)
   assert loaded.generator == network
@@ -145,7 +138,7 @@ def test_a_model_configured_by_gin_is_saved_by_its_plain_names(tmp_path):
 
 
 def test_a_file_with_the_old_name_of_an_attribute_is_read(tmp_path):
-  model = Model(vocabularies.ByteVocabulary(), network=GENERATOR)
+  model = tiny_encoders.model_of(ENCODER, network=GENERATOR)
   encoder_json.save_encoder_assets(model, tmp_path)
   path = tmp_path / "encoder.json"
   text = path.read_text()
@@ -156,7 +149,7 @@ def test_a_file_with_the_old_name_of_an_attribute_is_read(tmp_path):
 
 def test_another_vocabulary_in_the_folder_is_noticed(spm_path, tmp_path):
   encoder_json.save_encoder_assets(
-    Model(vocabularies.SentencePieceVocabulary(str(spm_path))), tmp_path
+    tiny_encoders.model_of(ENCODER, vocabularies.SentencePieceVocabulary(str(spm_path))), tmp_path
   )
   with open(tmp_path / "vocabulary.model", "ab") as stream:
     stream.write(b"\0")
@@ -168,9 +161,9 @@ def test_another_vocabulary_in_the_folder_is_noticed(spm_path, tmp_path):
 
 
 def test_a_vocabulary_larger_than_the_table_is_refused_before_training(tmp_path):
-  small = t5.T5Config(vocab_size=200)
+  small = sentence_encoder.SentenceEncoder(t5.T5Config(vocab_size=200), latent_dim=6)
   with pytest.raises(errors.InputError, match=r"259 pieces, .* only 200 rows"):
-    encoder_json.save_encoder_assets(Model(vocabularies.ByteVocabulary(), small), tmp_path / "run")
+    encoder_json.save_encoder_assets(tiny_encoders.model_of(small), tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 

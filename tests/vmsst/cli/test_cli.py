@@ -1,9 +1,11 @@
-import gzip
 import io
 import json
+import string
 import subprocess
 import sys
 
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
@@ -23,8 +25,7 @@ SENTENCES = [
 
 @pytest.fixture
 def corpus(tmp_path):
-  lines = "".join(f"{x}\t{x.upper()}\n" for x in SENTENCES)
-  (tmp_path / "a.de-en.tsv.gz").write_bytes(gzip.compress(lines.encode()))
+  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(x, x.upper()) for x in SENTENCES])
   (tmp_path / "b.txt").write_text("a plain line\n\nand another one\n", encoding="utf-8")
   return tmp_path
 
@@ -83,7 +84,7 @@ def test_vocab_train_on_words_says_how_to_use_it(corpus, capsys):
 
 
 def test_vocab_training_is_deterministic_and_draws_evenly(corpus):
-  (corpus / "long.txt").write_text("".join(f"{x}\n" for x in SENTENCES * 5), encoding="utf-8")
+  line_files.write_lines(corpus / "long.txt", SENTENCES * 5)
   models = []
   for name in ("one.model", "two.model"):
     report = vocabulary_training.train_vocabulary(
@@ -108,25 +109,14 @@ def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
     vocabulary_training.train_vocabulary(str(corpus / "b.txt"), "/no/such/x.model", size=20)
 
 
-class Encoder:
-  """Counts letters; is interrupted at call `fail_at`."""
-
-  dimension = 26
-
-  def __init__(self):
-    self.calls, self.fail_at = 0, None
-
-  def encode(self, sentences):
-    self.calls += 1
-    if self.calls == self.fail_at:
-      raise KeyboardInterrupt
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return np.array([[text.lower().count(letter) for letter in letters] for text in sentences])
+def letter_counts(text):
+  return [text.lower().count(letter) for letter in string.ascii_lowercase]
 
 
 @pytest.fixture
 def encoder(monkeypatch):
-  encoder = Encoder()
+  encoder = fake_encoders.FakeEncoder(letter_counts)
+  encoder.dimension = 26
   monkeypatch.setattr(
     loading, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
   )
@@ -138,16 +128,16 @@ def encoder(monkeypatch):
 @pytest.fixture
 def sides(tmp_path):
   """Sentences, and the same in capitals in another order, mixed with others."""
-  (tmp_path / "x.txt").write_text("".join(f"{x}\n" for x in SENTENCES), encoding="utf-8")
+  line_files.write_lines(tmp_path / "x.txt", SENTENCES)
   others = ["", "something else", "", "zzz"]
   capitals = [x.upper() for x in reversed(SENTENCES)]
-  (tmp_path / "y.txt").write_text("".join(f"{x}\n" for x in others + capitals), encoding="utf-8")
+  line_files.write_lines(tmp_path / "y.txt", others + capitals)
   return str(tmp_path / "x.txt"), str(tmp_path / "y.txt")
 
 
 def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   out, gold = tmp_path / "new" / "out.tsv", tmp_path / "gold.tsv"
-  gold.write_text("".join(f"{i + 1}\t{28 - i}\n" for i in range(24)), encoding="utf-8")
+  line_files.write_tsv(gold, [(i + 1, 28 - i) for i in range(24)])
   assert cli.main(["mine", *sides, str(out), "--encoder", "a", "--gold", str(gold)]) == 0
   printed = capsys.readouterr().out
   assert "F1 100.00, precision 100.00, recall 100.00" in printed
@@ -158,24 +148,24 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   scores = [float(score) for score, _, _ in rows]
   assert scores == sorted(scores, reverse=True)
   # Finished vectors are not embedded again, and need not come from this command.
-  calls = encoder.calls
+  calls = len(encoder.calls)
   folders = [f"{out}.{side}.vectors" for side in ("source", "target")]
   options = ["--vectors", *folders, "--margin", "distance", "--retrieval", "intersection"]
   assert cli.main(["mine", *sides, str(tmp_path / "b.tsv"), *options, "--threshold", "9"]) == 0
-  assert encoder.calls == calls
+  assert len(encoder.calls) == calls
   assert (tmp_path / "b.tsv").read_text() == ""
 
 
 def test_embed_says_that_it_goes_on_after_an_interruption(sides, encoder, tmp_path, capsys):
   command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
-  encoder.fail_at = 3
+  encoder.fail_at = 2
   assert cli.main(command) == 130
   assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
   assert cli.main(["search", "-", sides[0], str(tmp_path / "v")]) == 1
   assert "not finished: it has 10 vectors" in capsys.readouterr().err
   assert cli.main(command) == 0
   assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors of width 26\n"
-  assert encoder.calls == 6
+  assert len(encoder.calls) == 5
 
 
 def from_standard_input(monkeypatch, text):
@@ -195,7 +185,7 @@ def test_embed_goes_from_pipe_to_pipe(encoder, tmp_path, capfdbinary, monkeypatc
   np.testing.assert_array_equal(found, encoder.encode(lines))
   # The same into a folder; an interrupted command resumes when it gets the same input again.
   folder = str(tmp_path / "v")
-  encoder.calls, encoder.fail_at = 0, 2
+  encoder.calls, encoder.fail_at = [], 1
   for status in (130, 0):
     from_standard_input(monkeypatch, "\n".join(lines))
     assert cli.main(["embed", "a", "-", folder, "--format", file_format]) == status
@@ -205,8 +195,8 @@ def test_embed_goes_from_pipe_to_pipe(encoder, tmp_path, capfdbinary, monkeypatc
 def test_embed_takes_columns_and_keys(encoder, tmp_path):
   tsv, jsonl = tmp_path / "x.tsv", tmp_path / "x.jsonl"
   texts = ["ab", "", "c"]
-  tsv.write_text("".join(f"{text}\tzz{text}\n" for text in texts), encoding="utf-8")
-  jsonl.write_text("".join(json.dumps({"text": t, "k": t * 2}) + "\n" for t in texts))
+  line_files.write_tsv(tsv, [(text, f"zz{text}") for text in texts])
+  line_files.write_lines(jsonl, [json.dumps({"text": t, "k": t * 2}) for t in texts])
   for path, options, expected in (
     (tsv, [], texts),
     (tsv, ["--field", "2"], ["zz" + text for text in texts]),
@@ -229,10 +219,10 @@ def cosine(one, other):
 def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypatch):
   sources, targets = [*SENTENCES[:11], ""], [*SENTENCES[1:12], "x"]
   one, other, both = (tmp_path / name for name in ("a.txt", "b.txt", "both.tsv"))
-  one.write_text("\n".join(sources) + "\n", encoding="utf-8")
-  other.write_text("\n".join(targets) + "\n", encoding="utf-8")
+  line_files.write_lines(one, sources)
+  line_files.write_lines(other, targets)
   pairs = "".join(f"{x}\t{y}\n" for x, y in zip(sources, targets, strict=True))
-  both.write_text(pairs, encoding="utf-8")
+  line_files.write_text(both, pairs)
   expected = [
     cosine(*encoder.encode([x, y]).astype(float)) for x, y in zip(sources, targets, strict=True)
   ]
@@ -244,7 +234,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
     np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
   # Into a file, interrupted and resumed; another encoder's file is not resumed.
   out = tmp_path / "new" / "scores.txt"
-  encoder.calls, encoder.fail_at = 0, 4
+  encoder.calls, encoder.fail_at = [], 3
   command = ["score", "a", str(one), str(other), "--output", str(out)]
   assert cli.main(command) == 130
   assert not out.exists()
@@ -253,9 +243,9 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
     "scores.txt.part: this incomplete file of an earlier command has other settings"
     in capsys.readouterr().err
   )
-  calls = encoder.calls
+  calls = len(encoder.calls)
   assert cli.main(command) == 0
-  assert encoder.calls - calls == 4  # 5 of 12 pairs were finished
+  assert len(encoder.calls) - calls == 4  # 5 of 12 pairs were finished
   assert out.read_text(encoding="utf-8").splitlines() == printed
   assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
 
@@ -270,7 +260,7 @@ def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
     ([str(bad)], "bad.jsonl:2: not a JSON object with a string 'target'"),
     ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
     ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
-    ([sides[0], sides[0], "--long-texts", "split"], "Encoder does not support long_texts"),
+    ([sides[0], sides[0], "--long-texts", "split"], "FakeEncoder does not support long_texts"),
     ([sides[0], str(tmp_path / "none")], "none: cannot be opened"),
   ):
     assert cli.main(["score", "a", *arguments]) == 1

@@ -1,56 +1,33 @@
 """Programs by others that use our encoders or their vectors."""
 
-import types
-
-import jax
-import jax.numpy as jnp
+import line_files
 import numpy as np
 import pytest
 import scipy.stats
-from etils import epath
-from flax import traverse_util
+import tiny_encoders
 
 import vmsst
 from vmsst import cli
-from vmsst.checkpoints import encoder_json, t5x
-from vmsst.networks import sentence_encoder, t5
-from vmsst.text import vocabularies
+from vmsst.networks import sentence_encoder
 from vmsst.vectors import vector_store
 
 NETWORK = sentence_encoder.SentenceEncoder(
-  t5.T5Config(
-    vocab_size=259, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
-  ),
-  latent_dim=12,
+  tiny_encoders.t5_config(emb_dim=16, head_dim=8, mlp_dim=16), latent_dim=12
 )
 LINES = [f"line {i}: {'abcdefghij'[i % 10] * (i % 7)}" for i in range(60)] + [""]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("run")
-  model = types.SimpleNamespace(
-    network=NETWORK,
-    sentence_encoder=NETWORK,
-    vocabulary=vocabularies.ByteVocabulary(),
-    max_length=32,
-  )
-  encoder_json.save_encoder_assets(model, folder)
-  shapes = jax.eval_shape(NETWORK.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
-  rng = np.random.default_rng(0)
-  flat = {
-    name: rng.normal(0, 0.5, leaf.shape).astype(np.float32)
-    for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items()
-  }
-  t5x.write_params(epath.Path(folder / "checkpoint_0"), flat)
-  return folder
+  model = tiny_encoders.model_of(NETWORK, max_length=32)
+  return tiny_encoders.save_run(tmp_path_factory.mktemp("run"), model)
 
 
 @pytest.fixture(scope="module")
 def vectors_ND(run, tmp_path_factory):
   """Returns what `vmsst embed` writes for the lines."""
   folder = tmp_path_factory.mktemp("embedded")
-  (folder / "text").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+  line_files.write_lines(folder / "text", LINES)
   assert cli.main(["embed", str(run), str(folder / "text"), str(folder / "vectors")]) == 0
   return vector_store.open_vectors(folder / "vectors")[:]
 

@@ -2,6 +2,7 @@
 
 import embed_lines
 import killed_commands
+import line_files
 import numpy as np
 import opus_tree
 import pytest
@@ -40,7 +41,7 @@ def write_texts(start, count):
   rng = np.random.default_rng(0)
   vectors_ND = rng.normal(size=(count, 8)).astype(np.float32)
   for side in ("source", "target"):
-    (start / f"{side}.txt").write_text("".join(f"{side} {i}\n" for i in range(count)))
+    line_files.write_lines(start / f"{side}.txt", [f"{side} {i}" for i in range(count)])
     near_ND = vectors_ND + 0.1 * rng.normal(size=vectors_ND.shape).astype(np.float32)
     settings = {"lines": count, "encoder": "x", "language": None}
     writer = vector_store.Writer(start / f"{side}.vectors", 8, settings=settings)
@@ -74,7 +75,7 @@ def test_mine(start):
 @pytest.mark.parametrize("file_format", ["npy", "parquet"])
 def test_embed(start, file_format):
   embed_lines.make_encoder(start / "encoder")
-  (start / "text.txt").write_text("".join(f"{line}\n" for line in embed_lines.make_lines(100)))
+  line_files.write_lines(start / "text.txt", embed_lines.make_lines(100))
   argv = ["embed", "encoder", "text.txt", "out/vectors", f"--format={file_format}"]
   settings = {
     "vmsst.vectors.file_embedding._WINDOW": 16,

@@ -31,7 +31,7 @@ def write_tar(path, members, kind=tarfile.REGTYPE, link="", **options):
   return path
 
 
-def write(path, members):
+def write_archive(path, members):
   return (write_zip if path.suffix == ".zip" else write_tar)(path, members)
 
 
@@ -47,7 +47,7 @@ def everything(folder):
 @pytest.mark.parametrize("name", ["a.zip", *TARS])
 def test_chosen_members_arrive(tmp_path, name):
   members = [("./top/x.txt", b"x" * 70_000), ("top/deep/y.txt", b"y"), ("top/z.bin", b"z")]
-  archive = write(tmp_path / name, members)
+  archive = write_archive(tmp_path / name, members)
   folder = tmp_path / "out"
 
   def choose(member):
@@ -73,7 +73,7 @@ def test_a_gzip_file_of_one_member(tmp_path):
   ["../evil", "/evil", "a/../../evil", "..", "..\\evil", "C:evil", "\\\\host\\evil", "a\nb"],
 )
 def test_members_outside_are_refused(tmp_path, name, hostile):
-  archive = write(tmp_path / name, [("good", b"1"), (hostile, b"evil")])
+  archive = write_archive(tmp_path / name, [("good", b"1"), (hostile, b"evil")])
   folder = tmp_path / "deep" / "out"
   with pytest.raises(errors.InputError, match=r"outside of itself.*nothing was unpacked"):
     archives.unpack(archive, folder, str, MOST)
@@ -114,7 +114,7 @@ def test_bombs_are_stopped(tmp_path, name):
   if name == "a.gz":
     path.write_bytes(gzip.compress(bomb))
   else:
-    write(path, [("small", b"1"), ("bomb", bomb)])
+    write_archive(path, [("small", b"1"), ("bomb", bomb)])
   with pytest.raises(errors.InputError, match="more bytes than expected"):
     archives.unpack(path, tmp_path / "b" / "out", str, MOST)
   assert everything(tmp_path / "b" / "out") == []
@@ -146,7 +146,7 @@ def test_broken_archives_leave_nothing(tmp_path, name):
   if name == "a.gz":
     path.write_bytes(gzip.compress(noise))
   else:
-    write(path, [("one", noise), ("two", noise[::-1])])
+    write_archive(path, [("one", noise), ("two", noise[::-1])])
   content = path.read_bytes()
   for broken in (b"", b"<html>Not found</html>" * 90, content[: len(content) * 2 // 3]):
     path.write_bytes(broken)

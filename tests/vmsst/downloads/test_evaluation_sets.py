@@ -1,4 +1,3 @@
-import argparse
 import dataclasses
 import hashlib
 import io
@@ -6,10 +5,10 @@ import json
 import tarfile
 import zipfile
 
+import in_process
 import pytest
 
 from vmsst import errors
-from vmsst.cli import downloads
 from vmsst.downloads import evaluation_sets, fetch, tables
 from vmsst.evaluation import benchmarks
 
@@ -56,13 +55,6 @@ def files(root):
     for path in root.rglob("*")
     if path.is_file() and not path.name.endswith(".json")
   }
-
-
-def run(*arguments):
-  command = downloads.COMMANDS["data", "download"]
-  parser = argparse.ArgumentParser()
-  command.add_arguments(parser)
-  command.run(parser.parse_args(arguments))
 
 
 def test_the_catalog_is_sound():
@@ -257,18 +249,18 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
   known = dict(evaluation_sets.catalog()) | {"nq": chosen}
   monkeypatch.setattr(evaluation_sets, "catalog", lambda: known)
-  run("--list")
+  in_process.download_data("--list")
   everything = capsys.readouterr().out
   assert "tatoeba: Tatoeba v1" in everything
   assert "CC BY-SA 4.0" in everything
   assert "BY HAND" in everything
   assert "opus.nlpl.eu" in everything
-  run("evaluation", "mldoc", "--list")
+  in_process.download_data("evaluation", "mldoc", "--list")
   out = capsys.readouterr().out
   assert out.startswith("mldoc: MLDoc")
   assert "NIST" in out
   assert "tatoeba" not in out
-  run("evaluation", "nq", "--output", str(tmp_path))
+  in_process.download_data("evaluation", "nq", "--output", str(tmp_path))
   out = capsys.readouterr().out
   assert "nq: license CC BY-SA 3.0" in out
   assert "nq: 1 files" in out
@@ -278,4 +270,4 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
     (("evaluation", "nothing", "--list"), "no evaluation set nothing"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      run(*arguments)
+      in_process.download_data(*arguments)

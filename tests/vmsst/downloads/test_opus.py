@@ -1,13 +1,12 @@
-import argparse
 import gzip
 import json
 import sqlite3
 import sys
 
+import in_process
 import pytest
 
 from vmsst import errors
-from vmsst.cli import downloads
 from vmsst.downloads import opus
 
 
@@ -43,13 +42,6 @@ def api(server, fetcher):
   records = [record(server, pair) for pair in ("de-en", "en-fr", "en-zh_cn", "bg-cs")]
   records.append(record(server, "af-en", alignment_pairs=0, size=0))
   return opus.api(fetcher, put_list(server, records))
-
-
-def run(*arguments):
-  command = downloads.COMMANDS["data", "download"]
-  parser = argparse.ArgumentParser()
-  command.add_arguments(parser)
-  command.run(parser.parse_args(arguments))
 
 
 def pairs(found):
@@ -181,9 +173,9 @@ def test_without_opustools(monkeypatch):
 def test_the_command(server, api, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
   chosen = ("--corpus", "Europarl=v8", "--languages", "de-en", "fr-en")
-  run("opus", *chosen, "--list")
+  in_process.download_data("opus", *chosen, "--list")
   assert "2 files" in capsys.readouterr().out
-  run("opus", *chosen, "--output", str(tmp_path))
+  in_process.download_data("opus", *chosen, "--output", str(tmp_path))
   assert "Europarl/v8/moses/de-en.txt.zip" in capsys.readouterr().out
   folder = tmp_path / "Europarl" / "v8" / "moses"
   assert sorted(path.name for path in folder.iterdir()) == ["de-en.txt.zip", "en-fr.txt.zip"]
@@ -197,7 +189,7 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
     ((), "choose `vmsst data download opus`"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      run(*arguments)
+      in_process.download_data(*arguments)
 
 
 def test_a_recipe_chooses(server, fetcher, monkeypatch, tmp_path, capsys):
@@ -207,7 +199,7 @@ def test_a_recipe_chooses(server, fetcher, monkeypatch, tmp_path, capsys):
   )
   put_list(server, [record(server, pair) for pair in ("de-en", "en-fr", "de-xyz")])
   monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
-  run("opus", "--recipe", str(yaml), "--list")
+  in_process.download_data("opus", "--recipe", str(yaml), "--list")
   out = capsys.readouterr().out
   assert "1 files" in out
   assert "de-en" in out

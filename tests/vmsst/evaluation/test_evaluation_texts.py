@@ -2,6 +2,7 @@ import collections
 import gzip
 import json
 
+import line_files
 import pytest
 
 from vmsst import errors
@@ -9,12 +10,6 @@ from vmsst.evaluation import evaluation_texts, suite
 from vmsst.evaluation.benchmarks import BENCHMARKS
 
 SPLITS = ("train", "dev", "test")
-
-
-def write(path, *lines):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  text = "".join(f"{line}\n" for line in lines).encode()
-  path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 def found(root, *names):
@@ -28,17 +23,19 @@ def found(root, *names):
 
 
 def test_only_what_is_judged_comes_and_documents_come_by_sentence(tmp_path):
-  write(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", "Ja.", "Nein.")
-  write(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", "Yes.", "No.")
+  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", ["Ja.", "Nein."])
+  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", ["Yes.", "No."])
   for code in ("eng_Latn", "deu_Latn"):
     rows = [f"{split}\t{i}\ttopic\t{code} {split}" for i, split in enumerate(SPLITS)]
-    write(tmp_path / "sib200" / f"{code}.tsv", "split\tindex_id\tcategory\ttext", *rows)
+    line_files.write_lines(
+      tmp_path / "sib200" / f"{code}.tsv", ["split\tindex_id\tcategory\ttext", *rows]
+    )
   rows = [f"{split}\tf\t2012\t{i}\t1.0\t{split} a\t{split} b" for i, split in enumerate(SPLITS)]
-  write(tmp_path / "stsb" / "stsb.eng.tsv.gz", *rows)
+  line_files.write_lines(tmp_path / "stsb" / "stsb.eng.tsv.gz", rows)
   for name in ("english", "german"):
     for part in ("train.1000", "dev", "test"):
       line = f"CCAT\tThis is {name}. It is {part}!"
-      write(tmp_path / "mldoc" / name / f"{name}.{part}", line)
+      line_files.write_lines(tmp_path / "mldoc" / name / f"{name}.{part}", [line])
   assert found(tmp_path) == {
     "tatoeba": ["Ja.", "Nein.", "No.", "Yes."],
     "sib200": ["deu_Latn dev", "deu_Latn test", "eng_Latn dev", "eng_Latn test"],
@@ -49,14 +46,16 @@ def test_only_what_is_judged_comes_and_documents_come_by_sentence(tmp_path):
 
 
 def test_streamed_sets_give_what_is_looked_up_and_not_the_knowledge_base(tmp_path):
-  write(tmp_path / "bucc2018" / "de-en.training.de", "de-1\teins", "de-2\tzwei")
-  write(tmp_path / "bucc2018" / "de-en.training.en", "en-1\tone", "en-2\tother")
-  write(tmp_path / "bucc2018" / "de-en.training.gold", "de-1\ten-1")
-  write(tmp_path / "paracrawl" / "x.de-en.queries", "Frage")
-  write(tmp_path / "paracrawl" / "x.de-en.candidates", "question", "distractor")
-  write(tmp_path / "nq" / "NQ-open.dev.jsonl", json.dumps({"question": "who", "answer": ["me"]}))
+  line_files.write_lines(tmp_path / "bucc2018" / "de-en.training.de", ["de-1\teins", "de-2\tzwei"])
+  line_files.write_lines(tmp_path / "bucc2018" / "de-en.training.en", ["en-1\tone", "en-2\tother"])
+  line_files.write_lines(tmp_path / "bucc2018" / "de-en.training.gold", ["de-1\ten-1"])
+  line_files.write_lines(tmp_path / "paracrawl" / "x.de-en.queries", ["Frage"])
+  line_files.write_lines(tmp_path / "paracrawl" / "x.de-en.candidates", ["question", "distractor"])
+  line_files.write_lines(
+    tmp_path / "nq" / "NQ-open.dev.jsonl", [json.dumps({"question": "who", "answer": ["me"]})]
+  )
   queries = {"queries": {"en": "where", "de": "wo"}, "answers": {"en": [{"text": "here"}]}}
-  write(tmp_path / "mkqa" / "mkqa.jsonl.gz", json.dumps(queries))
+  line_files.write_lines(tmp_path / "mkqa" / "mkqa.jsonl.gz", [json.dumps(queries)])
   expected = {
     "bucc": ["eins", "one", "other", "zwei"],
     "paracrawl": ["Frage", "distractor", "question"],
@@ -67,19 +66,21 @@ def test_streamed_sets_give_what_is_looked_up_and_not_the_knowledge_base(tmp_pat
   assert reason is not None
   assert reason.startswith(f"no file {tmp_path / 'mkqa' / 'mkqa.wide.tsv'} (")
   known = {"question": "known", "answer": ["x"]}
-  write(tmp_path / "paq" / "paq.jsonl", json.dumps(known))
+  line_files.write_lines(tmp_path / "paq" / "paq.jsonl", [json.dumps(known)])
   assert found(tmp_path) == expected
 
 
 def test_tico19_in_either_layout(tmp_path):
-  write(
-    tmp_path / "tico19" / "wide.tsv.gz", "eng\tdeu\tfra", "cough\tHusten\ttoux", "flu\t\tgrippe"
+  line_files.write_lines(
+    tmp_path / "tico19" / "wide.tsv.gz", ["eng\tdeu\tfra", "cough\tHusten\ttoux", "flu\t\tgrippe"]
   )
   header = "sourceLang\ttargetLang\tsourceString\ttargetString\tstringID"
-  write(tmp_path / "tico19" / "test" / "test.en-es.tsv", header, "en\tes\tcold\tfrío\t1")
+  line_files.write_lines(
+    tmp_path / "tico19" / "test" / "test.en-es.tsv", [header, "en\tes\tcold\tfrío\t1"]
+  )
   texts = ["Husten", "cold", "cough", "flu", "frío", "grippe", "toux"]
   assert found(tmp_path) == {"tico19": texts}
-  write(tmp_path / "tico19" / "notes.tsv", "who\tknows")
+  line_files.write_lines(tmp_path / "tico19" / "notes.tsv", ["who\tknows"])
   with pytest.raises(errors.InputError, match=r"notes\.tsv: .*'who'"):
     found(tmp_path)
 
@@ -89,8 +90,8 @@ def test_a_folder_without_any_set_and_a_broken_set_are_errors(tmp_path):
     errors.InputError, match="has no evaluation set: give the data folder of `vmsst eval`"
   ):
     found(tmp_path)
-  write(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", "Ja.", "Nein.")
-  write(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", "Yes.")
+  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", ["Ja.", "Nein."])
+  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", ["Yes."])
   with pytest.raises(errors.InputError, match=r"2 lines and .* has 1"):
     found(tmp_path)
 

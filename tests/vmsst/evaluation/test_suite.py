@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import fake_encoders
 import numpy as np
 import pytest
 
@@ -11,23 +12,8 @@ from vmsst.languages import language
 WORDS = ("one", "two", "three", "eins", "zwei", "drei")
 
 
-class Encoder:
-  """Returns one-hot vectors of known words and records calls."""
-
-  def __init__(self):
-    self.calls = []
-
-  def encode(self, texts):
-    self.calls.append(list(texts))
-    return np.eye(len(WORDS))[[WORDS.index(text) for text in texts]]
-
-
-class PolyglotEncoder(Encoder):
-  """An encoder that requires languages."""
-
-  def encode(self, texts, *, language=None):
-    self.languages = list(language)
-    return super().encode(texts)
+def one_hot(word):
+  return [word == known for known in WORDS]
 
 
 def read(root):
@@ -78,7 +64,7 @@ def root(tmp_path):
 
 
 def test_each_text_is_embedded_once_and_results_are_kept(root, tmp_path):
-  encoder, lines = Encoder(), []
+  encoder, lines = fake_encoders.FakeEncoder(one_hot), []
   arguments = ([BENCHMARK, OTHER], root, tmp_path / "out")
   found = suite.evaluate(encoder, *arguments, name="a", report=lines.append)
   assert [sorted(call) for call in encoder.calls] == [sorted(WORDS), ["zwei"]]
@@ -108,7 +94,7 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
       summarize=lambda results, seen: results[0].metrics,
     )
 
-  encoder = Encoder()
+  encoder = fake_encoders.FakeEncoder(one_hot)
   benchmarks = [
     benchmark("first", "eins", "one", "zwei"),
     benchmark("second", "drei", "eins"),
@@ -122,22 +108,25 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
 
 
 def test_languages_reach_an_encoder_that_asks_for_them(root, tmp_path):
-  encoder = PolyglotEncoder()
+  encoder = fake_encoders.PolyglotEncoder(one_hot)
   seen = {language("eng"), language("deu")}
   found = suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a", seen=seen)
-  assert encoder.languages == ["de"]
+  assert encoder.languages == {word: "en" if word in WORDS[:3] else "de" for word in WORDS}
+  assert encoder.calls[-1] == ["zwei"]
   assert found["benchmarks"]["words"]["summary"]["seen"] == 2
   assert found["seen"] == ["English", "German"]
 
 
 def test_another_encoder_s_results_are_not_taken(root, tmp_path):
-  suite.evaluate(Encoder(), [BENCHMARK], root, tmp_path / "out", name="a")
+  suite.evaluate(fake_encoders.FakeEncoder(one_hot), [BENCHMARK], root, tmp_path / "out", name="a")
   with pytest.raises(errors.InputError, match=r"encoder = 'a', not 'b'"):
-    suite.evaluate(Encoder(), [BENCHMARK], root, tmp_path / "out", name="b")
+    suite.evaluate(
+      fake_encoders.FakeEncoder(one_hot), [BENCHMARK], root, tmp_path / "out", name="b"
+    )
 
 
 def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
-  encoder = Encoder()
+  encoder = fake_encoders.FakeEncoder(one_hot)
   (root / "nowhere").mkdir()
   (root / "words" / "list").unlink()
   with pytest.raises(errors.InputError, match="list is missing"):
@@ -154,7 +143,7 @@ def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
   ],
 )
 def test_vectors_that_cannot_be_judged_are_an_error(root, tmp_path, made, message):
-  encoder = Encoder()
+  encoder = fake_encoders.FakeEncoder(one_hot)
   encoder.encode = lambda texts: made
   with pytest.raises(ValueError, match=message):
     suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")

@@ -6,26 +6,26 @@ import gzip
 import json
 import subprocess
 import sys
-import types
 
+import in_process
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 from etils import epath
 from flax import traverse_util
 from safetensors.numpy import load_file
 
 import vmsst
-from vmsst import cli, errors
-from vmsst.checkpoints import encoder_json, t5x
+from vmsst import errors
+from vmsst.checkpoints import t5x
 from vmsst.exports import (
   safetensors_folder,
   sentence_transformers_folder,
   stablehlo,
   tokenizer_file,
 )
-from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import bert, lstm, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
@@ -40,14 +40,8 @@ ODD = [
   "İ x\u00ad",
   "<w> 😀",
 ]
-T5 = t5.T5Config(
-  vocab_size=3700,
-  emb_dim=16,
-  num_heads=2,
-  head_dim=4,
-  mlp_dim=24,
-  num_encoder_layers=2,
-  relpos_max_distance=64,
+T5 = tiny_encoders.t5_config(
+  vocab_size=3700, emb_dim=16, mlp_dim=24, num_encoder_layers=2, relpos_max_distance=64
 )
 BERT = bert.BertConfig(
   vocab_size=400,
@@ -103,28 +97,6 @@ def vocabulary_of(tmp_path_factory):
   return make
 
 
-def save_run(folder, network, vocabulary, max_length=40, **assets_of):
-  """Saves a run with random parameters."""
-  model = types.SimpleNamespace(
-    network=network, sentence_encoder=network, vocabulary=vocabulary, max_length=max_length
-  )
-  encoder_json.save_encoder_assets(model, folder, **assets_of)
-  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
-  rng = np.random.default_rng(0)
-  flat = {}
-  for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
-    # Initial norms and biases would hide swaps.
-    scale = leaf.shape[-2] ** -0.5 if name.endswith("/kernel") else 0.3
-    array = rng.normal(float(name.endswith("/scale")), scale, leaf.shape)
-    flat[name] = array.astype(np.float32)
-  t5x.write_params(epath.Path(folder / "checkpoint_0"), flat)
-  return folder
-
-
-def run_cli(*arguments):
-  return cli.main([str(argument) for argument in arguments])
-
-
 # --------------------------------------------------------------------------------------------
 # Tokenizers
 
@@ -145,12 +117,17 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
 def test_vocabularies_that_split_words_require_pretokenized(vocabulary_of, tmp_path, capsys):
   pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
   vocabulary = dataclasses.replace(vocabulary_of("ems"), pretokenize=True)
-  run = save_run(tmp_path / "run", sentence_encoder.SentenceEncoder(BERT, 16, False), vocabulary)
+  run = tiny_encoders.save_run(
+    tmp_path / "run",
+    tiny_encoders.model_of(
+      sentence_encoder.SentenceEncoder(BERT, 16, False), vocabulary, max_length=40
+    ),
+  )
   command = ["export", "sentence-transformers", run, tmp_path / "out"]
-  assert run_cli(*command) == 1
+  assert in_process.vmsst(*command) == 1
   assert "vmsst.text.word_splitting.split_words" in capsys.readouterr().err
   assert not (tmp_path / "out").exists()
-  assert run_cli(*command, "--pretokenized") == 0
+  assert in_process.vmsst(*command, "--pretokenized") == 0
   assert "split into words first" in capsys.readouterr().out
 
 
@@ -199,7 +176,9 @@ def test_sentence_transformers_gives_the_same_vectors(
     )
   else:
     vocabulary = vocabulary_of(kind)
-  run = save_run(tmp_path / "run", network, vocabulary, max_length=28)
+  run = tiny_encoders.save_run(
+    tmp_path / "run", tiny_encoders.model_of(network, vocabulary, max_length=28)
+  )
   out = tmp_path / "out"
   exported = sentence_transformers_folder.export_sentence_transformers(run, out)
   assert exported.has_eos == (kind != "ems")
@@ -223,20 +202,22 @@ def test_sentence_transformers_gives_the_same_vectors(
   ],
 )
 def test_an_encoder_unknown_to_transformers_is_refused(config, width, message, tmp_path):
-  run = save_run(tmp_path / "run", encoder(config, width), vocabularies.ByteVocabulary())
+  run = tiny_encoders.save_run(
+    tmp_path / "run", tiny_encoders.model_of(encoder(config, width), max_length=40)
+  )
   with pytest.raises(errors.InputError, match=rf"{message}.*vmsst export stablehlo"):
     sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_nothing_is_written_over(tmp_path, capsys):
-  run = save_run(tmp_path / "run", encoder(T5), vocabularies.ByteVocabulary())
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine").touch()
   for form in ("sentence-transformers", "safetensors", "stablehlo"):
-    assert run_cli("export", form, run, tmp_path / "out") == 1
+    assert in_process.vmsst("export", form, run, tmp_path / "out") == 1
     assert "exists already" in capsys.readouterr().err
-  assert run_cli("export", "safetensors", tmp_path / "nothing", tmp_path / "new") == 1
+  assert in_process.vmsst("export", "safetensors", tmp_path / "nothing", tmp_path / "new") == 1
   assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
@@ -245,18 +226,17 @@ def test_nothing_is_written_over(tmp_path, capsys):
 
 
 def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, capsys):
-  run = save_run(
-    tmp_path / "run", encoder(T5, 12), vocabulary_of("sample"), languages=["deu", "eng"]
+  run = tiny_encoders.save_run(
+    tmp_path / "run",
+    tiny_encoders.model_of(encoder(T5, 12), vocabulary_of("sample"), max_length=40),
+    languages=["deu", "eng"],
   )
   # Other parameters of a run are left out.
-  stored = {
-    name: tensor.read()
-    for name, tensor in t5x.open_params(epath.Path(run / "checkpoint_0")).items()
-  }
+  stored = tiny_encoders.read_arrays(run / "checkpoint_0")
   t5x.write_params(
     epath.Path(run / "checkpoint_1"), {**stored, "decoder/kernel": np.ones((3, 3), np.float32)}
   )
-  assert run_cli("export", "safetensors", run, tmp_path / "out") == 0
+  assert in_process.vmsst("export", "safetensors", run, tmp_path / "out") == 0
   assert f"vmsst.load('{tmp_path}/out') opens it" in capsys.readouterr().out
   arrays = load_file(tmp_path / "out" / "model.safetensors")
   assert arrays.keys() == stored.keys()
@@ -301,7 +281,9 @@ def test_stablehlo_is_called_without_this_library(tmp_path):
   }
   folders = []
   for name, network in networks.items():
-    run = save_run(tmp_path / f"{name}_run", network, vocabularies.ByteVocabulary(), max_length=28)
+    run = tiny_encoders.save_run(
+      tmp_path / f"{name}_run", tiny_encoders.model_of(network, max_length=28)
+    )
     exported = stablehlo.export_stablehlo(run, tmp_path / name)
     assert "encoder.stablehlo" in stablehlo.describe(exported)
     folders.append(tmp_path / name)

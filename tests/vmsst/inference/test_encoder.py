@@ -9,14 +9,14 @@ import subprocess
 import sys
 import textwrap
 
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+import tiny_encoders
 from etils import epath
-from flax import traverse_util
 
 import vmsst
 from vmsst import errors
@@ -25,49 +25,30 @@ from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.files import checksums
 from vmsst.inference import batching
 from vmsst.inference import encoder as encoder_lib
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
-NETWORK = sentence_encoder.SentenceEncoder(
-  t5.T5Config(vocab_size=259, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_encoder_layers=1),
-  latent_dim=6,
-)
+NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 SENTENCES = ["b", "a rather longer sentence than the first", "", "été", "z" * 100, "b"]
 MAX_LENGTH = 20
-
-
-class Model:
-  network = sentence_encoder = NETWORK
-  vocabulary = vocabularies.ByteVocabulary()
-  max_length = MAX_LENGTH
-
-
-def make_params(seed):
-  tokens_BT = jnp.ones((1, 4), jnp.int32)
-  return jax.jit(NETWORK.init)(jax.random.key(seed), tokens_BT)["params"]
-
-
-def save_checkpoint(run, step, params):
-  """Saves a checkpoint in T5X's layout, with optimizer state in addition to the parameters."""
-  optimizer = jax.tree.map(lambda x: {"v": jnp.zeros_like(x)}, params)
-  tree = {"target": params, "state": {"step": jnp.int32(step), "param_states": optimizer}}
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    checkpointer.save(run / f"checkpoint_{step}" / "state", args=ocp.args.PyTreeSave(tree))
+MODEL = tiny_encoders.model_of(NETWORK, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")
 def params():
-  return make_params(1)
+  return tiny_encoders.random_params(NETWORK)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, params):
   """Returns a finished run: an older checkpoint, the latest one, and other files of a MODEL_DIR."""
   folder = tmp_path_factory.mktemp("run")
-  encoder_json.save_encoder_assets(Model, folder)
-  save_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
+  encoder_json.save_encoder_assets(MODEL, folder)
+  tiny_encoders.save_training_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
   # A larger model: parameters that the sentence encoder lacks are ignored.
-  save_checkpoint(folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}})
+  tiny_encoders.save_training_checkpoint(
+    folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}}
+  )
   checksums.write(
     epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
   )
@@ -216,7 +197,7 @@ def test_a_missing_parameter_is_named(run):
 
 @pytest.mark.parametrize("content", [None, b"{", b'{"tree_metadata": {}}'])
 def test_a_damaged_checkpoint_is_named(tmp_path, content):
-  encoder_json.save_encoder_assets(Model, tmp_path)
+  encoder_json.save_encoder_assets(MODEL, tmp_path)
   state = tmp_path / "checkpoint_1" / "state"
   state.mkdir(parents=True)
   if content is not None:
@@ -374,10 +355,8 @@ def assert_params(encoder, params):
 
 def test_an_exported_folder(params, tmp_path):
   folder = tmp_path / "export"
-  encoder_json.save_encoder_assets(Model, folder)
-  flat = {
-    name: np.asarray(value) for name, value in traverse_util.flatten_dict(params, sep="/").items()
-  }
+  encoder_json.save_encoder_assets(MODEL, folder)
+  flat = tiny_encoders.flat(params)
   safetensors.numpy.save_file(flat, folder / "model.safetensors")
   encoder = vmsst.load(folder)
   assert encoder.path == str(folder)
@@ -390,7 +369,7 @@ def test_an_exported_folder(params, tmp_path):
 
 def test_a_checkpoint_that_was_moved_with_its_files(run, params, tmp_path):
   shutil.copytree(run / "checkpoint_100", tmp_path / "checkpoint_100")
-  encoder_json.save_encoder_assets(Model, tmp_path / "checkpoint_100")
+  encoder_json.save_encoder_assets(MODEL, tmp_path / "checkpoint_100")
   assert_params(vmsst.load(tmp_path / "checkpoint_100"), params)
 
 
@@ -405,11 +384,8 @@ def test_remote_folders_of_all_kinds(run, params, tmp_path):
   fsspec = pytest.importorskip("fsspec")
   store = fsspec.filesystem("memory")
   store.put(str(run), "/bucket/run", recursive=True)
-  encoder_json.save_encoder_assets(Model, tmp_path)
-  flat = traverse_util.flatten_dict(params, sep="/")
-  safetensors.numpy.save_file(
-    {name: np.asarray(value) for name, value in flat.items()}, tmp_path / "model.safetensors"
-  )
+  encoder_json.save_encoder_assets(MODEL, tmp_path)
+  safetensors.numpy.save_file(tiny_encoders.flat(params), tmp_path / "model.safetensors")
   store.put(str(tmp_path), "/bucket/export", recursive=True)
   for path, name in (
     ("run", "run/checkpoint_100"),
@@ -450,11 +426,11 @@ SHARDED = textwrap.dedent("""
   rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
   whole = NamedSharding(rows.mesh, P())
   params = jax.tree.map(lambda x: jax.device_put(x, whole if x.shape[0] % 8 else rows),
-                        t.make_params(1))
+                        t.tiny_encoders.random_params(t.NETWORK))
   assert len(params["mean"]["kernel"].sharding.device_set) == 8
   run = pathlib.Path(sys.argv[2])
-  t.encoder_json.save_encoder_assets(t.Model, run)
-  t.save_checkpoint(run, 1, params)
+  t.encoder_json.save_encoder_assets(t.MODEL, run)
+  t.tiny_encoders.save_training_checkpoint(run, 1, params)
 """)
 
 FRESH = textwrap.dedent("""
@@ -471,11 +447,11 @@ FRESH = textwrap.dedent("""
 
 
 def test_saved_on_eight_devices_loaded_on_one_and_on_eight_without_tensorflow(tmp_path, expected):
-  env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  one = commands.environment()
   here = os.path.dirname(__file__)
-  eight = {**env, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+  eight = commands.environment(devices=8)
   subprocess.run([sys.executable, "-c", SHARDED, here, str(tmp_path)], env=eight, check=True)
-  for devices, environment in ((1, env), (8, eight)):
+  for devices, environment in ((1, one), (8, eight)):
     done = subprocess.run(
       [sys.executable, "-c", FRESH, str(tmp_path)],
       env=environment,

@@ -2,51 +2,33 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
+import line_files
 import numpy as np
 import pytest
-from etils import epath
-from flax import traverse_util
+import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints import encoder_json, t5x
 from vmsst.inference import loading
-from vmsst.networks import sentence_encoder, t5
-from vmsst.text import vocabularies
+from vmsst.networks import sentence_encoder
 
-CONFIG = t5.T5Config(
-  vocab_size=259, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_encoder_layers=1
-)
+NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 GERMAN = ["Hallo Welt", "Wie geht es dir?", "Das Wetter ist gut", "heute", "Welt"]
 ENGLISH = ["hello world", "How are you?", "The weather is good", "today", "world"]
-
-
-class Model:
-  network = sentence_encoder = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
-  vocabulary = vocabularies.ByteVocabulary()
-  max_length = 20
 
 
 @pytest.fixture
 def run(tmp_path):
   """Saves a run whose `encoder.json` lists German and English."""
-  folder = tmp_path / "run"
-  encoder_json.save_encoder_assets(Model, folder, ["deu", "eng"])
-  params = Model.network.init(jax.random.key(1), jnp.ones((1, 4), jnp.int32))["params"]
-  flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
-  t5x.write_params(epath.Path(folder / "checkpoint_0"), flat)
-  return folder
+  model = tiny_encoders.model_of(NETWORK)
+  return tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])
 
 
 @pytest.fixture
 def data(tmp_path):
   for code, texts in (("deu", GERMAN), ("fra", ENGLISH[::-1])):
     for side, lines in ((code, texts), ("eng", ENGLISH)):
-      path = tmp_path / "data" / "tatoeba" / f"tatoeba.{code}-eng.{side}"
-      path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+      line_files.write_lines(tmp_path / "data" / "tatoeba" / f"tatoeba.{code}-eng.{side}", lines)
   return tmp_path / "data"
 
 

@@ -6,38 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
+import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors, languages
 from vmsst.checkpoints import encoder_json
 from vmsst.inference import translation
 from vmsst.models import vmsst as vmsst_models
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
 
 VOCABULARY = vocabularies.ByteVocabulary()
 # More rows than the vocabulary has pieces; the extra ones are never generated.
-CONFIG = t5.T5Config(
-  vocab_size=270, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1
-)
+CONFIG = tiny_encoders.t5_config(vocab_size=270, emb_dim=32, head_dim=8, mlp_dim=32)
 LENGTH = 5
 EN, DE = (languages.language(code).index for code in ("en", "de"))
-
-
-def make_params(network):
-  """Returns parameters of about their initial scale, without compiling the initializers."""
-  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
-  rng = np.random.default_rng(1)
-
-  def fill(path, leaf):
-    scale = leaf.shape[0] ** -0.5 if path[-1].key == "kernel" else 1.0
-    value = np.ones(leaf.shape) if path[-1].key == "scale" else rng.normal(size=leaf.shape)
-    return jnp.asarray(scale * value, jnp.float32)
-
-  return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
 def make_translator(network, params, vocabulary=VOCABULARY, max_length=LENGTH):
@@ -89,7 +74,7 @@ def slowly(network, params, sentence_Z, language, length):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
   network, rng = NETWORKS[name], np.random.default_rng(0)
-  params = make_params(network)
+  params = tiny_encoders.random_params(network)
   # Likely: EOS. More likely: padding, and a row without a piece.
   kernel_DV = np.array(params["logits_hidden"]["kernel"])
   kernel_DV[:, 1] *= 10
@@ -138,7 +123,7 @@ def train(model, steps):
     updates, state = optimizer.update(gradient, state)
     return optax.apply_updates(params, updates), state
 
-  params = make_params(model.network)
+  params = tiny_encoders.random_params(model.network)
   state = optimizer.init(params)
   for i in range(steps):
     params, state = step(params, state, jax.random.key(i))
@@ -154,14 +139,8 @@ def run(tmp_path_factory):
   )
   folder = tmp_path_factory.mktemp("run")
   encoder_json.save_encoder_assets(model, folder)
-  save_checkpoint(folder, train(model, 300))
+  tiny_encoders.save_training_checkpoint(folder, 1, train(model, 300))
   return folder
-
-
-def save_checkpoint(folder, params):
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    args = ocp.args.PyTreeSave({"target": params, "state": {"step": jnp.int32(1)}})
-    checkpointer.save(folder / "checkpoint_1" / "state", args=args)
 
 
 @pytest.fixture(scope="module")
@@ -253,14 +232,8 @@ def test_what_a_network_does_not_have_is_refused():
 
 
 def test_a_run_without_a_decoder_says_so(tmp_path):
-  class Model:
-    network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
-    sentence_encoder = network
-    vocabulary = VOCABULARY
-    max_length = LENGTH
-
-  encoder_json.save_encoder_assets(Model, tmp_path)
-  save_checkpoint(tmp_path, make_params(Model.network))
+  network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
+  tiny_encoders.save_run(tmp_path, tiny_encoders.model_of(network))
   assert vmsst.load(tmp_path).dimension == 6
   with pytest.raises(errors.InputError, match=r"encoder\.json names no network with a decoder"):
     vmsst.load_translator(tmp_path)
@@ -291,7 +264,7 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   (tmp_path / "latin.txt").write_bytes("gut\ngrün\n".encode("latin-1"))
   arguments = ["translate", str(run), "--to", "de", "--input"]
   assert cli.main([*arguments, str(tmp_path / "latin.txt")]) == 1
-  assert "latin.txt, line 2: not UTF-8" in capsys.readouterr().err
+  assert "latin.txt:2: not UTF-8" in capsys.readouterr().err
   assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
   assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")

@@ -1,3 +1,4 @@
+import line_files
 import numpy as np
 import pytest
 
@@ -11,9 +12,8 @@ SOURCE = ["s0", "s1", "", "s 2", "s1", "s3", " s\t2 ", "s4", "s5", "s1", " ", "s
 TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t8", "t8"]
 
 
-def write(folder, name, lines, vectors):
-  path = folder / f"{name}.txt"
-  path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+def write_embedded(folder, name, lines, vectors):
+  path = line_files.write_lines(folder / f"{name}.txt", lines)
   writer = vector_store.Writer(folder / name, vectors.shape[1], shard_rows=5)
   writer.append(vectors)
   writer.finish()
@@ -28,7 +28,9 @@ def texts(tmp_path, monkeypatch):
   source, target = (rng.normal(size=[len(lines), 4]) + 1 for lines in (SOURCE, TARGET))
   for x, y in ((0, 0), (3, 4), (5, 2), (7, 6), (11, 7), (4, 8)):
     target[y] = source[x] + 0.2 * rng.normal(size=4)
-  return write(tmp_path, "source", SOURCE, source), write(tmp_path, "target", TARGET, target)
+  return write_embedded(tmp_path, "source", SOURCE, source), write_embedded(
+    tmp_path, "target", TARGET, target
+  )
 
 
 def first_rows(lines):
@@ -206,10 +208,10 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     mine(texts, tmp_path, gold=str(gold), min_cosine=1.5)
   with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
-  wide = write(tmp_path, "wide", ["a"], np.ones([1, 5]))
+  wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
     mine((texts[0], wide), tmp_path)
-  blank = write(tmp_path, "blank", ["", " "], np.ones([2, 4]))
+  blank = write_embedded(tmp_path, "blank", ["", " "], np.ones([2, 4]))
   with pytest.raises(errors.InputError, match=r"blank\.txt contains no sentence"):
     mine((texts[0], blank), tmp_path)
   with pytest.raises(errors.InputError, match="is a folder"):

@@ -2,8 +2,9 @@ import gzip
 import json
 import os
 import unicodedata
-import zlib
 
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
@@ -25,19 +26,19 @@ PAIRS = [
 ]
 
 
-class Encoder:
-  """Returns vectors that depend only on the text."""
+class QuietEncoder(fake_encoders.FakeEncoder):
+  """Records the language and size of each call, which must not show its progress."""
 
   dimension = 6
 
   def __init__(self):
-    self.seen = []
+    super().__init__(fake_encoders.random_vector)
+    self.batches = []
 
   def encode(self, sentences, *, language, batch_size, progress, on_cut=None):
     assert progress is False
-    self.seen.append((language, len(sentences)))
-    seeds = [zlib.crc32(text.encode()) for text in sentences]
-    return np.array([np.random.default_rng(s).normal(size=6) for s in seeds], np.float32)
+    self.batches.append((language, len(sentences)))
+    return super().encode(sentences).astype(np.float32)
 
 
 def plain(text):
@@ -57,9 +58,7 @@ def brute_force(pairs, count):
     for x, y in pairs:
       if plain(x) and plain(y) and plain(y) not in known:
         rivals.setdefault(plain(y), y)
-    vectors = Encoder().encode(
-      [first, *rivals.values()], language=None, batch_size=0, progress=False
-    )
+    vectors = np.array([fake_encoders.random_vector(text) for text in [first, *rivals.values()]])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     order = np.argsort(-(unit[1:] @ unit[0]), kind="stable")
     found.append([list(rivals.values())[i] for i in order[:count]])
@@ -72,7 +71,7 @@ def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
   if blocks:
     monkeypatch.setattr(hard_negative_mining, "_QUERIES", blocks[0])
     monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", blocks[1])
-  encoder = Encoder()
+  encoder = QuietEncoder()
   found = hard_negative_mining.hard_negatives(
     encoder, PAIRS, count, languages=("deu", "eng"), progress=False
   )
@@ -81,7 +80,7 @@ def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
   assert not {"source 3", "another source", "a third\tsource"} & set(found[3])
   assert not {"source 5", "Ｓource 5", "SOURCE  5"} & set(found[5] + found[14])
   # Each distinct text once, in its language.
-  assert encoder.seen == [("deu", 14), ("eng", 14)]
+  assert encoder.batches == [("deu", 14), ("eng", 14)]
 
 
 def test_of_equally_near_targets_the_first_come_first(monkeypatch):
@@ -96,24 +95,22 @@ def test_of_equally_near_targets_the_first_come_first(monkeypatch):
 def test_without_a_whole_pair_there_are_no_negatives():
   pairs = [("", "x"), ("y", "")]
   found = hard_negative_mining.hard_negatives(
-    Encoder(), pairs, 2, languages=("de", "en"), progress=False
+    QuietEncoder(), pairs, 2, languages=("de", "en"), progress=False
   )
   assert found == [[], []]
 
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-  """A run with two checkpoints, loaded as the encoder above, and bitext in two folders."""
+  """A run with two checkpoints, loaded as `QuietEncoder`, and bitext in two folders."""
   for step in (1, 2):
     (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
   loaded = []
-  monkeypatch.setattr(loading, "load", lambda path: loaded.append(str(path)) or Encoder())
-  (tmp_path / "a").mkdir()
-  rows = [json.dumps({"de": source, "en": target}) + "\n" for source, target in PAIRS]
-  (tmp_path / "a" / "x.de-en.jsonl").write_text("".join(rows), encoding="utf-8")
-  (tmp_path / "b").mkdir()
-  (tmp_path / "b" / "train.fr").write_text("un\ndeux\n", encoding="utf-8")
-  (tmp_path / "b" / "train.en").write_text("one\ntwo\n", encoding="utf-8")
+  monkeypatch.setattr(loading, "load", lambda path: loaded.append(str(path)) or QuietEncoder())
+  rows = [json.dumps({"de": source, "en": target}) for source, target in PAIRS]
+  line_files.write_lines(tmp_path / "a" / "x.de-en.jsonl", rows)
+  line_files.write_lines(tmp_path / "b" / "train.fr", ["un", "deux"])
+  line_files.write_lines(tmp_path / "b" / "train.en", ["one", "two"])
   return tmp_path, loaded
 
 

@@ -1,3 +1,5 @@
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
@@ -7,18 +9,13 @@ from vmsst.search import exact_search
 from vmsst.vectors import embedded_text, vector_store
 
 
-def vector(text):
+def letters_vector(text):
   """Returns vectors with few directions, so that there are ties."""
   return [text.count("a"), text.count("b"), 1]
 
 
-class Encoder:
-  def __init__(self):
-    self.asked = []
-
-  def encode(self, sentences):
-    self.asked.append(len(sentences))
-    return np.array([vector(text) for text in sentences], float)
+def make_encoder():
+  return fake_encoders.FakeEncoder(letters_vector)
 
 
 BASE = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
@@ -26,21 +23,20 @@ QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
 
 
 def make_base(folder, lines):
-  path = folder / "base.txt"
-  path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  path = line_files.write_lines(folder / "base.txt", lines)
   writer = vector_store.Writer(folder / "base", 3, shard_rows=10)
   if lines:
-    writer.append(np.array([vector(line) for line in lines]))
+    writer.append(np.array([letters_vector(line) for line in lines]))
   writer.finish()
   return embedded_text.open_text(str(path), folder / "base")
 
 
 def naive(query, count):
   """Returns (line, text) by a stable sort of exact cosines, squared and scaled by a constant."""
-  x = vector(query)
+  x = letters_vector(query)
   scores = []
   for line in BASE:
-    y = vector(line)
+    y = letters_vector(line)
     product = sum(a * b for a, b in zip(x, y, strict=True))
     scores.append((-product * product * 1000000 // sum(b * b for b in y), product))
   order = sorted(range(len(BASE)), key=lambda row: scores[row][0])
@@ -50,16 +46,16 @@ def naive(query, count):
 @pytest.mark.parametrize("window", [4, 99])
 def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, window):
   monkeypatch.setattr(text_search, "_WINDOW", window)
-  encoder, base = Encoder(), make_base(tmp_path, BASE)
+  encoder, base = make_encoder(), make_base(tmp_path, BASE)
   found = list(text_search.nearest_lines(encoder, iter(QUERIES), base, 12, progress=False))
   assert [query for query, _ in found] == QUERIES
   for query, hits in found:
     assert [(hit.line, hit.text) for hit in hits] == naive(query, 12)
-    x = exact_search.unit_rows(np.array([vector(query)], float))[0]
+    x = exact_search.unit_rows(np.array([letters_vector(query)], float))[0]
     for hit in hits:
-      y = np.array(vector(hit.text)) / np.linalg.norm(vector(hit.text))
+      y = np.array(letters_vector(hit.text)) / np.linalg.norm(letters_vector(hit.text))
       assert hit.score == pytest.approx(x @ y, abs=1e-6)
-  assert encoder.asked == ([4, 4, 1] if window == 4 else [9])
+  assert encoder.sizes == ([4, 4, 1] if window == 4 else [9])
 
 
 def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
@@ -67,14 +63,14 @@ def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
   read = []
   queries = (read.append(query) or query for query in QUERIES)
   base = make_base(tmp_path, BASE)
-  found = text_search.nearest_lines(Encoder(), queries, base, 1, progress=False)
+  found = text_search.nearest_lines(make_encoder(), queries, base, 1, progress=False)
   assert next(found)[0] == QUERIES[0]
   assert read == QUERIES[:2]
 
 
 def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
   base = make_base(tmp_path, BASE[:3])
-  ((_, hits),) = text_search.nearest_lines(Encoder(), ["ab"], base, 9, progress=True)
+  ((_, hits),) = text_search.nearest_lines(make_encoder(), ["ab"], base, 9, progress=True)
   assert sorted(hit.line for hit in hits) == [1, 2, 3]
   assert hits[0].as_json() == {
     "line": hits[0].line,
@@ -86,8 +82,8 @@ def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
 def test_broken_input_is_an_error(tmp_path):
   (tmp_path / "empty").mkdir()
   with pytest.raises(errors.InputError, match=r"base\.txt is empty"):
-    next(text_search.nearest_lines(Encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
-  base, encoder = make_base(tmp_path, BASE), Encoder()
+    next(text_search.nearest_lines(make_encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
+  base, encoder = make_base(tmp_path, BASE), make_encoder()
   encoder.encode = lambda sentences: np.ones([len(sentences), 2])
   with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* have width 2"):
     next(text_search.nearest_lines(encoder, ["a"], base, 1))

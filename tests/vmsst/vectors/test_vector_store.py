@@ -11,7 +11,7 @@ from vmsst.vectors import vector_store
 VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
 
-def write(folder, vectors=VECTORS, *, chunk=4, finish=True, **settings):
+def write_vectors(folder, vectors=VECTORS, *, chunk=4, finish=True, **settings):
   """Appends what is missing, a few rows at a time, as an embedding job does."""
   with_defaults = {"shard_rows": 10, **settings}
   writer = vector_store.Writer(folder, vectors.shape[1], **with_defaults)
@@ -40,11 +40,11 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
     pytest.importorskip("pyarrow")
   expected = VECTORS.astype(dtype)
   # Interruptions before and after a full shard is converted to its format.
-  write(tmp_path, VECTORS[:7], finish=False, file_format=file_format, dtype=dtype)
+  write_vectors(tmp_path, VECTORS[:7], finish=False, file_format=file_format, dtype=dtype)
   writer = vector_store.Writer(tmp_path, 3, file_format=file_format, dtype=dtype)
   writer._seal = lambda: None
   writer.append(VECTORS[7:13])
-  write(tmp_path, file_format=file_format, dtype=dtype)
+  write_vectors(tmp_path, file_format=file_format, dtype=dtype)
   files = sorted(path.name for path in tmp_path.glob("vectors-*"))
   assert files == [f"vectors-0000{number}.{file_format}" for number in range(3)]
   parts = [read(tmp_path / name) for name in files]
@@ -64,7 +64,7 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("chunk", [1, 4, 23])
 def test_what_was_written_is_read(tmp_path, dtype, chunk):
-  write(tmp_path, chunk=chunk, dtype=dtype, settings={"encoder": "a", "ids": (1, 2)})
+  write_vectors(tmp_path, chunk=chunk, dtype=dtype, settings={"encoder": "a", "ids": (1, 2)})
   vectors, expected = vector_store.open_vectors(tmp_path), VECTORS.astype(dtype)
   assert (vectors.shape, len(vectors), vectors.dtype) == ((23, 3), 23, np.dtype(dtype))
   assert vectors.settings == {"encoder": "a", "ids": [1, 2]}
@@ -78,7 +78,7 @@ def test_what_was_written_is_read(tmp_path, dtype, chunk):
 
 @pytest.mark.parametrize("before", [0, 1, 9, 10, 11, 20, 22])
 def test_after_an_interruption_no_row_is_lost_or_doubled(tmp_path, before, monkeypatch):
-  write(tmp_path, VECTORS[:before], chunk=7, finish=False)
+  write_vectors(tmp_path, VECTORS[:before], chunk=7, finish=False)
   # The process ends while rows are written, before they count.
   writer = vector_store.Writer(tmp_path, 3)
   with monkeypatch.context() as patch:
@@ -87,32 +87,32 @@ def test_after_an_interruption_no_row_is_lost_or_doubled(tmp_path, before, monke
       writer.append(-VECTORS[before : before + 13])
   with pytest.raises(errors.InputError, match=r"not finished|no vectors\.json"):
     vector_store.open_vectors(tmp_path)
-  assert write(tmp_path).finished
+  assert write_vectors(tmp_path).finished
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path)[:], VECTORS)
-  assert write(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to write
+  assert write_vectors(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to write
 
 
 def test_an_interruption_of_the_end_can_be_gone_on_with(tmp_path, monkeypatch):
-  writer = write(tmp_path, VECTORS[:14], finish=False)
+  writer = write_vectors(tmp_path, VECTORS[:14], finish=False)
   with monkeypatch.context() as patch:
     patch.setattr(writer, "_commit", lambda **_: None)
     writer.finish()
-  write(tmp_path)
+  write_vectors(tmp_path)
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path)[:], VECTORS)
   with pytest.raises(ValueError, match="finished: nothing"):
     vector_store.Writer(tmp_path, 3).append(VECTORS)
 
 
 def test_no_vectors_and_full_files(tmp_path):
-  write(tmp_path / "none", VECTORS[:0])
+  write_vectors(tmp_path / "none", VECTORS[:0])
   assert vector_store.open_vectors(tmp_path / "none")[:].shape == (0, 3)
-  write(tmp_path / "full", VECTORS[:20])
+  write_vectors(tmp_path / "full", VECTORS[:20])
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "full")[:], VECTORS[:20])
 
 
 def test_search_takes_them_as_they_lie_on_disk(tmp_path, monkeypatch):
   monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 4)
-  write(tmp_path)
+  write_vectors(tmp_path)
   vectors = vector_store.open_vectors(tmp_path)
   query = VECTORS[::-1] + 0.1
   whole = exact_search.mutual_top_k(query, VECTORS, 3)
@@ -140,7 +140,7 @@ def break_file(folder, name, change):
   ],
 )
 def test_broken_files_are_named(tmp_path, name, change, message):
-  write(tmp_path)
+  write_vectors(tmp_path)
   break_file(tmp_path, name, change)
   for use in (vector_store.open_vectors, lambda folder: vector_store.Writer(folder, 3)):
     with pytest.raises(errors.InputError, match=f"{name}: {message}"):
@@ -150,7 +150,7 @@ def test_broken_files_are_named(tmp_path, name, change, message):
 def test_missing_files_and_other_vectors_are_an_error(tmp_path):
   with pytest.raises(errors.InputError, match=r"no vectors\.json: give a folder"):
     vector_store.open_vectors(tmp_path)
-  write(tmp_path, settings={"encoder": "a"}, finish=False)
+  write_vectors(tmp_path, settings={"encoder": "a"}, finish=False)
   for arguments, message in (
     ({"dimension": 4}, "dimension 3, not 4"),
     ({"dtype": "float16"}, "dtype 'float32', not 'float16'"),

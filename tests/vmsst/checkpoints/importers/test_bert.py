@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 from flax import linen as nn
 from flax import traverse_util
 from safetensors.numpy import save_file
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.networks import bert as networks
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
@@ -87,7 +87,7 @@ def weights(prefix="", norm=("weight", "bias")):
   return {prefix + name: rng.normal(size=shape) for name, shape in found.items()}
 
 
-def save(folder, arrays, **changes):
+def save_hugging_face(folder, arrays, **changes):
   folder.mkdir(parents=True)
   (folder / "config.json").write_text(json.dumps(CONFIG | changes))
   arrays = {
@@ -98,19 +98,13 @@ def save(folder, arrays, **changes):
   return folder
 
 
-def read(checkpoint):
-  """Returns the arrays of a checkpoint by name."""
-  stored = t5x.open_params(t5x.epath.Path(checkpoint))
-  return {name: tensor.read() for name, tensor in stored.items()}
-
-
 def has_pooler(imported):
   return any(name.startswith("pooler/") for row in imported.rows for name in row.targets)
 
 
-def run(imported, tokens_BT):
+def apply_network(imported, tokens_BT):
   """Returns token states and, with a pooler, pooled vectors for ids of the tokenizer."""
-  params = traverse_util.unflatten_dict(read(imported.checkpoint), sep="/")
+  params = traverse_util.unflatten_dict(tiny_encoders.read_arrays(imported.checkpoint), sep="/")
   network = Network(networks.BertConfig(**imported.sizes), pooler=has_pooler(imported))
   ours_BT = bert.swap_padding(tokens_BT, imported.padding_id)
   return jax.jit(network.apply)({"params": params}, ours_BT)
@@ -119,7 +113,7 @@ def run(imported, tokens_BT):
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
   folder = tmp_path_factory.mktemp("bert")
-  return bert.import_bert(save(folder / "hf", weights()), folder / "out")
+  return bert.import_bert(save_hugging_face(folder / "hf", weights()), folder / "out")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +155,7 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
     expected = getattr(model, model.base_model_prefix, model)(
       input_ids=torch.tensor(tokens_BT), attention_mask=torch.tensor(mask_BT.astype(np.int64))
     )
-  hidden_BTD, pooled_BD = run(found, tokens_BT)
+  hidden_BTD, pooled_BD = apply_network(found, tokens_BT)
   expected_BTD = expected.last_hidden_state.numpy()
   np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
   assert has_pooler(found) == (kind != "ForMaskedLM")
@@ -170,7 +164,7 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
 
 
 def test_every_weight_is_where_it_belongs(imported):
-  stored, found = weights(), read(imported.checkpoint)
+  stored, found = weights(), tiny_encoders.read_arrays(imported.checkpoint)
 
   def expect(name, source, transposed=False):
     array = found.pop(name)
@@ -208,7 +202,9 @@ def test_they_are_the_whole_network(imported):
   network = Network(networks.BertConfig(**SIZES))
   shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
   wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
-  assert {name: array.shape for name, array in read(imported.checkpoint).items()} == wanted
+  assert {
+    name: array.shape for name, array in tiny_encoders.read_arrays(imported.checkpoint).items()
+  } == wanted
 
 
 def test_old_names_and_heads_of_pre_training(tmp_path, imported):
@@ -217,9 +213,9 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
     "cls.predictions.bias": np.zeros(40),
     "cls.seq_relationship.weight": np.zeros((2, 12)),
   }
-  found = bert.import_bert(save(tmp_path / "hf", arrays), tmp_path / "out")
-  expected = read(imported.checkpoint)
-  jax.tree.map(np.testing.assert_array_equal, read(found.checkpoint), expected)
+  found = bert.import_bert(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
+  expected = tiny_encoders.read_arrays(imported.checkpoint)
+  jax.tree.map(np.testing.assert_array_equal, tiny_encoders.read_arrays(found.checkpoint), expected)
   rows = {row.source: row for row in found.rows}
   assert set(rows) == set(arrays)
   notes = {name: row.note for name, row in rows.items() if not row.targets}
@@ -236,10 +232,10 @@ def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
 ):
   # The model's config says 0: in a small E5, only the tokenizer has the right id.
   arrays = sized(weights())
-  folder = save(tmp_path / "hf", arrays, vocab_size=150)
+  folder = save_hugging_face(tmp_path / "hf", arrays, vocab_size=150)
   shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
   found = bert.import_bert(folder, tmp_path / "out")
-  table_VD = read(found.checkpoint)["token_embedder/embedding"]
+  table_VD = tiny_encoders.read_arrays(found.checkpoint)["token_embedder/embedding"]
   plain_VD = arrays["embeddings.word_embeddings.weight"].astype(np.float32)
   np.testing.assert_array_equal(table_VD, plain_VD[[1, 0, *range(2, 150)]])
   ids_BT = np.array([[0, 7, 2, 1, 1]], np.int32)
@@ -393,7 +389,7 @@ def test_sentence_vectors_equal_those_of_sentence_transformers(
 def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
   tmp_path, tokenizer_files
 ):
-  folder = save(tmp_path / "hf", sized(weights()), vocab_size=150)
+  folder = save_hugging_face(tmp_path / "hf", sized(weights()), vocab_size=150)
   shutil.copyfile(tokenizer_files["bert"], folder / "tokenizer.json")
   vectors = {}
   for pooling in (None, *bert.POOLINGS):
@@ -403,12 +399,12 @@ def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
   np.testing.assert_array_equal(vectors[None], vectors["mean"])
   # [CLS] x Welt [SEP], by the tokenizer's own ids.
   (ids,) = HuggingFaceVocabulary(str(folder / "tokenizer.json")).encode(["x Welt"], 9)
-  hidden_BTD, pooled_BD = run(found, np.array([ids]))
+  hidden_BTD, pooled_BD = apply_network(found, np.array([ids]))
   np.testing.assert_allclose(vectors["mean"], hidden_BTD.mean(1), atol=1e-6)
   np.testing.assert_allclose(vectors["cls"], hidden_BTD[:, 0], atol=1e-6)
   np.testing.assert_allclose(vectors["pooler"], pooled_BD, atol=1e-6)
   headless = {name: x for name, x in sized(weights()).items() if "pooler" not in name}
-  save(tmp_path / "headless", headless, vocab_size=150)
+  save_hugging_face(tmp_path / "headless", headless, vocab_size=150)
   with pytest.raises(errors.InputError, match=r"'pooler'.*has none"):
     bert.import_bert(tmp_path / "headless", tmp_path / "x", pooling="pooler")
 
@@ -432,7 +428,9 @@ def sized(arrays):
 def test_e5_is_known_by_its_name_and_a_folder_without_tokenizer_stays_usable(
   tmp_path, name, changes, prefix
 ):
-  found = bert.import_bert(save(tmp_path / name, weights(), **changes), tmp_path / "out")
+  found = bert.import_bert(
+    save_hugging_face(tmp_path / name, weights(), **changes), tmp_path / "out"
+  )
   assert found.prefix == prefix
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint_0"]
   assert "vmsst.load cannot open it" in weight_tables.describe(found)
@@ -442,7 +440,7 @@ def test_xlmr_s_sentencepiece_model_alone_is_enough(tmp_path):
   pytest.importorskip("tokenizers")
   import sentencepiece
 
-  folder = save(tmp_path / "hf", sized(weights()), vocab_size=150)
+  folder = save_hugging_face(tmp_path / "hf", sized(weights()), vocab_size=150)
   with open(folder / "sentencepiece.bpe.model", "wb") as stream:
     sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(SENTENCES * 9), model_writer=stream, vocab_size=70, minloglevel=2,
@@ -476,7 +474,7 @@ gin.get_configurable(train)()
 def test_training_starts_from_an_import(tmp_path, tokenizer_files):
   from vmsst.tasks import sample
 
-  folder = save(tmp_path / "hf", sized(weights()), vocab_size=150)
+  folder = save_hugging_face(tmp_path / "hf", sized(weights()), vocab_size=150)
   shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
   found = bert.import_bert(folder, tmp_path / "import")
   rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
@@ -502,7 +500,10 @@ def test_training_starts_from_an_import(tmp_path, tokenizer_files):
     f"INITIAL_CHECKPOINT_PATH = {str(found.checkpoint)!r}",
   ]
   commands.script(_TRAIN, cwd=tmp_path, text="\n".join(bindings))
-  expected, start = read(found.checkpoint), read(tmp_path / "run" / "checkpoint_0")
+  expected, start = (
+    tiny_encoders.read_arrays(found.checkpoint),
+    tiny_encoders.read_arrays(tmp_path / "run" / "checkpoint_0"),
+  )
   taken = {name for name in expected if not name.startswith("pooler")}
   assert taken < set(start)
   assert not [name for name in set(start) - taken if name.startswith(("encoder", "token"))]
@@ -525,18 +526,22 @@ def save_modules(folder, weights, *, pooling=True, activation="Tanh", names=("1_
     for kind, name in zip(kinds, ("", *names, "3_Normalize"), strict=True)
   ]
   (folder / "modules.json").write_text(json.dumps(modules))
-  save(folder / "1_P", {}, pooling_mode_cls_token=pooling, pooling_mode_mean_tokens=not pooling)
-  save(folder / "2_D", weights, activation_function=f"torch.nn.modules.activation.{activation}")
+  save_hugging_face(
+    folder / "1_P", {}, pooling_mode_cls_token=pooling, pooling_mode_mean_tokens=not pooling
+  )
+  save_hugging_face(
+    folder / "2_D", weights, activation_function=f"torch.nn.modules.activation.{activation}"
+  )
 
 
 DENSE = {"linear.weight": np.full((12, 12), 0.5), "linear.bias": np.full(12, 0.25)}
 
 
 def test_the_dense_module_of_sentence_transformers_becomes_the_pooler(tmp_path, imported):
-  save_modules(save(tmp_path / "hf", weights()), DENSE)
+  save_modules(save_hugging_face(tmp_path / "hf", weights()), DENSE)
   found = bert.import_bert(tmp_path / "hf", tmp_path / "out")
-  arrays = read(found.checkpoint)
-  assert set(arrays) == set(read(imported.checkpoint))
+  arrays = tiny_encoders.read_arrays(found.checkpoint)
+  assert set(arrays) == set(tiny_encoders.read_arrays(imported.checkpoint))
   np.testing.assert_array_equal(arrays["pooler/dense/kernel"], 0.5)
   np.testing.assert_array_equal(arrays["pooler/dense/bias"], 0.25)
   rows = {row.source: row for row in found.rows}
@@ -556,7 +561,7 @@ def test_the_dense_module_of_sentence_transformers_becomes_the_pooler(tmp_path, 
   ],
 )
 def test_another_chain_of_modules_is_refused(tmp_path, changes, message):
-  save_modules(save(tmp_path / "hf", weights()), DENSE, **changes)
+  save_modules(save_hugging_face(tmp_path / "hf", weights()), DENSE, **changes)
   with pytest.raises(errors.InputError, match=message):
     bert.import_bert(tmp_path / "hf", tmp_path / "out")
 
@@ -578,7 +583,7 @@ def test_another_chain_of_modules_is_refused(tmp_path, changes, message):
   ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
-  folder = save(tmp_path / "hf", weights(), **changes)
+  folder = save_hugging_face(tmp_path / "hf", weights(), **changes)
   with pytest.raises(errors.InputError, match=message):
     bert.import_bert(folder, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["hf"]
@@ -595,7 +600,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
       (arrays | {"pooler.dense.bias": np.full(12, np.nan)}, r"pooler\.dense\.bias.*NaN values"),
     )
   ):
-    folder = save(tmp_path / f"hf{number}", changed)
+    folder = save_hugging_face(tmp_path / f"hf{number}", changed)
     with pytest.raises(errors.InputError, match=message):
       bert.import_bert(folder, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
@@ -605,7 +610,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
   "added", [None, [{"id": 3}], [{"id": 3, "content": "<s>"}], [{"id": "1", "content": "<pad>"}]]
 )
 def test_a_tokenizer_without_padding_is_refused(tmp_path, added):
-  folder = save(tmp_path / "hf", weights())
+  folder = save_hugging_face(tmp_path / "hf", weights())
   (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
   with pytest.raises(errors.InputError, match=r"tokenizer\.json"):
     bert.import_bert(folder, tmp_path / "out")
@@ -615,4 +620,4 @@ def test_nothing_is_written_over(tmp_path):
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine").touch()
   with pytest.raises(errors.InputError, match="exists already"):
-    bert.import_bert(save(tmp_path / "hf", weights()), tmp_path / "out")
+    bert.import_bert(save_hugging_face(tmp_path / "hf", weights()), tmp_path / "out")

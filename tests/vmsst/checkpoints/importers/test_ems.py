@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 from flax import traverse_util
 from safetensors.numpy import save_file
 
 import vmsst
 from ems_jax.networks import ems as networks
 from vmsst import cli, errors, languages
-from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import ems, weight_tables
 from vmsst.networks import bert
 
@@ -139,11 +139,6 @@ def import_ems(source, output, vocabulary):
   return ems.import_ems(source, output, vocabulary=vocabulary, num_heads=HEADS)
 
 
-def read(checkpoint):
-  stored = t5x.open_params(t5x.epath.Path(checkpoint))
-  return {name: tensor.read() for name, tensor in stored.items()}
-
-
 def ids(vocabulary):
   """Returns padded token ids of the sentences."""
   rows = vocabulary.encode(SENTENCES, LENGTH, "en")
@@ -181,7 +176,7 @@ def test_vectors_and_heads_equal_those_of_torch(tmp_path, vocabulary, capsys, sh
     xtr_layer_norm=True,
     projection_dim=PROJECTED,
   )
-  arrays = read(tmp_path / "out" / "checkpoint_0")
+  arrays = tiny_encoders.read_arrays(tmp_path / "out" / "checkpoint_0")
   shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
   wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
   assert {name: x.shape for name, x in arrays.items()} == wanted
@@ -216,9 +211,11 @@ def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
     for path in sorted(tmp_path.iterdir())
   }
   assert list(found) == ["a", "b", "c", "d"]
-  expected = read(found["a"].checkpoint)
+  expected = tiny_encoders.read_arrays(found["a"].checkpoint)
   for imported in found.values():
-    jax.tree.map(np.testing.assert_array_equal, read(imported.checkpoint), expected)
+    jax.tree.map(
+      np.testing.assert_array_equal, tiny_encoders.read_arrays(imported.checkpoint), expected
+    )
   (left_out,) = (row for row in found["b"].rows if not row.targets)
   assert (left_out.source, left_out.shape) == ("extra.weight", (2, 3))
   assert "1 tensors (6 numbers) were left out" in weight_tables.describe(found["b"])

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore
+import tiny_encoders
 from flax import serialization, traverse_util
 from safetensors.numpy import save_file
 
@@ -98,7 +99,7 @@ def weights(seed=0):
   return {name: array.astype(np.float32) for name, array in found.items()}
 
 
-def save(folder, tensors, **config):
+def save_hugging_face(folder, tensors, **config):
   """Saves a Hugging Face folder."""
   folder.mkdir(parents=True, exist_ok=True)
   save_file(tensors, folder / "model.safetensors")
@@ -119,21 +120,15 @@ def save_shards(folder, tensors, count=2, **changes):
   return folder
 
 
-def read(checkpoint):
-  """Returns the arrays of a checkpoint by name."""
-  stored = t5x.open_params(t5x.epath.Path(checkpoint))
-  return {name: tensor.read() for name, tensor in stored.items()}
-
-
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
   folder = tmp_path_factory.mktemp("mt5")
-  save(folder / "hf", weights())
+  save_hugging_face(folder / "hf", weights())
   return mt5.import_mt5(folder / "hf", folder / "out")
 
 
 def test_every_weight_is_where_it_belongs(imported):
-  stored, found = weights(), read(imported.checkpoint)
+  stored, found = weights(), tiny_encoders.read_arrays(imported.checkpoint)
 
   def expect(name, source, transposed=True):
     array = found.pop(name)
@@ -172,7 +167,9 @@ def test_every_weight_is_where_it_belongs(imported):
 def test_with_what_starts_fresh_it_is_the_whole_network(imported):
   shapes = jax.eval_shape(NETWORK.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
   wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
-  found = {name: array.shape for name, array in read(imported.checkpoint).items()}
+  found = {
+    name: array.shape for name, array in tiny_encoders.read_arrays(imported.checkpoint).items()
+  }
   fresh = {name for name in wanted if name.startswith(FRESH)}
   assert len({name.split("/kernel")[0] for name in fresh}) >= len(FRESH)
   assert found == {name: shape for name, shape in wanted.items() if name not in fresh}
@@ -189,7 +186,7 @@ def test_the_report_accounts_for_every_tensor(imported):
     "language_encoder/encoder_norm/scale",
   )
   written = sorted(target for row in imported.rows for target in row.targets)
-  assert written == sorted(read(imported.checkpoint))
+  assert written == sorted(tiny_encoders.read_arrays(imported.checkpoint))
   assert imported.sizes == SIZES
   text = weight_tables.describe(imported).splitlines()
   assert any(line.startswith("lm_head.weight ") and "logits_hidden" in line for line in text)
@@ -202,7 +199,7 @@ def test_copies_of_the_token_table_and_an_unused_table_are_left_out(tmp_path):
     "encoder.embed_tokens.weight": weights()["shared.weight"],
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.ones((8, 3)),
   }
-  save(tmp_path / "hf", weights() | extra)
+  save_hugging_face(tmp_path / "hf", weights() | extra)
   rows = {row.source: row for row in mt5.import_mt5(tmp_path / "hf", tmp_path / "out").rows}
   assert all(not rows[name].targets and rows[name].note for name in extra)
 
@@ -211,15 +208,18 @@ def test_copies_of_the_token_table_and_an_unused_table_are_left_out(tmp_path):
 def test_half_precision_shards_become_float32(tmp_path, imported, dtype):
   halved = {name: array.astype(dtype) for name, array in weights().items()}
   save_shards(tmp_path / "hf", halved)
-  found = read(mt5.import_mt5(tmp_path / "hf", tmp_path / "out").checkpoint)
-  for name, array in read(imported.checkpoint).items():
+  found = tiny_encoders.read_arrays(mt5.import_mt5(tmp_path / "hf", tmp_path / "out").checkpoint)
+  for name, array in tiny_encoders.read_arrays(imported.checkpoint).items():
     np.testing.assert_array_equal(found[name], array.astype(dtype).astype(np.float32))
 
 
 def test_an_encoder_alone_is_imported_as_such(tmp_path, imported):
   encoder = {n: x for n, x in weights().items() if n.startswith(("encoder.", "shared."))}
-  alone = mt5.import_mt5(save(tmp_path / "hf", encoder), tmp_path / "out")
-  whole, found = read(imported.checkpoint), read(alone.checkpoint)
+  alone = mt5.import_mt5(save_hugging_face(tmp_path / "hf", encoder), tmp_path / "out")
+  whole, found = (
+    tiny_encoders.read_arrays(imported.checkpoint),
+    tiny_encoders.read_arrays(alone.checkpoint),
+  )
   assert set(found) == {n for n in whole if not n.startswith(("decoder/", "logits_"))}
   for name, array in found.items():
     np.testing.assert_array_equal(array, whole[name])
@@ -227,7 +227,7 @@ def test_an_encoder_alone_is_imported_as_such(tmp_path, imported):
 
 
 def test_the_vocabulary_is_copied_beside_the_checkpoint(tmp_path, capsys):
-  (save(tmp_path / "hf", weights()) / "spiece.model").write_bytes(b"pieces")
+  (save_hugging_face(tmp_path / "hf", weights()) / "spiece.model").write_bytes(b"pieces")
   assert cli.main(["import", "mt5", str(tmp_path / "hf"), str(tmp_path / "a" / "out")]) == 0
   assert (tmp_path / "a" / "out" / "spiece.model").read_bytes() == b"pieces"
   assert f"VOCABULARY_PATH = '{tmp_path}/a/out/spiece.model'" in capsys.readouterr().out
@@ -286,15 +286,19 @@ def test_the_layout_of_the_public_checkpoints_is_read(tmp_path, imported, remote
   save_legacy(tmp_path / "mt5_small" / "checkpoint_1000000", t5x_params(), remote=remote)
   (tmp_path / "mt5_small" / "checkpoint_900000").mkdir()
   found = mt5.import_mt5(tmp_path / "mt5_small", tmp_path / "out")
-  assert_same_import(read(found.checkpoint), read(imported.checkpoint))
+  assert_same_import(
+    tiny_encoders.read_arrays(found.checkpoint), tiny_encoders.read_arrays(imported.checkpoint)
+  )
   assert found.sizes == SIZES | {"relpos_max_distance": 128}
   assert {row.note for row in found.rows if not row.targets} == {"cross-attention"}
 
 
 def test_bfloat16_is_read_from_the_old_layout(tmp_path, imported):
   save_legacy(tmp_path / "checkpoint_1", t5x_params(), dtype="bfloat16")
-  found = read(mt5.import_mt5(tmp_path / "checkpoint_1", tmp_path / "out").checkpoint)
-  kernel = read(imported.checkpoint)["logits_hidden/kernel"]
+  found = tiny_encoders.read_arrays(
+    mt5.import_mt5(tmp_path / "checkpoint_1", tmp_path / "out").checkpoint
+  )
+  kernel = tiny_encoders.read_arrays(imported.checkpoint)["logits_hidden/kernel"]
   expected = kernel.astype(ml_dtypes.bfloat16).astype(np.float32)
   np.testing.assert_array_equal(found["logits_hidden/kernel"], expected)
 
@@ -302,7 +306,9 @@ def test_bfloat16_is_read_from_the_old_layout(tmp_path, imported):
 def test_an_orbax_checkpoint_is_read(tmp_path, imported):
   t5x.write_params(t5x.epath.Path(tmp_path / "checkpoint_0"), t5x_params())
   found = mt5.import_mt5(tmp_path, tmp_path / "out")
-  assert_same_import(read(found.checkpoint), read(imported.checkpoint))
+  assert_same_import(
+    tiny_encoders.read_arrays(found.checkpoint), tiny_encoders.read_arrays(imported.checkpoint)
+  )
 
 
 @pytest.mark.parametrize(
@@ -373,7 +379,7 @@ def refused(folder, output, message):
 )
 def test_a_wrong_tensor_is_named(tmp_path, change, message):
   tensors = {n: x for n, x in (weights() | change).items() if x is not None}
-  refused(save(tmp_path / "hf", tensors), tmp_path / "out", message)
+  refused(save_hugging_face(tmp_path / "hf", tensors), tmp_path / "out", message)
 
 
 @pytest.mark.parametrize(
@@ -389,19 +395,19 @@ def test_a_wrong_tensor_is_named(tmp_path, change, message):
   ],
 )
 def test_a_config_that_does_not_fit_is_named(tmp_path, change, message):
-  refused(save(tmp_path / "hf", weights(), **change), tmp_path / "out", message)
+  refused(save_hugging_face(tmp_path / "hf", weights(), **change), tmp_path / "out", message)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "\udc80"])
 def test_a_damaged_config_is_named(tmp_path, content):
-  save(tmp_path / "hf", weights())
+  save_hugging_face(tmp_path / "hf", weights())
   path = tmp_path / "hf" / "config.json"
   path.write_bytes(content.encode("utf-8", "surrogateescape"))
   refused(tmp_path / "hf", tmp_path / "out", str(path))
 
 
 def test_pickles_are_not_read(tmp_path):
-  folder = save(tmp_path / "hf", weights())
+  folder = save_hugging_face(tmp_path / "hf", weights())
   (folder / "model.safetensors").unlink()
   refused(folder, tmp_path / "out", "has neither model.safetensors nor")
   (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
@@ -411,7 +417,7 @@ def test_pickles_are_not_read(tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 5, 300, -1])
 def test_a_truncated_file_is_named(tmp_path, keep):
-  path = save(tmp_path / "hf", weights()) / "model.safetensors"
+  path = save_hugging_face(tmp_path / "hf", weights()) / "model.safetensors"
   path.write_bytes(path.read_bytes()[:keep])
   refused(tmp_path / "hf", tmp_path / "out", f"{path} is not a valid safetensors file")
 
@@ -451,7 +457,7 @@ def test_the_error_for_another_folder_lists_its_content(tmp_path, capsys):
 
 
 def test_an_existing_folder_is_not_written_into(tmp_path):
-  save(tmp_path / "hf", weights())
+  save_hugging_face(tmp_path / "hf", weights())
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine").touch()
   refused(tmp_path / "hf", tmp_path / "out", "exists already")
@@ -500,7 +506,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, padded):
     )
   for name in ("encoder", "whole"):
     imported = mt5.import_mt5(tmp_path / name, tmp_path / f"{name}_{padded}")
-    params = traverse_util.unflatten_dict(read(imported.checkpoint), sep="/")
+    params = traverse_util.unflatten_dict(tiny_encoders.read_arrays(imported.checkpoint), sep="/")
     embedded_BTD = params["token_embedder"]["embedding"][tokens_BT]
     for ours in ("encoder", "language_encoder"):
       found_BTD = t5.T5Encoder(NETWORK.config).apply(

@@ -58,7 +58,7 @@ def state_dict(params, encoder="mt5_encoder."):
   return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def save(folder, state, *, vocabulary=True, **config):
+def save_hugging_face(folder, state, *, vocabulary=True, **config):
   folder.mkdir()
   (folder / "config.json").write_text(json.dumps(CONFIG | config))
   save_file(state, folder / "model.safetensors")
@@ -78,7 +78,7 @@ def test_vectors_equal_those_of_transformers(tmp_path, capsys):
   torch = pytest.importorskip("torch", reason="needs torch to compare with")
   transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
   state = state_dict(t5x_params())
-  folder = save(tmp_path / "hf", state)
+  folder = save_hugging_face(tmp_path / "hf", state)
   command = ["import", "vmsst", str(folder), str(tmp_path / "out"), "--max-length", "30"]
   assert cli.main(command) == 0
   printed = capsys.readouterr().out
@@ -104,8 +104,8 @@ def test_all_forms_of_the_release_give_the_same(tmp_path):
   params = t5x_params()
   state = state_dict(params)
   pickled = {name: torch.tensor(array) for name, array in state.items()}
-  sources = {"a": save(tmp_path / "a", state)}
-  sources["b"] = save(tmp_path / "b", state)
+  sources = {"a": save_hugging_face(tmp_path / "a", state)}
+  sources["b"] = save_hugging_face(tmp_path / "b", state)
   (sources["b"] / "model.safetensors").unlink()
   torch.save(pickled, sources["b"] / "pytorch_model.bin")
   bare = {n.replace("mt5_encoder.", "module."): x for n, x in pickled.items()}
@@ -148,7 +148,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path, change, message):
   state = {n: x for n, x in (state_dict(t5x_params()) | change).items() if x is not None}
   state = {name: array.astype(np.float32) for name, array in state.items()}
   with pytest.raises(errors.InputError, match=message):
-    vmsst_release.import_vmsst(save(tmp_path / "hf", state), tmp_path / "out")
+    vmsst_release.import_vmsst(save_hugging_face(tmp_path / "hf", state), tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
@@ -156,7 +156,7 @@ def test_the_projection_can_be_named(tmp_path):
   state = state_dict(t5x_params())
   state["x"] = state.pop("projection.weight")[:5].copy()
   state["y"] = np.zeros((7, 12), np.float32)
-  folder = save(tmp_path / "hf", state)
+  folder = save_hugging_face(tmp_path / "hf", state)
   imported = vmsst_release.import_vmsst(folder, tmp_path / "out", projection="x")
   assert "have 5 dimensions" in weight_tables.describe(imported)
   assert vmsst.load(tmp_path / "out").dimension == 5
@@ -181,8 +181,11 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
   trap = tmp_path / "sprung"
   torch.save({"state_dict": {}, "x": Evil(trap)}, tmp_path / "evil.bin")
   for source, message in (
-    (save(tmp_path / "bare", state, vocabulary=False), "no spiece.model next to it"),
-    (save(tmp_path / "relu", state, feed_forward_proj="relu"), "feed_forward_proj.*'relu'"),
+    (save_hugging_face(tmp_path / "bare", state, vocabulary=False), "no spiece.model next to it"),
+    (
+      save_hugging_face(tmp_path / "relu", state, feed_forward_proj="relu"),
+      "feed_forward_proj.*'relu'",
+    ),
     (tmp_path / "empty", "it holds nothing"),
     (tmp_path / "absent", "no file or folder"),
     (tmp_path / "evil.bin", r"evil\.bin holds more than tensors"),

@@ -1,8 +1,7 @@
-import gzip
 import hashlib
-import json
-import pathlib
 
+import benchmark_runs
+import line_files
 import numpy as np
 import pytest
 
@@ -30,19 +29,8 @@ class Concepts:
     return vectors
 
 
-def write(path: pathlib.Path, lines: list[str]) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  content = "".join(f"{line}\n" for line in lines).encode()
-  path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-
-
 def sentences(language: str) -> list[str]:
   return [f"{language} {number}" for number in range(SENTENCES)]
-
-
-def run(benchmark: suite.Benchmark, root: pathlib.Path, **options) -> dict:
-  suite.evaluate(Concepts(), [benchmark], root, root / "out", name="concepts", **options)
-  return json.loads((root / "out" / "results.json").read_text())["benchmarks"][benchmark.name]
 
 
 def results_of(found: dict) -> list[suite.Result]:
@@ -51,12 +39,12 @@ def results_of(found: dict) -> list[suite.Result]:
 
 def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   folder = tmp_path / "ntrex"
-  write(folder / "newstest2019-src.eng.txt", sentences("en"))
-  write(folder / "ntrex.deu.txt.gz", sentences("de"))
-  write(folder / "newstest2019-ref.spa-MX.txt", sentences("Es"))
-  write(folder / "newstest2019-ref-2.spa.txt", sentences("es"))
+  line_files.write_lines(folder / "newstest2019-src.eng.txt", sentences("en"))
+  line_files.write_lines(folder / "ntrex.deu.txt.gz", sentences("de"))
+  line_files.write_lines(folder / "newstest2019-ref.spa-MX.txt", sentences("Es"))
+  line_files.write_lines(folder / "newstest2019-ref-2.spa.txt", sentences("es"))
   seen = [languages.language(code) for code in ("eng", "deu")]
-  found = run(agnosticism.BENCHMARK, tmp_path, seen=seen)
+  found = benchmark_runs.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path, seen=seen)
   results = results_of(found)
   (matrix,) = agnosticism_results.matrices(results)
   assert matrix.labels == ("spa_2", "spa-MX", "eng", "deu")
@@ -85,9 +73,9 @@ def test_one_sentence_of_ntrex_can_be_drawn(tmp_path):
   for code in ("eng", "deu", "fra"):
     texts = sentences(code)
     texts[0] = "" if code == "deu" else texts[0]
-    write(tmp_path / "ntrex" / f"ntrex.{code}.txt", texts)
+    line_files.write_lines(tmp_path / "ntrex" / f"ntrex.{code}.txt", texts)
   (picture,) = agnosticism_results.sentence_figures(
-    results_of(run(agnosticism.BENCHMARK, tmp_path))
+    results_of(benchmark_runs.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path))
   )
   assert picture.labels == ("deu", "eng", "fra")
   assert 2 <= picture.line <= SENTENCES  # line 1 has no German
@@ -104,9 +92,9 @@ def test_one_sentence_of_ntrex_can_be_drawn(tmp_path):
 
 def test_flores_is_read_by_its_own_codes(tmp_path):
   folder = tmp_path / "flores200" / "devtest"
-  write(folder / "eng_Latn.devtest", sentences("en"))
-  write(folder / "zho_Hans.devtest.gz", sentences("zh"))
-  found = run(agnosticism.FLORES, tmp_path)
+  line_files.write_lines(folder / "eng_Latn.devtest", sentences("en"))
+  line_files.write_lines(folder / "zho_Hans.devtest.gz", sentences("zh"))
+  found = benchmark_runs.run_benchmark(agnosticism.FLORES, Concepts(), tmp_path)
   assert {x.name: x.metrics for x in results_of(found) if "->" in x.name} == {
     "eng_Latn->zho_Hans": {"error": 0},
     "zho_Hans->eng_Latn": {"error": 0},
@@ -117,12 +105,12 @@ def test_flores_is_read_by_its_own_codes(tmp_path):
 
 def test_translations_are_followed_along_their_paths(tmp_path):
   folder = tmp_path / "translations"
-  write(folder / "talk.eng.txt", sentences("en"))
-  write(folder / "talk.eng+deu.a.txt", sentences("de"))
-  write(folder / "talk.eng+deu.a+zho.txt", sentences("zh"))
-  write(folder / "alice.pol.a.txt", sentences("pl"))
-  write(folder / "alice.pol.b.txt.gz", sentences("Pl"))
-  found = run(agnosticism.TRANSLATIONS, tmp_path)
+  line_files.write_lines(folder / "talk.eng.txt", sentences("en"))
+  line_files.write_lines(folder / "talk.eng+deu.a.txt", sentences("de"))
+  line_files.write_lines(folder / "talk.eng+deu.a+zho.txt", sentences("zh"))
+  line_files.write_lines(folder / "alice.pol.a.txt", sentences("pl"))
+  line_files.write_lines(folder / "alice.pol.b.txt.gz", sentences("Pl"))
+  found = benchmark_runs.run_benchmark(agnosticism.TRANSLATIONS, Concepts(), tmp_path)
   results = {result.name: result for result in results_of(found)}
   assert results["alice pol_a->pol_b"].metrics == {"error": 25}
   assert results["alice pol_b->pol_a"].metrics == {"error": 12.5}
@@ -175,19 +163,19 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 def test_broken_files_give_one_clear_error(tmp_path, broken, message):
   (tmp_path / "ntrex").mkdir()
   for name, lines in broken.items():
-    write(tmp_path / "ntrex" / name, lines)
+    line_files.write_lines(tmp_path / "ntrex" / name, lines)
   with pytest.raises(errors.InputError, match=message):
     agnosticism.read_ntrex(tmp_path)
 
 
 def test_a_translation_of_what_is_not_there_is_an_error(tmp_path):
-  write(tmp_path / "translations" / "talk.eng.txt", ["a"])
-  write(tmp_path / "translations" / "talk.eng+deu+zho.txt", ["b"])
+  line_files.write_lines(tmp_path / "translations" / "talk.eng.txt", ["a"])
+  line_files.write_lines(tmp_path / "translations" / "talk.eng+deu+zho.txt", ["b"])
   with pytest.raises(
     errors.InputError, match=r"talk\.eng\+deu\+zho\.txt: its source eng\+deu is missing"
   ):
     agnosticism.read_translations(tmp_path)
-  write(tmp_path / "translations" / "talk.eng+qqq.txt", ["b"])
+  line_files.write_lines(tmp_path / "translations" / "talk.eng+qqq.txt", ["b"])
   with pytest.raises(errors.InputError, match=r"talk\.eng\+qqq\.txt: unknown language code"):
     agnosticism.read_translations(tmp_path)
 

@@ -1,21 +1,12 @@
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import bitext_mining
-
-
-class Encoder:
-  """Returns a unique vector for each text and records texts."""
-
-  def __init__(self, vectors):
-    self.vectors = vectors
-    self.texts = []
-
-  def encode(self, texts):
-    self.texts += texts
-    return np.stack([self.vectors[text] for text in texts])
 
 
 def naive_f1(candidates, gold):
@@ -28,13 +19,10 @@ def naive_f1(candidates, gold):
   return best
 
 
-def write(folder, name, sides, gold):
-  folder.mkdir(parents=True, exist_ok=True)
+def write_set(folder, name, sides, gold):
   for code, lines in sides.items():
-    text = "".join(f"{key}\t{value}\n" for key, value in lines)
-    (folder / f"{name}.{code}").write_text(text, encoding="utf-8")
-  text = "".join(f"{x}\t{y}\n" for x, y in gold)
-  (folder / f"{name}.gold").write_text(text, encoding="utf-8")
+    line_files.write_tsv(folder / f"{name}.{code}", lines)
+  line_files.write_tsv(folder / f"{name}.gold", gold)
 
 
 def corpora(rng):
@@ -97,14 +85,15 @@ def test_scores_are_those_of_plain_loops_and_only_one_split_is_read(tmp_path, ne
     vectors |= own
     sides = dict(zip(name.split("-"), (german, english), strict=True))
     folder = tmp_path / "bucc2018" / (name if nested else "")
-    write(folder, f"{name}.training", sides, gold)
-    write(folder, f"{name}.test", sides, gold)
+    write_set(folder, f"{name}.training", sides, gold)
+    write_set(folder, f"{name}.test", sides, gold)
     (folder / f"{name}.test.gold").unlink()
     expected[name] = naive_scores(german, english, gold, own)
-  encoder = Encoder(vectors)
+  encoder = fake_encoders.table_encoder(vectors)
   both = [bitext_mining.BUCC, bitext_mining.BUCC_TEST]
   found = suite.evaluate(encoder, both, tmp_path, tmp_path / "out", name="x")["benchmarks"]
-  assert len(encoder.texts) == len(set(encoder.texts)) == 4 * 60  # each sentence once
+  texts = [text for call in encoder.calls for text in call]
+  assert len(texts) == len(set(texts)) == 4 * 60  # each sentence once
   results = {each["name"]: each["metrics"] for each in found["bucc"]["results"]}
   for name, (cosine, margin) in expected.items():
     assert 20 < cosine < 100
@@ -125,11 +114,11 @@ def test_other_corpora_are_apart_from_bucc_and_seen_languages_from_others(tmp_pa
   german, english, gold, vectors = corpora(np.random.default_rng(0))
   for name in ("de-en", "yo-en"):
     sides = {name[:2]: german, "en": english}
-    write(tmp_path / "mining", name, sides, gold)
+    write_set(tmp_path / "mining", name, sides, gold)
   seen = [languages.language(code) for code in ("de", "en")]
-  found = suite.evaluate(
-    Encoder(vectors), [bitext_mining.MINING], tmp_path, tmp_path / "out", name="x", seen=seen
-  )["benchmarks"]["mining"]
+  found = benchmark_runs.run_benchmark(
+    bitext_mining.MINING, fake_encoders.table_encoder(vectors), tmp_path, seen=seen
+  )
   cosine, margin = naive_scores(german, english, gold, vectors)
   for name in ("", " seen", " unseen"):
     assert found["summary"][f"cosine_f1{name}"] == pytest.approx(cosine)
@@ -138,12 +127,12 @@ def test_other_corpora_are_apart_from_bucc_and_seen_languages_from_others(tmp_pa
 
 def test_nothing_is_found_where_every_sentence_occurs_twice_or_is_like_all_others(tmp_path):
   sides = {"de": [("d1", "x"), ("d2", "x")], "en": [("e1", "y"), ("e2", "y")]}
-  write(tmp_path / "mining", "de-en", sides, [("d1", "e1"), ("d2", "e2")])
+  write_set(tmp_path / "mining", "de-en", sides, [("d1", "e1"), ("d2", "e2")])
   (task,) = bitext_mining.read_mining(tmp_path)
   (result,) = task.score(np.ones([1, 2]), np.ones([1, 2]))
   assert set(result.metrics.values()) == {0}
   sides = {"de": [("d1", "x"), ("d2", "z")], "en": [("e1", "y"), ("e2", "w")]}
-  write(tmp_path / "mining", "de-en", sides, [("d1", "e1"), ("d2", "e2")])
+  write_set(tmp_path / "mining", "de-en", sides, [("d1", "e1"), ("d2", "e2")])
   (task,) = bitext_mining.read_mining(tmp_path)
   (result,) = task.score(np.ones([2, 2]), np.ones([2, 2]))
   assert result.metrics["cosine_f1"] == 50  # Both find the first.

@@ -1,6 +1,7 @@
 import gzip
 import json
 
+import line_files
 import numpy as np
 import pytest
 
@@ -25,15 +26,10 @@ def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
   assert calls == [("en", 3), ("en", 4)]
 
 
-def write(path, content):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(content, encoding="utf-8")
-
-
 def write_mldoc(folder, language, sizes):
   for end, size in sizes.items():
     rows = [f"{'CEGM'[i % 4]}CAT\tWord {'CEGM'[i % 4]}. Word.\n" for i in range(size)]
-    write(folder / language / f"{language}.{end}", "".join(rows))
+    line_files.write_text(folder / language / f"{language}.{end}", "".join(rows))
 
 
 class Words:
@@ -91,11 +87,11 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
 def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
   path = tmp_path / "x.dev"
   text = "Börse: it's\tup"
-  write(path, f"CCAT\t{text.encode()!r}\nGCAT\tplain\ttext\nMCAT\tb'\n")
+  line_files.write_text(path, f"CCAT\t{text.encode()!r}\nGCAT\tplain\ttext\nMCAT\tb'\n")
   found = benchmarks.mldoc(path)
   assert found.texts == [text, "plain\ttext", "b'"]
   assert found.labels == ["CCAT", "GCAT", "MCAT"]
-  write(path, "CCAT\tb'\\xff'\n")
+  line_files.write_text(path, "CCAT\tb'\\xff'\n")
   with pytest.raises(errors.InputError, match=r"x\.dev:1: not a valid Python bytes literal"):
     benchmarks.mldoc(path)
 
@@ -128,7 +124,7 @@ def test_cls_reviews_are_read(tmp_path):
 )
 def test_broken_cls_files_are_named(tmp_path, content, message):
   path = tmp_path / "test.review"
-  write(path, content)
+  line_files.write_text(path, content)
   with pytest.raises(errors.InputError, match=f"test\\.review{message}"):
     benchmarks.cls(path)
 
@@ -138,7 +134,7 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
   for code in ("en", "jp"):
     for part, count in {"train": 2, "test": 1}.items():
       reviews = (ITEM.format(5) + ITEM.format(1)) * count
-      write(folder / code / "dvd" / f"{part}.review", f"<items>{reviews}</items>")
+      line_files.write_text(folder / code / "dvd" / f"{part}.review", f"<items>{reviews}</items>")
   (task,) = benchmarks.CLS.read(tmp_path)
   assert (task.name, task.measure.keywords["prefix"]) == ("dvd", "dvd ")
   splits = task.measure.keywords["splits"]
@@ -157,12 +153,12 @@ def amazon_lines(*stars, code="en"):
     {"language": code, "stars": x, "review_body": f"Body {i}", "product_category": "book"}
     for i, x in enumerate(stars)
   ]
-  return "".join(json.dumps(x) + "\n" for x in records)
+  return [json.dumps(record) for record in records]
 
 
 def test_amazon_reviews_are_balanced_and_without_three_stars(tmp_path):
   path = tmp_path / "dataset_en_train.json"
-  write(path, amazon_lines("1", "1", "1", "2", "2", "3", "4", 4, 5, "5"))
+  line_files.write_lines(path, amazon_lines("1", "1", "1", "2", "2", "3", "4", 4, 5, "5"))
   found = benchmarks.amazon(path, "en", limit=2)
   assert found.texts == [f"Body {i}" for i in (0, 1, 3, 4, 6, 7, 8, 9)]
   assert found.labels == ["negative"] * 4 + ["positive"] * 4
@@ -171,7 +167,7 @@ def test_amazon_reviews_are_balanced_and_without_three_stars(tmp_path):
     benchmarks.amazon(path, "en", limit=3)
   with pytest.raises(errors.InputError, match=r"train\.json:1: language 'en', not 'de'"):
     benchmarks.amazon(path, "de")
-  write(path, amazon_lines("6"))
+  line_files.write_lines(path, amazon_lines("6"))
   with pytest.raises(errors.InputError, match=r"train\.json:1: a rating of '6'"):
     benchmarks.amazon(path, "en")
 
@@ -184,7 +180,7 @@ def test_what_is_missing_is_named(tmp_path):
   write_mldoc(tmp_path / "mldoc", "english", {"test": 4})
   with pytest.raises(errors.InputError, match="mldoc needs English and another language"):
     benchmarks.MLDOC.read(tmp_path)
-  write(tmp_path / "mldoc" / "english" / "english.dev", "XCAT\ttext\n")
+  line_files.write_text(tmp_path / "mldoc" / "english" / "english.dev", "XCAT\ttext\n")
   with pytest.raises(errors.InputError, match=r"english\.dev:1: no label \(CCAT"):
     benchmarks.MLDOC.read(tmp_path)
   for benchmark in (benchmarks.CLS, benchmarks.AMAZON):

@@ -1,26 +1,17 @@
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors, languages
-from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import paracrawl
 
 
-class Encoder:
-  def __init__(self, vectors):
-    self.vectors = vectors
-
-  def encode(self, texts):
-    return np.stack([self.vectors[text] for text in texts])
-
-
-def write(root, name, queries, candidates):
-  folder = root / "paracrawl"
-  folder.mkdir(exist_ok=True)
+def write_pair(root, name, queries, candidates):
   for kind, texts in (("queries", queries), ("candidates", candidates)):
     if texts is not None:
-      lines = "".join(f"{text}\n" for text in texts)
-      (folder / f"{name}.{kind}").write_text(lines, encoding="utf-8")
+      line_files.write_lines(root / "paracrawl" / f"{name}.{kind}", texts)
 
 
 def naive_hits(queries, candidates):
@@ -43,17 +34,16 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   vectors = {text: rng.normal(size=5) + 0.5 for text in (*queries, *candidates)}
   for x, y in zip(queries, candidates, strict=False):
     vectors[y] = vectors[x] + 0.8 * rng.normal(size=5)
-  write(tmp_path, "v5.bg-en", queries, candidates)
-  write(tmp_path, "v5.yo-en", queries[:2], ["y1", "y0"])
+  write_pair(tmp_path, "v5.bg-en", queries, candidates)
+  write_pair(tmp_path, "v5.yo-en", queries[:2], ["y1", "y0"])
   by_cosine, by_margin = naive_hits(
     *([vectors[text] for text in side] for side in (queries, candidates))
   )
   assert by_cosine != by_margin
   seen = [languages.language(code) for code in ("bg", "en")]
-  results = suite.evaluate(
-    Encoder(vectors), [paracrawl.BENCHMARK], tmp_path, tmp_path / "out", name="x", seen=seen
+  found = benchmark_runs.run_benchmark(
+    paracrawl.BENCHMARK, fake_encoders.table_encoder(vectors), tmp_path, seen=seen
   )
-  found = results["benchmarks"]["paracrawl"]
   scores = {each["name"]: each["metrics"]["accuracy"] for each in found["results"]}
   assert scores == pytest.approx({"v5.bg-en": 5 * by_margin, "v5.yo-en": 0})
   assert found["summary"] == pytest.approx(
@@ -82,6 +72,6 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   ],
 )
 def test_broken_files_are_told(tmp_path, name, queries, candidates, message):
-  write(tmp_path, name, queries, candidates)
+  write_pair(tmp_path, name, queries, candidates)
   with pytest.raises(errors.InputError, match=message):
     paracrawl.read(tmp_path)

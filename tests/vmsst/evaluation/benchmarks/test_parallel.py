@@ -1,21 +1,15 @@
-import gzip
 import itertools
 import json
 
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import parallel
-
-
-class Encoder:
-  def __init__(self, vectors):
-    self.vectors = vectors
-
-  def encode(self, texts):
-    return np.stack([self.vectors[text] for text in texts])
 
 
 def nearest(sources, targets, margin):
@@ -43,25 +37,16 @@ def texts_and_vectors(codes, count=20):
   return texts, vectors
 
 
-def write(path, lines):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  content = "".join(f"{line}\n" for line in lines).encode()
-  path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-
-
-def run(benchmark, root, vectors, seen=None):
-  results = suite.evaluate(Encoder(vectors), [benchmark], root, root / "out", name="x", seen=seen)
-  return results["benchmarks"][benchmark.name]
-
-
 def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
   codes = ["deu_Latn", "eng_Latn", "fra_Latn", "kor_Hang"]
   texts, vectors = texts_and_vectors(codes)
   for code in codes:
-    write(tmp_path / "flores200" / "devtest" / f"{code}.devtest", texts[code])
-    write(tmp_path / "flores200" / "dev" / f"{code}.dev", texts[code][:2])
+    line_files.write_lines(tmp_path / "flores200" / "devtest" / f"{code}.devtest", texts[code])
+    line_files.write_lines(tmp_path / "flores200" / "dev" / f"{code}.dev", texts[code][:2])
   seen = [languages.language(code) for code in ("de", "fr")]
-  found = run(parallel.FLORES, tmp_path, vectors, seen)
+  found = benchmark_runs.run_benchmark(
+    parallel.FLORES, fake_encoders.table_encoder(vectors), tmp_path, seen=seen
+  )
   names = [f"{x}-{y}" for x, y in itertools.permutations(codes, 2)]
   assert [each["name"] for each in found["results"]] == names
   values = {}
@@ -113,9 +98,11 @@ def test_changed_english_sentences_are_taken_for_translations(tmp_path):
   vectors |= {"y 0 not": axes[0] + 0.1 * axes[3], "y 1 new": axes[2] + 0.1 * axes[5]}
   vectors["odd"] = axes[6]
   folder = tmp_path / "flores200"
-  write(folder / "dev" / "deu_Latn.dev", [f"x {i}" for i in range(3)])
-  write(folder / "dev" / "eng_Latn.dev", [f"y {i}" for i in range(3)])
-  write(folder / "dev_augmented" / "eng_Latn_augmented.dev", ["y 0 not ", "y 1 new", "odd"])
+  line_files.write_lines(folder / "dev" / "deu_Latn.dev", [f"x {i}" for i in range(3)])
+  line_files.write_lines(folder / "dev" / "eng_Latn.dev", [f"y {i}" for i in range(3)])
+  line_files.write_lines(
+    folder / "dev_augmented" / "eng_Latn_augmented.dev", ["y 0 not ", "y 1 new", "odd"]
+  )
   types = folder / "dev_augmented" / "eng_Latn_errtype.dev.json"
   content = {
     "y 0 not": {"src": "y 0", "errtype": "Causality"},
@@ -123,7 +110,9 @@ def test_changed_english_sentences_are_taken_for_translations(tmp_path):
     "odd": {"src": "y 2", "errtype": "Number"},
   }
   types.write_text(json.dumps(content), encoding="utf-8")
-  found = run(parallel.FLORES_DEV, tmp_path, vectors)
+  found = benchmark_runs.run_benchmark(
+    parallel.FLORES_DEV, fake_encoders.table_encoder(vectors), tmp_path
+  )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   assert by_name["eng_Latn-deu_Latn"].keys() == {"accuracy", "xsim"}
   third = pytest.approx(100 / 3)
@@ -147,14 +136,16 @@ def test_changed_english_sentences_are_taken_for_translations(tmp_path):
 def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(tmp_path):
   texts, vectors = texts_and_vectors(["eng", "eng-GB", "deu", "zho-CN"], 4)
   folder = tmp_path / "ntrex" / "NTREX-128"
-  write(folder / "newstest2019-src.eng.txt", texts["eng"])
+  line_files.write_lines(folder / "newstest2019-src.eng.txt", texts["eng"])
   for code in ("eng-GB", "deu", "zho-CN"):
-    write(folder / f"newstest2019-ref.{code}.txt", texts[code])
-  found = run(parallel.NTREX, tmp_path, vectors)
+    line_files.write_lines(folder / f"newstest2019-ref.{code}.txt", texts[code])
+  found = benchmark_runs.run_benchmark(
+    parallel.NTREX, fake_encoders.table_encoder(vectors), tmp_path
+  )
   names = {each["name"] for each in found["results"]}
   assert len(names) == 4 * 3 - 2
   assert {"eng-eng-GB", "eng-GB-eng"} & names == set()
-  write(folder / "newstest2019-ref.eng.txt", texts["eng"])
+  line_files.write_lines(folder / "newstest2019-ref.eng.txt", texts["eng"])
   with pytest.raises(
     errors.InputError, match=r"ref.eng.txt and .*src.eng.txt both have language eng"
   ):
@@ -170,8 +161,8 @@ def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(
   ],
 )
 def test_broken_files_are_told(tmp_path, name, lines, message):
-  write(tmp_path / "ntrex" / "ntrex.deu.txt.gz", ["a", "b"])
-  write(tmp_path / "ntrex" / name, lines)
+  line_files.write_lines(tmp_path / "ntrex" / "ntrex.deu.txt.gz", ["a", "b"])
+  line_files.write_lines(tmp_path / "ntrex" / name, lines)
   with pytest.raises(errors.InputError, match=message):
     parallel.NTREX.read(tmp_path)
 

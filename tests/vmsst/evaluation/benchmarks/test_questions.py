@@ -1,8 +1,10 @@
-import gzip
+import functools
 import hashlib
 import json
 import tracemalloc
 
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
@@ -12,28 +14,23 @@ from vmsst.evaluation.benchmarks import questions
 from vmsst.search import exact_search
 
 
-class Hashed:
-  """Returns vectors of 16 (or 64) signs: cosines are exact, and ties are frequent."""
-
-  def __init__(self, width=16):
-    self.width = width
-    self.calls = []
-
-  def encode(self, texts):
-    self.calls.append(len(texts))
-    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-    return np.array([[1.0 - 2 * (byte & 1) for byte in x[: self.width]] for x in digests])
+def signs(text, width):
+  """Returns a vector of signs: cosines are exact, and ties are frequent."""
+  digest = hashlib.sha256(text.encode()).digest()
+  return [1 - 2 * (byte & 1) for byte in digest[:width]]
 
 
-def lines(path, records):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)
-  path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+def sign_encoder(width=16):
+  return fake_encoders.FakeEncoder(functools.partial(signs, width=width))
+
+
+def write_records(path, records):
+  line_files.write_lines(path, (json.dumps(each, ensure_ascii=False) for each in records))
 
 
 def write_all(root, count=50):
   """Writes NQ, MKQA in three languages, and a knowledge base of several files and formats."""
-  lines(
+  write_records(
     root / "nq" / "NQ-open.dev.jsonl",
     [{"question": f"nq {i}", "answer": [f"The {i % 5}!", "none"]} for i in range(20)],
   )
@@ -49,18 +46,20 @@ def write_all(root, count=50):
     for i in range(12)
   ]
   records[3]["answers"]["en"] = [{"type": "unanswerable", "text": None}]
-  lines(root / "mkqa" / "mkqa.jsonl.gz", records)
+  write_records(root / "mkqa" / "mkqa.jsonl.gz", records)
   base = [(f"paq {i}", [str(i % 5), f"alias {i % 7}"][: 1 + i % 2]) for i in range(count)]
   third = count // 3
-  lines(root / "paq" / "a.jsonl.gz", [{"question": x, "answer": y} for x, y in base[:third]])
-  tsv = "".join(f"{x}\t{y if i % 2 else y[0]}\n" for i, (x, y) in enumerate(base[third:]))
-  (root / "paq" / "b.tsv").write_text(tsv)
+  write_records(
+    root / "paq" / "a.jsonl.gz", [{"question": x, "answer": y} for x, y in base[:third]]
+  )
+  rows = [(x, y if i % 2 else y[0]) for i, (x, y) in enumerate(base[third:])]
+  line_files.write_tsv(root / "paq" / "b.tsv", rows)
   expected = [*base[:third]]
   expected += [(x, y if i % 2 else y[:1]) for i, (x, y) in enumerate(base[third:])]
   return expected
 
 
-def run(root, encoder):
+def measure(root, encoder):
   """Returns the benchmark's results for the files under `root`."""
   return questions.QUESTIONS.read(root)[0].measure(
     suite.Tools(suite.Embedder(encoder), root / "work")
@@ -81,11 +80,11 @@ def loops(encoder, queries, base):
 def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, monkeypatch):
   base = write_all(tmp_path)
   monkeypatch.setattr(questions, "SHARD", 7)
-  encoder = Hashed()
+  encoder = sign_encoder()
   (task,) = questions.QUESTIONS.read(tmp_path)
   told = []
   results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
-  assert encoder.calls == [20, 11, 11, 11, *[7] * 7, 1]  # each set once, then shard by shard
+  assert encoder.sizes == [20, 11, 11, 11, *[7] * 7, 1]  # each set once, then shard by shard
   assert told[-1].startswith("50 questions")
   kept = [i for i in range(12) if i != 3]
   expected = {
@@ -121,7 +120,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
   write_all(tmp_path)
   monkeypatch.setattr(questions, "SHARD", 8)
   (task,) = questions.QUESTIONS.read(tmp_path)
-  whole = task.measure(suite.Tools(suite.Embedder(Hashed()), tmp_path / "whole"))
+  whole = task.measure(suite.Tools(suite.Embedder(sign_encoder()), tmp_path / "whole"))
 
   def stop(line):
     if line.startswith("32 "):
@@ -129,17 +128,19 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
 
   folder = tmp_path / "work"
   with pytest.raises(Killed):
-    task.measure(suite.Tools(suite.Embedder(Hashed()), folder, stop))
-  encoder = Hashed()
+    task.measure(suite.Tools(suite.Embedder(sign_encoder()), folder, stop))
+  encoder = sign_encoder()
   assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
-  assert encoder.calls == [20, 11, 11, 11, 8, 8, 2]
-  encoder = Hashed()
+  assert encoder.sizes == [20, 11, 11, 11, 8, 8, 2]
+  encoder = sign_encoder()
   assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
-  assert encoder.calls == []
+  assert encoder.sizes == []
   with (tmp_path / "paq" / "b.tsv").open("a") as stream:
     stream.write("one more\tanswer\n")
   with pytest.raises(errors.InputError, match=r"best\.npz is from an unfinished search with other"):
-    questions.QUESTIONS.read(tmp_path)[0].measure(suite.Tools(suite.Embedder(Hashed()), folder))
+    questions.QUESTIONS.read(tmp_path)[0].measure(
+      suite.Tools(suite.Embedder(sign_encoder()), folder)
+    )
 
 
 def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
@@ -166,13 +167,12 @@ def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
 def test_vectors_that_are_not_finite_are_an_error(tmp_path):
   write_all(tmp_path)
 
-  class Broken(Hashed):
-    def encode(self, texts):
-      return np.where(np.array([["paq 9" in x] for x in texts]), np.nan, super().encode(texts))
-
+  broken = fake_encoders.FakeEncoder(
+    lambda text: [np.nan] * 16 if "paq 9" in text else signs(text, 16)
+  )
   with pytest.raises(ValueError, match="'paq 9' contains a value that is not finite"):
     questions.QUESTIONS.read(tmp_path)[0].measure(
-      suite.Tools(suite.Embedder(Broken()), tmp_path / "work")
+      suite.Tools(suite.Embedder(broken), tmp_path / "work")
     )
 
 
@@ -210,7 +210,7 @@ def test_broken_files_are_named(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with pytest.raises(errors.InputError, match=message):
     questions.QUESTIONS.read(tmp_path)[0].measure(
-      suite.Tools(suite.Embedder(Hashed()), tmp_path / "work")
+      suite.Tools(suite.Embedder(sign_encoder()), tmp_path / "work")
     )
 
 
@@ -227,12 +227,12 @@ def test_missing_files_are_named_with_their_source(tmp_path):
 
 
 def test_mkqa_small_asks_for_the_question_itself(tmp_path):
-  lines(tmp_path / "nq" / "nq-open.dev.jsonl.gz", [{"question": "other", "answer": ["x"]}])
+  write_records(tmp_path / "nq" / "nq-open.dev.jsonl.gz", [{"question": "other", "answer": ["x"]}])
   path = tmp_path / "mkqa" / "mkqa.wide.tsv"
   path.parent.mkdir()
   path.write_text("id\tsplit\tar\ten\tzh_cn\n1\tdev\tone\tone\tother\n2\tdev\ttwo\ttwo\ttwo\n")
   (task,) = questions.MKQA_SMALL.read(tmp_path)
-  embed = suite.Embedder(Hashed(64))
+  embed = suite.Embedder(sign_encoder(64))
   results = task.score(*map(embed, task.sides))
   assert [(x.name, x.languages, x.metrics) for x in results] == [
     ("ar", ("ar", "en"), {"accuracy": 100.0, "R@10": 100.0}),

@@ -1,5 +1,6 @@
-import zlib
-
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 from scipy import stats
@@ -19,25 +20,18 @@ OFFICIAL = {  # Names as in the archives.
 }
 
 
-class Encoder:
-  """Returns vectors that depend only on the text."""
-
-  def encode(self, texts):
-    return np.stack([np.random.default_rng(zlib.crc32(x.encode())).normal(size=6) for x in texts])
+ENCODER = fake_encoders.FakeEncoder(fake_encoders.random_vector)
 
 
 def cosines(pairs):
-  first, second = (Encoder().encode(side) for side in zip(*pairs, strict=True))
+  first, second = (ENCODER.encode(side) for side in zip(*pairs, strict=True))
   norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
   return (first * second).sum(axis=1) / norms
 
 
-def write(folder, name, pairs, scores, prefix="STS"):
-  folder.mkdir(parents=True, exist_ok=True)
-  lines = "".join(f"{x}\t{y}\n" for x, y in pairs)
-  (folder / f"{prefix}.input.{name}.txt").write_text(lines, encoding="utf-8")
-  lines = "".join(f"{score}\n" for score in scores)
-  (folder / f"{prefix}.gs.{name}.txt").write_text(lines, encoding="utf-8")
+def write_pairs(folder, name, pairs, scores, prefix="STS"):
+  line_files.write_tsv(folder / f"{prefix}.input.{name}.txt", pairs)
+  line_files.write_lines(folder / f"{prefix}.gs.{name}.txt", scores)
 
 
 @pytest.fixture
@@ -52,22 +46,17 @@ def official(tmp_path):
       scores = np.round(rng.uniform(0, 5, 6), 1).tolist()
       written = ["", *scores[1:]] if year in ("2015", "2016") else scores
       prefix = "STS2016" if year == "2016" else "STS"
-      write(tmp_path / "sts" / folder, name, pairs, written, prefix)
+      write_pairs(tmp_path / "sts" / folder, name, pairs, written, prefix)
       first = 1 if written[0] == "" else 0
       sets[year, name.removeprefix("surprise.")] = pairs[first:], scores[first:]
   return tmp_path, sets
 
 
-def run(root, encoder=None):
-  results = suite.evaluate(encoder or Encoder(), [sts.BENCHMARK], root, root / "out", name="x")
-  return results["benchmarks"]["sts"]
-
-
 def test_archives_give_the_averages_of_plain_loops(official):
   root, sets = official
   assert {year: tuple(n for y, n in sets if y == year) for year in sts.SETS} == sts.SETS
-  write(root / "sts/STS2012-en-train/train", "MSRpar", [("left", "out")], [1])
-  found = run(root)
+  write_pairs(root / "sts/STS2012-en-train/train", "MSRpar", [("left", "out")], [1])
+  found = benchmark_runs.run_benchmark(sts.BENCHMARK, ENCODER, root)
   assert found["missing"] == []
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   pearson, spearman = {}, {}
@@ -96,7 +85,7 @@ def test_an_average_without_a_set_has_another_name(official):
   root, _ = official
   for name in ("STS.input.SMT.txt", "STS.gs.SMT.txt"):
     (root / "sts/2013" / name).unlink()
-  found = run(root)
+  found = benchmark_runs.run_benchmark(sts.BENCHMARK, ENCODER, root)
   assert found["missing"] == ["STS13.SMT"]
   assert {"pearson (incomplete)", "pearson 2013 (incomplete)"} <= found["summary"].keys()
   assert {"spearman", "spearman 2013", "pearson 2012"} <= found["summary"].keys()
@@ -110,13 +99,13 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
   (folder / "STS12.SMTnews.tsv").write_text(lines, encoding="utf-8")
   (folder / "STS12.SMTeuroparl.train.tsv").write_text("broken\n", encoding="utf-8")
   (folder / "JSTS.ja.valid.tsv").write_text("broken\n", encoding="utf-8")
-  found = run(tmp_path)
+  found = benchmark_runs.run_benchmark(sts.BENCHMARK, ENCODER, tmp_path)
   assert [each["name"] for each in found["results"]] == ["STS12.SMTnews", "STS12"]
   assert found["results"][1]["metrics"].keys() == {"spearman (incomplete)"}
   expected = stats.pearsonr(cosines([("a", "b"), ("c", "d"), ("e", "f")]), [1, 3.5, 2]).statistic
   assert found["summary"]["pearson (incomplete)"] == pytest.approx(100 * expected, abs=1e-3)
   assert len(found["missing"]) == sum(map(len, sts.SETS.values())) - 1
-  write(folder / "2012", "surprise.SMTnews", [("a", "b")], [1])
+  write_pairs(folder / "2012", "surprise.SMTnews", [("a", "b")], [1])
   with pytest.raises(errors.InputError, match=r"SMTnews.tsv and .* are both STS12.SMTnews"):
     sts.read(tmp_path)
 
@@ -142,21 +131,17 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
 )
 def test_broken_files_are_told(tmp_path, year, name, lines, scores, message):
   folder = tmp_path / "sts" / year
-  folder.mkdir(parents=True)
-  (folder / f"STS.input.{name}.txt").write_text(lines, encoding="utf-8")
+  line_files.write_text(folder / f"STS.input.{name}.txt", lines)
   if scores is not None:
-    (folder / f"STS.gs.{name}.txt").write_text(scores, encoding="utf-8")
+    line_files.write_text(folder / f"STS.gs.{name}.txt", scores)
   with pytest.raises(errors.InputError, match=message):
     sts.read(tmp_path)
 
 
 def test_vectors_that_are_all_equal_correlate_with_nothing(official):
-  class Constant:
-    def encode(self, texts):
-      return np.ones([len(texts), 3])
-
+  constant = fake_encoders.FakeEncoder(lambda text: [1, 1, 1])
   with pytest.raises(ValueError, match=r"STS12.MSRpar: all 6 values are"):
-    run(official[0], Constant())
+    benchmark_runs.run_benchmark(sts.BENCHMARK, constant, official[0])
   (official[0] / "empty" / "sts").mkdir(parents=True)
   with pytest.raises(errors.InputError, match=r"has no YEAR/STS\.input"):
     sts.read(official[0] / "empty")

@@ -1,20 +1,14 @@
-import gzip
-
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 from scipy import stats
 
 from vmsst import errors, languages
-from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import stsb
 
 ROW = "{split}\tfile\t2012\t{i}\t{gold}\t{code} {x}\tand {code} {y}\n"
-
-
-class Encoder:
-  def encode(self, texts):
-    angle = np.array([float(text.split()[-1]) for text in texts])
-    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def rows(code, split, count, rng):
@@ -30,26 +24,23 @@ def rows(code, split, count, rng):
   }
 
 
-def run(root, seen=None):
-  results = suite.evaluate(Encoder(), [stsb.BENCHMARK], root, root / "out", name="x", seen=seen)
-  return results["benchmarks"]["stsb"]
-
-
 def test_splits_and_languages_are_averaged_apart(tmp_path):
   rng = np.random.default_rng(0)
   folder = tmp_path / "stsb"
-  folder.mkdir()
-  (tmp_path / "sts").mkdir()
   text, english = rows("main-news", "main-news", 1379, rng)  # The genre is in the first column.
-  (folder / "sts-test.csv").write_text(text, encoding="utf-8")
+  line_files.write_text(folder / "sts-test.csv", text)
   train, _ = rows("de", "train", 3, rng)
   test, german = rows("de", "test", 1379, rng)
   dev, german_dev = rows("de", "dev", 5, rng)
-  (folder / "stsb.de.mt.tsv.gz").write_bytes(gzip.compress((train + test + dev).encode()))
+  line_files.write_text(folder / "stsb.de.mt.tsv.gz", train + test + dev)
   text, korean = rows("ko", "dev", 4, rng)
-  (folder / "stsb.ko.tsv").write_text(text, encoding="utf-8")
-  (tmp_path / "sts" / "JSTS.ja.valid.tsv").write_text("1\ta 1\tb 2\n2\tc 1\td 1\n", "utf-8")
-  found = run(tmp_path, [languages.language("de")])
+  line_files.write_text(folder / "stsb.ko.tsv", text)
+  rated = [(1, "a 1", "b 2"), (2, "c 1", "d 1")]
+  line_files.write_tsv(tmp_path / "sts" / "JSTS.ja.valid.tsv", rated)
+  encoder = fake_encoders.FakeEncoder(fake_encoders.angle_vector)
+  found = benchmark_runs.run_benchmark(
+    stsb.BENCHMARK, encoder, tmp_path, seen=[languages.language("de")]
+  )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   names = ["eng.test", "de.test", "de.dev (5 of 1500 pairs)", "ko.dev (4 of 1500 pairs)"]
   assert sorted(by_name) == sorted([*names, "JSTS.ja.valid"])
@@ -82,8 +73,6 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
   ],
 )
 def test_broken_files_are_told(tmp_path, name, content, message):
-  folder = tmp_path / "stsb"
-  folder.mkdir()
-  (folder / name).write_text(content, encoding="utf-8")
+  line_files.write_text(tmp_path / "stsb" / name, content)
   with pytest.raises(errors.InputError, match=message):
     stsb.read(tmp_path)

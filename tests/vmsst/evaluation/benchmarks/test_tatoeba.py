@@ -1,43 +1,37 @@
 import collections
-import gzip
 
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors, languages
-from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import tatoeba
 from vmsst.evaluation.report import published
 
 
-class Encoder:
-  """Returns vectors of texts that are angles in degrees."""
-
-  def encode(self, texts):
-    angle = np.radians([float(text.split()[-1]) for text in texts])
-    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+def degrees_vector(text):
+  """Returns the point of the unit circle at the angle, in degrees, that ends `text`."""
+  return fake_encoders.angle_vector(str(np.radians(float(text.split()[-1]))))
 
 
-def write(root, code, foreign, english):
-  folder = root / "tatoeba"
-  folder.mkdir(exist_ok=True)
-  path = folder / f"tatoeba.{code}-eng.{code}"
-  path.write_text("".join(f"{code} {x}\n" for x in foreign), encoding="utf-8")
-  english = "".join(f"{x}\n" for x in english).encode()
-  (folder / f"tatoeba.{code}-eng.eng.gz").write_bytes(gzip.compress(english))
+def write_pairs(root, code, foreign, english):
+  sides = {code: [f"{code} {x}" for x in foreign], "eng.gz": english}
+  for side, lines in sides.items():
+    line_files.write_lines(root / "tatoeba" / f"tatoeba.{code}-eng.{side}", lines)
 
 
 def test_both_directions_and_means_by_hand(tmp_path):
   # The second German one finds the first in English; back, the second finds the third.
-  write(tmp_path, "deu", [0, 20, 90], [5, 60, 95])
-  write(tmp_path, "yid", [10], [300])  # One sentence is always found.
+  write_pairs(tmp_path, "deu", [0, 20, 90], [5, 60, 95])
+  write_pairs(tmp_path, "yid", [10], [300])  # One sentence is always found.
   # A duplicate: both find the first, both ways.
-  write(tmp_path, "cor", [10, 10], [10, 10])
-  results = suite.evaluate(
-    Encoder(), [tatoeba.BENCHMARK], tmp_path, tmp_path / "out", name="x",
-    seen=[languages.language("de"), languages.language("en")],
-  )  # fmt: skip
-  found = results["benchmarks"]["tatoeba"]
+  write_pairs(tmp_path, "cor", [10, 10], [10, 10])
+  seen = [languages.language("de"), languages.language("en")]
+  found = benchmark_runs.run_benchmark(
+    tatoeba.BENCHMARK, fake_encoders.FakeEncoder(degrees_vector), tmp_path, seen=seen
+  )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   german = {"to English": 200 / 3, "from English": 200 / 3, "average": 200 / 3}
   assert by_name["deu"] == pytest.approx(german)
@@ -84,13 +78,13 @@ def test_groups_of_the_ems_paper_are_those_whose_means_it_prints():
   ],
 )
 def test_broken_files_are_told(tmp_path, code, sides, message):
-  write(tmp_path, code, *sides)
+  write_pairs(tmp_path, code, *sides)
   with pytest.raises(errors.InputError, match=message):
     tatoeba.read(tmp_path)
 
 
 def test_missing_files_are_told_with_their_source(tmp_path):
-  write(tmp_path, "deu", [1], [1])
+  write_pairs(tmp_path, "deu", [1], [1])
   (tmp_path / "tatoeba" / "tatoeba.deu-eng.deu").unlink()
   with pytest.raises(errors.InputError, match=r"neither .*eng.deu nor .* copy data/tatoeba/v1"):
     tatoeba.read(tmp_path)

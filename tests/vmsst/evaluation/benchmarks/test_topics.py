@@ -1,5 +1,7 @@
 import warnings
 
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
@@ -12,14 +14,7 @@ LABELS = ["negative", "neutral", "positive"]
 HEADER = "split\tid\tlabel\ttext"
 
 
-class Parsed:
-  """Parses each text as a vector."""
-
-  def encode(self, texts):
-    return np.array([[float(x) for x in text.split()] for text in texts])
-
-
-def write(folder):
+def write_nusax(folder):
   """Returns overlapping classes on two axes of four, which are swapped in Javanese."""
   rng = np.random.default_rng(0)
   center = np.array([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0]])
@@ -34,21 +29,20 @@ def write(folder):
       for i, (label, vector_D) in enumerate(zip(label_N, vectors_ND, strict=True)):
         text = " ".join(map(repr, vector_D.tolist()))
         rows[name].append(f"{split}\t{split}{i}\t{LABELS[label]}\t{text}")
-  folder.mkdir()
   for name, lines in rows.items():
-    (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    line_files.write_lines(folder / f"{name}.tsv", lines)
   return arrays
 
 
 def score(task):
-  embed = suite.Embedder(Parsed())
+  embed = suite.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
   return {x.name: x for x in task.score(*map(embed, task.sides))}
 
 
 def test_accuracies_are_those_of_scikit_learn(tmp_path):
   neural_network = pytest.importorskip("sklearn.neural_network")
   exceptions = pytest.importorskip("sklearn.exceptions")
-  arrays = write(tmp_path / "nusax")
+  arrays = write_nusax(tmp_path / "nusax")
   found = score(topics.transfer_task(topics.nusax(tmp_path / "nusax"), into_english=True))
   assert list(found) == ["eng->eng", "eng->jav", "jav->eng"]
   names = {"eng": "english", "jav": "javanese"}
@@ -69,7 +63,7 @@ def test_accuracies_are_those_of_scikit_learn(tmp_path):
 
 
 def test_the_mean_is_over_other_languages_than_english(tmp_path):
-  write(tmp_path / "nusax")
+  write_nusax(tmp_path / "nusax")
   (task,) = topics.NUSAX.read(tmp_path)
   assert [side.language for side in task.sides] == ["eng", "jav"]
   accuracies = {("eng", "eng"): 0.75, ("eng", "jav"): 0.5}

@@ -1,24 +1,14 @@
+import benchmark_runs
+import fake_encoders
+import line_files
 import numpy as np
 import pytest
 from scipy import stats
 
 from vmsst import errors
-from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import xlsts
 
 TRACKS = ("1.ar-ar", "2.ar-en", "3.es-es", "4a.es-en", "4b.es-en", "5.en-en", "6.tr-en")
-
-
-class Encoder:
-  """Returns vectors of texts that are angles; records the language of each text."""
-
-  def __init__(self):
-    self.languages = {}
-
-  def encode(self, texts, language):
-    self.languages |= dict(zip(texts, language, strict=True))
-    angle = np.array([float(text.split()[-1]) for text in texts])
-    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 @pytest.fixture
@@ -26,30 +16,22 @@ def archives(tmp_path):
   """Writes both archives, unpacked next to each other; returns angles and scores by track."""
   rng = np.random.default_rng(0)
   texts, golds = (tmp_path / "xlsts" / name for name in ("STS2017.eval.v1.1", "STS2017.gs"))
-  texts.mkdir(parents=True)
-  golds.mkdir()
   sets = {}
   for track in TRACKS:
     angles, scores = np.round(rng.uniform(0, 1, [5, 2]), 2), np.round(rng.uniform(0, 5, 5), 1)
     lines = [f"{track} first {x}\t{track} second {y}\tnote\tnote\n" for x, y in angles]
     if track == "6.tr-en":
       lines += ["not\tscored\n"] * 5
-    (texts / f"STS.input.track{track}.txt").write_text("".join(lines), encoding="utf-8")
-    gold = "".join(f"{score}\n" for score in scores)
-    (golds / f"STS.gs.track{track}.txt").write_text(gold, encoding="utf-8")
+    line_files.write_text(texts / f"STS.input.track{track}.txt", "".join(lines))
+    line_files.write_lines(golds / f"STS.gs.track{track}.txt", scores)
     sets[track] = np.cos(angles[:, 0] - angles[:, 1]), scores
   return tmp_path, sets
 
 
-def run(root, encoder):
-  results = suite.evaluate(encoder, [xlsts.BENCHMARK], root, root / "out", name="x")
-  return results["benchmarks"]["xlsts"]
-
-
 def test_averages_are_those_of_the_paper_and_encoders_are_told_languages(archives):
   root, sets = archives
-  encoder = Encoder()
-  found = run(root, encoder)
+  encoder = fake_encoders.PolyglotEncoder(fake_encoders.angle_vector)
+  found = benchmark_runs.run_benchmark(xlsts.BENCHMARK, encoder, root)
   assert [each["name"] for each in found["results"]] == [f"track{track}" for track in TRACKS]
   for metric, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
     value = {
@@ -77,7 +59,9 @@ def test_a_missing_track_is_told_and_broken_ones_are_errors(archives):
   root, _ = archives
   texts = root / "xlsts" / "STS2017.eval.v1.1"
   (texts / "STS.input.track2.ar-en.txt").unlink()
-  found = run(root, Encoder())
+  found = benchmark_runs.run_benchmark(
+    xlsts.BENCHMARK, fake_encoders.PolyglotEncoder(fake_encoders.angle_vector), root
+  )
   assert found["missing"] == ["track2.ar-en"]
   assert "pearson same language" in found["summary"]
   assert "pearson (incomplete)" in found["summary"]

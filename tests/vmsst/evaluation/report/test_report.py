@@ -61,7 +61,7 @@ def agnosticism(shift):
   return tatoeba(0) | {"title": "Agnosticism", "summary": {"error": shift}, "results": results}
 
 
-def write(folder, encoder, benchmarks, absent=None):
+def write_results(folder, encoder, benchmarks, absent=None):
   folder.mkdir(parents=True)
   content = {"encoder": encoder, "seen": None, "absent": absent or {}, "benchmarks": benchmarks}
   (folder / "results.json").write_text(json.dumps(content), encoding="utf-8")
@@ -83,14 +83,14 @@ def train(folder):
 @pytest.fixture
 def folders(tmp_path):
   """Evaluations of two encoders, the first with a run's metrics, the second with fewer sets."""
-  first = write(
+  first = write_results(
     tmp_path / "a",
     "first",
     {"tatoeba": tatoeba(0), "agnosticism": agnosticism(2.0)},
     {"bucc": f"no folder /data/bucc2018 ({NASTY})"},
   )
   partial = tatoeba(1.5, ["deu"], "average (incomplete)", ["fra", NASTY])
-  second = write(tmp_path / "b", NASTY, {"tatoeba": partial})
+  second = write_results(tmp_path / "b", NASTY, {"tatoeba": partial})
   return [train(first), second]
 
 
@@ -145,7 +145,7 @@ def test_numbers_stand_beside_published_ones_and_other_encoders(folders, tmp_pat
 
 
 def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
-  same = write(tmp_path / "c", "third", {"tatoeba": tatoeba(-1)})
+  same = write_results(tmp_path / "c", "third", {"tatoeba": tatoeba(-1)})
   _, path, _ = report.write_report([*folders, same], tmp_path / "out")
   content = json.loads(path.read_text())
   row = table(content, "tatoeba", "Averages")["average"]
@@ -223,7 +223,7 @@ def test_run_without_evaluation_gives_its_curves(tmp_path):
 
 
 def test_encoders_of_one_name_are_told_apart(tmp_path):
-  folders = [write(tmp_path / name, "same", {"tatoeba": tatoeba(0)}) for name in "ab"]
+  folders = [write_results(tmp_path / name, "same", {"tatoeba": tatoeba(0)}) for name in "ab"]
   _, path, _ = report.write_report(folders, tmp_path / "out")
   assert json.loads(path.read_text())["encoders"] == [f"same ({x})" for x in folders]
 
@@ -279,12 +279,12 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
   with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
     report.write_report([tmp_path / "run"], tmp_path / "out")
   (tmp_path / "file").touch()
-  good = write(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
+  good = write_results(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
   with pytest.raises(errors.InputError, match="cannot be written: "):
     report.write_report([good], tmp_path / "file" / "out")
   incomplete = agnosticism(1.0)
   del incomplete["results"][0]["metrics"]["error"]
-  bad = write(tmp_path / "b", "x", {"agnosticism": incomplete})
+  bad = write_results(tmp_path / "b", "x", {"agnosticism": incomplete})
   if not figures.hint():
     with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
       report.write_report([bad], tmp_path / "out")
@@ -316,7 +316,7 @@ def browse(tmp_path):
 
 
 def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path, browse):
-  many = write(tmp_path / "c", "many_words_" * 12, {"tatoeba": tatoeba(0)})
+  many = write_results(tmp_path / "c", "many_words_" * 12, {"tatoeba": tatoeba(0)})
   _, _, path = report.write_report([*folders, many], tmp_path / "out")
   # The page itself allows no script: a copy of it does.
   text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text("utf-8"))

@@ -1,0 +1,75 @@
+"""Sentence encoders small enough to build in a test, and the folders of their runs."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import traverse_util
+
+from vmsst.checkpoints import encoder_json, t5x
+from vmsst.networks import t5
+from vmsst.text import vocabularies
+
+BYTES = vocabularies.ByteVocabulary()
+
+
+def t5_config(**changes):
+  """Returns the sizes of a stack with one layer of width 8 for bytes, with `changes`."""
+  sizes = {"emb_dim": 8, "num_heads": 2, "head_dim": 4, "mlp_dim": 8, "num_encoder_layers": 1}
+  return t5.T5Config(**{"vocab_size": 259, **sizes, **changes})
+
+
+def model_of(sentence_encoder, vocabulary=BYTES, max_length=20, network=None):
+  """Returns the attributes of a model that `encoder.json` describes."""
+  return types.SimpleNamespace(
+    sentence_encoder=sentence_encoder,
+    network=network or sentence_encoder,
+    vocabulary=vocabulary,
+    max_length=max_length,
+  )
+
+
+def random_params(network, seed=0):
+  """Returns parameters of about their initial scale, without compiling the initializers.
+
+  Norms and biases are random too: their initial values would hide swaps.
+  """
+  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  rng = np.random.default_rng(seed)
+
+  def fill(path, leaf):
+    name = path[-1].key
+    scale = {"kernel": leaf.shape[0] ** -0.5, "embedding": 1.0}.get(name, 0.1)
+    return rng.normal(float(name == "scale"), scale, leaf.shape).astype(np.float32)
+
+  return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+def flat(params):
+  """Returns NumPy arrays by the path of the parameter, as checkpoints of other kinds do."""
+  return {k: np.asarray(x) for k, x in traverse_util.flatten_dict(params, sep="/").items()}
+
+
+def read_arrays(checkpoint):
+  """Returns the arrays of a checkpoint by name."""
+  stored = t5x.open_params(epath.Path(checkpoint))
+  return {name: tensor.read() for name, tensor in stored.items()}
+
+
+def save_run(folder, model, params=None, *, step=0, **assets):
+  """Saves a run of `model`, by default with random parameters; returns `folder`."""
+  encoder_json.save_encoder_assets(model, folder, **assets)
+  params = random_params(model.network) if params is None else params
+  t5x.write_params(epath.Path(folder / f"checkpoint_{step}"), flat(params))
+  return folder
+
+
+def save_training_checkpoint(folder, step, params):
+  """Saves a checkpoint as training does, with optimizer state in addition to the parameters."""
+  optimizer = jax.tree.map(lambda x: {"v": jnp.zeros_like(x)}, params)
+  tree = {"target": params, "state": {"step": jnp.int32(step), "param_states": optimizer}}
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    checkpointer.save(folder / f"checkpoint_{step}" / "state", args=ocp.args.PyTreeSave(tree))
