@@ -15,7 +15,7 @@ widths, activation and mean pooling.
 * sentence_transformers_huge_pages, ours_small_pages: the same with the other page size.
 
 Our variants run with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as in `t5x train`: Linux may back large
-allocations with huge pages. XLA's CPU client allocates the temporary memory of each step anew, in
+allocations with huge pages. XLA's CPU client reallocates the temporary memory of each step, in
 pages of 4 KiB otherwise. PyTorch runs with its defaults.
 
 All variants use the same cores (--cores). Each measurement runs in its own process, and the

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-# Linux backs large allocations with huge pages, as in `t5x train`. XLA's CPU client allocates the
-# temporary memory of each step anew, in pages of 4 KiB otherwise.
+# Linux backs large allocations with huge pages, as in `t5x train`. XLA's CPU client reallocates
+# the temporary memory of each step, in pages of 4 KiB otherwise.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 

@@ -221,7 +221,7 @@ def compare(tmp_path, modules, monkeypatch):
   return run
 
 
-def test_an_interrupted_comparison_goes_on_and_has_a_table_all_along(compare, tmp_path):
+def test_an_interrupted_comparison_resumes_and_always_has_a_table(compare, tmp_path):
   first = compare(allowed=4)
   assert first == [
     "training of contrastive/seed_0",

@@ -222,7 +222,7 @@ def _read_vectors(folder: pathlib.Path) -> None:
   opened[0 : min(len(opened), 6)].sum()
 
 
-def _go_on_with_vectors(folder: pathlib.Path) -> None:
+def _resume_vectors(folder: pathlib.Path) -> None:
   vector_store.Writer(folder, 3, shard_rows=4, settings={"x": 1})
 
 
@@ -258,7 +258,7 @@ def small() -> list[Reader]:
     ),
     Reader("vectors, npy", _vectors("npy"), _read_vectors, json=("vectors.json",)),
     Reader("vectors, safetensors", _vectors("safetensors"), _read_vectors, json=("vectors.json",)),
-    Reader("vectors to go on with", _vectors("npy"), _go_on_with_vectors, json=("vectors.json",)),
+    Reader("vectors to resume", _vectors("npy"), _resume_vectors, json=("vectors.json",)),
     Reader("vectors of a teacher, npy", taught, _teacher, hostile=(npy,)),
     Reader(
       "vmsst.load of an export",

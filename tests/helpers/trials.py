@@ -45,7 +45,7 @@ class Reader:
     read: Reads them, all of what they hold, given the folder.
     hostile: The files that are spoilt, one at a time; None: all.
     json: Those of them that hold a JSON document each.
-    writes: Whether it may write below the folder `out` beside the files.
+    writes: Whether it may write below the folder `out` next to the files.
   """
 
   name: str

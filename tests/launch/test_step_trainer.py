@@ -50,11 +50,11 @@ def whole(tmp_path_factory):
   return run(tmp_path_factory.mktemp("whole"))
 
 
-def test_a_loss_is_told_the_updates_done_before(whole):
+def test_a_loss_gets_the_number_of_updates_before_it(whole):
   assert whole[1] == {step: step - 1 for step in range(1, STEPS + 1)}
 
 
-def test_microbatches_are_told_the_same_step(whole, tmp_path):
+def test_microbatches_get_the_same_step(whole, tmp_path):
   assert run(tmp_path, microbatches=4)[1] == whole[1]
 
 

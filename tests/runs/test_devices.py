@@ -138,7 +138,7 @@ def test_eight_devices_have_the_losses_of_one(runs, partitions):
 
 
 @pytest.mark.parametrize("name", ["one_to_eight", "eight_to_one"])
-def test_a_run_goes_on_with_other_devices_as_if_nothing_had_changed(runs, name):
+def test_a_run_resumes_on_other_devices_with_the_same_losses(runs, name):
   whole, rest = losses(runs / "one"), losses(runs / name)
   assert sorted(rest) == list(range(STOP + 1, STEPS + 1))
   np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=TOLERANCE)

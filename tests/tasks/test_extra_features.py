@@ -1,4 +1,4 @@
-"""Wrong translations and teacher vectors beside pairs: alignment through every way data takes."""
+"""Wrong translations and teacher vectors in addition to pairs: alignment through every way data takes."""
 
 import itertools
 
@@ -85,7 +85,7 @@ def test_every_row_has_its_own_negatives_and_vectors(corpus, memory_limit):
       file, line, _ = check(row)
       seen.append((file, line))
       texts = BYTES.encode([f"n{line}", "", f"longer{line}"], 6)
-      texts[1] = []  # an empty one has no end mark: it does not exist
+      texts[1] = []  # an empty one has no EOS token: it does not exist
       assert row["negatives"].tolist() == [ids + [0] * (6 - len(ids)) for ids in texts]
   assert len(seen) == len(EXPECTED)
   assert set(seen) == EXPECTED

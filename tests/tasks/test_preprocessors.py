@@ -19,7 +19,7 @@ def _dataset(*pairs):
   )
 
 
-def test_tokenize_gives_small_letters_and_no_end_mark():
+def test_tokenize_gives_lowercase_letters_and_no_eos():
   dataset = preprocessors.tokenize(_dataset(("Ab", "ÇA")), BYTES)
   row = next(dataset.as_numpy_iterator())
   assert [row["inputs"].tolist(), row["targets"].tolist()] == BYTES.tokenize(["ab", "ça"])
@@ -37,7 +37,7 @@ def test_both_directions_follow_each_other():
   assert [int(row["input_language"][0]) for row in rows] == [5, 6, 5, 6]
 
 
-def test_features_end_only_where_the_vocabulary_has_an_end_mark(data_root):
+def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):
   path = str(data_root / "vocab" / "ems_62languages_bpe_60000.model")
   without_end = preprocessors.pair_features(vocabularies.SentencePieceVocabulary(path))
   assert not without_end["inputs"].add_eos

@@ -151,7 +151,7 @@ def test_the_vocabulary_can_be_trained_again(tmp_path):
   assert shipped.decode(unseen) == "☃"
 
 
-def test_wrong_names_and_numbers_are_told():
+def test_wrong_names_and_numbers_are_reported():
   with pytest.raises(errors.InputError, match="no language 'it'; it has en, es"):
     sample.sentence(0, "it")
   with pytest.raises(errors.InputError, match="no split 'test'; it has train, validation"):

@@ -51,7 +51,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def expected(vocabulary):
-  """Ids of each text with its end mark, by SentencePiece alone, and of the English one."""
+  """Ids of each text with its EOS token, by SentencePiece alone, and of the English one."""
   processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
   ids = {code: [*processor.encode(words), 1] for code, (_, words) in TEXTS.items()}
   plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)

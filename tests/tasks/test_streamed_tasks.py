@@ -44,7 +44,7 @@ def make_task(vocabulary, **options):
 
 
 def expected(vocabulary, both_directions=False):
-  """Ids of both sides, with end marks, by the vocabulary's own Python code."""
+  """Ids of both sides, with EOS tokens, by the vocabulary's own Python code."""
   for pair in TEXTS:
     for texts in [pair, pair[::-1]] if both_directions else [pair]:
       sides = vocabulary.tokenize(texts)
@@ -101,14 +101,14 @@ def test_mixed_samples_at_the_rates_and_resumes_from_a_checkpoint(tmp_path):
              enumerate((50, 30))]  # fmt: skip
     return streamed_tasks.mixed([x.repeat() if repeat else x for x in parts], [3.0, 1.0], seed=4)
 
-  drawn = list(draw(True).take(4000).as_numpy_iterator())
-  assert sum(drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
+  sampled = list(draw(True).take(4000).as_numpy_iterator())
+  assert sum(sampled) / len(sampled) == pytest.approx(0.25, abs=0.03)
   ended = list(draw(False).as_numpy_iterator())
-  assert ended == drawn[: len(ended)]
+  assert ended == sampled[: len(ended)]
   assert 50 <= len(ended) < 80
   iterator = iter(draw(True))
   list(itertools.islice(iterator, 1100))
   path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
   again = iter(draw(True))
   tf.train.Checkpoint(it=again).read(path).assert_consumed()
-  assert [int(x) for x in itertools.islice(again, 900)] == drawn[1100:2000]
+  assert [int(x) for x in itertools.islice(again, 900)] == sampled[1100:2000]

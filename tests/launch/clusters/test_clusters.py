@@ -65,7 +65,7 @@ def use_fake_clients(folder, monkeypatch):
     ("trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done", True, jobs.STOPPED),
   ],
 )
-def test_a_stopped_process_is_told_from_one_that_finished(shell, code, stop, status):
+def test_a_stopped_process_differs_from_one_that_finished(shell, code, stop, status):
   task = subprocess.Popen(
     [shell, "-c", jobs.TASK, "task", "sh", "-c", code], stdout=subprocess.PIPE, text=True
   )
@@ -116,7 +116,7 @@ def test_srun_starts_a_process_for_each_gpu_with_its_number(tmp_path, monkeypatc
   assert [call[0] for call in fake_clients.calls(tmp_path)] == ["sbatch", "srun"]
 
 
-def test_a_node_s_process_is_told_of_all_its_gpus():
+def test_a_process_gets_all_gpus_of_its_node():
   text = slurm.script(slurm.SlurmJob(["x"], nodes=3, gpus_per_node=4, process_per="node"))
   assert "#SBATCH --ntasks-per-node=1\n" in text
   assert "export JAX_LOCAL_DEVICE_IDS=0,1,2,3\n" in text
@@ -138,7 +138,7 @@ def test_a_stopped_slurm_job_is_put_back_in_the_queue_and_one_that_failed_is_not
   assert [call[0] for call in fake_clients.calls(tmp_path)] == ["sbatch", "srun"]
 
 
-def test_a_preempted_tpu_is_made_anew(tmp_path):
+def test_a_preempted_tpu_is_created_again(tmp_path):
   environment = {**os.environ, **fake_clients.install(tmp_path)}
   (tmp_path / "preempt").touch()
   job = tpu.TpuJob(printed_by(HOSTILE, tmp_path), **TPU, spot=True, pause=0, delete=True)

@@ -45,7 +45,7 @@ def test_upstream_s_reader_stands_at_the_step_of_our_state(tmp_path, step):
   assert rows == test_data.expected(step, 5)
 
 
-def test_a_run_that_begins_at_a_later_step_begins_its_data_anew_and_goes_on(tmp_path):
+def test_a_run_that_starts_at_a_later_step_restarts_its_data_and_resumes(tmp_path):
   first = iterate(1000, data.DataState(1000, None))
   assert test_data.take(first, 3) == test_data.expected(0, 3)
   first.state(1003).copy_to(tmp_path, process=0, processes=1)

@@ -225,7 +225,7 @@ def test_trimming_does_not_change_what_is_learned(tmp_path, monkeypatch):
 def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactly(tmp_path):
   toy_runs.run(tmp_path / "first", total_steps=5)
 
-  def go_on(name, steps):
+  def resume(name, steps):
     cfg = checkpoints.CheckpointConfig(
       restore=checkpoints.RestoreCheckpointConfig(
         path=str(tmp_path / "first" / "checkpoint_5"), mode="specific"
@@ -234,6 +234,6 @@ def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactl
     )
     return toy_runs.run(tmp_path / name, total_steps=steps, checkpoint_cfg=cfg)[1]
 
-  whole = go_on("whole", 12)
-  go_on("parts", 8)
-  assert_same(whole.state_dict(), go_on("parts", 12).state_dict())
+  whole = resume("whole", 12)
+  resume("parts", 8)
+  assert_same(whole.state_dict(), resume("parts", 12).state_dict())

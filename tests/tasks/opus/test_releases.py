@@ -268,7 +268,7 @@ def test_an_archive_writes_nothing_and_other_folders_do_not_matter(tmp_path):
   assert os.listdir(tmp_path / "in") == ["a.zip"]
 
 
-def test_gzip_streams_that_break_or_go_on(tmp_path):
+def test_gzip_streams_that_break_or_continue(tmp_path):
   path = tmp_path / "a.tsv.gz"
   text = "".join(f"{a}\t{b}\n" for a, b in zip(*LINES, strict=True)).encode()
   whole = gzip.compress(text)

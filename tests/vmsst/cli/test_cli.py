@@ -156,7 +156,7 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   assert (tmp_path / "b.tsv").read_text() == ""
 
 
-def test_embed_says_that_it_goes_on_after_an_interruption(sides, encoder, tmp_path, capsys):
+def test_embed_reports_that_it_resumes_after_an_interruption(sides, encoder, tmp_path, capsys):
   command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
   encoder.fail_at = 2
   assert cli.main(command) == 130

@@ -22,7 +22,7 @@ def found(root, *names):
   return {name: sorted(own) for name, own in texts.items()}
 
 
-def test_only_what_is_judged_comes_and_documents_come_by_sentence(tmp_path):
+def test_only_scored_texts_come_and_documents_come_by_sentence(tmp_path):
   line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", ["Ja.", "Nein."])
   line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", ["Yes.", "No."])
   for code in ("eng_Latn", "deu_Latn"):

@@ -142,7 +142,7 @@ def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
     (np.where(np.arange(6)[:, None] == 1, np.nan, np.zeros((6, 2))), "not finite"),
   ],
 )
-def test_vectors_that_cannot_be_judged_are_an_error(root, tmp_path, made, message):
+def test_vectors_that_cannot_be_scored_are_an_error(root, tmp_path, made, message):
   encoder = fake_encoders.FakeEncoder(one_hot)
   encoder.encode = lambda texts: made
   with pytest.raises(ValueError, match=message):

@@ -105,7 +105,7 @@ def test_no_sentences_give_no_rows(encoder):
   assert encoder.encode([]).shape == (0, 6)
 
 
-def test_an_empty_sentence_without_end_mark_is_zero(params):
+def test_an_empty_sentence_without_eos_is_zero(params):
   @dataclasses.dataclass(frozen=True)
   class WithoutEnd(vocabularies.ByteVocabulary):
     @property
@@ -374,7 +374,7 @@ def test_a_checkpoint_that_was_moved_with_its_files(run, params, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["modules.json", "config.json"])
-def test_folders_of_other_libraries_are_told_apart(tmp_path, name):
+def test_folders_of_other_libraries_are_recognized(tmp_path, name):
   (tmp_path / name).write_text("{}")
   with pytest.raises(errors.InputError, match=rf"holds {name} .* `vmsst import --help`"):
     vmsst.load(tmp_path)

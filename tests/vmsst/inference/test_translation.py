@@ -166,9 +166,9 @@ def test_batches_change_nothing_and_a_seed_decides_all(translator):
   vectors_NS = 0.3 * translator.encoder.encode(WORDS)
   generate = functools.partial(translator.generate, vectors_NS, "de", batch_size=8)
   assert generate() == translator.generate(vectors_NS, "de")
-  drawn = generate(temperature=1.5, seed=3)
-  assert drawn == translator.generate(vectors_NS, "de", temperature=1.5, seed=3)
-  assert drawn != generate(temperature=1.5, seed=4)
+  sampled = generate(temperature=1.5, seed=3)
+  assert sampled == translator.generate(vectors_NS, "de", temperature=1.5, seed=3)
+  assert sampled != generate(temperature=1.5, seed=4)
   same_NS = np.repeat(vectors_NS[:1], len(WORDS), axis=0)
   assert len({*translator.generate(same_NS, "de", temperature=1.5)}) > 1
 
@@ -255,9 +255,9 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   assert not printed
   assert "4/4" in progress
   assert cli.main([*arguments, *files, "--output", "-", "--temperature", "9", "--seed", "1"]) == 0
-  drawn = capsys.readouterr().out
-  assert drawn.count("\n") == 4
-  assert drawn != "\n".join(lines)
+  sampled = capsys.readouterr().out
+  assert sampled.count("\n") == 4
+  assert sampled != "\n".join(lines)
 
 
 def test_the_command_names_what_is_wrong(run, tmp_path, capsys):

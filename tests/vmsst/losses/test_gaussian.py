@@ -32,9 +32,9 @@ def test_kl_is_zero_and_flat_at_the_prior_and_exact_near_it():
 def test_samples_have_the_mean_and_the_variance_that_they_are_asked_for():
   mean = np.broadcast_to(MEAN_BS[:1], (100_000, 3))
   log_variance = np.broadcast_to(LOG_VARIANCE_BS[:1], (100_000, 3))
-  drawn = np.asarray(gaussian.sample(jnp.array(mean), jnp.array(log_variance), jax.random.key(0)))
-  np.testing.assert_allclose(drawn.mean(axis=0), mean[0], atol=0.02)
-  np.testing.assert_allclose(drawn.var(axis=0), np.exp(log_variance[0]), rtol=0.03)
+  sampled = np.asarray(gaussian.sample(jnp.array(mean), jnp.array(log_variance), jax.random.key(0)))
+  np.testing.assert_allclose(sampled.mean(axis=0), mean[0], atol=0.02)
+  np.testing.assert_allclose(sampled.var(axis=0), np.exp(log_variance[0]), rtol=0.03)
 
 
 def test_without_a_key_the_sample_is_the_mean():

@@ -154,7 +154,7 @@ def set_heights(monkeypatch, sources, targets):
 
 
 @pytest.mark.parametrize("engine", [exact_search.compare, device_search.compare])
-def test_an_interrupted_search_goes_on_and_finds_the_same(texts, tmp_path, monkeypatch, engine):
+def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monkeypatch, engine):
   _, expected = mine(texts, tmp_path)
   (tmp_path / "out.tsv").unlink()
   set_heights(monkeypatch, 3, 4)

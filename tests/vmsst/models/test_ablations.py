@@ -305,7 +305,7 @@ def test_with_a_single_encoder_all_heads_read_what_it_gives(monkeypatch):
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_without_its_embedding_the_language_encoder_is_not_told_the_language(told):
+def test_without_its_embedding_the_language_encoder_does_not_get_the_language(told):
   network = PLAIN.clone(encoder_language_embedding=told)
   params = random_params(network)
   assert ("encoder_language_embedder" in params) == told
@@ -316,7 +316,7 @@ def test_without_its_embedding_the_language_encoder_is_not_told_the_language(tol
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_without_its_embedding_the_decoder_is_not_told_the_language(told):
+def test_without_its_embedding_the_decoder_does_not_get_the_language(told):
   network = PLAIN.clone(decoder_language_embedding=told)
   params = random_params(network)
   assert len(params["decoder"]["language_embedder"]["embedding"]) == (5 if told else 1)

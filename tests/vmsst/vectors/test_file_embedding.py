@@ -107,7 +107,7 @@ def test_lines_are_read_when_they_are_embedded(text, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 6])
-def test_what_was_interrupted_goes_on_with_no_line_lost_or_doubled(text, tmp_path, fail_at):
+def test_an_interrupted_job_resumes_with_no_line_lost_or_doubled(text, tmp_path, fail_at):
   first, second, third = make_encoder(fail_at), make_encoder(), make_encoder()
   with pytest.raises(KeyboardInterrupt):
     embed(first, text, tmp_path / "v")
@@ -121,7 +121,7 @@ def test_what_was_interrupted_goes_on_with_no_line_lost_or_doubled(text, tmp_pat
   np.testing.assert_array_equal(found, np.float32([digest_vector(line) for line in LINES]))
 
 
-def test_vectors_of_something_else_are_not_gone_on_with(text, tmp_path):
+def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
   folder = tmp_path / "v"
   embed(make_encoder(), text, folder)
   for options in ({"name": "b"}, {"language": "de"}, {"dtype": "float16"}):
@@ -191,7 +191,7 @@ def test_encoders_get_what_they_know():
     encoding.encode(encoder, ["a", "b"])
 
 
-def test_a_full_disk_is_named_and_gone_on_from(text, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_the_job_resumes(text, tmp_path, monkeypatch):
   written = []
 
   def full(file):

@@ -92,7 +92,7 @@ def test_after_an_interruption_no_row_is_lost_or_doubled(tmp_path, before, monke
   assert write_vectors(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to write
 
 
-def test_an_interruption_of_the_end_can_be_gone_on_with(tmp_path, monkeypatch):
+def test_an_interruption_at_the_end_can_be_resumed(tmp_path, monkeypatch):
   writer = write_vectors(tmp_path, VECTORS[:14], finish=False)
   with monkeypatch.context() as patch:
     patch.setattr(writer, "_commit", lambda **_: None)

@@ -226,7 +226,7 @@ def test_an_encoder_alone_is_imported_as_such(tmp_path, imported):
   assert "only CONTRASTIVE" in weight_tables.describe(alone)
 
 
-def test_the_vocabulary_is_copied_beside_the_checkpoint(tmp_path, capsys):
+def test_the_vocabulary_is_copied_next_to_the_checkpoint(tmp_path, capsys):
   (save_hugging_face(tmp_path / "hf", weights()) / "spiece.model").write_bytes(b"pieces")
   assert cli.main(["import", "mt5", str(tmp_path / "hf"), str(tmp_path / "a" / "out")]) == 0
   assert (tmp_path / "a" / "out" / "spiece.model").read_bytes() == b"pieces"

@@ -69,25 +69,25 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert not {"eng", "deu", "spa"} & set(found["missing"])
 
 
-def test_one_sentence_of_ntrex_can_be_drawn(tmp_path):
+def test_one_sentence_of_ntrex_can_be_plotted(tmp_path):
   for code in ("eng", "deu", "fra"):
     texts = sentences(code)
     texts[0] = "" if code == "deu" else texts[0]
     line_files.write_lines(tmp_path / "ntrex" / f"ntrex.{code}.txt", texts)
-  (picture,) = agnosticism_results.sentence_figures(
+  (figure,) = agnosticism_results.sentence_figures(
     results_of(benchmark_runs.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path))
   )
-  assert picture.labels == ("deu", "eng", "fra")
-  assert 2 <= picture.line <= SENTENCES  # line 1 has no German
-  assert picture.share_2[0] >= picture.share_2[1] > 0
-  vectors = Concepts().encode([f"{code} {picture.line - 1}" for code in picture.labels])
+  assert figure.labels == ("deu", "eng", "fra")
+  assert 2 <= figure.line <= SENTENCES  # line 1 has no German
+  assert figure.share_2[0] >= figure.share_2[1] > 0
+  vectors = Concepts().encode([f"{code} {figure.line - 1}" for code in figure.labels])
   vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
   for i in range(3):
     for j in range(3):  # three points are in a plane
-      assert np.linalg.norm(picture.point_V2[i] - picture.point_V2[j]) == pytest.approx(
+      assert np.linalg.norm(figure.point_V2[i] - figure.point_V2[j]) == pytest.approx(
         np.linalg.norm(vectors[i] - vectors[j]), abs=1e-5
       )
-  assert not picture.edges
+  assert not figure.edges
 
 
 def test_flores_is_read_by_its_own_codes(tmp_path):
@@ -134,16 +134,16 @@ def test_translations_are_followed_along_their_paths(tmp_path):
     },
     rel=1e-5,
   )
-  pictures = {
-    picture.text: picture for picture in agnosticism_results.sentence_figures(results.values())
+  figures = {
+    figure.text: figure for figure in agnosticism_results.sentence_figures(results.values())
   }
-  assert set(pictures) == {"talk", "alice"}
-  talk = pictures["talk"]
+  assert set(figures) == {"talk", "alice"}
+  talk = figures["talk"]
   ways = {(talk.labels[first], talk.labels[second]) for first, second, _ in talk.edges}
   assert ways == {("eng", "eng+deu_a"), ("eng+deu_a", "eng+deu_a+zho")}
   for first, second, length in talk.edges:
-    drawn = np.linalg.norm(talk.point_V2[first] - talk.point_V2[second])
-    assert drawn == pytest.approx(length, abs=1e-5)
+    distance = np.linalg.norm(talk.point_V2[first] - talk.point_V2[second])
+    assert distance == pytest.approx(length, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_nothing_is_found_where_every_sentence_occurs_twice_or_is_like_all_other
     ("d1\tx\n", None, "d1\te1\n", r"neither .*de-en.en nor de-en.en.gz exists"),
   ],
 )
-def test_broken_files_are_told(tmp_path, german, english, gold, message):
+def test_broken_files_are_reported(tmp_path, german, english, gold, message):
   folder = tmp_path / "mining"
   folder.mkdir()
   for name, content in (("de", german), ("en", english), ("gold", gold)):

@@ -26,7 +26,7 @@ def test_a_file_in_two_forms_or_in_none_is_an_error(tmp_path):
     files.files_in(tmp_path, "*.x")
 
 
-def test_lines_that_do_not_fit_are_told_with_file_and_line(tmp_path):
+def test_lines_that_do_not_fit_are_reported_with_file_and_line(tmp_path):
   three, two, empty = (tmp_path / name for name in ("three", "two", "empty"))
   three.write_text("a\nb\nc\n", encoding="utf-8")
   two.write_text("a\nb\tc\n", encoding="utf-8")

@@ -71,7 +71,7 @@ def test_queries_are_looked_up_by_margin(tmp_path):
     ("a.qq-en", [1], [1], r"unknown language code 'qq'"),
   ],
 )
-def test_broken_files_are_told(tmp_path, name, queries, candidates, message):
+def test_broken_files_are_reported(tmp_path, name, queries, candidates, message):
   write_pair(tmp_path, name, queries, candidates)
   with pytest.raises(errors.InputError, match=message):
     paracrawl.read(tmp_path)

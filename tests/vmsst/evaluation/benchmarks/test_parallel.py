@@ -160,7 +160,7 @@ def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(
     ("ntrex.fra.txt.gz", [], r"ntrex.fra.txt.gz is empty"),
   ],
 )
-def test_broken_files_are_told(tmp_path, name, lines, message):
+def test_broken_files_are_reported(tmp_path, name, lines, message):
   line_files.write_lines(tmp_path / "ntrex" / "ntrex.deu.txt.gz", ["a", "b"])
   line_files.write_lines(tmp_path / "ntrex" / name, lines)
   with pytest.raises(errors.InputError, match=message):

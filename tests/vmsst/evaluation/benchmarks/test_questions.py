@@ -116,7 +116,7 @@ class Killed(Exception):
   pass
 
 
-def test_a_killed_search_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_killed_search_resumes_where_it_was(tmp_path, monkeypatch):
   write_all(tmp_path)
   monkeypatch.setattr(questions, "SHARD", 8)
   (task,) = questions.QUESTIONS.read(tmp_path)

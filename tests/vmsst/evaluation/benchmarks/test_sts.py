@@ -129,7 +129,7 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
     ),
   ],
 )
-def test_broken_files_are_told(tmp_path, year, name, lines, scores, message):
+def test_broken_files_are_reported(tmp_path, year, name, lines, scores, message):
   folder = tmp_path / "sts" / year
   line_files.write_text(folder / f"STS.input.{name}.txt", lines)
   if scores is not None:

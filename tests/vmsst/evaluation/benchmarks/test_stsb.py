@@ -72,7 +72,7 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
     ("other.tsv", "", r"has no stsb.\*.tsv or sts-dev.csv or sts-test.csv; English is"),
   ],
 )
-def test_broken_files_are_told(tmp_path, name, content, message):
+def test_broken_files_are_reported(tmp_path, name, content, message):
   line_files.write_text(tmp_path / "stsb" / name, content)
   with pytest.raises(errors.InputError, match=message):
     stsb.read(tmp_path)

@@ -77,13 +77,13 @@ def test_groups_of_the_ems_paper_are_those_whose_means_it_prints():
     ("deu", ([], []), r"eng.deu is empty"),
   ],
 )
-def test_broken_files_are_told(tmp_path, code, sides, message):
+def test_broken_files_are_reported(tmp_path, code, sides, message):
   write_pairs(tmp_path, code, *sides)
   with pytest.raises(errors.InputError, match=message):
     tatoeba.read(tmp_path)
 
 
-def test_missing_files_are_told_with_their_source(tmp_path):
+def test_missing_files_are_reported_with_their_source(tmp_path):
   write_pairs(tmp_path, "deu", [1], [1])
   (tmp_path / "tatoeba" / "tatoeba.deu-eng.deu").unlink()
   with pytest.raises(errors.InputError, match=r"neither .*eng.deu nor .* copy data/tatoeba/v1"):

@@ -28,7 +28,7 @@ def archives(tmp_path):
   return tmp_path, sets
 
 
-def test_averages_are_those_of_the_paper_and_encoders_are_told_languages(archives):
+def test_averages_are_those_of_the_paper_and_encoders_get_languages(archives):
   root, sets = archives
   encoder = fake_encoders.PolyglotEncoder(fake_encoders.angle_vector)
   found = benchmark_runs.run_benchmark(xlsts.BENCHMARK, encoder, root)
@@ -55,7 +55,7 @@ def test_averages_are_those_of_the_paper_and_encoders_are_told_languages(archive
   assert (told["4a.es-en", "first"], told["4a.es-en", "second"]) == ("es", "en")
 
 
-def test_a_missing_track_is_told_and_broken_ones_are_errors(archives):
+def test_a_missing_track_is_reported_and_broken_ones_are_errors(archives):
   root, _ = archives
   texts = root / "xlsts" / "STS2017.eval.v1.1"
   (texts / "STS.input.track2.ar-en.txt").unlink()

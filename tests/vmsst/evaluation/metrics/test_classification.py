@@ -16,8 +16,8 @@ def _clusters(rng, count, *, classes=4, dim=6, noise=0.2):
 def noise_of(data):
   """Replaces three in four labels at random."""
   rng = np.random.default_rng(5)
-  drawn = rng.integers(4, size=len(data.label_N))
-  label_N = np.where(rng.random(len(drawn)) < 0.75, drawn, data.label_N)
+  sampled = rng.integers(4, size=len(data.label_N))
+  label_N = np.where(rng.random(len(sampled)) < 0.75, sampled, data.label_N)
   return classification.LabeledVectors(data.vectors_ND, label_N)
 
 

@@ -71,7 +71,7 @@ def test_agrees_with_faiss_and_a_scoring_loop():
   assert xsim.nearest(source, target)[0].margin_N.tolist() == best
 
 
-def test_errors_are_judged_by_text_and_told_apart_by_type():
+def test_errors_are_counted_by_text_and_by_type():
   texts = ["it is 3", "yes", "yes", "no", "it is 4", "it is not 3", "odd"]
   changes = {"it is 4": ("it is 3", "Number"), "it is not 3": ("it is 3", "Causality")}
   found = np.array([4, 2, 1, 5])  # an own change; twice the same text; a change of another

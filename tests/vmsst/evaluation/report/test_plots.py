@@ -34,7 +34,7 @@ def tree() -> str:
   return plots.dendrogram(TREE, LABELS, families, title=TITLE)
 
 
-def picture() -> str:
+def sentences() -> str:
   points = np.array([[0.1, 0.2], [0.3, -0.1], [0.0, 0.0], [-0.4, 0.1], [0.1, 0.2]])
   edges = [plots.Edge(0, 1, 0.5), plots.Edge(1, 2, 0.25)]
   return plots.sentence_plot(points, LABELS, share_2=[0.5, 0.25], title=TITLE, edges=edges)
@@ -56,8 +56,8 @@ def texts(svg: str) -> dict[str, list[tuple[float, float]]]:
   return found
 
 
-@pytest.mark.parametrize("draw", [heat_map, tree, picture, curves])
-def test_a_picture_stands_for_itself(draw):
+@pytest.mark.parametrize("draw", [heat_map, tree, sentences, curves])
+def test_a_figure_is_self_contained(draw):
   svg = draw()
   assert svg == draw()
   root = ElementTree.fromstring(svg)
@@ -79,8 +79,8 @@ def test_a_picture_stands_for_itself(draw):
     assert any(name in text.split(", ") for text in shown), name
 
 
-def test_pictures_of_one_page_share_no_ids():
-  ids = [set(re.findall(r'\bid="([^"]+)"', draw())) for draw in (heat_map, tree, picture, curves)]
+def test_figures_of_one_page_share_no_ids():
+  ids = [set(re.findall(r'\bid="([^"]+)"', draw())) for draw in (heat_map, tree, sentences, curves)]
   assert sum(map(len, ids)) == len(set().union(*ids))
 
 
@@ -107,7 +107,7 @@ def test_languages_of_a_tree_stand_in_its_order_with_their_families():
   assert {"spa, Romance", "deu, Germanic", "$x$, Greek"} <= set(found)
 
 
-def test_labels_of_a_crowded_picture_do_not_lie_on_each_other():
+def test_labels_of_a_crowded_figure_do_not_overlap():
   count = 60
   rng = np.random.default_rng(0)
   labels = [f"l{number:02}" for number in range(count)]
@@ -119,7 +119,7 @@ def test_labels_of_a_crowded_picture_do_not_lie_on_each_other():
   assert apart.all()
 
 
-def test_equal_errors_equal_points_and_many_languages_can_be_drawn():
+def test_equal_errors_equal_points_and_many_languages_can_be_plotted():
   none = np.zeros([3, 3])
   assert "0.0" in texts(plots.heat_map(none, "abc", order=[0, 1, 2], title="None"))
   plots.dendrogram(clustering.tree(none), "abc", "xyz", title="None")
@@ -131,7 +131,7 @@ def test_equal_errors_equal_points_and_many_languages_can_be_drawn():
   assert all(len(shown[label]) == 2 for label in labels)
 
 
-def test_what_cannot_be_drawn_is_an_error():
+def test_what_cannot_be_plotted_is_an_error():
   with pytest.raises(ValueError, match="2 labels"):
     plots.heat_map(np.zeros([3, 3]), "ab", order=[0, 1], title="x")
   with pytest.raises(ValueError, match="order"):

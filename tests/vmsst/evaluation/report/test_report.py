@@ -126,13 +126,13 @@ def table(content, section, title):
   }
 
 
-def test_numbers_stand_beside_published_ones_and_other_encoders(folders, tmp_path):
+def test_numbers_are_next_to_published_ones_and_other_encoders(folders, tmp_path):
   paths = report.write_report(folders[:1], tmp_path / "out")
   assert [path.name for path in paths] == ["report.md", "report.json", "report.html"]
   content = json.loads(paths[1].read_text())
-  beside = table(content, "tatoeba", "Next to published numbers")
-  assert beside["first"]["average", ""]["value"] == 75.0
-  assert beside["VMSST 24L mT5"]["average", ""]["value"] == 81.1
+  compared = table(content, "tatoeba", "Next to published numbers")
+  assert compared["first"]["average", ""]["value"] == 75.0
+  assert compared["VMSST 24L mT5"]["average", ""]["value"] == 81.1
   assert "| VMSST 24L mT5 (vmsst, Tables 1, 3) | 81.1 |" in paths[0].read_text()
   results = table(content, "tatoeba", "Results")
   assert results["deu"]["average: EMS", "ems, Table IV"]["value"] == 99.3
@@ -188,10 +188,10 @@ def test_page_is_accessible_and_needs_nothing_else(folders, tmp_path):
   levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
   assert levels[0] == 1
   assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-  drawn = [attrs for tag, attrs in page.elements if tag == "svg"]
+  figures = [attrs for tag, attrs in page.elements if tag == "svg"]
   # Heat map and tree, training, evaluation during training.
-  assert len(drawn) == 4
-  assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in drawn)
+  assert len(figures) == 4
+  assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in figures)
   ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
   assert len(set(ids)) == len(ids)
   links = [
@@ -222,7 +222,7 @@ def test_run_without_evaluation_gives_its_curves(tmp_path):
   assert [tag for tag, _ in page.elements].count("svg") == 2
 
 
-def test_encoders_of_one_name_are_told_apart(tmp_path):
+def test_encoders_of_one_name_get_distinct_names(tmp_path):
   folders = [write_results(tmp_path / name, "same", {"tatoeba": tatoeba(0)}) for name in "ab"]
   _, path, _ = report.write_report(folders, tmp_path / "out")
   assert json.loads(path.read_text())["encoders"] == [f"same ({x})" for x in folders]
