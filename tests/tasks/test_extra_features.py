@@ -1,4 +1,4 @@
-"""Wrong translations and teacher vectors in addition to pairs: alignment through every way data takes."""
+"""Hard negatives and teacher vectors of pairs: alignment through every way data takes."""
 
 import itertools
 
