@@ -1,4 +1,4 @@
-"""The comparisons: their tasks on made-up data, and what an interrupted one does."""
+"""The comparisons: their tasks on made-up data, and resuming after interruption."""
 
 import argparse
 import importlib
@@ -28,7 +28,7 @@ def modules(monkeypatch):
 
 @pytest.fixture
 def data_folder(tmp_path):
-  """Texts are `<language> <number>`, where the same number is the same meaning."""
+  """Texts are `<language> <number>`; the number is the meaning."""
   root = tmp_path / "data"
   for code in ("tur", "fra"):
     line_files.write_lines(
@@ -68,7 +68,7 @@ SEEN = {languages.language(code) for code in ("tr", "en")}
 
 
 class Encoder:
-  """English and Turkish are the same; French is the next number of the twenty."""
+  """Maps English and Turkish to the same vectors, French to the next of twenty."""
 
   def encode(self, texts):
     numbers = [(text.split()[0], int(text.split()[1])) for text in texts]
@@ -76,7 +76,7 @@ class Encoder:
 
 
 def run_all(tasks, data_folder, encoder, output):
-  """Scores and names of the columns of the comparison of objectives."""
+  """Scores and result names of the columns of the objectives table."""
   columns, seen = tasks.SUITES["objectives"], suite.seen_test(SEEN)
   benchmarks = tasks.benchmarks_of(columns, seen)
   found = suite.evaluate(encoder, benchmarks, data_folder, output, name="x", seen=SEEN)
@@ -96,7 +96,7 @@ def test_columns_are_means_over_the_languages_of_training(data_folder, modules, 
   assert names["XL (d.)"] == ["track6.tr-en"]
 
 
-def test_topics_and_ways_between_other_languages_are_those_of_training(modules, tmp_path):
+def test_topics_and_translation_directions_are_those_of_training(modules, tmp_path):
   _, tasks = modules
   for code in ("eng", "tur", "arb", "fra"):
     lines = [f"{code} {i}" for i in range(8)]
@@ -136,7 +136,7 @@ def test_gin_files_are_read_with_what_they_include(modules):
 
 def test_time_of_training_counts_every_process(modules):
   script, _ = modules
-  times = [10.0, 20.0, 35.0, 8.0, 12.0]  # killed after 35 s and begun again
+  times = [10.0, 20.0, 35.0, 8.0, 12.0]  # killed after 35 s and restarted
   assert script.uptime([{"timing/uptime": x} for x in times]) == 35 + 12
 
 
@@ -154,7 +154,7 @@ def test_every_row_sets_what_its_files_say(modules):
 
 
 class Commands:
-  """In place of training and evaluation: notes the commands, and writes what they would."""
+  """Replaces training and evaluation: records commands and writes their outputs."""
 
   def __init__(self, allowed):
     self.done = []
@@ -183,7 +183,7 @@ class Commands:
 
 @pytest.fixture
 def compare(tmp_path, modules, monkeypatch):
-  """Runs the comparison of two models, of at most so many commands; what was done comes back."""
+  """Compares two models with at most `allowed` commands and returns the finished ones."""
   script, _ = modules
   rows = {
     "contrastive": script.Row("CONTRASTIVE", "contrastive.gin", baseline="untrained"),
@@ -259,6 +259,6 @@ def test_results_of_other_settings_are_refused(compare, tmp_path):
     compare(seeds=(0,))
 
 
-def test_a_teacher_is_asked_for_where_there_is_use_for_one(compare):
+def test_a_teacher_is_required_only_if_it_is_used(compare):
   with pytest.raises(errors.InputError, match="some does not use --teacher"):
     compare(teacher="somewhere")

@@ -1,4 +1,4 @@
-"""The FLOPs of docs/scaling.md, compared with those of `--dry_run`."""
+"""The FLOPs of docs/scaling.md equal those of `--dry_run`."""
 
 import importlib
 import pathlib
@@ -24,7 +24,7 @@ def plan(monkeypatch):
   del sys.modules["scaling_plan"]
 
 
-def test_products_of_a_step_are_those_that_a_dry_run_counts(plan, monkeypatch):
+def test_flops_of_a_step_equal_those_of_a_dry_run(plan, monkeypatch):
   sizes = {"D": 64, "F": 176, "L": 2, "V": 512, "T": 16}
   for name, value in sizes.items():
     monkeypatch.setattr(plan, name, value)

@@ -123,15 +123,25 @@ def test_without_hard_negatives_both_directions_are_the_contrastive_loss():
   np.testing.assert_allclose(found_B, contrastive.in_batch_loss(score_BB), rtol=1e-5)
 
 
-def test_huge_scores_stay_finite():
-  score_BB, negative_BK = 1e4 * cosines(), jnp.full((B, K), 1e4)
-  for loss in (
-    contrastive.in_batch_loss,
-    lambda x: margin.additive_margin_softmax(x, margin=0.3, scale=100.0),
-    lambda x: negatives.ranking_loss(x, negative_BK),
+def exact_ranking(score_BB, negative_BK=None):
+  """Loss of each source in float64, by pairwise logaddexp."""
+  rivals = score_BB if negative_BK is None else np.concatenate([score_BB, negative_BK], axis=1)
+  return np.logaddexp.reduce(np.float64(rivals), axis=1) - np.diag(np.float64(score_BB))
+
+
+def test_huge_scores_have_the_exact_loss_and_finite_gradients():
+  score_BB, negative_BK = np.array(1e4 * cosines()), np.full((B, K), 1e4, np.float32)
+  with_margin_BB = 100.0 * (np.float64(score_BB) - 0.3 * np.eye(B))
+  for loss, expected_B in (
+    (contrastive.in_batch_loss, exact_ranking(score_BB) + exact_ranking(score_BB.T)),
+    (
+      lambda x: margin.additive_margin_softmax(x, margin=0.3, scale=100.0),
+      exact_ranking(with_margin_BB) + exact_ranking(with_margin_BB.T),
+    ),
+    (lambda x: negatives.ranking_loss(x, negative_BK), exact_ranking(score_BB, negative_BK)),
   ):
     value, gradient_BB = jax.value_and_grad(lambda x, loss=loss: loss(x).mean())(score_BB)
-    assert np.isfinite(value)
+    assert value == pytest.approx(expected_B.mean(), rel=1e-5)
     assert np.isfinite(gradient_BB).all()
 
 

@@ -1,4 +1,4 @@
-"""The results of eight devices are those of one."""
+"""Eight devices compute the same losses as one."""
 
 import functools
 import json
@@ -16,9 +16,9 @@ from vmsst.losses import contrastive as foundation
 
 MESHES = ((4, 2), (8, 1), (1, 8))
 RULES = (("batch", "data"), ("vocab", "model"), ("embed", None))
-# No two sizes, nor what meshes make of them, are the same.
+# All sizes, also divided by the meshes, are different.
 B, T, E, V, S = 48, 7, 9, 1000, 11
-CHUNK = 5  # several a device; with all sentences on each, the last one has fewer
+CHUNK = 5  # several per device; with all sentences on each, the last one has fewer
 COLLECTIVE = re.compile(
   r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
@@ -51,12 +51,12 @@ def pair_loss(source_BS, target_BS):
 
 
 def dimensions(text):
-  """Shapes written in a compiled program's text."""
+  """Shapes in the text of a compiled program."""
   return [tuple(map(int, shape.split(","))) for shape in re.findall(r"\[([\d,]+)\]", text)]
 
 
 def run_on_eight_devices(folder):
-  """Saves the results of each mesh; prints a JSON line of what its XTR program is made of."""
+  """Saves the results of each mesh; prints a JSON line of its XTR program's shapes."""
   assert jax.device_count() == 8
   arrays, tokens_BT, pair = make_inputs()
   for shape in MESHES:
@@ -73,7 +73,7 @@ def run_on_eight_devices(folder):
       results = [compiled(*jax.device_put((arrays, tokens_BT), (layouts, rows)))]
       pair_rows = jax.device_put(pair, rows)
       results.append(jax.jit(pair_loss, in_shardings=(rows, rows))(*pair_rows))
-      # What the mesh does not divide stays whole.
+      # Sizes that the mesh does not divide stay whole.
       results.append(jax.jit(xtr_loss)(*make_inputs(batch=5, size=35)[:2]))
     np.savez(folder / f"{shape[0]}.npz", *map(np.asarray, jax.tree.leaves(results)))
     text = compiled.as_text()
@@ -85,7 +85,7 @@ def run_on_eight_devices(folder):
 
 @pytest.fixture(scope="module")
 def eight_devices(tmp_path_factory):
-  """Per mesh: results, and what the XTR program is made of."""
+  """Results of each mesh, and its XTR program's shapes and exchanges."""
   import commands  # not on the path of the script itself
 
   folder = tmp_path_factory.mktemp("eight")
@@ -129,6 +129,6 @@ def test_devices_exchange_no_columns_of_the_kernel_and_no_logits(eight_devices, 
   if model > 1:  # no device has all columns of anything, not even of one row
     assert all(V not in shape for shape in program["shapes"])
   assert any(columns in shape for shape in program["shapes"])
-  # Each one's sum of the kernel's gradient.
+  # Devices exchange their sums of the kernel's gradient.
   wide = [(name, tuple(shape)) for name, shape in program["exchanged"] if columns in shape]
   assert wide == ([("all-reduce", (E, columns))] if data > 1 else [])

@@ -89,7 +89,7 @@ def test_every_query_has_a_distribution(kind):
   labels = labels_of(kind, per_query=True)
   np.testing.assert_allclose(labels.row_BB.sum(axis=1), 1, rtol=1e-5)
   np.testing.assert_allclose(labels.column_BB.sum(axis=0), 1, rtol=1e-5)
-  # The paper's labels of the second direction are none.
+  # The paper's labels of the second direction are not distributions.
   assert abs(labels_of(kind, per_query=False).column_BB.sum(axis=0) - 1).max() > 0.01
 
 
@@ -99,7 +99,7 @@ def test_hard_labels_give_the_contrastive_loss():
   np.testing.assert_allclose(found_N, contrastive.in_batch_loss(score_NN), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_reach_the_student_alone():
+def test_gradients_reach_only_the_student():
   def loss(source_NS, target_NS, teacher_source_NS, teacher_target_NS):
     labels = soft.average_labels(
       scores(teacher_source_NS, teacher_source_NS), scores(teacher_target_NS, teacher_target_NS)

@@ -11,7 +11,7 @@ V = 9
 
 
 def dense(targets):
-  """The distributions as rows of the vocabulary's size."""
+  """The distributions as rows of vocabulary size."""
   found_BV = np.zeros((len(targets.tokens_BT), V))
   for b, (tokens_T, share_T) in enumerate(zip(*map(np.asarray, targets), strict=True)):
     for token, share in zip(tokens_T, share_T, strict=True):
@@ -38,7 +38,7 @@ def test_the_release_counts_repeated_tokens_once():
   np.testing.assert_allclose(found_BV.sum(axis=1), [3 / 4, 1, 4 / 6, 0], rtol=1e-6)
 
 
-def test_special_ids_are_no_part_of_a_sentence():
+def test_special_ids_are_not_part_of_a_sentence():
   tokens_BT = np.array([[8, 3, 3, 4, 5, 1], [8, 7, 1, 0, 0, 0]])
   found_BV = dense(token_targets.xtr_targets(tokens_BT, special_ids=(1, 8)))
   np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES[:2]], rtol=1e-6)
@@ -46,7 +46,7 @@ def test_special_ids_are_no_part_of_a_sentence():
 
 def test_ugt_is_half_translation_and_half_masked_token():
   xtr = token_targets.xtr_targets(TOKENS_BT)
-  # A masked word that the other sentence has too, no mask, one that it has not.
+  # A masked word that the other sentence has too, no mask, one that it does not have.
   found = token_targets.ugt_targets(xtr, np.array([4, 0, 8, 6]))
   found_BV, xtr_BV = dense(found), dense(xtr)
   expected_BV = np.array([0.5, 1, 0.5, 0.5])[:, None] * xtr_BV
@@ -55,7 +55,7 @@ def test_ugt_is_half_translation_and_half_masked_token():
   np.testing.assert_allclose(found_BV.sum(axis=1), [1, 1, 1, 0.5], rtol=1e-6)
 
 
-def test_entropy_adds_up_what_belongs_to_one_token():
+def test_entropy_adds_up_the_shares_of_a_token():
   once = token_targets.xtr_targets(TOKENS_BT, count_repeats=False)
   masked = token_targets.ugt_targets(token_targets.xtr_targets(TOKENS_BT), np.array([4, 0, 8, 6]))
   for targets in (token_targets.xtr_targets(TOKENS_BT), once, masked):

@@ -16,7 +16,7 @@ from vmsst.checkpoints import encoder_json
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 from vmsst.text import vocabularies
 
-# Compiling is most of what is done here.
+# Compilation takes most of the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 V, S, EOS, MASK = 300, 16, 1, 2
@@ -33,8 +33,8 @@ T5 = t5.T5Config(vocab_size=V, emb_dim=S, num_heads=2, head_dim=8, mlp_dim=16, n
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=12, hidden_dim=8, num_layers=1)
 ENCODERS = {"bert": BERT, "t5": T5, "lstm": LSTM}
 
-# Rows of the paper's Table XIV and section V, what the release has, and other encoders: attributes
-# of the network, options of the model.
+# Network attributes and model options of the rows in the paper's Table XIV and section V, of the
+# release, and of other encoders.
 AMS = {"margin": 0.3}
 VARIANTS = {
   "ems": ({}, {}),
@@ -69,7 +69,7 @@ def make_model(*, config=BERT, dropout_rate=0.0, network=(), **options):
 
 
 def make_batch(pairs=6, inputs_length=7, targets_length=9):
-  """Sentences of 1 token and more, repeated ones among them, each with its EOS."""
+  """Sentences of 1 token and more, some with repeated tokens, each with EOS."""
   rng = np.random.default_rng(pairs)
   batch = {}
   for name, length in {"inputs": inputs_length, "targets": targets_length}.items():
@@ -93,7 +93,7 @@ def make_params(model):
 
 
 def vectors_of(model, params, sides):
-  """The sentence vectors that inference gives of both sides of pairs, [2, B, S]."""
+  """Sentence vectors of both sides of pairs by inference, [2, B, S]."""
   tokens_2BT = [np.pad(x, ((0, 0), (0, 9 - x.shape[1]))) for x in sides]
   u_NS = jit(model.score_batch)(params, {"inputs": np.concatenate(tokens_2BT)})
   return np.float64(u_NS).reshape(2, -1, S)
@@ -146,7 +146,7 @@ def kl(p, log_q_V):
 
 
 def contrastive(params, network, u_2BS, *, margin=0.0, scale=10.0):
-  """Loss of every pair of equation 8, with a margin; the accuracies of both directions."""
+  """Losses of all pairs by equation 8 with a margin, and accuracies of both directions."""
   h = u_2BS
   if network.projection_dim:
     h = dense(np.maximum(dense(u_2BS, params["projection_hidden"]), 0), params["projection"])
@@ -161,7 +161,7 @@ def contrastive(params, network, u_2BS, *, margin=0.0, scale=10.0):
 
 
 def equation_12(model, params, batch):
-  """The metrics, from the sentence vectors that inference gives."""
+  """The metrics, computed from sentence vectors by inference."""
   network, options = model.network, {"margin": model.margin, "scale": model.scale}
   u_2BS = vectors_of(model, params, (batch["inputs"], batch["targets"]))
   params = jax.tree.map(np.float64, params)
@@ -198,9 +198,9 @@ def test_losses_and_metrics_are_those_of_the_equations(name):
   found = {key: float(metric.compute()) for key, metric in metrics.items()}
   assert found == pytest.approx(expected, rel=2e-5)
   assert float(loss) == pytest.approx(expected["loss"], rel=2e-5)
-  # There is no parameter that the loss does not depend on.
+  # The loss depends on every parameter.
   for path, gradient in traverse_util.flatten_dict(gradients, sep="/").items():
-    if not path.endswith("key/bias"):  # a softmax does not see it
+    if not path.endswith("key/bias"):  # a softmax ignores it
       assert np.abs(gradient).max() > 0, path
 
 
@@ -258,13 +258,13 @@ def test_one_token_of_one_side_is_masked():
   assert (found_B2T[changed_B2T] == MASK).all()
   np.testing.assert_array_equal(masked_B2, (changed_B2T * tokens_B2T).sum(axis=2))
   assert not np.isin(tokens_B2T[changed_B2T], (0, EOS)).any()
-  # Sides alike, and tokens of one sentence alike.
+  # Sides are equally likely, and so are tokens of a sentence.
   assert abs(changed_B2T[:, 0].any(axis=1).mean() - 0.5) < 0.1
   place_B2T = changed_B2T[(tokens_B2T != 0).sum(axis=2) == 6]
   assert (place_B2T.sum(axis=0)[:5] > 0).all()
 
 
-def test_a_side_without_tokens_is_left_as_it_is():
+def test_a_side_without_tokens_is_not_changed():
   tokens_B2T = np.array([[[EOS, 0], [EOS, 0]]] * 8)
   found_B2T, masked_B2 = models.mask_one_token(
     tokens_B2T, MASK, special_ids=(EOS,), rng=jax.random.key(0)
@@ -362,7 +362,7 @@ def test_a_run_s_folder_gives_the_encoder_without_heads(encoder, tmp_path):
     np.testing.assert_allclose(u_S, mean_S, rtol=1e-4, atol=1e-5)
 
 
-def test_a_language_outside_the_table_cannot_go_unseen():
+def test_a_language_outside_the_table_gives_nan():
   model, batch = make_model(network={"num_languages": 5}), make_batch()
   batch["input_language"][2] = 5
   loss, _ = jit(model.eval_fn)(make_params(model), batch)
@@ -375,7 +375,7 @@ def test_a_language_outside_the_table_cannot_go_unseen():
     ({"network": {"xtr": False, "contrastive": False}}, "both False"),
     ({"network": {"language_dim": 0}}, "language_dim is 0"),
     ({"network": {"num_languages": 1.5}}, "num_languages is 1.5"),
-    ({"network": {"xtr": False}, "masking": "ugt", "mask_id": 2}, "nothing predicts it"),
+    ({"network": {"xtr": False}, "masking": "ugt", "mask_id": 2}, "nothing predicts the token"),
     ({"masking": "all"}, "masking is 'all'; known: none, input, ugt"),
     ({"masking": "ugt"}, "mask_id is None"),
     ({"masking": "input", "mask_id": V}, "mask_id is 300"),
@@ -390,7 +390,7 @@ def test_options_that_cannot_be_used_are_named(options, message):
     make_model(**options)
 
 
-def test_groups_of_negatives_have_to_divide_the_batch():
+def test_groups_of_negatives_must_divide_the_batch():
   model = make_model(negative_groups=4)
   with pytest.raises(ValueError, match="batch of 6 cannot be cut into 4"):
     jax.eval_shape(lambda x: model.loss_fn(x, make_batch(), None), make_params(model))

@@ -11,7 +11,7 @@ from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import vocabularies
 
-# Compiling is most of what is done here.
+# Compilation takes most of the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 B, K, S = 4, 3, 8
@@ -32,7 +32,7 @@ def make_batch():
   for array in batch.values():
     array[1, ..., 3:] = 0
   batch["inputs"][3] = batch["inputs"][0]  # a source twice
-  batch["negatives"][0, 1] = 0  # no such wrong translation
+  batch["negatives"][0, 1] = 0  # does not exist
   batch["negatives"][2] = 0
   return batch
 
@@ -45,7 +45,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def vectors(params):
-  """What inference gives of the batch's sources, targets and wrong translations."""
+  """Vectors of the batch's sources, targets and hard negatives by inference."""
   tokens = [x.reshape(-1, x.shape[-1]) for x in make_batch().values()]
   tokens_NT = np.concatenate([np.pad(x, ((0, 0), (0, 9 - x.shape[1]))) for x in tokens])
   vector_NS = np.float64(jit(make_model().score_batch)(params, {"inputs": tokens_NT}))

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
-from flax.linen import partitioning
-from jax.sharding import NamedSharding, PartitionSpec
 
 from ems_jax.models import laser as models
 from ems_jax.networks import laser as networks
@@ -17,12 +15,12 @@ from vmsst.checkpoints import encoder_json
 from vmsst.networks import bert, lstm, sentence_encoder
 from vmsst.text import vocabularies
 
-# Compiling is most of what is done here.
+# Compilation takes most of the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 V, EOS = 300, 1
 EN, ES, DE, FR = (languages.language(code).index for code in ("en", "es", "de", "fr"))
-# Small networks with LASER's 0.1 are too near to linear.
+# With LASER's 0.1, small networks are almost linear.
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=1, initializer_range=0.5)
 NOISY = dataclasses.replace(LSTM, dropout_rate=0.3)
 BERT = bert.BertConfig(
@@ -47,11 +45,6 @@ INTO = {
   ("en", "es"): [(0, 1), (1, 0), (2, 0), (2, 1), (4, 0), (5, 0), (5, 1), (6, 1)],
   ("en",): [(0, 1), (1, 0), (2, 1), (5, 0)],
 }
-RULES = (
-  ("batch", "data"),
-  ("vocab", "model"),
-  *((name, None) for name in ("embed", "kv", "stack", "length", "relpos_buckets")),
-)
 
 
 def make_model(*, config=LSTM, network=(), **options):
@@ -64,7 +57,7 @@ def make_model(*, config=LSTM, network=(), **options):
 
 
 def make_batch(pairs=PAIRS):
-  """Sentences of 1 token and more, each with its EOS; one has no token but that."""
+  """Sentences of 1 token and more, each with EOS; one has only EOS."""
   rng = np.random.default_rng(0)
   batch = {}
   for name, length in {"inputs": 7, "targets": 9}.items():
@@ -106,11 +99,11 @@ def run(params, batch, *, config=LSTM):
 
 
 # --------------------------------------------------------------------------------------------
-# LASER in torch, a sentence at a time
+# LASER in torch, one sentence at a time
 
 
 def torch_lstm(torch, inputs, weights, **options):
-  """A `torch.nn.LSTM` or `LSTMCell` with the weights given; one of its two biases is zero."""
+  """A `torch.nn.LSTM` or `LSTMCell` with given weights; one of its two biases is zero."""
   first = next(name for name in weights if name.startswith("weight_hh"))
   kind = torch.nn.LSTM if first.endswith("_l0") else torch.nn.LSTMCell
   module = kind(inputs, weights[first].shape[1], **options)
@@ -173,7 +166,7 @@ def test_loss_and_metrics_are_those_of_torch_for_each_translation_alone(targets)
     correct += (logits_TV.argmax(dim=1) == sides[side]).tolist()
   if targets == ("en", "es"):
     loss, found, _ = run(params, batch)
-  else:  # dropout is for training alone
+  else:  # dropout is only for training
     model = make_model(config=NOISY, target_languages=targets)
     loss, found = jit(model.eval_fn)(params, batch)
     found = {name: float(value.compute()) for name, value in found.items()}
@@ -235,7 +228,7 @@ def test_options_that_cannot_be_used_are_named(options, message):
 
 
 def test_a_vector_is_the_largest_hidden_state_and_sees_no_padding():
-  config = BERT  # that of the LSTM meets torch above, where there is no padding
+  config = BERT  # the LSTM is compared with torch above, without padding
   model, params = make_model(config=config), make_params(config)
   tokens_BT = make_batch()["inputs"]
   vector_BS = jit(model.score_batch)(params, {"inputs": np.pad(tokens_BT, ((0, 0), (0, 2)))})
@@ -269,17 +262,17 @@ def test_a_run_s_folder_gives_the_encoder_without_the_decoder(tmp_path):
 def test_gradients_reach_every_parameter(config):
   _, _, gradients = run(make_params(config), make_batch(), config=config)
   for path, gradient in traverse_util.flatten_dict(gradients, sep="/").items():
-    if not path.endswith("key/bias"):  # a softmax does not see it
+    if not path.endswith("key/bias"):  # a softmax ignores it
       assert np.abs(gradient).max() > 0, path
   changed = np.any(gradients["decoder"]["language_embedding"], axis=1)
   assert set(np.flatnonzero(changed)) == {EN, ES}
 
 
-def test_parameters_start_as_laser_s_and_number_as_many():
+def test_parameters_have_laser_s_initial_values_and_number():
   network = networks.LaserNetwork(lstm.LstmConfig(vocab_size=50_000))
   shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
   count = sum(x.size for x in jax.tree.leaves(shapes))
-  # A torch.nn.LSTM with one bias, and the released code's decoder without that of its pieces.
+  # A torch.nn.LSTM with one bias, and the released decoder without the bias of pieces.
   gates = 4 * 512
   encoder = 2 * gates * (320 + 512 + 1) + 4 * 2 * gates * (1024 + 512 + 1)
   cell = 4 * 2048 * (320 + 1024 + 32 + 2048 + 1)
@@ -306,23 +299,23 @@ def test_dropout_differs_by_key():
 # Several devices
 
 
+def make_sharded():
+  """Network, loss function, parameters and batch of the test on eight devices."""
+  model = make_model()
+  return model.network, lambda p, batch: model.loss_fn(p, batch, None), make_params(), make_batch()
+
+
 def run_on_eight_devices(path):
-  """Saves loss and gradients, rows and parameters laid out by their logical axes."""
-  mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
-  axes = partitioning.get_axis_names(make_variables()["params_axes"]).unfreeze()
-  with jax.set_mesh(mesh), partitioning.axis_rules(RULES):
-    layouts = jax.tree.map(
-      lambda names: NamedSharding(mesh, partitioning.logical_to_mesh_axes(names)),
-      axes,
-      is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
-    rows = jax.device_put(make_batch(), NamedSharding(mesh, PartitionSpec("data")))
-    loss, _, gradients = run(jax.device_put(make_params(), layouts), rows)
-  np.savez(path, loss, *map(np.asarray, jax.tree.leaves(gradients)))
+  """Saves loss, metrics and gradients."""
+  import sharded_models
+
+  arrays, _ = sharded_models.leaves_on_mesh((4, 2), *make_sharded())
+  sharded_models.save(path, arrays)
 
 
 def test_eight_devices_have_the_results_of_one(tmp_path):
   import commands  # not on the path of the script itself
+  import sharded_models
 
   path = tmp_path / "eight.npz"
   commands.script(
@@ -331,8 +324,5 @@ def test_eight_devices_have_the_results_of_one(tmp_path):
     cwd=pathlib.Path(__file__).parent,
     devices=8,
   )
-  loss, _, gradients = run(make_params(), make_batch())
-  with np.load(path) as file:
-    results = [file[name] for name in file.files]
-  for found, whole in zip(results, [loss, *jax.tree.leaves(gradients)], strict=True):
-    np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-6)
+  expected = sharded_models.leaves(*make_sharded()[1:])
+  sharded_models.assert_saved_equal(path, expected, rtol=1e-4, atol=1e-6)

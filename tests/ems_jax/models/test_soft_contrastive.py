@@ -18,7 +18,7 @@ from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
 from vmsst.text import vocabularies
 
-# Compiling is most of what is done here.
+# Compilation takes most of the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 B, S, TAU = 8, 16, 0.1
@@ -33,7 +33,7 @@ BERT = bert.BertConfig(
 )
 BYTES = vocabularies.ByteVocabulary()
 CODES = ("en", "fr", "ko", "de", "tr")
-# Labels, whether with TCM, whether the labels of both directions are the paper's.
+# Labels, whether to use TCM, whether both directions have the paper's labels.
 VARIANTS = [
   ("priority", True, False),
   ("priority", True, True),
@@ -84,13 +84,13 @@ embed = jit(functools.partial(sentence_encoder.embed, network()))
 
 
 def side_vectors(params, batch):
-  """Vectors of `inputs` and of `targets`, of one encoder call each."""
+  """Vectors of `inputs` and `targets`, from one encoder call each."""
   sides = (np.pad(batch[x], ((0, 0), (0, 9 - batch[x].shape[1]))) for x in ("inputs", "targets"))
   return [np.float64(embed(params, tokens_BT)) for tokens_BT in sides]
 
 
 def write_run(folder, *, vocabulary=BYTES):
-  """A teacher's run; it was trained with dropout, which must not be seen."""
+  """Writes a teacher's run, trained with dropout, which must have no effect."""
   flat = traverse_util.flatten_dict(make_params(seed=1), sep="/")
   t5x.write_params(epath.Path(folder) / "checkpoint_0", flat)
   model = contrastive.ContrastiveModel(network=network(0.5), input_vocabulary=vocabulary)
@@ -123,7 +123,7 @@ def student(params):
 
 
 def evaluate(models, params, batches, rng=None):
-  """Loss and metrics of each model on its batch; one program, as the student is the same in all."""
+  """Loss and metrics of each model on its batch, from one program with the same student."""
 
   def run(params, batches):
     return {name: model.loss_fn(params, batches[name], rng) for name, model in models.items()}
@@ -172,7 +172,7 @@ def equations(batch, student, teacher, labels, monolingual, row_normalized):
     return (score(gs[i], gs[j]) + score(gt[i], gt[j])) / 2
 
   def weight(i, j, query):
-    """w(i, j), where the softmax of the loss runs over the candidates of `query`."""
+    """w(i, j), if the softmax of the loss runs over the candidates of `query`."""
     if labels == "hard":
       return float(i == j)
     if query == "row" or row_normalized:
@@ -200,7 +200,7 @@ def equations(batch, student, teacher, labels, monolingual, row_normalized):
 
 
 def without_other_sides(batch, code):
-  """The batch with no vectors of sides that are no anchors where one language has the priority."""
+  """The batch without vectors of non-anchor sides if one language has the priority."""
   index = languages.language(code).index
   is_input_B1 = (batch["input_language"] == index) | (batch["target_language"] != index)
   assert 0 < is_input_B1.sum() < B
@@ -212,7 +212,7 @@ def without_other_sides(batch, code):
 
 @pytest.fixture(scope="module")
 def given(params, precomputed):
-  """Loss and metrics of each variant and of distillation, by the vectors of the batch."""
+  """Loss and metrics of each variant and of distillation, from the vectors of the batch."""
   models = {
     str(x): make_model(labels=x[0], monolingual=x[1], row_normalized=x[2]) for x in VARIANTS
   }
@@ -253,7 +253,7 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
   assert metrics["loss"] == pytest.approx(total, rel=1e-4)
 
 
-def test_the_other_side_of_a_pair_is_not_looked_at(given):
+def test_the_other_side_of_a_pair_is_not_used(given):
   assert given["fr"] == given["fr alone"] != given["mse"]
 
 
@@ -302,7 +302,7 @@ def test_given_vectors_have_no_gradient(precomputed):
   assert not any(np.any(x) for x in gradient.values())
 
 
-def test_a_teacher_is_no_part_of_the_parameters(teacher, params):
+def test_a_teacher_is_not_part_of_the_parameters(teacher, params):
   model = make_model(teacher=teacher)
   shapes = jax.eval_shape(
     lambda rng: model.get_initial_variables(rng, {"inputs": (B, 9)}), jax.random.key(0)
@@ -326,7 +326,7 @@ def test_another_vocabulary_is_refused(tmp_path):
     make_model(teacher=teachers.from_run(run))
 
 
-def test_a_run_that_is_not_there_is_named_at_once(tmp_path):
+def test_a_missing_run_is_reported_at_once(tmp_path):
   with pytest.raises(errors.InputError, match="no folder"):
     teachers.from_run(tmp_path / "missing")
 
@@ -377,8 +377,8 @@ def test_options_that_cannot_be_used_are_named(options, message):
     make_model(**options)
 
 
-def test_hard_labels_need_no_teacher(teacher):
-  with pytest.raises(errors.InputError, match="need no teacher"):
+def test_hard_labels_do_not_use_a_teacher(teacher):
+  with pytest.raises(errors.InputError, match="does not use a teacher"):
     make_model(labels="hard", teacher=teacher)
 
 
@@ -422,7 +422,7 @@ def run_on_eight_devices(folder):
       make_step(teacher, embedding_slices=2), in_shardings=(shardings, partitioner.data_sharding)
     )
     params = jax.device_put(make_params(seed=0), shardings)
-    for _ in range(2):  # the teacher's parameters come through the first step
+    for _ in range(2):  # the teacher's parameters survive the first step
       results = step(params, partitioner.to_devices(make_batch()))
   table_VD = teacher._parameters()["token_embedder"]["embedding"][...]
   assert table_VD.sharding.shard_shape(table_VD.shape) == (BERT.vocab_size // 2, S)

@@ -26,10 +26,10 @@ def test_kl_is_zero_and_flat_at_the_prior_and_exact_near_it():
   slope = jax.grad(lambda m, v: gaussian.kl_from_standard(m, v)[0], (0, 1))(zeros_BS, zeros_BS)
   np.testing.assert_array_equal(np.stack(slope), 0)
   near = gaussian.kl_from_standard(zeros_BS, jnp.full((1, 4), 1e-2))
-  assert near == pytest.approx(4 * 0.25e-4, rel=1e-2)  # v^2 / 4 a dimension
+  assert near == pytest.approx(4 * 0.25e-4, rel=1e-2)  # v^2 / 4 per dimension
 
 
-def test_samples_have_the_mean_and_the_variance_that_they_are_asked_for():
+def test_samples_have_the_requested_mean_and_variance():
   mean = np.broadcast_to(MEAN_BS[:1], (100_000, 3))
   log_variance = np.broadcast_to(LOG_VARIANCE_BS[:1], (100_000, 3))
   sampled = np.asarray(gaussian.sample(jnp.array(mean), jnp.array(log_variance), jax.random.key(0)))

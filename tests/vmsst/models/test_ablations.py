@@ -1,4 +1,4 @@
-"""Each ablation of Tables 4 and 6 of the VMSST paper changes what its name says."""
+"""Each ablation in Tables 4 and 6 of the VMSST paper has the effect that its name says."""
 
 import functools
 import itertools
@@ -172,7 +172,7 @@ def test_a_row_s_hidden_states_are_those_of_its_group_s_decoder():
       assert equal == (GROUPS[language] == group)
 
 
-def test_a_language_of_no_group_cannot_go_unseen():
+def test_a_language_of_no_group_gives_nan():
   network = PLAIN.clone(language_encoder_groups=GROUPS, decoder_groups=GROUPS)
   params = random_params(network)
   for nobody in (0, 7):
@@ -253,7 +253,7 @@ def test_the_decoder_is_a_loop_over_as_many_layers_as_it_is_given(count):
   )
 
 
-def test_without_kl_the_loss_is_the_expectation_alone_of_the_same_samples():
+def test_without_kl_the_loss_is_only_the_expectation_of_the_same_samples():
   params, batch, key = random_params(PLAIN), make_batch(), jax.random.key(3)
 
   def loss_and_metrics(**options):
@@ -273,7 +273,7 @@ def test_without_kl_the_loss_is_the_expectation_alone_of_the_same_samples():
   assert abs(loss - deterministic) > 1e-3  # samples, not means
 
 
-def test_a_kl_that_is_left_out_may_be_infinite():
+def test_an_omitted_kl_may_be_infinite():
   params = random_params(PLAIN)
   huge = jax.tree.map(lambda x: 1e5 * x, params["language_log_variance"])
   params |= {"language_log_variance": huge}
@@ -304,27 +304,27 @@ def test_with_a_single_encoder_all_heads_read_what_it_gives(monkeypatch):
     np.testing.assert_allclose(x_BK, expected_BK, atol=1e-6)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_without_its_embedding_the_language_encoder_does_not_get_the_language(told):
-  network = PLAIN.clone(encoder_language_embedding=told)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_its_embedding_the_language_encoder_ignores_the_language(enabled):
+  network = PLAIN.clone(encoder_language_embedding=enabled)
   params = random_params(network)
-  assert ("encoder_language_embedder" in params) == told
+  assert ("encoder_language_embedder" in params) == enabled
   one, other = (posteriors(network, params, x) for x in (LANGUAGES_B, LANGUAGES_B[::-1]))
   np.testing.assert_array_equal(one.semantic_mean_BS, other.semantic_mean_BS)
   for x_BG, y_BG in zip(one[2:], other[2:], strict=True):
-    assert np.allclose(x_BG, y_BG) != told
+    assert np.allclose(x_BG, y_BG) != enabled
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_without_its_embedding_the_decoder_does_not_get_the_language(told):
-  network = PLAIN.clone(decoder_language_embedding=told)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_its_embedding_the_decoder_ignores_the_language(enabled):
+  network = PLAIN.clone(decoder_language_embedding=enabled)
   params = random_params(network)
-  assert len(params["decoder"]["language_embedder"]["embedding"]) == (5 if told else 1)
+  assert len(params["decoder"]["language_embedder"]["embedding"]) == (5 if enabled else 1)
   assert "encoder_language_embedder" in params
   one, other = (
     decode(network, params, some_sentences(), x) for x in (LANGUAGES_B, LANGUAGES_B[::-1])
   )
-  assert np.array_equal(one, other) != told
+  assert np.array_equal(one, other) != enabled
 
 
 # --------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_without_its_embedding_the_decoder_does_not_get_the_language(told):
     {"language_encoder_groups": GROUPS, "num_decoder_layers": 2},
   ],
 )
-def test_every_parameter_has_axes_that_t5x_knows(changes):
+def test_every_parameter_has_axes_of_t5x(changes):
   made = shapes(PLAIN.clone(**changes))
   axes = traverse_util.flatten_dict(partitioning.get_axis_names(made["params_axes"]).unfreeze())
   assert set(axes) == set(traverse_util.flatten_dict(made["params"]))
@@ -357,7 +357,7 @@ def test_every_parameter_has_axes_that_t5x_knows(changes):
     ({"single_encoder": True, "language_encoder_groups": GROUPS}, "single_encoder leaves no"),
   ],
 )
-def test_groups_that_make_no_sense_are_named(changes, message):
+def test_invalid_groups_are_reported(changes, message):
   with pytest.raises(errors.InputError, match=message):
     PLAIN.clone(**changes)
 

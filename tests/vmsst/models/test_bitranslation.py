@@ -59,7 +59,7 @@ def decode(params, tokens_1T, language_1, vector_1S):
 
 
 def token_nll(params, tokens_T, language_1, vector_S):
-  """Negative log-likelihood of each real token, by one product over [z; h] in float64."""
+  """Negative log-likelihood of each real token, from one matmul over [z; h] in float64."""
   (hidden_TD,), _, *kernels = decode(params, tokens_T[None], language_1, vector_S[None])
   hidden_kernel_DV, latent_kernel_ZV = map(np.float64, kernels)
   kernel = np.concatenate([latent_kernel_ZV, hidden_kernel_DV])

@@ -66,7 +66,7 @@ def random_params(model):
 
 @pytest.fixture(scope="module")
 def params():
-  # Larger heads: latents that matter, and log-variances of some size.
+  # Larger heads, so that latents have an effect and log-variances are not small.
   scale = {"mean": 2, "log_variance": 3, "language_mean": 2, "language_log_variance": 3}
   fresh = fresh_params(make_model())
   return fresh | {name: {"kernel": by * fresh[name]["kernel"]} for name, by in scale.items()}
@@ -94,7 +94,7 @@ def decode(params, tokens_1T, language_1, sentence_1Z):
 
 
 def nll(params, tokens_T, language_1, language_latent_G, semantic_S):
-  """Negative log-likelihood of a sentence, by one product over [z_lang; z_sem; h] in float64."""
+  """Negative log-likelihood of a sentence, from one matmul over [z_lang; z_sem; h] in float64."""
   sentence_Z = np.concatenate([language_latent_G, semantic_S])
   hidden_TD = decode(params, tokens_T[None], language_1, np.float32(sentence_Z)[None])
   both = np.concatenate([np.tile(sentence_Z, (len(tokens_T), 1)), hidden_TD], axis=1)
@@ -216,7 +216,7 @@ def test_one_encoder_call_each_and_one_decoder_call_a_step(params, monkeypatch):
 
 
 def without_language(params):
-  """The parameters that BITRANSLATION has, out of VMSST's."""
+  """The subset of VMSST's parameters that BITRANSLATION has."""
   kept = {name: params[name] for name in ("token_embedder", "encoder", "mean", "logits_hidden")}
   kept["logits_latent"] = {"kernel": params["logits_latent"]["kernel"][6:]}
   decoder = traverse_util.flatten_dict(params["decoder"])
@@ -266,7 +266,7 @@ def token_nll(params, batch, monkeypatch):
   return np.asarray(run(batch))
 
 
-def test_a_translation_sees_nothing_of_its_target_s_own_latents(params, monkeypatch):
+def test_a_translation_does_not_use_its_target_s_own_latents(params, monkeypatch):
   batch = make_batch(6, 6)
   batch["inputs"][:] = np.arange(2, 8)
   changed = {**batch, "inputs": batch["inputs"].copy()}
@@ -275,12 +275,12 @@ def test_a_translation_sees_nothing_of_its_target_s_own_latents(params, monkeypa
   moved_4T = np.abs(after - before).max(axis=0) > 1e-5
   own_reconstruction, other_reconstruction, own_translation, other_translation = moved_4T
   assert own_reconstruction.all()  # through its own language latent
-  assert other_reconstruction.any()  # through z_sem, where it is from this side
+  assert other_reconstruction.any()  # through z_sem, if it is from this side
   np.testing.assert_array_equal(own_translation, np.arange(6) >= 4)
   assert other_translation.any()
 
 
-def test_the_language_encoder_alone_knows_the_language(params):
+def test_only_the_language_encoder_uses_the_language(params):
   tokens_1T, other = np.arange(2, 8)[None], np.array([3])
   before, after = (posteriors_of(params, tokens_1T, x) for x in (np.array([1]), other))
   for index, changes in enumerate((False, False, True, True)):
@@ -288,7 +288,7 @@ def test_the_language_encoder_alone_knows_the_language(params):
 
 
 def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
-  # The library computes in float32; here that name means float64.
+  # The library computes in float32; here that name refers to float64.
   monkeypatch.setattr(jnp, "float32", jnp.float64)
   config = t5.T5Config(
     vocab_size=11, emb_dim=4, num_heads=1, head_dim=3, mlp_dim=5, num_encoder_layers=1

@@ -34,7 +34,7 @@ def params():
   embedded_BTD, sentence_BZ = arrays()
   init = jax.jit(network().init)
   fresh = init(jax.random.key(0), embedded_BTD, LANGUAGES_B, sentence_BZ)["params"]
-  # Fresh norms are too plain to show a mistake.
+  # Fresh norms would hide mistakes.
   rng = np.random.default_rng(1)
   return jax.tree.map(lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype), fresh)
 
@@ -61,7 +61,7 @@ def bucket(query, key):
 
 
 def in_numpy(params, embedded_TD, language, sentence_Z):
-  """The decoder of one sentence in float64: position by position, one product over [x; z]."""
+  """The decoder of one sentence in float64: position by position, one matmul over [x; z]."""
   p = jax.tree.map(np.float64, params)
   x_TD = np.concatenate([p["language_embedder"]["embedding"][language][None], embedded_TD[:-1]])
   for index in range(LAYERS):
@@ -99,7 +99,7 @@ def test_hidden_states_equal_those_of_a_loop_over_positions(params):
     np.testing.assert_allclose(found_BTD[row], expected_TD, atol=2e-4)
 
 
-def test_a_position_sees_earlier_tokens_alone(params):
+def test_a_position_sees_only_earlier_tokens(params):
   embedded_BTD, sentence_BZ = arrays()
   changed_BTD = embedded_BTD.copy()
   changed_BTD[:, 10] += 1
@@ -118,7 +118,7 @@ def test_language_and_sentence_reach_every_position(params):
     assert (np.abs(other - plain).max(axis=2) > 1e-4).all()
 
 
-def test_a_language_outside_the_table_cannot_go_unseen(params):
+def test_a_language_outside_the_table_gives_nan(params):
   embedded_BTD, sentence_BZ = arrays(length=4)
   assert np.isnan(decode(params, embedded_BTD, sentence_BZ, LANGUAGES_B + 10)).all()
 
@@ -132,7 +132,7 @@ def test_scanned_and_recomputed_layers_compute_the_same_function(params):
   np.testing.assert_allclose(found, decode(params, embedded_BTD, sentence_BZ), atol=1e-5)
 
 
-def test_both_parts_of_a_split_product_start_as_one():
+def test_both_parts_of_a_split_kernel_start_as_one():
   cfg = t5.T5Config(vocab_size=9, emb_dim=128, mlp_dim=8, num_heads=1, head_dim=8)
   net = decoder.SentenceInjection(cfg)
   fresh = net.init(jax.random.key(0), jnp.ones((1, 2, 128)), jnp.ones((1, 256)))["params"]
@@ -140,7 +140,7 @@ def test_both_parts_of_a_split_product_start_as_one():
     assert np.std(fresh[name]["kernel"]) == pytest.approx(1 / math.sqrt(384), rel=0.05)
 
 
-def test_every_parameter_has_axes_that_t5x_knows():
+def test_every_parameter_has_axes_of_t5x():
   embedded_BTD, sentence_BZ = arrays()
   made = jax.eval_shape(network().init, jax.random.key(0), embedded_BTD, LANGUAGES_B, sentence_BZ)
   axes = traverse_util.flatten_dict(partitioning.get_axis_names(made["params_axes"]).unfreeze())

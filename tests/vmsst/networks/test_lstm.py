@@ -19,14 +19,14 @@ CONFIG = lstm.LstmConfig(
   decoder_dim=7,
   decoder_output_dim=4,
   language_dim=3,
-  initializer_range=0.5,  # small networks with LASER's 0.1 are too near to linear
+  initializer_range=0.5,  # with LASER's 0.1, small networks are almost linear
 )
 LENGTHS = (6, 3, 1, 4)
 MASK_BT = np.arange(6) < np.array(LENGTHS)[:, None]
 EMBEDDED_BTE = np.random.default_rng(0).normal(size=(4, 6, 6)).astype(np.float32)
 SENTENCE_BZ = np.random.default_rng(1).normal(size=(4, 10)).astype(np.float32)
 LANGUAGES_B = np.array([0, 2, 1, 2])
-# Axis names that T5X's partitioning rules and its Adafactor factor rules both know.
+# Axis names that T5X's partitioning rules and its Adafactor factor rules both have.
 STANDARD_AXES = {
   "vocab", "embed", "mlp", "heads", "kv", "joined_kv", "relpos_buckets", "layers", "stack",
   "mlp_activations",
@@ -98,7 +98,7 @@ def test_states_and_gradients_equal_those_of_torch(params):
   reference = torch.nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True)
 
   def theirs(tree):
-    """Our layers' arrays under torch's names; its two biases are one to us."""
+    """Our layers' arrays under torch's names; its two biases are one here."""
     found = {}
     for i in range(2):
       layer = {name: np.asarray(array) for name, array in tree[f"layers_{i}"].items()}
@@ -135,7 +135,7 @@ def test_states_and_gradients_equal_those_of_torch(params):
 
 
 def test_gradients_equal_those_of_a_plain_loop():
-  """Initial states, two directions, and steps passed over in the middle."""
+  """With initial states, two directions, and skipped steps in the middle."""
   rng = np.random.default_rng(0)
   shapes = ((4, 2, 3, 12), (2, 3, 12), (2, 3, 3), (2, 3, 3))
   arrays = tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
@@ -204,7 +204,7 @@ def test_the_decoder_sees_no_token_before_it_has_predicted_it(decoder_params):
   assert not np.isclose(after_BTO[:, 4:], before_BTO[:, 4:]).all(axis=-1).any()
 
 
-def test_a_language_outside_the_table_cannot_go_unseen(decoder_params):
+def test_a_language_outside_the_table_gives_nan(decoder_params):
   assert np.isnan(decode(decoder_params, languages_B=np.array([0, 0, 0, 3]))[3]).all()
 
 
