@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -202,8 +201,7 @@ def test_eight_devices_equal_one_and_move_no_rows(tmp_path):
   import sharded_models
 
   done = commands.script(
-    f"import sys; sys.path.insert(0, {os.path.dirname(sharded_models.__file__)!r})\n"
-    "import test_contrastive as t; t.run_on_eight_devices(sys.argv[1])",
+    "import sys, test_contrastive as t; t.run_on_eight_devices(sys.argv[1])",
     tmp_path,
     cwd=pathlib.Path(__file__).parent,
     devices=8,

@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 import itertools
-import os
 import pathlib
 
 import jax
@@ -437,8 +436,7 @@ def test_eight_devices_equal_one(tmp_path):
   import sharded_models
 
   commands.script(
-    f"import sys; sys.path.insert(0, {os.path.dirname(sharded_models.__file__)!r})\n"
-    "import test_vmsst as t; t.run_on_eight_devices(sys.argv[1])",
+    "import sys, test_vmsst as t; t.run_on_eight_devices(sys.argv[1])",
     tmp_path,
     cwd=pathlib.Path(__file__).parent,
     devices=8,
