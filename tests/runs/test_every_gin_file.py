@@ -258,6 +258,8 @@ def train_in_parts(folder, files):
   ablations = [file for file in files if "ablations/" in file and "batch" not in file]
   ems = [file for file in files if file.startswith("ems")]
   groups = [ablations, ems, [file for file in files if file not in (*ablations, *ems)]]
+  if len(files) < 10:  # importing takes a process longer than training these
+    groups = [files]
   with concurrent.futures.ThreadPoolExecutor() as pool:  # each waits for its own process
     parts = [
       pool.submit(train, folder("one"), group, devices=1, steps=STEPS) for group in groups if group
