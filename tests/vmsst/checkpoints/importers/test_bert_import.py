@@ -18,6 +18,7 @@ from vmsst import cli, errors
 from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import bert
 from vmsst.networks import bert as networks
+from vmsst.networks import t5
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
 
 CONFIG = {
@@ -53,7 +54,8 @@ class Network(nn.Module):
 
   @nn.compact
   def __call__(self, tokens_BT):
-    embedded_BTD = networks.TokenEmbedder(self.config, name="token_embedder")(tokens_BT)
+    table = t5.TokenEmbedder(self.config.vocab_size, self.config.emb_dim, name="token_embedder")
+    embedded_BTD = table(tokens_BT)
     hidden_BTD = networks.BertEncoder(self.config, name="encoder")(embedded_BTD, tokens_BT != 0)
     if not self.pooler:
       return hidden_BTD, None
