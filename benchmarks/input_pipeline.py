@@ -169,7 +169,7 @@ def row_by_row(options: argparse.Namespace) -> str:
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-  from vmsst.tasks import seqio_vocabulary
+  from vmsst.tasks import preprocessors, seqio_vocabulary
 
   encode = seqio_vocabulary.SeqioVocabulary(make_vocabulary(options)).encode_tf
 

@@ -17,6 +17,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.networks import bert as networks
+from vmsst.networks import t5
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
 
 CONFIG = {
@@ -52,7 +53,8 @@ class Network(nn.Module):
 
   @nn.compact
   def __call__(self, tokens_BT):
-    embedded_BTD = networks.TokenEmbedder(self.config, name="token_embedder")(tokens_BT)
+    table = t5.TokenEmbedder(self.config.vocab_size, self.config.emb_dim, name="token_embedder")
+    embedded_BTD = table(tokens_BT)
     hidden_BTD = networks.BertEncoder(self.config, name="encoder")(embedded_BTD, tokens_BT != 0)
     if not self.pooler:
       return hidden_BTD, None
