@@ -30,8 +30,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measure
 from paper_step import TARGET_MFU, encoder_multiplications, peak_tflops
-from vocab_projection import forget_peak, held, summary
 
 from vmsst.inference import encoder as encoders
 from vmsst.networks import bert, sentence_encoder, t5
@@ -77,7 +77,7 @@ def seconds_of(run: Callable[[], Any], repeats: int) -> tuple[float, list[float]
   return seconds[0], seconds[1:]
 
 
-def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
   """Yields the line of each batch size."""
   network = make_network(name, options)
   params = jax.jit(lambda rng: network.init(rng, jnp.ones((1, 8), jnp.int32))["params"])(
@@ -88,7 +88,7 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
   meanings = -(-options.sentences // len(LANGUAGES))
   texts = [sample.sentence(meaning, code) for meaning in range(meanings) for code in LANGUAGES]
   texts = texts[: options.sentences]
-  forget_peak()
+  measure.reset_peak()
   embed = jax.jit(lambda params, tokens: sentence_encoder.embed(network, params, tokens))
   device = jax.devices()[0]
   peak = peak_tflops(device, options.peak_tflops)
@@ -120,14 +120,14 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for key in ("size", "dtype", "scan_layers", "length", "sentences")
       },
       "batch_size": batch_size,
-      "device_seconds": summary(seconds),
+      "device_seconds": measure.summary(seconds),
       "device_sentences_per_second": round(per_second, 1),
       "tflops_per_second": round(tflops, 3),
       "mfu": round(tflops / peak, 4) if peak else None,
-      "text_seconds": summary(text_seconds),
+      "text_seconds": measure.summary(text_seconds),
       "text_sentences_per_second": round(text_per_second, 1),
       "first_call_seconds": [round(first_batch, 1), round(first_text, 1)],
-      "peak_gb": round(held(peak=True) / 1e9, 3),
+      "peak_gb": round(measure.device_bytes(peak=True) / 1e9, 3),
     }
 
 
@@ -162,7 +162,7 @@ def main() -> None:
   if min(options.repeats, options.batches, options.sentences, *options.batch_sizes) < 1:
     parser.error("--repeats, --batches, --sentences and --batch_sizes must be at least 1")
   if options.measure:
-    for line in measure(options.measure, options):
+    for line in measure_model(options.measure, options):
       print(json.dumps(line), flush=True)
     return
   best = []

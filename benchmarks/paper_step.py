@@ -57,8 +57,8 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import measure
 import optax
-from vocab_projection import forget_peak, held, summary
 
 from ems_jax.losses import xtr
 from ems_jax.models import ems as ems_model
@@ -405,7 +405,7 @@ def profile(run: Callable[[], Any], hlo: str) -> dict[str, Any]:
 # One measurement
 
 
-def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
   """Yields the line of a model, then that of its profile."""
   jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as the runtime
   size = size_of(name, options)
@@ -425,7 +425,7 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
   traced = time.perf_counter()
   compiled = lowered.compile()
   compile_seconds = time.perf_counter() - traced
-  forget_peak()
+  measure.reset_peak()
   losses = []
 
   def run() -> None:
@@ -457,14 +457,14 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     "steps": options.steps,
     "trace_seconds": round(traced - begin, 1),
     "compile_seconds": round(compile_seconds, 1),
-    "seconds": summary(seconds[FIRST_STEPS:]),
+    "seconds": measure.summary(seconds[FIRST_STEPS:]),
     "pairs_per_second": round(size.pairs / median, 1),
     "tokens_per_second": round(2 * size.pairs * size.length / median),
     "model_tflop": float(f"{work / 1e12:.4g}"),
     "model_tflops_per_second": round(tflops, 3),
     "peak_tflops": peak,
     "mfu": round(tflops / peak, 4) if peak else None,
-    "peak_gb": round(held(peak=True) / 1e9, 3),
+    "peak_gb": round(measure.device_bytes(peak=True) / 1e9, 3),
     "temporary_gb": round(analysis.temp_size_in_bytes / 1e9, 3) if analysis else None,
     "losses": [float(f"{losses[i]:.6g}") for i in (0, -1)],
   }
@@ -513,7 +513,7 @@ def main() -> None:
   if min(options.steps, options.microbatches) < 1:
     parser.error("--steps and --microbatches must be at least 1")
   if options.measure:
-    for line in measure(options.measure, options):
+    for line in measure_model(options.measure, options):
       print(json.dumps(line), flush=True)
     return
   lines = [in_own_process(name, options) for name in options.model]

@@ -19,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 @pytest.fixture
 def paper_step(monkeypatch):
   monkeypatch.syspath_prepend(BENCHMARKS)
-  names = ("paper_step", "vocab_projection")
+  names = ("paper_step", "measure")
   yield importlib.import_module(names[0])
   for name in names:
     del sys.modules[name]

@@ -108,13 +108,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_
   flip(run / "checkpoint_4" / "_CHECKPOINT_METADATA")  # not needed
   toy_runs.run(run, total_steps=6, period=2)
   (warning,) = [text for text in caplog.messages if "is damaged" in text]
-  assert f"{run}/checkpoint_6 is damaged: state/ocdbt.process_0/d/{arrays.name} is not" in warning
+  assert (
+    f"{run}/checkpoint_6 is damaged: state/ocdbt.process_0/d/{arrays.name} has changed since"
+    in warning
+  )
   assert f"Resuming from {run}/checkpoint_4." in caplog.messages
   assert (run / "damaged_checkpoint_6" / "state").is_dir()
   assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
   flip(run / "checkpoint_6" / "state" / "_METADATA")
   for mode, path in (("specific", run / "damaged_checkpoint_6"), ("latest", run)):
-    with pytest.raises(InputError, match=r"checkpoint_6 is damaged: state/\S+ is not as it was"):
+    with pytest.raises(InputError, match=r"checkpoint_6 is damaged: state/\S+ has changed since"):
       checkpoints.find_checkpoint(checkpoints.RestoreCheckpointConfig(path=str(path), mode=mode))
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import shuffled_rows
 import tensorflow as tf
 
 from vmsst.errors import InputError
@@ -13,26 +14,6 @@ from vmsst.launch.runtime import data, partitioning
 @pytest.fixture
 def partitioner():
   return partitioning.PjitPartitioner(num_partitions=1)
-
-
-def shuffled_dataset():
-  """Returns an endless dataset of {inputs: [2, 16]} whose order depends on hidden state."""
-  return (
-    tf.data.Dataset.range(50)
-    .shuffle(50, seed=3)
-    .repeat()
-    .map(lambda i: {"inputs": tf.fill([16], tf.cast(i + 1, tf.int32))})
-    .batch(2, drop_remainder=True)
-  )
-
-
-def take(iterator, count):
-  return [np.asarray(next(iterator)["inputs"])[:, 0].tolist() for _ in range(count)]
-
-
-def expected(start, count):
-  rows = list(shuffled_dataset().take(start + count).as_numpy_iterator())
-  return [row["inputs"][:, 0].tolist() for row in rows[start:]]
 
 
 @pytest.mark.parametrize(
@@ -63,18 +44,18 @@ def test_trimming_keeps_the_same_fraction_of_every_sequence():
 def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
   partitioner, tmp_path, save_at
 ):
-  first = data.TrainIterator(shuffled_dataset(), partitioner, snapshot_period=2)
+  first = data.TrainIterator(shuffled_rows.shuffled_dataset(), partitioner, snapshot_period=2)
   first.start(0)
-  assert take(first, 7) == expected(0, 7)
+  assert shuffled_rows.take(first, 7) == shuffled_rows.expected(0, 7)
   state = first.state(save_at)
   assert state.position <= save_at
   state.copy_to(tmp_path / "dataset", process=0, processes=1)
   first.close()
 
   saved = data.DataState.read_from(tmp_path / "dataset", process=0, processes=1)
-  second = data.TrainIterator(shuffled_dataset(), partitioner, snapshot_period=2)
+  second = data.TrainIterator(shuffled_rows.shuffled_dataset(), partitioner, snapshot_period=2)
   second.start(7, saved)
-  assert take(second, 30) == expected(7, 30)
+  assert shuffled_rows.take(second, 30) == shuffled_rows.expected(7, 30)
   assert second.state(20).position == 20
   second.close()
 
@@ -88,15 +69,15 @@ def test_a_dataset_whose_state_cannot_be_saved_is_read_again(partitioner):
   dataset = tf.data.Dataset.from_generator(rows, output_signature=spec)
   iterator = data.TrainIterator(dataset, partitioner, snapshot_period=3)
   iterator.start(5)
-  assert take(iterator, 3) == [[6, 6], [7, 7], [8, 8]]
+  assert shuffled_rows.take(iterator, 3) == [[6, 6], [7, 7], [8, 8]]
   assert iterator.state(8).position == 0
   iterator.close()
 
 
 def test_errors_of_the_pipeline_reach_the_training_loop(partitioner):
-  iterator = data.TrainIterator(shuffled_dataset().take(2), partitioner)
+  iterator = data.TrainIterator(shuffled_rows.shuffled_dataset().take(2), partitioner)
   iterator.start(0)
-  take(iterator, 2)
+  shuffled_rows.take(iterator, 2)
   with pytest.raises(InputError, match="does not repeat"):
     next(iterator)
   iterator.close()
