@@ -1,5 +1,6 @@
 """Settings and fixtures shared by all tests."""
 
+import importlib.metadata
 import os
 import pathlib
 
@@ -11,10 +12,13 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
 
 # Compiling takes most of the time of the tests. Both processes of a run, and the processes that
-# they start, share compiled functions; XLA's expensive optimizations are off.
+# they start, share compiled functions; XLA's expensive optimizations are off. XLA's older code
+# generator for CPUs compiles in half the time; other versions of jaxlib may not know its flag.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_ROOT / ".pytest_cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+  os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 @pytest.fixture(scope="session")

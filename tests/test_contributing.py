@@ -16,8 +16,7 @@ pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its 
 # Appends the examples' folders to the packages' paths, runs their tests and doctests, and trains
 # with their run file.
 _RUN = """
-import doctest, importlib, json, os, pathlib, runpy, sys, tempfile
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # compilation dominates
+import doctest, importlib, json, pathlib, runpy, sys, tempfile
 import gin
 place = pathlib.Path(sys.argv[1])
 from vmsst.launch import aliases, quiet

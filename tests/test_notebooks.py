@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 
-import code_blocks
+import commands
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -42,7 +42,7 @@ def run_notebook(name, folder, **environment):
   pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
   nbformat = pytest.importorskip("nbformat")
   output = folder / name
-  outside = {**code_blocks.environment(), **environment}
+  outside = {**commands.environment(), **environment}
   outside["PATH"] = f"{sysconfig.get_path('scripts')}:{outside['PATH']}"
   done = subprocess.run(
     [sys.executable, "-c", _EXECUTE, str(ROOT / "notebooks" / name), str(output)],

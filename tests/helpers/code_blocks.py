@@ -13,9 +13,6 @@ from collections.abc import Iterator, Mapping
 
 import commands
 
-# Small models spend most of their time compiling.
-QUICK_TO_COMPILE = " --xla_backend_optimization_level=0"
-
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -97,12 +94,6 @@ def shown(block: Block) -> list[str]:
   return [x for x in block.text.splitlines() if x.removeprefix("$ ") not in typed]
 
 
-def environment() -> dict[str, str]:
-  """Returns the environment of the subprocesses."""
-  outside = commands.environment()
-  return {**outside, "XLA_FLAGS": outside["XLA_FLAGS"] + QUICK_TO_COMPILE}
-
-
 def bash(
   text: str, folder: pathlib.Path, replace: Mapping[str, str], stand_ins: Mapping[str, str]
 ) -> str:
@@ -125,7 +116,7 @@ def bash(
   done = subprocess.run(
     ["bash", "-euo", "pipefail", "-c", text],
     cwd=folder,
-    env={**environment(), "PATH": path},
+    env={**commands.environment(), "PATH": path},
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
@@ -142,7 +133,7 @@ def python(text: str, folder: pathlib.Path, replace: Mapping[str, str]) -> str:
   done = subprocess.run(
     [sys.executable, "-W", "error", "-c", text],
     cwd=folder,
-    env=environment(),
+    env=commands.environment(),
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,

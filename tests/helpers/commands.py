@@ -24,8 +24,8 @@ TINY = (
 
 def environment(devices=1):
   """Returns the environment of a process with `devices` devices that can import these helpers."""
-  flags = f"--xla_force_host_platform_device_count={devices}"
   outside = dict(os.environ)
+  flags = f"{outside.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
   outside.pop("TF_CPP_MIN_LOG_LEVEL", None)  # set by importing jax here
   return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": HELPERS}
 

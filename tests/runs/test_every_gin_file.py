@@ -109,8 +109,7 @@ OF_ONE_FILE = {
 
 # Trains with all given files in one process: importing takes longer than training.
 _TRAIN = """
-import json, os, pathlib, sys
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # it mostly compiles
+import json, pathlib, sys
 import gin, jax
 from vmsst.launch import aliases
 aliases.install()

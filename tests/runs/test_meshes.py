@@ -30,8 +30,7 @@ partitioning.PjitPartitioner:
 """
 
 _TRAIN = """
-import json, os, sys
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+import json, sys
 import gin, jax, numpy as np
 from vmsst.launch import aliases
 aliases.install()

@@ -12,8 +12,7 @@ from vmsst.tasks import sample
 
 # Builds, then trains a tiny model, in one process: importing takes longer than both.
 _RUN = """
-import json, os, sys
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+import json, sys
 from vmsst import cli
 from vmsst.launch.main import main
 

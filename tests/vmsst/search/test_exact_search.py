@@ -1,9 +1,7 @@
-import os
 import pathlib
-import subprocess
-import sys
 import tracemalloc
 
+import commands
 import numpy as np
 import pytest
 
@@ -211,15 +209,9 @@ def compare_on_devices():
 
 
 def test_devices_find_the_same_together():
-  env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-  env["JAX_PLATFORMS"] = "cpu"
-  done = subprocess.run(
-    [sys.executable, "-c", "import test_exact_search; test_exact_search.compare_on_devices()"],
-    env=env,
+  done = commands.script(
+    "import test_exact_search; test_exact_search.compare_on_devices()",
     cwd=pathlib.Path(__file__).parent,
-    capture_output=True,
-    text=True,
-    check=False,
+    devices=8,
   )
-  assert done.returncode == 0, done.stderr
   assert done.stdout.splitlines()[-1] == "the same"
