@@ -86,6 +86,7 @@ class InMemorySource(seqio.DataSource):
       for column in map(columns.__getitem__, names)
     )
 
+  @tf.autograph.experimental.do_not_convert  # as in streamed_tasks.py
   def get_dataset(
     self,
     split: str = "train",
@@ -162,6 +163,7 @@ class InMemoryMixture(seqio.Mixture):
   samples whole rows with `streamed_tasks.mixed`.
   """
 
+  @tf.autograph.experimental.do_not_convert  # as in streamed_tasks.py
   def get_dataset(
     self,
     sequence_length: Mapping[str, int] | None = None,

@@ -82,6 +82,9 @@ class StreamedTask(seqio.Task):
     tokens = preprocessors.tokenize(rows, self._vocabulary, self._pair)
     return tokens.map(lambda row: {**row, FINGERPRINT: number})
 
+  # AutoGraph would translate the source code of every function that `map` reaches, which takes
+  # longer than tracing them; none of them branches on tensors.
+  @tf.autograph.experimental.do_not_convert
   def get_dataset(
     self,
     sequence_length: Mapping[str, Any] | None = None,

@@ -9,16 +9,18 @@ import pytest
 pytest_plugins = ["budget", "skips"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
 
 # Compiling takes most of the time of the tests. Both processes of a run, and the processes that
 # they start, share compiled functions; XLA's expensive optimizations are off. XLA's older code
-# generator for CPUs compiles in half the time; other versions of jaxlib may not know its flag.
+# generator for CPUs, in one thread, takes half the CPU time; other versions of jaxlib may not know
+# its flags.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-  os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+  os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
 
 
 @pytest.fixture(scope="session")

@@ -291,12 +291,17 @@ class BaseTrainer(abc.ABC):
     return jax.random.fold_in(self._base_rng, step)
 
   @functools.cached_property
+  def _traced_train_step(self) -> Callable[..., Any]:
+    """The step as `empty_sums` and `summing_train_step` share it: traced once for both."""
+    return jax.jit(self._partitioned_train_step.function, inline=True)
+
+  @functools.cached_property
   def summing_train_step(self) -> partitioning.PartitionedFunction:
     """(train_state, sums, batch) -> (train_state, sums, metrics and `is_finite` of this step).
 
     `sums` is (steps summed, metrics); `train_state` and `sums` are donated.
     """
-    step = self._partitioned_train_step.function
+    step = self._traced_train_step
 
     def summing_step(train_state: Any, sums: Any, batch: Batch) -> Any:
       count, total = sums
@@ -312,15 +317,11 @@ class BaseTrainer(abc.ABC):
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Returns sums of no steps, for batches like `batch` (arrays or shapes).
-
-    Traces the step once for every batch shape, since tracing can take longer than the step.
-    """
+    """Returns sums of no steps, for batches like `batch` (arrays or shapes)."""
     key = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in batch.items()))
     with self._partitioner.context():
       if key not in self._makers_of_sums:
-        step = self._partitioned_train_step.function
-        _, shapes = jax.eval_shape(step, self.train_state, batch)
+        _, shapes = jax.eval_shape(self._traced_train_step, self.train_state, batch)
         self._makers_of_sums[key] = jax.jit(
           lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
           out_shardings=self._partitioner.shardings(None),

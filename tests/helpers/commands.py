@@ -1,10 +1,15 @@
 """Runs the installed `t5x` command, or a script, in a separate process."""
 
+import multiprocessing
 import os
 import pathlib
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import types
+
+import jax
 
 HELPERS = str(pathlib.Path(__file__).parent)
 T5X = pathlib.Path(sysconfig.get_path("scripts")) / "t5x"
@@ -18,8 +23,13 @@ TINY = (
   "--gin.BATCH_SIZE=16",
   "--gin.EMBED_DIM=16",
   "--gin.bitext.sample.num_meanings=50",
+  "--gin.datasets.get_length_grouped_dataset.boundaries=()",  # one length: one compiled step
   "--gin.evaluation.sample_retrieval.num_meanings=40",
 )
+
+# Importing TensorFlow takes longer than most scripts: one process imports it and forks for each.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["seqio", "vmsst.launch.main", "orbax.checkpoint", "flax.linen"])
 
 
 def environment(devices=1):
@@ -32,25 +42,61 @@ def environment(devices=1):
 
 def t5x(*arguments, cwd, devices=1):
   """Runs `t5x arguments`; returns exit code and text of both streams."""
-  return _run([str(T5X), *map(str, arguments)], cwd, devices, None)
+  return subprocess.run(
+    [str(T5X), *map(str, arguments)],
+    cwd=cwd,
+    env=environment(devices),
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
 
 
-def script(code, *arguments, cwd, devices=1, text=None, timeout=300):
-  """Runs a Python script with `text` as standard input; fails if the script fails."""
+def fresh_script(code, *arguments, cwd, text=""):
+  """Runs a Python script in a new interpreter, to see what it imports; fails if it fails."""
   command = [sys.executable, "-c", code, *map(str, arguments)]
-  done = _run(command, cwd, devices, text, timeout)
+  done = subprocess.run(
+    command, cwd=cwd, env=environment(), input=text, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr
   return done
 
 
-def _run(command, cwd, devices, text, timeout=300):
-  return subprocess.run(
-    command,
-    cwd=cwd,
-    env=environment(devices),
-    input=text,
-    stdin=subprocess.DEVNULL if text is None else None,
-    capture_output=True,
-    text=True,
-    timeout=timeout,
-  )
+def script(code, *arguments, cwd, devices=1, text="", timeout=300):
+  """Runs a Python script with `text` as standard input; fails if the script fails.
+
+  Its process starts with TensorFlow, seqio and JAX imported.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    names = ("stdin", "stdout", "stderr")
+    stdin, stdout, stderr = streams = [pathlib.Path(folder, name) for name in names]
+    stdin.write_text(text, encoding="utf-8")
+    arguments = ["-c", *map(str, arguments)]
+    process = _FORKS.Process(
+      target=_execute, args=(code, arguments, str(cwd), environment(devices), streams)
+    )
+    process.start()
+    process.join(timeout)
+    if process.exitcode is None:
+      process.kill()
+      process.join()
+    errors = stderr.read_text(encoding="utf-8")
+    assert process.exitcode == 0, errors
+    return types.SimpleNamespace(stdout=stdout.read_text(encoding="utf-8"), stderr=errors)
+
+
+def _execute(code, arguments, cwd, variables, streams):
+  """Runs a script in this new process, as `python -c` would."""
+  for descriptor, path in enumerate(streams):
+    file = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, descriptor)
+  sys.stdin = os.fdopen(0, encoding="utf-8")
+  jax.config.update("jax_platforms", variables["JAX_PLATFORMS"])  # jax has been imported before
+  os.chdir(cwd)
+  os.environ.clear()
+  os.environ.update(variables)
+  sys.argv[:] = arguments
+  sys.path.insert(0, "")
+  main = sys.modules["__main__"] = types.ModuleType("__main__")
+  exec(compile(code, "<script>", "exec"), main.__dict__)

@@ -56,7 +56,7 @@ for arguments in (["--help"], ["train", "--help"], ["train"]):
 heavy = {"tensorflow", "jax", "seqio", "numpy", "flax", "orbax", "gin"} & set(sys.modules)
 sys.exit(f"imported {heavy}" if heavy else 0)
 """
-  printed = commands.script(code, cwd=tmp_path).stdout
+  printed = commands.fresh_script(code, cwd=tmp_path).stdout
   assert re.findall("exit: (.*)", printed) == [
     "0",
     "0",
@@ -261,7 +261,7 @@ def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_pat
     code: [sample.sentence(i * total // count, code, "validation") for i in range(count)]
     for code in ("en", *CODES)
   }
-  commands.script(_ENCODE, run, tmp_path / "v.npz", cwd=tmp_path, text=json.dumps(texts))
+  commands.fresh_script(_ENCODE, run, tmp_path / "v.npz", cwd=tmp_path, text=json.dumps(texts))
   _, rows = read_table(done.stdout)
   with np.load(tmp_path / "v.npz") as vectors:
     assert vectors["en"].shape == (count, 16)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import clu.metrics
-import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,66 +81,3 @@ def test_importing_it_needs_no_t5x():
   code = "import sys, vmsst.launch.step_trainer; print(*sys.modules)"
   done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
   assert not {"tensorflow", "seqio", "t5x"} & set(done.stdout.split())
-
-
-# Trains with each given file at a test size and reports the results.
-_TRAIN = """
-import json, pathlib, sys
-import gin, numpy as np
-from vmsst.launch.main import main
-from vmsst.tasks import sample
-import vmsst
-
-folder, files = pathlib.Path(sys.argv[1]), sys.argv[2:]
-(folder / "a.en-de.tsv").write_text("a house\\tein Haus\\n" * 40)
-found = {}
-for file in files:
-  gin.clear_config(clear_constants=True)
-  run = folder / file
-  tiny = {
-    "MODEL_DIR": f"'{run}'", "PATTERNS": f"['{folder}/a.en-de.tsv']",
-    "VOCABULARY_PATH": f"'{sample.vocabulary_path()}'", "VOCAB_SIZE": 3600, "EMBED_DIM": 8,
-    "TRAIN_STEPS": 3, "STATS_PERIOD": 1, "EVAL_PERIOD": 3, "CHECKPOINT_PERIOD": 3, "BATCH_SIZE": 8,
-    "t5.T5Config.num_encoder_layers": 1, "t5.T5Config.num_heads": 2, "t5.T5Config.head_dim": 4,
-    "t5.T5Config.mlp_dim": 8, "train.train_eval_dataset_cfg": None,
-  }
-  gin_files = [f"--gin_file={name}" for name in (file, "data/files.gin")]
-  main(["train", *gin_files, *(f"--gin.{name}={value}" for name, value in tiny.items())])
-  rows = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
-  metrics = {row["step"]: row for row in rows if "loss" in row}
-  vectors = vmsst.load(run).encode(["a house", "ein Haus"])
-  found[file] = {"metrics": metrics, "norms": np.linalg.norm(vectors, axis=1).tolist()}
-(folder / "found.json").write_text(json.dumps(found))
-"""
-
-
-def train_files(folder, files):
-  commands.script(_TRAIN, folder, *files, cwd=folder)
-  return json.loads((folder / "found.json").read_text())
-
-
-def check_run(file, result):
-  assert list(result["metrics"]) == ["1", "2", "3"]
-  for step, metrics in result["metrics"].items():
-    assert all(np.isfinite(value) for value in metrics.values()), (file, metrics)
-    assert 0 < metrics["nll/translation"] < 20
-    if file.startswith("vmsst"):
-      assert metrics["kl_weight"] == pytest.approx((int(step) - 1) / 1e6)
-      assert metrics["kl/semantic"] > 0
-  assert all(norm > 0 for norm in result["norms"])
-
-
-def test_the_gin_files_train_with_the_step_and_their_encoders_load(tmp_path):
-  files = ["vmsst_6l.gin", "bitranslation_6l.gin"]
-  for file, result in train_files(tmp_path, files).items():
-    check_run(file, result)
-
-
-@pytest.mark.slow
-def test_every_other_gin_file_trains_too(tmp_path):
-  joint = ["vmsst_contrastive_6l.gin", "vmsst_contrastive_24l.gin"]
-  results = train_files(tmp_path, ["vmsst_24l.gin", "bitranslation_24l.gin", *joint])
-  for file, result in results.items():
-    check_run(file, result)
-  for file in joint:
-    assert "loss/contrastive" in results[file]["metrics"]["1"]

@@ -18,7 +18,7 @@ class CountingModel(toy_runs.ToyModel):
 
 def test_a_step_is_traced_no_more_often_in_a_longer_run(tmp_path):
   counts = []
-  for steps in (24, 48):
+  for steps in (8, 16):
     model = CountingModel(noise=0.5)
     toy_runs.run(
       tmp_path / str(steps),
