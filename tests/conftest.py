@@ -22,6 +22,14 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if importlib.metadata.version("jaxlib").startswith("0.10."):
   os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
 
+# They start processes and train: first, so that both processes of a run end at the same time.
+_LONG = ("runs", "launch", "test_readme.py", "test_notebooks.py", "test_paper_step.py")
+
+
+def pytest_collection_modifyitems(items):
+  """Puts the files with the longest tests first."""
+  items.sort(key=lambda item: not {*item.path.relative_to(_ROOT).parts} & {*_LONG})
+
 
 @pytest.fixture(scope="session")
 def data_root() -> pathlib.Path:

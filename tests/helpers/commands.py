@@ -31,6 +31,8 @@ TINY = (
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["seqio", "vmsst.launch.main", "orbax.checkpoint", "flax.linen"])
 
+_T5X = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"
+
 
 def environment(devices=1):
   """Returns the environment of a process with `devices` devices that can import these helpers."""
@@ -40,8 +42,8 @@ def environment(devices=1):
   return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": HELPERS}
 
 
-def t5x(*arguments, cwd, devices=1):
-  """Runs `t5x arguments`; returns exit code and text of both streams."""
+def installed_t5x(*arguments, cwd, devices=1):
+  """Runs the installed `t5x` command; returns exit code and text of both streams."""
   return subprocess.run(
     [str(T5X), *map(str, arguments)],
     cwd=cwd,
@@ -63,31 +65,50 @@ def fresh_script(code, *arguments, cwd, text=""):
   return done
 
 
+def t5x(*arguments, cwd, devices=1):
+  """Runs `t5x arguments` in a process with TensorFlow imported; returns as `installed_t5x`."""
+  return _run(_T5X, ["t5x", *arguments], cwd, devices)
+
+
 def script(code, *arguments, cwd, devices=1, text="", timeout=300):
   """Runs a Python script with `text` as standard input; fails if the script fails.
 
   Its process starts with TensorFlow, seqio and JAX imported.
   """
+  done = _run(code, ["-c", *arguments], cwd, devices, text, timeout)
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+def start_t5x(*arguments, cwd, stream):
+  """Starts `t5x arguments` with output to a file or terminal; returns its process."""
+  return _start(_T5X, ["t5x", *arguments], cwd, 1, [os.devnull, stream, stream])
+
+
+def _run(code, arguments, cwd, devices, text="", timeout=300):
   with tempfile.TemporaryDirectory() as folder:
-    names = ("stdin", "stdout", "stderr")
-    stdin, stdout, stderr = streams = [pathlib.Path(folder, name) for name in names]
-    stdin.write_text(text, encoding="utf-8")
-    arguments = ["-c", *map(str, arguments)]
-    process = _FORKS.Process(
-      target=_execute, args=(code, arguments, str(cwd), environment(devices), streams)
-    )
-    process.start()
+    streams = [pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")]
+    streams[0].write_text(text, encoding="utf-8")
+    process = _start(code, arguments, cwd, devices, streams)
     process.join(timeout)
     if process.exitcode is None:
       process.kill()
       process.join()
-    errors = stderr.read_text(encoding="utf-8")
-    assert process.exitcode == 0, errors
-    return types.SimpleNamespace(stdout=stdout.read_text(encoding="utf-8"), stderr=errors)
+    stdout, stderr = (path.read_text(encoding="utf-8") for path in streams[1:])
+    return types.SimpleNamespace(returncode=process.exitcode, stdout=stdout, stderr=stderr)
+
+
+def _start(code, arguments, cwd, devices, streams):
+  arguments = [*map(str, arguments)]
+  process = _FORKS.Process(
+    target=_execute, args=(code, arguments, str(cwd), environment(devices), streams)
+  )
+  process.start()
+  return process
 
 
 def _execute(code, arguments, cwd, variables, streams):
-  """Runs a script in this new process, as `python -c` would."""
+  """Executes a script in this new process, as `python -c` would."""
   for descriptor, path in enumerate(streams):
     file = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT)
     os.dup2(file, descriptor)

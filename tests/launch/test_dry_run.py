@@ -208,7 +208,7 @@ def paper_size(layers, shared_by=1):
 
 
 def test_tables_are_cut_over_the_partitions(tmp_path):
-  done = commands.t5x(
+  done = commands.installed_t5x(
     "train",
     "--gin_file=contrastive_6l.gin",
     "--dry_run",

@@ -39,7 +39,7 @@ def model_dir(path):
 def finished(tmp_path_factory):
   """Trains; returns the folder of the finished run and the completed command."""
   folder = tmp_path_factory.mktemp("finished")
-  done = commands.t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
+  done = commands.installed_t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
   assert done.returncode == 0, done.stderr
   return folder / "run", done
 
@@ -72,7 +72,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 
 def test_an_error_is_one_line_and_exit_code_1(finished, tmp_path):
   run, _ = finished  # the config.gin of a run is a valid gin file
-  done = commands.t5x(
+  done = commands.installed_t5x(
     "train", f"--gin_file={run / 'config.gin'}", "--gin.BATCH_SIZE=12", cwd=tmp_path, devices=8
   )
   assert done.returncode == 1
@@ -304,29 +304,24 @@ def read_until(terminal, done, text=""):
 
 def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp_path):
   ours, theirs = pty.openpty()
-  command = [
-    *(str(commands.T5X), "train", *commands.TINY, model_dir(tmp_path / "run")),
+  process = commands.start_t5x(
+    *("train", *commands.TINY, model_dir(tmp_path / "run")),
     *("--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=100000"),
     "--gin.train.infer_eval_dataset_cfg=None",
     "--gin.train.run_eval_before_training=False",
-  ]
-  process = subprocess.Popen(
-    command,
     cwd=tmp_path,
-    env=commands.environment(),
-    stdin=subprocess.DEVNULL,
-    stdout=theirs,
-    stderr=theirs,
+    stream=os.ttyname(theirs),
   )
-  os.close(theirs)
   try:
     shown = read_until(ours, lambda text: "Ready" in text and text.count("\rstep ") >= 2)
-    process.send_signal(signal.SIGTERM)
+    os.close(theirs)  # reading ends when the process does
+    os.kill(process.pid, signal.SIGTERM)
     shown = read_until(ours, lambda text: False, shown)
-    assert process.wait(timeout=60) == 0, shown
+    process.join(60)
+    assert process.exitcode == 0, shown
   finally:
     process.kill()
-    process.wait()
+    process.join()
     os.close(ours)
   _, live = re.split(r"Ready after .*?\r\n", shown)
   lines = live.split("\r\n")[0].split("\r")[1:]
