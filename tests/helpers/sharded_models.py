@@ -14,13 +14,11 @@ RULES = (
   *((name, "model") for name in ("vocab", "mlp", "heads", "joined_kv")),
   *((name, None) for name in ("embed", "kv", "stack", "length", "layers", "relpos_buckets")),
 )
-# Compilation takes most of the time.
-_QUICK = {"xla_backend_optimization_level": 0}
 
 
 def leaves(loss_fn, params, batch):
   """Loss, metrics and gradients as a list of arrays, computed on one device without a mesh."""
-  return _leaves(jax.jit(_value_and_grad(loss_fn), compiler_options=_QUICK)(params, batch))
+  return _leaves(jax.jit(_value_and_grad(loss_fn))(params, batch))
 
 
 def leaves_on_mesh(shape, network, loss_fn, params, batch, *, enter=jax.set_mesh):
@@ -43,7 +41,7 @@ def leaves_on_mesh(shape, network, loss_fn, params, batch, *, enter=jax.set_mesh
       is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
     shardings = (layouts, NamedSharding(mesh, PartitionSpec("data")))
-    program = jax.jit(_value_and_grad(loss_fn), in_shardings=shardings, compiler_options=_QUICK)
+    program = jax.jit(_value_and_grad(loss_fn), in_shardings=shardings)
     compiled = program.lower(params, batch).compile()
     results = compiled(*jax.device_put((params, batch), shardings))
   return _leaves(results), compiled.as_text()

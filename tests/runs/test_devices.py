@@ -1,10 +1,9 @@
 """Eight devices with any number of partitions give the losses of one device."""
 
 import json
-import pathlib
 import shutil
 
-import commands
+import eight_devices
 import jax
 import numpy as np
 import pytest
@@ -116,14 +115,8 @@ def runs(tmp_path_factory):
   assert jax.device_count() == 1
   run(folder / "one")
   forget_after(folder / "one", STOP, folder / "one_to_eight")
-  done = commands.script(
-    "import pathlib, sys, test_devices;"
-    "test_devices.run_on_eight_devices(pathlib.Path(sys.argv[1]))",
-    folder,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
-  shards = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("shards:")]
+  printed = eight_devices.run(__file__, folder)
+  shards = [line.split()[1] for line in printed.splitlines() if line.startswith("shards:")]
   assert shards == [str(partitions) for partitions in PARTITIONS]  # else nothing is compared
   run(forget_after(folder / "eight_4", STOP, folder / "eight_to_one"))
   return folder

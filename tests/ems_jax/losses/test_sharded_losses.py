@@ -2,12 +2,12 @@
 
 import functools
 import json
-import pathlib
-import re
 
+import eight_devices
 import jax
 import numpy as np
 import pytest
+import sharded_models
 from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -19,9 +19,6 @@ RULES = (("batch", "data"), ("vocab", "model"), ("embed", None))
 # All sizes, also divided by the meshes, are different.
 B, T, E, V, S = 48, 7, 9, 1000, 11
 CHUNK = 5  # several per device; with all sentences on each, the last one has fewer
-COLLECTIVE = re.compile(
-  r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-)
 
 
 def make_inputs(batch=B, size=V):
@@ -50,11 +47,6 @@ def pair_loss(source_BS, target_BS):
   return (loss_B + margin.additive_margin_softmax(cosine_BB, margin=0.3, scale=10.0)).mean()
 
 
-def dimensions(text):
-  """Shapes in the text of a compiled program."""
-  return [tuple(map(int, shape.split(","))) for shape in re.findall(r"\[([\d,]+)\]", text)]
-
-
 def run_on_eight_devices(folder):
   """Saves the results of each mesh; prints a JSON line of its XTR program's shapes."""
   assert jax.device_count() == 8
@@ -75,34 +67,19 @@ def run_on_eight_devices(folder):
       results.append(jax.jit(pair_loss, in_shardings=(rows, rows))(*pair_rows))
       # Sizes that the mesh does not divide stay whole.
       results.append(jax.jit(xtr_loss)(*make_inputs(batch=5, size=35)[:2]))
-    np.savez(folder / f"{shape[0]}.npz", *map(np.asarray, jax.tree.leaves(results)))
+    sharded_models.save(folder / f"{shape[0]}.npz", jax.tree.leaves(results))
     text = compiled.as_text()
-    exchanged = [
-      (name, size) for what, name in COLLECTIVE.findall(text) for size in dimensions(what)
-    ]
-    print("program:", json.dumps({"shapes": dimensions(text), "exchanged": exchanged}))
+    found = {"shapes": eight_devices.dimensions(text), "exchanged": eight_devices.exchanged(text)}
+    print("program:", json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def eight_devices(tmp_path_factory):
-  """Results of each mesh, and its XTR program's shapes and exchanges."""
-  import commands  # not on the path of the script itself
-
+def on_eight(tmp_path_factory):
+  """Returns the folder of the results on eight devices, and the XTR program of each mesh."""
   folder = tmp_path_factory.mktemp("eight")
-  done = commands.script(
-    "import pathlib, sys, test_sharded_losses;"
-    "test_sharded_losses.run_on_eight_devices(pathlib.Path(sys.argv[1]))",
-    folder,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
-  lines = [line for line in done.stdout.splitlines() if line.startswith("program: ")]
-  programs = [json.loads(line.removeprefix("program: ")) for line in lines]
-  results = []
-  for shape in MESHES:
-    with np.load(folder / f"{shape[0]}.npz") as file:
-      results.append([file[name] for name in file.files])
-  return dict(zip(MESHES, zip(results, programs, strict=True), strict=True))
+  lines = eight_devices.run(__file__, folder).splitlines()
+  programs = [json.loads(x.removeprefix("program: ")) for x in lines if x.startswith("program: ")]
+  return folder, dict(zip(MESHES, programs, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +92,15 @@ def one_device():
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_eight_devices_have_the_results_of_one(eight_devices, one_device, mesh):
-  results, _ = eight_devices[mesh]
-  for found, whole in zip(results, one_device, strict=True):
-    np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-4)
+def test_eight_devices_have_the_results_of_one(on_eight, one_device, mesh):
+  folder, _ = on_eight
+  path = folder / f"{mesh[0]}.npz"
+  sharded_models.assert_saved_equal(path, one_device, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_devices_exchange_no_columns_of_the_kernel_and_no_logits(eight_devices, mesh):
-  _, program = eight_devices[mesh]
+def test_devices_exchange_no_columns_of_the_kernel_and_no_logits(on_eight, mesh):
+  program = on_eight[1][mesh]
   data, model = mesh
   columns = V // model
   if model > 1:  # no device has all columns of anything, not even of one row

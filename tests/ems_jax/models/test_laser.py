@@ -1,11 +1,12 @@
 import dataclasses
 import functools
-import pathlib
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sharded_models
 from flax import traverse_util
 
 from ems_jax.models import laser as models
@@ -305,24 +306,13 @@ def make_sharded():
   return model.network, lambda p, batch: model.loss_fn(p, batch, None), make_params(), make_batch()
 
 
-def run_on_eight_devices(path):
+def run_on_eight_devices(folder):
   """Saves loss, metrics and gradients."""
-  import sharded_models
-
   arrays, _ = sharded_models.leaves_on_mesh((4, 2), *make_sharded())
-  sharded_models.save(path, arrays)
+  sharded_models.save(folder / "eight.npz", arrays)
 
 
 def test_eight_devices_have_the_results_of_one(tmp_path):
-  import commands  # not on the path of the script itself
-  import sharded_models
-
-  path = tmp_path / "eight.npz"
-  commands.script(
-    "import sys, test_laser; test_laser.run_on_eight_devices(sys.argv[1])",
-    path,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
+  eight_devices.run(__file__, tmp_path)
   expected = sharded_models.leaves(*make_sharded()[1:])
-  sharded_models.assert_saved_equal(path, expected, rtol=1e-4, atol=1e-6)
+  sharded_models.assert_saved_equal(tmp_path / "eight.npz", expected, rtol=1e-4, atol=1e-6)

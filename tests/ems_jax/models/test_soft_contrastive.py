@@ -1,11 +1,12 @@
 import dataclasses
 import functools
-import pathlib
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sharded_models
 from etils import epath
 from flax import traverse_util
 from flax.linen import partitioning as flax_partitioning
@@ -426,22 +427,12 @@ def run_on_eight_devices(folder):
       results = step(params, partitioner.to_devices(make_batch()))
   table_VD = teacher._parameters()["token_embedder"]["embedding"][...]
   assert table_VD.sharding.shard_shape(table_VD.shape) == (BERT.vocab_size // 2, S)
-  np.savez(pathlib.Path(folder, "results.npz"), *map(np.asarray, jax.tree.leaves(results)))
+  sharded_models.save(folder / "results.npz", jax.tree.leaves(results))
 
 
 def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_given_vectors(
   run, params, precomputed
 ):
-  import commands  # not on the path of the script itself
-
-  commands.script(
-    "import sys, test_soft_contrastive as t; t.run_on_eight_devices(sys.argv[1])",
-    run,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
+  eight_devices.run(__file__, run)
   expected = jax.tree.leaves(jit(make_step(None))(params, precomputed))
-  with np.load(run / "results.npz") as results:
-    assert len(results.files) == len(expected)
-    for name, whole in zip(results.files, expected, strict=True):
-      np.testing.assert_allclose(results[name], whole, rtol=1e-4, atol=1e-5)
+  sharded_models.assert_saved_equal(run / "results.npz", expected, rtol=1e-4, atol=1e-5)

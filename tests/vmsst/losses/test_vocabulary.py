@@ -1,12 +1,12 @@
 import functools
 import json
-import pathlib
-import re
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sharded_models
 from flax.linen import partitioning
 from jax import test_util  # noqa: F401 (makes jax.test_util an attribute)
 from jax.sharding import NamedSharding, PartitionSpec
@@ -219,14 +219,6 @@ def test_half_of_a_projection_is_an_error():
 # All sizes, also divided by the meshes, are different.
 SIZES = {"batch": 16, "length": 3, "width": 9, "latent": 11, "size": 1000}
 CHUNK = 6  # two sentences per device
-COLLECTIVE = re.compile(
-  r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-)
-
-
-def dimensions(text):
-  """Shapes in the text of a compiled program."""
-  return [tuple(map(int, shape.split(","))) for shape in re.findall(r"\[([\d,]+)\]", text)]
 
 
 def run_on_eight_devices(folder):
@@ -249,48 +241,33 @@ def run_on_eight_devices(folder):
         .compile()
       )
       results = compiled(*jax.device_put(inputs, (arrays, rows, rows)))
-    np.savez(folder / f"{shape[0]}.npz", *map(np.asarray, jax.tree.leaves(results)))
+    sharded_models.save(folder / f"{shape[0]}.npz", jax.tree.leaves(results))
     # Loop bodies come before the entry computation.
     body, entry = compiled.as_text().split("\nENTRY ")
-    exchanged = {
-      part: [(name, size) for what, name in COLLECTIVE.findall(text) for size in dimensions(what)]
-      for part, text in (("body", body), ("entry", entry))
-    }
-    print("program:", json.dumps({"shapes": dimensions(body + entry), **exchanged}))
+    exchanged = {"body": eight_devices.exchanged(body), "entry": eight_devices.exchanged(entry)}
+    print("program:", json.dumps({"shapes": eight_devices.dimensions(body + entry), **exchanged}))
 
 
 @pytest.fixture(scope="module")
-def eight_devices(tmp_path_factory):
-  """Results of each mesh, and its program's shapes and exchanges."""
-  import commands  # not on the path of the script itself
-
+def on_eight(tmp_path_factory):
+  """Returns the folder of the results on eight devices, and the program of each mesh."""
   folder = tmp_path_factory.mktemp("eight")
-  done = commands.script(
-    "import pathlib, sys, test_vocabulary;"
-    "test_vocabulary.run_on_eight_devices(pathlib.Path(sys.argv[1]))",
-    folder,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
-  lines = [line for line in done.stdout.splitlines() if line.startswith("program: ")]
-  programs = [json.loads(line.removeprefix("program: ")) for line in lines]
-  results = []
-  for shape in MESHES:
-    with np.load(folder / f"{shape[0]}.npz") as file:
-      results.append([file[name] for name in file.files])
-  return dict(zip(MESHES, zip(results, programs, strict=True), strict=True))
+  lines = eight_devices.run(__file__, folder).splitlines()
+  programs = [json.loads(x.removeprefix("program: ")) for x in lines if x.startswith("program: ")]
+  return folder, dict(zip(MESHES, programs, strict=True))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_eight_devices_have_the_results_of_one(eight_devices, mesh):
-  results, _ = eight_devices[mesh]
-  expected = ours_with_gradients(*make_inputs(**SIZES), chunk=CHUNK)
-  assert_trees_close(results, jax.tree.leaves(expected), rtol=1e-4, atol=1e-4)
+def test_eight_devices_have_the_results_of_one(on_eight, mesh):
+  folder, _ = on_eight
+  expected = jax.tree.leaves(ours_with_gradients(*make_inputs(**SIZES), chunk=CHUNK))
+  path = folder / f"{mesh[0]}.npz"
+  sharded_models.assert_saved_equal(path, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_devices_exchange_no_columns_of_kernels_and_no_logits(eight_devices, mesh):
-  _, program = eight_devices[mesh]
+def test_devices_exchange_no_columns_of_kernels_and_no_logits(on_eight, mesh):
+  program = on_eight[1][mesh]
   data, model = mesh
   columns = SIZES["size"] // model
   if model > 1:  # no device has all columns of anything, not even of one row

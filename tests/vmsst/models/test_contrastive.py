@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sharded_models
 from flax import traverse_util
 
 from vmsst import errors
@@ -176,8 +178,6 @@ MOVED = re.compile(r"\w+\[\d+,\d+,[\d,]+\]\S* (?:all-gather|all-to-all|collectiv
 
 def run_on_eight_devices(folder):
   """Saves loss, metrics and gradients of each layout; prints what moves between devices."""
-  import sharded_models
-
   moved = {}
   for data, model_axis, slices in LAYOUTS:
     model = make_model(embedding_slices=slices)
@@ -197,16 +197,7 @@ def run_on_eight_devices(folder):
 
 
 def test_eight_devices_equal_one_and_move_no_rows(tmp_path):
-  import commands  # not on the path of the script itself
-  import sharded_models
-
-  done = commands.script(
-    "import sys, test_contrastive as t; t.run_on_eight_devices(sys.argv[1])",
-    tmp_path,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
-  moved = json.loads(done.stdout.splitlines()[-1])
+  moved = json.loads(eight_devices.run(__file__, tmp_path).splitlines()[-1])
   model = make_model()
   expected = sharded_models.leaves(
     lambda p, batch: model.loss_fn(p, batch, None), make_params(), make_batch(32)

@@ -1,13 +1,14 @@
 import dataclasses
 import functools
 import itertools
-import pathlib
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import sharded_models
 from flax import traverse_util
 from flax.linen import partitioning
 
@@ -420,27 +421,17 @@ def make_sharded():
 
 def run_on_eight_devices(folder):
   """Saves loss, metrics and gradients on each mesh."""
-  import sharded_models
-
   model, *arguments = make_sharded()
   for shape in MESHES:
     arrays, _ = sharded_models.leaves_on_mesh(
       shape, model.network, *arguments, enter=lambda mesh: mesh
     )
-    sharded_models.save(pathlib.Path(folder, f"{shape[0]}.npz"), arrays)
+    sharded_models.save(folder / f"{shape[0]}.npz", arrays)
 
 
 @pytest.mark.slow
 def test_eight_devices_equal_one(tmp_path):
-  import commands  # not on the path of the script itself
-  import sharded_models
-
-  commands.script(
-    "import sys, test_vmsst as t; t.run_on_eight_devices(sys.argv[1])",
-    tmp_path,
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
+  eight_devices.run(__file__, tmp_path)
   _, *arguments = make_sharded()
   expected = sharded_models.leaves(*arguments)
   for data, _ in MESHES:

@@ -1,7 +1,6 @@
-import pathlib
 import tracemalloc
 
-import commands
+import eight_devices
 import numpy as np
 import pytest
 
@@ -186,7 +185,7 @@ def test_faiss_finds_the_same():
     assert np.mean(near.index_NK == index_NK) > 0.999  # those that are equal up to rounding
 
 
-def compare_on_devices():
+def run_on_eight_devices(folder):
   """Asserts that the device engine agrees with a stable sort, for any device and block of a row."""
   import jax
 
@@ -208,10 +207,6 @@ def compare_on_devices():
   print("the same")
 
 
-def test_devices_find_the_same_together():
-  done = commands.script(
-    "import test_exact_search; test_exact_search.compare_on_devices()",
-    cwd=pathlib.Path(__file__).parent,
-    devices=8,
-  )
-  assert done.stdout.splitlines()[-1] == "the same"
+def test_devices_find_the_same_together(tmp_path):
+  printed = eight_devices.run(__file__, tmp_path)
+  assert printed.splitlines()[-1] == "the same"
