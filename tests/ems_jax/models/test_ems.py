@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pair_batches
 import pytest
 from flax import traverse_util
 
@@ -70,16 +71,8 @@ def make_model(*, config=BERT, dropout_rate=0.0, network=(), **options):
 
 def make_batch(pairs=6, inputs_length=7, targets_length=9):
   """Sentences of 1 token and more, some with repeated tokens, each with EOS."""
-  rng = np.random.default_rng(pairs)
-  batch = {}
-  for name, length in {"inputs": inputs_length, "targets": targets_length}.items():
-    tokens_BT = np.zeros((pairs, length), np.int32)
-    for row_T, count in zip(tokens_BT, rng.integers(1, length, size=pairs), strict=True):
-      row_T[: count + 1] = [*rng.integers(3, 12, size=count), EOS]
-    batch[name] = tokens_BT
-  for name in ("input_language", "target_language"):
-    batch[name] = rng.integers(1, 5, size=(pairs, 1), dtype=np.int32)
-  return batch
+  lengths = (inputs_length, targets_length)
+  return pair_batches.random_batch(pairs, pairs, lengths, (3, 12), eos=EOS, languages=range(1, 5))
 
 
 def make_params(model):

@@ -5,6 +5,7 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pair_batches
 import pytest
 import sharded_models
 from flax import traverse_util
@@ -58,15 +59,11 @@ def make_model(*, config=LSTM, network=(), **options):
 
 
 def make_batch(pairs=PAIRS):
-  """Sentences of 1 token and more, each with EOS; one has only EOS."""
-  rng = np.random.default_rng(0)
-  batch = {}
-  for name, length in {"inputs": 7, "targets": 9}.items():
-    tokens_BT = np.zeros((len(pairs), length), np.int32)
-    for i, row_T in enumerate(tokens_BT):
-      count = rng.integers(1, length) if i else 0
-      row_T[: count + 1] = [*rng.integers(3, V, size=count), EOS]
-    batch[name] = tokens_BT
+  """Sentences of 1 token and more, each with EOS; one of each side has only EOS."""
+  batch = pair_batches.random_batch(0, len(pairs), (7, 9), (3, V), eos=EOS)
+  for name in ("inputs", "targets"):
+    batch[name][0, 1:] = 0
+    batch[name][0, 0] = EOS
   names = ("input_language", "target_language")
   for name, column in zip(names, zip(*pairs, strict=True), strict=True):
     batch[name] = np.array(column, np.int32)[:, None]

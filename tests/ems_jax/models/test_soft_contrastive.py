@@ -5,6 +5,7 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pair_batches
 import pytest
 import sharded_models
 from etils import epath
@@ -58,17 +59,8 @@ def make_model(cls=soft_contrastive.SoftContrastiveModel, *, dropout_rate=0.0, *
 
 
 def make_batch():
-  rng = np.random.default_rng(0)
-  batch = {}
-  for name, length in {"inputs": 7, "targets": 9}.items():
-    tokens_BT = np.zeros((B, length), np.int32)
-    for row_T, count in zip(tokens_BT, rng.integers(2, length, size=B), strict=True):
-      row_T[: count + 1] = [*rng.integers(3, 260, size=count), 1]
-    batch[name] = tokens_BT
-  for name in ("input_language", "target_language"):
-    codes = rng.choice(CODES, size=B)
-    batch[name] = np.int32([[languages.language(code).index] for code in codes])
-  return batch
+  used = [languages.language(code).index for code in CODES]
+  return pair_batches.random_batch(2, B, (7, 9), (3, 260), eos=1, languages=used)
 
 
 def make_params(seed):

@@ -2,6 +2,7 @@ import functools
 
 import jax
 import numpy as np
+import pair_batches
 import pytest
 
 from vmsst import errors
@@ -26,15 +27,8 @@ def make_model(**changes):
 
 
 def make_batch(inputs_length=6, targets_length=8):
-  rng = np.random.default_rng(0)
-  batch = {}
-  for name, length in {"inputs": inputs_length, "targets": targets_length}.items():
-    tokens_BT = rng.integers(2, 30, size=(PAIRS, length), dtype=np.int32)
-    tokens_BT[np.arange(length) >= rng.integers(2, length + 1, size=(PAIRS, 1))] = 0
-    batch[name] = tokens_BT
-  for name in ("input_language", "target_language"):
-    batch[name] = rng.integers(1, 5, size=(PAIRS, 1), dtype=np.int32)
-  return batch
+  lengths = (inputs_length, targets_length)
+  return pair_batches.random_batch(0, PAIRS, lengths, (2, 30), languages=range(1, 5))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pair_batches
 import pytest
 import sharded_models
 from flax import traverse_util
@@ -38,13 +39,7 @@ def make_model(*, dropout_rate=0.0, **options):
 
 
 def make_batch(pairs=8, inputs_length=6, targets_length=6):
-  rng = np.random.default_rng(pairs)
-  batch = {}
-  for name, length in {"inputs": inputs_length, "targets": targets_length}.items():
-    tokens_BT = rng.integers(2, 60, size=(pairs, length), dtype=np.int32)
-    tokens_BT[np.arange(length) >= rng.integers(2, length + 1, size=(pairs, 1))] = 0
-    batch[name] = tokens_BT
-  return batch
+  return pair_batches.random_batch(pairs, pairs, (inputs_length, targets_length), (2, 60))
 
 
 def make_params():

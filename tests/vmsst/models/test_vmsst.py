@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import pair_batches
 import pytest
 import sharded_models
 from flax import traverse_util
@@ -38,15 +39,8 @@ def make_model(model_cls=vmsst.VmsstModel, network=NETWORK, **options):
 
 
 def make_batch(inputs_length=6, targets_length=8, pairs=PAIRS):
-  rng = np.random.default_rng(0)
-  batch = {}
-  for name, length in {"inputs": inputs_length, "targets": targets_length}.items():
-    tokens_BT = rng.integers(2, 30, size=(pairs, length), dtype=np.int32)
-    tokens_BT[np.arange(length) >= rng.integers(2, length + 1, size=(pairs, 1))] = 0
-    batch[name] = tokens_BT
-  for name in ("input_language", "target_language"):
-    batch[name] = rng.integers(1, 5, size=(pairs, 1), dtype=np.int32)
-  return batch
+  lengths = (inputs_length, targets_length)
+  return pair_batches.random_batch(0, pairs, lengths, (2, 30), languages=range(1, 5))
 
 
 def fresh_params(model):
