@@ -115,7 +115,8 @@ def test_training_on_your_own_data_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_quickstart_learns(tmp_path):
-  text, _ = run_notebook("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(tmp_path / "run"))
+  place = {"VMSST_RUN": str(tmp_path / "run")}
+  text, _ = run_notebook("quickstart_colab.ipynb", tmp_path, **place, **commands.OPTIMIZED)
   right, found = map(int, re.search(r"(\d+) of (\d+) pairs are translations", text).groups())
   assert right >= 180  # of 200
   assert right / found >= 0.85
@@ -123,5 +124,6 @@ def test_the_quickstart_learns(tmp_path):
 
 @pytest.mark.slow
 def test_training_on_your_own_data_learns(tmp_path):
-  text, _ = run_notebook("train_your_own.ipynb", tmp_path, VMSST_WORK=str(tmp_path / "own"))
+  place = {"VMSST_WORK": str(tmp_path / "own")}
+  text, _ = run_notebook("train_your_own.ipynb", tmp_path, **place, **commands.OPTIMIZED)
   assert float(re.search(r"'average': '([\d.]+) %'", text)[1]) > 95

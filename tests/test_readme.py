@@ -55,6 +55,12 @@ def place(tmp_path_factory):
   return folder
 
 
+@pytest.fixture(scope="module")
+def has_run():
+  """Returns the list of the blocks that have run."""
+  return []
+
+
 def replacements(folder):
   """Maps absolute paths of the README to those of the test."""
   return {
@@ -83,7 +89,12 @@ def stand_ins(folder):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line_{block.line}")
-def test_a_block_runs(block, place):
+def test_a_block_runs(block, place, has_run):
+  for earlier in BLOCKS[: BLOCKS.index(block)]:  # none, if all tests of this file run
+    if earlier not in has_run:
+      has_run.append(earlier)
+      run_block(earlier, place)
+  has_run.append(block)
   run_block(block, place)
 
 

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import commands
 import numpy as np
 import pytest
 
@@ -15,7 +17,10 @@ LANGUAGES = ("deu", "spa", "fra", "rus", "tur")
 def t5x(*arguments: str) -> str:
   """Runs the `t5x` command and returns its standard output."""
   command = [sys.executable, "-m", "vmsst.launch.main", *arguments]
-  result = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+  environment = {**os.environ, **commands.OPTIMIZED}
+  result = subprocess.run(
+    command, env=environment, capture_output=True, text=True, timeout=1500, check=False
+  )
   assert result.returncode == 0, result.stderr
   return result.stdout
 

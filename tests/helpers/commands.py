@@ -27,6 +27,9 @@ TINY = (
   "--gin.evaluation.sample_retrieval.num_meanings=40",
 )
 
+# Added to the environment of a long training: XLA optimizes, unlike in the other tests.
+OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
+
 # Importing TensorFlow takes longer than most scripts: one process imports it and forks for each.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["seqio", "vmsst.launch.main", "orbax.checkpoint", "flax.linen"])
