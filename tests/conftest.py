@@ -9,20 +9,20 @@ import pytest
 pytest_plugins = ["budget", "skips"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
 
 # Compiling takes most of the time of the tests. Both processes of a run, and the processes that
-# they start, share compiled functions; XLA's expensive optimizations are off. XLA's older code
-# generator for CPUs, in one thread, takes half the CPU time; other versions of jaxlib may not know
-# its flags.
+# they start, share compiled functions; XLA's expensive optimizations are off.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# XLA's older code generator for CPUs, in one thread, takes half the CPU time. XLA aborts on unknown
+# flags, and other versions may not have these.
+_QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
   os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
 
-# They start processes and train: first, so that both processes of a run end at the same time.
+# These take longest. They run first, so that both processes of a run end at about the same time.
 _LONG = ("runs", "launch", "test_readme.py", "test_notebooks.py", "test_paper_step.py")
 
 

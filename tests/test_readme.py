@@ -90,12 +90,10 @@ def stand_ins(folder):
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line_{block.line}")
 def test_a_block_runs(block, place, has_run):
-  for earlier in BLOCKS[: BLOCKS.index(block)]:  # none, if all tests of this file run
-    if earlier not in has_run:
-      has_run.append(earlier)
-      run_block(earlier, place)
-  has_run.append(block)
-  run_block(block, place)
+  for needed in BLOCKS[: BLOCKS.index(block) + 1]:  # it alone, if all tests of this file run
+    if needed not in has_run:
+      has_run.append(needed)
+      run_block(needed, place)
 
 
 @pytest.mark.slow

@@ -292,7 +292,7 @@ class BaseTrainer(abc.ABC):
 
   @functools.cached_property
   def _traced_train_step(self) -> Callable[..., Any]:
-    """The step as `empty_sums` and `summing_train_step` share it: traced once for both."""
+    """The step, jitted so that `empty_sums` and `summing_train_step` share one trace of it."""
     return jax.jit(self._partitioned_train_step.function, inline=True)
 
   @functools.cached_property

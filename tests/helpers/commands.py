@@ -1,4 +1,4 @@
-"""Runs the installed `t5x` command, or a script, in a separate process."""
+"""Runs the `t5x` command or a script in a separate process, new or forked from a prepared one."""
 
 import multiprocessing
 import os
@@ -47,30 +47,19 @@ def environment(devices=1):
 
 def installed_t5x(*arguments, cwd, devices=1):
   """Runs the installed `t5x` command; returns exit code and text of both streams."""
-  return subprocess.run(
-    [str(T5X), *map(str, arguments)],
-    cwd=cwd,
-    env=environment(devices),
-    stdin=subprocess.DEVNULL,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  return _run_new([T5X, *arguments], cwd, devices)
 
 
 def fresh_script(code, *arguments, cwd, text=""):
   """Runs a Python script in a new interpreter, to see what it imports; fails if it fails."""
-  command = [sys.executable, "-c", code, *map(str, arguments)]
-  done = subprocess.run(
-    command, cwd=cwd, env=environment(), input=text, capture_output=True, text=True
-  )
+  done = _run_new([sys.executable, "-c", code, *arguments], cwd, text=text)
   assert done.returncode == 0, done.stderr
   return done
 
 
 def t5x(*arguments, cwd, devices=1):
   """Runs `t5x arguments` in a process with TensorFlow imported; returns as `installed_t5x`."""
-  return _run(_T5X, ["t5x", *arguments], cwd, devices)
+  return _run_fork(_T5X, ["t5x", *arguments], cwd, devices)
 
 
 def script(code, *arguments, cwd, devices=1, text="", timeout=300):
@@ -78,7 +67,7 @@ def script(code, *arguments, cwd, devices=1, text="", timeout=300):
 
   Its process starts with TensorFlow, seqio and JAX imported.
   """
-  done = _run(code, ["-c", *arguments], cwd, devices, text, timeout)
+  done = _run_fork(code, ["-c", *arguments], cwd, devices, text, timeout)
   assert done.returncode == 0, done.stderr
   return done
 
@@ -88,7 +77,19 @@ def start_t5x(*arguments, cwd, stream):
   return _start(_T5X, ["t5x", *arguments], cwd, 1, [os.devnull, stream, stream])
 
 
-def _run(code, arguments, cwd, devices, text="", timeout=300):
+def _run_new(command, cwd, devices=1, text=""):
+  return subprocess.run(
+    [*map(str, command)],
+    cwd=cwd,
+    env=environment(devices),
+    input=text,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def _run_fork(code, arguments, cwd, devices, text="", timeout=300):
   with tempfile.TemporaryDirectory() as folder:
     streams = [pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")]
     streams[0].write_text(text, encoding="utf-8")
@@ -97,6 +98,7 @@ def _run(code, arguments, cwd, devices, text="", timeout=300):
     if process.exitcode is None:
       process.kill()
       process.join()
+      raise subprocess.TimeoutExpired(arguments, timeout, stderr=streams[2].read_text())
     stdout, stderr = (path.read_text(encoding="utf-8") for path in streams[1:])
     return types.SimpleNamespace(returncode=process.exitcode, stdout=stdout, stderr=stderr)
 
