@@ -184,6 +184,21 @@ def joined(place: Place | None, initialization_timeout: int | None = None) -> It
     watch.fail(lost)
     raise lost from None
   watch.close()
+  _leave(state)
+
+
+def _leave(state: Any) -> None:
+  """Disconnects from the other processes; the service of process 0 stops after all have left.
+
+  JAX's own shutdown stops the service as soon as process 0 has left, which aborts a process that is
+  still leaving.
+  """
+  state.client.shutdown()
+  state.client = None
+  if state.service is not None:
+    time.sleep(2 * _LOOK_SECONDS)
+    state.service.shutdown()
+    state.service = None
 
 
 def _connect(place: Place, initialization_timeout: int | None) -> bool:
