@@ -1,4 +1,4 @@
-"""Files made to hang, to fill the memory, or to run code: each is refused by one clear error."""
+"""Files that try to hang the reader, exhaust its memory or run code: one clear error each."""
 
 import gzip
 import io
@@ -31,7 +31,7 @@ def large():
 
 
 def refused(read, place, match):
-  """Reads, within limits, what has to be refused."""
+  """Calls a reader that must refuse its file, within limits of time and memory."""
   outcome, message = trials.attempt(trials.Reader("x", {}, read), place)
   assert outcome == "refused"
   assert re.search(match, message)
@@ -154,7 +154,7 @@ def test_a_deep_tree_and_other_versions_of_msgpack(tmp_path):
 
 
 class Touch:
-  """Pickled, it makes a file when it is opened."""
+  """An object whose pickle writes a file when loaded."""
 
   def __reduce__(self):
     return pathlib.Path.touch, (pathlib.Path("ran"),)

@@ -1,4 +1,4 @@
-"""Malformed gin files and bindings: they are code, yet what is wrong in one is said clearly."""
+"""Malformed gin files and bindings: one clear error each, although gin files are code."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Malformed files for all readers of models and vectors: each is read or refused clearly."""
+"""Malformed model and vector files: each reader reads them or raises one clear error."""
 
 import model_readers
 import pytest

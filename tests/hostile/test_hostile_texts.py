@@ -1,4 +1,4 @@
-"""Malformed files for all readers of text: each is read or refused by one clear error."""
+"""Malformed text files: each reader reads them or raises one clear error."""
 
 import json
 
