@@ -4,6 +4,7 @@ Next to the files, `description.json` holds their settings and, for each finishe
 and counts. Files are written atomically.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.bitext.readers import BitextFile
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, stored_settings
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
@@ -60,18 +61,29 @@ def make_files(
   files = description["files"]
   for where, bitext in places.items():
     path = os.path.join(folder, where)
+    identity = {"bitext": {"name": str(bitext), "digest": _digest(bitext)}}
     if where in files and os.path.isfile(path):
-      if files[where]["bitext"] != str(bitext):
+      if differences := stored_settings.differences(
+        {"bitext": files[where].get("bitext")}, identity
+      ):
         raise errors.InputError(
-          f"{path}: was made from {files[where]['bitext']}, not from {bitext}; use another folder, "
-          "or make all files again (--refresh)"
+          f"{path}: {differences}; use another folder, or make all files again (--refresh)"
         )
       continue
     with atomic_files.atomic_path(path) as partial:
       counts = make(bitext, str(partial))
-    files[where] = {"bitext": str(bitext), **counts}
+    files[where] = {**identity, **counts}
     atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
   return {os.path.join(folder, where): files[where] for where in places}
+
+
+def _digest(bitext: BitextFile) -> str:
+  """Returns a SHA-256 of the files of a bitext."""
+  total = hashlib.sha256()
+  for path in bitext.paths:
+    with open(path, "rb") as file:
+      total.update(hashlib.file_digest(file, "sha256").digest())  # type: ignore[arg-type]
+  return total.hexdigest()
 
 
 def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,9 +100,11 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     raise errors.InputError(
       f"{path}: not a description of derived files ({error!r}); use another folder"
     ) from None
-  if found != dict(settings) or not isinstance(files, dict):
+  if not isinstance(files, dict):
+    raise errors.InputError(f"{path}: not a description of derived files; use another folder")
+  if differences := stored_settings.differences(found, settings):
     raise errors.InputError(
-      f"{path}: the files next to it were made with {found}, not with {dict(settings)}; use "
-      "another folder, or make all files again (--refresh)"
+      f"{path}: the files next to it differ: {differences}; use another folder, or make all files "
+      "again (--refresh)"
     )
   return description

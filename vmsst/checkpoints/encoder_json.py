@@ -108,6 +108,18 @@ def save_imported_encoder(
   _save({"network": dict(network), "max_length": max_length}, vocabulary, folder)
 
 
+def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
+  """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
+  files = _vocabulary_files(vocabulary).values()
+  record = {
+    "network": _describe(network),
+    "max_length": max_length,
+    "vocabulary": _describe_vocabulary(vocabulary),
+    "files": [hashlib.sha256(content).hexdigest() for content in files],
+  }
+  return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   """Returns the assets that `save_encoder_assets` has written.
 

@@ -295,21 +295,28 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _search(args: argparse.Namespace) -> None:
   from vmsst import errors
-  from vmsst.files import atomic_files
+  from vmsst.files import atomic_files, stored_settings
   from vmsst.inference import loading
   from vmsst.mining import text_search
   from vmsst.search import device_search
-  from vmsst.vectors import embedded_text
+  from vmsst.vectors import embedded_text, encoding
 
   corpus = embedded_text.open_text(args.corpus, args.vectors)
   queries = read_lines(args.queries)
-  made_by = corpus.vectors.settings.get("encoder")
-  path = args.encoder or made_by
+  stored = {"encoder": corpus.vectors.settings.get("encoder") or {}}
+  path = args.encoder or stored["encoder"].get("name")
   if path is None:
     raise errors.InputError(f"{args.vectors} does not name its encoder: give --encoder")
   name, encoder = loading.open_encoder(path)
-  if made_by not in (None, name):
-    print(f"vmsst: note: {args.vectors} is from {made_by}, not from {name}", file=sys.stderr)
+  given = {"encoder": encoding.identity(encoder, name)}
+  differences = stored["encoder"] and stored_settings.differences(stored, given)
+  if differences and not args.encoder:
+    raise errors.InputError(
+      f"{path} has changed since it computed {args.vectors}: {differences}; embed {args.corpus} "
+      "again, or give the original encoder with --encoder"
+    )
+  if differences:
+    print(f"vmsst: note: {args.vectors}: {differences}", file=sys.stderr)
   found = text_search.nearest_lines(
     encoder,
     queries,

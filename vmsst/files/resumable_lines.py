@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files
+from vmsst.files import atomic_files, input_files, stored_settings
 
 
 class LineWriter:
@@ -65,11 +65,12 @@ class LineWriter:
     try:
       state = input_files.read_json(self._state_path)
       settings, done, size = state["settings"], int(state["done"]), int(state["bytes"])
-      whole = done >= 0 and 0 <= size <= self._part.stat().st_size
+      whole = isinstance(settings, dict) and done >= 0 and 0 <= size <= self._part.stat().st_size
     except (ValueError, KeyError, TypeError, OSError):
       whole, settings, done, size = False, None, 0, 0
-    if not whole or settings != self._settings:
-      problem = "has other settings" if whole else "is broken"
+    differences = stored_settings.differences(settings, self._settings) if whole else ""
+    if not whole or differences:
+      problem = f"is from other inputs: {differences}" if whole else "is broken"
       raise errors.InputError(
         f"{self._part}: this incomplete file of an earlier command {problem}; delete it and "
         f"{self._state_path.name}, or write to another file"

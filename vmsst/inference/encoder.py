@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -11,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
+from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import errors
+from vmsst.checkpoints import encoder_json
 from vmsst.inference import batching
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins
@@ -87,7 +90,22 @@ class Encoder:
       params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
       self._batch_sharding = NamedSharding(mesh, PartitionSpec("batch"))
     self._params = params
+    self._network = network
     self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
+
+    Two encoders with one digest compute the same vectors, up to rounding error.
+    """
+    settings = encoder_json.digest(self._network, self.vocabulary, self.max_length)
+    total = hashlib.sha256(settings.encode())
+    for name, value in sorted(traverse_util.flatten_dict(self._params, sep="/").items()):
+      array = np.ascontiguousarray(value)
+      total.update(f"{name} {array.dtype} {array.shape}".encode())
+      total.update(array.view(np.uint8).data)
+    return total.hexdigest()
 
   def encode(
     self,

@@ -9,6 +9,7 @@ Example:
 
 import dataclasses
 import functools
+import hashlib
 import operator
 import os
 import pathlib
@@ -144,8 +145,8 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
     dtype: Compute dtype; see `load`. sentence-transformers does not support it.
 
   Returns:
-    The encoder's unique name (the absolute path of its parameters), and an object with
-    `encode(texts)`.
+    The absolute path of its parameters, and an object with `encode(texts)` and the attribute
+    `digest`, which identifies it by content.
 
   Raises:
     InputError: there is no encoder, or the package that opens it is not installed.
@@ -153,7 +154,7 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
   folder = pathlib.Path(path).expanduser()
   if "://" in path or not (folder / sentence_transformers_files.MODULES_FILE).is_file():
     encoder = load(path, dtype=dtype)
-    return str(encoder.path) + (f" ({dtype})" if dtype else ""), encoder
+    return str(encoder.path), encoder
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
   try:
@@ -166,4 +167,15 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
     theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
   except (OSError, ValueError, KeyError) as error:
     raise errors.InputError(f"{folder}: sentence-transformers cannot open it: {error}") from error
+  theirs.digest = _digest_below(folder)
   return str(folder.resolve()), theirs
+
+
+def _digest_below(folder: pathlib.Path) -> str:
+  """Returns a SHA-256 of the names and contents of all files below a folder."""
+  total = hashlib.sha256()
+  for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    with path.open("rb") as file:
+      digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    total.update(f"{digest}  {path.relative_to(folder)}\n".encode())
+  return total.hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, text_files
+from vmsst.files import atomic_files, stored_settings, text_files
 from vmsst.search import exact_search, margins, resumable_search
 from vmsst.vectors.embedded_text import EmbeddedText
 
@@ -89,6 +89,16 @@ def mine(
     raise errors.InputError(
       f"{source.folder} has vectors of width {source.vectors.shape[1]} and {target.folder} of "
       f"{target.vectors.shape[1]}: compute both with the same encoder"
+    )
+  made_by = [
+    {"encoder": side.vectors.settings["encoder"]}
+    for side in (source, target)
+    if side.vectors.settings.get("encoder")
+  ]
+  if len(made_by) == 2 and (differences := stored_settings.differences(*made_by)):
+    raise errors.InputError(
+      f"{source.folder} and {target.folder} have vectors of different encoders: {differences}; "
+      "compute both with the same encoder"
     )
   output = pathlib.Path(output)
   output.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int
 from vmsst import errors
 from vmsst.bitext import derived_files, readers
 from vmsst.bitext.readers import BitextFile
-from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.inference import loading
 from vmsst.inference.encoder import Encoder
 from vmsst.search import exact_search
@@ -54,7 +53,7 @@ def mine_files(
   there are too few, columns are empty. Train on these files as on any bitext.
 
   Args:
-    run: An encoder's MODEL_DIR or one checkpoint in it (see `vmsst.load`).
+    run: Path of an encoder, as in `vmsst.load`.
     patterns: Bitext files or shell patterns, as in training.
     folder: Output folder.
     count: Hard negatives per pair.
@@ -72,13 +71,13 @@ def mine_files(
   """
   if count < 1:
     raise errors.InputError(f"count is {count}; give at least 1")
-  checkpoint = t5x_checkpoints.find_checkpoint(run)
-  load = functools.cache(lambda: loading.load(checkpoint))
+  bitexts = readers.find_bitext(patterns, languages, fields)
+  encoder = loading.load(run)
 
   def make(bitext: BitextFile, path: str) -> Mapping[str, int]:
     pairs = list(readers.read_pairs(bitext))
     found_NK = hard_negatives(
-      load(),
+      encoder,
       pairs,
       count,
       languages=(readers.code_of(bitext.source), readers.code_of(bitext.target)),
@@ -94,9 +93,9 @@ def mine_files(
     return {"pairs": len(pairs), "negatives": sum(map(len, found_NK))}
 
   return derived_files.make_files(
-    readers.find_bitext(patterns, languages, fields),
+    bitexts,
     folder,
-    settings={"encoder": str(checkpoint), "count": count},
+    settings={"encoder": encoding.identity(encoder, str(encoder.path)), "count": count},
     place_of=_place,
     make=make,
     refresh=refresh,

@@ -116,7 +116,7 @@ def score_file(
     source: The sources.
     target: The targets.
     output: Output file.
-    name: Unique name of the encoder.
+    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     long_texts: As in `pair_cosines`.
     batch_size: Texts per batch.
     progress: Show a progress bar; None: on a terminal only.
@@ -128,12 +128,12 @@ def score_file(
     InputError: as in `pair_cosines`, or an unfinished file is from other inputs.
   """
   settings = {
-    "encoder": name,
+    "encoder": encoding.identity(encoder, name),
     "long_texts": long_texts,
-    "sides": [
-      {"field": side.field, "language": side.language, **embedded_text.fingerprint(side.path)}
-      for side in (source, target)
-    ],
+    "fields": [side.field for side in (source, target)],
+    "languages": [side.language for side in (source, target)],
+    "source": embedded_text.fingerprint(source.path),
+    "target": embedded_text.fingerprint(target.path),
   }
   writer = resumable_lines.LineWriter(output, settings)
   with contextlib.closing(writer):

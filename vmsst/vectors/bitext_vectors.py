@@ -4,7 +4,6 @@
 and target of every line. Nothing here imports TensorFlow.
 """
 
-import functools
 import os
 from collections.abc import Sequence
 
@@ -13,7 +12,6 @@ import numpy as np
 from vmsst import errors
 from vmsst.bitext import derived_files, readers
 from vmsst.bitext.readers import BitextFile
-from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.inference import loading
 from vmsst.vectors import encoding, npy_files
 
@@ -35,7 +33,7 @@ def embed_files(
   """Writes the vectors of every bitext that has none in the folder yet.
 
   Args:
-    run: An encoder's MODEL_DIR or one checkpoint in it (see `vmsst.load`).
+    run: Path of an encoder, as in `vmsst.load`.
     patterns: Bitext files or shell patterns, as in training.
     folder: Output folder; pass it to `bitext.files` as `teacher`.
     languages: Codes of both sides, if file names do not contain them.
@@ -51,11 +49,10 @@ def embed_files(
     InputError: a checkpoint or file is missing or broken, or the folder has vectors by another
       encoder.
   """
-  checkpoint = t5x_checkpoints.find_checkpoint(run)
-  load = functools.cache(lambda: loading.load(checkpoint))
+  bitexts = readers.find_bitext(patterns, languages, fields)
+  encoder = loading.load(run)
 
   def make(bitext: BitextFile, path: str) -> derived_files.Counts:
-    encoder = load()
     lines = sum(1 for _ in readers.read_pairs(bitext))
     codes = [readers.code_of(bitext.source), readers.code_of(bitext.target)]
     embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=None)
@@ -72,9 +69,9 @@ def embed_files(
     return {"lines": lines, "dimension": encoder.dimension}
 
   return derived_files.make_files(
-    readers.find_bitext(patterns, languages, fields),
+    bitexts,
     folder,
-    settings={"encoder": str(checkpoint)},
+    settings={"encoder": encoding.identity(encoder, str(encoder.path))},
     place_of=_place,
     make=make,
     refresh=refresh,

@@ -58,7 +58,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
       f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors, not one "
       "per line: recompute them (`vmsst embed`)"
     )
-  if vectors.settings.get("digest", text["digest"]) != text["digest"]:
+  if (vectors.settings.get("text") or text).get("digest") != text["digest"]:
     raise errors.InputError(
       f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
       "(`vmsst embed`)"
@@ -67,7 +67,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:
-  """Returns what identifies a text, for JSON: the number of `lines` and a `digest` of all of them.
+  """Returns what identifies a text, for JSON: a `digest` of its lines, their number and its path.
 
   A text and its gzipped copy are identical.
 
@@ -80,4 +80,4 @@ def fingerprint(path: str) -> Mapping[str, Any]:
     digest.update(chunk)
     lines += chunk.count(b"\n")
     last = chunk[-1:]
-  return {"lines": lines + (last != b"\n"), "digest": digest.hexdigest()}
+  return {"name": path, "lines": lines + (last != b"\n"), "digest": digest.hexdigest()}

@@ -34,6 +34,20 @@ def encode(encoder: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
   return vectors_ND
 
 
+def identity(encoder: Any, name: str) -> dict[str, str]:
+  """Returns what identifies an encoder, for JSON: its `name` and, if it has one, its `digest`.
+
+  Stored results with other digests are of another encoder; see `files.stored_settings`.
+
+  Args:
+    encoder: An object with `encode(texts)`; the encoders of this library have a `digest` of their
+      content. Others are identified by name.
+    name: Name or path for people.
+  """
+  digest = getattr(encoder, "digest", None)
+  return {"name": name} | ({"digest": digest} if digest else {})
+
+
 def embedder(
   encoder: Any, *, long_texts: str = "cut", batch_size: int = 128, **options: Any
 ) -> Callable[..., np.ndarray]:

@@ -37,7 +37,7 @@ def embed_file(
     encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
     path: UTF-8 text, plain or gzipped.
     folder: Output folder, a `vector_store`.
-    name: Unique name of the encoder; with the text and its language it identifies the vectors.
+    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
     language: Code of the text's language, for encoders that need it.
     dtype: float32, or float16 for half the space.
@@ -75,9 +75,9 @@ def embed_file(
     dtype=dtype,
     file_format=file_format,
     settings={
-      "encoder": name,
+      "encoder": encoding.identity(encoder, name),
       "language": language,
-      **text,
+      "text": text,
       **{key: value for key, value in special.items() if value is not None},
     },
   )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files
+from vmsst.files import atomic_files, input_files, stored_settings
 from vmsst.vectors import npy_files
 
 FORMATS = ("npy", "safetensors", "parquet")
@@ -79,12 +79,10 @@ class Writer:
     self._folder.mkdir(parents=True, exist_ok=True)
     if (self._folder / "vectors.json").exists():
       before = _read_state(self._folder)
-      for key in ("dimension", "dtype", "format", "settings"):
-        if before[key] != self._state[key]:
-          raise errors.InputError(
-            f"{self._folder} has vectors with {key} {before[key]!r}, not {self._state[key]!r}: "
-            "give another folder, or delete that one"
-          )
+      if differences := _differences(before, self._state, "format"):
+        raise errors.InputError(
+          f"{self._folder} has other vectors: {differences}; give another folder, or delete it"
+        )
       self._state = before
       for number, rows in _shards(self._state):
         _check_shard(self._folder, self._state, number, rows)
@@ -234,13 +232,19 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   states = [_finished_state(path) for path in folders]
   first = states[0]
   for path, state in zip(folders, states, strict=True):
-    for key in ("dimension", "dtype", "settings"):
-      if state[key] != first[key]:
-        raise errors.InputError(
-          f"{path} has vectors with {key} {state[key]!r}, {folders[0]} with {first[key]!r}: embed "
-          "the parts with the same settings"
-        )
+    if differences := _differences(state, first):
+      raise errors.InputError(
+        f"{path} and {folders[0]} have different vectors: {differences}; embed all parts with the "
+        "same encoder, text and options"
+      )
   return Vectors(list(zip(folders, states, strict=True)))
+
+
+def _differences(state: Mapping[str, Any], given: Mapping[str, Any], *more: str) -> str:
+  keys = ("dimension", "dtype", *more)
+  return stored_settings.differences(
+    *({**{key: each[key] for key in keys}, **each["settings"]} for each in (state, given))
+  )
 
 
 def _finished_state(folder: pathlib.Path) -> dict[str, Any]:

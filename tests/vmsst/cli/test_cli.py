@@ -240,7 +240,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert not out.exists()
   assert cli.main(["score", "b", *command[2:]]) == 1
   assert (
-    "scores.txt.part: this incomplete file of an earlier command has other settings"
+    "scores.txt.part: this incomplete file of an earlier command is from other inputs"
     in capsys.readouterr().err
   )
   calls = len(encoder.calls)
@@ -277,7 +277,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   capsys.readouterr()
   assert cli.main(["search", "-", sides[1], vectors, "--count", "2", "--encoder", "b"]) == 0
   printed, notes = capsys.readouterr()
-  assert notes == f"vmsst: note: {vectors} is from /runs/a, not from /runs/b\n"
+  assert notes == f"vmsst: note: {vectors}: encoder is /runs/a, not /runs/b\n"
   found = [json.loads(line) for line in printed.splitlines()]
   assert [each["query"] for each in found] == [SENTENCES[3], "", "zz é"]
   assert [len(each["results"]) for each in found] == [2, 2, 2]

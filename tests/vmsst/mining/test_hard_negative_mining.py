@@ -1,6 +1,8 @@
 import gzip
+import hashlib
 import json
 import os
+import pathlib
 import unicodedata
 
 import fake_encoders
@@ -101,17 +103,23 @@ def test_without_a_whole_pair_there_are_no_negatives():
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
   """A run with two checkpoints, loaded as `QuietEncoder`, and bitext in two folders."""
   for step in (1, 2):
     (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
-  loaded = []
-  monkeypatch.setattr(loading, "load", lambda path: loaded.append(str(path)) or QuietEncoder())
+
+  def load(path):
+    encoder = QuietEncoder()
+    encoder.path = str(max(pathlib.Path(path).iterdir()))
+    encoder.digest = hashlib.sha256(encoder.path.encode()).hexdigest()
+    return encoder
+
+  monkeypatch.setattr(loading, "load", load)
   rows = [json.dumps({"de": source, "en": target}) for source, target in PAIRS]
   line_files.write_lines(tmp_path / "a" / "x.de-en.jsonl", rows)
   line_files.write_lines(tmp_path / "b" / "train.fr", ["un", "deux"])
   line_files.write_lines(tmp_path / "b" / "train.en", ["one", "two"])
-  return tmp_path, loaded
+  return tmp_path
 
 
 def mine(folder, *options):
@@ -121,8 +129,7 @@ def mine(folder, *options):
   )
 
 
-def test_files_hold_every_line_with_its_negatives(folders, capsys):
-  folder, _ = folders
+def test_files_hold_every_line_with_its_negatives(folder, capsys):
   assert mine(folder, "--count", "2") == 0
   assert "a/x.de-en.tsv.gz: 32 hard negatives of 18 pairs" in capsys.readouterr().out
   first, second = readers.find_bitext(str(folder / "out" / "*" / "*.tsv.gz"))
@@ -141,12 +148,11 @@ def test_files_hold_every_line_with_its_negatives(folders, capsys):
   assert list(readers.read_pairs(second)) == [("un", "one"), ("deux", "two")]
   description = json.loads((folder / "out" / derived_files.DESCRIPTION).read_text())
   assert description["count"] == 2
-  assert description["encoder"] == str(folder / "run" / "checkpoint_2")
+  assert description["encoder"]["name"] == str(folder / "run" / "checkpoint_2")
   assert description["files"]["b/train.fra-eng.tsv.gz"]["negatives"] == 2
 
 
-def test_finished_files_are_left_alone_until_a_refresh(folders, capsys):
-  folder, loaded = folders
+def test_finished_files_are_left_alone_until_a_refresh(folder, capsys):
   assert mine(folder) == 0
   paths = [folder / "out" / "a" / "x.de-en.tsv.gz", folder / "out" / "b" / "train.fra-eng.tsv.gz"]
   contents = [path.read_bytes() for path in paths]
@@ -155,9 +161,6 @@ def test_finished_files_are_left_alone_until_a_refresh(folders, capsys):
   assert mine(folder) == 0
   assert [path.read_bytes() for path in paths] == contents
   assert paths[0].stat().st_mtime == 0
-  assert len(loaded) == 2
-  assert mine(folder) == 0
-  assert len(loaded) == 2  # nothing was left to mine
   (folder / "run" / "checkpoint_3" / "state").mkdir(parents=True)
   capsys.readouterr()
   assert mine(folder) == 1
@@ -167,10 +170,14 @@ def test_finished_files_are_left_alone_until_a_refresh(folders, capsys):
   assert mine(folder, "--refresh") == 0
   assert paths[0].stat().st_mtime > 0
   assert "checkpoint_3" in (folder / "out" / derived_files.DESCRIPTION).read_text()
+  with open(folder / "b" / "train.en", "a", encoding="utf-8") as stream:
+    stream.write("three\n")
+  capsys.readouterr()
+  assert mine(folder) == 1  # the text has changed
+  assert "train.en" in capsys.readouterr().err
 
 
-def test_what_was_finished_before_an_error_stays(folders, capsys):
-  folder, _ = folders
+def test_what_was_finished_before_an_error_stays(folder, capsys):
   (folder / "b" / "train.en").write_text("one\n", encoding="utf-8")
   assert mine(folder) == 1
   assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
@@ -180,8 +187,7 @@ def test_what_was_finished_before_an_error_stays(folders, capsys):
   assert list(json.loads((folder / "out" / made[1]).read_text())["files"]) == [made[0]]
 
 
-def test_names_that_would_meet_and_wrong_options_are_refused(folders):
-  folder, _ = folders
+def test_names_that_would_meet_and_wrong_options_are_refused(folder):
   (folder / "c" / "a").mkdir(parents=True)
   (folder / "c" / "a" / "x.de-en.tsv").write_text("a\tb\n", encoding="utf-8")
   run, out = str(folder / "run"), str(folder / "out")
@@ -193,15 +199,14 @@ def test_names_that_would_meet_and_wrong_options_are_refused(folders):
   assert hard_negative_mining.mine_files(
     run, str(folder / "a" / "*.jsonl"), out, count=1, progress=False
   )
-  with pytest.raises(errors.InputError, match="was made from"):
+  with pytest.raises(errors.InputError, match=r"bitext is .*x\.de-en\.jsonl .*, not .*"):
     hard_negative_mining.mine_files(run, str(folder / "c" / "a" / "*.tsv"), out, count=1)
   (folder / "out" / derived_files.DESCRIPTION).write_text("[]", encoding="utf-8")
   with pytest.raises(errors.InputError, match="not a description"):
     hard_negative_mining.mine_files(run, str(folder / "a" / "*.jsonl"), out, count=1)
 
 
-def test_languages_that_are_given_come_into_the_name(folders):
-  folder, _ = folders
+def test_languages_that_are_given_come_into_the_name(folder):
   (folder / "b" / "de-en.v1.tsv").write_text("a\tb\nc\td\n", encoding="utf-8")
   made = hard_negative_mining.mine_files(
     str(folder / "run"),

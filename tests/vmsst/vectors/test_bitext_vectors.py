@@ -35,5 +35,5 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
     expected = encoder.encode([pair[side] for pair in PAIRS])
     np.testing.assert_allclose(found[:, side], expected, atol=2e-6)
   description = json.loads((tmp_path / "out" / "description.json").read_text())
-  assert description["encoder"] == str(run / "checkpoint_3")
+  assert description["encoder"]["name"] == str(run / "checkpoint_3")
   assert description["files"]["data/x.de-en.tsv.npy"]["lines"] == 3

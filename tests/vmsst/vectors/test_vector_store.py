@@ -53,7 +53,7 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
   assert (vectors.dtype, vectors[:].dtype) == (np.dtype(dtype), np.dtype(dtype))
   for rows in (slice(None), slice(2, 7), slice(8, 21), slice(5, 5)):
     np.testing.assert_array_equal(vectors[rows], expected[rows])
-  with pytest.raises(errors.InputError, match=r"format .*, not 'npy'"):
+  with pytest.raises(errors.InputError, match=r'format is .*, not "npy"'):
     vector_store.Writer(tmp_path, 3, dtype=dtype)
   path = tmp_path / files[1]
   path.write_bytes(path.read_bytes()[:60])
@@ -152,9 +152,9 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
     vector_store.open_vectors(tmp_path)
   write_vectors(tmp_path, settings={"encoder": "a"}, finish=False)
   for arguments, message in (
-    ({"dimension": 4}, "dimension 3, not 4"),
-    ({"dtype": "float16"}, "dtype 'float32', not 'float16'"),
-    ({"settings": {"encoder": "b"}}, "settings {'encoder': 'a'}, not {'encoder': 'b'}"),
+    ({"dimension": 4}, "dimension is 3, not 4"),
+    ({"dtype": "float16"}, 'dtype is "float32", not "float16"'),
+    ({"settings": {"encoder": "b"}}, 'encoder is "a", not "b"'),
   ):
     with pytest.raises(errors.InputError, match=message):
       vector_store.Writer(tmp_path, **{"dimension": 3, "settings": {"encoder": "a"}, **arguments})
