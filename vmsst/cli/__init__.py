@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line and returns its exit status."""
   args = build_parser().parse_args(argv)
   try:
-    args.command.run(args)
+    args.command(args)
   except BrokenPipeError:
     # The reader of the output has closed it. Without this Python complains when it flushes.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

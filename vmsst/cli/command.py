@@ -7,9 +7,10 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from vmsst import errors
+from vmsst.files import outputs, text_files
 
 ENCODER_HELP = (
   "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), "
@@ -26,24 +27,42 @@ class Command:
     add_arguments: Declares the arguments.
     run: Runs the command; raises InputError for errors a user can fix.
     resumable: Whether an interrupted command resumes when it is rerun.
+    inputs: Names of the arguments with files, folders or patterns to read.
+    output_file: Name of the argument with the file to write.
+    output_folder: Name of the argument with the folder to write to.
   """
 
   help: str
   add_arguments: Callable[[argparse.ArgumentParser], None]
   run: Callable[[argparse.Namespace], None]
   resumable: bool = False
+  inputs: Sequence[str] = ()
+  output_file: str | None = None
+  output_folder: str | None = None
+
+  def __call__(self, args: argparse.Namespace) -> None:
+    """Checks the paths, runs the command, and removes the empty folders that a failure leaves."""
+    file, folder = (
+      None if name is None else getattr(args, name)
+      for name in (self.output_file, self.output_folder)
+    )
+    outputs.check(self._inputs(args), file=file, folder=folder)
+    with outputs.no_empty_folders(file or folder or outputs.STANDARD):
+      self.run(args)
+
+  def _inputs(self, args: argparse.Namespace) -> Iterator[str]:
+    for name in self.inputs:
+      value = getattr(args, name)
+      if isinstance(value, str):
+        yield value
+      elif value is not None:
+        yield from value
 
 
 def read_lines(path: str) -> list[str]:
-  """Returns the lines of a UTF-8 file, or of standard input for "-"; only newlines end a line."""
-  content = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
-  try:
-    lines = content.decode().split("\n")
-  except UnicodeDecodeError as error:
-    line = content.count(b"\n", 0, error.start) + 1
-    name = "standard input" if path == "-" else path
-    raise errors.InputError(f"{name}:{line}: not UTF-8") from None
-  return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-"."""
+  with local_file(path) as local:
+    return list(text_files.read_lines(local))
 
 
 @contextlib.contextmanager
@@ -56,7 +75,10 @@ def local_file(path: str) -> Iterator[str]:
     kept = pathlib.Path(folder, "standard input")
     with kept.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
-    yield str(kept)
+    try:
+      yield str(kept)
+    except errors.InputError as error:
+      raise errors.InputError(str(error).replace(str(kept), kept.name)) from None
 
 
 def at_least_1(text: str) -> int:

@@ -171,6 +171,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _arguments,
     _run,
     resumable=True,
+    output_folder="output",
   ),
 }
 """Subcommands by the words that call them."""

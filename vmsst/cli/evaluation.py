@@ -81,10 +81,18 @@ def _report(args: argparse.Namespace) -> None:
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  ("eval",): Command("evaluate an encoder on benchmarks", _eval_arguments, _eval, resumable=True),
+  ("eval",): Command(
+    "evaluate an encoder on benchmarks",
+    _eval_arguments,
+    _eval,
+    resumable=True,
+    inputs=("encoder", "data"),
+    output_folder="out",
+  ),
   ("report",): Command(
     "write tables and figures of evaluations, next to published numbers",
     _report_arguments,
     _report,
+    output_folder="out",
   ),
 }

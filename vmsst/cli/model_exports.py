@@ -52,13 +52,21 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "export an encoder as a folder that SentenceTransformer opens",
     _sentence_transformers_arguments,
     _sentence_transformers,
+    inputs=("encoder",),
+    output_folder="output",
   ),
   ("export", "safetensors"): Command(
-    "export an encoder alone, as plain files that vmsst.load opens", _folder_arguments, _safetensors
+    "export an encoder alone, as plain files that vmsst.load opens",
+    _folder_arguments,
+    _safetensors,
+    inputs=("encoder",),
+    output_folder="output",
   ),
   ("export", "stablehlo"): Command(
     "export an encoder as a function that JAX calls without this library",
     _folder_arguments,
     _stablehlo,
+    inputs=("encoder",),
+    output_folder="output",
   ),
 }

@@ -107,20 +107,28 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "import XLM-R, mBERT, multilingual E5 or LaBSE as an encoder, to use or to train further",
     _import_bert_arguments,
     _import_bert,
+    inputs=("folder",),
+    output_folder="output",
   ),
   ("import", "ems"): Command(
     "import the released EMS as an encoder, to use or to train further",
     _import_ems_arguments,
     _import_ems,
+    inputs=("file", "vocabulary"),
+    output_folder="output",
   ),
   ("import", "mt5"): Command(
     "import mT5 as a checkpoint for training to start from",
     _import_mt5_arguments,
     _import_mt5,
+    inputs=("folder",),
+    output_folder="output",
   ),
   ("import", "vmsst"): Command(
     "import the released VMSST as an encoder, to use or to train further",
     _import_vmsst_arguments,
     _import_vmsst,
+    inputs=("source", "vocabulary"),
+    output_folder="output",
   ),
 }

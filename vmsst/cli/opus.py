@@ -81,5 +81,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _build_arguments,
     _build,
     resumable=True,
+    inputs=("input", "held_out", "recipe"),
+    output_folder="output",
   ),
 }

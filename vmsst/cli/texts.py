@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import pathlib
 import re
 import sys
 
@@ -238,6 +237,8 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mine(args: argparse.Namespace) -> None:
+  from vmsst import errors
+  from vmsst.files import atomic_files, outputs
   from vmsst.inference import loading
   from vmsst.mining import bitext_mining
   from vmsst.search import device_search
@@ -245,6 +246,12 @@ def _mine(args: argparse.Namespace) -> None:
 
   paths = args.source, args.target
   folders = args.vectors or [f"{args.out}.{side}.vectors" for side in ("source", "target")]
+  if args.out == outputs.STANDARD or atomic_files.is_stream(args.out):
+    raise errors.InputError(
+      f"{args.out} is not a file; give a file as OUT: unfinished work is kept next to it"
+    )
+  for path in paths:
+    bitext_mining.check_sentences(path)
   if args.encoder:
     name, encoder = loading.open_encoder(args.encoder)
     for path, folder, language in zip(paths, folders, args.languages, strict=True):
@@ -376,6 +383,7 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _translate(args: argparse.Namespace) -> None:
+  from vmsst.files import atomic_files, outputs
   from vmsst.inference import loading
 
   sentences = read_lines(args.input)
@@ -389,11 +397,12 @@ def _translate(args: argparse.Namespace) -> None:
     progress=True,
   )
   # One line per translation, whatever the model generates.
-  content = "".join(f"{' '.join(text.splitlines())}\n" for text in translations).encode()
-  if args.output == "-":
-    sys.stdout.buffer.write(content)
+  content = "".join(f"{' '.join(text.splitlines())}\n" for text in translations)
+  if args.output == outputs.STANDARD:
+    sys.stdout.buffer.write(content.encode())
+    sys.stdout.buffer.flush()
   else:
-    pathlib.Path(args.output).write_bytes(content)
+    atomic_files.write_text(args.output, content)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
@@ -402,25 +411,37 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _embed_arguments,
     _embed,
     resumable=True,
+    inputs=("encoder", "file"),
+    output_folder="out",
   ),
   ("score",): Command(
     "write the cosine of each pair of two aligned texts",
     _score_arguments,
     _score,
     resumable=True,
+    inputs=("encoder", "source", "target"),
+    output_file="output",
   ),
   ("mine",): Command(
     "find translations among the lines of two text files",
     _mine_arguments,
     _mine,
     resumable=True,
+    inputs=("source", "target", "gold", "encoder", "vectors"),
+    output_file="out",
   ),
   ("search",): Command(
-    "search the lines of a text file for queries, in any language", _search_arguments, _search
+    "search the lines of a text file for queries, in any language",
+    _search_arguments,
+    _search,
+    inputs=("queries", "corpus", "vectors", "encoder"),
+    output_file="output",
   ),
   ("translate",): Command(
     "translate lines from their vectors alone, with a run's decoder",
     _translate_arguments,
     _translate,
+    inputs=("folder", "input"),
+    output_file="output",
   ),
 }

@@ -153,14 +153,22 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _bitext_arguments,
     _embed_bitext,
     resumable=True,
+    inputs=("encoder", "patterns"),
+    output_folder="output",
   ),
   ("data", "mine-negatives"): Command(
     "mine hard negatives for bitext files: plausible but wrong translations",
     _mine_negatives_arguments,
     _mine_negatives,
     resumable=True,
+    inputs=("encoder", "patterns"),
+    output_folder="output",
   ),
   ("vocab", "train"): Command(
-    "train a SentencePiece vocabulary on bitext or text files", _vocab_train_arguments, _vocab_train
+    "train a SentencePiece vocabulary on bitext or text files",
+    _vocab_train_arguments,
+    _vocab_train,
+    inputs=("input",),
+    output_file="output",
   ),
 }

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
@@ -26,7 +27,8 @@ _UNFINISHED = re.compile(rf"{re.escape(PARTIAL)}(-[0-9a-f]+)?$")
 def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[pathlib.Path]:
   """Yields a path to write a file to and renames it to `path`; an error leaves nothing.
 
-  A killed process leaves `NAME.part`, which the next one overwrites.
+  A killed process leaves `NAME.part`, which the next one overwrites. Devices, pipes and standard
+  streams are written directly. A symbolic link stays, and the file that it leads to is replaced.
 
   Args:
     path: The file, or one of an object store as an etils.epath.Path. A missing folder is created.
@@ -36,12 +38,13 @@ def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterat
   Raises:
     OSError: the file cannot be written; the error names `path`.
   """
-  place: Any = path if _is_remote(path) else pathlib.Path(path)
+  if not _is_remote(path) and is_stream(path):
+    with naming(path):
+      yield pathlib.Path(path)
+    return
+  place: Any = path if _is_remote(path) else pathlib.Path(link_target(path))
   partial = place.with_name(f"{place.name}{PARTIAL}{f'-{uuid.uuid4().hex}' if shared else ''}")
   with naming(place):
-    if not _is_remote(place) and place.exists() and not (place.is_file() or place.is_dir()):
-      yield place  # a pipe or /dev/null cannot be replaced
-      return
     try:
       place.parent.mkdir(parents=True, exist_ok=True)
       yield partial
@@ -116,6 +119,29 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     if error.errno and not error.filename:
       raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     raise
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is of a device, pipe or standard stream, which cannot be replaced."""
+  inside = os.path.realpath(os.path.dirname(os.path.abspath(link_target(path))))
+  if f"{inside}/".startswith(("/dev/", "/proc/")) and not inside.startswith("/dev/shm"):
+    return True
+  try:
+    mode = os.stat(path).st_mode
+  except (OSError, ValueError):
+    return False
+  return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def link_target(path: str | os.PathLike[str]) -> str:
+  """Returns the path that symbolic links lead to, up to a link of a device folder such as /dev."""
+  found = os.fspath(path)
+  for _ in range(40):
+    inside = os.path.dirname(os.path.abspath(found))
+    if not os.path.islink(found) or f"{inside}/".startswith(("/dev/", "/proc/")):
+      break
+    found = os.path.join(inside, os.readlink(found))
+  return found
 
 
 def remove_partial(folder: str | os.PathLike[str]) -> None:

@@ -136,6 +136,12 @@ def mine(
   return Mined(len(sides[0].row_S), len(sides[1].row_S), len(found), len(kept), best)
 
 
+def check_sentences(path: str) -> None:
+  """Raises InputError if a text has no sentence to mine."""
+  if not any(map(_key, text_files.read_lines(path))):
+    raise errors.InputError(f"{path} contains no sentence")
+
+
 class _Sentences:
   """The sentences of a text to compare: `exact_search.Rows` of their vectors.
 

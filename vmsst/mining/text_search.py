@@ -48,8 +48,8 @@ def nearest_lines(
 ) -> Iterator[tuple[str, list[Hit]]]:
   """Yields each query with the lines nearest to it by cosine, nearest first.
 
-  Neither the vectors nor the lines of the corpus are kept in memory: both are read once for every
-  32,768 queries.
+  Blank lines are never found. Neither the vectors nor the lines of the corpus are kept in memory:
+  both are read once for every 32,768 queries.
 
   Args:
     encoder: The encoder of the vectors, an object with `encode(texts)`; see `encoding.encode`.
@@ -62,11 +62,13 @@ def nearest_lines(
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
-    InputError: the encoder's vectors have another width, one is not finite, or the corpus is empty.
+    InputError: the encoder's vectors have another width, one is not finite, or the corpus has no
+      line with text.
     ValueError: `count` is below 1, or the encoder returns arrays of another shape.
   """
-  if not len(corpus):
-    raise errors.InputError(f"{corpus.path} is empty: give a corpus with lines")
+  blank_E = corpus.blank_rows()
+  if len(blank_E) == len(corpus):
+    raise errors.InputError(f"{corpus.path} has no line with text: give a corpus with lines")
   for window in encoding.windows(queries, _WINDOW):
     query_ND = encoding.encode(
       encoder, window, language=language, batch_size=batch_size, progress=False
@@ -82,18 +84,30 @@ def nearest_lines(
       raise errors.InputError(
         f"the encoder's vector of {text!r} contains a value that is not finite"
       )
-    near = exact_search.nearest_in_blocks(query_ND, _shards(corpus, progress), count, engine=engine)
-    texts = corpus.lines(np.unique(near.index_NK).tolist())
-    for query, row_K, score_K in zip(
-      window, near.index_NK.tolist(), near.score_NK.tolist(), strict=True
-    ):
+    shards = _shards(corpus, blank_E, progress)
+    near = exact_search.nearest_in_blocks(query_ND, shards, count, engine=engine)
+    row_NK = _rows(near.index_NK, blank_E)
+    texts = corpus.lines(np.unique(row_NK).tolist())
+    for query, row_K, score_K in zip(window, row_NK.tolist(), near.score_NK.tolist(), strict=True):
       hits = zip(row_K, score_K, strict=True)
       yield query, [Hit(row + 1, score, texts[row]) for row, score in hits]
 
 
-def _shards(corpus: EmbeddedText, progress: bool | None) -> Iterator[np.ndarray]:
+def _shards(
+  corpus: EmbeddedText, blank_E: np.ndarray, progress: bool | None
+) -> Iterator[np.ndarray]:
+  """Yields the vectors of all lines but the blank ones."""
+  start = 0
   disable = None if progress is None else not progress
   with tqdm.tqdm(total=len(corpus), unit=" lines", desc=corpus.path, disable=disable) as bar:
     for shard_MD in corpus.vectors.shards():
-      yield shard_MD
+      first, last = np.searchsorted(blank_E, (start, start + len(shard_MD)))
+      blank = blank_E[first:last] - start
+      yield np.delete(shard_MD, blank, axis=0) if len(blank) else shard_MD
+      start += len(shard_MD)
       bar.update(len(shard_MD))
+
+
+def _rows(index_NK: np.ndarray, blank_E: np.ndarray) -> np.ndarray:
+  """Returns the rows of lines that are numbered without the blank ones."""
+  return index_NK + np.searchsorted(blank_E - np.arange(len(blank_E)), index_NK, side="right")

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from vmsst import errors
 from vmsst.files import text_fields, text_files
 from vmsst.vectors import vector_store
@@ -28,6 +30,11 @@ class EmbeddedText:
 
   def __len__(self) -> int:
     return len(self.vectors)
+
+  def blank_rows(self) -> np.ndarray:
+    """Returns the rows of texts without a visible character, int64 [E]; reads the file."""
+    texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
+    return np.fromiter((row for row, text in enumerate(texts) if not text.strip()), np.int64)
 
   def lines(self, rows: Iterable[int]) -> dict[int, str]:
     """Returns the texts of some rows; reads the file once and keeps no others in memory."""

@@ -45,7 +45,7 @@ class Writer:
     shard_rows: int = _SHARD_ROWS,
     file_format: str = "npy",
   ):
-    """Creates the folder, or resumes an unfinished one.
+    """Starts a folder, which the first vectors create, or resumes an unfinished one.
 
     Args:
       folder: The folder.
@@ -76,7 +76,6 @@ class Writer:
       "done": 0,
       "count": None,
     }
-    self._folder.mkdir(parents=True, exist_ok=True)
     if (self._folder / "vectors.json").exists():
       before = _read_state(self._folder)
       if differences := _differences(before, self._state, "format"):
@@ -130,6 +129,7 @@ class Writer:
     self._seal()
 
   def _write(self, number: int, place: int, part_PD: np.ndarray) -> None:
+    self._folder.mkdir(parents=True, exist_ok=True)
     path = _open_path(self._folder, self._state, number)
     header = _header(self._state, self._state["shard_rows"])
     with atomic_files.naming(path), open(path, "r+b" if place else "wb") as file:

@@ -303,7 +303,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     (["search", f"{folder}/none", sides[0], vectors], "none"),
     (["embed", "b", sides[0], vectors], "give another folder"),
     (["embed", "a", f"{folder}/none", vectors], "none: cannot be opened"),
-    (["embed", "a", sides[0], f"{sides[0]}/v"], "Not a directory"),
+    (["embed", "a", sides[0], f"{sides[0]}/v"], "x.txt is not a folder"),
   ):
     capsys.readouterr()
     assert cli.main(command) == 1

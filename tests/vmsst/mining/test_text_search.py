@@ -39,7 +39,7 @@ def naive(query, count):
     y = letters_vector(line)
     product = sum(a * b for a, b in zip(x, y, strict=True))
     scores.append((-product * product * 1000000 // sum(b * b for b in y), product))
-  order = sorted(range(len(BASE)), key=lambda row: scores[row][0])
+  order = sorted(filter(BASE.__getitem__, range(len(BASE))), key=lambda row: scores[row][0])
   return [(row + 1, BASE[row]) for row in order[:count]]
 
 
@@ -71,7 +71,7 @@ def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
 def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
   base = make_base(tmp_path, BASE[:3])
   ((_, hits),) = text_search.nearest_lines(make_encoder(), ["ab"], base, 9, progress=True)
-  assert sorted(hit.line for hit in hits) == [1, 2, 3]
+  assert sorted(hit.line for hit in hits) == [2, 3]  # the first is blank
   assert hits[0].as_json() == {
     "line": hits[0].line,
     "score": round(hits[0].score, 6),
@@ -81,8 +81,12 @@ def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
 
 def test_broken_input_is_an_error(tmp_path):
   (tmp_path / "empty").mkdir()
-  with pytest.raises(errors.InputError, match=r"base\.txt is empty"):
+  with pytest.raises(errors.InputError, match=r"base\.txt has no line with text"):
     next(text_search.nearest_lines(make_encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
+  (tmp_path / "blank").mkdir()
+  base = make_base(tmp_path / "blank", ["", " \t"])
+  with pytest.raises(errors.InputError, match=r"base\.txt has no line with text"):
+    next(text_search.nearest_lines(make_encoder(), ["a"], base, 1))
   base, encoder = make_base(tmp_path, BASE), make_encoder()
   encoder.encode = lambda sentences: np.ones([len(sentences), 2])
   with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* have width 2"):

@@ -1,0 +1,139 @@
+"""Tests that no output destroys an input, and that failed work leaves no folders."""
+
+import os
+import pathlib
+
+import pytest
+
+from vmsst import errors
+from vmsst.files import atomic_files, outputs, resumable_lines
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  """Returns the working folder, with an encoder's folder and two texts."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "weights").write_text("w")
+  (tmp_path / "a.txt").write_text("a\n")
+  (tmp_path / "out.part").write_text("b\n")
+  os.link("a.txt", "hard.txt")
+  os.symlink("a.txt", "soft.txt")
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  "output", ["a.txt", "./run/../a.txt", "hard.txt", "soft.txt", "run/weights", "out"]
+)
+def test_an_output_that_is_an_input_is_refused(place, output):
+  inputs = ["-", "a.txt", str(place / "run"), "*.part", "gs://bucket/run"]
+  with pytest.raises(errors.InputError, match="would overwrite the input"):
+    outputs.check(inputs, file=output)
+
+
+@pytest.mark.parametrize("output", ["new", "new/deep/file", "run/new", "-", "/dev/null"])
+def test_other_outputs_are_accepted(place, output):
+  outputs.check(["a.txt", "run", "-"], file=output)
+  assert not (place / "new").exists()
+
+
+def test_paths_that_cannot_be_written_are_refused(place):
+  for file, message in (
+    ("", "is empty"),
+    ("run", "run is a folder; give a file"),
+    ("a.txt/x/y", "a.txt is not a folder"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      outputs.check([], file=file)
+  for folder, message in (
+    ("", "is empty"),
+    ("a.txt", "a.txt is not a folder"),
+    ("a.txt/x", "a.txt is not a folder"),
+    ("run", "is also an input"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      outputs.check(["run"], folder=folder)
+  with pytest.raises(errors.InputError, match="standard input"):
+    outputs.check(["-", "-"])
+
+
+def fail(output, folders, error, content=""):
+  with outputs.no_empty_folders(output):
+    for folder in folders:
+      folder.mkdir(parents=True)
+    if content:
+      (folders[0] / "file").write_text(content)
+    raise error
+
+
+def test_failed_work_leaves_no_empty_folders(place):
+  (place / "old" / "empty").mkdir(parents=True)
+  for output in ("new/deep/file", "old/more/file", "old"):
+    with pytest.raises(KeyboardInterrupt):
+      fail(output, [place / output / "inner"], KeyboardInterrupt())
+    assert not (place / "new").exists()
+    assert [path.name for path in (place / "old").rglob("*")] == ["empty"]
+  folder = place / "new" / "deep"
+  with pytest.raises(OSError, match="disk"):
+    fail("new/deep", [folder / "state", folder / "empty"], OSError("disk"), "resumable")
+  assert sorted(path.name for path in (place / "new").rglob("*")) == ["deep", "file", "state"]
+
+
+def write_atomically(path):
+  atomic_files.write_text(path, "one\ntwo\n")
+
+
+def write_lines(path):
+  writer = resumable_lines.LineWriter(path, {})
+  writer.append(["one"])
+  writer.append(["two"])
+  writer.finish()
+
+
+@pytest.mark.parametrize("write", [write_atomically, write_lines])
+def test_only_regular_files_are_replaced(place, write):
+  write("a.txt")
+  assert pathlib.Path("hard.txt").read_text() == "a\n"  # a new file, not the old one changed
+  write("soft.txt")
+  assert os.readlink("soft.txt") == "a.txt"
+  assert pathlib.Path("a.txt").read_text() == "one\ntwo\n"
+  os.symlink("missing/file", "dangling")
+  write("dangling")
+  assert pathlib.Path("missing/file").read_text() == "one\ntwo\n"
+  write("/dev/null")
+  os.symlink("/dev/null", "link to a device")
+  write("link to a device")
+  assert not pathlib.Path("/dev/null").is_file()
+  assert sorted(path.name for path in pathlib.Path("/dev").glob("null*")) == ["null"]
+  os.mkfifo("pipe")
+  reading = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+  write("pipe")
+  assert os.read(reading, 100) == b"one\ntwo\n"
+  assert pathlib.Path("pipe").is_fifo()
+  with open("standard output", "wb") as stream:  # as of a shell's redirection
+    write(f"/dev/fd/{stream.fileno()}")
+    assert os.fstat(stream.fileno()).st_ino == os.stat("standard output").st_ino
+  assert pathlib.Path("standard output").read_text() == "one\ntwo\n"
+  left = {path.name for path in place.iterdir()}
+  assert not {name for name in left if ".part" in name} - {"out.part"}
+
+
+def test_lines_leave_nothing_before_the_first_and_their_state_after_it(place):
+  writer = resumable_lines.LineWriter(place / "new" / "lines", {"x": 1})
+  writer.close()
+  assert not (place / "new").exists()
+  writer = resumable_lines.LineWriter(place / "new" / "lines", {"x": 1})
+  writer.append(["one"])
+  writer.close()
+  assert sorted(path.name for path in (place / "new").iterdir()) == [
+    "lines.part",
+    "lines.part.json",
+  ]
+  with pytest.raises(errors.InputError, match="x is 1, not 2"):
+    resumable_lines.LineWriter(place / "new" / "lines", {"x": 2})
+  writer = resumable_lines.LineWriter(place / "new" / "lines", {"x": 1})
+  writer.finish()
+  assert [path.name for path in (place / "new").iterdir()] == ["lines"]
+  writer = resumable_lines.LineWriter(place / "none", {})
+  writer.finish()
+  assert (place / "none").read_bytes() == b""

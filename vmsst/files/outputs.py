@@ -1,0 +1,130 @@
+"""Checks the paths of a command before it starts: no output may destroy an input."""
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterable, Iterator
+
+from vmsst import errors
+from vmsst.files import atomic_files
+
+STANDARD = "-"
+"""Stands for standard input or output."""
+
+# What follows an output's name while the output is incomplete.
+_WHILE_INCOMPLETE = (
+  "",
+  atomic_files.PARTIAL,
+  f"{atomic_files.PARTIAL}.json",
+  f".json{atomic_files.PARTIAL}",
+  f"{atomic_files.PARTIAL}.json{atomic_files.PARTIAL}",
+  ".search.npz",
+)
+
+
+def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None = None) -> None:
+  """Raises InputError if a command with these paths would destroy an input or cannot work.
+
+  Args:
+    inputs: Files, folders and shell patterns to read; `-` is standard input. Paths in object stores
+      are not checked.
+    file: File to write; `-` is standard output. None: no file.
+    folder: Folder to write to; None: no folder.
+  """
+  inputs = list(inputs)
+  if inputs.count(STANDARD) > 1:
+    raise errors.InputError(
+      "standard input (-) is given twice, but it can be read only once; give a file for one"
+    )
+  local = [path for given in inputs if not _elsewhere(given) for path in _expanded(given)]
+  if file is not None and not _elsewhere(file):
+    _check_file(file, local)
+  if folder is not None and not _elsewhere(folder):
+    _check_folder(folder, local)
+
+
+@contextlib.contextmanager
+def no_empty_folders(path: str) -> Iterator[None]:
+  """Removes the empty folders that failed work leaves at, above and below its output `path`."""
+  if _elsewhere(path):
+    yield
+    return
+  existed = {os.path.abspath(inside) for inside, _, _ in os.walk(path)}
+  above = os.path.abspath(path)
+  while not os.path.lexists(above):
+    above = os.path.dirname(above)
+  try:
+    yield
+  except BaseException:
+    made = [os.path.abspath(inside) for inside, _, _ in os.walk(path, topdown=False)]
+    parent = os.path.dirname(os.path.abspath(path))
+    while len(parent) > len(above):
+      made.append(parent)
+      parent = os.path.dirname(parent)
+    for each in made:
+      if each not in existed:
+        with contextlib.suppress(OSError):  # not empty
+          os.rmdir(each)
+    raise
+
+
+def _check_file(path: str, inputs: Iterable[str]) -> None:
+  if not path:
+    raise errors.InputError(
+      "the path of the output is empty; give a file, or - for standard output"
+    )
+  if os.path.isdir(path):
+    raise errors.InputError(f"{path} is a folder; give a file as output")
+  _check_parents(path)
+  if atomic_files.is_stream(path):
+    return
+  target = atomic_files.link_target(path)
+  for name in (target + end for end in _WHILE_INCOMPLETE):
+    for read in inputs:
+      if _same(name, read) or (os.path.lexists(name) and _is_below(name, read)):
+        raise errors.InputError(
+          f"the output {path} would overwrite the input {name if name != target else read}; give "
+          "another output"
+        )
+
+
+def _check_folder(path: str, inputs: Iterable[str]) -> None:
+  if not path:
+    raise errors.InputError("the path of the output is empty; give a folder")
+  if os.path.lexists(path) and not os.path.isdir(path):
+    raise errors.InputError(f"{path} is not a folder; give another output folder")
+  _check_parents(path)
+  for read in inputs:
+    if _same(path, read):
+      raise errors.InputError(f"the output folder {path} is also an input; give another folder")
+
+
+def _check_parents(path: str) -> None:
+  above = os.path.dirname(os.path.abspath(path))
+  while not os.path.lexists(above):
+    above = os.path.dirname(above)
+  if not os.path.isdir(above):
+    raise errors.InputError(f"{path} cannot be created, because {above} is not a folder")
+
+
+def _expanded(path: str) -> list[str]:
+  return glob.glob(path, recursive=True) if glob.has_magic(path) else [path]
+
+
+def _same(path: str, other: str) -> bool:
+  """Whether two paths are of one file or folder; hard and symbolic links count."""
+  try:
+    return os.path.samefile(path, other)
+  except (OSError, ValueError):
+    return False
+
+
+def _is_below(path: str, folder: str) -> bool:
+  if not os.path.isdir(folder):
+    return False
+  root = os.path.realpath(folder)
+  return os.path.commonpath([os.path.realpath(path), root]) == root
+
+
+def _elsewhere(path: str) -> bool:
+  return path == STANDARD or "://" in path
