@@ -310,13 +310,13 @@ def _search(args: argparse.Namespace) -> None:
 
   corpus = embedded_text.open_text(args.corpus, args.vectors)
   queries = read_lines(args.queries)
-  stored = {"encoder": corpus.vectors.settings.get("encoder") or {}}
-  path = args.encoder or stored["encoder"].get("name")
+  path = args.encoder or corpus.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{args.vectors} does not name its encoder: give --encoder")
   name, encoder = loading.open_encoder(path)
-  given = {"encoder": encoding.identity(encoder, name)}
-  differences = stored["encoder"] and stored_settings.differences(stored, given)
+  differences = corpus.encoder and stored_settings.differences(
+    {"encoder": corpus.encoder}, {"encoder": encoding.identity(encoder, name)}
+  )
   if differences and not args.encoder:
     raise errors.InputError(
       f"{path} has changed since it computed {args.vectors}: {differences}; embed {args.corpus} "

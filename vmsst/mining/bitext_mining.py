@@ -90,11 +90,7 @@ def mine(
       f"{source.folder} has vectors of width {source.vectors.shape[1]} and {target.folder} of "
       f"{target.vectors.shape[1]}: compute both with the same encoder"
     )
-  made_by = [
-    {"encoder": side.vectors.settings["encoder"]}
-    for side in (source, target)
-    if side.vectors.settings.get("encoder")
-  ]
+  made_by = [{"encoder": side.encoder} for side in (source, target) if side.encoder]
   if len(made_by) == 2 and (differences := stored_settings.differences(*made_by)):
     raise errors.InputError(
       f"{source.folder} and {target.folder} have vectors of different encoders: {differences}; "

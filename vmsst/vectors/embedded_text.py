@@ -31,6 +31,12 @@ class EmbeddedText:
   def __len__(self) -> int:
     return len(self.vectors)
 
+  @property
+  def encoder(self) -> dict[str, Any]:
+    """`encoding.identity` of the encoder that computed the vectors; empty if unknown."""
+    found = self.vectors.settings.get("encoder")
+    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
+
   def blank_rows(self) -> np.ndarray:
     """Returns the rows of texts without a visible character, int64 [E]; reads the file."""
     texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
@@ -65,7 +71,8 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
       f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors, not one "
       "per line: recompute them (`vmsst embed`)"
     )
-  if (vectors.settings.get("text") or text).get("digest") != text["digest"]:
+  stored = vectors.settings.get("text")
+  if isinstance(stored, dict) and stored.get("digest") != text["digest"]:
     raise errors.InputError(
       f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
       "(`vmsst embed`)"
