@@ -32,7 +32,7 @@ _EXECUTE = """
 import sys
 import nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
-nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+nbclient.NotebookClient(notebook, timeout=1800, kernel_name="python3").execute()
 nbformat.write(notebook, sys.argv[2])
 """
 
@@ -51,7 +51,7 @@ def run_notebook(name, folder, **environment):
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=900,
+    timeout=1800,
   )
   assert done.returncode == 0, done.stderr[-3000:]
   text, figures = "", []

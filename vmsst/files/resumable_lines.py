@@ -81,8 +81,8 @@ class LineWriter:
 
   def _load(self) -> tuple[int, int]:
     """Returns the numbers of lines and bytes to resume from."""
-    if not self._state_path.exists():
-      return 0, 0
+    if not (self._state_path.exists() and self._part.exists()):
+      return 0, 0  # or the earlier command was killed just after it was done
     try:
       state = input_files.read_json(self._state_path)
       settings, done, size = state["settings"], int(state["done"]), int(state["bytes"])

@@ -76,9 +76,8 @@ def train_vocabulary(
 
   if model_type not in MODEL_TYPES:
     raise errors.InputError(f"model type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
-  folder = os.path.dirname(os.path.abspath(output))
-  if not os.path.isdir(folder):
-    raise errors.InputError(f"{output}: the folder {folder} does not exist; create it")
+  if atomic_files.is_stream(output):
+    raise errors.InputError(f"{output} is not a file; give a file as output")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
   used, sample = _sample(files, max_sentences)
   sentences = [sentence for sentence, _ in sample]

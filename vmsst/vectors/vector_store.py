@@ -6,6 +6,7 @@ one folder, each a subfolder `part-<i>-of-<n>`; all parts are read as one.
 """
 
 import bisect
+import contextlib
 import functools
 import json
 import os
@@ -106,12 +107,16 @@ class Writer:
       vectors_ND, self._state["dimension"], self._state["dtype"], self.done
     )
     start = 0
-    while start < len(array_ND):
-      number, place = divmod(self.done + start, self._state["shard_rows"])
-      part_PD = array_ND[start : start + self._state["shard_rows"] - place]
-      self._write(number, place, part_PD)
-      start += len(part_PD)
-    self._commit(done=self.done + start)
+    try:
+      while start < len(array_ND):
+        number, place = divmod(self.done + start, self._state["shard_rows"])
+        part_PD = array_ND[start : start + self._state["shard_rows"] - place]
+        self._write(number, place, part_PD)
+        start += len(part_PD)
+      self._commit(done=self.done + start)
+    except BaseException:
+      self._remove_uncommitted(1 + start // self._state["shard_rows"])
+      raise
     self._seal()
 
   def finish(self) -> None:
@@ -137,6 +142,15 @@ class Writer:
       file.seek(len(header) + place * _row_bytes(self._state))
       file.write(part_PD.tobytes())
       _sync(file)
+
+  def _remove_uncommitted(self, shards: int) -> None:
+    """Leaves nothing if not even the first vectors could be written."""
+    if (self._folder / "vectors.json").exists():
+      return
+    for number in range(shards):
+      _open_path(self._folder, self._state, number).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+      self._folder.rmdir()
 
   def _commit(self, **changes: Any) -> None:
     """Updates the state atomically; rows count only once it includes them."""
