@@ -270,27 +270,23 @@ def small() -> list[Reader]:
 
 
 @functools.cache
-def large() -> list[Reader]:
-  """Those that take a tenth of a second: they read or write whole checkpoints."""
-  import torch
+def mt5_files() -> dict[str, bytes]:
+  """Returns a Hugging Face folder `m` of mT5, without its vocabulary."""
+  weights = safetensors.numpy.save(_arrays_of(mt5.rows(_SIZES)))
+  return {"m/config.json": _json(_MT5), "m/model.safetensors": weights}
 
-  spm, tokenizer = _sentencepiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1), _tokenizer()
-  weights = _arrays_of(mt5.rows(_SIZES))
-  halves = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(weights)}
-  shards = {
-    file: safetensors.numpy.save({name: weights[name] for name in weights if halves[name] == file})
-    for file in ("a.safetensors", "b.safetensors")
-  }
-  one = {"m/config.json": _json(_MT5), "m/model.safetensors": safetensors.numpy.save(weights)}
+
+def bert_files() -> dict[str, bytes]:
+  """Returns a sentence-transformers folder `m` of a BERT."""
   bert_sizes = {
     "vocab_size": 60, "emb_dim": 12, "mlp_dim": 10, "num_layers": 1, "max_positions": 9,
     "num_token_types": 2,
   }  # fmt: skip
   bert_weights = _arrays_of(bert.rows(bert_sizes, pooler=True))
-  sentence_transformers = {
+  return {
     "m/config.json": _json(_BERT),
     "m/model.safetensors": safetensors.numpy.save(bert_weights),
-    "m/tokenizer.json": tokenizer,
+    "m/tokenizer.json": _tokenizer(),
     "m/modules.json": _json(
       [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -310,6 +306,21 @@ def large() -> list[Reader]:
       {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
     ),
   }
+
+
+def large() -> list[Reader]:
+  """Those that take a tenth of a second: they read or write whole checkpoints."""
+  import torch
+
+  spm = _sentencepiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  weights = _arrays_of(mt5.rows(_SIZES))
+  halves = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(weights)}
+  shards = {
+    file: safetensors.numpy.save({name: weights[name] for name in weights if halves[name] == file})
+    for file in ("a.safetensors", "b.safetensors")
+  }
+  one = mt5_files()
+  sentence_transformers = bert_files()
   ems_sizes = {
     "vocab_size": _pieces(spm),
     "emb_dim": 16,

@@ -93,10 +93,13 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 def atomic_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a folder to write into and renames it to `target`; an error leaves nothing.
 
+  A killed process leaves a hidden folder, which the next one replaces.
+
   Raises:
     InputError: the folder cannot be written.
   """
-  partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+  partial = target.with_name(f".{target.name}.vmsst{PARTIAL}")
+  shutil.rmtree(partial, ignore_errors=True)
   try:
     partial.mkdir(parents=True)
     yield partial
