@@ -85,7 +85,8 @@ def _import_vmsst_arguments(parser: argparse.ArgumentParser) -> None:
     type=at_least_1,
     default=512,
     metavar="N",
-    help="maximum tokens per sentence; the release was trained on 32 (default: %(default)s, as in the release)",
+    help="maximum tokens per sentence; the release was trained on 32 (default: %(default)s, as in "
+    "the release)",
   )
 
 
