@@ -1,18 +1,16 @@
 """Exported encoders, opened without this library, against `vmsst.load`."""
 
-import contextlib
 import dataclasses
 import functools
 import gzip
 import hashlib
 import json
 import os
-import resource
-import signal
 import stat
 import subprocess
 import sys
 
+import full_disks
 import in_process
 import jax
 import numpy as np
@@ -318,24 +316,11 @@ def test_modes_of_files_follow_the_umask(tmp_path, capsys, form, umask):
   assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
-@contextlib.contextmanager
-def largest_file(size):
-  """Lets this process write only files of up to `size` bytes, as if the disk were full."""
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  # Python ignores SIGXFSZ: a write beyond the limit fails with EFBIG.
-  assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("size", [64, 4000])
 def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, capsys, form, size):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
-  with largest_file(size):
+  with full_disks.largest_file(size):
     assert in_process.vmsst("export", form, run, tmp_path / "out") == 1
   message = capsys.readouterr().err
   assert message.startswith(f"vmsst: error: {tmp_path / 'out'} cannot be written: ")
