@@ -5,22 +5,7 @@ import numbers
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
-import numpy as np
-
 from vmsst import errors
-
-
-def integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-  """Returns an integer, Python's or NumPy's, as Python's.
-
-  Raises:
-    InputError: it is not an integer (True is not) or out of range.
-  """
-  is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-  if not is_integer or value < minimum or (maximum is not None and value > maximum):
-    allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
-    raise errors.InputError(f"{name} is {value!r}; it must be an integer {allowed}")
-  return int(value)
 
 
 def temperature(value: Any, *, minimum: float, maximum: float) -> float:

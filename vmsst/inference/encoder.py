@@ -163,7 +163,7 @@ class Encoder:
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.check_process()
-    batch_size = arguments.integer("batch_size", batch_size)
+    batch_size = errors.as_integer("batch_size", batch_size)
     _check_choice("long_texts", long_texts, ("cut", "split"))
     _check_choice("output", output, ("numpy", "jax"))
     texts = input_texts.as_list(sentences)
@@ -287,7 +287,6 @@ class Encoder:
       RuntimeError: as `encode`.
     """
     self.check_process()
-    neighbors = arguments.integer("neighbors", neighbors)
     return margins.margin_scores(
       *self._pairs(sources, targets, languages, options),
       neighbors=neighbors,

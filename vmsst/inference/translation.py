@@ -200,7 +200,7 @@ class Translator:
       raise errors.InputError(f"{type(self._network).__name__} has no language latent")
     sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
-    batch_size = arguments.integer("batch_size", batch_size)
+    batch_size = errors.as_integer("batch_size", batch_size)
     latent_NG = np.empty((len(sentences), self._network.latent_dim), np.float32)
     length = self.encoder.max_length
     ids = self.encoder.vocabulary.encode(sentences, length, language)
@@ -216,13 +216,13 @@ class Translator:
     """Returns the options of `generate`, checked, with the default of `max_length`."""
     length = self.encoder.max_length
     if max_length is not None:
-      length = arguments.integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
+      length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
     lowest, highest = _TEMPERATURES
     return (
       arguments.temperature(temperature, minimum=lowest, maximum=highest),
-      arguments.integer("seed", seed, minimum=0, maximum=_MOST_SEED),
+      errors.as_integer("seed", seed, minimum=0, maximum=_MOST_SEED),
       length,
-      arguments.integer("batch_size", batch_size),
+      errors.as_integer("batch_size", batch_size),
     )
 
   def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
