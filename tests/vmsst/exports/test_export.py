@@ -265,7 +265,7 @@ def exported(tmp_path):
 
 @pytest.mark.parametrize("place", [0.3, 0.9])
 @pytest.mark.parametrize(
-  "damage", [lambda part: bytes(len(part)), lambda part: bytes([part[0] ^ 1])]
+  "damage", [lambda part: bytes(len(part)), lambda part: bytes([part[0] ^ 1])], ids=["zeros", "bit"]
 )
 def test_changed_weights_are_refused(exported, place, damage):
   path = exported / "model.safetensors"
