@@ -1,6 +1,7 @@
 """The exception for errors a user can fix, and checks of option values that raise it."""
 
 import math
+import numbers
 from collections.abc import Collection
 from typing import Any
 
@@ -26,6 +27,19 @@ def check_integer(name: str, value: Any, *, minimum: int = 1) -> None:
   """Raises InputError unless `value` is an integer of at least `minimum`."""
   if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
     raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more")
+
+
+def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
+  """Returns an integer of Python or NumPy as Python's.
+
+  Raises:
+    InputError: it is not an integer (True is not) or out of range.
+  """
+  is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not is_integer or value < minimum or (maximum is not None and value > maximum):
+    allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+    raise InputError(f"{name} is {value!r}; it must be an integer {allowed}")
+  return int(value)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

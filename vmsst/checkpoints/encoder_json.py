@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import pathlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from etils import epath
 
 from vmsst import errors
 from vmsst import languages as languages_lib
+from vmsst.checkpoints import hugging_face
 from vmsst.files import atomic_files, input_files
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
@@ -60,7 +62,10 @@ class EncoderAssets:
 
 
 def save_encoder_assets(
-  model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
+  model: Any,
+  directory: str | os.PathLike[str],
+  languages: Iterable[str] | None = None,
+  weights: pathlib.Path | None = None,
 ) -> None:
   """Writes `encoder.json` and the vocabulary's file into `directory`, each atomically.
 
@@ -69,6 +74,8 @@ def save_encoder_assets(
       `network` if that has a decoder.
     directory: Folder to write to; made if missing.
     languages: Codes of the training languages, if known.
+    weights: `model.safetensors` of an export, whose checksum is saved. None: the parameters are in
+      a checkpoint, which has checksums of its own.
 
   Raises:
     InputError: the vocabulary's file cannot be read, or has more pieces than the network's token
@@ -81,6 +88,8 @@ def save_encoder_assets(
     record["languages"] = sorted(languages)
   if type(model.network).__name__ in GENERATORS:
     record["generator"] = _describe(model.network)
+  if weights is not None:
+    record["weights"] = {"sha256": _sha256(weights)}
   _save(record, vocabulary, epath.Path(directory))
 
 
@@ -123,6 +132,9 @@ def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   """Returns the assets that `save_encoder_assets` has written.
 
+  If they have the checksum of a `model.safetensors` in the folder, that file is checked. Exports of
+  older versions have none.
+
   Raises:
     InputError: a file is missing, damaged or of another format; the message names it.
   """
@@ -149,6 +161,8 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     raise errors.InputError(f"{path}: max_length is {max_length}; it must be at least 1")
   for found_network in (network, generator or network):
     _check_vocabulary_fits(vocabulary, found_network, str(path))
+  if "weights" in record:
+    _check_weights(_get(record, "weights", dict, path), folder)
   return EncoderAssets(network, vocabulary, max_length, generator, codes)
 
 
@@ -321,6 +335,23 @@ def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
       f"(its SHA-256 differs from that in {path})"
     )
   return os.fspath(found)
+
+
+def _check_weights(entry: dict[str, Any], folder: epath.Path) -> None:
+  """Raises InputError if the folder's `model.safetensors` does not have the saved checksum."""
+  path, found = folder / ENCODER_FILE, folder / hugging_face.WEIGHTS_FILE
+  expected = _get(entry, "sha256", str, path)
+  if found.is_file() and _sha256(found) != expected:
+    raise errors.InputError(
+      f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
+      f"{path}); copy or export it again"
+    )
+
+
+def _sha256(path: epath.Path | pathlib.Path) -> str:
+  """Returns the checksum of a file that may be larger than memory."""
+  with path.open("rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _check_language(code: Any, path: epath.Path) -> None:

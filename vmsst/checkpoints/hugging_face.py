@@ -28,6 +28,13 @@ _CONVERT = (
 )
 
 
+def check_folder(folder: pathlib.Path, expected: str) -> None:
+  """Raises InputError, with what to give instead, if a folder is missing or is a file."""
+  if not folder.is_dir():
+    problem = f"{folder} is a file" if folder.exists() else f"no folder {folder}"
+    raise errors.InputError(f"{problem}; give {expected}")
+
+
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
   """Returns the object in `config.json`.
 

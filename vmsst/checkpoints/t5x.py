@@ -121,11 +121,22 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
   Args:
     checkpoint: The `checkpoint_0` folder to make.
     params: Arrays by name; `/` joins the parts of a name.
+
+  Raises:
+    OSError: the checkpoint cannot be written.
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
+  ignore_abandoned_io()
+  try:
+    with _orbax() as checkpointer:
+      checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
+  except Exception as error:  # Orbax raises a ValueError for a full disk
+    reason = str(error).partition("\n")[0]
+  else:
+    return
+  _drop_abandoned_io()
+  raise OSError(f"{checkpoint.name}: {reason}")
 
 
 @functools.cache
@@ -163,12 +174,12 @@ def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
       )
   except Exception as error:  # Orbax raises many types for damaged data
     reason = str(error).partition("\n")[0]
-  _drop_abandoned_reads()
+  _drop_abandoned_io()
   raise errors.InputError(f"{state} is damaged: {reason}; copy it again")
 
 
-def _drop_abandoned_reads() -> None:
-  """Discards pending reads of other arrays after one has failed.
+def _drop_abandoned_io() -> None:
+  """Discards pending reads or writes of other arrays after one has failed.
 
   Otherwise Python would print a stack trace for each, after the error.
   """

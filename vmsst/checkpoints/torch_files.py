@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -15,14 +16,19 @@ from vmsst.checkpoints import hugging_face, tensors
 from vmsst.files import input_files
 
 _STATE = "state_dict"
+# How files of torch start: a zip archive, or before torch 1.6 a pickle of protocol 2 or higher.
+_STARTS = (b"PK\x03\x04", b"\x80")
 
 
-def open_state_dict(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
+def open_state_dict(
+  path: pathlib.Path, *, expected: str = "a state dict (.pt, .bin, .safetensors)"
+) -> dict[str, tensors.StoredTensor]:
   """Returns the tensors of a state dict by name.
 
   Args:
     path: A `.safetensors` file, or a file of torch that holds the state dict itself or under the
       key `state_dict`.
+    expected: What to give instead of a file that is neither, for messages.
 
   Raises:
     InputError: torch is needed but not installed, or the file is damaged, is not a state dict, or
@@ -30,6 +36,12 @@ def open_state_dict(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """
   if path.suffix == ".safetensors":
     return hugging_face.open_file(path)
+  input_files.check(path)
+  if tarfile.is_tarfile(path):  # torch would make a folder to unpack it, and then refuse it
+    raise errors.InputError(f"{path} is a tar archive, as torch wrote before 2017; save it again")
+  with path.open("rb") as stream:
+    if not stream.read(max(map(len, _STARTS))).startswith(_STARTS):
+      raise errors.InputError(f"{path} is not a file of torch or safetensors; give {expected}")
   try:
     import torch
   except ModuleNotFoundError:
@@ -37,21 +49,24 @@ def open_state_dict(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
       f"{path} is a file of torch, which is not installed; run pip install torch, or convert the "
       "state dict to a .safetensors file on another machine"
     ) from None
-  input_files.check(path)
-  if tarfile.is_tarfile(path):  # torch would make a folder to unpack it, and then refuse it
-    raise errors.InputError(f"{path} is a tar archive, as torch wrote before 2017; save it again")
   if _is_compressed(path):  # torch never does that, and would read it however large it gets
     raise errors.InputError(f"{path} is a compressed archive, which torch does not write")
   try:
     record = torch.load(path, map_location="cpu", weights_only=True)
   except pickle.UnpicklingError as error:
-    reason = str(error).partition("\n")[0]
+    # Not torch's own message, which recommends loading the file without protection.
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    reason = f" (it refers to {named[1]})" if named else ""
     raise errors.InputError(
       f"{path} holds more than tensors and plain values, or is damaged; other pickled objects "
-      f"could run code and are not read ({reason})"
+      f"could run code and are not read{reason}; give {expected}"
     ) from None
   except Exception as error:  # torch raises a different type for each kind of damage
-    raise errors.InputError(f"{path} is not a valid file of torch: {error}") from error
+    reason = str(error).partition("\n")[0]
+    reason = f": {reason}" if reason and "weights_only" not in reason else ""
+    raise errors.InputError(
+      f"{path} is not a valid file of torch{reason}; copy it again, or give {expected}"
+    ) from None
   state = record.get(_STATE, record) if isinstance(record, Mapping) else None
   if not isinstance(state, Mapping):
     raise errors.InputError(f"{path} holds no {_STATE} of names and tensors")

@@ -4,9 +4,7 @@ import os
 import pathlib
 import types
 
-from safetensors.numpy import save_file
-
-from vmsst.checkpoints import encoder_json, hugging_face, output_folders
+from vmsst.checkpoints import encoder_json, hugging_face, output_folders, safetensors_files
 from vmsst.files import atomic_files
 from vmsst.inference import loading
 
@@ -17,7 +15,8 @@ def export_safetensors(
   """Writes an encoder, without the rest of its run, as a folder that `vmsst.load` opens.
 
   `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`). `encoder.json`
-  describes the network, its sizes, the vocabulary and the maximum length of a sentence.
+  describes the network, its sizes, the vocabulary and the maximum length of a sentence, and has the
+  SHA-256 of `model.safetensors`, which `vmsst.load` checks.
 
   Args:
     path: A path that `vmsst.load` opens.
@@ -37,7 +36,11 @@ def export_safetensors(
 
 
 def write(saved: loading.SavedEncoder, folder: pathlib.Path) -> None:
-  """Writes `encoder.json`, the vocabulary and `model.safetensors` into a folder."""
+  """Writes `model.safetensors`, the vocabulary and `encoder.json` into a folder.
+
+  Raises:
+    OSError: a file cannot be written.
+  """
   found = saved.assets
   # Without the decoder of its run.
   alone = types.SimpleNamespace(
@@ -46,5 +49,6 @@ def write(saved: loading.SavedEncoder, folder: pathlib.Path) -> None:
     vocabulary=found.vocabulary,
     max_length=found.max_length,
   )
-  encoder_json.save_encoder_assets(alone, folder, found.languages)
-  save_file(saved.arrays, folder / hugging_face.WEIGHTS_FILE)
+  weights = folder / hugging_face.WEIGHTS_FILE
+  safetensors_files.write(weights, saved.arrays)
+  encoder_json.save_encoder_assets(alone, folder, found.languages, weights)

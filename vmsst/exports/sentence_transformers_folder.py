@@ -15,10 +15,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, output_folders, sentence_transformers_files
+from vmsst.checkpoints import (
+  hugging_face,
+  output_folders,
+  safetensors_files,
+  sentence_transformers_files,
+)
 from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.exports import tokenizer_file
@@ -99,7 +103,7 @@ def export_sentence_transformers(
   config, arrays = _transformer(saved, tokenizer.padding_id)
   with atomic_files.atomic_folder(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)
-    save_file(arrays, partial / hugging_face.WEIGHTS_FILE, _METADATA)
+    safetensors_files.write(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
     _write_json(partial / "tokenizer_config.json", _tokenizer_config(tokenizer, max_length))
     _write_json(
@@ -113,7 +117,7 @@ def export_sentence_transformers(
       if module.config is not None:
         _write_json(folder / hugging_face.CONFIG_FILE, module.config)
       if module.arrays is not None:
-        save_file(dict(module.arrays), folder / hugging_face.WEIGHTS_FILE, _METADATA)
+        safetensors_files.write(folder / hugging_face.WEIGHTS_FILE, module.arrays, _METADATA)
       kind = f"{_MODULES}.{module.kind}"
       listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
     _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)

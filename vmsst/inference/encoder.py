@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -17,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
-from vmsst.inference import batching
+from vmsst.inference import arguments, batching
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins
 from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, vocabularies
@@ -43,6 +44,9 @@ class Translating(Protocol):
 class Encoder:
   """Maps sentences to vectors.
 
+  Pickling stores the path and settings of an encoder that `vmsst.load` has read; unpickling loads
+  it again. Use an encoder in the process that has loaded it: JAX hangs in forked children.
+
   Attributes:
     vocabulary: Maps sentences to token ids.
     max_length: Tokens of a sentence, EOS included. Longer texts are cut, or split on request.
@@ -62,6 +66,7 @@ class Encoder:
     path: str | None = None,
     devices: Sequence[jax.Device] | None = None,
     load_translator: Callable[[], Translating] | None = None,
+    load_again: "Callable[[], Encoder] | None" = None,
   ):
     """Takes parameters in memory; `vmsst.load` reads them from a folder.
 
@@ -75,6 +80,8 @@ class Encoder:
       devices: Devices that share each batch. None: all devices of this process, or JAX's default
         device if one is set.
       load_translator: Loads the decoder of the same run; None: `translate` raises InputError.
+      load_again: Loads the same encoder, for unpickling; itself picklable. None: the encoder cannot
+        be pickled.
     """
     self.vocabulary = vocabulary
     self.max_length = max_length
@@ -82,6 +89,8 @@ class Encoder:
     self.languages = languages
     self.path = path
     self._load_translator = load_translator
+    self._load_again = load_again
+    self._process = os.getpid()
     devices = _default_devices() if devices is None else devices
     self._devices = len(devices)
     self._batch_sharding = None
@@ -93,19 +102,38 @@ class Encoder:
     self._network = network
     self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
 
-  @functools.cached_property
+  @property
   def digest(self) -> str:
     """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
 
     Two encoders with one digest compute the same vectors, up to rounding error.
     """
     settings = encoder_json.digest(self._network, self.vocabulary, self.max_length)
-    total = hashlib.sha256(settings.encode())
+    return hashlib.sha256(f"{settings} {self._params_digest}".encode()).hexdigest()
+
+  @functools.cached_property
+  def _params_digest(self) -> str:
+    total = hashlib.sha256()
     for name, value in sorted(traverse_util.flatten_dict(self._params, sep="/").items()):
       array = np.ascontiguousarray(value)
       total.update(f"{name} {array.dtype} {array.shape}".encode())
       total.update(array.view(np.uint8).data)
     return total.hexdigest()
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """Pickles how to load the encoder again, and attributes that may have been changed."""
+    if self._load_again is None:
+      raise TypeError(
+        "this encoder cannot be pickled: its parameters were passed in memory; save it as a run or "
+        "export, and send the path or the result of vmsst.load(path)"
+      )
+    return self._load_again, (), {"max_length": self.max_length, "languages": self.languages}
+
+  def __copy__(self) -> "Encoder":
+    """Returns a copy that shares the parameters."""
+    copy = object.__new__(type(self))
+    copy.__dict__.update(self.__dict__)
+    return copy
 
   def encode(
     self,
@@ -150,18 +178,21 @@ class Encoder:
 
     Raises:
       TypeError: an item is not a string (None, bytes, a number); the message names it.
-      ValueError: `batch_size` is below 1, there are more or fewer languages than sentences, or
-        `long_texts` or `output` is unknown.
+      ValueError: `batch_size` is not an integer of 1 or more, there are more or fewer languages
+        than sentences, or `long_texts` or `output` is unknown.
       InputError: the vocabulary requires the language and none is given, its word splitter is not
         installed, or a file cannot be read.
+      RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
-    if batch_size < 1:
-      raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    self.check_process()
+    batch_size = errors.as_integer("batch_size", batch_size)
     _check_choice("long_texts", long_texts, ("cut", "split"))
     _check_choice("output", output, ("numpy", "jax"))
     texts = input_texts.as_list(sentences)
-    if not (language is None or isinstance(language, str)) and len(language) != len(texts):
-      raise ValueError(f"{len(language)} languages for {len(texts)} sentences")
+    if not (language is None or isinstance(language, str)):
+      language = arguments.languages(language, len(texts))
+    if not (prefix is None or isinstance(prefix, str)):
+      raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
     vocabulary = self.vocabulary
     if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       vocabulary = dataclasses.replace(vocabulary, prefix="")
@@ -190,6 +221,19 @@ class Encoder:
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
     return jnp.asarray(vectors_ND) if output == "jax" else vectors_ND
 
+  def check_process(self) -> None:
+    """Raises RuntimeError in a forked child of the process that has loaded the encoder.
+
+    JAX's threads do not exist there, so that computations would never end.
+    """
+    if os.getpid() != self._process:
+      raise RuntimeError(
+        f"this encoder was loaded in process {self._process} and cannot be used in its forked "
+        f"child {os.getpid()}, where JAX would hang; start child processes with "
+        "multiprocessing.get_context('spawn') or 'forkserver', or load the encoder in each child "
+        "and do not use JAX in the parent before the fork"
+      )
+
   def similarity(
     self,
     sources: Texts | np.ndarray | jax.Array,
@@ -207,12 +251,16 @@ class Encoder:
       **options: Options of `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, or a vector is not finite.
+      ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
+        finite.
     """
-    source_ND = exact_search.unit_rows(self._vectors(sources, languages[0], options))
-    if targets is None:
+    of_source, of_target = _both(languages)
+    source = self._side("sources", sources)
+    target = None if targets is None else self._side("targets", targets)
+    source_ND = exact_search.unit_rows(self._vectors(source, of_source, options))
+    if target is None:
       return source_ND @ source_ND.T
-    return source_ND @ exact_search.unit_rows(self._vectors(targets, languages[1], options)).T
+    return source_ND @ exact_search.unit_rows(self._vectors(target, of_target, options)).T
 
   def score_pairs(
     self,
@@ -225,8 +273,8 @@ class Encoder:
     """Returns the cosine of source i with target i: float32 [N]. Arguments: as `similarity`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, the sides differ in number, or a vector is not
-        finite.
+      ValueError, TypeError, InputError: as `encode`, the sides differ in number, or vectors have
+        another shape or are not finite.
     """
     vectors = self._pairs(sources, targets, languages, options)
     return np.einsum("nd,nd->n", *map(exact_search.unit_rows, vectors))
@@ -256,8 +304,11 @@ class Encoder:
 
     Raises:
       ValueError, TypeError, InputError: as `encode`, there are no pairs, the sides differ in
-        number, a vector is not finite, or the margin is unknown.
+        number, vectors have another shape or are not finite, `neighbors` is not an integer of 1 or
+        more, or the margin is unknown.
+      RuntimeError: as `encode`.
     """
+    self.check_process()
     return margins.margin_scores(
       *self._pairs(sources, targets, languages, options),
       neighbors=neighbors,
@@ -277,9 +328,11 @@ class Encoder:
         `temperature`.
 
     Raises:
-      InputError: the encoder was trained without a decoder or not read from a run, or its decoder
-        does not support the language.
+      InputError: the encoder was trained without a decoder or not read from a run, or the language
+        is not one of training.
+      RuntimeError: as `encode`.
     """
+    self.check_process()
     return self._translator.translate(input_texts.as_list(sentences), language, **options)
 
   @functools.cached_property
@@ -345,11 +398,27 @@ class Encoder:
     sum_ND = np.add.reduceat(vectors_PD, np.cumsum(count_N) - count_N, axis=0)
     vectors_ND[:] = sum_ND / count_N[:, None].astype(np.float32)
 
-  def _vectors(self, texts: Any, language: Language, options: Mapping[str, Any]) -> np.ndarray:
+  def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
+    """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
+    is_array = isinstance(given, (np.ndarray, jax.Array))
+    if not is_array or not jnp.issubdtype(given.dtype, np.number):
+      return input_texts.as_list(given)
+    if jnp.issubdtype(given.dtype, np.complexfloating):
+      raise ValueError(f"{name} has the dtype {given.dtype}; pass vectors of real numbers")
+    if given.ndim != 2 or given.shape[1] != self.dimension:
+      raise ValueError(
+        f"{name} has the shape {given.shape}; vectors must have the shape [N, {self.dimension}], "
+        "as encode returns them"
+      )
+    return np.asarray(given)
+
+  def _vectors(
+    self, given: np.ndarray | list[str], language: Language, options: Mapping[str, Any]
+  ) -> np.ndarray:
     """Returns the vectors of texts, or given vectors as they are."""
-    if isinstance(texts, (np.ndarray, jax.Array)) and np.issubdtype(texts.dtype, np.number):
-      return np.asarray(texts)
-    return np.asarray(self.encode(texts, language=language, **options))
+    if isinstance(given, np.ndarray):
+      return given
+    return np.asarray(self.encode(given, language=language, **options))
 
   def _pairs(
     self,
@@ -359,17 +428,11 @@ class Encoder:
     options: Mapping[str, Any],
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of both sides, which must be equally many."""
-    sides = [
-      side if isinstance(side, (np.ndarray, jax.Array)) else input_texts.as_list(side)
-      for side in (sources, targets)
-    ]
-    if len(sides[0]) != len(sides[1]):
-      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
-    source_ND, target_ND = (
-      self._vectors(side, language, options)
-      for side, language in zip(sides, languages, strict=True)
-    )
-    return source_ND, target_ND
+    of_source, of_target = _both(languages)
+    source, target = self._side("sources", sources), self._side("targets", targets)
+    if len(source) != len(target):
+      raise ValueError(f"{len(source):,} sources and {len(target):,} targets are not pairs")
+    return self._vectors(source, of_source, options), self._vectors(target, of_target, options)
 
 
 def _cut(
@@ -382,6 +445,16 @@ def _cut(
   if prefix:
     texts = [prefix + text for text in texts]
   return length_limits.cut(vocabulary, texts, max_length, language)
+
+
+def _both(languages: Any) -> tuple[Language, Language]:
+  """Returns the languages of sources and targets."""
+  if isinstance(languages, str) or not isinstance(languages, Sequence) or len(languages) != 2:
+    raise ValueError(
+      f"languages is {languages!r}; it must be two values, for sources and targets, such as "
+      "('de', 'en')"
+    )
+  return languages[0], languages[1]
 
 
 def _default_devices() -> Sequence[jax.Device]:

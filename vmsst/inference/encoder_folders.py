@@ -47,9 +47,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
       `s3://` and others).
 
   Raises:
+    TypeError: `path` is neither a string nor a path.
     InputError: there is no encoder, or the store cannot be read. The message lists what is there,
       or names the missing package.
   """
+  if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+    raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
+  if not os.fspath(path):
+    raise errors.InputError("the path of the encoder is empty; give the folder of a run or export")
   if "://" not in os.fspath(path):
     yield find(path)
     return
@@ -67,7 +72,13 @@ def find(path: str | os.PathLike[str]) -> EncoderFolder:
   Raises:
     InputError: there is no encoder; the message lists what is there instead.
   """
-  folder = epath.Path(os.path.abspath(os.path.expanduser(path)))
+  place = os.path.abspath(os.path.expanduser(path))
+  if os.path.isfile(place):
+    raise errors.InputError(
+      f"{place} is a file, not an encoder; give a folder: a training run, one of its "
+      "checkpoint_<step> folders, an imported encoder or an export"
+    )
+  folder = epath.Path(place)
   weights = folder / hugging_face.WEIGHTS_FILE
   if weights.is_file() and (folder / encoder_json.ENCODER_FILE).is_file():
     return EncoderFolder(os.fspath(folder), weights, folder)

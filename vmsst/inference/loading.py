@@ -105,8 +105,12 @@ def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> Encoder:
     return dataclasses.replace(network, config=config, parent=None)
 
   saved = read(path, in_dtype)
-  translator = functools.partial(load_translator, saved.name)
-  return _new_encoder(saved, saved.network, load_translator=translator)
+  return _new_encoder(
+    saved,
+    saved.network,
+    load_translator=functools.partial(load_translator, saved.name),
+    load_again=functools.partial(load, saved.name, dtype=dtype),
+  )
 
 
 def load_translator(path: str | os.PathLike[str]) -> Translator:
@@ -132,8 +136,14 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
 
   saved = read(path, generator)
   decoder_device = jnp.zeros(()).device
-  encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
-  return Translator(saved.network, saved.params, encoder)
+  encoder = _new_encoder(
+    saved,
+    saved.assets.network,
+    devices=[decoder_device],
+    load_again=functools.partial(load, saved.name),
+  )
+  again = functools.partial(load_translator, saved.name)
+  return Translator(saved.network, saved.params, encoder, again)
 
 
 def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,31 +20,57 @@ import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import errors, languages, padding
-from vmsst.inference import batching
+from vmsst.inference import arguments, batching
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
 from vmsst.text import input_texts
+
+# Outside this range, float32 logits divided by a temperature overflow or become NaN.
+_TEMPERATURES = (1e-6, 1e6)
+# Most tokens of a generated sentence, unless training had longer ones: each step decodes all.
+_MOST_TOKENS = 4096
+_MOST_SEED = (1 << 32) - 1
 
 
 class Translator:
   """Generates sentences from sentence vectors, in any language of the decoder's training.
 
+  Pickling stores the path of a translator that `vmsst.load_translator` has read.
+
   Attributes:
     encoder: Maps sentences to the vectors that `generate` takes.
   """
 
-  def __init__(self, network: vmsst.BitranslationNetwork, params: Any, encoder: Encoder):
+  def __init__(
+    self,
+    network: vmsst.BitranslationNetwork,
+    params: Any,
+    encoder: Encoder,
+    load_again: "Callable[[], Translator] | None" = None,
+  ):
     """Takes parameters in memory; `vmsst.load_translator` reads them from a checkpoint.
 
     Args:
       network: The network with the decoder.
       params: Its parameters.
       encoder: Its semantic encoder.
+      load_again: Loads the same translator, for unpickling; itself picklable. None: the translator
+        cannot be pickled.
     """
     self.encoder = encoder
+    self._load_again = load_again
     self._network = network
     self._params = params
     self._language_means = jax.jit(functools.partial(_apply, network, method=_language_means))
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """Pickles how to load the translator again."""
+    if self._load_again is None:
+      raise TypeError(
+        "this translator cannot be pickled: its parameters were passed in memory; save them as a "
+        "run, and send the path or the result of vmsst.load_translator(path)"
+      )
+    return self._load_again, ()
 
   def translate(
     self,
@@ -64,10 +90,13 @@ class Translator:
 
     Raises:
       TypeError: an item is not a string; the message names it.
-      InputError: as `generate`.
+      InputError, RuntimeError: as `generate`.
     """
+    self.encoder.check_process()
     sentences = input_texts.as_list(sentences)
-    self._language_rows(language, len(sentences))  # fail before encoding
+    # Fail before encoding.
+    self._language_rows(language, len(sentences))
+    self._generation_options(temperature, seed, max_length, batch_size)
     return self.generate(
       self.encoder.encode(sentences, batch_size=batch_size, progress=False),
       language,
@@ -100,25 +129,24 @@ class Translator:
       language: Code of the language to generate (see `vmsst.languages`), or one for each row.
       language_latents_NG: Language latents, as `language_latents` returns them. None: zero, the
         prior's mean, as in training's translation terms.
-      temperature: 0: always take the most likely token; otherwise sample tokens from the softmax of
-        logits divided by it.
-      seed: Seed of the samples.
-      max_length: Tokens of a sentence, EOS included; None: as in training. If the vocabulary has no
-        EOS, all sentences have this length.
+      temperature: 0: always take the most likely token; otherwise, from 1e-6 to 1e6, sample tokens
+        from the softmax of logits divided by it.
+      seed: Seed of the samples, 0 to 2^32 - 1.
+      max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
+        more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
       progress: Show a progress bar; None: on a terminal only.
 
     Raises:
       ValueError: an array has the wrong shape.
-      InputError: a language is unknown, an option is out of range, or language latents are given to
-        a network without them.
+      InputError: a language is unknown or not among those of training, an option is out of range,
+        or language latents are given to a network without them.
+      RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
-    length = self.encoder.max_length if max_length is None else max_length
-    if temperature < 0 or min(length, batch_size) < 1:
-      raise errors.InputError(
-        f"temperature {temperature} is below 0, or max_length {length} or batch_size {batch_size} "
-        "below 1"
-      )
+    self.encoder.check_process()
+    temperature, seed, length, batch_size = self._generation_options(
+      temperature, seed, max_length, batch_size
+    )
     sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
@@ -167,10 +195,12 @@ class Translator:
     Raises:
       InputError: the network has no language latent, or a language is unknown.
     """
+    self.encoder.check_process()
     if not isinstance(self._network, vmsst.VmsstNetwork):
       raise errors.InputError(f"{type(self._network).__name__} has no language latent")
     sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
+    batch_size = errors.as_integer("batch_size", batch_size)
     latent_NG = np.empty((len(sentences), self._network.latent_dim), np.float32)
     length = self.encoder.max_length
     ids = self.encoder.vocabulary.encode(sentences, length, language)
@@ -179,6 +209,21 @@ class Translator:
       mean_RG = self._language_means(self._params, tokens_RT, language_R)
       latent_NG[index_B] = np.asarray(mean_RG)[: len(index_B)]
     return latent_NG
+
+  def _generation_options(
+    self, temperature: Any, seed: Any, max_length: Any, batch_size: Any
+  ) -> tuple[float, int, int, int]:
+    """Returns the options of `generate`, checked, with the default of `max_length`."""
+    length = self.encoder.max_length
+    if max_length is not None:
+      length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
+    lowest, highest = _TEMPERATURES
+    return (
+      arguments.temperature(temperature, minimum=lowest, maximum=highest),
+      errors.as_integer("seed", seed, minimum=0, maximum=_MOST_SEED),
+      length,
+      errors.as_integer("batch_size", batch_size),
+    )
 
   def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
     """Returns the decoder's sentence input of each row."""
@@ -200,16 +245,18 @@ class Translator:
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
     """Returns the row of the language table for each of `count` sentences."""
-    codes = [language] * count if isinstance(language, str) else list(language)
-    if len(codes) != count:
-      raise ValueError(f"{len(codes)} languages for {count} sentences")
-    # Checked even without sentences, to report mistakes.
-    known = {*codes, language} if isinstance(language, str) else set(codes)
+    codes = arguments.languages(language, count)
+    # A single code is checked even without sentences, to report mistakes.
+    known = {language} if isinstance(language, str) else set(codes)
     rows = {code: languages.language(code).index for code in known}
+    trained = self.encoder.languages
+    trained_rows = None if trained is None else {languages.language(x).index for x in trained}
+    groups = self._network.decoder_groups
     for code, row in rows.items():
-      groups = self._network.decoder_groups
-      if row >= self._network.num_languages or (groups and groups[row] < 0):
-        raise errors.InputError(f"this run has no decoder for {code!r}")
+      in_table = row < self._network.num_languages and not (groups and groups[row] < 0)
+      if not in_table or (trained_rows is not None and row not in trained_rows):
+        choose = f"; choose one of {', '.join(trained)}" if trained else ""
+        raise errors.InputError(f"this run was not trained on the language {code!r}{choose}")
     return np.array([rows[code] for code in codes], np.int32)
 
 

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vmsst import errors
+
 _BLOCK_ROWS = 2048  # Rows per side, compared at once: their scores take 16 MB.
 _HELD_ROWS = 8192  # Rows of one side, held while the other is read.
 _PIECE = 512  # Vectors per thread when scores are selected.
@@ -212,7 +214,7 @@ def mutual_top_k(
 
   Raises:
     ValueError: shapes are not [N, D] and [M, D], a side is empty, a value is not finite, or k is
-      below 1.
+      not an integer of 1 or more.
   """
   source, target = (
     x if isinstance(x, DistinctVectors) else DistinctVectors(x) for x in (source_ND, target_MD)
@@ -229,7 +231,8 @@ def mutual_top_k_distinct(
 ) -> tuple[Neighbors, Neighbors]:
   """Returns `mutual_top_k` of the distinct vectors of two sides, by their numbers."""
   _check_widths(source, target)
-  if k < 1 or not len(source) or not len(target):
+  k = errors.as_integer("k", k)
+  if not len(source) or not len(target):
     raise ValueError(f"cannot find {k} neighbors among {len(source)} and {len(target)} vectors")
   forward = no_neighbors(len(source), min(k, len(target)))
   backward = no_neighbors(len(target), min(k, len(source)))
@@ -261,10 +264,10 @@ def nearest_in_blocks(
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
   Raises:
-    ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is below 1.
+    ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is not an
+      integer of 1 or more.
   """
-  if k < 1:
-    raise ValueError(f"cannot find {k} neighbors: k must be at least 1")
+  k = errors.as_integer("k", k)
   query = DistinctVectors(query_ND)
   best = no_neighbors(len(query), k)
   key_QK = np.zeros(best.index_NK.shape, np.int64)

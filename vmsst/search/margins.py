@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from vmsst import errors
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]
@@ -111,8 +112,8 @@ def margin_pairs(
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
   Raises:
-    ValueError: shapes do not match, a side is empty, a value is not finite, k is below 1, or the
-      margin or retrieval is unknown.
+    ValueError: shapes do not match, a side is empty, a value is not finite, k is not an integer of
+      1 or more, or the margin or retrieval is unknown.
 
   Examples:
     >>> german_ND, english_MD = np.eye(3), np.eye(4)[::-1, :3]
@@ -122,6 +123,7 @@ def margin_pairs(
   """
   _choice(_MARGINS, margin, "margin")  # Before the search, which can take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
+  neighbors = errors.as_integer("neighbors", neighbors)
   if distinct:
     sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
     forward, backward = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
@@ -180,9 +182,10 @@ def margin_scores(
 
   Raises:
     ValueError: the shapes are not equal and [N, D], a side is empty, a value is not finite, k is
-      below 1, or the margin is unknown.
+      not an integer of 1 or more, or the margin is unknown.
   """
   score = _choice(_MARGINS, margin, "margin")
+  neighbors = errors.as_integer("neighbors", neighbors)
   forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, engine=engine)
   count = len(forward.index_NK)
   if len(backward.index_NK) != count:

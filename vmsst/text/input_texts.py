@@ -18,8 +18,8 @@ def as_list(texts: Texts) -> list[str]:
       path (not a string) is that of a UTF-8 file, plain or gzipped, with one text per line.
 
   Raises:
-    TypeError: an item is not a string (None, NaN, bytes), or `texts` is one string; the message
-      names the item.
+    TypeError: an item is not a string (None, NaN, bytes), or `texts` is one string or no
+      collection; the message names the item.
     InputError: the file cannot be read.
   """
   if isinstance(texts, (str, bytes)):
@@ -31,7 +31,14 @@ def as_list(texts: Texts) -> list[str]:
     return list(text_files.read_lines(os.fspath(texts)))
   if isinstance(texts, io.TextIOBase):
     texts = (line.removesuffix("\n") for line in texts)
-  found = list(texts)
+  try:
+    items = iter(texts)
+  except TypeError:  # also an array without axes
+    raise TypeError(
+      f"sentences are {texts!r} of type {type(texts).__name__}; pass a list of strings, or the "
+      "pathlib.Path of a file"
+    ) from None
+  found = list(items)
   for index, text in enumerate(found):
     if not isinstance(text, str):
       raise TypeError(f"sentence {index} is of type {type(text).__name__}, not str")

@@ -3,10 +3,14 @@
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
+import os
+import stat
 import subprocess
 import sys
 
+import full_disks
 import in_process
 import jax
 import numpy as np
@@ -251,6 +255,78 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
   (again / "model.safetensors").write_bytes(b"no")
   with pytest.raises(errors.InputError, match=r"again/model\.safetensors"):
     vmsst.load(again)
+
+
+@pytest.fixture
+def exported(tmp_path):
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
+  return safetensors_folder.export_safetensors(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("place", [0.3, 0.9])
+@pytest.mark.parametrize(
+  "damage", [lambda part: bytes(len(part)), lambda part: bytes([part[0] ^ 1])], ids=["zeros", "bit"]
+)
+def test_changed_weights_are_refused(exported, place, damage):
+  path = exported / "model.safetensors"
+  content = path.read_bytes()
+  start = int(place * len(content))
+  changed = damage(content[start : start + 64])
+  path.write_bytes(content[:start] + changed + content[start + len(changed) :])
+  with pytest.raises(errors.InputError, match=r"model\.safetensors is damaged: .* SHA-256"):
+    vmsst.load(exported)
+  path.write_bytes(content)
+  vmsst.load(exported)
+
+
+def test_an_export_without_a_checksum_is_loaded(exported):
+  path = exported / "encoder.json"
+  record = json.loads(path.read_bytes())
+  assert record.pop("weights") == {
+    "sha256": hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
+  }
+  path.write_text(json.dumps(record))
+  assert vmsst.load(exported).dimension == encoder(T5).latent_dim
+  path.write_text(json.dumps({**record, "weights": 3}))
+  with pytest.raises(errors.InputError, match=r"encoder\.json: 'weights' is 3"):
+    vmsst.load(exported)
+
+
+# --------------------------------------------------------------------------------------------
+# Files of all formats
+
+FORMATS = ("safetensors", "sentence-transformers", "stablehlo")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+@pytest.mark.parametrize("form", FORMATS)
+def test_modes_of_files_follow_the_umask(tmp_path, capsys, form, umask):
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
+  former = os.umask(umask)
+  try:
+    assert in_process.vmsst("export", form, run, tmp_path / "out") == 0
+  finally:
+    os.umask(former)
+  modes = {
+    path.name: stat.S_IMODE(path.stat().st_mode)
+    for path in (tmp_path / "out").rglob("*")
+    if path.is_file()
+  }
+  assert "model.safetensors" in modes
+  assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("size", [64, 4000])
+def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, capsys, form, size):
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
+  with full_disks.largest_file(size):
+    assert in_process.vmsst("export", form, run, tmp_path / "out") == 1
+  message = capsys.readouterr().err
+  assert message.startswith(f"vmsst: error: {tmp_path / 'out'} cannot be written: ")
+  assert "File too large" in message
+  assert message.count("\n") == 1
+  assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 # --------------------------------------------------------------------------------------------

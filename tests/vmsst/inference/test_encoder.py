@@ -1,15 +1,19 @@
+import copy
 import dataclasses
 import gzip
 import importlib.util
 import io
 import json
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
 
 import commands
+import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -336,8 +340,105 @@ def test_an_encoder_without_decoder_says_so(encoder, params):
     bare.translate(["a"], "de")
 
 
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda encoder: encoder.encode(None), "sentences are None"),
+    (lambda encoder: encoder.encode(3), "sentences are 3"),
+    (lambda encoder: encoder.encode(np.array("a")), "sentences are .*ndarray"),
+    (lambda encoder: encoder.encode(["a"], language=3), "language is 3"),
+    (lambda encoder: encoder.encode(["a"], language=[None]), "language of sentence 0 is None"),
+    (lambda encoder: encoder.encode(["a"], prefix=3), "prefix is 3"),
+  ],
+)
+def test_arguments_of_another_type_are_named(encoder, call, message):
+  with pytest.raises(TypeError, match=message):
+    call(encoder)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2.5, True, "8", 0, -1, float("nan")])
+def test_a_batch_size_that_is_not_a_positive_integer_is_named(encoder, batch_size):
+  with pytest.raises(ValueError, match=rf"batch_size is {batch_size!r}; it must be an integer"):
+    encoder.encode(["a"], batch_size=batch_size)
+
+
+def test_integers_of_numpy_are_batch_sizes(encoder, expected):
+  np.testing.assert_allclose(encoder.encode(SENTENCES, batch_size=np.int64(2)), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 7), (6,), (2, 1, 6), ()])
+@pytest.mark.parametrize("side", ["sources", "targets"])
+@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
+def test_vectors_of_another_shape_are_named(encoder, method, side, shape):
+  sides = {"sources": np.ones((2, 6)), "targets": np.ones((2, 6)), side: np.ones(shape)}
+  message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
+  with pytest.raises(ValueError, match=message):
+    getattr(encoder, method)(**sides)
+
+
+def test_other_arguments_of_scores_are_named(encoder):
+  vectors_ND = np.ones((2, 6), np.float32)
+  with pytest.raises(ValueError, match="sources has the dtype complex64"):
+    encoder.similarity(vectors_ND.astype(np.complex64))
+  with pytest.raises(ValueError, match=r"neighbors is 2\.5"):
+    encoder.margin_scores(vectors_ND, vectors_ND, neighbors=2.5)
+  for languages in ("de", ("de",), None):
+    with pytest.raises(ValueError, match=r"languages is .* two values"):
+      encoder.score_pairs(vectors_ND, vectors_ND, languages=languages)
+  halves_ND = jnp.ones((2, 6), jnp.bfloat16)
+  np.testing.assert_allclose(encoder.similarity(halves_ND), np.ones((2, 2)), atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------
+# Other processes
+
+
+def test_a_forked_child_reports_the_fork(encoder):
+  for use in (
+    lambda: encoder.encode(["a"]),
+    lambda: encoder.margin_scores(np.ones((2, 6)), np.ones((2, 6))),
+    lambda: encoder.translate(["a"], "de"),
+  ):
+    message = forks.error_in_fork(use)
+    assert message.startswith("RuntimeError: this encoder was loaded in process")
+    assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_pickled_encoder_is_loaded_again(run, dtype):
+  encoder = vmsst.load(run, dtype=dtype)
+  encoder.max_length = 7
+  content = pickle.dumps(encoder)
+  assert len(content) < 1000  # no parameters
+  found = pickle.loads(content)
+  assert (found.path, found.max_length) == (encoder.path, 7)
+  np.testing.assert_array_equal(found.encode(SENTENCES), encoder.encode(SENTENCES))
+
+
+def test_an_encoder_in_memory_cannot_be_pickled_but_copied(params):
+  encoder = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=MAX_LENGTH)
+  with pytest.raises(TypeError, match=r"passed in memory; .* vmsst\.load\(path\)"):
+    pickle.dumps(encoder)
+  np.testing.assert_array_equal(copy.copy(encoder).encode(["a"]), encoder.encode(["a"]))
+
+
 # --------------------------------------------------------------------------------------------
 # Loading
+
+
+def test_paths_that_cannot_be_of_an_encoder_are_named(run, tmp_path, monkeypatch):
+  (tmp_path / "README.md").write_text("# Read me\n")
+  for path in (tmp_path / "README.md", run / "encoder.json"):
+    with pytest.raises(errors.InputError, match=rf"{path.name} is a file, .* give a folder"):
+      vmsst.load(path)
+  monkeypatch.chdir(run)
+  with pytest.raises(errors.InputError, match="path of the encoder is empty"):
+    vmsst.load("")
+  with pytest.raises(errors.InputError, match="no folder"):
+    vmsst.load("a\0b")
+  for path in (None, 3, b"run"):
+    with pytest.raises(TypeError, match=rf"path of the encoder is {path!r}"):
+      vmsst.load(path)
 
 
 def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):

@@ -1,7 +1,10 @@
 import dataclasses
 import functools
 import itertools
+import pickle
+import re
 
+import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,7 +141,7 @@ def run(tmp_path_factory):
     network=network, input_vocabulary=VOCABULARY, max_length=LENGTH, kl_anneal_steps=100_000
   )
   folder = tmp_path_factory.mktemp("run")
-  encoder_json.save_encoder_assets(model, folder)
+  encoder_json.save_encoder_assets(model, folder, ["deu", "eng"])
   tiny_encoders.save_training_checkpoint(folder, 1, train(model, 300))
   return folder
 
@@ -215,14 +218,75 @@ def test_wrong_input_is_named(translator):
     translator.translate("abc", "de")
   with pytest.raises(ValueError, match=r"shape \(2, 3\), not \[N, 16\]"):
     translator.generate(np.zeros((2, 3)), "de")
-  with pytest.raises(ValueError, match="temperature -1"):
-    translator.generate(np.zeros((2, 16)), "de", temperature=-1)
+  for language in (None, 3, [None], {"de"}):
+    with pytest.raises(TypeError, match="language"):
+      translator.translate(["abc"], language)
+
+
+@pytest.mark.parametrize("code", ["sw", "swh_Latn", "fr"])
+def test_a_language_without_training_data_is_refused(translator, run, code):
+  message = rf"not trained on the language '{code}'; choose one of deu, eng"
+  for translate in (translator.translate, vmsst.load(run).translate):
+    with pytest.raises(errors.InputError, match=message):
+      translate(["abc"], code)
+  with pytest.raises(errors.InputError, match=message):
+    translator.generate(np.zeros((2, 16)), ["de", code])
+  with pytest.raises(errors.InputError, match=message):
+    translator.language_latents(["abc"], code)
+
+
+def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknown():
+  network = NETWORKS["bitranslation"]
+  unknown = make_translator(network, tiny_encoders.random_params(network))
+  assert len(unknown.generate(np.ones((1, 6)), "sw")) == 1
+
+
+@pytest.mark.parametrize(
+  ("option", "values"),
+  [
+    ("temperature", (-1, -0.1, 1e-9, 1e9, float("nan"), float("inf"), "hot", None, True)),
+    ("max_length", (0, -1, 5000, 10**12, 2.5, True)),
+    ("batch_size", (0, -1, 2.5, None, True)),
+    ("seed", (-1, 1 << 32, 1 << 70, 2.5, None)),
+  ],
+)
+def test_options_out_of_range_are_named(translator, option, values):
+  for value in values:
+    for call in (
+      functools.partial(translator.translate, ["abc"], "de"),
+      functools.partial(translator.generate, np.zeros((2, 16)), "de"),
+    ):
+      with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
+        call(**{option: value})
+
+
+def test_extreme_temperatures_and_seeds_give_sentences(translator):
+  vectors_NS = translator.encoder.encode(WORDS)
+  greedy = translator.generate(vectors_NS, "de")
+  assert translator.generate(vectors_NS, "de", temperature=1e-6, seed=(1 << 32) - 1) == greedy
+  drawn = translator.generate(vectors_NS, "de", temperature=1e6)
+  assert len({text[:1] for text in drawn}) > 5  # from all pieces
+
+
+def test_a_pickled_translator_is_loaded_again(translator):
+  found = pickle.loads(pickle.dumps(translator))
+  assert found.translate(WORDS, "de") == translator.translate(WORDS, "de")
+  with pytest.raises(TypeError, match="passed in memory"):
+    pickle.dumps(make_translator(NETWORKS["vmsst"], {}))
+
+
+def test_a_forked_child_reports_the_fork(translator):
+  for use in (
+    lambda: translator.generate(np.zeros((2, 16)), "de"),
+    lambda: translator.language_latents(["abc"], "de"),
+  ):
+    assert forks.error_in_fork(use).startswith("RuntimeError: this encoder was loaded in process")
 
 
 def test_what_a_network_does_not_have_is_refused():
   groups = tuple({EN: 0, DE: 1}.get(row, -1) for row in range(languages.NUM_LANGUAGES))
   network = networks.VmsstNetwork(CONFIG, latent_dim=6, decoder_groups=groups)
-  with pytest.raises(errors.InputError, match="no decoder for 'fr'"):
+  with pytest.raises(errors.InputError, match="not trained on the language 'fr'"):
     make_translator(network, {}).generate(np.ones((1, 6)), "fr")
   plain = make_translator(NETWORKS["bitranslation"], {})
   with pytest.raises(errors.InputError, match="no language latent"):
@@ -268,5 +332,9 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
   assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")
-  assert cli.main([*arguments, str(tmp_path / "in.txt"), "--temperature", "-1"]) == 1
-  assert "temperature" in capsys.readouterr().err
+  for option in (["--to", "sw"], ["--temperature", "nan"], ["--max-length", "0"], ["--seed", "-1"]):
+    assert cli.main([*arguments, str(tmp_path / "in.txt"), *option]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("vmsst: error: ")
+    assert message.count("\n") == 1
+    assert option[-1] in message

@@ -166,8 +166,9 @@ def test_broken_input_is_an_error(monkeypatch):
     exact_search.mutual_top_k,
     lambda x, y, k: exact_search.nearest_in_blocks(x, [y], k),
   ):
-    with pytest.raises(ValueError, match="cannot find 0 neighbors"):
-      broken(good, good, 0)
+    for k in (0, 2.5, None):
+      with pytest.raises(ValueError, match=f"k is {k}; it must be an integer of 1 or more"):
+        broken(good, good, k)
     with pytest.raises(ValueError, match=r"must be \[N, D\]"):
       broken(good[0], good, 1)
 

@@ -181,8 +181,10 @@ def test_broken_input_is_an_error():
       pairs(good, good[:0])
     with pytest.raises(ValueError, match="one width"):
       pairs(good, good[:, :2])
-  with pytest.raises(ValueError, match="cannot find 0 neighbors"):
-    margins.margin_pairs(good, good, neighbors=0)
+  for search in (margins.margin_pairs, margins.margin_scores):
+    for neighbors in (0, 2.5, None):
+      with pytest.raises(ValueError, match=f"neighbors is {neighbors}; it must be an integer"):
+        search(good, good, neighbors=neighbors)
   with pytest.raises(ValueError, match="3 sources and 2 targets: give as many of each"):
     margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="margin is 'rate', not ratio or distance or absolute"):

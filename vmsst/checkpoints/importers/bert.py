@@ -146,8 +146,9 @@ def import_bert(
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
   folder, target = pathlib.Path(os.path.abspath(folder)), output_folders.new_folder(output)
-  if not folder.is_dir():
-    raise errors.InputError(f"no folder {folder}")
+  hugging_face.check_folder(
+    folder, "a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
+  )
   modules = sentence_transformers_files.read_modules(folder)
   source = modules.transformer
   path, config = source / hugging_face.CONFIG_FILE, hugging_face.read_config(source)

@@ -31,6 +31,7 @@ _OLD_TRANSFORM, _TRANSFORM = "model.decoder.transform.", "model.transform."
 _POSITION_TABLE = "encoder/position_embedding"
 _LANGUAGE_TABLE = "language_embedder/embedding"
 _HEAD_DIM = 64
+_EXPECTED = "EMS_model.pt of the release, or its state dict as .safetensors"
 _UNUSED = "EmsNetwork has no such parameter"
 _COPY = "a copy of the token table"
 
@@ -227,10 +228,12 @@ def _language_rows(
 
 def _open(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Returns the state dict's tensors by their current names."""
+  if path.is_dir():
+    raise errors.InputError(f"{path} is a folder; give {_EXPECTED}")
   if not path.is_file():
-    raise errors.InputError(f"no file {path}")
+    raise errors.InputError(f"no file {path}; give {_EXPECTED}")
   found: dict[str, tensors.StoredTensor] = {}
-  for source, tensor in torch_files.open_state_dict(path).items():
+  for source, tensor in torch_files.open_state_dict(path, expected=_EXPECTED).items():
     name = source.removeprefix(_PARALLEL)
     if name.startswith(_OLD_TRANSFORM):
       name = _TRANSFORM + name.removeprefix(_OLD_TRANSFORM)

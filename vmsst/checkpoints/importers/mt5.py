@@ -227,8 +227,9 @@ def _for_training(row: weight_tables.Row) -> weight_tables.Row:
 
 
 def _open(folder: pathlib.Path) -> _Source:
-  if not folder.is_dir():
-    raise errors.InputError(f"no folder {folder}")
+  hugging_face.check_folder(
+    folder, "a Hugging Face folder (config.json, model.safetensors) or a T5X checkpoint"
+  )
   if (folder / hugging_face.CONFIG_FILE).exists():
     return _open_hugging_face(folder)
   checkpoint = open_t5x(folder, decoder=True)

@@ -18,6 +18,7 @@ from vmsst.files import atomic_files
 from vmsst.text import vocabularies
 
 PICKLED_FILE = "pytorch_model.bin"
+_EXPECTED = f"{PICKLED_FILE} or {hugging_face.WEIGHTS_FILE} of the release, or their folder"
 # The released code reads this many tokens, though it was trained on 32.
 MAX_LENGTH = 512
 
@@ -113,14 +114,14 @@ def import_vmsst(
 
 def _open(path: pathlib.Path) -> _Source:
   if path.is_file():
-    return _open_state(path, torch_files.open_state_dict(path), path.parent)
+    return _open_state(path, torch_files.open_state_dict(path, expected=_EXPECTED), path.parent)
   if not path.is_dir():
-    raise errors.InputError(f"no file or folder {path}")
+    raise errors.InputError(f"no file or folder {path}; give {_EXPECTED}, or a T5X checkpoint")
   if (path / hugging_face.CONFIG_FILE).is_file():
     pickled = path / PICKLED_FILE
     safe = (hugging_face.WEIGHTS_FILE, hugging_face.INDEX_FILE)
     if pickled.is_file() and not any((path / name).is_file() for name in safe):
-      return _open_state(path, torch_files.open_state_dict(pickled), path)
+      return _open_state(path, torch_files.open_state_dict(pickled, expected=_EXPECTED), path)
     return _open_state(path, hugging_face.open_tensors(path), path)
   checkpoint = mt5.open_t5x(path, decoder=False)
   if checkpoint is None:

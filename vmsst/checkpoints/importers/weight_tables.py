@@ -17,6 +17,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints import t5x, tensors
+from vmsst.files import checksums
 
 CHECKPOINT = "checkpoint_0"
 TOKEN_TABLE = "token_embedder/embedding"
@@ -272,5 +273,11 @@ def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[st
 
 
 def write_checkpoint(folder: pathlib.Path, params: Mapping[str, np.ndarray]) -> None:
-  """Writes parameters as the checkpoint of a folder."""
-  t5x.write_params(t5x.epath.Path(folder / CHECKPOINT), params)
+  """Writes parameters as the checkpoint of a folder, with checksums.
+
+  Raises:
+    OSError: the checkpoint cannot be written.
+  """
+  checkpoint = t5x.epath.Path(folder / CHECKPOINT)
+  t5x.write_params(checkpoint, params)
+  checksums.write(checkpoint, {"state": checkpoint / "state"})

@@ -1,6 +1,8 @@
 """Imports of EMS against a PyTorch module with the release's names and shapes."""
 
+import io
 import os
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -244,6 +246,36 @@ def test_nothing_pickled_is_run(tmp_path, vocabulary):
   assert not (tmp_path / "out").exists()
   torch.load(tmp_path / "evil.pt", weights_only=False)
   assert trap.exists()  # it was one
+
+
+def damaged(kind):
+  """Returns the content of a file that torch cannot read safely."""
+  stream = io.BytesIO()
+  if kind == "module":
+    torch.save(nn.Linear(2, 2), stream)
+  elif kind == "pickle":
+    return pickle.dumps({"state_dict": {}}, protocol=4)
+  elif kind == "script":
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), stream)
+  else:
+    torch.save({"state_dict": {"a": torch.ones(2000)}}, stream)
+    return stream.getvalue()[:4000]
+  return stream.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+@pytest.mark.parametrize("kind", ["module", "pickle", "script", "truncated"])
+def test_no_message_recommends_to_run_what_is_pickled(tmp_path, vocabulary, kind):
+  path = tmp_path / "x.pt"
+  path.write_bytes(damaged(kind))
+  with pytest.raises(errors.InputError) as caught:
+    import_ems(path, tmp_path / "out", vocabulary)
+  message = str(caught.value)
+  assert str(path) in message
+  for advice in ("weights_only", "safe_globals", "trust", "Re-running", "\n", "\x1b"):
+    assert advice not in message
+  if kind == "module":
+    assert "it refers to torch.nn.modules.linear.Linear" in message
 
 
 @pytest.mark.parametrize(

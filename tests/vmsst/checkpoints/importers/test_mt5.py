@@ -2,6 +2,7 @@
 
 import json
 
+import full_disks
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -454,6 +455,46 @@ def test_the_error_for_another_folder_lists_its_content(tmp_path, capsys):
   refused(tmp_path / "nowhere", tmp_path / "out", "no folder")
   assert cli.main(["import", "mt5", str(tmp_path / "in"), str(tmp_path / "out")]) == 1
   assert capsys.readouterr().err.startswith("vmsst: error: ")
+
+
+@pytest.mark.parametrize("size", [10, 300, 2000])
+def test_an_import_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, capsys, size):
+  source = save_hugging_face(tmp_path / "hf", weights())
+  with full_disks.largest_file(size):
+    assert cli.main(["import", "mt5", str(source), str(tmp_path / "out")]) == 1
+  message = capsys.readouterr().err
+  assert message.startswith(f"vmsst: error: {tmp_path / 'out'} cannot be written: checkpoint_0: ")
+  assert message.count("\n") == 1
+  assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_changed_byte_of_an_imported_array_is_named(tmp_path):
+  source = save_hugging_face(tmp_path / "hf", weights())
+  checkpoint = mt5.import_mt5(source, tmp_path / "out").checkpoint
+  largest = max((checkpoint / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
+  with pytest.raises(errors.InputError, match=rf"is damaged: state/.*{largest.name} has changed"):
+    tiny_encoders.read_arrays(checkpoint)
+
+
+FILES = {"ems": "EMS_model.pt", "vmsst": "pytorch_model.bin"}
+FOLDERS = {"mt5": "a T5X checkpoint", "bert": "tokenizer.json"}
+
+
+@pytest.mark.parametrize("kind", [*FILES, *FOLDERS])
+def test_another_file_than_weights_is_named_without_advice_of_torch(tmp_path, capsys, kind):
+  path = tmp_path / "README.md"
+  path.write_text("# Read me\n\nThis is not a model.\n")
+  options = ["--vocabulary", str(path)] if kind in FILES else []
+  assert cli.main(["import", kind, str(path), str(tmp_path / "out"), *options]) == 1
+  message = capsys.readouterr().err
+  problem = "is not a file of torch or safetensors" if kind in FILES else "is a file"
+  assert message.startswith(f"vmsst: error: {path} {problem}; give ")
+  assert {**FILES, **FOLDERS}[kind] in message
+  assert message.count("\n") == 1
+  assert "weights_only" not in message
 
 
 def test_an_existing_folder_is_not_written_into(tmp_path):

@@ -1,0 +1,50 @@
+"""Checks of the arguments of encoders and translators; each message names argument and value."""
+
+import math
+import numbers
+from collections.abc import Collection, Mapping, Set
+from typing import Any
+
+from vmsst import errors
+
+
+def temperature(value: Any, *, minimum: float, maximum: float) -> float:
+  """Returns a temperature: 0, or a number from `minimum` to `maximum`.
+
+  Raises:
+    InputError: it is something else, such as NaN.
+  """
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if not is_number or not (value == 0 or minimum <= value <= maximum) or math.isnan(value):
+    raise errors.InputError(
+      f"temperature is {value!r}; it must be 0, for the likeliest token, or a number from "
+      f"{minimum:g} to {maximum:g}"
+    )
+  return float(value)
+
+
+def languages(value: Any, count: int) -> list[str]:
+  """Returns the language code of each of `count` sentences.
+
+  Args:
+    value: One code, or one for each sentence.
+    count: Number of sentences.
+
+  Raises:
+    TypeError: a code is not a string.
+    ValueError: there are more or fewer codes than sentences.
+  """
+  if isinstance(value, str):
+    return [value] * count
+  if not isinstance(value, Collection) or isinstance(value, (bytes, Mapping, Set)):
+    raise TypeError(
+      f"language is {value!r}; it must be a language code, such as 'de', or a list of one code for "
+      "each sentence"
+    )
+  codes = list(value)
+  if len(codes) != count:
+    raise ValueError(f"{len(codes)} languages for {count} sentences")
+  for index, code in enumerate(codes):
+    if not isinstance(code, str):
+      raise TypeError(f"the language of sentence {index} is {code!r}, not a string")
+  return codes
