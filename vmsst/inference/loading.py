@@ -162,7 +162,7 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  if "://" in path or not (folder / sentence_transformers_files.MODULES_FILE).is_file():
+  if not path or "://" in path or not (folder / sentence_transformers_files.MODULES_FILE).is_file():
     encoder = load(path, dtype=dtype)
     return str(encoder.path), encoder
   if dtype is not None:
@@ -176,7 +176,11 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
   try:
     theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
   except (OSError, ValueError, KeyError) as error:
-    raise errors.InputError(f"{folder}: sentence-transformers cannot open it: {error}") from error
+    # The message may advise to trust code in the folder.
+    raise errors.InputError(
+      f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, or "
+      "try `vmsst import bert`"
+    ) from error
   theirs.digest = _digest_below(folder)
   return str(folder.resolve()), theirs
 

@@ -152,7 +152,12 @@ def _checkpoint(store: _Store, url: str, names: set[str]) -> tuple[str, set[str]
   for _, name in sorted(steps.items(), reverse=True):
     if "state" in store.names(f"{url}/{name}"):
       return f"{url}/{name}", names
-  listing = ", ".join(sorted(names)[:20]) or "nothing"
+  if not names:  # TensorFlow does not report a store that it cannot reach
+    raise errors.InputError(
+      f"{url} does not exist, or its store cannot be reached from here; check the address, the "
+      "network and your credentials"
+    )
+  listing = ", ".join(sorted(names)[:20])
   raise errors.InputError(
     f"{url} holds {listing}: neither checkpoint_<step> folders nor {hugging_face.WEIGHTS_FILE} "
     f"with {encoder_json.ENCODER_FILE}"
