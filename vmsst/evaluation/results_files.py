@@ -197,7 +197,8 @@ class Folder:
     results = self._path("results")
     if results.is_dir():
       raise errors.InputError(f"{results}: not a file but a folder: delete it")
-    check_writable(self._folder / "benchmarks")
+    for folder in (self._folder, self._folder / "benchmarks"):
+      check_writable(folder)
 
 
 def check_writable(folder: pathlib.Path) -> None:

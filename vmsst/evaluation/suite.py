@@ -250,7 +250,7 @@ def evaluate(
     raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
-  digests = data_digests.DataDigests(root)
+  digests = data_digests.DataDigests(root, leave_out=output)
   absent: dict[str, str] = {}
   waiting: dict[str, _Waiting] = {}
   done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}
@@ -271,9 +271,13 @@ def evaluate(
       report(f"{key}: finished before with other data: evaluating it again")
       del done[key]
     report(f"{key}: reading")
-    waiting[key] = _Waiting(benchmark, benchmark.read(root), data)
+    if tasks := benchmark.read(root):
+      waiting[key] = _Waiting(benchmark, tasks, data)
+    else:
+      absent[key] = f"no file of it in {_folders(benchmark, root)} ({benchmark.layout})"
+      report(f"{key}: absent: {absent[key]}")
   if absent and not waiting and not set(names) & set(done):
-    raise errors.InputError(_no_data(root, benchmarks))
+    raise errors.InputError(_no_data(root, benchmarks, absent))
   failed: dict[str, str] = {}
 
   def results() -> dict[str, Any]:
@@ -315,7 +319,13 @@ class _Waiting:
   data: dict[str, str]
 
 
-def _no_data(root: pathlib.Path, benchmarks: Iterable[Benchmark]) -> str:
+def _folders(benchmark: Benchmark, root: pathlib.Path) -> str:
+  return ", ".join(str(root / name) for name in benchmark.folders)
+
+
+def _no_data(root: pathlib.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
+  if len(absent) == 1:
+    return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
   expected = dict.fromkeys(name for each in benchmarks for name in each.folders)
   return (
     f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
@@ -380,7 +390,7 @@ class Embedder:
   def __init__(self, encoder: Any):
     self.seconds = 0.0
     self._encoder = encoder
-    self._usable = False
+    self._width = 0
 
   def __call__(self, side: Side) -> np.ndarray:
     """Returns the vectors of texts in one language, [N, D]."""
@@ -397,14 +407,20 @@ class Embedder:
     with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
       vectors_ND = encoding.encode(self._encoder, texts, language=codes)
     self.seconds += time.perf_counter() - start
-    if not vectors_ND.shape[1]:
-      raise ValueError("the encoder's vectors have width 0")
-    finite_N = np.isfinite(vectors_ND).all(axis=1)
-    self._usable |= bool(finite_N.any())
+    width = vectors_ND.shape[1]
+    if not width or width != (self._width or width):
+      before = f" after those of width {self._width}" if self._width else ""
+      raise ValueError(f"the encoder returned vectors of width {width}{before}")
+    # Up to here the norm is finite in float32.
+    finite_N = (np.abs(vectors_ND) <= np.finfo(np.float32).max / width**0.5).all(axis=1)
+    if finite_N.any():
+      self._width = width
     if not finite_N.all():
       shown = input_files.shown(texts[int(np.argmin(finite_N))])
-      problem = f"the encoder's vector of {shown} contains a value that is not finite"
-      if self._usable:
+      problem = (
+        f"the encoder's vector of {shown} contains a value that is not finite or is too large"
+      )
+      if self._width:
         raise ValueError(problem)
       raise UnusableEncoderError(f"{problem}, as do all others: its training has diverged?")
     return vectors_ND

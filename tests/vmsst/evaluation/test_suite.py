@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import types
 
 import fake_encoders
 import numpy as np
@@ -179,6 +180,32 @@ def test_data_outside_a_benchmark_s_folders_counts_too(root, tmp_path):
     assert len(encoder.calls) == calls
 
 
+def test_results_inside_the_data_do_not_count_as_data(root):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  for _ in range(2):
+    suite.evaluate(encoder, [BENCHMARK], root, root / "words" / "out", name="a")
+  assert len(encoder.calls) == 2
+
+
+def test_links_in_the_data_are_followed_once(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  (tmp_path / "elsewhere").mkdir()
+  (root / "words" / "loop").symlink_to(root / "words")
+  (root / "words" / "linked").symlink_to(tmp_path / "elsewhere")
+  for calls in (2, 4):
+    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
+    assert len(encoder.calls) == calls
+    (tmp_path / "elsewhere" / "new").touch()
+
+
+def test_a_folder_without_files_of_the_benchmark_is_absent(root, tmp_path):
+  empty = dataclasses.replace(BENCHMARK, name="other", read=lambda root: [])
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  found = suite.evaluate(encoder, [empty, BENCHMARK], root, tmp_path / "out", name="a")
+  assert found["absent"] == {"other": f"no file of it in {root / 'words'} (a list)"}
+  assert list(found["benchmarks"]) == ["words"]
+
+
 def named(name, error=None):
   """Returns a benchmark of one word that raises an error when it is scored."""
 
@@ -313,7 +340,7 @@ def test_data_and_output_that_cannot_be_used_are_errors(root, tmp_path):
   for data, out, message in (
     (tmp_path / "none", "out", "none: not a folder"),
     (tmp_path / "file", "out", "file: not a folder"),
-    (root / "words", "out", "has no data of the chosen benchmarks: expected folders words"),
+    (root / "words", "out", "words is absent: no folder"),
     (root, "file", "cannot be written: .*file is not a folder"),
     (root, "file/out", "cannot be written: .*file is not a folder"),
   ):
@@ -358,3 +385,16 @@ def test_one_vector_that_is_not_finite_fails_only_its_benchmark(root, tmp_path):
     suite.evaluate(encoder, both, root, tmp_path / "new", name="a")
   assert encoder.calls == [["one"]]
   assert not (tmp_path / "new").exists()
+
+
+def test_vectors_of_two_widths_or_huge_values_are_a_failure(root, tmp_path):
+  widths = iter([2, 3])
+  encoder = types.SimpleNamespace(encode=lambda texts: np.ones((len(texts), next(widths))))
+  both = [named("one"), named("two")]
+  found = suite.evaluate(encoder, both, root, tmp_path / "out", name="a")
+  assert found["failed"] == {
+    "two": "the encoder returned vectors of width 3 after those of width 2"
+  }
+  encoder = fake_encoders.FakeEncoder(lambda word: [1e38, 3e38 if word == "two" else 0])
+  found = suite.evaluate(encoder, both, root, tmp_path / "new", name="a")
+  assert "'two' contains a value that is not finite or is too large" in found["failed"]["two"]
