@@ -338,12 +338,13 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
   good = write_results(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
   with pytest.raises(errors.InputError, match="cannot be written: "):
     report.write_report([good], tmp_path / "file" / "out")
-  incomplete = agnosticism(1.0)
-  del incomplete["results"][0]["metrics"]["error"]
-  bad = write_results(tmp_path / "b", "x", {"agnosticism": incomplete})
-  if not figures.hint():
-    with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
-      report.write_report([bad], tmp_path / "out")
+  for key, empty in (("metrics", {}), ("languages", [])):
+    incomplete = agnosticism(1.0)
+    incomplete["results"][0][key] = empty
+    bad = write_results(tmp_path / key, "x", {"agnosticism": incomplete})
+    if not figures.hint():
+      with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
+        report.write_report([bad], tmp_path / "out")
 
 
 @pytest.fixture
