@@ -164,7 +164,7 @@ class Folder:
       return None
     top = _read(path)
     check_benchmark(top)
-    top.key("data").named_texts()
+    top.key("data").key("digest").text()
     settings = top.key(_SETTINGS)
     settings.items()
     if stored_settings.differences(settings.value, self._settings):

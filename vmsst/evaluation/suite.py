@@ -20,7 +20,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import data_digests, results_files
-from vmsst.files import input_files, stored_settings
+from vmsst.files import input_files
 from vmsst.search import exact_search
 from vmsst.vectors import encoding
 
@@ -241,41 +241,45 @@ def evaluate(
       not finite, or `output` has another encoder's results or a broken file.
   """
   root, output = pathlib.Path(data_root), pathlib.Path(output)
+  if not root.is_dir():
+    raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
   known = None if seen is None else seen_test(seen)
   codes = None if seen is None else sorted({each.name for each in seen})
   made_by = encoding.identity(encoder, name)
   settings = {"encoder": made_by, "seen": codes}
   folder = results_files.Folder(output, settings)
-  if not root.is_dir():
-    raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
   digests = data_digests.DataDigests(root, leave_out=output)
   absent: dict[str, str] = {}
   waiting: dict[str, _Waiting] = {}
   done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}
+
+  def leave_out(key: str, reason: str) -> None:
+    if key in done:
+      report(f"{key}: finished before; its data is no longer present: {reason}")
+    else:
+      absent[key] = reason
+      report(f"{key}: absent: {reason}")
+
   for benchmark in benchmarks:
     key = benchmark.name
     if reason := absence(benchmark, root):
-      if key not in done:
-        absent[key] = reason
-      report(
-        f"{key}: {'finished; its data is no longer present' * (key in done) or 'absent'}: {reason}"
-      )
+      leave_out(key, reason)
       continue
-    data = digests.identity(benchmark.folders, (*benchmark.files, *benchmark.more_files))
-    if key in done:
-      if not stored_settings.differences({"data": done[key]["data"]}, {"data": data}):
-        report(f"{key}: finished before")
-        continue
-      report(f"{key}: finished before with other data: evaluating it again")
-      del done[key]
-    report(f"{key}: reading")
-    if tasks := benchmark.read(root):
-      waiting[key] = _Waiting(benchmark, tasks, data)
-    else:
-      absent[key] = f"no file of it in {_folders(benchmark, root)} ({benchmark.layout})"
-      report(f"{key}: absent: {absent[key]}")
+    lone = (name + end for name in benchmark.files for end in ("", ".gz"))
+    data = digests.identity(benchmark.folders, (*lone, *benchmark.more_files))
+    if key in done and done[key]["data"]["digest"] == data["digest"]:
+      report(f"{key}: finished before")
+      continue
+    again = "; it was finished with other data and is evaluated again" if key in done else ""
+    report(f"{key}: reading{again}")
+    tasks = benchmark.read(root)
+    if not tasks:
+      leave_out(key, f"no file of it in {_folders(benchmark, root)} ({benchmark.layout})")
+      continue
+    done.pop(key, None)
+    waiting[key] = _Waiting(benchmark, tasks, data)
   if absent and not waiting and not set(names) & set(done):
     raise errors.InputError(_no_data(root, benchmarks, absent))
   failed: dict[str, str] = {}

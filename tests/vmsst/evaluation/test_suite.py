@@ -162,12 +162,17 @@ def test_a_benchmark_with_other_data_is_evaluated_again(root, tmp_path):
   (root / "words" / ".hidden").touch()
   second = evaluate()
   assert len(encoder.calls) == 4
-  assert any("words: finished before with other data" in line for line in lines)
+  assert "words: reading; it was finished with other data and is evaluated again" in lines
   assert first["data"]["name"] == second["data"]["name"] == str(root)
   assert first["data"]["digest"] != second["data"]["digest"]
   shutil.rmtree(root / "words")
   assert evaluate() == second
-  assert "its data is no longer present: no folder" in lines[-1]
+  assert "words: finished before; its data is no longer present: no folder" in lines[-1]
+  (root / "words").mkdir()
+  empty = dataclasses.replace(BENCHMARK, read=lambda root: [])
+  found = suite.evaluate(encoder, [empty], root, tmp_path / "out", name="a", report=lines.append)
+  assert found["benchmarks"]["words"] == second
+  assert "its data is no longer present: no file of it in" in lines[-1]
 
 
 def test_data_outside_a_benchmark_s_folders_counts_too(root, tmp_path):
