@@ -59,10 +59,12 @@ def _eval(args: argparse.Namespace) -> None:
     report=say,
     engine=device_search.engine(),
   )
+  path = pathlib.Path(args.out) / suite.RESULTS_FILE
   print(suite.format_table(found))
-  print(
-    f"{pathlib.Path(args.out) / suite.RESULTS_FILE}; `vmsst report {args.out}` shows all results"
-  )
+  print(f"{path}; `vmsst report {args.out}` shows all results")
+  if failed := found["failed"]:
+    count = f"{len(failed)} of {len(chosen)} benchmarks failed"
+    raise errors.InputError(f"{count}: {', '.join(failed)}; {path} has the reasons")
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,14 @@
 accuracies and correlations times 100.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
+import math
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages
-from vmsst.files import atomic_files
+from vmsst.evaluation import data_digests, results_files
+from vmsst.files import input_files
 from vmsst.search import exact_search
 from vmsst.vectors import encoding
 
@@ -133,6 +138,8 @@ class Benchmark:
     missing: Returns the names of the benchmark's sets without results.
     files: Files under the data root, plain or gzipped, that must be present too, because their
       folder is shared.
+    more_files: Glob patterns under the data root, of files in other folders that it reads if they
+      are present.
   """
 
   name: str
@@ -144,6 +151,7 @@ class Benchmark:
   summarize: Callable[[Sequence[Result], Seen], Numbers]
   missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
   files: tuple[str, ...] = ()
+  more_files: tuple[str, ...] = ()
 
 
 def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
@@ -168,14 +176,15 @@ def describe_benchmark(benchmark: Benchmark) -> str:
 
 
 def format_table(results: Mapping[str, Any]) -> str:
-  """Formats what `evaluate` returns: all averages, and which sets are absent or missing."""
+  """Formats what `evaluate` returns: all averages, and what failed, is absent or missing."""
   rows = []
   for name, found in results["benchmarks"].items():
     rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in found["summary"].items()]
     if lacking := found["missing"]:
       more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
       rows.append(f"{name:24}missing: {', '.join(lacking[:_NAMED])}{more}")
-  rows += [f"{name:24}absent: {reason}" for name, reason in results["absent"].items()]
+  for key in ("failed", "absent"):
+    rows += [f"{name:24}{key}: {reason}" for name, reason in results[key].items()]
   return "\n".join(rows)
 
 
@@ -205,55 +214,134 @@ def evaluate(
 
   All files are read before anything is embedded. Each text is embedded once, even if it occurs in
   several tasks and benchmarks. Results are kept in `output`/benchmarks: a second call runs only
-  missing benchmarks.
+  missing benchmarks, those that failed, and those whose data has changed. If a benchmark fails
+  because its vectors cannot be scored, the others are still run.
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
-      `language`, it receives one code per text.
+      `language`, it receives one code per text. Its attribute `digest`, if it has one, identifies
+      it; else `name` does.
     benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them; those without folders are
       listed as absent.
     data_root: Data folder, with one folder per benchmark.
-    output: Output folder.
+    output: Output folder. Nothing is written before the first result.
     name: Name of the encoder; `output` must not have results of another one.
     seen: Languages of the training data, if known.
     report: Receives progress lines.
     engine: Compares the vectors of large benchmarks.
 
   Returns:
-    The content of results.json: `encoder`, `seen` (names of languages or None), `absent` (reasons
-    by benchmark) and `benchmarks`: for each `title`, `summary`, `missing`, `results` (a list of
-    `Result` as dicts) and `seconds` (`embedding`, `scoring`).
+    The content of results.json: `encoder` (`name` and `digest`), `seen` (names of languages or
+    None), `absent` and `failed` (reasons by benchmark) and `benchmarks`, all in `output`: for each
+    `title`, `summary`, `missing`, `results` (a list of `Result` as dicts), `seconds` (`embedding`,
+    `scoring`) and `data` (`name` of the folder, `digest` of the files).
 
   Raises:
-    InputError: files are broken, or `output` has another encoder's results.
-    ValueError: `encode` returns arrays of another shape, or values that are not finite.
+    InputError: files are broken, no benchmark has data, all have failed, the encoder's vectors are
+      not finite, or `output` has another encoder's results or a broken file.
   """
   root, output = pathlib.Path(data_root), pathlib.Path(output)
+  if not root.is_dir():
+    raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
   known = None if seen is None else seen_test(seen)
   codes = None if seen is None else sorted({each.name for each in seen})
-  settings = {"encoder": name, "seen": codes}
-  _check_settings(output / "settings.json", settings)
-  absent, waiting = {}, {}
-  done: dict[str, Any] = {}
+  made_by = encoding.identity(encoder, name)
+  settings = {"encoder": made_by, "seen": codes}
+  folder = results_files.Folder(output, settings)
   benchmarks = list(benchmarks)
-  for benchmark in benchmarks:
-    kept = output / "benchmarks" / f"{benchmark.name}.json"
-    if kept.is_file():
-      done[benchmark.name] = json.loads(kept.read_text(encoding="utf-8"))
-    elif reason := absence(benchmark, root):
-      absent[benchmark.name] = reason
-      report(f"{benchmark.name}: absent: {reason}")
+  names = [benchmark.name for benchmark in benchmarks]
+  digests = data_digests.DataDigests(root, leave_out=output)
+  absent: dict[str, str] = {}
+  waiting: dict[str, _Waiting] = {}
+  done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}
+
+  def leave_out(key: str, reason: str) -> None:
+    if key in done:
+      report(f"{key}: finished before; its data is no longer present: {reason}")
     else:
-      report(f"{benchmark.name}: reading")
-      waiting[benchmark.name] = benchmark, benchmark.read(root)
-  vectors = SharedVectors(_held_sides(tasks) for _, tasks in waiting.values())
-  for key, (benchmark, tasks) in waiting.items():
-    done[key] = _run_one(encoder, vectors, benchmark, tasks, known, output, report, engine)
-    atomic_files.write_json(output / "benchmarks" / f"{key}.json", done[key])
-  ordered = {each.name: done[each.name] for each in benchmarks if each.name in done}
-  results = {**settings, "absent": absent, "benchmarks": ordered}
-  atomic_files.write_json(output / RESULTS_FILE, results)
-  return results
+      absent[key] = reason
+      report(f"{key}: absent: {reason}")
+
+  for benchmark in benchmarks:
+    key = benchmark.name
+    if reason := absence(benchmark, root):
+      leave_out(key, reason)
+      continue
+    lone = (name + end for name in benchmark.files for end in ("", ".gz"))
+    data = digests.identity(benchmark.folders, (*lone, *benchmark.more_files))
+    if key in done and done[key]["data"]["digest"] == data["digest"]:
+      report(f"{key}: finished before")
+      continue
+    again = "; it was finished with other data and is evaluated again" if key in done else ""
+    report(f"{key}: reading{again}")
+    tasks = benchmark.read(root)
+    if not tasks:
+      leave_out(key, f"no file of it in {_folders(benchmark, root)} ({benchmark.layout})")
+      continue
+    done.pop(key, None)
+    waiting[key] = _Waiting(benchmark, tasks, data)
+  if absent and not waiting and not set(names) & set(done):
+    raise errors.InputError(_no_data(root, benchmarks, absent))
+  failed: dict[str, str] = {}
+
+  def results() -> dict[str, Any]:
+    order = [*(key for key in names if key in done), *(key for key in done if key not in names)]
+    found = {key: done[key] for key in order}
+    return {**settings, "absent": absent, "failed": failed, "benchmarks": found}
+
+  vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
+  embed = Embedder(encoder)
+  for key, own in waiting.items():
+    identity = json.dumps([made_by.get("digest", name), own.data["digest"]])
+    unfinished = output / "unfinished" / key / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    tools = Tools(embed, unfinished, report, engine)
+    try:
+      found = _run_one(tools, embed, vectors, own, known)
+    except UnusableEncoderError:
+      raise
+    except ValueError as error:
+      failed[key] = " ".join(str(error).split()) or type(error).__name__
+      report(f"{key}: failed: {failed[key]}")
+      continue
+    done[key] = found
+    folder.save(key, found)
+    folder.write_results(results())
+    _remove_unfinished(unfinished.parent)
+  if failed and not set(names) & set(done):
+    reasons = "; ".join(f"{key}: {reason}" for key, reason in failed.items())
+    raise errors.InputError(f"no benchmark could be evaluated: {reasons}")
+  folder.write_results(results())
+  return results()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waiting:
+  """A benchmark to evaluate: its tasks, and what identifies its data."""
+
+  benchmark: Benchmark
+  tasks: Sequence[Task | LargeTask]
+  data: dict[str, str]
+
+
+def _folders(benchmark: Benchmark, root: pathlib.Path) -> str:
+  return ", ".join(str(root / name) for name in benchmark.folders)
+
+
+def _no_data(root: pathlib.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
+  if len(absent) == 1:
+    return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
+  expected = dict.fromkeys(name for each in benchmarks for name in each.folders)
+  return (
+    f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
+    "(see `vmsst eval --list`)"
+  )
+
+
+def _remove_unfinished(folder: pathlib.Path) -> None:
+  """Removes the unfinished work of a benchmark, and the folder of all such work if it is empty."""
+  shutil.rmtree(folder, ignore_errors=True)
+  with contextlib.suppress(OSError):
+    folder.parent.rmdir()
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
@@ -261,29 +349,25 @@ def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
 
 
 def _run_one(
-  encoder: Any,
-  shared: "SharedVectors",
-  benchmark: Benchmark,
-  tasks: Sequence[Task | LargeTask],
-  known: Seen,
-  output: pathlib.Path,
-  report: Callable[[str], None],
-  engine: exact_search.Engine,
+  tools: Tools, embed: "Embedder", shared: "SharedVectors", own: _Waiting, known: Seen
 ) -> dict[str, Any]:
-  start = time.perf_counter()
-  embed = Embedder(encoder)
-  vectors = shared.of_next(embed, _held_sides(tasks), report)
+  start, before = time.perf_counter(), embed.seconds
+  benchmark = own.benchmark
+  vectors = shared.of_next(embed, _held_sides(own.tasks), tools.report)
   results: list[Result] = []
-  for task in tasks:
+  for task in own.tasks:
     if isinstance(task, Task):
       results += task.score(*(vectors(side) for side in task.sides))
     else:
-      folder = output / "unfinished" / benchmark.name / task.name
-      results += task.measure(Tools(embed, folder, report, engine))
+      results += task.measure(dataclasses.replace(tools, folder=tools.folder / task.name))
   summary = benchmark.summarize(results, known)
-  total = time.perf_counter() - start
+  for name, numbers in (*((x.name, x.metrics) for x in results), ("summary", summary)):
+    for metric, value in numbers.items():
+      if not math.isfinite(value):
+        raise ValueError(f"{metric} of {name} is not a finite number but {value}")
+  total, embedding = time.perf_counter() - start, embed.seconds - before
   headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))
-  report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embed.seconds:.0f} s)")
+  tools.report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embedding:.0f} s)")
   return {
     "title": benchmark.title,
     "summary": summary,
@@ -291,8 +375,13 @@ def _run_one(
     "results": [
       {"name": x.name, "languages": list(x.languages), "metrics": x.metrics} for x in results
     ],
-    "seconds": {"embedding": embed.seconds, "scoring": total - embed.seconds},
+    "seconds": {"embedding": embedding, "scoring": total - embedding},
+    "data": own.data,
   }
+
+
+class UnusableEncoderError(errors.InputError):
+  """No vector of the encoder is finite, so that every benchmark would fail."""
 
 
 class Embedder:
@@ -305,21 +394,39 @@ class Embedder:
   def __init__(self, encoder: Any):
     self.seconds = 0.0
     self._encoder = encoder
+    self._width = 0
 
   def __call__(self, side: Side) -> np.ndarray:
     """Returns the vectors of texts in one language, [N, D]."""
     return self.many(list(side.texts), [side.language] * len(side.texts))
 
   def many(self, texts: list[str], codes: list[str]) -> np.ndarray:
-    """Returns the vectors of texts with a language each, float32 [N, D]."""
+    """Returns the vectors of texts with a language each, float32 [N, D].
+
+    Raises:
+      UnusableEncoderError: no vector is finite, in this call and all before it.
+      ValueError: some are not, or the array has another shape.
+    """
     start = time.perf_counter()
-    vectors_ND = encoding.encode(self._encoder, texts, language=codes)
+    with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
+      vectors_ND = encoding.encode(self._encoder, texts, language=codes)
     self.seconds += time.perf_counter() - start
-    if not np.isfinite(vectors_ND).all():
-      row = int(np.argmin(np.isfinite(vectors_ND).all(axis=1)))
-      raise ValueError(
-        f"the encoder's vector of {texts[row]!r} contains a value that is not finite"
+    width = vectors_ND.shape[1]
+    if not width or width != (self._width or width):
+      before = f" after those of width {self._width}" if self._width else ""
+      raise ValueError(f"the encoder returned vectors of width {width}{before}")
+    # Up to here the norm is finite in float32.
+    finite_N = (np.abs(vectors_ND) <= np.finfo(np.float32).max / width**0.5).all(axis=1)
+    if finite_N.any():
+      self._width = width
+    if not finite_N.all():
+      shown = input_files.shown(texts[int(np.argmin(finite_N))])
+      problem = (
+        f"the encoder's vector of {shown} contains a value that is not finite or is too large"
       )
+      if self._width:
+        raise ValueError(problem)
+      raise UnusableEncoderError(f"{problem}, as do all others: its training has diverged?")
     return vectors_ND
 
 
@@ -363,16 +470,3 @@ class SharedVectors:
 
 def _keys(side: Side) -> Iterator[tuple[str, str]]:
   return ((side.language, text) for text in side.texts)
-
-
-def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
-  if not path.is_file():
-    atomic_files.write_json(path, settings)
-    return
-  before = json.loads(path.read_text(encoding="utf-8"))
-  for key, value in settings.items():
-    if before.get(key) != value:
-      raise errors.InputError(
-        f"{path.parent} has results with {key} = {before.get(key)!r}, not {value!r}: give "
-        "another folder, or delete that one"
-      )

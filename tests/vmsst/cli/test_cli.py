@@ -1,5 +1,7 @@
 import io
 import json
+import pathlib
+import re
 import string
 import subprocess
 import sys
@@ -53,6 +55,21 @@ def test_unknown_commands_list_the_known_ones(capsys):
   with pytest.raises(SystemExit):
     cli.main(["embedd"])
   assert "gin-dir" in capsys.readouterr().err
+
+
+def test_messages_and_docstrings_name_commands_that_exist():
+  package = pathlib.Path(cli.__file__).parents[1]
+  commands = {words if len(words) == 2 else (*words, None) for words in cli.COMMANDS}
+  commands |= {(word, None) for word, _ in commands}
+  named = set()
+  for folder in (package, *(package / name for name in ("tasks", "launch"))):
+    for path in folder.rglob("*.py"):
+      found = re.findall(r"`vmsst ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", path.read_text("utf-8"))
+      named |= {(path.name, word, second or None) for word, second in found}
+  groups = {word for word, second in commands if second}
+  unknown = [x for x in named if (x[1], x[2] if x[1] in groups else None) not in commands]
+  assert unknown == []
+  assert len(named) > 20
 
 
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):

@@ -1,5 +1,8 @@
 import dataclasses
+import functools
 import json
+import shutil
+import types
 
 import fake_encoders
 import numpy as np
@@ -119,10 +122,237 @@ def test_languages_reach_an_encoder_that_asks_for_them(root, tmp_path):
 
 def test_another_encoder_s_results_are_not_taken(root, tmp_path):
   suite.evaluate(fake_encoders.FakeEncoder(one_hot), [BENCHMARK], root, tmp_path / "out", name="a")
-  with pytest.raises(errors.InputError, match=r"encoder = 'a', not 'b'"):
+  with pytest.raises(errors.InputError, match="encoder is a, not b"):
     suite.evaluate(
       fake_encoders.FakeEncoder(one_hot), [BENCHMARK], root, tmp_path / "out", name="b"
     )
+
+
+def digested(digest, vector_of=one_hot):
+  encoder = fake_encoders.FakeEncoder(vector_of)
+  encoder.digest = digest
+  return encoder
+
+
+def test_an_encoder_is_identified_by_its_digest_if_it_has_one(root, tmp_path):
+  evaluate = functools.partial(suite.evaluate, output=tmp_path / "out")
+  found = evaluate(digested("1" * 64), [BENCHMARK], root, name="a")
+  assert found["encoder"] == {"name": "a", "digest": "1" * 64}
+  moved = digested("1" * 64)
+  assert evaluate(moved, [BENCHMARK], root, name="moved")["benchmarks"] == found["benchmarks"]
+  assert not moved.calls
+  with pytest.raises(errors.InputError, match=r"encoder is a \(1{12}\), not a \(2{12}\); give"):
+    evaluate(digested("2" * 64), [BENCHMARK], root, name="a")
+
+
+def test_a_benchmark_with_other_data_is_evaluated_again(root, tmp_path):
+  lines = []
+  encoder = fake_encoders.FakeEncoder(one_hot)
+
+  def evaluate():
+    return suite.evaluate(
+      encoder, [BENCHMARK], root, tmp_path / "out", name="a", report=lines.append
+    )["benchmarks"]["words"]
+
+  first = evaluate()
+  assert evaluate() == first
+  assert lines[-1] == "words: finished before"
+  assert len(encoder.calls) == 2
+  (root / "words" / "list").write_text("changed")
+  (root / "words" / ".hidden").touch()
+  second = evaluate()
+  assert len(encoder.calls) == 4
+  assert "words: reading; it was finished with other data and is evaluated again" in lines
+  assert first["data"]["name"] == second["data"]["name"] == str(root)
+  assert first["data"]["digest"] != second["data"]["digest"]
+  shutil.rmtree(root / "words")
+  assert evaluate() == second
+  assert "words: finished before; its data is no longer present: no folder" in lines[-1]
+  (root / "words").mkdir()
+  empty = dataclasses.replace(BENCHMARK, read=lambda root: [])
+  found = suite.evaluate(encoder, [empty], root, tmp_path / "out", name="a", report=lines.append)
+  assert found["benchmarks"]["words"] == second
+  assert "its data is no longer present: no file of it in" in lines[-1]
+
+
+def test_data_outside_a_benchmark_s_folders_counts_too(root, tmp_path):
+  benchmark = dataclasses.replace(BENCHMARK, more_files=("more/*.txt",))
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  (root / "more").mkdir()
+  for calls, name in ((2, "x.tsv"), (4, "x.txt"), (4, "y.tsv")):
+    (root / "more" / name).touch()
+    suite.evaluate(encoder, [benchmark], root, tmp_path / "out", name="a")
+    assert len(encoder.calls) == calls
+
+
+def test_results_inside_the_data_do_not_count_as_data(root):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  for _ in range(2):
+    suite.evaluate(encoder, [BENCHMARK], root, root / "words" / "out", name="a")
+  assert len(encoder.calls) == 2
+
+
+def test_links_in_the_data_are_followed_once(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  (tmp_path / "elsewhere").mkdir()
+  (root / "words" / "loop").symlink_to(root / "words")
+  (root / "words" / "linked").symlink_to(tmp_path / "elsewhere")
+  for calls in (2, 4):
+    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
+    assert len(encoder.calls) == calls
+    (tmp_path / "elsewhere" / "new").touch()
+
+
+def test_a_folder_without_files_of_the_benchmark_is_absent(root, tmp_path):
+  empty = dataclasses.replace(BENCHMARK, name="other", read=lambda root: [])
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  found = suite.evaluate(encoder, [empty, BENCHMARK], root, tmp_path / "out", name="a")
+  assert found["absent"] == {"other": f"no file of it in {root / 'words'} (a list)"}
+  assert list(found["benchmarks"]) == ["words"]
+
+
+def named(name, error=None):
+  """Returns a benchmark of one word that raises an error when it is scored."""
+
+  def score(vectors_ND):
+    if error:
+      raise error
+    return [suite.Result(name, ("en",), {"first": float(vectors_ND[0].argmax())})]
+
+  return dataclasses.replace(
+    BENCHMARK, name=name, read=lambda root: [suite.Task(name, (suite.Side("en", [name]),), score)]
+  )
+
+
+def test_a_benchmark_that_fails_does_not_stop_the_others(root, tmp_path):
+  lines = []
+  bad = named("one", ValueError("all values\nare 1"))
+  arguments = ([bad, named("two")], root, tmp_path / "out")
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  found = suite.evaluate(encoder, *arguments, name="a", report=lines.append)
+  assert found["failed"] == {"one": "all values are 1"}
+  assert list(found["benchmarks"]) == ["two"]
+  assert "one: failed: all values are 1" in lines
+  assert f"{'one':24}failed: all values are 1" in suite.format_table(found)
+  assert json.loads((tmp_path / "out" / "results.json").read_text()) == found
+  found = suite.evaluate(encoder, [named("one"), named("two")], *arguments[1:], name="a")
+  assert (found["failed"], list(found["benchmarks"])) == ({}, ["one", "two"])
+  with pytest.raises(ZeroDivisionError):  # a bug, not a property of the encoder or data
+    suite.evaluate(encoder, [named("three", ZeroDivisionError())], *arguments[1:], name="a")
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_score_that_is_not_a_number_is_a_failure(root, tmp_path, value):
+  bad = dataclasses.replace(named("one"), summarize=lambda results, seen: {"average": value})
+  found = suite.evaluate(
+    fake_encoders.FakeEncoder(one_hot), [bad, named("two")], root, tmp_path / "out", name="a"
+  )
+  assert found["failed"] == {"one": f"average of summary is not a finite number but {value}"}
+
+
+def test_nothing_is_written_before_the_first_result(root, tmp_path):
+  out = tmp_path / "deep" / "out"
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  with pytest.raises(errors.InputError, match="no benchmark could be evaluated: one: no score"):
+    suite.evaluate(encoder, [named("one", ValueError("no score"))], root, out, name="a")
+  encoder.fail_at = 1
+  with pytest.raises(KeyboardInterrupt):
+    suite.evaluate(encoder, [named("one")], root, out, name="a")
+  (root / "words" / "list").unlink()
+  with pytest.raises(errors.InputError, match="list is missing"):
+    suite.evaluate(encoder, [BENCHMARK], root, out, name="a")
+  assert not out.parent.exists()
+  suite.evaluate(encoder, [named("two")], root, out, name="another")
+
+
+def test_interrupted_work_of_another_encoder_is_not_resumed(root, tmp_path):
+  folders = []
+
+  def benchmark(fail):
+    def measure(tools):
+      folders.append(tools.folder)
+      if fail:
+        raise KeyboardInterrupt
+      return [suite.Result("x", ("en",), {"first": 1.0})]
+
+    tasks = [suite.LargeTask("large", measure, lambda: [])]
+    return dataclasses.replace(BENCHMARK, read=lambda root: tasks)
+
+  for digest, text in (("1", ""), ("2", ""), ("1", ""), ("1", "changed")):
+    (root / "words" / "list").write_text(text)
+    with pytest.raises(KeyboardInterrupt):
+      suite.evaluate(digested(digest), [benchmark(True)], root, tmp_path / "out", name="a")
+  assert folders[0] == folders[2]
+  assert len(set(folders)) == 3
+  folders[0].mkdir(parents=True)
+  suite.evaluate(digested("1"), [benchmark(False)], root, tmp_path / "out", name="a")
+  assert not (tmp_path / "out" / "unfinished").exists()
+
+
+def test_results_of_earlier_calls_stay_in_results_json(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  for name in ("two", "one"):
+    suite.evaluate(encoder, [named(name)], root, tmp_path / "out", name="a")
+  found = json.loads((tmp_path / "out" / "results.json").read_text())
+  assert list(found["benchmarks"]) == ["one", "two"]
+
+
+def test_after_an_interruption_results_json_has_what_is_finished(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(one_hot, fail_at=1)
+  both = [named("one"), named("two")]
+  with pytest.raises(KeyboardInterrupt):
+    suite.evaluate(encoder, both, root, tmp_path / "out", name="a")
+  assert list(json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]) == ["one"]
+  found = suite.evaluate(encoder, both, root, tmp_path / "out", name="a")
+  assert [list(each["summary"].values()) for each in found["benchmarks"].values()] == [[0], [1]]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b'{"encoder', b"[]", b"{}", None])
+@pytest.mark.parametrize("name", ["settings.json", "benchmarks/words.json"])
+def test_broken_results_are_one_line_with_the_fix(root, tmp_path, name, content):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  arguments = (encoder, [BENCHMARK], root, tmp_path / "out")
+  whole = suite.evaluate(*arguments, name="a")
+  path = tmp_path / "out" / name
+  path.unlink()
+  if content is None:
+    path.mkdir()
+  else:
+    path.write_bytes(content)
+  with pytest.raises(errors.InputError, match=r"delete it") as caught:
+    suite.evaluate(*arguments, name="a")
+  assert str(tmp_path / "out") in str(caught.value)
+  assert "\n" not in str(caught.value)
+  assert len(encoder.calls) == 2
+  path.rmdir() if content is None else path.unlink()
+  again = suite.evaluate(*arguments, name="a")
+  for found in (whole, again):
+    del found["benchmarks"]["words"]["seconds"]
+  assert again == whole
+
+
+def test_without_settings_the_results_of_another_encoder_are_not_taken(root, tmp_path):
+  for name in ("a", "b"):
+    encoder = fake_encoders.FakeEncoder(one_hot)
+    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name=name)
+    assert len(encoder.calls) == 2
+    (tmp_path / "out" / "settings.json").unlink()
+
+
+def test_data_and_output_that_cannot_be_used_are_errors(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  (tmp_path / "file").touch()
+  for data, out, message in (
+    (tmp_path / "none", "out", "none: not a folder"),
+    (tmp_path / "file", "out", "file: not a folder"),
+    (root / "words", "out", "words is absent: no folder"),
+    (root, "file", "cannot be written: .*file is not a folder"),
+    (root, "file/out", "cannot be written: .*file is not a folder"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      suite.evaluate(encoder, [BENCHMARK], data, tmp_path / out, name="a")
+  assert not (tmp_path / "out").exists()
+  assert not encoder.calls
 
 
 def test_broken_files_are_found_before_anything_is_embedded(root, tmp_path):
@@ -148,3 +378,28 @@ def test_vectors_that_cannot_be_scored_are_an_error(root, tmp_path, made, messag
   with pytest.raises(ValueError, match=message):
     suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
   assert not (tmp_path / "out" / "benchmarks").exists()
+
+
+def test_one_vector_that_is_not_finite_fails_only_its_benchmark(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(lambda word: [1e300 if word == "one" else 1.0])
+  both = [named("one"), named("two")]
+  found = suite.evaluate(encoder, both[::-1], root, tmp_path / "out", name="a")
+  assert "'one' contains a value that is not finite" in found["failed"]["one"]
+  encoder.calls.clear()
+  with pytest.raises(suite.UnusableEncoderError, match="as do all others"):
+    suite.evaluate(encoder, both, root, tmp_path / "new", name="a")
+  assert encoder.calls == [["one"]]
+  assert not (tmp_path / "new").exists()
+
+
+def test_vectors_of_two_widths_or_huge_values_are_a_failure(root, tmp_path):
+  widths = iter([2, 3])
+  encoder = types.SimpleNamespace(encode=lambda texts: np.ones((len(texts), next(widths))))
+  both = [named("one"), named("two")]
+  found = suite.evaluate(encoder, both, root, tmp_path / "out", name="a")
+  assert found["failed"] == {
+    "two": "the encoder returned vectors of width 3 after those of width 2"
+  }
+  encoder = fake_encoders.FakeEncoder(lambda word: [1e38, 3e38 if word == "two" else 0])
+  found = suite.evaluate(encoder, both, root, tmp_path / "new", name="a")
+  assert "'two' contains a value that is not finite or is too large" in found["failed"]["two"]

@@ -54,7 +54,7 @@ def test_a_run_goes_through_the_benchmarks_that_are_there(run, data, tmp_path, c
   forward, backward = found(encode, GERMAN, ENGLISH), found(encode, ENGLISH, GERMAN)
   summary = results["benchmarks"]["tatoeba"]["summary"]
   assert summary["average seen (incomplete)"] == pytest.approx((forward + backward) / 2)
-  assert results["encoder"] == str(run / "checkpoint_0")
+  assert results["encoder"]["name"] == str(run / "checkpoint_0")
   assert results["seen"] == ["English", "German"]
   assert "nusax" in results["absent"]
   printed = capsys.readouterr()
@@ -89,7 +89,7 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, dat
   )
   made.save(str(tmp_path / "theirs"))
   results = evaluate(tmp_path / "theirs", data, tmp_path / "out")
-  assert results["encoder"] == str(tmp_path / "theirs")
+  assert results["encoder"]["name"] == str(tmp_path / "theirs")
   german = results["benchmarks"]["tatoeba"]["results"][0]["metrics"]
   assert german["to English"] == pytest.approx(found(made.encode, GERMAN, ENGLISH))
   assert german["from English"] == pytest.approx(found(made.encode, ENGLISH, GERMAN))

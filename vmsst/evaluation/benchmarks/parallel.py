@@ -215,6 +215,7 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     name=name,
     title=f"FLORES-200 ({split})",
     folders=(f"flores200/{split}",),
+    more_files=(f"flores200/{split}_augmented/*",),
     layout=(
       f"xxx_Xxxx.{split}, plain or .gz; for xSIM++ ../{split}_augmented with "
       f"eng_Latn_augmented.{split} and eng_Latn_errtype.{split}.json"

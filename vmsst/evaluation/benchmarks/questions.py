@@ -139,7 +139,6 @@ def knowledge_retrieval(
   """
   identity = _identity(sets, paths)
   path = tools.folder / "best.npz"
-  path.parent.mkdir(parents=True, exist_ok=True)
   done, found = resumable_search.load_state(path, identity)
   best = _Best(done, **found) if found else _Best.of(sum(len(each.texts) for each in sets))
   gold = [each for own in sets for each in own.gold]
@@ -267,6 +266,7 @@ QUESTIONS = suite.Benchmark(
   name="questions",
   title="Question retrieval in PAQ (NQ, MKQA)",
   folders=("paq",),
+  more_files=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
   layout=(
     "paq/PAQ.filtered.jsonl, or other *.jsonl and *.tsv, all of them together; "
     "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz"

@@ -111,6 +111,7 @@ BENCHMARK = suite.Benchmark(
   name="stsb",
   title="STS Benchmark in 12 languages, and JSTS",
   folders=("stsb",),
+  more_files=(f"sts/{_JSTS}.tsv",),
   layout=(
     "stsb.LL.tsv or stsb.LL.ANY.tsv (split, file, year, number, score, sentences), plain or .gz, "
     "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv"

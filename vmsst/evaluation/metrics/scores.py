@@ -53,6 +53,8 @@ def _lacking(results: Mapping[str, Any], benchmark: str, key: str) -> str | None
   """Returns why a benchmark's average is missing; None if it exists."""
   found = results["benchmarks"].get(benchmark)
   if found is None:
+    if benchmark in results.get("failed", {}):
+      return f"{benchmark} failed"
     return f"{benchmark} {'is absent' if benchmark in results['absent'] else 'was not run'}"
   sets = found["missing"]
   if benchmark == "questions":  # It has two parts, which prefix the names of their sets.

@@ -5,12 +5,14 @@ three formats: Markdown, a self-contained HTML page, and JSON for programs.
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vmsst import errors
+from vmsst.evaluation import results_files
 from vmsst.evaluation.report import content, markdown, page, reading
 from vmsst.files import atomic_files
 
@@ -26,20 +28,37 @@ def write_report(
     output: Output folder.
 
   Raises:
-    InputError: no folder is given, one has neither results nor training metrics, or a file is
-      invalid.
+    InputError: no folder is given, one has neither results nor training metrics, a file is
+      invalid, or `output` is one of the folders or cannot be written.
   """
+  folders = list(folders)
+  folder = pathlib.Path(output)
+  paths = [folder / name for name in ("report.md", "report.json", "report.html")]
+  _check_output(paths, folders)
   runs = reading.read_runs(folders)
   report = content.build(runs)
-  texts = {"report.md": markdown.text(report), "report.html": page.text(report)}
-  folder = pathlib.Path(output)
+  texts = (
+    markdown.text(report),
+    json.dumps(_plain(report, runs), indent=1, ensure_ascii=False),
+    page.text(report),
+  )
   try:
-    atomic_files.write_json(folder / "report.json", _plain(report, runs))
-    for name, text in texts.items():
-      (folder / name).write_text(text, encoding="utf-8")
+    for path, text in zip(paths, texts, strict=True):
+      atomic_files.write_text(path, text)
   except OSError as error:
     raise errors.InputError(f"{folder}: cannot be written: {error.strerror}") from None
-  return [folder / name for name in ("report.md", "report.json", "report.html")]
+  return paths
+
+
+def _check_output(paths: Sequence[pathlib.Path], folders: Sequence[str | os.PathLike[str]]) -> None:
+  """Raises InputError if the files cannot be written, or would lie among the input files."""
+  output = paths[0].parent
+  if any(pathlib.Path(folder).resolve() == output.resolve() for folder in folders):
+    raise errors.InputError(f"{output}: is also a folder to report on; give another --out")
+  for path in paths:
+    if path.is_dir():
+      raise errors.InputError(f"{path}: cannot be written: it is a folder")
+  results_files.check_writable(output)
 
 
 def _plain(report: content.Report, runs: Sequence[reading.Run]) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class Report:
     score: The overall Score and its parts.
     sections: One per benchmark that was run.
     absent: Benchmarks that were not run, and why; one line each.
+    failed: Benchmarks whose vectors could not be scored, and why; one line each.
     training: Figures of training.
     papers: Titles of papers by their keys in tables.
     hint: How to get figures, if they cannot be plotted; else "".
@@ -81,6 +82,7 @@ class Report:
   score: Section
   sections: list[Section]
   absent: list[str]
+  failed: list[str]
   training: list[str]
   papers: dict[str, str]
   hint: str
@@ -94,25 +96,31 @@ def build(runs: Sequence[reading.Run]) -> Report:
     _section(name, evaluated, draw=not hint)
     for name in dict.fromkeys(name for each in evaluated.values() for name in each["benchmarks"])
   ]
-  absent: dict[tuple[str, str], list[str]] = {}
-  for encoder, results in evaluated.items():
-    for each in results["absent"].items():
-      absent.setdefault(each, []).append(encoder)
   papers = {number.paper: number.title for number in published.load()}
   return Report(
     encoders=list(evaluated),
     score=_score_section(evaluated) if evaluated else Section("score", "", [], []),
     sections=sections,
-    absent=[
-      f"{benchmark}: {reason}"
-      if len(encoders) == len(evaluated)
-      else f"{benchmark} ({', '.join(encoders)}): {reason}"
-      for (benchmark, reason), encoders in absent.items()
-    ],
+    absent=_reasons("absent", evaluated),
+    failed=_reasons("failed", evaluated),
     training=[] if hint else figures.training(runs),
     papers=papers,
     hint=hint,
   )
+
+
+def _reasons(key: str, evaluated: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Returns benchmarks without results and the reasons; names encoders if it is not all of them."""
+  found: dict[tuple[str, str], list[str]] = {}
+  for encoder, results in evaluated.items():
+    for each in results.get(key, {}).items():
+      found.setdefault(each, []).append(encoder)
+  return [
+    f"{benchmark}: {reason}"
+    if len(encoders) == len(evaluated)
+    else f"{benchmark} ({', '.join(encoders)}): {reason}"
+    for (benchmark, reason), encoders in found.items()
+  ]
 
 
 def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:

@@ -46,7 +46,7 @@ def languages_and_sentences(name: str, found: Mapping[str, Mapping[str, Any]]) -
       for sentence in agnosticism_results.sentence_figures(results):
         title = f"{encoder}, {sentence.text or each['title']}, line {sentence.line}"
         plotted.append(_sentence_plot(sentence, title))
-    except (KeyError, ValueError) as error:
+    except (KeyError, IndexError, ValueError) as error:
       raise errors.InputError(
         f"{encoder}: the results of {name} are not those of every pair ({error}): run `vmsst eval` "
         "again in another folder"

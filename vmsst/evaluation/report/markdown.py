@@ -12,6 +12,8 @@ def text(report: Report) -> str:
   parts = ["# Evaluation report", *map(_escaped, introduction(report))]
   for section in (report.score, *report.sections) if report.encoders else ():
     parts += _section(section)
+  if report.failed:
+    parts += ["## Benchmarks that failed", _bullets(report.failed)]
   if report.absent:
     parts += ["## Benchmarks that were not run", _bullets(report.absent)]
   parts += ["## Papers", _bullets(f"{key}: {title}" for key, title in report.papers.items())]

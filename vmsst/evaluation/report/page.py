@@ -59,6 +59,9 @@ def text(report: Report) -> str:
   if report.training:
     body += ['<section id="training">', "<h2>Training</h2>", *_figures(report.training)]
     body.append("</section>")
+  if report.failed:
+    body += ['<section id="failed">', "<h2>Benchmarks that failed</h2>"]
+    body += [*_list(report.failed), "</section>"]
   if report.absent:
     body += ['<section id="absent">', "<h2>Benchmarks that were not run</h2>"]
     body += [*_list(report.absent), "</section>"]
@@ -82,6 +85,7 @@ def _introduction(report: Report) -> list[str]:
     lines.append(f"<p>{html.escape(report.hint)}</p>")
   links = [(_id(x), x.title) for x in (report.score, *report.sections) if report.encoders]
   links += [("training", "Training")] * bool(report.training)
+  links += [("failed", "Failed")] * bool(report.failed)
   links += [("absent", "Not run")] * bool(report.absent)
   links.append(("papers", "Papers"))
   items = [f'<li><a href="#{anchor}">{html.escape(name)}</a></li>' for anchor, name in links]

@@ -4,12 +4,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 from vmsst import errors
-from vmsst.evaluation import suite
+from vmsst.evaluation import results_files, suite
 from vmsst.files import input_files, text_files
 
 _NEITHER = "give output folders of `vmsst eval`, or MODEL_DIRs of training runs"
@@ -31,13 +30,14 @@ class Run:
 
 
 def read_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
-  """Reads the folders, in order.
+  """Reads the folders, in order; a folder that is given twice is read once.
 
   Raises:
     InputError: no folder is given, one has neither results nor metrics, or a file is invalid; the
       message names the file and the key.
   """
-  read = [(pathlib.Path(folder), _run(pathlib.Path(folder))) for folder in folders]
+  own = {pathlib.Path(folder).resolve(): pathlib.Path(folder) for folder in folders}
+  read = [(folder, _run(folder)) for folder in own.values()]
   if not read:
     raise errors.InputError(f"no folder to report on: {_NEITHER}")
   names = [run.name for _, run in read]
@@ -48,6 +48,9 @@ def read_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
 
 
 def _run(folder: pathlib.Path) -> Run:
+  if not folder.is_dir():
+    problem = "not a folder" if folder.exists() else "no such folder"
+    raise errors.InputError(f"{folder}: {problem}: {_NEITHER}")
   path = folder / suite.RESULTS_FILE
   results = _results(path) if path.is_file() else None
   metrics = {"": folder / "train" / "metrics.jsonl"}
@@ -61,83 +64,19 @@ def _run(folder: pathlib.Path) -> Run:
       training |= {prefix + name: curve for name, curve in _curves(file).items()}
   if results is None and not training:
     raise errors.InputError(f"{folder}: neither {path.name} nor train/metrics.jsonl: {_NEITHER}")
-  return Run(folder.resolve().name if results is None else results["encoder"], results, training)
+  name = folder.resolve().name if results is None else results["encoder"]
+  return Run(name["name"] if isinstance(name, dict) else name, results, training)
 
 
 def _results(path: pathlib.Path) -> dict[str, Any]:
   """Reads results.json and checks that all parts have the types that `suite.evaluate` writes."""
-  content = input_files.parse_json("".join(text_files.read_lines(str(path))), str(path))
-  top = _Value(path, "", content)
-  top.key("encoder").text()
-  if content.get("seen") is not None:
-    top.key("seen").texts()
-  for _, reason in top.key("absent").items():
-    reason.text()
-  for _, benchmark in top.key("benchmarks").items():
-    benchmark.key("title").text()
-    benchmark.key("summary").numbers()
-    benchmark.key("missing").texts()
-    benchmark.key("seconds").numbers()
-    for result in benchmark.key("results").elements():
-      result.key("name").text()
-      result.key("languages").texts()
-      result.key("metrics").numbers()
+  fix = "give a file of `vmsst eval`"
+  try:
+    content = input_files.parse_json("".join(text_files.read_lines(str(path))), str(path))
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {fix}") from None
+  results_files.check_results(results_files.Value(path, fix, content))
   return content
-
-
-@dataclasses.dataclass(frozen=True)
-class _Value:
-  """A value of a JSON file and its path, for error messages."""
-
-  path: pathlib.Path
-  where: str
-  value: Any
-
-  def key(self, name: str) -> "_Value":
-    if name not in self._of(dict, "an object"):
-      raise errors.InputError(
-        f"{self.path}: no {(self.where + '.' + name).lstrip('.')}: give a file of `vmsst eval`"
-      )
-    return self._part(f".{name}", self.value[name])
-
-  def items(self) -> list[tuple[str, "_Value"]]:
-    parts = self._of(dict, "an object")
-    for name in parts:
-      self._part(".", name).text()
-    return [(name, self._part(f".{name}", value)) for name, value in parts.items()]
-
-  def elements(self) -> list["_Value"]:
-    return [self._part(f"[{n}]", x) for n, x in enumerate(self._of(list, "a list"))]
-
-  def text(self) -> None:
-    text = self._of(str, "a text")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-      self._wrong("valid text")
-
-  def texts(self) -> None:
-    for each in self.elements():
-      each.text()
-
-  def numbers(self) -> None:
-    for _, each in self.items():
-      if isinstance(each.value, bool) or not isinstance(each.value, int | float):
-        each._wrong("a number")
-      elif not abs(each.value) <= sys.float_info.max:
-        each._wrong("a finite number")
-
-  def _part(self, step: str, value: Any) -> "_Value":
-    return _Value(self.path, (self.where + step).lstrip("."), value)
-
-  def _of(self, kind: type, name: str) -> Any:
-    if not isinstance(self.value, kind):
-      self._wrong(name)
-    return self.value
-
-  def _wrong(self, wanted: str) -> None:
-    shown = input_files.shown(self.value).encode("ascii", "backslashreplace").decode()
-    raise errors.InputError(
-      f"{self.path}: {self.where or 'the content'} is {shown}, not {wanted}: run `vmsst eval` again"
-    )
 
 
 def _curves(path: pathlib.Path) -> dict[str, tuple[list[int], list[float]]]:

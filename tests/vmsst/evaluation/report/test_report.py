@@ -228,6 +228,59 @@ def test_encoders_of_one_name_get_distinct_names(tmp_path):
   assert json.loads(path.read_text())["encoders"] == [f"same ({x})" for x in folders]
 
 
+def test_encoders_are_shown_by_name_and_failures_by_reason(folders, tmp_path):
+  new = write_results(
+    tmp_path / "new",
+    {"name": "new", "digest": "1" * 64},
+    {"tatoeba": tatoeba(2) | {"data": {"name": "/data", "digest": "2" * 64}}},
+  )
+  content = json.loads((new / "results.json").read_text())
+  (new / "results.json").write_text(json.dumps(content | {"failed": {"sts": f"no {NASTY}"}}))
+  markdown, path, page = report.write_report([folders[0], new], tmp_path / "out")
+  found = json.loads(path.read_text())
+  assert found["encoders"] == ["first", "new"]
+  assert found["failed"] == [f"sts (new): no {NASTY}"]
+  assert any(
+    note.startswith("new has no overall Score: sts failed;") for note in found["score"]["notes"]
+  )
+  assert "## Benchmarks that failed" in markdown.read_text(encoding="utf-8")
+  shown = Page(page.read_text(encoding="utf-8"))
+  assert "Benchmarks that failed" in shown.of("h2")
+  assert f"sts (new): no {NASTY}" in shown.of("li")
+
+
+def contents(folder):
+  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_folders_that_cannot_be_read_or_written_are_one_line(folders, tmp_path):
+  (tmp_path / "file").touch()
+  (tmp_path / "empty").mkdir()
+  (tmp_path / "taken" / "report.html").mkdir(parents=True)
+  before = contents(tmp_path)
+  for given, out, message in (
+    ("none", "out", "none: no such folder: give output folders"),
+    ("file", "out", "file: not a folder: give output folders"),
+    ("empty", "out", "empty: neither results.json nor"),
+    ("a/results.json", "out", "results.json: not a folder"),
+    ("a", "file", "file: cannot be written: .*file is not a folder"),
+    ("a", "a/results.json", "results.json is not a folder"),
+    ("a", "a", "a: is also a folder to report on"),
+    ("a", "empty/../a", "a: is also a folder to report on"),
+    ("a", "taken", "report.html: cannot be written: it is a folder"),
+  ):
+    with pytest.raises(errors.InputError, match=message) as caught:
+      report.write_report([folders[1], tmp_path / given], tmp_path / out)
+    assert "\n" not in str(caught.value)
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_given_twice_is_read_once(folders, tmp_path):
+  _, path, _ = report.write_report([folders[0], f"{folders[0]}/"], tmp_path / "out")
+  assert json.loads(path.read_text())["encoders"] == ["first"]
+
+
 def changed(path, value):
   """Returns the text of a results.json with one part replaced."""
   content = {"encoder": "x", "seen": None, "absent": {}, "benchmarks": {"tatoeba": tatoeba(0)}}
@@ -251,6 +304,9 @@ def changed(path, value):
     ("{}", "no encoder: give a file of"),
     (changed(["encoder"], 3), "encoder is 3, not a text"),
     (changed(["encoder"], "\ud800"), "not valid text"),
+    (changed(["encoder"], {"digest": "1"}), "no encoder.name"),
+    (changed(["encoder"], {"name": "x", "digest": 1}), "encoder.digest is 1, not a text"),
+    (changed(["failed"], {"sts": []}), "failed.sts is \\[\\], not a text"),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
@@ -282,12 +338,13 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
   good = write_results(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
   with pytest.raises(errors.InputError, match="cannot be written: "):
     report.write_report([good], tmp_path / "file" / "out")
-  incomplete = agnosticism(1.0)
-  del incomplete["results"][0]["metrics"]["error"]
-  bad = write_results(tmp_path / "b", "x", {"agnosticism": incomplete})
-  if not figures.hint():
-    with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
-      report.write_report([bad], tmp_path / "out")
+  for key, empty in (("metrics", {}), ("languages", [])):
+    incomplete = agnosticism(1.0)
+    incomplete["results"][0][key] = empty
+    bad = write_results(tmp_path / key, "x", {"agnosticism": incomplete})
+    if not figures.hint():
+      with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
+        report.write_report([bad], tmp_path / "out")
 
 
 @pytest.fixture

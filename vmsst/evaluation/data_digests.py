@@ -1,0 +1,54 @@
+"""Digests of the files of benchmarks, so that results of other data are recognized."""
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+
+
+class DataDigests:
+  """Computes digests of files under a data root; each file is read once, in chunks."""
+
+  def __init__(self, root: str | os.PathLike[str], *, leave_out: str | os.PathLike[str]):
+    """Takes the data root, and a folder that does not count even if it is below the root."""
+    self._root = pathlib.Path(root)
+    self._left_out = os.path.realpath(leave_out)
+    self._digest_of: dict[pathlib.Path, str] = {}
+
+  def identity(self, folders: Iterable[str], patterns: Iterable[str] = ()) -> dict[str, str]:
+    """Returns what identifies files, for JSON: the `name` of the root and a `digest`.
+
+    The digest is a SHA-256 of the names and contents of all files. Hidden files do not count.
+
+    Args:
+      folders: Folders under the root, with all files at any depth.
+      patterns: Glob patterns under the root, of further files.
+    """
+    paths = {path for name in folders for path in self._files_below(self._root / name)}
+    paths |= {path for each in patterns for path in self._root.glob(each) if path.is_file()}
+    total = hashlib.sha256()
+    for path in sorted(paths):
+      total.update(f"{self._digest(path)}  {path.relative_to(self._root)}\n".encode())
+    return {"name": os.path.abspath(self._root), "digest": total.hexdigest()}
+
+  def _digest(self, path: pathlib.Path) -> str:
+    if path not in self._digest_of:
+      with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]
+      self._digest_of[path] = digest.hexdigest()
+    return self._digest_of[path]
+
+  def _files_below(self, folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields all files that are not hidden; follows links to folders, each folder once."""
+    seen = {self._left_out}
+    for where, folders, names in os.walk(folder, followlinks=True):
+      seen.add(os.path.realpath(where))
+      folders[:] = [
+        name
+        for name in folders
+        if not name.startswith(".") and os.path.realpath(os.path.join(where, name)) not in seen
+      ]
+      for name in names:
+        path = pathlib.Path(where, name)
+        if not name.startswith(".") and path.is_file():
+          yield path

@@ -1,0 +1,222 @@
+"""Reads the JSON files of evaluations, and checks that all parts have the expected types.
+
+`results.json` has all results of an encoder. `settings.json` has what applies to all of them: the
+encoder and the languages of its training data. `benchmarks/NAME.json` has the results of a
+benchmark, and repeats these settings.
+"""
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from vmsst import errors
+from vmsst.files import atomic_files, input_files, stored_settings
+
+_DELETE_IT = "delete it to evaluate again"
+_SETTINGS = "settings"
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+  """A value of a JSON file and its path, for error messages.
+
+  Attributes:
+    path: The file.
+    fix: What to do if a part is missing or has another type.
+    value: The value.
+    where: Its place in the file.
+  """
+
+  path: pathlib.Path
+  fix: str
+  value: Any
+  where: str = ""
+
+  def key(self, name: str) -> "Value":
+    """Returns the value of a key, which must exist."""
+    if name not in self._of(dict, "an object"):
+      self._refuse(f"no {(self.where + '.' + name).lstrip('.')}")
+    return self._part(f".{name}", self.value[name])
+
+  def has(self, name: str) -> bool:
+    """Returns whether an object has a key."""
+    return name in self._of(dict, "an object")
+
+  def items(self) -> list[tuple[str, "Value"]]:
+    """Returns the keys and values of an object."""
+    parts = self._of(dict, "an object")
+    for name in parts:
+      self._part(".", name).text()
+    return [(name, self._part(f".{name}", value)) for name, value in parts.items()]
+
+  def elements(self) -> list["Value"]:
+    """Returns the elements of a list."""
+    return [self._part(f"[{n}]", x) for n, x in enumerate(self._of(list, "a list"))]
+
+  def text(self) -> None:
+    """Checks that this is a valid text."""
+    text = self._of(str, "a text")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+      self._wrong("valid text")
+
+  def texts(self) -> None:
+    """Checks that this is a list of texts."""
+    for each in self.elements():
+      each.text()
+
+  def named_texts(self) -> None:
+    """Checks that this is an object of texts."""
+    for _, each in self.items():
+      each.text()
+
+  def numbers(self) -> None:
+    """Checks that this is an object of finite numbers."""
+    for _, each in self.items():
+      if isinstance(each.value, bool) or not isinstance(each.value, int | float):
+        each._wrong("a number")
+      elif not abs(each.value) <= sys.float_info.max:
+        each._wrong("a finite number")
+
+  def _part(self, step: str, value: Any) -> "Value":
+    return dataclasses.replace(self, value=value, where=(self.where + step).lstrip("."))
+
+  def _of(self, kind: type, name: str) -> Any:
+    if not isinstance(self.value, kind):
+      self._wrong(name)
+    return self.value
+
+  def _wrong(self, wanted: str) -> None:
+    shown = input_files.shown(self.value).encode("ascii", "backslashreplace").decode()
+    self._refuse(f"{self.where or 'the content'} is {shown}, not {wanted}")
+
+  def _refuse(self, problem: str) -> None:
+    raise errors.InputError(f"{self.path}: {problem}: {self.fix}")
+
+
+def check_results(top: Value) -> None:
+  """Checks the content of results.json; older files have a text as `encoder` and no `failed`."""
+  encoder = top.key("encoder")
+  if isinstance(encoder.value, dict):
+    encoder.key("name").text()
+    encoder.named_texts()
+  else:
+    encoder.text()
+  if top.value.get("seen") is not None:
+    top.key("seen").texts()
+  top.key("absent").named_texts()
+  if top.has("failed"):
+    top.key("failed").named_texts()
+  for _, benchmark in top.key("benchmarks").items():
+    check_benchmark(benchmark)
+
+
+def check_benchmark(benchmark: Value) -> None:
+  """Checks the results of one benchmark; older ones have no `data`."""
+  benchmark.key("title").text()
+  benchmark.key("summary").numbers()
+  benchmark.key("missing").texts()
+  benchmark.key("seconds").numbers()
+  if benchmark.has("data"):
+    benchmark.key("data").named_texts()
+  for result in benchmark.key("results").elements():
+    result.key("name").text()
+    result.key("languages").texts()
+    result.key("metrics").numbers()
+
+
+class Folder:
+  """The results of one encoder in the output folder of an evaluation.
+
+  Nothing is written before the first result.
+  """
+
+  def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]):
+    """Opens a folder, which may not exist yet.
+
+    Args:
+      folder: The folder.
+      settings: Encoder and options of all results, as JSON values.
+
+    Raises:
+      InputError: the folder cannot be written, or its results have other settings.
+    """
+    self._folder = pathlib.Path(folder)
+    self._settings = dict(settings)
+    self._check_place()
+    if self._path("settings").exists():
+      before = _read(self._path("settings")).value
+      if differences := stored_settings.differences(before, self._settings):
+        raise errors.InputError(
+          f"{self._folder} has other results: {differences}; give another folder, or delete it"
+        )
+
+  def load(self, name: str) -> dict[str, Any] | None:
+    """Returns the stored results of a benchmark; None if there are none with these settings.
+
+    Raises:
+      InputError: the file is broken.
+    """
+    path = self._benchmark(name)
+    if not path.exists():
+      return None
+    top = _read(path)
+    check_benchmark(top)
+    top.key("data").key("digest").text()
+    settings = top.key(_SETTINGS)
+    settings.items()
+    if stored_settings.differences(settings.value, self._settings):
+      return None
+    return {key: value for key, value in top.value.items() if key != _SETTINGS}
+
+  def names(self) -> list[str]:
+    """Returns the names of all benchmarks with stored results, sorted."""
+    return sorted(
+      path.name.removesuffix(".json") for path in self._folder.glob("benchmarks/*.json")
+    )
+
+  def save(self, name: str, found: Mapping[str, Any]) -> None:
+    """Writes the results of a benchmark; the first call also writes settings.json."""
+    if not self._path("settings").exists():
+      atomic_files.write_json(self._path("settings"), self._settings)
+    atomic_files.write_json(self._benchmark(name), {_SETTINGS: self._settings, **found})
+
+  def write_results(self, results: Mapping[str, Any]) -> None:
+    """Writes results.json."""
+    atomic_files.write_json(self._path("results"), results)
+
+  def _path(self, name: str) -> pathlib.Path:
+    return self._folder / f"{name}.json"
+
+  def _benchmark(self, name: str) -> pathlib.Path:
+    return self._folder / "benchmarks" / f"{name}.json"
+
+  def _check_place(self) -> None:
+    results = self._path("results")
+    if results.is_dir():
+      raise errors.InputError(f"{results}: not a file but a folder: delete it")
+    for folder in (self._folder, self._folder / "benchmarks"):
+      check_writable(folder)
+
+
+def check_writable(folder: pathlib.Path) -> None:
+  """Raises InputError if a folder, or the first existing one above it, cannot be written."""
+  for place in (folder, *folder.absolute().parents):
+    if place.exists() or place.is_symlink():
+      reason = "is not a folder" if not place.is_dir() else "is write-protected"
+      if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise errors.InputError(
+          f"{folder}: cannot be written: {place} {reason}; give another output folder"
+        )
+      return
+
+
+def _read(path: pathlib.Path) -> Value:
+  try:
+    top = Value(path, _DELETE_IT, input_files.read_json(path))
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {_DELETE_IT}") from None
+  top.items()
+  return top
