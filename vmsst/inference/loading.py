@@ -178,8 +178,8 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
   except (OSError, ValueError, KeyError) as error:
     # The message may advise to trust code in the folder.
     raise errors.InputError(
-      f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, or "
-      "try `vmsst import bert`"
+      f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "
+      "or try `vmsst import bert`"
     ) from error
   theirs.digest = _digest_below(folder)
   return str(folder.resolve()), theirs
