@@ -1,18 +1,22 @@
 """Every subcommand that writes, in drawn situations: hostile inputs, outputs, disks and signals."""
 
 import hashlib
+import json
 
 import fake_encoders
+import model_readers
 import pytest
 import situations
 import tiny_encoders
 from situations import SENTENCES, Subcommand
 
+import vmsst
 from vmsst.inference import loading
 from vmsst.networks import vmsst as networks
 from vmsst.vectors import file_embedding, vector_store
 
 LINES = "".join(f"{line}\n" for line in SENTENCES).encode()
+PAIRS = "".join(f"{line[::-1]}\t{line}\n" for line in SENTENCES).encode()
 OTHER = "".join(f"{line[::-1]}\n" for line in SENTENCES).encode()
 
 
@@ -27,6 +31,22 @@ def files_of(folder):
     for path in sorted(folder.rglob("*"))
     if path.is_file() and path.suffix != ".stablehlo"  # contains the lines of all callers
   }
+
+
+def arrays_of(folder):
+  """Returns the content of vectors and of compressed text."""
+  paths = sorted({*folder.rglob("*.npy"), *folder.rglob("*.gz")})
+  return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def params_of(folder):
+  arrays = tiny_encoders.read_arrays(folder.resolve() / "checkpoint_0")
+  return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def scores_of(folder):
+  found = json.loads((folder / "results.json").read_text())["benchmarks"]
+  return {name: each["results"] for name, each in found.items()}
 
 
 def embedded(folder, content):
@@ -53,6 +73,12 @@ def commands(tmp_path_factory):
   vectors = embedded(folder, LINES)
   two = {"a.txt": LINES, "b.txt": OTHER}
   run_alone = {"run": run}
+  benchmark = {"data/tatoeba/tatoeba.deu-eng.deu": OTHER, "data/tatoeba/tatoeba.deu-eng.eng": LINES}
+  for path, content in benchmark.items():
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(content)
+  results = folder / "results"
+  vmsst.evaluate(fake(), vmsst.get_benchmarks(["tatoeba"]), folder / "data", results, name="x")
   return {
     "embed": Subcommand(
       ("embed", "encoder", "a.txt", "OUT"), {"a.txt": LINES}, ("a.txt",),
@@ -86,6 +112,25 @@ def commands(tmp_path_factory):
       )
       for kind in ("safetensors", "stablehlo", "sentence-transformers")
     },
+    **{
+      f"data {kind}": Subcommand(
+        ("data", kind, "run", "OUT", "t/x.de-en.tsv"), {"t/x.de-en.tsv": PAIRS, **run_alone},
+        ("t/x.de-en.tsv",), folder=True, resumes=("",), result=arrays_of, empty=False, blank=False,
+      )
+      for kind in ("embed", "mine-negatives")
+    },
+    "import mt5": Subcommand(
+      ("import", "mt5", "m", "OUT"), model_readers.mt5_files(), (), folder=True, result=params_of,
+    ),
+    "eval": Subcommand(
+      ("eval", "--encoder", "encoder", "--data", "data", "--out", "OUT", "--suite", "tatoeba"),
+      benchmark, tuple(benchmark), folder=True, resumes=("",), empty=False, blank=False,
+      result=scores_of,
+    ),
+    "report": Subcommand(
+      ("report", "results", "--out", "OUT"), {"results": results}, (), folder=True,
+      resumes=("",), result=files_of,
+    ),
   }  # fmt: skip
 
 
@@ -113,6 +158,7 @@ def encoders(monkeypatch):
 NAMES = ("embed", "score", "mine", "search", "translate", "vocab train", "export safetensors")
 SLOW = {name: 170 for name in NAMES} | {
   "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
+  "data embed": 40, "data mine-negatives": 40, "import mt5": 20, "eval": 60, "report": 20,
 }  # fmt: skip
 
 
