@@ -1,3 +1,6 @@
+import re
+
+import numpy as np
 import pytest
 
 from vmsst import errors
@@ -7,16 +10,24 @@ from vmsst import errors
   ("check", "good", "bad"),
   [
     (errors.check_integer, [1, 7], [0, -1, 1.0, "9", True, None]),
-    (lambda name, x: errors.check_integer(name, x, minimum=0), [0], [-1]),
+    (lambda name, x: errors.check_integer(name, x, minimum=0), [0, np.int64(3)], [-1, np.True_]),
+    (lambda name, x: errors.check_integer(name, x, optional=True), [1, None], [0, 1.5]),
+    (errors.check_seed, [0, -1, 2**63 - 1, None], [2**63, 1.0, "0", False]),
+    (lambda name, x: errors.check_seed(name, x, optional=False), [0], [None]),
+    (lambda name, x: errors.check_number(name, x, minimum=0), [0, 0.5], [-1, "1", True, None]),
+    (errors.check_number, [-1.5], [float("nan"), float("inf"), -float("inf"), "x"]),
+    (errors.check_boolean, [True, False], [0, 1, None, "True"]),
+    (errors.check_text, ["a"], ["", None, 3]),
+    (lambda name, x: errors.check_text(name, x, optional=True), ["a", None], ["", 3]),
     (lambda name, x: errors.check_choice(name, x, ("a", "b")), ["a"], ["c", None]),
-    (errors.check_positive, [0.1, 3], [0, -1.0, float("inf"), float("nan")]),
-    (errors.check_not_negative, [0, 0.1], [-1, float("nan")]),
-    (errors.check_rate, [0, 0.99], [-0.1, 1, float("nan")]),
+    (errors.check_positive, [0.1, 3], [0, -1.0, float("inf"), float("nan"), "1", True]),
+    (errors.check_not_negative, [0, 0.1], [-1, float("nan"), None]),
+    (errors.check_rate, [0, 0.99], [-0.1, 1, float("nan"), "0.1", False]),
   ],
 )
 def test_bad_values_are_reported_with_the_name_of_the_option(check, good, bad):
   for value in good:
     check("Config.size", value)
   for value in bad:
-    with pytest.raises(errors.InputError, match=rf"Config.size is {value!r}; "):
+    with pytest.raises(errors.InputError, match=rf"Config.size is {re.escape(repr(value))}; "):
       check("Config.size", value)
