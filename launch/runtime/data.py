@@ -98,10 +98,10 @@ def check_dataset_config(name: str, cfg: Any, *, optional: bool = False) -> None
 def check_split(cfg: DatasetConfig) -> None:
   """Raises InputError if the task of `cfg` lacks its split."""
   split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
-  splits = get_mixture_or_task(cfg).splits
+  splits = sorted(get_mixture_or_task(cfg).splits)
   if split and split[0] not in splits:
     raise InputError(
-      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(sorted(splits))}"
+      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
     )
 
 
