@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vmsst.errors import InputError
+from vmsst.errors import InputError, check_integer
 
 # JAX considers a process without a heartbeat for this long dead and ends all others.
 HEARTBEAT_SECONDS = 30
@@ -100,8 +100,9 @@ def find(
     )
   else:
     return None
-  if address and not re.fullmatch(r".+:\d{1,5}", address):
-    raise InputError(f"coordinator address {address!r}: write HOST:PORT")
+  port = re.fullmatch(r".+:(\d{1,5})", address) if address else None
+  if address and (port is None or not 0 < int(port[1]) < 1 << 16):
+    raise InputError(f"coordinator address {address!r}: write HOST:PORT, with a port up to 65535")
   if count is not None and count < 1:
     raise InputError(f"process count {count}: it must be at least 1")
   if index is not None and not 0 <= index < (count or sys.maxsize):
@@ -158,9 +159,11 @@ def joined(place: Place | None, initialization_timeout: int | None = None) -> It
     initialization_timeout: Seconds to wait for the other processes; None for JAX's default.
 
   Raises:
-    InputError: The processes could not connect.
+    InputError: The processes could not connect, or the timeout is not positive.
     LostProcess: A collective failed because another process died.
   """
+  if initialization_timeout is not None:
+    check_integer("--initialization_timeout", initialization_timeout)
   if place is None or not _connect(place, initialization_timeout):
     yield
     return

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -144,6 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if verbose:
       raise
     sys.exit(f"t5x: error: {_message(error)}")
+  except (TypeError, RuntimeError) as error:
+    unset = _unset(error)
+    if verbose or not unset:
+      raise
+    sys.exit(f"t5x: error: {unset}")
   except KeyboardInterrupt:
     sys.exit(130)
 
@@ -151,6 +157,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _message(error: BaseException) -> str:
   """Returns the message of an error, without the hints that gin appends."""
   return str(error).split("\n  In call to configurable", 1)[0].strip()
+
+
+def _unset(error: BaseException) -> str:
+  """Returns a message if gin called a function without a required argument; "" otherwise."""
+  text = str(error)
+  call = re.match(r"(\w+)(?:\.__init__)?\(\) missing \d+ required .*?arguments?: (.*)", text)
+  required = re.match(r"Required bindings for `(.+?)` not provided in config: (\[.*?\])", text)
+  if call and f"In call to configurable '{call[1]}'" in text:
+    function, names = call.groups()
+  elif required:
+    function, names = required.groups()
+  else:
+    return ""
+  wanted = ", ".join(f"{function}.{name}" for name in re.findall(r"'(\w+)'", names))
+  file = {"evaluate": "runs/eval.gin", "infer": "runs/infer.gin"}.get(function)
+  fix = f"add --gin_file={file}" if file else "add a gin file or binding that sets it"
+  return f"no value for {wanted}; {fix}"
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 _LONGEST = 3000
+_LONGEST_VALUE = 200
 
 
 class InputError(ValueError):
@@ -23,10 +24,52 @@ class InputError(ValueError):
     super().__init__(message)
 
 
-def check_integer(name: str, value: Any, *, minimum: int = 1) -> None:
-  """Raises InputError unless `value` is an integer of at least `minimum`."""
-  if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more")
+def check(valid: bool, name: str, value: Any, wanted: str) -> None:
+  """Raises InputError, which asks to set `name` to what is `wanted`, unless `valid`."""
+  if not valid:
+    shown = " ".join(repr(value).split())
+    shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}[...]"
+    raise InputError(f"{name} is {shown}; set it to {wanted}")
+
+
+def check_integer(name: str, value: Any, *, minimum: int = 1, optional: bool = False) -> None:
+  """Raises InputError unless `value` is an integer of at least `minimum`, or None if `optional`."""
+  if value is None and optional:
+    return
+  if not _is_integer(value) or value < minimum:
+    or_none = ", or None" if optional else ""
+    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more{or_none}")
+
+
+def check_seed(name: str, value: Any, *, optional: bool = True) -> None:
+  """Raises InputError unless `value` is an integer of 64 bits, or None if `optional`."""
+  if value is None and optional:
+    return
+  or_none = ", or None" if optional else ""
+  valid = _is_integer(value) and -(2**63) <= value < 2**63
+  check(valid, name, value, f"an integer from -2**63 to 2**63 - 1{or_none}")
+
+
+def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:
+  """Raises InputError unless `value` is a finite number of at least `minimum`."""
+  bound = "" if minimum == -math.inf else f" of {minimum} or more"
+  check(
+    _is_number(value) and minimum <= value < math.inf and value > -math.inf,
+    name,
+    value,
+    f"a finite number{bound}",
+  )
+
+
+def check_boolean(name: str, value: Any) -> None:
+  """Raises InputError unless `value` is True or False."""
+  check(isinstance(value, bool), name, value, "True or False")
+
+
+def check_text(name: str, value: Any, *, optional: bool = False) -> None:
+  """Raises InputError unless `value` is a text that is not empty, or None if `optional`."""
+  valid = (isinstance(value, str) and bool(value)) or (value is None and optional)
+  check(valid, name, value, "a text in quotes" + (", or None" if optional else ""))
 
 
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
@@ -35,8 +78,7 @@ def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None =
   Raises:
     InputError: it is not an integer (True is not) or out of range.
   """
-  is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not is_integer or value < minimum or (maximum is not None and value > maximum):
+  if not _is_integer(value) or value < minimum or (maximum is not None and value > maximum):
     allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
     raise InputError(f"{name} is {value!r}; it must be an integer {allowed}")
   return int(value)
@@ -50,17 +92,25 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 def check_positive(name: str, value: float) -> None:
   """Raises InputError unless `value` is a finite number above 0."""
-  if not 0 < value < math.inf:
+  if not _is_number(value) or not 0 < value < math.inf:
     raise InputError(f"{name} is {value!r}; it must be a positive number")
 
 
 def check_not_negative(name: str, value: float) -> None:
   """Raises InputError if `value` is below 0."""
-  if not value >= 0:
-    raise InputError(f"{name} is {value!r}; it must not be negative")
+  if not _is_number(value) or not value >= 0:
+    raise InputError(f"{name} is {value!r}; it must be a number and must not be negative")
 
 
 def check_rate(name: str, value: float) -> None:
   """Raises InputError unless `value` is a probability below 1."""
-  if not 0 <= value < 1:
-    raise InputError(f"{name} is {value!r}; it must be in [0, 1)")
+  if not _is_number(value) or not 0 <= value < 1:
+    raise InputError(f"{name} is {value!r}; it must be a number in [0, 1)")
+
+
+def _is_integer(value: Any) -> bool:
+  return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -6,6 +6,7 @@ checkpoint and the model are detected from the metadata, before any array is rea
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
@@ -21,10 +22,12 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
+from vmsst import errors
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.files import checksums
 from vmsst.launch.runtime import data as data_lib
+from vmsst.launch.runtime import gin_utils
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime.optimizers import some_names
 
@@ -56,6 +59,19 @@ class SaveCheckpointConfig:
   save_dataset: bool = False
 
   def __post_init__(self):
+    def name(parameter: str) -> str:
+      return gin_utils.parameter_name("utils.SaveCheckpointConfig", parameter)
+
+    errors.check_integer(name("period"), self.period, minimum=0, optional=True)
+    errors.check_integer(name("keep"), self.keep, optional=True)
+    errors.check_boolean(name("save_dataset"), self.save_dataset)
+    steps = self.checkpoint_steps
+    errors.check(
+      steps is None or (isinstance(steps, Collection) and not isinstance(steps, str)),
+      *(name("checkpoint_steps"), steps, "a list of steps, or None"),
+    )
+    for step in steps or ():
+      errors.check_integer(f"a step of {name('checkpoint_steps')}", step, minimum=0)
     if self.dtype not in (None, "float32", "bfloat16"):
       raise InputError(f"SaveCheckpointConfig.dtype={self.dtype!r}: use 'float32' or 'bfloat16'")
     if self.keep_dataset_checkpoints not in (None, self.keep):
@@ -70,7 +86,7 @@ class RestoreCheckpointConfig:
   """What to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: A checkpoint, a folder of checkpoints, or an empty list for none.
+    path: A checkpoint, a folder of checkpoints, or an empty list or None for none.
     mode: "specific" (`path` is a checkpoint), "latest" (newest in the folder `path`) or "all"
       (evaluation only).
     assignment_map: Pairs of a regular expression for names of the model's arrays and the name of
@@ -82,7 +98,7 @@ class RestoreCheckpointConfig:
     restore_dataset: Accepted for upstream's gin files; resuming always restores the data.
   """
 
-  path: str | Sequence[str]
+  path: str | Sequence[str] | None
   mode: str = "latest"
   assignment_map: AssignmentMap | None = None
   strict: bool = True
@@ -101,6 +117,31 @@ class RestoreCheckpointConfig:
         "'bfloat16'"
       )
 
+    def name(parameter: str) -> str:
+      return gin_utils.parameter_name("utils.RestoreCheckpointConfig", parameter)
+
+    paths = self.path if isinstance(self.path, tuple | list) else [self.path or "/"]
+    valid = all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths)
+    errors.check(valid, name("path"), self.path, "the path of a checkpoint, in quotes")
+    for flag in ("strict", "fallback_to_scratch", "restore_dataset"):
+      errors.check_boolean(name(flag), getattr(self, flag))
+    rules = self.assignment_map
+    wanted = "a list of pairs of a regular expression and the name of an array or None"
+    valid = rules is None or (isinstance(rules, tuple | list) and all(map(_is_rule, rules)))
+    errors.check(valid, name("assignment_map"), rules, wanted)
+
+
+def _is_rule(rule: Any) -> bool:
+  """Returns whether `rule` is a pair for an assignment map."""
+  if not isinstance(rule, tuple | list) or len(rule) != 2:
+    return False
+  pattern, source = rule
+  try:
+    re.compile(pattern)
+  except (re.error, TypeError):
+    return False
+  return source is None or isinstance(source, str)
+
 
 @dataclasses.dataclass
 class CheckpointConfig:
@@ -108,6 +149,19 @@ class CheckpointConfig:
 
   save: SaveCheckpointConfig | None = None
   restore: RestoreCheckpointConfig | None = None
+
+  def __post_init__(self):
+    for parameter, kind in (("save", SaveCheckpointConfig), ("restore", RestoreCheckpointConfig)):
+      value = getattr(self, parameter)
+      name = gin_utils.parameter_name("utils.CheckpointConfig", parameter)
+      wanted = f"@utils.{kind.__name__}(), or None"
+      errors.check(value is None or isinstance(value, kind), name, value, wanted)
+
+
+def check_restore_config(name: str, value: Any) -> None:
+  """Raises InputError unless `value` is a RestoreCheckpointConfig."""
+  valid = isinstance(value, RestoreCheckpointConfig)
+  errors.check(valid, name, value, "@utils.RestoreCheckpointConfig()")
 
 
 def checkpoint_step(path: str | pathlib.Path) -> int:
@@ -179,9 +233,13 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   Raises:
     InputError: There are none, or one is damaged.
   """
-  paths = [cfg.path] if isinstance(cfg.path, str | pathlib.Path) else list(cfg.path)
+  paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
+  if not paths:
+    raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
   found: list[epath.Path] = []
-  for path in map(epath.Path, paths):
+  for place in paths:
+    model_dir_lib.check_store(os.fspath(place))
+    path = epath.Path(place)
     if cfg.mode == "specific":
       if not (path / "state").is_dir():
         inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
@@ -206,7 +264,7 @@ def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
   Raises:
     InputError: There is none, or `cfg` may refer to several.
   """
-  if cfg.mode == "all" or not isinstance(cfg.path, str | pathlib.Path):
+  if cfg.mode == "all" or not isinstance(cfg.path, str | os.PathLike):
     raise InputError(
       "RestoreCheckpointConfig: one checkpoint is needed; set one path and mode 'specific' or "
       "'latest'"

@@ -9,6 +9,7 @@ import importlib
 import json
 import pathlib
 import queue
+import re
 import shutil
 import tempfile
 import threading
@@ -21,8 +22,9 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
+from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.launch.runtime import partitioning
+from vmsst.launch.runtime import gin_utils, partitioning
 
 Batch = Mapping[str, np.ndarray]
 
@@ -62,6 +64,46 @@ class DatasetConfig:
   use_memory_cache: bool = True
   trim_output_features: bool = True
 
+  def __post_init__(self):
+    def name(parameter: str) -> str:
+      return gin_utils.parameter_name("utils.DatasetConfig", parameter)
+
+    errors.check_integer(name("batch_size"), self.batch_size)
+    errors.check_seed(name("seed"), self.seed)
+    errors.check_text(name("split"), self.split)
+    errors.check_text(name("module"), self.module, optional=True)
+    for flag in (
+      *("shuffle", "use_cached", "pack", "use_custom_packing_ops"),
+      *("use_memory_cache", "trim_output_features"),
+    ):
+      errors.check_boolean(name(flag), getattr(self, flag))
+    lengths = self.task_feature_lengths
+    wanted = "a dict of maximum lengths by feature, or None"
+    errors.check(
+      lengths is None or isinstance(lengths, Mapping), name("task_feature_lengths"), lengths, wanted
+    )
+    for feature, length in (lengths or {}).items():
+      # SeqIO does not trim features of length None; those of higher rank have several lengths.
+      for part in length if isinstance(length, tuple | list) else (length,):
+        label = f"{name('task_feature_lengths')}[{feature!r}]"
+        errors.check_integer(label, part, optional=True)
+
+
+def check_dataset_config(name: str, cfg: Any, *, optional: bool = False) -> None:
+  """Raises InputError unless `cfg` is a DatasetConfig, or None if `optional`."""
+  wanted = "a DatasetConfig, such as @train/utils.DatasetConfig()" + (", or None" * optional)
+  errors.check(isinstance(cfg, DatasetConfig) or (optional and cfg is None), name, cfg, wanted)
+
+
+def check_split(cfg: DatasetConfig) -> None:
+  """Raises InputError if the task of `cfg` lacks its split."""
+  split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
+  splits = sorted(get_mixture_or_task(cfg).splits)
+  if split and split[0] not in splits:
+    raise InputError(
+      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
+    )
+
 
 def get_mixture_or_task(cfg: DatasetConfig) -> Any:
   """Returns the SeqIO Task or Mixture that `cfg` names.
@@ -76,6 +118,8 @@ def get_mixture_or_task(cfg: DatasetConfig) -> Any:
   provider = cfg.mixture_or_task_name
   if isinstance(provider, seqio.DatasetProviderBase):
     return provider
+  label = "utils.DatasetConfig.mixture_or_task_name"
+  errors.check(isinstance(provider, str), label, provider, "the name of a task or mixture")
   try:
     return seqio.get_mixture_or_task(provider)
   except ValueError as error:

@@ -1,8 +1,10 @@
 """`t5x eval`: SeqIO metrics of checkpoints."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from vmsst import errors
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import evaluation as evaluation_lib
@@ -39,34 +41,44 @@ def evaluate(
   Raises:
     InputError: The configuration, the data or a checkpoint cannot be used.
   """
-  model_dir_lib.check_model_dir(output_dir)
-  summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
+  name = functools.partial(gin_utils.parameter_name, "evaluate")
+  errors.check_seed(name("fallback_init_rng"), fallback_init_rng)
+  utils.check_model(name("model"), model)
+  partitioning.check_partitioner(name("partitioner"), partitioner)
+  data_lib.check_dataset_config(name("dataset_cfg"), dataset_cfg)
+  checkpoints.check_restore_config(name("restore_checkpoint_cfg"), restore_checkpoint_cfg)
   paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
-  evaluator = evaluation_lib.InferenceEvaluator(
-    dataset_cfg, inference_evaluator_cls, model, partitioner, output_dir
-  )
-  initializer = utils.TrainStateInitializer(
-    optimizer_def=None,
-    init_fn=model.get_initial_variables,
-    input_shapes={
-      name: (dataset_cfg.batch_size, *shape)
-      for name, shape in evaluator.model_feature_shapes.items()
-    },
-    partitioner=partitioner,
-  )
-  utils.write_model_info(
-    output_dir, initializer.global_train_state_shape, initializer.train_state_axes
-  )
   log = progress.EvaluationLog()
   results: dict[int, Any] = {}
-  for path in paths:
-    state = initializer.from_checkpoint(
-      path, restore_checkpoint_cfg, utils.optional_key(fallback_init_rng)
+  with (
+    model_dir_lib.explained(output_dir),
+    model_dir_lib.opened(name("output_dir"), output_dir) as folder,
+  ):
+    evaluator = evaluation_lib.InferenceEvaluator(
+      dataset_cfg, inference_evaluator_cls, model, partitioner, output_dir
     )
-    step = int(state.step)
-    with model_dir_lib.explained(output_dir):
+    initializer = utils.TrainStateInitializer(
+      optimizer_def=None,
+      init_fn=model.get_initial_variables,
+      input_shapes={
+        name: (dataset_cfg.batch_size, *shape)
+        for name, shape in evaluator.model_feature_shapes.items()
+      },
+      partitioner=partitioner,
+    )
+    for path in paths:
+      state = initializer.from_checkpoint(
+        path, restore_checkpoint_cfg, utils.optional_key(fallback_init_rng)
+      )
+      if not results:
+        summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
+        utils.write_model_info(
+          output_dir, initializer.global_train_state_shape, initializer.train_state_axes
+        )
+      step = int(state.step)
       results[step] = evaluator.evaluate(state, initializer.train_state_axes).result()
-    log.add(step, results[step] or {})
-  evaluator.close()
+      folder.has_results = True
+      log.add(step, results[step] or {})
+    evaluator.close()
   log.print_tables()
   return results

@@ -1,20 +1,25 @@
 """Parsing gin configurations: `t5x.gin_utils` of the bundled runtime."""
 
+import collections.abc
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  (gin 0.5 uses it without importing it)
 import inspect
 import logging
+import numbers
 import os
 import pathlib
 import re
 import tokenize
+import types
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gin
 import jax
 
+from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 
@@ -81,7 +86,7 @@ def parse_gin_flags(
   Raises:
     InputError: A file is missing (the message lists the paths searched), a binding names an
       unknown macro, configurable or parameter (the message suggests the nearest name), or a value
-      cannot be parsed.
+      cannot be parsed or does not have the type of its parameter.
   """
   for path in gin_search_paths:
     gin.add_config_file_search_path(path)
@@ -110,6 +115,7 @@ def parse_gin_flags(
       ) from error
     except _UNPARSED as error:
       raise InputError(f"--gin.{binding}: {explain(error)}") from error
+  check_types()
   if finalize_config:
     unset = unset_macros()
     if unset:
@@ -120,6 +126,111 @@ def parse_gin_flags(
       gin.finalize()
     except _UNPARSED as error:
       raise InputError(f"gin: {explain(error)}") from error
+
+
+def parameter_name(configurable: str, parameter: str) -> str:
+  """Returns `configurable.parameter`, with the macro bound to it in the current scope, if any.
+
+  For example, `train.total_steps (TRAIN_STEPS)`.
+  """
+  scopes = gin.config.current_scope()
+  for count in range(len(scopes), -1, -1):
+    scope = "/".join(scopes[:count])
+    for (bound_scope, selector), bindings in gin.config._CONFIG.items():
+      if bound_scope == scope and f".{selector}".endswith(f".{configurable}"):
+        value = bindings.get(parameter)
+        if isinstance(value, gin.config.ConfigurableReference) and value.selector == "gin.macro":
+          return f"{configurable}.{parameter} ({'/'.join(value.scopes)})"
+  return f"{configurable}.{parameter}"
+
+
+_UNKNOWN = object()  # the value of a reference, before it is called
+
+
+def check_types() -> None:
+  """Checks the values of all bindings against the annotations of their parameters.
+
+  Raises:
+    InputError: A value has another type; the message names the parameter and its macro.
+  """
+  for (_, selector), bindings in gin.config._CONFIG.items():
+    if selector == "gin.macro" or selector not in gin.config._REGISTRY:
+      continue
+    try:
+      signature = inspect.signature(gin.config._REGISTRY[selector].wrapped, eval_str=True)
+    except (ValueError, TypeError, NameError, AttributeError, SyntaxError):
+      continue  # no signature, or an annotation that exists for type checkers alone
+    for name, bound in bindings.items():
+      if name not in signature.parameters:
+        continue
+      parameter = signature.parameters[name]
+      value = _literal(bound)
+      if value is parameter.default or _fits(value, parameter.annotation):
+        continue
+      label = f"{'.'.join(selector.split('.')[-2:]).removeprefix('__main__.')}.{name}"
+      if isinstance(bound, gin.config.ConfigurableReference):
+        label += f" ({'/'.join(bound.scopes)})"
+      kind = inspect.formatannotation(parameter.annotation).replace("NoneType", "None")
+      errors.check(False, label, value, f"a value of type {_short(kind)}")
+
+
+def _short(kind: str) -> str:
+  """Returns an annotation without the modules of its classes."""
+  return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", kind)
+
+
+def _literal(bound: Any, depth: int = 8) -> Any:
+  """Returns a bound value without its references; `_UNKNOWN` for the result of a call."""
+  if bound is gin.REQUIRED or depth == 0:
+    return _UNKNOWN
+  if not isinstance(bound, gin.config.ConfigurableReference):
+    return bound
+  if bound.selector == "gin.macro":
+    values = gin.config._CONFIG.get(("/".join(bound.scopes), "gin.macro"), {})
+    return _literal(values.get("value", gin.REQUIRED), depth - 1)
+  return _UNKNOWN if bound.evaluate else bound.configurable.wrapped
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+  """Returns whether `value` may have the type of `annotation`; True if that cannot be checked."""
+  origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+  if value is _UNKNOWN or annotation in (inspect.Parameter.empty, Any, object):
+    return True
+  if origin in (typing.Union, types.UnionType):
+    return any(_fits(value, part) for part in inner)
+  if annotation is None or annotation is types.NoneType:
+    return value is None
+  if origin is typing.Literal:
+    return value in inner
+  if origin is collections.abc.Callable or annotation is collections.abc.Callable:
+    return callable(value)
+  kind = origin if isinstance(origin, type) else annotation
+  if not isinstance(kind, type):
+    return True
+  if kind in (int, float):
+    number = numbers.Integral if kind is int else numbers.Real
+    return isinstance(value, number) and not isinstance(value, bool)
+  if issubclass(kind, list | tuple | collections.abc.Collection) and not issubclass(
+    kind, str | bytes | collections.abc.Mapping
+  ):
+    if not isinstance(value, list | tuple | set | frozenset):
+      return not _is_plain(value)
+    repeated = len(inner) == 1 or (len(inner) == 2 and inner[1] is ...)
+    return not repeated or all(_fits(_literal(part), inner[0]) for part in value)
+  if not _is_plain(value) or kind.__module__.startswith("jaxtyping"):
+    return True
+  try:
+    return isinstance(value, kind)
+  except TypeError:  # a protocol
+    members = {*vars(kind), *inspect.get_annotations(kind)}
+    return all(hasattr(value, name) for name in members if not name.startswith("_"))
+
+
+def _is_plain(value: Any) -> bool:
+  """Returns whether a gin file can spell `value` without a reference."""
+  return value is None or isinstance(
+    value, bool | int | float | complex | str | list | tuple | dict
+  )
 
 
 def unset_macros() -> list[str]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import tqdm
 
+from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 from vmsst.launch import distributed
@@ -70,12 +71,28 @@ def infer(
   import seqio
   import tensorflow as tf
 
+  name_of = functools.partial(gin_utils.parameter_name, "infer")
   if mode not in MODES:
     raise InputError(f"infer.mode={mode!r}; set it to one of {', '.join(MODES)}")
-  model_dir_lib.check_model_dir(output_dir)
-  if shard_id == 0:
-    summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
+  errors.check_integer(name_of("checkpoint_period"), checkpoint_period)
+  errors.check_integer(name_of("num_shards"), num_shards)
+  errors.check_integer(name_of("shard_id"), shard_id, minimum=0)
+  wanted = f"a number below num_shards={num_shards}"
+  errors.check(shard_id < num_shards, name_of("shard_id"), shard_id, wanted)
+  errors.check_boolean(name_of("merge_chunked_results"), merge_chunked_results)
+  errors.check_seed(name_of("fallback_init_rng"), fallback_init_rng)
+  utils.check_model(name_of("model"), model)
+  partitioning.check_partitioner(name_of("partitioner"), partitioner)
+  data_lib.check_dataset_config(name_of("dataset_cfg"), dataset_cfg)
+  checkpoints.check_restore_config(name_of("restore_checkpoint_cfg"), restore_checkpoint_cfg)
   provider = data_lib.get_mixture_or_task(dataset_cfg)
+  data_lib.check_split(dataset_cfg)
+  for task in seqio.get_subtasks(provider) if mode != "score" else ():
+    features = task.output_features
+    wanted = f"a feature of {task.name}: {', '.join(features)}"
+    label = name_of("output_vocab_feature_name")
+    valid = output_vocab_feature_name in features
+    errors.check(valid, label, output_vocab_feature_name, wanted)
   lengths = dataset_cfg.task_feature_lengths
   converter = model.FEATURE_CONVERTER_CLS(pack=False)
 
@@ -109,29 +126,36 @@ def infer(
     train_state_axes=initializer.train_state_axes,
     partitioner=partitioner,
   )
-  for task in seqio.get_subtasks(provider):
-    name = f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
-    output = pathlib.Path(output_dir) / name
-    if output.is_file():
-      progress.print_once(f"Skipping {task.name}: {output} exists.")
-      continue
-    chunks = pathlib.Path(output_dir) / f"tmp-{name}"
-    rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
-    vocabulary = None
-    if mode != "score":
-      vocabulary = task.output_features[output_vocab_feature_name].vocabulary
-    with tqdm.tqdm(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar:
-      _write_chunks(
-        chunks,
-        rows.as_numpy_iterator(),
-        checkpoint_period * dataset_cfg.batch_size,
-        functools.partial(infer_fn, train_state=state),
-        vocabulary,
-        bar,
-      )
-    distributed.barrier()  # no process may delete chunks while another still looks for them
-    if merge_chunked_results and jax.process_index() == 0:
-      _merge(chunks, output)
+  with (
+    model_dir_lib.explained(output_dir),
+    model_dir_lib.opened(name_of("output_dir"), output_dir) as folder,
+  ):
+    if shard_id == 0:
+      summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
+    for task in seqio.get_subtasks(provider):
+      name = f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
+      output = pathlib.Path(output_dir) / name
+      if output.is_file():
+        progress.print_once(f"Skipping {task.name}: {output} exists.")
+        continue
+      chunks = pathlib.Path(output_dir) / f"tmp-{name}"
+      rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
+      vocabulary = None
+      if mode != "score":
+        vocabulary = task.output_features[output_vocab_feature_name].vocabulary
+      with tqdm.tqdm(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar:
+        _write_chunks(
+          chunks,
+          rows.as_numpy_iterator(),
+          checkpoint_period * dataset_cfg.batch_size,
+          functools.partial(infer_fn, train_state=state),
+          vocabulary,
+          bar,
+          folder,
+        )
+      distributed.barrier()  # no process may delete chunks while another still looks for them
+      if merge_chunked_results and jax.process_index() == 0:
+        _merge(chunks, output)
 
 
 def _write_chunks(
@@ -141,6 +165,7 @@ def _write_chunks(
   infer_fn: Callable[..., Any],
   vocabulary: Any,
   bar: tqdm.tqdm,
+  output: model_dir_lib.Folder,
 ) -> None:
   """Writes the results of every `size` rows to a file of `folder`, if it is not there yet.
 
@@ -151,10 +176,10 @@ def _write_chunks(
     infer_fn: Runs the model on a dataset of features.
     vocabulary: Decodes predictions; None for scores.
     bar: Counts the rows.
+    output: The output folder, which has results once a file is written.
   """
   import tensorflow as tf
 
-  folder.mkdir(parents=True, exist_ok=True)
   for number in itertools.count():
     chunk = list(itertools.islice(rows, size))
     if not chunk:
@@ -163,9 +188,13 @@ def _write_chunks(
     if not path.is_file():
       columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
       dataset = tf.data.Dataset.from_tensor_slices(columns).enumerate()
-      result = infer_fn(dataset, rng=jax.random.PRNGKey(number))
+      try:
+        result = infer_fn(dataset, rng=jax.random.PRNGKey(number))
+      except NotImplementedError as error:  # the model lacks this mode
+        raise InputError(str(error)) from error
       if jax.process_index() == 0:
         _write(path, _lines([example for example, _ in chunk], result, vocabulary))
+        output.has_results = True
     bar.update(len(chunk))
 
 
@@ -175,7 +204,8 @@ def _merge(folder: pathlib.Path, output: pathlib.Path) -> None:
   _write(output, (line for path in chunks for line in _read_lines(path)))
   for path in chunks:
     path.unlink()
-  folder.rmdir()
+  if chunks:
+    folder.rmdir()
   print(f"Wrote {output}")
 
 

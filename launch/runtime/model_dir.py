@@ -1,77 +1,216 @@
-"""The folder of a run: checks that it is writable, and locks it."""
+"""The folder of a run: creates and locks it, and removes it if the run fails before any result."""
 
 import contextlib
 import errno
 import fcntl
 import os
 import pathlib
+import queue
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
+import jax
 from absl import logging
+from etils import epath
 
+from vmsst import errors
 from vmsst.errors import InputError
 
 _LOCK = ".lock"
+# What a run writes before its first result.
+_STARTUP = re.compile(
+  r"\.lock|\.write_test_.*|(config\.gin|model-info\.txt|encoder\.json|vocabulary\..*)(\.part.*)?"
+  "|train|training_eval|inference_eval"
+)
+_STORE_SECONDS = 20
 _RERUN = "Fix this and rerun the same command"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
-def check_model_dir(model_dir: str) -> None:
-  """Creates `model_dir`.
+class Folder:
+  """The output folder of a command that has begun.
 
-  Raises:
-    InputError: It is relative or not writable.
+  Attributes:
+    has_results: Whether the folder holds results of this command, which a failure must keep.
   """
-  if "://" in model_dir:
-    return
-  if not os.path.isabs(model_dir):
-    raise InputError(
-      f"MODEL_DIR must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
-    )
-  try:
-    pathlib.Path(model_dir).mkdir(parents=True, exist_ok=True)
-    probe = pathlib.Path(model_dir) / f".write_test_{os.getpid()}"
-    probe.touch()
-    probe.unlink()
-  except OSError as error:
-    raise InputError(f"MODEL_DIR {model_dir} cannot be written to: {error.strerror}") from error
+
+  def __init__(self, path: pathlib.Path):
+    self.has_results = False
+    self._path = path
+    # Innermost first.
+    self._new_folders = [p for p in (self._path, *self._path.parents) if not p.exists()]
+    self._before = set(_names(self._path))
+
+  def clean_up(self) -> None:
+    """Removes what this command wrote, unless there are results; keeps all other files."""
+    new = set(_names(self._path)) - self._before
+    if self.has_results or any(not _STARTUP.fullmatch(name) for name in new):
+      return
+    with contextlib.suppress(OSError):
+      for name in sorted(new):
+        path = self._path / name
+        if path.is_dir():
+          shutil.rmtree(path)
+        else:
+          path.unlink()
+    self.remove_if_empty()
+
+  def remove_if_empty(self) -> None:
+    """Removes the folders that this command created, innermost first, up to one that has files."""
+    for folder in self._new_folders:
+      try:
+        folder.rmdir()
+      except FileNotFoundError:
+        continue
+      except OSError:
+        return
+
+
+def _names(folder: pathlib.Path) -> list[str]:
+  return os.listdir(folder) if folder.is_dir() else []
 
 
 @contextlib.contextmanager
-def only_run(model_dir: str) -> Iterator[None]:
-  """Locks `model_dir` against other runs.
+def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[Folder]:
+  """Creates `model_dir`; on an error inside, removes what was written, unless there are results.
 
-  The lock is a kernel lock on a file that remains, so it ends with the process, even if that is
-  killed. Remote folders (`gs://...`) and file systems without locks are not locked.
+  The process that creates the folder is the first of the run; the others only check that they can
+  write. Object stores (`gs://...`) are only checked.
+
+  Args:
+    name: The folder's name in messages, such as MODEL_DIR.
+    model_dir: Absolute path.
+    lock: Whether to lock the folder against other runs. The lock is a kernel lock on a file that
+      remains, so it ends with the process, even if that is killed. Object stores and file systems
+      without locks are not locked.
 
   Raises:
-    InputError: Another run uses the folder; the message names it.
+    InputError: The path is relative or not writable, or another run, which the message names, uses
+      the folder.
   """
+  errors.check_text(name, model_dir)
   if "://" in model_dir:
-    yield
+    check_store(model_dir)
+    yield Folder(pathlib.Path())
     return
-  with (pathlib.Path(model_dir) / _LOCK).open("a+", encoding="utf-8") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      if error.errno not in _NO_LOCKS:
-        file.seek(0)
-        raise InputError(
-          f"MODEL_DIR {model_dir} is in use by another run ({file.read().strip()}); wait for it, "
-          "stop it, or set another MODEL_DIR"
-        ) from error
-      logging.warning("Cannot lock %s; do not start a second run there.", model_dir)
-    file.truncate(0)
-    file.write(
-      f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M')}\n"
+  if not os.path.isabs(model_dir):
+    raise InputError(
+      f"{name} must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
     )
-    file.flush()
-    yield
+  path = pathlib.Path(model_dir)
+  folder = Folder(path)
+  first = jax.process_index() == 0
+  try:
+    try:
+      if first:
+        path.mkdir(parents=True, exist_ok=True)
+      _check_writable(path)
+    except OSError as error:
+      raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
+    with _locked(name, path) if lock and first else contextlib.nullcontext() as lock_file:
+      try:
+        if lock_file is not None:
+          _write_owner(lock_file)
+        yield folder
+      except BaseException:
+        if first:
+          folder.clean_up()
+        raise
+  except BaseException:
+    if first:
+      folder.remove_if_empty()
+    raise
+
+
+def _check_writable(folder: pathlib.Path) -> None:
+  """Raises OSError unless a file can be created in `folder`, or where `folder` would be created."""
+  existing = next(path for path in (folder, *folder.parents) if path.exists())
+  probe = existing / f".write_test_{socket.gethostname()}_{os.getpid()}"
+  probe.touch()
+  probe.unlink()
+
+
+@contextlib.contextmanager
+def _locked(name: str, folder: pathlib.Path) -> Iterator[TextIO]:
+  path = folder / _LOCK
+  while True:
+    with path.open("a+", encoding="utf-8") as file:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError as error:
+        if error.errno not in _NO_LOCKS:
+          file.seek(0)
+          raise InputError(
+            f"{name} {folder} is in use by another run ({file.read().strip()}); wait for it, "
+            f"stop it, or set another {name}"
+          ) from error
+        logging.warning("Cannot lock %s; do not start a second run there.", folder)
+      if not _is_open_file(path, file.fileno()):
+        continue  # a run that failed removed it before this process locked it
+      yield file
+      return
+
+
+def _write_owner(file: TextIO) -> None:
+  file.truncate(0)
+  file.write(
+    f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M')}\n"
+  )
+  file.flush()
+
+
+def _is_open_file(path: pathlib.Path, descriptor: int) -> bool:
+  try:
+    return os.path.samestat(os.stat(path), os.fstat(descriptor))
+  except FileNotFoundError:
+    return False
+
+
+def check_store(place: str) -> None:
+  """Checks that the object store of a path such as gs://bucket/run answers; ignores local paths.
+
+  Raises:
+    InputError: The store is not supported, a package is missing, or the store cannot be reached.
+  """
+  scheme, separator, _ = place.partition("://")
+  if not separator:
+    return
+  answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+  def ask() -> None:
+    try:
+      epath.Path(place).exists()
+      answers.put(None)
+    except BaseException as error:
+      answers.put(error)
+
+  threading.Thread(target=ask, daemon=True, name="store").start()  # cannot be interrupted
+  try:
+    error = answers.get(timeout=_STORE_SECONDS)
+  except queue.Empty:
+    raise InputError(
+      f"{place} cannot be reached: no answer in {_STORE_SECONDS} s; check the network, or set a "
+      "local folder"
+    ) from None
+  if error is None:
+    return
+  if isinstance(error, KeyError) or "not implemented" in str(error):
+    raise InputError(f"{place}: {scheme}:// is not supported; set a local folder") from error
+  if isinstance(error, ImportError):
+    raise InputError(
+      f"{place}: the package {error.name or error} is missing; install it, or set a local folder"
+    ) from error
+  reason = " ".join(str(getattr(error, "message", None) or error).split())[:500]
+  raise InputError(
+    f"{place} cannot be reached: {reason}. Check the network and your credentials, or set a local "
+    "folder"
+  ) from error
 
 
 @contextlib.contextmanager

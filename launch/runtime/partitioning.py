@@ -17,7 +17,9 @@ from flax.linen import partitioning as flax_partitioning
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from vmsst import errors
 from vmsst.errors import InputError
+from vmsst.launch.runtime import gin_utils
 
 LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 HardwareMesh = tuple[int, int, int, int]
@@ -123,6 +125,19 @@ class PjitPartitioner:
     dcn_mesh_shape: Sequence[int] | None = None,
     logical_axis_rules: LogicalAxisRules | None = None,
   ):
+    def name(parameter: str) -> str:
+      return gin_utils.parameter_name("PjitPartitioner", parameter)
+
+    errors.check_integer(name("num_partitions"), num_partitions, optional=True)
+    for parameter, sizes in (
+      ("model_parallel_submesh", model_parallel_submesh),
+      ("ici_mesh_shape", ici_mesh_shape),
+      ("dcn_mesh_shape", dcn_mesh_shape),
+    ):
+      valid = sizes is None or isinstance(sizes, tuple | list)
+      errors.check(valid, name(parameter), sizes, "a tuple of sizes, or None")
+      for size in sizes or ():
+        errors.check_integer(f"a size of {name(parameter)}", size)
     if bool(num_partitions) == bool(model_parallel_submesh) and ici_mesh_shape is None:
       raise InputError(
         f"PjitPartitioner has num_partitions={num_partitions!r} and "
@@ -133,7 +148,12 @@ class PjitPartitioner:
     if not params_on_devices:
       raise InputError("params_on_devices=False: use upstream T5X (--runtime=upstream)")
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
-    devices = jax.devices(backend) if backend else jax.devices()
+    try:
+      devices = jax.devices(backend) if backend else jax.devices()
+    except RuntimeError as error:
+      if backend is None:
+        raise
+      raise InputError(f"PjitPartitioner.backend={backend!r}: {error}; set another") from error
     if ici_mesh_shape is not None:
       device_array = _explicit_mesh(devices, ici_mesh_shape, dcn_mesh_shape)
     else:
@@ -250,6 +270,11 @@ class PjitPartitioner:
     return {
       name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
     }
+
+
+def check_partitioner(name: str, value: Any) -> None:
+  """Raises InputError unless `value` is a partitioner."""
+  errors.check(isinstance(value, PjitPartitioner), name, value, "@partitioning.PjitPartitioner()")
 
 
 def _explicit_mesh(

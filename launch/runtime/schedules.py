@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from vmsst import errors
 from vmsst.errors import InputError
+from vmsst.launch.runtime import gin_utils
 
 Step = Int[jax.Array, ""] | int
 Schedule = Callable[[Step], Float[jax.Array, ""]]
@@ -57,8 +59,20 @@ def create_learning_rate_scheduler(
     min_learning_rate: Lower bound; step 0 of a warm-up is therefore not exactly 0.
 
   Raises:
-    InputError: A factor is unknown or needs at least one warm-up step.
+    InputError: A number is invalid, or a factor is unknown or needs at least one warm-up step.
   """
+
+  def name_of(parameter: str) -> str:
+    return gin_utils.parameter_name("create_learning_rate_scheduler", parameter)
+
+  errors.check_text(name_of("factors"), factors)
+  errors.check_number(name_of("base_learning_rate"), base_learning_rate, minimum=0)
+  errors.check_number(name_of("min_learning_rate"), min_learning_rate, minimum=0)
+  errors.check_number(name_of("decay_factor"), decay_factor)
+  errors.check_integer(name_of("warmup_steps"), warmup_steps, minimum=0)
+  errors.check_integer(name_of("steps_per_decay"), steps_per_decay)
+  errors.check_integer(name_of("steps_per_cycle"), steps_per_cycle)
+  errors.check_integer(name_of("step_offset"), step_offset, minimum=0)
 
   def decay_by_cosine(rate, t):
     cycles = jnp.maximum(0.0, (t - warmup_steps) / float(steps_per_cycle))

@@ -4,7 +4,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -13,22 +13,28 @@ import numpy as np
 class SummaryWriter:
   """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
 
+  The first metrics or texts create the folder.
+
   Args:
     folder: The folder; None writes nothing (in all processes but the first).
   """
 
   def __init__(self, folder: pathlib.Path | None):
-    self._events = None
-    self._lines = None
-    if folder is not None:
+    self._folder = folder
+    self._events: Any = None
+    self._lines: TextIO | None = None
+
+  def _open(self) -> None:
+    if self._folder is not None and self._events is None:
       from clu.metric_writers import summary_writer  # imports TensorFlow
 
-      folder.mkdir(parents=True, exist_ok=True)
-      self._events = summary_writer.SummaryWriter(os.fspath(folder))
-      self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+      self._folder.mkdir(parents=True, exist_ok=True)
+      self._events = summary_writer.SummaryWriter(os.fspath(self._folder))
+      self._lines = (self._folder / "metrics.jsonl").open("a", encoding="utf-8")
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Writes the metrics of one step as a line of JSON and as TensorBoard scalars."""
+    self._open()
     if self._events is None or self._lines is None:
       return
     values = {name: float(np.asarray(value)) for name, value in scalars.items()}
@@ -39,6 +45,7 @@ class SummaryWriter:
 
   def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
     """Writes texts (Markdown) to TensorBoard."""
+    self._open()
     if self._events is not None:
       self._events.write_texts(step, texts)
 
@@ -52,7 +59,7 @@ class SummaryWriter:
     if self._events is not None and self._lines is not None:
       self._events.close()
       self._lines.close()
-      self._events = self._lines = None
+      self._folder = self._events = self._lines = None
 
 
 def writer(summary_dir: str | None, kind: str) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, signals, utils
 from vmsst.launch.runtime import data as data_lib
@@ -88,9 +90,44 @@ def train(
     InputError: The configuration, the data or the disk cannot be used.
   """
   began = time.time()
-  model_dir_lib.check_model_dir(model_dir)
+  name = functools.partial(gin_utils.parameter_name, "train")
+  errors.check_text(name("model_dir"), model_dir)
+  errors.check_integer(
+    name("total_steps"), total_steps, minimum=0, optional=relative_steps is not None
+  )
+  errors.check_integer(name("eval_steps"), eval_steps, minimum=1 if train_eval_dataset_cfg else 0)
+  errors.check_integer(name("eval_period"), eval_period, minimum=0)
+  errors.check_integer(name("relative_steps"), relative_steps, optional=True)
+  errors.check_integer(name("stats_period"), stats_period, optional=True)
+  errors.check_seed(name("random_seed"), random_seed)
+  errors.check_boolean(name("use_hardware_rng"), use_hardware_rng)
+  errors.check_boolean(name("run_eval_before_training"), run_eval_before_training)
+  partitioning.check_partitioner(name("partitioner"), partitioner)
+  wanted = "@utils.CheckpointConfig()"
+  valid = isinstance(checkpoint_cfg, checkpoints.CheckpointConfig)
+  errors.check(valid, name("checkpoint_cfg"), checkpoint_cfg, wanted)
+  data_lib.check_dataset_config(name("train_dataset_cfg"), train_dataset_cfg)
+  for parameter, cfg in (
+    ("train_eval_dataset_cfg", train_eval_dataset_cfg),
+    ("infer_eval_dataset_cfg", infer_eval_dataset_cfg),
+  ):
+    data_lib.check_dataset_config(name(parameter), cfg, optional=True)
+  for cfg in filter(None, (train_dataset_cfg, train_eval_dataset_cfg)):
+    lengths = cfg.task_feature_lengths
+    wanted = "a dict of maximum lengths by feature"
+    errors.check(bool(lengths), "task_feature_lengths of training data", lengths, wanted)
+  for parameter, function in (
+    ("trainer_cls", trainer_cls),
+    ("summarize_config_fn", summarize_config_fn),
+    ("inference_evaluator_cls", inference_evaluator_cls),
+    ("get_dataset_fn", get_dataset_fn),
+    ("train_eval_get_dataset_fn", train_eval_get_dataset_fn),
+  ):
+    errors.check(callable(function), name(parameter), function, "a class or function, such as @f")
+  _check_model(name("model"), model)
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   data_lib.get_mixture_or_task(train_dataset_cfg)  # raises if it is unknown
+  data_lib.check_split(train_dataset_cfg)
   actions_by_mode = _by_mode(actions or {})
   init_rng, trainer_rng = jax.random.split(_root_key(random_seed, use_hardware_rng))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
@@ -103,9 +140,7 @@ def train(
       return cleanup.enter_context(contextlib.closing(part))
 
     cleanup.enter_context(model_dir_lib.explained(model_dir))
-    if jax.process_index() == 0:
-      cleanup.enter_context(model_dir_lib.only_run(model_dir))
-
+    folder = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, lock=True))
     batches: data_lib.TrainIterator = closing(
       data_lib.TrainIterator(
         get_dataset_fn(train_dataset_cfg, *shard, converter),
@@ -136,10 +171,6 @@ def train(
     batches.start(
       first_step, data_state, snapshot_steps={schedule.total_steps, *schedule.checkpoint_steps}
     )
-    utils.write_model_info(
-      model_dir, initializer.global_train_state_shape, initializer.train_state_axes
-    )
-
     trainer = closing(
       trainer_cls(
         model=model,
@@ -152,7 +183,7 @@ def train(
       )
     )
     del train_state  # the trainer donates it
-    summarize_config_fn(model_dir, trainer.train_writer, first_step)
+    trainer.check_batch_size(layout.batch_size)
     evaluator = None
     if infer_eval_dataset_cfg is not None:
       evaluator = closing(
@@ -163,6 +194,11 @@ def train(
     manager = None
     if schedule.saves:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
+    # After all that may fail, so that a mistake does not replace the files of the run.
+    utils.write_model_info(
+      model_dir, initializer.global_train_state_shape, initializer.train_state_axes
+    )
+    summarize_config_fn(model_dir, trainer.train_writer, first_step)
     run = _Run(
       step=first_step,
       schedule=schedule,
@@ -175,6 +211,7 @@ def train(
       manager=manager,
       bar=progress.Progress(schedule.total_steps, layout.batch_size),
       model_dir=model_dir,
+      folder=folder,
     )
     try:
       # Explained before the cleanup, which may free the disk that is full.
@@ -188,10 +225,26 @@ def train(
     return run.step, trainer.train_state
 
 
+def _check_model(name: str, model: Any) -> None:
+  """Raises InputError unless `model` can be trained."""
+  utils.check_model(name, model)
+  optimizer = getattr(model, "optimizer_def", None)
+  wanted = "an optimizer, such as @adafactor.Adafactor()"
+  errors.check(
+    hasattr(optimizer, "create"), "the model's optimizer_def (OPTIMIZER)", optimizer, wanted
+  )
+
+
 def _by_mode(
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]],
 ) -> dict[trainer_lib.ActionMode, list[trainer_lib.BaseAction]]:
   modes = {mode.name: mode for mode in trainer_lib.ActionMode}
+  name = gin_utils.parameter_name("train", "actions")
+  wanted = "a dict of lists of actions, such as {'TRAIN': [@trainer.TerminateOnNanAction()]}"
+  errors.check(isinstance(actions, Mapping), name, actions, wanted)
+  for todo in actions.values():
+    valid = isinstance(todo, tuple | list) and all(hasattr(action, "run") for action in todo)
+    errors.check(valid, name, actions, wanted)
   for name in sorted(actions):
     if name not in modes:
       raise InputError(f"actions: unknown mode {name!r}; use one of {', '.join(sorted(modes))}")
@@ -319,6 +372,7 @@ class _Run:
     manager: Writes checkpoints, or None.
     bar: Shows the progress.
     model_dir: Folder of the run.
+    folder: The same folder, which a failure before any result empties.
     stop: Whether a signal arrived.
     log: Collects metrics for the tables at the end.
   """
@@ -334,6 +388,7 @@ class _Run:
   manager: checkpoints.CheckpointManager | None
   bar: progress.Progress
   model_dir: str
+  folder: model_dir_lib.Folder
   stop: signals.StopRequest = dataclasses.field(default_factory=signals.StopRequest)
   log: progress.EvaluationLog = dataclasses.field(default_factory=progress.EvaluationLog)
 
@@ -387,6 +442,7 @@ class _Run:
       self.batches, step - self.step, self.step, bar=self.bar, should_stop=self.stop.agreed
     )
     self.step += done
+    self.folder.has_results |= done > 0
     if self.manager is not None:
       self.manager.check()
     self._act(trainer_lib.ActionMode.TRAIN, lambda: {TRAIN_METRIC_KEY: summary.result()})
@@ -407,6 +463,7 @@ class _Run:
       )
     self.trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
     self.manager.save(self.trainer.train_state, self.batches.state(self.step))
+    self.folder.has_results = True
 
   def evaluate(self) -> None:
     """Computes and writes the training evaluation and the SeqIO evaluation."""
@@ -423,6 +480,7 @@ class _Run:
       self.log.add(self.step, values)
       self._act(trainer_lib.ActionMode.INFER_EVAL, lambda: values)
     self.trainer.train_writer.write_scalars(self.step, {_EVALUATED: time.time() - began})
+    self.folder.has_results |= bool(self.train_eval_datasets or self.evaluator)
     resume()
 
   def lacks_evaluation(self) -> bool:

@@ -22,10 +22,11 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
+from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import partitioning, progress, summaries
+from vmsst.launch.runtime import gin_utils, partitioning, progress, summaries
 
 Metrics = MutableMapping[str, clu.metrics.Metric]
 Scalars = Mapping[str, float]
@@ -80,10 +81,7 @@ def accumulate_grads_microbatched(
   if not num_microbatches or num_microbatches == 1:
     return grads_of(batch, dropout_rng, mutables)
   rows = next(iter(batch.values())).shape[0]
-  if rows % num_microbatches:
-    raise InputError(
-      f"batch size {rows} is not divisible by num_microbatches={num_microbatches}; choose a divisor"
-    )
+  _check_divisible(rows, num_microbatches)
   size = rows // num_microbatches
 
   def part_step(index: jax.Array, carry: Any) -> Any:
@@ -105,6 +103,14 @@ def accumulate_grads_microbatched(
   carry = (dropout_rng, zeros, _zeros_like(metrics_shape), mutables)
   _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
   return grads, metrics, mutables
+
+
+def _check_divisible(batch_size: int, num_microbatches: int) -> None:
+  if batch_size % num_microbatches:
+    raise InputError(
+      f"batch size {batch_size} is not divisible by num_microbatches={num_microbatches}; choose a "
+      "divisor"
+    )
 
 
 def _zeros_like(shapes: Any) -> Any:
@@ -411,6 +417,10 @@ class BaseTrainer(abc.ABC):
       self.eval_writers[name].flush()
     return results
 
+  def check_batch_size(self, batch_size: int) -> None:
+    """Raises InputError if the step cannot train on batches of this size."""
+    del batch_size  # a subclass may need it
+
   def close(self) -> None:
     """Finishes writing metrics."""
     self._pool.shutdown(wait=True)
@@ -463,12 +473,23 @@ class Trainer(BaseTrainer):
     num_microbatches: int | None,
     weight_metrics_computer: WeightMetricsComputer | None = None,
   ):
+    def name(parameter: str) -> str:
+      return gin_utils.parameter_name(f"{type(self).__name__}", parameter)
+
+    wanted = "a function of the step, such as @utils.create_learning_rate_scheduler()"
+    errors.check(callable(learning_rate_fn), name("learning_rate_fn"), learning_rate_fn, wanted)
+    # As in upstream T5X, 0 is 1.
+    errors.check_integer(name("num_microbatches"), num_microbatches, minimum=0, optional=True)
     self._learning_rate_fn = learning_rate_fn
     self._num_microbatches = num_microbatches
     self._weight_metrics_computer = weight_metrics_computer
     super().__init__(
       model, train_state, partitioner, eval_names, summary_dir, train_state_axes, rng
     )
+
+  def check_batch_size(self, batch_size: int) -> None:
+    """Raises InputError unless the batch can be divided into microbatches."""
+    _check_divisible(batch_size, self._num_microbatches or 1)
 
   @functools.cached_property
   def _partitioned_train_step(self) -> partitioning.PartitionedFunction:

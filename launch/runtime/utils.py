@@ -14,7 +14,9 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
+from vmsst import errors
 from vmsst.errors import InputError
+from vmsst.files import atomic_files
 from vmsst.launch.runtime import checkpoints, partitioning, train_state
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime.checkpoints import (
@@ -142,6 +144,12 @@ class TrainStateInitializer:
     return shapes.restore_state(state)
 
 
+def check_model(name: str, model: Any) -> None:
+  """Raises InputError unless `model` has the methods in docs/model_interface.md."""
+  valid = all(hasattr(model, a) for a in ("FEATURE_CONVERTER_CLS", "get_initial_variables"))
+  errors.check(valid, name, model, "a model, such as @vmsst.VmsstModel()")
+
+
 def model_info(shapes: Any, axes: Any) -> str:
   """Returns a line per array of a train state (name, shape, logical and mesh axes), then totals."""
   logical = traverse_util.flatten_dict(shapes.as_logical_axes().state_dict(), sep="/")
@@ -162,7 +170,7 @@ def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
   if jax.process_index() == 0:
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "model-info.txt").write_text(model_info(shapes, axes), encoding="utf-8")
+    atomic_files.write_text(path / "model-info.txt", model_info(shapes, axes))
 
 
 InferFn = Callable[..., Any]

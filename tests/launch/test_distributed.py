@@ -277,9 +277,20 @@ def test_a_process_finds_its_place(given, environment, place):
     ({**FLAGS, "index": -1}, {}, "from 0 to 1"),
     ({**FLAGS, "count": 0}, {}, "at least 1"),
     ({**FLAGS, "coordinator_address": "a"}, {}, "HOST:PORT"),
+    ({**FLAGS, "coordinator_address": "a:0"}, {}, "HOST:PORT"),
+    ({**FLAGS, "coordinator_address": "a:65536"}, {}, "a port up to 65535"),
     ({}, {**JAX, "JAX_PROCESS_ID": "one"}, "JAX_PROCESS_ID is 'one'"),
   ],
 )
 def test_a_place_that_cannot_be_is_refused(given, environment, message):
   with pytest.raises(InputError, match=message):
     distributed.find(**given, environment=environment)
+
+
+def test_a_timeout_that_is_not_positive_is_refused():
+  place = distributed.Place("a:1", 2, 0, "a test")
+  with (
+    pytest.raises(InputError, match=r"--initialization_timeout is -1; it must be an integer of 1"),
+    distributed.joined(place, -1),
+  ):
+    pass

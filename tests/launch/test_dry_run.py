@@ -5,6 +5,7 @@ import os
 import re
 
 import commands
+import gin
 import jax
 import jax.numpy as jnp
 import pytest
@@ -192,6 +193,9 @@ def test_tpus_that_cannot_be_had_and_those_that_are_too_small_are_named(monkeypa
 def test_what_a_dry_run_needs_is_asked_for():
   with pytest.raises(InputError, match="needs TASK_FEATURE_LENGTHS"):
     tiny_report(tiny_model(), task_feature_lengths=None)
+  gin.clear_config()
+  with pytest.raises(InputError, match="do not configure training; add a run file"):
+    dry_run.forget_data()
 
 
 # --------------------------------------------------------------------------------------------

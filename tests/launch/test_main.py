@@ -100,6 +100,16 @@ def _faulty(folder, run):
     "vocabulary": ["--gin.vocabularies.SentencePieceVocabulary.path='/nowhere/x.model'"],
     "other shape": [model_dir(run), "--gin.EMBED_DIM=32"],
     "fewer steps": [model_dir(run), "--gin.TRAIN_STEPS=1"],
+    "fraction of steps": ["--gin.TRAIN_STEPS=2.5"],
+    "text as batch size": ["--gin.BATCH_SIZE='x'"],
+    "negative batch size": ["--gin.BATCH_SIZE=-8"],
+    "boolean as steps": ["--gin.EVAL_PERIOD=True"],
+    "text as learning rate": ["--gin.utils.create_learning_rate_scheduler.base_learning_rate='x'"],
+    "no vocabulary": ["--gin.VOCABULARY=None"],
+    "no lengths": ["--gin.TASK_FEATURE_LENGTHS=None"],
+    "no optimizer": ["--gin.OPTIMIZER=None"],
+    "split": ["--gin.train/utils.DatasetConfig.split='nowhere'"],
+    "store": ["--gin.MODEL_DIR='s3://bucket/run'"],
   }
 
 
@@ -121,6 +131,18 @@ _EXPECTED = {
     "use a checkpoint of the same model and size"
   ),
   "fewer steps": r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
+  "fraction of steps": r"train\.total_steps \(TRAIN_STEPS\) is 2\.5; set it to a value of type int",
+  "text as batch size": r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is 'x'; set it to ",
+  "negative batch size": r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is -8; it must be ",
+  "boolean as steps": r"train\.eval_period \(EVAL_PERIOD\) is True; set it to a value of type int",
+  "text as learning rate": r"utils\.create_learning_rate_scheduler\.base_learning_rate is 'x'; ",
+  "no vocabulary": r"\S+\.\w+ \(VOCABULARY\) is None; set it to a value of type Vocabulary",
+  "no lengths": r"task_feature_lengths of training data is None; set it to a dict",
+  "no optimizer": r".*\(OPTIMIZER\) is None; set it to an optimizer",
+  "split": r"'sample' has no split 'nowhere'; set one of train, validation",
+  "store": r"s3://bucket/run: s3:// is not supported; set a local folder",
+  "nothing set": r"no value for train\.model, .*; add a gin file or binding that sets it",
+  "no eval": r"no value for evaluate\.model, .*; add --gin_file=runs/eval\.gin",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
   "dry run": r"--dry_run works only with `t5x train` on the bundled runtime",
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
@@ -159,9 +181,13 @@ def outcomes(finished, tmp_path_factory):
     model_dir(folder / "run"),
     *("--gin.VOCABULARY_PATH='/nowhere/x.model'", f"--gin.PATTERNS='{folder}/a.de-en.tsv'"),
   ]
+  (folder / "empty.gin").touch()
+  faulty["nothing set"] = ["train", f"--gin_file={folder / 'empty.gin'}"]
+  faulty["no eval"] = ["eval", "--gin_file=quickstart.gin"]
   faulty["dry run"] = ["infer", "--gin_file=quickstart.gin", "--dry_run"]
   faulty["verbose"] = ["train", "--gin_file=nowhere.gin", "--verbose"]
   commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(faulty))
+  assert sorted(path.name for path in folder.iterdir()) == ["a_file", "empty.gin", "ends.json"]
   names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
   return json.loads((folder / "ends.json").read_text()), names
 

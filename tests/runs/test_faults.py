@@ -247,7 +247,7 @@ def test_a_read_only_folder_is_named(small_disk):
 HOLDER = """
 import pathlib, sys, time
 from vmsst.launch.runtime import model_dir
-with model_dir.only_run(sys.argv[1]):
+with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
   print("holds", flush=True)
   time.sleep(600)
 """
@@ -266,7 +266,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(tmp_path):
     holder.kill()
     holder.wait()
     holder.stdout.close()
-  with model_dir.only_run(str(tmp_path)):
+  with model_dir.opened("MODEL_DIR", str(tmp_path), lock=True):
     pass
 
 

@@ -1,5 +1,7 @@
 """Gin parsing: the dialect, and errors that name place and problem."""
 
+import functools
+
 import gin
 import pytest
 
@@ -20,6 +22,12 @@ utils.create_learning_rate_scheduler:
 OFFSET = 0
 """
 
+CONFIGS = """
+utils.SaveCheckpointConfig.period = 1
+utils.RestoreCheckpointConfig.mode = 'latest'
+utils.DatasetConfig.seed = 1
+"""
+
 
 @pytest.fixture
 def parse(tmp_path):
@@ -28,6 +36,7 @@ def parse(tmp_path):
   gin.clear_config()
   (tmp_path / "config.gin").write_text(CONFIG)
   (tmp_path / "bad.gin").write_text(CONFIG + "\nutils.DatasetConfig.splitt = 'x'\n")
+  (tmp_path / "configs.gin").write_text(CONFIG + CONFIGS)
   (tmp_path / "syntax.gin").write_text("A = [1,\nB = = 2\n")
   (tmp_path / "includes.gin").write_text("include 'nowhere.gin'\n")
 
@@ -70,6 +79,19 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     ),
     (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
+    (["STEPS = 2.5"], "config.gin", r"r\.warmup_steps \(STEPS\) is 2\.5; .* of type int"),
+    (["STEPS = True"], "config.gin", r"r\.warmup_steps \(STEPS\) is True; .* of type int"),
+    (["STEPS = None"], "config.gin", r"r\.warmup_steps \(STEPS\) is None; .* of type int"),
+    (
+      ["STEPS = %SIZE", "SIZE = 'x'"],
+      "config.gin",
+      r"warmup_steps \(STEPS\) is 'x'; .* of type int",
+    ),
+    (
+      ["utils.SaveCheckpointConfig.checkpoint_steps = [1, 2.0]", "STEPS = 1"],
+      "configs.gin",
+      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]; .* Sequence\[int\] \| None",
+    ),
     ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
     ([], "syntax.gin", r"syntax\.gin: line 2: cannot parse"),
     ([], "missing.gin", "gin file 'missing.gin' not found; searched: /"),
@@ -79,6 +101,28 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
 def test_errors_name_the_culprit_and_the_nearest_known_name(parse, bindings, file, message):
   with pytest.raises(InputError, match=message):
     parse(*bindings, file=file)
+
+
+def test_values_of_their_parameters_types_are_accepted(parse):
+  parse(
+    "STEPS = 7",
+    "utils.create_learning_rate_scheduler.base_learning_rate = 1",  # int for float
+    "utils.SaveCheckpointConfig.period = None",
+    "utils.SaveCheckpointConfig.checkpoint_steps = (1, %SIZE)",
+    "utils.RestoreCheckpointConfig.path = []",
+    "utils.DatasetConfig.task_feature_lengths = {'inputs': %SIZE}",
+    "utils.DatasetConfig.seed = @utils.create_learning_rate_scheduler()",  # known when called
+    file="configs.gin",
+  )
+
+
+def test_a_parameter_is_named_with_its_macro_in_the_current_scope(parse):
+  parse("STEPS = 7", "run/utils.create_learning_rate_scheduler.warmup_steps = %SIZE")
+  name = functools.partial(gin_utils.parameter_name, "create_learning_rate_scheduler")
+  assert name("warmup_steps") == "create_learning_rate_scheduler.warmup_steps (STEPS)"
+  assert name("factors") == "create_learning_rate_scheduler.factors"
+  with gin.config_scope("run"):
+    assert name("warmup_steps") == "create_learning_rate_scheduler.warmup_steps (SIZE)"
 
 
 def test_parts_of_t5x_that_are_not_bundled_are_said_to_be_upstream_s():

@@ -31,6 +31,11 @@ def test_impossible_partitionings_are_refused(dims):
     {"model_parallel_submesh": (1, 1)},
     {"num_partitions": 1, "params_on_devices": False},
     {"num_partitions": 1 << 20},
+    {"num_partitions": -1},
+    {"num_partitions": 1.0},
+    {"num_partitions": True},
+    {"num_partitions": 1, "ici_mesh_shape": 1},
+    {"num_partitions": 1, "backend": "nowhere"},
     {"num_partitions": 1, "ici_mesh_shape": (1 << 20, 1)},
   ],
 )

@@ -1,8 +1,15 @@
 """Whole training runs of a toy model."""
 
+import dataclasses
+import fcntl
+import functools
 import json
 import os
+import pathlib
+import re
 import signal
+import threading
+import types
 
 import jax
 import numpy as np
@@ -10,7 +17,15 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime import checkpoints, data, infer, partitioning, trainer
+from vmsst.launch.runtime import (
+  checkpoints,
+  data,
+  infer,
+  model_dir,
+  partitioning,
+  trainer,
+  utils,
+)
 from vmsst.launch.runtime import eval as eval_lib
 
 
@@ -205,6 +220,246 @@ def test_early_stopping_waits_for_its_patience():
 def test_a_model_dir_that_cannot_be_used_is_named(model_dir, message):
   with pytest.raises(InputError, match=message):
     toy_runs.run(model_dir)
+
+
+@pytest.mark.parametrize(
+  ("name", "values"),
+  [
+    ("total_steps", [2.5, True, -1, None, "x", float("nan")]),
+    ("eval_steps", [2.5, -1, None]),
+    ("eval_period", [2.5, True, -1, None]),
+    ("relative_steps", [2.5, 0]),
+    ("stats_period", [2.5, 0]),
+    ("random_seed", [2.5, True, 2**63]),
+    ("use_hardware_rng", [1, "False"]),
+    ("checkpoint_cfg", [None]),
+    ("train_dataset_cfg", [None, "sample"]),
+    ("infer_eval_dataset_cfg", [3]),
+    ("partitioner", [None]),
+    ("trainer_cls", [None]),
+    ("model", [None]),
+    ("actions", [3, {"TRAIN": 3}]),
+  ],
+)
+def test_arguments_that_cannot_be_used_are_named_before_anything_is_written(tmp_path, name, values):
+  for value in values:
+    with pytest.raises(InputError, match=rf"train\.{name} is {re.escape(repr(value))}; "):
+      toy_runs.run(tmp_path / "new" / "run", **{name: value})
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("make", "values"),
+  [
+    (lambda x: toy_runs.config(batch_size=x), [2.5, True, 0, -8, None, "x"]),
+    (lambda x: toy_runs.config(shuffle=x), ["False", None]),
+    (lambda x: toy_runs.config(split=x), [3, None, ""]),
+    (lambda x: dataclasses.replace(toy_runs.config(), seed=x), [2.5, True, 2**63]),
+    (
+      lambda x: dataclasses.replace(toy_runs.config(), task_feature_lengths={"inputs": x}),
+      [2.5, 0, "x"],
+    ),
+    (lambda x: checkpoints.SaveCheckpointConfig(period=x), [2.5, -1, True]),
+    (lambda x: checkpoints.SaveCheckpointConfig(keep=x), [2.5, 0]),
+    (lambda x: checkpoints.SaveCheckpointConfig(checkpoint_steps=x), [3, "3"]),
+    (lambda x: checkpoints.SaveCheckpointConfig(checkpoint_steps=[x]), [1.5, -1]),
+    (lambda x: checkpoints.RestoreCheckpointConfig(path=x), [3, ["a", 3]]),
+    (
+      lambda x: checkpoints.RestoreCheckpointConfig(path="a", assignment_map=x),
+      [3, [("a",)], [("(", None)], [("a", 3)]],
+    ),
+    (lambda x: checkpoints.CheckpointConfig(save=x), [3]),
+    (lambda x: toy_runs.make_trainer(num_microbatches=x)(**_TRAINER), [2.5, -1, "x"]),
+    (lambda x: toy_runs.make_trainer(learning_rate_fn=x)(**_TRAINER), [0.1, None]),
+  ],
+)
+def test_configs_that_cannot_be_used_are_refused(make, values):
+  for value in values:
+    with pytest.raises(InputError, match=r"\.\w+\S* is .*; (set it to|it must be) "):
+      make(value)
+
+
+_TRAINER = dict.fromkeys(
+  ("model", "train_state", "partitioner", "summary_dir", "train_state_axes", "rng"), None
+) | {"eval_names": []}
+
+
+def _fails_when(monkeypatch, where):
+  def fail(*arguments, **others):
+    raise InputError("a mistake")
+
+  monkeypatch.setattr(*where, fail)
+
+
+_LATE = {
+  "data": (data.TrainIterator, "start"),
+  "checkpoint": (checkpoints, "newest_intact"),
+  "trainer": (trainer.Trainer, "check_batch_size"),
+  "model info": (utils, "write_model_info"),
+  "first evaluation": (trainer.Trainer, "eval"),
+  "first checkpoint": (checkpoints.CheckpointManager, "save"),
+}
+
+
+@pytest.mark.parametrize("where", _LATE)
+def test_a_run_that_fails_before_any_result_leaves_nothing(tmp_path, monkeypatch, where):
+  _fails_when(monkeypatch, _LATE[where])
+  (tmp_path / "notes").mkdir()
+  for folder in ("new/deep/run", "notes"):
+    evaluated = (
+      toy_runs.config("validation", shuffle=False) if where == "first evaluation" else None
+    )
+    with pytest.raises(InputError, match="a mistake"):
+      toy_runs.run(
+        tmp_path / folder, train_eval_dataset_cfg=evaluated, run_eval_before_training=True
+      )
+  assert [path.name for path in tmp_path.rglob("*")] == ["notes"]
+
+
+def test_a_batch_that_microbatches_do_not_divide_is_refused_before_anything_is_written(tmp_path):
+  with pytest.raises(InputError, match="8 is not divisible by num_microbatches=3"):
+    toy_runs.run(tmp_path / "run", trainer_cls=toy_runs.make_trainer(num_microbatches=3))
+  assert not list(tmp_path.iterdir())
+
+
+def _contents(folder):
+  return {
+    path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+  }
+
+
+def test_a_failed_restart_changes_nothing(tmp_path):
+  toy_runs.run(tmp_path / "run", total_steps=2)
+  before = _contents(tmp_path)
+  for change in (
+    {"total_steps": 1},
+    {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)},
+    {"infer_eval_dataset_cfg": toy_runs.config("nowhere")},
+  ):
+    with pytest.raises(InputError):
+      toy_runs.run(tmp_path / "run", **change)
+    after = _contents(tmp_path)
+    lock = pathlib.Path("run/.lock")
+    assert {**after, lock: b""} == {**before, lock: b""}
+
+
+def test_a_failed_run_keeps_other_files(tmp_path, monkeypatch):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "notes.txt").write_text("mine")
+  _fails_when(monkeypatch, _LATE["first checkpoint"])
+  with pytest.raises(InputError, match="a mistake"):
+    toy_runs.run(tmp_path / "run")
+  assert list(_contents(tmp_path)) == [pathlib.Path("run/notes.txt")]
+
+
+def test_a_run_that_fails_after_training_keeps_its_results(tmp_path):
+  with pytest.raises(InputError, match="train loss is nan"):
+    toy_runs.run(
+      tmp_path / "run",
+      model=toy_runs.ToyModel(poison=5),
+      checkpoint_cfg=checkpoints.CheckpointConfig(),
+      total_steps=200,
+      stats_period=1,
+      actions={"TRAIN": [trainer.TerminateOnNanAction(task="train")]},
+    )
+  assert (tmp_path / "run" / "train" / "metrics.jsonl").is_file()
+
+
+def test_a_lock_that_a_failed_run_removed_is_taken_anew(tmp_path, monkeypatch):
+  lock, flock = fcntl.flock, []
+
+  def removed_meanwhile(file, operation):
+    if not flock:  # the run that held it fails now
+      (tmp_path / ".lock").unlink()
+    flock.append(file.fileno())
+    lock(file, operation)
+
+  monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+  with model_dir.opened("MODEL_DIR", str(tmp_path), lock=True):
+    assert len(flock) == 2
+    monkeypatch.undo()
+    with (
+      pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()} on"),
+      model_dir.opened("MODEL_DIR", str(tmp_path), lock=True),
+    ):
+      pass
+    assert (tmp_path / ".lock").is_file()
+
+
+@pytest.mark.parametrize(
+  ("place", "raised", "message"),
+  [
+    ("s3://bucket/run", None, r"s3://bucket/run: s3:// is not supported; set a local folder"),
+    ("nowhere://bucket/run", None, r"nowhere:// is not supported"),
+    (
+      "gs://bucket/run",
+      ModuleNotFoundError("No module named 'gcsfs'", name="gcsfs"),
+      "the package gcsfs is missing; install it",
+    ),
+    ("gs://bucket/run", OSError("no\n\t route"), "gs://bucket/run cannot be reached: no route. Ch"),
+    ("gs://bucket/run", None, "gs://bucket/run cannot be reached: no answer in 0.1 s"),
+  ],
+)
+def test_a_store_that_cannot_be_used_is_named(place, raised, message, monkeypatch, tmp_path):
+  released = threading.Event()
+
+  def exists(self):
+    if raised is None:
+      released.wait(60)
+      return False
+    raise raised
+
+  if place.startswith("gs:"):
+    monkeypatch.setattr(
+      model_dir.epath,
+      "Path",
+      lambda path: types.SimpleNamespace(exists=functools.partial(exists, path)),
+    )
+    monkeypatch.setattr(model_dir, "_STORE_SECONDS", 0.1 if raised is None else 20)
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=message):
+    toy_runs.run(place)
+  released.set()
+  assert not list(tmp_path.iterdir())  # no folder named "gs:"
+
+
+def test_a_failed_evaluation_or_inference_leaves_nothing(tmp_path):
+  toy_runs.run(tmp_path / "run", total_steps=1)
+  before = _contents(tmp_path)
+  arguments = {
+    "dataset_cfg": toy_runs.config("validation", batch_size=4, shuffle=False),
+    "restore_checkpoint_cfg": checkpoints.RestoreCheckpointConfig(
+      path=str(tmp_path / "run" / "checkpoint_1"), mode="specific"
+    ),
+    "partitioner": partitioning.PjitPartitioner(num_partitions=1),
+    "output_dir": str(tmp_path / "new" / "out"),
+  }
+  wider = toy_runs.ToyModel(width=5)
+  with pytest.raises(InputError, match="use a checkpoint of the same model and size"):
+    eval_lib.evaluate(model=wider, **arguments)
+  for change, message in (
+    ({"model": wider}, "use a checkpoint of the same model and size"),
+    ({"mode": "predict", "output_vocab_feature_name": "inputs"}, "cannot predict"),
+    (
+      {"mode": "predict"},
+      r"infer\.output_vocab_feature_name is 'targets'; set it to a fea.*: inputs",
+    ),
+    ({"checkpoint_period": 2.5}, r"infer\.checkpoint_period is 2\.5; "),
+    ({"num_shards": 0}, r"infer\.num_shards is 0; "),
+    ({"shard_id": 1}, r"infer\.shard_id is 1; set it to a number below num_shards=1"),
+    ({"dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of train, valid"),
+  ):
+    model = toy_runs.ToyModel()
+    model.predict_batch = _cannot_predict
+    good = {"mode": "score", "model": model, "checkpoint_period": 3}
+    with pytest.raises(InputError, match=message):
+      infer.infer(**{**arguments, **good, **change})
+  assert _contents(tmp_path) == before
+  assert not (tmp_path / "new").exists()
+
+
+def _cannot_predict(params, batch):
+  raise NotImplementedError("cannot predict")
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_refused(tmp_path):
