@@ -27,8 +27,8 @@ from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.files import checksums
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import gin_utils
 from vmsst.launch.runtime import model_dir as model_dir_lib
+from vmsst.launch.runtime import parameter_names
 from vmsst.launch.runtime.optimizers import some_names
 
 PREFIX = "checkpoint"
@@ -60,7 +60,7 @@ class SaveCheckpointConfig:
 
   def __post_init__(self):
     def name(parameter: str) -> str:
-      return gin_utils.parameter_name("utils.SaveCheckpointConfig", parameter)
+      return parameter_names.parameter_name("utils.SaveCheckpointConfig", parameter)
 
     errors.check_integer(name("period"), self.period, minimum=0, optional=True)
     errors.check_integer(name("keep"), self.keep, optional=True)
@@ -118,7 +118,7 @@ class RestoreCheckpointConfig:
       )
 
     def name(parameter: str) -> str:
-      return gin_utils.parameter_name("utils.RestoreCheckpointConfig", parameter)
+      return parameter_names.parameter_name("utils.RestoreCheckpointConfig", parameter)
 
     paths = self.path if isinstance(self.path, tuple | list) else [self.path or "/"]
     valid = all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths)
@@ -153,7 +153,7 @@ class CheckpointConfig:
   def __post_init__(self):
     for parameter, kind in (("save", SaveCheckpointConfig), ("restore", RestoreCheckpointConfig)):
       value = getattr(self, parameter)
-      name = gin_utils.parameter_name("utils.CheckpointConfig", parameter)
+      name = parameter_names.parameter_name("utils.CheckpointConfig", parameter)
       wanted = f"@utils.{kind.__name__}(), or None"
       errors.check(value is None or isinstance(value, kind), name, value, wanted)
 

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.launch.runtime import gin_utils, partitioning
+from vmsst.launch.runtime import parameter_names, partitioning
 
 Batch = Mapping[str, np.ndarray]
 
@@ -66,7 +66,7 @@ class DatasetConfig:
 
   def __post_init__(self):
     def name(parameter: str) -> str:
-      return gin_utils.parameter_name("utils.DatasetConfig", parameter)
+      return parameter_names.parameter_name("utils.DatasetConfig", parameter)
 
     errors.check_integer(name("batch_size"), self.batch_size)
     errors.check_seed(name("seed"), self.seed)

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from vmsst import errors
-from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.launch.runtime import (
+  checkpoints,
+  gin_utils,
+  parameter_names,
+  partitioning,
+  progress,
+  utils,
+)
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import evaluation as evaluation_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
@@ -41,7 +48,7 @@ def evaluate(
   Raises:
     InputError: The configuration, the data or a checkpoint cannot be used.
   """
-  name = functools.partial(gin_utils.parameter_name, "evaluate")
+  name = functools.partial(parameter_names.parameter_name, "evaluate")
   errors.check_seed(name("fallback_init_rng"), fallback_init_rng)
   utils.check_model(name("model"), model)
   partitioning.check_partitioner(name("partitioner"), partitioner)

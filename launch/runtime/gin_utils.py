@@ -128,22 +128,6 @@ def parse_gin_flags(
       raise InputError(f"gin: {explain(error)}") from error
 
 
-def parameter_name(configurable: str, parameter: str) -> str:
-  """Returns `configurable.parameter`, with the macro bound to it in the current scope, if any.
-
-  For example, `train.total_steps (TRAIN_STEPS)`.
-  """
-  scopes = gin.config.current_scope()
-  for count in range(len(scopes), -1, -1):
-    scope = "/".join(scopes[:count])
-    for (bound_scope, selector), bindings in gin.config._CONFIG.items():
-      if bound_scope == scope and f".{selector}".endswith(f".{configurable}"):
-        value = bindings.get(parameter)
-        if isinstance(value, gin.config.ConfigurableReference) and value.selector == "gin.macro":
-          return f"{configurable}.{parameter} ({'/'.join(value.scopes)})"
-  return f"{configurable}.{parameter}"
-
-
 _UNKNOWN = object()  # the value of a reference, before it is called
 
 

@@ -16,7 +16,14 @@ from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 from vmsst.launch import distributed
-from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.launch.runtime import (
+  checkpoints,
+  gin_utils,
+  parameter_names,
+  partitioning,
+  progress,
+  utils,
+)
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 
@@ -71,7 +78,7 @@ def infer(
   import seqio
   import tensorflow as tf
 
-  name_of = functools.partial(gin_utils.parameter_name, "infer")
+  name_of = functools.partial(parameter_names.parameter_name, "infer")
   if mode not in MODES:
     raise InputError(f"infer.mode={mode!r}; set it to one of {', '.join(MODES)}")
   errors.check_integer(name_of("checkpoint_period"), checkpoint_period)

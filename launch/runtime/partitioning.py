@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.launch.runtime import gin_utils
+from vmsst.launch.runtime import parameter_names
 
 LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 HardwareMesh = tuple[int, int, int, int]
@@ -126,7 +126,7 @@ class PjitPartitioner:
     logical_axis_rules: LogicalAxisRules | None = None,
   ):
     def name(parameter: str) -> str:
-      return gin_utils.parameter_name("PjitPartitioner", parameter)
+      return parameter_names.parameter_name("PjitPartitioner", parameter)
 
     errors.check_integer(name("num_partitions"), num_partitions, optional=True)
     for parameter, sizes in (

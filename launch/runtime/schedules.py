@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.launch.runtime import gin_utils
+from vmsst.launch.runtime import parameter_names
 
 Step = Int[jax.Array, ""] | int
 Schedule = Callable[[Step], Float[jax.Array, ""]]
@@ -63,7 +63,7 @@ def create_learning_rate_scheduler(
   """
 
   def name_of(parameter: str) -> str:
-    return gin_utils.parameter_name("create_learning_rate_scheduler", parameter)
+    return parameter_names.parameter_name("create_learning_rate_scheduler", parameter)
 
   errors.check_text(name_of("factors"), factors)
   errors.check_number(name_of("base_learning_rate"), base_learning_rate, minimum=0)

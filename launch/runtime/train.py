@@ -16,7 +16,15 @@ from jax.experimental import multihost_utils
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, signals, utils
+from vmsst.launch.runtime import (
+  checkpoints,
+  gin_utils,
+  parameter_names,
+  partitioning,
+  progress,
+  signals,
+  utils,
+)
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import evaluation as evaluation_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
@@ -90,7 +98,7 @@ def train(
     InputError: The configuration, the data or the disk cannot be used.
   """
   began = time.time()
-  name = functools.partial(gin_utils.parameter_name, "train")
+  name = functools.partial(parameter_names.parameter_name, "train")
   errors.check_text(name("model_dir"), model_dir)
   errors.check_integer(
     name("total_steps"), total_steps, minimum=0, optional=relative_steps is not None
@@ -239,7 +247,7 @@ def _by_mode(
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]],
 ) -> dict[trainer_lib.ActionMode, list[trainer_lib.BaseAction]]:
   modes = {mode.name: mode for mode in trainer_lib.ActionMode}
-  name = gin_utils.parameter_name("train", "actions")
+  name = parameter_names.parameter_name("train", "actions")
   wanted = "a dict of lists of actions, such as {'TRAIN': [@trainer.TerminateOnNanAction()]}"
   errors.check(isinstance(actions, Mapping), name, actions, wanted)
   for todo in actions.values():

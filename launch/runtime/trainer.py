@@ -26,7 +26,7 @@ from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import gin_utils, partitioning, progress, summaries
+from vmsst.launch.runtime import parameter_names, partitioning, progress, summaries
 
 Metrics = MutableMapping[str, clu.metrics.Metric]
 Scalars = Mapping[str, float]
@@ -474,7 +474,7 @@ class Trainer(BaseTrainer):
     weight_metrics_computer: WeightMetricsComputer | None = None,
   ):
     def name(parameter: str) -> str:
-      return gin_utils.parameter_name(f"{type(self).__name__}", parameter)
+      return parameter_names.parameter_name(f"{type(self).__name__}", parameter)
 
     wanted = "a function of the step, such as @utils.create_learning_rate_scheduler()"
     errors.check(callable(learning_rate_fn), name("learning_rate_fn"), learning_rate_fn, wanted)

@@ -7,7 +7,7 @@ import pytest
 
 from vmsst.errors import InputError
 from vmsst.launch import aliases
-from vmsst.launch.runtime import gin_utils
+from vmsst.launch.runtime import gin_utils, parameter_names
 
 CONFIG = """
 from __gin__ import dynamic_registration
@@ -118,7 +118,7 @@ def test_values_of_their_parameters_types_are_accepted(parse):
 
 def test_a_parameter_is_named_with_its_macro_in_the_current_scope(parse):
   parse("STEPS = 7", "run/utils.create_learning_rate_scheduler.warmup_steps = %SIZE")
-  name = functools.partial(gin_utils.parameter_name, "create_learning_rate_scheduler")
+  name = functools.partial(parameter_names.parameter_name, "create_learning_rate_scheduler")
   assert name("warmup_steps") == "create_learning_rate_scheduler.warmup_steps (STEPS)"
   assert name("factors") == "create_learning_rate_scheduler.factors"
   with gin.config_scope("run"):
