@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import random
 
+import commands as commands_of_t5x
 import fake_encoders
 import model_readers
 import pytest
@@ -173,3 +175,105 @@ def test_a_command_in_a_few_situations(name, commands, tmp_path):
 def test_a_command_in_many_situations(name, commands, tmp_path):
   drawn = situations.draw(commands[name], SLOW[name], seed=1)
   print(situations.check(commands[name], drawn, tmp_path))
+
+
+# --------------------------------------------------------------------------------------------
+# t5x
+
+_INTEGERS = ("2.5", "'x'", "-1", "True", "[2]", "1e400", "{}", "@nothing")
+SETTINGS = {
+  **{
+    name: (*_INTEGERS, "None") for name in ("TRAIN_STEPS", "EVAL_PERIOD", "BATCH_SIZE", "EMBED_DIM")
+  },
+  "CHECKPOINT_PERIOD": _INTEGERS,
+  "RANDOM_SEED": ("2.5", "'x'", "99999999999999999999", "True"),
+  "NUM_MICROBATCHES": ("2.5", "'x'", "-1", "3"),
+  "MIXTURE_OR_TASK_NAME": ("'nowhere'", "None", "3", "''"),
+  "TASK_FEATURE_LENGTHS": ("None", "3", "{'inputs': 'x'}", "{}"),
+  "VOCABULARY": ("None", "3", "'x'"),
+  "OPTIMIZER": ("None", "3"),
+  "MODEL": ("None", "3"),
+  "NOTHING": ("3",),
+  "INITIAL_CHECKPOINT_PATH": ("'nowhere'", "3", "'/nowhere'", "'/etc/passwd'"),
+  "trainer.Trainer.num_microbatches": ("'x'", "2.5"),
+  "utils.create_learning_rate_scheduler.base_learning_rate": ("'x'", "None", "-1"),
+  "train/utils.DatasetConfig.split": ("'nowhere'", "None", "3"),
+  "nothing.nothing": ("3",),
+}
+MODEL_DIRS = {
+  "new": "run",
+  "in new folders": "new/deep/run",
+  "an old folder": "old",
+  "a folder with files": "full",
+  "a file": "full/file",
+  "below a file": "full/file/run",
+  "a dangling link": "link",
+  "in a store": "s3://bucket/run",
+}
+_UNUSABLE = {"a file", "below a file", "in a store"}
+
+_DRIVER = """
+import contextlib, io, json, os, sys, traceback
+import gin
+from vmsst.launch.main import main
+
+def content(path):
+  return os.readlink(path) if os.path.islink(path) else str(open(path, "rb").read())
+
+def snapshot():
+  return sorted(
+    (where, sorted(folders), [(name, content(f"{where}/{name}")) for name in sorted(names)])
+    for where, folders, names in os.walk("."))
+
+outcomes = []
+for arguments in json.load(sys.stdin):
+  gin.clear_config(clear_constants=True)
+  before = snapshot()
+  try:
+    main(arguments)
+    outcome = "no error"
+  except SystemExit as stop:
+    outcome = str(stop.code)
+  except BaseException:
+    outcome = traceback.format_exc()
+  outcomes.append((outcome, snapshot() == before))
+with open(sys.argv[1], "w") as stream:
+  json.dump(outcomes, stream)
+"""
+
+
+def draw_runs(count):
+  """Returns the arguments of `t5x train` by situation; each has a faulty setting or MODEL_DIR."""
+  rng = random.Random(0)
+  found = {}
+  while len(found) < count:
+    setting = rng.choice(list(SETTINGS))
+    value, place = rng.choice(SETTINGS[setting]), rng.choice(list(MODEL_DIRS))
+    if place in _UNUSABLE and rng.random() < 0.5:
+      setting, value = "TRAIN_STEPS", "2"
+    found[f"{setting} = {value}, MODEL_DIR is {place}"] = (f"--gin.{setting}={value}", place)
+  return found
+
+
+@pytest.mark.slow
+def test_t5x_in_many_situations(tmp_path):
+  place = tmp_path / "place"
+  (place / "old").mkdir(parents=True)
+  (place / "full").mkdir()
+  (place / "full" / "file").write_text("of the user")
+  (place / "link").symlink_to("missing")
+  drawn = draw_runs(150)
+  arguments = []
+  for setting, name in drawn.values():
+    path = MODEL_DIRS[name] if "://" in MODEL_DIRS[name] else place / MODEL_DIRS[name]
+    arguments.append(["train", *commands_of_t5x.TINY, f"--gin.MODEL_DIR='{path}'", setting])
+  ends = tmp_path / "ends.json"
+  text = json.dumps(arguments)
+  commands_of_t5x.script(_DRIVER, ends, cwd=place, text=text, timeout=1500)
+  faults = []
+  for situation, (outcome, unchanged) in zip(drawn, json.loads(ends.read_text()), strict=True):
+    one_line = outcome.startswith("t5x: error: ") and "\n" not in outcome
+    if not one_line or not unchanged:
+      faults.append(f"{situation}: {'' if unchanged else 'files have changed; '}{outcome[-400:]}")
+  assert not faults, f"{len(faults)} of {len(drawn)}\n" + "\n".join(faults)
+  print(f"t5x train: {len(drawn)} situations, all refused")
