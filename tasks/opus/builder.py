@@ -17,7 +17,7 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -218,10 +218,25 @@ def build(
       )
     builder.remove_remains(loaded.name)
     return builder.data_dir
-  builder.download_and_prepare(
-    download_config=tfds.download.DownloadConfig(
-      beam_runner=beam_runner, beam_options=beam_options, try_download_gcs=False
+  with _no_new_metadata(pathlib.Path(builder.data_dir).parents[1]):
+    builder.download_and_prepare(
+      download_config=tfds.download.DownloadConfig(
+        beam_runner=beam_runner, beam_options=beam_options, try_download_gcs=False
+      )
     )
-  )
   builder.remove_remains(loaded.name)
   return builder.data_dir
+
+
+@contextlib.contextmanager
+def _no_new_metadata(folder: pathlib.Path) -> Iterator[None]:
+  """Removes the metadata that TFDS writes to a new dataset's folder before a build that fails."""
+  existed = folder.exists()
+  try:
+    yield
+  except BaseException:
+    if not existed:
+      shutil.rmtree(folder / ".config", ignore_errors=True)
+      with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+    raise

@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import pathlib
@@ -353,3 +354,33 @@ def test_who_reads_the_output_may_stop():
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+@pytest.mark.usefixtures("encoder")
+def test_standard_input_is_read_once_and_queries_may_be_gzipped(sides, tmp_path, capsys):
+  assert cli.main(["score", "a", "-", "-"]) == 1
+  assert "standard input (-) is given twice" in capsys.readouterr().err
+  vectors = str(tmp_path / "v")
+  assert cli.main(["embed", "a", sides[1], vectors]) == 0
+  plain, packed = tmp_path / "q.txt", tmp_path / "q.txt.gz"
+  plain.write_text(f"{SENTENCES[3]}\nzz\n", encoding="utf-8")
+  packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
+  capsys.readouterr()
+  printed = []
+  for queries in (plain, packed):
+    assert cli.main(["search", str(queries), sides[1], vectors, "--encoder", "a"]) == 0
+    printed.append(capsys.readouterr().out)
+  assert printed[0] == printed[1]
+
+
+def test_a_build_that_fails_at_once_leaves_nothing(tmp_path, capsys):
+  pytest.importorskip("tensorflow_datasets")
+  (tmp_path / "opus").mkdir()
+  (tmp_path / "sets").mkdir()
+  command = ["data", "build", "--recipe", "ems", "--input", str(tmp_path / "opus")]
+  command += ["--held-out", str(tmp_path / "sets"), "--output", str(tmp_path / "new" / "tfds")]
+  assert cli.main(command) == 1
+  error = capsys.readouterr().err
+  assert error.startswith("vmsst: error: ")
+  assert error.count("\n") == 1
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["opus", "sets"]
