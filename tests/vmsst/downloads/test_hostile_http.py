@@ -127,6 +127,13 @@ def test_malformed_responses(server, tmp_path):
   print(check((next(noise) for _ in range(60)), server, tmp_path))
 
 
+def test_the_body_of_a_redirect_is_not_read(server, tmp_path):
+  # It is shorter than stated: reading it would raise an error or wait.
+  answer = b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 9000000000\r\n\r\nshort"
+  server.put("/b", CONTENT)
+  assert attempt(fetch.File(server.put("/a", raw=answer), SIZE), tmp_path / "a") == "read"
+
+
 @pytest.mark.slow
 def test_many_more_malformed_headers(server, tmp_path):
   print(check(answers_with_headers(), server, tmp_path))
