@@ -63,7 +63,8 @@ def _below(folder: pathlib.Path) -> dict[str, bytes]:
   }
 
 
-def _sentencepiece(**options: Any) -> bytes:
+def sentencepiece_model(**options: Any) -> bytes:
+  """Returns a small SentencePiece model."""
   import sentencepiece
 
   stream = io.BytesIO()
@@ -174,7 +175,9 @@ def _load(name: str, folder: pathlib.Path) -> None:
   assert encoder.dimension == 6
 
 
-def _run_files() -> dict[str, bytes]:
+@functools.cache
+def run_files() -> dict[str, bytes]:
+  """Returns a training run, with code that a stranger added."""
   folder = pathlib.Path(tempfile.mkdtemp())
   _encoder(folder, vocabularies.ByteVocabulary())
   t5x.write_params(t5x.epath.Path(folder / "checkpoint_0"), _params())
@@ -194,7 +197,8 @@ def _pickle() -> bytes:
   return pickle.dumps(_Touch())
 
 
-def _export_files(spm: bytes) -> dict[str, bytes]:
+def export_files(spm: bytes) -> dict[str, bytes]:
+  """Returns a safetensors export of a T5 encoder with a SentencePiece model."""
   folder = pathlib.Path(tempfile.mkdtemp())
   (folder / "x.model").write_bytes(spm)
   _encoder(folder, vocabularies.SentencePieceVocabulary(str(folder / "x.model")))
@@ -242,8 +246,8 @@ def _teacher(folder: pathlib.Path) -> None:
 @functools.cache
 def small() -> list[Reader]:
   """Those that take milliseconds."""
-  spm, tokenizer = _sentencepiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1), _tokenizer()
-  xlmr = _sentencepiece(unk_id=0, bos_id=1, eos_id=2)
+  spm, tokenizer = sentencepiece_model(pad_id=0, eos_id=1, unk_id=2, bos_id=-1), _tokenizer()
+  xlmr = sentencepiece_model(unk_id=0, bos_id=1, eos_id=2)
   npy = "teacher/data/x.de-en.tsv.npy"
   taught = {"data/x.de-en.tsv": b"a\tb\nc\td\n", npy: _npy(np.zeros((2, 2, 3), "<f4"))}
   return [
@@ -262,7 +266,7 @@ def small() -> list[Reader]:
     Reader("vectors of a teacher, npy", taught, _teacher, hostile=(npy,)),
     Reader(
       "vmsst.load of an export",
-      _export_files(spm),
+      export_files(spm),
       functools.partial(_load, "."),
       json=("encoder.json",),
     ),
@@ -312,7 +316,7 @@ def large() -> list[Reader]:
   """Those that take a tenth of a second: they read or write whole checkpoints."""
   import torch
 
-  spm = _sentencepiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  spm = sentencepiece_model(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
   weights = _arrays_of(mt5.rows(_SIZES))
   halves = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(weights)}
   shards = {
@@ -348,7 +352,7 @@ def large() -> list[Reader]:
   pickled = io.BytesIO()
   torch.save({name: torch.from_numpy(array) for name, array in released.items()}, pickled)
   vmsst_files = {"m/config.json": _json(_MT5), "m/pytorch_model.bin": pickled.getvalue()}
-  run = _run_files()
+  run = run_files()
   return [
     Reader("import mt5", {**one, "m/spiece.model": spm}, _imports(mt5.import_mt5, "m"),
            hostile=tuple(one), json=("m/config.json",), writes=True),

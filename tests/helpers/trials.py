@@ -110,7 +110,7 @@ def run(reader: Reader, chosen: Iterable[tuple[str, mutations.Case]], folder: pa
 
 def attempt(reader: Reader, place: pathlib.Path) -> tuple[str, str]:
   """How it ends, and the message: "refused" or "read", or what is wrong."""
-  before = _listing(place)
+  before = _outside(place)
   done, message = "read", ""
   with _watched() as seen:
     try:
@@ -132,7 +132,7 @@ def attempt(reader: Reader, place: pathlib.Path) -> tuple[str, str]:
   strange = [each for each in seen if not (reader.writes and allowed in each)]
   if strange:
     return f"did {strange[:3]}", message
-  after = {path for path in _listing(place) if path.split(os.sep)[0] != "out"}
+  after = _outside(place)
   if after != before:
     return f"changed {sorted(after ^ before)}", message
   if done != "read" and (place / "out").exists() and any((place / "out").iterdir()):
@@ -148,6 +148,10 @@ def _laid_out(reader: Reader, place: pathlib.Path) -> Iterator[pathlib.Path]:
     path.write_bytes(content)
   yield place
   shutil.rmtree(place)
+
+
+def _outside(place: pathlib.Path) -> set[str]:
+  return {path for path in _listing(place) if path.split(os.sep)[0] != "out"}
 
 
 def _listing(folder: pathlib.Path) -> set[str]:

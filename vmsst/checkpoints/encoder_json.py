@@ -350,6 +350,7 @@ def _check_weights(entry: dict[str, Any], folder: epath.Path) -> None:
 
 def _sha256(path: epath.Path | pathlib.Path) -> str:
   """Returns the checksum of a file that may be larger than memory."""
+  input_files.check_local(path)
   with path.open("rb") as stream:
     return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 

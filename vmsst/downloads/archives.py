@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -16,11 +17,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from vmsst import errors
+from vmsst.files import input_files
 
 Choose = Callable[[str], str | None]
 """Maps a member's name to its path below a folder, or to None to skip the member."""
 
 _CHUNK_BYTES = 1 << 18
+_MOST_HEADER_BYTES = 1 << 20
+_EXTENDED = (
+  tarfile.XHDTYPE,
+  tarfile.XGLTYPE,
+  tarfile.SOLARIS_XHDTYPE,
+  tarfile.GNUTYPE_LONGNAME,
+  tarfile.GNUTYPE_LONGLINK,
+)
 _OPENERS: dict[str, Callable[..., Any]] = {
   ".gz": gzip.open,
   ".tgz": gzip.open,
@@ -32,9 +42,14 @@ _BROKEN = (
   zipfile.BadZipFile,
   zlib.error,
   lzma.LZMAError,
+  struct.error,
+  ArithmeticError,
   EOFError,
-  NotImplementedError,
+  LookupError,
+  MemoryError,
   OSError,
+  RuntimeError,  # also NotImplementedError
+  ValueError,
 )
 
 
@@ -61,10 +76,10 @@ def unpack(
       member outside of itself or two members alike, a chosen member is a link or other special
       file, or the disk is full.
   """
+  input_files.check(archive)
   if not archive.stat().st_size:
     raise errors.InputError(f"{archive}: empty; remove it to download it again")
-  folder.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder) as stage:
+  with _made(folder), tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder) as stage:
     names: dict[str, None] = {}
     for target, stream in _members(archive, choose, most):
       if target in names:
@@ -74,8 +89,14 @@ def unpack(
     if not names:
       raise errors.InputError(f"{archive}: contains none of the expected files")
     for name in names:
-      (folder / name).parent.mkdir(parents=True, exist_ok=True)
-      os.replace(pathlib.Path(stage, name), folder / name)
+      try:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(pathlib.Path(stage, name), folder / name)
+      except OSError as error:
+        raise errors.InputError(
+          f"{folder / name}: {error.strerror} while unpacking {archive}; fix this and rerun the "
+          "same command"
+        ) from None
   return [folder / name for name in names]
 
 
@@ -89,8 +110,32 @@ def safe_name(name: str, archive: pathlib.Path) -> str:
   return path.as_posix()
 
 
+@contextlib.contextmanager
+def _made(folder: pathlib.Path) -> Iterator[None]:
+  """Creates a folder, which an error removes again if it is empty."""
+  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    yield
+  except BaseException:
+    with contextlib.suppress(OSError):
+      folder.rmdir()
+    raise
+
+
 class _Reader(Protocol):
   def read(self, size: int, /) -> bytes: ...
+
+
+class _Header(tarfile.TarInfo):
+  """A header of a tar; raises ReadError if an extended header could fill the memory."""
+
+  @classmethod
+  def frombuf(cls, *args: Any, **kwargs: Any) -> Any:
+    """Returns the header in a block."""
+    found = super().frombuf(*args, **kwargs)
+    if found.type in _EXTENDED and found.size > _MOST_HEADER_BYTES:
+      raise tarfile.ReadError(f"a header of {found.size:,} bytes")
+    return found
 
 
 class _Limited:
@@ -118,7 +163,7 @@ def _members(archive: pathlib.Path, choose: Choose, most: int) -> Iterator[tuple
     opener = _OPENERS.get(archive.suffix, open)
     content = _Limited(stack.enter_context(opener(archive, "rb")), archive, most)
     if re.search(r"\.(tgz|tar(\.(gz|bz2|xz))?)$", archive.name):
-      with tarfile.open(fileobj=content, mode="r|") as tar:  # type: ignore[call-overload]
+      with tarfile.open(fileobj=content, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
         yield from _tar_members(tar, archive, choose)
     elif archive.suffix == ".gz" and (target := choose(archive.stem)):
       yield target, content
@@ -144,7 +189,9 @@ def _zip_members(
 def _tar_members(
   source: tarfile.TarFile, archive: pathlib.Path, choose: Choose
 ) -> Iterator[tuple[str, _Reader]]:
-  for member in source:
+  while (member := source.next()) is not None:
+    # Else those of a bomb would fill the memory.
+    source.members.clear()  # type: ignore[attr-defined]
     target = choose(safe_name(member.name, archive))
     if target is None or member.isdir():
       continue
@@ -187,6 +234,8 @@ def _copy(stream: _Reader, path: pathlib.Path, archive: pathlib.Path) -> None:
 def _readable(archive: pathlib.Path) -> Iterator[None]:
   try:
     yield
+  except errors.InputError:
+    raise
   except _BROKEN as error:
     raise errors.InputError(
       f"{archive}: broken or not such an archive ({error}); remove it to download it again"

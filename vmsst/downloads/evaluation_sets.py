@@ -249,14 +249,20 @@ def _refuse_twins(chosen: EvaluationSet, root: pathlib.Path) -> None:
 
 def _complete(note: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path] | None:
   """Returns the files of a set if its note lists them and their sizes are unchanged, or None."""
+  fetch.remove_special(note)
   try:
     sizes = input_files.read_json(note)
-    paths = {root / name: size for name, size in sizes.items()}
-    if paths and all(path.stat().st_size == size for path, size in paths.items()):
+    paths = {root / name.lstrip("/"): size for name, size in sizes.items()}
+    inside = not any(".." in path.relative_to(root).parts for path in paths)
+    if paths and inside and all(_has_size(path, size) for path, size in paths.items()):
       return list(paths)
   except (OSError, ValueError, AttributeError):
     pass
   return None
+
+
+def _has_size(path: pathlib.Path, size: Any) -> bool:
+  return path.is_file() and type(size) is int and path.stat().st_size == size
 
 
 def _write_note(note: pathlib.Path, root: pathlib.Path, paths: Iterable[pathlib.Path]) -> None:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import IO, TypeVar
@@ -28,6 +29,10 @@ _CHUNK_BYTES = 1 << 18
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _MAX_REDIRECTS = 10
 _MAX_PAUSE = 60.0
+_LONGEST_VALIDATOR = 1000
+_LONGEST_ADDRESS = 8000
+_NUMBER = "[0-9]{1,18}"  # of bytes
+_MOST_BYTES = 10**18 - 1
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -53,6 +58,13 @@ class File:
     return self.size in (None, size) and self.kib in (None, size >> 10)
 
   @property
+  def most(self) -> int | None:
+    """The largest number of bytes that agrees with the published size, or None."""
+    if self.size is None and self.kib is not None:
+      return (self.kib << 10) + 1023
+    return self.size
+
+  @property
   def published(self) -> str:
     """The published size, for messages."""
     return f"{self.size:,} bytes" if self.size is not None else f"{self.kib:,} KiB"
@@ -70,9 +82,19 @@ class _Retry(urllib3.Retry):
   """Retries a request, and waits at most `_MAX_PAUSE` seconds if the server asks for more."""
 
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-    """Returns the seconds to wait, by the server's Retry-After header."""
-    seconds = super().get_retry_after(response)
+    """Returns the seconds to wait by the server's Retry-After header; None if it is invalid."""
+    try:
+      seconds = super().get_retry_after(response)
+    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
+      return None
     return None if seconds is None else min(seconds, _MAX_PAUSE)
+
+
+class _Session(requests.Session):
+  """Leaves redirects to the caller: requests would read their bodies, of any size."""
+
+  def get_redirect_target(self, resp: requests.Response) -> None:
+    """Returns None: no redirect is followed."""
 
 
 class Fetcher:
@@ -104,7 +126,7 @@ class Fetcher:
       backoff_max=_MAX_PAUSE,
       raise_on_status=False,
     )
-    self._session = requests.Session()
+    self._session = _Session()
     for scheme in ("https://", "http://"):
       self._session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=self._retries))
     self._session.headers.update(
@@ -128,10 +150,10 @@ class Fetcher:
       Whether anything was downloaded: False if `path` has the published size and checksum.
 
     Raises:
-      InputError: the file cannot be downloaded, differs from what was published, another file is at
-        `path`, or the disk is full.
+      InputError: the file cannot be downloaded, differs from what was published, something else is
+        at `path`, or the disk is full.
     """
-    if path.exists():
+    if _exists(path):
       if problem := difference(file, path):
         raise errors.InputError(f"{path} {problem}; remove it to download it again")
       return False
@@ -199,9 +221,11 @@ class Fetcher:
         raise errors.InputError(f"{url}: no secure connection: {_reason(error)}") from None
       except requests.RequestException as error:
         raise self._give_up(url, _reason(error)) from None
+      except (urllib3.exceptions.HTTPError, ValueError) as error:
+        raise errors.InputError(f"{url}: not a valid address: {error}") from None
       with response:
         if response.is_redirect:
-          url = urllib.parse.urljoin(url, response.headers["Location"])
+          url = _joined(url, response.headers["Location"])
           check_address(url, first)
           continue
         status = f"the server answers {response.status_code} {response.reason}"
@@ -240,16 +264,19 @@ class _Part:
   def start(self) -> int:
     """Returns how many bytes can be resumed: 0 if there are none or their source is unknown."""
     self.length, self.total, self._validator, self._pieces = 0, None, "", 0
+    for path in (self._path, self._about):
+      remove_special(path)
     try:
       about = input_files.read_json(self._about)
       size = self._path.stat().st_size
       url, validator, total, pieces = (about[x] for x in ("url", "validator", "total", "pieces"))
     except (OSError, ValueError, TypeError, KeyError):
       return 0
-    known = isinstance(validator, str) and (validator or self._file.checksum)
-    if url != self._file.url or not known or not isinstance(pieces, int):
+    if not isinstance(validator, str) or not (validator or self._file.checksum):
       return 0
-    if total is not None and (not isinstance(total, int) or size > total):
+    if url != self._file.url or validator != _sendable(validator) or not isinstance(pieces, int):
+      return 0
+    if total is not None and (not isinstance(total, int) or not size <= total <= _MOST_BYTES):
       return 0
     self.length, self.total, self._validator, self._pieces = size, total, validator, pieces
     return size
@@ -303,8 +330,10 @@ class _Part:
     """Returns the number of bytes of the complete file, if the response states it."""
     if response.status_code == 200:
       length = response.headers.get("Content-Length", "")
-      return int(length) if length.isascii() and length.isdigit() else None
-    parts = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+      return int(length) if re.fullmatch(_NUMBER, length) else None
+    parts = re.fullmatch(
+      rf"bytes ({_NUMBER})-{_NUMBER}/({_NUMBER})", response.headers.get("Content-Range", "")
+    )
     if response.status_code == 206 and parts and int(parts[1]) == start:
       total = int(parts[2])
       if self.total in (None, total):
@@ -314,7 +343,7 @@ class _Part:
 
   def append(self, chunk: bytes) -> None:
     """Writes received bytes."""
-    most = self.total if self.total is not None else self._file.size
+    most = self.total if self.total is not None else self._file.most
     if most is not None and self.length + len(chunk) > most:
       raise errors.InputError(f"{self._file.url}: the server sends more than {most:,} bytes")
     with self._room():
@@ -390,17 +419,40 @@ def check_address(url: str, first: str = "") -> None:
     first: The address that redirects to it, if any; only an address on this machine may redirect to
       this machine.
   """
-  parts = urllib.parse.urlsplit(url)
-  local = parts.scheme == "http" and parts.hostname in _LOCAL
+  scheme, host = _parts(url)
+  local = scheme == "http" and host in _LOCAL
   if local and first:
-    local = urllib.parse.urlsplit(first).hostname in _LOCAL
-  if (parts.scheme != "https" and not local) or not parts.hostname:
-    way = f"{first} redirects to {url}, which" if first else url
+    local = _parts(first)[1] in _LOCAL
+  if (scheme != "https" and not local) or not host:
+    shown = url if url.isprintable() else repr(url)
+    way = f"{first} redirects to {shown}, which" if first else shown
     raise errors.InputError(f"{way} is not an HTTPS address; nothing was downloaded from there")
 
 
+def remove_special(path: pathlib.Path) -> None:
+  """Removes a link, pipe or device; raises InputError for a folder.
+
+  Writing to them could hang or change other files.
+  """
+  try:
+    mode = path.lstat().st_mode
+  except OSError:
+    return
+  if stat.S_ISDIR(mode):
+    raise errors.InputError(
+      f"{path}: not a file but a folder; remove it and rerun the same command"
+    )
+  if not stat.S_ISREG(mode):
+    path.unlink()
+
+
 def difference(file: File, path: pathlib.Path) -> str:
-  """Returns how a file on disk differs from the published one, as "has ..., not ...", or ""."""
+  """Returns how a file on disk differs from the published one, as "has ..., not ...", or "".
+
+  Raises:
+    InputError: it is not a file.
+  """
+  input_files.check(path)
   size = path.stat().st_size
   if not file.fits(size):
     return f"has {size:,} bytes, not {file.published}"
@@ -434,4 +486,36 @@ def _reason(error: requests.RequestException) -> str:
 def _validator(response: requests.Response) -> str:
   """Returns a value that identifies the file's version, or ""; a weak ETag does not count."""
   tag = response.headers.get("ETag", "")
-  return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
+  return _sendable(tag if tag.startswith('"') else response.headers.get("Last-Modified", ""))
+
+
+def _sendable(validator: str) -> str:
+  """Returns a validator that a header may contain, or ""."""
+  plain = len(validator) <= _LONGEST_VALIDATOR and validator.isascii() and validator.isprintable()
+  return validator if plain and validator == validator.strip() else ""
+
+
+def _parts(url: str) -> tuple[str, str]:
+  """Returns the scheme and the host of an address; "" for what is missing or invalid."""
+  if not (url.isascii() and url.isprintable()) or len(url) > _LONGEST_ADDRESS:
+    return "", ""
+  try:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname or "" if parts.port != 0 else ""
+  except ValueError:  # such as an incomplete IPv6 address, or a port that is too large
+    return "", ""
+
+
+def _joined(url: str, location: str) -> str:
+  """Returns the target of a redirect; an invalid one is returned as it is."""
+  try:
+    return urllib.parse.urljoin(url, location)
+  except ValueError:
+    return location
+
+
+def _exists(path: pathlib.Path) -> bool:
+  try:
+    return path.exists()
+  except (OSError, ValueError) as error:  # such as a link to itself, or a name that is too long
+    raise errors.InputError(f"{path}: cannot be read: {input_files.reason(error)}") from None

@@ -14,21 +14,25 @@ import json
 import pathlib
 import re
 import shutil
+import sqlite3
 import tempfile
 import urllib.parse
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, languages
 from vmsst.downloads import fetch
+from vmsst.files import input_files
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
 LATEST = "latest"
 
 _MOST_LIST_BYTES = 1 << 28
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-_FILE = re.compile(r"([A-Za-z0-9_]+)-([A-Za-z0-9_]+)\.txt\.zip")
+_MOST = 1 << 40
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
+_FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
 
 Ask = Callable[[Mapping[str, str]], list[dict[str, Any]]]
 """Returns OPUS's file records for a query (corpus, version, preprocessing)."""
@@ -100,12 +104,28 @@ def table() -> Iterator[Ask]:
   except ImportError:
     raise errors.InputError("the offline list needs opustools: pip install 'vmsst[opus]'") from None
   packed = pathlib.Path(opustools.__file__).with_name("opusdata.db.gz")
+  input_files.check(packed)
   with tempfile.TemporaryDirectory(prefix="vmsst_opus_") as folder:
     database = pathlib.Path(folder, "opusdata.db")
-    with gzip.open(packed) as source, open(database, "wb") as target:
-      shutil.copyfileobj(source, target)
     operations = opustools.DbOperations(db_file=str(database))
-    yield lambda query: list(operations.get_corpora(dict(query)))
+
+    def ask(query: Mapping[str, str]) -> list[dict[str, Any]]:
+      with _readable(packed):
+        return list(operations.get_corpora(dict(query)))
+
+    with _readable(packed), gzip.open(packed) as source, open(database, "wb") as target:
+      shutil.copyfileobj(source, target)
+    yield ask
+
+
+@contextlib.contextmanager
+def _readable(table: pathlib.Path) -> Iterator[None]:
+  try:
+    yield
+  except (OSError, EOFError, zlib.error, sqlite3.Error) as error:
+    raise errors.InputError(
+      f"{table}: broken ({error}); reinstall it: pip install --force-reinstall opustools"
+    ) from None
 
 
 def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) -> list[Release]:
@@ -194,19 +214,20 @@ def _release(record: Mapping[str, Any]) -> Release:
   kib, pairs = record.get("size"), record.get("alignment_pairs")
   if not all(isinstance(text, str) for text in (corpus, version, url)):
     corpus = version = url = ""
-  file = _FILE.fullmatch(urllib.parse.urlsplit(url).path.rpartition("/")[2])
+  file = _FILE.fullmatch(url.partition("?")[0].rpartition("/")[2])
   named = _NAME.fullmatch(corpus) and _NAME.fullmatch(version)
   pair = (record.get("source"), record.get("target"))
   if not (file and file.groups() == pair and named and isinstance(kib, int) and _whole(kib)):
     raise errors.InputError(
-      f"OPUS lists a record that is not a release in Moses format: {dict(record)!r}"
+      "OPUS lists a record that is not a release in Moses format: "
+      f"{input_files.shown(dict(record))}"
     )
   fetch.check_address(url)
   return Release(corpus, version, file[1], file[2], url, kib, pairs if _whole(pairs) else None)
 
 
 def _whole(value: object) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def describe(chosen: Sequence[Release]) -> Iterator[str]:

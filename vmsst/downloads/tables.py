@@ -3,12 +3,15 @@
 import csv
 import pathlib
 from collections.abc import Iterator, Mapping
+from typing import TextIO
 
 from vmsst import errors
-from vmsst.files import atomic_files, text_files
+from vmsst.files import atomic_files, input_files, text_files
 
 PART = "@part"
 """Stands for a column that contains the name of a row's part."""
+
+_LINE_CHARACTERS = 1 << 24
 
 
 def join(
@@ -58,8 +61,17 @@ def _rows(path: pathlib.Path, quoted: bool) -> Iterator[list[str]]:
     for line in text_files.read_lines(str(path)):
       yield line.split(separator)
     return
+  input_files.check(path)
   with open(path, encoding="utf-8-sig", newline="") as stream:
     try:
-      yield from csv.reader(stream, delimiter=separator, strict=True)
+      yield from csv.reader(_short_lines(stream, path), delimiter=separator, strict=True)
     except (csv.Error, UnicodeDecodeError) as error:
       raise errors.InputError(f"{path}: not a quoted table in UTF-8: {error}") from None
+
+
+def _short_lines(stream: TextIO, path: pathlib.Path) -> Iterator[str]:
+  """Yields lines with their ends; raises InputError for one that could fill the memory."""
+  while line := stream.readline(_LINE_CHARACTERS + 1):
+    if len(line) > _LINE_CHARACTERS:
+      raise errors.InputError(f"{path}: a line has more than {_LINE_CHARACTERS:,} characters")
+    yield line

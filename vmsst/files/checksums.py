@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from etils import epath
 
+from vmsst.files import input_files
+
 NAME = "SHA256SUMS"
 
 
@@ -35,9 +37,10 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
     only: The subfolder to check; None: all with checksums.
   """
   sums = checkpoint / NAME
-  if not sums.is_file():
+  if not sums.exists():
     return None
   try:
+    input_files.check_local(sums)
     lines = [
       re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
     ]
@@ -53,7 +56,7 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
           return f"{folder}/{name} is missing"
         if _digest(files[name]) != digest:
           return f"{folder}/{name} has changed since it was written"
-  except (OSError, UnicodeDecodeError) as error:
+  except (OSError, ValueError) as error:
     return f"it cannot be read ({error})"
   return None
 
@@ -71,5 +74,6 @@ def _files(folder: epath.Path) -> Iterator[tuple[str, epath.Path]]:
 
 
 def _digest(path: epath.Path) -> str:
+  input_files.check_local(path)
   with path.open("rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ class Page:
   ranges: bool = True
   length: int | None = None  # overrides Content-Length
   chunked: bool = False
+  raw: bytes | None = None  # is sent instead of an HTTP response
   location: str = ""  # target of a redirect
   headers: dict = dataclasses.field(default_factory=dict)
   statuses: list = dataclasses.field(default_factory=list)
@@ -41,6 +42,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     page = pages.get(path)
     if page is None:
       return self._answer(404, {}, b"no")
+    if page.raw is not None:
+      self.close_connection = True
+      self.wfile.write(page.raw)
+      return None
     if page.location:
       return self._answer(302, {"Location": page.location}, b"")
     if status := page.statuses.pop(0) if page.statuses else 0:

@@ -37,6 +37,7 @@ VOCABULARY_FILES = (TOKENIZER_FILE, XLMR_FILE, "vocab.txt")
 POOLINGS = ("mean", "cls", "pooler")
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "swish", "swish": "swish"}
 
+_KINDS = ("model_type", None, ("bert", "xlm-roberta"))
 _WORDS = "embeddings.word_embeddings.weight"
 # Models with a pre-training head have a prefix before the encoder's names.
 _PREFIXES = ("", "bert.", "roberta.")
@@ -149,6 +150,14 @@ def import_bert(
   hugging_face.check_folder(
     folder, "a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
   )
+  own = folder / hugging_face.CONFIG_FILE
+  if own.is_file():
+    # Before the modules, whose errors would hide that it is another kind of model.
+    hugging_face.check_choice(own, hugging_face.read_config(folder), *_KINDS)
+  elif (folder / encoder_json.ENCODER_FILE).is_file():
+    raise errors.InputError(
+      f"{folder} is a vmsst encoder, which needs no import; open it with vmsst.load"
+    )
   modules = sentence_transformers_files.read_modules(folder)
   source = modules.transformer
   path, config = source / hugging_face.CONFIG_FILE, hugging_face.read_config(source)
@@ -281,7 +290,7 @@ def _sizes(path: pathlib.Path, config: dict[str, Any]) -> dict[str, Any]:
     return hugging_face.positive_integer(path, config, key)
 
   choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-    ("model_type", None, ("bert", "xlm-roberta")),
+    _KINDS,
     ("hidden_act", "gelu", tuple(ACTIVATIONS)),
     ("position_embedding_type", "absolute", ("absolute",)),
     ("is_decoder", False, (False,)),
