@@ -97,42 +97,8 @@ def train(
   Raises:
     InputError: The configuration, the data or the disk cannot be used.
   """
+  _check_arguments(locals())
   began = time.time()
-  name = functools.partial(parameter_names.parameter_name, "train")
-  errors.check_text(name("model_dir"), model_dir)
-  errors.check_integer(
-    name("total_steps"), total_steps, minimum=0, optional=relative_steps is not None
-  )
-  errors.check_integer(name("eval_steps"), eval_steps, minimum=1 if train_eval_dataset_cfg else 0)
-  errors.check_integer(name("eval_period"), eval_period, minimum=0)
-  errors.check_integer(name("relative_steps"), relative_steps, optional=True)
-  errors.check_integer(name("stats_period"), stats_period, optional=True)
-  errors.check_seed(name("random_seed"), random_seed)
-  errors.check_boolean(name("use_hardware_rng"), use_hardware_rng)
-  errors.check_boolean(name("run_eval_before_training"), run_eval_before_training)
-  partitioning.check_partitioner(name("partitioner"), partitioner)
-  wanted = "@utils.CheckpointConfig()"
-  valid = isinstance(checkpoint_cfg, checkpoints.CheckpointConfig)
-  errors.check(valid, name("checkpoint_cfg"), checkpoint_cfg, wanted)
-  data_lib.check_dataset_config(name("train_dataset_cfg"), train_dataset_cfg)
-  for parameter, cfg in (
-    ("train_eval_dataset_cfg", train_eval_dataset_cfg),
-    ("infer_eval_dataset_cfg", infer_eval_dataset_cfg),
-  ):
-    data_lib.check_dataset_config(name(parameter), cfg, optional=True)
-  for cfg in filter(None, (train_dataset_cfg, train_eval_dataset_cfg)):
-    lengths = cfg.task_feature_lengths
-    wanted = "a dict of maximum lengths by feature"
-    errors.check(bool(lengths), "task_feature_lengths of training data", lengths, wanted)
-  for parameter, function in (
-    ("trainer_cls", trainer_cls),
-    ("summarize_config_fn", summarize_config_fn),
-    ("inference_evaluator_cls", inference_evaluator_cls),
-    ("get_dataset_fn", get_dataset_fn),
-    ("train_eval_get_dataset_fn", train_eval_get_dataset_fn),
-  ):
-    errors.check(callable(function), name(parameter), function, "a class or function, such as @f")
-  _check_model(name("model"), model)
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   data_lib.get_mixture_or_task(train_dataset_cfg)  # raises if it is unknown
   data_lib.check_split(train_dataset_cfg)
@@ -231,6 +197,42 @@ def train(
     finally:
       run.log.print_tables()
     return run.step, trainer.train_state
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+  """Raises InputError, which names parameter and macro, unless arguments of `train` are valid."""
+  name = functools.partial(parameter_names.parameter_name, "train")
+
+  def check_integer(parameter: str, **options: Any) -> None:
+    errors.check_integer(name(parameter), given[parameter], **options)
+
+  errors.check_text(name("model_dir"), given["model_dir"])
+  check_integer("total_steps", minimum=0, optional=given["relative_steps"] is not None)
+  check_integer("eval_steps", minimum=1 if given["train_eval_dataset_cfg"] else 0)
+  check_integer("eval_period", minimum=0)
+  check_integer("relative_steps", optional=True)
+  check_integer("stats_period", optional=True)
+  errors.check_seed(name("random_seed"), given["random_seed"])
+  for parameter in ("use_hardware_rng", "run_eval_before_training"):
+    errors.check_boolean(name(parameter), given[parameter])
+  partitioning.check_partitioner(name("partitioner"), given["partitioner"])
+  saving = given["checkpoint_cfg"]
+  valid = isinstance(saving, checkpoints.CheckpointConfig)
+  errors.check(valid, name("checkpoint_cfg"), saving, "@utils.CheckpointConfig()")
+  for parameter in ("train_dataset_cfg", "train_eval_dataset_cfg", "infer_eval_dataset_cfg"):
+    optional = parameter != "train_dataset_cfg"
+    data_lib.check_dataset_config(name(parameter), given[parameter], optional=optional)
+  for cfg in filter(None, (given["train_dataset_cfg"], given["train_eval_dataset_cfg"])):
+    lengths = cfg.task_feature_lengths
+    wanted = "a dict of maximum lengths by feature"
+    errors.check(bool(lengths), "task_feature_lengths of training data", lengths, wanted)
+  for parameter in (
+    *("trainer_cls", "summarize_config_fn", "inference_evaluator_cls"),
+    *("get_dataset_fn", "train_eval_get_dataset_fn"),
+  ):
+    wanted = "a class or function, such as @f"
+    errors.check(callable(given[parameter]), name(parameter), given[parameter], wanted)
+  _check_model(name("model"), given["model"])
 
 
 def _check_model(name: str, model: Any) -> None:

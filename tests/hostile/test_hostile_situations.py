@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 
-import commands as commands_of_t5x
+import commands
 import fake_encoders
 import model_readers
 import pytest
@@ -14,6 +14,7 @@ from situations import SENTENCES, Subcommand
 
 import vmsst
 from vmsst.inference import loading
+from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.vectors import file_embedding, vector_store
 
@@ -65,12 +66,15 @@ def fake():
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory):
+def subcommands(tmp_path_factory):
   """Returns the subcommands by name. Those on texts use a fake encoder."""
   folder = tmp_path_factory.mktemp("situations")
   network = networks.VmsstNetwork(tiny_encoders.t5_config(), latent_dim=6)
   run = tiny_encoders.save_run(
-    folder / "run", tiny_encoders.model_of(networks_encoder(network), network=network)
+    folder / "run",
+    tiny_encoders.model_of(
+      sentence_encoder.SentenceEncoder(network.config, network.latent_dim), network=network
+    ),
   )
   vectors = embedded(folder, LINES)
   two = {"a.txt": LINES, "b.txt": OTHER}
@@ -136,12 +140,6 @@ def commands(tmp_path_factory):
   }  # fmt: skip
 
 
-def networks_encoder(network):
-  from vmsst.networks import sentence_encoder
-
-  return sentence_encoder.SentenceEncoder(network.config, network.latent_dim)
-
-
 @pytest.fixture(autouse=True)
 def encoders(monkeypatch):
   """Opens `encoder` as a fake one, and keeps the translator between commands."""
@@ -165,16 +163,16 @@ SLOW = {name: 170 for name in NAMES} | {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_command_in_a_few_situations(name, commands, tmp_path):
+def test_a_command_in_a_few_situations(name, subcommands, tmp_path):
   count = 4 if name.startswith("export") else 16
-  print(situations.check(commands[name], situations.draw(commands[name], count), tmp_path))
+  print(situations.check(subcommands[name], situations.draw(subcommands[name], count), tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_a_command_in_many_situations(name, commands, tmp_path):
-  drawn = situations.draw(commands[name], SLOW[name], seed=1)
-  print(situations.check(commands[name], drawn, tmp_path))
+def test_a_command_in_many_situations(name, subcommands, tmp_path):
+  drawn = situations.draw(subcommands[name], SLOW[name], seed=1)
+  print(situations.check(subcommands[name], drawn, tmp_path))
 
 
 # --------------------------------------------------------------------------------------------
@@ -266,10 +264,10 @@ def test_t5x_in_many_situations(tmp_path):
   arguments = []
   for setting, name in drawn.values():
     path = MODEL_DIRS[name] if "://" in MODEL_DIRS[name] else place / MODEL_DIRS[name]
-    arguments.append(["train", *commands_of_t5x.TINY, f"--gin.MODEL_DIR='{path}'", setting])
+    arguments.append(["train", *commands.TINY, f"--gin.MODEL_DIR='{path}'", setting])
   ends = tmp_path / "ends.json"
   text = json.dumps(arguments)
-  commands_of_t5x.script(_DRIVER, ends, cwd=place, text=text, timeout=1500)
+  commands.script(_DRIVER, ends, cwd=place, text=text, timeout=1500)
   faults = []
   for situation, (outcome, unchanged) in zip(drawn, json.loads(ends.read_text()), strict=True):
     one_line = outcome.startswith("t5x: error: ") and "\n" not in outcome

@@ -12,7 +12,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.bitext.readers import BitextFile
-from vmsst.files import atomic_files, stored_settings
+from vmsst.files import atomic_files, checksums, stored_settings
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
@@ -81,8 +81,7 @@ def _digest(bitext: BitextFile) -> str:
   """Returns a SHA-256 of the files of a bitext."""
   total = hashlib.sha256()
   for path in bitext.paths:
-    with open(path, "rb") as file:
-      total.update(hashlib.file_digest(file, "sha256").digest())  # type: ignore[arg-type]
+    total.update(checksums.of_file(path).encode())
   return total.hexdigest()
 
 

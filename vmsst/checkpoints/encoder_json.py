@@ -19,7 +19,7 @@ from etils import epath
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face
-from vmsst.files import atomic_files, input_files
+from vmsst.files import atomic_files, checksums, input_files
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 from vmsst.text import hugging_face_vocabulary, vocabularies
@@ -89,7 +89,7 @@ def save_encoder_assets(
   if type(model.network).__name__ in GENERATORS:
     record["generator"] = _describe(model.network)
   if weights is not None:
-    record["weights"] = {"sha256": _sha256(weights)}
+    record["weights"] = {"sha256": checksums.of_file(weights)}
   _save(record, vocabulary, epath.Path(directory))
 
 
@@ -341,18 +341,11 @@ def _check_weights(entry: dict[str, Any], folder: epath.Path) -> None:
   """Raises InputError if the folder's `model.safetensors` does not have the saved checksum."""
   path, found = folder / ENCODER_FILE, folder / hugging_face.WEIGHTS_FILE
   expected = _get(entry, "sha256", str, path)
-  if found.is_file() and _sha256(found) != expected:
+  if found.is_file() and checksums.of_file(found) != expected:
     raise errors.InputError(
       f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
       f"{path}); copy or export it again"
     )
-
-
-def _sha256(path: epath.Path | pathlib.Path) -> str:
-  """Returns the checksum of a file that may be larger than memory."""
-  input_files.check_local(path)
-  with path.open("rb") as stream:
-    return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _check_language(code: Any, path: epath.Path) -> None:

@@ -5,6 +5,8 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator
 
+from vmsst.files import checksums
+
 
 class DataDigests:
   """Computes digests of files under a data root; each file is read once, in chunks."""
@@ -33,9 +35,7 @@ class DataDigests:
 
   def _digest(self, path: pathlib.Path) -> str:
     if path not in self._digest_of:
-      with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]
-      self._digest_of[path] = digest.hexdigest()
+      self._digest_of[path] = checksums.of_file(path)
     return self._digest_of[path]
 
   def _files_below(self, folder: pathlib.Path) -> Iterator[pathlib.Path]:

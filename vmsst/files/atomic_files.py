@@ -137,7 +137,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def link_target(path: str | os.PathLike[str]) -> str:
-  """Returns the path that symbolic links lead to, up to a link of a device folder such as /dev."""
+  """Returns the path that symbolic links lead to; does not follow links in /dev and /proc."""
   found = os.fspath(path)
   for _ in range(40):
     inside = os.path.dirname(os.path.abspath(found))

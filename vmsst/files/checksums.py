@@ -1,9 +1,10 @@
-"""SHA-256 checksums of a checkpoint's files, in `SHA256SUMS`, the format of `sha256sum`.
+"""SHA-256 checksums of files, and of a checkpoint's in `SHA256SUMS`, the format of `sha256sum`.
 
 Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +15,20 @@ from vmsst.files import input_files
 NAME = "SHA256SUMS"
 
 
+def of_file(path: str | os.PathLike[str]) -> str:
+  """Returns the SHA-256 of a file, which may be larger than memory, in hexadecimal.
+
+  Args:
+    path: A local file, or one of an object store as an etils.epath.Path.
+
+  Raises:
+    InputError: a local path is missing, or not a file but a folder, pipe or device.
+  """
+  input_files.check_local(path)
+  with epath.Path(path).open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
 def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
   """Writes the checksums of all files in `folders` to `checkpoint`.
 
@@ -22,7 +37,7 @@ def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
     folders: The future subfolders of the checkpoint, by name.
   """
   lines = [
-    f"{_digest(path)}  {name}/{inside}\n"
+    f"{of_file(path)}  {name}/{inside}\n"
     for name, folder in sorted(folders.items())
     for inside, path in _files(folder)
   ]
@@ -54,7 +69,7 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
       for name, digest in wanted.get(folder, {}).items():
         if name not in files:
           return f"{folder}/{name} is missing"
-        if _digest(files[name]) != digest:
+        if of_file(files[name]) != digest:
           return f"{folder}/{name} has changed since it was written"
   except (OSError, ValueError) as error:
     return f"it cannot be read ({error})"
@@ -71,9 +86,3 @@ def _files(folder: epath.Path) -> Iterator[tuple[str, epath.Path]]:
         yield f"{path.name}/{name}", inside
     else:
       yield path.name, path
-
-
-def _digest(path: epath.Path) -> str:
-  input_files.check_local(path)
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

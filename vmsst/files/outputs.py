@@ -16,9 +16,9 @@ _WHILE_INCOMPLETE = (
   "",
   atomic_files.PARTIAL,
   f"{atomic_files.PARTIAL}.json",
-  f".json{atomic_files.PARTIAL}",
   f"{atomic_files.PARTIAL}.json{atomic_files.PARTIAL}",
   ".search.npz",
+  f".search.npz{atomic_files.PARTIAL}",
 )
 
 

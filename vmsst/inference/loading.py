@@ -23,6 +23,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, restoring, sentence_transformers_files
+from vmsst.files import checksums
 from vmsst.inference import encoder_folders
 from vmsst.inference.encoder import Encoder
 from vmsst.inference.translation import Translator
@@ -189,7 +190,5 @@ def _digest_below(folder: pathlib.Path) -> str:
   """Returns a SHA-256 of the names and contents of all files below a folder."""
   total = hashlib.sha256()
   for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-    with path.open("rb") as file:
-      digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    total.update(f"{digest}  {path.relative_to(folder)}\n".encode())
+    total.update(f"{checksums.of_file(path)}  {path.relative_to(folder)}\n".encode())
   return total.hexdigest()
