@@ -90,22 +90,26 @@ def stand_ins(folder):
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line_{block.line}")
 def test_a_block_runs(block, place, has_run):
-  for needed in BLOCKS[: BLOCKS.index(block) + 1]:  # it alone, if all tests of this file run
-    if needed not in has_run:
-      has_run.append(needed)
-      run_block(needed, place)
+  run_up_to(block, place, has_run)
 
 
 @pytest.mark.slow
-def test_the_python_of_other_pages_runs_on_the_run_of_the_quickstart(place):
+def test_the_python_of_other_pages_runs_on_the_run_of_the_quickstart(place, has_run):
   pytest.importorskip("sentence_transformers")
   pytest.importorskip("faiss")
-  for block in BLOCKS[:5]:  # trains, embeds and exports
-    run_block(block, place)
+  run_up_to(BLOCKS[4], place, has_run)  # trains, embeds and exports
   for page in sorted((ROOT / "docs").rglob("*.md")):
     for block in code_blocks.blocks(page):
       if block.language == "python" and "/tmp/" in block.text + block.before:
         run_block(block, place)
+
+
+def run_up_to(block, place, has_run):
+  """Runs a block after all before it, each once in the folder `place`."""
+  for needed in BLOCKS[: BLOCKS.index(block) + 1]:
+    if needed not in has_run:
+      has_run.append(needed)
+      run_block(needed, place)
 
 
 def run_block(block, place):
