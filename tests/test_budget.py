@@ -15,7 +15,9 @@ def test_one(number):
 """
 
 
-@pytest.mark.parametrize("xdist", [["-p", "no:xdist"], ["-n", "1"]])
+@pytest.mark.parametrize(
+  "xdist", [pytest.param(["-n", "1"], marks=pytest.mark.slow), ["-p", "no:xdist"]]
+)
 def test_no_test_starts_after_the_limit(pytester, xdist, monkeypatch):
   monkeypatch.setenv("PYTHONPATH", commands.HELPERS)
   pytester.makepyfile(MODULE)

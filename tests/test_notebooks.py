@@ -98,6 +98,7 @@ def test_the_quickstart_runs(untrained, tmp_path):
   assert re.search(r"\d+ of \d+ pairs are translations", text)
 
 
+@pytest.mark.slow
 def test_training_on_your_own_data_runs(tmp_path):
   text, figures = run_notebook(
     "train_your_own.ipynb",

@@ -97,6 +97,7 @@ ENTRY %main (a: f32[2]) -> (f32[2], f32[2]) {
   assert passes == ["optimizer", "backward", "unattributed"]
 
 
+@pytest.mark.slow
 def test_a_tiny_step_runs_on_a_cpu():
   command = [sys.executable, BENCHMARKS / "paper_step.py", "--model=ems", "--size=tiny"]
   command += ["--peak_tflops=0.1", "--steps=1", "--microbatches=2", "--scan_layers", "--profile"]
@@ -110,6 +111,7 @@ def test_a_tiny_step_runs_on_a_cpu():
   assert last["ratio"] == pytest.approx(line["mfu"] / 0.5, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_tiny_encoder_runs_on_a_cpu():
   command = [sys.executable, BENCHMARKS / "encode_paper.py", "--models=bert_12l", "--size=tiny"]
   command += ["--peak_tflops=0.1", "--batch_sizes=16", "--batches=1", "--repeats=1"]

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tempfile
 import types
+from unittest import mock
 
 import jax
 
@@ -108,7 +109,9 @@ def _start(code, arguments, cwd, devices, streams):
   process = _FORKS.Process(
     target=_execute, args=(code, arguments, str(cwd), environment(devices), streams)
   )
-  process.start()
+  # The first call starts the process that imports TensorFlow; `t5x` sets this variable before.
+  with mock.patch.dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3"):
+    process.start()
   return process
 
 

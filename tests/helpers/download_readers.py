@@ -27,6 +27,7 @@ from vmsst.downloads import archives, evaluation_sets, fetch, opus, tables
 CONTENT = b"".join(b"%d\n" % i for i in range(900))
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 URL = "https://example.org/a"
+_Fetcher = fetch.Fetcher  # tests replace it
 _RECORDS = [
   {
     "corpus": "Europarl", "version": "v8", "preprocessing": "moses", "source": "de",
@@ -66,8 +67,9 @@ class _Site(requests.adapters.BaseAdapter):
     """Does nothing."""
 
 
-def _fetcher(pages: Mapping[str, bytes]) -> fetch.Fetcher:
-  fetcher = fetch.Fetcher(attempts=2, pause=0)
+def fetcher_of(pages: Mapping[str, bytes]) -> fetch.Fetcher:
+  """Returns a fetcher of pages in memory, by path."""
+  fetcher = _Fetcher(attempts=2, pause=0)
   fetcher._session.mount("https://", _Site(pages))
   return fetcher
 
@@ -96,7 +98,7 @@ def _ends(work: Callable[[pathlib.Path], Any], *, kept: tuple[str, ...] = ()) ->
 
 def _resume(file: fetch.File, folder: pathlib.Path) -> None:
   path = folder / "out" / "a"
-  with _fetcher({"/a": CONTENT}) as fetcher:
+  with fetcher_of({"/a": CONTENT}) as fetcher:
     assert fetcher.fetch(file, path)
   assert [each.name for each in path.parent.iterdir()] == ["a"]
   assert path.stat().st_size == len(CONTENT)
@@ -118,30 +120,31 @@ def _partials() -> Iterator[Reader]:
   whole = fetch.File(URL, size=len(CONTENT), checksum=SHA256)
 
   def present(folder: pathlib.Path) -> None:
-    with _fetcher({"/a": CONTENT}) as fetcher:
+    with fetcher_of({"/a": CONTENT}) as fetcher:
       fetcher.fetch(whole, folder / "out" / "a")
     assert (folder / "out" / "a").read_bytes() == CONTENT
 
   yield Reader("complete download", {"out/a": CONTENT}, _ends(present, kept=("a",)), writes=True)
 
 
-def _set(name: str, url: str, to: str, unpack: evaluation_sets.Unpack | None) -> Any:
+def set_of(name: str, url: str, to: str, unpack: evaluation_sets.Unpack | None) -> Any:
+  """Returns an evaluation set of one file."""
   item = evaluation_sets.Item(fetch.File(url), to, url.rpartition("/")[2])
   return evaluation_sets.EvaluationSet(name, "", "", "", name, (item,), unpack, None, "")
 
 
 def _download(chosen: Any, pages: Mapping[str, bytes], folder: pathlib.Path) -> None:
   root = folder / "out"
-  with _fetcher(pages) as fetcher:
+  with fetcher_of(pages) as fetcher:
     found = evaluation_sets.download(fetcher, chosen, root)
   assert found
   assert all(path.is_file() and root in path.parents for path in found)
-  with _fetcher({}) as fetcher:
+  with fetcher_of({}) as fetcher:
     assert evaluation_sets.download(fetcher, chosen, root) == found
 
 
 def _sets() -> Iterator[Reader]:
-  one = _set("x", URL, "x/a", None)
+  one = set_of("x", URL, "x/a", None)
   yield Reader(
     "note of an evaluation set",
     {"out/.downloads/x.json": json.dumps({"x/a": len(CONTENT)}).encode(), "out/x/a": CONTENT},
@@ -149,7 +152,7 @@ def _sets() -> Iterator[Reader]:
     hostile=("out/.downloads/x.json",), json=("out/.downloads/x.json",), writes=True,
   )  # fmt: skip
   how = evaluation_sets.Unpack("*.txt", "y", flat=True, most=1 << 20)
-  zipped = _set("y", f"{URL}.zip", "", how)
+  zipped = set_of("y", f"{URL}.zip", "", how)
   content = _archives()["a.zip"]
   yield Reader(
     "archive of an evaluation set", {"out/.downloads/y/a.zip": content},
@@ -204,7 +207,7 @@ def _join(name: str, folder: pathlib.Path) -> None:
 
 def _list(folder: pathlib.Path) -> None:
   path = folder / "list.json"
-  with _fetcher({"/opusapi/": path.read_bytes() if path.is_file() else b""}) as fetcher:
+  with fetcher_of({"/opusapi/": path.read_bytes() if path.is_file() else b""}) as fetcher:
     ask = opus.api(fetcher, "https://example.org/opusapi/")
     found = opus.releases(ask, [("Europarl", None)], opus.anything)
   _check_releases(found)

@@ -312,10 +312,49 @@ def bert_files() -> dict[str, bytes]:
   }
 
 
-def large() -> list[Reader]:
-  """Those that take a tenth of a second: they read or write whole checkpoints."""
+def ems_files() -> dict[str, bytes]:
+  """Returns a state dict `x.safetensors` of EMS and its vocabulary."""
+  spm = sentencepiece_model(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  sizes = {
+    "vocab_size": _pieces(spm),
+    "emb_dim": 16,
+    "mlp_dim": 24,
+    "num_layers": 1,
+    "max_positions": 12,
+  }
+  heads = {"language_dim": None, "share_embedding": True, "projection_dim": 5}
+  weights = _arrays_of(ems.rows(sizes, heads))
+  table = weights["model.bert.embedding.word_embedding.embedding.weight"]
+  weights["model.target_embedding.weight"] = table  # shared
+  return {"x.safetensors": safetensors.numpy.save(weights), "x.model": spm}
+
+
+def vmsst_files() -> dict[str, bytes]:
+  """Returns a Hugging Face folder `m` of the released VMSST."""
+  released = {
+    f"mt5_encoder.{name}": array
+    for name, array in _arrays_of(mt5.rows(_SIZES)).items()
+    if name.startswith(("enc", "sh"))
+  }
+  released["projection.weight"] = np.ones((5, 12), np.float32)
+  return {
+    "m/config.json": _json(_MT5),
+    "m/model.safetensors": safetensors.numpy.save(released),
+    "m/spiece.model": sentencepiece_model(pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
+  }
+
+
+def _pickled(state_dict: Mapping[str, np.ndarray], **others: Any) -> bytes:
   import torch
 
+  stream = io.BytesIO()
+  tensors = {name: torch.from_numpy(array) for name, array in state_dict.items()}
+  torch.save({"state_dict": tensors, **others} if others else tensors, stream)
+  return stream.getvalue()
+
+
+def large() -> list[Reader]:
+  """Those that take a tenth of a second: they read or write whole checkpoints."""
   spm = sentencepiece_model(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
   weights = _arrays_of(mt5.rows(_SIZES))
   halves = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(weights)}
@@ -325,33 +364,9 @@ def large() -> list[Reader]:
   }
   one = mt5_files()
   sentence_transformers = bert_files()
-  ems_sizes = {
-    "vocab_size": _pieces(spm),
-    "emb_dim": 16,
-    "mlp_dim": 24,
-    "num_layers": 1,
-    "max_positions": 12,
-  }
-  ems_heads = {"language_dim": None, "share_embedding": True, "projection_dim": 5}
-  ems_weights = _arrays_of(ems.rows(ems_sizes, ems_heads))
-  shared = {
-    "model.target_embedding.weight": ems_weights[
-      "model.bert.embedding.word_embedding.embedding.weight"
-    ]
-  }
-  ems_weights |= shared
-  stream = io.BytesIO()
-  state = {name: torch.from_numpy(array) for name, array in ems_weights.items()}
-  torch.save({"state_dict": state, "epoch": 3}, stream)
-  released = {
-    f"mt5_encoder.{name}": array
-    for name, array in weights.items()
-    if name.startswith(("enc", "sh"))
-  }
-  released["projection.weight"] = np.ones((5, 12), np.float32)
-  pickled = io.BytesIO()
-  torch.save({name: torch.from_numpy(array) for name, array in released.items()}, pickled)
-  vmsst_files = {"m/config.json": _json(_MT5), "m/pytorch_model.bin": pickled.getvalue()}
+  ems_one, vmsst_one = ems_files(), vmsst_files()
+  ems_weights = safetensors.numpy.load(ems_one["x.safetensors"])
+  vmsst_weights = safetensors.numpy.load(vmsst_one.pop("m/model.safetensors"))
   run = run_files()
   return [
     Reader("import mt5", {**one, "m/spiece.model": spm}, _imports(mt5.import_mt5, "m"),
@@ -365,13 +380,12 @@ def large() -> list[Reader]:
            _imports(mt5.import_mt5, "m"), writes=True),
     Reader("import bert", sentence_transformers, _imports(bert.import_bert, "m"), writes=True,
            json=tuple(name for name in sentence_transformers if name.endswith("json"))),
-    Reader("import ems, torch", {"x.pt": stream.getvalue(), "x.model": spm},
+    Reader("import ems, torch", {"x.pt": _pickled(ems_weights, epoch=3), "x.model": spm},
            _imports(ems.import_ems, "x.pt", vocabulary="x.model"), writes=True),
-    Reader("import ems, safetensors",
-           {"x.safetensors": safetensors.numpy.save(ems_weights), "x.model": spm},
+    Reader("import ems, safetensors", ems_one,
            _imports(ems.import_ems, "x.safetensors", vocabulary="x.model"), writes=True),
     Reader("import vmsst",
-           {**vmsst_files, "m/spiece.model": spm},
+           {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
            _imports(vmsst_release.import_vmsst, "m"), json=("m/config.json",), writes=True),
     Reader("vmsst.load of a run", run, functools.partial(_load, "."),
            hostile=tuple(name for name in run if not name.endswith((".gin", ".py", ".pkl"))),

@@ -15,6 +15,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,6 @@ class Subcommand:
     texts: Names of the input files that situations change; lines of text.
     folder: Whether the output is a folder.
     stream: Whether the output may be a device or pipe.
-    fixed: Arguments that name inputs without `texts`, such as the encoder.
     empty: Whether texts without lines are accepted.
     blank: Whether texts of blank lines alone are accepted.
     resumes: Names that an interrupted command may leave, as suffixes of the output's name.
@@ -153,7 +153,16 @@ REFUSED_FOLDERS = {
   "empty": lambda name: "",
   "/dev/null": lambda name: "/dev/null",
 }
-EVENTS = ("nothing happens", "the disk is full", "Ctrl-C", "the input changes between runs")
+EVENTS = {  # with weights
+  "nothing happens": 5,
+  "the disk is full": 1,
+  "Ctrl-C": 2,
+  "SIGTERM": 2,
+  "the input changes between runs": 1,
+  "the encoder changes between runs": 1,
+}
+STOPPED = (130, 143)
+_SIGNALS = {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 
 
 def _old(name: str) -> str:
@@ -216,7 +225,7 @@ def draw(command: Subcommand, count: int, seed: int = 0) -> list[Situation]:
           rng.choice(command.texts) if command.texts else "",
           sources[index % len(sources)] if odd_source and command.texts else "plain",
           outputs[index % len(outputs)],
-          rng.choices(EVENTS, (5, 1, 2, 1))[0],
+          rng.choices(list(EVENTS), list(EVENTS.values()))[0],
         )
       ] = None
     if len(found) >= count:
@@ -300,27 +309,36 @@ def _run_one(command: Subcommand, situation: Situation, reference: _Reference) -
   readable |= situation.source == "blank" and command.blank
   fine = readable and writable
   before = _snapshot()
+  changes = {
+    "the input changes between runs": situation.text,
+    "the encoder changes between runs": "encoder",
+  }
   # A first run, disturbed; then the same command, undisturbed.
   if situation.event == "the disk is full":
     code, message = _call(command, output, context=_full_disk())
     _check_end(command, code, message, before, output, failed_ok=True)
-  elif situation.event == "Ctrl-C":
-    code, message = _call(command, output, context=_interrupted(random.Random(str(situation))))
+  elif situation.event in _SIGNALS:
+    stop = _SIGNALS[situation.event]
+    context = _interrupted(random.Random(str(situation)), stop)
+    code, message = _call(command, output, context=context)
     _check_end(command, code, message, before, output, failed_ok=True)
-    if fine and code == 130:
+    assert code in (0, 1, 128 + stop), f"exit {code}"
+    if fine and code == 128 + stop:
       code, message = _call(command, output)
       assert code == 0, f"does not resume: {message}"
       _check_result(command, situation, reference, output, before)
       return "interrupted"
-  elif situation.event == "the input changes between runs" and fine and command.texts:
-    with _interrupted(random.Random(str(situation))):
-      _call(command, output)
-    path = pathlib.Path(situation.text)
-    changed = path.read_bytes().replace(b"house", b"hut")
+  elif fine and changes.get(situation.event) in command.files:
+    _call(command, output, context=_interrupted(random.Random(str(situation))))
+    path = pathlib.Path(changes[situation.event])
+    changed = path.read_bytes().replace(b"house", b"hut").replace(b"seed 1", b"seed 2")
     path.write_bytes(changed)
     before = {**_snapshot(), **{k: x for k, x in before.items() if k != _real(path)}}
     code, message = _call(command, output)
     _check_end(command, code, message, before, output, failed_ok=True)
+    if code == 0 and not os.path.realpath(output).startswith("/dev/"):
+      assert _call(command, "fresh")[0] == 0
+      assert result(command, output) == result(command, "fresh"), "a stale result"
     return "done" if code == 0 else "refused"
   code, message = _call(command, output)
   _check_end(command, code, message, before, output, failed_ok=not fine)
@@ -366,31 +384,28 @@ def _check_end(
     if name.endswith(".part"):
       continue  # of an earlier command, which the output's next one replaces
     assert name in after, f"{name} is gone"
-    if code not in (0, 130) or name not in own:  # an interrupted command may have finished
+    if code not in (0, *STOPPED) or name not in own:  # an interrupted command may have finished
       assert after[name] == content, f"{name} has changed"
   if code == 0:
     return
   assert failed_ok, f"exit {code}: {message}"
   assert len(lines) == 1, f"{len(lines)} lines: {message}"
-  assert lines[0].startswith("vmsst: interrupted" if code == 130 else "vmsst: error: "), message
-  assert code == 130 or len(lines[0]) > 30, message
+  expected = {130: "interrupted", 143: "terminated"}.get(code, "error: ")
+  assert lines[0].startswith(f"vmsst: {expected}"), message
+  assert code in STOPPED or len(lines[0]) > 30, message
   assert not re.search("Traceback|Error:|Warning:", message), message
   left = [
     name
     for name in after
     if name not in before
     and not any(f"{name}/".startswith(f"{each}{end}/") for each in own for end in command.resumes)
-    and not (code == 130 and name in own)
+    and not (code in STOPPED and name in own)
     and not any(each.startswith(f"{name}/") for each in own)
   ]
   assert not left, f"left {left}"
   if not any(name not in before for name in after if after[name] != ("folder",)):
     new = [name for name in after if name not in before]
     assert not new, f"left the folders {new}"
-
-
-def INPUTS(command: Subcommand) -> set[str]:
-  return set(command.files)
 
 
 def _call(
@@ -463,17 +478,20 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
   if writes or event in _EVENTS:
     _countdown[0] -= 1
     if _countdown[0] < 0:
+      _, number = _countdown
       _countdown.clear()
-      raise KeyboardInterrupt
+      if number == signal.SIGINT:  # test processes may ignore it
+        raise KeyboardInterrupt
+      signal.raise_signal(number)
 
 
 @contextlib.contextmanager
-def _interrupted(rng: random.Random):
-  """Interrupts at a drawn moment: just before a file is opened for writing, renamed or removed."""
+def _interrupted(rng: random.Random, number: int = signal.SIGINT):
+  """Sends a signal just before a file is opened for writing, renamed or removed."""
   if not getattr(sys, "_vmsst_interrupts", False):
     sys.addaudithook(_hook)
     sys._vmsst_interrupts = True  # type: ignore[attr-defined]
-  _countdown[:] = [rng.randrange(8)]
+  _countdown[:] = [rng.randrange(8), number]
   try:
     yield
   finally:

@@ -5,6 +5,7 @@ import json
 import random
 
 import commands
+import download_readers
 import fake_encoders
 import model_readers
 import pytest
@@ -13,6 +14,7 @@ import tiny_encoders
 from situations import SENTENCES, Subcommand
 
 import vmsst
+from vmsst.downloads import evaluation_sets, fetch
 from vmsst.inference import loading
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -59,10 +61,20 @@ def embedded(folder, content):
   return folder / "vectors"
 
 
-def fake():
-  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  encoder.digest = "0" * 64
+ENCODER = {"encoder": b"seed 1"}
+
+
+def fake(content=ENCODER["encoder"]):
+  """Returns an encoder whose vectors depend on the content of its file."""
+  seed = content.decode()
+  encoder = fake_encoders.FakeEncoder(lambda text: fake_encoders.random_vector(f"{seed} {text}"))
+  encoder.digest = hashlib.sha256(content).hexdigest()
   return encoder
+
+
+def open_fake(path, dtype=None):
+  with open(path, "rb") as stream:
+    return path, fake(stream.read())
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +90,7 @@ def subcommands(tmp_path_factory):
   )
   vectors = embedded(folder, LINES)
   two = {"a.txt": LINES, "b.txt": OTHER}
+  translations = {"t/x.de-en.tsv": PAIRS}
   run_alone = {"run": run}
   benchmark = {"data/tatoeba/tatoeba.deu-eng.deu": OTHER, "data/tatoeba/tatoeba.deu-eng.eng": LINES}
   for path, content in benchmark.items():
@@ -87,22 +100,22 @@ def subcommands(tmp_path_factory):
   vmsst.evaluate(fake(), vmsst.get_benchmarks(["tatoeba"]), folder / "data", results, name="x")
   return {
     "embed": Subcommand(
-      ("embed", "encoder", "a.txt", "OUT"), {"a.txt": LINES}, ("a.txt",),
+      ("embed", "encoder", "a.txt", "OUT"), {"a.txt": LINES, **ENCODER}, ("a.txt",),
       folder=True, resumes=("",), result=vectors_of,
     ),
     "score": Subcommand(
-      ("score", "encoder", "a.txt", "b.txt", "--output", "OUT"), two, ("a.txt", "b.txt"),
-      resumes=(".part", ".part.json"), empty=False,
+      ("score", "encoder", "a.txt", "b.txt", "--output", "OUT"), {**two, **ENCODER},
+      ("a.txt", "b.txt"), resumes=(".part", ".part.json"), empty=False,
     ),
     "mine": Subcommand(
-      ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), two, ("a.txt", "b.txt"),
-      stream=False, empty=False, blank=False,
+      ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), {**two, **ENCODER},
+      ("a.txt", "b.txt"), stream=False, empty=False, blank=False,
       resumes=(".search.npz", ".source.vectors",
                ".target.vectors"),
     ),
     "search": Subcommand(
       ("search", "q.txt", "a.txt", "v", "--output", "OUT", "--encoder", "encoder"),
-      {"q.txt": OTHER, "a.txt": LINES, "v": vectors}, ("q.txt",),
+      {"q.txt": OTHER, "a.txt": LINES, "v": vectors, **ENCODER}, ("q.txt",),
     ),
     "translate": Subcommand(
       ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT"),
@@ -120,18 +133,30 @@ def subcommands(tmp_path_factory):
     },
     **{
       f"data {kind}": Subcommand(
-        ("data", kind, "run", "OUT", "t/x.de-en.tsv"), {"t/x.de-en.tsv": PAIRS, **run_alone},
+        ("data", kind, "run", "OUT", "t/x.de-en.tsv"), {**translations, **run_alone},
         ("t/x.de-en.tsv",), folder=True, resumes=("",), result=arrays_of, empty=False, blank=False,
       )
       for kind in ("embed", "mine-negatives")
     },
-    "import mt5": Subcommand(
-      ("import", "mt5", "m", "OUT"), model_readers.mt5_files(), (), folder=True, result=params_of,
+    **{
+      f"import {kind}": Subcommand(
+        ("import", kind, *words, "OUT", *options), files, (), folder=True, result=params_of,
+      )
+      for kind, words, options, files in (
+        ("mt5", ["m"], [], model_readers.mt5_files()),
+        ("bert", ["m"], [], model_readers.bert_files()),
+        ("ems", ["x.safetensors"], ["--vocabulary", "x.model"], model_readers.ems_files()),
+        ("vmsst", ["m"], [], model_readers.vmsst_files()),
+      )
+    },
+    "data download": Subcommand(
+      ("data", "download", "evaluation", "x", "--output", "OUT"), {"a.txt": LINES}, (),
+      folder=True, resumes=("",), result=files_of,
     ),
     "eval": Subcommand(
       ("eval", "--encoder", "encoder", "--data", "data", "--out", "OUT", "--suite", "tatoeba"),
-      benchmark, tuple(benchmark), folder=True, resumes=("",), empty=False, blank=False,
-      result=scores_of,
+      {**benchmark, **ENCODER}, tuple(benchmark), folder=True, resumes=("",), empty=False,
+      blank=False, result=scores_of,
     ),
     "report": Subcommand(
       ("report", "results", "--out", "OUT"), {"results": results}, (), folder=True,
@@ -141,8 +166,8 @@ def subcommands(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def encoders(monkeypatch):
-  """Opens `encoder` as a fake one, and keeps the translator between commands."""
+def outside(monkeypatch):
+  """Fakes encoders and the network, and keeps the translator between commands."""
   kept = {}
   load = loading.load_translator
 
@@ -151,14 +176,22 @@ def encoders(monkeypatch):
       kept["translator"] = load(path)
     return kept["translator"]
 
-  monkeypatch.setattr(loading, "open_encoder", lambda path, dtype=None: (path, fake()))
+  monkeypatch.setattr(loading, "open_encoder", open_fake)
   monkeypatch.setattr(loading, "load_translator", load_translator)
+  pages = {"/a": LINES, "/b": OTHER}
+  sets = [
+    download_readers.set_of(page[1:], f"https://example.org{page}", f"x{page}", None)
+    for page in pages
+  ]
+  monkeypatch.setattr(evaluation_sets, "choose", lambda names: sets)
+  monkeypatch.setattr(fetch, "Fetcher", lambda **options: download_readers.fetcher_of(pages))
 
 
 NAMES = ("embed", "score", "mine", "search", "translate", "vocab train", "export safetensors")
 SLOW = {name: 170 for name in NAMES} | {
   "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
-  "data embed": 40, "data mine-negatives": 40, "import mt5": 20, "eval": 60, "report": 20,
+  "data embed": 40, "data mine-negatives": 40, "eval": 60, "report": 20, "data download": 40,
+  "import mt5": 20, "import bert": 20, "import ems": 20, "import vmsst": 20,
 }  # fmt: skip
 
 
@@ -197,6 +230,28 @@ SETTINGS = {
   "utils.create_learning_rate_scheduler.base_learning_rate": ("'x'", "None", "-1"),
   "train/utils.DatasetConfig.split": ("'nowhere'", "None", "3"),
   "nothing.nothing": ("3",),
+}
+_READ_SETTINGS = {
+  "CHECKPOINT_PATH": ("'nowhere'", "'/nowhere'", "3", "None", "'/etc/passwd'", "'/etc'"),
+  **{name: SETTINGS[name] for name in ("TASK_FEATURE_LENGTHS", "VOCABULARY", "MODEL", "NOTHING")},
+}
+COMMANDS = {
+  "train": SETTINGS,
+  "eval": {
+    **_READ_SETTINGS,
+    "CHECKPOINT_MODE": ("'nowhere'", "3", "None"),
+    "EVAL_OUTPUT_DIR": ("3", "None", "'full/file'", "'/dev/null/x'"),
+    "infer_eval/utils.DatasetConfig.split": ("'nowhere'", "None", "3"),
+  },
+  "infer": {
+    **_READ_SETTINGS,
+    "INFER_BATCH_SIZE": _INTEGERS,
+    "INFER_TASK": ("'nowhere'", "None", "3"),
+    "INFER_SPLIT": ("'nowhere'", "None", "3"),
+    "INFER_OUTPUT_DIR": ("3", "None", "'full/file'", "'/dev/null/x'"),
+    "infer_script.infer.mode": ("'nowhere'", "3"),
+    "infer_script.infer.checkpoint_period": _INTEGERS,
+  },
 }
 MODEL_DIRS = {
   "new": "run",
@@ -240,31 +295,36 @@ with open(sys.argv[1], "w") as stream:
 """
 
 
-def draw_runs(count):
-  """Returns the arguments of `t5x train` by situation; each has a faulty setting or MODEL_DIR."""
+def draw_runs(command, count):
+  """Returns arguments of a command by situation; each has a faulty setting or MODEL_DIR.
+
+  `t5x eval` and `t5x infer` find no checkpoint in any of the folders.
+  """
   rng = random.Random(0)
   found = {}
   while len(found) < count:
-    setting = rng.choice(list(SETTINGS))
-    value, place = rng.choice(SETTINGS[setting]), rng.choice(list(MODEL_DIRS))
-    if place in _UNUSABLE and rng.random() < 0.5:
+    setting = rng.choice(list(COMMANDS[command]))
+    value, place = rng.choice(COMMANDS[command][setting]), rng.choice(list(MODEL_DIRS))
+    if (place in _UNUSABLE or command != "train") and rng.random() < 0.5:
       setting, value = "TRAIN_STEPS", "2"
     found[f"{setting} = {value}, MODEL_DIR is {place}"] = (f"--gin.{setting}={value}", place)
   return found
 
 
 @pytest.mark.slow
-def test_t5x_in_many_situations(tmp_path):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_t5x_in_many_situations(command, tmp_path):
   place = tmp_path / "place"
   (place / "old").mkdir(parents=True)
   (place / "full").mkdir()
   (place / "full" / "file").write_text("of the user")
   (place / "link").symlink_to("missing")
-  drawn = draw_runs(150)
+  drawn = draw_runs(command, 150 if command == "train" else 60)
+  files = [*commands.TINY, *([] if command == "train" else [f"--gin_file=runs/{command}.gin"])]
   arguments = []
   for setting, name in drawn.values():
     path = MODEL_DIRS[name] if "://" in MODEL_DIRS[name] else place / MODEL_DIRS[name]
-    arguments.append(["train", *commands.TINY, f"--gin.MODEL_DIR='{path}'", setting])
+    arguments.append([command, *files, f"--gin.MODEL_DIR='{path}'", setting])
   ends = tmp_path / "ends.json"
   text = json.dumps(arguments)
   commands.script(_DRIVER, ends, cwd=place, text=text, timeout=1500)
@@ -274,4 +334,4 @@ def test_t5x_in_many_situations(tmp_path):
     if not one_line or not unchanged:
       faults.append(f"{situation}: {'' if unchanged else 'files have changed; '}{outcome[-400:]}")
   assert not faults, f"{len(faults)} of {len(drawn)}\n" + "\n".join(faults)
-  print(f"t5x train: {len(drawn)} situations, all refused")
+  print(f"t5x {command}: {len(drawn)} situations, all refused")

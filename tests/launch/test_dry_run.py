@@ -212,7 +212,7 @@ def paper_size(layers, shared_by=1):
 
 
 def test_tables_are_cut_over_the_partitions(tmp_path):
-  done = commands.installed_t5x(
+  done = commands.t5x(
     "train",
     "--gin_file=contrastive_6l.gin",
     "--dry_run",
@@ -246,7 +246,9 @@ from vmsst.launch.main import main
 main(sys.argv[1:])
 print(open("/proc/self/status").read(), file=sys.stderr)
 """
-  done = commands.script(code, "train", "--gin_file=contrastive_24l.gin", "--dry_run", cwd=tmp_path)
+  scanned = "--gin.t5.T5Config.scan_layers=True"  # one traced layer, as many parameters
+  arguments = ("train", "--gin_file=contrastive_24l.gin", "--dry_run", scanned)
+  done = commands.script(code, *arguments, cwd=tmp_path)
   report = json.loads(done.stdout.splitlines()[-1])
   assert report["parameters"] == paper_size(layers=24)
   peak_kib = int(re.search(r"VmHWM:\s+(\d+) kB", done.stderr)[1])

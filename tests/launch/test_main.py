@@ -39,7 +39,7 @@ def model_dir(path):
 def finished(tmp_path_factory):
   """Trains; returns the folder of the finished run and the completed command."""
   folder = tmp_path_factory.mktemp("finished")
-  done = commands.installed_t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
+  done = commands.t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
   assert done.returncode == 0, done.stderr
   return folder / "run", done
 

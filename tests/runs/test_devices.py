@@ -1,4 +1,7 @@
-"""Eight devices with any number of partitions give the losses of one device."""
+"""Eight devices with any number of partitions give the losses of one device.
+
+In the default tests, test_every_gin_file.py compares eight devices with one.
+"""
 
 import json
 import shutil
@@ -25,6 +28,7 @@ from vmsst.text import vocabularies
 STEPS = 6
 STOP = 3
 PARTITIONS = (1, 4)
+pytestmark = pytest.mark.slow
 # Sums over the batch have another order; a wrong negative, gradient or dropout mask would change
 # the second digit.
 TOLERANCE = 1e-5

@@ -31,8 +31,6 @@ FAMILIES = ("vmsst_6l.gin", "ems.gin")
 # and on one device only. README's tests and test_main.py train the quickstart.
 USUAL = (
   *FAMILIES,
-  "bitranslation_6l.gin",
-  "ems/labse_joint.gin",
   "hard_negatives.gin",
   "laser.gin",
   "soft/hard.gin",

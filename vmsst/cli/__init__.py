@@ -5,9 +5,12 @@ instant.
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import vmsst
 from vmsst import errors
@@ -76,11 +79,34 @@ def build_parser() -> argparse.ArgumentParser:
   return parser
 
 
+class _Terminated(KeyboardInterrupt):
+  """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+  """Raises `_Terminated` at SIGTERM, so that a command removes its temporary files."""
+
+  def stop(number: int, frame: object) -> None:
+    raise _Terminated
+
+  in_main_thread = threading.current_thread() is threading.main_thread()
+  if not in_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    yield
+    return
+  signal.signal(signal.SIGTERM, stop)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line and returns its exit status."""
   args = build_parser().parse_args(argv)
   try:
-    args.command(args)
+    with _sigterm_raises():
+      args.command(args)
   except BrokenPipeError:
     # The reader of the output has closed it. Without this Python complains when it flushes.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,8 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   except (errors.InputError, OSError) as error:
     print(f"vmsst: error: {error}", file=sys.stderr)
     return 1
-  except KeyboardInterrupt:
+  except KeyboardInterrupt as stop:
+    terminated = isinstance(stop, _Terminated)
     hint = "; rerun the same command to resume" if args.command.resumable else ""
-    print(f"vmsst: interrupted{hint}", file=sys.stderr)
-    return 130
+    print(f"vmsst: {'terminated' if terminated else 'interrupted'}{hint}", file=sys.stderr)
+    return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
   return 0

@@ -153,12 +153,13 @@ class Fetcher:
       InputError: the file cannot be downloaded, differs from what was published, something else is
         at `path`, or the disk is full.
     """
+    part = _Part(path, file)
     if _exists(path):
       if problem := difference(file, path):
         raise errors.InputError(f"{path} {problem}; remove it to download it again")
+      part.drop()  # what a process killed in `finish` has left
       return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = _Part(path, file)
     self._persist(file.url, lambda: self._resume(file.url, part))
     part.finish()
     return True
@@ -314,15 +315,9 @@ class _Part:
       )
     self.total, self._validator = total, _validator(response)
     self._pieces += 1
-    with self._room():
-      self._stream = open(self._path, "ab")  # noqa: SIM115 (closed below)
+    with self._room(), open(self._path, "ab") as self._stream:
       self._write_about()
-    try:
       yield
-    finally:
-      stream, self._stream = self._stream, None
-      with self._room():
-        stream.close()
     if self.total is not None and self.length < self.total:
       raise _Broken(f"it ended after {self.length:,} of {self.total:,} bytes", self.length)
 

@@ -33,20 +33,6 @@ def corpus(tmp_path):
   return tmp_path
 
 
-def test_help_is_instant_and_light():
-  code = (
-    "import sys; from vmsst import cli\n"
-    "try: cli.main(['--help'])\n"
-    "except SystemExit: pass\n"
-    "heavy = {'tensorflow', 'seqio', 'jax', 'numpy', 'flax', 'torch', 'matplotlib'}\n"
-    "heavy &= set(sys.modules)\n"
-    "sys.exit(f'imported {heavy}' if heavy else 0)"
-  )
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-  assert done.returncode == 0, done.stderr
-  assert "gin-dir" in done.stdout
-
-
 def test_gin_dir_prints_the_folder_of_the_gin_files(capsys):
   assert cli.main(["gin-dir"]) == 0
   assert capsys.readouterr().out.strip().endswith("gin")

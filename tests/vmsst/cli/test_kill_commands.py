@@ -148,7 +148,16 @@ COMMANDS = {
   "export safetensors": ("export safetensors run out/e", ["vmsst.exports.safetensors_folder"]),
   "export stablehlo": ("export stablehlo run out/e", ["vmsst.exports.stablehlo"]),
   "import mt5": ("import mt5 m out/mt5", ["vmsst.checkpoints.importers.mt5"]),
+  "export sentence-transformers": (
+    "export sentence-transformers run out/e",
+    ["vmsst.exports.sentence_transformers_folder"],
+  ),
   "import bert": ("import bert m out/bert", ["vmsst.checkpoints.importers.bert"]),
+  "import ems": (
+    "import ems x.safetensors out/ems --vocabulary x.model",
+    ["vmsst.checkpoints.importers.ems"],
+  ),
+  "import vmsst": ("import vmsst m out/vmsst", ["vmsst.checkpoints.importers.vmsst_release"]),
   "data embed": (
     "data embed run out t/x.de-en.tsv t/y.fr-en.tsv",
     ["vmsst.vectors.bitext_vectors"],
@@ -179,8 +188,12 @@ def test_any_other_command(name, start):
   for code in ("deu", "eng"):
     (start / "data" / "tatoeba").mkdir(parents=True, exist_ok=True)
     line_files.write_lines(start / "data" / "tatoeba" / f"tatoeba.deu-eng.{code}", texts)
-  models = model_readers.mt5_files() if name == "import mt5" else model_readers.bert_files()
-  for path, content in models.items():
+  models = {
+    "import mt5": model_readers.mt5_files,
+    "import ems": model_readers.ems_files,
+    "import vmsst": model_readers.vmsst_files,
+  }
+  for path, content in models.get(name, model_readers.bert_files)().items():
     (start / path).parent.mkdir(parents=True, exist_ok=True)
     (start / path).write_bytes(content)
   loaded = loading.load(start / "run")

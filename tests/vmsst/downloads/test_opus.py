@@ -4,6 +4,7 @@ import sqlite3
 import sys
 
 import in_process
+import killed_commands
 import pytest
 
 from vmsst import errors
@@ -203,3 +204,18 @@ def test_a_recipe_chooses(server, fetcher, monkeypatch, tmp_path, capsys):
   out = capsys.readouterr().out
   assert "1 files" in out
   assert "de-en" in out
+
+
+@pytest.mark.slow
+def test_killed_and_rerun(server, api, tmp_path):
+  (tmp_path / "start").mkdir()
+  argv = ["data", "download", "opus", "--corpus", "Europarl=v8", "--output", "out"]
+  settings = {"vmsst.downloads.opus.API": server.url("/opusapi/")}
+  modules = ["vmsst.downloads.opus", "vmsst.downloads.fetch"]
+  moments = 8, [3000, 20000]
+  whole, killed = killed_commands.run(modules, argv, tmp_path, moments=moments, settings=settings)
+  expected = killed_commands.contents(whole)
+  assert "out/Europarl/v8/moses/de-en.txt.zip" in expected
+  print(f"{len(killed)} kills")
+  for name, folder in killed.items():
+    assert killed_commands.contents(folder) == expected, name
