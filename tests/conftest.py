@@ -11,8 +11,8 @@ pytest_plugins = ["budget", "skips"]
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
 
-# Compiling takes most of the time of the tests. Both processes of a run, and the processes that
-# they start, share compiled functions; XLA's expensive optimizations are off.
+# Compiling takes most of the time of the tests. The processes of a run, and those that they start,
+# share compiled functions; XLA's expensive optimizations are off.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -22,8 +22,8 @@ _QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_code
 if importlib.metadata.version("jaxlib").startswith("0.10."):
   os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
 
-# These take longest. They run first, so that both processes of a run end at about the same time.
-_LONG = ("runs", "launch", "test_readme.py", "test_notebooks.py", "test_paper_step.py")
+# These take longest. They run first, so that all processes of a run end at about the same time.
+_LONG = ("runs", "launch", "test_readme.py", "test_notebooks.py")
 
 
 def pytest_collection_modifyitems(items):
