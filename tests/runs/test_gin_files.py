@@ -9,6 +9,7 @@ import pytest
 
 import vmsst
 from vmsst import cli, languages
+from vmsst.tasks.opus import recipes
 
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
@@ -249,11 +250,17 @@ def test_files_of_one_s_own_take_the_place_of_a_paper_s_data(reports):
 _FOUR = languages.own_groups(["es", "en", "ar", "tr"])
 ABLATIONS = {
   "vmsst_24l_factorized": {"factorized": True},
-  "vmsst_24l_4_encoders": {"language_encoder_groups": languages.random_groups(4)},
+  "vmsst_24l_4_encoders": {
+    "language_encoder_groups": languages.random_groups(4, codes=recipes.language_codes("vmsst"))
+  },
   "vmsst_24l_12_decoder_layers": {"num_decoder_layers": 12},
   "vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},
   "vmsst_24l_no_kl": {"kl_weight": 0},
   "vmsst_24l_single_encoder": {"single_encoder": True},
+  "vmsst_24l_single_encoder_no_language": {
+    "single_encoder": True,
+    "encoder_language_embedding": False,
+  },
   "vmsst_24l_no_encoder_language": {"encoder_language_embedding": False},
   "vmsst_24l_no_decoder_language": {"decoder_language_embedding": False},
   "vmsst_6l_full": {
