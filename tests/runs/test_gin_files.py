@@ -89,8 +89,9 @@ def report(file):
       **{
         name: getattr(model, name, None)
         for name in (
-          "kl_weight", "scale", "margin", "masking", "mask_id", "count_repeats", "negative_groups",
-          "labels", "monolingual", "cross_weight", "row_normalized",
+          "kl_weight", "elbo_sample", "language_mean", "scale", "margin", "masking", "mask_id",
+          "count_repeats", "negative_groups", "labels", "monolingual", "cross_weight",
+          "row_normalized",
         )
       },
       **{
@@ -138,8 +139,18 @@ following = json.loads(sys.argv[3])
 reports = {file: report(file) for file in sys.argv[4:]}
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
-  json.dump(reports, stream)
+  json.dump(reports, stream, default=dataclasses.asdict)
 """
+
+
+# Readings of the papers other than the default, by macro.
+_MEANS = "ELBO_SAMPLE = False\nLANGUAGE_MEAN = True\n"
+OPEN = {
+  "vmsst_6l.gin": _MEANS,
+  "vmsst_contrastive_6l.gin": f"{_MEANS}ELBO_WEIGHT = 1.0\n",  # a single lambda
+  "ems.gin": "NEGATIVE_GROUPS = 4\n",
+  "laser_transformer.gin": "TRANSFORMER_DECODER = None\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +161,7 @@ def reports(tmp_path_factory):
     "unused.gin": "include 'quickstart.gin'\nTRAIN_STEPZ = 5\n",
     "undefined.gin": "include 'runs/paper_optimizer.gin'\nA = %TRAIN_STEPZ\nB = %A\nC = %B\n",
     "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
+    **{f"open_{file}": f"include '{file}'\n{bindings}" for file, bindings in OPEN.items()},
   }
   for name, text in extra.items():
     (folder / name).write_text(text)
@@ -290,6 +302,28 @@ def test_an_ablation_changes_what_its_name_says_and_nothing_else(reports, name):
   plain = flat(reports[re.match(r"[a-z]+_\d+l", name).group() + ".gin"])
   assert plain | changes != plain
   assert flat(reports[f"ablations/{name}.gin"]) == plain | changes
+
+
+@pytest.mark.parametrize(
+  ("file", "changes"),
+  [
+    ("vmsst_6l.gin", {"elbo_sample": False, "language_mean": True}),
+    (
+      "vmsst_contrastive_6l.gin",
+      {
+        "elbo_sample": False,
+        "language_mean": True,
+        "weights": {"elbo_weight": 1.0, "kl_anneal_steps": 10**6, "vmsst_weight": 0.0005},
+      },
+    ),
+    ("ems.gin", {"negative_groups": 4}),
+    ("laser_transformer.gin", {"transformer_decoder": None}),
+  ],
+)
+def test_other_readings_of_the_papers_are_macros(reports, file, changes):
+  plain = flat(reports[file])
+  assert plain | changes != plain
+  assert flat(reports[f"open_{file}"]) == plain | changes
 
 
 def test_every_ablation_is_listed_here():
