@@ -7,7 +7,7 @@ network can read a checkpoint of either layout.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
@@ -81,12 +81,7 @@ def find(name: str, shape: tuple[int, ...], stored: Mapping[str, HasShape]) -> S
   return Source(names, stacked=True) if len(layers) == 1 and None not in layers else None
 
 
-def separate_names(stored: Mapping[str, HasShape]) -> Iterable[str]:
-  """Yields the names of stored arrays if each layer of a stack were an array of its own."""
-  for name, array in stored.items():
-    head, separator, rest = name.partition(_STACK)
-    if separator and array.shape:
-      layers = min(array.shape[0], MOST_LAYERS)
-      yield from (f"{head}/layers_{i}/{rest}" for i in range(layers))
-    else:
-      yield name
+def most_layers(stored: Mapping[str, HasShape]) -> int:
+  """Returns a limit on the layers of a network that reads stored arrays: an array per layer."""
+  stacks = (x.shape[0] for name, x in stored.items() if _STACK in name and x.shape)
+  return max(len(stored), *(min(layers, MOST_LAYERS) for layers in stacks), 0)

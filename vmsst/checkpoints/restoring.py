@@ -67,7 +67,7 @@ def _shapes(
     for field in dataclasses.fields(owner):
       value = getattr(owner, field.name)
       if field.name.endswith("_layers") and type(value) is int and not _scanned(config):
-        tensors.check_layers(value, list(layer_stacks.separate_names(stored)), str(where))
+        tensors.check_layers(value, range(layer_stacks.most_layers(stored)), str(where))
   try:
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]

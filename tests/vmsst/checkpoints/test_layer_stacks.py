@@ -27,7 +27,6 @@ NETWORKS = {
     latent_dim=6,
     num_decoder_layers=2,
     num_languages=2,
-    decoder_groups=(0, 1),
     language_encoder_groups=(0, 1),
   ),
 }
@@ -111,13 +110,19 @@ def test_missing_and_unequal_layers_are_errors(tmp_path):
     restoring.restore_params(saved, narrow)
 
 
-def test_a_claimed_number_of_layers_costs_nothing():
+def test_a_claimed_number_of_layers_costs_nothing(tmp_path):
   huge = jax.ShapeDtypeStruct((10**12, 0), np.float32)
   stored = {"encoder/layers/mlp/wo/kernel": huge, "encoder/layers/scale": huge}
-  assert len(list(layer_stacks.separate_names(stored))) == 2 * layer_stacks.MOST_LAYERS
+  assert layer_stacks.most_layers(stored) == layer_stacks.MOST_LAYERS
+  assert layer_stacks.most_layers({"mean": huge, "encoder/norm": huge}) == 2
   for name, shape in (
     ("encoder/layers_" + "9" * 5000 + "/scale", (0,)),
     ("decoder/layers/scale", (10**12, 0)),
     ("layers/scale", (1,)),
   ):
     assert layer_stacks.find(name, shape, stored) is None
+  network = NETWORKS["t5"]
+  deep = network.clone(config=dataclasses.replace(network.config, num_encoder_layers=10**6))
+  empty = {"encoder/layers/scale": np.zeros((10**12, 0), np.float32)}
+  with pytest.raises(errors.InputError, match="claims to have 1000000 layers, but has 1000 "):
+    restoring.restore_params(save(tmp_path / "empty", empty, "export"), deep)
