@@ -8,9 +8,9 @@ import json
 import commands
 import numpy as np
 import pytest
+import tiny_mt5
 import toy_runs
 from flax import traverse_util
-from safetensors.numpy import save_file
 
 import vmsst
 from vmsst.checkpoints.importers import mt5
@@ -21,44 +21,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = vmsst.gin_dir()
 FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))
-SIZES = {
-  "vocab_size": 3600,
-  "emb_dim": 16,
-  "num_heads": 2,
-  "head_dim": 8,
-  "mlp_dim": 16,
-  "num_encoder_layers": 2,
-  "num_decoder_layers": 2,
-  "relpos_buckets": 32,
-}
 STEPS, STOP = 20, 7
-MESH = "meshes/24l_8.gin"  # scans the layers
-# Otherwise like the separate layers of TINY, whose matrices are too small to factor.
-AS_TINY = [
-  "DTYPE = 'float32'",
-  "NUM_MICROBATCHES = None",
-  "adafactor.Adafactor.min_dim_size_to_factor = 1",
-]
 ALL_PARAMETERS = "INITIAL_ASSIGNMENT_MAP = [('state/.*', None)]"
 READ_TWICE = [
   (r"target/language_encoder/(.*)", r"target/encoder/\1"),
   (r"state/param_states/.*", None),
 ]
-
-TINY = """
-EMBED_DIM = 16
-MAX_LENGTH = 8
-VOCAB_SIZE = 3600
-BATCH_SIZE = 8
-STATS_PERIOD = 1
-t5.T5Config.num_encoder_layers = 2
-t5.T5Config.num_heads = 2
-t5.T5Config.head_dim = 8
-t5.T5Config.mlp_dim = 16
-utils.create_learning_rate_scheduler.factors = 'constant'
-utils.create_learning_rate_scheduler.base_learning_rate = 0.05
-train.train_eval_dataset_cfg = None
-"""
 
 # Does all runs in one process: importing takes longer than training.
 _TRAIN = """
@@ -84,35 +52,12 @@ for files, bindings in plan["runs"]:
 """
 
 
-def save_mt5(folder):
-  """Writes a small mT5 with random weights, as transformers saves it."""
-  rng = np.random.default_rng(0)
-  folder.mkdir()
-  tensors = {
-    row.source: 0.2 * rng.normal(size=row.shape).astype(np.float32) for row in mt5.rows(SIZES)
-  }
-  save_file(tensors, folder / "model.safetensors")
-  config = {
-    "model_type": "mt5",
-    "feed_forward_proj": "gated-gelu",
-    "vocab_size": SIZES["vocab_size"],
-    "d_model": SIZES["emb_dim"],
-    "num_heads": SIZES["num_heads"],
-    "d_kv": SIZES["head_dim"],
-    "d_ff": SIZES["mlp_dim"],
-    "num_layers": SIZES["num_encoder_layers"],
-  }
-  (folder / "config.json").write_text(json.dumps(config))
-  return folder
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
   """Does all runs; returns their folder and the output of the process."""
   folder = tmp_path_factory.mktemp("from_mt5")
-  checkpoint = mt5.import_mt5(save_mt5(folder / "hf"), folder / "import").checkpoint
-  rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
-  (folder / "spa-eng.tsv").write_text("".join(rows), encoding="utf-8")
+  checkpoint = mt5.import_mt5(tiny_mt5.save_mt5(folder / "hf"), folder / "import").checkpoint
+  pairs = tiny_mt5.save_pairs(folder)
 
   def run(name, file, steps, *bindings, mesh=()):
     return [file, "data/files.gin", *mesh], [
@@ -128,16 +73,16 @@ def runs(tmp_path_factory):
   def again(name, steps, origin, **options):
     """Starts from all parameters of another run, so that the layouts have the same."""
     path = start(folder / origin / "checkpoint_0")
-    return run(name, "vmsst_24l_mt5.gin", steps, path, ALL_PARAMETERS, *AS_TINY, **options)
+    return run(name, "vmsst_24l_mt5.gin", steps, path, ALL_PARAMETERS, *tiny_mt5.AS_TINY, **options)
 
   initial = start(checkpoint)
   plan = {
     "root": str(ROOT),
     "cache": str(folder / "cache"),
     "bindings": [
-      *TINY.strip().splitlines(),
+      *tiny_mt5.TINY.strip().splitlines(),
       f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
-      f"PATTERNS = [{str(folder / 'spa-eng.tsv')!r}]",
+      f"PATTERNS = [{str(pairs)!r}]",
     ],
     "runs": [
       *(run(file, file, STEPS, initial) for file in FILES),
@@ -145,11 +90,11 @@ def runs(tmp_path_factory):
       run("stopped", "vmsst_24l_mt5.gin", STEPS, initial),
       run("scratch", "vmsst_24l.gin", 0),
       run("twice", "vmsst_24l_mt5.gin", 2, initial, f"INITIAL_ASSIGNMENT_MAP = {READ_TWICE}"),
-      run("scanned", "vmsst_24l_mt5.gin", 0, initial, *AS_TINY, mesh=[MESH]),
+      run("scanned", "vmsst_24l_mt5.gin", 0, initial, *tiny_mt5.AS_TINY, mesh=[tiny_mt5.MESH]),
       again("separate_again", STEPS, "vmsst_24l_mt5.gin"),
-      again("scanned_again", STEPS, "vmsst_24l_mt5.gin", mesh=[MESH]),
+      again("scanned_again", STEPS, "vmsst_24l_mt5.gin", mesh=[tiny_mt5.MESH]),
       again("back", 0, "scanned_again"),
-      run("scanned_again", "vmsst_24l_mt5.gin", 2 * STEPS, *AS_TINY, initial),
+      run("scanned_again", "vmsst_24l_mt5.gin", 2 * STEPS, *tiny_mt5.AS_TINY, initial),
       run("deeper", "contrastive_24l_mt5.gin", 1, initial, "t5.T5Config.num_encoder_layers = 3"),
     ],
   }
