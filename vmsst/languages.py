@@ -527,24 +527,33 @@ def language(code: str) -> Language:
   return found
 
 
-def random_groups(count: int, seed: int = 0) -> tuple[int, ...]:
+def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:
   """Returns a random group, 0 to `count` - 1, for every language index; groups have similar sizes.
 
-  The same seed gives the same groups. Adding languages to the table does not change the groups of
-  others.
+  The same arguments give the same groups. Adding languages to the table does not change the groups
+  of others.
+
+  Args:
+    count: Number of groups.
+    seed: Seed of the assignment.
+    codes: Languages of which each group gets a similar number, such as those of the training data;
+      the others follow. None: all languages.
 
   Raises:
-    InputError: `count` is below 1 or above the number of languages.
+    InputError: `count` is below 1 or above the number of languages, or a code is unknown.
   """
-  if not 1 <= count <= NUM_LANGUAGES:
-    raise InputError(f"count is {count}; it must be 1 to {NUM_LANGUAGES}, the number of languages")
+  balanced = range(NUM_LANGUAGES) if codes is None else sorted({language(x).index for x in codes})
+  if not 1 <= count <= len(balanced):
+    raise InputError(f"count is {count}; it must be 1 to {len(balanced)}, the number of languages")
   rng = random.Random(seed)
+  order = [*balanced, *(i for i in range(NUM_LANGUAGES) if i not in balanced)]
   groups: list[int] = []
   # Of every `count` languages, each group gets one. Python guarantees that random() keeps its
   # numbers, but not that shuffle() does.
   while len(groups) < NUM_LANGUAGES:
     groups += sorted(range(count), key=lambda _: rng.random())
-  return tuple(groups[:NUM_LANGUAGES])
+  of_index = dict(zip(order, groups, strict=False))
+  return tuple(of_index[index] for index in range(NUM_LANGUAGES))
 
 
 def own_groups(codes: Iterable[str]) -> tuple[int, ...]:

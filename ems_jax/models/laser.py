@@ -145,8 +145,14 @@ class LaserModel(base.BitextModel):
     vector_BS = sentence_encoder.embed(
       self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )
-    decoded = self.network.apply(
-      {"params": params}, rows.targets_BT, rows.languages_B, vector_BS, method="decode"
+    decoded = vmsst_networks.run(
+      self.network,
+      params,
+      "decode",
+      rows.targets_BT,
+      rows.languages_B,
+      vector_BS,
+      dropout_rng=None if dropout_rng is None else jax.random.fold_in(dropout_rng, 1),
     )
     weighted, aux = vocabulary.weighted_nll(
       *cast(vmsst_networks.Projection, decoded),

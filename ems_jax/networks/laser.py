@@ -1,8 +1,9 @@
-"""LASER's network: an encoder, the maximum of its hidden states, and an LSTM decoder.
+"""LASER's network: an encoder, the maximum of its hidden states, and a decoder.
 
 The encoder is LASER's stack of bidirectional LSTM layers or any other encoder of
-`vmsst.networks.sentence_encoder`. Token table and encoder have the same names as there, so that
-inference loads them without the decoder.
+`vmsst.networks.sentence_encoder`. The decoder is LASER's LSTM or a transformer. Token table and
+encoder have the same names as in a sentence encoder, so that inference loads them without the
+decoder.
 
 LASER's released training code also has a bias per vocabulary piece. Here the only output bias is
 that of the decoder, which the projection maps to a bias of the logits.
@@ -10,23 +11,109 @@ that of the decoder, which the projection maps to a bias of the logits.
 Axes: `O` width of the decoder's output, the input of the vocabulary projection.
 
 References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3; its released training code for
-initialization and for details of the decoder that the paper omits.
+initialization, for details of the LSTM decoder that the paper omits, and for the inputs of the
+transformer decoder.
 """
 
 import dataclasses
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen import partitioning
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors, languages, padding, sharding
-from vmsst.networks import lstm, pooling, sentence_encoder, t5
+from vmsst.networks import bert, lstm, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
 
 def token_table(vocab_size: int, features: int, limit: float, dtype: str) -> nn.Module:
   """Returns LASER's token table, initially uniform within `limit` of zero."""
   return t5.TokenEmbedder(vocab_size, features, dtype, embedding_init=lstm.uniform(limit))
+
+
+class TransformerDecoder(nn.Module):
+  """Computes the states that predict the next token of a sentence, given the sentence vector.
+
+  The input of the first layer is [token; language; sentence] at every position, and all layers have
+  that width. There is no cross-attention.
+
+  Attributes:
+    config: Sizes and numerics; `emb_dim` is the width of the concatenated input.
+    language_dim: Width of the language embedding.
+    num_languages: Rows of the language table.
+    initializer_range: Language table and start vector are initially uniform within this distance of
+      zero.
+  """
+
+  config: bert.BertConfig
+  language_dim: int
+  num_languages: int
+  initializer_range: float
+
+  @nn.compact
+  def __call__(
+    self,
+    embedded_BTE: Float[Array, "B T E"],
+    languages_B: Int[Array, "B"],
+    sentence_BZ: Float[Array, "B Z"],
+    *,
+    deterministic: bool = True,
+  ) -> Float[Array, "B T O"]:
+    """Returns states of width `config.emb_dim`: the state at t predicts token t from earlier ones.
+
+    Padding must be at the end; states there are undefined.
+
+    Args:
+      embedded_BTE: Vectors of the tokens to predict. They are shifted right by one position, after
+        a learned start vector.
+      languages_B: Language to decode into; an index outside the table gives NaN.
+      sentence_BZ: Sentence vectors.
+      deterministic: False enables dropout (needs an rng named "dropout").
+
+    Raises:
+      InputError: the sentences are longer than the position table.
+    """
+    cfg = self.config
+    batch, length, width = embedded_BTE.shape
+    if length > cfg.max_positions:
+      raise errors.InputError(
+        f"sentences have {length} tokens; the decoder's BertConfig has positions for "
+        f"{cfg.max_positions} (max_positions); increase it"
+      )
+    uniform = lstm.uniform(self.initializer_range)
+    language_B1G = t5.TokenEmbedder(
+      self.num_languages,
+      self.language_dim,
+      cfg.dtype,
+      "relpos_buckets",
+      uniform,
+      name="language_embedder",
+    )(languages_B[:, None])
+    start_E = partitioning.param_with_axes(
+      "start_embedding", uniform, (width,), jnp.float32, axes=("embed",)
+    )
+    position_TE = partitioning.param_with_axes(
+      "position_embedding",
+      nn.initializers.normal(cfg.initializer_std),
+      (cfg.max_positions, width),
+      jnp.float32,
+      axes=("relpos_buckets", "embed"),
+    )[:length]
+    start_B1E = jnp.broadcast_to(start_E, (batch, 1, width))
+    token_BTE = jnp.concatenate([start_B1E, embedded_BTE[:, :-1]], axis=1) + position_TE
+    token_BTE = nn.Dropout(cfg.dropout_rate)(token_BTE, deterministic=deterministic)
+    once_B1Y = jnp.concatenate([language_B1G, sentence_BZ[:, None].astype(cfg.dtype)], axis=-1)
+    once_BTY = jnp.broadcast_to(once_B1Y, (batch, length, once_B1Y.shape[-1]))
+    return t5.run_layers(
+      bert.EncoderLayer,
+      cfg,
+      cfg.num_layers,
+      jnp.concatenate([token_BTE.astype(cfg.dtype), once_BTY], axis=-1),
+      t5.causal_bias(length)[None, None],
+      deterministic=deterministic,
+      initializing=self.is_initializing(),
+    )
 
 
 class LaserNetwork(nn.Module):
@@ -36,11 +123,15 @@ class LaserNetwork(nn.Module):
     config: Sizes and numerics of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
       attributes below apply with any encoder.
     target_emb_dim: Width of the decoder's token embeddings (E), which have their own table.
-    decoder_dim: Width of the decoder state.
-    decoder_output_dim: Width of the decoder's output (O), the input of the vocabulary projection.
+    decoder_dim: Width of the LSTM decoder's state.
+    decoder_output_dim: Width of the LSTM decoder's output (O), the input of the vocabulary
+      projection.
     language_dim: Width of the decoder's language embedding.
     num_languages: Rows of the decoder's language table.
-    initializer_range: Decoder parameters are initially uniform within this distance of zero.
+    initializer_range: The LSTM decoder's parameters and the tables of either decoder are initially
+      uniform within this distance of zero.
+    transformer_decoder: Sizes of a transformer decoder, whose `emb_dim` must be the sum of
+      target_emb_dim, language_dim and the width of a sentence vector; None: the LSTM decoder.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -50,11 +141,18 @@ class LaserNetwork(nn.Module):
   language_dim: int = 32
   num_languages: int = languages.NUM_LANGUAGES
   initializer_range: float = 0.1
+  transformer_decoder: bert.BertConfig | None = None
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(LaserNetwork):
       if field.type is int:
         errors.check_integer(f"LaserNetwork.{field.name}", getattr(self, field.name))
+    width = self.target_emb_dim + self.language_dim + self.latent_dim
+    if self.transformer_decoder is not None and self.transformer_decoder.emb_dim != width:
+      raise errors.InputError(
+        f"LaserNetwork.transformer_decoder.emb_dim is {self.transformer_decoder.emb_dim}; set it "
+        f"to {width}, the sum of target_emb_dim, language_dim and the width of a sentence vector"
+      )
     super().__post_init__()
 
   @property
@@ -67,22 +165,29 @@ class LaserNetwork(nn.Module):
     cfg = self.config
     self.token_embedder = self._new_token_embedder()
     self.encoder = sentence_encoder.new_encoder(cfg)
+    self.target_embedder = token_table(
+      cfg.vocab_size, self.target_emb_dim, self.initializer_range, cfg.dtype
+    )
+    if self.transformer_decoder is None:
+      self.decoder, width = self._new_lstm_decoder(), self.decoder_output_dim
+    else:
+      self.decoder = TransformerDecoder(
+        self.transformer_decoder, self.language_dim, self.num_languages, self.initializer_range
+      )
+      width = self.transformer_decoder.emb_dim
+    self.logits = vmsst_networks.OutputKernel(width, width, cfg.vocab_size)
+
+  def _new_lstm_decoder(self) -> nn.Module:
     decoder_config = lstm.LstmConfig(
-      cfg.vocab_size,
+      self.config.vocab_size,
       emb_dim=self.target_emb_dim,
       decoder_dim=self.decoder_dim,
       decoder_output_dim=self.decoder_output_dim,
       language_dim=self.language_dim,
       initializer_range=self.initializer_range,
-      dtype=cfg.dtype,
+      dtype=self.config.dtype,
     )
-    self.target_embedder = token_table(
-      cfg.vocab_size, self.target_emb_dim, self.initializer_range, cfg.dtype
-    )
-    self.decoder = lstm.LstmDecoder(decoder_config, self.num_languages)
-    self.logits = vmsst_networks.OutputKernel(
-      self.decoder_output_dim, self.decoder_output_dim, cfg.vocab_size
-    )
+    return lstm.LstmDecoder(decoder_config, self.num_languages)
 
   def _new_token_embedder(self) -> nn.Module:
     cfg = self.config
@@ -114,6 +219,8 @@ class LaserNetwork(nn.Module):
     tokens_BT: Int[Array, "B T"],
     languages_B: Int[Array, "B"],
     vector_BS: Float[Array, "B S"],
+    *,
+    deterministic: bool = True,
   ) -> vmsst_networks.Projection:
     """Returns the inputs of the vocabulary projection of each token, given the tokens before it.
 
@@ -121,6 +228,9 @@ class LaserNetwork(nn.Module):
       tokens_BT: Tokens to predict; padding must be at the end.
       languages_B: Their language, an index of `vmsst.languages`; NaN outside the table.
       vector_BS: Vectors of the sentences to translate.
+      deterministic: False enables the transformer decoder's dropout (needs an rng named "dropout").
     """
-    hidden_BTO = self.decoder(self.target_embedder(tokens_BT), languages_B, vector_BS)
+    # LASER's LSTM decoder has no dropout.
+    options = {} if self.transformer_decoder is None else {"deterministic": deterministic}
+    hidden_BTO = self.decoder(self.target_embedder(tokens_BT), languages_B, vector_BS, **options)
     return vmsst_networks.Projection(hidden_BTO, None, self.logits(), None)

@@ -23,6 +23,7 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from vmsst import errors
+from vmsst.checkpoints import layer_stacks
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.files import checksums
@@ -277,17 +278,17 @@ def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
 
 
 def apply_assignment_map(
-  names: Sequence[str],
+  model: Mapping[str, Any],
   assignment_map: AssignmentMap,
-  stored: Collection[str],
+  stored: Mapping[str, Any],
   path: epath.Path,
-) -> dict[str, str | None]:
-  """Returns, for each array of the model, the checkpoint's array to read, or None.
+) -> dict[str, layer_stacks.Source | None]:
+  """Returns, for each array of the model, what to read of the checkpoint; None: nothing.
 
   Args:
-    names: The model's arrays, such as `target/encoder/layers_0/mlp/wi/kernel`.
+    model: The model's arrays by name, such as `target/encoder/layers_0/mlp/wi/kernel`.
     assignment_map: See `RestoreCheckpointConfig`.
-    stored: The checkpoint's arrays.
+    stored: The checkpoint's arrays by name.
     path: The checkpoint, for messages.
 
   Raises:
@@ -295,30 +296,43 @@ def apply_assignment_map(
   """
   unused = {pattern for pattern, _ in assignment_map}
   absent: list[str] = []
-  sources: dict[str, str | None] = {}
-  for name in names:
-    sources[name] = name
+  sources: dict[str, layer_stacks.Source | None] = {}
+  for name, array in model.items():
+    sources[name] = _find(name, array.shape, stored)
     for pattern, replacement in assignment_map:
       match = re.fullmatch(pattern, name)
       if match:
         unused.discard(pattern)
-        source = match.expand(replacement) if replacement is not None else None
-        sources[name] = source
-        if source is not None and source not in stored:
-          absent.append(source)
+        sources[name] = None
+        if replacement is not None:
+          source = match.expand(replacement)
+          sources[name] = _find(source, array.shape, stored)
+          if sources[name] is None:
+            absent.append(source)
         break
   if absent:
     raise InputError(
       f"{path} lacks {some_names(absent)}, which assignment_map reads; it has "
-      f"{some_names(list(stored))}. Use a checkpoint of the same model, number of layers and "
-      "T5Config.scan_layers"
+      f"{some_names(list(stored))}. Use a checkpoint of the same model and number of layers"
     )
   if unused:
     raise InputError(
       f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
-      f"{some_names(list(names))}"
+      f"{some_names(list(model))}"
     )
   return sources
+
+
+def _find(
+  name: str, shape: tuple[int, ...], stored: Mapping[str, Any]
+) -> layer_stacks.Source | None:
+  """Returns what makes an array; None if the checkpoint lacks it.
+
+  Only parameters may be in the other layout of layers: Adafactor factors other axes of a stack.
+  """
+  if not name.startswith("target/"):
+    return layer_stacks.Source((name,)) if name in stored else None
+  return layer_stacks.find(name, shape, stored)
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,31 +364,32 @@ def restore(
   model = _flatten(shapes)
   placement = _flatten(shardings)
   stored = t5x_checkpoints.read_metadata(path)
-  sources = apply_assignment_map(list(model), assignment_map or (), stored, path)
-  found = {name: source for name, source in sources.items() if source and source in stored}
+  sources = apply_assignment_map(model, assignment_map or (), stored, path)
+  found = {name: source for name, source in sources.items() if source is not None}
   missing = [name for name in sources if name not in found]
   if missing and fallback is None:
     raise InputError(
-      f"{path} lacks {some_names([sources[name] or name for name in missing])}; it has "
-      f"{some_names(list(stored))}. To initialize missing arrays, set "
-      "RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True"
+      f"{path} lacks {some_names(missing)}; it has {some_names(list(stored))}. To initialize "
+      "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
+      "If only the optimizer state is missing, keep the run's scan_layers"
     )
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
   for name, source in found.items():
-    wanted, saved = tuple(model[name].shape), tuple(stored[source].shape)
+    wanted, saved = tuple(model[name].shape), source.shape(stored)
     if wanted != saved:
       raise InputError(
-        f"{name} has shape {wanted} in the model and {saved} in {path} ({source}); use a "
+        f"{name} has shape {wanted} in the model and {saved} in {path} ({source.names[0]}); use a "
         "checkpoint of the same model and size"
       )
     kept = dtype is None or not name.startswith("target/")
-    read[source] = model[name]
-    args[source] = ocp.ArrayRestoreArgs(
-      sharding=placement[name],
-      global_shape=wanted,
-      dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
-    )
+    for part in source.names:
+      read[part] = model[name]
+      args[part] = ocp.ArrayRestoreArgs(
+        sharding=_sharding_of_parts(placement[name], source),
+        global_shape=tuple(stored[part].shape),
+        dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
+      )
   with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.restore(
       path / "state",
@@ -388,13 +403,30 @@ def restore(
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in found.items():
+    array = source.make(arrays)
+    if source.stacked or source.layer is not None:
+      array = jax.jit(_unchanged, out_shardings=placement[name])(array)
     # Training donates the state, so names that share a source need separate arrays.
-    state[name] = jax.numpy.copy(arrays[source]) if source in taken else arrays[source]
-    taken.add(source)
+    state[name] = jax.numpy.copy(array) if source.names[0] in taken else array
+    taken.update(source.names)
   if missing and fallback is not None:
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
+
+
+def _unchanged(array: jax.Array) -> jax.Array:
+  return array
+
+
+def _sharding_of_parts(sharding: Any, source: layer_stacks.Source) -> Any:
+  """Returns the sharding of the stored arrays that make an array: layers are not sharded."""
+  spec = tuple(sharding.spec)
+  if source.stacked:
+    spec = spec[1:]
+  elif source.layer is not None:
+    spec = (None, *spec)
+  return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
 
 # --------------------------------------------------------------------------------------------

@@ -230,6 +230,11 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
   return _Reader(str(path)).recipe(record)
 
 
+def language_codes(name_or_path: str | os.PathLike) -> tuple[str, ...]:
+  """Returns the codes of a recipe's languages, empty if it has all; errors as of `load`."""
+  return load(name_or_path).languages
+
+
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
   """Returns the sample of each corpus and language pair, as bounds of its ranks.
 

@@ -103,7 +103,10 @@ OF_ONE_FILE = {
   "quickstart.gin": ["bitext.sample.num_meanings = 50"],
   # One compiled layer instead of twelve.
   "ablations/vmsst_24l_12_decoder_layers.gin": ["t5.T5Config.scan_layers = True"],
-  "laser_transformer.gin": TINY_EMS.strip().splitlines(),
+  "laser_transformer.gin": [
+    *TINY_EMS.strip().splitlines(),
+    "decoder/bert.BertConfig.emb_dim = 56",  # 8 + 32 + 16
+  ],
   "ems/t5_encoder.gin": TINY_T5.strip().splitlines(),
   "ems/lstm_encoder.gin": ["lstm.LstmConfig.num_layers = 1", "lstm.LstmConfig.hidden_dim = 8"],
 }

@@ -8,48 +8,25 @@ import json
 import commands
 import numpy as np
 import pytest
+import tiny_mt5
 import toy_runs
 from flax import traverse_util
-from safetensors.numpy import save_file
 
 import vmsst
 from vmsst.checkpoints.importers import mt5
+from vmsst.exports import safetensors_folder
 from vmsst.tasks import sample
 
 pytestmark = pytest.mark.slow
 
 ROOT = vmsst.gin_dir()
 FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))
-SIZES = {
-  "vocab_size": 3600,
-  "emb_dim": 16,
-  "num_heads": 2,
-  "head_dim": 8,
-  "mlp_dim": 16,
-  "num_encoder_layers": 1,
-  "num_decoder_layers": 1,
-  "relpos_buckets": 32,
-}
 STEPS, STOP = 20, 7
+ALL_PARAMETERS = "INITIAL_ASSIGNMENT_MAP = [('state/.*', None)]"
 READ_TWICE = [
   (r"target/language_encoder/(.*)", r"target/encoder/\1"),
   (r"state/param_states/.*", None),
 ]
-
-TINY = """
-EMBED_DIM = 16
-MAX_LENGTH = 8
-VOCAB_SIZE = 3600
-BATCH_SIZE = 8
-STATS_PERIOD = 1
-t5.T5Config.num_encoder_layers = 1
-t5.T5Config.num_heads = 2
-t5.T5Config.head_dim = 8
-t5.T5Config.mlp_dim = 16
-utils.create_learning_rate_scheduler.factors = 'constant'
-utils.create_learning_rate_scheduler.base_learning_rate = 0.05
-train.train_eval_dataset_cfg = None
-"""
 
 # Does all runs in one process: importing takes longer than training.
 _TRAIN = """
@@ -65,9 +42,8 @@ plan = json.load(sys.stdin)
 jax.config.update("jax_compilation_cache_dir", plan["cache"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 gin.register(train, "__main__")
-for file, bindings in plan["runs"]:
+for files, bindings in plan["runs"]:
   gin.clear_config()
-  files = [file, "data/files.gin"]
   gin_utils.parse_gin_flags([plan["root"]], files, [*plan["bindings"], *bindings])
   try:
     gin.get_configurable(train)()
@@ -76,52 +52,37 @@ for file, bindings in plan["runs"]:
 """
 
 
-def save_mt5(folder):
-  """Writes a small mT5 with random weights, as transformers saves it."""
-  rng = np.random.default_rng(0)
-  folder.mkdir()
-  tensors = {
-    row.source: 0.2 * rng.normal(size=row.shape).astype(np.float32) for row in mt5.rows(SIZES)
-  }
-  save_file(tensors, folder / "model.safetensors")
-  config = {
-    "model_type": "mt5",
-    "feed_forward_proj": "gated-gelu",
-    "vocab_size": SIZES["vocab_size"],
-    "d_model": SIZES["emb_dim"],
-    "num_heads": SIZES["num_heads"],
-    "d_kv": SIZES["head_dim"],
-    "d_ff": SIZES["mlp_dim"],
-    "num_layers": SIZES["num_encoder_layers"],
-  }
-  (folder / "config.json").write_text(json.dumps(config))
-  return folder
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
   """Does all runs; returns their folder and the output of the process."""
   folder = tmp_path_factory.mktemp("from_mt5")
-  checkpoint = mt5.import_mt5(save_mt5(folder / "hf"), folder / "import").checkpoint
-  rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
-  (folder / "spa-eng.tsv").write_text("".join(rows), encoding="utf-8")
+  checkpoint = mt5.import_mt5(tiny_mt5.save_mt5(folder / "hf"), folder / "import").checkpoint
+  pairs = tiny_mt5.save_pairs(folder)
 
-  def run(name, file, steps, *bindings):
-    return file, [
+  def run(name, file, steps, *bindings, mesh=()):
+    return [file, "data/files.gin", *mesh], [
       f"MODEL_DIR = {str(folder / name)!r}",
       f"TRAIN_STEPS = {steps}",
       f"CHECKPOINT_PERIOD = {STEPS}",
       *bindings,
     ]
 
-  initial = f"INITIAL_CHECKPOINT_PATH = {str(checkpoint)!r}"
+  def start(path):
+    return f"INITIAL_CHECKPOINT_PATH = {str(path)!r}"
+
+  def again(name, steps, origin, **options):
+    """Starts from all parameters of another run, so that the layouts have the same."""
+    path = start(folder / origin / "checkpoint_0")
+    return run(name, "vmsst_24l_mt5.gin", steps, path, ALL_PARAMETERS, *tiny_mt5.AS_TINY, **options)
+
+  initial = start(checkpoint)
   plan = {
     "root": str(ROOT),
     "cache": str(folder / "cache"),
     "bindings": [
-      *TINY.strip().splitlines(),
+      *tiny_mt5.TINY.strip().splitlines(),
       f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
-      f"PATTERNS = [{str(folder / 'spa-eng.tsv')!r}]",
+      f"PATTERNS = [{str(pairs)!r}]",
     ],
     "runs": [
       *(run(file, file, STEPS, initial) for file in FILES),
@@ -129,8 +90,12 @@ def runs(tmp_path_factory):
       run("stopped", "vmsst_24l_mt5.gin", STEPS, initial),
       run("scratch", "vmsst_24l.gin", 0),
       run("twice", "vmsst_24l_mt5.gin", 2, initial, f"INITIAL_ASSIGNMENT_MAP = {READ_TWICE}"),
-      run("scanned", "vmsst_24l_mt5.gin", 1, initial, "t5.T5Config.scan_layers = True"),
-      run("deeper", "contrastive_24l_mt5.gin", 1, initial, "t5.T5Config.num_encoder_layers = 2"),
+      run("scanned", "vmsst_24l_mt5.gin", 0, initial, *tiny_mt5.AS_TINY, mesh=[tiny_mt5.MESH]),
+      again("separate_again", STEPS, "vmsst_24l_mt5.gin"),
+      again("scanned_again", STEPS, "vmsst_24l_mt5.gin", mesh=[tiny_mt5.MESH]),
+      again("back", 0, "scanned_again"),
+      run("scanned_again", "vmsst_24l_mt5.gin", 2 * STEPS, *tiny_mt5.AS_TINY, initial),
+      run("deeper", "contrastive_24l_mt5.gin", 1, initial, "t5.T5Config.num_encoder_layers = 3"),
     ],
   }
   done = commands.script(_TRAIN, cwd=folder, text=json.dumps(plan))
@@ -144,6 +109,24 @@ def arrays(checkpoint):
 
 def parameters(checkpoint):
   return {name: x for name, x in arrays(checkpoint).items() if name.startswith("target/")}
+
+
+def losses(run):
+  """Returns the loss of each step."""
+  lines = (run / "train" / "metrics.jsonl").read_text().splitlines()
+  return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+
+def separated(arrays):
+  """Returns arrays by name with scanned layers under the names of separate ones."""
+  found = {}
+  for name, array in arrays.items():
+    if "/layers/" not in name:
+      found[name] = array
+      continue
+    for i, layer in enumerate(array):
+      found[name.replace("/layers/", f"/layers_{i}/")] = layer
+  return found
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -161,10 +144,9 @@ def test_every_model_starts_from_the_same_import_and_learns(runs, file):
   assert shared == expected
   for name in shared:
     np.testing.assert_array_equal(start[name], imported[name], err_msg=name)
-  lines = (folder / file / "train" / "metrics.jsonl").read_text().splitlines()
-  losses = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
-  assert len(losses) == STEPS
-  assert np.mean(losses[-4:]) < 0.95 * np.mean(losses[:4])
+  found = losses(folder / file)
+  assert len(found) == STEPS
+  assert np.mean(found[-4:]) < 0.95 * np.mean(found[:4])
 
 
 def test_what_mt5_has_nothing_for_starts_as_without_it(runs):
@@ -201,11 +183,40 @@ def test_a_stopped_run_resumes_exactly(runs):
     np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+def test_a_model_with_scanned_layers_starts_from_the_same_import(runs):
+  folder, _ = runs
+  imported = parameters(folder / "import" / "checkpoint_0")
+  start = parameters(folder / "scanned" / "checkpoint_0")
+  assert "target/decoder/layers/injection/hidden/kernel" in start
+  found = separated(start)
+  assert found.keys() == parameters(folder / "vmsst_24l_mt5.gin" / "checkpoint_0").keys()
+  for name, array in imported.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_both_layouts_have_the_same_losses_vectors_and_exports(runs):
+  folder, _ = runs
+  scanned, separate = folder / "scanned_again", folder / "separate_again"
+  first = parameters(folder / "vmsst_24l_mt5.gin" / "checkpoint_0")
+  back = parameters(folder / "back" / "checkpoint_0")
+  start = separated(parameters(scanned / "checkpoint_0"))
+  for name, array in first.items():
+    np.testing.assert_array_equal(start[name], array, err_msg=name)
+    np.testing.assert_array_equal(back[name], array, err_msg=name)
+  np.testing.assert_allclose(losses(scanned), losses(separate), rtol=1e-4)
+  assert losses(scanned)[-1] < 0.9 * losses(scanned)[0]
+  texts = [sample.sentence(i, "es") for i in range(5)]
+  expected = vmsst.load(separate).encode(texts)
+  np.testing.assert_allclose(vmsst.load(scanned).encode(texts), expected, rtol=1e-3, atol=1e-4)
+  exported = safetensors_folder.export_safetensors(scanned, folder / "exported")
+  np.testing.assert_allclose(vmsst.load(exported).encode(texts), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_a_model_that_does_not_fit_is_refused(runs):
   folder, printed = runs
-  scanned, deeper = (line for line in printed if line.startswith("refused: "))
-  assert "lacks target/decoder/layers/" in scanned
-  assert "T5Config.scan_layers" in scanned
-  assert "lacks target/encoder/layers_1/attention/key/kernel" in deeper
-  for name in ("scanned", "deeper"):
-    assert not (folder / name / "checkpoint_0").exists()
+  other_layout, deeper = (line for line in printed if line.startswith("refused: "))
+  assert "lacks state/param_states/decoder/layers_0/" in other_layout
+  assert "keep the run's scan_layers" in other_layout
+  assert not (folder / "scanned_again" / f"checkpoint_{2 * STEPS}").exists()
+  assert "lacks target/encoder/layers_2/attention/key/kernel" in deeper
+  assert not (folder / "deeper" / "checkpoint_0").exists()

@@ -9,6 +9,7 @@ import pytest
 
 import vmsst
 from vmsst import cli, languages
+from vmsst.tasks.opus import recipes
 
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
@@ -88,8 +89,9 @@ def report(file):
       **{
         name: getattr(model, name, None)
         for name in (
-          "kl_weight", "scale", "margin", "masking", "mask_id", "count_repeats", "negative_groups",
-          "labels", "monolingual", "cross_weight", "row_normalized",
+          "kl_weight", "elbo_sample", "language_mean", "scale", "margin", "masking", "mask_id",
+          "count_repeats", "negative_groups", "labels", "monolingual", "cross_weight",
+          "row_normalized",
         )
       },
       **{
@@ -137,8 +139,18 @@ following = json.loads(sys.argv[3])
 reports = {file: report(file) for file in sys.argv[4:]}
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
-  json.dump(reports, stream)
+  json.dump(reports, stream, default=dataclasses.asdict)
 """
+
+
+# Readings of the papers other than the default, by macro.
+_MEANS = "ELBO_SAMPLE = False\nLANGUAGE_MEAN = True\n"
+OPEN = {
+  "vmsst_6l.gin": _MEANS,
+  "vmsst_contrastive_6l.gin": f"{_MEANS}ELBO_WEIGHT = 1.0\n",  # a single lambda
+  "ems.gin": "NEGATIVE_GROUPS = 4\n",
+  "laser_transformer.gin": "TRANSFORMER_DECODER = None\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +161,7 @@ def reports(tmp_path_factory):
     "unused.gin": "include 'quickstart.gin'\nTRAIN_STEPZ = 5\n",
     "undefined.gin": "include 'runs/paper_optimizer.gin'\nA = %TRAIN_STEPZ\nB = %A\nC = %B\n",
     "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
+    **{f"open_{file}": f"include '{file}'\n{bindings}" for file, bindings in OPEN.items()},
   }
   for name, text in extra.items():
     (folder / name).write_text(text)
@@ -249,11 +262,17 @@ def test_files_of_one_s_own_take_the_place_of_a_paper_s_data(reports):
 _FOUR = languages.own_groups(["es", "en", "ar", "tr"])
 ABLATIONS = {
   "vmsst_24l_factorized": {"factorized": True},
-  "vmsst_24l_4_encoders": {"language_encoder_groups": languages.random_groups(4)},
+  "vmsst_24l_4_encoders": {
+    "language_encoder_groups": languages.random_groups(4, codes=recipes.language_codes("vmsst"))
+  },
   "vmsst_24l_12_decoder_layers": {"num_decoder_layers": 12},
   "vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},
   "vmsst_24l_no_kl": {"kl_weight": 0},
   "vmsst_24l_single_encoder": {"single_encoder": True},
+  "vmsst_24l_single_encoder_no_language": {
+    "single_encoder": True,
+    "encoder_language_embedding": False,
+  },
   "vmsst_24l_no_encoder_language": {"encoder_language_embedding": False},
   "vmsst_24l_no_decoder_language": {"decoder_language_embedding": False},
   "vmsst_6l_full": {
@@ -283,6 +302,28 @@ def test_an_ablation_changes_what_its_name_says_and_nothing_else(reports, name):
   plain = flat(reports[re.match(r"[a-z]+_\d+l", name).group() + ".gin"])
   assert plain | changes != plain
   assert flat(reports[f"ablations/{name}.gin"]) == plain | changes
+
+
+@pytest.mark.parametrize(
+  ("file", "changes"),
+  [
+    ("vmsst_6l.gin", {"elbo_sample": False, "language_mean": True}),
+    (
+      "vmsst_contrastive_6l.gin",
+      {
+        "elbo_sample": False,
+        "language_mean": True,
+        "weights": {"elbo_weight": 1.0, "kl_anneal_steps": 10**6, "vmsst_weight": 0.0005},
+      },
+    ),
+    ("ems.gin", {"negative_groups": 4}),
+    ("laser_transformer.gin", {"transformer_decoder": None}),
+  ],
+)
+def test_other_readings_of_the_papers_are_macros(reports, file, changes):
+  plain = flat(reports[file])
+  assert plain | changes != plain
+  assert flat(reports[f"open_{file}"]) == plain | changes
 
 
 def test_every_ablation_is_listed_here():

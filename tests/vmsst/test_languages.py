@@ -329,11 +329,23 @@ def test_random_groups_are_of_similar_size_and_never_change():
   assert groups == languages.random_groups(4, seed=0) != languages.random_groups(4, seed=1)
 
 
-def test_a_language_added_to_the_table_changes_no_other_s_group(monkeypatch):
-  before = languages.random_groups(4)
+def test_random_groups_are_balanced_over_the_languages_named():
+  trained = VMSST_TABLE_15.split()
+  assert len(trained) == 92
+  groups = languages.random_groups(4, codes=trained)
+  assert set(Counter(groups[languages.language(code).index] for code in trained).values()) == {23}
+  sizes = Counter(groups)
+  assert max(sizes.values()) - min(sizes.values()) <= 1
+  assert groups == languages.random_groups(4, codes=reversed(trained))
+  assert groups != languages.random_groups(4, seed=1, codes=trained)
+
+
+@pytest.mark.parametrize("codes", [None, ("de", "en", "tr", "zh", "ja")])
+def test_a_language_added_to_the_table_changes_no_other_s_group(monkeypatch, codes):
+  before = languages.random_groups(4, codes=codes)
   for more in (1, 2, 3, 4):
     monkeypatch.setattr(languages, "NUM_LANGUAGES", len(before) + more)
-    assert languages.random_groups(4)[: len(before)] == before
+    assert languages.random_groups(4, codes=codes)[: len(before)] == before
 
 
 def test_own_groups_are_those_of_the_languages_named():
@@ -347,6 +359,10 @@ def test_own_groups_are_those_of_the_languages_named():
   [
     (lambda: languages.random_groups(0), "count is 0"),
     (lambda: languages.random_groups(10_000), "count is 10000"),
+    (
+      lambda: languages.random_groups(3, codes=["de", "deu", "en"]),
+      "count is 3; it must be 1 to 2",
+    ),
     (lambda: languages.own_groups(["de", "deu"]), "'deu' is named twice: it is German"),
     (lambda: languages.own_groups(["xx"]), "unknown language code 'xx'"),
   ],

@@ -12,12 +12,14 @@ from flax import linen as nn
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, tensors
+from vmsst.checkpoints import hugging_face, layer_stacks, tensors
 from vmsst.checkpoints import t5x as t5x_checkpoints
 
 
 def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   """Reads only the network's parameters, in float32, onto the default device.
+
+  Layers may be scanned in the network and separate in the file, or the other way around.
 
   Args:
     parameters: A `checkpoint_<step>` folder, or a safetensors file with a tensor for each
@@ -34,15 +36,26 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   stored: Mapping[str, tensors.StoredTensor] = (
     hugging_face.open_file(parameters) if is_export else t5x_checkpoints.open_params(parameters)
   )
-  wanted = _shapes(network, stored, parameters)
-  flat = traverse_util.flatten_dict(wanted, sep="/")
-  _check_shapes(flat, stored, parameters)
-  if not is_export:
-    return t5x_checkpoints.read_params(parameters, wanted)
+  shapes = traverse_util.flatten_dict(_shapes(network, stored, parameters), sep="/")
+  sources = {name: _source(name, leaf.shape, stored, parameters) for name, leaf in shapes.items()}
+  parts = {part: stored[part] for source in sources.values() for part in source.names}
+  arrays = _read_export(parts) if is_export else _read_checkpoint(parameters, parts)
+  return traverse_util.unflatten_dict(
+    {name: source.make(arrays) for name, source in sources.items()}, sep="/"
+  )
+
+
+def _read_checkpoint(
+  checkpoint: epath.Path, parts: Mapping[str, tensors.StoredTensor]
+) -> dict[str, jax.Array]:
+  read = t5x_checkpoints.read_params(checkpoint, traverse_util.unflatten_dict(parts, sep="/"))
+  return traverse_util.flatten_dict(read, sep="/")
+
+
+def _read_export(parts: Mapping[str, tensors.StoredTensor]) -> dict[str, jax.Array]:
   # One by one: at most one is in memory twice.
   put = functools.partial(jax.device_put, may_alias=True)
-  arrays = {name: jax.block_until_ready(put(stored[name].read())) for name in flat}
-  return traverse_util.unflatten_dict(arrays, sep="/")
+  return {name: jax.block_until_ready(put(part.read())) for name, part in parts.items()}
 
 
 def _shapes(
@@ -54,7 +67,7 @@ def _shapes(
     for field in dataclasses.fields(owner):
       value = getattr(owner, field.name)
       if field.name.endswith("_layers") and type(value) is int and not _scanned(config):
-        tensors.check_layers(value, stored, str(where))
+        tensors.check_layers(value, range(layer_stacks.most_layers(stored)), str(where))
   try:
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
@@ -67,15 +80,21 @@ def _scanned(config: Any) -> bool:
   return bool(getattr(config, "scan_layers", False))
 
 
-def _check_shapes(wanted: Mapping[str, Any], saved: Mapping[str, Any], where: epath.Path) -> None:
-  for name, leaf in wanted.items():
-    if name not in saved:
-      raise errors.InputError(
-        f"{where} has no parameter {name}, which encoder.json requires; it was trained with "
-        f"another network or another config (number of layers, scan_layers)"
-      )
-    shape = tuple(saved[name].shape)
-    if shape != leaf.shape:
-      raise errors.InputError(
-        f"{where}: parameter {name} has shape {shape}, but encoder.json requires {leaf.shape}"
-      )
+def _source(
+  name: str,
+  shape: tuple[int, ...],
+  stored: Mapping[str, tensors.StoredTensor],
+  where: epath.Path,
+) -> layer_stacks.Source:
+  source = layer_stacks.find(name, shape, stored)
+  if source is None:
+    raise errors.InputError(
+      f"{where} has no parameter {name}, which encoder.json requires; it was trained with another "
+      "network or another config (number of layers)"
+    )
+  if source.shape(stored) != shape:
+    raise errors.InputError(
+      f"{where}: parameter {name} has shape {source.shape(stored)}, but encoder.json requires "
+      f"{shape}"
+    )
+  return source

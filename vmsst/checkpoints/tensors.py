@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
   return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def check_layers(layers: int, tensors: Mapping[str, StoredTensor], where: str) -> None:
+def check_layers(layers: int, tensors: Sized, where: str) -> None:
   """Raises InputError if a file claims more layers than it has tensors.
 
   Call it before anything is made for each layer.

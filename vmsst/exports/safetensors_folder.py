@@ -14,9 +14,10 @@ def export_safetensors(
 ) -> pathlib.Path:
   """Writes an encoder, without the rest of its run, as a folder that `vmsst.load` opens.
 
-  `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`). `encoder.json`
-  describes the network, its sizes, the vocabulary and the maximum length of a sentence, and has the
-  SHA-256 of `model.safetensors`, which `vmsst.load` checks.
+  `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`, or
+  `encoder/layers/...` with an axis of layers if the run scanned them). `encoder.json` describes the
+  network, its sizes, the vocabulary and the maximum length of a sentence, and has the SHA-256 of
+  `model.safetensors`, which `vmsst.load` checks.
 
   Args:
     path: A path that `vmsst.load` opens.

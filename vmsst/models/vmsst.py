@@ -40,9 +40,9 @@ class VmsstModel(base.BitextModel):
 
   Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
   sampled from the posterior of one side, which alternates by row and is swapped at every step. In
-  translation, the language latent is its prior mean: the target's own latent would leak its text,
-  and the source's is of another language. The weight of the KLs rises linearly from 0 to
-  `kl_weight` over the first `kl_anneal_steps` steps.
+  translation, the language latent is its prior mean: the target's own latent would leak its text
+  (`language_mean` uses it nevertheless), and the source's is of another language. The weight of the
+  KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
   """
 
   network: vmsst.VmsstNetwork
@@ -57,6 +57,8 @@ class VmsstModel(base.BitextModel):
     elbo_weight: float = 0.1,
     kl_anneal_steps: int = 1_000_000,
     kl_weight: float = 1.0,
+    elbo_sample: bool = True,
+    language_mean: bool = False,
   ):
     """Wires the network to the loss.
 
@@ -68,6 +70,10 @@ class VmsstModel(base.BitextModel):
       elbo_weight: Lambda in the paper.
       kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
       kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
+      elbo_sample: Whether the ELBO's decoder gets samples of the latents, not posterior means as in
+        the released code of Wieting et al. (2020).
+      language_mean: Whether translation gets the posterior mean of the target's own language latent
+        instead of the prior mean. It then sees the text that it predicts.
     """
     super().__init__(
       network=network,
@@ -78,9 +84,13 @@ class VmsstModel(base.BitextModel):
     weights = {"elbo_weight": elbo_weight, "kl_weight": kl_weight}
     for name, value in {**weights, "kl_anneal_steps": kl_anneal_steps}.items():
       errors.check_not_negative(name, value)
+    errors.check_boolean("elbo_sample", elbo_sample)
+    errors.check_boolean("language_mean", language_mean)
     self.elbo_weight = elbo_weight
     self.kl_anneal_steps = kl_anneal_steps
     self.kl_weight = kl_weight
+    self.elbo_sample = elbo_sample
+    self.language_mean = language_mean
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
@@ -121,7 +131,9 @@ class VmsstModel(base.BitextModel):
     mean_B2S = by_side.semantic_mean_BS
     latents = _latents_of_pairs(by_side, alternating_sides(count, step))
     keyed = zip(latents.values(), latent_rngs, strict=True)
-    samples = (gaussian.sample(*latent, key) for latent, key in keyed)
+    samples = (gaussian.sample(*latent, key if self.elbo_sample else None) for latent, key in keyed)
+    own_B2G = by_side.language_mean_BG
+    translated_B2G = own_B2G if self.language_mean else jnp.zeros_like(own_B2G)
     weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0]) / count
     scores = generation.score(
       self.network,
@@ -129,7 +141,7 @@ class VmsstModel(base.BitextModel):
       _twice(pairs.tokens_B2T),
       _twice(embedded_B2TD),
       _twice(pairs.languages_B2),
-      _sentences(*samples, mean_B2S=mean_B2S),
+      _sentences(*samples, mean_B2S=mean_B2S, translated_B2G=translated_B2G),
       jnp.broadcast_to(weight_4, (count, 4)),
       dropout_rng=decoder_rng,
     )
@@ -195,11 +207,12 @@ def _sentences(
   target_language_BG: Float[Array, "B G"],
   *,
   mean_B2S: Float[Array, "B 2 S"],
+  translated_B2G: Float[Array, "B 2 G"],
 ) -> Float[Array, "B 4 Z"]:
   """Returns the conditioning vector of each row: sampled latents, then those of translation."""
   language_B2G = jnp.stack([input_language_BG, target_language_BG], axis=1)
   semantic_B2S = jnp.stack([semantic_BS, semantic_BS], axis=1)
-  language_B4G = jnp.concatenate([language_B2G, jnp.zeros_like(language_B2G)], axis=1)
+  language_B4G = jnp.concatenate([language_B2G, translated_B2G], axis=1)
   semantic_B4S = jnp.concatenate([semantic_B2S, generation.other_side(mean_B2S)], axis=1)
   return jnp.concatenate([language_B4G, semantic_B4S], axis=-1)
 
@@ -222,6 +235,8 @@ class VmsstContrastiveModel(VmsstModel):
     elbo_weight: float = 0.1,
     kl_anneal_steps: int = 1_000_000,
     kl_weight: float = 1.0,
+    elbo_sample: bool = True,
+    language_mean: bool = False,
     vmsst_weight: float = 0.0005,
     similarity: str = "dot",
     scale: float = 1.0,
@@ -237,7 +252,9 @@ class VmsstContrastiveModel(VmsstModel):
       elbo_weight: Weight of the ELBO within the VMSST loss.
       kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
       kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
-      vmsst_weight: Weight of the VMSST loss.
+      elbo_sample: As for `VmsstModel`.
+      language_mean: As for `VmsstModel`.
+      vmsst_weight: Weight of the VMSST loss, whose ELBO has the weight `elbo_weight` in addition.
       similarity: "dot" (as in the paper) or "cosine", of semantic means.
       scale: Factor on every score, the inverse of a temperature.
       mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
@@ -250,6 +267,8 @@ class VmsstContrastiveModel(VmsstModel):
       elbo_weight=elbo_weight,
       kl_anneal_steps=kl_anneal_steps,
       kl_weight=kl_weight,
+      elbo_sample=elbo_sample,
+      language_mean=language_mean,
     )
     errors.check_not_negative("vmsst_weight", vmsst_weight)
     contrastive.check_similarity(similarity, scale)

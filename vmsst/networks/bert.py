@@ -59,7 +59,8 @@ class BertConfig:
     remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
       "full" (each layer from its input).
     scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
-      faster, but checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...
+      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; either
+      is restored into either network.
   """
 
   vocab_size: int

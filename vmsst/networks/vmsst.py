@@ -234,7 +234,9 @@ class VmsstNetwork(BitranslationNetwork):
 
   Attributes:
     encoder_language_embedding: Whether the language encoder adds the language vector.
-    single_encoder: Whether all heads use the semantic encoder; then there is no language encoder.
+    single_encoder: Whether the semantic encoder is the language encoder too. It then runs twice,
+      the second time with the language vector; without `encoder_language_embedding`, once for all
+      heads.
     language_encoder_groups: Groups of languages that have a language encoder each; see the module
       docstring.
   """
@@ -264,12 +266,12 @@ class VmsstNetwork(BitranslationNetwork):
     self.log_variance = self._head()
     self.language_mean = self._head()
     self.language_log_variance = self._head()
-    if self.single_encoder:
-      return
     if self.encoder_language_embedding:
       self.encoder_language_embedder = t5.TokenEmbedder(
         self.num_languages, cfg.emb_dim, cfg.dtype, "relpos_buckets"
       )
+    if self.single_encoder:
+      return
     if self.language_encoder_groups:
       copies = _count(self.language_encoder_groups)
       self.language_encoders = [t5.T5Encoder(cfg) for _ in range(copies)]
@@ -294,7 +296,7 @@ class VmsstNetwork(BitranslationNetwork):
     """
     pooled_BD = _pooled(self.encoder, embedded_BTD, mask_BT, deterministic)
     language_BD = pooled_BD
-    if not self.single_encoder:
+    if not self.single_encoder or self.encoder_language_embedding:
       language_BD = self._language_pooled(embedded_BTD, mask_BT, languages_B, deterministic)
     return Posteriors(
       self._latent(self.mean, pooled_BD),
@@ -315,9 +317,13 @@ class VmsstNetwork(BitranslationNetwork):
     groups = self.language_encoder_groups
     outputs = [
       _pooled(encoder, embedded_BTD, mask_BT, deterministic)
-      for encoder in (self.language_encoders if groups else (self.language_encoder,))
+      for encoder in (self.language_encoders if groups else (self._only_language_encoder,))
     ]
     return of_own_group(outputs, groups, languages_B)
+
+  @property
+  def _only_language_encoder(self) -> nn.Module:
+    return self.encoder if self.single_encoder else self.language_encoder
 
   def _own_sentence(
     self,

@@ -34,6 +34,9 @@ BERT = bert.BertConfig(
   max_positions=9,
   initializer_std=0.3,
 )
+# Its width is that of [token; language; sentence], 4 + 3 + 8 with BERT as the encoder.
+DECODER = dataclasses.replace(BERT, emb_dim=15, num_heads=3, activation="relu")
+TRANSFORMER = (("transformer_decoder", DECODER),)
 SIZES = {
   "target_emb_dim": 4,
   "decoder_dim": 7,
@@ -70,29 +73,30 @@ def make_batch(pairs=PAIRS):
   return batch
 
 
-def make_variables(config=LSTM):
+def make_variables(config=LSTM, network=()):
   """Shapes of parameters and their logical axes."""
   tokens_BT = jnp.ones((1, 2), jnp.int32)
-  return jax.eval_shape(make_model(config=config).network.init, jax.random.key(0), tokens_BT)
+  model = make_model(config=config, network=network)
+  return jax.eval_shape(model.network.init, jax.random.key(0), tokens_BT)
 
 
-def make_params(config=LSTM):
+def make_params(config=LSTM, network=()):
   rng = np.random.default_rng(0)
   return jax.tree.map_with_path(
     lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)),
-    make_variables(config)["params"],
+    make_variables(config, network)["params"],
   )
 
 
 @functools.cache
-def compiled(config):
-  model = make_model(config=config)
+def compiled(config, network=()):
+  model = make_model(config=config, network=network)
   return jit(jax.value_and_grad(model.loss_fn, has_aux=True))
 
 
-def run(params, batch, *, config=LSTM):
+def run(params, batch, *, config=LSTM, network=()):
   """Loss, metrics and gradients, without a key."""
-  (loss, metrics), gradients = compiled(config)(params, batch, None)
+  (loss, metrics), gradients = compiled(config, network)(params, batch, None)
   return float(loss), {name: float(value.compute()) for name, value in metrics.items()}, gradients
 
 
@@ -183,6 +187,63 @@ def test_loss_and_metrics_are_those_of_torch_for_each_translation_alone(targets)
 
 
 # --------------------------------------------------------------------------------------------
+# A transformer decoder, in NumPy, one sentence at a time
+
+
+def norm(x_TD, layer, name):
+  centered_TD = x_TD - x_TD.mean(axis=1, keepdims=True)
+  scaled_TD = centered_TD / np.sqrt(np.mean(centered_TD**2, axis=1, keepdims=True) + 1e-12)
+  return scaled_TD * layer[name]["scale"] + layer[name]["bias"]
+
+
+def attention(x_TD, layer, heads):
+  """Causal attention: each query by itself, over the keys up to its own position."""
+  query_TD, key_TD, value_TD = (
+    x_TD @ layer[name]["kernel"] + layer[name]["bias"] for name in ("query", "key", "value")
+  )
+  found_TD, width = np.zeros_like(x_TD), x_TD.shape[1] // heads
+  for head in range(heads):
+    part = slice(head * width, (head + 1) * width)
+    for t in range(len(x_TD)):
+      weights_T = np.exp(key_TD[: t + 1, part] @ query_TD[t, part] / np.sqrt(width))
+      found_TD[t, part] = weights_T / weights_T.sum() @ value_TD[: t + 1, part]
+  return found_TD @ layer["out"]["kernel"] + layer["out"]["bias"]
+
+
+def transformer_logits(params, ids_T, language, vector_S):
+  own = params["decoder"]
+  token_TE = np.stack([own["start_embedding"], *params["target_embedder"]["embedding"][ids_T[:-1]]])
+  token_TE = token_TE + own["position_embedding"][: len(ids_T)]
+  once_Y = np.concatenate([own["language_embedder"]["embedding"][language], vector_S])
+  x_TD = np.concatenate([token_TE, np.tile(once_Y, (len(ids_T), 1))], axis=1)
+  for i in range(DECODER.num_layers):
+    layer = own[f"layers_{i}"]
+    attended_TD = attention(x_TD, layer["attention"], DECODER.num_heads)
+    x_TD = norm(x_TD + attended_TD, layer, "post_attention_layer_norm")
+    wide_TM = np.maximum(x_TD @ layer["mlp"]["wi"]["kernel"] + layer["mlp"]["wi"]["bias"], 0)
+    fed_TD = wide_TM @ layer["mlp"]["wo"]["kernel"] + layer["mlp"]["wo"]["bias"]
+    x_TD = norm(x_TD + fed_TD, layer, "post_mlp_layer_norm")
+  return x_TD @ params["logits"]["kernel"]
+
+
+def test_a_transformer_decoder_scores_each_translation_as_in_numpy():
+  params, batch = make_params(BERT, TRANSFORMER), make_batch()
+  in_float64 = jax.tree.map(np.float64, params)
+  score = jit(make_model(config=BERT, network=TRANSFORMER).score_batch)
+  vectors = [score(params, {"inputs": batch[name]}) for name in ("inputs", "targets")]
+  nll = []
+  for row, side in INTO["en", "es"]:
+    ids_T = batch[("inputs", "targets")[side]][row]
+    ids_T = ids_T[ids_T != 0]
+    vector_S = np.float64(vectors[1 - side][row])
+    logits_TV = transformer_logits(in_float64, ids_T, PAIRS[row][side], vector_S)
+    log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(axis=1, keepdims=True))
+    nll += (-log_p_TV[np.arange(len(ids_T)), ids_T]).tolist()
+  loss, _, _ = run(params, batch, config=BERT, network=TRANSFORMER)
+  assert loss == pytest.approx(np.mean(nll), rel=2e-5)
+
+
+# --------------------------------------------------------------------------------------------
 # Which translations count
 
 
@@ -214,6 +275,7 @@ def test_a_batch_without_a_translation_has_no_loss_and_no_gradient():
     ({"network": (("num_languages", 50),)}, "num_languages is 50"),
     ({"network": (("decoder_dim", 0),)}, "decoder_dim is 0"),
     ({"network": (("language_dim", 1.5),)}, "language_dim is 1.5"),
+    ({"network": TRANSFORMER}, "emb_dim is 15; set it to 17"),
   ],
 )
 def test_options_that_cannot_be_used_are_named(options, message):
@@ -256,13 +318,20 @@ def test_a_run_s_folder_gives_the_encoder_without_the_decoder(tmp_path):
   np.testing.assert_array_equal(found_BS, expected_BS)
 
 
-@pytest.mark.parametrize("config", [LSTM, BERT], ids=["lstm", "bert"])
-def test_gradients_reach_every_parameter(config):
-  _, _, gradients = run(make_params(config), make_batch(), config=config)
+@pytest.mark.parametrize(
+  ("config", "network", "table"),
+  [
+    (LSTM, (), ("language_embedding",)),
+    (BERT, TRANSFORMER, ("language_embedder", "embedding")),
+  ],
+  ids=["lstm", "transformer"],
+)
+def test_gradients_reach_every_parameter(config, network, table):
+  _, _, gradients = run(make_params(config, network), make_batch(), config=config, network=network)
   for path, gradient in traverse_util.flatten_dict(gradients, sep="/").items():
     if not path.endswith("key/bias"):  # a softmax ignores it
       assert np.abs(gradient).max() > 0, path
-  changed = np.any(gradients["decoder"]["language_embedding"], axis=1)
+  changed = np.any(functools.reduce(dict.__getitem__, table, gradients["decoder"]), axis=1)
   assert set(np.flatnonzero(changed)) == {EN, ES}
 
 
@@ -286,9 +355,15 @@ def test_parameters_have_laser_s_initial_values_and_number():
   assert table_VE.std() == pytest.approx(0.1 / np.sqrt(3), rel=0.05)
 
 
-def test_dropout_differs_by_key():
-  params, batch = make_params(), make_batch()
-  loss_fn = jit(make_model(config=NOISY, target_languages=("en",)).loss_fn)
+@pytest.mark.parametrize("decoder", ["lstm", "transformer"])
+def test_dropout_differs_by_key(decoder):
+  config, network = NOISY, ()
+  if decoder == "transformer":  # whose own dropout it is
+    config = BERT
+    network = (("transformer_decoder", dataclasses.replace(DECODER, dropout_rate=0.3)),)
+  params, batch = make_params(config, network), make_batch()
+  model = make_model(config=config, network=network, target_languages=("en",))
+  loss_fn = jit(model.loss_fn)
   losses = [float(loss_fn(params, batch, jax.random.key(i))[0]) for i in (1, 1, 2)]
   assert losses[0] == losses[1] != losses[2]
 

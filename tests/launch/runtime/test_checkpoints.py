@@ -2,6 +2,7 @@
 
 import shutil
 
+import eight_devices
 import jax
 import numpy as np
 import optax
@@ -159,3 +160,77 @@ def test_parameters_can_be_saved_in_bfloat16(tmp_path):
   state = toy_runs.read_checkpoint(tmp_path / "checkpoint_2")
   assert state["target"]["table"].dtype == "bfloat16"
   assert state["state"]["param_states"]["table"]["v"].dtype == np.float32
+
+
+# --------------------------------------------------------------------------------------------
+# Scanned and separate layers
+
+
+def of_layout(arrays, mesh, is_scanned):
+  """Returns shapes and shardings of a state with two layers of `arrays`, [4, 8] each."""
+  spec, shape = jax.sharding.PartitionSpec("data", "model"), (4, 8)
+  if is_scanned:
+    spec, shape = jax.sharding.PartitionSpec(None, *spec), (2, *shape)
+  leaf = jax.ShapeDtypeStruct(shape, np.float32)
+  names = ["layers"] if is_scanned else ["layers_0", "layers_1"]
+  shapes, shardings = (
+    {"target": {key: {name: {"w": value} for name in names} for key in arrays}}
+    for value in (leaf, jax.sharding.NamedSharding(mesh, spec))
+  )
+  return shapes, shardings
+
+
+def check_layouts(folder, mesh):
+  """Restores both layouts into both layouts on a mesh."""
+  rng = np.random.default_rng(0)
+  arrays = {"encoder": rng.normal(size=(2, 4, 8)).astype(np.float32)}
+  saved = {
+    True: {name: {"layers": {"w": array}} for name, array in arrays.items()},
+    False: {
+      name: {f"layers_{i}": {"w": layer} for i, layer in enumerate(array)}
+      for name, array in arrays.items()
+    },
+  }
+  rules = [(r"target/(?:copy|encoder)/(.*)", r"target/encoder/\1")]
+  for was_scanned, target in saved.items():
+    path = folder / f"checkpoint_{int(was_scanned)}"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+      checkpointer.save(path / "state", {"target": target, "state": {"step": 9}})
+    for is_scanned in (True, False):
+      shapes, shardings = of_layout(("encoder", "copy"), mesh, is_scanned)
+      found = checkpoints.restore(path, shapes, shardings, assignment_map=rules)
+      for name in ("encoder", "copy"):
+        layers = found["target"][name]
+        values = [x["w"] for x in layers.values()]
+        wanted = jax.tree.leaves(shardings["target"][name])
+        assert all(x.sharding == y for x, y in zip(values, wanted, strict=True))
+        whole = values[0] if is_scanned else np.stack(values)
+        np.testing.assert_array_equal(whole, arrays["encoder"])
+
+
+def test_layers_are_restored_from_either_layout(tmp_path):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+  check_layouts(tmp_path, mesh)
+
+
+def run_on_eight_devices(folder):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+  check_layouts(folder, mesh)
+  print("restored on", mesh.size)
+
+
+@pytest.mark.slow
+def test_layers_are_restored_from_either_layout_on_eight_devices(tmp_path):
+  assert "restored on 8" in eight_devices.run(__file__, tmp_path)
+
+
+def test_optimizer_state_of_the_other_layout_is_not_converted(tmp_path):
+  tree = {"encoder": {"layers": {"w": {"v_row": np.zeros((2, 4), np.float32)}}}}
+  saved = {"target": {"w": np.zeros(3, np.float32)}, "state": {"param_states": tree}}
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "checkpoint_1" / "state", saved)
+  wanted = {"encoder": {"layers_0": {"w": {"v_row": jax.ShapeDtypeStruct((4,), np.float32)}}}}
+  with pytest.raises(InputError, match=r"lacks state/.*/layers_0/w/v_row.*keep the run's scan_lay"):
+    checkpoints.restore(
+      checkpoints.all_checkpoints(tmp_path)[0], {"state": {"param_states": wanted}}, {}
+    )

@@ -283,24 +283,25 @@ def test_an_omitted_kl_may_be_infinite():
     assert np.isfinite(loss) == (kl_weight == 0)
 
 
-def test_with_a_single_encoder_all_heads_read_what_it_gives(monkeypatch):
-  network = PLAIN.clone(single_encoder=True)
+@pytest.mark.parametrize("embedding", [True, False])
+def test_a_single_encoder_serves_all_heads(monkeypatch, embedding):
+  network = PLAIN.clone(single_encoder=True, encoder_language_embedding=embedding)
   params = random_params(network)
-  assert set(params) == set(shapes(PLAIN)["params"]) - {
-    "language_encoder", "encoder_language_embedder",
-  }  # fmt: skip
+  missing = {"language_encoder"} if embedding else {"language_encoder", "encoder_language_embedder"}
+  assert set(params) == set(shapes(PLAIN)["params"]) - missing
   calls, plain_call = [], t5.T5Encoder.__call__
 
   def counted(self, *args, **kwargs):
     calls.append(self.name)
     return plain_call(self, *args, **kwargs)
 
+  # Twins of equal weights; without its embedding, the language encoder sees what the other sees.
+  twins = PLAIN.clone(encoder_language_embedding=embedding)
+  expected = posteriors(twins, params | {"language_encoder": params["encoder"]})
   monkeypatch.setattr(t5.T5Encoder, "__call__", counted)
   found = posteriors(network, params)
-  assert calls == ["encoder"]
-  heads = ("mean", "log_variance", "language_mean", "language_log_variance")
-  for name, x_BK in zip(heads, found, strict=True):
-    expected_BK = posteriors(network, params | {"mean": params[name]}).semantic_mean_BS
+  assert calls == ["encoder"] * (2 if embedding else 1)
+  for x_BK, expected_BK in zip(found, expected, strict=True):
     np.testing.assert_allclose(x_BK, expected_BK, atol=1e-6)
 
 
@@ -335,7 +336,7 @@ def test_without_its_embedding_the_decoder_ignores_the_language(enabled):
   "changes",
   [
     {**FULL, "factorized": True},
-    {"single_encoder": True},
+    {"single_encoder": True, "encoder_language_embedding": False},
     {"language_encoder_groups": GROUPS, "num_decoder_layers": 2},
   ],
 )

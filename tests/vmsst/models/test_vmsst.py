@@ -99,7 +99,7 @@ def nll(params, tokens_T, language_1, language_latent_G, semantic_S):
   return -log_p_TV[real, tokens_T[real]].sum()
 
 
-def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight):
+def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight, language_mean=False):
   """Loss, sums of terms and KLs, pair by pair; samples are `noise` deviations above the mean."""
   sums = dict.fromkeys(("translation", "reconstruction", *vmsst.LATENTS), 0.0)
   for row in range(PAIRS):
@@ -116,7 +116,8 @@ def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight):
     for side, name in enumerate(vmsst.LATENTS[1:]):
       sums["reconstruction"] += nll(params, tokens[side], codes[side], z[name], z["semantic"])
       other_mean = posteriors[1 - side][0]
-      sums["translation"] += nll(params, tokens[side], codes[side], np.zeros(6), other_mean)
+      language_G = posteriors[side][2] if language_mean else np.zeros(6)
+      sums["translation"] += nll(params, tokens[side], codes[side], language_G, other_mean)
     for name, (mean, v) in chosen.items():
       sums[name] += 0.5 * np.sum(mean**2 + np.exp(v) - 1 - v)
   kl = sum(sums[name] for name in vmsst.LATENTS)
@@ -152,6 +153,19 @@ def test_evaluation_takes_means_and_the_full_kl_weight(params):
   expected, _ = in_numpy(params, batch, noise=0, step=0, elbo_weight=0.1, kl_weight=1)
   assert loss == pytest.approx(expected, rel=1e-5)
   assert metrics["kl_weight"].compute() == 1
+
+
+@pytest.mark.parametrize("language_mean", [False, True])
+def test_latents_may_be_means_in_training(params, language_mean):
+  batch = make_batch()
+  model = make_model(
+    kl_anneal_steps=10, elbo_weight=0.3, elbo_sample=False, language_mean=language_mean
+  )
+  loss, _ = loss_and_metrics(model, params, batch, jax.random.key(0), 5)
+  expected, _ = in_numpy(
+    params, batch, noise=0, step=5, elbo_weight=0.3, kl_weight=0.5, language_mean=language_mean
+  )
+  assert loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_side_of_the_semantic_latent_alternates_by_row_and_step():

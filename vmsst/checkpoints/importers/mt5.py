@@ -197,7 +197,10 @@ def open_t5x(
   else:
     return None
   table = weight_tables.by_parameter((*ENCODER, *(_DECODER if decoder else ())))
-  why = "it is not an mT5 in T5X's names, or its layers are scanned, which cannot be imported"
+  why = (
+    "it is not an mT5 in T5X's names; models with scanned layers (T5X's scalable_t5) have position "
+    "tables in every layer and cannot be imported"
+  )
   return newest, found, infer_sizes(table, found, str(newest), otherwise=why)
 
 

@@ -1,0 +1,71 @@
+"""A small mT5 with random weights, and what makes the runs that start from it small."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from vmsst.checkpoints.importers import mt5
+from vmsst.tasks import sample
+
+SIZES = {
+  "vocab_size": 3600,
+  "emb_dim": 16,
+  "num_heads": 2,
+  "head_dim": 8,
+  "mlp_dim": 16,
+  "num_encoder_layers": 2,
+  "num_decoder_layers": 2,
+  "relpos_buckets": 32,
+}
+MESH = "meshes/24l_8.gin"  # scans the layers
+# Otherwise like the separate layers of TINY, whose matrices are too small to factor.
+AS_TINY = [
+  "DTYPE = 'float32'",
+  "NUM_MICROBATCHES = None",
+  "adafactor.Adafactor.min_dim_size_to_factor = 1",
+]
+TINY = """
+EMBED_DIM = 16
+MAX_LENGTH = 8
+VOCAB_SIZE = 3600
+BATCH_SIZE = 8
+STATS_PERIOD = 1
+t5.T5Config.num_encoder_layers = 2
+t5.T5Config.num_heads = 2
+t5.T5Config.head_dim = 8
+t5.T5Config.mlp_dim = 16
+utils.create_learning_rate_scheduler.factors = 'constant'
+utils.create_learning_rate_scheduler.base_learning_rate = 0.05
+train.train_eval_dataset_cfg = None
+"""
+
+
+def save_mt5(folder):
+  """Writes a small mT5 with random weights, as transformers saves it."""
+  rng = np.random.default_rng(0)
+  folder.mkdir()
+  tensors = {
+    row.source: 0.2 * rng.normal(size=row.shape).astype(np.float32) for row in mt5.rows(SIZES)
+  }
+  save_file(tensors, folder / "model.safetensors")
+  config = {
+    "model_type": "mt5",
+    "feed_forward_proj": "gated-gelu",
+    "vocab_size": SIZES["vocab_size"],
+    "d_model": SIZES["emb_dim"],
+    "num_heads": SIZES["num_heads"],
+    "d_kv": SIZES["head_dim"],
+    "d_ff": SIZES["mlp_dim"],
+    "num_layers": SIZES["num_encoder_layers"],
+  }
+  (folder / "config.json").write_text(json.dumps(config))
+  return folder
+
+
+def save_pairs(folder):
+  """Writes pairs of the sample corpus to `folder`/spa-eng.tsv; returns its path."""
+  path = folder / "spa-eng.tsv"
+  rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
+  path.write_text("".join(rows), encoding="utf-8")
+  return path
