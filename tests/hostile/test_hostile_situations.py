@@ -94,6 +94,11 @@ def subcommands(tmp_path_factory):
       ("score", "encoder", "a.txt", "b.txt", "--output", "OUT"), two, ("a.txt", "b.txt"),
       resumes=(".part", ".part.json"), empty=False,
     ),
+    "score by likelihood": Subcommand(
+      ("score", "run", "a.txt", "b.txt", "--output", "OUT", "--by", "likelihood", "--languages",
+       "en", "de"), {**two, **run_alone}, ("a.txt", "b.txt"),
+      resumes=(".part", ".part.json"), empty=False,
+    ),
     "mine": Subcommand(
       ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), two, ("a.txt", "b.txt"),
       stream=False, empty=False, blank=False,
@@ -157,6 +162,7 @@ def encoders(monkeypatch):
 
 NAMES = ("embed", "score", "mine", "search", "translate", "vocab train", "export safetensors")
 SLOW = {name: 170 for name in NAMES} | {
+  "score by likelihood": 60,
   "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
   "data embed": 40, "data mine-negatives": 40, "import mt5": 20, "eval": 60, "report": 20,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from vmsst import errors
@@ -48,3 +48,17 @@ def languages(value: Any, count: int) -> list[str]:
     if not isinstance(code, str):
       raise TypeError(f"the language of sentence {index} is {code!r}, not a string")
   return codes
+
+
+def of_both_sides(languages: Any) -> tuple[Any, Any]:
+  """Returns the languages of sources and of targets.
+
+  Raises:
+    ValueError: there are not two values.
+  """
+  if isinstance(languages, str) or not isinstance(languages, Sequence) or len(languages) != 2:
+    raise ValueError(
+      f"languages is {languages!r}; it must be two values, for sources and targets, such as "
+      "('de', 'en')"
+    )
+  return languages[0], languages[1]

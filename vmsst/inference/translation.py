@@ -1,8 +1,9 @@
-"""Generates text from sentence vectors with the decoder of a training run.
+"""Generates and scores text given sentence vectors, with the decoder of a training run.
 
 Example:
   translator = vmsst.load_translator("/runs/small")
   translator.translate(["How are you?"], "de")
+  translator.pair_log_likelihoods(["How are you?"], ["Wie geht's?"], languages=("en", "de"))
   vectors = translator.encoder.encode(["How are you?"])
   translator.generate(vectors, "de", temperature=1.0, seed=1)
 
@@ -10,6 +11,7 @@ Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +22,11 @@ import tqdm
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import errors, languages, padding
-from vmsst.inference import arguments, batching
+from vmsst.checkpoints import encoder_json
+from vmsst.inference import arguments, batching, likelihood
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
-from vmsst.text import input_texts
+from vmsst.text import input_texts, length_limits
 
 # Outside this range, float32 logits divided by a temperature overflow or become NaN.
 _TEMPERATURES = (1e-6, 1e6)
@@ -33,7 +36,7 @@ _MOST_SEED = (1 << 32) - 1
 
 
 class Translator:
-  """Generates sentences from sentence vectors, in any language of the decoder's training.
+  """Generates and scores sentences given vectors, in any language of the decoder's training.
 
   Pickling stores the path of a translator that `vmsst.load_translator` has read.
 
@@ -71,6 +74,15 @@ class Translator:
         "run, and send the path or the result of vmsst.load_translator(path)"
       )
     return self._load_again, ()
+
+  @property
+  def digest(self) -> str:
+    """A SHA-256 of parameters, networks, vocabulary and maximum length, in hexadecimal.
+
+    Two translators with one digest compute the same, up to rounding error.
+    """
+    settings = encoder_json.digest(self._network, self.encoder.vocabulary, self.encoder.max_length)
+    return hashlib.sha256(f"{settings} {self.encoder.digest}".encode()).hexdigest()
 
   def translate(
     self,
@@ -177,6 +189,99 @@ class Translator:
         texts += [vocabulary.decode(ids) for ids in np.asarray(tokens_BT)[real_B].tolist()]
         bar.update(int(real_B.sum()))
     return texts
+
+  def log_likelihoods(
+    self,
+    sentences: input_texts.Texts,
+    language: str | Sequence[str],
+    vectors_NS: Float[np.ndarray, "N S"],
+    *,
+    language_latents_NG: Float[np.ndarray, "N G"] | None = None,
+    per_token: bool = False,
+    batch_size: int = 64,
+  ) -> Float[np.ndarray, "N"]:
+    """Returns log p(sentence | vector) of each sentence in nats, float32: 0 or below.
+
+    The sum over the tokens of a sentence, EOS included. Sentences are cut as by `encoder.encode`.
+
+    Args:
+      sentences: Strings.
+      language: Code of their language, or one for each sentence.
+      vectors_NS: Semantic latents to generate them from, as for `generate`.
+      language_latents_NG: Language latents, as for `generate`.
+      per_token: Divide by the number of tokens, so that long sentences can be compared with short
+        ones.
+      batch_size: Sentences per batch.
+
+    Raises:
+      ValueError: an array has the wrong shape.
+      InputError, RuntimeError: as `generate`.
+    """
+    self.encoder.check_process()
+    sentences = input_texts.as_list(sentences)
+    language_N = self._language_rows(language, len(sentences))
+    batch_size = errors.as_integer("batch_size", batch_size)
+    sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
+    if len(sentence_NZ) != len(sentences):
+      raise ValueError(f"{len(sentence_NZ):,} vectors for {len(sentences):,} sentences")
+    length = self.encoder.max_length
+    ids = self.encoder.vocabulary.encode(sentences, length, language)
+    found_N = np.empty(len(sentences), np.float32)
+    for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
+      index_R = np.resize(index_B, len(tokens_RT))  # repeated in padding rows
+      found_R = likelihood.log_likelihoods(
+        self._network, self._params, tokens_RT, language_N[index_R], sentence_NZ[index_R]
+      )
+      found_N[index_B] = np.asarray(found_R)[: len(index_B)]
+    if per_token:
+      found_N /= np.fromiter((max(1, len(own)) for own in ids), np.float32, len(ids))
+    return found_N
+
+  def pair_log_likelihoods(
+    self,
+    sources: input_texts.Texts,
+    targets: input_texts.Texts,
+    *,
+    languages: tuple[str | Sequence[str], str | Sequence[str]],
+    per_token: bool = False,
+    batch_size: int = 64,
+    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+  ) -> Float[np.ndarray, "N 2"]:
+    """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
+
+    These are the translation terms of training: the vector is the mean of the semantic latent, and
+    the language latent is zero. A translation is more likely than another sentence.
+
+    Args:
+      sources: Strings.
+      targets: As many strings.
+      languages: Codes of the languages of sources and targets; of each side one, or one for each
+        sentence.
+      per_token: As for `log_likelihoods`.
+      batch_size: Sentences per batch.
+      on_cut: As for `encoder.encode`.
+
+    Raises:
+      ValueError: the sides differ in number, or `languages` is not two values.
+      TypeError, InputError, RuntimeError: as `translate`.
+    """
+    self.encoder.check_process()
+    sides = [input_texts.as_list(side) for side in (sources, targets)]
+    if len(sides[0]) != len(sides[1]):
+      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
+    codes = arguments.of_both_sides(languages)
+    for side, language in zip(sides, codes, strict=True):
+      self._language_rows(language, len(side))  # fail before encoding
+    source_NS, target_NS = (
+      self.encoder.encode(
+        side, language=language, batch_size=batch_size, progress=False, on_cut=on_cut
+      )
+      for side, language in zip(sides, codes, strict=True)
+    )
+    score = functools.partial(self.log_likelihoods, per_token=per_token, batch_size=batch_size)
+    forward_N = score(sides[1], codes[1], source_NS)
+    backward_N = score(sides[0], codes[0], target_NS)
+    return np.stack([forward_N, backward_N], axis=1)
 
   def language_latents(
     self,
