@@ -16,7 +16,7 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors, languages
 from vmsst.checkpoints import encoder_json
-from vmsst.inference import loading, translation
+from vmsst.inference import decoding, loading, translation
 from vmsst.mining import pair_scoring
 from vmsst.models import vmsst as vmsst_models
 from vmsst.networks import sentence_encoder
@@ -88,7 +88,7 @@ def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
   sentence_NZ = np.float32(rng.normal(size=(7, network.sentence_dim)))
   language_N = np.resize(np.array([EN, DE], np.int32), 7)
   keys = jax.random.split(jax.random.key(0), 7)
-  found = translation.generate_tokens(
+  found = decoding.generate_tokens(
     network, params, sentence_NZ, language_N, np.arange(7) != 6, keys, 1.0,
     length=6, eos_id=1, pieces=259, sampled=False,
   )  # fmt: skip
@@ -320,6 +320,8 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
     ("max_length", (0, -1, 5000, 10**12, 2.5, True)),
     ("batch_size", (0, -1, 2.5, None, True)),
     ("seed", (-1, 1 << 32, 1 << 70, 2.5, None)),
+    ("beam_size", (0, -1, 257, 2.5, None, True)),
+    ("length_penalty", (-0.1, 11, float("nan"), float("inf"), "x", None, True)),
   ],
 )
 def test_options_out_of_range_are_named(translator, option, values):
@@ -330,6 +332,14 @@ def test_options_out_of_range_are_named(translator, option, values):
     ):
       with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
         call(**{option: value})
+
+
+def test_beam_search_finds_the_sentences_of_a_confident_decoder(translator):
+  capitals = [word.upper() for word in WORDS]
+  assert translator.translate(WORDS, "de", beam_size=3, batch_size=16) == capitals
+  assert translator.translate(["abc"], "de", beam_size=3, max_length=2) == ["AB"]
+  with pytest.raises(errors.InputError, match=r"temperature is 1\.0 and beam_size is 2"):
+    translator.translate(["abc"], "de", beam_size=2, temperature=1.0)
 
 
 def test_extreme_temperatures_and_seeds_give_sentences(translator):
@@ -455,6 +465,9 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   printed, progress = capsys.readouterr()
   assert not printed
   assert "4/4" in progress
+  assert cli.main([*arguments, *files, "--beam-size", "2"]) == 0
+  assert (tmp_path / "out.txt").read_text().split("\n")[0] == "ABC"
+  capsys.readouterr()
   assert cli.main([*arguments, *files, "--output", "-", "--temperature", "9", "--seed", "1"]) == 0
   sampled = capsys.readouterr().out
   assert sampled.count("\n") == 4
@@ -469,7 +482,10 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
   assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")
-  for option in (["--to", "sw"], ["--temperature", "nan"], ["--max-length", "0"], ["--seed", "-1"]):
+  for option in (
+    ["--to", "sw"], ["--temperature", "nan"], ["--max-length", "0"], ["--seed", "-1"],
+    ["--beam-size", "0"], ["--length-penalty", "-1.0"],
+  ):  # fmt: skip
     assert cli.main([*arguments, str(tmp_path / "in.txt"), *option]) == 1
     message = capsys.readouterr().err
     assert message.startswith("vmsst: error: ")
