@@ -113,6 +113,10 @@ def subcommands(tmp_path_factory):
       ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT"),
       {"a.txt": LINES, **run_alone}, ("a.txt",),
     ),
+    "translate by beam search": Subcommand(
+      ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT", "--beam-size", "2"),
+      {"a.txt": LINES, **run_alone}, ("a.txt",),
+    ),
     "vocab train": Subcommand(
       ("vocab", "train", "--input", "a.txt", "--output", "OUT", "--size", "24"),
       {"a.txt": LINES}, ("a.txt",), stream=False, empty=False, blank=False,
@@ -162,7 +166,7 @@ def encoders(monkeypatch):
 
 NAMES = ("embed", "score", "mine", "search", "translate", "vocab train", "export safetensors")
 SLOW = {name: 170 for name in NAMES} | {
-  "score by likelihood": 60,
+  "score by likelihood": 60, "translate by beam search": 60,
   "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
   "data embed": 40, "data mine-negatives": 40, "import mt5": 20, "eval": 60, "report": 20,
 }  # fmt: skip

@@ -160,7 +160,7 @@ class Translator:
         from the softmax of logits divided by it.
       seed: Seed of the samples, 0 to 2^32 - 1.
       beam_size: Hypotheses of a beam search, at most 256; 1: no search. Time and memory grow with
-        it.
+        it. The search prefers sentences that end within `max_length` to those that are cut there.
       length_penalty: Of a beam search: hypotheses of n tokens are compared by their log-likelihood,
         divided by ((5 + n) / 6)^length_penalty. From 0 to 10; high values favor long sentences.
       max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is

@@ -334,11 +334,13 @@ class SelfAttention(nn.Module):
       new_BTHK = heads(name, _NORMAL_FAN_IN)
       if position is None:
         return new_BTHK
-      rows, _, *head = new_BTHK.shape
-      shape = (rows, bias_BHTT.shape[-1], *head)
-      cached = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new_BTHK.dtype)
-      cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new_BTHK, position, axis=1)
-      return cached.value
+      # Stored by head, as the products with all positions read them.
+      new_BHTK = new_BTHK.swapaxes(1, 2)
+      rows, heads_of_row, _, width = new_BHTK.shape
+      shape = (rows, heads_of_row, bias_BHTT.shape[-1], width)
+      cached = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new_BHTK.dtype)
+      cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new_BHTK, position, axis=2)
+      return cached.value.swapaxes(1, 2)
 
     out_BTM = attend(
       heads("query", query_init),
