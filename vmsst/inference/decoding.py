@@ -119,7 +119,7 @@ def generate_tokens(
     possible_V = possible_tokens(logits_BV.shape[1], pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
     if not sampled:
-      return jnp.argmax(logits_BV, axis=1)
+      return _first_best(logits_BV)
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, position)
     return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature)
 
@@ -139,6 +139,13 @@ def generate_tokens(
     lambda state: (state.position < length) & ~jnp.all(state.ended_B), step, first
   )
   return last.tokens_BT
+
+
+def _first_best(logits_BV: Float[Array, "B V"]) -> Int[Array, "B"]:
+  """Returns `jnp.argmax`, for which XLA's CPU backend takes as long as for the whole projection."""
+  best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
+  size = logits_BV.shape[1]
+  return jnp.min(jnp.where(logits_BV < best_B1, size, jnp.arange(size)), axis=1)
 
 
 def _product(
