@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_encoders
 
-from vmsst.inference import beam_search, decoding, likelihood
+from vmsst.inference import beam_search, likelihood
 from vmsst.networks import vmsst as networks
 
 EOS, WORDS, LENGTH, ROWS = 1, (2, 3, 4), 4, 3
@@ -111,14 +111,3 @@ def test_scanned_layers_and_groups_of_decoders_give_the_same(params, sentence_BZ
   expected = search(own, sentence_BZ, 2, 0.6, deep)
   assert search(stacked, sentence_BZ, 2, 0.6, as_scan) == expected
   assert search(copies, sentence_BZ, 2, 0.6, groups) == expected
-  greedy = [
-    np.asarray(
-      decoding.generate_tokens(
-        network, weights, sentence_BZ, LANGUAGES_B, np.ones(ROWS, bool),
-        jax.random.split(jax.random.key(0), ROWS), 1.0,
-        length=LENGTH, eos_id=None, pieces=5, sampled=False,
-      )
-    ).tolist()
-    for network, weights in ((deep, own), (as_scan, stacked), (groups, copies))
-  ]  # fmt: skip
-  assert greedy[0] == greedy[1] == greedy[2]

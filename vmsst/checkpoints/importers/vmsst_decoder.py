@@ -21,6 +21,7 @@ from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face, tensors
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
+from vmsst.files import input_files
 
 _HIDDEN, _SEMANTIC, _LANGUAGE = "hidden", "semantic", "language"
 _LATENTS = (_LANGUAGE, _SEMANTIC)  # as in this library
@@ -79,7 +80,7 @@ def read_names(path: str | os.PathLike[str]) -> Names:
   known = [field.name for field in dataclasses.fields(Names)]
   if unknown := sorted(record.keys() - set(known)):
     raise errors.InputError(
-      f"{where}: unknown keys {', '.join(unknown)}; known: {', '.join(known)}"
+      f"{where}: unknown keys {input_files.shown(unknown)}; known: {', '.join(known)}"
     )
   if "languages" not in record:
     raise errors.InputError(
@@ -91,10 +92,12 @@ def read_names(path: str | os.PathLike[str]) -> Names:
       values[key] = _languages(value, where)
     elif key.endswith("_order"):
       values[key] = _order(key, value, where)
-    elif isinstance(value, str) and value:
+    elif input_files.is_text(value) and value:
       values[key] = value
     else:
-      raise errors.InputError(f"{where}: {key!r} is {value!r}; it must be the name of a parameter")
+      raise errors.InputError(
+        f"{where}: {key!r} is {input_files.shown(value)}; it must be the name of a parameter"
+      )
   return Names(**values)
 
 
@@ -121,10 +124,11 @@ def _languages(value: Any, where: pathlib.Path) -> tuple[str | None, ...]:
 
 def _order(key: str, value: Any, where: pathlib.Path) -> tuple[str, ...]:
   parts = (_HIDDEN, *_LATENTS)
-  if not isinstance(value, list) or sorted(map(str, value)) != sorted(parts):
+  is_list = isinstance(value, list) and all(isinstance(x, str) for x in value)
+  if not is_list or sorted(value) != sorted(parts):
     raise errors.InputError(
-      f"{where}: {key!r} is {value!r}; it must be a list of {', '.join(map(repr, parts))} in any "
-      "order"
+      f"{where}: {key!r} is {input_files.shown(value)}; it must be a list of "
+      f"{', '.join(map(repr, parts))} in any order"
     )
   return tuple(value)
 

@@ -127,7 +127,7 @@ def test_the_translator_computes_what_the_network_computes(tmp_path, capsys, par
   [
     ([], r"names\.json"),
     ({}, "no key 'languages'"),
-    ({"languages": CODES, "lm_head": "x"}, "unknown keys lm_head; known: languages, language_enc"),
+    ({"languages": CODES, "lm_head": "x"}, r"unknown keys \['lm_head'\]; known: languages, l"),
     ({"languages": "de"}, "'languages' must be a list"),
     ({"languages": [None]}, "'languages' has no language code"),
     ({"languages": ["de", "klingon"]}, "'languages': unknown language code 'klingon'"),
