@@ -114,6 +114,20 @@ def jax_device() -> str:
   return f"{device.platform} {device.device_kind}"
 
 
+def matmul_gflops(size: int = 1024, repeats: int = 10) -> float:
+  """Returns the rate of float32 matmuls of JAX's first device now, in GFLOP/s.
+
+  Rates of a benchmark on a shared machine compare with those of another time only relative to it.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  matrix = jnp.ones((size, size), jnp.float32)
+  product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
+  times = timed(lambda: jax.block_until_ready(product(matrix, matrix)), repeats)
+  return round(2 * size**3 / min(times["seconds"]) / 1e9, 1)
+
+
 def machine(*packages: str) -> dict[str, Any]:
   """Returns the number of CPUs and the versions of packages."""
   versions = {name: importlib.metadata.version(name) for name in packages}

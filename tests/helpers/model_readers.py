@@ -19,7 +19,14 @@ from trials import Reader
 import vmsst
 from vmsst.bitext import readers
 from vmsst.checkpoints import encoder_json, t5x
-from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release, weight_tables
+from vmsst.checkpoints.importers import (
+  bert,
+  ems,
+  mt5,
+  vmsst_decoder,
+  vmsst_release,
+  weight_tables,
+)
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary, vocabularies
 from vmsst.vectors import bitext_vectors, vector_store
@@ -259,6 +266,12 @@ def small() -> list[Reader]:
       "SentencePiece model of XLM-R",
       {"x.model": xlmr},
       lambda folder: hugging_face_vocabulary.tokenizer_of_xlmr(folder / "x.model"),
+    ),
+    Reader(
+      "names of a VMSST decoder",
+      {"names.json": _json({"languages": ["de", None], "decoder": "x"})},
+      lambda folder: vmsst_decoder.read_names(folder / "names.json"),
+      json=("names.json",),
     ),
     Reader("vectors, npy", _vectors("npy"), _read_vectors, json=("vectors.json",)),
     Reader("vectors, safetensors", _vectors("safetensors"), _read_vectors, json=("vectors.json",)),

@@ -107,6 +107,11 @@ def subcommands(tmp_path_factory):
       ("score", "encoder", "a.txt", "b.txt", "--output", "OUT"), {**two, **ENCODER},
       ("a.txt", "b.txt"), resumes=(".part", ".part.json"), empty=False,
     ),
+    "score by likelihood": Subcommand(
+      ("score", "run", "a.txt", "b.txt", "--output", "OUT", "--by", "likelihood", "--languages",
+       "en", "de"), {**two, **run_alone}, ("a.txt", "b.txt"),
+      resumes=(".part", ".part.json"), empty=False,
+    ),
     "mine": Subcommand(
       ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), {**two, **ENCODER},
       ("a.txt", "b.txt"), stream=False, empty=False, blank=False,
@@ -119,6 +124,10 @@ def subcommands(tmp_path_factory):
     ),
     "translate": Subcommand(
       ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT"),
+      {"a.txt": LINES, **run_alone}, ("a.txt",),
+    ),
+    "translate by beam search": Subcommand(
+      ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT", "--beam-size", "2"),
       {"a.txt": LINES, **run_alone}, ("a.txt",),
     ),
     "vocab train": Subcommand(
@@ -189,6 +198,7 @@ def outside(monkeypatch):
 
 NAMES = ("embed", "score", "mine", "search", "translate", "vocab train", "export safetensors")
 SLOW = {name: 170 for name in NAMES} | {
+  "score by likelihood": 60, "translate by beam search": 60,
   "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
   "data embed": 40, "data mine-negatives": 40, "eval": 60, "report": 20, "data download": 40,
   "import mt5": 20, "import bert": 20, "import ems": 20, "import vmsst": 20,

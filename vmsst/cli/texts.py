@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import sys
+from typing import Any
 
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
 
@@ -135,7 +136,20 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     "--output",
     default="-",
     metavar="FILE",
-    help="output file, one cosine per line (default: stdout)",
+    help="output file, one line per pair (default: stdout)",
+  )
+  add(
+    "--by",
+    choices=("cosine", "likelihood"),
+    default="cosine",
+    help="score: cosine of the vectors; or, with a run's decoder, the mean log-likelihood of each "
+    "text given the other's vector, followed by target given source and source given target "
+    "(default: %(default)s)",
+  )
+  add(
+    "--per-token",
+    action="store_true",
+    help="divide log-likelihoods by the number of tokens (default: sum over tokens)",
   )
   add(
     "--fields",
@@ -151,7 +165,6 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _score(args: argparse.Namespace) -> None:
   from vmsst.files import text_fields
-  from vmsst.inference import loading
   from vmsst.mining import pair_scoring
 
   paths = [args.source, args.target or args.source]
@@ -160,8 +173,7 @@ def _score(args: argparse.Namespace) -> None:
     fields = [text_fields.default_field(path) for path in paths]
   elif not fields:
     fields = [text_fields.default_field(args.source, side) or str(side) for side in (1, 2)]
-  name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
-  options = {"long_texts": args.long_texts, "batch_size": args.batch_size}
+  scorer = _scorer(args)
   # Standard input is read once, even if it contains both sides.
   with local_file("-" if "-" in paths else "") as standard_input:
     source, target = (
@@ -169,13 +181,32 @@ def _score(args: argparse.Namespace) -> None:
       for path, field, language in zip(paths, fields, args.languages, strict=True)
     )
     if args.output != "-":
-      count = pair_scoring.score_file(encoder, source, target, args.output, name=name, **options)
-      print(f"{args.output}: cosines of {count:,} pairs")
+      count = pair_scoring.score_file(scorer, source, target, args.output)
+      print(f"{args.output}: scores of {count:,} pairs by {args.by}")
       return
-    for cosine_B in pair_scoring.pair_cosines(encoder, source, target, **options):
-      lines = "".join(f"{pair_scoring.as_line(cosine)}\n" for cosine in cosine_B)
+    for score_BC in pair_scoring.pair_scores(scorer, source, target):
+      lines = "".join(f"{pair_scoring.as_line(scores)}\n" for scores in score_BC)
       sys.stdout.buffer.write(lines.encode())
     sys.stdout.buffer.flush()
+
+
+def _scorer(args: argparse.Namespace) -> Any:
+  """Returns the scorer of `vmsst score`."""
+  from vmsst import errors
+  from vmsst.inference import loading
+  from vmsst.mining import pair_scoring
+
+  of_cosines = {"--long-texts": args.long_texts != "cut", "--compute-dtype": args.compute_dtype}
+  of_likelihoods = {"--per-token": args.per_token}
+  for flag, given in (of_likelihoods if args.by == "cosine" else of_cosines).items():
+    if given:
+      raise errors.InputError(f"{flag} does not apply to --by {args.by}; omit it")
+  if args.by == "cosine":
+    name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
+    return pair_scoring.ByCosine(encoder, name, args.long_texts, args.batch_size)
+  translator = loading.load_translator(args.encoder)
+  name = str(translator.encoder.path)
+  return pair_scoring.ByLikelihood(translator, name, args.per_token, args.batch_size)
 
 
 def _mine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -371,6 +402,21 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add("--seed", type=int, default=0, metavar="N", help="sampling seed (default: %(default)s)")
   add(
+    "--beam-size",
+    type=int,
+    default=1,
+    metavar="N",
+    help="hypotheses of a beam search; 1 does not search (default: %(default)s)",
+  )
+  add(
+    "--length-penalty",
+    type=float,
+    default=0.6,
+    metavar="X",
+    help="compare hypotheses of n tokens by log-likelihood / ((5 + n) / 6)^X "
+    "(default: %(default)s)",
+  )
+  add(
     "--max-length", type=int, metavar="N", help="maximum tokens per sentence (default: training's)"
   )
   add(
@@ -392,6 +438,8 @@ def _translate(args: argparse.Namespace) -> None:
     args.to,
     temperature=args.temperature,
     seed=args.seed,
+    beam_size=args.beam_size,
+    length_penalty=args.length_penalty,
     max_length=args.max_length,
     batch_size=args.batch_size,
     progress=True,
@@ -415,7 +463,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     output_folder="out",
   ),
   ("score",): Command(
-    "write the cosine of each pair of two aligned texts",
+    "score each pair of two aligned texts by cosine or likelihood",
     _score_arguments,
     _score,
     resumable=True,

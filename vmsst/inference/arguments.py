@@ -1,8 +1,7 @@
 """Checks of the arguments of encoders and translators; each message names argument and value."""
 
-import math
 import numbers
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from vmsst import errors
@@ -14,11 +13,23 @@ def temperature(value: Any, *, minimum: float, maximum: float) -> float:
   Raises:
     InputError: it is something else, such as NaN.
   """
-  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if not is_number or not (value == 0 or minimum <= value <= maximum) or math.isnan(value):
+  if not _is_number(value) or not (value == 0 or minimum <= value <= maximum):
     raise errors.InputError(
       f"temperature is {value!r}; it must be 0, for the likeliest token, or a number from "
       f"{minimum:g} to {maximum:g}"
+    )
+  return float(value)
+
+
+def number(name: str, value: Any, *, minimum: float, maximum: float) -> float:
+  """Returns a number from `minimum` to `maximum`.
+
+  Raises:
+    InputError: it is something else, such as NaN.
+  """
+  if not _is_number(value) or not minimum <= value <= maximum:
+    raise errors.InputError(
+      f"{name} is {value!r}; it must be a number from {minimum:g} to {maximum:g}"
     )
   return float(value)
 
@@ -48,3 +59,21 @@ def languages(value: Any, count: int) -> list[str]:
     if not isinstance(code, str):
       raise TypeError(f"the language of sentence {index} is {code!r}, not a string")
   return codes
+
+
+def of_both_sides(languages: Any) -> tuple[Any, Any]:
+  """Returns the languages of sources and of targets.
+
+  Raises:
+    ValueError: there are not two values.
+  """
+  if isinstance(languages, str) or not isinstance(languages, Sequence) or len(languages) != 2:
+    raise ValueError(
+      f"languages is {languages!r}; it must be two values, for sources and targets, such as "
+      "('de', 'en')"
+    )
+  return languages[0], languages[1]
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -254,7 +254,7 @@ class Encoder:
       ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
         finite.
     """
-    of_source, of_target = _both(languages)
+    of_source, of_target = arguments.of_both_sides(languages)
     source = self._side("sources", sources)
     target = None if targets is None else self._side("targets", targets)
     source_ND = exact_search.unit_rows(self._vectors(source, of_source, options))
@@ -428,7 +428,7 @@ class Encoder:
     options: Mapping[str, Any],
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of both sides, which must be equally many."""
-    of_source, of_target = _both(languages)
+    of_source, of_target = arguments.of_both_sides(languages)
     source, target = self._side("sources", sources), self._side("targets", targets)
     if len(source) != len(target):
       raise ValueError(f"{len(source):,} sources and {len(target):,} targets are not pairs")
@@ -445,16 +445,6 @@ def _cut(
   if prefix:
     texts = [prefix + text for text in texts]
   return length_limits.cut(vocabulary, texts, max_length, language)
-
-
-def _both(languages: Any) -> tuple[Language, Language]:
-  """Returns the languages of sources and targets."""
-  if isinstance(languages, str) or not isinstance(languages, Sequence) or len(languages) != 2:
-    raise ValueError(
-      f"languages is {languages!r}; it must be two values, for sources and targets, such as "
-      "('de', 'en')"
-    )
-  return languages[0], languages[1]
 
 
 def _default_devices() -> Sequence[jax.Device]:

@@ -1,8 +1,9 @@
-"""Generates text from sentence vectors with the decoder of a training run.
+"""Generates and scores text given sentence vectors, with the decoder of a training run.
 
 Example:
   translator = vmsst.load_translator("/runs/small")
   translator.translate(["How are you?"], "de")
+  translator.pair_log_likelihoods(["How are you?"], ["Wie geht's?"], languages=("en", "de"))
   vectors = translator.encoder.encode(["How are you?"])
   translator.generate(vectors, "de", temperature=1.0, seed=1)
 
@@ -10,30 +11,45 @@ Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from vmsst import errors, languages, padding
-from vmsst.inference import arguments, batching
+from vmsst.checkpoints import encoder_json
+from vmsst.inference import arguments, batching, beam_search, decoding, likelihood
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
-from vmsst.text import input_texts
+from vmsst.text import input_texts, length_limits
 
 # Outside this range, float32 logits divided by a temperature overflow or become NaN.
 _TEMPERATURES = (1e-6, 1e6)
 # Most tokens of a generated sentence, unless training had longer ones: each step decodes all.
 _MOST_TOKENS = 4096
 _MOST_SEED = (1 << 32) - 1
+_MOST_BEAMS = 256
+# As in T5X.
+_LENGTH_PENALTY = 0.6
+
+
+class _Options(NamedTuple):
+  """The checked options of `Translator.generate`."""
+
+  temperature: float
+  seed: int
+  beam_size: int
+  length_penalty: float
+  max_length: int
+  batch_size: int
 
 
 class Translator:
-  """Generates sentences from sentence vectors, in any language of the decoder's training.
+  """Generates and scores sentences given vectors, in any language of the decoder's training.
 
   Pickling stores the path of a translator that `vmsst.load_translator` has read.
 
@@ -72,6 +88,15 @@ class Translator:
       )
     return self._load_again, ()
 
+  @property
+  def digest(self) -> str:
+    """A SHA-256 of parameters, networks, vocabulary and maximum length, in hexadecimal.
+
+    Two translators with one digest compute the same, up to rounding error.
+    """
+    settings = encoder_json.digest(self._network, self.encoder.vocabulary, self.encoder.max_length)
+    return hashlib.sha256(f"{settings} {self.encoder.digest}".encode()).hexdigest()
+
   def translate(
     self,
     sentences: input_texts.Texts,
@@ -79,6 +104,8 @@ class Translator:
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    beam_size: int = 1,
+    length_penalty: float = _LENGTH_PENALTY,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
@@ -96,15 +123,12 @@ class Translator:
     sentences = input_texts.as_list(sentences)
     # Fail before encoding.
     self._language_rows(language, len(sentences))
-    self._generation_options(temperature, seed, max_length, batch_size)
+    options = self._options(temperature, seed, beam_size, length_penalty, max_length, batch_size)
     return self.generate(
-      self.encoder.encode(sentences, batch_size=batch_size, progress=False),
+      self.encoder.encode(sentences, batch_size=options.batch_size, progress=False),
       language,
-      temperature=temperature,
-      seed=seed,
-      max_length=max_length,
-      batch_size=batch_size,
       progress=progress,
+      **options._asdict(),
     )
 
   def generate(
@@ -115,13 +139,16 @@ class Translator:
     language_latents_NG: Float[np.ndarray, "N G"] | None = None,
     temperature: float = 0.0,
     seed: int = 0,
+    beam_size: int = 1,
+    length_penalty: float = _LENGTH_PENALTY,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
   ) -> list[str]:
     """Returns a sentence for each vector, generated token by token up to EOS.
 
-    A row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
+    The likeliest token of each step, a sample, or the best sentence that a beam search finds. A
+    row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
     sampled sentence depends on the row's index.
 
     Args:
@@ -132,6 +159,10 @@ class Translator:
       temperature: 0: always take the most likely token; otherwise, from 1e-6 to 1e6, sample tokens
         from the softmax of logits divided by it.
       seed: Seed of the samples, 0 to 2^32 - 1.
+      beam_size: Hypotheses of a beam search, at most 256; 1: no search. Time and memory grow with
+        it. The search prefers sentences that end within `max_length` to those that are cut there.
+      length_penalty: Of a beam search: hypotheses of n tokens are compared by their log-likelihood,
+        divided by ((5 + n) / 6)^length_penalty. From 0 to 10; high values favor long sentences.
       max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
         more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
@@ -144,13 +175,11 @@ class Translator:
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.encoder.check_process()
-    temperature, seed, length, batch_size = self._generation_options(
-      temperature, seed, max_length, batch_size
-    )
+    options = self._options(temperature, seed, beam_size, length_penalty, max_length, batch_size)
     sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
-    vocabulary = self.encoder.vocabulary
+    batch_size = options.batch_size
     rows = min(batch_size, 1 << (count - 1).bit_length())  # for few shapes
     bar = tqdm.tqdm(
       total=count, unit=" sentences", disable=None if progress is None else not progress
@@ -161,22 +190,127 @@ class Translator:
         row_B = np.arange(start, start + rows)
         real_B = row_B < count
         row_B = np.minimum(row_B, count - 1)
-        tokens_BT = generate_tokens(
-          self._network,
-          self._params,
-          sentence_NZ[row_B],
-          language_N[row_B],
-          real_B,
-          jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), row_B),
-          temperature,
-          length=length,
-          eos_id=vocabulary.eos_id,
-          pieces=vocabulary.size,
-          sampled=temperature > 0,
-        )
-        texts += [vocabulary.decode(ids) for ids in np.asarray(tokens_BT)[real_B].tolist()]
+        tokens_BT = self._tokens(sentence_NZ[row_B], language_N[row_B], real_B, row_B, options)
+        texts += map(self.encoder.vocabulary.decode, np.asarray(tokens_BT)[real_B].tolist())
         bar.update(int(real_B.sum()))
     return texts
+
+  def _tokens(
+    self,
+    sentence_BZ: np.ndarray,
+    language_B: np.ndarray,
+    real_B: np.ndarray,
+    row_B: np.ndarray,
+    options: "_Options",
+  ) -> jax.Array:
+    """Returns the tokens of a batch of rows; `real_B` are those to generate."""
+    vocabulary = self.encoder.vocabulary
+    arrays = (self._network, self._params, sentence_BZ, language_B, real_B)
+    common = {
+      "length": options.max_length,
+      "eos_id": vocabulary.eos_id,
+      "pieces": vocabulary.size,
+    }
+    if options.beam_size > 1:
+      return beam_search.search_tokens(
+        *arrays, options.length_penalty, beams=options.beam_size, **common
+      )
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), row_B)
+    sampled = options.temperature > 0
+    return decoding.generate_tokens(*arrays, keys_B, options.temperature, sampled=sampled, **common)
+
+  def log_likelihoods(
+    self,
+    sentences: input_texts.Texts,
+    language: str | Sequence[str],
+    vectors_NS: Float[np.ndarray, "N S"],
+    *,
+    language_latents_NG: Float[np.ndarray, "N G"] | None = None,
+    per_token: bool = False,
+    batch_size: int = 64,
+  ) -> Float[np.ndarray, "N"]:
+    """Returns log p(sentence | vector) of each sentence in nats, float32: 0 or below.
+
+    The sum over the tokens of a sentence, EOS included. Sentences are cut as by `encoder.encode`.
+
+    Args:
+      sentences: Strings.
+      language: Code of their language, or one for each sentence.
+      vectors_NS: Semantic latents to generate them from, as for `generate`.
+      language_latents_NG: Language latents, as for `generate`.
+      per_token: Divide by the number of tokens, so that long sentences can be compared with short
+        ones.
+      batch_size: Sentences per batch.
+
+    Raises:
+      ValueError: an array has the wrong shape.
+      InputError, RuntimeError: as `generate`.
+    """
+    self.encoder.check_process()
+    sentences = input_texts.as_list(sentences)
+    language_N = self._language_rows(language, len(sentences))
+    batch_size = errors.as_integer("batch_size", batch_size)
+    sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
+    if len(sentence_NZ) != len(sentences):
+      raise ValueError(f"{len(sentence_NZ):,} vectors for {len(sentences):,} sentences")
+    length = self.encoder.max_length
+    ids = self.encoder.vocabulary.encode(sentences, length, language)
+    found_N = np.empty(len(sentences), np.float32)
+    for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
+      index_R = np.resize(index_B, len(tokens_RT))  # repeated in padding rows
+      found_R = likelihood.log_likelihoods(
+        self._network, self._params, tokens_RT, language_N[index_R], sentence_NZ[index_R]
+      )
+      found_N[index_B] = np.asarray(found_R)[: len(index_B)]
+    if per_token:
+      found_N /= np.fromiter((max(1, len(own)) for own in ids), np.float32, len(ids))
+    return found_N
+
+  def pair_log_likelihoods(
+    self,
+    sources: input_texts.Texts,
+    targets: input_texts.Texts,
+    *,
+    languages: tuple[str | Sequence[str], str | Sequence[str]],
+    per_token: bool = False,
+    batch_size: int = 64,
+    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+  ) -> Float[np.ndarray, "N 2"]:
+    """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
+
+    These are the translation terms of training: the vector is the mean of the semantic latent, and
+    the language latent is zero. A translation is more likely than another sentence.
+
+    Args:
+      sources: Strings.
+      targets: As many strings.
+      languages: Codes of the languages of sources and targets; of each side one, or one for each
+        sentence.
+      per_token: As for `log_likelihoods`.
+      batch_size: Sentences per batch.
+      on_cut: As for `encoder.encode`.
+
+    Raises:
+      ValueError: the sides differ in number, or `languages` is not two values.
+      TypeError, InputError, RuntimeError: as `translate`.
+    """
+    self.encoder.check_process()
+    sides = [input_texts.as_list(side) for side in (sources, targets)]
+    if len(sides[0]) != len(sides[1]):
+      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
+    codes = arguments.of_both_sides(languages)
+    for side, language in zip(sides, codes, strict=True):
+      self._language_rows(language, len(side))  # fail before encoding
+    source_NS, target_NS = (
+      self.encoder.encode(
+        side, language=language, batch_size=batch_size, progress=False, on_cut=on_cut
+      )
+      for side, language in zip(sides, codes, strict=True)
+    )
+    score = functools.partial(self.log_likelihoods, per_token=per_token, batch_size=batch_size)
+    forward_N = score(sides[1], codes[1], source_NS)
+    backward_N = score(sides[0], codes[0], target_NS)
+    return np.stack([forward_N, backward_N], axis=1)
 
   def language_latents(
     self,
@@ -210,20 +344,34 @@ class Translator:
       latent_NG[index_B] = np.asarray(mean_RG)[: len(index_B)]
     return latent_NG
 
-  def _generation_options(
-    self, temperature: Any, seed: Any, max_length: Any, batch_size: Any
-  ) -> tuple[float, int, int, int]:
+  def _options(
+    self,
+    temperature: Any,
+    seed: Any,
+    beam_size: Any,
+    length_penalty: Any,
+    max_length: Any,
+    batch_size: Any,
+  ) -> "_Options":
     """Returns the options of `generate`, checked, with the default of `max_length`."""
     length = self.encoder.max_length
     if max_length is not None:
       length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
     lowest, highest = _TEMPERATURES
-    return (
+    options = _Options(
       arguments.temperature(temperature, minimum=lowest, maximum=highest),
       errors.as_integer("seed", seed, minimum=0, maximum=_MOST_SEED),
+      errors.as_integer("beam_size", beam_size, maximum=_MOST_BEAMS),
+      arguments.number("length_penalty", length_penalty, minimum=0.0, maximum=10.0),
       length,
       errors.as_integer("batch_size", batch_size),
     )
+    if options.temperature and options.beam_size > 1:
+      raise errors.InputError(
+        f"temperature is {temperature!r} and beam_size is {beam_size!r}; a beam search does not "
+        "sample: set only one of them"
+      )
+    return options
 
   def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
     """Returns the decoder's sentence input of each row."""
@@ -260,113 +408,11 @@ class Translator:
     return np.array([rows[code] for code in codes], np.int32)
 
 
-class _State(NamedTuple):
-  """Sentences in generation: their tokens so far, and whether they have ended."""
-
-  position: Int[Array, ""]
-  tokens_BT: Int[Array, "B T"]
-  ended_B: Bool[Array, "B"]
-
-
-@functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces", "sampled"))
-def generate_tokens(
-  network: vmsst.BitranslationNetwork,
-  params: Any,
-  sentence_BZ: Float[Array, "B Z"],
-  languages_B: Int[Array, "B"],
-  wanted_B: Bool[Array, "B"],
-  keys_B: jax.Array,
-  temperature: Float[Array, ""] | float,
-  *,
-  length: int,
-  eos_id: int | None,
-  pieces: int,
-  sampled: bool,
-) -> Int[Array, "B T"]:
-  """Returns tokens up to and including EOS, then padding.
-
-  Every step decodes all positions again and projects the last one to the vocabulary: sentences are
-  too short for a cache to pay off.
-
-  Args:
-    network: The network with the decoder and the vocabulary projection.
-    params: Its parameters.
-    sentence_BZ: The decoder's sentence input of each row.
-    languages_B: Language of each row, as an index of `vmsst.languages`.
-    wanted_B: Rows to generate; the others stay empty.
-    keys_B: A random key for each row.
-    temperature: Divisor of the logits if tokens are sampled.
-    length: Most tokens of a row (T).
-    eos_id: Id of the EOS token, or None.
-    pieces: Size of the vocabulary; the network's table may have more rows.
-    sampled: Whether to sample tokens; otherwise the most likely one is taken.
-  """
-  decode = functools.partial(_apply, network, params, method=_decode)
-  project = functools.partial(_apply, network, params, method="project")
-  # The sentence's part of the logits is the same for all tokens.
-  blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
-  once = project(blank_B1D, sentence_BZ)
-  sentence_part_BV = jnp.zeros(())
-  if once.sentence_BZ is not None:
-    sentence_part_BV = _product(network, once.sentence_BZ, once.sentence_kernel_ZV)
-
-  def next_token(position: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    hidden_BTD = decode(tokens_BT, languages_B, sentence_BZ)
-    hidden_B1D = jax.lax.dynamic_slice_in_dim(hidden_BTD, position, 1, axis=1)
-    new = project(hidden_B1D, sentence_BZ)
-    logits_BV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV) + sentence_part_BV
-    id_V = jnp.arange(logits_BV.shape[1])
-    possible_V = (id_V != padding.PAD_ID) & (id_V < pieces)
-    logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
-    if not sampled:
-      return jnp.argmax(logits_BV, axis=1)
-    keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, position)
-    return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature)
-
-  def step(state: _State) -> _State:
-    token_B = next_token(state.position, state.tokens_BT).astype(jnp.int32)
-    token_B = jnp.where(state.ended_B, padding.PAD_ID, token_B)
-    tokens_BT = jax.lax.dynamic_update_index_in_dim(
-      state.tokens_BT, token_B, state.position, axis=1
-    )
-    ended_B = state.ended_B if eos_id is None else state.ended_B | (token_B == eos_id)
-    return _State(state.position + 1, tokens_BT, ended_B)
-
-  start = _State(
-    jnp.zeros((), jnp.int32), jnp.zeros((len(sentence_BZ), length), jnp.int32), ~wanted_B
-  )
-  last = jax.lax.while_loop(
-    lambda state: (state.position < length) & ~jnp.all(state.ended_B), step, start
-  )
-  return last.tokens_BT
-
-
-def _product(
-  network: vmsst.BitranslationNetwork,
-  vectors_BM: Float[Array, "B M"],
-  kernel_MV: Float[Array, "M V"],
-) -> Float[Array, "B V"]:
-  """Returns part of the logits, as in the loss: compute-dtype factors, float32 accumulation."""
-  dtype = network.config.dtype
-  return jnp.matmul(
-    vectors_BM.astype(dtype), kernel_MV.astype(dtype), preferred_element_type=jnp.float32
-  )
-
-
 def _apply(
   network: vmsst.BitranslationNetwork, params: Any, *arrays: jax.Array, method: Any
 ) -> Any:
   """Applies a method of the network, or a function that takes the network."""
   return network.apply({"params": params}, *arrays, method=method)
-
-
-def _decode(
-  network: vmsst.BitranslationNetwork,
-  tokens_BT: Int[Array, "B T"],
-  languages_B: Int[Array, "B"],
-  sentence_BZ: Float[Array, "B Z"],
-) -> Float[Array, "B T D"]:
-  return network.decode(network.embed(tokens_BT), languages_B, sentence_BZ)
 
 
 def _language_means(

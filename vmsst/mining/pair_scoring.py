@@ -1,17 +1,18 @@
-"""Scores the pairs in text files of any length by cosine, with any encoder."""
+"""Scores the pairs in text files of any length, by cosine or by likelihood."""
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+import tqdm
 
 from vmsst import errors
 from vmsst.files import resumable_lines, text_fields
+from vmsst.inference import translation
 from vmsst.search import exact_search
 from vmsst.vectors import embedded_text, encoding
 
@@ -26,7 +27,7 @@ class TextColumn:
   Attributes:
     path: UTF-8 text, plain or gzipped.
     field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
-    language: Code of the texts' language, for encoders that need it.
+    language: Code of the texts' language, for scorers that need it.
   """
 
   path: str
@@ -34,31 +35,136 @@ class TextColumn:
   language: str | None = None
 
 
-def pair_cosines(
-  encoder: Any,
+Languages = tuple[str | None, str | None]
+OnCut = Callable[[int, int, int], None]
+
+
+class Scorer(Protocol):
+  """A way to score pairs of texts."""
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """What the scores depend on except texts and languages; see `stored_settings`."""
+
+  def __call__(
+    self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
+  ) -> np.ndarray:
+    """Returns the columns of each pair's line, [N, C], the score to filter by first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByCosine:
+  """Scores a pair by the cosine of its vectors; one column.
+
+  Attributes:
+    encoder: An object with `encode(texts)`; see `encoding.encode`.
+    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
+    long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
+      support it.
+    batch_size: Texts per batch.
+  """
+
+  encoder: Any
+  name: str
+  long_texts: str = "cut"
+  batch_size: int = 128
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """The method, the encoder and how it reads long texts."""
+    encoder = encoding.identity(self.encoder, self.name)
+    return {"by": "cosine", "encoder": encoder, "long_texts": self.long_texts}
+
+  def __call__(
+    self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
+  ) -> np.ndarray:
+    """Returns the cosine of each pair, [N, 1]; NaN if a vector is not finite."""
+    embed = encoding.embedder(
+      self.encoder, long_texts=self.long_texts, batch_size=self.batch_size, on_cut=on_cut
+    )
+    vectors = [
+      embed(list(texts), language=language)
+      for texts, language in zip((sources, targets), languages, strict=True)
+    ]
+    finite = [np.isfinite(vectors_ND).all(axis=1) for vectors_ND in vectors]
+    source_ND, target_ND = (
+      exact_search.unit_rows(np.where(finite_N[:, None], vectors_ND, 0))
+      for finite_N, vectors_ND in zip(finite, vectors, strict=True)
+    )
+    cosine_N = np.einsum("nd,nd->n", source_ND, target_ND)
+    return np.where(finite[0] & finite[1], cosine_N, np.nan)[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ByLikelihood:
+  """Scores a pair by the likelihood of each text given the other's vector; three columns.
+
+  They are the mean of log p(target | source's vector) and log p(source | target's vector), and
+  both of them.
+
+  Attributes:
+    translator: A run's encoder and decoder.
+    name: Path of the run, for messages.
+    per_token: Whether to divide log-likelihoods by the number of tokens.
+    batch_size: Texts per batch.
+  """
+
+  translator: translation.Translator
+  name: str
+  per_token: bool = False
+  batch_size: int = 64
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """The method, the encoder with its decoder, and the normalization."""
+    encoder = encoding.identity(self.translator, self.name)
+    return {"by": "likelihood", "encoder": encoder, "per_token": self.per_token}
+
+  def __call__(
+    self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
+  ) -> np.ndarray:
+    """Returns the mean of both directions, and both directions, [N, 3].
+
+    Raises:
+      InputError: a language is missing, or not one of training.
+    """
+    source, target = languages
+    if source is None or target is None:
+      raise errors.InputError(
+        "the likelihood of a text depends on its language: give the languages of both texts "
+        "(--languages)"
+      )
+    both_N2 = self.translator.pair_log_likelihoods(
+      sources,
+      targets,
+      languages=(source, target),
+      per_token=self.per_token,
+      batch_size=self.batch_size,
+      on_cut=on_cut,
+    )
+    return np.concatenate([both_N2.mean(axis=1, keepdims=True), both_N2], axis=1)
+
+
+def pair_scores(
+  scorer: Scorer,
   source: TextColumn,
   target: TextColumn,
   *,
   start: int = 0,
-  long_texts: str = "cut",
-  batch_size: int = 128,
   progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the cosines of line i of one side with line i of the other, float32, in windows.
+  """Yields the scores of line i of one side with line i of the other, [B, C], in windows.
 
   Args:
-    encoder: An object with `encode(texts)`; see `encoding.encode`.
+    scorer: Scores the pairs of a window.
     source: The sources.
     target: The targets; both sides can be in one file.
     start: Number of lines to skip.
-    long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
-      support it.
-    batch_size: Texts per batch.
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
-    InputError: a file cannot be read, the files differ in length, a vector is not finite, or the
-      encoder does not support this `long_texts`.
+    InputError: a file cannot be read, the files differ in length, a score is not finite, or the
+      scorer refuses its settings or languages.
   """
   count, other = (embedded_text.fingerprint(side.path)["lines"] for side in (source, target))
   if count != other:
@@ -66,70 +172,54 @@ def pair_cosines(
       f"{source.path} has {count:,} lines and {target.path} {other:,}: give files of equal length, "
       "aligned line by line"
     )
-  embed = encoding.embedder(encoder, long_texts=long_texts, batch_size=batch_size)
-  with encoding.one_cut_warning(2 * (count - start)) as on_cut:
-    windows = [
-      encoding.encode_windows(
-        functools.partial(embed, language=column.language, on_cut=on_cut),
-        itertools.islice(text_fields.read_texts(column.path, column.field), start, None),
-        _WINDOW,
-        total=count,
-        done=start,
-        unit=" pairs",
-        progress=shown,
-      )
-      for column, shown in ((source, progress), (target, False))
-    ]
-    for vectors in zip(*windows, strict=True):
-      source_BD, target_BD = (
-        _unit_rows(column, vectors_BD, start)
-        for column, vectors_BD in zip((source, target), vectors, strict=True)
-      )
-      yield np.einsum("nd,nd->n", source_BD, target_BD)
-      start += len(source_BD)
-
-
-def _unit_rows(column: TextColumn, vectors_BD: np.ndarray, start: int) -> np.ndarray:
-  """Normalizes the vectors of a window that starts at line `start`, from 0."""
-  finite_B = np.isfinite(vectors_BD).all(axis=1)
-  if not finite_B.all():
-    line = start + int(np.argmin(finite_B)) + 1
-    raise errors.InputError(f"{column.path}:{line}: its vector contains a value that is not finite")
-  return exact_search.unit_rows(vectors_BD)
+  sides = (
+    encoding.windows(
+      itertools.islice(text_fields.read_texts(column.path, column.field), start, None), _WINDOW
+    )
+    for column in (source, target)
+  )
+  bar = tqdm.tqdm(
+    total=count, initial=start, unit=" pairs", disable=None if progress is None else not progress
+  )
+  with encoding.one_cut_warning(2 * (count - start)) as on_cut, bar:
+    for sources, targets in zip(*sides, strict=True):
+      score_BC = scorer(sources, targets, (source.language, target.language), on_cut)
+      finite_B = np.isfinite(score_BC).all(axis=1)
+      if not finite_B.all():
+        raise errors.InputError(
+          f"{source.path}:{start + int(np.argmin(finite_B)) + 1}: the score of this pair contains "
+          "a value that is not finite; check the encoder's parameters"
+        )
+      yield score_BC
+      start += len(score_BC)
+      bar.update(len(score_BC))
 
 
 def score_file(
-  encoder: Any,
+  scorer: Scorer,
   source: TextColumn,
   target: TextColumn,
   output: str | os.PathLike[str],
   *,
-  name: str,
-  long_texts: str = "cut",
-  batch_size: int = 128,
   progress: bool | None = None,
 ) -> int:
-  """Writes the cosine of each pair to a line of its own; resumes after interruption.
+  """Writes the scores of each pair to a line of its own; resumes after interruption.
 
   Args:
-    encoder: As in `pair_cosines`.
+    scorer: Scores the pairs.
     source: The sources.
     target: The targets.
     output: Output file.
-    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
-    long_texts: As in `pair_cosines`.
-    batch_size: Texts per batch.
     progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     Number of pairs.
 
   Raises:
-    InputError: as in `pair_cosines`, or an unfinished file is from other inputs.
+    InputError: as in `pair_scores`, or an unfinished file is from other inputs.
   """
   settings = {
-    "encoder": encoding.identity(encoder, name),
-    "long_texts": long_texts,
+    **scorer.settings,
     "fields": [side.field for side in (source, target)],
     "languages": [side.language for side in (source, target)],
     "source": embedded_text.fingerprint(source.path),
@@ -137,20 +227,12 @@ def score_file(
   }
   writer = resumable_lines.LineWriter(output, settings)
   with contextlib.closing(writer):
-    for cosine_B in pair_cosines(
-      encoder,
-      source,
-      target,
-      start=writer.done,
-      long_texts=long_texts,
-      batch_size=batch_size,
-      progress=progress,
-    ):
-      writer.append(map(as_line, cosine_B))
+    for score_BC in pair_scores(scorer, source, target, start=writer.done, progress=progress):
+      writer.append(map(as_line, score_BC))
     writer.finish()
   return writer.done
 
 
-def as_line(cosine: float) -> str:
-  """Formats a cosine."""
-  return f"{cosine:.6f}"
+def as_line(scores: Sequence[float]) -> str:
+  """Formats the scores of a pair, separated by tabs."""
+  return "\t".join(f"{score:.6f}" for score in scores)

@@ -8,7 +8,7 @@ unidirectional relative positions, gated feed-forward layer, a norm before each.
 Axes: `Z` is the conditioning vector, in VMSST `[z_lang; z_sem]`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -57,14 +57,19 @@ class DecoderLayer(nn.Module):
   def __call__(
     self,
     x_BTD: Float[Array, "B T D"],
-    bias_BHTT: Float[Array, "#B #H T T"],
+    bias_BHTT: Float[Array, "#B #H #T T"],
     sentence_BZ: Float[Array, "B Z"],
+    position: Int[Array, ""] | None = None,
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None, as a scan body must."""
+    """Returns the new hidden states and None, as a scan body must.
+
+    For `position` see `t5.SelfAttention`.
+    """
     cfg, deterministic = self.config, self.deterministic
     drop = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     y_BTD = t5.RMSNorm(cfg.dtype, name="pre_self_attention_layer_norm")(x_BTD)
-    y_BTD = t5.SelfAttention(cfg, deterministic, name="self_attention")(y_BTD, bias_BHTT)
+    attention = t5.SelfAttention(cfg, deterministic, name="self_attention")
+    y_BTD = attention(y_BTD, bias_BHTT, position)
     x_BTD = x_BTD + drop(y_BTD)
     y_BTD = t5.RMSNorm(cfg.dtype, name="pre_injection_layer_norm")(x_BTD)
     y_BTD = SentenceInjection(cfg, name="injection")(y_BTD, sentence_BZ)
@@ -73,6 +78,18 @@ class DecoderLayer(nn.Module):
     y_BTD = t5.GatedMlp(cfg, deterministic, name="mlp")(y_BTD)
     x_BTD = x_BTD + drop(y_BTD)
     return sharding.constrain(x_BTD, ("batch", "length", "embed")), None
+
+
+class Step(NamedTuple):
+  """A step of generation.
+
+  Attributes:
+    position: Position of the token to predict, from 0.
+    length: Most tokens of a sentence, in all steps.
+  """
+
+  position: Int[Array, ""]
+  length: int
 
 
 class LatentDecoder(nn.Module):
@@ -95,6 +112,7 @@ class LatentDecoder(nn.Module):
     languages_B: Int[Array, "B"],
     sentence_BZ: Float[Array, "B Z"],
     *,
+    step: Step | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
     """Returns hidden states in the compute dtype: that at t predicts token t from earlier ones.
@@ -106,29 +124,37 @@ class LatentDecoder(nn.Module):
         the vector of the language (VMSST paper, appendix A.2).
       languages_B: Language to decode into; an index of `vmsst.languages`.
       sentence_BZ: Sentence vectors.
+      step: In generation, the step. Then `embedded_BTD` has one vector per row, of the token before
+        (at the first step, any), and `t5.SelfAttention` describes the cache.
       deterministic: False enables dropout (needs an rng named "dropout").
     """
     cfg = self.config
-    length = embedded_BTD.shape[1]
     start_B1D = t5.TokenEmbedder(
       self.num_languages, cfg.emb_dim, cfg.dtype, "relpos_buckets", name="language_embedder"
     )(languages_B[:, None])
-    x_BTD = jnp.concatenate([start_B1D, embedded_BTD[:, :-1].astype(cfg.dtype)], axis=1)
-    positions_1HTT = t5.RelativePositionBias(
+    embedded_BTD = embedded_BTD.astype(cfg.dtype)
+    if step is None:
+      length, position = embedded_BTD.shape[1], None
+      x_BTD = jnp.concatenate([start_B1D, embedded_BTD[:, :-1]], axis=1)
+    else:
+      position, length = step
+      x_BTD = jnp.where(position == 0, start_B1D, embedded_BTD)
+    positions_1HQT = t5.RelativePositionBias(
       cfg.num_heads,
       cfg.relpos_buckets,
       cfg.relpos_max_distance,
       bidirectional=False,
       name="relpos_bias",
-    )(length)
+    )(length, position)
     x_BTD = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(x_BTD, deterministic=deterministic)
     x_BTD = t5.run_layers(
       DecoderLayer,
       cfg,
       self.num_layers,
       x_BTD,
-      positions_1HTT + t5.causal_bias(length),
+      positions_1HQT + t5.causal_bias(length, position),
       sentence_BZ,
+      *(() if position is None else (position,)),
       deterministic=deterministic,
       initializing=self.is_initializing(),
     )

@@ -223,8 +223,15 @@ class RelativePositionBias(nn.Module):
   bidirectional: bool = True
 
   @nn.compact
-  def __call__(self, length: int) -> Float[Array, "1 H T T"]:
-    """Returns the float32 bias of attention logits for queries and keys of one length."""
+  def __call__(
+    self, length: int, position: Int[Array, ""] | None = None
+  ) -> Float[Array, "1 H Q T"]:
+    """Returns the float32 bias of attention logits.
+
+    Args:
+      length: Number of keys (T).
+      position: Position of the only query; None: as many queries as keys.
+    """
     table_HR = partitioning.param_with_axes(
       "rel_embedding",
       _UNIFORM_FAN_AVG,
@@ -232,16 +239,18 @@ class RelativePositionBias(nn.Module):
       jnp.float32,
       axes=("heads", "relpos_buckets"),
     )
-    bucket_TT = relative_position_buckets(
+    bucket_QT: Any = relative_position_buckets(
       length,
       buckets=self.buckets,
       max_distance=self.max_distance,
       bidirectional=self.bidirectional,
     )
+    if position is not None:
+      bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
     # A matmul with one-hot rows: its gradient is a matmul too; that of a gather is a scatter.
-    onehot_RTT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_TT, jnp.float32)
-    bias_HTT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RTT, precision=jax.lax.Precision.HIGHEST)
-    return bias_HTT[None]
+    onehot_RQT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_QT, jnp.float32)
+    bias_HQT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RQT, precision=jax.lax.Precision.HIGHEST)
+    return bias_HQT[None]
 
 
 def padding_bias(mask_BT: Bool[Array, "B T"]) -> Float[Array, "B 1 1 T"]:
@@ -249,8 +258,15 @@ def padding_bias(mask_BT: Bool[Array, "B T"]) -> Float[Array, "B 1 1 T"]:
   return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
 
 
-def causal_bias(length: int) -> Float[Array, "T T"]:
-  """Returns the float32 bias of attention logits that hides later keys from each query."""
+def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Array, "Q T"]:
+  """Returns the float32 bias of attention logits that hides later keys from each query.
+
+  Args:
+    length: Number of keys (T).
+    position: Position of the only query; None: as many queries as keys.
+  """
+  if position is not None:
+    return jnp.where(jnp.arange(length) <= position, 0.0, MASKED)[None]
   return jnp.asarray(np.where(np.tri(length, dtype=bool), 0.0, MASKED), jnp.float32)
 
 
@@ -292,9 +308,19 @@ class SelfAttention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BTD: Float[Array, "B T D"], bias_BHTT: Float[Array, "#B #H T T"]
+    self,
+    x_BTD: Float[Array, "B T D"],
+    bias_BHTT: Float[Array, "#B #H T T"],
+    position: Int[Array, ""] | None = None,
   ) -> Float[Array, "B T D"]:
-    """Attends over T with `bias_BHTT` (positions and masks, float32) added to the logits."""
+    """Returns what each query attends to.
+
+    Args:
+      x_BTD: Hidden states.
+      bias_BHTT: Added to the logits: positions and masks, float32.
+      position: In generation, the position of the only hidden state. The mutable collection "cache"
+        has the keys and values of the positions before, and gets those of this one.
+    """
     cfg = self.config
 
     def query_init(*args):
@@ -305,10 +331,22 @@ class SelfAttention(nn.Module):
       project = Dense(width, ("embed", "joined_kv"), kernel_init, cfg.dtype, name=name)
       return split_heads(project(x_BTD), cfg.num_heads)
 
+    def so_far(name: str) -> Float[Array, "B T H K"]:
+      new_BTHK = heads(name, _NORMAL_FAN_IN)
+      if position is None:
+        return new_BTHK
+      # Stored by head, as the products with all positions read them.
+      new_BHTK = new_BTHK.swapaxes(1, 2)
+      rows, heads_of_row, _, width = new_BHTK.shape
+      shape = (rows, heads_of_row, bias_BHTT.shape[-1], width)
+      cached = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new_BHTK.dtype)
+      cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new_BHTK, position, axis=2)
+      return cached.value.swapaxes(1, 2)
+
     out_BTM = attend(
       heads("query", query_init),
-      heads("key", _NORMAL_FAN_IN),
-      heads("value", _NORMAL_FAN_IN),
+      so_far("key"),
+      so_far("value"),
       bias_BHTT,
       nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=self.deterministic),
     )
@@ -394,7 +432,7 @@ def run_layers(
   axis = 0 if initializing else partitioning.ScanIn(0)
   scanned = partitioning.scan_with_axes(
     layer_cls,
-    variable_axes={"params": axis},
+    variable_axes={"params": axis, "cache": 0},
     split_rngs={"params": True, "dropout": True},
     in_axes=nn.broadcast,
     length=count,

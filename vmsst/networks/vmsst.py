@@ -206,9 +206,37 @@ class BitranslationNetwork(nn.Module):
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
     """Returns the decoder's hidden states; for the arguments see `decoder.LatentDecoder`."""
+    return self._decode(embedded_BTD, languages_B, sentence_BZ, deterministic=deterministic)
+
+  def decode_next(
+    self,
+    tokens_B: Int[Array, "B"],
+    languages_B: Int[Array, "B"],
+    sentence_BZ: Float[Array, "B Z"],
+    step: decoder.Step,
+  ) -> Float[Array, "B D"]:
+    """Returns the hidden states that predict the token of a step, as `decode` does.
+
+    Args:
+      tokens_B: Tokens of the step before; at the first step, any.
+      languages_B: Languages, as in `decode`.
+      sentence_BZ: Sentence vectors.
+      step: The step. The collection "cache" must be mutable and hold what the steps before have
+        left; zeros at the first.
+    """
+    embedded_B1D = self.embed(tokens_B[:, None])
+    return self._decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
+
+  def _decode(
+    self,
+    embedded_BTD: Float[Array, "B T D"],
+    languages_B: Int[Array, "B"],
+    sentence_BZ: Float[Array, "B Z"],
+    **options: Any,
+  ) -> Float[Array, "B T D"]:
     starts_B = languages_B if self.decoder_language_embedding else jnp.zeros_like(languages_B)
     outputs = [
-      each(embedded_BTD, starts_B, sentence_BZ, deterministic=deterministic)
+      each(embedded_BTD, starts_B, sentence_BZ, **options)
       for each in (self.decoders if self.decoder_groups else (self.decoder,))
     ]
     return of_own_group(outputs, self.decoder_groups, languages_B)

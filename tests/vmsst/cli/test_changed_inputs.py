@@ -8,8 +8,9 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli
-from vmsst.inference import loading
+from vmsst.inference import loading, translation
 from vmsst.networks import sentence_encoder
+from vmsst.networks import vmsst as networks
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 
@@ -53,6 +54,25 @@ def test_the_digest_is_of_content(run, tmp_path):
   digests = {vmsst.load(folder).digest for folder in others}
   assert len(digests - {digest}) == len(others)
   assert loading.load(run, dtype="bfloat16").digest not in {digest, *digests}
+
+
+def test_the_digest_of_a_translator_depends_on_its_decoder(tmp_path):
+  network = networks.BitranslationNetwork(NETWORK.config, latent_dim=6)
+  params = tiny_encoders.random_params(network)
+  kernel_DV = params["logits_hidden"]["kernel"] + 1
+  other = {**params, "logits_hidden": {"kernel": kernel_DV}}
+  model = tiny_encoders.model_of(NETWORK, network=network)
+  digests = []
+  for name, weights in (("run", params), ("copy", params), ("other", other)):
+    (tmp_path / name).mkdir()
+    tiny_encoders.save_run(tmp_path / name, model, weights)
+    digests.append(vmsst.load_translator(tmp_path / name).digest)
+  assert digests[0] == digests[1] != digests[2]
+  groups = {row: row for row in range(2)}
+  of_groups = [groups.get(row, -1) for row in range(network.num_languages)]
+  many = dataclasses.replace(network, decoder_groups=tuple(of_groups), parent=None)
+  encoder = vmsst.load_translator(tmp_path / "run").encoder
+  assert translation.Translator(many, params, encoder).digest != digests[0]
 
 
 def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tmp_path, capsys):

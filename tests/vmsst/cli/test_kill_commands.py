@@ -139,6 +139,10 @@ NETWORK = networks.VmsstNetwork(tiny_encoders.t5_config(), latent_dim=6)
 LOADING = ["vmsst.inference.loading", "orbax.checkpoint"]
 COMMANDS = {
   "score": ("score run a.txt b.txt --output out/scores", ["vmsst.mining.pair_scoring"]),
+  "score by likelihood": (
+    "score run a.txt b.txt --output out/scores --by likelihood --languages en de",
+    ["vmsst.mining.pair_scoring"],
+  ),
   "search": ("search b.txt a.txt a.vectors --output out/found", ["vmsst.mining.text_search"]),
   "translate": ("translate run --to de --input a.txt --output out/b.txt", []),
   "vocab train": (
@@ -201,7 +205,7 @@ def test_any_other_command(name, start):
   if name == "report":
     chosen = vmsst.get_benchmarks(["tatoeba"])
     vmsst.evaluate(loaded, chosen, start / "data", start / "results", name="run")
-  settings = {"vmsst.mining.pair_scoring._WINDOW": 4} if name == "score" else {}
+  settings = {"vmsst.mining.pair_scoring._WINDOW": 4} if name.startswith("score") else {}
   moments = 7, [10]
   argv = words.split()
   check(

@@ -7,6 +7,7 @@ import re
 import forks
 import jax
 import jax.numpy as jnp
+import line_files
 import numpy as np
 import optax
 import pytest
@@ -15,7 +16,8 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors, languages
 from vmsst.checkpoints import encoder_json
-from vmsst.inference import translation
+from vmsst.inference import decoding, loading, translation
+from vmsst.mining import pair_scoring
 from vmsst.models import vmsst as vmsst_models
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -86,7 +88,7 @@ def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
   sentence_NZ = np.float32(rng.normal(size=(7, network.sentence_dim)))
   language_N = np.resize(np.array([EN, DE], np.int32), 7)
   keys = jax.random.split(jax.random.key(0), 7)
-  found = translation.generate_tokens(
+  found = decoding.generate_tokens(
     network, params, sentence_NZ, language_N, np.arange(7) != 6, keys, 1.0,
     length=6, eos_id=1, pieces=259, sampled=False,
   )  # fmt: skip
@@ -97,6 +99,49 @@ def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
     assert found[row].tolist() == expected + [0] * (6 - len(expected))
   assert not found[6].any()
   assert len(lengths) > 1  # some have ended before the last place
+
+
+def log_likelihood(network, params, ids, language, sentence_Z):
+  """Returns log p of one sentence, token by token over dense logits in float64."""
+  tokens_1T = np.array([[*ids, *[3] * (6 - len(ids))]])  # any tokens at later positions
+  hidden_1TD, sentence_1Z, *kernels = parts_of_logits(
+    network, params, tokens_1T, np.array([language]), sentence_Z[None]
+  )
+  kernel_PV = np.float64(np.concatenate([kernel for kernel in kernels if kernel is not None]))
+  total = 0.0
+  for place, token in enumerate(ids):
+    used = [hidden_1TD[0, place], *([] if sentence_1Z is None else [sentence_1Z[0]])]
+    logits_V = np.float64(np.concatenate(used)) @ kernel_PV
+    total += logits_V[token] - np.log(np.sum(np.exp(logits_V)))
+  return total
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_likelihoods_of_a_pair_are_those_of_a_float64_loop(name):
+  network = NETWORKS[name]
+  params = tiny_encoders.random_params(network)
+  translator = make_translator(network, params)
+  sources, targets = ["ab", "", "abcdefgh", "xyz"], ["B", "AB", "A", "XYZ"]
+  languages_of = {"en": EN, "de": DE}
+  codes = ["de", "en", "de", "de"]
+  cut = []
+  find = functools.partial(
+    translator.pair_log_likelihoods, sources, targets, languages=("en", codes), batch_size=3,
+    on_cut=lambda *counts: cut.append(counts),
+  )  # fmt: skip
+  found_N2, per_token_N2 = find(), find(per_token=True)
+  assert cut == [(1, 4, LENGTH)] * 2
+  means = [translator.encoder.encode(side, on_cut=None) for side in (sources, targets)]
+  zeros_G = np.zeros(network.sentence_dim - network.latent_dim, np.float32)
+  for row, (source, target, code) in enumerate(zip(sources, targets, codes, strict=True)):
+    for column, (text, language, mean_NS) in enumerate(
+      ((target, languages_of[code], means[0]), (source, EN, means[1]))
+    ):
+      (ids,) = VOCABULARY.encode([text], LENGTH)
+      sentence_Z = np.concatenate([zeros_G, mean_NS[row]])
+      expected = log_likelihood(network, params, ids, language, sentence_Z)
+      assert found_N2[row, column] == pytest.approx(expected, rel=1e-5)
+      assert per_token_N2[row, column] == pytest.approx(expected / len(ids), rel=1e-5)
 
 
 # --------------------------------------------------------------------------------------------
@@ -209,6 +254,33 @@ def test_language_latents_are_the_means_of_the_language_encoder(translator):
   assert told(language_latents_NG=np.full((len(WORDS), 16), 50.0)) != told()
 
 
+def test_a_translation_is_likelier_than_another_word(translator):
+  capitals = [word.upper() for word in WORDS]
+  score = functools.partial(translator.pair_log_likelihoods, WORDS, languages=("en", "de"))
+  right_N2, wrong_N2 = score(capitals), score(capitals[1:] + capitals[:1])
+  assert (right_N2 <= 0).all()
+  assert (right_N2 > wrong_N2 + 1).all()
+
+
+def test_likelihoods_of_no_pairs(translator):
+  score = functools.partial(translator.pair_log_likelihoods, languages=("en", "de"))
+  assert score([], []).shape == (0, 2)
+  for call, error, message in (
+    (lambda: score(["a"], ["b", "c"]), ValueError, "1 sources and 2 targets are not pairs"),
+    (lambda: score(["a"], ["b"], languages="de"), ValueError, "two values"),
+    (lambda: score(["a"], ["b"], languages=("en", "sw")), errors.InputError, "not trained on"),
+    (lambda: score(["a"], [None]), TypeError, "None"),
+    (lambda: score(["a"], ["b"], batch_size=0), ValueError, "batch_size is 0"),
+    (
+      lambda: translator.log_likelihoods(["a"], "de", np.zeros((2, 16))),
+      ValueError,
+      "2 vectors for 1 sentences",
+    ),
+  ):
+    with pytest.raises(error, match=message):
+      call()
+
+
 def test_wrong_input_is_named(translator):
   with pytest.raises(errors.InputError, match="unknown language code 'klingon'"):
     translator.translate(["abc"], "klingon")
@@ -248,6 +320,8 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
     ("max_length", (0, -1, 5000, 10**12, 2.5, True)),
     ("batch_size", (0, -1, 2.5, None, True)),
     ("seed", (-1, 1 << 32, 1 << 70, 2.5, None)),
+    ("beam_size", (0, -1, 257, 2.5, None, True)),
+    ("length_penalty", (-0.1, 11, float("nan"), float("inf"), "x", None, True)),
   ],
 )
 def test_options_out_of_range_are_named(translator, option, values):
@@ -258,6 +332,15 @@ def test_options_out_of_range_are_named(translator, option, values):
     ):
       with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
         call(**{option: value})
+
+
+def test_beam_search_finds_the_sentences_of_a_confident_decoder(translator):
+  capitals = [word.upper() for word in WORDS]
+  assert translator.translate(WORDS, "de", beam_size=3, batch_size=16) == capitals
+  # A finished sentence is preferred to a likelier one that is cut.
+  assert translator.translate(["abc"], "de", beam_size=3, max_length=2) == ["A"]
+  with pytest.raises(errors.InputError, match=r"temperature is 1\.0 and beam_size is 2"):
+    translator.translate(["abc"], "de", beam_size=2, temperature=1.0)
 
 
 def test_extreme_temperatures_and_seeds_give_sentences(translator):
@@ -304,7 +387,72 @@ def test_a_run_without_a_decoder_says_so(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------
-# The command
+# The commands
+
+
+@pytest.fixture
+def loaded(translator, monkeypatch):
+  """Keeps the translator between commands."""
+  monkeypatch.setattr(loading, "load_translator", lambda path: translator)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_score_by_likelihood_writes_both_directions(run, translator, tmp_path, capsys):
+  pairs = [(word, word.upper()) for word in WORDS[:5]]
+  line_files.write_tsv(tmp_path / "pairs.tsv", pairs)
+  command = ["score", str(run), str(tmp_path / "pairs.tsv"), "--by", "likelihood"]
+  score = functools.partial(
+    translator.pair_log_likelihoods, *zip(*pairs, strict=True), languages=("en", "de")
+  )
+  for options in ([], ["--per-token"]):
+    assert cli.main([*command, "--languages", "en", "de", *options]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    both_N2 = score(per_token=bool(options))
+    expected = np.concatenate([both_N2.mean(axis=1, keepdims=True), both_N2], axis=1)
+    np.testing.assert_allclose(np.array(lines, float), expected, atol=2e-5)
+  for options, message in (
+    ([], "give the languages of both texts (--languages)"),
+    (["--languages", "en", "sw"], "not trained on the language 'sw'"),
+    (["--long-texts", "split"], "--long-texts does not apply to --by likelihood"),
+    (["--compute-dtype", "bfloat16"], "--compute-dtype does not apply to --by likelihood"),
+    (["--per-token", "--by", "cosine"], "--per-token does not apply to --by cosine"),
+  ):
+    assert cli.main([*command, *options]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("loaded")
+def test_scores_resume_only_with_the_same_method(run, tmp_path, capsys, monkeypatch):
+  line_files.write_tsv(tmp_path / "pairs.tsv", [(word, word.upper()) for word in WORDS[:5]])
+  out = tmp_path / "scores"
+  command = ["score", str(run), str(tmp_path / "pairs.tsv"), "--output", str(out)]
+  command += ["--languages", "en", "de", "--by", "likelihood"]
+  assert cli.main(command) == 0
+  whole = out.read_bytes()
+  out.unlink()
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 2)
+  score, calls = pair_scoring.ByLikelihood.__call__, []
+
+  def interrupted(*arguments):
+    calls.append(arguments)
+    if len(calls) == 2:
+      raise KeyboardInterrupt
+    return score(*arguments)
+
+  monkeypatch.setattr(pair_scoring.ByLikelihood, "__call__", interrupted)
+  assert cli.main(command) == 130
+  capsys.readouterr()
+  for options, message in (
+    (["--by", "cosine"], 'by is "likelihood", not "cosine"'),
+    (["--per-token"], "per_token is false, not true"),
+  ):
+    assert cli.main([*command, *options]) == 1
+    assert message in capsys.readouterr().err
+  assert cli.main(command) == 0
+  assert len(calls) == 4  # 2 of 5 pairs were finished
+  assert out.read_bytes() == whole
 
 
 def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
@@ -318,6 +466,9 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   printed, progress = capsys.readouterr()
   assert not printed
   assert "4/4" in progress
+  assert cli.main([*arguments, *files, "--beam-size", "2"]) == 0
+  assert (tmp_path / "out.txt").read_text().split("\n")[0] == "ABC"
+  capsys.readouterr()
   assert cli.main([*arguments, *files, "--output", "-", "--temperature", "9", "--seed", "1"]) == 0
   sampled = capsys.readouterr().out
   assert sampled.count("\n") == 4
@@ -332,7 +483,10 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
   assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")
-  for option in (["--to", "sw"], ["--temperature", "nan"], ["--max-length", "0"], ["--seed", "-1"]):
+  for option in (
+    ["--to", "sw"], ["--temperature", "nan"], ["--max-length", "0"], ["--seed", "-1"],
+    ["--beam-size", "0"], ["--length-penalty", "-1.0"],
+  ):  # fmt: skip
     assert cli.main([*arguments, str(tmp_path / "in.txt"), *option]) == 1
     message = capsys.readouterr().err
     assert message.startswith("vmsst: error: ")

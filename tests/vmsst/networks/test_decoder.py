@@ -118,6 +118,30 @@ def test_language_and_sentence_reach_every_position(params):
     assert (np.abs(other - plain).max(axis=2) > 1e-4).all()
 
 
+def test_steps_with_cached_keys_and_values_equal_a_loop_over_positions(params):
+  embedded_BTD, sentence_BZ = arrays(length=12)
+
+  @jax.jit
+  def step(position, previous_B1D, cache):
+    now = decoder.Step(position, 12)
+    return network().apply(
+      {"params": params, **cache}, previous_B1D, LANGUAGES_B, sentence_BZ, step=now,
+      mutable=["cache"],
+    )  # fmt: skip
+
+  previous_B1D = np.full((ROWS, 1, CONFIG.emb_dim), 7.0, np.float32)  # ignored at the first step
+  _, shapes = jax.eval_shape(step, 0, previous_B1D, {})
+  cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  found = []
+  for position in range(12):
+    hidden_B1D, cache = step(position, previous_B1D, cache)
+    found.append(hidden_B1D[:, 0])
+    previous_B1D = embedded_BTD[:, position : position + 1]
+  for row in range(ROWS):
+    expected_TD = in_numpy(params, embedded_BTD[row], LANGUAGES_B[row], sentence_BZ[row])
+    np.testing.assert_allclose(np.stack(found, axis=1)[row], expected_TD, atol=2e-4)
+
+
 def test_a_language_outside_the_table_gives_nan(params):
   embedded_BTD, sentence_BZ = arrays(length=4)
   assert np.isnan(decode(params, embedded_BTD, sentence_BZ, LANGUAGES_B + 10)).all()

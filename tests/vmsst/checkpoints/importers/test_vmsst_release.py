@@ -194,3 +194,11 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
       vmsst_release.import_vmsst(source, tmp_path / "out")
   assert not trap.exists()
   assert not (tmp_path / "out").exists()
+
+
+def test_files_for_transformers_have_no_decoder(tmp_path):
+  folder = save_hugging_face(tmp_path / "hf", state_dict(t5x_params()))
+  (tmp_path / "names.json").write_text('{"languages": ["de"]}')
+  with pytest.raises(errors.InputError, match="have no decoder; give the T5X checkpoint"):
+    vmsst_release.import_vmsst(folder, tmp_path / "out", decoder=tmp_path / "names.json")
+  assert not (tmp_path / "out").exists()

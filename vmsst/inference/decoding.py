@@ -1,0 +1,160 @@
+"""Generates tokens one by one, with cached keys and values: greedily or by sampling.
+
+Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`; `N` rows of the decoder, one
+or more for each of `B` sentences.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from vmsst import padding
+from vmsst.networks import decoder, vmsst
+
+Cache = Any
+# Maps the tokens of the last step [N], the position of the next ones and the cache to the next
+# tokens' logits [N, V] and the new cache.
+NextLogits = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
+
+
+def start(
+  network: vmsst.BitranslationNetwork,
+  params: Any,
+  sentence_BZ: Float[Array, "B Z"],
+  languages_B: Int[Array, "B"],
+  *,
+  length: int,
+  rows: int = 1,
+) -> tuple[NextLogits, Cache]:
+  """Returns the function of one step, and the cache before the first.
+
+  Args:
+    network: The network with the decoder and the vocabulary projection.
+    params: Its parameters.
+    sentence_BZ: The decoder's sentence input of each sentence.
+    languages_B: Language of each sentence, as an index of `vmsst.languages`.
+    length: Most tokens of a sentence.
+    rows: Rows of the decoder for each sentence; those of a sentence are next to each other.
+  """
+
+  def apply(*arrays: Any, method: str, **options: Any) -> Any:
+    return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
+
+  sentence_NZ, languages_N = (jnp.repeat(x, rows, axis=0) for x in (sentence_BZ, languages_B))
+  # The sentence's part of the logits is the same for all its tokens.
+  blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
+  once, _ = apply(blank_B1D, sentence_BZ, method="project")
+  sentence_part_B1V = jnp.zeros(())
+  if once.sentence_BZ is not None:
+    sentence_part_B1V = _product(network, once.sentence_BZ, once.sentence_kernel_ZV)[:, None]
+
+  def next_hidden(tokens_N: jax.Array, position: jax.Array, cache: Cache) -> tuple[Any, Any]:
+    step = decoder.Step(position, length)
+    return apply(tokens_N, languages_N, sentence_NZ, step, method="decode_next", **cache)
+
+  def next_logits(tokens_N: jax.Array, position: jax.Array, cache: Cache) -> tuple[Any, Any]:
+    hidden_ND, cache = next_hidden(tokens_N, position, cache)
+    new, _ = apply(hidden_ND[:, None], sentence_NZ, method="project")
+    logits_NV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV)
+    logits_BRV = logits_NV.reshape(len(sentence_BZ), rows, -1) + sentence_part_B1V
+    return logits_BRV.reshape(logits_NV.shape), cache
+
+  _, shapes = jax.eval_shape(next_hidden, jnp.zeros_like(languages_N), jnp.zeros((), jnp.int32), {})
+  return next_logits, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def possible_tokens(size: int, pieces: int) -> Bool[Array, "V"]:
+  """Returns which of `size` ids can be generated: the vocabulary's `pieces` except padding."""
+  id_V = jnp.arange(size)
+  return (id_V != padding.PAD_ID) & (id_V < pieces)
+
+
+class _State(NamedTuple):
+  """Sentences in generation: their tokens so far, the last ones, and whether they have ended."""
+
+  position: Int[Array, ""]
+  tokens_BT: Int[Array, "B T"]
+  last_B: Int[Array, "B"]
+  ended_B: Bool[Array, "B"]
+  cache: Cache
+
+
+@functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces", "sampled"))
+def generate_tokens(
+  network: vmsst.BitranslationNetwork,
+  params: Any,
+  sentence_BZ: Float[Array, "B Z"],
+  languages_B: Int[Array, "B"],
+  wanted_B: Bool[Array, "B"],
+  keys_B: jax.Array,
+  temperature: Float[Array, ""] | float,
+  *,
+  length: int,
+  eos_id: int | None,
+  pieces: int,
+  sampled: bool,
+) -> Int[Array, "B T"]:
+  """Returns tokens up to and including EOS, then padding.
+
+  Args:
+    network: The network with the decoder and the vocabulary projection.
+    params: Its parameters.
+    sentence_BZ: The decoder's sentence input of each row.
+    languages_B: Language of each row, as an index of `vmsst.languages`.
+    wanted_B: Rows to generate; the others stay empty.
+    keys_B: A random key for each row.
+    temperature: Divisor of the logits if tokens are sampled.
+    length: Most tokens of a row (T).
+    eos_id: Id of the EOS token, or None.
+    pieces: Size of the vocabulary; the network's table may have more rows.
+    sampled: Whether to sample tokens; otherwise the most likely one is taken.
+  """
+  next_logits, cache = start(network, params, sentence_BZ, languages_B, length=length)
+
+  def choose(logits_BV: jax.Array, position: jax.Array) -> jax.Array:
+    possible_V = possible_tokens(logits_BV.shape[1], pieces)
+    logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
+    if not sampled:
+      return _first_best(logits_BV)
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, position)
+    return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature)
+
+  def step(state: _State) -> _State:
+    logits_BV, cache = next_logits(state.last_B, state.position, state.cache)
+    token_B = choose(logits_BV, state.position).astype(jnp.int32)
+    token_B = jnp.where(state.ended_B, padding.PAD_ID, token_B)
+    tokens_BT = jax.lax.dynamic_update_index_in_dim(
+      state.tokens_BT, token_B, state.position, axis=1
+    )
+    ended_B = state.ended_B if eos_id is None else state.ended_B | (token_B == eos_id)
+    return _State(state.position + 1, tokens_BT, token_B, ended_B, cache)
+
+  empty_BT = jnp.full((len(sentence_BZ), length), padding.PAD_ID, jnp.int32)
+  first = _State(jnp.zeros((), jnp.int32), empty_BT, empty_BT[:, 0], ~wanted_B, cache)
+  last = jax.lax.while_loop(
+    lambda state: (state.position < length) & ~jnp.all(state.ended_B), step, first
+  )
+  return last.tokens_BT
+
+
+def _first_best(logits_BV: Float[Array, "B V"]) -> Int[Array, "B"]:
+  """Returns `jnp.argmax`, for which XLA's CPU backend takes as long as for the whole projection."""
+  best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
+  size = logits_BV.shape[1]
+  return jnp.min(jnp.where(logits_BV < best_B1, size, jnp.arange(size)), axis=1)
+
+
+def _product(
+  network: vmsst.BitranslationNetwork,
+  vectors_BM: Float[Array, "B M"],
+  kernel_MV: Float[Array, "M V"],
+) -> Float[Array, "B V"]:
+  """Returns part of the logits, as in the loss: compute-dtype factors, float32 accumulation."""
+  dtype = network.config.dtype
+  return jnp.matmul(
+    vectors_BM.astype(dtype), kernel_MV.astype(dtype), preferred_element_type=jnp.float32
+  )
