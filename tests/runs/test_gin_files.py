@@ -78,8 +78,10 @@ def report(file):
   gin.get_configurable(train)()
   model, data = given["train"]["model"], given["train"]["train_dataset_cfg"]
   schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
+  batches = given["train"]["get_dataset_fn"]
   return found | {
     "steps": given["train"]["total_steps"],
+    "get_dataset_fn": {"name": batches.__name__, **gin.get_bindings(batches)},
     "batch_size": data.batch_size,
     "lengths": data.task_feature_lengths,
     "network": dataclasses.asdict(model.network.config),
@@ -205,6 +207,23 @@ def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
   assert cli.main(["gin-dir"]) == 0
   assert capsys.readouterr().out == f"{ROOT}\n"
   assert "quickstart.gin" in RUN_FILES
+
+
+# Sizes for 2 cores, of no paper.
+SMALL = re.compile(r"quickstart|.*_small|comparison/.*")
+# The papers sample batches at random from all pairs, or from those of one language pair.
+OF_ONE_PAIR = re.compile(r"hard_negatives")
+
+
+@pytest.mark.parametrize("file", RUN_FILES)
+def test_batches_are_random_samples_in_all_files_of_a_paper_s_size(reports, file):
+  name = file.removesuffix(".gin")
+  small = SMALL.fullmatch(name) is not None
+  assert reports[file]["get_dataset_fn"] == {
+    "name": "get_global_batches",
+    "group_by_length": small,
+    "one_language_pair": OF_ONE_PAIR.fullmatch(name) is not None,
+  }
 
 
 @pytest.mark.parametrize("layers", [6, 24])
