@@ -173,7 +173,10 @@ COMPARISONS = {
 }
 
 # Training metrics of latents and decoder.
-LATENTS = ("nll/", "token_accuracy/", "kl/", "kl_per_dim/", "active_units/", "kl_weight")
+LATENTS = (
+  *("nll/", "token_accuracy/", "kl/", "kl_per_dim/", "active_dims/", "mutual_information/"),
+  *("collapsed/", "kl_weight"),
+)
 
 Bindings = dict[str, Any]
 Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by row of the table and seed
