@@ -3,6 +3,7 @@
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
   python benchmarks/compare.py ems --data_root DATA --output_dir DIR
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
+  python benchmarks/compare.py batches --data_root DATA --output_dir DIR
 
 `COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps. DATA
 contains the folders of their training files and of the evaluation sets (`comparison_tasks.SUITES`).
@@ -12,7 +13,8 @@ evaluations, and reports an error if other settings made them.
 A run is stored in DIR/<row>/seed_<n>, its scores in evaluation.json there. DIR/table.md and
 DIR/table.json are updated after each run. Scores are x 100. A set counts if all its languages were
 seen in training, except for the unseen ones of Tatoeba. `untrained` is the first row's encoder with
-random parameters, a baseline that matches names, numbers and words shared between languages.
+random parameters, a baseline that matches names, numbers and words shared between languages. The
+vocabulary is trained for the comparison, unless the gin files name one.
 Students of a teacher start from its parameters and share its vocabulary; `pretrained` is the
 teacher itself.
 
@@ -103,6 +105,11 @@ def _ems_row(label: str, variant: str | None = None) -> Row:
   )
 
 
+def _batches_row(label: str, *, grouped: bool) -> Row:
+  bindings = {"GROUP_BY_LENGTH": grouped, "EVAL_PERIOD": "%TRAIN_STEPS"}
+  return Row(label, "contrastive_small.gin", bindings=bindings)
+
+
 def _students() -> Iterator[tuple[str, Row]]:
   """Yields each loss for each language pair, as in Table 2 of the soft contrastive paper."""
   for code, name in {"fra": "en-fr", "rus": "en-ru", "deu": "en-de", "spa": "en-es"}.items():
@@ -155,10 +162,21 @@ COMPARISONS = {
     same=("VOCAB_SIZE", "MAX_LENGTH", "EMBED_DIM", "BATCH_SIZE", "TRAIN_STEPS", "LEARNING_RATE"),
     from_teacher=True,
   ),
+  # Batches sampled at random, as in the papers, or of sentences of similar length.
+  "batches": Comparison(
+    {
+      "random": _batches_row("CONTRASTIVE, random batches", grouped=False),
+      "grouped": _batches_row("CONTRASTIVE, batches of similar length", grouped=True),
+    },
+    suite="batches",
+  ),
 }
 
 # Training metrics of latents and decoder.
-LATENTS = ("nll/", "token_accuracy/", "kl/", "kl_per_dim/", "active_units/", "kl_weight")
+LATENTS = (
+  *("nll/", "token_accuracy/", "kl/", "kl_per_dim/", "active_dims/", "mutual_information/"),
+  *("collapsed/", "kl_weight"),
+)
 
 Bindings = dict[str, Any]
 Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by row of the table and seed
@@ -364,16 +382,19 @@ def compare(options: argparse.Namespace) -> None:
     raise errors.InputError(f"{options.comparison} {need} --teacher")
   bindings_by_key = read_rows(comparison, options.steps)
   places: Bindings = {"DATA_ROOT": data_root}
+  pieces = None
   if comparison.from_teacher:
     teacher = os.path.abspath(options.teacher)
     places["INITIAL_CHECKPOINT_PATH"] = str(t5x_checkpoints.find_checkpoint(teacher))
     pieces = pathlib.Path(teacher) / encoder_json.VOCABULARY_FILE
-  else:
+  elif "VOCABULARY_PATH" in bindings_by_key[keys[0]]:
     pieces = output / "vocabulary.model"
     if not pieces.is_file():
       make_vocabulary(pieces, bindings_by_key[keys[0]], data_root)
-  places["VOCABULARY_PATH"] = str(pieces)
-  vocabulary = {"vocabulary": hashlib.sha256(pieces.read_bytes()).hexdigest()}
+  vocabulary = {}
+  if pieces is not None:
+    places["VOCABULARY_PATH"] = str(pieces)
+    vocabulary = {"vocabulary": hashlib.sha256(pieces.read_bytes()).hexdigest()}
   results: Results = {}
   runs = [(seed, key) for seed in options.seeds for key in keys]
   for number, (seed, key) in enumerate(runs, 1):

@@ -235,7 +235,8 @@ def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.nda
     use_cached=name == "cache",
   )
   converter = feature_converter.BitextFeatureConverter
-  return datasets.get_length_grouped_dataset(config, 0, 1, converter).as_numpy_iterator()
+  found = datasets.get_global_batches(config, 0, 1, converter, group_by_length=True)
+  return found.as_numpy_iterator()
 
 
 def measure_input(name: str, options: argparse.Namespace) -> dict[str, Any]:

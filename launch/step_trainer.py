@@ -8,7 +8,8 @@ first use, so importing this module does not import T5X. In gin:
     num_microbatches = %NUM_MICROBATCHES
     learning_rate_fn = @utils.create_learning_rate_scheduler()
 
-Repeat the bindings of `trainer.Trainer`, which do not apply to it. Evaluation does not pass a step.
+Repeat the bindings of `trainer.Trainer`, which do not apply to it. The training evaluation gets the
+number of updates so far, so that its loss is the training objective.
 """
 
 import functools
@@ -17,7 +18,7 @@ from typing import Any
 
 
 class _ModelAtStep:
-  """A model whose `loss_fn` gets the step; delegates everything else to the model."""
+  """A model whose `loss_fn` and `eval_fn` get the step; delegates all else to the model."""
 
   def __init__(self, model: Any, step: Any):
     self._model = model
@@ -29,13 +30,17 @@ class _ModelAtStep:
   def loss_fn(self, *args: Any, **kwargs: Any) -> Any:
     return self._model.loss_fn(*args, step=self._step, **kwargs)
 
+  def eval_fn(self, *args: Any, **kwargs: Any) -> Any:
+    return self._model.eval_fn(*args, step=self._step, **kwargs)
+
 
 @functools.cache
 def step_trainer_class(trainer: ModuleType) -> type:
   """Returns the `StepTrainer` of one runtime.
 
-  It calls `model.loss_fn(params, batch, rng, step=state.step)`. The step is the number of previous
-  updates, the same in all microbatches and after a restart.
+  It calls `model.loss_fn(params, batch, rng, step=state.step)` and `model.eval_fn(params, batch,
+  step=state.step)`. The step is the number of previous updates, the same in all microbatches and
+  after a restart.
 
   Args:
     trainer: The runtime's `t5x.trainer`.
@@ -63,6 +68,17 @@ def step_trainer_class(trainer: ModuleType) -> type:
         in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
         out_axis_resources=(self._train_state_axes, None),
         donate_argnums=(0,),
+      )
+
+    @functools.cached_property
+    def _partitioned_eval_step(self) -> Any:
+      def eval_step(train_state: Any, batch: Any) -> Any:
+        return trainer.eval_step(_ModelAtStep(self._model, train_state.step), train_state, batch)
+
+      return self._partitioner.partition(
+        eval_step,
+        in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+        out_axis_resources=None,
       )
 
   # The name under which gin and stack traces find it.

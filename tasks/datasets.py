@@ -1,4 +1,4 @@
-"""Training batches of sentences of similar length: a replacement of `get_dataset` of T5X."""
+"""Training batches, the same on any number of hosts: a replacement of T5X's `get_dataset`."""
 
 import importlib
 import time
@@ -14,7 +14,7 @@ from vmsst import errors, languages
 from vmsst.bitext.tokenized_pairs import SIDES
 
 
-def get_length_grouped_dataset(
+def get_global_batches(
   cfg: Any,
   shard_id: int,
   num_shards: int,
@@ -22,17 +22,18 @@ def get_length_grouped_dataset(
   num_epochs: int | None = None,
   continue_from_last_checkpoint: bool = False,
   *,
+  group_by_length: bool = False,
+  one_language_pair: bool = False,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
   group_batches: int = 16,
-  one_language_pair: bool = False,
 ) -> tf.data.Dataset:
-  """Returns batches of sentences of similar length; bind to `train_script.train.get_dataset_fn`.
+  """Returns training batches; bind to `train_script.train.get_dataset_fn`.
 
-  As `get_dataset` of T5X, but this reads `group_batches` global batches at a time, sorts their rows
-  by the length class of the longer side (see `boundaries`) and cuts them into batches; with
-  `cfg.shuffle`, in random order. The sequence of batches depends on the seed, not on the number of
-  hosts: each host reads all data and takes its rows of every batch, so that the batches of a step
-  have the same length class on all hosts.
+  As `get_dataset` of T5X, with random batches by default, but the sequence of batches depends on
+  the seed, not on the number of hosts: each host reads all data and takes its rows of every batch.
+
+  Batches of sentences of similar length have less padding. With in-batch negatives, they change the
+  loss: the negatives have the length of the translation.
 
   The dataset has the attributes `whole_batches`, the dataset of global batches, and
   `rows_of_whole`, the slice of their rows that it contains. The bundled runtime reads them, so that
@@ -45,10 +46,13 @@ def get_length_grouped_dataset(
     feature_converter_cls: The model's feature converter.
     num_epochs: Number of epochs; None: endless.
     continue_from_last_checkpoint: Must be False.
+    group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
+      `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts
+      them into batches; with `cfg.shuffle`, in random order.
+    one_language_pair: Whether all rows of a batch have the same two languages, in either direction;
+      see `group_by_language_pair`. With `group_by_length`, a batch has one length class too.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
     group_batches: Number of batches that are sorted together.
-    one_language_pair: Whether all rows of a batch have the same two languages, in either direction,
-      and one length class; see `group_by_language_pair`. Otherwise, languages are mixed.
 
   Raises:
     InputError: the batch size is not a multiple of `num_shards`, or another value is wrong.
@@ -81,20 +85,23 @@ def get_length_grouped_dataset(
   rows = converter(rows, cfg.task_feature_lengths)
   bounds = _boundaries(boundaries, cfg.task_feature_lengths)
   if one_language_pair:
-    batches = group_by_language_pair(rows, cfg.batch_size, boundaries=bounds)
-  else:
-    batches = group_by_length(
+    pair_bounds = bounds if group_by_length else ()
+    batches = group_by_language_pair(rows, cfg.batch_size, boundaries=pair_bounds)
+  elif group_by_length:
+    batches = sort_by_length(
       rows,
       cfg.batch_size,
       boundaries=bounds,
       group_batches=group_batches,
       shuffle_seed=seed if cfg.shuffle else None,
     )
+  else:
+    batches = rows.batch(cfg.batch_size, drop_remainder=True)
   return _share(batches.prefetch(2), cfg.batch_size // num_shards, shard_id, num_shards)
 
 
 def _share(batches: tf.data.Dataset, size: int, shard_id: int, num_shards: int) -> tf.data.Dataset:
-  """Returns one host's rows of every batch, with the attributes of `get_length_grouped_dataset`."""
+  """Returns one host's rows of every batch, with the attributes of `get_global_batches`."""
   rows = slice(shard_id * size, (shard_id + 1) * size)
   share = batches
   if num_shards > 1:
@@ -104,7 +111,7 @@ def _share(batches: tf.data.Dataset, size: int, shard_id: int, num_shards: int) 
   return share
 
 
-def group_by_length(
+def sort_by_length(
   rows: tf.data.Dataset,
   batch_size: int,
   *,
@@ -142,18 +149,19 @@ def group_by_length(
 
 
 def group_by_language_pair(
-  rows: tf.data.Dataset, batch_size: int, *, boundaries: Sequence[int]
+  rows: tf.data.Dataset, batch_size: int, *, boundaries: Sequence[int] = ()
 ) -> tf.data.Dataset:
-  """Returns batches of padded rows of one language pair, in either direction, of similar length.
+  """Returns batches of padded rows of one language pair, in either direction.
 
   A batch is complete when enough of its rows have been read, so that the share of a language pair
   in the batches is its share of the rows. Memory, and checkpoints of the iterator, hold up to one
   batch of rows for every language pair and length class; incomplete batches are dropped at the end.
 
   Args:
-    rows: Padded rows with language ids, in addition to the features for `group_by_length`.
+    rows: Padded rows with language ids, in addition to the features for `sort_by_length`.
     batch_size: Rows per batch.
-    boundaries: Maximum length of each length class, ascending; the last holds all longer rows.
+    boundaries: As for `sort_by_length`; a batch has one length class. Without any, lengths are
+      mixed.
 
   Raises:
     InputError: rows have no language ids.

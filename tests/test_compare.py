@@ -149,6 +149,11 @@ def test_every_row_sets_what_its_files_say(modules):
   vanilla = script.row_overrides(rows["labse_vanilla"])
   assert (vanilla["XTR"], vanilla["PROJECTION_DIM"], vanilla["MARGIN"]) == (False, None, 0.3)
   assert "SCALE" not in vanilla  # 10 already
+  batches = {key: script.row_overrides(x) for key, x in script.COMPARISONS["batches"].rows.items()}
+  assert {key: x["GROUP_BY_LENGTH"] for key, x in batches.items()} == {
+    "random": False,
+    "grouped": True,
+  }
   assert script.as_gin("%TRAIN_STEPS") == "%TRAIN_STEPS"
   assert script.as_gin(["a"]) == "['a']"
 

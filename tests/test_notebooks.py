@@ -106,7 +106,7 @@ def test_training_on_your_own_data_runs(tmp_path):
     VMSST_WORK=str(tmp_path / "own"),
     VMSST_FLAGS="--gin.TRAIN_STEPS=20 --gin.CHECKPOINT_PERIOD=20 --gin.EVAL_PERIOD=20 "
     "--gin.BATCH_SIZE=16 --gin.EMBED_DIM=16 "
-    "--gin.datasets.get_length_grouped_dataset.boundaries=()",
+    "--gin.GROUP_BY_LENGTH=False",
   )
   assert "500 held out" in text
   assert "1,500 bpe pieces" in text

@@ -34,7 +34,6 @@ SHORT = {
     "--gin.t5.T5Config.num_encoder_layers=1",
     "--gin.VOCAB_SIZE=3600",
     "--gin.train.train_eval_dataset_cfg=None",
-    "--gin.datasets.get_length_grouped_dataset.boundaries=()",
   ),
 }
 

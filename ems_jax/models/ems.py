@@ -45,8 +45,8 @@ class EmsModel(base.BitextModel):
   other sentence, and sim the cosine. A network without one of the heads is trained without its
   loss. A margin is subtracted from the sim of a pair, as in LaBSE's additive margin softmax.
 
-  The negatives are those of the global batch on any number of devices. With microbatches (a trainer
-  setting), they are those of a microbatch, so use `embedding_slices` instead to save memory.
+  The negatives are those of the global batch on any number of devices. Microbatches (a trainer
+  setting) would divide it and are refused; `embedding_slices` saves as much memory.
   """
 
   network: ems.EmsNetwork
@@ -65,6 +65,7 @@ class EmsModel(base.BitextModel):
     count_repeats: bool = True,
     negative_groups: int = 1,
     embedding_slices: int = 1,
+    allow_fewer_negatives: bool = False,
   ):
     """Wires the network to the losses.
 
@@ -86,6 +87,8 @@ class EmsModel(base.BitextModel):
         With one group per device, this equals the released code's negatives.
       embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
         one slice, which the backward pass encodes again.
+      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
+        then has only the negatives of its microbatch.
     """
     super().__init__(
       network=network,
@@ -114,6 +117,12 @@ class EmsModel(base.BitextModel):
     self.count_repeats = count_repeats
     self.negative_groups = negative_groups
     self.embedding_slices = embedding_slices
+    self.allow_fewer_negatives = allow_fewer_negatives
+
+  @property
+  def compares_pairs(self) -> bool:
+    """Whether the network has a contrastive head, whose loss has in-batch negatives."""
+    return self.network.contrastive
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:

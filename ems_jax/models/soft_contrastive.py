@@ -30,8 +30,8 @@ class SoftContrastiveModel(student.StudentModel):
   A batch may contain pairs of several languages. Priority labels then compare anchors across
   languages, which requires a teacher that supports them.
 
-  Candidates are those of the global batch on any number of devices. With microbatches (a trainer
-  setting), they are those of a microbatch, so use `embedding_slices` instead to save memory.
+  Candidates are those of the global batch on any number of devices. Microbatches (a trainer
+  setting) would divide it and are refused; `embedding_slices` saves as much memory.
   """
 
   def __init__(
@@ -42,6 +42,7 @@ class SoftContrastiveModel(student.StudentModel):
     monolingual: bool = True,
     cross_weight: float = 0.1,
     row_normalized: bool = False,
+    allow_fewer_negatives: bool = False,
     **options: Any,
   ):
     """Wires the network to the loss.
@@ -53,6 +54,8 @@ class SoftContrastiveModel(student.StudentModel):
       cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
       row_normalized: Whether to use the labels of the paper's equations in the second direction
         (see `ems_jax.losses.soft`).
+      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
+        then has only the candidates of its microbatch.
       **options: Options of `StudentModel`.
     """
     super().__init__(**options)
@@ -66,6 +69,12 @@ class SoftContrastiveModel(student.StudentModel):
     self.monolingual = monolingual
     self.cross_weight = cross_weight
     self.row_normalized = row_normalized
+    self.allow_fewer_negatives = allow_fewer_negatives
+
+  @property
+  def compares_pairs(self) -> bool:
+    """True: the other pairs of the batch are candidates."""
+    return True
 
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None

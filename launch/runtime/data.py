@@ -357,7 +357,7 @@ class TrainIterator:
   Args:
     dataset: tf.data dataset of this process's rows of batches, starting with the batch of step 0.
       If it has the attributes `whole_batches` and `rows_of_whole` (see
-      `tasks.datasets.get_length_grouped_dataset`), reads and trims whole batches, then takes these
+      `tasks.datasets.get_global_batches`), reads and trims whole batches, then takes these
       rows.
     partitioner: The mesh.
     snapshot_period: Steps between saved iterator states, for `state`; None saves none, so that a

@@ -480,6 +480,8 @@ class Trainer(BaseTrainer):
     errors.check(callable(learning_rate_fn), name("learning_rate_fn"), learning_rate_fn, wanted)
     # As in upstream T5X, 0 is 1.
     errors.check_integer(name("num_microbatches"), num_microbatches, minimum=0, optional=True)
+    if hasattr(model, "check_microbatches"):
+      model.check_microbatches(num_microbatches or 1)
     self._learning_rate_fn = learning_rate_fn
     self._num_microbatches = num_microbatches
     self._weight_metrics_computer = weight_metrics_computer

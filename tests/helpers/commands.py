@@ -24,7 +24,7 @@ TINY = (
   "--gin.BATCH_SIZE=16",
   "--gin.EMBED_DIM=16",
   "--gin.bitext.sample.num_meanings=50",
-  "--gin.datasets.get_length_grouped_dataset.boundaries=()",  # one length: one compiled step
+  "--gin.GROUP_BY_LENGTH=False",  # one length: one compiled step
   "--gin.evaluation.sample_retrieval.num_meanings=40",
 )
 

@@ -62,7 +62,8 @@ def train(index):
     evaluation = toy_runs.config("validation") if evaluates else None
     toy_runs.run(
       folder, total_steps=steps, trainer_cls=trainer,
-      get_dataset_fn=functools.partial(datasets.get_length_grouped_dataset, boundaries=(4,)),
+      get_dataset_fn=functools.partial(
+        datasets.get_global_batches, group_by_length=True, boundaries=(4,)),
       train_eval_dataset_cfg=evaluation, infer_eval_dataset_cfg=evaluation)
   print("widths", json.dumps(widths), flush=True)
 
@@ -82,7 +83,7 @@ for index in sorted(range(count), key=lambda index: index == victim):
   codes[index] = os.waitstatus_to_exitcode(os.waitpid(children[index], 0)[1])
 print(json.dumps([codes[index] for index in range(count)]))
 """
-DATASET = functools.partial(datasets.get_length_grouped_dataset, boundaries=(4,))
+DATASET = functools.partial(datasets.get_global_batches, group_by_length=True, boundaries=(4,))
 
 
 def free_port():

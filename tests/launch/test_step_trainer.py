@@ -24,6 +24,9 @@ class Growing(toy_runs.ToyModel):
     told = clu.metrics.Average.from_model_output(jnp.full(batch["inputs"].shape[:1], weight))
     return loss * (1 + weight), {**metrics, "told": told}
 
+  def eval_fn(self, params, batch, step=None):
+    return self.loss_fn(params, batch, None, step)
+
 
 def run(folder, *, microbatches=None, **overrides):
   def construct(**arguments):
@@ -60,6 +63,13 @@ def test_a_restarted_run_resumes_from_its_step_to_the_same_end(whole, tmp_path):
   state, told = run(tmp_path)
   assert told == whole[1]
   jax.tree.map(np.testing.assert_array_equal, state, whole[0])
+
+
+def test_the_training_evaluation_gets_the_number_of_updates_so_far(tmp_path):
+  run(tmp_path, train_eval_dataset_cfg=toy_runs.config("validation", shuffle=False))
+  (path,) = tmp_path.glob("training_eval/*/metrics.jsonl")
+  rows = map(json.loads, path.read_text().splitlines())
+  assert {row["step"]: row["told"] for row in rows if "told" in row} == {4: 4, STEPS: STEPS}
 
 
 def test_the_step_changes_the_update_and_a_plain_trainer_tells_none(whole, tmp_path):

@@ -84,7 +84,7 @@ def run(folder, *, partitions=1, steps=STEPS):
     eval_period=steps,
     stats_period=1,
     random_seed=0,
-    get_dataset_fn=datasets.get_length_grouped_dataset,
+    get_dataset_fn=datasets.get_global_batches,
   )
   return state
 

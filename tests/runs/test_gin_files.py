@@ -26,11 +26,25 @@ FOLLOWING = {
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
+# Run files on meshes that divide the batch: its parts as microbatches and as slices, or
+# None if the run is refused.
+ON_MESH = {
+  ("vmsst_24l.gin", "meshes/24l_1.gin"): (16, 1),
+  ("vmsst_24l.gin", "meshes/24l_8.gin"): (4, 1),
+  ("vmsst_contrastive_24l.gin", "meshes/24l_1.gin"): None,
+  ("vmsst_contrastive_24l.gin", "meshes/24l_8.gin"): None,
+  ("vmsst_contrastive_24l.gin", "meshes/24l_32.gin"): (1, 1),
+  ("vmsst_contrastive_24l.gin", "meshes/contrastive_24l_1.gin"): (1, 16),
+  ("contrastive_24l.gin", "meshes/24l_8.gin"): None,
+  ("contrastive_24l.gin", "meshes/contrastive_24l_8.gin"): (1, 4),
+}
+
 # Parses all given files and writes reports to the first argument. Stand-ins have the parameters of
 # the commands' functions and record the values from gin.
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
+from vmsst.errors import InputError
 from vmsst.launch import aliases
 aliases.install()
 from vmsst.launch.runtime import eval as eval_lib, gin_utils, infer as infer_lib
@@ -61,6 +75,14 @@ def parse(file, bindings=(), finalize=True, follow=()):
   gin.clear_config()
   gin_utils.parse_gin_flags(sys.argv[2:3], [file, *follow], bindings, finalize_config=finalize)
 
+def bind(file, defined, required, follow=()):
+  # No data here: task names replace what would register them.
+  named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK"} & defined
+  names = {*required, *named} - {"TEACHER"}
+  teacher = ["TEACHER = None"] if "TEACHER" in required else []
+  parse(file, [*(f"{name} = 'placeholder'" for name in names), *teacher], follow=follow)
+  gin.get_configurable(train)()
+
 def report(file):
   parse(file, finalize=False)
   defined, used = macros()
@@ -71,16 +93,13 @@ def report(file):
   }
   if found["undefined"]:
     return found
-  # No data here: task names replace what would register them.
-  named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK"} & defined
-  names = {*found["required"], *named} - {"TEACHER"}
-  teacher = ["TEACHER = None"] if "TEACHER" in found["required"] else []
-  parse(file, [*(f"{name} = 'placeholder'" for name in names), *teacher])
-  gin.get_configurable(train)()
+  bind(file, defined, found["required"])
   model, data = given["train"]["model"], given["train"]["train_dataset_cfg"]
   schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
+  batches = given["train"]["get_dataset_fn"]
   return found | {
     "steps": given["train"]["total_steps"],
+    "get_dataset_fn": {"name": batches.__name__, **gin.get_bindings(batches)},
     "batch_size": data.batch_size,
     "lengths": data.task_feature_lengths,
     "network": dataclasses.asdict(model.network.config),
@@ -135,8 +154,23 @@ def follow(function, file):
     "model": type(bound["model"]).__name__,
   }
 
+def on_mesh(file, mesh):
+  parse(file, finalize=False)
+  bind(file, macros()[0], gin_utils.unset_macros(), follow=[mesh])
+  model, parts = given["train"]["model"], gin.query_parameter("%NUM_MICROBATCHES") or 1
+  try:
+    model.check_microbatches(parts)
+  except InputError as error:
+    return str(error)
+  return {
+    "microbatches": parts,
+    "slices": getattr(model, "embedding_slices", 1),
+    "scan_layers": model.network.config.scan_layers,
+  }
+
 following = json.loads(sys.argv[3])
-reports = {file: report(file) for file in sys.argv[4:]}
+reports = {"on_mesh": {f"{x} {y}": on_mesh(x, y) for x, y in json.loads(sys.argv[4])}}
+reports |= {file: report(file) for file in sys.argv[5:]}
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
   json.dump(reports, stream, default=dataclasses.asdict)
@@ -167,7 +201,8 @@ def reports(tmp_path_factory):
     (folder / name).write_text(text)
   files = [*RUN_FILES, *(folder / name for name in extra)]
   output = folder / "reports.json"
-  commands.script(_PARSE, output, ROOT, json.dumps(FOLLOWING), *files, cwd=folder)
+  arguments = (json.dumps(FOLLOWING), json.dumps([*ON_MESH]))
+  commands.script(_PARSE, output, ROOT, *arguments, *files, cwd=folder)
   found = json.loads(output.read_text())
   return {name.removeprefix(f"{folder}/"): report for name, report in found.items()}
 
@@ -214,10 +249,36 @@ def test_a_file_for_eval_or_infer_binds_what_the_run_s_file_does_not(reports, fi
   assert report["model"] == "VmsstModel"
 
 
+@pytest.mark.parametrize(("file", "mesh"), ON_MESH)
+def test_a_mesh_never_takes_negatives_from_a_run(reports, file, mesh):
+  found, parts = reports["on_mesh"][f"{file} {mesh}"], ON_MESH[file, mesh]
+  if parts is None:
+    assert "set NUM_MICROBATCHES=None and EMBEDDING_SLICES" in found
+  else:
+    assert found == {"microbatches": parts[0], "slices": parts[1], "scan_layers": True}
+
+
 def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
   assert cli.main(["gin-dir"]) == 0
   assert capsys.readouterr().out == f"{ROOT}\n"
   assert "quickstart.gin" in RUN_FILES
+
+
+# Sizes for 2 cores, of no paper.
+SMALL = re.compile(r"quickstart|.*_small|comparison/.*")
+# The papers sample batches at random from all pairs, or from those of one language pair.
+OF_ONE_PAIR = re.compile(r"hard_negatives")
+
+
+@pytest.mark.parametrize("file", RUN_FILES)
+def test_batches_are_random_samples_in_all_files_of_a_paper_s_size(reports, file):
+  name = file.removesuffix(".gin")
+  small = SMALL.fullmatch(name) is not None
+  assert reports[file]["get_dataset_fn"] == {
+    "name": "get_global_batches",
+    "group_by_length": small,
+    "one_language_pair": OF_ONE_PAIR.fullmatch(name) is not None,
+  }
 
 
 @pytest.mark.parametrize("layers", [6, 24])

@@ -36,14 +36,14 @@ def _config(mixture, **changes):
 
 
 def _dataset(mixture, shard=0, shards=1, num_epochs=None, *, changes=None, **options):
-  return datasets.get_length_grouped_dataset(
+  return datasets.get_global_batches(
     _config(mixture, **(changes or {})),
     shard,
     shards,
     BitextFeatureConverter,
     num_epochs,
     boundaries=BOUNDARIES,
-    **options,
+    **{"group_by_length": True, **options},
   )
 
 
@@ -65,23 +65,38 @@ def test_batches_are_of_one_length_class_and_of_static_shape(mixture):
   mixed = sum(len(set(_classes(batch))) > 1 for batch in batches)
   # At most one batch of a group of 16 lies across each of the three boundaries.
   assert mixed <= 3 * 10
-  plain = seqio.get_dataset(mixture, LENGTHS, BitextFeatureConverter(), seed=5, shuffle=True)
-  assert np.mean([len(set(_classes(b))) > 1 for b in _batches(plain.batch(8), 20)]) > 0.9
+  plain = _batches(_dataset(mixture, group_by_length=False), 20)
+  assert np.mean([len(set(_classes(b))) > 1 for b in plain]) > 0.9
 
 
-def test_groups_hold_the_same_rows_as_the_stream(mixture):
-  """Within a group of batches nothing is lost and nothing added: it is only sorted."""
-  plain = seqio.get_dataset(
+def _stream(mixture, batch_size):
+  """What T5X trains on: rows in the order of SeqIO's shuffled stream."""
+  return seqio.get_dataset(
     mixture,
     LENGTHS,
     BitextFeatureConverter(),
     seed=5,
     shuffle=True,
     num_epochs=None,
-    batch_size=128,
+    batch_size=batch_size,
   )
+
+
+def test_batches_are_those_of_the_shuffled_stream_by_default(mixture):
+  whole = _batches(_dataset(mixture, group_by_length=False), 20)
+  halves = [_batches(_dataset(mixture, i, 2, group_by_length=False), 20) for i in range(2)]
+  for batch, first, second, expected in zip(
+    whole, *halves, _batches(_stream(mixture, 8), 20), strict=True
+  ):
+    for name in LENGTHS:
+      np.testing.assert_array_equal(batch[name], expected[name])
+      np.testing.assert_array_equal(np.concatenate([first[name], second[name]]), expected[name])
+
+
+def test_groups_hold_the_same_rows_as_the_stream(mixture):
+  """Within a group of batches nothing is lost and nothing added: it is only sorted."""
   grouped = _batches(_dataset(mixture), 32)
-  for number, block in enumerate(_batches(plain, 2)):
+  for number, block in enumerate(_batches(_stream(mixture, 128), 2)):
     ours = grouped[16 * number : 16 * number + 16]
     rows = np.concatenate([np.hstack([b[name] for name in LENGTHS]) for b in ours])
     expected = np.hstack([block[name] for name in LENGTHS])
@@ -150,11 +165,9 @@ def test_wrong_values_are_refused(mixture):
   with pytest.raises(errors.InputError, match="batch_size 8 is not a multiple"):
     _dataset(mixture, 0, 3)
   with pytest.raises(errors.InputError, match="ascending"):
-    datasets.get_length_grouped_dataset(
-      _config(mixture), 0, 1, BitextFeatureConverter, boundaries=(8, 4)
-    )
+    datasets.get_global_batches(_config(mixture), 0, 1, BitextFeatureConverter, boundaries=(8, 4))
   with pytest.raises(errors.InputError, match="continue_from_last_checkpoint"):
-    datasets.get_length_grouped_dataset(_config(mixture), 0, 1, BitextFeatureConverter, None, True)
+    datasets.get_global_batches(_config(mixture), 0, 1, BitextFeatureConverter, None, True)
   with pytest.raises(ValueError, match="no_such_task"):
     _dataset("no_such_task")
 
@@ -202,6 +215,14 @@ def test_batches_of_one_language_pair_come_in_proportion(two_pairs, tmp_path):
     again = next(restored)
     for name in LENGTHS:
       np.testing.assert_array_equal(again[name], batch[name])
+
+
+def test_batches_of_one_language_pair_have_all_lengths_by_default(two_pairs):
+  batches = _batches(_dataset(two_pairs, one_language_pair=True, group_by_length=False), 20)
+  for batch in batches:
+    both = np.concatenate([batch["input_language"], batch["target_language"]], axis=1)
+    assert len({frozenset(row) for row in both.tolist()}) == 1
+  assert np.mean([len(set(_classes(batch))) > 1 for batch in batches]) > 0.9
 
 
 def test_batches_of_one_language_pair_need_the_languages(two_pairs):

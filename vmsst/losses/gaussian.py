@@ -1,7 +1,9 @@
-"""Diagonal Gaussian latents: sampling, KL divergence from the prior, and active units.
+"""Diagonal Gaussian latents: sampling, KL divergence from the prior, information about the text.
 
-References: Kingma and Welling 2013; Burda et al. 2016 (active units).
+References: Kingma and Welling 2013; Hoffman and Johnson 2016 (mutual information).
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +31,63 @@ def kl_from_standard(
     >>> float(kl_from_standard(jnp.array([[2.0, 0.0]]), jnp.zeros((1, 2)))[0])
     2.0
   """
+  return jnp.sum(kl_of_dimensions(mean_BS, log_variance_BS), axis=-1)
+
+
+def kl_of_dimensions(
+  mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
+) -> Float[Array, "B S"]:
+  """Returns the KL divergence of each dimension, the terms of `kl_from_standard`."""
   # expm1, because near the prior the difference is far smaller than its terms.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS
-  return 0.5 * jnp.sum(jnp.square(mean_BS) + excess_BS, axis=-1)
+  return 0.5 * (jnp.square(mean_BS) + excess_BS)
 
 
-def active_units(mean_BS: Float[Array, "B S"], *, threshold: float = 0.01) -> Float[Array, ""]:
-  """Returns the number of dimensions whose posterior mean has a variance above `threshold`.
+def active_dimensions(
+  mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], *, threshold: float = 0.01
+) -> Float[Array, ""]:
+  """Returns the number of dimensions whose mean KL over the batch exceeds `threshold` nats."""
+  kl_S = jnp.mean(kl_of_dimensions(mean_BS, log_variance_BS), axis=0)
+  return jnp.sum(kl_S > threshold, dtype=jnp.float32)
 
-  The variance is that of E[z | x] over the batch (Burda et al. 2016). No active units means that
-  the posterior has collapsed.
+
+def log_density(
+  x_BS: Float[Array, "B S"], mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
+) -> Float[Array, "B"]:
+  """Returns log N(x; mean, exp(log_variance)) of each row, in nats."""
+  square_BS = jnp.square(x_BS - mean_BS) * jnp.exp(-log_variance_BS)
+  return -0.5 * jnp.sum(square_BS + log_variance_BS + math.log(2 * math.pi), axis=-1)
+
+
+def mutual_information(
+  mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array
+) -> Float[Array, ""]:
+  """Estimates the mutual information between latent and text, in nats, from one sample per row.
+
+  I(x; z) = E log q(z|x) - log q(z), with the aggregate posterior of the batch,
+  q(z) = 1/B sum_j q(z|x_j). It is at most log B, and 0 if all rows have the same posterior: the
+  latent has collapsed, whatever its KL. The KL, averaged over rows, is I(x; z) + KL(q(z) || p(z)).
+
+  Args:
+    mean_BS: Posterior means.
+    log_variance_BS: Logarithms of the posterior variances.
+    rng: Key of the samples.
   """
-  return jnp.sum(jnp.var(mean_BS, axis=0) > threshold, dtype=jnp.float32)
+  z_BS = sample(mean_BS, log_variance_BS, rng)
+  own_B = log_density(z_BS, mean_BS, log_variance_BS)
+  # Squares of differences as matmuls, which need no [B, B, S]. Centering limits cancellation, which
+  # is largest on the diagonal; that is known.
+  center_S = jnp.mean(mean_BS, axis=0)
+  z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
+  precision_BS = jnp.exp(-log_variance_BS)
+
+  def products(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B B"]:
+    return jnp.matmul(x_BS, y_BS.T, precision=jax.lax.Precision.HIGHEST)
+
+  square_BB = products(jnp.square(z_BS), precision_BS)
+  square_BB -= 2 * products(z_BS, mean_BS * precision_BS)
+  normalizer_BS = jnp.square(mean_BS) * precision_BS + log_variance_BS + math.log(2 * math.pi)
+  log_q_BB = -0.5 * (square_BB + jnp.sum(normalizer_BS, axis=-1))
+  log_q_BB = jnp.where(jnp.eye(len(own_B), dtype=bool), own_B[:, None], log_q_BB)
+  aggregate_B = jax.nn.logsumexp(log_q_BB, axis=1) - math.log(len(own_B))
+  return jnp.mean(own_B - aggregate_B)

@@ -29,7 +29,10 @@ class BitextModel(abc.ABC):
     vocabulary: Vocabulary of both sides.
     optimizer_def: T5X optimizer definition; None for evaluation only.
     max_length: Tokens of a sentence in training, EOS included; longer sentences are truncated.
+    allow_fewer_negatives: Whether a loss that compares pairs may be computed by microbatch.
   """
+
+  allow_fewer_negatives: bool = False
 
   def __init__(
     self,
@@ -73,6 +76,25 @@ class BitextModel(abc.ABC):
   @abc.abstractmethod
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
     """The network used for inference; it shares parameters with `network` by name."""
+
+  @property
+  def compares_pairs(self) -> bool:
+    """Whether the loss of a pair depends on other pairs of the batch, such as its negatives."""
+    return False
+
+  def check_microbatches(self, count: int) -> None:
+    """Raises InputError if microbatches would take negatives from the loss without permission.
+
+    Args:
+      count: Number of microbatches per batch (a trainer setting).
+    """
+    if count > 1 and self.compares_pairs and not self.allow_fewer_negatives:
+      raise errors.InputError(
+        f"NUM_MICROBATCHES={count} leaves a pair of {type(self).__name__} only 1/{count} of its "
+        "negatives, those of its microbatch; set NUM_MICROBATCHES=None and "
+        f"EMBEDDING_SLICES={count}, which saves as much memory and keeps all, or accept it with "
+        "ALLOW_FEWER_NEGATIVES=True"
+      )
 
   def get_initial_variables(
     self,

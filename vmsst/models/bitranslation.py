@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vmsst.losses import gaussian
 from vmsst.models import base, generation
 from vmsst.networks import sentence_encoder, vmsst
 
@@ -30,7 +29,7 @@ class BitranslationModel(base.BitextModel):
     """Returns the mean over pairs of the translation loss, and metrics.
 
     Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
-    active_units/semantic, tokens_per_example (real tokens of both sides).
+    tokens_per_example (real tokens of both sides).
     """
     encoder_rng, decoder_rng = generation.split_rng(dropout_rng, 2)
     pairs = generation.pairs_of(batch)
@@ -58,7 +57,6 @@ class BitranslationModel(base.BitextModel):
     metrics = {
       "loss": base.ratio(scores.weighted * count, count),
       **generation.token_metrics("translation", scores, slice(0, 2), pairs.mask_B2T),
-      "active_units/semantic": base.ratio(gaussian.active_units(mean_NS), 1),
       **base.vector_metrics(mean_B2S, batch),
     }
     return scores.weighted, metrics

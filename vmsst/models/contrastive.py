@@ -62,8 +62,8 @@ def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
 class ContrastiveModel(base.BitextModel):
   """One encoder for both sides, trained to score translations above other sentences of the batch.
 
-  The negatives are those of the global batch on any number of devices. With microbatches (a trainer
-  setting), they are those of a microbatch, so use `embedding_slices` instead to save memory.
+  The negatives are those of the global batch on any number of devices. Microbatches (a trainer
+  setting) would divide it and are refused; `embedding_slices` saves as much memory.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -79,6 +79,7 @@ class ContrastiveModel(base.BitextModel):
     scale: float = 1.0,
     mask_duplicates: bool = False,
     embedding_slices: int = 1,
+    allow_fewer_negatives: bool = False,
   ):
     """Wires the network to the loss.
 
@@ -93,6 +94,8 @@ class ContrastiveModel(base.BitextModel):
         sentence that occurs twice in a batch has two correct answers.
       embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
         one slice, which the backward pass encodes again.
+      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
+        then has only the negatives of its microbatch.
     """
     super().__init__(
       network=network,
@@ -106,6 +109,12 @@ class ContrastiveModel(base.BitextModel):
     self.scale = scale
     self.mask_duplicates = mask_duplicates
     self.embedding_slices = embedding_slices
+    self.allow_fewer_negatives = allow_fewer_negatives
+
+  @property
+  def compares_pairs(self) -> bool:
+    """True: in-batch negatives."""
+    return True
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
@@ -38,6 +39,29 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
   Raises:
     ValueError: `slices` does not divide the batch.
   """
+
+  def without_totals(part: Any, rng: jax.Array | None) -> tuple[Any, None]:
+    return encode(part, rng), None
+
+  rows, _ = map_and_sum_slices(without_totals, batch, slices=slices, rng=rng)
+  return rows
+
+
+def map_and_sum_slices(
+  encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None = None
+) -> tuple[Any, Any]:
+  """Returns rows and totals of a batch, computed slice by slice with gradient caching.
+
+  Args:
+    encode: As for `map_slices`, but it returns a pair: rows of its slice, and totals over them,
+      such as the sum of a loss. Totals are added over slices.
+    batch: As for `map_slices`.
+    slices: As for `map_slices`.
+    rng: As for `map_slices`.
+
+  Raises:
+    ValueError: `slices` does not divide the batch.
+  """
   if slices == 1:
     return encode(batch, rng)
   size = jax.tree.leaves(batch)[0].shape[0]
@@ -56,7 +80,8 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
 
   body = jax.checkpoint(lambda pair: encode(*pair), prevent_cse=False)
   rngs = None if rng is None else jax.random.split(rng, slices)
-  return jax.tree.map(join, jax.lax.map(body, (jax.tree.map(cut, batch), rngs)))
+  rows, totals = jax.lax.map(body, (jax.tree.map(cut, batch), rngs))
+  return jax.tree.map(join, rows), jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
 
 
 def embed_sides(

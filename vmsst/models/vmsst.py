@@ -4,18 +4,21 @@ A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z
 of each. Sides are 0 (`inputs`) and 1 (`targets`).
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors
-from vmsst.losses import gaussian
-from vmsst.models import base, contrastive, generation
+from vmsst.losses import gaussian, likelihood_bounds
+from vmsst.models import base, contrastive, generation, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 from vmsst.text import vocabularies
 
+# A latent with less mutual information with the text, in nats, is reported as collapsed.
+COLLAPSED_BELOW = 0.1
 # Names of the latents of a pair in metrics.
 LATENTS = ("semantic", "input_language", "target_language")
 # Rows of a pair in the decoder call of a step.
@@ -23,11 +26,12 @@ _RECONSTRUCTION, _TRANSLATION = slice(0, 2), slice(2, 4)
 
 
 class _Terms(NamedTuple):
-  """The VMSST loss of a batch, its metrics, and the semantic means that other losses use."""
+  """The VMSST loss of some pairs, its metrics, and the semantic means that other losses use."""
 
-  loss: Float[Array, ""]
+  total: Float[Array, ""]  # sum over pairs
   metrics: base.Metrics
   semantic_mean_B2S: Float[Array, "B 2 S"]
+  latents: dict[str, likelihood_bounds.Latent]  # posteriors of each pair
 
 
 class VmsstModel(base.BitextModel):
@@ -59,6 +63,7 @@ class VmsstModel(base.BitextModel):
     kl_weight: float = 1.0,
     elbo_sample: bool = True,
     language_mean: bool = False,
+    evaluation_samples: int = 4,
   ):
     """Wires the network to the loss.
 
@@ -74,6 +79,7 @@ class VmsstModel(base.BitextModel):
         the released code of Wieting et al. (2020).
       language_mean: Whether translation gets the posterior mean of the target's own language latent
         instead of the prior mean. It then sees the text that it predicts.
+      evaluation_samples: Samples of the likelihood bounds that evaluation computes; 0: none.
     """
     super().__init__(
       network=network,
@@ -81,6 +87,7 @@ class VmsstModel(base.BitextModel):
       optimizer_def=optimizer_def,
       max_length=max_length,
     )
+    errors.check_integer("evaluation_samples", evaluation_samples, minimum=0)
     weights = {"elbo_weight": elbo_weight, "kl_weight": kl_weight}
     for name, value in {**weights, "kl_anneal_steps": kl_anneal_steps}.items():
       errors.check_not_negative(name, value)
@@ -91,6 +98,7 @@ class VmsstModel(base.BitextModel):
     self.kl_weight = kl_weight
     self.elbo_sample = elbo_sample
     self.language_mean = language_mean
+    self.evaluation_samples = evaluation_samples
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
@@ -114,54 +122,121 @@ class VmsstModel(base.BitextModel):
 
     Metrics: loss; for translation and reconstruction, nll/ (nats per token) and token_accuracy/;
     for the latents semantic, input_language and target_language, kl/ (nats per sentence),
-    kl_per_dim/ and active_units/; kl_weight; embedding_norm; tokens_per_example (real tokens of
-    both sides).
+    kl_per_dim/, active_dims/ (dimensions with a KL above 0.01 nats), mutual_information/ (nats,
+    with the text; at most the logarithm of the pairs) and collapsed/ (1 if it is below
+    COLLAPSED_BELOW); kl_weight; embedding_norm; tokens_per_example (real tokens of both sides).
     """
-    terms = self._terms(params, batch, dropout_rng, step)
-    return terms.loss, terms.metrics
+    side_B = alternating_sides(batch["inputs"].shape[0], step)
+    return self._objective(params, batch, side_B, dropout_rng, step)
+
+  def eval_fn(
+    self, params: Any, batch: base.Batch, step: jax.Array | int | None = None
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the training objective at `step` without dropout, and metrics.
+
+    Latents are sampled as in training, by a fixed key. Metrics: those of `loss_fn`; elbo and
+    importance_weighted_bound, lower bounds on log p(x_i, x_j) in nats per pair, from
+    `evaluation_samples` samples and at full KL weight.
+    """
+    objective_rng, bounds_rng = jax.random.split(jax.random.key(0))
+    side_B = alternating_sides(batch["inputs"].shape[0], None)
+    loss, metrics = self._objective(params, batch, side_B, objective_rng, step, dropout=False)
+    if self.evaluation_samples:
+      metrics |= self._bounds(params, batch, side_B, bounds_rng)
+    return loss, metrics
+
+  def _objective(
+    self,
+    params: Any,
+    batch: base.Batch,
+    side_B: Int[Array, "B"],
+    rng: jax.Array | None,
+    step: jax.Array | int | None,
+    *,
+    dropout: bool = True,
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns loss and metrics; z_sem is sampled from the given sides."""
+    terms = self._terms(params, batch, side_B, rng, step, dropout=dropout)
+    return terms.total / side_B.size, terms.metrics | latent_metrics(terms.latents, rng)
 
   def _terms(
-    self, params: Any, batch: base.Batch, rng: jax.Array | None, step: jax.Array | int | None
+    self,
+    params: Any,
+    batch: base.Batch,
+    side_B: Int[Array, "B"],
+    rng: jax.Array | None,
+    step: jax.Array | int | None,
+    *,
+    dropout: bool,
   ) -> _Terms:
     encoder_rng, decoder_rng, *latent_rngs = generation.split_rng(rng, 2 + len(LATENTS))
+    if not dropout:
+      encoder_rng = decoder_rng = None
     pairs = generation.pairs_of(batch)
     count = pairs.tokens_B2T.shape[0]
     embedded_B2TD = generation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, encoder_rng)
     mean_B2S = by_side.semantic_mean_BS
-    latents = _latents_of_pairs(by_side, alternating_sides(count, step))
+    latents = _latents_of_pairs(by_side, side_B)
     keyed = zip(latents.values(), latent_rngs, strict=True)
     samples = (gaussian.sample(*latent, key if self.elbo_sample else None) for latent, key in keyed)
     own_B2G = by_side.language_mean_BG
     translated_B2G = own_B2G if self.language_mean else jnp.zeros_like(own_B2G)
-    weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0]) / count
+    translated_B2Z = _conditions(translated_B2G, generation.other_side(mean_B2S))
+    weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0])
     scores = generation.score(
       self.network,
       params,
       _twice(pairs.tokens_B2T),
       _twice(embedded_B2TD),
       _twice(pairs.languages_B2),
-      _sentences(*samples, mean_B2S=mean_B2S, translated_B2G=translated_B2G),
+      jnp.concatenate([_sampled(*samples), translated_B2Z], axis=1),
       jnp.broadcast_to(weight_4, (count, 4)),
       dropout_rng=decoder_rng,
     )
-    kl = {name: gaussian.kl_from_standard(*latent) for name, latent in latents.items()}
+    kl_B = sum(gaussian.kl_from_standard(*latent) for latent in latents.values())
     kl_weight = self._kl_weight(step)
-    loss = scores.weighted
+    total = scores.weighted
     if self.kl_weight:  # otherwise an infinite KL would give NaN: 0 * infinity
-      loss += self.elbo_weight * kl_weight * jnp.mean(sum(kl.values()))
+      total += self.elbo_weight * kl_weight * jnp.sum(kl_B)
     metrics = {
-      "loss": base.ratio(loss * count, count),
+      "loss": base.ratio(total, count),
       **generation.token_metrics("translation", scores, _TRANSLATION, pairs.mask_B2T),
       **generation.token_metrics("reconstruction", scores, _RECONSTRUCTION, pairs.mask_B2T),
       "kl_weight": base.ratio(kl_weight, 1),
       **base.vector_metrics(mean_B2S, batch),
     }
-    for name, (mean_BK, _) in latents.items():
-      metrics[f"kl/{name}"] = base.average(kl[name])
-      metrics[f"kl_per_dim/{name}"] = base.average(kl[name] / mean_BK.shape[-1])
-      metrics[f"active_units/{name}"] = base.ratio(gaussian.active_units(mean_BK), 1)
-    return _Terms(loss, metrics, mean_B2S)
+    return _Terms(total, metrics, mean_B2S, latents)
+
+  def _bounds(
+    self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
+  ) -> base.Metrics:
+    """Returns lower bounds on the log-likelihood of both sides, given z_sem of the given ones."""
+    pairs = generation.pairs_of(batch)
+    embedded_B2TD = generation.embed(self.network, params, pairs)
+    by_side = self._posteriors(params, pairs, embedded_B2TD, None)
+    latents = list(_latents_of_pairs(by_side, side_B).values())
+
+    def log_likelihood(z: Sequence[jax.Array]) -> Float[Array, "B"]:
+      scores = generation.score(
+        self.network,
+        params,
+        pairs.tokens_B2T,
+        embedded_B2TD,
+        pairs.languages_B2,
+        _sampled(*z),
+        jnp.ones_like(pairs.languages_B2, jnp.float32),
+        dropout_rng=None,
+      )
+      return -jnp.sum(jnp.where(pairs.mask_B2T, scores.nll_BRT, 0.0), axis=(1, 2))
+
+    found = likelihood_bounds.likelihood_bounds(
+      log_likelihood, latents, samples=self.evaluation_samples, rng=rng
+    )
+    return {
+      "elbo": base.average(found.elbo_B),
+      "importance_weighted_bound": base.average(found.importance_weighted_B),
+    }
 
   def _posteriors(
     self,
@@ -187,9 +262,33 @@ class VmsstModel(base.BitextModel):
     return self.kl_weight * risen
 
 
+def latent_metrics(
+  latents: Mapping[str, likelihood_bounds.Latent], rng: jax.Array | None
+) -> base.Metrics:
+  """Returns what the posteriors of a batch tell about its latents; see `VmsstModel.loss_fn`.
+
+  Args:
+    latents: Posteriors by latent.
+    rng: Key of the samples for the mutual information; None: a fixed key.
+  """
+  metrics = {}
+  keys = generation.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
+  for (name, latent), key in zip(latents.items(), keys, strict=True):
+    mean_BK, log_variance_BK = map(jax.lax.stop_gradient, latent)
+    kl_B = gaussian.kl_from_standard(mean_BK, log_variance_BK)
+    information = gaussian.mutual_information(mean_BK, log_variance_BK, cast(jax.Array, key))
+    metrics[f"kl/{name}"] = base.average(kl_B)
+    metrics[f"kl_per_dim/{name}"] = base.average(kl_B / mean_BK.shape[-1])
+    active = gaussian.active_dimensions(mean_BK, log_variance_BK)
+    metrics[f"active_dims/{name}"] = base.ratio(active, 1)
+    metrics[f"mutual_information/{name}"] = base.ratio(information, 1)
+    metrics[f"collapsed/{name}"] = base.ratio(information < COLLAPSED_BELOW, 1)
+  return metrics
+
+
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
-) -> dict[str, tuple[jax.Array, jax.Array]]:
+) -> dict[str, likelihood_bounds.Latent]:
   """Returns mean and log-variance of each latent of a pair, [B, K]; z_sem from the given sides."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
@@ -198,23 +297,25 @@ def _latents_of_pairs(
     (x[:, 0] for x in language),
     (x[:, 1] for x in language),
   ]
-  return {name: tuple(parts) for name, parts in zip(LATENTS, sides, strict=True)}
+  named = zip(LATENTS, sides, strict=True)
+  return {name: (mean_BK, log_variance_BK) for name, (mean_BK, log_variance_BK) in named}
 
 
-def _sentences(
+def _conditions(
+  language_B2G: Float[Array, "B 2 G"], semantic_B2S: Float[Array, "B 2 S"]
+) -> Float[Array, "B 2 Z"]:
+  """Returns the conditioning vectors of both sides."""
+  return jnp.concatenate([language_B2G, semantic_B2S], axis=-1)
+
+
+def _sampled(
   semantic_BS: Float[Array, "B S"],
   input_language_BG: Float[Array, "B G"],
   target_language_BG: Float[Array, "B G"],
-  *,
-  mean_B2S: Float[Array, "B 2 S"],
-  translated_B2G: Float[Array, "B 2 G"],
-) -> Float[Array, "B 4 Z"]:
-  """Returns the conditioning vector of each row: sampled latents, then those of translation."""
+) -> Float[Array, "B 2 Z"]:
+  """Returns the conditioning vectors of the reconstruction of both sides, from sampled latents."""
   language_B2G = jnp.stack([input_language_BG, target_language_BG], axis=1)
-  semantic_B2S = jnp.stack([semantic_BS, semantic_BS], axis=1)
-  language_B4G = jnp.concatenate([language_B2G, translated_B2G], axis=1)
-  semantic_B4S = jnp.concatenate([semantic_B2S, generation.other_side(mean_B2S)], axis=1)
-  return jnp.concatenate([language_B4G, semantic_B4S], axis=-1)
+  return _conditions(language_B2G, jnp.stack([semantic_BS, semantic_BS], axis=1))
 
 
 def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
@@ -223,7 +324,11 @@ def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
 
 
 class VmsstContrastiveModel(VmsstModel):
-  """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST."""
+  """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
+
+  For the negatives, see `contrastive.ContrastiveModel`. Gradient caching slices both tasks: one
+  slice at a time is encoded and decoded.
+  """
 
   def __init__(
     self,
@@ -241,6 +346,9 @@ class VmsstContrastiveModel(VmsstModel):
     similarity: str = "dot",
     scale: float = 1.0,
     mask_duplicates: bool = False,
+    evaluation_samples: int = 4,
+    embedding_slices: int = 1,
+    allow_fewer_negatives: bool = False,
   ):
     """Wires the network to the losses.
 
@@ -258,6 +366,11 @@ class VmsstContrastiveModel(VmsstModel):
       similarity: "dot" (as in the paper) or "cosine", of semantic means.
       scale: Factor on every score, the inverse of a temperature.
       mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
+      evaluation_samples: Samples of the likelihood bounds that evaluation computes; 0: none.
+      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+        one slice, which the backward pass encodes and decodes again.
+      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
+        then has only the negatives of its microbatch.
     """
     super().__init__(
       network=network,
@@ -269,48 +382,63 @@ class VmsstContrastiveModel(VmsstModel):
       kl_weight=kl_weight,
       elbo_sample=elbo_sample,
       language_mean=language_mean,
+      evaluation_samples=evaluation_samples,
     )
     errors.check_not_negative("vmsst_weight", vmsst_weight)
     contrastive.check_similarity(similarity, scale)
+    errors.check_integer("embedding_slices", embedding_slices)
     self.vmsst_weight = vmsst_weight
     self.similarity = similarity
     self.scale = scale
     self.mask_duplicates = mask_duplicates
+    self.embedding_slices = embedding_slices
+    self.allow_fewer_negatives = allow_fewer_negatives
 
-  def loss_fn(
+  @property
+  def compares_pairs(self) -> bool:
+    """True: in-batch negatives."""
+    return True
+
+  def _objective(
     self,
     params: Any,
     batch: base.Batch,
-    dropout_rng: jax.Array | None,
-    step: jax.Array | int | None = None,
+    side_B: Int[Array, "B"],
+    rng: jax.Array | None,
+    step: jax.Array | int | None,
+    *,
+    dropout: bool = True,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns loss and metrics as `VmsstModel` does.
 
-    Args:
-      params: As for `VmsstModel`.
-      batch: As for `VmsstModel`.
-      dropout_rng: As for `VmsstModel`.
-      step: As for `VmsstModel`.
-
-    Metrics: those of `VmsstModel`, loss/contrastive, loss/vmsst, accuracy/forward and
-    accuracy/backward.
+    Further metrics: loss/contrastive, loss/vmsst, accuracy/forward and accuracy/backward.
     """
-    terms = self._terms(params, batch, dropout_rng, step)
+
+    def vmsst_of_slice(part: Any, rng: jax.Array | None) -> Any:
+      pairs, side_B = part
+      terms = self._terms(params, pairs, side_B, rng, step, dropout=dropout)
+      return (terms.semantic_mean_B2S, terms.latents), (terms.total, terms.metrics)
+
+    (mean_B2S, latents), (total, vmsst_metrics) = gradient_caching.map_and_sum_slices(
+      vmsst_of_slice, (dict(batch), side_B), slices=self.embedding_slices, rng=rng
+    )
+    count = side_B.size
+    vmsst_loss = total / count
     contrastive_B, metrics = contrastive.in_batch_loss(
-      terms.semantic_mean_B2S,
+      mean_B2S,
       batch,
       similarity=self.similarity,
       scale=self.scale,
       mask_duplicates=self.mask_duplicates,
     )
-    loss = jnp.mean(contrastive_B) + self.vmsst_weight * terms.loss
-    count = contrastive_B.size
+    loss = jnp.mean(contrastive_B) + self.vmsst_weight * vmsst_loss
     return loss, {
-      **terms.metrics,
+      **vmsst_metrics,
+      **latent_metrics(latents, rng),
       **metrics,
       "loss": base.ratio(loss * count, count),
       "loss/contrastive": base.average(contrastive_B),
-      "loss/vmsst": base.ratio(terms.loss * count, count),
+      "loss/vmsst": base.ratio(total, count),
     }
 
 

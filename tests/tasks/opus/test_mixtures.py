@@ -136,7 +136,7 @@ def test_rows_are_shuffled_and_a_stopped_iterator_resumes(data_dir, tmp_path):
 def test_batches_of_one_language_pair(data_dir):
   name = mixtures.opus("vmsst", BYTES, data_dir)
   config = seqio_config(name)
-  batches = datasets.get_length_grouped_dataset(
+  batches = datasets.get_global_batches(
     config, 0, 1, BitextFeatureConverter, one_language_pair=True
   )
   seen = set()

@@ -1,7 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
+import scipy.special
+import scipy.stats
 
 from vmsst.losses import gaussian
 
@@ -54,8 +59,65 @@ def test_samples_pass_gradients_to_mean_and_variance():
   np.testing.assert_allclose(by_log_variance, expected, rtol=1e-5)
 
 
-def test_active_units_are_those_that_vary_with_the_sentence():
-  mean_BS = np.array([[1.0, 5.0, 0.00, 0.0], [1.0, -5.0, 0.15, 0.3]], np.float32)
-  # Variances over the two rows: 0, 25, 0.0056, 0.0225.
-  assert gaussian.active_units(mean_BS) == 2
-  assert gaussian.active_units(mean_BS, threshold=1.0) == 1
+def test_active_dimensions_have_a_kl():
+  mean_BS = np.array([[1.0, 0.1, 0.0, 0.0], [1.0, -0.1, 0.0, 0.0]], np.float32)
+  log_variance_BS = np.array([[0.0, 0.0, 0.0, -1.0]] * 2, np.float32)
+  # KLs: 0.5, 0.005, 0, (exp(-1) - 1 + 1) / 2 = 0.18.
+  assert gaussian.active_dimensions(mean_BS, log_variance_BS) == 2
+  assert gaussian.active_dimensions(mean_BS, log_variance_BS, threshold=0.3) == 1
+
+
+def test_log_density_equals_scipy_s():
+  x_BS = np.array([[0.5, 0.0, 2.0], [1.0, -1.0, 0.3]])
+  std_BS = np.exp(LOG_VARIANCE_BS / 2)
+  expected_B = scipy.stats.norm.logpdf(x_BS, MEAN_BS, std_BS).sum(axis=1)
+  found_B = gaussian.log_density(x_BS, MEAN_BS, LOG_VARIANCE_BS)
+  np.testing.assert_allclose(found_B, expected_B, rtol=1e-5)
+
+
+def estimates(mean_BS, log_variance_BS, count):
+  """Estimates of the mutual information with `count` keys."""
+  keys = jax.random.split(jax.random.key(0), count)
+  mean_BS, log_variance_BS = jnp.float32(mean_BS), jnp.float32(log_variance_BS)
+  one = functools.partial(gaussian.mutual_information, mean_BS, log_variance_BS)
+  return np.asarray(jax.jit(jax.vmap(one))(keys))
+
+
+def test_mutual_information_equals_the_integral_of_the_entropies():
+  """I(x; z) = H(q(z)) - E H(q(z|x)), from densities on a grid, for one dimension."""
+  mean_B, std_B = np.array([-1.0, 0.2, 0.5, 3.0]), np.array([0.5, 1.0, 0.3, 0.8])
+  grid = np.linspace(-12, 12, 200_001)
+  density = scipy.stats.norm.pdf(grid[:, None], mean_B, std_B).mean(axis=1)
+  entropy = scipy.integrate.trapezoid(scipy.special.entr(density), grid)
+  expected = entropy - np.mean(0.5 * np.log(2 * np.pi * np.e * std_B**2))
+  found = estimates(mean_B[:, None], 2 * np.log(std_B)[:, None], 20_000)
+  assert found.mean() == pytest.approx(expected, abs=4 * found.std() / np.sqrt(20_000))
+  assert found.std() / np.sqrt(20_000) < 0.005 < expected
+
+
+def test_mutual_information_equals_a_loop_in_float64_with_the_same_samples():
+  # Far from the origin, so that products cancel.
+  rng = np.random.default_rng(0)
+  mean_BS = np.float32(20 + rng.normal(size=(12, 40)))
+  log_variance_BS = np.float32(rng.normal(-1, 1, size=(12, 40)))
+  mean_BS[1] = mean_BS[0] + 0.02  # nearly the same text
+  log_variance_BS[1] = log_variance_BS[0]
+  key = jax.random.key(3)
+  z_BS = np.asarray(gaussian.sample(jnp.array(mean_BS), jnp.array(log_variance_BS), key))
+  std_BS = np.exp(np.float64(log_variance_BS) / 2)
+  log_q_BB = np.array(
+    [[scipy.stats.norm.logpdf(z, m, s).sum() for m, s in zip(mean_BS, std_BS, strict=True)]
+     for z in np.float64(z_BS)]
+  )  # fmt: skip
+  aggregate_B = scipy.special.logsumexp(log_q_BB, axis=1) - np.log(12)
+  expected = np.mean(np.diag(log_q_BB) - aggregate_B)
+  found = gaussian.mutual_information(jnp.array(mean_BS), jnp.array(log_variance_BS), key)
+  assert found == pytest.approx(expected, abs=2e-3)
+  assert 2 < expected < np.log(12)  # the two texts share an information of log 2
+
+
+def test_mutual_information_is_zero_for_one_posterior_and_log_b_for_separate_ones():
+  same = estimates(np.tile(MEAN_BS[:1], (6, 1)), np.tile(LOG_VARIANCE_BS[:1], (6, 1)), 10)
+  np.testing.assert_allclose(same, 0, atol=1e-5)
+  separate = estimates(100 * np.arange(6.0)[:, None], np.zeros((6, 1)), 10)
+  np.testing.assert_allclose(separate, np.log(6), rtol=1e-5)

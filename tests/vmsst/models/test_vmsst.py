@@ -99,24 +99,30 @@ def nll(params, tokens_T, language_1, language_latent_G, semantic_S):
   return -log_p_TV[real, tokens_T[real]].sum()
 
 
+def chosen_posteriors(params, batch, row, step):
+  """Mean and log-variance of the latents of a pair, float64."""
+  sides = (("inputs", "input_language"), ("targets", "target_language"))
+  posteriors = [
+    list(map(np.float64, posteriors_of(params, batch[side][row][None], batch[code][row])))
+    for side, code in sides
+  ]
+  language = {name: posteriors[i][2:] for i, name in enumerate(vmsst.LATENTS[1:])}
+  return {"semantic": posteriors[(row + step) % 2][:2], **language}
+
+
 def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight, language_mean=False):
   """Loss, sums of terms and KLs, pair by pair; samples are `noise` deviations above the mean."""
   sums = dict.fromkeys(("translation", "reconstruction", *vmsst.LATENTS), 0.0)
   for row in range(PAIRS):
     tokens = [batch["inputs"][row], batch["targets"][row]]
     codes = [batch["input_language"][row], batch["target_language"][row]]
-    posteriors = [
-      list(map(np.float64, posteriors_of(params, x[None], code)))
-      for x, code in zip(tokens, codes, strict=True)
-    ]
-    sem, sem_variance = posteriors[(row + step) % 2][:2]
-    chosen = {"semantic": (sem, sem_variance)}
-    chosen |= {name: posteriors[i][2:] for i, name in enumerate(vmsst.LATENTS[1:])}
+    means = [posteriors_of(params, x[None], y)[0] for x, y in zip(tokens, codes, strict=True)]
+    chosen = chosen_posteriors(params, batch, row, step)
     z = {name: mean + noise * np.exp(v / 2) for name, (mean, v) in chosen.items()}
     for side, name in enumerate(vmsst.LATENTS[1:]):
       sums["reconstruction"] += nll(params, tokens[side], codes[side], z[name], z["semantic"])
-      other_mean = posteriors[1 - side][0]
-      language_G = posteriors[side][2] if language_mean else np.zeros(6)
+      other_mean = np.float64(means[1 - side])
+      language_G = chosen[name][0] if language_mean else np.zeros(6)
       sums["translation"] += nll(params, tokens[side], codes[side], language_G, other_mean)
     for name, (mean, v) in chosen.items():
       sums[name] += 0.5 * np.sum(mean**2 + np.exp(v) - 1 - v)
@@ -147,12 +153,46 @@ def test_elbo_and_translation_pair_by_pair(params, monkeypatch, step):
   assert metrics["tokens_per_example"] == pytest.approx(tokens / PAIRS)
 
 
-def test_evaluation_takes_means_and_the_full_kl_weight(params):
+def evaluate(model, params, batch, step=None):
+  loss, metrics = jit(model.eval_fn)(params, batch, step)
+  return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
+
+
+def test_evaluation_computes_the_training_objective_without_dropout(params, monkeypatch):
+  monkeypatch.setattr(gaussian, "sample", lambda mean, v, rng: mean + 0.7 * jnp.exp(v / 2))
   batch = make_batch()
-  loss, metrics = jit(make_model().eval_fn)(params, batch)
-  expected, _ = in_numpy(params, batch, noise=0, step=0, elbo_weight=0.1, kl_weight=1)
+  network = NETWORK.clone(config=dataclasses.replace(CONFIG, dropout_rate=0.5))
+  model = make_model(network=network, elbo_weight=0.3, kl_anneal_steps=10)
+  loss, metrics = evaluate(model, params, batch, 3)
+  # z_sem is from the same sides at every step.
+  settings = {"noise": 0.7, "step": 0, "elbo_weight": 0.3}
+  expected, sums = in_numpy(params, batch, kl_weight=0.3, **settings)
   assert loss == pytest.approx(expected, rel=1e-5)
-  assert metrics["kl_weight"].compute() == 1
+  assert metrics["kl_weight"] == pytest.approx(0.3)
+  # The samples are equal: so are the terms of the ELBO, which has the full KL weight at any step.
+  elbo = -sums["reconstruction"] - sum(sums[name] for name in vmsst.LATENTS)
+  assert metrics["elbo"] == pytest.approx(elbo / PAIRS, rel=1e-5)
+  # log p(z) - log q(z|x), with z a noise of 0.7 from the mean, in place of the KL.
+  log_ratio = 0.0
+  for row in range(PAIRS):
+    for mean, v in chosen_posteriors(params, batch, row, 0).values():
+      z = mean + 0.7 * np.exp(v / 2)
+      log_ratio += np.sum(-(z**2) / 2 + 0.7**2 / 2 + v / 2)
+  bound = -sums["reconstruction"] + log_ratio
+  assert metrics["importance_weighted_bound"] == pytest.approx(bound / PAIRS, rel=1e-5)
+
+
+def test_evaluation_samples_latents_by_a_fixed_key_and_the_bounds_are_ordered(params):
+  batch = make_batch()
+  model = make_model(evaluation_samples=32)
+  first, metrics = evaluate(model, params, batch)
+  assert (first, metrics) == evaluate(model, params, batch)
+  assert metrics["kl_weight"] == 1
+  means, _ = in_numpy(params, batch, noise=0, step=0, elbo_weight=0.1, kl_weight=1)
+  assert first != pytest.approx(means, rel=1e-5)
+  assert metrics["importance_weighted_bound"] > metrics["elbo"]
+  shapes = jax.eval_shape(make_model(evaluation_samples=0).eval_fn, params, batch)
+  assert not {"elbo", "importance_weighted_bound"} & set(shapes[1])
 
 
 @pytest.mark.parametrize("language_mean", [False, True])
@@ -173,17 +213,32 @@ def test_the_side_of_the_semantic_latent_alternates_by_row_and_step():
   np.testing.assert_array_equal(vmsst.alternating_sides(5, 7), [1, 0, 1, 0, 1])
 
 
-def test_active_units_are_counted_for_each_latent(params):
-  batch = make_batch()
-  constant = {**params, "language_mean": jax.tree.map(jnp.zeros_like, params["language_mean"])}
-  _, metrics = loss_and_metrics(make_model(), constant, batch)
-  means = []
-  for row in range(PAIRS):
-    side, language = (("inputs", "input_language"), ("targets", "target_language"))[row % 2]
-    means.append(posteriors_of(params, batch[side][row][None], batch[language][row])[0])
-  expected = np.sum(np.var(means, axis=0) > 0.01)
-  assert metrics["active_units/semantic"] == expected > 0
-  assert metrics["active_units/input_language"] == metrics["active_units/target_language"] == 0
+def test_a_collapsed_latent_shows(params):
+  batch = make_batch(pairs=16)
+  zeros = {
+    name: jax.tree.map(jnp.zeros_like, params[name])
+    for name in ("language_mean", "language_log_variance")
+  }
+  # Its posteriors are the prior.
+  _, metrics = evaluate(make_model(evaluation_samples=0), {**params, **zeros}, batch)
+  for name in vmsst.LATENTS[1:]:
+    assert metrics[f"kl/{name}"] == metrics[f"active_dims/{name}"] == 0
+    assert metrics[f"mutual_information/{name}"] == pytest.approx(0, abs=1e-5)
+    assert metrics[f"collapsed/{name}"] == 1
+  assert metrics["kl/semantic"] > 0.5
+  assert metrics["collapsed/semantic"] == 0
+  assert 0.5 < metrics["mutual_information/semantic"] <= np.log(16)
+
+
+def test_a_latent_that_ignores_the_text_shows_in_spite_of_its_kl():
+  mean_BK = jnp.tile(jnp.array([3.0, -2.0]), (8, 1))
+  found = vmsst.latent_metrics({"z": (mean_BK, jnp.zeros((8, 2)))}, jax.random.key(0))
+  values = {name: float(metric.compute()) for name, metric in found.items()}
+  assert values["kl/z"] == pytest.approx((9 + 4) / 2)
+  assert values["kl_per_dim/z"] == pytest.approx((9 + 4) / 4)
+  assert values["active_dims/z"] == 2
+  assert values["mutual_information/z"] == pytest.approx(0, abs=1e-5)
+  assert values["collapsed/z"] == 1
 
 
 def test_a_key_decides_the_step_and_every_latent_has_its_own(params, monkeypatch):
@@ -202,7 +257,7 @@ def test_a_key_decides_the_step_and_every_latent_has_its_own(params, monkeypatch
       return model.loss_fn(params, batch, rng)[0], used
 
   first, keys = loss_and_keys(jax.random.key(1))
-  assert len({tuple(np.asarray(key)) for key in keys}) == 3
+  assert len({tuple(np.asarray(key)) for key in keys[:3]}) == 3
   assert loss_and_keys(jax.random.key(1))[0] == first
   assert loss_and_keys(jax.random.key(2))[0] != first
 
@@ -218,7 +273,7 @@ def test_one_encoder_call_each_and_one_decoder_call_a_step(params, monkeypatch):
       return plain(self, x_BTD, *args, **kwargs)
 
     monkeypatch.setattr(module, "__call__", counted)
-  jax.eval_shape(make_model().eval_fn, params, make_batch())
+  jax.eval_shape(lambda p, batch: make_model().loss_fn(p, batch, None), params, make_batch())
   expected = [("LatentDecoder", 4 * PAIRS), *[("T5Encoder", 2 * PAIRS)] * 2]
   assert sorted(shapes) == expected
 
@@ -357,6 +412,27 @@ def test_contrastive_is_added_with_its_weight(params):
       "loss/vmsst": plain,
     },
     rel=1e-5,
+  )
+
+
+@pytest.mark.parametrize("slices", [2, 4])
+def test_slices_give_the_loss_metrics_and_gradient_of_the_whole_batch(params, monkeypatch, slices):
+  # Samples are as far above the mean in every slice.
+  monkeypatch.setattr(gaussian, "sample", lambda mean, v, rng: mean + 0.7 * jnp.exp(v / 2))
+  batch = make_batch(pairs=4)
+
+  def value_and_gradient(count):
+    model = make_model(
+      vmsst.VmsstContrastiveModel, vmsst_weight=0.25, kl_anneal_steps=10, embedding_slices=count
+    )
+    step = jit(jax.value_and_grad(model.loss_fn, has_aux=True))
+    (loss, metrics), gradient = step(params, batch, jax.random.key(0), 3)
+    return loss, {name: metric.compute() for name, metric in metrics.items()}, gradient
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
+    value_and_gradient(slices),
+    value_and_gradient(1),
   )
 
 

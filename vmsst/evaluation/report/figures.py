@@ -17,7 +17,7 @@ _AGNOSTICISM = {
 _MIN_LANGUAGES = 3  # Fewer make no tree.
 _MAX_PANELS = 6
 # Training metrics to plot, by name or prefix, as long as there are panels.
-_TRAINING = ("loss", "nll/", "kl/", "active_units/", "accuracy", "token_accuracy/")
+_TRAINING = ("loss", "nll/", "kl/", "mutual_information/", "accuracy", "token_accuracy/")
 
 
 def hint() -> str:

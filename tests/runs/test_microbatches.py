@@ -1,0 +1,132 @@
+"""Microbatches and models whose loss compares the pairs of a batch: all models of the library."""
+
+import importlib
+import inspect
+import pkgutil
+
+import jax
+import numpy as np
+import pair_batches
+import pytest
+import toy_runs
+
+import ems_jax.models
+import vmsst.models
+from ems_jax.networks import ems, laser
+from vmsst import errors
+from vmsst.models import base
+from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import vmsst as networks
+from vmsst.text import vocabularies
+
+PAIRS, LENGTH, WIDTH = 4, 3, 4
+T5 = t5.T5Config(
+  vocab_size=12, emb_dim=WIDTH, num_heads=1, head_dim=4, mlp_dim=4, num_encoder_layers=1
+)
+BERT = bert.BertConfig(
+  vocab_size=12, emb_dim=WIDTH, num_heads=1, num_layers=1, mlp_dim=4, max_positions=LENGTH
+)
+ENCODER = sentence_encoder.SentenceEncoder(T5, latent_dim=WIDTH)
+VMSST = networks.VmsstNetwork(T5, latent_dim=WIDTH)
+# The network of each model, and whether its loss compares pairs.
+MODELS = {
+  "ContrastiveModel": (ENCODER, True),
+  "HardNegativesModel": (ENCODER, True),
+  "SoftContrastiveModel": (ENCODER, True),
+  "DistillationModel": (ENCODER, False),
+  "BitranslationModel": (networks.BitranslationNetwork(T5, latent_dim=WIDTH), False),
+  "VmsstModel": (VMSST, False),
+  "VmsstContrastiveModel": (VMSST, True),
+  "EmsModel": (ems.EmsNetwork(BERT, language_dim=2, projection_dim=WIDTH), True),
+  "LaserModel": (
+    laser.LaserNetwork(
+      lstm.LstmConfig(vocab_size=12, emb_dim=WIDTH, num_layers=1, hidden_dim=2),
+      target_emb_dim=2, decoder_dim=4, decoder_output_dim=4,
+    ),
+    False,
+  ),
+}  # fmt: skip
+
+
+def model_classes():
+  """Returns all models of the library, by name."""
+  found = {}
+  for package in (vmsst.models, ems_jax.models):
+    for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+      for name, value in vars(importlib.import_module(info.name)).items():
+        if inspect.isclass(value) and issubclass(value, base.BitextModel):
+          found[name] = value
+  return {
+    name: value for name, value in found.items() if "loss_fn" not in value.__abstractmethods__
+  }
+
+
+def make_model(name, **options):
+  network, _ = MODELS[name]
+  vocabulary = vocabularies.ByteVocabulary()
+  return model_classes()[name](network=network, input_vocabulary=vocabulary, **options)
+
+
+def make_batch():
+  """Sentences of one length, of which both halves have the same tokens per pair."""
+  batch = pair_batches.random_batch(0, PAIRS, (LENGTH, LENGTH), (2, 12), languages=[0, 1])
+  rng = np.random.default_rng(0)
+  for side in ("inputs", "targets"):
+    batch[side] = rng.integers(2, 12, (PAIRS, LENGTH), dtype=np.int32)
+    batch[f"teacher_{side}"] = rng.normal(size=(PAIRS, WIDTH)).astype(np.float32)
+  batch["input_language"][:], batch["target_language"][:] = 0, 40  # English is LASER's target
+  batch["negatives"] = rng.integers(2, 12, (PAIRS, 1, LENGTH), dtype=np.int32)
+  return batch
+
+
+def test_every_model_is_listed_here():
+  assert set(MODELS) == set(model_classes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_of_microbatches_differ_if_pairs_are_compared(name):
+  model, batch = make_model(name), make_batch()
+  shapes = jax.eval_shape(model.network.init, jax.random.key(0), batch["inputs"])["params"]
+  rng = np.random.default_rng(1)
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+  loss_fn = jax.jit(lambda batch: model.loss_fn(params, batch, None)[0])
+  halves = [loss_fn({key: x[i : i + 2] for key, x in batch.items()}) for i in (0, 2)]
+  same = bool(np.isclose(loss_fn(batch), np.mean(halves), rtol=1e-3))
+  assert same != MODELS[name][1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_microbatches_need_permission_if_pairs_are_compared(name):
+  def train_with(count, **options):
+    """Returns a trainer, which does nothing yet."""
+    construct = toy_runs.make_trainer(num_microbatches=count)
+    return construct(
+      model=make_model(name, **options),
+      train_state=None,
+      partitioner=None,
+      eval_names=[],
+      summary_dir=None,
+      train_state_axes=None,
+      rng=None,
+    )
+
+  for count in (None, 0, 1):
+    train_with(count).close()
+  if not MODELS[name][1]:
+    train_with(4).close()
+    return
+  with pytest.raises(errors.InputError) as refusal:
+    train_with(4)
+  message = str(refusal.value)
+  assert f"NUM_MICROBATCHES=4 leaves a pair of {name} only 1/4 of its negatives" in message
+  assert "EMBEDDING_SLICES=4" in message
+  assert "ALLOW_FEWER_NEGATIVES=True" in message
+  train_with(4, allow_fewer_negatives=True).close()
+  make_model(name, embedding_slices=2)  # the way out exists
+
+
+def test_a_loss_without_negatives_needs_no_permission():
+  network = ems.EmsNetwork(BERT, language_dim=2, contrastive=False)
+  vocabulary = vocabularies.ByteVocabulary()
+  model_classes()["EmsModel"](network=network, input_vocabulary=vocabulary).check_microbatches(4)
