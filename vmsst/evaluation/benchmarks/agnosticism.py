@@ -169,3 +169,6 @@ TRANSLATIONS = suite.Benchmark(
   read=read_translations,
   summarize=agnosticism_results.summarize,
 )
+
+NAMES = frozenset(each.name for each in (BENCHMARK, FLORES, TRANSLATIONS))
+"""Names of the benchmarks whose results `agnosticism_results` documents."""

@@ -15,6 +15,7 @@ without "_" and a suffix that distinguishes versions in one language.
 import dataclasses
 import itertools
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -120,6 +121,24 @@ def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
   return found
 
 
+def language_errors(found: Iterable[Matrix]) -> dict[str, dict[str, float]]:
+  """Returns the error of each language on each text, by language code and name of the text.
+
+  It is the mean error over all ordered pairs with a text in this language, on either side; each of
+  several versions in this language has the same weight. The code is the first that occurs.
+  """
+  first: dict[languages.Language, str] = {}
+  error_of: dict[str, dict[str, float]] = {}
+  for matrix in found:
+    edges = agnosticism.averages(matrix.error_LL)
+    own: dict[str, list[float]] = {}
+    for code, error in zip(matrix.languages, (edges.source_L + edges.target_L) / 2, strict=True):
+      own.setdefault(first.setdefault(languages.language(code), code), []).append(float(error))
+    for code, each in own.items():
+      error_of.setdefault(code, {})[matrix.text] = statistics.fmean(each)
+  return error_of
+
+
 def code_of(step: str) -> str:
   """Returns the language code of a step: pol for pol_a, but zho_Hans for zho_Hans, a code."""
   try:
@@ -200,8 +219,10 @@ def summarize(
   """Summarizes errors over all ordered pairs, and their relation to language families.
 
   Returns mean, lowest and highest error; errors within and between families, and between versions
-  in one language; and the agreement of clusters by error with families (as many clusters as
-  families) if errors differ and families group languages. Several texts prefix their names.
+  in one language; how much the errors of these versions with the same other text differ (highest
+  minus lowest, mean and maximum over texts and directions); and the agreement of clusters by error
+  with families (as many clusters as families) if errors differ and families group languages.
+  Several texts prefix their names.
   """
   found = matrices(results)
   summary: suite.Numbers = {}
@@ -232,6 +253,10 @@ def _numbers(matrix: Matrix) -> suite.Numbers:
   of_language = agnosticism.within_and_between(matrix.error_LL, known)
   if "within" in of_language:
     numbers["error within a language"] = of_language["within"]
+  if spreads := agnosticism.version_spreads(matrix.error_LL, known):
+    differences = [spread.difference for spread in spreads]
+    numbers["spread over versions"] = statistics.fmean(differences)
+    numbers["largest spread over versions"] = max(differences)
   distance_LL = clustering.distances(matrix.error_LL)
   tree_M4 = clustering.tree(distance_LL)
   if 1 < len(set(families)) < len(families) and not clustering.all_same(distance_LL):

@@ -4,16 +4,13 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism, agnosticism_results
 from vmsst.evaluation.metrics import clustering
-from vmsst.evaluation.report import plots
+from vmsst.evaluation.report import agnosticism_tables, plots
 from vmsst.evaluation.report.reading import Run
 
-_AGNOSTICISM = {
-  each.name for each in (agnosticism.BENCHMARK, agnosticism.FLORES, agnosticism.TRANSLATIONS)
-}
 _MIN_LANGUAGES = 3  # Fewer make no tree.
 _MAX_PANELS = 6
 # Training metrics to plot, by name or prefix, as long as there are panels.
@@ -35,22 +32,17 @@ def languages_and_sentences(name: str, found: Mapping[str, Mapping[str, Any]]) -
   Raises:
     InputError: the results are not those of every pair.
   """
-  if name not in _AGNOSTICISM:
+  if name not in agnosticism.NAMES:
     return []
   plotted = []
   for encoder, each in found.items():
     results = suite.results_of(each)
-    try:
+    with agnosticism_tables.every_pair(name, encoder):
       for matrix in agnosticism_results.matrices(results):
         plotted += _matrix_plots(matrix, f"{encoder}, {matrix.text or each['title']}")
       for sentence in agnosticism_results.sentence_figures(results):
         title = f"{encoder}, {sentence.text or each['title']}, line {sentence.line}"
         plotted.append(_sentence_plot(sentence, title))
-    except (KeyError, IndexError, ValueError) as error:
-      raise errors.InputError(
-        f"{encoder}: the results of {name} are not those of every pair ({error}): run `vmsst eval` "
-        "again in another folder"
-      ) from None
   return plotted
 
 

@@ -62,6 +62,10 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert summary["error within a language"] == pytest.approx((12.5 + 25) / 2)
   assert summary["error within families"] == pytest.approx((12.5 + 25) / 4)
   assert summary["error seen"] == 0
+  # The two Spanish versions find English and German with 0 and 12.5 % errors, and are found by them
+  # with 0 and 25 %.
+  assert summary["spread over versions"] == pytest.approx((12.5 + 25) / 2)
+  assert summary["largest spread over versions"] == 25
   # Mexico, the outlier, is split off first: the other Spanish is with the Germanic languages.
   assert summary["purity of clusters"] == pytest.approx(75)
   assert summary["cophenetic correlation"] == pytest.approx(100)
