@@ -107,6 +107,26 @@ def test_flores_is_read_by_its_own_codes(tmp_path):
   assert not [name for name in found["summary"] if "clusters" in name]  # two are not enough
 
 
+def test_wmt_2012_is_scored_on_all_lines_of_the_papers_five_languages(tmp_path):
+  for code in ("cs", "de", "en", "es", "fr", "ru"):
+    lines = sentences(code.title() if code == "es" else code)
+    name = f"newstest2012.{code}{'.gz' * (code == 'fr')}"
+    line_files.write_lines(tmp_path / "wmt2012" / name, [*lines, lines[-1]])
+  found = benchmark_runs.run_benchmark(agnosticism.WMT2012, Concepts(), tmp_path)
+  (matrix,) = agnosticism_results.matrices(results_of(found))
+  assert matrix.labels == ("cs", "de", "en", "es", "fr")  # Russian is not in the paper's table
+  # The last sentence occurs twice: the first of them is found. From Spanish the first sentence
+  # finds the second too; in the other direction neither of them is found.
+  expected = np.full([5, 5], 100 / 9)
+  expected[3], expected[:, 3] = 200 / 9, 300 / 9
+  np.fill_diagonal(expected, 0)
+  np.testing.assert_allclose(matrix.error_LL, expected)
+  assert found["missing"] == []
+  (tmp_path / "wmt2012" / "newstest2012.de").unlink()
+  with pytest.raises(errors.InputError, match=r"neither .*newstest2012\.de.* exists; .*dev\.tgz"):
+    agnosticism.read_wmt2012(tmp_path)
+
+
 def test_translations_are_followed_along_their_paths(tmp_path):
   folder = tmp_path / "translations"
   line_files.write_lines(folder / "talk.eng.txt", sentences("en"))

@@ -77,6 +77,26 @@ def test_averages_are_those_at_the_edges_of_the_papers_tables(write, number):
     )
 
 
+def test_errors_on_wmt_2012_are_next_to_the_papers_table_1(write):
+  half = {pair: error / 2 for pair, error in paper_table("1").items()}
+  markdown, path, _ = write("wmt2012", x=results_of("", half))
+  pairs = rows_of(path, "Results")
+  assert len(pairs) == 20
+  for row in pairs.values():
+    published_error = row["error: LASER", "agnostic, Table 1"]["value"]
+    assert published_error == 2 * row["error", ""]["value"]
+  averages = rows_of(path, "Averages by language")
+  for label, row in averages.items():
+    for title, edge in (
+      ("error of its queries", (label, "*")),
+      ("error of searches in it", ("*", label)),
+    ):
+      assert row[f"{title}: LASER", "agnostic, Table 1"]["value"] == paper_table("1")[edge]
+      assert row[title, ""]["value"] == pytest.approx(paper_table("1")[edge] / 2, abs=0.0026)
+  assert rows_of(path, "Next to published numbers")["LASER"]["error", ""]["value"] == 1.06
+  assert "the sum of its 20 errors divided by 16; their mean is 0.85" in markdown.read_text()
+
+
 def test_the_nearest_languages_are_those_that_the_paper_names(write):
   markdown, path, page = write("translations", x=results_of("prince", paper_table("3")))
   rows = rows_of(path, "prince: Averages by language")
