@@ -20,8 +20,8 @@ from vmsst import errors, languages
 _FILE = pathlib.Path(__file__).with_name("published.json")
 
 
-# Published averages by benchmark: name of the metric here, which the name of a part may follow, and
-# benchmark and metric in published.json. "" is for parts without a metric.
+# Published averages by benchmark: name of the metric here, which the name of a part and ": " with a
+# language may follow, and benchmark and metric in published.json. "" is for parts without a metric.
 _AVERAGES: dict[str, dict[str, tuple[str, str]]] = {
   "sts": {"pearson": ("sts", "pearson"), "spearman": ("sts", "spearman")},
   "xlsts": {"pearson": ("xlsts", "pearson"), "spearman": ("xlsts", "spearman")},
@@ -146,7 +146,8 @@ def for_average(benchmark: str, key: str) -> list[Published]:
     if key == name:
       found += find(other, metric)
     elif not name or key.startswith(f"{name} "):
-      found += find(other, metric, part=key.removeprefix(name).strip())
+      part, _, language = key.removeprefix(name).strip().partition(": ")
+      found += find(other, metric, language or None, part)
   return found
 
 

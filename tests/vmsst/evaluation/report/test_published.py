@@ -168,6 +168,9 @@ def test_averages_and_results_are_found_by_the_names_of_benchmarks():
   assert systems(published.for_average("sts", "spearman 2012"))["VMSST 24L mT5"] == 72.7
   assert systems(published.for_average("xlsts", "pearson same language"))["VMSST 24L"] == 77.7
   assert systems(published.for_average("questions", "mkqa"))["VMSST 24L mT5"] == 29.9
+  korean = systems(published.for_average("flores", "xsim en fr ja ko ru: ko"))
+  assert (len(korean), korean["mE5-base"], korean["LaBSE"]) == (13, 0.4, 0.0)
+  assert systems(published.for_average("flores", "xsim en fr ja ko ru"))["mE5-base"] == 0.16
   assert published.for_average("tatoeba", "to English") == []
   assert published.for_average("unknown", "average") == []
 

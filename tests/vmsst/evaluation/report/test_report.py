@@ -148,6 +148,30 @@ def test_numbers_are_next_to_published_ones_and_other_encoders(folders, tmp_path
   assert content["results"]["first"]["benchmarks"]["tatoeba"]["summary"] == {"average": 75.0}
 
 
+def test_xsim_of_each_language_is_next_to_the_published_table(tmp_path):
+  keys = [
+    "xsim en fr ja ko ru",
+    *(f"xsim en fr ja ko ru: {code}" for code in ["en", "fr", "ja", "ko", "ru"]),
+  ]
+  found = tatoeba(0) | {"summary": {key: 0.1 * i for i, key in enumerate(keys)}}
+  folder = write_results(tmp_path / "a", "first", {"flores": found})
+  markdown, path, _ = report.write_report([folder], tmp_path / "out")
+  compared = table(json.loads(path.read_text()), "flores", "Next to published numbers")
+  # Table 9, whose columns are avg, en, ko, fr, ja, ru.
+  assert [compared["mE5-base"][key, ""]["value"] for key in keys] == [
+    0.16,
+    0.05,
+    0.12,
+    0.02,
+    0.4,
+    0.2,
+  ]
+  assert compared["first"]["xsim en fr ja ko ru: ko", ""]["value"] == pytest.approx(0.4)
+  assert (
+    "| LASER2 (soft, Tables 3, 9) | 0.2 | 0.1 | 0.1 | 0.1 | 0.32 | 0.4 |" in markdown.read_text()
+  )
+
+
 def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
   same = write_results(tmp_path / "c", "third", {"tatoeba": tatoeba(-1)})
   _, path, _ = report.write_report([*folders, same], tmp_path / "out")
