@@ -51,10 +51,10 @@ def _matrix_plots(matrix: agnosticism_results.Matrix, title: str) -> list[str]:
     return []
   tree_M4 = clustering.tree(clustering.distances(matrix.error_LL))
   order = clustering.leaf_order(tree_M4)
-  families = [languages.language(code).family for code in matrix.languages]
+  branches = [languages.language(code).branch for code in matrix.languages]
   return [
     plots.heat_map(matrix.error_LL, matrix.labels, order=order, title=f"Errors: {title}"),
-    plots.dendrogram(tree_M4, matrix.labels, families, title=f"Languages by error: {title}"),
+    plots.dendrogram(tree_M4, matrix.labels, branches, title=f"Languages by error: {title}"),
   ]
 
 
@@ -64,7 +64,7 @@ def _sentence_plot(sentence: agnosticism_results.SentenceFigure, title: str) -> 
     sentence.labels,
     share_2=sentence.share_2,
     title=f"One sentence in all versions: {title}",
-    groups=[languages.language(code).family for code in sentence.languages],
+    groups=[languages.language(code).branch for code in sentence.languages],
     edges=[plots.Edge(*edge) for edge in sentence.edges],
   )
 

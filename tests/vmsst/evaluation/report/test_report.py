@@ -210,7 +210,8 @@ def test_what_results_hold_stays_text(folders, tmp_path):
 def test_page_is_accessible_and_needs_nothing_else(folders, tmp_path):
   pytest.importorskip("matplotlib", reason="figures need matplotlib")
   _, _, path = report.write_report(folders, tmp_path / "out")
-  page = Page(path.read_text(encoding="utf-8"))
+  page_text = path.read_text(encoding="utf-8")
+  page = Page(page_text)
   assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.elements if tag == "th")
   assert len(page.of("caption")) == [tag for tag, _ in page.elements].count("table")
   levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
@@ -219,6 +220,9 @@ def test_page_is_accessible_and_needs_nothing_else(folders, tmp_path):
   figures = [attrs for tag, attrs in page.elements if tag == "svg"]
   # Heat map and tree, training, evaluation during training.
   assert len(figures) == 4
+  assert {"deu, West Germanic", "rus, East Slavic"} <= set(
+    re.findall(r">([^<>]*)</text>", page_text)
+  )
   assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in figures)
   ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
   assert len(set(ids)) == len(ids)
