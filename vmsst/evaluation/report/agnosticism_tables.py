@@ -82,7 +82,7 @@ def _averages(name: str, of_encoder: Mapping[str, agnosticism_results.Matrix]) -
       for label, line in zip(codes, cells, strict=True):
         line.append(Cell(values.get(label)))
   for encoder, matrix in of_encoder.items():
-    columns.append(_label("lowest error of its queries", encoder, of_encoder))
+    columns.append(_label("nearest language of its queries", encoder, of_encoder))
     near = dict(zip(matrix.labels, _nearest(matrix), strict=True))
     for label, line in zip(codes, cells, strict=True):
       line.append(near.get(label, Cell(None)))
@@ -97,7 +97,7 @@ def _edge(matrix: agnosticism_results.Matrix, way: str) -> dict[str, float]:
 
 
 def _nearest(matrix: agnosticism_results.Matrix) -> list[Cell]:
-  """Returns, for each language, the lowest error of its queries and where it occurs."""
+  """Returns, for each language, the nearest language of its queries and where it occurs."""
   cells = []
   for row, near in enumerate(agnosticism.nearest(matrix.error_LL)):
     names = ", ".join(matrix.labels[each] for each in near[:_NAMED])

@@ -100,7 +100,7 @@ def test_errors_on_wmt_2012_are_next_to_the_papers_table_1(write):
 def test_the_nearest_languages_are_those_that_the_paper_names(write):
   markdown, path, page = write("translations", x=results_of("prince", paper_table("3")))
   rows = rows_of(path, "prince: Averages by language")
-  near = {label: row["lowest error of its queries", ""] for label, row in rows.items()}
+  near = {label: row["nearest language of its queries", ""] for label, row in rows.items()}
   # Section 3.2.1: Czech queries find most sentences in Slovak, Russian ones in Ukrainian.
   assert (near["cs"]["note"], near["cs"]["value"]) == ("sk", 9.69)
   assert {label: each["note"] for label, each in near.items()} == {
@@ -126,7 +126,7 @@ def test_equally_near_languages_are_all_nearest(write):
   }
   _, path, _ = write("agnosticism", x=results_of("", errors))
   near = {
-    label: row["lowest error of its queries", ""]["note"]
+    label: row["nearest language of its queries", ""]["note"]
     for label, row in rows_of(path, "Averages by language").items()
   }
   assert near["de"] == "en, es, fr"
