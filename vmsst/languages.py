@@ -21,7 +21,8 @@ Definition of a language:
 `family` is a group of the size of a WALS genus: obviously related, some 2,000 to 4,000 years deep
 (Germanic and Slavic rather than Indo-European; Turkic and Dravidian are whole families of that
 depth). Three exceptions serve comparisons of clusterings: Latin counts as Romance, all creoles are
-"Creole", and planned languages are "Constructed".
+"Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and Celtic
+languages further, because their branches are undisputed and papers compare them.
 """
 
 import dataclasses
@@ -43,6 +44,7 @@ class Language:
     iso639_1: Two-letter code, or None.
     script: ISO 15924 code of the script of most of its text.
     family: Group of related languages; see the module docstring.
+    branch: Part of the family, such as "South Slavic"; the family itself if it is not divided.
     tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
@@ -55,6 +57,7 @@ class Language:
   iso639_1: str | None
   script: str
   family: str
+  branch: str
   tatoeba: str | None
   flores: tuple[str, ...]
   ntrex: str | None
@@ -63,7 +66,7 @@ class Language:
 
 # Append only, with the next index: checkpoints hold embeddings by index. The first 283 are sorted
 # by code; the default script of a code comes first. Columns: index, ISO 639-3, ISO 639-1, script,
-# Tatoeba, FLORES-200, NTREX, family, name, and after a bar any other codes.
+# Tatoeba, FLORES-200, NTREX, family and, after a slash, branch, name, and after a bar other codes.
 _TABLE = """\
   1 aar aa Latn -   -        -        Cushitic          Afar
   2 abk ab Cyrl -   -        -        Abkhaz-Adyge      Abkhazian
@@ -72,12 +75,12 @@ _TABLE = """\
   5 acm -  Arab -   acm_Arab -        Semitic           Mesopotamian Arabic
   6 acq -  Arab -   acq_Arab -        Semitic           Ta'izzi-Adeni Arabic
   7 aeb -  Arab -   aeb_Arab -        Semitic           Tunisian Arabic
-  8 afr af Latn afr afr_Latn afr      Germanic          Afrikaans
+  8 afr af Latn afr afr_Latn afr      Germanic/West     Afrikaans
   9 ajp -  Arab -   ajp_Arab -        Semitic           South Levantine Arabic
  10 aka ak Latn -   aka_Latn -        Kwa               Akan
  11 als sq Latn sqi als_Latn sqi      Albanian          Albanian | alb
  12 amh am Ethi amh amh_Ethi amh      Semitic           Amharic
- 13 ang -  Latn ang -        -        Germanic          Old English
+ 13 ang -  Latn ang -        -        Germanic/West     Old English
  14 apc -  Arab -   apc_Arab -        Semitic           North Levantine Arabic
  15 arb ar Arab ara arb_Arab arb      Semitic           Arabic
  16 arb ar Latn -   arb_Latn -        Semitic           Arabic (romanized) | ara
@@ -98,7 +101,7 @@ _TABLE = """\
  31 bam bm Latn -   bam_Latn -        Mande             Bambara
  32 ban -  Latn -   ban_Latn -        Malayo-Sumbawan   Balinese
  33 bbc -  Latn -   -        -        Batak             Toba Batak
- 34 bel be Cyrl bel bel_Cyrl bel      Slavic            Belarusian
+ 34 bel be Cyrl bel bel_Cyrl bel      Slavic/East       Belarusian
  35 bem -  Latn -   bem_Latn bem      Bantu             Bemba
  36 ben bn Beng ben ben_Beng ben      Indo-Aryan        Bengali
  37 ber -  Latn ber -        -        Berber            Berber
@@ -107,71 +110,71 @@ _TABLE = """\
  40 bjn -  Latn -   bjn_Latn -        Malayo-Sumbawan   Banjar | banjarese
  41 bjn -  Arab -   bjn_Arab -        Malayo-Sumbawan   Banjar (Arabic)
  42 bod bo Tibt -   bod_Tibt bod      Bodic             Tibetan | tib
- 43 bos bs Latn bos bos_Latn bos      Slavic            Bosnian
- 44 bre br Latn bre -        -        Celtic            Breton
+ 43 bos bs Latn bos bos_Latn bos      Slavic/South      Bosnian
+ 44 bre br Latn bre -        -        Celtic/Brittonic  Breton
  45 bug -  Latn -   bug_Latn -        Sulawesi          Buginese
- 46 bul bg Cyrl bul bul_Cyrl bul      Slavic            Bulgarian
+ 46 bul bg Cyrl bul bul_Cyrl bul      Slavic/South      Bulgarian
  47 cat ca Latn cat cat_Latn cat      Romance           Catalan
  48 cbk -  Latn cbk -        -        Creole            Chavacano
  49 ceb -  Latn ceb ceb_Latn -        Philippine        Cebuano
- 50 ces cs Latn ces ces_Latn ces      Slavic            Czech | cze
+ 50 ces cs Latn ces ces_Latn ces      Slavic/West       Czech | cze
  51 cha ch Latn cha -        -        Chamorro          Chamorro
  52 che ce Cyrl -   -        -        Nakh-Daghestanian Chechen
- 53 chu cu Cyrl -   -        -        Slavic            Old Church Slavonic
+ 53 chu cu Cyrl -   -        -        Slavic/South      Old Church Slavonic
  54 chv cv Cyrl -   -        -        Turkic            Chuvash
  55 cjk -  Latn -   cjk_Latn -        Bantu             Chokwe
  56 ckb -  Arab -   ckb_Arab ckb-Arab Iranian           Central Kurdish
  57 cmn zh Hans cmn zho_Hans zho-CN   Sinitic           Chinese (simplified) | zho chi zho_simpl
  58 cmn zh Hant -   zho_Hant zho-TW   Sinitic           Chinese (traditional) | zho chi zho_trad
- 59 cor kw Latn cor -        -        Celtic            Cornish
+ 59 cor kw Latn cor -        -        Celtic/Brittonic  Cornish
  60 cos co Latn -   -        -        Romance           Corsican
  61 cre cr Cans -   -        -        Algonquian        Cree
  62 crh -  Latn -   crh_Latn -        Turkic            Crimean Tatar
- 63 csb -  Latn csb -        -        Slavic            Kashubian
- 64 cym cy Latn cym cym_Latn cym      Celtic            Welsh | wel
- 65 dan da Latn dan dan_Latn dan      Germanic          Danish
- 66 deu de Latn deu deu_Latn deu      Germanic          German | ger
+ 63 csb -  Latn csb -        -        Slavic/West       Kashubian
+ 64 cym cy Latn cym cym_Latn cym      Celtic/Brittonic  Welsh | wel
+ 65 dan da Latn dan dan_Latn dan      Germanic/North    Danish
+ 66 deu de Latn deu deu_Latn deu      Germanic/West     German | ger
  67 dik -  Latn -   dik_Latn -        Nilotic           Southwestern Dinka | din
  68 div dv Thaa -   -        div      Indo-Aryan        Divehi
- 69 dsb -  Latn dsb -        -        Slavic            Lower Sorbian
+ 69 dsb -  Latn dsb -        -        Slavic/West       Lower Sorbian
  70 dtp -  Latn dtp -        -        Bornean           Kadazan Dusun
  71 dyu -  Latn -   dyu_Latn -        Mande             Dyula
  72 dzo dz Tibt -   dzo_Tibt dzo      Bodic             Dzongkha
  73 ell el Grek ell ell_Grek ell      Greek             Greek | gre
- 74 eng en Latn eng eng_Latn eng      Germanic          English
+ 74 eng en Latn eng eng_Latn eng      Germanic/West     English
  75 epo eo Latn epo epo_Latn -        Constructed       Esperanto
  76 est et Latn est est_Latn est      Finnic            Estonian | ekk
  77 eus eu Latn eus eus_Latn eus      Basque            Basque | baq
  78 ewe ee Latn -   ewe_Latn ewe      Kwa               Ewe
- 79 fao fo Latn fao fao_Latn fao      Germanic          Faroese
+ 79 fao fo Latn fao fao_Latn fao      Germanic/North    Faroese
  80 fij fj Latn -   fij_Latn fij      Oceanic           Fijian
  81 fin fi Latn fin fin_Latn fin      Finnic            Finnish
  82 fon -  Latn -   fon_Latn -        Kwa               Fon
  83 fra fr Latn fra fra_Latn fra      Romance           French | fre
- 84 fry fy Latn fry -        -        Germanic          West Frisian
+ 84 fry fy Latn fry -        -        Germanic/West     West Frisian
  85 fuc -  Latn -   -        fuc      Atlantic          Pulaar
  86 fur -  Latn -   fur_Latn -        Romance           Friulian
  87 fuv ff Latn -   fuv_Latn -        Atlantic          Nigerian Fulfulde | ful
  88 gaz om Latn -   gaz_Latn orm      Cushitic          Oromo
- 89 gla gd Latn gla gla_Latn -        Celtic            Scottish Gaelic
- 90 gle ga Latn gle gle_Latn gle      Celtic            Irish
+ 89 gla gd Latn gla gla_Latn -        Celtic/Goidelic   Scottish Gaelic
+ 90 gle ga Latn gle gle_Latn gle      Celtic/Goidelic   Irish
  91 glg gl Latn glg glg_Latn glg      Romance           Galician
- 92 glv gv Latn -   -        -        Celtic            Manx
+ 92 glv gv Latn -   -        -        Celtic/Goidelic   Manx
  93 grn gn Latn -   grn_Latn -        Tupian            Guarani | gug
- 94 gsw -  Latn gsw -        -        Germanic          Swiss German
+ 94 gsw -  Latn gsw -        -        Germanic/West     Swiss German
  95 guj gu Gujr -   guj_Gujr guj      Indo-Aryan        Gujarati
  96 hat ht Latn -   hat_Latn -        Creole            Haitian Creole
  97 hau ha Latn -   hau_Latn hau      Chadic            Hausa
  98 haw -  Latn -   -        -        Oceanic           Hawaiian
- 99 hbs sh Latn -   -        -        Slavic            Serbo-Croatian
+ 99 hbs sh Latn -   -        -        Slavic/South      Serbo-Croatian
 100 heb he Hebr heb heb_Hebr heb      Semitic           Hebrew | iw
 101 her hz Latn -   -        -        Bantu             Herero
 102 hin hi Deva hin hin_Deva hin      Indo-Aryan        Hindi
 103 hmn -  Latn -   -        hmn      Hmong-Mien        Hmong
 104 hmo ho Latn -   -        -        Oceanic           Hiri Motu
 105 hne -  Deva -   hne_Deva -        Indo-Aryan        Chhattisgarhi
-106 hrv hr Latn hrv hrv_Latn hrv      Slavic            Croatian
-107 hsb -  Latn hsb -        -        Slavic            Upper Sorbian
+106 hrv hr Latn hrv hrv_Latn hrv      Slavic/South      Croatian
+107 hsb -  Latn hsb -        -        Slavic/West       Upper Sorbian
 108 hun hu Latn hun hun_Latn hun      Ugric             Hungarian
 109 hye hy Armn hye hye_Armn hye      Armenian          Armenian | arm
 110 ibo ig Latn -   ibo_Latn ibo      Volta-Niger       Igbo
@@ -183,7 +186,7 @@ _TABLE = """\
 116 ina ia Latn ina -        -        Constructed       Interlingua
 117 ind id Latn ind ind_Latn ind      Malayo-Sumbawan   Indonesian | in
 118 ipk ik Latn -   -        -        Eskimo            Inupiaq
-119 isl is Latn isl isl_Latn isl      Germanic          Icelandic | ice
+119 isl is Latn isl isl_Latn isl      Germanic/North    Icelandic | ice
 120 ita it Latn ita ita_Latn ita      Romance           Italian
 121 jav jv Latn jav jav_Latn -        Javanese          Javanese | jw
 122 jpn ja Jpan jpn jpn_Jpan jpn      Japonic           Japanese
@@ -216,12 +219,12 @@ _TABLE = """\
 149 lat la Latn lat -        -        Romance           Latin
 150 lfn -  Latn lfn -        -        Constructed       Lingua Franca Nova
 151 lij -  Latn -   lij_Latn -        Romance           Ligurian
-152 lim li Latn -   lim_Latn -        Germanic          Limburgish
+152 lim li Latn -   lim_Latn -        Germanic/West     Limburgish
 153 lin ln Latn -   lin_Latn -        Bantu             Lingala
 154 lit lt Latn lit lit_Latn lit      Baltic            Lithuanian
 155 lmo -  Latn -   lmo_Latn -        Romance           Lombard
 156 ltg -  Latn -   ltg_Latn -        Baltic            Latgalian
-157 ltz lb Latn -   ltz_Latn ltz      Germanic          Luxembourgish
+157 ltz lb Latn -   ltz_Latn ltz      Germanic/West     Luxembourgish
 158 lua -  Latn -   lua_Latn -        Bantu             Luba-Kasai
 159 lub lu Latn -   -        -        Bantu             Luba-Katanga
 160 lug lg Latn -   lug_Latn -        Bantu             Ganda
@@ -239,7 +242,7 @@ _TABLE = """\
 172 mhr -  Cyrl mhr -        -        Mari              Meadow Mari | chm
 173 min -  Latn -   min_Latn -        Malayo-Sumbawan   Minangkabau
 174 min -  Arab -   min_Arab -        Malayo-Sumbawan   Minangkabau (Arabic)
-175 mkd mk Cyrl mkd mkd_Cyrl mkd      Slavic            Macedonian | mac
+175 mkd mk Cyrl mkd mkd_Cyrl mkd      Slavic/South      Macedonian | mac
 176 mlt mt Latn -   mlt_Latn mlt      Semitic           Maltese
 177 mni -  Beng -   mni_Beng -        Kuki-Chin         Meitei
 178 mos -  Latn -   mos_Latn -        Gur               Mossi
@@ -250,11 +253,11 @@ _TABLE = """\
 183 nbl nr Latn -   -        -        Bantu             South Ndebele
 184 nde nd Latn -   -        nde      Bantu             North Ndebele
 185 ndo ng Latn -   -        -        Bantu             Ndonga
-186 nds -  Latn nds -        -        Germanic          Low German
+186 nds -  Latn nds -        -        Germanic/West     Low German
 187 nij -  Latn -   -        -        Barito            Ngaju
-188 nld nl Latn nld nld_Latn nld      Germanic          Dutch | dut
-189 nno nn Latn nno nno_Latn nno      Germanic          Norwegian Nynorsk
-190 nob nb Latn nob nob_Latn nob      Germanic          Norwegian Bokmål | nor no
+188 nld nl Latn nld nld_Latn nld      Germanic/West     Dutch | dut
+189 nno nn Latn nno nno_Latn nno      Germanic/North    Norwegian Nynorsk
+190 nob nb Latn nob nob_Latn nob      Germanic/North    Norwegian Bokmål | nor no
 191 nov -  Latn nov -        -        Constructed       Novial
 192 npi ne Deva -   npi_Deva nep      Indo-Aryan        Nepali
 193 nqo -  Nkoo -   nqo_Nkoo -        Mande             N'Ko
@@ -263,7 +266,7 @@ _TABLE = """\
 196 nya ny Latn -   nya_Latn nya      Bantu             Nyanja
 197 oci oc Latn oci oci_Latn -        Romance           Occitan
 198 oji oj Cans -   -        -        Algonquian        Ojibwe
-199 orv -  Cyrl orv -        -        Slavic            Old East Slavic
+199 orv -  Cyrl orv -        -        Slavic/East       Old East Slavic
 200 ory or Orya -   ory_Orya -        Indo-Aryan        Odia | ori
 201 oss os Cyrl -   -        -        Iranian           Ossetian
 202 pag -  Latn -   pag_Latn -        Philippine        Pangasinan
@@ -275,14 +278,14 @@ _TABLE = """\
 208 pli pi Deva -   -        -        Indo-Aryan        Pali
 209 plt mg Latn -   plt_Latn mlg      Barito            Malagasy
 210 pms -  Latn pms -        -        Romance           Piedmontese
-211 pol pl Latn pol pol_Latn pol      Slavic            Polish
+211 pol pl Latn pol pol_Latn pol      Slavic/West       Polish
 212 por pt Latn por por_Latn por      Romance           Portuguese
 213 prs -  Arab -   prs_Arab prs      Iranian           Dari | fa_AF
 214 quy qu Latn -   quy_Latn -        Quechuan          Quechua | que
 215 roh rm Latn -   -        -        Romance           Romansh
 216 ron ro Latn ron ron_Latn ron      Romance           Romanian | rum mol mo
 217 run rn Latn -   run_Latn -        Bantu             Rundi
-218 rus ru Cyrl rus rus_Cyrl rus      Slavic            Russian
+218 rus ru Cyrl rus rus_Cyrl rus      Slavic/East       Russian
 219 sag sg Latn -   sag_Latn -        Ubangi            Sango
 220 san sa Deva -   san_Deva -        Indo-Aryan        Sanskrit
 221 sat -  Olck -   sat_Olck,sat_Beng -        Munda             Santali
@@ -290,8 +293,8 @@ _TABLE = """\
 223 shi -  Arab -   -        shi      Berber            Tachelhit
 224 shn -  Mymr -   shn_Mymr -        Kam-Tai           Shan
 225 sin si Sinh -   sin_Sinh sin      Indo-Aryan        Sinhala
-226 slk sk Latn slk slk_Latn slk      Slavic            Slovak | slo
-227 slv sl Latn slv slv_Latn slv      Slavic            Slovenian
+226 slk sk Latn slk slk_Latn slk      Slavic/West       Slovak | slo
+227 slv sl Latn slv slv_Latn slv      Slavic/South      Slovenian
 228 sme se Latn -   -        -        Saami             Northern Sami
 229 smo sm Latn -   smo_Latn smo      Oceanic           Samoan
 230 sna sn Latn -   sna_Latn sna-Latn Bantu             Shona
@@ -300,14 +303,14 @@ _TABLE = """\
 233 sot st Latn -   sot_Latn -        Bantu             Southern Sotho
 234 spa es Latn spa spa_Latn spa      Romance           Spanish
 235 srd sc Latn -   srd_Latn -        Romance           Sardinian
-236 srp sr Cyrl srp srp_Cyrl srp-Cyrl Slavic            Serbian
-237 srp sr Latn -   -        srp-Latn Slavic            Serbian (Latin)
+236 srp sr Cyrl srp srp_Cyrl srp-Cyrl Slavic/South      Serbian
+237 srp sr Latn -   -        srp-Latn Slavic/South      Serbian (Latin)
 238 ssw ss Latn -   ssw_Latn ssw      Bantu             Swati
 239 sun su Latn -   sun_Latn -        Malayo-Sumbawan   Sundanese
-240 swe sv Latn swe swe_Latn swe      Germanic          Swedish
-241 swg -  Latn swg -        -        Germanic          Swabian
+240 swe sv Latn swe swe_Latn swe      Germanic/North    Swedish
+241 swg -  Latn swg -        -        Germanic/West     Swabian
 242 swh sw Latn swh swh_Latn swa      Bantu             Swahili
-243 szl -  Latn -   szl_Latn -        Slavic            Silesian
+243 szl -  Latn -   szl_Latn -        Slavic/West       Silesian
 244 tah ty Latn -   -        tah      Oceanic           Tahitian
 245 tam ta Taml tam tam_Taml tam      Dravidian         Tamil
 246 taq -  Latn -   taq_Latn -        Berber            Tamasheq
@@ -329,7 +332,7 @@ _TABLE = """\
 262 tzl -  Latn tzl -        -        Constructed       Talossan
 263 tzm -  Tfng -   tzm_Tfng -        Berber            Central Atlas Tamazight
 264 uig ug Arab uig uig_Arab uig      Turkic            Uyghur
-265 ukr uk Cyrl ukr ukr_Cyrl ukr      Slavic            Ukrainian
+265 ukr uk Cyrl ukr ukr_Cyrl ukr      Slavic/East       Ukrainian
 266 umb -  Latn -   umb_Latn -        Bantu             Umbundu
 267 urd ur Arab urd urd_Arab urd      Indo-Aryan        Urdu
 268 uzn uz Latn uzb uzn_Latn uzb      Turkic            Uzbek
@@ -342,7 +345,7 @@ _TABLE = """\
 275 wol wo Latn -   wol_Latn wol      Atlantic          Wolof
 276 wuu -  Hans wuu -        -        Sinitic           Wu Chinese
 277 xho xh Latn xho xho_Latn xho      Bantu             Xhosa
-278 ydd yi Hebr yid ydd_Hebr -        Germanic          Yiddish | ji
+278 ydd yi Hebr yid ydd_Hebr -        Germanic/West     Yiddish | ji
 279 yor yo Latn -   yor_Latn yor      Volta-Niger       Yoruba
 280 yue -  Hant yue yue_Hant yue      Sinitic           Cantonese
 281 zha za Latn -   -        -        Kam-Tai           Zhuang
@@ -450,6 +453,7 @@ _REGIONS = {
 def _parse(line: str) -> Language:
   row, _, other = line.partition("|")
   index, iso639_3, iso639_1, script, tatoeba, flores, ntrex, family, name = row.split(maxsplit=8)
+  family, _, branch = family.partition("/")
   return Language(
     index=int(index),
     name=name.strip(),
@@ -457,6 +461,7 @@ def _parse(line: str) -> Language:
     iso639_1=None if iso639_1 == "-" else iso639_1,
     script=script,
     family=family,
+    branch=f"{branch} {family}" if branch else family,
     tatoeba=None if tatoeba == "-" else tatoeba,
     flores=() if flores == "-" else tuple(flores.split(",")),
     ntrex=None if ntrex == "-" else ntrex,

@@ -228,6 +228,9 @@ def _benchmark_readers() -> Iterator[Reader]:
   yield _bench("ntrex", files=ntrex)
   yield _bench("agnosticism", files=ntrex)
   yield _bench(
+    "wmt2012", files={f"wmt2012/newstest2012.{x}": texts for x in ("cs", "de", "en", "es", "fr")}
+  )
+  yield _bench(
     "paracrawl",
     files={"paracrawl/x.bg-en.queries": _lines("one"), "paracrawl/x.bg-en.candidates": texts},
   )

@@ -214,6 +214,24 @@ def test_a_code_without_script_is_the_script_most_text_is_in():
   assert {code: language(code).script for code in scripts} == scripts
 
 
+def test_branches_divide_families_as_handbooks_do():
+  branches = {
+    "East Slavic": "rus ukr bel orv",
+    "West Slavic": "pol ces slk hsb dsb csb szl",
+    "South Slavic": "bul mkd srp srp_Latn hrv bos slv sh cu",
+    "North Germanic": "swe dan nob nno isl fao",
+    "West Germanic": "eng deu nld afr fry nds gsw swg yid ltz lim ang",
+    "Brittonic Celtic": "cym bre cor",
+    "Goidelic Celtic": "gle gla glv",
+  }
+  for branch, codes in branches.items():
+    assert {language(code).branch for code in codes.split()} == {branch}
+  divided = {language(code) for codes in branches.values() for code in codes.split()}
+  for entry in LANGUAGES:
+    assert (entry in divided) == (entry.branch != entry.family), entry.name
+    assert entry.branch.endswith(entry.family)
+
+
 @pytest.mark.parametrize(
   ("family", "codes"),
   [
@@ -257,8 +275,8 @@ def test_an_unknown_code_is_named_with_near_ones(code, says):
 
 
 def test_a_code_claimed_twice_is_refused():
-  first = languages.Language(1, "A", "aaa", None, "Latn", "X", None, ("aaa_Latn",), None)
-  second = languages.Language(2, "B", "bbb", None, "Latn", "X", "aaa", (), None)
+  first = languages.Language(1, "A", "aaa", None, "Latn", "X", "X", None, ("aaa_Latn",), None)
+  second = languages.Language(2, "B", "bbb", None, "Latn", "X", "X", "aaa", (), None)
   with pytest.raises(ValueError, match=r"'aaa\w*' belongs to both A \(1\) and B \(2\)"):
     languages._aliases([first, second])
 

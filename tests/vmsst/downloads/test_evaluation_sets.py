@@ -31,13 +31,13 @@ def served(server, name, contents):
   return dataclasses.replace(whole, items=tuple(items))
 
 
-def tar_bz2(members):
+def tar(members, compression):
   out = io.BytesIO()
-  with tarfile.open(fileobj=out, mode="w:bz2") as tar:
+  with tarfile.open(fileobj=out, mode=f"w:{compression}") as archive:
     for name, content in members.items():
       info = tarfile.TarInfo(name)
       info.size = len(content)
-      tar.addfile(info, io.BytesIO(content))
+      archive.addfile(info, io.BytesIO(content))
   return out.getvalue()
 
 
@@ -113,9 +113,10 @@ def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path)
 
 def test_archives_are_unpacked(server, fetcher, tmp_path):
   ends = {"en": b"en-1\tone\n", "gold": b"de-1\ten-1\n", "de": b"de-1\teins\n"}
-  archive = tar_bz2(
+  archive = tar(
     {f"bucc2018/de-en/de-en.training.{end}": content for end, content in ends.items()}
-    | {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"}
+    | {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"},
+    "bz2",
   )
   chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
   evaluation_sets.download(fetcher, chosen, tmp_path)
@@ -125,19 +126,25 @@ def test_archives_are_unpacked(server, fetcher, tmp_path):
   assert len(benchmarks.BENCHMARKS["bucc"].read(tmp_path)) == 1
 
 
+def test_of_wmts_archive_only_the_five_languages_of_2012_are_unpacked(server, fetcher, tmp_path):
+  codes = ("cs", "de", "en", "es", "fr")
+  others = ("newstest2012.ru", "newstest2011.de", "newstest2012-src.de.sgm")
+  names = [*(f"newstest2012.{code}" for code in codes), *others]
+  archive = tar({f"dev/{name}": b"text\n" for name in names}, "gz")
+  chosen = served(server, "wmt2012", {"dev.tgz": archive})
+  evaluation_sets.download(fetcher, chosen, tmp_path)
+  assert set(files(tmp_path)) == {f"wmt2012/newstest2012.{code}" for code in codes}
+  assert benchmarks.BENCHMARKS["wmt2012"].read(tmp_path)
+
+
 def test_archives_keep_folders(server, fetcher, tmp_path):
   members = {
     f"flores200_dataset/{split}/{code}.{split}": b"text\n"
     for split in ("dev", "devtest")
     for code in ("eng_Latn", "deu_Latn")
   }
-  out = io.BytesIO()
-  with tarfile.open(fileobj=out, mode="w:gz") as tar:
-    for name, content in members.items():
-      info = tarfile.TarInfo("./" + name)
-      info.size = len(content)
-      tar.addfile(info, io.BytesIO(content))
-  chosen = served(server, "flores200", {"flores200_dataset.tar.gz": out.getvalue()})
+  archive = tar({f"./{name}": content for name, content in members.items()}, "gz")
+  chosen = served(server, "flores200", {"flores200_dataset.tar.gz": archive})
   evaluation_sets.download(fetcher, chosen, tmp_path)
   assert "flores200/devtest/eng_Latn.devtest" in files(tmp_path)
   assert benchmarks.BENCHMARKS["flores"].read(tmp_path)

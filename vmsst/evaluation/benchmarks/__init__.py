@@ -43,6 +43,7 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
     topics.NUSAX,
     agnosticism.BENCHMARK,
     agnosticism.FLORES,
+    agnosticism.WMT2012,
     agnosticism.TRANSLATIONS,
   )
 }

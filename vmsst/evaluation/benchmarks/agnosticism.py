@@ -1,9 +1,10 @@
 """Language-agnosticism of vectors: search errors of every ordered pair of N-way translations.
 
 After Chen and Augustinova (2021), here "the paper". `BENCHMARK` and `FLORES` search among
-translations into many languages (its Tables 1 to 3), `TRANSLATIONS` also among several versions in
-one language and translations of translations (its Tables 4 and 6). As in the paper, rows with a
-text of more than 50 tokens and repeated texts are skipped (`agnosticism.usable_rows`).
+translations into many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1.
+`TRANSLATIONS` also searches among several versions in one language and translations of translations
+(its Tables 4 to 6). As in the paper, rows with a text of more than 50 tokens and repeated texts are
+skipped (`agnosticism.usable_rows`), but not in `WMT2012`, where it scores all 3,003.
 `agnosticism_results` documents the results.
 """
 
@@ -14,11 +15,18 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, averages, files, parallel
 from vmsst.evaluation.metrics import agnosticism
 
+WMT2012_CODES = ("cs", "de", "en", "es", "fr")
+WMT2012_SOURCE = (
+  "`vmsst data download evaluation wmt2012`: part of "
+  "https://data.statmt.org/wmt19/translation-task/dev.tgz"
+)
 TRANSLATIONS_SOURCE = "the paper's texts are not public: use your own translations"
 
 _UPSTREAM = re.compile(r"newstest2019-(?:src|ref(?:-(?P<version>\d+))?)\.(?P<code>[^.]+)\.txt")
@@ -67,6 +75,17 @@ def read_flores(root: pathlib.Path) -> list[suite.Task]:
   return [_task("", versions, parallel.FLORES_SOURCE)]
 
 
+def read_wmt2012(root: pathlib.Path) -> list[suite.Task]:
+  """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
+  folder = root / "wmt2012"
+  versions = [
+    Version(files.plain_or_gzipped(folder / f"newstest2012.{code}", source=WMT2012_SOURCE), (code,))
+    for code in WMT2012_CODES
+  ]
+  columns = files.aligned(*(version.path for version in versions))
+  return [_scored("", versions, columns, np.arange(len(columns[0])))]
+
+
 def read_translations(root: pathlib.Path) -> list[suite.Task]:
   """Returns one task per text, with a side per version."""
   texts: dict[str, list[Version]] = {}
@@ -104,6 +123,13 @@ def _task(text: str, versions: Sequence[Version], source: str) -> suite.Task:
       f"{versions[0].path.parent}: every line has a text that is empty, repeated or longer than 50 "
       "words in one of the languages: check that all files belong to one set"
     )
+  return _scored(text, versions, columns, row_K)
+
+
+def _scored(
+  text: str, versions: Sequence[Version], columns: Sequence[Sequence[str]], row_K: np.ndarray
+) -> suite.Task:
+  """Returns the task of some rows of a text, of which `columns` has the lines of each version."""
   sides = tuple(
     suite.Side(agnosticism_results.code_of(version.steps[-1]), [texts[row] for row in row_K])
     for version, texts in zip(versions, columns, strict=True)
@@ -157,6 +183,16 @@ FLORES = _benchmark(
   itertools.chain.from_iterable(each.flores for each in languages.LANGUAGES),
 )
 
+WMT2012 = suite.Benchmark(
+  name="wmt2012",
+  title="Language-agnosticism (WMT 2012, every ordered pair)",
+  folders=("wmt2012",),
+  layout=f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
+  source=WMT2012_SOURCE,
+  read=read_wmt2012,
+  summarize=agnosticism_results.summarize,
+)
+
 TRANSLATIONS = suite.Benchmark(
   name="translations",
   title="Several translations of one text, and translations of translations",
@@ -169,3 +205,6 @@ TRANSLATIONS = suite.Benchmark(
   read=read_translations,
   summarize=agnosticism_results.summarize,
 )
+
+NAMES = frozenset(each.name for each in (BENCHMARK, FLORES, WMT2012, TRANSLATIONS))
+"""Names of the benchmarks whose results `agnosticism_results` documents."""

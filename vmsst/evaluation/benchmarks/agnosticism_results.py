@@ -15,6 +15,7 @@ without "_" and a suffix that distinguishes versions in one language.
 import dataclasses
 import itertools
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -120,6 +121,24 @@ def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
   return found
 
 
+def language_errors(found: Iterable[Matrix]) -> dict[str, dict[str, float]]:
+  """Returns the error of each language on each text, by language code and name of the text.
+
+  It is the mean error over all ordered pairs with a text in this language, on either side; each of
+  several versions in this language has the same weight. The code is the first that occurs.
+  """
+  first: dict[languages.Language, str] = {}
+  error_of: dict[str, dict[str, float]] = {}
+  for matrix in found:
+    edges = agnosticism.averages(matrix.error_LL)
+    own: dict[str, list[float]] = {}
+    for code, error in zip(matrix.languages, (edges.source_L + edges.target_L) / 2, strict=True):
+      own.setdefault(first.setdefault(languages.language(code), code), []).append(float(error))
+    for code, each in own.items():
+      error_of.setdefault(code, {})[matrix.text] = statistics.fmean(each)
+  return error_of
+
+
 def code_of(step: str) -> str:
   """Returns the language code of a step: pol for pol_a, but zho_Hans for zho_Hans, a code."""
   try:
@@ -199,9 +218,11 @@ def summarize(
 ) -> suite.Numbers:
   """Summarizes errors over all ordered pairs, and their relation to language families.
 
-  Returns mean, lowest and highest error; errors within and between families, and between versions
-  in one language; and the agreement of clusters by error with families (as many clusters as
-  families) if errors differ and families group languages. Several texts prefix their names.
+  Returns mean, lowest and highest error; errors between versions in one language, and how much the
+  errors of these versions with the same other text differ (highest minus lowest, mean and maximum
+  over texts and directions); errors within and between families, and, if errors differ and families
+  group languages, the agreement of as many clusters by error with them; the same for branches, if
+  there are several in a family. Several texts prefix their names.
   """
   found = matrices(results)
   summary: suite.Numbers = {}
@@ -220,26 +241,41 @@ def summarize(
 
 def _numbers(matrix: Matrix) -> suite.Numbers:
   known = [languages.language(code) for code in matrix.languages]
-  families = [language.family for language in known]
   off_P = matrix.error_LL[~np.eye(len(known), dtype=bool)]
   numbers = {
     "error": agnosticism.averages(matrix.error_LL).overall,
     "lowest error": float(off_P.min()),
     "highest error": float(off_P.max()),
   }
-  of_family = agnosticism.within_and_between(matrix.error_LL, families)
-  numbers |= {f"error {way} families": value for way, value in of_family.items()}
   of_language = agnosticism.within_and_between(matrix.error_LL, known)
   if "within" in of_language:
     numbers["error within a language"] = of_language["within"]
+  if spreads := agnosticism.version_spreads(matrix.error_LL, known):
+    differences = [spread.difference for spread in spreads]
+    numbers["spread over versions"] = statistics.fmean(differences)
+    numbers["largest spread over versions"] = max(differences)
+  families = [language.family for language in known]
+  branches = [language.branch for language in known]
+  numbers |= _group_numbers(matrix.error_LL, families, "families")
+  if len(set(branches)) > len(set(families)):
+    numbers |= _group_numbers(matrix.error_LL, branches, "branches")
   distance_LL = clustering.distances(matrix.error_LL)
-  tree_M4 = clustering.tree(distance_LL)
-  if 1 < len(set(families)) < len(families) and not clustering.all_same(distance_LL):
-    cluster_L = clustering.clusters(tree_M4, len(set(families))).tolist()
-    numbers |= {
-      "adjusted Rand index of clusters and families": 100
-      * clustering.adjusted_rand_index(cluster_L, families),
-      "purity of clusters": 100 * clustering.purity(cluster_L, families),
-      "cophenetic correlation": 100 * clustering.cophenetic_correlation(tree_M4, distance_LL),
-    }
+  if len(known) > 2 and not clustering.all_same(distance_LL):
+    correlation = clustering.cophenetic_correlation(clustering.tree(distance_LL), distance_LL)
+    numbers["cophenetic correlation"] = 100 * correlation
+  return numbers
+
+
+def _group_numbers(error_LL: np.ndarray, group_L: Sequence[str], kind: str) -> suite.Numbers:
+  """Returns errors within and between groups, and the agreement of as many clusters with them."""
+  of_group = agnosticism.within_and_between(error_LL, group_L)
+  numbers = {f"error {way} {kind}": value for way, value in of_group.items()}
+  distance_LL = clustering.distances(error_LL)
+  if 1 < len(set(group_L)) < len(group_L) and not clustering.all_same(distance_LL):
+    tree_M4 = clustering.tree(distance_LL)
+    cluster_L = clustering.clusters(tree_M4, len(set(group_L))).tolist()
+    numbers[f"adjusted Rand index of clusters and {kind}"] = 100 * clustering.adjusted_rand_index(
+      cluster_L, group_L
+    )
+    numbers[f"purity of clusters, {kind}"] = 100 * clustering.purity(cluster_L, group_L)
   return numbers

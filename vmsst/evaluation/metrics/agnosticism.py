@@ -31,6 +31,27 @@ class Averages:
 
 
 @dataclasses.dataclass(frozen=True)
+class Spread:
+  """Errors of the versions in one language with the same other text (the paper's Section 3.2.2).
+
+  Attributes:
+    group: The language.
+    other: Row of the other text.
+    queries: Whether the versions are the queries; else they are searched.
+    lowest: Row of the version with the lowest error; the first among equals.
+    highest: Row of the version with the highest error; the first among equals.
+    difference: Highest error minus lowest.
+  """
+
+  group: Hashable
+  other: int
+  queries: bool
+  lowest: int
+  highest: int
+  difference: float
+
+
+@dataclasses.dataclass(frozen=True)
 class PathDistances:
   """Mean distances of S + 1 versions of texts, each a translation of the previous one.
 
@@ -134,14 +155,46 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
   Raises:
     ValueError: as `averages`, or the number of groups is not that of languages.
   """
-  error_LL = square(error_LL)
-  if len(group_L) != len(error_LL):
-    raise ValueError(f"{len(group_L)} groups for {len(error_LL)} languages")
+  error_LL = _grouped(error_LL, group_L)
   places = range(len(group_L))
   errors: dict[str, list[float]] = {"within": [], "between": []}
   for i, j in ((i, j) for i in places for j in places if i != j):
     errors["within" if group_L[i] == group_L[j] else "between"].append(float(error_LL[i, j]))
   return {name: float(np.mean(values)) for name, values in errors.items() if values}
+
+
+def nearest(error_LL: np.ndarray) -> list[list[int]]:
+  """Returns, for queries in each language, the languages that are searched with the lowest error.
+
+  Raises:
+    ValueError: as `averages`.
+  """
+  error_LL = square(error_LL)
+  off_LL = np.where(np.eye(len(error_LL), dtype=bool), np.inf, error_LL)
+  return [np.flatnonzero(row_L == row_L.min()).tolist() for row_L in off_LL]
+
+
+def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[Spread]:
+  """Returns how much the versions in one language differ, for each text in another language.
+
+  With versions as queries and as the texts that are searched; none for languages with one version.
+
+  Raises:
+    ValueError: as `within_and_between`.
+  """
+  error_LL = _grouped(error_LL, group_L)
+  spreads = []
+  for group in dict.fromkeys(group_L):
+    versions = [row for row, each in enumerate(group_L) if each == group]
+    if len(versions) < 2:
+      continue
+    for queries, from_LL in ((True, error_LL), (False, error_LL.T)):
+      for other in (row for row in range(len(group_L)) if row not in versions):
+        error_V = from_LL[versions, other]
+        low, high = int(error_V.argmin()), int(error_V.argmax())
+        difference = float(error_V[high] - error_V[low])
+        spreads.append(Spread(group, other, queries, versions[low], versions[high], difference))
+  return spreads
 
 
 def path_distances(vectors: Sequence[np.ndarray]) -> PathDistances:
@@ -213,6 +266,13 @@ def square(matrix_LL: np.ndarray) -> np.ndarray:
     row, column = np.argwhere(~np.isfinite(matrix_LL))[0]
     raise ValueError(f"the value of row {row}, column {column} is not finite")
   return matrix_LL
+
+
+def _grouped(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> np.ndarray:
+  error_LL = square(error_LL)
+  if len(group_L) != len(error_LL):
+    raise ValueError(f"{len(group_L)} groups for {len(error_LL)} languages")
+  return error_LL
 
 
 def _check_shapes(vectors: Sequence[np.ndarray]) -> None:

@@ -6,50 +6,10 @@ from typing import Any
 
 from vmsst.evaluation.benchmarks.averages import INCOMPLETE
 from vmsst.evaluation.metrics import scores
-from vmsst.evaluation.report import figures, published, reading
+from vmsst.evaluation.report import agnosticism_tables, figures, published, reading
+from vmsst.evaluation.report.tables import Cell, Label, Table, compared, systems
 
 _MOST_RESULTS = 400  # Rows of the longest readable table.
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-  """A number of a table.
-
-  Attributes:
-    value: The number; None if missing.
-    difference: Difference from the first encoder; None for the first.
-    incomplete: Whether some of its sets are missing.
-  """
-
-  value: float | None
-  difference: float | None = None
-  incomplete: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-  """Label of a row or column.
-
-  Attributes:
-    name: The name.
-    detail: Further information, such as the source table.
-    published: Whether its numbers are published ones.
-  """
-
-  name: str
-  detail: str = ""
-  published: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-  """A table; `cells` has a list for each row."""
-
-  title: str
-  corner: str
-  columns: list[Label]
-  rows: list[Label]
-  cells: list[list[Cell]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +87,7 @@ def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
   found = {encoder: scores.overall(results) for encoder, results in evaluated.items()}
   rows = [*scores.PARTS, scores.TOTAL]
   cells = [
-    _compared(
+    compared(
       [each.value if row == scores.TOTAL else each.parts.get(row) for each in found.values()]
     )
     for row in rows
@@ -178,6 +138,7 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
   own = {key: {x: _value(each, key) for x, each in found.items()} for key in numbers}
   tables += _next_to_published(numbers, own, found)
   notes += _table_notes(numbers)
+  tables += agnosticism_tables.tables(name, found)
   count = max(len(each["results"]) for each in found.values())
   if 0 < count <= _MOST_RESULTS:
     tables.append(_results(name, found))
@@ -220,7 +181,7 @@ def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:
   sets = list(_sets(found).values())
   cells = []
   for key in keys:
-    row = _compared([_value(each, key) for each in found.values()])
+    row = compared([_value(each, key) for each in found.values()])
     cells.append(
       [
         Cell(cell.value, cell.difference if own == sets[0] else None, _incomplete(each, key))
@@ -250,15 +211,6 @@ def _value(found: Mapping[str, Any], key: str) -> float | None:
   return found["summary"].get(key, found["summary"].get(key + INCOMPLETE))
 
 
-def _compared(values: Sequence[float | None]) -> list[Cell]:
-  """Returns the cells of one row, one per encoder."""
-  first = values[0]
-  return [
-    Cell(value, None if not place or value is None or first is None else value - first)
-    for place, value in enumerate(values)
-  ]
-
-
 def _next_to_published(
   numbers: Mapping[str, Sequence[published.Published]],
   own: Mapping[str, Mapping[str, float | None]],
@@ -276,52 +228,12 @@ def _next_to_published(
         for key in numbers
       ]
     )
-  for label, values in _systems(numbers):
+  for label, values in systems(numbers):
     rows.append(label)
     cells.append([Cell(values.get(key)) for key in numbers])
   return [
     Table("Next to published numbers", "System", [Label(key) for key in numbers], rows, cells)
   ]
-
-
-@dataclasses.dataclass
-class _System:
-  """A row of published numbers: values by key, tables by paper."""
-
-  name: str
-  values: dict[str, float]
-  tables: dict[str, list[str]]
-
-  def takes(self, key: str, number: published.Published) -> bool:
-    """Whether a number belongs to this row: of the same paper, or repeated in another one."""
-    held = self.values.get(key)
-    same = held == number.value or (held is None and number.paper in self.tables)
-    return self.name == number.system and same
-
-  def label(self) -> Label:
-    sources = [
-      f"{paper}, Table{'s' * (len(tables) > 1)} {', '.join(tables)}"
-      for paper, tables in self.tables.items()
-    ]
-    return Label(self.name, "; ".join(sources), published=True)
-
-
-def _systems(
-  numbers: Mapping[str, Sequence[published.Published]],
-) -> list[tuple[Label, dict[str, float]]]:
-  """Groups published numbers, given by key, into rows of systems."""
-  rows: list[_System] = []
-  for key, each in numbers.items():
-    for number in each:
-      row = next((row for row in rows if row.takes(key, number)), None)
-      if row is None:
-        row = _System(number.system, {}, {})
-        rows.append(row)
-      row.values[key] = number.value
-      tables = row.tables.setdefault(number.paper, [])
-      if number.table not in tables:
-        tables.append(number.table)
-  return [(row.label(), row.values) for row in rows]
 
 
 def _results(name: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -333,9 +245,9 @@ def _results(name: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
   for metric in metrics:
     columns += [Label(metric, encoder if len(found) > 1 else "") for encoder in found]
     for row, line in cells.items():
-      line += _compared([each.get(row, {}).get(metric) for each in by_name])
+      line += compared([each.get(row, {}).get(metric) for each in by_name])
     numbers = {row: published.for_result(name, row, rows[row], metric) for row in rows}
-    for label, values in _systems(numbers):
+    for label, values in systems(numbers):
       columns.append(dataclasses.replace(label, name=f"{metric}: {label.name}"))
       for row, line in cells.items():
         line.append(Cell(values.get(row)))

@@ -4,16 +4,13 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism, agnosticism_results
 from vmsst.evaluation.metrics import clustering
-from vmsst.evaluation.report import plots
+from vmsst.evaluation.report import agnosticism_tables, plots
 from vmsst.evaluation.report.reading import Run
 
-_AGNOSTICISM = {
-  each.name for each in (agnosticism.BENCHMARK, agnosticism.FLORES, agnosticism.TRANSLATIONS)
-}
 _MIN_LANGUAGES = 3  # Fewer make no tree.
 _MAX_PANELS = 6
 # Training metrics to plot, by name or prefix, as long as there are panels.
@@ -35,22 +32,17 @@ def languages_and_sentences(name: str, found: Mapping[str, Mapping[str, Any]]) -
   Raises:
     InputError: the results are not those of every pair.
   """
-  if name not in _AGNOSTICISM:
+  if name not in agnosticism.NAMES:
     return []
   plotted = []
   for encoder, each in found.items():
     results = suite.results_of(each)
-    try:
+    with agnosticism_tables.every_pair(name, encoder):
       for matrix in agnosticism_results.matrices(results):
         plotted += _matrix_plots(matrix, f"{encoder}, {matrix.text or each['title']}")
       for sentence in agnosticism_results.sentence_figures(results):
         title = f"{encoder}, {sentence.text or each['title']}, line {sentence.line}"
         plotted.append(_sentence_plot(sentence, title))
-    except (KeyError, IndexError, ValueError) as error:
-      raise errors.InputError(
-        f"{encoder}: the results of {name} are not those of every pair ({error}): run `vmsst eval` "
-        "again in another folder"
-      ) from None
   return plotted
 
 
@@ -59,10 +51,10 @@ def _matrix_plots(matrix: agnosticism_results.Matrix, title: str) -> list[str]:
     return []
   tree_M4 = clustering.tree(clustering.distances(matrix.error_LL))
   order = clustering.leaf_order(tree_M4)
-  families = [languages.language(code).family for code in matrix.languages]
+  branches = [languages.language(code).branch for code in matrix.languages]
   return [
     plots.heat_map(matrix.error_LL, matrix.labels, order=order, title=f"Errors: {title}"),
-    plots.dendrogram(tree_M4, matrix.labels, families, title=f"Languages by error: {title}"),
+    plots.dendrogram(tree_M4, matrix.labels, branches, title=f"Languages by error: {title}"),
   ]
 
 
@@ -72,7 +64,7 @@ def _sentence_plot(sentence: agnosticism_results.SentenceFigure, title: str) -> 
     sentence.labels,
     share_2=sentence.share_2,
     title=f"One sentence in all versions: {title}",
-    groups=[languages.language(code).family for code in sentence.languages],
+    groups=[languages.language(code).branch for code in sentence.languages],
     edges=[plots.Edge(*edge) for edge in sentence.edges],
   )
 

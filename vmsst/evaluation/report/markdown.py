@@ -4,7 +4,8 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from vmsst.evaluation.report.content import Cell, Label, Report, Section, Table
+from vmsst.evaluation.report.content import Report, Section
+from vmsst.evaluation.report.tables import Cell, Label, Table
 
 
 def text(report: Report) -> str:
@@ -23,13 +24,14 @@ def text(report: Report) -> str:
 
 
 def number(cell: Cell, *, published: bool) -> str:
-  """Formats a number with two decimals; published numbers have as many as in the paper."""
+  """Formats a number and its note; two decimals, but for published ones as many as in the paper."""
   if cell.value is None:
     return "–"
   if published:
     return f"{cell.value:.1f}" if round(cell.value, 1) == cell.value else f"{cell.value:.2f}"
   shown = f"{cell.value:.2f}{'†' * cell.incomplete}"
-  return shown if cell.difference is None else f"{shown} ({cell.difference:+.2f})"
+  difference = "" if cell.difference is None else f" ({cell.difference:+.2f})"
+  return shown + difference + (f" {cell.note}" if cell.note else "")
 
 
 def introduction(report: Report) -> list[str]:
@@ -56,7 +58,7 @@ def _table(table: Table) -> str:
   lines = [_row(header), _row(["---", *(["---:"] * len(table.columns))])]
   for row, cells in zip(table.rows, table.cells, strict=True):
     shown = [
-      number(cell, published=row.published or column.published)
+      _escaped(number(cell, published=row.published or column.published))
       for column, cell in zip(table.columns, cells, strict=True)
     ]
     lines.append(_row([_label(row), *shown]))

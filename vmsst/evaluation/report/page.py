@@ -4,7 +4,8 @@ import html
 from collections.abc import Iterable
 
 from vmsst.evaluation.report import markdown
-from vmsst.evaluation.report.content import Label, Report, Section, Table
+from vmsst.evaluation.report.content import Report, Section
+from vmsst.evaluation.report.tables import Label, Table
 
 _LONG_TABLE = 80  # Rows; longer ones are folded.
 
@@ -123,7 +124,8 @@ def _table(table: Table) -> list[str]:
     for column, cell in zip(table.columns, cells, strict=True):
       published = row.published or column.published
       kind = ' class="published"' if published else ""
-      shown.append(f"<td{kind}>{markdown.number(cell, published=published)}</td>")
+      number = html.escape(markdown.number(cell, published=published))
+      shown.append(f"<td{kind}>{number}</td>")
     kind = ' class="ours"' if ours and not row.published else ""
     lines.append(f"<tr{kind}>{_header(row, 'row')}{''.join(shown)}</tr>")
   lines += ["</tbody>", "</table>", "</div>"]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.evaluation.metrics import agnosticism
 
 # After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
@@ -77,7 +78,7 @@ class Edge:
 def heat_map(
   error_LL: np.ndarray, labels: Sequence[str], *, order: Sequence[int], title: str
 ) -> str:
-  """Plots an error matrix in color, and up to 40 languages in numbers too.
+  """Plots an error matrix and its averages in color, and up to 40 languages in numbers too.
 
   Args:
     error_LL: Errors in percent; row: language of the query, column: language searched. The diagonal
@@ -87,39 +88,45 @@ def heat_map(
     title: Title of the plot.
 
   Raises:
-    ValueError: sizes differ, `order` is not a permutation, or a value is not finite.
+    ValueError: sizes differ, `order` is not a permutation, there are fewer than two languages, or a
+      value is not finite.
     InputError: matplotlib is not installed.
   """
-  error_LL = np.asarray(error_LL, np.float64)
+  error_LL = agnosticism.square(error_LL)
   count = len(labels)
-  if error_LL.shape != (count, count) or sorted(order) != list(range(count)) or not count:
+  if error_LL.shape != (count, count) or sorted(order) != list(range(count)):
     raise ValueError(f"{count} labels and an order {list(order)} of a matrix {error_LL.shape}")
-  if not np.isfinite(error_LL).all():
-    raise ValueError("an error is not finite")
-  names = [labels[place] for place in order]
-  shown_LL = np.ma.array(error_LL[np.ix_(order, order)], mask=np.eye(count, dtype=bool))
+  names = [*(labels[place] for place in order), "average"]
+  ordered_LL = error_LL[np.ix_(order, order)]
+  edges = agnosticism.averages(ordered_LL)
+  shown_MM = np.ma.masked_all((count + 1, count + 1))  # M: the languages and their average.
+  shown_MM[:count, :count] = np.ma.array(ordered_LL, mask=np.eye(count, dtype=bool))
+  shown_MM[:count, count], shown_MM[count, :count] = edges.source_L, edges.target_L
+  shown_MM[count, count] = edges.overall
   numbers = count <= 40
-  side = max((0.3 if numbers else 0.14) * count, 2.6)
+  side = max((0.3 if numbers else 0.14) * (count + 1), 2.6)
   with _style():
     axes = _axes(side, side)
     # The highest color is the highest error, so that the weakest encoder's map is not one color.
     image = axes.imshow(
-      shown_LL, cmap="viridis_r", vmin=0, vmax=shown_LL.max() or 1, interpolation="none"
+      shown_MM, cmap="viridis_r", vmin=0, vmax=shown_MM.max() or 1, interpolation="none"
     )
     size = 8 if numbers else 7
-    axes.set_xticks(range(count), names, rotation=90, fontsize=size)
-    axes.set_yticks(range(count), names, fontsize=size)
+    axes.set_xticks(range(count + 1), names, rotation=90, fontsize=size)
+    axes.set_yticks(range(count + 1), names, fontsize=size)
     axes.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False, length=2)
     axes.spines[:].set_visible(False)
+    for line in (axes.axhline, axes.axvline):
+      line(count - 0.5, color="white", linewidth=2)
     axes.set_xlabel("language that is searched (target)", loc="left")
     axes.xaxis.set_label_position("top")
     axes.set_ylabel("language of the query (source)", loc="top")
     long = min(side, 3) / side
     bar = axes.inset_axes((1 + 0.2 / side, 1 - long, 0.14 / side, long))
     axes.figure.colorbar(image, cax=bar, label="wrong nearest neighbors (%)")
-    for row, column in np.ndindex(shown_LL.shape) if numbers else ():
-      if row != column:
-        value = float(shown_LL[row, column])
+    for row, column in np.ndindex(shown_MM.shape) if numbers else ():
+      if shown_MM[row, column] is not np.ma.masked:
+        value = float(shown_MM[row, column])
         axes.text(
           column,
           row,

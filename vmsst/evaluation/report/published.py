@@ -20,8 +20,8 @@ from vmsst import errors, languages
 _FILE = pathlib.Path(__file__).with_name("published.json")
 
 
-# Published averages by benchmark: name of the metric here, which the name of a part may follow, and
-# benchmark and metric in published.json. "" is for parts without a metric.
+# Published averages by benchmark: name of the metric here, which the name of a part and ": " with a
+# language may follow, and benchmark and metric in published.json. "" is for parts without a metric.
 _AVERAGES: dict[str, dict[str, tuple[str, str]]] = {
   "sts": {"pearson": ("sts", "pearson"), "spearman": ("sts", "spearman")},
   "xlsts": {"pearson": ("xlsts", "pearson"), "spearman": ("xlsts", "spearman")},
@@ -29,6 +29,7 @@ _AVERAGES: dict[str, dict[str, tuple[str, str]]] = {
   "bucc": {"cosine_f1": ("bucc", "cosine_f1"), "margin_f1": ("bucc", "margin_f1")},
   "questions": {"nq": ("nq", "accuracy"), "mkqa": ("mkqa", "accuracy")},
   "flores": {"accuracy": ("flores", "accuracy"), "xsim": ("xsim", "error")},
+  "wmt2012": {"error": ("wmt2012", "error")},
   "paracrawl": {"accuracy": ("paracrawl", "accuracy")},
   "mldoc": {"accuracy": ("mldoc", "accuracy"), "": ("mldoc", "accuracy")},
   "cls": {"accuracy": ("cls", "accuracy")},
@@ -44,6 +45,7 @@ _RESULTS: list[tuple[str, str, str, str, tuple[str, str]]] = [
   ("bucc", "cosine_f1", ".*", "-", ("bucc", "cosine_f1")),
   ("bucc", "margin_f1", ".*", "-", ("bucc", "margin_f1")),
   ("flores", "accuracy", ".*", "-", ("flores", "accuracy")),
+  ("wmt2012", "error", ".*", "->", ("wmt2012", "error")),
   ("paracrawl", "accuracy", ".*", "-", ("paracrawl", "accuracy")),
   ("mldoc", "accuracy", ".*", "->", ("mldoc", "accuracy")),
   ("cls", "accuracy", r"(?P<part>\w+) .*", "->", ("cls", "accuracy")),
@@ -77,7 +79,7 @@ class Published:
     benchmark: The benchmark.
     metric: The metric.
     language: Codes joined by "-" (either direction or the mean of both) or "->" (from the first, or
-      trained on it, to the second); None for an average.
+      trained on it, to the second; "*" is the mean over all others); None for an average.
     part: Year, domain, group of languages or text; None for the whole benchmark.
     value: As published, shares times 100.
     note: Remark on the table; "" if there is none.
@@ -144,7 +146,8 @@ def for_average(benchmark: str, key: str) -> list[Published]:
     if key == name:
       found += find(other, metric)
     elif not name or key.startswith(f"{name} "):
-      found += find(other, metric, part=key.removeprefix(name).strip())
+      part, _, language = key.removeprefix(name).strip().partition(": ")
+      found += find(other, metric, language or None, part)
   return found
 
 

@@ -75,6 +75,9 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
   assert found["summary"]["accuracy mUSE (182) (incomplete)"] == pytest.approx(np.mean(muse))
   soft = [values[pair]["xsim"] for pair in values if "deu" not in pair]
   assert found["summary"]["xsim en fr ja ko ru (incomplete)"] == pytest.approx(np.mean(soft))
+  into = [values["eng", "fra"]["xsim"], values["kor", "fra"]["xsim"]]
+  assert found["summary"]["xsim en fr ja ko ru: fr (incomplete)"] == pytest.approx(np.mean(into))
+  assert "xsim en fr ja ko ru: ja (incomplete)" not in found["summary"]
   assert len(found["missing"]) == 204 - 4 + 1
   assert "changed English sentences (xSIM++)" in found["missing"]
 
@@ -87,6 +90,10 @@ def test_a_group_whose_languages_are_all_there_keeps_its_name():
   ]
   summary = parallel.FLORES.summarize(results, None)
   assert summary["xsim en fr ja ko ru"] == pytest.approx(19 / 2)
+  # English is the first target of the other four languages, which have four targets each.
+  assert summary["xsim en fr ja ko ru: en"] == pytest.approx((4 + 8 + 12 + 16) / 4)
+  assert summary["xsim en fr ja ko ru: ru"] == pytest.approx((3 + 7 + 11 + 15) / 4)
+  assert not [name for name in summary if name.startswith("accuracy") and ": " in name]
 
 
 def test_changed_english_sentences_are_taken_for_translations(tmp_path):

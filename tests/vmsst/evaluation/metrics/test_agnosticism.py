@@ -74,6 +74,33 @@ def test_versions_of_one_language_stand_apart_from_other_pairs():
     agnosticism.within_and_between(ALICE, ["en", "pl"])
 
 
+def test_versions_of_one_language_are_spread_around_every_other_text():
+  found = agnosticism.version_spreads(ALICE, ["en", "pl", "pl", "ru", "ru", "ru", "uk"])
+  assert [(each.group, each.queries, each.other) for each in found] == [
+    *(("pl", way, other) for way in (True, False) for other in (0, 3, 4, 5, 6)),
+    *(("ru", way, other) for way in (True, False) for other in (0, 1, 2, 6)),
+  ]
+  to_english, from_english = found[0], found[5]
+  assert (to_english.lowest, to_english.highest) == (2, 1)
+  assert to_english.difference == pytest.approx(23.88 - 5.06)
+  assert from_english.difference == pytest.approx(25.56 - 6.18)
+  assert (found[10].lowest, found[10].highest) == (4, 5)  # Russian queries for English
+  assert agnosticism.version_spreads(ALICE, list("abcdefg")) == []
+  assert agnosticism.version_spreads(ALICE, ["en"] * 7) == []
+  with pytest.raises(ValueError, match="2 groups for 7"):
+    agnosticism.version_spreads(ALICE, ["en", "pl"])
+
+
+def test_nearest_languages_have_the_lowest_error_of_a_row():
+  assert agnosticism.nearest(ALICE) == [[2], [2], [0], [2], [0], [6], [2]]
+  assert agnosticism.nearest([[9, 0, 1, 0], [1, 9, 1, 1], [5, 6, 0, 7], [2, 1, 1, 0]]) == [
+    [1, 3],
+    [0, 2, 3],
+    [0],
+    [1, 2],
+  ]
+
+
 def test_distances_along_a_path_of_quarter_turns():
   english = np.array([[1.0, 0.0], [0.0, 2.0]])
   german = np.array([[0.0, 3.0], [0.0, 1.0]])

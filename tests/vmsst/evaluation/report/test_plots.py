@@ -96,6 +96,25 @@ def test_numbers_of_a_heat_map_stand_at_their_row_and_column():
     assert abs(place[1] - rows[LABELS[i]][1]) < 5, (i, j)
 
 
+def test_averages_stand_after_the_last_row_and_column_of_a_heat_map():
+  shown = texts(heat_map())
+  numbers = {place: text for text, places in shown.items() for place in places}
+  labels = [*LABELS, "average"]
+  column = [min(shown[label], key=lambda place: place[1])[0] for label in labels]
+  row = [max(shown[label], key=lambda place: place[1])[1] for label in labels]
+
+  def number_at(i, j):
+    (found,) = (x for (a, b), x in numbers.items() if np.hypot(a - column[j], b - row[i]) < 5)
+    return float(found)
+
+  for place in range(5):
+    others = [i for i in range(5) if i != place]
+    queries, searched = (sum(errors_LL[place, others]) / 4 for errors_LL in (ERRORS, ERRORS.T))
+    assert number_at(place, 5) == pytest.approx(queries, abs=0.0501)
+    assert number_at(5, place) == pytest.approx(searched, abs=0.0501)
+  assert number_at(5, 5) == pytest.approx((ERRORS.sum() - np.trace(ERRORS)) / 20, abs=0.0501)
+
+
 def test_languages_of_a_tree_stand_in_its_order_with_their_families():
   shown = texts(tree())
   found = sorted(

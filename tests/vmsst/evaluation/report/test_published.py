@@ -5,6 +5,7 @@ import pytest
 
 from vmsst import languages
 from vmsst.evaluation.benchmarks import (
+  agnosticism,
   bitext_mining,
   documents,
   paracrawl,
@@ -36,7 +37,7 @@ def test_tables_hold_shares_of_known_languages():
   assert len(numbers) > 3000
   assert all(0 <= number.value <= 100 for number in numbers)
   for number in numbers:
-    if number.language and number.benchmark != "agnosticism":
+    if number.language and number.paper != "agnostic":
       for code in number.language.replace("->", "-").split("-"):
         languages.language(code)
   keys = [(x.paper, x.table, x.system, x.benchmark, x.metric, x.language, x.part) for x in numbers]
@@ -133,6 +134,13 @@ def test_error_matrices_have_the_averages_at_their_edges():
       assert mean == pytest.approx(value, abs=0.006)
 
 
+def test_errors_on_wmt_2012_are_percent_of_all_its_sentences():
+  for number in published.load():
+    if number.benchmark == "wmt2012" and number.language and "*" not in number.language:
+      share = round(number.value / 100 * 3003) / 3003
+      assert number.value == pytest.approx(100 * share, abs=0.0051)
+
+
 def test_xsim_errors_are_percent_of_the_flores_sentences():
   for number in published.load():
     if number.benchmark == "xsim" and number.language:  # Over searches among 4 x 1,012 sentences.
@@ -160,6 +168,9 @@ def test_averages_and_results_are_found_by_the_names_of_benchmarks():
   assert systems(published.for_average("sts", "spearman 2012"))["VMSST 24L mT5"] == 72.7
   assert systems(published.for_average("xlsts", "pearson same language"))["VMSST 24L"] == 77.7
   assert systems(published.for_average("questions", "mkqa"))["VMSST 24L mT5"] == 29.9
+  korean = systems(published.for_average("flores", "xsim en fr ja ko ru: ko"))
+  assert (len(korean), korean["mE5-base"], korean["LaBSE"]) == (13, 0.4, 0.0)
+  assert systems(published.for_average("flores", "xsim en fr ja ko ru"))["mE5-base"] == 0.16
   assert published.for_average("tatoeba", "to English") == []
   assert published.for_average("unknown", "average") == []
 
@@ -169,6 +180,8 @@ def test_averages_and_results_are_found_by_the_names_of_benchmarks():
   assert systems(result("questions", "mkqa de", ("de",), "accuracy"))["VMSST 24L mT5"] == 32.5
   assert result("questions", "nq", ("en",), "accuracy") == []
   assert systems(result("cls", "dvd en->fr", ("en", "fr"), "accuracy"))["EMS"] == 78.0
+  assert systems(result("wmt2012", "es->cs", ("es", "cs"), "error")) == {"LASER": 0.53}
+  assert systems(result("wmt2012", "*->fr", ("*", "fra"), "error")) == {"LASER": 0.86}
   assert systems(result("xlsts", "track4a.es-en", ("es", "en"), "pearson"))
   assert result("xlsts", "track4b.es-en", ("es", "en"), "pearson") == []
 
@@ -182,6 +195,7 @@ def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
     questions.QUESTIONS: ["nq", "mkqa"],
     parallel.FLORES: [f"{x} {name}" for x, each in parallel.GROUPS.items() for name in each],
     paracrawl.BENCHMARK: ["accuracy"],
+    agnosticism.WMT2012: ["error"],
     documents.MLDOC: ["accuracy", "from English", "into English"],
     documents.CLS: ["accuracy"],
     documents.AMAZON: ["accuracy"],
