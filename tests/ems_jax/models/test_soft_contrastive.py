@@ -217,9 +217,9 @@ def given(params, precomputed):
     str(x): make_model(labels=x[0], monolingual=x[1], row_normalized=x[2]) for x in VARIANTS
   }
   models["mse"] = make_model(distillation.DistillationModel)
-  models["fr"] = models["fr alone"] = make_model(distillation.DistillationModel, priority=("fr",))
+  models["tr"] = models["tr alone"] = make_model(distillation.DistillationModel, priority=("tr",))
   batches = dict.fromkeys(models, precomputed)
-  batches["fr alone"] = without_other_sides(precomputed, "fr")
+  batches["tr alone"] = without_other_sides(precomputed, "tr")
   return evaluate(models, params, batches)
 
 
@@ -285,7 +285,7 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
 
 
 def test_the_other_side_of_a_pair_is_not_used(given):
-  assert given["fr"] == given["fr alone"] != given["mse"]
+  assert given["tr"] == given["tr alone"] != given["mse"]
 
 
 # --------------------------------------------------------------------------------------------
