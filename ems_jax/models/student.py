@@ -82,12 +82,16 @@ class StudentModel(base.BitextModel):
   def _anchor_vectors(self, batch: base.Batch) -> Float[Array, "B S"]:
     """Returns the teacher's vectors of the anchors."""
     return teachers.anchor_vectors(
-      self.teacher, batch, self._anchor_is_input(batch), count=self.embedding_slices
+      self.teacher,
+      batch,
+      self.vocabulary,
+      self._anchor_is_input(batch),
+      count=self.embedding_slices,
     )
 
   def _pair_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
     """Returns the teacher's vectors of both sides."""
-    return teachers.pair_vectors(self.teacher, batch, count=self.embedding_slices)
+    return teachers.pair_vectors(self.teacher, batch, self.vocabulary, count=self.embedding_slices)
 
   def _anchors_first(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch

@@ -326,8 +326,8 @@ def test_given_vectors_have_no_gradient(precomputed):
   def total(given):
     batch = {**precomputed, **given}
     is_input_B = np.arange(B) % 2 == 0
-    anchors_BS = teachers.anchor_vectors(None, batch, is_input_B)
-    return jnp.sum(teachers.pair_vectors(None, batch)) + jnp.sum(anchors_BS)
+    anchors_BS = teachers.anchor_vectors(None, batch, BYTES, is_input_B)
+    return jnp.sum(teachers.pair_vectors(None, batch, BYTES)) + jnp.sum(anchors_BS)
 
   gradient = jax.grad(total)({feature: precomputed[feature] for feature in teachers.FEATURES})
   assert not any(np.any(x) for x in gradient.values())
