@@ -22,6 +22,7 @@ from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from ems_jax import prefixes
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
@@ -37,8 +38,9 @@ class Teacher:
 
   Attributes:
     checkpoint: The `checkpoint_<step>` folder of its parameters.
-    vocabulary: Its vocabulary.
+    vocabulary: Its vocabulary, with its own prefix.
     dimension: Width of its vectors.
+    max_length: Tokens of a sentence; longer sentences are cut.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, partitioner: Any = None):
@@ -56,12 +58,16 @@ class Teacher:
     loaded = encoder_json.load_encoder_assets(self.checkpoint.parent)
     self.vocabulary = loaded.vocabulary
     self.dimension = loaded.network.latent_dim
+    self.max_length = loaded.max_length
     self._network = loaded.network
     self._partitioner = partitioner
     self._refs: Any = None
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
-    """Raises InputError if student and teacher have different vocabularies."""
+    """Raises InputError if student and teacher have different vocabularies.
+
+    They may have different prefixes, see `embed`.
+    """
     if _identity(vocabulary) != _identity(self.vocabulary):
       raise errors.InputError(
         f"the teacher {self.checkpoint} was trained with another vocabulary than the student's "
@@ -70,13 +76,23 @@ class Teacher:
         "and set TEACHER = None"
       )
 
-  def embed(self, tokens_NT: Int[Array, "N T"], *, count: int = 1) -> Float[Array, "N S"]:
-    """Returns float32 sentence vectors: not normalized, without dropout and gradient.
+  def embed(
+    self, tokens_NT: Int[Array, "N T"], vocabulary: vocabularies.Vocabulary, *, count: int = 1
+  ) -> Float[Array, "N S"]:
+    """Returns float32 sentence vectors as inference does, without dropout and gradient.
 
     Args:
-      tokens_NT: Token ids of the vocabulary.
+      tokens_NT: Token ids of sentences.
+      vocabulary: Their vocabulary, perhaps with another prefix, which the teacher's own replaces.
       count: Number of slices to encode one after the other, to save memory.
     """
+    tokens_NT = prefixes.replace(
+      tokens_NT,
+      vocabulary.leading_ids,
+      self.vocabulary.leading_ids,
+      eos_id=self.vocabulary.eos_id,
+      max_length=self.max_length,
+    )
     # Read once, outside the loop over slices, which a backward pass would repeat.
     params = jax.tree.map(lambda ref: ref[...], self._parameters())
 
@@ -151,13 +167,18 @@ def feature_lengths(
 
 
 def pair_vectors(
-  teacher: Teacher | None, batch: base.Batch, *, count: int = 1
+  teacher: Teacher | None,
+  batch: base.Batch,
+  vocabulary: vocabularies.Vocabulary,
+  *,
+  count: int = 1,
 ) -> Float[Array, "B 2 S"]:
   """Returns the teacher's vectors of both sides of each pair, float32.
 
   Args:
     teacher: Computes the vectors; None: they are in the batch.
     batch: A batch of pairs.
+    vocabulary: The vocabulary of its tokens.
     count: Number of slices that the teacher encodes one after the other.
 
   Raises:
@@ -167,18 +188,25 @@ def pair_vectors(
     return _given(batch)
   _check_not_given(batch)
   tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-  vector_NS = teacher.embed(tokens_B2T.reshape(-1, tokens_B2T.shape[-1]), count=count)
+  tokens_NT = tokens_B2T.reshape(-1, tokens_B2T.shape[-1])
+  vector_NS = teacher.embed(tokens_NT, vocabulary, count=count)
   return vector_NS.reshape(*tokens_B2T.shape[:2], -1)
 
 
 def anchor_vectors(
-  teacher: Teacher | None, batch: base.Batch, is_input_B: Bool[Array, "B"], *, count: int = 1
+  teacher: Teacher | None,
+  batch: base.Batch,
+  vocabulary: vocabularies.Vocabulary,
+  is_input_B: Bool[Array, "B"],
+  *,
+  count: int = 1,
 ) -> Float[Array, "B S"]:
   """Returns the teacher's vector of one side of each pair, float32; it encodes only that side.
 
   Args:
     teacher: As for `pair_vectors`, which raises the same errors.
     batch: As for `pair_vectors`.
+    vocabulary: As for `pair_vectors`.
     is_input_B: Whether to use `inputs` instead of `targets`.
     count: As for `pair_vectors`.
   """
@@ -186,7 +214,7 @@ def anchor_vectors(
     return _one_side(_given(batch), is_input_B)
   _check_not_given(batch)
   tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-  return teacher.embed(_one_side(tokens_B2T, is_input_B), count=count)
+  return teacher.embed(_one_side(tokens_B2T, is_input_B), vocabulary, count=count)
 
 
 def _one_side(x_B2X: jax.Array, is_input_B: Bool[Array, "B"]) -> jax.Array:
@@ -213,10 +241,10 @@ def _check_not_given(batch: base.Batch) -> None:
 
 
 def _identity(vocabulary: vocabularies.Vocabulary) -> Any:
-  """Returns the properties that determine the ids of a vocabulary: all but its path."""
+  """Returns the properties that determine the ids of words: all but its path and prefix."""
   fields = dataclasses.asdict(cast(Any, vocabulary))
   content = [getattr(vocabulary, name, None) for name in ("model_bytes", "content")]
-  return type(vocabulary), fields | {"path": None}, content
+  return type(vocabulary), fields | dict.fromkeys(("path", "prefix")), content
 
 
 def _placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -36,8 +36,13 @@ def forget_data() -> None:
       "the gin files do not configure training; add a run file, such as quickstart.gin"
     )
   with gin.unlock_config():
-    for name in ("model_dir", "infer_eval_dataset_cfg", "train_eval_dataset_cfg", "checkpoint_cfg"):
+    for name in (
+      *("model_dir", "infer_eval_dataset_cfg", "train_eval_dataset_cfg", "checkpoint_cfg"),
+      *("actions", "eval_period"),
+    ):
       gin.bind_parameter(f"__main__.train.{name}", None)
+    # Steps may be counted in the data.
+    gin.bind_parameter("TRAIN_STEPS/gin.macro.value", 1)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
     # A teacher is a folder too; without it, its vectors are part of the batch.
     for name in (*gin_utils.unset_macros(), "TEACHER"):

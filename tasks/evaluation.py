@@ -24,6 +24,7 @@ from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.tasks import bitext, preprocessors, sources
+from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
@@ -125,6 +126,49 @@ def retrieval(
     return [_file_task(name, *group) for name, group in groups.items()]
 
   return _register("retrieval", (files,), "test", load, vocabulary, max_length)
+
+
+def opus_validation(
+  config: str,
+  vocabulary: vocabularies.Vocabulary,
+  data_dir: str | None = None,
+  *,
+  languages: Sequence[str] | None = None,
+  pivots: Sequence[str] | None = None,
+  corpus: str = "Tatoeba",
+  max_length: int | None = None,
+) -> str:
+  """Returns the name of the task of retrieval over the validation pairs of one OPUS corpus.
+
+  The metrics are those of `retrieval`. Its only split is `validation`.
+
+  Args:
+    config: As of `mixtures.opus`.
+    vocabulary: Tokenizes the texts.
+    data_dir: As of `mixtures.opus`.
+    languages: As of `mixtures.opus`.
+    pivots: As of `mixtures.opus`.
+    corpus: Name of the corpus in OPUS.
+    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
+
+  Raises:
+    InputError: as `mixtures.opus`, or, when the task is first read, no language pair has validation
+      pairs of the corpus.
+  """
+  read = mixtures.validation_reader(config, data_dir, languages=languages, pivots=pivots)
+
+  def load() -> list[suite_lib.Task]:
+    tasks = []
+    for pair, rows in read(corpus).items():
+      source, target = (
+        suite_lib.Side(readers.code_of(language), list(texts))
+        for language, texts in zip(pair, zip(*rows, strict=True), strict=True)
+      )
+      tasks.append(_retrieval_task(readers.pair_name(*pair), source, target, "target"))
+    return tasks
+
+  key = (config, data_dir, languages, pivots, corpus)
+  return _register("opus_validation", key, "validation", load, vocabulary, max_length)
 
 
 def suite(

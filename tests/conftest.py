@@ -40,3 +40,11 @@ def data_root() -> pathlib.Path:
       f"no real data at {root}: set VMSST_TEST_DATA to a folder laid out as its README says"
     )
   return root
+
+
+@pytest.fixture(scope="session")
+def tokenizer_files(tmp_path_factory):
+  """Files of tokenizers of Hugging Face's kinds, "bert" and "xlmr"."""
+  import tiny_tokenizers
+
+  return tiny_tokenizers.save(tmp_path_factory.mktemp("tokenizers"))

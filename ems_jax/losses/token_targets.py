@@ -4,8 +4,9 @@ A distribution is a list of tokens with their shares, never an array of vocabula
 of a token that is listed twice add up.
 
 The paper does not define the length of a sentence; here it is the number of its tokens, including
-unknown ones, without padding. EMS's vocabulary has neither BOS nor EOS. For vocabularies that do,
-`special_ids` excludes them, because they carry no information about the sentence.
+unknown ones, without padding. EMS's vocabulary has neither BOS nor EOS. For vocabularies that do
+(<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them, because they carry no information
+about the sentence.
 
 References: the EMS paper, section III-B; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
@@ -45,7 +46,7 @@ def xtr_targets(
 
   Args:
     tokens_BT: The sentence to predict, the other side of the pair; 0 is padding.
-    special_ids: Ids in addition to padding that do not count as tokens, such as EOS.
+    special_ids: Ids in addition to padding that do not count as tokens, such as BOS and EOS.
     count_repeats: If False, a token has the share 1 / |S| however often it occurs, as in the
       released code; shares may then sum to less than 1.
   """

@@ -146,9 +146,13 @@ class EmsModel(base.BitextModel):
     mask_rng, encoder_rng = generation.split_rng(dropout_rng, 2)
     read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)
     if self.masking != "none" and mask_rng is not None:
-      read_B2T, masked_B2 = mask_one_token(
-        read_B2T, cast(int, self.mask_id), special_ids=self._special_ids, rng=mask_rng
+      words_B2U, masked_B2 = mask_one_token(
+        read_B2T[..., self._leading :],
+        cast(int, self.mask_id),
+        special_ids=self.vocabulary.special_ids,
+        rng=mask_rng,
       )
+      read_B2T = jnp.concatenate([read_B2T[..., : self._leading], words_B2U], axis=-1)
     vector_B2S = gradient_caching.embed_sides(
       self.network, params, read_B2T, slices=self.embedding_slices, rng=encoder_rng
     )
@@ -164,9 +168,9 @@ class EmsModel(base.BitextModel):
     return loss, metrics | base.vector_metrics(vector_B2S, batch)
 
   @property
-  def _special_ids(self) -> tuple[int, ...]:
-    """Ids in addition to padding that do not count as tokens of a sentence."""
-    return () if self.vocabulary.eos_id is None else (self.vocabulary.eos_id,)
+  def _leading(self) -> int:
+    """Number of tokens before those of a sentence."""
+    return len(self.vocabulary.leading_ids)
 
   def _apply(self, params: Any, *arrays: jax.Array, **options: Any) -> jax.Array:
     return cast(jax.Array, self.network.apply({"params": params}, *arrays, **options))
@@ -182,8 +186,8 @@ class EmsModel(base.BitextModel):
     count = len(vector_B2S)
     other_language_N = generation.rows(generation.other_side(pairs.languages_B2))
     targets = token_targets.xtr_targets(
-      generation.rows(generation.other_side(pairs.tokens_B2T)),
-      special_ids=self._special_ids,
+      generation.rows(generation.other_side(pairs.tokens_B2T[..., self._leading :])),
+      special_ids=self.vocabulary.special_ids,
       count_repeats=self.count_repeats,
     )
     if self.masking == "ugt":

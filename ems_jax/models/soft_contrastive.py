@@ -27,8 +27,10 @@ class SoftContrastiveModel(student.StudentModel):
   ("average", equation 5), or do not use a teacher ("hard", equation 3). Similarities of student and
   teacher are cosines divided by the same temperature.
 
-  A batch may contain pairs of several languages. Priority labels then compare anchors across
-  languages, which requires a teacher that supports them.
+  The source s of a pair in the equations is its anchor, the target t the other side. In batches of
+  one language pair (`one_language_pair` of `vmsst.tasks.datasets`), the similarities of sources,
+  and those of targets, are therefore monolingual, as in the paper. In other batches, labels compare
+  sentences across languages, which requires a teacher that supports them.
 
   Candidates are those of the global batch on any number of devices. Microbatches (a trainer
   setting) would divide it and are refused; `embedding_slices` saves as much memory.
@@ -88,7 +90,7 @@ class SoftContrastiveModel(student.StudentModel):
     """
     labels = self._labels(batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)
-    source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
+    source_BS, target_BS = self._anchors_first(vector_B2S, batch)
     loss_B = cross_B = soft.cross_lingual_loss(self._score(source_BS, target_BS), labels)
     terms = {"loss/cross": base.average(cross_B)}
     if self.monolingual:
@@ -113,8 +115,8 @@ class SoftContrastiveModel(student.StudentModel):
       return soft.priority_labels(
         self._score(anchor_BS, anchor_BS), row_normalized=self.row_normalized
       )
-    vector_B2S = self._pair_vectors(batch)
-    source_BB, target_BB = (self._score(vector_B2S[:, i], vector_B2S[:, i]) for i in range(2))
+    sides = self._anchors_first(self._pair_vectors(batch), batch)
+    source_BB, target_BB = (self._score(side_BS, side_BS) for side_BS in sides)
     return soft.average_labels(source_BB, target_BB, row_normalized=self.row_normalized)
 
   def _score(self, x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B B"]:

@@ -46,7 +46,7 @@ class StudentModel(base.BitextModel):
       teacher: Computes vectors in the training step; None: the batch contains them.
       priority: Language codes by decreasing priority. The side of a pair with the higher priority
         is its anchor, the side that the teacher encodes if it encodes only one. Other languages
-        have the lowest priority; if both sides have the same, `inputs` is the anchor.
+        follow in the order of `vmsst.languages`.
       embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
         one slice, which the backward pass encodes again.
     """
@@ -61,7 +61,8 @@ class StudentModel(base.BitextModel):
       teacher.check_vocabulary(input_vocabulary)
     self.teacher = teacher
     self.embedding_slices = embedding_slices
-    self._rank_L = np.full(languages.NUM_LANGUAGES, len(priority), np.int32)
+    # A language pair has the same anchor in either direction.
+    self._rank_L = len(priority) + np.arange(languages.NUM_LANGUAGES, dtype=np.int32)
     for rank, code in reversed(list(enumerate(priority))):
       self._rank_L[languages.language(code).index] = rank
 
@@ -81,12 +82,25 @@ class StudentModel(base.BitextModel):
   def _anchor_vectors(self, batch: base.Batch) -> Float[Array, "B S"]:
     """Returns the teacher's vectors of the anchors."""
     return teachers.anchor_vectors(
-      self.teacher, batch, self._anchor_is_input(batch), count=self.embedding_slices
+      self.teacher,
+      batch,
+      self.vocabulary,
+      self._anchor_is_input(batch),
+      count=self.embedding_slices,
     )
 
   def _pair_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
     """Returns the teacher's vectors of both sides."""
-    return teachers.pair_vectors(self.teacher, batch, count=self.embedding_slices)
+    return teachers.pair_vectors(self.teacher, batch, self.vocabulary, count=self.embedding_slices)
+
+  def _anchors_first(
+    self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
+  ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
+    """Returns the vectors of the anchors, and those of the other sides."""
+    is_input_B1 = self._anchor_is_input(batch)[:, None]
+    input_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
+    anchor_BS = jnp.where(is_input_B1, input_BS, target_BS)
+    return anchor_BS, jnp.where(is_input_B1, target_BS, input_BS)
 
   def _anchor_is_input(self, batch: base.Batch) -> Bool[Array, "B"]:
     rank_L = jnp.asarray(self._rank_L)

@@ -17,7 +17,7 @@ that uses the cache (USE_CACHED_TASKS) with another vocabulary raises an error.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import seqio
 import tensorflow as tf
@@ -114,6 +114,43 @@ def opus_languages(
   _, folder, _ = _find(config, data_dir)
   pairs = _splits(folder, _languages(languages), _languages(pivots))
   return readers.codes_of(language for pair in pairs for language in pair)
+
+
+def validation_reader(
+  config: str,
+  data_dir: str | None = None,
+  *,
+  languages: Sequence[str] | None = None,
+  pivots: Sequence[str] | None = None,
+) -> Callable[[str], dict[tuple[Language, Language], list[tuple[str, str]]]]:
+  """Returns a function that reads the validation pairs of a corpus, by language pair.
+
+  Language pairs without pairs of the corpus are left out. Arguments and errors are those of `opus`;
+  the function raises InputError if no language pair is left.
+  """
+  _, folder, versioned = _find(config, data_dir)
+  found = _splits(folder, _languages(languages), _languages(pivots))
+
+  def read(corpus: str) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
+    pairs: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
+    present = set()
+    for pair, splits in found.items():
+      if "validation" not in splits:
+        continue
+      source = seqio.TfdsDataSource(versioned, data_dir, splits, read_only=True)
+      for row in source.get_dataset("validation", shuffle=False).as_numpy_iterator():
+        name, *sides = (row[key].decode() for key in ("corpus", "source", "target"))
+        present.add(name)
+        if name == corpus:
+          pairs.setdefault(pair, []).append((sides[0], sides[1]))
+    if not pairs:
+      raise errors.InputError(
+        f"{folder}: no validation pairs of the corpus {corpus!r}; choose among "
+        f"{', '.join(sorted(present)) or 'none'}, or build the dataset with validation pairs"
+      )
+    return pairs
+
+  return read
 
 
 class _Source(seqio.TfdsDataSource):

@@ -17,7 +17,7 @@ COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
 def write(
   data_dir: str | os.PathLike,
   config: str,
-  pairs: Mapping[tuple[str, str], Sequence[tuple[str, str]]],
+  pairs: Mapping[tuple[str, str], Sequence[tuple[str, ...]]],
   *,
   validation: int = 1,
 ) -> pathlib.Path:
@@ -26,7 +26,8 @@ def write(
   Args:
     data_dir: Folder of TFDS datasets.
     config: The recipe's name.
-    pairs: Texts by the codes of their languages, in any order.
+    pairs: Texts by the codes of their languages, in any order; each pair may have a third item, the
+      name of its corpus.
     validation: Number of first rows of each pair that are the validation split.
   """
   folder = pathlib.Path(data_dir, "opus_bitext", config, "1.0.0")
@@ -39,7 +40,9 @@ def write(
     turn = 1 if own == list(pair) else -1
     names = [readers.compact_code(language) for language in pair]
     examples = [
-      features.serialize_example(dict(zip(COLUMNS, (*row[::turn], *names, "Corpus"), strict=True)))
+      features.serialize_example(
+        dict(zip(COLUMNS, (*row[:2][::turn], *names, *(row[2:] or ["Corpus"])), strict=True))
+      )
       for row in rows
     ]
     for split, part in {

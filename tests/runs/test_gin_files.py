@@ -1,14 +1,17 @@
 """The shipped gin files, parsed and bound as `t5x train` does."""
 
+import itertools
 import json
 import math
 import re
 
 import commands
 import pytest
+import tiny_encoders
 
 import vmsst
 from vmsst import cli, languages
+from vmsst.networks import bert, sentence_encoder
 from vmsst.tasks.opus import recipes
 
 ROOT = vmsst.gin_dir()
@@ -38,6 +41,43 @@ ON_MESH = {
   ("contrastive_24l.gin", "meshes/24l_8.gin"): None,
   ("contrastive_24l.gin", "meshes/contrastive_24l_8.gin"): (1, 4),
 }
+# Model and options of each file of the soft contrastive paper.
+_SOFT = {"cross_weight": 0.1, "scale": 10, "row_normalized": False}
+SOFT_FILES = {
+  "me5": ("SoftContrastiveModel", {**_SOFT, "labels": "priority", "monolingual": True}),
+  "priority": ("SoftContrastiveModel", {**_SOFT, "labels": "priority", "monolingual": False}),
+  "average": ("SoftContrastiveModel", {**_SOFT, "labels": "average", "monolingual": False}),
+  "hard": ("SoftContrastiveModel", {**_SOFT, "labels": "hard", "monolingual": False}),
+  "mse": ("DistillationModel", {}),
+  "muse": ("HardNegativesModel", {"scale": 10}),
+}
+# Pairs of Table 11 by the bindings that select them, as soft/me5.gin documents.
+ONE_PAIR = {
+  f"OPUS_LANGUAGES = ('en', '{code}')": pairs
+  for code, pairs in {"ko": 66_800, "fr": 153_900, "ja": 78_500, "ru": 133_800}.items()
+}
+_OTHERS = 61_200 + 57_600 + 58_700 + 76_800 + 132_900 + 76_600
+SEVERAL_PAIRS = {"": sum(ONE_PAIR.values())}
+SEVERAL_PAIRS["OPUS_PIVOTS = None"] = sum(ONE_PAIR.values()) + _OTHERS
+TABLE_11 = ONE_PAIR | SEVERAL_PAIRS
+SOFT_ROWS = [
+  *itertools.product(("me5", "hard", "mse", "muse"), ONE_PAIR),  # Table 2
+  *itertools.product(("average", "priority"), ONE_PAIR),  # Table 4, with me5
+  *itertools.product(("average", "priority", "me5"), SEVERAL_PAIRS),  # Table 5
+]
+STARTS_FROM = sentence_encoder.SentenceEncoder(
+  bert.BertConfig(vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9),
+  latent_dim=8,
+  head=False,
+  pooling="pooler",
+  normalize=True,
+)
+
+
+def row_name(file, binding):
+  """Returns the name of a gin file that selects the language pairs of a row."""
+  return re.sub(r"\W+", "_", f"row {file} {binding}") + ".gin"
+
 
 # Parses all given files and writes reports to the first argument. Stand-ins have the parameters of
 # the commands' functions and record the values from gin.
@@ -48,9 +88,26 @@ from vmsst.errors import InputError
 from vmsst.launch import aliases
 aliases.install()
 from vmsst.launch.runtime import eval as eval_lib, gin_utils, infer as infer_lib
-from vmsst.launch.runtime import train as train_lib, utils
+from vmsst.launch.runtime import train as train_lib
+from vmsst.tasks import epochs
+from vmsst.tasks.opus import recipes
 
 given = {}
+
+# Counts the pairs of the languages of a run, as in Table 11 of the soft contrastive paper.
+class Table11:
+  def num_input_examples(self, split):
+    def macro(name):
+      return gin.config._CONFIG[(name, "gin.macro")]["value"]
+    languages = macro("OPUS_LANGUAGES") or ("en", "fr", "ja", "ko", "ru")
+    pivots = macro("OPUS_PIVOTS") or languages
+    codes = {"en": "eng", "fr": "fra", "ja": "jpn", "ko": "kor", "ru": "rus"}
+    own = {codes[x] for x in languages}
+    of_pivots = {codes[x] for x in pivots}
+    table = {tuple(k.split("_")): n for k, n in recipes.load("soft_contrastive").expected.items()}
+    return sum(n for k, n in table.items() if own.issuperset(k) and of_pivots.intersection(k))
+
+epochs.seqio = type("Seqio", (), {"get_mixture_or_task": lambda name: Table11()})
 def stand_in(function):
   def keep(**arguments):
     given[function.__name__] = arguments
@@ -75,12 +132,16 @@ def parse(file, bindings=(), finalize=True, follow=()):
   gin.clear_config()
   gin_utils.parse_gin_flags(sys.argv[2:3], [file, *follow], bindings, finalize_config=finalize)
 
+def bindings_of(value):
+  return gin.get_bindings(f"{value.__module__.rpartition('.')[2]}.{value.__name__}")
+
 def bind(file, defined, required, follow=()):
   # No data here: task names replace what would register them.
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK"} & defined
-  names = {*required, *named} - {"TEACHER"}
-  teacher = ["TEACHER = None"] if "TEACHER" in required else []
-  parse(file, [*(f"{name} = 'placeholder'" for name in names), *teacher], follow=follow)
+  values = dict.fromkeys((*required, *named), "placeholder")
+  own = {"TEACHER": None, "INITIAL_CHECKPOINT_PATH": sys.argv[4]}
+  values |= {name: own[name] for name in own.keys() & values.keys()}
+  parse(file, [f"{name} = {value!r}" for name, value in values.items()], follow=follow)
   gin.get_configurable(train)()
 
 def report(file):
@@ -95,12 +156,16 @@ def report(file):
     return found
   bind(file, defined, found["required"])
   model, data = given["train"]["model"], given["train"]["train_dataset_cfg"]
-  schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
+  schedule = bindings_of(given["train"]["trainer_cls"])["learning_rate_fn"]
+  stopping = given["train"]["actions"].get("INFER_EVAL", ())
   batches = given["train"]["get_dataset_fn"]
   return found | {
     "steps": given["train"]["total_steps"],
-    "get_dataset_fn": {"name": batches.__name__, **gin.get_bindings(batches)},
+    "get_dataset_fn": {"name": batches.__name__, **bindings_of(batches)},
     "batch_size": data.batch_size,
+    "periods": [given["train"]["eval_period"], given["train"]["checkpoint_cfg"].save.period],
+    "keep": given["train"]["checkpoint_cfg"].save.keep,
+    "stopping": [[*vars(x._watched).values(), x._sign, x._patience] for x in stopping],
     "lengths": data.task_feature_lengths,
     "network": dataclasses.asdict(model.network.config),
     "latent_dim": model.network.latent_dim,
@@ -169,8 +234,8 @@ def on_mesh(file, mesh):
   }
 
 following = json.loads(sys.argv[3])
-reports = {"on_mesh": {f"{x} {y}": on_mesh(x, y) for x, y in json.loads(sys.argv[4])}}
-reports |= {file: report(file) for file in sys.argv[5:]}
+reports = {"on_mesh": {f"{x} {y}": on_mesh(x, y) for x, y in json.loads(sys.argv[5])}}
+reports |= {file: report(file) for file in sys.argv[6:]}
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
   json.dump(reports, stream, default=dataclasses.asdict)
@@ -196,12 +261,18 @@ def reports(tmp_path_factory):
     "undefined.gin": "include 'runs/paper_optimizer.gin'\nA = %TRAIN_STEPZ\nB = %A\nC = %B\n",
     "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
     **{f"open_{file}": f"include '{file}'\n{bindings}" for file, bindings in OPEN.items()},
+    "own_student.gin": "".join(
+      f"include '{file}'\n" for file in ("soft/me5.gin", "data/files.gin", "eval/files.gin")
+    ),
+    **{row_name(*row): f"include 'soft/{row[0]}.gin'\n{row[1]}\n" for row in SOFT_ROWS},
   }
   for name, text in extra.items():
     (folder / name).write_text(text)
   files = [*RUN_FILES, *(folder / name for name in extra)]
   output = folder / "reports.json"
-  arguments = (json.dumps(FOLLOWING), json.dumps([*ON_MESH]))
+  start = tiny_encoders.save_run(folder / "import", tiny_encoders.model_of(STARTS_FROM))
+  start = start / "checkpoint_0"
+  arguments = (json.dumps(FOLLOWING), start, json.dumps([*ON_MESH]))
   commands.script(_PARSE, output, ROOT, *arguments, *files, cwd=folder)
   found = json.loads(output.read_text())
   return {name.removeprefix(f"{folder}/"): report for name, report in found.items()}
@@ -229,7 +300,7 @@ def test_the_header_of_a_run_file_names_required_macros(reports, file):
 
 
 def test_every_layer_is_included_by_a_run_file():
-  reached, new = set(), {*RUN_FILES, *FOLLOWING, *MESHES}
+  reached, new = set(), {*RUN_FILES, *FOLLOWING, *MESHES, "eval/files.gin"}
   while new:
     reached |= new
     text = "".join((ROOT / file).read_text(encoding="utf-8") for file in new)
@@ -267,7 +338,7 @@ def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
 # Sizes for 2 cores, of no paper.
 SMALL = re.compile(r"quickstart|.*_small|comparison/.*")
 # The papers sample batches at random from all pairs, or from those of one language pair.
-OF_ONE_PAIR = re.compile(r"hard_negatives")
+OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*|comparison/student_.*")
 
 
 @pytest.mark.parametrize("file", RUN_FILES)
@@ -488,48 +559,54 @@ def test_every_variant_of_ems_is_listed_here():
   ]
 
 
+def check_soft_contrastive(report, pairs):
+  """A report has the numbers of section 4.1 and footnote 2, for a number of training pairs."""
+  assert report["batch_size"] == 32
+  assert report["steps"] == math.ceil(30 * pairs / 32)
+  assert report["periods"] == [math.ceil(pairs / 32)] * 2
+  # Of the best four epochs one is the best: the last three were not better.
+  assert report["stopping"] == [["placeholder", "accuracy/average", 1.0, 3]]
+  assert report["keep"] == 4
+  network = {"num_layers": 12, "num_heads": 12, "emb_dim": 768, "mlp_dim": 3072}
+  assert report["network"] | network == report["network"]
+  for step, rate in report["rates"].items():
+    expected = 3e-5 * max(0, 1 - int(step) / report["steps"])
+    assert rate == pytest.approx(expected, rel=1e-3, abs=1e-10), step
+
+
 def test_soft_contrastive_learning_has_the_numbers_of_section_4_1(reports):
   report = reports["soft_contrastive.gin"]
+  check_soft_contrastive(report, 66_800 + 153_900 + 78_500 + 133_800)
   assert report["model"] == "SoftContrastiveModel"
   assert report["opus"] == {"OPUS_CONFIG": "soft_contrastive", "OPUS_PIVOTS": ["en"]}
-  assert report["batch_size"] == 32
-  pairs = 66_800 + 153_900 + 78_500 + 133_800  # with English, of Table 11
-  assert report["steps"] == math.ceil(30 * pairs / 32)
   options = {"labels": "priority", "monolingual": True, "cross_weight": 0.1, "scale": 1 / 0.1}
   assert report["options"] | options | {"row_normalized": False} == report["options"]
   vectors = {"teacher_inputs": 768, "teacher_targets": 768}
   assert report["lengths"] | vectors == report["lengths"]
-  network = {"num_layers": 12, "num_heads": 12, "emb_dim": 768, "mlp_dim": 3072}
-  assert report["network"] | network == report["network"]
-  for step, rate in report["rates"].items():
-    assert rate == pytest.approx(3e-5 * (1 - int(step) / report["steps"]), rel=1e-3), step
 
 
-# Changes of the rows of Tables 2 to 5 from soft_contrastive.gin.
-PLAIN = {"monolingual": False}
-OF_TOKENS = {"inputs": 512, "targets": 512, "input_language": 1, "target_language": 1}
-SOFT_VARIANTS = {
-  "priority": PLAIN,
-  "average": {**PLAIN, "labels": "average"},
-  "hard": {**PLAIN, "labels": "hard", "lengths": OF_TOKENS, "required": None},
-  "mse": {"model": "DistillationModel"},
-  "me5": {"required": None},
-}
+@pytest.mark.parametrize(("file", "binding"), SOFT_ROWS)
+def test_a_row_of_the_soft_contrastive_paper_starts_from_me5(reports, file, binding):
+  report = reports[row_name(file, binding)]
+  check_soft_contrastive(report, TABLE_11[binding])
+  assert report["unused"] == report["undefined"] == []
+  assert {"INITIAL_CHECKPOINT_PATH", "VOCABULARY_PATH"} <= set(report["required"])
+  # Of the encoder that it starts from.
+  inherited = {"pooling": "pooler", "normalize": True, "head": False}
+  assert report["options"] | inherited == report["options"]
+  model, options = SOFT_FILES[file]
+  assert report["model"] == model
+  assert report["options"] | options == report["options"]
 
 
-@pytest.mark.parametrize("name", SOFT_VARIANTS)
-def test_a_variant_of_soft_contrastive_learning_changes_what_its_name_says(reports, name):
-  plain, found = flat(reports["soft_contrastive.gin"]), flat(reports[f"soft/{name}.gin"])
-  changes = SOFT_VARIANTS[name]
-  of_the_loss = {"labels", "monolingual", "cross_weight", "row_normalized", "scale"}
-  ignored = of_the_loss if name == "mse" else set()
-  assert {key for key in plain if found[key] != plain[key]} - ignored == set(changes)
-  for key, value in changes.items():
-    if key != "required":
-      assert found[key] == value
-
-
-def test_every_variant_of_soft_contrastive_learning_is_listed_here():
-  assert sorted(f"soft/{name}.gin" for name in SOFT_VARIANTS) == [
+def test_every_file_of_the_soft_contrastive_paper_is_listed_here():
+  assert sorted(f"soft/{name}.gin" for name in SOFT_FILES) == [
     file for file in RUN_FILES if file.startswith("soft/")
   ]
+
+
+def test_a_student_may_train_on_files_of_one_s_own(reports):
+  required = set(reports["soft/me5.gin"]["required"]) - {"OPUS_DATA_DIR"}
+  found = reports["own_student.gin"]
+  assert set(found["required"]) == {*required, "PATTERNS", "VALIDATION_PATTERNS"}
+  assert found["unused"] == found["undefined"] == []

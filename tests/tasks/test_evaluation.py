@@ -1,5 +1,6 @@
 import line_files
 import numpy as np
+import opus_dataset
 import pytest
 import seqio
 
@@ -164,6 +165,30 @@ def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
     evaluation.suite(str(small_root), BYTES, benchmarks=["stss"])
   with pytest.raises(errors.InputError, match="has none of the benchmarks"):
     evaluation.suite(str(small_root / "xlsts"), BYTES)
+
+
+def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
+  german = [("eins", "one", "Tatoeba"), ("null", "two", "Other"), ("zwei", "two", "Tatoeba")]
+  french = [("un", "one", "Tatoeba"), ("deux", "two", "Tatoeba"), ("drei", "three", "Tatoeba")]
+  other = [("vier", "un", "Other")] * 4
+  pairs = {("de", "en"): german + other, ("fr", "en"): french + other, ("de", "fr"): other}
+  opus_dataset.write(tmp_path, "mine", pairs, validation=3)
+  arguments = ("mine", BYTES, str(tmp_path))
+  name = evaluation.opus_validation(*arguments)
+  assert name == evaluation.opus_validation(*arguments)
+  numbers = NUMBERS | {"un": 0, "deux": 0}  # "deux" finds "one"
+  found = _evaluate(name, lambda text: np.eye(4)[numbers[text]])
+  assert found["accuracy/deu_eng"] == 100
+  assert found["to_target/eng_fra"] == pytest.approx(200 / 3)  # French is the target
+  assert set(found) >= {"accuracy/average", "from_target/eng_fra"}
+  assert not [key for key in found if "deu_fra" in key]
+  only = evaluation.opus_validation(*arguments, languages=("de", "en"))
+  assert "accuracy/eng_fra" not in _evaluate(only, lambda text: np.eye(4)[numbers[text]])
+  missing = evaluation.opus_validation(*arguments, corpus="Tatoba")
+  with pytest.raises(
+    errors.InputError, match=r"no validation pairs of the corpus 'Tatoba'; choose"
+  ):
+    _evaluate(missing, lambda text: np.eye(4)[0])
 
 
 def test_sample_retrieval_searches_held_out_meanings():

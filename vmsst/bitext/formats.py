@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from xml.parsers import expat
 
 from vmsst import errors, languages
+from vmsst.bitext import dataset_shards
 from vmsst.files import archives, input_files, text_files, xml_files
 from vmsst.languages import Language
 
@@ -207,6 +208,21 @@ def parse_jsonl(
           f"{place}: {name!r} contains half of a surrogate pair; remove the line"
         )
     yield Row(number, tuple(map(str, sides)))
+
+
+def parse_shard(path: str) -> Iterator[Row]:
+  """Yields the rows of a file of a dataset of `vmsst data build`.
+
+  Raises:
+    InputError: the file is damaged, or an example lacks a side.
+  """
+  for number, example in enumerate(dataset_shards.read_examples(path), 1):
+    if missing := [side for side in ("source", "target") if side not in example]:
+      raise errors.InputError(
+        f"{path}: record {number} has no {' and no '.join(missing)}; use a dataset of `vmsst data "
+        "build`"
+      )
+    yield Row(number, (example["source"], example["target"]))
 
 
 def parse_tmx(

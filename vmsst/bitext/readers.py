@@ -1,6 +1,7 @@
 """Reads bitext files of every supported format in plain Python, one pair at a time.
 
-Formats, each plain or gzipped (`.gz`), in UTF-8 (TMX: in the encoding of its XML declaration):
+Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but TFRecord plain or gzipped
+(`.gz`):
 
 | format | files | content |
 |---|---|---|
@@ -8,6 +9,7 @@ Formats, each plain or gzipped (`.gz`), in UTF-8 (TMX: in the encoding of its XM
 | TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone |
+| TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
 
 Every error names the file and, if there is one, the line. Nothing here imports TensorFlow.
 """
@@ -21,7 +23,7 @@ from typing import cast
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.bitext import formats
+from vmsst.bitext import dataset_shards, formats
 from vmsst.files import text_files
 from vmsst.languages import Language
 
@@ -37,7 +39,7 @@ class BitextFile:
 
   Attributes:
     paths: The file, or the two files of a Moses pair (source side first).
-    format: "moses", "tsv", "tmx" or "jsonl".
+    format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
     source: Language of the source side.
     target: Language of the target side.
     fields: JSONL only: names of the two fields if they are not language codes.
@@ -99,7 +101,9 @@ def find_bitext(
   bitexts: dict[BitextFile, None] = {}
   for path in find_files(patterns):
     kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
-    if kind is None:
+    if dataset_shards.is_shard(path):
+      bitexts[BitextFile((path,), "tfrecord", *(given or _languages_of_shard(path)))] = None
+    elif kind is None:
       bitexts[_moses_pair(path, given)] = None
     else:
       source, target = given or languages_of(path)
@@ -189,8 +193,21 @@ def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats
       return formats.parse_tsv(bitext.paths[0], formats.STOP, negatives)
     case "tmx":
       return formats.parse_tmx(bitext.paths[0], *languages, formats.STOP)
+    case "tfrecord":
+      return formats.parse_shard(bitext.paths[0])
     case _:
       return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields)
+
+
+def _languages_of_shard(path: str) -> tuple[Language, Language]:
+  by_code = {compact_code(language): language for language in languages_lib.LANGUAGES}
+  source, target = (by_code.get(code) for code in dataset_shards.codes_of(path) or ("", ""))
+  if source is None or target is None:
+    raise errors.InputError(
+      f"{path}: its name has no pair of language codes (such as `-train_deu_eng.tfrecord`); rename "
+      "it or give the languages"
+    )
+  return source, target
 
 
 def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:

@@ -12,7 +12,7 @@ import pathlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from etils import epath
 
@@ -151,12 +151,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   """
   folder = epath.Path(directory)
   path = folder / ENCODER_FILE
-  record = _read_json(path)
-  found = record.get("format")
-  if found != FORMAT:
-    raise errors.InputError(
-      f"{path}: format {found!r}; this version of vmsst reads format {FORMAT}"
-    )
+  record = _read(path)
   network = _network(_get(record, "network", dict, path), NETWORKS, path)
   generator = None
   if "generator" in record:
@@ -175,6 +170,19 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   if "weights" in record:
     _check_weights(_get(record, "weights", dict, path), folder)
   return EncoderAssets(network, vocabulary, max_length, generator, codes)
+
+
+def load_network(directory: str | os.PathLike[str]) -> sentence_encoder.SentenceEncoder:
+  """Returns the network that `save_encoder_assets` has described, without reading other files.
+
+  Raises:
+    InputError: `encoder.json` is missing, damaged or of another format; the message names it.
+  """
+  path = epath.Path(directory) / ENCODER_FILE
+  return cast(
+    sentence_encoder.SentenceEncoder,
+    _network(_get(_read(path), "network", dict, path), NETWORKS, path),
+  )
 
 
 def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
@@ -212,6 +220,17 @@ def _vocabulary_files(vocabulary: Any) -> dict[str, bytes]:
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return {VOCABULARY_FILE: vocabulary.model_bytes}
   return {}
+
+
+def _read(path: epath.Path) -> dict[str, Any]:
+  """Returns the content of an `encoder.json` of this format."""
+  record = _read_json(path)
+  found = record.get("format")
+  if found != FORMAT:
+    raise errors.InputError(
+      f"{path}: format {found!r}; this version of vmsst reads format {FORMAT}"
+    )
+  return record
 
 
 def _read_json(path: epath.Path) -> dict[str, Any]:

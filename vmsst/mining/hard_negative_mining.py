@@ -271,7 +271,9 @@ def _normalized(text: str) -> str:
 
 def _place(bitext: BitextFile) -> str:
   """Returns the output path: the bitext's name, with languages added if it lacks them."""
-  stem = os.path.splitext(os.path.basename(bitext.paths[0]).removesuffix(".gz"))[0]
+  stem = os.path.basename(bitext.paths[0]).removesuffix(".gz")
+  if bitext.format != "tfrecord":  # whose ending has the number of the file
+    stem = os.path.splitext(stem)[0]
   try:
     named = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
   except errors.InputError:

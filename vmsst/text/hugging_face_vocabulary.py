@@ -24,6 +24,8 @@ _PADDING = ("<pad>", "[PAD]")
 _SPM_SPECIAL = ["<unk>", "<s>", "</s>"]
 _XLMR_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _MASK = "<mask>"
+# Texts of several scripts, which end a prefix in several ways.
+_PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,35 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def unk_id(self) -> int | None:
     """Id of text that the tokenizer cannot represent, or None."""
     return self._loaded.unk_id
+
+  @property
+  def special_ids(self) -> tuple[int, ...]:
+    """Ids of the special tokens before and after a text, such as [CLS] and [SEP]."""
+    loaded = self._loaded
+    return (*loaded.start_ids, *(() if loaded.eos_id is None else (loaded.eos_id,)))
+
+  @functools.cached_property
+  def leading_ids(self) -> tuple[int, ...]:
+    """Ids before the ids of every text: special tokens, then the prefix.
+
+    Raises:
+      InputError: the tokens of the prefix depend on the text.
+    """
+    start = len(self._loaded.start_ids)
+    with_prefix = self._ids(_PROBES)
+    plain = dataclasses.replace(self, prefix="")._ids(_PROBES)
+    found = set()
+    for ids, text_ids in zip(with_prefix, plain, strict=True):
+      leading = len(ids) - len(text_ids) + start
+      # None if the text has other ids after the prefix.
+      found.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
+    (leading_ids,) = found if len(found) == 1 else {None}
+    if leading_ids is None:
+      raise errors.InputError(
+        f"{self.path}: the tokens of the prefix {self.prefix!r} depend on the text after it; end "
+        "it with a space"
+      )
+    return leading_ids
 
   @property
   def padding_id(self) -> int:
@@ -180,6 +211,7 @@ class _Loaded:
 
   Attributes:
     ours: Maps the tokenizer's ids to this library's, if they differ.
+    start_ids: Special tokens before a text.
   """
 
   tokenizer: Any
@@ -189,6 +221,7 @@ class _Loaded:
   eos_id: int | None
   unk_id: int | None
   ours: dict[int, int]
+  start_ids: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=4)
@@ -206,9 +239,10 @@ def _parse(path: str, content: bytes) -> _Loaded:
     raise errors.InputError(f"{path}: empty vocabulary")
   own = padding_id(path, record)
   swapped = {padding.PAD_ID: own, own: padding.PAD_ID}
+  own_start, own_eos = _around(path, tokenizer)
   eos, unknown = (
     None if value is None else swapped.get(value, value)
-    for value in (_eos_id(path, tokenizer), _unknown_id(record["model"], vocabulary))
+    for value in (own_eos, _unknown_id(record["model"], vocabulary))
   )
   # A text contains no padding: text that spells it is unknown, or ends the sentence.
   spelled = eos if unknown is None else unknown
@@ -222,6 +256,7 @@ def _parse(path: str, content: bytes) -> _Loaded:
     eos_id=eos,
     unk_id=unknown,
     ours={**swapped, own: spelled},
+    start_ids=tuple(swapped.get(value, value) for value in own_start),
   )
 
 
@@ -248,19 +283,18 @@ def _import_tokenizers(path: str | os.PathLike[str]) -> Any:
   return tokenizers
 
 
-def _eos_id(path: str, tokenizer: Any) -> int | None:
-  """Returns the id of the special token after a text, or None."""
+def _around(path: str, tokenizer: Any) -> tuple[list[int], int | None]:
+  """Returns the ids of the special tokens before a text, and the one after it or None."""
   sample = tokenizer.encode("a")
   if not any(sample.special_tokens_mask):
-    return None
-  in_text = (i for i, special in enumerate(sample.special_tokens_mask) if not special)
-  text_end = max(in_text, default=-1) + 1
-  after = sample.ids[text_end:]
+    return [], None
+  in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
+  after = sample.ids[in_text[-1] + 1 :]
   if len(after) > 1:
     raise errors.InputError(
       f"{path}: {len(after)} special tokens after a text; only one is supported"
     )
-  return int(after[0]) if after else None
+  return sample.ids[: max(in_text[0], 0)], int(after[0]) if after else None
 
 
 def _unknown_id(model: dict[str, Any], vocabulary: dict[str, int]) -> int | None:

@@ -42,6 +42,16 @@ class Vocabulary(Protocol):
   def unk_id(self) -> int | None:
     """Id of text that the vocabulary cannot represent, or None."""
 
+  @property
+  def leading_ids(self) -> tuple[int, ...]:
+    """Ids before the ids of every text: special tokens, then a prefix."""
+    return ()
+
+  @property
+  def special_ids(self) -> tuple[int, ...]:
+    """Ids of the special tokens before and after a text, in this order, without padding."""
+    return () if self.eos_id is None else (self.eos_id,)
+
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids of every text, without EOS token."""
 

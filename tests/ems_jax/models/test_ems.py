@@ -15,7 +15,7 @@ from ems_jax.networks import ems as networks
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json
 from vmsst.networks import bert, lstm, sentence_encoder, t5
-from vmsst.text import vocabularies
+from vmsst.text import hugging_face_vocabulary, vocabularies
 
 # Compilation takes most of the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -58,12 +58,12 @@ XTR_NAMES = {"language_embedder", "xtr_transform", "xtr_logits"}
 MLP_NAMES = {"projection_hidden", "projection"}
 
 
-def make_model(*, config=BERT, dropout_rate=0.0, network=(), **options):
+def make_model(*, config=BERT, dropout_rate=0.0, network=(), vocabulary=None, **options):
   given = {"config": config, "language_dim": 4, "projection_dim": 6, **dict(network)}
   given["config"] = dataclasses.replace(given["config"], dropout_rate=dropout_rate)
   return models.EmsModel(
     network=networks.EmsNetwork(**given),
-    input_vocabulary=vocabularies.ByteVocabulary(),
+    input_vocabulary=vocabulary or vocabularies.ByteVocabulary(),
     max_length=9,
     **options,
   )
@@ -195,6 +195,37 @@ def test_losses_and_metrics_are_those_of_the_equations(name):
   for path, gradient in traverse_util.flatten_dict(gradients, sep="/").items():
     if not path.endswith("key/bias"):  # a softmax ignores it
       assert np.abs(gradient).max() > 0, path
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("bert", ""), ("xlmr", ""), ("xlmr", "query: ")])
+def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, prefix):
+  """Neither [CLS] and [SEP], <s> and </s>, nor a prefix, which every sentence has."""
+  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to compare with")
+  texts = (["Hello, world!", "Wie geht es"], ["How are you today?", "es geht geht"])
+  path = str(tokenizer_files[kind])
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(path, prefix)
+  config = dataclasses.replace(BERT, max_positions=40)
+  model = make_model(config=config, vocabulary=vocabulary, network=VARIANTS["no_contrastive"][0])
+  params = make_params(model)
+  languages_B1 = np.ones((2, 1), np.int32)
+  batch = {"input_language": languages_B1, "target_language": languages_B1}
+  for side, pair in zip(("inputs", "targets"), texts, strict=True):
+    ids = vocabulary.encode(pair, 40)
+    batch[side] = np.array([[*row, *[0] * (40 - len(row))] for row in ids], np.int32)
+  loss, _ = jit(model.loss_fn)(params, batch, None)
+  tokens_NT = np.concatenate([batch["inputs"], batch["targets"]])
+  u_NS = np.float64(jit(model.score_batch)(params, {"inputs": tokens_NT}))
+  log_q_NV = predicted(jax.tree.map(np.float64, params), model.network, u_NS, np.ones(4, int))
+  tokenizer = tokenizers.Tokenizer.from_file(path)
+  tokenizer.no_padding()
+  tokenizer.no_truncation()
+  expected = 0
+  for text, log_q_V in zip([*texts[1], *texts[0]], log_q_NV, strict=True):
+    words = tokenizer.encode(text, add_special_tokens=False).ids
+    swapped = [{0: vocabulary.padding_id, vocabulary.padding_id: 0}.get(x, x) for x in words]
+    shares = {word: n / len(words) for word, n in collections.Counter(swapped).items()}
+    expected += kl(shares, log_q_V) / 2
+  assert float(loss) == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.parametrize(

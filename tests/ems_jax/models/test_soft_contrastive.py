@@ -39,7 +39,9 @@ CODES = ("en", "fr", "ko", "de", "tr")
 VARIANTS = [
   ("priority", True, False),
   ("priority", True, True),
+  ("priority", False, True),
   ("average", False, False),
+  ("average", True, True),
   ("hard", False, False),
 ]
 
@@ -137,7 +139,7 @@ def inputs_are_anchors(batch):
 
   def rank(index):
     codes = [i for i, code in enumerate(order) if languages.language(code).index == index]
-    return codes[0] if codes else len(order)
+    return codes[0] if codes else len(order) + index
 
   sides = zip(batch["input_language"], batch["target_language"], strict=True)
   return [rank(source[0]) <= rank(target[0]) for source, target in sides]
@@ -152,16 +154,20 @@ def softmax(values):
   return values / values.sum()
 
 
+def anchors_first(batch, sides):
+  """Vectors of the anchors and of the other sides: the paper's s and t."""
+  pairs = zip(*sides, inputs_are_anchors(batch), strict=True)
+  return zip(*((x, y) if is_input else (y, x) for x, y, is_input in pairs), strict=True)
+
+
 def equations(batch, student, teacher, labels, monolingual, row_normalized):
-  s, t = student
-  gs, gt = teacher
-  is_input = inputs_are_anchors(batch)
-  anchors = [gs[i] if is_input[i] else gt[i] for i in range(B)]
-  assert 0 < sum(is_input) < B
+  s, t = anchors_first(batch, student)
+  gs, gt = anchors_first(batch, teacher)
+  assert 0 < sum(inputs_are_anchors(batch)) < B
 
   def similarity(i, j):
     if labels == "priority":
-      return score(anchors[i], anchors[j])
+      return score(gs[i], gs[j])
     return (score(gs[i], gs[j]) + score(gt[i], gt[j])) / 2
 
   def weight(i, j, query):
@@ -195,7 +201,8 @@ def equations(batch, student, teacher, labels, monolingual, row_normalized):
 def without_other_sides(batch, code):
   """The batch without vectors of non-anchor sides if one language has the priority."""
   index = languages.language(code).index
-  is_input_B1 = (batch["input_language"] == index) | (batch["target_language"] != index)
+  input_B1, target_B1 = batch["input_language"], batch["target_language"]
+  is_input_B1 = (input_B1 == index) | (target_B1 != index) & (input_B1 <= target_B1)
   assert 0 < is_input_B1.sum() < B
   return batch | {
     "teacher_inputs": np.where(is_input_B1, batch["teacher_inputs"], np.nan),
@@ -210,9 +217,9 @@ def given(params, precomputed):
     str(x): make_model(labels=x[0], monolingual=x[1], row_normalized=x[2]) for x in VARIANTS
   }
   models["mse"] = make_model(distillation.DistillationModel)
-  models["fr"] = models["fr alone"] = make_model(distillation.DistillationModel, priority=("fr",))
+  models["tr"] = models["tr alone"] = make_model(distillation.DistillationModel, priority=("tr",))
   batches = dict.fromkeys(models, precomputed)
-  batches["fr alone"] = without_other_sides(precomputed, "fr")
+  batches["tr alone"] = without_other_sides(precomputed, "tr")
   return evaluate(models, params, batches)
 
 
@@ -231,6 +238,37 @@ def test_the_loss_is_that_of_the_equations(given, student, precomputed, variant)
   assert metrics["accuracy/backward"] == np.mean(score_BB.argmax(axis=0) == np.arange(B))
 
 
+def swapped(batch, rows_B):
+  """The batch with the sides of some rows swapped."""
+  found = dict(batch)
+  for first, second in (
+    ("inputs", "targets"),
+    ("input_language", "target_language"),
+    teachers.FEATURES,
+  ):
+    width = max(batch[first].shape[1], batch[second].shape[1])
+    x, y = (np.pad(batch[k], ((0, 0), (0, width - batch[k].shape[1]))) for k in (first, second))
+    found[first], found[second] = (np.where(rows_B[:, None], *z) for z in ((y, x), (x, y)))
+  return found
+
+
+@pytest.mark.parametrize("codes", [("fr", "en"), ("tr", "de")])
+def test_the_labels_of_one_language_pair_are_monolingual(params, precomputed, codes):
+  """So the loss does not depend on which side of a pair is `inputs`."""
+  first, second = (np.full((B, 1), languages.language(code).index) for code in codes)
+  batch = precomputed | {"input_language": first, "target_language": second}
+  some_B = np.arange(B) % 3 == 0
+  batches = {"as is": batch, "all": swapped(batch, some_B | True), "some": swapped(batch, some_B)}
+  models, named = {}, {}
+  for labels in ("priority", "average"):
+    for way, batch in batches.items():
+      models[f"{labels} {way}"] = make_model(labels=labels, row_normalized=True)
+      named[f"{labels} {way}"] = batch
+  losses = {name: loss for name, (loss, _) in evaluate(models, params, named).items()}
+  for name, loss in losses.items():
+    assert loss == pytest.approx(losses[f"{name.split()[0]} as is"], rel=1e-4), name
+
+
 def test_distillation_is_the_squared_error_of_both_sides(given, student, precomputed):
   loss, metrics = given["mse"]
   anchors = [
@@ -247,7 +285,7 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
 
 
 def test_the_other_side_of_a_pair_is_not_used(given):
-  assert given["fr"] == given["fr alone"] != given["mse"]
+  assert given["tr"] == given["tr alone"] != given["mse"]
 
 
 # --------------------------------------------------------------------------------------------
@@ -288,8 +326,8 @@ def test_given_vectors_have_no_gradient(precomputed):
   def total(given):
     batch = {**precomputed, **given}
     is_input_B = np.arange(B) % 2 == 0
-    anchors_BS = teachers.anchor_vectors(None, batch, is_input_B)
-    return jnp.sum(teachers.pair_vectors(None, batch)) + jnp.sum(anchors_BS)
+    anchors_BS = teachers.anchor_vectors(None, batch, BYTES, is_input_B)
+    return jnp.sum(teachers.pair_vectors(None, batch, BYTES)) + jnp.sum(anchors_BS)
 
   gradient = jax.grad(total)({feature: precomputed[feature] for feature in teachers.FEATURES})
   assert not any(np.any(x) for x in gradient.values())

@@ -217,3 +217,12 @@ def test_languages_that_are_given_come_into_the_name(folder):
   )
   (path,) = made
   assert readers.languages_of(path) == (language("zh-TW"), language("en"))
+
+
+def test_files_of_a_dataset_keep_their_numbers():
+  german, english = language("de"), language("en")
+  path = "/data/1.0.0/opus-train_deu_eng.tfrecord-00001-of-00002"
+  bitext = readers.BitextFile((path,), "tfrecord", german, english)
+  place = hard_negative_mining._place(bitext)
+  assert place == "1.0.0/opus_train_deu_eng_tfrecord_00001_of_00002.deu-eng.tsv.gz"
+  assert readers.languages_of(place) == (german, english)

@@ -54,6 +54,26 @@ def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefi
   assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
 
 
+@pytest.mark.parametrize(
+  ("kind", "marks"), [("bert", ("[CLS]", "[SEP]")), ("xlmr", ("<s>", "</s>"))]
+)
+def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
+  path = str(tokenizer_files[kind])
+  vocabulary = HuggingFaceVocabulary(path)
+  own = {
+    x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
+  }
+  expected = bert.swap_padding(np.array([own[mark] for mark in marks]), vocabulary.padding_id)
+  assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
+  assert vocabulary.leading_ids == vocabulary.special_ids[:1]
+  (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])
+  leading = HuggingFaceVocabulary(path, "query: ").leading_ids
+  assert (*leading, *vocabulary.tokenize(["x"])[0][1:]) == tuple(with_prefix)
+  assert HuggingFaceVocabulary(path, "query: ").special_ids == vocabulary.special_ids
+  with pytest.raises(errors.InputError, match="prefix 'quer' depend on the text"):
+    _ = HuggingFaceVocabulary(path, "quer").leading_ids
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
 def test_ids_become_text_again(tokenizer_files, kind):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))

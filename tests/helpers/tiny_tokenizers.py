@@ -13,14 +13,12 @@ BERT_MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 XLMR_MARKS = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
-@pytest.fixture(scope="session")
-def tokenizer_files(tmp_path_factory):
-  """Files by kind: "bert" (WordPiece, pads with 0) and "xlmr" (Unigram, pads with 1)."""
+def save(folder, sentences=SENTENCES):
+  """Returns files by kind: "bert" (WordPiece, pads with 0) and "xlmr" (Unigram, pads with 1)."""
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to make vocabularies")
-  folder = tmp_path_factory.mktemp("tokenizers")
 
-  def save(kind, tokenizer, trainer, ends):
-    tokenizer.train_from_iterator(SENTENCES * 4, trainer)
+  def save_one(kind, tokenizer, trainer, ends):
+    tokenizer.train_from_iterator([*sentences] * 4, trainer)
     ids = [(mark, tokenizer.token_to_id(mark)) for mark in ends]
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
       single=f"{ends[0]} $A {ends[1]}", special_tokens=ids
@@ -34,7 +32,7 @@ def tokenizer_files(tmp_path_factory):
   bert.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
   bert.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
   bert.decoder = tokenizers.decoders.WordPiece()
-  save(
+  save_one(
     "bert",
     bert,
     tokenizers.trainers.WordPieceTrainer(
@@ -46,7 +44,7 @@ def tokenizer_files(tmp_path_factory):
   xlmr.normalizer = tokenizers.normalizers.NFKC()
   xlmr.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
   xlmr.decoder = tokenizers.decoders.Metaspace()
-  save(
+  save_one(
     "xlmr",
     xlmr,
     tokenizers.trainers.UnigramTrainer(

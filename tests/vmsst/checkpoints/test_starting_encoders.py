@@ -1,0 +1,34 @@
+import pytest
+import tiny_encoders
+
+from vmsst import errors
+from vmsst.checkpoints import encoder_json, starting_encoders
+from vmsst.networks import bert, sentence_encoder
+
+CONFIG = bert.BertConfig(
+  vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9
+)
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("pooler", True), ("cls", False)])
+def test_pooling_and_normalization_are_those_of_the_encoder(tmp_path, pooling, normalize):
+  network = sentence_encoder.SentenceEncoder(
+    CONFIG, 8, head=False, pooling=pooling, normalize=normalize
+  )
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
+  for path in (run, run / "checkpoint_0"):
+    assert starting_encoders.pooling(path) == pooling
+    assert starting_encoders.normalize(path) is normalize
+  (run / encoder_json.ENCODER_FILE).unlink()
+  with pytest.raises(errors.InputError, match=r"encoder.json does not exist.* Set sentence_enc"):
+    starting_encoders.pooling(run / "checkpoint_0")
+
+
+def test_a_dry_run_has_no_encoder():
+  assert starting_encoders.pooling(None) == "mean"
+  assert starting_encoders.normalize(None) is False
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+  with pytest.raises(errors.InputError, match=r"no folder .*checkpoint_0"):
+    starting_encoders.normalize(tmp_path / "checkpoint_0")

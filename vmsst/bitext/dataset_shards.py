@@ -1,0 +1,102 @@
+"""Reads the files of datasets of `vmsst data build` without TensorFlow.
+
+They are TFRecord files of tf.train.Example messages, whose features are single texts. TensorFlow
+verifies their checksums when it trains on them; these functions do not.
+
+Format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
+"""
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+
+from vmsst import errors
+from vmsst.files import input_files
+
+# "opus_bitext-train_deu_eng.tfrecord-00000-of-00002"; codes as of `readers.compact_code`.
+_NAME = re.compile(
+  r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.tfrecord(?:-\d+-of-\d+)?"
+)
+_HEADER, _CHECKSUM = struct.Struct("<QI"), 4
+_RECORD_BYTES = 1 << 26  # A longer record is not a pair of texts.
+
+
+def is_shard(path: str) -> bool:
+  """Returns whether a path has the name of a TFRecord file."""
+  return re.search(r"\.tfrecord(-\d+-of-\d+)?$", path) is not None
+
+
+def codes_of(path: str) -> tuple[str, str] | None:
+  """Returns the compact codes of the two languages in a file's name, or None."""
+  match = _NAME.fullmatch(os.path.basename(path))
+  return (match[1], match[2]) if match else None
+
+
+def read_examples(path: str) -> Iterator[dict[str, str]]:
+  """Yields the features of every example, texts by name.
+
+  Raises:
+    InputError: the file is truncated, or is not a TFRecord file of texts; the message names it.
+  """
+  input_files.check(path)
+  with open(path, "rb") as stream:
+    number = 0
+    while header := stream.read(_HEADER.size):
+      number += 1
+      place = f"{path}: record {number}"
+      size = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
+      if size > _RECORD_BYTES:
+        raise errors.InputError(f"{place} has {size} bytes: not a TFRecord file")
+      record = stream.read(size)
+      if len(header) < _HEADER.size or len(record) < size or len(stream.read(4)) < _CHECKSUM:
+        raise errors.InputError(f"{place} is truncated; copy or build the file again")
+      try:
+        yield _texts(record)
+      except (ValueError, IndexError):
+        raise errors.InputError(f"{place} is not an example of texts; build it again") from None
+
+
+def _texts(example: bytes) -> dict[str, str]:
+  """Returns the features of an Example that are single texts."""
+  found = {}
+  for features in _fields(example, 1):
+    for entry in _fields(features, 1):
+      (name,), (feature,) = _fields(entry, 1), _fields(entry, 2)
+      (listed,) = _fields(feature, 1)
+      (text,) = _fields(listed, 1)
+      found[name.decode()] = text.decode()
+  return found
+
+
+def _fields(message: bytes, number: int) -> list[bytes]:
+  """Returns the contents of the fields of a protobuf message with a number.
+
+  Raises:
+    ValueError: a field is not a length and as many bytes.
+    IndexError: the message ends within a field.
+  """
+  found, place = [], 0
+  while place < len(message):
+    key, place = _varint(message, place)
+    size, place = _varint(message, place)
+    if key & 7 != 2 or place + size > len(message):
+      raise ValueError("not a field of bytes")
+    if key >> 3 == number:
+      found.append(message[place : place + size])
+    place += size
+  return found
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+  """Returns the number at a place, and the place after it."""
+  value = shift = 0
+  while True:
+    byte = message[place]
+    place += 1
+    value |= (byte & 0x7F) << shift
+    if byte < 0x80:
+      return value, place
+    shift += 7
+    if shift > 63:
+      raise ValueError("not a number of 64 bits")
