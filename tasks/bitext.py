@@ -185,18 +185,8 @@ def _features(
       rank=2,
     )
   if teacher:
-    paths = {
-      bitext_vectors.open_vectors(teacher, bitext).shape[2]: bitext_vectors.path_of(teacher, bitext)
-      for bitexts in found.values()
-      for bitext in bitexts
-    }
-    if len(paths) > 1:
-      widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
-      raise errors.InputError(
-        f"teacher vectors have several dimensions: {widths}; embed all files with one encoder"
-      )
-    for name in tokenized_pairs.TEACHER_SIDES:
-      features[name] = seqio.ContinuousFeature(required=False, dtype=tf.float32)
+    bitexts = [bitext for bitexts in found.values() for bitext in bitexts]
+    features |= preprocessors.teacher_features(teacher, bitexts)
   return features
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from vmsst import languages
+from vmsst import errors, languages
+from vmsst.bitext import readers
 from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.tasks import seqio_vocabulary
 from vmsst.text import vocabularies, word_splitting
+from vmsst.vectors import bitext_vectors
 
 # Further features of a pair: hard negatives of its source, and a teacher's vectors of its sides.
 # Data leaves them out if they have no length.
@@ -40,6 +42,30 @@ def pair_features(vocabulary: vocabularies.Vocabulary) -> Mapping[str, seqio.Fea
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
   text = text_feature(vocabulary)
   return {"inputs": text, "targets": text, "input_language": language, "target_language": language}
+
+
+def teacher_features(
+  folder: str, bitexts: Iterable[readers.BitextFile]
+) -> Mapping[str, seqio.Feature]:
+  """Returns the seqio features of a teacher's vectors of both sides.
+
+  Args:
+    folder: The vectors of the files, from `vmsst data embed`.
+    bitexts: The files.
+
+  Raises:
+    InputError: vectors of a file are missing, or have several dimensions.
+  """
+  paths = {
+    bitext_vectors.open_vectors(folder, bitext).shape[2]: bitext_vectors.path_of(folder, bitext)
+    for bitext in bitexts
+  }
+  if len(paths) > 1:
+    widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
+    raise errors.InputError(
+      f"teacher vectors have several dimensions: {widths}; embed all files with one encoder"
+    )
+  return {name: seqio.ContinuousFeature(required=False, dtype=tf.float32) for name in TEACHER_SIDES}
 
 
 def language_columns(

@@ -6,7 +6,7 @@ TensorFlow does without calling a function, work on single rows. Nothing here ha
 so that `tf.train.Checkpoint` can save the iterators.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -236,13 +236,32 @@ def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
 def read_records(
   paths: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
 ) -> tf.data.Dataset:
-  """Returns the records of a shard's TFRecord files, read sixteen at a time; may shuffle files."""
-  own = list(paths)[shard.index :: shard.num_shards]
+  """Returns the records of a shard's TFRecord files, read as by `interleave_files`."""
+  return interleave_files((paths,), tf.data.TFRecordDataset, shuffle, seed, shard)
+
+
+def interleave_files(
+  columns: Sequence[Sequence[Any]],
+  open_file: Callable[..., tf.data.Dataset],
+  shuffle: bool,
+  seed: int | None,
+  shard: seqio.ShardInfo,
+) -> tf.data.Dataset:
+  """Returns the rows of a shard's files, sixteen files at a time; may shuffle files.
+
+  Args:
+    columns: For each argument of `open_file`, its value for every file.
+    open_file: Returns the rows of a file.
+    shuffle: Whether to shuffle files.
+    seed: Seed of their order.
+    shard: Selects files.
+  """
+  own = tuple(list(column)[shard.index :: shard.num_shards] for column in columns)
   files = tf.data.Dataset.from_tensor_slices(own)
   if shuffle:
-    files = files.shuffle(len(own), seed=seed)
+    files = files.shuffle(len(own[0]), seed=seed)
   return files.interleave(
-    tf.data.TFRecordDataset,
+    open_file,
     cycle_length=16,
     block_length=16,
     num_parallel_calls=tf.data.AUTOTUNE,

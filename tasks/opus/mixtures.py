@@ -28,9 +28,11 @@ from google.protobuf import json_format
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import readers
+from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
+from vmsst.vectors import bitext_vectors
 
 DATASET = "opus_bitext"
 SPLITS = ("train", "validation")
@@ -58,6 +60,7 @@ def opus(
   temperature: float | None = None,
   max_length: int | None = 512,
   both_directions: bool = False,
+  teacher: str | None = None,
 ) -> str:
   """Returns the name of a mixture of a built dataset, with one task per language pair.
 
@@ -75,28 +78,40 @@ def opus(
     temperature: As in `bitext.files`.
     max_length: Pairs with a side of more tokens are dropped; None: no limit.
     both_directions: Whether each pair is also used with its sides swapped.
+    teacher: Folder with the vectors of all files of the dataset, from `vmsst data embed`: the
+      features `teacher_inputs` and `teacher_targets`, float32 [S]. These tasks cannot be cached.
 
   Raises:
-    InputError: the dataset does not exist, or it has no pair of these languages.
+    InputError: the dataset does not exist, or it has no pair of these languages; vectors of a file
+      are missing, or have several dimensions.
   """
   power = bitext.weight_power(weighting, temperature)
   name, folder, versioned = _find(config, data_dir)
   splits = _splits(folder, _languages(languages), _languages(pivots))
   mixture = bitext.unique_name(
-    name, str(folder), vocabulary, list(splits), power, max_length, both_directions
+    name, str(folder), vocabulary, list(splits), power, max_length, both_directions, teacher
   )
+  features = dict(preprocessors.pair_features(vocabulary))
+  if teacher:
+    files = [
+      file
+      for pair, names in splits.items()
+      for split in names
+      for file in _Source(versioned, data_dir, names, pair).files_of(split)
+    ]
+    features |= preprocessors.teacher_features(teacher, files)
 
   def add_task(pair: tuple[Language, Language], task_name: str) -> None:
     task = streamed_tasks.StreamedTask(
       task_name,
-      _Source(versioned, data_dir, splits[pair], pair),
-      preprocessors.pair_features(vocabulary),
+      _Source(versioned, data_dir, splits[pair], pair, teacher),
+      features,
       vocabulary=vocabulary,
       pair=pair,
       max_length=max_length,
       both_directions=both_directions,
       shuffle_buffer_size=_SHUFFLE_BUFFER,
-      fingerprint=_fingerprint(vocabulary, pair),
+      fingerprint=None if teacher else _fingerprint(vocabulary, pair),
     )
     seqio.TaskRegistry.add_provider(task_name, task)
 
@@ -162,9 +177,17 @@ class _Source(seqio.TfdsDataSource):
     data_dir: str | None,
     splits: Mapping[str, str],
     pair: tuple[Language, Language],
+    teacher: str | None = None,
   ):
     super().__init__(name, data_dir, splits, read_only=True)
     self._pair = pair
+    self._teacher = teacher
+
+  def files_of(self, split: str) -> list[readers.BitextFile]:
+    """Returns the files of a split."""
+    return [
+      readers.BitextFile((path,), "tfrecord", *self._pair) for path in self.list_shards(split)
+    ]
 
   def get_dataset(
     self,
@@ -183,8 +206,32 @@ class _Source(seqio.TfdsDataSource):
       ids = preprocessors.language_columns(self._pair, tf.size(records_B))
       return {"inputs": found["source"], "targets": found["target"], **ids}
 
-    records = streamed_tasks.read_records(self.list_shards(split), shuffle, seed, shard)
-    return records.batch(_RECORDS).map(parse).unbatch()
+    paths, order = self.list_shards(split), (shuffle, seed, shard)
+    if self._teacher is None:
+      return streamed_tasks.read_records(paths, *order).batch(_RECORDS).map(parse).unbatch()
+    shards = self.files_of(split)
+    stored = [bitext_vectors.open_vectors(self._teacher, each) for each in shards]
+    if sum(map(len, stored)) != self.num_input_examples(split):
+      raise errors.InputError(
+        f"{self._teacher}: has vectors of {sum(map(len, stored))} pairs of {shards[0]} and so on, "
+        f"but the split {split} has {self.num_input_examples(split)}; recompute them (`vmsst data "
+        "embed --refresh`)"
+      )
+    shape, size = stored[0].shape[1:], stored[0][0].nbytes
+
+    def open_file(path: tf.Tensor, vectors: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
+      rows = tf.data.FixedLengthRecordDataset(vectors, size, header_bytes=tf.cast(offset, tf.int64))
+      return tf.data.Dataset.zip((tf.data.TFRecordDataset(path), rows))
+
+    def parse_both(records_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
+      vector_B2S = tf.reshape(tf.io.decode_raw(vectors_B, tf.float32), [-1, *shape])
+      sides = zip(TEACHER_SIDES, tf.unstack(vector_B2S, axis=1), strict=True)
+      return {**parse(records_B), **dict(sides)}
+
+    where = [bitext_vectors.path_of(self._teacher, each) for each in shards]
+    offsets = [array.offset for array in stored]
+    rows = streamed_tasks.interleave_files((paths, where, offsets), open_file, *order)
+    return rows.batch(_RECORDS).map(parse_both).unbatch()
 
 
 def _find(config: str, data_dir: str | None) -> tuple[str, epath.Path, str]:

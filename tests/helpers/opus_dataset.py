@@ -20,6 +20,7 @@ def write(
   pairs: Mapping[tuple[str, str], Sequence[tuple[str, ...]]],
   *,
   validation: int = 1,
+  shards: int = 1,
 ) -> pathlib.Path:
   """Writes `opus_bitext/CONFIG`; returns its folder.
 
@@ -29,6 +30,7 @@ def write(
     pairs: Texts by the codes of their languages, in any order; each pair may have a third item, the
       name of its corpus.
     validation: Number of first rows of each pair that are the validation split.
+    shards: Number of files of each training split.
   """
   folder = pathlib.Path(data_dir, "opus_bitext", config, "1.0.0")
   folder.mkdir(parents=True)
@@ -45,17 +47,20 @@ def write(
       )
       for row in rows
     ]
-    for split, part in {
-      "train": examples[validation:],
-      "validation": examples[:validation],
-    }.items():
+    splits = {"train": examples[validation:], "validation": examples[:validation]}
+    for split, part in splits.items():
       name = f"{split}_{'_'.join(names)}"
-      path = folder / f"opus_bitext-{name}.tfrecord-00000-of-00001"
-      with tf.io.TFRecordWriter(str(path)) as writer:
-        for example in part:
-          writer.write(example)
+      count = shards if split == "train" else 1
+      parts = [part[i::count] for i in range(count)]
+      for i, own_part in enumerate(parts):
+        path = folder / f"opus_bitext-{name}.tfrecord-{i:05d}-of-{count:05d}"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+          for example in own_part:
+            writer.write(example)
       infos.append(
-        tfds.core.SplitInfo(name=name, shard_lengths=[len(part)], num_bytes=sum(map(len, part)))
+        tfds.core.SplitInfo(
+          name=name, shard_lengths=[len(x) for x in parts], num_bytes=sum(map(len, part))
+        )
       )
   tfds.folder_dataset.write_metadata(
     data_dir=folder,

@@ -9,10 +9,12 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
+from vmsst.bitext import readers
 from vmsst.tasks import bitext, datasets, sample
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
+from vmsst.vectors import bitext_vectors
 
 BYTES = vocabularies.ByteVocabulary()
 PIECES = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
@@ -225,3 +227,38 @@ def test_a_cache_gives_the_same_rows_and_is_refused_for_another_vocabulary(
   assert mixtures.opus("cached", PIECES, str(tmp_path / "tfds"), **options) == name
   with pytest.raises(tf.errors.InvalidArgumentError, match="made with another vocabulary; make it"):
     next(iter(rows_of(name, num_epochs=1, use_cached=True)))
+
+
+def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
+  folder = opus_dataset.write(tmp_path, "mine", {("de", "en"): PAIRS["de", "en"]}, shards=3)
+  vectors = {}
+  for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
+    pairs = list(readers.read_pairs(file))
+    array_N2S = np.array([[[len(x), hash(x) % 997, i] for i, x in enumerate(y)] for y in pairs])
+    path = tmp_path / bitext_vectors.path_of("vectors", file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, array_N2S.astype(np.float32))
+    vectors |= dict(zip(pairs, array_N2S.tolist(), strict=True))
+  options = {"data_dir": str(tmp_path), "both_directions": True}
+  name = mixtures.opus("mine", BYTES, **options, teacher=str(tmp_path / "vectors"))
+  assert name != mixtures.opus("mine", BYTES, **options)
+  (task,) = seqio.MixtureRegistry.get(name).tasks
+  assert not task.supports_caching
+  lengths = LENGTHS | dict.fromkeys(("teacher_inputs", "teacher_targets"), 3)
+  seen = set()
+  for index in range(2):
+    rows = task.get_dataset(lengths, "train", seed=1, shard_info=seqio.ShardInfo(index, 2))
+    for row in rows.as_numpy_iterator():
+      pair = tuple(BYTES.decode(row[side].tolist()) for side in ("inputs", "targets"))
+      turn = 1 if pair in vectors else -1
+      expected = vectors[pair[::turn]][::turn]
+      assert [row[f"teacher_{side}"].tolist() for side in ("inputs", "targets")] == expected
+      seen.add(pair)
+  assert len(seen) == 2 * 30
+  (path,) = path.parent.glob("*validation_deu_eng*")
+  np.save(path, np.zeros((9, 2, 3), np.float32))
+  with pytest.raises(errors.InputError, match=r"vectors of 9 pairs of .* has 1; recompute them"):
+    task.get_dataset(lengths, "validation")
+  path.unlink()
+  with pytest.raises(errors.InputError, match=r"no such file: write vectors of .*tfrecord"):
+    mixtures.opus("mine", BYTES, **options, teacher=str(tmp_path / "vectors"), max_length=99)
