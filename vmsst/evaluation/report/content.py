@@ -6,7 +6,7 @@ from typing import Any
 
 from vmsst.evaluation.benchmarks.averages import INCOMPLETE
 from vmsst.evaluation.metrics import scores
-from vmsst.evaluation.report import figures, published, reading
+from vmsst.evaluation.report import figures, published, reading, recomputed
 
 _MOST_RESULTS = 400  # Rows of the longest readable table.
 
@@ -175,9 +175,11 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
   keys = list(dict.fromkeys(_base(key) for each in found.values() for key in each["summary"]))
   numbers = {key: published.for_average(name, key) for key in keys}
   numbers = {key: each for key, each in numbers.items() if each}
+  computed, remarks = recomputed.seen_and_unseen(name, evaluated)
+  numbers |= computed
   own = {key: {x: _value(each, key) for x, each in found.items()} for key in numbers}
   tables += _next_to_published(numbers, own, found)
-  notes += _table_notes(numbers)
+  notes += [*remarks, *_table_notes(numbers)]
   count = max(len(each["results"]) for each in found.values())
   if 0 < count <= _MOST_RESULTS:
     tables.append(_results(name, found))
