@@ -151,7 +151,9 @@ def encoders(monkeypatch):
       kept["translator"] = load(path)
     return kept["translator"]
 
-  monkeypatch.setattr(loading, "open_encoder", lambda path, dtype=None: (path, fake()))
+  monkeypatch.setattr(
+    loading, "open_encoder", lambda path, dtype=None, max_length=None: (path, fake())
+  )
   monkeypatch.setattr(loading, "load_translator", load_translator)
 
 

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from vmsst import errors
-from vmsst.cli.command import ENCODER_HELP, Command
+from vmsst.cli.command import ENCODER_HELP, Command, at_least_1
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,12 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="CODE",
     help="languages of the encoder's training data (default: from its encoder.json)",
   )
+  add(
+    "--max-length",
+    type=at_least_1,
+    metavar="N",
+    help="maximum tokens per text; longer ones are cut (default: the encoder's own)",
+  )
   add("--list", action="store_true", help="print the benchmarks and their files, and exit")
 
 
@@ -42,7 +48,7 @@ def _eval(args: argparse.Namespace) -> None:
     if getattr(args, name) is None:
       raise errors.InputError(f"--{name} is missing: give it, or --list")
   chosen = benchmarks.get_benchmarks(args.suite)
-  name, encoder = loading.open_encoder(args.encoder)
+  name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}
 

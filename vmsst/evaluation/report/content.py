@@ -69,6 +69,7 @@ class Report:
 
   Attributes:
     encoders: Names of the encoders; the first is the baseline.
+    max_length: Tokens at which each encoder cuts texts, by name; None if unknown.
     score: The overall Score and its parts.
     sections: One per benchmark that was run.
     absent: Benchmarks that were not run, and why; one line each.
@@ -79,6 +80,7 @@ class Report:
   """
 
   encoders: list[str]
+  max_length: dict[str, int | None]
   score: Section
   sections: list[Section]
   absent: list[str]
@@ -99,6 +101,7 @@ def build(runs: Sequence[reading.Run]) -> Report:
   papers = {number.paper: number.title for number in published.load()}
   return Report(
     encoders=list(evaluated),
+    max_length={name: results.get("max_length") for name, results in evaluated.items()},
     score=_score_section(evaluated) if evaluated else Section("score", "", [], []),
     sections=sections,
     absent=_reasons("absent", evaluated),

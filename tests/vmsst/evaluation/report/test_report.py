@@ -307,6 +307,8 @@ def changed(path, value):
     (changed(["encoder"], {"digest": "1"}), "no encoder.name"),
     (changed(["encoder"], {"name": "x", "digest": 1}), "encoder.digest is 1, not a text"),
     (changed(["failed"], {"sts": []}), "failed.sts is \\[\\], not a text"),
+    (changed(["max_length"], "32"), "max_length is '32', not an integer"),
+    (changed(["max_length"], 0), "max_length is 0, not an integer above 0"),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
