@@ -124,13 +124,14 @@ def check_results(top: Value) -> None:
 
 
 def check_benchmark(benchmark: Value) -> None:
-  """Checks the results of one benchmark; older ones have no `data`."""
+  """Checks the results of one benchmark; older ones have no `data` and `options`."""
   benchmark.key("title").text()
   benchmark.key("summary").numbers()
   benchmark.key("missing").texts()
   benchmark.key("seconds").numbers()
-  if benchmark.has("data"):
-    benchmark.key("data").named_texts()
+  for name in ("data", "options"):
+    if benchmark.has(name):
+      benchmark.key(name).named_texts()
   for result in benchmark.key("results").elements():
     result.key("name").text()
     result.key("languages").texts()

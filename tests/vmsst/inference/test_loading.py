@@ -140,7 +140,7 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, dat
   _, cut = loading.open_encoder(str(tmp_path / "theirs"), max_length=5)
   assert cut.max_seq_length == 5
   assert cut.digest != results["encoder"]["digest"]
-  with pytest.raises(errors.InputError, match="max_length of .*theirs is 99"):
+  with pytest.raises(errors.InputError, match=r"max_length of .*theirs is 99"):
     loading.open_encoder(str(tmp_path / "theirs"), max_length=99)
   (tmp_path / "theirs" / "modules.json").write_text("{")
   with pytest.raises(errors.InputError, match="theirs"):

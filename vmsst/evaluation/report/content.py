@@ -157,6 +157,14 @@ def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
     for encoder, each in found.items()
     if each.missing
   ]
+  for benchmark in dict.fromkeys(name for part in scores.PARTS.values() for name, _ in part):
+    notes += _option_notes(
+      {
+        encoder: results["benchmarks"][benchmark]
+        for encoder, results in evaluated.items()
+        if benchmark in results["benchmarks"]
+      }
+    )
   notes += _table_notes(numbers)
   return Section("score", "Overall Score of the VMSST paper", tables, notes)
 
@@ -216,8 +224,22 @@ def _notes(name: str, found: Mapping[str, Mapping[str, Any]], lacking: Sequence[
         "not common to both): their averages are not comparable."
       )
   notes += [f"{encoder} was not evaluated on it." for encoder in lacking]
+  notes += _option_notes(found)
   remark = published.remark(name)
   return [*notes, remark] if remark else notes
+
+
+def _option_notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Returns notes on the options of a benchmark's results, naming encoders if they differ."""
+  of_remark: dict[str, list[str]] = {}
+  for encoder, each in found.items():
+    for option, choice in each.get("options", {}).items():
+      if remark := published.option_remark(option, choice):
+        of_remark.setdefault(remark, []).append(encoder)
+  return [
+    remark if len(encoders) == len(found) else f"{', '.join(encoders)}: {remark}"
+    for remark, encoders in of_remark.items()
+  ]
 
 
 def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:
