@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from vmsst import errors
-from vmsst.cli.command import ENCODER_HELP, Command
+from vmsst.cli.command import ENCODER_HELP, Command, at_least_1
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,19 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="CODE",
     help="languages of the encoder's training data (default: from its encoder.json)",
   )
+  add(
+    "--max-length",
+    type=at_least_1,
+    metavar="N",
+    help="maximum tokens per text; longer ones are cut (default: the encoder's own)",
+  )
+  add(
+    "--mkqa-questions",
+    choices=("answered", "all"),
+    default="answered",
+    help="questions of MKQA that count: those with an answer, or all; those without an answer, a "
+    "third, are wrong (default: %(default)s)",
+  )
   add("--list", action="store_true", help="print the benchmarks and their files, and exit")
 
 
@@ -41,8 +54,8 @@ def _eval(args: argparse.Namespace) -> None:
   for name in ("encoder", "data", "out"):
     if getattr(args, name) is None:
       raise errors.InputError(f"--{name} is missing: give it, or --list")
-  chosen = benchmarks.get_benchmarks(args.suite)
-  name, encoder = loading.open_encoder(args.encoder)
+  chosen = benchmarks.get_benchmarks(args.suite, mkqa_questions=args.mkqa_questions)
+  name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}
 

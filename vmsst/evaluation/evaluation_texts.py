@@ -58,7 +58,7 @@ def _held_out(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
 
 
 def _questions(root: pathlib.Path) -> Iterator[str]:
-  return itertools.chain.from_iterable(own.texts for own in questions.test_sets(root))
+  return itertools.chain.from_iterable(own.texts for own in questions.question_sets(root))
 
 
 def _tico19(root: pathlib.Path) -> Iterator[str]:

@@ -80,6 +80,11 @@ class Value:
       elif not abs(each.value) <= sys.float_info.max:
         each._wrong("a finite number")
 
+  def count(self) -> None:
+    """Checks that this is an integer above 0."""
+    if isinstance(self.value, bool) or self._of(int, "an integer") < 1:
+      self._wrong("an integer above 0")
+
   def _part(self, step: str, value: Any) -> "Value":
     return dataclasses.replace(self, value=value, where=(self.where + step).lstrip("."))
 
@@ -97,13 +102,18 @@ class Value:
 
 
 def check_results(top: Value) -> None:
-  """Checks the content of results.json; older files have a text as `encoder` and no `failed`."""
+  """Checks the content of results.json.
+
+  Older files have a text as `encoder`, and no `max_length` or `failed`.
+  """
   encoder = top.key("encoder")
   if isinstance(encoder.value, dict):
     encoder.key("name").text()
     encoder.named_texts()
   else:
     encoder.text()
+  if top.value.get("max_length") is not None:
+    top.key("max_length").count()
   if top.value.get("seen") is not None:
     top.key("seen").texts()
   top.key("absent").named_texts()
@@ -114,13 +124,14 @@ def check_results(top: Value) -> None:
 
 
 def check_benchmark(benchmark: Value) -> None:
-  """Checks the results of one benchmark; older ones have no `data`."""
+  """Checks the results of one benchmark; older ones have no `data` and `options`."""
   benchmark.key("title").text()
   benchmark.key("summary").numbers()
   benchmark.key("missing").texts()
   benchmark.key("seconds").numbers()
-  if benchmark.has("data"):
-    benchmark.key("data").named_texts()
+  for name in ("data", "options"):
+    if benchmark.has(name):
+      benchmark.key(name).named_texts()
   for result in benchmark.key("results").elements():
     result.key("name").text()
     result.key("languages").texts()

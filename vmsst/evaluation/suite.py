@@ -140,6 +140,8 @@ class Benchmark:
       folder is shared.
     more_files: Glob patterns under the data root, of files in other folders that it reads if they
       are present.
+    options: Choices in its protocol, by name, for results and reports. Results with other choices
+      are replaced.
   """
 
   name: str
@@ -152,6 +154,7 @@ class Benchmark:
   missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
   files: tuple[str, ...] = ()
   more_files: tuple[str, ...] = ()
+  options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
@@ -214,7 +217,7 @@ def evaluate(
 
   All files are read before anything is embedded. Each text is embedded once, even if it occurs in
   several tasks and benchmarks. Results are kept in `output`/benchmarks: a second call runs only
-  missing benchmarks, those that failed, and those whose data has changed. If a benchmark fails
+  missing benchmarks, those that failed, and those whose data or options have changed. If one fails
   because its vectors cannot be scored, the others are still run.
 
   Args:
@@ -231,10 +234,11 @@ def evaluate(
     engine: Compares the vectors of large benchmarks.
 
   Returns:
-    The content of results.json: `encoder` (`name` and `digest`), `seen` (names of languages or
-    None), `absent` and `failed` (reasons by benchmark) and `benchmarks`, all in `output`: for each
-    `title`, `summary`, `missing`, `results` (a list of `Result` as dicts), `seconds` (`embedding`,
-    `scoring`) and `data` (`name` of the folder, `digest` of the files).
+    The content of results.json: `encoder` (`name` and `digest`), `max_length` (tokens at which it
+    cuts texts, or None if unknown), `seen` (names of languages or None), `absent` and `failed`
+    (reasons by benchmark) and `benchmarks`, all in `output`: for each `title`, `summary`,
+    `missing`, `results` (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`), `data`
+    (`name` of the folder, `digest` of the files) and `options` (choices in its protocol).
 
   Raises:
     InputError: files are broken, no benchmark has data, all have failed, the encoder's vectors are
@@ -246,7 +250,7 @@ def evaluate(
   known = None if seen is None else seen_test(seen)
   codes = None if seen is None else sorted({each.name for each in seen})
   made_by = encoding.identity(encoder, name)
-  settings = {"encoder": made_by, "seen": codes}
+  settings = {"encoder": made_by, "max_length": encoding.max_length(encoder), "seen": codes}
   folder = results_files.Folder(output, settings)
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
@@ -269,10 +273,13 @@ def evaluate(
       continue
     lone = (name + end for name in benchmark.files for end in ("", ".gz"))
     data = digests.identity(benchmark.folders, (*lone, *benchmark.more_files))
-    if key in done and done[key]["data"]["digest"] == data["digest"]:
-      report(f"{key}: finished before")
-      continue
-    again = "; it was finished with other data and is evaluated again" if key in done else ""
+    again = ""
+    if key in done:
+      other = _differences(done[key], data["digest"], benchmark.options)
+      if not other:
+        report(f"{key}: finished before")
+        continue
+      again = f"; it was finished with other {other} and is evaluated again"
     report(f"{key}: reading{again}")
     tasks = benchmark.read(root)
     if not tasks:
@@ -292,7 +299,7 @@ def evaluate(
   vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
   embed = Embedder(encoder)
   for key, own in waiting.items():
-    identity = json.dumps([made_by.get("digest", name), own.data["digest"]])
+    identity = json.dumps([made_by.get("digest", name), own.data["digest"], own.benchmark.options])
     unfinished = output / "unfinished" / key / hashlib.sha256(identity.encode()).hexdigest()[:16]
     tools = Tools(embed, unfinished, report, engine)
     try:
@@ -321,6 +328,15 @@ class _Waiting:
   benchmark: Benchmark
   tasks: Sequence[Task | LargeTask]
   data: dict[str, str]
+
+
+def _differences(found: Mapping[str, Any], digest: str, options: Mapping[str, str]) -> str:
+  """Returns what differs in finished results of a benchmark, for people; "" if nothing does."""
+  same = {
+    "data": found["data"]["digest"] == digest,
+    "options": found.get("options", {}) == options,
+  }
+  return " and ".join(name for name, equal in same.items() if not equal)
 
 
 def _folders(benchmark: Benchmark, root: pathlib.Path) -> str:
@@ -377,6 +393,7 @@ def _run_one(
     ],
     "seconds": {"embedding": embedding, "scoring": total - embedding},
     "data": own.data,
+    "options": dict(benchmark.options),
   }
 
 

@@ -83,7 +83,9 @@ def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
   )
 
 
-def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> Encoder:
+def load(
+  path: str | os.PathLike[str], *, dtype: str | None = None, max_length: int | None = None
+) -> Encoder:
   """Returns the encoder in a folder, on all devices of this process.
 
   Args:
@@ -92,10 +94,12 @@ def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> Encoder:
       s3fs). Parameters may have been saved from any number of devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
       three digits; None: as in training. Vectors are float32 in any case.
+    max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
+      the length in training for runs.
 
   Raises:
-    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` is unknown, or the
-      package that reads the store is not installed.
+    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` is unknown,
+      `max_length` exceeds its position table, or the package that reads the store is not installed.
   """
 
   def in_dtype(assets: encoder_json.EncoderAssets) -> Any:
@@ -106,12 +110,16 @@ def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> Encoder:
     return dataclasses.replace(network, config=config, parent=None)
 
   saved = read(path, in_dtype)
-  return _new_encoder(
+  encoder = _new_encoder(
     saved,
     saved.network,
     load_translator=functools.partial(load_translator, saved.name),
     load_again=functools.partial(load, saved.name, dtype=dtype),
   )
+  if max_length is not None:
+    most = getattr(saved.network.config, "max_tokens", None)  # None: any length
+    encoder.max_length = errors.as_integer(f"max_length of {path}", max_length, maximum=most)
+  return encoder
 
 
 def load_translator(path: str | os.PathLike[str]) -> Translator:
@@ -147,13 +155,17 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
   return Translator(saved.network, saved.params, encoder, again)
 
 
-def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
+def open_encoder(
+  path: str, dtype: str | None = None, max_length: int | None = None
+) -> tuple[str, Any]:
   """Opens an encoder of this library or of sentence-transformers.
 
   Args:
     path: A path that `load` opens, or a folder of sentence-transformers, which that package opens.
       Code in the folder is not run.
     dtype: Compute dtype; see `load`. sentence-transformers does not support it.
+    max_length: Tokens of a sentence; see `load`. An encoder of sentence-transformers can have its
+      own maximum at most.
 
   Returns:
     The absolute path of its parameters, and an object with `encode(texts)` and the attribute
@@ -164,7 +176,7 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
   """
   folder = pathlib.Path(path).expanduser()
   if not path or "://" in path or not (folder / sentence_transformers_files.MODULES_FILE).is_file():
-    encoder = load(path, dtype=dtype)
+    encoder = load(path, dtype=dtype, max_length=max_length)
     return str(encoder.path), encoder
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
@@ -183,6 +195,11 @@ def open_encoder(path: str, dtype: str | None = None) -> tuple[str, Any]:
       "or try `vmsst import bert`"
     ) from error
   theirs.digest = _digest_below(folder)
+  if max_length is not None:
+    theirs.max_seq_length = errors.as_integer(
+      f"max_length of {path}", max_length, maximum=theirs.max_seq_length
+    )
+    theirs.digest = hashlib.sha256(f"{theirs.digest} {max_length}".encode()).hexdigest()
   return str(folder.resolve()), theirs
 
 

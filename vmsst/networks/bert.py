@@ -102,6 +102,11 @@ class BertConfig:
         f"max_positions ({self.max_positions})"
       )
 
+  @property
+  def max_tokens(self) -> int:
+    """Most tokens of a sentence."""
+    return self.max_positions - self.position_offset
+
 
 def token_embedder(config: BertConfig) -> nn.Module:
   """Returns a BERT's token table, initially N(0, initializer_std) like the tables added to it."""
@@ -240,7 +245,7 @@ class BertEncoder(nn.Module):
     first, length = cfg.position_offset, embedded_BTD.shape[1]
     if first + length > cfg.max_positions:
       raise errors.InputError(
-        f"sentences have {length} tokens; BertConfig has positions for {cfg.max_positions - first} "
+        f"sentences have {length} tokens; BertConfig has positions for {cfg.max_tokens} "
         f"(max_positions {cfg.max_positions}, position_offset {first}); shorten them"
       )
 

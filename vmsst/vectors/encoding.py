@@ -48,6 +48,18 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
   return {"name": name} | ({"digest": digest} if digest else {})
 
 
+def max_length(encoder: Any) -> int | None:
+  """Returns at how many tokens an encoder cuts texts; None if it has no limit, or it is unknown.
+
+  Encoders of this library have the attribute `max_length`, those of sentence-transformers
+  `max_seq_length`.
+  """
+  for name in ("max_length", "max_seq_length"):
+    if isinstance(found := getattr(encoder, name, None), int):
+      return found
+  return None
+
+
 def embedder(
   encoder: Any, *, long_texts: str = "cut", batch_size: int = 128, **options: Any
 ) -> Callable[..., np.ndarray]:

@@ -289,6 +289,21 @@ def test_interrupted_work_of_another_encoder_is_not_resumed(root, tmp_path):
   assert not (tmp_path / "out" / "unfinished").exists()
 
 
+def test_results_with_other_options_are_replaced(root, tmp_path):
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  lines = []
+  for choice in ("a", "a", "b"):
+    benchmark = dataclasses.replace(BENCHMARK, options={"choice": choice})
+    found = suite.evaluate(
+      encoder, [benchmark], root, tmp_path / "out", name="a", report=lines.append
+    )
+    assert found["benchmarks"]["words"]["options"] == {"choice": choice}
+  assert [line for line in lines if "finished" in line] == [
+    "words: finished before",
+    "words: reading; it was finished with other options and is evaluated again",
+  ]
+
+
 def test_results_of_earlier_calls_stay_in_results_json(root, tmp_path):
   encoder = fake_encoders.FakeEncoder(one_hot)
   for name in ("two", "one"):

@@ -10,7 +10,7 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors
 from vmsst.inference import loading
-from vmsst.networks import sentence_encoder
+from vmsst.networks import bert, sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 GERMAN = ["Hallo Welt", "Wie geht es dir?", "Das Wetter ist gut", "heute", "Welt"]
@@ -32,9 +32,9 @@ def data(tmp_path):
   return tmp_path / "data"
 
 
-def evaluate(encoder, data, out):
+def evaluate(encoder, data, out, *options):
   command = ["eval", "--encoder", str(encoder), "--data", str(data), "--out", str(out)]
-  assert cli.main([*command, "--suite", "tatoeba", "nusax"]) == 0
+  assert cli.main([*command, "--suite", "tatoeba", "nusax", *options]) == 0
   return json.loads((out / "results.json").read_text())
 
 
@@ -65,6 +65,49 @@ def test_a_run_goes_through_the_benchmarks_that_are_there(run, data, tmp_path, c
   assert "Tatoeba" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
+def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp_path, capsys):
+  for length in (3, 20):
+    evaluate(run, data, tmp_path / str(length), "--max-length", str(length))
+  results = [json.loads((tmp_path / x / "results.json").read_text()) for x in ("3", "20")]
+  # Bytes are tokens: two letters and EOS.
+  encode = vmsst.load(run).encode
+  short = found(encode, [x[:2] for x in GERMAN], [x[:2] for x in ENGLISH])
+  german = {x["name"]: x["metrics"] for x in results[0]["benchmarks"]["tatoeba"]["results"]}["deu"]
+  assert german["to English"] == pytest.approx(short)
+  assert short != found(encode, GERMAN, ENGLISH)
+  assert [each["max_length"] for each in results] == [3, 20]
+  assert results[0]["encoder"]["digest"] != results[1]["encoder"]["digest"]
+  capsys.readouterr()
+  command = ["eval", "--encoder", str(run), "--data", str(data), "--out", str(tmp_path / "3")]
+  assert cli.main([*command, "--suite", "tatoeba"]) == 1
+  assert "max_length is 3, not 20" in capsys.readouterr().err
+  out = tmp_path / "report"
+  assert cli.main(["report", *(str(tmp_path / x) for x in ("3", "20")), "--out", str(out)]) == 0
+  for name in ("report.md", "report.html"):
+    text = (out / name).read_text(encoding="utf-8")
+    assert " 3 tokens" in text
+    assert "at different lengths are not comparable" in text
+  assert list(json.loads((out / "report.json").read_text())["max_length"].values()) == [3, 20]
+
+
+def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
+  config = bert.BertConfig(
+    vocab_size=259,
+    emb_dim=8,
+    num_heads=2,
+    mlp_dim=8,
+    num_layers=1,
+    max_positions=32,
+    position_offset=2,
+  )
+  network = sentence_encoder.SentenceEncoder(config, latent_dim=6)
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
+  assert vmsst.load(run, max_length=30).max_length == 30
+  for length in (0, 31, 2.5):
+    with pytest.raises(errors.InputError, match=f"run is {length}; .* from 1 to 30"):
+      vmsst.load(run, max_length=length)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, data, tmp_path):
@@ -93,6 +136,12 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, dat
   german = results["benchmarks"]["tatoeba"]["results"][0]["metrics"]
   assert german["to English"] == pytest.approx(found(made.encode, GERMAN, ENGLISH))
   assert german["from English"] == pytest.approx(found(made.encode, ENGLISH, GERMAN))
+  assert results["max_length"] == made.max_seq_length
+  _, cut = loading.open_encoder(str(tmp_path / "theirs"), max_length=5)
+  assert cut.max_seq_length == 5
+  assert cut.digest != results["encoder"]["digest"]
+  with pytest.raises(errors.InputError, match=r"max_length of .*theirs is 99"):
+    loading.open_encoder(str(tmp_path / "theirs"), max_length=99)
   (tmp_path / "theirs" / "modules.json").write_text("{")
   with pytest.raises(errors.InputError, match="theirs"):
     loading.open_encoder(str(tmp_path / "theirs"))

@@ -49,15 +49,23 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
-  """Returns the benchmarks of these names, in the order of `BENCHMARKS`; "all" selects all.
+def get_benchmarks(
+  names: Iterable[str], *, mkqa_questions: questions.MkqaQuestions = "answered"
+) -> list[suite.Benchmark]:
+  """Returns the benchmarks of these names, in the order of `BENCHMARKS`.
+
+  Args:
+    names: Names of benchmarks; "all" selects all.
+    mkqa_questions: Which of MKQA's questions count in `questions`: "answered" or "all"; those
+      without an answer are wrong.
 
   Raises:
-    InputError: a name is unknown.
+    InputError: a name is unknown, or `mkqa_questions` is.
   """
   wanted = set(names)
   if unknown := sorted(wanted - {*BENCHMARKS, ALL}):
     raise errors.InputError(
       f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}, or {ALL}"
     )
-  return [each for name, each in BENCHMARKS.items() if name in wanted or ALL in wanted]
+  known = BENCHMARKS | {questions.QUESTIONS.name: questions.benchmark(mkqa_questions)}
+  return [each for name, each in known.items() if name in wanted or ALL in wanted]

@@ -24,15 +24,23 @@ def metric_mean(
   return mean(name, (result.metrics[metric] for result in results), complete=complete)
 
 
+def split_by_seen(
+  results: Sequence[suite.Result], seen: suite.SeenTest
+) -> dict[bool, list[suite.Result]]:
+  """Returns the results whose languages were all seen in training (True), and the others."""
+  found: dict[bool, list[suite.Result]] = {True: [], False: []}
+  for result in results:
+    found[seen(result.languages)].append(result)
+  return found
+
+
 def by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
   """Returns means over results whose languages were all seen in training, and over the others."""
   if seen is None:
     return {}
-  found: dict[bool, list[suite.Result]] = {True: [], False: []}
-  for result in results:
-    found[seen(result.languages)].append(result)
+  found = split_by_seen(results, seen)
   return metric_mean(f"{name} seen", found[True], metric, complete=complete) | metric_mean(
     f"{name} unseen", found[False], metric, complete=complete
   )

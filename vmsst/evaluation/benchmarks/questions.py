@@ -13,7 +13,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -34,6 +34,12 @@ MKQA_LANGUAGES = (
 )
 # fmt: on
 """Languages of Table 12. MKQA's zh_hk and zh_tw are measured, but are not part of the mean."""
+
+MkqaQuestions = Literal["answered", "all"]
+"""Which of MKQA's questions count: those with an answer, or all of them."""
+MKQA_QUESTIONS: tuple[MkqaQuestions, ...] = get_args(MkqaQuestions)
+MKQA_OPTION = "mkqa_questions"
+"""Name of this option in results."""
 
 _SMALL_LANGUAGES = ("ar", "es", "fi", "ja", "km", "ko", "ms", "ru", "sv", "tr", "zh_cn")
 _NQ_SOURCE = "NQ-open.dev.jsonl is in google-research-datasets/natural-questions, nq_open"
@@ -71,12 +77,17 @@ def nq_open(path: pathlib.Path) -> Questions:
   return _not_empty(found, path)
 
 
-def mkqa(path: pathlib.Path) -> list[Questions]:
-  """Reads MKQA's questions with an answer, by language, from mkqa.jsonl.gz.
+def mkqa(path: pathlib.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
+  """Reads MKQA's questions, by language, from mkqa.jsonl.gz.
 
   In every language the gold answers are the English ones with their aliases, because the knowledge
-  base is English. Questions without any (MKQA's unanswerable ones and those with long answers, a
-  third) are dropped, because they cannot be found.
+  base is English.
+
+  Args:
+    path: The file.
+    counted: "answered" drops questions without any answer (MKQA's unanswerable ones and those with
+      long answers, a third), because they cannot be found; "all" keeps them, so that they are
+      wrong.
 
   Raises:
     InputError: the file is broken, or a language is unknown.
@@ -89,7 +100,7 @@ def mkqa(path: pathlib.Path) -> list[Questions]:
     for code in queries:
       files.known_code(code, path)
       own = found.setdefault(code, Questions(f"mkqa {code}", code, [], []))
-      if gold:
+      if gold or counted == "all":
         own.texts.append(json_lines.text(queries, code, place))
         own.gold.append(gold)
   if not found:
@@ -233,18 +244,18 @@ def _missing(results: Sequence[suite.Result]) -> list[str]:
   return averages.missing_names(("nq", *_mkqa_names()), results)
 
 
-def test_sets(root: pathlib.Path) -> list[Questions]:
+def question_sets(root: pathlib.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
   """Reads the questions to search for, if their files exist, even without a knowledge base."""
   sets = []
   if (root / "nq").is_dir():
     sets.append(nq_open(_nq_file(root / "nq")))
   if any((root / "mkqa").glob("mkqa.jsonl*")):
-    sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"))
+    sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
   return sets
 
 
-def _read(root: pathlib.Path) -> list[suite.LargeTask]:
-  sets = test_sets(root)
+def _read(counted: MkqaQuestions, root: pathlib.Path) -> list[suite.LargeTask]:
+  sets = question_sets(root, counted)
   if not sets:
     raise errors.InputError(
       f"{root} has a knowledge base, but no questions: add nq/NQ-open.dev.jsonl or "
@@ -262,20 +273,31 @@ def _nq_file(folder: pathlib.Path) -> pathlib.Path:
   return files.files_in(folder, *patterns, source=_NQ_SOURCE)[-1]
 
 
-QUESTIONS = suite.Benchmark(
-  name="questions",
-  title="Question retrieval in PAQ (NQ, MKQA)",
-  folders=("paq",),
-  more_files=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
-  layout=(
-    "paq/PAQ.filtered.jsonl, or other *.jsonl and *.tsv, all of them together; "
-    "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz"
-  ),
-  source=f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
-  read=_read,
-  summarize=_summarize,
-  missing=_missing,
-)
+def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
+  """Returns the benchmark, given which of MKQA's questions count.
+
+  Raises:
+    InputError: `counted` is unknown.
+  """
+  errors.check_choice(MKQA_OPTION, counted, MKQA_QUESTIONS)
+  return suite.Benchmark(
+    name="questions",
+    title="Question retrieval in PAQ (NQ, MKQA)",
+    folders=("paq",),
+    more_files=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
+    layout=(
+      "paq/PAQ.filtered.jsonl, or other *.jsonl and *.tsv, all of them together; "
+      "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz"
+    ),
+    source=f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
+    read=functools.partial(_read, counted),
+    options={MKQA_OPTION: counted},
+    summarize=_summarize,
+    missing=_missing,
+  )
+
+
+QUESTIONS = benchmark()
 
 
 def _read_small(root: pathlib.Path) -> list[suite.Task]:

@@ -82,12 +82,18 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Number
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
     summary |= averages.metric_mean(name, results, name, complete=complete)
-  foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
-  summary |= averages.by_seen("average", foreign, "average", seen, complete=complete)
+  summary |= averages.by_seen(
+    "average", without_english(results), "average", seen, complete=complete
+  )
   for name, codes in GROUPS.items():
     values = [found[code]["average"] for code in codes if code in found]
     summary |= averages.mean(name, values, complete=len(values) == len(codes))
   return summary
+
+
+def without_english(results: Sequence[suite.Result]) -> list[suite.Result]:
+  """Returns the results with their foreign language alone, which counts as seen or unseen."""
+  return [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
 
 
 def missing(results: Sequence[suite.Result]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vmsst.evaluation.benchmarks.averages import INCOMPLETE
 from vmsst.evaluation.metrics import scores
-from vmsst.evaluation.report import agnosticism_tables, figures, published, reading
+from vmsst.evaluation.report import agnosticism_tables, figures, published, reading, recomputed
 from vmsst.evaluation.report.tables import Cell, Label, Table, compared, systems
 
 _MOST_RESULTS = 400  # Rows of the longest readable table.
@@ -29,6 +29,7 @@ class Report:
 
   Attributes:
     encoders: Names of the encoders; the first is the baseline.
+    max_length: Tokens at which each encoder cuts texts, by name; None if unknown.
     score: The overall Score and its parts.
     sections: One per benchmark that was run.
     absent: Benchmarks that were not run, and why; one line each.
@@ -39,6 +40,7 @@ class Report:
   """
 
   encoders: list[str]
+  max_length: dict[str, int | None]
   score: Section
   sections: list[Section]
   absent: list[str]
@@ -59,6 +61,7 @@ def build(runs: Sequence[reading.Run]) -> Report:
   papers = {number.paper: number.title for number in published.load()}
   return Report(
     encoders=list(evaluated),
+    max_length={name: results.get("max_length") for name, results in evaluated.items()},
     score=_score_section(evaluated) if evaluated else Section("score", "", [], []),
     sections=sections,
     absent=_reasons("absent", evaluated),
@@ -114,6 +117,14 @@ def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
     for encoder, each in found.items()
     if each.missing
   ]
+  for benchmark in dict.fromkeys(name for part in scores.PARTS.values() for name, _ in part):
+    notes += _option_notes(
+      {
+        encoder: results["benchmarks"][benchmark]
+        for encoder, results in evaluated.items()
+        if benchmark in results["benchmarks"]
+      }
+    )
   notes += _table_notes(numbers)
   return Section("score", "Overall Score of the VMSST paper", tables, notes)
 
@@ -135,9 +146,11 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
   keys = list(dict.fromkeys(_base(key) for each in found.values() for key in each["summary"]))
   numbers = {key: published.for_average(name, key) for key in keys}
   numbers = {key: each for key, each in numbers.items() if each}
+  computed, remarks = recomputed.seen_and_unseen(name, evaluated)
+  numbers |= computed
   own = {key: {x: _value(each, key) for x, each in found.items()} for key in numbers}
   tables += _next_to_published(numbers, own, found)
-  notes += _table_notes(numbers)
+  notes += [*remarks, *_table_notes(numbers)]
   tables += agnosticism_tables.tables(name, found)
   count = max(len(each["results"]) for each in found.values())
   if 0 < count <= _MOST_RESULTS:
@@ -172,8 +185,22 @@ def _notes(name: str, found: Mapping[str, Mapping[str, Any]], lacking: Sequence[
         "not common to both): their averages are not comparable."
       )
   notes += [f"{encoder} was not evaluated on it." for encoder in lacking]
+  notes += _option_notes(found)
   remark = published.remark(name)
   return [*notes, remark] if remark else notes
+
+
+def _option_notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Returns notes on the options of a benchmark's results, naming encoders if they differ."""
+  of_remark: dict[str, list[str]] = {}
+  for encoder, each in found.items():
+    for option, choice in each.get("options", {}).items():
+      if remark := published.option_remark(option, choice):
+        of_remark.setdefault(remark, []).append(encoder)
+  return [
+    remark if len(encoders) == len(found) else f"{', '.join(encoders)}: {remark}"
+    for remark, encoders in of_remark.items()
+  ]
 
 
 def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -39,6 +39,13 @@ def introduction(report: Report) -> list[str]:
   if not report.encoders:
     return ["No encoder was evaluated here."]
   lines = [f"Encoders: {', '.join(report.encoders)}. Shares and correlations are times 100."]
+  lengths = [
+    f"{name} {'unknown' if length is None else f'{length:,} tokens'}"
+    for name, length in report.max_length.items()
+  ]
+  lines.append(f"Longer texts are cut at: {', '.join(lengths)}.")
+  if len(set(report.max_length.values()) - {None}) > 1:
+    lines.append("Numbers of encoders that cut texts at different lengths are not comparable.")
   if len(report.encoders) > 1:
     lines.append(f"In parentheses: the difference from {report.encoders[0]}.")
   return lines

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 
 from vmsst import errors, languages
+from vmsst.evaluation.benchmarks import questions
 
 _FILE = pathlib.Path(__file__).with_name("published.json")
 
@@ -64,6 +65,21 @@ _REMARKS = {
   "agnosticism": _OTHER_TEXTS,
   "agnosticism_flores": _OTHER_TEXTS,
   "translations": _OTHER_TEXTS,
+}
+
+# The same for the options of benchmarks, by name and choice.
+_UNANSWERED = (
+  "A third of MKQA's questions have no short answer in English and cannot be found. The paper does "
+  "not say whether it counts them"
+)
+_OPTION_REMARKS = {
+  (questions.MKQA_OPTION, "answered"): (
+    f"{_UNANSWERED}; here they are dropped, so that accuracies are 1.5 times those of all "
+    "questions (`vmsst eval --mkqa-questions all`)."
+  ),
+  (questions.MKQA_OPTION, "all"): (
+    f"{_UNANSWERED}; here they count as wrong (`vmsst eval --mkqa-questions answered` drops them)."
+  ),
 }
 
 
@@ -165,6 +181,11 @@ def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> 
 def remark(benchmark: str) -> str:
   """Returns when a benchmark's numbers are comparable with published ones; "" if always."""
   return _REMARKS.get(benchmark, "")
+
+
+def option_remark(option: str, choice: str) -> str:
+  """Returns how a benchmark's option affects comparisons with published numbers; "" if unknown."""
+  return _OPTION_REMARKS.get((option, choice), "")
 
 
 @functools.cache

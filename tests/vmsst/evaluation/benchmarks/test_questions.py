@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors, languages
-from vmsst.evaluation import suite
+from vmsst.evaluation import benchmarks, suite
 from vmsst.evaluation.benchmarks import questions
 from vmsst.search import exact_search
 
@@ -110,6 +110,31 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
     }
   )
   assert len(questions.QUESTIONS.missing(results)) == 22
+
+
+def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
+  write_all(tmp_path)
+  encoder = sign_encoder()
+  dropped, counted = (
+    suite.evaluate(
+      encoder,
+      benchmarks.get_benchmarks(["questions"], mkqa_questions=choice),
+      tmp_path,
+      tmp_path / "out",
+      name="x",
+    )["benchmarks"]["questions"]
+    for choice in ("answered", "all")
+  )
+  for old, new in zip(dropped["results"], counted["results"], strict=True):
+    share = 11 / 12 if old["name"].startswith("mkqa") else 1  # One of 12 has no answer.
+    assert new["metrics"]["accuracy"] == pytest.approx(share * old["metrics"]["accuracy"])
+  assert dropped["summary"]["mkqa (incomplete)"] > 0
+  assert (dropped["options"], counted["options"]) == (
+    {"mkqa_questions": "answered"},
+    {"mkqa_questions": "all"},
+  )
+  with pytest.raises(errors.InputError, match="mkqa_questions is 'some'; known: answered, all"):
+    benchmarks.get_benchmarks(["questions"], mkqa_questions="some")
 
 
 class Killed(Exception):

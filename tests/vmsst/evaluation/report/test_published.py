@@ -108,7 +108,7 @@ def test_vmsst_tables_of_parts_give_its_table_1():
 
 
 def test_seen_and_unseen_languages_give_the_average():
-  seen, unseen = (values("vmsst", "8", part=part) for part in ("seen", "unseen"))
+  seen, unseen = (values("vmsst", "8", part=part) for part in ("seen (93)", "unseen (19)"))
   whole = values("vmsst", "1", benchmark="tatoeba")
   assert len(seen) == 6
   for system in seen:
@@ -164,7 +164,7 @@ def test_averages_and_results_are_found_by_the_names_of_benchmarks():
 
   assert systems(published.for_average("tatoeba", "average"))["VMSST 24L mT5"] == 81.1
   assert systems(published.for_average("tatoeba", "mUSE (15)"))["EMS"] == 96.6
-  assert systems(published.for_average("tatoeba", "average seen"))["VMSST 6L"] == 64.4
+  assert published.for_average("tatoeba", "average seen") == []  # Depends on the languages.
   assert systems(published.for_average("sts", "spearman 2012"))["VMSST 24L mT5"] == 72.7
   assert systems(published.for_average("xlsts", "pearson same language"))["VMSST 24L"] == 77.7
   assert systems(published.for_average("questions", "mkqa"))["VMSST 24L mT5"] == 29.9

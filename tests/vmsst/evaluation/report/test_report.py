@@ -1,3 +1,4 @@
+import html
 import html.parser
 import itertools
 import json
@@ -192,6 +193,27 @@ def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
   ]
 
 
+def test_the_choice_of_questions_is_noted_in_all_formats(tmp_path):
+  def questions(choice):
+    return tatoeba(0) | {"summary": {"mkqa": 30.0}, "options": {"mkqa_questions": choice}}
+
+  one, other = (
+    write_results(tmp_path / name, name, {"questions": questions(name)})
+    for name in ("answered", "all")
+  )
+  for folders, expected in (
+    ([one], ["here they are dropped"]),
+    ([one, other], ["answered: A third of MKQA's", "all: A third of MKQA's"]),
+  ):
+    paths = report.write_report(folders, tmp_path / "out")
+    content = json.loads(paths[1].read_text())
+    for section in (content["score"], content["sections"][0]):
+      assert all(any(text in note for note in section["notes"]) for text in expected)
+    for path in (paths[0], paths[2]):
+      text = html.unescape(path.read_text(encoding="utf-8"))
+      assert all(each in text for each in expected)
+
+
 def test_what_results_hold_stays_text(folders, tmp_path):
   markdown, _, path = report.write_report(folders, tmp_path / "out")
   page = Page(path.read_text(encoding="utf-8"))
@@ -339,6 +361,12 @@ def changed(path, value):
     (changed(["encoder"], {"digest": "1"}), "no encoder.name"),
     (changed(["encoder"], {"name": "x", "digest": 1}), "encoder.digest is 1, not a text"),
     (changed(["failed"], {"sts": []}), "failed.sts is \\[\\], not a text"),
+    (changed(["max_length"], "32"), "max_length is '32', not an integer"),
+    (changed(["max_length"], 0), "max_length is 0, not an integer above 0"),
+    (
+      changed(["benchmarks", "tatoeba", "options"], {"x": 1}),
+      "benchmarks.tatoeba.options.x is 1, not a text",
+    ),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
