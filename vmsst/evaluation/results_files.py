@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, stored_settings
+from vmsst.files import atomic_files, input_files, outputs, stored_settings
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"
@@ -156,7 +156,8 @@ class Folder:
     """
     self._folder = pathlib.Path(folder)
     self._settings = dict(settings)
-    self._check_place()
+    outputs.check([], folder=str(self._folder), files=[self._path("results").name])
+    outputs.check([], folder=str(self._benchmark("").parent))
     if self._path("settings").exists():
       before = _read(self._path("settings")).value
       if differences := stored_settings.differences(before, self._settings):
@@ -203,25 +204,6 @@ class Folder:
 
   def _benchmark(self, name: str) -> pathlib.Path:
     return self._folder / "benchmarks" / f"{name}.json"
-
-  def _check_place(self) -> None:
-    results = self._path("results")
-    if results.is_dir():
-      raise errors.InputError(f"{results}: not a file but a folder: delete it")
-    for folder in (self._folder, self._folder / "benchmarks"):
-      check_writable(folder)
-
-
-def check_writable(folder: pathlib.Path) -> None:
-  """Raises InputError if a folder, or the first existing one above it, cannot be written."""
-  for place in (folder, *folder.absolute().parents):
-    if place.exists() or place.is_symlink():
-      reason = "is not a folder" if not place.is_dir() else "is write-protected"
-      if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise errors.InputError(
-          f"{folder}: cannot be written: {place} {reason}; give another output folder"
-        )
-      return
 
 
 def _read(path: pathlib.Path) -> Value:

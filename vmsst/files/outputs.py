@@ -1,4 +1,4 @@
-"""Checks the paths of a command before it starts: no output may destroy an input."""
+"""Checks paths before work starts: outputs can be written and destroy no input."""
 
 import contextlib
 import glob
@@ -22,14 +22,21 @@ _WHILE_INCOMPLETE = (
 )
 
 
-def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None = None) -> None:
-  """Raises InputError if a command with these paths would destroy an input or cannot work.
+def check(
+  inputs: Iterable[str],
+  *,
+  file: str | None = None,
+  folder: str | None = None,
+  files: Iterable[str] = (),
+) -> None:
+  """Raises InputError if work with these paths would destroy an input or cannot be written.
 
   Args:
     inputs: Files, folders and shell patterns to read; `-` is standard input. Paths in object stores
       are not checked.
     file: File to write; `-` is standard output. None: no file.
     folder: Folder to write to; None: no folder.
+    files: Names of files to write in `folder`.
   """
   inputs = list(inputs)
   if inputs.count(STANDARD) > 1:
@@ -41,6 +48,9 @@ def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None 
     _check_file(file, local)
   if folder is not None and not _elsewhere(folder):
     _check_folder(folder, local)
+    for name in files:
+      if os.path.isdir(path := os.path.join(folder, name)):
+        raise errors.InputError(f"{path} is a folder, not a file; delete it")
 
 
 @contextlib.contextmanager
@@ -93,22 +103,29 @@ def _check_folder(path: str, inputs: Iterable[str]) -> None:
     raise errors.InputError("the path of the output is empty; give a folder")
   if os.path.lexists(path) and not os.path.isdir(path):
     raise errors.InputError(f"{path} is not a folder; give another output folder")
-  _check_parents(path)
+  above = _check_parents(path) if not os.path.isdir(path) else path
+  if not os.access(above, os.W_OK | os.X_OK):
+    raise errors.InputError(
+      f"{path} cannot be written, because {above} is write-protected; give another output folder"
+    )
   for read in inputs:
     if _same(path, read):
       raise errors.InputError(f"the output folder {path} is also an input; give another folder")
 
 
-def _check_parents(path: str) -> None:
+def _check_parents(path: str) -> str:
+  """Returns the first existing folder above a path."""
   above = os.path.dirname(os.path.abspath(path))
   while not os.path.lexists(above):
     above = os.path.dirname(above)
   if not os.path.isdir(above):
     raise errors.InputError(f"{path} cannot be created, because {above} is not a folder")
+  return above
 
 
 def _expanded(path: str) -> list[str]:
-  return glob.glob(path, recursive=True) if glob.has_magic(path) else [path]
+  pattern = glob.has_magic(path) and not os.path.lexists(path)
+  return glob.glob(path, recursive=True) if pattern else [path]
 
 
 def _same(path: str, other: str) -> bool:

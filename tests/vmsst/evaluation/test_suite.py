@@ -361,12 +361,21 @@ def test_data_and_output_that_cannot_be_used_are_errors(root, tmp_path):
     (tmp_path / "none", "out", "none: not a folder"),
     (tmp_path / "file", "out", "file: not a folder"),
     (root / "words", "out", "words is absent: no folder"),
-    (root, "file", "cannot be written: .*file is not a folder"),
-    (root, "file/out", "cannot be written: .*file is not a folder"),
+    (root, "file", "file is not a folder; give another output folder"),
+    (root, "file/out", "out cannot be created, because .*file is not a folder"),
   ):
     with pytest.raises(errors.InputError, match=message):
       suite.evaluate(encoder, [BENCHMARK], data, tmp_path / out, name="a")
   assert not (tmp_path / "out").exists()
+  (tmp_path / "taken" / "results.json").mkdir(parents=True)
+  (tmp_path / "other").mkdir()
+  (tmp_path / "other" / "benchmarks").touch()
+  for out, message in (
+    ("taken", "results.json is a folder, not a file; delete it"),
+    ("other", "benchmarks is not a folder; give another output folder"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      suite.evaluate(encoder, [BENCHMARK], root, tmp_path / out, name="a")
   assert not encoder.calls
 
 

@@ -57,6 +57,23 @@ def test_paths_that_cannot_be_written_are_refused(place):
     outputs.check(["-", "-"])
 
 
+def test_folders_are_checked_for_permission_and_for_what_is_in_the_way(place, monkeypatch):
+  (place / "run" / "report.md").mkdir()
+  with pytest.raises(errors.InputError, match=r"run/report\.md is a folder, not a file; delete it"):
+    outputs.check([], folder="run", files=["report.json", "report.md"])
+  outputs.check([], folder="run", files=["report.json"])
+  monkeypatch.setattr(os, "access", lambda path, mode: False)  # as if not run by root
+  for folder, protected in (("run", "run"), ("run/new/deep", str(place / "run"))):
+    with pytest.raises(errors.InputError, match=f"because {protected} is write-protected"):
+      outputs.check([], folder=folder)
+
+
+def test_a_name_with_brackets_is_that_path_if_it_exists(place):
+  (place / "run[1]").mkdir()
+  with pytest.raises(errors.InputError, match="is also an input"):
+    outputs.check(["run[1]"], folder="run[1]")
+
+
 def fail(output, folders, error, content=""):
   with outputs.no_empty_folders(output):
     for folder in folders:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.evaluation import results_files
 from vmsst.evaluation.report import content, markdown, page, reading
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, outputs
 
 
 def write_report(
@@ -34,7 +33,8 @@ def write_report(
   folders = list(folders)
   folder = pathlib.Path(output)
   paths = [folder / name for name in ("report.md", "report.json", "report.html")]
-  _check_output(paths, folders)
+  given = [os.fspath(each) for each in folders]
+  outputs.check(given, folder=str(folder), files=[path.name for path in paths])
   runs = reading.read_runs(folders)
   report = content.build(runs)
   texts = (
@@ -48,17 +48,6 @@ def write_report(
   except OSError as error:
     raise errors.InputError(f"{folder}: cannot be written: {error.strerror}") from None
   return paths
-
-
-def _check_output(paths: Sequence[pathlib.Path], folders: Sequence[str | os.PathLike[str]]) -> None:
-  """Raises InputError if the files cannot be written, or would lie among the input files."""
-  output = paths[0].parent
-  if any(pathlib.Path(folder).resolve() == output.resolve() for folder in folders):
-    raise errors.InputError(f"{output}: is also a folder to report on; give another --out")
-  for path in paths:
-    if path.is_dir():
-      raise errors.InputError(f"{path}: cannot be written: it is a folder")
-  results_files.check_writable(output)
 
 
 def _plain(report: content.Report, runs: Sequence[reading.Run]) -> dict[str, Any]:

@@ -317,11 +317,11 @@ def test_folders_that_cannot_be_read_or_written_are_one_line(folders, tmp_path):
     ("file", "out", "file: not a folder: give output folders"),
     ("empty", "out", "empty: neither results.json nor"),
     ("a/results.json", "out", "results.json: not a folder"),
-    ("a", "file", "file: cannot be written: .*file is not a folder"),
+    ("a", "file", "file is not a folder; give another output folder"),
     ("a", "a/results.json", "results.json is not a folder"),
-    ("a", "a", "a: is also a folder to report on"),
-    ("a", "empty/../a", "a: is also a folder to report on"),
-    ("a", "taken", "report.html: cannot be written: it is a folder"),
+    ("a", "a", "the output folder .*/a is also an input"),
+    ("a", "empty/../a", "the output folder .*/a is also an input"),
+    ("a", "taken", "report.html is a folder, not a file; delete it"),
   ):
     with pytest.raises(errors.InputError, match=message) as caught:
       report.write_report([folders[1], tmp_path / given], tmp_path / out)
@@ -396,7 +396,7 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
     report.write_report([tmp_path / "run"], tmp_path / "out")
   (tmp_path / "file").touch()
   good = write_results(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
-  with pytest.raises(errors.InputError, match="cannot be written: "):
+  with pytest.raises(errors.InputError, match=r"cannot be created, because .*file is not"):
     report.write_report([good], tmp_path / "file" / "out")
   for key, empty in (("metrics", {}), ("languages", [])):
     incomplete = agnosticism(1.0)
