@@ -1,0 +1,182 @@
+"""The soft contrastive paper's gin files, trained from a tiny folder like that of mE5."""
+
+import json
+import math
+
+import commands
+import numpy as np
+import opus_dataset
+import pytest
+import tiny_encoders
+import tiny_hugging_face
+import tiny_tokenizers
+
+import vmsst
+from vmsst.bitext import readers
+from vmsst.checkpoints.importers import bert
+from vmsst.mining import hard_negative_mining
+from vmsst.tasks import sample
+from vmsst.text import hugging_face_vocabulary
+from vmsst.vectors import bitext_vectors
+
+CODES = ("es", "fr")
+ROWS, VALIDATION, BATCH = 40, 12, 8
+PAIRS = len(CODES) * (ROWS - VALIDATION)  # of training
+EPOCH = math.ceil(PAIRS / BATCH)
+
+TINY = """
+MAX_LENGTH = 32
+BATCH_SIZE = 8
+EVAL_BATCH_SIZE = 8
+STATS_PERIOD = 1
+DROPOUT_RATE = 0.0
+train.train_eval_dataset_cfg = None
+"""
+
+# Trains with all given files in one process.
+_TRAIN = """
+import json, pathlib, sys
+import gin
+from vmsst.launch import aliases
+aliases.install()
+import vmsst
+from vmsst.launch import quiet
+from vmsst.launch.runtime import gin_utils, train as train_lib
+
+quiet.drop_untrue_warnings()
+train = train_lib.train
+gin.register(train, "__main__")
+for file, bindings in json.load(sys.stdin).items():
+  gin.clear_config()
+  gin_utils.parse_gin_flags([str(vmsst.gin_dir())], [file], bindings)
+  gin.get_configurable(train)()
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+  """A folder with an import of a tiny mE5 and a dataset; returns it and bindings."""
+  folder = tmp_path_factory.mktemp("soft")
+  texts = [sample.sentence(i, code) for code in (*CODES, "en") for i in range(ROWS)]
+  tokenizers = tiny_tokenizers.save(folder, texts)
+  sizes = tiny_hugging_face.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
+  imported = bert.import_bert(folder / "multilingual-e5-tiny", folder / "me5")
+  assert imported.prefix == "query: "
+  pairs = {
+    (code, "en"): [
+      (sample.sentence(i, code), sample.sentence(i, "en"), "Tatoeba") for i in range(ROWS)
+    ]
+    for code in CODES
+  }
+  opus_dataset.write(folder, "soft_contrastive", pairs, validation=VALIDATION)
+  macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
+  bindings = [
+    *TINY.strip().splitlines(),
+    *(f"{macros.get(k, f'bert.BertConfig.{k}')} = {value!r}" for k, value in sizes.items()),
+    f"OPUS_DATA_DIR = {str(folder)!r}",
+    f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
+    f"VOCABULARY_PATH = {str(imported.vocabulary)!r}",
+  ]
+  return folder, bindings
+
+
+def train(start, files):
+  """Trains with files and their own bindings; returns the folders of their runs."""
+  folder, bindings = start
+  runs = {file: folder / "runs" / file.removesuffix(".gin") for file in files}
+  plan = {
+    file: [*bindings, *own, f"MODEL_DIR = {str(runs[file])!r}"] for file, own in files.items()
+  }
+  commands.script(_TRAIN, cwd=folder, text=json.dumps(plan))
+  return runs
+
+
+def metrics_of(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses_of(run):
+  return [row["loss"] for row in metrics_of(run / "train" / "metrics.jsonl") if "loss" in row]
+
+
+def steps_of(run):
+  return sorted(int(path.name.split("_")[1]) for path in run.glob("checkpoint_*"))
+
+
+@pytest.fixture(scope="module")
+def runs(start):
+  folder, _ = start
+  return train(
+    start,
+    {
+      "soft/me5.gin": [
+        f"TEACHER = {str(folder / 'me5')!r}",
+        "LEARNING_RATE = 0.01",
+        "EPOCHS = 3",
+        "train.infer_eval_dataset_cfg = None",
+      ],
+      "soft/hard.gin": ["LEARNING_RATE = 0.0", "PATIENCE = 2"],
+    },
+  )
+
+
+def test_me5_teaches_itself(start, runs):
+  folder, _ = start
+  run = runs["soft/me5.gin"]
+  rows = [row for row in metrics_of(run / "train" / "metrics.jsonl") if "loss" in row]
+  assert len(rows) == steps_of(run)[-1] == math.ceil(3 * PAIRS / BATCH)
+  # The student starts near its teacher, which has another prefix: L_mono is a little above its
+  # lower bound, the entropy of both directions.
+  excess = [row["loss/mono"] - 2 * row["label/entropy"] for row in rows]
+  assert min(excess) > 0
+  assert np.mean(excess[-5:]) < 0.7 * np.mean(excess[:5])
+  found, expected = (
+    tiny_encoders.read_arrays(path / "checkpoint_0") for path in (run, folder / "me5")
+  )
+  assert set(found) == set(expected)
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+  # The student has its start's pooling and normalization, and no prefix; its teacher has one.
+  encoder = vmsst.load(run)
+  vector_NS = encoder.encode(["Hello", "a b c"], progress=False)
+  np.testing.assert_allclose(np.linalg.norm(vector_NS, axis=1), 1, rtol=1e-5)
+  assert encoder.vocabulary == hugging_face_vocabulary.HuggingFaceVocabulary(
+    encoder.vocabulary.path, ""
+  )
+
+
+def test_a_run_stops_when_the_validation_pairs_get_no_better(runs):
+  run = runs["soft/hard.gin"]
+  assert steps_of(run) == [0, EPOCH, 2 * EPOCH, 3 * EPOCH]  # the first is the best
+  (path,) = (run / "inference_eval").glob("opus_validation*metrics.jsonl")
+  found = [row["accuracy/average"] for row in metrics_of(path)]
+  assert len(found) == 3
+  assert len(set(found)) == 1
+
+
+@pytest.mark.slow
+def test_the_other_rows_train(start):
+  folder, _ = start
+  shards = str(folder / "opus_bitext/soft_contrastive/1.0.0/*-train_*.tfrecord*")
+  every = shards.replace("-train_", "-*_")
+  bitext_vectors.embed_files(str(folder / "me5"), every, str(folder / "vectors"), progress=False)
+  assert len(readers.find_bitext(every)) == 2 * len(CODES)
+  hard_negative_mining.mine_files(
+    str(folder / "me5"), shards, str(folder / "negatives"), count=3, progress=False
+  )
+  fast = ["LEARNING_RATE = 0.01", "EPOCHS = 3"]
+  teacher = [f"TEACHER = {str(folder / 'me5')!r}", *fast]
+  given = ["TEACHER = None", f"TEACHER_VECTORS = {str(folder / 'vectors')!r}", *fast]
+  negatives = [f"PATTERNS = [{str(folder / 'negatives/*/*.tsv.gz')!r}]", *fast]
+  found = train(
+    start,
+    {
+      "soft/priority.gin": teacher,
+      "soft/average.gin": given,
+      "soft/mse.gin": given,
+      "soft/muse.gin": negatives,
+    },
+  )
+  for file, run in found.items():
+    losses = losses_of(run)
+    assert np.mean(losses[-5:]) < 0.97 * np.mean(losses[:5]), file
