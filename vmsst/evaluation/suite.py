@@ -235,10 +235,10 @@ def evaluate(
 
   Returns:
     The content of results.json: `encoder` (`name` and `digest`), `max_length` (tokens at which it
-    cuts texts, or None if unknown), `seen` (names of languages or None), `absent` and `failed`
-    (reasons by benchmark) and `benchmarks`, all in `output`: for each `title`, `summary`,
-    `missing`, `results` (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`), `data`
-    (`name` of the folder, `digest` of the files) and `options` (choices in its protocol).
+    cuts texts, if known), `seen` (names of languages or None), `absent` and `failed` (reasons by
+    benchmark) and `benchmarks`, all in `output`: for each `title`, `summary`, `missing`, `results`
+    (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`), `data` (`name` of the folder,
+    `digest` of the files) and `options` (choices in its protocol).
 
   Raises:
     InputError: files are broken, no benchmark has data, all have failed, the encoder's vectors are
@@ -250,7 +250,8 @@ def evaluate(
   known = None if seen is None else seen_test(seen)
   codes = None if seen is None else sorted({each.name for each in seen})
   made_by = encoding.identity(encoder, name)
-  settings = {"encoder": made_by, "max_length": encoding.max_length(encoder), "seen": codes}
+  length = encoding.max_length(encoder)
+  settings = {"encoder": made_by, "seen": codes} | ({"max_length": length} if length else {})
   folder = results_files.Folder(output, settings)
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
