@@ -494,12 +494,12 @@ MESHES = ((8, 1), (4, 2))
 
 def make_sharded():
   """Model, loss function, parameters and batch of the test on eight devices."""
-  model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=1.0)
+  model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=1.0, embedding_slices=2)
 
   def loss_fn(params, batch):
     return model.loss_fn(params, batch, jax.random.key(1), 500_000)
 
-  return model, loss_fn, random_params(model), make_batch(pairs=8)
+  return model, loss_fn, random_params(model), make_batch(pairs=16)
 
 
 def run_on_eight_devices(folder):
