@@ -35,7 +35,7 @@ train.train_eval_dataset_cfg = None
 
 # Trains with all given files in one process.
 _TRAIN = """
-import json, pathlib, sys
+import json, sys
 import gin
 from vmsst.launch import aliases
 aliases.install()
@@ -46,10 +46,22 @@ from vmsst.launch.runtime import gin_utils, train as train_lib
 quiet.drop_untrue_warnings()
 train = train_lib.train
 gin.register(train, "__main__")
+
+def infer(model, **others):
+  assert model.optimizer_def is None
+
+gin.register(infer, "__main__")
 for file, bindings in json.load(sys.stdin).items():
   gin.clear_config()
   gin_utils.parse_gin_flags([str(vmsst.gin_dir())], [file], bindings)
   gin.get_configurable(train)()
+  # Inference does not read the training data, which tell the number of steps.
+  folder = gin.query_parameter("MODEL_DIR/gin.macro.value")
+  gin.clear_config()
+  elsewhere = ["OPUS_DATA_DIR = '/missing'", "EVAL_TASK = 'x'", "CHECKPOINT_PATH = '/x'"]
+  files = [f"{folder}/config.gin", "runs/infer.gin"]
+  gin_utils.parse_gin_flags([str(vmsst.gin_dir())], files, elsewhere)
+  gin.get_configurable(infer)()
 """
 
 
