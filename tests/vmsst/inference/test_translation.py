@@ -163,7 +163,8 @@ def pairs():
 
 
 def train(model, steps):
-  batch, optimizer = pairs(), optax.adam(1e-2)
+  batch, schedule = pairs(), optax.cosine_decay_schedule(1e-2, steps)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
   @jax.jit
   def step(params, state, rng):
