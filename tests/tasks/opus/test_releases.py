@@ -338,6 +338,7 @@ def test_tmx_entities_are_refused_unread(tmp_path):
   assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", refused)])
 
 
+@pytest.mark.slow
 def test_bombs_take_little_memory(tmp_path):
   """A line, a segment and a tag of 64 MB, and a line that is compressed too well."""
 

@@ -81,11 +81,6 @@ def mine(folder, spread, sizes):
   return killed_commands.run(MINE, argv, folder, moments=(spread, sizes), settings=settings)
 
 
-def test_mine_a_few_times(start):
-  write_texts(start, 200)
-  check(*mine(start.parent, 3, [3000]))
-
-
 @pytest.mark.slow
 def test_mine(start):
   write_texts(start, 500)

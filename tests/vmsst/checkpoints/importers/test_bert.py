@@ -473,6 +473,7 @@ gin.get_configurable(train)()
 """
 
 
+@pytest.mark.slow
 def test_training_starts_from_an_import(tmp_path, tokenizer_files):
   from vmsst.tasks import sample
 
