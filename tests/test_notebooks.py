@@ -91,6 +91,7 @@ def test_a_notebook_is_kept_without_outputs(path):
   assert {*notebook["metadata"]} == {"kernelspec", "language_info"}
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs(untrained, tmp_path):
   text, figures = run_notebook("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))
   assert "16 dimensions" in text

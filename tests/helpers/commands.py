@@ -46,20 +46,23 @@ def environment(devices=1):
   return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": HELPERS}
 
 
-def installed_t5x(*arguments, cwd, devices=1):
-  """Runs the installed `t5x` command; returns exit code and text of both streams."""
-  return _run_new([T5X, *arguments], cwd, devices)
-
-
 def fresh_script(code, *arguments, cwd, text=""):
   """Runs a Python script in a new interpreter, to see what it imports; fails if it fails."""
-  done = _run_new([sys.executable, "-c", code, *arguments], cwd, text=text)
+  done = subprocess.run(
+    [sys.executable, "-c", code, *map(str, arguments)],
+    cwd=cwd,
+    env=environment(),
+    input=text,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert done.returncode == 0, done.stderr
   return done
 
 
 def t5x(*arguments, cwd, devices=1):
-  """Runs `t5x arguments` in a process with TensorFlow imported; returns as `installed_t5x`."""
+  """Runs `t5x arguments` in a process with TensorFlow imported; returns exit code and output."""
   return _run_fork(_T5X, ["t5x", *arguments], cwd, devices)
 
 
@@ -76,18 +79,6 @@ def script(code, *arguments, cwd, devices=1, text="", timeout=300):
 def start_t5x(*arguments, cwd, stream):
   """Starts `t5x arguments` with output to a file or terminal; returns its process."""
   return _start(_T5X, ["t5x", *arguments], cwd, 1, [os.devnull, stream, stream])
-
-
-def _run_new(command, cwd, devices=1, text=""):
-  return subprocess.run(
-    [*map(str, command)],
-    cwd=cwd,
-    env=environment(devices),
-    input=text,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
 
 
 def _run_fork(code, arguments, cwd, devices, text="", timeout=300):

@@ -72,7 +72,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 
 def test_an_error_is_one_line_and_exit_code_1(finished, tmp_path):
   run, _ = finished  # the config.gin of a run is a valid gin file
-  done = commands.installed_t5x(
+  done = commands.t5x(
     "train", f"--gin_file={run / 'config.gin'}", "--gin.BATCH_SIZE=12", cwd=tmp_path, devices=8
   )
   assert done.returncode == 1

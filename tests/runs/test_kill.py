@@ -33,6 +33,7 @@ def assert_same_runs(first, second, total_steps):
   assert kinds >= {"events of train", "events of training_eval/toy", "events of inference_eval/toy"}
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
   images = []
 

@@ -132,6 +132,7 @@ def runs(start):
   )
 
 
+@pytest.mark.slow
 def test_me5_teaches_itself(start, runs):
   folder, _ = start
   run = runs["soft/me5.gin"]
@@ -157,6 +158,7 @@ def test_me5_teaches_itself(start, runs):
   )
 
 
+@pytest.mark.slow
 def test_a_run_stops_when_the_validation_pairs_get_no_better(runs):
   run = runs["soft/hard.gin"]
   assert steps_of(run) == [0, EPOCH, 2 * EPOCH, 3 * EPOCH]  # the first is the best

@@ -384,6 +384,7 @@ def run_on_eight_devices(folder):
   sharded_models.save(folder / "eight.npz", arrays)
 
 
+@pytest.mark.slow
 def test_eight_devices_have_the_results_of_one(tmp_path):
   eight_devices.run(__file__, tmp_path)
   expected = sharded_models.leaves(*make_sharded()[1:])

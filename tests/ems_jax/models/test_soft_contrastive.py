@@ -460,6 +460,7 @@ def run_on_eight_devices(folder):
   sharded_models.save(folder / "results.npz", jax.tree.leaves(results))
 
 
+@pytest.mark.slow
 def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_given_vectors(
   run, params, precomputed
 ):

@@ -34,7 +34,10 @@ def assert_same(first, second):
   jax.tree.map(np.testing.assert_array_equal, toy_runs.host(first), toy_runs.host(second))
 
 
-@pytest.mark.parametrize(("stop", "save_dataset"), [(3, True), (8, True), (5, False)])
+@pytest.mark.parametrize(
+  ("stop", "save_dataset"),
+  [(3, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, True), (5, False)))],
+)
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(
   tmp_path, stop, save_dataset
 ):

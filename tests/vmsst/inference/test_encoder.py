@@ -547,6 +547,7 @@ FRESH = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_saved_on_eight_devices_loaded_on_one_and_on_eight_without_tensorflow(tmp_path, expected):
   one = commands.environment()
   here = os.path.dirname(__file__)
