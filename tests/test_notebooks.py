@@ -1,7 +1,7 @@
 """Runs the notebooks from the first cell to the last, as Jupyter does.
 
 The notebooks read their folders from `VMSST_RUN` and `VMSST_WORK`, and training flags from
-`VMSST_FLAGS`. The default tests load an untrained run; the slow tests train.
+`VMSST_FLAGS`. Running them takes seconds to minutes, so these are slow tests.
 """
 
 import json
