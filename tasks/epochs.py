@@ -1,10 +1,10 @@
 """Training steps of a number of epochs, to be called from gin.
 
-TRAIN_STEPS = @epochs.steps()
-epochs.steps:
-mixture_or_task_name = %MIXTURE_OR_TASK_NAME
-batch_size = %BATCH_SIZE
-epochs = 30
+    TRAIN_STEPS = @epochs.steps()
+    epochs.steps:
+      mixture_or_task_name = %MIXTURE_OR_TASK_NAME
+      batch_size = %BATCH_SIZE
+      epochs = 30
 """
 
 import math
