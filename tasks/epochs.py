@@ -1,10 +1,6 @@
-"""Training steps of a number of epochs, to be called from gin.
+"""Training steps of a number of epochs, for gin: `TRAIN_STEPS = @epochs.steps()`.
 
-    TRAIN_STEPS = @epochs.steps()
-    epochs.steps:
-      mixture_or_task_name = %MIXTURE_OR_TASK_NAME
-      batch_size = %BATCH_SIZE
-      epochs = 30
+`runs/soft_contrastive.gin` is an example.
 """
 
 import math
