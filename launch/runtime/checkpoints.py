@@ -9,7 +9,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from vmsst import errors
 from vmsst.checkpoints import layer_stacks
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
-from vmsst.files import checksums
+from vmsst.files import atomic_files, checksums
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import parameter_names
@@ -523,7 +522,7 @@ class CheckpointManager:
     finally:
       if self._failed and jax.process_index() == 0:
         for folder in self._model_dir.glob(f"{PREFIX}_*{ocp.utils.TMP_DIR_SUFFIX}*"):
-          shutil.rmtree(folder, ignore_errors=True)
+          atomic_files.remove_folder(folder)
 
   @contextlib.contextmanager
   def _explained(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ import pathlib
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
@@ -110,7 +111,19 @@ def atomic_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
   except OSError as error:
     raise errors.InputError(f"{target} cannot be written: {error}") from error
   finally:
-    shutil.rmtree(partial, ignore_errors=True)
+    remove_folder(partial)
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+  """Removes the folder of a failed write, which other threads may still be writing into.
+
+  When one array of a checkpoint cannot be written, the writes of the others go on for a moment, and
+  make the folder again. So it is removed until it stays away, for 10 seconds at most.
+  """
+  end = time.monotonic() + 10
+  while os.path.lexists(folder) and time.monotonic() < end:
+    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
+import contextlib
 import errno
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -111,3 +114,22 @@ def test_what_a_killed_process_leaves_is_overwritten_or_removed(tmp_path):
   atomic_files.remove_partial(tmp_path)
   assert names(path.parent) == ["x", "y.parts"]
   assert path.read_bytes() == b"new"
+
+
+def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path):
+  folder = tmp_path / "out"
+
+  def write_late():
+    for number in range(20):
+      with contextlib.suppress(OSError):
+        (folder / "arrays").mkdir(parents=True, exist_ok=True)
+        (folder / "arrays" / str(number)).write_bytes(b"late")
+      time.sleep(0.02)
+
+  thread = threading.Thread(target=write_late)
+  thread.start()
+  while not folder.exists():
+    time.sleep(0.001)
+  atomic_files.remove_folder(folder)
+  thread.join()
+  assert list(tmp_path.iterdir()) == []
