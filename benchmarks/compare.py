@@ -2,6 +2,8 @@
 
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
   python benchmarks/compare.py ems --data_root DATA --output_dir DIR
+  python benchmarks/compare.py ems_steps --data_root DATA --output_dir DIR --seeds 0
+  python benchmarks/compare.py ablations --data_root DATA --output_dir DIR --seeds 0 1
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
   python benchmarks/compare.py batches --data_root DATA --output_dir DIR
 
@@ -16,7 +18,7 @@ seen in training, except for the unseen ones of Tatoeba. `untrained` is the firs
 random parameters, a baseline that matches names, numbers and words shared between languages. The
 vocabulary is trained for the comparison, unless the gin files name one.
 Students of a teacher start from its parameters and share its vocabulary; `pretrained` is the
-teacher itself.
+teacher itself, which also mines the hard negatives of the rows that need them.
 
   python benchmarks/compare.py ems --data_root DATA --evaluate RUN
 
@@ -61,6 +63,7 @@ class Row:
     bindings: Additional settings.
     baseline: Label of the row of the encoder before training; None: another row has it.
     teacher: Whether the model requires TEACHER.
+    negatives: Whether to train on the files of PATTERNS with hard negatives that the teacher mines.
   """
 
   label: str
@@ -69,6 +72,7 @@ class Row:
   bindings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   baseline: str | None = None
   teacher: bool = False
+  negatives: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,10 @@ class Comparison:
   from_teacher: bool = False
 
 
+# Name of the slope of the linear learning rate schedules.
+_DECAY = "utils.create_learning_rate_scheduler.decay_factor"
+
+
 def _ems_row(label: str, variant: str | None = None) -> Row:
   return Row(
     label,
@@ -110,6 +118,25 @@ def _batches_row(label: str, *, grouped: bool) -> Row:
   return Row(label, "contrastive_small.gin", bindings=bindings)
 
 
+def _long_ems_row(label: str, variant: str | None = None) -> Row:
+  """A row of "ems" with four times the steps and a learning rate that is zero at the last."""
+  row = _ems_row(label, variant)
+  steps = {"TRAIN_STEPS": 8000, _DECAY: 1 / 7900, "EVAL_PERIOD": 1000}
+  return dataclasses.replace(row, bindings=steps, baseline=None)
+
+
+def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
+  """A row of "objectives" with half the steps."""
+  annealing = {"KL_ANNEAL_STEPS": 10000} if model.startswith("vmsst") else {}
+  steps = {"TRAIN_STEPS": 1000, _DECAY: 1 / 900, "EVAL_PERIOD": "%TRAIN_STEPS", **annealing}
+  return Row(label, f"comparison/{model}.gin", bindings=steps | bindings)
+
+
+def _four_languages(label: str, model: str) -> Row:
+  patterns = [f"bitext_tatoeba/{code}-eng.tsv.gz" for code in ("ara", "spa", "tur")]
+  return _ablation(label, model, PATTERNS=patterns)
+
+
 def _students() -> Iterator[tuple[str, Row]]:
   """Yields each loss for each language pair, as in Table 2 of the soft contrastive paper."""
   for code, name in {"fra": "en-fr", "rus": "en-ru", "deu": "en-de", "spa": "en-es"}.items():
@@ -118,6 +145,7 @@ def _students() -> Iterator[tuple[str, Row]]:
       "soft": "soft contrastive",
       "hard": "hard contrastive",
       "mse": "MSE",
+      "muse": "mUSE",
     }.items():
       yield (
         f"{name}/{key}",
@@ -126,7 +154,8 @@ def _students() -> Iterator[tuple[str, Row]]:
           f"comparison/student_{key}.gin",
           bindings=bindings,
           baseline=f"{name}, pretrained" if key == "soft" else None,
-          teacher=key != "hard",
+          teacher=key in ("soft", "mse"),
+          negatives=key == "muse",
         ),
       )
 
@@ -154,6 +183,38 @@ COMPARISONS = {
       "labse_joint": _ems_row("LaBSE-EMS-joint", "labse_joint"),
     },
     suite="ems",
+  ),
+  # The MLP of Table XIV needs longer training than the others, or not.
+  "ems_steps": Comparison(
+    {
+      "ems": _long_ems_row("EMS, 8,000 steps"),
+      "no_mlp": _long_ems_row("- L_cntrs_mlp, 8,000 steps", "no_mlp"),
+    },
+    suite="ems",
+  ),
+  # Tables 4 and 6 of the VMSST paper, and what makes VMSST differ from BITRANSLATION. Models of one
+  # layer have no shallower decoder.
+  "ablations": Comparison(
+    {
+      "vmsst": _ablation("VMSST"),
+      "factorized": _ablation("VMSST (fact.)", FACTORIZED=True),
+      "4_encoders": _ablation("VMSST (4 enc.)", "vmsst_4_encoders"),
+      "2_decoder_layers": _ablation("VMSST (2L dec.)", NUM_DECODER_LAYERS=2),
+      "no_kl": _ablation("VMSST (no KL)", KL_WEIGHT=0.0),
+      "1_encoder": _ablation("VMSST (1 enc.)", SINGLE_ENCODER=True),
+      "no_encoder_language": _ablation("VMSST (no enc. l.e.)", ENCODER_LANGUAGE_EMBEDDING=False),
+      "no_decoder_language": _ablation("VMSST (no dec. l.e.)", DECODER_LANGUAGE_EMBEDDING=False),
+      "bitranslation": _ablation("BITRANSLATION", "bitranslation"),
+      "no_elbo": _ablation("VMSST, no ELBO", ELBO_WEIGHT=0.0),
+      "means": _ablation("VMSST, means for samples", ELBO_SAMPLE=False),
+      "means_no_kl": _ablation("VMSST, means for samples, no KL", ELBO_SAMPLE=False, KL_WEIGHT=0.0),
+      "4_languages/contrastive": _four_languages("4 lang.: CONTRASTIVE", "contrastive"),
+      "4_languages/bitranslation": _four_languages("4 lang.: BITRANSLATION", "bitranslation"),
+      "4_languages/vmsst": _four_languages("4 lang.: VMSST", "vmsst"),
+      "4_languages/full": _four_languages("4 lang.: VMSST (full enc., full dec.)", "vmsst_full"),
+    },
+    suite="objectives",
+    same=("VOCAB_SIZE", "MAX_LENGTH", "EMBED_DIM", "BATCH_SIZE", "TRAIN_STEPS"),
   ),
   # Table 2 of the soft contrastive paper.
   "soft_contrastive": Comparison(
@@ -289,6 +350,7 @@ def evaluate_run(
   return {
     "scores": scores,
     "details": details,
+    "curve": training_curve(run) if encoder == "trained" else {},
     "latents": {x: y for x, y in metrics[-1].items() if x.startswith(LATENTS)} if metrics else {},
     "seconds": {"training": uptime(metrics), "evaluation": time.perf_counter() - start},
     "settings": read_json(run / "settings.json"),
@@ -308,6 +370,15 @@ def random_encoder(run: pathlib.Path, seed: int) -> Any:
 def training_metrics(run: pathlib.Path) -> list[dict[str, Any]]:
   lines = (run / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
   return [record for record in map(json.loads, lines) if "loss" in record]
+
+
+def training_curve(run: pathlib.Path) -> dict[str, float]:
+  """Returns the Tatoeba accuracy of the evaluations during training, by step."""
+  path = run / "inference_eval" / "tatoeba-metrics.jsonl"
+  if not path.is_file():
+    return {}
+  records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+  return {str(record["step"]): record["accuracy/average"] for record in records}
 
 
 def uptime(metrics: list[dict[str, Any]]) -> float:
@@ -358,6 +429,17 @@ def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> N
   print(f"{path}: {report.size} pieces", flush=True)
 
 
+def mine_negatives(
+  teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str
+) -> pathlib.Path:
+  """Returns the file of a row's training pairs with the hard negatives that the teacher mines."""
+  (path,) = (path for file in training_files(bindings, data_root) for path in file.paths)
+  command = ["data", "mine-negatives", teacher, str(folder / "negatives"), str(path)]
+  run_command(f"mining of {folder}", "-m", "vmsst.cli", *command)
+  (made,) = (folder / "negatives").rglob("*.tsv.gz")
+  return made
+
+
 def train(gin_file: str, run: pathlib.Path, overrides: Bindings) -> None:
   given = [f"--gin.{name}={as_gin(value)}" for name, value in overrides.items()]
   command = ["-m", "vmsst.launch.main", "train", f"--gin_file={gin_file}", *given]
@@ -401,6 +483,10 @@ def compare(options: argparse.Namespace) -> None:
     row, run = comparison.rows[key], output / key / f"seed_{seed}"
     print(f"[{number}/{len(runs)}] {row.label}, seed {seed}", flush=True)
     own = row_overrides(row) | ({"TEACHER": teacher} if row.teacher else {})
+    if row.negatives:
+      own["PATTERNS"] = [
+        str(mine_negatives(teacher, output / key, bindings_by_key[key], data_root))
+      ]
     bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
     check_settings(run, {name: repr(x) for name, x in bindings.items()} | vocabulary)
     if not (run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state").is_dir():
@@ -435,6 +521,12 @@ def markdown(results: Results) -> str:
     cells = (cell([run["scores"].get(name) for run in every]) for name in columns)
     scores.append([label, ", ".join(map(str, runs)), *cells])
     seconds.append([label, *(cell([x["seconds"][y] for x in every], 0) for y in seconds[0][1:])])
+  steps = [*dict.fromkeys(x for run in every_run for x in run["curve"])]
+  curves = [["Tatoeba at step", *steps]]
+  for label, runs in results.items():
+    cells = (cell([x["curve"].get(step) for x in runs.values()]) for step in steps)
+    if any(x["curve"] for x in runs.values()):
+      curves.append([label, *cells])
   with_latents = {
     label: runs for label, runs in results.items() if any(x["latents"] for x in runs.values())
   }
@@ -450,7 +542,7 @@ def markdown(results: Results) -> str:
   for name in columns:
     parts = dict.fromkeys(x for run in every_run for x in run["details"].get(name, ()))
     sets.append([name, ", ".join(parts)])
-  tables = (x for x in (scores, latents, seconds, sets) if len(x) > 1)
+  tables = (x for x in (scores, curves, latents, seconds, sets) if len(x) > 1)
   return "\n\n".join(map(markdown_table, tables)) + "\n"
 
 

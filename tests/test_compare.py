@@ -180,6 +180,7 @@ class Commands:
     result = {
       "scores": {"MKQA": score, **more},
       "details": {"MKQA": ["tr"], **{key: ["STS12"] for key in more}},
+      "curve": {} if untrained else {"5": score / 2, "7": score},
       "latents": {"kl/semantic": 1.5} if run.parent.name == "vmsst" else {},
       "seconds": {"training": 100.0, "evaluation": 5.0},
     }
@@ -235,7 +236,10 @@ def test_an_interrupted_comparison_resumes_and_always_has_a_table(compare, tmp_p
     "training of vmsst/seed_0",
   ]
   table = (tmp_path / "out/table.md").read_text(encoding="utf-8").splitlines()
-  assert [line for line in table if "50.00" in line] == ["| CONTRASTIVE | 0 | 50.00 |"]
+  assert [line for line in table if "50.00" in line] == [
+    "| CONTRASTIVE | 0 | 50.00 |",
+    "| CONTRASTIVE | 25.00 | 50.00 |",  # while training
+  ]
   second = compare()
   assert second[0] == "evaluation of vmsst/seed_0"
   assert second[1:] == [
@@ -245,6 +249,7 @@ def test_an_interrupted_comparison_resumes_and_always_has_a_table(compare, tmp_p
   table = (tmp_path / "out/table.md").read_text(encoding="utf-8").splitlines()
   assert "| untrained | 0, 1 | 10.00 ± 0.00 | - |" in table
   assert "| VMSST | 0, 1 | 51.00 ± 1.41 | 7.00 ± 0.00 |" in table  # 50 and 52
+  assert "| VMSST | 25.50 ± 0.71 | 51.00 ± 1.41 |" in table
   assert "| Eng. | STS12 |" in table
   assert "| kl/semantic | 1.500 ± 0.000 |" in table
   raw = json.loads((tmp_path / "out/table.json").read_text(encoding="utf-8"))
