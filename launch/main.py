@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vmsst.errors import InputError
+from vmsst.errors import InputError, requires
 from vmsst.launch import distributed, huge_pages, quiet
 from vmsst.paths import gin_dir
 
@@ -200,7 +200,8 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:
   """Returns the command's function with its gin bindings; `ends` leaves the multi-process run."""
-  with contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes():
+  notes = contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes()
+  with requires("train", "t5x"), notes:
     import seqio  # noqa: F401  (imports TensorFlow, which every command needs)
     import tensorflow as tf
 

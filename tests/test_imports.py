@@ -57,8 +57,8 @@ FORBIDDEN = {
 # NumPy suffices for metrics; a classifier is trained.
 WITHOUT_JAX = "vmsst.evaluation"
 TRAINED = {"vmsst.evaluation.metrics.classification"}
-# Loading these takes TensorFlow or seqio.
-TRAINING = ("vmsst.tasks", "vmsst.launch")
+# These need the packages of vmsst[train].
+TRAINING = ("vmsst.tasks", "vmsst.launch", "vmsst.models")
 
 
 def modules():
@@ -197,7 +197,7 @@ def test_modules_load_only_the_packages_that_they_need():
   outside = [
     name for name in MODULES if name.startswith("vmsst.") and not name.startswith(TRAINING)
   ]
-  training = {"tensorflow", "seqio", "t5x"}
+  training = {"tensorflow", "tensorflow_datasets", "seqio", "clu", "gin", "tensorboard", "t5x"}
   steps = [
     ("import vmsst, vmsst.languages", "anything"),
     ("from vmsst import cli; cli.build_parser().format_help()", "anything"),

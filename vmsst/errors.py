@@ -1,8 +1,9 @@
 """The exception for errors a user can fix, and checks of option values that raise it."""
 
+import contextlib
 import math
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 _LONGEST = 3000
@@ -22,6 +23,28 @@ class InputError(ValueError):
       half = _LONGEST // 2
       message = f"{message[:half]} [...] {message[-half:]}"
     super().__init__(message)
+
+
+@contextlib.contextmanager
+def requires(extra: str, what: str) -> Iterator[None]:
+  """Raises InputError, which says what to install, if an import of an optional package fails.
+
+  Args:
+    extra: The extra of this package that installs it.
+    what: What needs it, the start of the message.
+  """
+  try:
+    yield
+  except ImportError as error:
+    raise InputError(missing(error, extra, what)) from None
+
+
+def missing(error: ImportError, extra: str, what: str) -> str:
+  """Returns the message of `requires`."""
+  return (
+    f"{what} needs the package {error.name or error}, which is not installed: pip install "
+    f"'vmsst[{extra}]'"
+  )
 
 
 def check(valid: bool, name: str, value: Any, wanted: str) -> None:

@@ -315,12 +315,8 @@ def _foreign(language: Language) -> Callable[[str], bool]:
 @functools.cache
 def _identifier() -> tuple[Callable[[str], list[tuple[str, float]]], dict[str, str]]:
   """Returns a function that ranks the languages of a text, and the codes of its labels."""
-  try:
+  with errors.requires("opus", "identify_language"):
     from py3langid import langid
-  except ImportError:
-    raise errors.InputError(
-      "identify_language needs the package py3langid; install it: pip install 'vmsst[opus]'"
-    ) from None
   identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
   known = {}
   for label in identifier.labels:

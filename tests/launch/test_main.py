@@ -54,13 +54,20 @@ for arguments in (["--help"], ["train", "--help"], ["train"]):
   except SystemExit as stop:
     print("exit:", stop.code)
 heavy = {"tensorflow", "jax", "seqio", "numpy", "flax", "orbax", "gin"} & set(sys.modules)
-sys.exit(f"imported {heavy}" if heavy else 0)
+if heavy:
+  sys.exit(f"imported {heavy}")
+sys.modules["seqio"] = None  # as without the packages for training
+try:
+  main(["train", "--gin_file=quickstart.gin"])
+except SystemExit as stop:
+  print("exit:", stop.code)
 """
   printed = commands.fresh_script(code, cwd=tmp_path).stdout
   assert re.findall("exit: (.*)", printed) == [
     "0",
     "0",
     f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
+    "t5x: error: t5x needs the package seqio, which is not installed: pip install 'vmsst[train]'",
   ]
   for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
     assert name in printed

@@ -55,12 +55,8 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(args: argparse.Namespace) -> None:
-  try:
+  with errors.requires("opus", "building a dataset"):
     from vmsst.tasks.opus import builder
-  except ModuleNotFoundError as error:
-    raise errors.InputError(
-      f"building a dataset needs the package {error.name}; install it: pip install 'vmsst[opus]'"
-    ) from None
 
   folder = builder.build(
     args.recipe,

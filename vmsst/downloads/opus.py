@@ -99,10 +99,8 @@ def table() -> Iterator[Ask]:
   Raises:
     InputError: the package is not installed.
   """
-  try:
+  with errors.requires("opus", "the offline list"):
     import opustools
-  except ImportError:
-    raise errors.InputError("the offline list needs opustools: pip install 'vmsst[opus]'") from None
   packed = pathlib.Path(opustools.__file__).with_name("opusdata.db.gz")
   input_files.check(packed)
   with tempfile.TemporaryDirectory(prefix="vmsst_opus_") as folder:

@@ -11,6 +11,8 @@ import json
 import unicodedata
 from typing import Any
 
+import tokenizers
+
 from vmsst import errors, padding
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
@@ -63,7 +65,6 @@ def export_tokenizer(
   """
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     return _of_hugging_face(vocabulary)
-  tokenizers = _import_tokenizers()
   if isinstance(vocabulary, vocabularies.ByteVocabulary):
     made, special = _of_bytes(tokenizers, vocabulary)
   elif isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
@@ -269,13 +270,3 @@ def _merges(names: list[str], scores: list[float], normal: list[bool]) -> list[t
       if left in known and right in known:
         merges.append((rank, left, right))
   return [(left, right) for _, left, right in merges]
-
-
-def _import_tokenizers() -> Any:
-  try:
-    import tokenizers
-  except ModuleNotFoundError:
-    raise errors.InputError(
-      "writing tokenizer.json needs the package tokenizers; run pip install 'vmsst[hugging-face]'"
-    ) from None
-  return tokenizers

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vmsst import errors
 from vmsst.files import input_files
 
 LINE_BYTES = 1 << 20
@@ -224,7 +225,8 @@ def _members_by_header(path: str) -> Iterator[tuple[str, Iterator[bytes]]]:
 
   The content of each must be read before the next.
   """
-  import stream_unzip
+  with errors.requires("opus", f"a truncated archive such as {path}"):
+    import stream_unzip
 
   def checked(pieces: Iterable[bytes]) -> Iterator[bytes]:
     with unzipping():

@@ -180,12 +180,8 @@ def open_encoder(
     return str(encoder.path), encoder
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
-  try:
+  with errors.requires("sentence-transformers", str(folder)):
     import sentence_transformers
-  except ImportError:
-    raise errors.InputError(
-      f"{folder} was saved by sentence-transformers: install it (pip install 'vmsst[torch]')"
-    ) from None
   try:
     theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
   except (OSError, ValueError, KeyError) as error:

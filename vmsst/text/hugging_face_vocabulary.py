@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import tokenizers
+
 from vmsst import errors, padding
 from vmsst.files import input_files
 from vmsst.text import vocabularies
@@ -161,7 +163,6 @@ def tokenizer_of_xlmr(path: str | os.PathLike[str]) -> bytes:
     InputError: the file is not a unigram SentencePiece model with those three pieces, or the
       package `tokenizers` is not installed.
   """
-  tokenizers = _import_tokenizers(path)
   # It creates its classes at run time.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model = proto.ModelProto()
@@ -227,7 +228,6 @@ class _Loaded:
 @functools.lru_cache(maxsize=4)
 def _parse(path: str, content: bytes) -> _Loaded:
   """Returns the tokenizer in a file; a large one takes about a second."""
-  tokenizers = _import_tokenizers(path)
   with _package_errors(path):
     record = input_files.parse_json(content, path)
     tokenizer = tokenizers.Tokenizer.from_str(content.decode())
@@ -269,18 +269,6 @@ def _package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
       raise
     raise errors.InputError(f"{os.fspath(path)}: not a Hugging Face tokenizer: {error}") from None
-
-
-def _import_tokenizers(path: str | os.PathLike[str]) -> Any:
-  """Returns the optional package `tokenizers`."""
-  try:
-    import tokenizers
-  except ModuleNotFoundError:
-    raise errors.InputError(
-      f"{os.fspath(path)}: the package tokenizers is not installed; pip install "
-      "'vmsst[hugging-face]'"
-    ) from None
-  return tokenizers
 
 
 def _around(path: str, tokenizer: Any) -> tuple[list[int], int | None]:

@@ -85,10 +85,8 @@ def _splitter(language: Language) -> Callable[[Sequence[str]], list[str]]:
 
 @functools.cache
 def _moses(language: Language) -> Callable[[str], list[str]]:
-  try:
+  with errors.requires("ems", f"splitting {language.name} into words"):
     import sacremoses
-  except ImportError:
-    raise _missing("sacremoses", language.name) from None
   tokenizer = sacremoses.MosesTokenizer(language.iso639_1 or language.iso639_3)
   # Fifty times as fast as sacremoses' own methods, which build sets of the letters of all scripts
   # for each abbreviation.
@@ -107,10 +105,8 @@ def _letters(letters: str) -> frozenset[str]:
 def _jieba() -> Callable[[str], Any]:
   with warnings.catch_warnings():  # the package was last released in 2020
     warnings.simplefilter("ignore")
-    try:
+    with errors.requires("ems", "splitting Chinese into words"):
       import jieba
-    except ImportError:
-      raise _missing("jieba", "Chinese") from None
   jieba.setLogLevel(logging.WARNING)
   tokenizer = jieba.Tokenizer()
   # By default its cache is in the system's temporary folder, where other users can write.
@@ -118,13 +114,6 @@ def _jieba() -> Callable[[str], Any]:
     tokenizer.tmp_dir = folder
     tokenizer.initialize()
   return tokenizer.cut
-
-
-def _missing(package: str, name: str) -> errors.InputError:
-  return errors.InputError(
-    f"splitting {name} into words needs {package}, which is not installed: pip install {package} "
-    "(pip install 'vmsst[ems]' installs all packages for EMS except Juman++)"
-  )
 
 
 def _split_japanese(texts: Sequence[str]) -> list[str]:

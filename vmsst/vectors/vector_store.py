@@ -382,13 +382,9 @@ def _sync(file: Any) -> None:
 
 
 def _import_pyarrow() -> tuple[Any, Any]:
-  try:
+  with errors.requires("parquet", "Parquet"):
     import pyarrow
     from pyarrow import parquet
-  except ImportError:
-    raise errors.InputError(
-      "Parquet needs pyarrow, which is not installed: pip install 'vmsst[parquet]'"
-    ) from None
   return pyarrow, parquet
 
 

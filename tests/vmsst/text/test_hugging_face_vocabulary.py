@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -168,13 +167,6 @@ def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes,
   assert str(path) in str(caught.value)
   with pytest.raises(errors.InputError, match=r"absent\.json: cannot be read"):
     _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
-
-
-def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
-  (tmp_path / "tokenizer.json").write_text("{}")
-  monkeypatch.setitem(sys.modules, "tokenizers", None)
-  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[hugging-face\]'"):
-    _ = HuggingFaceVocabulary(str(tmp_path / "tokenizer.json")).size
 
 
 def test_a_changed_file_is_read_again(tokenizer_files, tmp_path):

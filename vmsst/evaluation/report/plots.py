@@ -329,12 +329,8 @@ def training_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
   """Applies the style of all plots; raises InputError if matplotlib is not installed."""
-  try:
+  with errors.requires("report", "a figure"):
     import matplotlib
-  except ModuleNotFoundError:
-    raise errors.InputError(
-      "figures need the package matplotlib, which is not installed: pip install 'vmsst[report]'"
-    ) from None
   with (
     matplotlib.rc_context(matplotlib.rcParamsDefault),
     matplotlib.rc_context(_STYLE),
