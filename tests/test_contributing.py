@@ -42,8 +42,10 @@ quiet.drop_untrue_warnings()
 train = train_lib.train
 gin.register(train, "__main__")
 run = place / "run"
-bindings = [f"MODEL_DIR = '{run}'", "TRAIN_STEPS = 20", "BATCH_SIZE = 16", "EMBED_DIM = 16",
-  "STATS_PERIOD = 5", "bitext.sample.num_meanings = 100"]
+bindings = [f"MODEL_DIR = '{run}'", "TRAIN_STEPS = 40", "BATCH_SIZE = 16", "EMBED_DIM = 16",
+  "STATS_PERIOD = 5", "bitext.sample.num_meanings = 100",
+  "utils.create_learning_rate_scheduler.factors = 'constant'",
+  "utils.create_learning_rate_scheduler.base_learning_rate = 0.05"]
 paths = [str(place / "gin"), str(vmsst.gin_dir())]
 gin_utils.parse_gin_flags(paths, ["hinge_sample.gin"], bindings)
 gin.get_configurable(train)()
@@ -75,7 +77,7 @@ def test_the_examples_work(tmp_path):
   done = commands.script(_RUN, tmp_path / "examples", cwd=tmp_path)
   report = json.loads(done.stdout.splitlines()[-1])
   assert report["called"] >= 4
-  assert report["losses"][-1] < report["losses"][0]
+  assert report["losses"][-1] < 0.8 * report["losses"][0]
   assert report["shape"] == [2, 16]
 
 
