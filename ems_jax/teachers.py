@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ems_jax import prefixes
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, restoring
+from vmsst.checkpoints import encoder_json, hub_models, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
@@ -47,14 +47,15 @@ class Teacher:
     """Reads the description of the run; its parameters are read on first use.
 
     Args:
-      path: The run's MODEL_DIR (for its latest checkpoint) or a `checkpoint_<step>` folder in it.
+      path: The run's MODEL_DIR (for its latest checkpoint), a `checkpoint_<step>` folder in it, or
+        a name on the Hugging Face Hub.
       partitioner: A T5X partitioner like the student's, which lays out the parameters on its mesh.
         None: they are on the default device.
 
     Raises:
       InputError: the run does not exist.
     """
-    self.checkpoint = t5x_checkpoints.find_checkpoint(path)
+    self.checkpoint = t5x_checkpoints.find_checkpoint(hub_models.checkpoint(path))
     loaded = encoder_json.load_encoder_assets(self.checkpoint.parent)
     self.vocabulary = loaded.vocabulary
     self.dimension = loaded.network.latent_dim

@@ -22,7 +22,7 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.checkpoints import layer_stacks
+from vmsst.checkpoints import hub_models, layer_stacks
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.files import atomic_files, checksums
@@ -234,6 +234,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     InputError: There are none, or one is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
+  paths = [hub_models.checkpoint(path) for path in paths]
   if not paths:
     raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
   found: list[epath.Path] = []

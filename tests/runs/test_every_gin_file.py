@@ -28,8 +28,8 @@ RUN_FILES = sorted(
 )
 # Trained in every test run, on one device. README's tests and test_main.py train the quickstart.
 USUAL = ("vmsst_6l.gin", "ems.gin")
-# Slow: with data and model axes, and all others on one device. The models of the VMSST paper and the
-# losses of EMS have tests on eight devices that are not slow.
+# Slow: with data and model axes, and all others on one device. The VMSST paper's models and EMS's
+# losses have tests on eight devices that are not slow.
 FAMILIES = (
   *USUAL,
   "contrastive_6l.gin",

@@ -87,7 +87,6 @@ def start(tmp_path_factory):
     *(f"{macros.get(k, f'bert.BertConfig.{k}')} = {value!r}" for k, value in sizes.items()),
     f"OPUS_DATA_DIR = {str(folder)!r}",
     f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
-    f"VOCABULARY_PATH = {str(imported.vocabulary)!r}",
   ]
   return folder, bindings
 

@@ -12,16 +12,17 @@ Without them, a run that starts from LaBSE would pool by the mean instead of LaB
 import os
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, t5x
+from vmsst.checkpoints import encoder_json, hub_models, t5x
 from vmsst.networks import sentence_encoder
+from vmsst.text import hugging_face_vocabulary
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
   """Returns how the encoder of a checkpoint pools token states, as `SentenceEncoder.pooling`.
 
   Args:
-    checkpoint: A `checkpoint_<step>` folder of a run or of an import. None: the mean, for a dry run
-      without a checkpoint.
+    checkpoint: A `checkpoint_<step>` folder of a run or of an import, or a name on the Hugging Face
+      Hub. None: the mean, for a dry run without a checkpoint.
 
   Raises:
     InputError: there is no such checkpoint, or no `encoder.json` next to it.
@@ -37,9 +38,26 @@ def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:
   return False if checkpoint is None else _network(checkpoint).normalize
 
 
+def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
+  """Returns the path of the `tokenizer.json` next to a checkpoint that `vmsst import bert` wrote.
+
+  Args:
+    checkpoint: Its path, or a name on the Hugging Face Hub.
+
+  Raises:
+    InputError: there is no such checkpoint, or no tokenizer next to it.
+  """
+  found = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
+  path = found.parent / hugging_face_vocabulary.TOKENIZER_FILE
+  if not path.is_file():
+    raise errors.InputError(f"no {path.name} next to {found}; set VOCABULARY_PATH")
+  return os.fspath(path)
+
+
 def _network(checkpoint: str | os.PathLike[str]) -> sentence_encoder.SentenceEncoder:
   try:
-    return encoder_json.load_network(t5x.find_checkpoint(checkpoint).parent)
+    found = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
+    return encoder_json.load_network(found.parent)
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would tell the pooling of the encoder to start from. Set "

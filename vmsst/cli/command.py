@@ -13,8 +13,8 @@ from vmsst import errors
 from vmsst.files import outputs, text_files
 
 ENCODER_HELP = (
-  "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), "
-  "or a sentence-transformers folder"
+  "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), a "
+  "sentence-transformers folder, or a name on the Hugging Face Hub (owner/name)"
 )
 
 

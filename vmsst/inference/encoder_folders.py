@@ -7,7 +7,8 @@ An encoder is one of
   next to it;
 * a training run: the folder of its checkpoints, for the latest one.
 
-The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine.
+The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
+"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.
 """
 
 import contextlib
@@ -19,7 +20,13 @@ from collections.abc import Iterator
 from etils import epath
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, t5x
+from vmsst.checkpoints import (
+  encoder_json,
+  hub_models,
+  hugging_face,
+  sentence_transformers_files,
+  t5x,
+)
 from vmsst.inference import remote_folders
 
 
@@ -44,7 +51,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
 
   Args:
     path: An export, a checkpoint or a run; local, or in an object store that fsspec reads (`gs://`,
-      `s3://` and others).
+      `s3://` and others); or a name on the Hugging Face Hub.
 
   Raises:
     TypeError: `path` is neither a string nor a path.
@@ -55,6 +62,10 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
     raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
   if not os.fspath(path):
     raise errors.InputError("the path of the encoder is empty; give the folder of a run or export")
+  if hub_models.is_name(path):
+    model = hub_models.find(os.fspath(path))
+    yield dataclasses.replace(find(model.folder), name=model.name)
+    return
   if "://" not in os.fspath(path):
     yield find(path)
     return

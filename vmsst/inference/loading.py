@@ -89,7 +89,8 @@ def load(
   """Returns the encoder in a folder, on all devices of this process.
 
   Args:
-    path: A training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
+    path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
+      or a training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
       imported encoder or an export; local, or in an object store (`gs://` needs gcsfs, `s3://`
       s3fs). Parameters may have been saved from any number of devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
