@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vmsst.errors import InputError, requires
+from vmsst.files import watchdog
 from vmsst.launch import distributed, huge_pages, quiet
 from vmsst.paths import gin_dir
 
@@ -25,6 +26,9 @@ COMMANDS = {
   "eval": ("evaluate", "eval", "evaluate checkpoints"),
   "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
 }
+
+# Minutes without progress after which a command ends. Compiling a step takes less.
+_PATIENCE = 60.0
 
 _EPILOG = """\
 Gin bindings: --gin.NAME=VALUE sets a macro (--gin.TRAIN_STEPS=1000) or a parameter
@@ -181,7 +185,7 @@ def _run(options: argparse.Namespace) -> None:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   _quiet(options.verbose)
   sys.path.insert(0, os.getcwd())  # for the user's task modules, as with `python -m`
-  with contextlib.ExitStack() as ends:
+  with watchdog.watching("t5x", _PATIENCE), contextlib.ExitStack() as ends:
     with _without_garbage_collection():
       function = _configured(options, ends)
     function()

@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, progress_bar
 from vmsst.launch import distributed
 from vmsst.launch.runtime import (
   checkpoints,
@@ -150,7 +149,9 @@ def infer(
       vocabulary = None
       if mode != "score":
         vocabulary = task.output_features[output_vocab_feature_name].vocabulary
-      with tqdm.tqdm(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar:
+      with progress_bar.Bar(
+        desc=task.name, unit=" examples", disable=jax.process_index() != 0
+      ) as bar:
         _write_chunks(
           chunks,
           rows.as_numpy_iterator(),
@@ -171,7 +172,7 @@ def _write_chunks(
   size: int,
   infer_fn: Callable[..., Any],
   vocabulary: Any,
-  bar: tqdm.tqdm,
+  bar: progress_bar.Bar,
   output: model_dir_lib.Folder,
 ) -> None:
   """Writes the results of every `size` rows to a file of `folder`, if it is not there yet.

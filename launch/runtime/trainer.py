@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, watchdog
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import parameter_names, partitioning, progress, summaries
 
@@ -378,6 +378,7 @@ class BaseTrainer(abc.ABC):
       self.first_not_finite = step.number
       if self._summary_dir is not None:
         write_batch(not_finite_path(self._summary_dir, step.number), step.batch)
+    watchdog.alive()
     if bar is not None:
       bar.update(step.number, step.metrics)
 
@@ -410,6 +411,7 @@ class BaseTrainer(abc.ABC):
           batch = data_lib.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
+        watchdog.alive()
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty; check its split")
       results[name] = compute_metrics(total)

@@ -16,7 +16,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, watchdog
 from vmsst.launch.runtime import checkpoints, partitioning, train_state
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime.checkpoints import (
@@ -239,7 +239,10 @@ def get_infer_fn(
         train_state.params, partitioner.to_devices(batch), step_rng, train_state.flax_mutables
       )
       pieces.append(jax.tree.map(operator.itemgetter(slice(len(rows))), result))
-    gathered = [jax.tree.map(np.asarray, piece) for piece in pieces]
+    gathered = []
+    for piece in pieces:
+      gathered.append(jax.tree.map(np.asarray, piece))  # waits for the devices
+      watchdog.alive()
     back = np.argsort(order, kind="stable")
     results = jax.tree.map(lambda *parts: _join(parts, back), *gathered)
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):

@@ -25,6 +25,7 @@ from vmsst.cli import (
   training_data,
 )
 from vmsst.cli.command import Command
+from vmsst.files import watchdog
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line and returns its exit status."""
   args = build_parser().parse_args(argv)
   try:
-    with _sigterm_raises():
+    with _sigterm_raises(), watchdog.watching("vmsst", args.command.patience):
       args.command(args)
   except BrokenPipeError:
     # The reader of the output has closed it. Without this Python complains when it flushes.

@@ -30,6 +30,7 @@ class Command:
     inputs: Names of the arguments with files, folders or patterns to read.
     output_file: Name of the argument with the file to write.
     output_folder: Name of the argument with the folder to write to.
+    patience: Minutes without progress after which the command ends; see `files.watchdog`.
   """
 
   help: str
@@ -39,6 +40,7 @@ class Command:
   inputs: Sequence[str] = ()
   output_file: str | None = None
   output_folder: str | None = None
+  patience: float = 60.0
 
   def __call__(self, args: argparse.Namespace) -> None:
     """Checks the paths, runs the command, and removes the empty folders that a failure leaves."""

@@ -140,9 +140,11 @@ class _Progress:
   """Shows the progress of a file on standard error, if that is a terminal."""
 
   def __init__(self) -> None:
-    import tqdm
+    from vmsst.files import progress_bar
 
-    self._bar = tqdm.tqdm(unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr)
+    self._bar = progress_bar.Bar(
+      unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr
+    )
     self._name = ""
 
   def __enter__(self) -> "_Progress":

@@ -103,6 +103,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "data"),
     output_folder="out",
+    patience=6 * 60,  # some metrics take long
   ),
   ("report",): Command(
     "write tables and figures of evaluations, next to published numbers",

@@ -182,6 +182,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _tpu_arguments,
     _tpu,
     resumable=True,
+    patience=0,  # as long as the job
   ),
   ("launch", "slurm"): Command(
     "submit a command to SLURM, requeuing it when it is stopped", _slurm_arguments, _slurm

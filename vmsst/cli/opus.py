@@ -79,5 +79,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("input", "held_out", "recipe"),
     output_folder="output",
+    patience=24 * 60,  # a file of the largest corpora
   ),
 }

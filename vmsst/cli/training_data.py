@@ -170,5 +170,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _vocab_train,
     inputs=("input",),
     output_file="output",
+    patience=24 * 60,  # SentencePiece does not tell how far it is
   ),
 }

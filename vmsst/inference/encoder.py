@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
+from vmsst.files import progress_bar
 from vmsst.inference import arguments, batching
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins
@@ -198,7 +198,7 @@ class Encoder:
       vocabulary = dataclasses.replace(vocabulary, prefix="")
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
     window = max(batch_size, _WINDOW // batch_size * batch_size)
-    bar = tqdm.tqdm(
+    bar = progress_bar.Bar(
       total=len(texts), unit=" sentences", disable=None if progress is None else not progress
     )
     were_cut = 0

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tqdm
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors, languages, padding
 from vmsst.checkpoints import encoder_json
+from vmsst.files import progress_bar
 from vmsst.inference import arguments, batching, beam_search, decoding, likelihood
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
@@ -181,7 +181,7 @@ class Translator:
     language_N = self._language_rows(language, count)
     batch_size = options.batch_size
     rows = min(batch_size, 1 << (count - 1).bit_length())  # for few shapes
-    bar = tqdm.tqdm(
+    bar = progress_bar.Bar(
       total=count, unit=" sentences", disable=None if progress is None else not progress
     )
     texts: list[str] = []

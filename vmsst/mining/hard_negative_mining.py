@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.bitext import derived_files, readers
 from vmsst.bitext.readers import BitextFile
+from vmsst.files import progress_bar
 from vmsst.inference import loading
 from vmsst.inference.encoder import Encoder
 from vmsst.search import exact_search
@@ -189,7 +189,7 @@ def nearest_negatives(
   index_NK = np.full((total, count), -1, np.int64)
   height = max(min(_CANDIDATES, len(target_MD)), count)
   disable = None if progress is None else not progress
-  with tqdm.tqdm(total=total, unit=" searched", desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=total, unit=" searched", desc=title, disable=disable) as bar:
     for start in range(0, total, _QUERIES):
       query_QD = exact_search.unit_rows(source_ND[start : start + _QUERIES])
       known = [(row, index) for row in range(len(query_QD)) for index in translations[start + row]]

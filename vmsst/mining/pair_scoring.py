@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
-from vmsst.files import resumable_lines, text_fields
+from vmsst.files import progress_bar, resumable_lines, text_fields
 from vmsst.inference import translation
 from vmsst.search import exact_search
 from vmsst.vectors import embedded_text, encoding
@@ -178,7 +177,7 @@ def pair_scores(
     )
     for column in (source, target)
   )
-  bar = tqdm.tqdm(
+  bar = progress_bar.Bar(
     total=count, initial=start, unit=" pairs", disable=None if progress is None else not progress
   )
   with encoding.one_cut_warning(2 * (count - start)) as on_cut, bar:

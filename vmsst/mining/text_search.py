@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
+from vmsst.files import progress_bar
 from vmsst.search import exact_search
 from vmsst.vectors import encoding
 from vmsst.vectors.embedded_text import EmbeddedText
@@ -99,7 +99,7 @@ def _shards(
   """Yields the vectors of all lines but the blank ones."""
   start = 0
   disable = None if progress is None else not progress
-  with tqdm.tqdm(total=len(corpus), unit=" lines", desc=corpus.path, disable=disable) as bar:
+  with progress_bar.Bar(total=len(corpus), unit=" lines", desc=corpus.path, disable=disable) as bar:
     for shard_MD in corpus.vectors.shards():
       first, last = np.searchsorted(blank_E, (start, start + len(shard_MD)))
       blank = blank_E[first:last] - start

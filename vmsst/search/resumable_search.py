@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, progress_bar
 from vmsst.search import exact_search
 
 # Between two writes of the neighbors found so far.
@@ -77,7 +76,7 @@ def resumable(
         yield number, block_CD
         bar.update(height * len(block_CD))
 
-    with tqdm.tqdm(
+    with progress_bar.Bar(
       total=len(source) * len(target),
       initial=done * len(target),
       unit=" comparisons",

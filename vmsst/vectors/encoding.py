@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from vmsst import errors
+from vmsst.files import progress_bar
 from vmsst.text import length_limits
 
 
@@ -105,7 +105,7 @@ def encode_windows(
     progress: Show a progress bar; None: on a terminal only.
   """
   disable = None if progress is None else not progress
-  with tqdm.tqdm(total=total, initial=done, unit=unit, desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=total, initial=done, unit=unit, desc=title, disable=disable) as bar:
     for window in windows(texts, size):
       yield embed(window)
       bar.update(len(window))
