@@ -7,7 +7,6 @@ limit; every step, batch or block of work calls `alive`, as progress bars do at 
 import contextlib
 import faulthandler
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -42,11 +41,15 @@ def watching(command: str, minutes: float) -> Iterator[None]:
     yield
     return
   ended = threading.Event()
+  try:
+    stderr = os.dup(2)  # it may be redirected later
+  except OSError:  # closed
+    stderr = os.open(os.devnull, os.O_WRONLY)
 
   def watch() -> None:
     while not ended.wait(limit_s / _POLLS):
       if time.monotonic() - _last_sign > limit_s:
-        _end(command, limit_s / 60)
+        _end(command, limit_s / 60, stderr)
 
   alive()
   threading.Thread(target=watch, name="watchdog", daemon=True).start()
@@ -54,6 +57,7 @@ def watching(command: str, minutes: float) -> Iterator[None]:
     yield
   finally:
     ended.set()
+    os.close(stderr)
 
 
 def _limit(minutes: float) -> float:
@@ -67,16 +71,15 @@ def _limit(minutes: float) -> float:
   return given
 
 
-def _end(command: str, minutes: float) -> None:
+def _end(command: str, minutes: float, stderr: int) -> None:
   """Prints the stack traces of all threads and a message, and ends the process at once."""
-  stream = sys.__stderr__
-  if stream is not None:
-    faulthandler.dump_traceback(stream, all_threads=True)
-    print(
+  try:
+    faulthandler.dump_traceback(stderr, all_threads=True)
+    message = (
       f"{command}: error: no progress for {minutes:g} minutes, so the process was ended; the stack "
       f"traces above show where it waited. Rerun the same command to resume; {VARIABLE} sets "
-      "another limit, 0 none",
-      file=stream,
-      flush=True,
+      "another limit, 0 none\n"
     )
-  os._exit(1)
+    os.write(stderr, message.encode())
+  finally:
+    os._exit(1)
