@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,6 +15,8 @@ from vmsst.units.base import Unit
 
 ATTEMPTS = 4
 """How often a task is tried if its worker or its node dies."""
+
+_REACH_SECONDS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +81,23 @@ def _connected(address: str | None) -> Any:
     ) from None
   if not ray.is_initialized():
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
     try:
+      _reach(address)
       ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError, ImportError, OSError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
       raise errors.InputError(
-        f"no Ray cluster at {address or os.environ.get('RAY_ADDRESS', 'this machine')}: "
-        f"{_reason(error)}; start it (ray start), or give another address"
+        f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
+        "or give another address"
       ) from None
   return ray
+
+
+def _reach(address: str | None) -> None:
+  """Raises OSError if nothing answers at an address: Ray itself waits for a long time."""
+  host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+  if host and port.isdecimal():
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
 
 
 def _room(ray: Any, gpus: int) -> int:
