@@ -81,28 +81,29 @@ def cpu_seconds() -> float:
 
 def measure_build(root: str, workers: int) -> dict[str, Any]:
   """Builds from the releases in a folder and returns times and memory."""
-  from vmsst.tasks.opus import cleaning, decontamination, pipeline, recipes, runner
+  from vmsst.tasks.opus import cleaning, decontamination, pipeline, recipes
+  from vmsst.units import local
 
   texts = pathlib.Path(root, "held_out.txt").read_text(encoding="utf-8").splitlines()
   held = decontamination.EvaluationSentences.of(("made-up", text) for text in texts)
-  local = runner.local(workers, progress=False)
   stages = {}
 
-  def timed(title: str, units: Any) -> None:
-    start, cpu_start = time.perf_counter(), cpu_seconds()
-    local(title, units)
-    stages[title] = {
-      "seconds": time.perf_counter() - start,
-      "cpu_seconds": cpu_seconds() - cpu_start,
-      "units": len(units),
-    }
+  class Timed(local.Local):
+    def work(self, title: str, units: Any) -> Any:
+      start, cpu_start = time.perf_counter(), cpu_seconds()
+      yield from super().work(title, units)
+      stages[title] = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": cpu_seconds() - cpu_start,
+        "units": len(units),
+      }
 
   recipe = recipes.Recipe(
     "made_up", unlisted=True, cleaning=cleaning.Cleaning(), validation=recipes.Validation(0.001)
   )
   with tempfile.TemporaryDirectory() as work:
     start = time.perf_counter()
-    report = pipeline.build(recipe, os.path.join(root, "opus"), held, work, timed)
+    report = pipeline.build(recipe, os.path.join(root, "opus"), held, work, Timed(workers))
     seconds = time.perf_counter() - start
     work_bytes = sum(path.stat().st_size for path in pathlib.Path(work).rglob("*.*"))
   usage = {

@@ -24,6 +24,7 @@ LAYERS = [
   "vmsst.padding",
   "vmsst.sharding",
   "vmsst.files",
+  "vmsst.units",
   "vmsst.bitext",
   "vmsst.text",
   "vmsst.networks",

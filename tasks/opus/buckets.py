@@ -12,7 +12,7 @@ Files are written atomically. Their pages have checksums, which are verified whe
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,8 +103,16 @@ def write_table(path: str, rows: pa.Table) -> None:
     file.write_table(rows, row_group_size=_GROUP_ROWS)
 
 
-def read(path: str, schema: pa.Schema, bucket: int = 0) -> Iterator[pa.Table]:
+def read(
+  path: str, schema: pa.Schema, bucket: int = 0, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
   """Yields the rows of a bucket in the order in which they were written, one row group at a time.
+
+  Args:
+    path: The file.
+    schema: Its columns.
+    bucket: Number of the bucket.
+    columns: Names of the columns to read; None: all.
 
   Raises:
     InputError: the file is damaged.
@@ -116,7 +124,7 @@ def read(path: str, schema: pa.Schema, bucket: int = 0) -> Iterator[pa.Table]:
         raise ValueError("other columns")
       count = int(file.schema_arrow.metadata[_COUNT])
       for group in range(bucket, file.num_row_groups, count):
-        yield file.read_row_group(group, use_threads=False)
+        yield file.read_row_group(group, columns, use_threads=False)
   except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
     if getattr(error, "errno", None):
       raise

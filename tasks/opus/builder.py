@@ -17,7 +17,7 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -25,7 +25,8 @@ from tensorflow_datasets.core import dataset_builder, file_adapters
 
 from vmsst import errors
 from vmsst.files import atomic_files
-from vmsst.tasks.opus import card, decontamination, pipeline, recipes, runner, shards
+from vmsst.tasks.opus import card, decontamination, pipeline, recipes, shards
+from vmsst.units import beam, engines, local
 
 DATA_CARD = "DATA_CARD.md"
 
@@ -49,8 +50,8 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     held_out: Folder of evaluation sets; None: `evaluation` in the `manual_dir` of TFDS.
     work: Folder for intermediate files, which are kept for other recipes. None: a folder next to
       the dataset, which is removed at the end.
-    workers: Processes on this machine. With `beam_runner` in the DownloadConfig of TFDS, Beam
-      workers do the work instead; they must see the same files.
+    engine: Where to do the work; see `vmsst.units`. None: the Beam runner in the DownloadConfig of
+      TFDS, or one process per core.
     bucket_bytes: See `pipeline.build`.
     **kwargs: See `tfds.core.DatasetBuilder`.
   """
@@ -73,7 +74,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     releases: str | None = None,
     held_out: str | None = None,
     work: str | None = None,
-    workers: int | None = None,
+    engine: engines.Engine | None = None,
     bucket_bytes: int = pipeline.BUCKET_BYTES,
     **kwargs: Any,
   ):
@@ -81,7 +82,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     self._releases = releases
     self._held_out = held_out
     self._work = work
-    self._workers = workers or os.cpu_count() or 1
+    self._engine = engine
     self._bucket_bytes = bucket_bytes
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -104,15 +105,15 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
       raise errors.InputError(f"file format {self.info.file_format}: only tfrecord is supported")
     recipe = recipes.load(self.builder_config.recipe or self.builder_config.name)
     work = self._work or self._own_work(recipe.name)
-    run = runner.local(self._workers)
-    if download_config.beam_runner or download_config.beam_options:
-      run = runner.beam(download_config.beam_runner, download_config.beam_options or ())
+    engine = self._engine
+    if engine is None and (download_config.beam_runner or download_config.beam_options):
+      engine = beam.Beam(download_config.beam_runner, download_config.beam_options or ())
     report = pipeline.build(
       recipe,
       self._releases or os.fspath(dl_manager.manual_dir / "opus"),
       _evaluation_sentences(self._held_out or os.fspath(dl_manager.manual_dir / "evaluation")),
       work,
-      run,
+      engine or local.Local(os.cpu_count() or 1),
       name=self.name,
       bucket_bytes=self._bucket_bytes,
     )
@@ -175,9 +176,7 @@ def build(
   output: str,
   *,
   work: str | None = None,
-  workers: int | None = None,
-  beam_runner: str | None = None,
-  beam_options: Sequence[str] = (),
+  engine: engines.Engine | None = None,
 ) -> str:
   """Builds a dataset unless it exists; returns its folder.
 
@@ -187,9 +186,7 @@ def build(
     evaluation: Folder of evaluation sets, whose sentences are excluded.
     output: The `data_dir` of TFDS.
     work: See `OpusBitext`.
-    workers: See `OpusBitext`.
-    beam_runner: Name of a Beam runner; None: processes on this machine.
-    beam_options: Flags of Beam.
+    engine: See `OpusBitext`.
 
   Raises:
     InputError: see `pipeline.build`; or another recipe has the same name.
@@ -205,10 +202,10 @@ def build(
   builder = OpusBitext(
     config=config,
     data_dir=os.path.abspath(output),
-    releases=releases,
+    releases=os.path.abspath(releases),  # Workers may have another working directory.
     held_out=evaluation,
-    work=work,
-    workers=workers,
+    work=None if work is None else os.path.abspath(work),
+    engine=engine,
   )
   if builder.is_prepared():
     if builder.info.metadata.get("recipe") != loaded.digest:
@@ -220,9 +217,7 @@ def build(
     return builder.data_dir
   with _no_new_metadata(pathlib.Path(builder.data_dir).parents[1]):
     builder.download_and_prepare(
-      download_config=tfds.download.DownloadConfig(
-        beam_runner=beam_runner, beam_options=beam_options, try_download_gcs=False
-      )
+      download_config=tfds.download.DownloadConfig(try_download_gcs=False)
     )
   builder.remove_remains(loaded.name)
   return builder.data_dir

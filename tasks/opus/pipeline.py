@@ -19,7 +19,8 @@ import numpy as np
 from vmsst import errors
 from vmsst.bitext import formats
 from vmsst.files import atomic_files
-from vmsst.tasks.opus import decontamination, recipes, records, releases, runner, stages
+from vmsst.tasks.opus import decontamination, recipes, records, releases, stages
+from vmsst.units import base, engines
 
 BUCKET_BYTES = 64 << 20
 """Approximate bytes of text in a bucket before cleaning."""
@@ -71,7 +72,7 @@ def build(
   root: str,
   held: decontamination.EvaluationSentences,
   work: str,
-  run: runner.RunUnits,
+  engine: engines.Engine,
   *,
   name: str = "opus_bitext",
   bucket_bytes: int = BUCKET_BYTES,
@@ -84,7 +85,7 @@ def build(
     held: Sentences to exclude.
     work: Folder for intermediate files. If other recipes use it later, they do not clean the same
       files again.
-    run: Runs units: `runner.local(...)` or `runner.beam(...)`.
+    engine: Where to do the units; see `vmsst.units`.
     name: Prefix of the names of the shards.
     bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
@@ -101,20 +102,20 @@ def build(
     )
   with _locked(work):
     atomic_files.remove_partial(work)
-    clean_units = _clean(recipe, wanted, held, work, run, bucket_bytes)
-    merge_units = _merge(recipe, clean_units, work, run)
+    clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
+    merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)
     cuts = recipes.plan(recipe, ranks)
     sources = [(release.name, release.size) for release in wanted]
     configuration = _sha256([stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes])
     folder = os.path.join(work, f"shards.{configuration[:16]}")
-    splits = _write(merge_units, ranks, cuts, os.path.join(folder, name), run)
+    splits = _write(merge_units, ranks, cuts, os.path.join(folder, name), engine)
   return Report(
     recipe=recipe,
     root=root,
     releases=wanted,
     left_out=left_out,
-    cleaned={unit.release.name: stages.result(unit) or {} for unit in clean_units},
+    cleaned={unit.release.name: base.result(unit) or {} for unit in clean_units},
     merged=merged,
     taken={cell: _taken(cuts[cell], parts) for cell, parts in ranks.items()},
     goals=recipes.goals(recipe, ranks, cuts),
@@ -143,7 +144,7 @@ def _clean(
   wanted: Sequence[records.Release],
   held: decontamination.EvaluationSentences,
   work: str,
-  run: runner.RunUnits,
+  engine: engines.Engine,
   bucket_bytes: int,
 ) -> list[stages.Clean]:
   """Cleans the releases, the largest first, so that all workers finish at about the same time."""
@@ -169,7 +170,7 @@ def _clean(
     )
     for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
   ]
-  run("clean", units)
+  engines.run("clean", units, engine)
   return units
 
 
@@ -179,7 +180,7 @@ def _text_bytes(release: records.Release) -> int:
 
 
 def _merge(
-  recipe: recipes.Recipe, cleaned: Sequence[stages.Clean], work: str, run: runner.RunUnits
+  recipe: recipes.Recipe, cleaned: Sequence[stages.Clean], work: str, engine: engines.Engine
 ) -> dict[str, list[stages.Merge]]:
   """Merges the cleaned releases; returns units by language pair, one per bucket."""
   ordered = sorted(cleaned, key=lambda unit: (recipe.order(unit.release.corpus), unit.release.name))
@@ -198,7 +199,7 @@ def _merge(
       )
       for bucket in range(own[0].buckets)
     ]
-  run("merge", [unit for own in units.values() for unit in own])
+  engines.run("merge", [unit for own in units.values() for unit in own], engine)
   return units
 
 
@@ -214,7 +215,7 @@ def _ranks(
   with atomic_files.atomic_file(path, shared=True) as stream:
     for pair, own in units.items():
       for unit in own:
-        counts = stages.result(unit) or {}
+        counts = base.result(unit) or {}
         stream.write(stages.load_ranks(unit).tobytes())
         for corpus in unit.corpora:
           kept = counts[corpus][stages.KEPT]
@@ -236,7 +237,7 @@ def _reasons(cleaned: Sequence[stages.Clean]) -> str:
   counts: collections.Counter[str] = collections.Counter()
   faults = []
   for unit in cleaned:
-    made = stages.result(unit) or {"counts": {}, "faults": []}
+    made = base.result(unit) or {"counts": {}, "faults": []}
     counts.update(made["counts"])
     faults += made["faults"]
   found = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
@@ -248,7 +249,7 @@ def _write(
   ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
   cuts: Mapping[recipes.Cell, recipes.Cut],
   shards: str,
-  run: runner.RunUnits,
+  engine: engines.Engine,
 ) -> dict[str, list[dict[str, Any]]]:
   """Writes all shards; returns their paths, sizes and hashes by split."""
   planned: dict[str, list[stages.Write]] = {}
@@ -265,9 +266,9 @@ def _write(
         )
         for place, merged in enumerate(inputs)
       ]
-  run("write", [unit for own in planned.values() for unit in own])
+  engines.run("write", [unit for own in planned.values() for unit in own], engine)
   return {
-    split: [{"path": unit.path, **(stages.result(unit) or {})} for unit in own]
+    split: [{"path": unit.path, **(base.result(unit) or {})} for unit in own]
     for split, own in sorted(planned.items())
   }
 

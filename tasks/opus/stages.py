@@ -1,8 +1,6 @@
 """Stages of a build, in units of one file, bucket or shard: clean, merge, write.
 
-A unit is a frozen description of work that can be sent to any process with access to the same
-files. `run_unit` does it unless its result exists, so that builds resume after interruption. The
-same unit makes the same bytes wherever it runs.
+`engines.run` does those whose result is missing, so that builds resume after interruption.
 
     cleaned = [stages.Clean(release, ...) for release in releases]      # one per file
     merged = [stages.Merge(bucket=i, inputs=cleaned, ...) for i in range(count)]
@@ -10,12 +8,10 @@ same unit makes the same bytes wherever it runs.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import heapq
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,6 +23,7 @@ import pyarrow.compute as pc
 from vmsst.bitext import formats
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import buckets, cleaning, decontamination, records, releases, shards
+from vmsst.units import base
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
@@ -39,7 +36,7 @@ FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Clean:
+class Clean(base.Unit):
   """Reads, normalizes and filters one release.
 
   Attributes:
@@ -118,7 +115,7 @@ class Cleaned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Merge:
+class Merge(base.Unit):
   """Removes duplicates in one bucket of a language pair, and shuffles the rest.
 
   Keeps the first of several pairs with the same key: from the earlier input, then the earlier row.
@@ -127,7 +124,7 @@ class Merge:
     inputs: The cleaned releases of the pair, in order of precedence.
     bucket: Number of the bucket.
     seed: Seed of the random order.
-    path: Output file; there is another at `ranks_path`.
+    path: Output file.
   """
 
   inputs: tuple[Cleaned, ...]
@@ -146,16 +143,8 @@ class Merge:
     """The corpora of the inputs; the tag of a row is the index of its corpus."""
     return tuple(dict.fromkeys(each.corpus for each in self.inputs))
 
-  @property
-  def ranks_path(self) -> str:
-    """File of the ranks of the rows: ascending for the first corpus, then for the second, ..."""
-    return f"{self.path}.ranks.npy"
-
-  def __str__(self) -> str:
-    return self.path
-
   def make(self) -> dict[str, Any]:
-    """Makes the files; returns counts by corpus: rows, duplicates, and kept rows."""
+    """Makes the file; returns counts by corpus: rows, duplicates, and kept rows."""
     corpora = self.corpora
     tables, tags = [buckets.CLEANED.empty_table()], [0]
     for each in self.inputs:
@@ -177,8 +166,6 @@ class Merge:
     tags_K = tags_N[kept_K]
     merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
     buckets.write_table(self.path, pa.table(merged, buckets.MERGED))
-    with atomic_files.atomic_file(self.ranks_path, shared=True) as stream:
-      np.save(stream, ranks_K[np.argsort(tags_K, kind="stable")])
 
     def of_corpus(tags: np.ndarray) -> list[int]:
       return np.bincount(tags, minlength=len(corpora)).tolist()
@@ -215,8 +202,13 @@ def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: 
 
 
 def load_ranks(unit: Merge) -> np.ndarray:
-  """Returns the ranks of a merged bucket, uint64 [N]; see `Merge.ranks_path`."""
-  return np.load(unit.ranks_path, allow_pickle=False)
+  """Returns the ranks of a merged bucket, uint64 [N]: ascending in each corpus, in their order."""
+  rows = list(buckets.read(unit.path, buckets.MERGED, columns=["rank", "tag"]))
+  ranks_N, tags_N = (
+    np.concatenate([np.empty(0, kind), *(table[name].to_numpy() for table in rows)])
+    for name, kind in (("rank", np.uint64), ("tag", np.uint16))
+  )
+  return ranks_N[np.argsort(tags_N, kind="stable")]
 
 
 Bounds = tuple[tuple[str, int, int], ...]
@@ -224,7 +216,7 @@ Bounds = tuple[tuple[str, int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Write:
+class Write(base.Unit):
   """Writes one shard of a split: rows of merged buckets, by rank.
 
   Attributes:
@@ -246,9 +238,6 @@ class Write:
     """Hash of everything that the output depends on."""
     inputs = [each.key for each in self.inputs]
     return _digest("write", inputs, self.bounds, self.source_language, self.target_language)
-
-  def __str__(self) -> str:
-    return self.path
 
   def make(self) -> dict[str, Any]:
     """Makes the file; returns the number of rows, the bytes of the records, and the file hash."""
@@ -288,38 +277,6 @@ class Write:
       )
 
 
-Unit = Clean | Merge | Write
-
-
-def run_unit(unit: Unit) -> None:
-  """Does the work of a unit and writes its result next to its file, unless both exist."""
-  if result(unit) is not None:
-    return
-  path = _result_path(unit)
-  with contextlib.suppress(FileNotFoundError):
-    os.remove(path)  # It is not valid for the new file.
-  made = unit.make()
-  saved = {"key": unit.key, "bytes": os.path.getsize(unit.path), "made": made}
-  with atomic_files.atomic_file(path, shared=True) as stream:
-    stream.write(json.dumps(saved, ensure_ascii=False).encode())
-
-
-def result(unit: Unit) -> dict[str, Any] | None:
-  """Returns the saved result of a unit; None if it is not done, or was done with other input."""
-  try:
-    with open(_result_path(unit), "rb") as stream:
-      saved = json.load(stream)
-    if saved["key"] == unit.key and saved["bytes"] == os.path.getsize(unit.path):
-      return saved["made"]
-  except (FileNotFoundError, ValueError, KeyError, TypeError):
-    pass
-  return None
-
-
-def _result_path(unit: Unit) -> str:
-  return f"{unit.path}.json"
-
-
 @functools.lru_cache(maxsize=1)
 def _held_out(path: str, digest: str) -> decontamination.EvaluationSentences:
   """Returns the sentences to exclude; a process loads them once."""
@@ -328,5 +285,4 @@ def _held_out(path: str, digest: str) -> decontamination.EvaluationSentences:
 
 
 def _digest(*parts: object) -> str:
-  content = json.dumps([FORMAT, *parts], ensure_ascii=False, sort_keys=True)
-  return hashlib.sha256(content.encode()).hexdigest()[:32]
+  return base.digest(FORMAT, *parts)

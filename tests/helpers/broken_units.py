@@ -5,6 +5,7 @@ import os
 import signal
 
 from vmsst.tasks.opus import buckets, stages
+from vmsst.units import base
 
 
 class KilledClean(stages.Clean):
@@ -22,7 +23,7 @@ def killed(unit):
 
 
 @dataclasses.dataclass(frozen=True)
-class Failing:
+class Failing(base.Unit):
   """A unit that fails."""
 
   path: str

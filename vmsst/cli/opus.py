@@ -1,10 +1,9 @@
 """`vmsst data build`: builds a training dataset from OPUS releases on disk."""
 
 import argparse
-import shlex
 
 from vmsst import errors
-from vmsst.cli import command
+from vmsst.cli import engines
 from vmsst.cli.command import Command
 
 
@@ -35,23 +34,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     help="folder for intermediate files, kept for other recipes (default: a folder in --output, "
     "removed at the end)",
   )
-  add(
-    "--workers",
-    type=command.at_least_1,
-    metavar="N",
-    help="number of processes on this machine (default: one per core)",
-  )
-  add(
-    "--runner",
-    metavar="NAME",
-    help="Apache Beam runner, such as DirectRunner or FlinkRunner, instead of local processes",
-  )
-  add(
-    "--beam-options",
-    default="",
-    metavar="FLAGS",
-    help='Beam flags in one argument: --beam-options="--parallelism=8 --flink_master=..."',
-  )
+  engines.add_arguments(parser, local_workers=None, gpus=False)
 
 
 def _build(args: argparse.Namespace) -> None:
@@ -64,9 +47,7 @@ def _build(args: argparse.Namespace) -> None:
     args.held_out,
     args.output,
     work=args.work,
-    workers=args.workers,
-    beam_runner=args.runner,
-    beam_options=shlex.split(args.beam_options),
+    engine=engines.chosen(args),
   )
   print(f"{folder}: described in {builder.DATA_CARD}")
 

@@ -8,6 +8,7 @@ import tensorflow_datasets as tfds
 
 from vmsst import cli, errors
 from vmsst.tasks.opus import builder, pipeline, shards
+from vmsst.units import local
 
 pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
   "ignore:label.. is deprecated:DeprecationWarning"
@@ -35,7 +36,7 @@ def tree(tmp_path):
 
 
 def _build(tree, recipe=None, output="tfds", **options):
-  options = {"workers": 1, **options}
+  options = {"engine": local.Local(), **options}
   folders = [str(tree / name) for name in ("opus", "evaluation", output)]
   return builder.build(recipe or str(tree / "mine.yaml"), *folders, **options)
 
@@ -115,7 +116,9 @@ def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
 
 def test_tfds_builds_a_recipe_of_the_package_from_its_manual_dir(tree):
   assert set(builder.OpusBitext.builder_configs) == {"vmsst", "ems", "soft_contrastive"}
-  made = builder.OpusBitext(config="vmsst", data_dir=tree / "tfds", workers=1, work=tree / "work")
+  made = builder.OpusBitext(
+    config="vmsst", data_dir=tree / "tfds", engine=local.Local(), work=tree / "work"
+  )
   config = tfds.download.DownloadConfig(manual_dir=tree, try_download_gcs=False)
   made.download_and_prepare(download_config=config)
   assert {"train_deu_eng", "train_eng_tur"} <= set(made.info.splits)

@@ -1,0 +1,99 @@
+"""Small units of work, for workers in processes of their own."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import signal
+import time
+
+from vmsst import errors
+from vmsst.files import atomic_files
+from vmsst.units import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Square(base.Unit):
+  """Writes the square of a number, and who did it."""
+
+  number: int
+  path: str
+
+  @functools.cached_property
+  def key(self):
+    return base.digest("square", self.number)
+
+  def make(self):
+    with atomic_files.atomic_file(self.path, shared=True) as stream:
+      stream.write(str(self.number**2).encode())
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"square": self.number**2, "process": os.getpid(), "gpus": gpus}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fatal(Square):
+  """Kills its process, every time or only the first time."""
+
+  once: bool = True
+
+  def make(self):
+    tried = pathlib.Path(f"{self.path}.tried")
+    if not self.once or not tried.exists():
+      tried.touch()
+      os.kill(os.getpid(), signal.SIGKILL)
+    return super().make()
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing(Square):
+  """Raises an error."""
+
+  def make(self):
+    raise OSError(28, "No space left on device")
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged(base.StagedUnit):
+  """Squares in three stages, each of which takes some time and is noted in a log."""
+
+  number: int
+  path: str
+  log: str = ""
+  fails_in: str = ""
+  seconds: float = 0.0
+
+  @functools.cached_property
+  def key(self):
+    return base.digest("staged", self.number)
+
+  def _stage(self, name):
+    if self.fails_in == name:
+      raise errors.InputError(f"{name} went wrong")
+    time.sleep(self.seconds)
+    if self.log:
+      with open(self.log, "a", encoding="utf-8") as stream:
+        stream.write(f"{name} {self.number}\n")
+
+  def read(self):
+    self._stage("read")
+    return self.number
+
+  def compute(self, prepared):
+    self._stage("compute")
+    return prepared**2
+
+  def write(self, computed):
+    self._stage("write")
+    with atomic_files.atomic_file(self.path, shared=True) as stream:
+      stream.write(str(computed).encode())
+    return {"square": computed}
+
+
+def squares(folder, count, kind=Square, **options):
+  """Units of the numbers below `count`."""
+  return [kind(n, str(pathlib.Path(folder, f"{n}.txt")), **options) for n in range(count)]
+
+
+def contents(folder):
+  """Contents of the output files, by name."""
+  return {path.name: path.read_text() for path in pathlib.Path(folder).glob("*.txt")}

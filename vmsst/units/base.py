@@ -1,0 +1,192 @@
+"""A unit of work: a description that any process can carry out, with one file as its output.
+
+    @dataclasses.dataclass(frozen=True)
+    class Count(base.Unit):
+      text: str
+      path: str
+
+      @functools.cached_property
+      def key(self):
+        return base.digest("count", checksums.of_file(self.text))
+
+      def make(self):
+        lines = len(pathlib.Path(self.text).read_text().splitlines())
+        atomic_files.write_text(self.path, str(lines))
+        return {"lines": lines}
+
+`engines.run("count", [Count(...), ...], local.Local(workers=4))` makes the files that are missing.
+What `make` returns is stored next to the file, with the key; `result` reads it.
+"""
+
+import abc
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vmsst import errors
+from vmsst.files import atomic_files
+
+RESUME = "finished files are kept; fix this and rerun the same command to resume"
+
+
+class Unit(abc.ABC):
+  """The base of frozen dataclasses that describe work; they must be picklable.
+
+  A unit makes the same bytes wherever and however often it is made, even twice at the same time.
+
+  Attributes:
+    path: Output file; a unit writes it atomically, with a temporary name of its own
+      (`atomic_files.atomic_file(path, shared=True)`).
+  """
+
+  path: str
+
+  @property
+  @abc.abstractmethod
+  def key(self) -> str:
+    """Hash of everything that the output depends on; see `digest`."""
+
+  @abc.abstractmethod
+  def make(self) -> dict[str, Any]:
+    """Writes the file; returns facts about it that are kept, as for JSON."""
+
+  def __str__(self) -> str:
+    """Names the unit in messages."""
+    return self.path
+
+
+class StagedUnit(Unit):
+  """A unit in three stages, which overlap with those of the units before and after it.
+
+  Other threads call `read` of the next unit and `write` of the one before during `compute`.
+  """
+
+  @abc.abstractmethod
+  def read(self) -> Any:
+    """Reads and prepares the input."""
+
+  @abc.abstractmethod
+  def compute(self, prepared: Any) -> Any:
+    """Computes the output from what `read` has returned, in the calling thread."""
+
+  @abc.abstractmethod
+  def write(self, computed: Any) -> dict[str, Any]:
+    """Writes the file from what `compute` has returned; returns facts, as `make` does."""
+
+  def make(self) -> dict[str, Any]:
+    """Does all three stages."""
+    return self.write(self.compute(self.read()))
+
+
+def digest(*parts: object) -> str:
+  """Returns a hash of JSON values, for keys."""
+  content = json.dumps(parts, ensure_ascii=False, sort_keys=True)
+  return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def result(unit: Unit) -> dict[str, Any] | None:
+  """Returns what a unit has stored; None if it is not done, or was done with other input."""
+  saved = _saved(unit)
+  if saved.get("key") == unit.key:
+    with contextlib.suppress(FileNotFoundError, KeyError):
+      if saved["bytes"] == os.path.getsize(unit.path):
+        return saved["made"]
+  return None
+
+
+def result_path(path: str) -> str:
+  """Returns the file of the result of a unit with the output `path`."""
+  return f"{path}.json"
+
+
+def do(title: str, units: Sequence[Unit]) -> Iterator[Unit]:
+  """Does units in this process, in order, unless they are done; yields each that is done.
+
+  Raises:
+    InputError: a unit failed for a reason outside the program; the message names the unit.
+  """
+  todo = []
+  for unit in units:
+    if result(unit) is None:
+      todo.append(unit)
+    else:
+      yield unit
+  staged = [unit for unit in todo if isinstance(unit, StagedUnit)]
+  yield from _do_staged(title, staged)
+  for unit in todo:
+    if not isinstance(unit, StagedUnit):
+      with naming(title, unit):
+        _store(unit, unit.make)
+      yield unit
+
+
+def _do_staged(title: str, units: Sequence[StagedUnit]) -> Iterator[Unit]:
+  """Does units; reads one ahead and writes one behind, so that at most three are in memory."""
+  if not units:
+    return
+  behind: tuple[StagedUnit, concurrent.futures.Future[None]] | None = None
+  with (
+    concurrent.futures.ThreadPoolExecutor(1, "read") as reader,
+    concurrent.futures.ThreadPoolExecutor(1, "write") as writer,
+  ):
+    reading = reader.submit(units[0].read)
+    for unit, after in zip(units, [*units[1:], None], strict=True):
+      with naming(title, unit):
+        prepared = reading.result()
+        if after is not None:
+          reading = reader.submit(after.read)
+        computed = unit.compute(prepared)
+      del prepared
+      if behind is not None:
+        yield _written(title, *behind)
+      write = functools.partial(unit.write, computed)
+      behind = unit, writer.submit(_store, unit, write)
+      del computed, write
+    if behind is not None:
+      yield _written(title, *behind)
+
+
+def _written(title: str, unit: Unit, writing: "concurrent.futures.Future[None]") -> Unit:
+  with naming(title, unit):
+    writing.result()
+  return unit
+
+
+def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
+  """Makes a unit's file and writes its result next to it."""
+  path = result_path(unit.path)
+  if _saved(unit).get("key") != unit.key:
+    # It is not valid for the new file. One with this key may come from the same unit elsewhere.
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(path)
+  made = make()
+  saved = {"key": unit.key, "bytes": os.path.getsize(unit.path), "made": made}
+  with atomic_files.atomic_file(path, shared=True) as stream:
+    stream.write(json.dumps(saved, ensure_ascii=False).encode())
+
+
+def _saved(unit: Unit) -> dict[str, Any]:
+  try:
+    with open(result_path(unit.path), "rb") as stream:
+      saved = json.load(stream)
+  except (FileNotFoundError, ValueError):
+    return {}
+  return saved if isinstance(saved, dict) else {}
+
+
+@contextlib.contextmanager
+def naming(title: str, unit: Unit) -> Iterator[None]:
+  """Turns errors with an outside cause into one that names the unit."""
+  try:
+    yield
+  except (errors.InputError, OSError) as error:
+    raise errors.InputError(f"{title} of {unit}: {error}; {RESUME}") from None
+  except MemoryError:
+    raise errors.InputError(
+      f"{title} of {unit}: out of memory (use fewer workers); {RESUME}"
+    ) from None
