@@ -88,6 +88,6 @@ def test_embed(nodes, tmp_path, fault):
     (tmp_path / folder).mkdir()
     embed_lines.make_encoder(tmp_path / folder / "encoder")
     for name in ("a.txt.gz", "b.txt"):
-      line_files.write_lines(tmp_path / folder / name, embed_lines.make_lines(80_000))
+      line_files.write_lines(tmp_path / folder / name, embed_lines.make_lines(45_000))
   argv = ["embed", "encoder", "a.txt.gz", "b.txt", "out/vectors"]
   check(nodes, argv, tmp_path / "whole", tmp_path / "disturbed", fault, "vectors-*.npy.json")
