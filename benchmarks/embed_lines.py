@@ -28,7 +28,7 @@ import measure
 import numpy as np
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_WINDOW = 1 << 14
+_SHARD_LINES = 1 << 14
 
 
 def make_lines(count: int) -> Iterator[str]:
@@ -38,7 +38,7 @@ def make_lines(count: int) -> Iterator[str]:
     yield "" if number % 97 == 96 else " ".join(_WORDS[int(digit)] for digit in digits)
 
 
-def make_encoder(folder: pathlib.Path) -> None:
+def make_encoder(folder: pathlib.Path, layers: int = 1, width: int = 64) -> None:
   """Writes a small encoder with random weights in the format of `vmsst export safetensors`."""
   import jax
   import jax.numpy as jnp
@@ -50,9 +50,14 @@ def make_encoder(folder: pathlib.Path) -> None:
   from vmsst.text import vocabularies
 
   config = t5.T5Config(
-    vocab_size=259, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=64, num_encoder_layers=1
+    vocab_size=259,
+    emb_dim=width,
+    num_heads=width // 32,
+    head_dim=32,
+    mlp_dim=width,
+    num_encoder_layers=layers,
   )
-  network = sentence_encoder.SentenceEncoder(config, 64, head=False)
+  network = sentence_encoder.SentenceEncoder(config, width, head=False)
 
   class Model:
     sentence_encoder = network
@@ -66,11 +71,9 @@ def make_encoder(folder: pathlib.Path) -> None:
   save_file({name: np.asarray(value) for name, value in flat.items()}, folder / "model.safetensors")
 
 
-def done_lines(folder: pathlib.Path) -> int:
-  try:
-    return json.loads((folder / "vectors.json").read_text(encoding="utf-8"))["done"]
-  except FileNotFoundError:
-    return 0
+def done_lines(folder: pathlib.Path, total: int) -> int:
+  """Returns an estimate of the number of lines whose vectors are stored."""
+  return min(total, _SHARD_LINES * len(list(folder.glob("vectors-*.npy"))))
 
 
 def embed(
@@ -84,7 +87,7 @@ def embed(
   for limit in [*limits, None]:
     with subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) as process:
       while process.poll() is None:
-        done = done_lines(out)
+        done = done_lines(out, total)
         samples.append((done, measure.resident_bytes(process.pid)))
         if limit is not None and done >= limit:
           process.send_signal(signal.SIGKILL)
@@ -102,9 +105,9 @@ def wrong_lines(folder: pathlib.Path, count: int) -> int:
   encoder, wrong = vmsst.load(folder / "encoder"), 0
   vectors = vector_store.open_vectors(folder / "vectors")
   lines = make_lines(count)
-  for start in range(0, count, _WINDOW):
-    expected_BD = encoder.encode(itertools.islice(lines, _WINDOW), progress=False, on_cut=None)
-    found_BD = vectors[start : start + _WINDOW]
+  for start in range(0, count, _SHARD_LINES):
+    expected_BD = encoder.encode(itertools.islice(lines, _SHARD_LINES), progress=False, on_cut=None)
+    found_BD = vectors[start : start + _SHARD_LINES]
     wrong += int((np.abs(found_BD - expected_BD).max(axis=1) > 1e-4).sum())
   return wrong + abs(len(vectors) - count)
 
@@ -122,7 +125,7 @@ def main() -> None:
     make_encoder(folder / "encoder")
     samples, seconds = embed(folder, text, options.lines, options.kills)
     wrong = wrong_lines(folder, options.lines)
-  early = max(size for done, size in samples if done <= max(options.lines // 10, _WINDOW))
+  early = max(size for done, size in samples if done <= max(options.lines // 10, _SHARD_LINES))
   peak = max(size for _, size in samples)
   print(
     json.dumps(

@@ -234,7 +234,7 @@ def _read_vectors(folder: pathlib.Path) -> None:
 
 
 def _resume_vectors(folder: pathlib.Path) -> None:
-  vector_store.Writer(folder, 3, shard_rows=4, settings={"x": 1})
+  vector_store.start(folder, vector_store.Kind(3), [4, 2], {"x": 1})
 
 
 def _npy(array: np.ndarray) -> bytes:

@@ -1,11 +1,12 @@
 """Commands that use a trained encoder: `vmsst embed`, `score`, `mine`, `search`, `translate`."""
 
 import argparse
+import functools
 import json
-import re
 import sys
 from typing import Any
 
+from vmsst.cli import engines
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
 
 _TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
@@ -50,7 +51,12 @@ def _computing_arguments(parser: argparse.ArgumentParser) -> None:
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("encoder", metavar="ENCODER", help=ENCODER_HELP)
-  add("file", metavar="FILE", help=f"{_TEXT_HELP}; - is standard input")
+  add(
+    "file",
+    nargs="+",
+    metavar="FILE",
+    help=f"{_TEXT_HELP}, or several, whose lines follow each other; - is standard input",
+  )
   add(
     "out",
     metavar="OUT",
@@ -76,48 +82,58 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     default="npy",
     help="file format; parquet needs pyarrow and cannot be memory-mapped (default: %(default)s)",
   )
-  add(
-    "--part",
-    type=_part,
-    default=(1, 1),
-    metavar="I/N",
-    help="embed only part I of N, such as 2/4: N processes, on any machines, fill OUT together",
-  )
+  add("--part", help=argparse.SUPPRESS)  # of earlier versions
   _computing_arguments(parser)
-
-
-def _part(text: str) -> tuple[int, int]:
-  found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-  if not found or not 1 <= int(found[1]) <= int(found[2]):
-    raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/4")
-  return int(found[1]), int(found[2])
+  engines.add_arguments(parser)
 
 
 def _embed(args: argparse.Namespace) -> None:
   from vmsst import errors
-  from vmsst.files import text_fields
+  from vmsst.files import outputs, text_fields
   from vmsst.inference import loading
   from vmsst.vectors import file_embedding, vector_store
 
+  if args.part:
+    raise errors.InputError(
+      "--part is no longer supported; use --workers N for N processes on this machine, or --engine "
+      "ray for several machines"
+    )
+  engine = engines.chosen(args)
+  single = outputs.STANDARD in (args.out, *args.file)
+  if single and (len(args.file) > 1 or not engine.this_machine):
+    raise errors.InputError(
+      f"{outputs.STANDARD} needs a single FILE, and an engine on this machine; give files and a "
+      "folder"
+    )
+  fields = {args.field or text_fields.default_field(path) for path in args.file}
+  if len(fields) > 1:
+    raise errors.InputError(
+      f"{args.file[0]} and the other files have texts in different fields; give --field"
+    )
+  if not engine.in_process:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # Leaves accelerators to the workers.
   name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
   options = {
-    "field": args.field or text_fields.default_field(args.file),
+    "field": fields.pop(),
     "language": args.language,
     "dtype": args.dtype,
     "file_format": args.format,
     "long_texts": args.long_texts,
     "batch_size": args.batch_size,
   }
-  with local_file(args.file) as path:
-    if args.out == "-":
-      if args.part[1] > 1:
-        raise errors.InputError("--part needs a folder: give one as OUT")
-      file_embedding.embed_to_stream(encoder, path, sys.stdout.buffer, **options)
+  with local_file(args.file[0]) as first:
+    paths = [first, *args.file[1:]]
+    if args.out == outputs.STANDARD:
+      if not engine.in_process:
+        raise errors.InputError(f"{args.out} as OUT needs one local worker; give a folder")
+      file_embedding.embed_to_stream(encoder, paths[0], sys.stdout.buffer, **options)
       return
-    count = file_embedding.embed_file(encoder, path, args.out, name=name, part=args.part, **options)
-  if args.part[1] > 1:
-    print(f"{args.out}: part {args.part[0]} of {args.part[1]}, {count:,} vectors")
-    return
+    load = functools.partial(loading.open_encoder, name, args.compute_dtype)
+    file_embedding.embed_file(
+      encoder, paths, args.out, name=name, engine=engine, load=load, **options
+    )
   count, width = vector_store.open_vectors(args.out).shape
   print(f"{args.out}: {count:,} vectors of width {width}")
 

@@ -1,6 +1,6 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vmsst import errors
 from vmsst.files import input_files, text_files
@@ -33,30 +33,43 @@ def read_texts(path: str, field: str | None = None) -> Iterator[str]:
     InputError: the file cannot be read, or a line lacks the column, or is not a JSON object with a
       string at this key.
   """
-  lines = text_files.read_lines(path)
+  return texts(text_files.read_lines(path), path, field)
+
+
+def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) -> Iterator[str]:
+  """Yields the texts of lines.
+
+  Args:
+    lines: The lines.
+    name: Name of the file, for messages.
+    field: As in `read_texts`.
+    first: Number of the first line.
+
+  Raises:
+    InputError: see `read_texts`.
+  """
   if field is None:
-    return lines
+    return iter(lines)
+  places = ((f"{name}:{number}", line) for number, line in enumerate(lines, first))
   if field.isdecimal():
-    return _column(path, lines, int(field))
-  return _value(path, lines, field)
+    if int(field) < 1:
+      raise errors.InputError(f"{name}: column {field}: columns are counted from 1")
+    return (_column(place, line, int(field)) for place, line in places)
+  return (_value(place, line, field) for place, line in places)
 
 
-def _column(path: str, lines: Iterator[str], column: int) -> Iterator[str]:
-  if column < 1:
-    raise errors.InputError(f"{path}: column {column}: columns are counted from 1")
-  for number, line in enumerate(lines, 1):
-    columns = line.split("\t")
-    if len(columns) < column:
-      raise errors.InputError(
-        f"{path}:{number}: {len(columns)} columns, but the text must be in column {column}"
-      )
-    yield columns[column - 1]
+def _column(place: str, line: str, column: int) -> str:
+  columns = line.split("\t")
+  if len(columns) < column:
+    raise errors.InputError(
+      f"{place}: {len(columns)} columns, but the text must be in column {column}"
+    )
+  return columns[column - 1]
 
 
-def _value(path: str, lines: Iterator[str], key: str) -> Iterator[str]:
-  for number, line in enumerate(lines, 1):
-    record = input_files.parse_json(line, f"{path}:{number}")
-    value = record.get(key) if isinstance(record, dict) else None
-    if not input_files.is_text(value):
-      raise errors.InputError(f"{path}:{number}: not a JSON object with a string {key!r}")
-    yield str(value)
+def _value(place: str, line: str, key: str) -> str:
+  record = input_files.parse_json(line, place)
+  value = record.get(key) if isinstance(record, dict) else None
+  if not input_files.is_text(value):
+    raise errors.InputError(f"{place}: not a JSON object with a string {key!r}")
+  return str(value)

@@ -32,12 +32,48 @@ def read_lines(path: str) -> Iterator[str]:
   """
   with _open(path) as stream:
     chunks = iter(lambda: stream.readline(LINE_BYTES + 1), b"")
-    for number, raw in enumerate(_stream(path, chunks), 1):
-      if len(raw) > LINE_BYTES:
-        raise errors.InputError(
-          f"{path}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
-        )
-      yield _decode(raw, path, number)
+    yield from decoded(_stream(path, chunks), path)
+
+
+def read_raw_lines(path: str, offset: int, size: int) -> Iterator[bytes]:
+  """Yields the lines of a part of a plain file as bytes, with line ends.
+
+  Args:
+    path: The file.
+    offset: Place of the first byte.
+    size: Number of bytes.
+
+  Raises:
+    InputError: the file cannot be read. Lines longer than `LINE_BYTES` are yielded in pieces, which
+      `decoded` refuses.
+  """
+  with _open(path) as stream:
+    stream.seek(offset)
+    end = offset + size
+
+    def line() -> bytes:
+      return stream.readline(min(LINE_BYTES + 1, end - stream.tell()))
+
+    yield from _stream(path, iter(line, b""))
+
+
+def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
+  """Yields the texts of lines, as `read_lines` does.
+
+  Args:
+    raw_lines: The lines, with line ends.
+    name: Name of the file, for messages.
+    first: Number of the first line.
+
+  Raises:
+    InputError: a line is not UTF-8 or too long.
+  """
+  for number, raw in enumerate(raw_lines, first):
+    if len(raw) > LINE_BYTES:
+      raise errors.InputError(
+        f"{name}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+      )
+    yield _decode(raw, name, number)
 
 
 def read_chunks(path: str) -> Iterator[bytes]:

@@ -27,11 +27,30 @@ from vmsst.text.input_texts import Texts
 LongTexts = Literal["cut", "split"]
 Output = Literal["numpy", "jax"]
 Language = str | Sequence[str] | None
+_Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]]
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
 # Batches sent to the device before the first result is fetched.
 _IN_FLIGHT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedTexts:
+  """Texts that `Encoder.prepare` has tokenized.
+
+  Attributes:
+    texts: The texts.
+    ids: Token ids of each, at most `max_length`.
+    long: Indices of the texts that were cut.
+  """
+
+  texts: list[str]
+  ids: list[list[int]]
+  long: list[int]
+
+  def __len__(self) -> int:
+    return len(self.texts)
 
 
 class Translating(Protocol):
@@ -135,9 +154,21 @@ class Encoder:
     copy.__dict__.update(self.__dict__)
     return copy
 
+  def prepare(
+    self, sentences: Texts, *, language: Language = None, prefix: str | None = None
+  ) -> PreparedTexts:
+    """Tokenizes sentences for `encode`, so that it can be done ahead, in another thread.
+
+    Arguments and errors are those of `encode`, which must get the same language and prefix.
+    """
+    texts = input_texts.as_list(sentences)
+    if not (language is None or isinstance(language, str)):
+      language = arguments.languages(language, len(texts))
+    return PreparedTexts(texts, *self._tokenizer(prefix)(texts, language))
+
   def encode(
     self,
-    sentences: Texts,
+    sentences: Texts | PreparedTexts,
     *,
     language: Language = None,
     prefix: str | None = None,
@@ -158,7 +189,7 @@ class Encoder:
     Args:
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
         lines. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped, with one sentence
-        per line.
+        per line. Or what `prepare` has returned for them.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
@@ -188,14 +219,14 @@ class Encoder:
     batch_size = errors.as_integer("batch_size", batch_size)
     _check_choice("long_texts", long_texts, ("cut", "split"))
     _check_choice("output", output, ("numpy", "jax"))
-    texts = input_texts.as_list(sentences)
+    prepared = None
+    if isinstance(sentences, PreparedTexts):
+      prepared, texts = sentences, sentences.texts
+    else:
+      texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
       language = arguments.languages(language, len(texts))
-    if not (prefix is None or isinstance(prefix, str)):
-      raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
-    vocabulary = self.vocabulary
-    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-      vocabulary = dataclasses.replace(vocabulary, prefix="")
+    tokenize = self._tokenizer(prefix)
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
     window = max(batch_size, _WINDOW // batch_size * batch_size)
     bar = progress_bar.Bar(
@@ -206,8 +237,11 @@ class Encoder:
       for start in range(0, len(texts), window):
         rows = slice(start, start + window)
         codes = language if language is None or isinstance(language, str) else language[rows]
-        tokenize = functools.partial(_cut, vocabulary, self.max_length, prefix or "")
-        ids, long = tokenize(texts[rows], codes)
+        if prepared is None:
+          ids, long = tokenize(texts[rows], codes)
+        else:
+          ids = prepared.ids[rows]
+          long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
         if long and long_texts == "split":
           self._encode_split(texts[rows], codes, ids, long, tokenize, batch_size, vectors_ND[rows])
           bar.update(len(ids))
@@ -220,6 +254,15 @@ class Encoder:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
     return jnp.asarray(vectors_ND) if output == "jax" else vectors_ND
+
+  def _tokenizer(self, prefix: str | None) -> _Tokenize:
+    """Returns what maps texts and their languages to ids, and to the indices of cut texts."""
+    if not (prefix is None or isinstance(prefix, str)):
+      raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
+    vocabulary = self.vocabulary
+    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+      vocabulary = dataclasses.replace(vocabulary, prefix="")
+    return functools.partial(_cut, vocabulary, self.max_length, prefix or "")
 
   def check_process(self) -> None:
     """Raises RuntimeError in a forked child of the process that has loaded the encoder.
@@ -377,7 +420,7 @@ class Encoder:
     codes: Language,
     ids: Sequence[list[int]],
     long: Sequence[int],
-    tokenize: Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]],
+    tokenize: _Tokenize,
     batch_size: int,
     vectors_ND: np.ndarray,
   ) -> None:

@@ -1,17 +1,18 @@
 """A text file and the vectors of its lines: line i belongs to row i."""
 
 import dataclasses
-import hashlib
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import text_fields, text_files
+from vmsst.files import line_spans, text_fields
 from vmsst.vectors import vector_store
+
+_LINES = 1 << 14  # Of a span; its size does not matter here.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +89,10 @@ def fingerprint(path: str) -> Mapping[str, Any]:
   Raises:
     InputError: the file cannot be read.
   """
-  digest = hashlib.blake2b(digest_size=16)
-  lines, last = 0, b"\n"
-  for chunk in text_files.read_chunks(path):
-    digest.update(chunk)
-    lines += chunk.count(b"\n")
-    last = chunk[-1:]
-  return {"name": path, "lines": lines + (last != b"\n"), "digest": digest.hexdigest()}
+  return describe([path], line_spans.cut([path], _LINES))
+
+
+def describe(paths: Sequence[str], cut: line_spans.Cut) -> dict[str, Any]:
+  """Returns the `fingerprint` of texts that are cut: for several, of their concatenation."""
+  more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+  return {"name": f"{paths[0]}{more}", "lines": cut.lines, "digest": cut.digest}

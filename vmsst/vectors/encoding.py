@@ -14,12 +14,19 @@ from vmsst.files import progress_bar
 from vmsst.text import length_limits
 
 
-def encode(encoder: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
+def prepare(encoder: Any, texts: Sequence[str], language: str | None) -> Any:
+  """Returns texts as `encode` takes them, tokenized already if the encoder supports it."""
+  if hasattr(encoder, "prepare"):
+    return encoder.prepare(texts, language=language)
+  return texts
+
+
+def encode(encoder: Any, texts: Sequence[str] | Any, **options: Any) -> np.ndarray:
   """Returns an encoder's vectors of texts, float32 [N, D].
 
   Args:
     encoder: An object with `encode(texts)`.
-    texts: N texts.
+    texts: N texts, or what `prepare` has returned for them.
     **options: Such as `language`, `batch_size`, `progress`; those that `encode` does not support
       are dropped.
 
@@ -28,7 +35,9 @@ def encode(encoder: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
   """
   known = inspect.signature(encoder.encode).parameters
   given = {name: value for name, value in options.items() if name in known}
-  vectors_ND = np.asarray(encoder.encode(list(texts), **given), np.float32)
+  vectors_ND = np.asarray(
+    encoder.encode(list(texts) if isinstance(texts, Sequence) else texts, **given), np.float32
+  )
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
     raise ValueError(f"encode returned an array {vectors_ND.shape} for {len(texts)} texts")
   return vectors_ND

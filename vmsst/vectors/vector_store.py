@@ -1,19 +1,21 @@
 """A folder of sentence vectors: shards `vectors-00000.npy`, ... and `vectors.json`.
 
-Appended vectors survive a kill; a `Writer` on the same folder resumes after them. Shards can also
-be safetensors (one tensor, `vectors`) or Parquet (one column, `vector`). Several processes can fill
-one folder, each a subfolder `part-<i>-of-<n>`; all parts are read as one.
+Shards are written in any order, by any process, each atomically; `start` and `finish` write
+`vectors.json` before and after them. Shards can also be safetensors (one tensor, `vectors`) or
+Parquet (one column, `vector`). Readers also accept folders of earlier versions, which may consist
+of subfolders `part-<i>-of-<n>`.
 """
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,17 +25,141 @@ from vmsst.vectors import npy_files
 
 FORMATS = ("npy", "safetensors", "parquet")
 _DTYPES = ("float32", "float16")
-_SHARD_ROWS = 1 << 17
 _PARQUET_ROWS = 1 << 12  # Per row group.
+_MOST_SHARDS = 10**7
 _AGAIN = "delete the folder and embed again"
+_STATE = "vectors.json"
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
+_SHARD = re.compile(r"vectors-\d{5,}\..*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """What the vectors of a folder are.
+
+  Attributes:
+    dimension: Width of the vectors.
+    dtype: float32, or float16 for half the space.
+    file_format: npy and safetensors are memory-mapped by readers; parquet is not, and needs
+      pyarrow.
+
+  Raises:
+    InputError: the dtype or format is unknown, or pyarrow is not installed.
+  """
+
+  dimension: int
+  dtype: str = "float32"
+  file_format: str = "npy"
+
+  def __post_init__(self) -> None:
+    if self.dtype not in _DTYPES:
+      raise errors.InputError(f"dtype is {self.dtype}; choose {' or '.join(_DTYPES)}")
+    if self.file_format not in FORMATS:
+      raise errors.InputError(f"format is {self.file_format}; choose {', '.join(FORMATS)}")
+    if self.file_format == "parquet":
+      _import_pyarrow()
+
+
+def shard_path(folder: str | os.PathLike[str], kind: Kind, number: int) -> str:
+  """Returns the path of a shard, numbered from 0."""
+  return os.path.join(folder, f"vectors-{number:05d}.{kind.file_format}")
+
+
+def write_shard(path: str, vectors_ND: Any, kind: Kind, first: int = 0) -> None:
+  """Writes the file of a shard atomically; several processes may write the same one.
+
+  Args:
+    path: The file; see `shard_path`.
+    vectors_ND: Its vectors.
+    kind: What they are.
+    first: Number of the first vector, for error messages.
+
+  Raises:
+    ValueError: the shape is not [N, dimension], or a value is not finite in the stored dtype.
+    OSError: the file cannot be written.
+  """
+  array_ND = npy_files.checked_rows(vectors_ND, kind.dimension, kind.dtype, first)
+  with atomic_files.atomic_file(path, shared=True) as stream:
+    if kind.file_format == "parquet":
+      _write_parquet(stream, array_ND)
+    else:
+      stream.write(_header(kind.file_format, array_ND.shape, kind.dtype))
+      stream.write(array_ND.data)
+
+
+def start(
+  folder: str | os.PathLike[str], kind: Kind, rows: Sequence[int], settings: Mapping[str, Any]
+) -> bool:
+  """Starts a folder, or resumes an unfinished one; returns whether it is finished already.
+
+  Args:
+    folder: The folder.
+    kind: What the vectors are.
+    rows: Number of vectors of each shard.
+    settings: What the vectors are computed from, as for JSON.
+
+  Raises:
+    InputError: the folder has other vectors or broken files.
+  """
+  folder = pathlib.Path(folder)
+  state = {
+    "dimension": int(kind.dimension),
+    "dtype": kind.dtype,
+    "format": kind.file_format,
+    "settings": json.loads(json.dumps(dict(settings))),
+    "rows": list(rows),
+    "count": None,
+  }
+  if (folder / _STATE).exists():
+    before = _read_state(folder)
+    if differences := _differences(before, state, "format"):
+      raise errors.InputError(
+        f"{folder} has other vectors: {differences}; give another folder, or delete it"
+      )
+    if before["count"] is not None:
+      _finished_state(folder)
+      _remove_results(folder)
+      return True
+  atomic_files.write_json(folder / _STATE, dict(sorted(state.items())))
+  return False
+
+
+def finish(folder: str | os.PathLike[str]) -> None:
+  """Marks the vectors as complete, so that `open_vectors` accepts them.
+
+  Raises:
+    InputError: a shard is missing or broken.
+  """
+  folder = pathlib.Path(folder)
+  state = _read_state(folder)
+  for number, rows in enumerate(state["rows"]):
+    _check_shard(folder, state, number, rows)
+  state["count"] = sum(state["rows"])
+  atomic_files.write_json(folder / _STATE, dict(sorted(state.items())))
+  _remove_results(folder)
+
+
+def abandon(folder: str | os.PathLike[str]) -> None:
+  """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
+  folder = pathlib.Path(folder)
+  if folder.is_dir() and not any(_SHARD.fullmatch(path.name) for path in folder.iterdir()):
+    (folder / _STATE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+      folder.rmdir()
+
+
+def _remove_results(folder: pathlib.Path) -> None:
+  """Removes the results of the units that wrote the shards, and what killed ones have left."""
+  for path in folder.glob("vectors-*.json"):
+    path.unlink(missing_ok=True)
+  atomic_files.remove_partial(folder)
 
 
 class Writer:
-  """Appends vectors to a new or unfinished folder.
+  """Writes vectors from another source to a new folder, in order.
 
   Attributes:
-    done: Number of vectors written.
+    done: Number of vectors appended.
   """
 
   def __init__(
@@ -43,131 +169,59 @@ class Writer:
     *,
     dtype: str = "float32",
     settings: Mapping[str, Any] | None = None,
-    shard_rows: int = _SHARD_ROWS,
+    shard_rows: int = 1 << 14,
     file_format: str = "npy",
   ):
-    """Starts a folder, which the first vectors create, or resumes an unfinished one.
+    """Starts the folder.
 
     Args:
       folder: The folder.
-      dimension: Width of the vectors.
-      dtype: float32, or float16 for half the space.
-      settings: What the vectors are computed from, as for JSON; must not change on resuming.
-      shard_rows: Vectors per shard; unfinished folders keep theirs.
-      file_format: npy and safetensors are memory-mapped by readers; parquet is not, and needs
-        pyarrow.
+      dimension: See `Kind`.
+      dtype: See `Kind`.
+      settings: What the vectors are computed from, as for JSON.
+      shard_rows: Vectors per shard.
+      file_format: See `Kind`.
 
     Raises:
-      InputError: the folder has other vectors or broken files, the format is unknown, or pyarrow is
-        not installed.
+      InputError: the folder has vectors already, or see `Kind`.
     """
-    if dtype not in _DTYPES:
-      raise errors.InputError(f"dtype is {dtype}; choose {' or '.join(_DTYPES)}")
-    if file_format not in FORMATS:
-      raise errors.InputError(f"format is {file_format}; choose {', '.join(FORMATS)}")
-    if file_format == "parquet":
-      _import_pyarrow()
-    self._folder = pathlib.Path(folder)
-    self._state: dict[str, Any] = {
-      "dimension": int(dimension),
-      "dtype": dtype,
-      "format": file_format,
-      "settings": json.loads(json.dumps(dict(settings or {}))),
-      "shard_rows": int(shard_rows),
-      "done": 0,
-      "count": None,
-    }
-    if (self._folder / "vectors.json").exists():
-      before = _read_state(self._folder)
-      if differences := _differences(before, self._state, "format"):
-        raise errors.InputError(
-          f"{self._folder} has other vectors: {differences}; give another folder, or delete it"
-        )
-      self._state = before
-      for number, rows in _shards(self._state):
-        _check_shard(self._folder, self._state, number, rows)
-      self._seal()
-    self.done: int = self._state["done"]
+    self.done = 0
+    self._folder = folder
+    self._kind = Kind(dimension, dtype, file_format)
+    self._settings = dict(settings or {})
+    self._shard_rows = shard_rows
+    self._waiting: list[np.ndarray] = []
+    self._rows: list[int] = []
+    if os.path.exists(os.path.join(folder, _STATE)):
+      raise errors.InputError(f"{folder} has vectors already; give another folder, or delete it")
 
-  @property
-  def finished(self) -> bool:
-    """Whether `finish` was called."""
-    return self._state["count"] is not None
-
-  def append(self, vectors_ND: np.ndarray) -> None:
-    """Appends vectors; they are on disk when this returns.
+  def append(self, vectors_ND: Any) -> None:
+    """Appends vectors.
 
     Raises:
-      ValueError: the shape is not [N, dimension], a value is not finite in the stored dtype, or
-        the folder is finished.
+      ValueError: the shape is not [N, dimension], or a value is not finite in the stored dtype.
     """
-    if self.finished:
-      raise ValueError(f"{self._folder} is finished: nothing can be appended")
-    array_ND = npy_files.checked_rows(
-      vectors_ND, self._state["dimension"], self._state["dtype"], self.done
-    )
-    start = 0
-    try:
-      while start < len(array_ND):
-        number, place = divmod(self.done + start, self._state["shard_rows"])
-        part_PD = array_ND[start : start + self._state["shard_rows"] - place]
-        self._write(number, place, part_PD)
-        start += len(part_PD)
-      self._commit(done=self.done + start)
-    except BaseException:
-      self._remove_uncommitted(1 + start // self._state["shard_rows"])
-      raise
-    self._seal()
+    array_ND = npy_files.checked_rows(vectors_ND, self._kind.dimension, self._kind.dtype, self.done)
+    self._waiting.append(array_ND)
+    self.done += len(array_ND)
+    while self.done - sum(self._rows) >= self._shard_rows:
+      self._flush(self._shard_rows)
 
   def finish(self) -> None:
-    """Marks the vectors as complete, so that `open_vectors` accepts them."""
-    number, rows = divmod(self.done, self._state["shard_rows"])
+    """Writes what is left, and marks the vectors as complete."""
+    if self._waiting:
+      self._flush(self.done - sum(self._rows))
+    start(self._folder, self._kind, self._rows, self._settings)
+    finish(self._folder)
+
+  def _flush(self, rows: int) -> None:
+    waiting_ND = np.concatenate(self._waiting)
     if rows:
-      # Corrects the row count of the last shard and removes what an interruption left after it.
-      path = _open_path(self._folder, self._state, number)
-      header = _header(self._state, rows)
-      with atomic_files.naming(path), open(path, "r+b") as file:
-        file.write(header)
-        file.truncate(len(header) + rows * _row_bytes(self._state))
-        _sync(file)
-    self._commit(count=self.done)
-    self._seal()
-
-  def _write(self, number: int, place: int, part_PD: np.ndarray) -> None:
-    self._folder.mkdir(parents=True, exist_ok=True)
-    path = _open_path(self._folder, self._state, number)
-    header = _header(self._state, self._state["shard_rows"])
-    with atomic_files.naming(path), open(path, "r+b" if place else "wb") as file:
-      file.write(header)
-      file.seek(len(header) + place * _row_bytes(self._state))
-      file.write(part_PD.tobytes())
-      _sync(file)
-
-  def _remove_uncommitted(self, shards: int) -> None:
-    """Leaves nothing if not even the first vectors could be written."""
-    if (self._folder / "vectors.json").exists():
-      return
-    for number in range(shards):
-      _open_path(self._folder, self._state, number).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty
-      self._folder.rmdir()
-
-  def _commit(self, **changes: Any) -> None:
-    """Updates the state atomically; rows count only once it includes them."""
-    self._state |= changes
-    path = self._folder / "vectors.json"
-    atomic_files.write_json(path, dict(sorted(self._state.items())))
-    self.done = self._state["done"]
-
-  def _seal(self) -> None:
-    """Converts full shards, or all at the end, to their final format."""
-    if self._state["format"] != "parquet":
-      return
-    for number, rows in _shards(self._state):
-      path = _open_path(self._folder, self._state, number)
-      if (rows == self._state["shard_rows"] or self.finished) and path.exists():
-        _write_parquet(_kept_path(self._folder, self._state, number), _map(path, self._state, rows))
-        path.unlink()
+      write_shard(
+        shard_path(self._folder, self._kind, len(self._rows)), waiting_ND[:rows], self._kind
+      )
+      self._rows.append(rows)
+    self._waiting = [waiting_ND[rows:]]
 
 
 class Vectors:
@@ -180,7 +234,7 @@ class Vectors:
   """
 
   def __init__(self, parts: Sequence[tuple[pathlib.Path, Mapping[str, Any]]]):
-    """Joins parts that `Writer`s finished.
+    """Joins finished parts.
 
     Args:
       parts: Folder and state of each part; at least one, all with one width and dtype.
@@ -188,7 +242,7 @@ class Vectors:
     state = parts[0][1]
     self.dtype = np.dtype(state["dtype"])
     self.settings: dict[str, Any] = state["settings"]
-    self._files = [(*part, number, rows) for part in parts for number, rows in _shards(part[1])]
+    self._files = [(*part, *shard) for part in parts for shard in enumerate(part[1]["rows"])]
     self._ends = np.cumsum([rows for *_, rows in self._files], dtype=np.int64).tolist()
     self.shape: tuple[int, int] = (sum(own["count"] for _, own in parts), state["dimension"])
 
@@ -217,11 +271,6 @@ class Vectors:
       yield _rows_of_shard(*file)
 
 
-def part_folder(folder: str | os.PathLike[str], part: int, parts: int) -> pathlib.Path:
-  """Returns the subfolder for part `part` of `parts`, from 1."""
-  return pathlib.Path(folder) / f"part-{part}-of-{parts}"
-
-
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   """Opens the vectors of a finished folder, or of all its parts in order.
 
@@ -232,24 +281,23 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   folder = pathlib.Path(folder)
   inside = [path.name for path in folder.iterdir()] if folder.is_dir() else []
   found = [match for match in map(_PART.fullmatch, inside) if match]
-  if "vectors.json" in inside or not found:
+  if _STATE in inside or not found:
     return Vectors([(folder, _finished_state(folder))])
   counts = sorted({int(match[2]) for match in found})
   if len(counts) > 1:
     raise errors.InputError(
       f"{folder} has parts of {' and of '.join(map(str, counts))}: delete those that do not belong"
     )
-  folders = [part_folder(folder, part, counts[0]) for part in range(1, counts[0] + 1)]
+  folders = [folder / f"part-{part}-of-{counts[0]}" for part in range(1, counts[0] + 1)]
   missing = [path.name for path in folders if path.name not in inside]
   if missing:
-    raise errors.InputError(f"{folder} lacks {', '.join(missing[:10])}: embed these parts too")
+    raise errors.InputError(f"{folder} lacks {', '.join(missing[:10])}: {_AGAIN}")
   states = [_finished_state(path) for path in folders]
   first = states[0]
   for path, state in zip(folders, states, strict=True):
     if differences := _differences(state, first):
       raise errors.InputError(
-        f"{path} and {folders[0]} have different vectors: {differences}; embed all parts with the "
-        "same encoder, text and options"
+        f"{path} and {folders[0]} have different vectors: {differences}; {_AGAIN}"
       )
   return Vectors(list(zip(folders, states, strict=True)))
 
@@ -263,14 +311,12 @@ def _differences(state: Mapping[str, Any], given: Mapping[str, Any], *more: str)
 
 def _finished_state(folder: pathlib.Path) -> dict[str, Any]:
   """Reads and checks the state and files of a finished folder."""
-  if not (folder / "vectors.json").exists():
+  if not (folder / _STATE).exists():
     raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
   state = _read_state(folder)
   if state["count"] is None:
-    raise errors.InputError(
-      f"{folder} is not finished: it has {state['done']} vectors; rerun the same command to resume"
-    )
-  for number, rows in _shards(state):
+    raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
+  for number, rows in enumerate(state["rows"]):
     _check_shard(folder, state, number, rows)
   return state
 
@@ -284,97 +330,79 @@ def safetensors_header(shape: tuple[int, int], dtype: str) -> bytes:
 
 
 def _read_state(folder: pathlib.Path) -> dict[str, Any]:
-  path = folder / "vectors.json"
+  path = folder / _STATE
   try:
     # The first folders had a single format, which they do not name.
     state = {"format": "npy", **input_files.read_json(path)}
-    whole = [state[key] for key in ("dimension", "shard_rows", "done")]
-    good = all(type(value) is int and value >= 0 for value in whole) and state["shard_rows"]
-    good = good and state["dtype"] in _DTYPES and state["count"] in (None, state["done"])
-    good = good and state["format"] in FORMATS and isinstance(state["settings"], dict)
+    if "rows" not in state:
+      state["rows"] = _equal_shards(state.pop("done"), state.pop("shard_rows"))
+    whole = [state["dimension"], *state["rows"]]
+    good = all(type(value) is int and value >= 0 for value in whole)
+    good = good and state["count"] in (None, sum(state["rows"]))
+    good = good and state["dtype"] in _DTYPES and state["format"] in FORMATS
+    good = good and isinstance(state["settings"], dict)
   except errors.InputError as error:
     raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
-  except (KeyError, TypeError):
+  except (KeyError, TypeError, ValueError):
     good = False
   if not good:
     raise errors.InputError(f"{path}: broken: {_AGAIN}")
   return state
 
 
-def _shards(state: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-  """Yields number and rows of each shard."""
-  for number in range(-(-state["done"] // state["shard_rows"])):
-    yield number, min(state["shard_rows"], state["done"] - number * state["shard_rows"])
+def _equal_shards(count: int, most: int) -> list[int]:
+  """Returns the rows of shards as earlier versions store them; raises TypeError or ValueError."""
+  starts = range(0, count, most)
+  if len(starts) > _MOST_SHARDS:
+    raise ValueError("there cannot be so many files")
+  return [min(most, count - start) for start in starts]
 
 
 def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, rows: int) -> None:
-  path = _open_path(folder, state, number)
-  kept = _kept_path(folder, state, number)
-  if kept != path and kept.exists():
-    if (found := _parquet_shape(kept)) != (rows, state["dimension"]):
-      raise errors.InputError(f"{kept}: broken: it has {found}, not {rows} vectors: {_AGAIN}")
+  path = _path(folder, state, number)
+  if state["format"] == "parquet":
+    if (found := _parquet_shape(path)) != (rows, state["dimension"]):
+      raise errors.InputError(f"{path}: broken: it has {found}, not {rows} vectors: {_AGAIN}")
     return
-  # The header of the last shard gives the full size until it is finished.
-  headers = {_header(state, rows), _header(state, state["shard_rows"])}
-  size = max(map(len, headers))
+  header = _header(state["format"], (rows, state["dimension"]), state["dtype"])
   try:
     input_files.check(path)
     with open(path, "rb") as file:
-      found = file.read(size)
+      found = file.read(len(header))
     length = path.stat().st_size
   except errors.InputError as error:
     raise errors.InputError(f"{error}: {_AGAIN}") from None
   except OSError as error:
     raise errors.InputError(f"{path}: cannot be read: {error.strerror}: {_AGAIN}") from None
-  if found not in headers:
+  if found != header:
     raise errors.InputError(
-      f"{path}: broken: its header is not that of {state['dtype']} vectors of width "
+      f"{path}: broken: its header is not that of {rows} {state['dtype']} vectors of width "
       f"{state['dimension']}: {_AGAIN}"
     )
-  if length < size + rows * _row_bytes(state):
+  row_bytes = state["dimension"] * np.dtype(state["dtype"]).itemsize
+  if length < len(header) + rows * row_bytes:
     raise errors.InputError(f"{path}: truncated: it has fewer than {rows} vectors: {_AGAIN}")
 
 
-def _kept_path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
-  """Returns the path of a full shard."""
+def _path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
   return folder / f"vectors-{number:05d}.{state['format']}"
 
 
-def _open_path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
-  """Returns the path of a shard while rows are appended; only Parquet has another one then."""
-  if state["format"] == "parquet":
-    return folder / f"vectors-{number:05d}.npy"
-  return _kept_path(folder, state, number)
-
-
-def _row_bytes(state: Mapping[str, Any]) -> int:
-  return state["dimension"] * np.dtype(state["dtype"]).itemsize
-
-
-def _header(state: Mapping[str, Any], rows: int) -> bytes:
-  make = safetensors_header if state["format"] == "safetensors" else npy_files.header
-  return make((rows, state["dimension"]), state["dtype"])
+def _header(file_format: str, shape: tuple[int, ...], dtype: str) -> bytes:
+  make: Any = safetensors_header if file_format == "safetensors" else npy_files.header
+  return make(shape, dtype)
 
 
 def _rows_of_shard(
   folder: pathlib.Path, state: Mapping[str, Any], number: int, rows: int
 ) -> np.ndarray:
-  path = _kept_path(folder, state, number)
-  if state["format"] == "parquet" and path.exists():
+  path = _path(folder, state, number)
+  if state["format"] == "parquet":
     return _read_parquet(path)
-  return _map(_open_path(folder, state, number), state, rows)
-
-
-def _map(path: pathlib.Path, state: Mapping[str, Any], rows: int) -> np.ndarray:
-  """Maps the rows of a file to memory, read-only."""
-  dtype = np.dtype(state["dtype"]).newbyteorder("<")
   shape = (rows, state["dimension"])
-  return np.memmap(path, dtype, "r", len(_header(state, rows)), shape).view(np.ndarray)
-
-
-def _sync(file: Any) -> None:
-  file.flush()
-  os.fsync(file.fileno())
+  dtype = np.dtype(state["dtype"]).newbyteorder("<")
+  offset = len(_header(state["format"], shape, state["dtype"]))
+  return np.memmap(path, dtype, "r", offset, shape).view(np.ndarray)
 
 
 # --------------------------------------------------------------------------------------------
@@ -388,12 +416,12 @@ def _import_pyarrow() -> tuple[Any, Any]:
   return pyarrow, parquet
 
 
-def _write_parquet(path: pathlib.Path, vectors_ND: np.ndarray) -> None:
+def _write_parquet(stream: IO[bytes], vectors_ND: np.ndarray) -> None:
   pyarrow, parquet = _import_pyarrow()
   width = vectors_ND.shape[1]
   item = pyarrow.from_numpy_dtype(vectors_ND.dtype)
   schema = pyarrow.schema([("vector", pyarrow.list_(item, width))])
-  with atomic_files.atomic_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+  with parquet.ParquetWriter(stream, schema) as writer:
     for start in range(0, len(vectors_ND), _PARQUET_ROWS):
       flat = np.ascontiguousarray(vectors_ND[start : start + _PARQUET_ROWS]).reshape(-1)
       column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width)

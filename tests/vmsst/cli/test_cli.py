@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import os
 import pathlib
 import re
 import string
@@ -124,7 +125,7 @@ def encoder(monkeypatch):
   monkeypatch.setattr(
     loading, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
   )
-  monkeypatch.setattr(file_embedding, "_WINDOW", 5)
+  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 5)
   monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
   return encoder
 
@@ -166,7 +167,7 @@ def test_embed_reports_that_it_resumes_after_an_interruption(sides, encoder, tmp
   assert cli.main(command) == 130
   assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
   assert cli.main(["search", "-", sides[0], str(tmp_path / "v")]) == 1
-  assert "not finished: it has 10 vectors" in capsys.readouterr().err
+  assert "v is not finished; rerun the same command" in capsys.readouterr().err
   assert cli.main(command) == 0
   assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors of width 26\n"
   assert len(encoder.calls) == 5
@@ -370,3 +371,22 @@ def test_a_build_that_fails_at_once_leaves_nothing(tmp_path, capsys):
   assert error.startswith("vmsst: error: ")
   assert error.count("\n") == 1
   assert sorted(path.name for path in tmp_path.iterdir()) == ["opus", "sets"]
+
+
+def test_embed_names_what_replaces_parts_and_refuses_what_cannot_be(
+  sides, encoder, tmp_path, capsys
+):
+  out = str(tmp_path / "v")
+  (tmp_path / "t.tsv").write_text("a\tb\n")
+  for argv, message in (
+    ([sides[0], out, "--part", "1/2"], "--part is no longer supported; use --workers N"),
+    ([*sides, "-"], "- needs a single FILE"),
+    (["-", out, "--engine", "ray"], "- needs a single FILE, and an engine on this machine"),
+    ([sides[0], str(tmp_path / "t.tsv"), out], "texts in different fields; give --field"),
+    ([sides[0], out, "--beam-runner", "X", "--workers", "2"], "--workers does not apply"),
+  ):
+    assert cli.main(["embed", "a", *argv]) == 1
+    assert message in capsys.readouterr().err
+  assert not os.path.exists(out)
+  assert cli.main(["embed", "a", *sides, out]) == 0
+  assert capsys.readouterr().out == f"{out}: 52 vectors of width 26\n"

@@ -93,10 +93,7 @@ def test_embed(start, file_format):
   embed_lines.make_encoder(start / "encoder")
   line_files.write_lines(start / "text.txt", embed_lines.make_lines(100))
   argv = ["embed", "encoder", "text.txt", "out/vectors", f"--format={file_format}"]
-  settings = {
-    "vmsst.vectors.file_embedding._WINDOW": 16,
-    "vmsst.vectors.vector_store._SHARD_ROWS": 40,
-  }
+  settings = {"vmsst.vectors.file_embedding._SHARD_LINES": 16}
   imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.loading"]
   moments = 8, [200, 4000]
   check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))

@@ -1,8 +1,11 @@
 """Commands on a Ray cluster, parts of which are killed: results are those of an undisturbed run."""
 
+import subprocess
 import sys
 
+import embed_lines
 import killed_commands
+import line_files
 import opus_tree
 import pytest
 import ray_clusters
@@ -19,8 +22,7 @@ def command(nodes, argv, folder, engine):
   return nodes.driver(
     [sys.executable, "-m", "vmsst.cli", *argv, *engine],
     cwd=folder,
-    stdout=open(folder / "log", "w"),
-    stderr=2,
+    stdout=subprocess.DEVNULL,
   )
 
 
@@ -77,3 +79,15 @@ def test_build(nodes, tmp_path, fault):
   argv = ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
   argv += ["--output=out"]
   check(nodes, argv, tmp_path / "whole", tmp_path / "disturbed", fault, "clean/*.json")
+
+
+@pytest.mark.slow
+@FAULTS
+def test_embed(nodes, tmp_path, fault):
+  for folder in ("whole", "disturbed"):
+    (tmp_path / folder).mkdir()
+    embed_lines.make_encoder(tmp_path / folder / "encoder")
+    for name in ("a.txt.gz", "b.txt"):
+      line_files.write_lines(tmp_path / folder / name, embed_lines.make_lines(45_000))
+  argv = ["embed", "encoder", "a.txt.gz", "b.txt", "out/vectors"]
+  check(nodes, argv, tmp_path / "whole", tmp_path / "disturbed", fault, "vectors-*.npy.json")

@@ -1,15 +1,19 @@
-import contextlib
 import errno
+import functools
 import hashlib
 import os
+import time
 
+import embed_lines
 import fake_encoders
 import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.files import text_files
+from vmsst.files import atomic_files
+from vmsst.inference import loading
+from vmsst.units import beam, local
 from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
@@ -26,7 +30,7 @@ def make_encoder(fail_at=None):
 
 @pytest.fixture
 def text(tmp_path, monkeypatch):
-  monkeypatch.setattr(file_embedding, "_WINDOW", 4)
+  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 4)
   return str(line_files.write_lines(tmp_path / "text.txt", LINES))
 
 
@@ -49,62 +53,41 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert found.lines([]) == {}
 
 
-@pytest.mark.parametrize("parts", [2, 4, 30])
-def test_parts_of_several_processes_are_one_whole(text, tmp_path, parts):
-  folder, counts = tmp_path / "v", []
-  for part in reversed(range(1, parts + 1)):
-    with pytest.raises(errors.InputError):
-      vector_store.open_vectors(folder)
-    for fail_at in (1, None):  # those of more than a window are interrupted
-      with contextlib.suppress(KeyboardInterrupt):
-        count = embed(make_encoder(fail_at), text, folder, part=(part, parts))
-    counts.append(count)
-  assert sum(counts) == 23
-  assert max(counts) - min(counts) <= 1
-  found = embedded_text.open_text(text, folder)
-  expected = np.array([digest_vector(line) for line in LINES]).astype(np.float32)
-  for rows in (slice(None), slice(3, 17), slice(22, 23)):
-    np.testing.assert_array_equal(found.vectors[rows], expected[rows])
-  np.testing.assert_array_equal(np.concatenate(list(found.vectors.shards())), expected)
-
-
-def test_parts_that_do_not_make_a_whole_are_an_error(text, tmp_path):
+def test_several_texts_are_one_whole(text, tmp_path):
+  other = str(line_files.write_lines(tmp_path / "other.txt.gz", [f"other {i}" for i in range(9)]))
   folder = tmp_path / "v"
-  with pytest.raises(errors.InputError, match="no part 3 of 2"):
-    embed(make_encoder(), text, folder, part=(3, 2))
-  embed(make_encoder(), text, folder, part=(1, 2))
-  with pytest.raises(errors.InputError, match="lacks part-2-of-2"):
-    vector_store.open_vectors(folder)
-  embed(make_encoder(), text, folder, part=(2, 2), name="b")
-  with pytest.raises(errors.InputError, match=r"part-2-of-2 .* encoder is b, not a"):
-    vector_store.open_vectors(folder)
-  embed(make_encoder(), text, folder, part=(1, 3))
-  with pytest.raises(errors.InputError, match="parts of 2 and of 3"):
-    vector_store.open_vectors(folder)
+  assert embed(make_encoder(), [text, other, text], folder) == 23 + 9 + 23
+  lines = [*LINES, *(f"other {i}" for i in range(9)), *LINES]
+  whole = str(line_files.write_lines(tmp_path / "whole.txt", lines))
+  found = embedded_text.open_text(whole, folder)
+  expected = np.array([digest_vector(line) for line in lines]).astype(np.float32)
+  for rows in (slice(None), slice(3, 40), slice(31, 33)):
+    np.testing.assert_array_equal(found.vectors[rows], expected[rows])
+  # No file has lines of two texts.
+  assert [len(rows) for rows in found.vectors.shards()] == [4] * 5 + [3, 4, 4, 1] + [4] * 5 + [3]
+  names = {path.name for path in folder.iterdir()}
+  assert names == {"vectors.json", *(f"vectors-{n:05d}.npy" for n in range(15))}
+  with pytest.raises(errors.InputError, match=r"text is .*text\.txt and 2 more .*give another"):
+    embed(make_encoder(), [text, other], folder)
 
 
-def test_lines_are_read_when_they_are_embedded(text, tmp_path, monkeypatch):
-  read = []
+def test_few_shards_are_in_memory(text, tmp_path):
+  class Watched(fake_encoders.FakeEncoder):
+    dimension, read = 3, 0
 
-  def read_lines(path):
-    for line in read_file(path):
-      read.append(line)
-      yield line
+    def prepare(self, texts, language):
+      self.read += len(texts)
+      return texts
 
-  read_file = text_files.read_lines
-  monkeypatch.setattr(text_files, "read_lines", read_lines)
+    def encode(self, texts):
+      ahead.append(self.read - sum(self.sizes))
+      time.sleep(0.05)  # Enough to read all, if nothing kept them from it.
+      return super().encode(texts)
+
   ahead = []
-  encoder = make_encoder()
-  encode = encoder.encode
-  encoder.dimension = 3
-
-  def watched(sentences):
-    ahead.append(len(read) - sum(encoder.sizes))
-    return encode(sentences)
-
-  encoder.encode = watched
-  embed(encoder, text, tmp_path / "v")
-  assert ahead == [4, 4, 4, 4, 4, 3]
+  assert embed(Watched(digest_vector), text, tmp_path / "v") == 23
+  assert max(ahead) <= 8
+  assert len(ahead) == 6
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 6])
@@ -163,17 +146,22 @@ def test_broken_input_is_an_error(text, tmp_path):
   encoder = make_encoder()
   encoder.encode = lambda sentences: np.full([len(sentences), 3], 1e6)
   with pytest.raises(
-    errors.InputError, match=r"text\.txt: vector 0 contains .* not finite as float16"
+    errors.InputError, match=r"text\.txt, lines 1 to 4: vector 0 contains .* not finite as float16"
   ):
     embed(encoder, text, tmp_path / "x", dtype="float16")
 
+  calls = []
+
   def shrink(sentences):
+    calls.append(sentences)
+    if len(calls) < 2:  # The first call only determines the width.
+      return np.zeros([1, 3])
     with open(text, "w", encoding="utf-8") as stream:
       stream.write("one\ntwo\n")
     return np.zeros([len(sentences), 3])
 
   encoder.encode = shrink
-  with pytest.raises(errors.InputError, match="has changed: delete"):
+  with pytest.raises(errors.InputError, match=r"text\.txt has changed since"):
     embed(encoder, text, tmp_path / "y")
 
 
@@ -193,17 +181,14 @@ def test_encoders_get_what_they_know():
 
 
 def test_a_full_disk_is_reported_and_the_job_resumes(text, tmp_path, monkeypatch):
-  written = []
-
   def full(file):
-    written.append(file)
-    if len(written) == 3:
+    if file.name.startswith("vectors-00001.npy.part"):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   with monkeypatch.context() as patched:
-    patched.setattr(vector_store, "_sync", full)
-    # The command line reports an OSError in one line, like an InputError.
-    with pytest.raises(OSError, match=r"No space left on device: .*vectors-00000\.npy"):
+    patched.setattr(atomic_files, "_reach_disk", full)
+    full_disk = r"text\.txt, lines 5 to 8: .*No space left on device: .*vectors-00001\.npy"
+    with pytest.raises(errors.InputError, match=full_disk):
       embed(make_encoder(), text, tmp_path / "v")
   encoder = make_encoder()
   assert embed(encoder, text, tmp_path / "v") == 23
@@ -211,3 +196,44 @@ def test_a_full_disk_is_reported_and_the_job_resumes(text, tmp_path, monkeypatch
   expected = np.array([digest_vector(line) for line in LINES]).astype(np.float32)
   found = embedded_text.open_text(text, tmp_path / "v")
   np.testing.assert_array_equal(found.vectors[:], expected)
+
+
+def embedded(folder, run, text, engine):
+  load = functools.partial(loading.open_encoder, str(run))
+  name, encoder = load()
+  file_embedding.embed_file(encoder, text, folder, name=name, engine=engine, load=load)
+  return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def run(tmp_path):
+  embed_lines.make_encoder(tmp_path / "encoder")
+  return tmp_path / "encoder"
+
+
+def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path, monkeypatch):
+  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 40)
+  lines = list(embed_lines.make_lines(100))
+  text = str(line_files.write_lines(tmp_path / "text.txt", lines))
+  embedded(tmp_path / "v", run, text, None)
+  encoder = loading.load(run)
+  expected = [encoder.encode(lines[start : start + 40]) for start in (0, 40, 80)]
+  np.testing.assert_array_equal(
+    vector_store.open_vectors(tmp_path / "v")[:], np.concatenate(expected)
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_all_engines_write_the_same_bytes(run, tmp_path):
+  text = str(line_files.write_lines(tmp_path / "text.txt.gz", embed_lines.make_lines(40_000)))
+  expected = embedded(tmp_path / "one", run, text, local.Local())
+  assert sorted(expected) == [
+    "vectors-00000.npy",
+    "vectors-00001.npy",
+    "vectors-00002.npy",
+    "vectors.json",
+  ]
+  assert embedded(tmp_path / "two", run, text, local.Local(2)) == expected
+  pytest.importorskip("apache_beam")
+  assert embedded(tmp_path / "beam", run, text, beam.Beam("DirectRunner")) == expected

@@ -11,15 +11,12 @@ from vmsst.vectors import vector_store
 VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
 
-def write_vectors(folder, vectors=VECTORS, *, chunk=4, finish=True, **settings):
-  """Appends what is missing, a few rows at a time, as an embedding job does."""
-  with_defaults = {"shard_rows": 10, **settings}
-  writer = vector_store.Writer(folder, vectors.shape[1], **with_defaults)
-  for start in range(writer.done, len(vectors), chunk):
+def write_vectors(folder, vectors=VECTORS, *, chunk=4, **settings):
+  """Appends a few rows at a time."""
+  writer = vector_store.Writer(folder, vectors.shape[1], **{"shard_rows": 10, **settings})
+  for start in range(0, len(vectors), chunk):
     writer.append(vectors[start : start + chunk])
-  if finish:
-    writer.finish()
-  return writer
+  writer.finish()
 
 
 def read_safetensors(path):
@@ -39,11 +36,6 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
   if file_format == "parquet":
     pytest.importorskip("pyarrow")
   expected = VECTORS.astype(dtype)
-  # Interruptions before and after a full shard is converted to its format.
-  write_vectors(tmp_path, VECTORS[:7], finish=False, file_format=file_format, dtype=dtype)
-  writer = vector_store.Writer(tmp_path, 3, file_format=file_format, dtype=dtype)
-  writer._seal = lambda: None
-  writer.append(VECTORS[7:13])
   write_vectors(tmp_path, file_format=file_format, dtype=dtype)
   files = sorted(path.name for path in tmp_path.glob("vectors-*"))
   assert files == [f"vectors-0000{number}.{file_format}" for number in range(3)]
@@ -54,7 +46,7 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
   for rows in (slice(None), slice(2, 7), slice(8, 21), slice(5, 5)):
     np.testing.assert_array_equal(vectors[rows], expected[rows])
   with pytest.raises(errors.InputError, match=r'format is .*, not "npy"'):
-    vector_store.Writer(tmp_path, 3, dtype=dtype)
+    vector_store.start(tmp_path, vector_store.Kind(3, dtype), [10, 10, 3], {})
   path = tmp_path / files[1]
   path.write_bytes(path.read_bytes()[:60])
   with pytest.raises(errors.InputError, match=rf"{files[1]}: broken"):
@@ -76,31 +68,63 @@ def test_what_was_written_is_read(tmp_path, dtype, chunk):
   np.testing.assert_array_equal(np.concatenate([np.load(path) for path in files]), expected)
 
 
-@pytest.mark.parametrize("before", [0, 1, 9, 10, 11, 20, 22])
-def test_after_an_interruption_no_row_is_lost_or_doubled(tmp_path, before, monkeypatch):
-  write_vectors(tmp_path, VECTORS[:before], chunk=7, finish=False)
-  # The process ends while rows are written, before they count.
-  writer = vector_store.Writer(tmp_path, 3)
-  with monkeypatch.context() as patch:
-    patch.setattr(writer, "_commit", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-      writer.append(-VECTORS[before : before + 13])
-  with pytest.raises(errors.InputError, match=r"not finished|no vectors\.json"):
-    vector_store.open_vectors(tmp_path)
-  assert write_vectors(tmp_path).finished
-  np.testing.assert_array_equal(vector_store.open_vectors(tmp_path)[:], VECTORS)
-  assert write_vectors(tmp_path, shard_rows=5, finish=False).done == 23  # nothing is left to write
+def test_shards_of_any_size_are_written_in_any_order(tmp_path):
+  kind, rows = vector_store.Kind(3), [3, 10, 1, 9]
+  ends = np.cumsum(rows)
+  for round in range(2):  # An interrupted job does the same again.
+    assert not vector_store.start(tmp_path, kind, rows, {"a": 1})
+    with pytest.raises(errors.InputError, match="is not finished; rerun"):
+      vector_store.open_vectors(tmp_path)
+    for number in (2, 0, 3) if round == 0 else (1, 2):
+      part = VECTORS[ends[number] - rows[number] : ends[number]]
+      vector_store.write_shard(vector_store.shard_path(tmp_path, kind, number), part, kind)
+    if round == 0:
+      with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such"):
+        vector_store.finish(tmp_path)
+  vector_store.finish(tmp_path)
+  assert vector_store.start(tmp_path, kind, rows, {"a": 1})
+  vectors = vector_store.open_vectors(tmp_path)
+  assert [len(shard) for shard in vectors.shards()] == rows
+  for part in (slice(None), slice(2, 14), slice(13, 14)):
+    np.testing.assert_array_equal(vectors[part], VECTORS[part])
 
 
-def test_an_interruption_at_the_end_can_be_resumed(tmp_path, monkeypatch):
-  writer = write_vectors(tmp_path, VECTORS[:14], finish=False)
-  with monkeypatch.context() as patch:
-    patch.setattr(writer, "_commit", lambda **_: None)
-    writer.finish()
-  write_vectors(tmp_path)
-  np.testing.assert_array_equal(vector_store.open_vectors(tmp_path)[:], VECTORS)
-  with pytest.raises(ValueError, match="finished: nothing"):
-    vector_store.Writer(tmp_path, 3).append(VECTORS)
+def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
+  kind = vector_store.Kind(3)
+  vector_store.start(tmp_path / "v", kind, [2], {})
+  vector_store.abandon(tmp_path / "v")
+  assert not (tmp_path / "v").exists()
+  vector_store.start(tmp_path / "v", kind, [2, 2], {})
+  vector_store.write_shard(vector_store.shard_path(tmp_path / "v", kind, 1), VECTORS[:2], kind)
+  vector_store.abandon(tmp_path / "v")
+  assert len(list((tmp_path / "v").iterdir())) == 2
+
+
+def write_old_folder(folder, vectors):
+  """Writes a folder as earlier versions did: shards of one size, without their number of rows."""
+  folder.mkdir(parents=True)
+  for number, start in enumerate(range(0, len(vectors), 10)):
+    np.save(folder / f"vectors-{number:05d}.npy", vectors[start : start + 10])
+  state = {"dimension": 3, "dtype": "float32", "settings": {"a": 1}, "shard_rows": 10}
+  state |= {"done": len(vectors), "count": len(vectors)}
+  (folder / "vectors.json").write_text(json.dumps(state))
+
+
+def test_folders_and_parts_of_earlier_versions_are_read(tmp_path):
+  write_old_folder(tmp_path / "whole", VECTORS)
+  vectors = vector_store.open_vectors(tmp_path / "whole")
+  assert [len(shard) for shard in vectors.shards()] == [10, 10, 3]
+  assert vectors.settings == {"a": 1}
+  np.testing.assert_array_equal(vectors[:], VECTORS)
+  assert vector_store.start(tmp_path / "whole", vector_store.Kind(3), [23], {"a": 1})
+  for number, part in enumerate((VECTORS[:12], VECTORS[12:]), 1):
+    with pytest.raises(errors.InputError):
+      vector_store.open_vectors(tmp_path / "parts")
+    write_old_folder(tmp_path / "parts" / f"part-{number}-of-2", part)
+  np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "parts")[:], VECTORS)
+  write_old_folder(tmp_path / "parts" / "part-1-of-3", VECTORS)
+  with pytest.raises(errors.InputError, match="parts of 2 and of 3"):
+    vector_store.open_vectors(tmp_path / "parts")
 
 
 def test_no_vectors_and_full_files(tmp_path):
@@ -142,7 +166,8 @@ def break_file(folder, name, change):
 def test_broken_files_are_named(tmp_path, name, change, message):
   write_vectors(tmp_path)
   break_file(tmp_path, name, change)
-  for use in (vector_store.open_vectors, lambda folder: vector_store.Writer(folder, 3)):
+  kind = vector_store.Kind(3)
+  for use in (vector_store.open_vectors, lambda folder: vector_store.start(folder, kind, [], {})):
     with pytest.raises(errors.InputError, match=f"{name}: {message}"):
       use(tmp_path)
 
@@ -150,21 +175,23 @@ def test_broken_files_are_named(tmp_path, name, change, message):
 def test_missing_files_and_other_vectors_are_an_error(tmp_path):
   with pytest.raises(errors.InputError, match=r"no vectors\.json: give a folder"):
     vector_store.open_vectors(tmp_path)
-  write_vectors(tmp_path, settings={"encoder": "a"}, finish=False)
-  for arguments, message in (
-    ({"dimension": 4}, "dimension is 3, not 4"),
-    ({"dtype": "float16"}, 'dtype is "float32", not "float16"'),
-    ({"settings": {"encoder": "b"}}, 'encoder is "a", not "b"'),
+  write_vectors(tmp_path, settings={"encoder": "a"})
+  for kind, encoder, message in (
+    ({"dimension": 4}, "a", "dimension is 3, not 4"),
+    ({"dimension": 3, "dtype": "float16"}, "a", 'dtype is "float32", not "float16"'),
+    ({"dimension": 3}, "b", 'encoder is "a", not "b"'),
   ):
     with pytest.raises(errors.InputError, match=message):
-      vector_store.Writer(tmp_path, **{"dimension": 3, "settings": {"encoder": "a"}, **arguments})
+      vector_store.start(tmp_path, vector_store.Kind(**kind), [23], {"encoder": encoder})
+  with pytest.raises(errors.InputError, match="has vectors already"):
+    vector_store.Writer(tmp_path, 3)
   with pytest.raises(errors.InputError, match="format is csv; choose npy, safetensors"):
-    vector_store.Writer(tmp_path, 3, file_format="csv")
+    vector_store.Kind(3, file_format="csv")
   with pytest.raises(errors.InputError, match="dtype is float64; choose float32 or float16"):
-    vector_store.Writer(tmp_path, 3, dtype="float64")
+    vector_store.Kind(3, "float64")
   (tmp_path / "vectors-00001.npy").unlink()
   with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such file"):
-    vector_store.Writer(tmp_path, 3, settings={"encoder": "a"})
+    vector_store.start(tmp_path, vector_store.Kind(3), [23], {"encoder": "a"})
 
 
 def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
@@ -175,4 +202,5 @@ def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
       writer.append([[1, 2, 3], [1, value, 3]])
   with pytest.raises(ValueError, match=r"the shape must be \[N, 3\], not \(2, 2\)"):
     writer.append(VECTORS[:2, :2])
-  assert json.loads((tmp_path / "vectors.json").read_text())["done"] == writer.done == 2
+  assert writer.done == 2
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,152 @@
+"""Cuts text files into spans of lines, once, so that many processes can each read their own."""
+
+import dataclasses
+import glob
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+from vmsst import errors
+from vmsst.files import text_files
+
+_COPY = "lines-{}.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+  """Consecutive lines of a text file.
+
+  Attributes:
+    name: The text file, for messages.
+    first: Number of the first line, from 1.
+    lines: Number of lines.
+    path: Uncompressed file of the lines.
+    offset: Place of the first byte.
+    size: Number of bytes.
+    digest: Hash of the bytes.
+  """
+
+  name: str
+  first: int
+  lines: int
+  path: str
+  offset: int
+  size: int
+  digest: str
+
+  def __str__(self) -> str:
+    return f"{self.name}, lines {self.first:,} to {self.first + self.lines - 1:,}"
+
+  def read(self) -> list[str]:
+    """Returns the lines, as `text_files.read_lines` does.
+
+    Raises:
+      InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
+    """
+    raw = list(text_files.read_raw_lines(self.path, self.offset, self.size))
+    digest = _hash()
+    for line in raw:
+      digest.update(line)
+    if digest.hexdigest() != self.digest:
+      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
+    return list(text_files.decoded(raw, self.name, self.first))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """Texts and their spans, in order.
+
+  Attributes:
+    spans: The spans; none covers two files.
+    lines: Number of lines.
+    digest: Hash of the content: for several files, of their concatenation.
+  """
+
+  spans: list[Span]
+  lines: int
+  digest: str
+
+
+def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
+  """Cuts texts into spans of `lines` lines; reads every file once.
+
+  Args:
+    paths: UTF-8 texts, plain or gzipped.
+    lines: Most lines of a span.
+    copies: Folder for uncompressed copies of gzipped files, from which their spans are read. None:
+      these spans cannot be read.
+
+  Raises:
+    InputError: a file cannot be read.
+    OSError: a copy cannot be written.
+  """
+  spans: list[Span] = []
+  whole, last = _hash(), b"\n"
+  for number, path in enumerate(paths):
+    if last != b"\n":
+      whole.update(b"\n")
+      last = b"\n"
+    if path.endswith(".gz") and copies is not None:
+      os.makedirs(copies, exist_ok=True)
+      place = os.path.join(copies, _COPY.format(f"{number:05d}"))
+      with open(place, "wb") as stream:
+        own, end = _cut(path, place, lines, whole, stream)
+    else:
+      own, end = _cut(path, os.path.abspath(path), lines, whole, None)
+    spans += own
+    last = end or last
+  return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
+
+
+def remove_copies(folder: str) -> None:
+  """Removes the copies that `cut` has made in a folder."""
+  for path in glob.glob(os.path.join(glob.escape(folder), _COPY.format("*"))):
+    os.remove(path)
+
+
+def _cut(
+  path: str, place: str, lines: int, whole: Any, copy: IO[bytes] | None
+) -> tuple[list[Span], bytes]:
+  """Returns the spans of a file, and its last byte."""
+  spans: list[Span] = []
+  offset = size = count = 0
+  digest, end = _hash(), b""
+
+  def add(number: int) -> None:
+    nonlocal offset, size, count, digest
+    first = spans[-1].first + spans[-1].lines if spans else 1
+    spans.append(Span(path, first, number, place, offset, size, digest.hexdigest()))
+    offset, size, count, digest = offset + size, 0, 0, _hash()
+
+  for chunk in text_files.read_chunks(path):
+    whole.update(chunk)
+    if copy is not None:
+      copy.write(chunk)
+    end = chunk[-1:]
+    for piece in _pieces(chunk, lines, count):
+      digest.update(piece)
+      size += len(piece)
+      count += piece.count(b"\n")
+      if count == lines:
+        add(count)
+  if size:
+    add(count + (end != b"\n"))
+  return spans, end
+
+
+def _pieces(chunk: bytes, lines: int, count: int) -> Iterator[bytes]:
+  """Yields a chunk in pieces that end where spans do; `count` lines of the first came before."""
+  start = 0
+  while chunk.count(b"\n", start) >= lines - count:
+    end = start
+    for _ in range(lines - count):
+      end = chunk.index(b"\n", end) + 1
+    yield chunk[start:end]
+    start, count = end, 0
+  if start < len(chunk):
+    yield chunk[start:]
+
+
+def _hash() -> Any:
+  return hashlib.blake2b(digest_size=16)
