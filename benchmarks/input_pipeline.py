@@ -73,9 +73,10 @@ def write_sample(folder: pathlib.Path) -> list[str]:
   return paths
 
 
-def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
+def write_dataset(folder: pathlib.Path, patterns: list[str], file_format: str = "tfrecord") -> None:
   """Writes the pairs of files as the TFDS dataset `opus_bitext/benchmark`."""
   import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import naming
 
   from vmsst.bitext import readers
   from vmsst.tasks.opus import records, shards
@@ -92,15 +93,21 @@ def write_dataset(folder: pathlib.Path, patterns: list[str]) -> None:
   for codes, rows in rows_of.items():
     name = f"train_{'_'.join(codes)}"
     make = shards.Examples(*codes).example
-    with (place / f"opus_bitext-{name}.tfrecord-00000-of-00001").open("wb") as stream:
-      records_of_pair = (make(b"Corpus", a.encode(), b.encode()) for a, b in rows)
-      count, size = shards.write(stream.write, records_of_pair)
+    records_of_pair = (make(b"Corpus", a.encode(), b.encode()) for a, b in rows)
+    path = place / f"opus_bitext-{name}.{file_format}-00000-of-00001"
+    count, size = shards.write(path, records_of_pair, file_format)
     infos.append(tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=size))
   tfds.folder_dataset.write_metadata(
     data_dir=place,
     features=tfds.features.FeaturesDict(dict.fromkeys(shards.FEATURES, tfds.features.Text())),
     split_infos=infos,
-    filename_template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+    filename_template=naming.ShardedFileTemplate(
+      data_dir=place,
+      template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+      dataset_name="opus_bitext",
+      filetype_suffix=file_format,
+    ),
+    check_data=False,
   )
 
 
@@ -206,7 +213,6 @@ def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.nda
   """Yields training batches forever."""
   import seqio
 
-  from vmsst.launch.runtime import data
   from vmsst.tasks import bitext, datasets, feature_converter
   from vmsst.tasks.opus import mixtures
 
@@ -220,7 +226,17 @@ def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.nda
     limit = {"memory": 1 << 40, "stream": 0}[name]
     vocabulary = make_vocabulary(options)
     mixture = bitext.files(options.patterns, vocabulary, memory_limit=limit, **lengths)
-  config = data.DatasetConfig(
+  config = training_data(mixture, options, use_cached=name == "cache")
+  converter = feature_converter.BitextFeatureConverter
+  found = datasets.get_global_batches(config, 0, 1, converter, group_by_length=True)
+  return found.as_numpy_iterator()
+
+
+def training_data(mixture: str, options: argparse.Namespace, *, use_cached: bool = False) -> Any:
+  """Returns the DatasetConfig of a mixture's training split, in random order."""
+  from vmsst.launch.runtime import data
+
+  return data.DatasetConfig(
     mixture_or_task_name=mixture,
     task_feature_lengths={
       "inputs": options.length,
@@ -232,11 +248,8 @@ def batches(name: str, options: argparse.Namespace) -> Iterator[dict[str, np.nda
     batch_size=options.batch,
     shuffle=True,
     seed=0,
-    use_cached=name == "cache",
+    use_cached=use_cached,
   )
-  converter = feature_converter.BitextFeatureConverter
-  found = datasets.get_global_batches(config, 0, 1, converter, group_by_length=True)
-  return found.as_numpy_iterator()
 
 
 def measure_input(name: str, options: argparse.Namespace) -> dict[str, Any]:

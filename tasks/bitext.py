@@ -19,6 +19,7 @@ from absl import logging
 
 from vmsst import errors, languages
 from vmsst.bitext import readers, tokenized_pairs
+from vmsst.files import storage
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary, sources, streamed_tasks
 from vmsst.text import vocabularies
@@ -165,7 +166,7 @@ def file_languages(
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
   """Returns `patterns`, the relative ones below `root`."""
   listed = [patterns] if isinstance(patterns, str) else patterns
-  return [os.path.join(root, pattern) for pattern in listed]
+  return [x if storage.is_url(x) else os.path.join(root, x) for x in listed]
 
 
 def _features(

@@ -59,17 +59,9 @@ def get_global_batches(
   """
   if continue_from_last_checkpoint:
     raise errors.InputError("continue_from_last_checkpoint is not supported; set it to False")
-  if cfg.batch_size % num_shards:
-    raise errors.InputError(
-      f"batch_size {cfg.batch_size} is not a multiple of the number of data shards, {num_shards}; "
-      "change it"
-    )
-  if cfg.module:
-    importlib.import_module(cfg.module)
-  seed = _shared_seed() if cfg.seed is None else int(cfg.seed)
-  provider = cfg.mixture_or_task_name
-  if not isinstance(provider, seqio.DatasetProviderBase):
-    provider = seqio.get_mixture_or_task(provider)
+  check_batch_size(cfg.batch_size, num_shards)
+  provider = mixture_or_task(cfg)
+  seed = shared_seed() if cfg.seed is None else int(cfg.seed)
   converter = feature_converter_cls(
     pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
   )
@@ -98,6 +90,23 @@ def get_global_batches(
   else:
     batches = rows.batch(cfg.batch_size, drop_remainder=True)
   return _share(batches.prefetch(2), cfg.batch_size // num_shards, shard_id, num_shards)
+
+
+def mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
+  """Returns the mixture or task of a `DatasetConfig`, after importing the module of its tasks."""
+  if cfg.module:
+    importlib.import_module(cfg.module)
+  found = cfg.mixture_or_task_name
+  return found if isinstance(found, seqio.DatasetProviderBase) else seqio.get_mixture_or_task(found)
+
+
+def check_batch_size(batch_size: int, num_shards: int) -> None:
+  """Raises InputError unless the batch size is a multiple of the number of data shards."""
+  if batch_size % num_shards:
+    raise errors.InputError(
+      f"batch_size {batch_size} is not a multiple of the number of data shards, {num_shards}; "
+      "change it"
+    )
 
 
 def _share(batches: tf.data.Dataset, size: int, shard_id: int, num_shards: int) -> tf.data.Dataset:
@@ -202,7 +211,7 @@ def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[i
   return [*(bound for bound in boundaries if bound < longest), longest]
 
 
-def _shared_seed() -> int:
+def shared_seed() -> int:
   """Returns the time of the first host."""
   now = np.int32(time.time())
   if jax.process_count() == 1:

@@ -23,6 +23,7 @@ from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
+from vmsst.files import storage
 from vmsst.tasks import bitext, preprocessors, sources
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
@@ -47,7 +48,8 @@ def tatoeba(
   `to_english/average`, `from_english/average`, `accuracy/average`. Its only split is `test`.
 
   Args:
-    root: Folder of `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or `.gz`, as in LASER.
+    root: Folder of `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or `.gz`, as in LASER,
+      local or in an object store.
     vocabulary: Tokenizes the texts.
     languages: Codes, in any standard; None: every language in the folder.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
@@ -55,7 +57,7 @@ def tatoeba(
   Raises:
     InputError: the folder or a language does not exist.
   """
-  folder = pathlib.Path(root).expanduser().absolute()
+  folder = _data_folder(root)
   paths = tatoeba_lib.paths_in(folder)
   chosen = sorted(paths)
   if languages is not None:
@@ -185,7 +187,8 @@ def suite(
   `vmsst_eval_` and the name of the benchmark. The only split is `test`.
 
   Args:
-    root: Folder with the folders of the benchmarks (`vmsst eval --list` shows which are present).
+    root: Folder with the folders of the benchmarks (`vmsst eval --list` shows them), local or in an
+      object store.
     vocabulary: Tokenizes the texts.
     benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
       logged.
@@ -196,7 +199,7 @@ def suite(
   Raises:
     InputError: a benchmark is unknown, missing or damaged, or too large for memory.
   """
-  folder = pathlib.Path(root).expanduser().absolute()
+  folder = _data_folder(root)
   chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
   seen = None
   if training_languages is not None:
@@ -236,7 +239,7 @@ def _averages(
   return benchmark.summarize(results, seen)
 
 
-def _held_tasks(benchmark: suite_lib.Benchmark, folder: pathlib.Path) -> list[suite_lib.Task]:
+def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[suite_lib.Task]:
   held = []
   for task in benchmark.read(folder):
     if not isinstance(task, suite_lib.Task):
@@ -246,6 +249,11 @@ def _held_tasks(benchmark: suite_lib.Benchmark, folder: pathlib.Path) -> list[su
       )
     held.append(task)
   return held
+
+
+def _data_folder(root: str) -> storage.Path:
+  """Returns the absolute path of a data folder."""
+  return storage.path(root) if storage.is_url(root) else pathlib.Path(root).expanduser().absolute()
 
 
 def _tatoeba_code(code: str, available: Iterable[str], root: str) -> str:

@@ -21,6 +21,7 @@ from absl import logging
 from vmsst import errors
 from vmsst.bitext.readers import BitextFile, read_rows
 from vmsst.bitext.tokenized_pairs import TEACHER_SIDES, Ragged, Rows, concatenate_rows
+from vmsst.files import storage
 from vmsst.tasks import preprocessors, streamed_tasks
 from vmsst.vectors import bitext_vectors
 
@@ -475,6 +476,12 @@ def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data
     raise errors.InputError(
       f"{file}: only Moses and TSV files can be streamed; convert it, or raise memory_limit"
     )
+  for path in file.paths:
+    if storage.is_url(path) and not path.startswith("gs://"):
+      raise errors.InputError(
+        f"{path}: TensorFlow streams files of this machine and of gs:// only; copy it, build a "
+        "dataset (vmsst data build), or raise memory_limit"
+      )
   lines = tf.data.Dataset.zip(tuple(_lines(path) for path in file.paths))
   lines = lines.shard(shard.num_shards, shard.index).batch(_LINES)
 

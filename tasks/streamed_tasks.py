@@ -14,6 +14,7 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
+from vmsst.bitext import array_records, dataset_shards
 from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary
@@ -77,6 +78,21 @@ class StreamedTask(seqio.Task):
     self._both_directions = both_directions
     self._fingerprint = fingerprint
 
+  @property
+  def recipe(self) -> tuple[Any, ...]:
+    """What `finished` depends on: of tasks with the same recipe, it makes the same rows."""
+    names = frozenset(self.output_features)
+    return id(self._vocabulary), self._max_length, self._both_directions, names
+
+  @property
+  def both_directions(self) -> bool:
+    """Whether each pair is also used with its sides swapped."""
+    return self._both_directions
+
+  def require_splitter(self) -> None:
+    """Raises InputError if the word splitter of a language of the pairs is not installed."""
+    preprocessors.require_splitter(self._vocabulary, self._pair)
+
   def _tokenized_and_signed(self, rows: tf.data.Dataset) -> tf.data.Dataset:
     number = tf.constant([self._fingerprint], tf.int32)
     tokens = preprocessors.tokenize(rows, self._vocabulary, self._pair)
@@ -104,7 +120,7 @@ class StreamedTask(seqio.Task):
     (`preprocessors.EXTRA_FEATURES`) are included if their length is given.
     """
     del try_in_mem_cache
-    preprocessors.require_splitter(self._vocabulary, self._pair)
+    self.require_splitter()
     rows = self._read(split, use_cached, shuffle, seed, shard_info)
     if self._both_directions:
       rows = preprocessors.both_directions(rows)
@@ -181,6 +197,18 @@ class StreamedTask(seqio.Task):
     self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
   ) -> dict[str, tf.Tensor]:
     """Returns the rows of a batch of strings or ids that fit, with the features in `lengths`."""
+    found, keep_B = self.finished(columns, lengths)
+    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
+
+  def finished(
+    self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
+  ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns all rows of a batch, with the features in `lengths`, and which of them fit: bool [B].
+
+    Args:
+      columns: Strings or token ids of both sides, and the other columns of the source.
+      lengths: Maximum length of each feature to return; None: no limit.
+    """
     if getattr(self._vocabulary, "pretokenize", False) and columns["inputs"].dtype == tf.string:
       columns = preprocessors.split_columns(columns)
     encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
@@ -209,7 +237,7 @@ class StreamedTask(seqio.Task):
         missing = length[0] - ids_BKT.shape[1]
         ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
         found["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
-    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
+    return found, keep_B
 
 
 def _ended(
@@ -236,8 +264,35 @@ def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
 def read_records(
   paths: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
 ) -> tf.data.Dataset:
-  """Returns the records of a shard's TFRecord files, read as by `interleave_files`."""
-  return interleave_files((paths,), tf.data.TFRecordDataset, shuffle, seed, shard)
+  """Returns the records of a shard's files, read as by `interleave_files`."""
+  return interleave_files((paths,), records_of(paths), shuffle, seed, shard)
+
+
+def records_of(paths: Sequence[str]) -> Callable[[tf.Tensor], tf.data.Dataset]:
+  """Returns a function from the path of a file, one of `paths`, to its records.
+
+  The files are all TFRecord or all ArrayRecord files.
+  """
+  if any(dataset_shards.format_of(path) != "array_record" for path in paths):
+    return tf.data.TFRecordDataset
+
+  def count(path: bytes) -> np.int64:
+    return np.int64(len(array_records.opened(path.decode())))
+
+  def read(path: bytes, number_B: np.ndarray) -> np.ndarray:
+    records = array_records.opened(path.decode()).read(number_B.tolist())
+    return np.array(records, "O")
+
+  def open_file(path: tf.Tensor) -> tf.data.Dataset:
+    size = tf.ensure_shape(tf.numpy_function(count, [path], tf.int64, stateful=False), [])
+
+    def rows(number_B: tf.Tensor) -> tf.Tensor:
+      record_B = tf.numpy_function(read, [path, number_B], tf.string, stateful=False)
+      return tf.ensure_shape(record_B, [None])
+
+    return tf.data.Dataset.range(size).batch(_ROWS).map(rows).unbatch()
+
+  return open_file
 
 
 def interleave_files(

@@ -21,9 +21,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core import dataset_builder, file_adapters
+from tensorflow_datasets.core import dataset_builder
 
 from vmsst import errors
+from vmsst.bitext import dataset_shards
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import card, decontamination, pipeline, recipes, shards
 from vmsst.units import beam, engines, local
@@ -101,8 +102,11 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
   ) -> None:
     """Writes shards and data card into `self.data_dir`, a folder that TFDS renames at the end."""
     download_config = download_config or tfds.download.DownloadConfig()
-    if self.info.file_format != file_adapters.FileFormat.TFRECORD:
-      raise errors.InputError(f"file format {self.info.file_format}: only tfrecord is supported")
+    file_format = self.info.file_format.value
+    if file_format not in dataset_shards.FORMATS:
+      raise errors.InputError(
+        f"file format {file_format} is not supported; use {' or '.join(dataset_shards.FORMATS)}"
+      )
     recipe = recipes.load(self.builder_config.recipe or self.builder_config.name)
     work = self._work or self._own_work(recipe.name)
     engine = self._engine
@@ -116,6 +120,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
       engine or local.Local(os.cpu_count() or 1),
       name=self.name,
       bucket_bytes=self._bucket_bytes,
+      file_format=file_format,
     )
     self._write(report)
     if self._work is None:
@@ -177,6 +182,7 @@ def build(
   *,
   work: str | None = None,
   engine: engines.Engine | None = None,
+  file_format: str = dataset_shards.FORMATS[0],
 ) -> str:
   """Builds a dataset unless it exists; returns its folder.
 
@@ -187,9 +193,11 @@ def build(
     output: The `data_dir` of TFDS.
     work: See `OpusBitext`.
     engine: See `OpusBitext`.
+    file_format: Format of the shards, one of `dataset_shards.FORMATS`.
 
   Raises:
-    InputError: see `pipeline.build`; or another recipe has the same name.
+    InputError: see `pipeline.build`; or another recipe has the same name; or the dataset exists in
+      another format.
   """
   loaded = recipes.load(recipe)
   config: str | OpusConfig = loaded.name
@@ -199,14 +207,21 @@ def build(
         f"{recipe}: name: {loaded.name} is a recipe of the package; choose another name"
       )
     config = OpusConfig(name=loaded.name, description=loaded.description, recipe=recipe)
-  builder = OpusBitext(
-    config=config,
-    data_dir=os.path.abspath(output),
-    releases=os.path.abspath(releases),  # Workers may have another working directory.
-    held_out=evaluation,
-    work=None if work is None else os.path.abspath(work),
-    engine=engine,
-  )
+  try:
+    builder = OpusBitext(
+      config=config,
+      data_dir=os.path.abspath(output),
+      releases=os.path.abspath(releases),  # Workers may have another working directory.
+      held_out=evaluation,
+      work=None if work is None else os.path.abspath(work),
+      engine=engine,
+      file_format=file_format,
+    )
+  except ValueError as error:  # TFDS found it in another format.
+    raise errors.InputError(
+      f"{output}: the dataset {OpusBitext.name}/{loaded.name} cannot be of format {file_format}: "
+      f"{error}; choose another format or output folder"
+    ) from None
   if builder.is_prepared():
     if builder.info.metadata.get("recipe") != loaded.digest:
       raise errors.InputError(

@@ -16,9 +16,11 @@ The cache contains all token ids, including those of pairs that a run drops for 
 that uses the cache (USE_CACHED_TASKS) with another vocabulary raises an error.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -27,8 +29,8 @@ from google.protobuf import json_format
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.bitext import readers
-from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
+from vmsst.bitext import array_records, dataset_shards, readers
+from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
@@ -152,9 +154,11 @@ def validation_reader(
     for pair, splits in found.items():
       if "validation" not in splits:
         continue
-      source = seqio.TfdsDataSource(versioned, data_dir, splits, read_only=True)
-      for row in source.get_dataset("validation", shuffle=False).as_numpy_iterator():
-        name, *sides = (row[key].decode() for key in ("corpus", "source", "target"))
+      paths = _Source(versioned, data_dir, splits, pair).list_shards("validation")
+      examples = streamed_tasks.read_records(paths, False, None, streamed_tasks.WHOLE)
+      for record in examples.as_numpy_iterator():
+        row = dataset_shards.texts(record)
+        name, *sides = (row[key] for key in ("corpus", "source", "target"))
         present.add(name)
         if name == corpus:
           pairs.setdefault(pair, []).append((sides[0], sides[1]))
@@ -180,14 +184,81 @@ class _Source(seqio.TfdsDataSource):
     teacher: str | None = None,
   ):
     super().__init__(name, data_dir, splits, read_only=True)
+    self._names = dict(splits)
     self._pair = pair
     self._teacher = teacher
 
   def files_of(self, split: str) -> list[readers.BitextFile]:
     """Returns the files of a split."""
     return [
-      readers.BitextFile((path,), "tfrecord", *self._pair) for path in self.list_shards(split)
+      readers.BitextFile((path,), dataset_shards.format_of(path) or "tfrecord", *self._pair)
+      for path in self.list_shards(split)
     ]
+
+  @functools.cache  # noqa: B019 (a source lives as long as its task, which is registered)
+  def _vectors(self, split: str) -> list[np.memmap]:
+    """Returns the teacher's vectors of each file."""
+    shards = self.files_of(split)
+    stored = [bitext_vectors.open_vectors(str(self._teacher), each) for each in shards]
+    if sum(map(len, stored)) != self.num_input_examples(split):
+      raise errors.InputError(
+        f"{self._teacher}: has vectors of {sum(map(len, stored))} pairs of {shards[0]} and so on, "
+        f"but the split {split} has {self.num_input_examples(split)}; recompute them (`vmsst data "
+        "embed --refresh`)"
+      )
+    return stored
+
+  def read_rows(self, split: str, number_N: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns rows by their numbers, for `columns`.
+
+    Raises:
+      InputError: the files are not ArrayRecord files, or one of them is missing or damaged.
+    """
+    paths, counts = self._files(split)
+    ends_F = np.cumsum(counts)
+    file_N = np.searchsorted(ends_F, number_N, side="right")
+    place_N = number_N - (ends_F - counts)[file_N]
+    found = np.empty(len(number_N), "O")
+    vectors = None
+    for file in np.unique(file_N).tolist():
+      own = np.flatnonzero(file_N == file)
+      records = array_records.opened(paths[file], counts[file])
+      found[own] = records.read(place_N[own].tolist())
+      if self._teacher is not None:
+        stored = self._vectors(split)[file]
+        if vectors is None:
+          vectors = np.empty([len(number_N), *stored.shape[1:]], stored.dtype)
+        vectors[own] = stored[place_N[own]]
+    row = {
+      name: np.full([len(number_N), 1], language.index, np.int32)
+      for name, language in zip(SIDES.values(), self._pair, strict=True)
+    }
+    return {"record": found, **row, **({} if vectors is None else {"vectors": vectors})}
+
+  @functools.cache  # noqa: B019
+  def _files(self, split: str) -> tuple[list[str], list[int]]:
+    """Returns the paths of the files of a split, and their numbers of rows."""
+    paths = list(self.list_shards(split))
+    if wrong := [path for path in paths if dataset_shards.format_of(path) != "array_record"]:
+      raise errors.InputError(
+        f"{wrong[0]}: rows of this file cannot be read in any order; build the dataset with "
+        "--format array_record, or bind train_script.train.get_dataset_fn = "
+        "@datasets.get_global_batches"
+      )
+    return paths, list(self.tfds_dataset.info.splits[self._names[split]].shard_lengths)
+
+  def columns(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns strings, language ids and the teacher's vectors of rows.
+
+    Args:
+      rows: Columns `record`, serialized examples [B], and language ids [B, 1]; with a teacher also
+        `vectors` [B, 2, S].
+    """
+    found = dict(rows)
+    texts = tf.io.parse_example(found.pop("record"), _TEXTS)
+    if "vectors" in found:
+      found |= zip(TEACHER_SIDES, tf.unstack(found.pop("vectors"), axis=1), strict=True)
+    return {"inputs": texts["source"], "targets": texts["target"], **found}
 
   def get_dataset(
     self,
@@ -202,31 +273,26 @@ class _Source(seqio.TfdsDataSource):
     shard = shard_info or streamed_tasks.WHOLE
 
     def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
-      found = tf.io.parse_example(records_B, _TEXTS)
       ids = preprocessors.language_columns(self._pair, tf.size(records_B))
-      return {"inputs": found["source"], "targets": found["target"], **ids}
+      return self.columns({"record": records_B, **ids})
 
     paths, order = self.list_shards(split), (shuffle, seed, shard)
     if self._teacher is None:
       return streamed_tasks.read_records(paths, *order).batch(_RECORDS).map(parse).unbatch()
     shards = self.files_of(split)
-    stored = [bitext_vectors.open_vectors(self._teacher, each) for each in shards]
-    if sum(map(len, stored)) != self.num_input_examples(split):
-      raise errors.InputError(
-        f"{self._teacher}: has vectors of {sum(map(len, stored))} pairs of {shards[0]} and so on, "
-        f"but the split {split} has {self.num_input_examples(split)}; recompute them (`vmsst data "
-        "embed --refresh`)"
-      )
+    stored = self._vectors(split)
     shape, size = stored[0].shape[1:], stored[0][0].nbytes
+
+    records_of = streamed_tasks.records_of(paths)
 
     def open_file(path: tf.Tensor, vectors: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
       rows = tf.data.FixedLengthRecordDataset(vectors, size, header_bytes=tf.cast(offset, tf.int64))
-      return tf.data.Dataset.zip((tf.data.TFRecordDataset(path), rows))
+      return tf.data.Dataset.zip((records_of(path), rows))
 
     def parse_both(records_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
       vector_B2S = tf.reshape(tf.io.decode_raw(vectors_B, tf.float32), [-1, *shape])
-      sides = zip(TEACHER_SIDES, tf.unstack(vector_B2S, axis=1), strict=True)
-      return {**parse(records_B), **dict(sides)}
+      ids = preprocessors.language_columns(self._pair, tf.size(records_B))
+      return self.columns({"record": records_B, "vectors": vector_B2S, **ids})
 
     where = [bitext_vectors.path_of(self._teacher, each) for each in shards]
     offsets = [array.offset for array in stored]

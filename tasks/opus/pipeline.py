@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.bitext import formats
+from vmsst.bitext import dataset_shards, formats
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import decontamination, recipes, records, releases, stages
 from vmsst.units import base, engines
@@ -76,6 +76,7 @@ def build(
   *,
   name: str = "opus_bitext",
   bucket_bytes: int = BUCKET_BYTES,
+  file_format: str = dataset_shards.FORMATS[0],
 ) -> Report:
   """Makes the shards of a dataset; resumes an interrupted build.
 
@@ -87,6 +88,7 @@ def build(
       files again.
     engine: Where to do the units; see `vmsst.units`.
     name: Prefix of the names of the shards.
+    file_format: Format of the shards, one of `dataset_shards.FORMATS`.
     bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
   Raises:
@@ -109,7 +111,7 @@ def build(
     sources = [(release.name, release.size) for release in wanted]
     configuration = _sha256([stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes])
     folder = os.path.join(work, f"shards.{configuration[:16]}")
-    splits = _write(merge_units, ranks, cuts, os.path.join(folder, name), engine)
+    splits = _write(merge_units, ranks, cuts, os.path.join(folder, name), file_format, engine)
   return Report(
     recipe=recipe,
     root=root,
@@ -248,7 +250,8 @@ def _write(
   units: Mapping[str, Sequence[stages.Merge]],
   ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
   cuts: Mapping[recipes.Cell, recipes.Cut],
-  shards: str,
+  prefix: str,
+  file_format: str,
   engine: engines.Engine,
 ) -> dict[str, list[dict[str, Any]]]:
   """Writes all shards; returns their paths, sizes and hashes by split."""
@@ -262,7 +265,8 @@ def _write(
           bounds=bounds,
           source_language=source,
           target_language=target,
-          path=f"{shards}-{split}.tfrecord-{place:05d}-of-{len(inputs):05d}",
+          path=f"{prefix}-{split}.{file_format}-{place:05d}-of-{len(inputs):05d}",
+          file_format=file_format,
         )
         for place, merged in enumerate(inputs)
       ]

@@ -1,21 +1,36 @@
-"""Writes TFRecord files of pairs without TensorFlow, which a worker needs seconds to import.
+"""Writes files of pairs without TensorFlow, which a worker needs seconds to import.
 
-Format: https://www.tensorflow.org/tutorials/load_data/tfrecord. A record is a tf.train.Example of
+A record is a tf.train.Example of
 five texts: corpus, source, source_language, target, target_language.
 """
 
 import functools
+import pathlib
 import struct
 from collections.abc import Callable, Iterable
 
 import google_crc32c
 
+from vmsst.bitext import array_records
+
 FEATURES = ("corpus", "source", "source_language", "target", "target_language")
 """Names of the texts of an example, in the order of the record."""
 
 
-def write(put: Callable[[bytes], object], records: Iterable[bytes]) -> tuple[int, int]:
-  """Writes records in TFRecord format.
+def write(path: pathlib.Path, records: Iterable[bytes], file_format: str) -> tuple[int, int]:
+  """Writes a file of one of `dataset_shards.FORMATS`.
+
+  Returns:
+    The number of records, and the sum of their sizes in bytes.
+  """
+  if file_format == "array_record":
+    return array_records.write(path, records)
+  with path.open("wb") as stream:
+    return write_tfrecord(stream.write, records)
+
+
+def write_tfrecord(put: Callable[[bytes], object], records: Iterable[bytes]) -> tuple[int, int]:
+  """Writes records in TFRecord format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
 
   Args:
     put: Writes bytes to the file.

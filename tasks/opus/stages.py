@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vmsst.bitext import formats
+from vmsst.bitext import dataset_shards, formats
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import buckets, cleaning, decontamination, records, releases, shards
 from vmsst.units import base
@@ -224,7 +224,8 @@ class Write(base.Unit):
     bounds: Ranks to take, by corpus. Rows of other corpora are left out.
     source_language: Code of the first side.
     target_language: Code of the second side.
-    path: TFRecord file to write.
+    path: File to write.
+    file_format: One of `dataset_shards.FORMATS`.
   """
 
   inputs: tuple[Merge, ...]
@@ -232,10 +233,11 @@ class Write(base.Unit):
   source_language: str
   target_language: str
   path: str
+  file_format: str = dataset_shards.FORMATS[0]
 
   @functools.cached_property
   def key(self) -> str:
-    """Hash of everything that the output depends on."""
+    """Hash of everything that the output depends on, without the path and its format."""
     inputs = [each.key for each in self.inputs]
     return _digest("write", inputs, self.bounds, self.source_language, self.target_language)
 
@@ -243,16 +245,11 @@ class Write(base.Unit):
     """Makes the file; returns the number of rows, the bytes of the records, and the file hash."""
     examples = shards.Examples(self.source_language, self.target_language)
     rows = heapq.merge(*(self._rows(each) for each in self.inputs))
-    sha256 = hashlib.sha256()
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
-
-      def write(data: bytes) -> None:
-        sha256.update(data)
-        stream.write(data)
-
-      count, size = shards.write(
-        write, (examples.example(corpus, source, target) for _, corpus, source, target in rows)
-      )
+    written = (examples.example(corpus, source, target) for _, corpus, source, target in rows)
+    with atomic_files.atomic_path(self.path, shared=True) as partial:
+      count, size = shards.write(partial, written, self.file_format)
+      with partial.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256")
     return {"rows": count, "bytes": size, "sha256": sha256.hexdigest()}
 
   def _rows(self, merged: Merge) -> Iterator[tuple[int, bytes, bytes, bytes]]:

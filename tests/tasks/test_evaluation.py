@@ -1,4 +1,6 @@
+import benchmark_trees
 import line_files
+import memory_store
 import numpy as np
 import opus_dataset
 import pytest
@@ -156,6 +158,19 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
     found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
     assert found == pytest.approx(wanted["benchmarks"][task.name[11:]]["summary"])
   assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
+
+
+def test_tasks_of_a_store_have_the_metrics_of_its_copy(small_root, monkeypatch):
+  memory_store.installed(monkeypatch)
+  benchmark_trees.upload(small_root, "gs://bucket/data")
+  found = []
+  for root in (str(small_root), "gs://bucket/data"):
+    mixture = evaluation.suite(root, BYTES)
+    names = [task.name for task in seqio.get_mixture_or_task(mixture).tasks]
+    names.append(evaluation.tatoeba(f"{root}/tatoeba", BYTES))
+    found.append([_evaluate(name, lambda text: np.eye(4)[NUMBERS[text]]) for name in names])
+  assert found[0] == found[1]
+  assert len(found[1]) == 3
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):

@@ -1,7 +1,8 @@
 """Reads the files of datasets of `vmsst data build` without TensorFlow.
 
-They are TFRecord files of tf.train.Example messages, whose features are single texts. TensorFlow
-verifies their checksums when it trains on them; these functions do not.
+They are TFRecord or ArrayRecord files of tf.train.Example messages, whose features are single
+texts. TensorFlow verifies the checksums of TFRecord files when it trains on them; these functions
+do not.
 
 Format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
 """
@@ -12,19 +13,24 @@ import struct
 from collections.abc import Iterator
 
 from vmsst import errors
-from vmsst.files import input_files
+from vmsst.bitext import array_records
+from vmsst.files import input_files, storage
 
+FORMATS = ("tfrecord", "array_record")
+"""Formats of the files, by their names in TFDS; the default first."""
 # "opus_bitext-train_deu_eng.tfrecord-00000-of-00002"; codes as of `readers.compact_code`.
 _NAME = re.compile(
-  r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.tfrecord(?:-\d+-of-\d+)?"
+  r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.(?:tfrecord|array_record)(?:-\d+-of-\d+)?"
 )
 _HEADER, _CHECKSUM = struct.Struct("<QI"), 4
+_READ_ROWS = 1024  # Records of an ArrayRecord file that are read together.
 _RECORD_BYTES = 1 << 26  # A longer record is not a pair of texts.
 
 
-def is_shard(path: str) -> bool:
-  """Returns whether a path has the name of a TFRecord file."""
-  return re.search(r"\.tfrecord(-\d+-of-\d+)?$", path) is not None
+def format_of(path: str) -> str | None:
+  """Returns the format in the name of a shard, one of FORMATS; None: it is another file."""
+  match = re.search(r"\.(tfrecord|array_record)(-\d+-of-\d+)?$", path)
+  return match and match[1]
 
 
 def codes_of(path: str) -> tuple[str, str] | None:
@@ -37,10 +43,26 @@ def read_examples(path: str) -> Iterator[dict[str, str]]:
   """Yields the features of every example, texts by name.
 
   Raises:
-    InputError: the file is truncated, or is not a TFRecord file of texts; the message names it.
+    InputError: the file is damaged, or is not a file of texts; the message names it.
   """
-  input_files.check(path)
-  with open(path, "rb") as stream:
+  input_files.check_local(path)
+  records = _array_records(path) if format_of(path) == "array_record" else _tfrecords(path)
+  for number, record in enumerate(records, 1):
+    try:
+      yield texts(record)
+    except (ValueError, IndexError):
+      place = f"{path}: record {number}"
+      raise errors.InputError(f"{place} is not an example of texts; build it again") from None
+
+
+def _array_records(path: str) -> Iterator[bytes]:
+  records = array_records.ArrayRecords(path)
+  for start in range(0, len(records), _READ_ROWS):
+    yield from records[start : start + _READ_ROWS]
+
+
+def _tfrecords(path: str) -> Iterator[bytes]:
+  with storage.open_binary(path) as stream:
     number = 0
     while header := stream.read(_HEADER.size):
       number += 1
@@ -51,14 +73,15 @@ def read_examples(path: str) -> Iterator[dict[str, str]]:
       record = stream.read(size)
       if len(header) < _HEADER.size or len(record) < size or len(stream.read(4)) < _CHECKSUM:
         raise errors.InputError(f"{place} is truncated; copy or build the file again")
-      try:
-        yield _texts(record)
-      except (ValueError, IndexError):
-        raise errors.InputError(f"{place} is not an example of texts; build it again") from None
+      yield record
 
 
-def _texts(example: bytes) -> dict[str, str]:
-  """Returns the features of an Example that are single texts."""
+def texts(example: bytes) -> dict[str, str]:
+  """Returns the features of an Example, which are single texts.
+
+  Raises:
+    ValueError, IndexError: it is not such an Example.
+  """
   found = {}
   for features in _fields(example, 1):
     for entry in _fields(features, 1):

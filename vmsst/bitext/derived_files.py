@@ -12,7 +12,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.bitext.readers import BitextFile
-from vmsst.files import atomic_files, checksums, stored_settings
+from vmsst.files import atomic_files, checksums, storage, stored_settings
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
@@ -47,9 +47,10 @@ def make_files(
     refresh: Make all files again; an old file stays until its replacement is complete.
 
   Raises:
-    InputError: files in the folder were made with other settings or from other bitexts, or two
-      bitexts would have the same file.
+    InputError: the folder is a URL, files in it were made with other settings or from other
+      bitexts, or two bitexts would have the same file.
   """
+  storage.check_local(folder, "the output")
   places: dict[str, BitextFile] = {}
   for bitext in bitexts:
     other = places.setdefault(place_of(bitext), bitext)

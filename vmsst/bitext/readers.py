@@ -1,6 +1,6 @@
 """Reads bitext files of every supported format in plain Python, one pair at a time.
 
-Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but TFRecord plain or gzipped
+Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards plain or gzipped
 (`.gz`):
 
 | format | files | content |
@@ -10,12 +10,12 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but TFRecor
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone |
 | TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
+| ArrayRecord | `x-train_deu_eng.array_record-00000-of-00001` | the same |
 
 Every error names the file and, if there is one, the line. Nothing here imports TensorFlow.
 """
 
 import dataclasses
-import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from typing import cast
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import dataset_shards, formats
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -39,7 +39,7 @@ class BitextFile:
 
   Attributes:
     paths: The file, or the two files of a Moses pair (source side first).
-    format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
+    format: "moses", "tsv", "tmx", "jsonl", "tfrecord" or "array_record".
     source: Language of the source side.
     target: Language of the target side.
     fields: JSONL only: names of the two fields if they are not language codes.
@@ -54,14 +54,14 @@ class BitextFile:
   @property
   def text_bytes(self) -> int:
     """Size of the text in bytes; for a compressed file, an estimate of four times its size."""
-    return sum(os.path.getsize(path) * (4 if path.endswith(".gz") else 1) for path in self.paths)
+    return sum(storage.size(path) * (4 if path.endswith(".gz") else 1) for path in self.paths)
 
   def __str__(self) -> str:
     return " + ".join(self.paths)
 
 
 def find_files(patterns: str | Sequence[str]) -> list[str]:
-  """Returns the absolute paths that match shell patterns, sorted within each pattern.
+  """Returns the absolute paths or URLs that match shell patterns, sorted within each pattern.
 
   `**` matches any number of folders.
 
@@ -70,9 +70,11 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
   """
   found: dict[str, None] = {}
   for pattern in [patterns] if isinstance(patterns, str) else patterns:
-    full = os.path.abspath(os.path.expanduser(pattern))
-    matches = sorted(path for path in glob.glob(full, recursive=True) if os.path.isfile(path))
+    matches = storage.matches(pattern)
     if not matches:
+      if storage.is_url(pattern):
+        raise errors.InputError(f"no file matches {pattern!r}; check the address")
+      full = os.path.abspath(os.path.expanduser(pattern))
       raise errors.InputError(f"no file matches {pattern!r} ({full}); {_nearby(full)}")
     found.update(dict.fromkeys(matches))
   return list(found)
@@ -101,8 +103,8 @@ def find_bitext(
   bitexts: dict[BitextFile, None] = {}
   for path in find_files(patterns):
     kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
-    if dataset_shards.is_shard(path):
-      bitexts[BitextFile((path,), "tfrecord", *(given or _languages_of_shard(path)))] = None
+    if shard_format := dataset_shards.format_of(path):
+      bitexts[BitextFile((path,), shard_format, *(given or _languages_of_shard(path)))] = None
     elif kind is None:
       bitexts[_moses_pair(path, given)] = None
     else:
@@ -193,7 +195,7 @@ def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats
       return formats.parse_tsv(bitext.paths[0], formats.STOP, negatives)
     case "tmx":
       return formats.parse_tmx(bitext.paths[0], *languages, formats.STOP)
-    case "tfrecord":
+    case "tfrecord" | "array_record":
       return formats.parse_shard(bitext.paths[0])
     case _:
       return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields)
@@ -219,10 +221,10 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
     )
   folder = os.path.dirname(path)
   sides = {own: path}
-  for name in sorted(os.listdir(folder)):
+  for name in sorted(storage.names(folder)):
     other_stem, language = _moses_side(os.path.join(folder, name))
     full = os.path.join(folder, name)
-    if other_stem == stem and language is not None and os.path.isfile(full):
+    if other_stem == stem and language is not None and storage.path(full).is_file():
       sides.setdefault(language, full)
   named = _pairs_in_name(stem)
   if given or len(named) == 1:

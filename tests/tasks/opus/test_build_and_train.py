@@ -8,6 +8,7 @@ import numpy as np
 import opus_tree
 import pytest
 
+from vmsst.bitext import dataset_shards
 from vmsst.tasks import sample
 
 # Builds, then trains a tiny model, in one process: importing takes longer than both.
@@ -63,6 +64,7 @@ def losses(folder, part="train"):
   return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
 
 
+@pytest.mark.slow
 def test_releases_become_a_dataset_and_the_dataset_an_encoder(tmp_path):
   english = [sample.sentence(i, "en") for i in range(120)]
   german, spanish = ([sample.sentence(i, code) for i in range(120)] for code in ("de", "es"))
@@ -108,7 +110,8 @@ def test_releases_become_a_dataset_and_the_dataset_an_encoder(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hundred_steps_on_real_releases(tmp_path, data_root):
+@pytest.mark.parametrize("file_format", dataset_shards.FORMATS)
+def test_a_hundred_steps_on_real_releases(tmp_path, data_root, file_format):
   codes = ("de", "es", "fr", "ru", "tr")
   opus_tree.write(tmp_path / "opus", opus_tree.parts_of(data_root, codes, rows=3000))
   of_ems = {
@@ -122,6 +125,9 @@ def test_a_hundred_steps_on_real_releases(tmp_path, data_root):
     "utils.create_learning_rate_scheduler.base_learning_rate": 0.05,
   }
   plan = arguments(tmp_path, tmp_path / "opus", data_root, "vmsst", 100, **of_ems)
+  if file_format == "array_record":
+    plan["build"] += ["--format", file_format]
+    plan["train"].insert(2, "--gin_file=data/sharded.gin")
   commands.script(_RUN, cwd=tmp_path, text=json.dumps(plan), timeout=1200)
   found = losses(tmp_path)
   assert len(found) == 100

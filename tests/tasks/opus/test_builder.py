@@ -7,6 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from vmsst import cli, errors
+from vmsst.bitext import dataset_shards
 from vmsst.tasks.opus import builder, pipeline, shards
 from vmsst.units import local
 
@@ -43,7 +44,8 @@ def _build(tree, recipe=None, output="tfds", **options):
 
 def _hash(folder):
   files = {
-    path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.tf*")
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in folder.glob("opus_bitext-*")
   }
   assert files
   return files
@@ -125,10 +127,32 @@ def test_tfds_builds_a_recipe_of_the_package_from_its_manual_dir(tree):
   assert (tree / "work" / "clean").is_dir()  # Kept, as it was given.
 
 
+def test_the_same_rows_are_written_as_array_records(tree):
+  _build(tree, output="plain")
+  _build(tree, output="random", file_format="array_record")
+  folders = [tree / name / "opus_bitext/mine/1.0.0" for name in ("plain", "random")]
+  infos = [tfds.builder_from_directory(folder).info for folder in folders]
+  assert [info.file_format.value for info in infos] == ["tfrecord", "array_record"]
+  for split, plain in infos[0].splits.items():
+    random = infos[1].splits[split]
+    assert random.shard_lengths == plain.shard_lengths
+    for first, second in zip(plain.filepaths, random.filepaths, strict=True):
+      rows = list(dataset_shards.read_examples(str(first)))
+      assert rows
+      assert rows == list(dataset_shards.read_examples(str(second)))
+  first = _hash(folders[1])
+  _build(tree, output="again", file_format="array_record")
+  assert _hash(tree / "again/opus_bitext/mine/1.0.0") == first
+  with pytest.raises(errors.InputError, match=r"cannot be of format tfrecord: .*choose another"):
+    _build(tree, output="random")
+
+
 def test_another_file_format_is_refused(tree):
-  made = builder.OpusBitext(config="vmsst", data_dir=tree / "tfds", file_format="array_record")
+  made = builder.OpusBitext(config="vmsst", data_dir=tree / "tfds", file_format="riegeli")
   config = tfds.download.DownloadConfig(manual_dir=tree, try_download_gcs=False)
-  with pytest.raises(errors.InputError, match="only tfrecord"):
+  with pytest.raises(
+    errors.InputError, match="riegeli is not supported; use tfrecord or array_record"
+  ):
     made.download_and_prepare(download_config=config)
 
 

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
+from vmsst.bitext import dataset_shards, readers
 from vmsst.tasks import bitext, datasets, sample
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.tasks.opus import mixtures
@@ -229,10 +229,12 @@ def test_a_cache_gives_the_same_rows_and_is_refused_for_another_vocabulary(
     next(iter(rows_of(name, num_epochs=1, use_cached=True)))
 
 
-def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
-  folder = opus_dataset.write(tmp_path, "mine", {("de", "en"): PAIRS["de", "en"]}, shards=3)
+@pytest.mark.parametrize("file_format", dataset_shards.FORMATS)
+def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path, file_format):
+  pairs_of = {("de", "en"): PAIRS["de", "en"]}
+  folder = opus_dataset.write(tmp_path, "mine", pairs_of, shards=3, file_format=file_format)
   vectors = {}
-  for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
+  for file in readers.find_bitext(f"{folder}/*.{file_format}*"):
     pairs = list(readers.read_pairs(file))
     array_N2S = np.array([[[len(x), hash(x) % 997, i] for i, x in enumerate(y)] for y in pairs])
     path = tmp_path / bitext_vectors.path_of("vectors", file)
@@ -255,10 +257,20 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
       assert [row[f"teacher_{side}"].tolist() for side in ("inputs", "targets")] == expected
       seen.add(pair)
   assert len(seen) == 2 * 30
+  if file_format == "array_record":
+    numbers_N = np.array([29, 3, 14, 3])
+    raw = task.source.read_rows("train", numbers_N)
+    columns = task.source.columns({name: tf.constant(x) for name, x in raw.items()})
+    texts = [columns[side].numpy().astype(str).tolist() for side in ("inputs", "targets")]
+    found_2NS = [columns[f"teacher_{side}"].numpy().tolist() for side in ("inputs", "targets")]
+    for number, pair in enumerate(zip(*texts, strict=True)):
+      assert [side_NS[number] for side_NS in found_2NS] == vectors[pair]
+    assert texts[0][1] == texts[0][3]
+    assert len(set(texts[0])) == 3
   (path,) = path.parent.glob("*validation_deu_eng*")
   np.save(path, np.zeros((9, 2, 3), np.float32))
   with pytest.raises(errors.InputError, match=r"vectors of 9 pairs of .* has 1; recompute them"):
     task.get_dataset(lengths, "validation")
   path.unlink()
-  with pytest.raises(errors.InputError, match=r"no such file: write vectors of .*tfrecord"):
+  with pytest.raises(errors.InputError, match=rf"no such file: write vectors of .*{file_format}"):
     mixtures.opus("mine", BYTES, **options, teacher=str(tmp_path / "vectors"), max_length=99)

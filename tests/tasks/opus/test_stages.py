@@ -165,7 +165,7 @@ def test_a_killed_worker_ends_the_build_and_the_same_call_resumes(tree):
       units = [broken_units.killed(u) if i == victim else u for i, u in enumerate(units)]
     _do(title, units)
 
-  killed = r"clean: a worker process was killed at .*(eng_tur|1 others) .*to resume"
+  killed = r"clean: a worker process was killed at .*(en-tr|1 others) .*to resume"
   with pytest.raises(errors.InputError, match=killed):
     _build(tree, Doing(killing))
   assert list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
