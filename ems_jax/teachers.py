@@ -242,10 +242,11 @@ def _check_not_given(batch: base.Batch) -> None:
 
 
 def _identity(vocabulary: vocabularies.Vocabulary) -> Any:
-  """Returns the properties that determine the ids of words: all but its path and prefix."""
+  """Returns the properties that determine the ids of words."""
+  others = ("path", "prefix", "prompts")
   fields = dataclasses.asdict(cast(Any, vocabulary))
   content = [getattr(vocabulary, name, None) for name in ("model_bytes", "content")]
-  return type(vocabulary), fields | dict.fromkeys(("path", "prefix")), content
+  return type(vocabulary), fields | dict.fromkeys(others), content
 
 
 def _placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:

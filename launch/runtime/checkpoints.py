@@ -7,7 +7,6 @@ checkpoint and the model are detected from the metadata, before any array is rea
 import contextlib
 import dataclasses
 import os
-import pathlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,10 +21,10 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.checkpoints import hub_models, layer_stacks
+from vmsst.checkpoints import hub_models, layer_stacks, object_stores
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
-from vmsst.files import atomic_files, checksums
+from vmsst.files import atomic_files, checksums, storage
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import parameter_names
@@ -164,7 +163,7 @@ def check_restore_config(name: str, value: Any) -> None:
   errors.check(valid, name, value, "@utils.RestoreCheckpointConfig()")
 
 
-def checkpoint_step(path: str | pathlib.Path) -> int:
+def checkpoint_step(path: str | os.PathLike[str]) -> int:
   """Returns the step in a checkpoint's name.
 
   Raises:
@@ -176,16 +175,15 @@ def checkpoint_step(path: str | pathlib.Path) -> int:
   return int(match.group(1))
 
 
-def all_checkpoints(folder: str | pathlib.Path) -> list[epath.Path]:
+def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
   """Returns the complete checkpoints in `folder`, sorted by step."""
-  root = epath.Path(folder)
-  if not root.is_dir():
-    return []
-  found = [
-    path
-    for path in root.iterdir()
-    if re.fullmatch(rf"{PREFIX}_\d+", path.name) and (path / "state").is_dir()
-  ]
+  return [path for path in _folders(folder) if object_stores.is_complete(path)]
+
+
+def _folders(folder: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the paths in `folder` with the name of a checkpoint, sorted by step."""
+  root = epath.Path(storage.path(folder))
+  found = [root / name for name in storage.names(root) if re.fullmatch(rf"{PREFIX}_\d+", name)]
   return sorted(found, key=checkpoint_step)
 
 
@@ -200,7 +198,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
   step = _set_damaged_aside(model_dir) if jax.process_index() == 0 else -1
   if jax.process_count() > 1:
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
-  return None if step < 0 else epath.Path(model_dir) / f"{PREFIX}_{step}"
+  return None if step < 0 else epath.Path(storage.path(model_dir)) / f"{PREFIX}_{step}"
 
 
 def _set_damaged_aside(model_dir: str) -> int:
@@ -211,9 +209,8 @@ def _set_damaged_aside(model_dir: str) -> int:
     if problem is None:
       for bad, reason in damaged.items():
         aside = bad.parent / f"{_DAMAGED}{bad.name}"
-        if aside.exists():
-          aside.rmtree()
-        bad.rename(aside)
+        storage.remove(aside)
+        storage.rename(bad, aside)
         logging.warning("%s is damaged: %s. Renamed to %s.", bad, reason, aside.name)
         logging.warning("Resuming from %s.", path)
       return checkpoint_step(path)
@@ -240,7 +237,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   found: list[epath.Path] = []
   for place in paths:
     model_dir_lib.check_store(os.fspath(place))
-    path = epath.Path(place)
+    path = epath.Path(storage.path(place))
     if cfg.mode == "specific":
       if not (path / "state").is_dir():
         inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
@@ -390,6 +387,7 @@ def restore(
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
+  object_stores.support_s3()
   with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.restore(
       path / "state",
@@ -438,7 +436,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
 
   def save(self, directory: epath.Path, args: "DataStateSave") -> None:
     args.state.copy_to(
-      pathlib.Path(directory), process=jax.process_index(), processes=jax.process_count()
+      storage.path(directory), process=jax.process_index(), processes=jax.process_count()
     )
 
   def finalize(self, directory: epath.Path) -> None:
@@ -447,6 +445,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
       state = checkpoint / "state"
       if not state.is_dir():
         raise RuntimeError(f"Orbax did not finish {state} before {directory}")
+      data_lib.DataState.join_lanes(storage.path(directory))
       checksums.write(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
@@ -469,13 +468,17 @@ class CheckpointManager:
   """
 
   def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
-    self._model_dir = epath.Path(model_dir)
+    self._model_dir = epath.Path(storage.path(model_dir))
     self._cfg = cfg
     self._failed = False
     t5x_checkpoints.ignore_abandoned_io()
+    object_stores.support_s3()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())
+    in_store = storage.is_url(model_dir)
+    if in_store and jax.process_index() == 0:
+      object_stores.prepare(_folders(model_dir))
     self._manager = ocp.CheckpointManager(
       model_dir,
       handler_registry=handlers,
@@ -484,7 +487,8 @@ class CheckpointManager:
         max_to_keep=cfg.keep,
         create=True,
         enable_async_checkpointing=True,
-        cleanup_tmp_directories=True,
+        cleanup_tmp_directories=not in_store,
+        temporary_path_class=object_stores.TEMPORARY_PATH if in_store else None,
       ),
     )
 

@@ -10,7 +10,6 @@ import json
 import pathlib
 import queue
 import re
-import shutil
 import tempfile
 import threading
 import time
@@ -24,7 +23,9 @@ from jax.experimental import multihost_utils
 
 from vmsst import errors
 from vmsst.errors import InputError
+from vmsst.files import storage
 from vmsst.launch.runtime import parameter_names, partitioning
+from vmsst.tasks import lanes
 
 Batch = Mapping[str, np.ndarray]
 
@@ -268,20 +269,23 @@ class DataState:
   Attributes:
     position: Step of the next batch.
     prefix: Path prefix of the files of tf.train.Checkpoint; None if a fresh iterator is at
-      `position`.
+      `position`, or if there are `lanes`.
     whole: Whether every process reads whole batches, so that the state fits any number of
       processes. Otherwise it is the state of this process's part of the batches.
+    lanes: State of the lanes that this process reads, or of all; see `tasks.sharded_batches`.
   """
 
   position: int
-  prefix: pathlib.Path | None
+  prefix: storage.Path | None
   whole: bool = False
+  lanes: Mapping[str, Any] | None = None
 
-  def copy_to(self, folder: pathlib.Path, process: int, processes: int) -> None:
+  def copy_to(self, folder: storage.Path, process: int, processes: int) -> None:
     """Writes the state below `folder`, under upstream T5X's names, and a JSON file next to it.
 
     Upstream assumes that the state is that of the checkpoint's step and ignores the JSON file. Only
-    the first process writes a state of whole batches, as in a single-process run.
+    the first process writes a state of whole batches, as in a single-process run. The parts of the
+    state of lanes are for `join_lanes`.
     """
     if self.whole:
       if process:
@@ -292,14 +296,35 @@ class DataState:
     if self.prefix is not None:
       for path in self.prefix.parent.glob(self.prefix.name + ".*"):
         if path.suffix != ".json":
-          shutil.copyfile(path, folder / (name + path.name[len(self.prefix.name) :]))
-    description = {"batches": self.position, "saved": self.prefix is not None}
+          target = folder / (name + path.name[len(self.prefix.name) :])
+          target.write_bytes(path.read_bytes())
+    description: dict[str, Any] = {"batches": self.position, "saved": self.prefix is not None}
     if self.whole:
       description["whole_batches"] = True
+    if self.lanes is not None:
+      description["lanes"] = self.lanes
     (folder / (name + ".json")).write_text(json.dumps(description))
 
   @classmethod
-  def read_from(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
+  def join_lanes(cls, folder: storage.Path) -> None:
+    """Joins the states that all processes wrote below `folder`, if they are of lanes.
+
+    The result is the state of a single process that reads whole batches, which any number of
+    processes can read.
+    """
+    parts = sorted(folder.glob("process_*/*.json"))
+    states = [cls._parse(part, None) for part in parts]
+    if not states or any(state.lanes is None for state in states):
+      return
+    whole = lanes.joined([state.lanes for state in states if state.lanes is not None])
+    cls(states[0].position, None, True, whole).copy_to(folder, 0, 1)
+    for part in parts:
+      part.unlink()
+      if not storage.is_url(part):
+        part.parent.rmdir()
+
+  @classmethod
+  def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state in `folder`, or None if there is none for this process.
 
     A state of whole batches is for all processes. Any other is only for the number of processes
@@ -313,7 +338,7 @@ class DataState:
       alone = cls._read(folder, 0, 1)
       state = alone if alone is not None and alone.whole else None
     mine = _state_path(folder, process, processes)[1]
-    if state is None and any(not p.name.startswith(mine) for p in folder.glob("**/train_ds-*")):
+    if state is None and any(not name.startswith(mine) for name in _state_names(folder)):
       logging.warning(
         "The data iterator state in %s is not of %d processes; the data starts over, so rows may "
         "repeat before all others are seen.",
@@ -323,7 +348,7 @@ class DataState:
     return state
 
   @classmethod
-  def _read(cls, folder: pathlib.Path, process: int, processes: int) -> "DataState | None":
+  def _read(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state that process `process` of `processes` saved."""
     checkpoint = folder.parent.name
     folder, name = _state_path(folder, process, processes)
@@ -332,19 +357,34 @@ class DataState:
     if not description.is_file():
       step = int(checkpoint.rpartition("_")[2]) if prefix else 0
       return cls(step, prefix) if step else None
+    return cls._parse(description, prefix)
+
+  @classmethod
+  def _parse(cls, description: storage.Path, prefix: storage.Path | None) -> "DataState":
+    """Returns the state that a JSON file describes."""
     try:
       record = json.loads(description.read_text())
       position, saved = int(record["batches"]), bool(record["saved"])
       if saved and prefix is None:
         raise ValueError("files are missing")
-    except (ValueError, KeyError, TypeError) as error:
+      own = record.get("lanes")
+      if own is not None:
+        lanes.Lanes.from_json(own)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise InputError(
-        f"{description} is damaged; delete the folder {folder} to replay the data instead"
+        f"{description} is damaged; delete the folder {description.parent} to replay the data "
+        "instead"
       ) from error
-    return cls(position, prefix, bool(record.get("whole_batches")))
+    return cls(position, prefix, bool(record.get("whole_batches")), own)
 
 
-def _state_path(folder: pathlib.Path, process: int, processes: int) -> tuple[pathlib.Path, str]:
+def _state_names(folder: storage.Path) -> Iterator[str]:
+  """Yields the names of all files of data iterator states below a checkpoint's folder `dataset`."""
+  for name in sorted(storage.names(folder)):
+    yield from [name] if name.startswith("train_ds-") else storage.names(folder / name)
+
+
+def _state_path(folder: storage.Path, process: int, processes: int) -> tuple[storage.Path, str]:
   """Returns folder and name of a process's state below a checkpoint's folder `dataset`."""
   if processes > 1:
     folder = folder / f"process_{process}-of-{processes}"
@@ -358,10 +398,12 @@ class TrainIterator:
     dataset: tf.data dataset of this process's rows of batches, starting with the batch of step 0.
       If it has the attributes `whole_batches` and `rows_of_whole` (see
       `tasks.datasets.get_global_batches`), reads and trims whole batches, then takes these
-      rows.
+      rows. Instead of tf.data, it may be one of `tasks.sharded_batches`, whose iterators have
+      `get_state`, `set_state` and `close`.
     partitioner: The mesh.
     snapshot_period: Steps between saved iterator states, for `state`; None saves none, so that a
-      restart rereads the data from the start, without training on it.
+      restart rereads the data from the start, without training on it. The state of lanes, which is
+      small, is saved at every step, unless this is None.
     ahead: Number of batches to prefetch to the devices.
 
   Attributes:
@@ -380,15 +422,20 @@ class TrainIterator:
     self._rows: slice | None = getattr(dataset, "rows_of_whole", None)
     self._whole = self._rows is not None
     self._iterator = iter(dataset.whole_batches if self._whole else dataset)
+    self._has_lanes = hasattr(self._iterator, "set_state")
     self._partitioner = partitioner
     if self._whole and jax.process_index() > 0:
       snapshot_period = None  # the first process writes the same state
+    if self._has_lanes and snapshot_period is not None:
+      snapshot_period = 1
     self._snapshot_period = snapshot_period
     self._position = 0  # step of the dataset's next batch, in the thread that reads
-    self._snapshots = [DataState(0, None, self._whole)]
+    self._snapshots = [DataState(0, None, self._whole or self._has_lanes)]
     self._snapshot_steps: frozenset[int] = frozenset()
     self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
     self._queue: queue.Queue[Any] = queue.Queue(maxsize=ahead)
+    self._lane_states = ahead + 50  # more than the steps between reading and training
+    self._lock = threading.Lock()  # of the saved states
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
 
@@ -416,9 +463,21 @@ class TrainIterator:
   def _restore(self, saved: DataState) -> None:
     import tensorflow as tf
 
-    if saved.prefix is not None:
+    if saved.lanes is not None:
       try:
-        tf.train.Checkpoint(ds=self._iterator).read(str(saved.prefix)).assert_consumed()
+        if not self._has_lanes:
+          raise ValueError("it is of sharded batches; this run reads others")
+        self._iterator.set_state(saved.lanes)
+      except ValueError as error:
+        logging.warning("Cannot use the data iterator state of the checkpoint: %s.", error)
+        return
+    elif saved.prefix is not None:
+      try:
+        if self._has_lanes:
+          raise ValueError("it is not of sharded batches, which this run reads")
+        with storage.local_copy(saved.prefix.parent) as folder:  # TensorFlow reads no s3://
+          state = tf.train.Checkpoint(ds=self._iterator).read(str(folder / saved.prefix.name))
+        state.assert_consumed()
       except (tf.errors.OpError, AssertionError, ValueError) as error:
         logging.warning("Cannot use the data iterator state %s (%s).", saved.prefix, error)
         return
@@ -435,7 +494,7 @@ class TrainIterator:
           self._position % self._snapshot_period == 0 or self._position in self._snapshot_steps
         ):
           self._snapshot()
-        batch = {name: value.numpy() for name, value in next(self._iterator).items()}
+        batch = {name: np.asarray(value) for name, value in next(self._iterator).items()}
         self._position += 1
         if self._whole or can_trim():
           batch = trim_padding(batch)
@@ -458,7 +517,13 @@ class TrainIterator:
     import tensorflow as tf
 
     newest = self._snapshots[-1]
-    if newest.position == self._position and newest.prefix is not None:
+    if newest.position == self._position and (newest.prefix or newest.lanes) is not None:
+      return
+    if self._has_lanes:
+      alone = jax.process_count() == 1
+      state = DataState(self._position, None, alone, self._iterator.get_state())
+      with self._lock:
+        self._snapshots = [*self._snapshots[-self._lane_states :], state]
       return
     prefix = pathlib.Path(self._folder.name) / str(self._position)
     try:
@@ -474,12 +539,13 @@ class TrainIterator:
 
   def state(self, step: int) -> DataState:
     """Returns the latest saved state at or before `step`; deletes older ones."""
-    while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
-      old = self._snapshots.pop(0)
-      if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):
-        for path in old.prefix.parent.glob(old.prefix.name + ".*"):
-          path.unlink()
-    return self._snapshots[0]
+    with self._lock:
+      while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
+        old = self._snapshots.pop(0)
+        if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):
+          for path in old.prefix.parent.glob(old.prefix.name + ".*"):
+            path.unlink()
+      return self._snapshots[0]
 
   def __iter__(self) -> Iterator[dict[str, jax.Array]]:
     return self
@@ -495,4 +561,6 @@ class TrainIterator:
     self._closed.set()
     if self._thread is not None:
       self._thread.join(timeout=10)
+    if self._has_lanes:
+      self._iterator.close()
     self._folder.cleanup()

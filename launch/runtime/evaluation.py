@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from vmsst.errors import InputError
+from vmsst.files import log_folders, storage
 from vmsst.launch import distributed
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, utils
@@ -47,9 +48,11 @@ class InferenceEvaluator:
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
-    logging_arguments: dict[str, Any] = (
-      {"log_dir": os.path.join(log_dir, "inference_eval")} if log_dir else {"logger_cls": ()}
-    )
+    self._logs = None
+    logging_arguments: dict[str, Any] = {"logger_cls": ()}
+    if log_dir:
+      self._logs = log_folders.LogFolder(storage.path(log_dir) / "inference_eval")
+      logging_arguments = {"log_dir": os.fspath(self._logs.local)}
     self._evaluator = inference_evaluator_cls(
       mixture_or_task_name=self._cfg.mixture_or_task_name,
       feature_converter=model.FEATURE_CONVERTER_CLS(pack=False),
@@ -90,7 +93,7 @@ class InferenceEvaluator:
   def evaluate(
     self, train_state: Any, train_state_axes: Any
   ) -> "concurrent.futures.Future[Mapping[str, Mapping[str, Any]]]":
-    """Runs the model on every task; returns a future of the metrics by task.
+    """Runs the model on every task; returns a future, which is done, of the metrics by task.
 
     Each process runs the model on its rows of every batch. The first process computes the metrics.
     The others wait for it, since later collectives time out, and get None.
@@ -106,8 +109,10 @@ class InferenceEvaluator:
       predict_with_aux_fn=functools.partial(predict_with_aux, train_state=train_state, rng=key),
       score_fn=functools.partial(score, train_state=train_state),
     )
+    concurrent.futures.wait([metrics])
+    if self._logs is not None and jax.process_index() == 0:
+      self._logs.upload()
     if jax.process_count() > 1:
-      concurrent.futures.wait([metrics])
       distributed.barrier()
     return metrics
 

@@ -5,23 +5,23 @@ import contextlib
 import difflib
 import importlib.util  # noqa: F401  (gin 0.5 uses it without importing it)
 import inspect
+import io
 import logging
 import numbers
 import os
-import pathlib
 import re
 import tokenize
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import gin
 import jax
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, input_files, storage
 
 # Raised by gin for errors in a file or a binding.
 _UNPARSED = (
@@ -47,7 +47,7 @@ def summarize_gin_config(model_dir: str, summary_writer: Any, step: int) -> None
   if jax.process_index() != 0:
     return
   text = get_gin_config_str()
-  atomic_files.write_text(pathlib.Path(model_dir) / "config.gin", text)
+  atomic_files.write_text(storage.path(model_dir) / "config.gin", text)
   if summary_writer is not None:
     summary_writer.write_texts(step, {"config": gin.markdown(text)})
     summary_writer.flush()
@@ -97,7 +97,9 @@ def parse_gin_flags(
     except OSError as error:
       missing = re.search(r"file:? (\S+?)\.? ", str(error))
       name = missing.group(1) if missing else file
-      searched = ", ".join(map(os.path.abspath, gin_search_paths))
+      searched = ", ".join(
+        path if storage.is_url(path) else os.path.abspath(path) for path in gin_search_paths
+      )
       raise InputError(f"gin file {name!r} not found; searched: {searched}") from error
     except _UNPARSED as error:
       raise InputError(f"{file}: {explain(error)}") from error
@@ -248,13 +250,27 @@ def _searching() -> Iterator[None]:
     return check
 
   readers = gin.config._FILE_READERS
-  gin.config._FILE_READERS = [(reader, tolerant(check)) for reader, check in readers]
+  gin.config._FILE_READERS = [
+    *((reader, tolerant(check)) for reader, check in readers),
+    (_open_in_store, _is_in_store),
+  ]
   logging.disable(logging.ERROR)
   try:
     yield
   finally:
     logging.disable(logging.NOTSET)
     gin.config._FILE_READERS = readers
+
+
+def _is_in_store(path: str) -> bool:
+  if not storage.is_url(path):
+    return False
+  with storage.explained(path, "read"):
+    return storage.path(path).is_file()
+
+
+def _open_in_store(path: str) -> TextIO:
+  return io.StringIO(input_files.read_bytes(path).decode())
 
 
 def explain(error: BaseException) -> str:

@@ -4,7 +4,6 @@ import base64
 import functools
 import itertools
 import json
-import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files, progress_bar
+from vmsst.files import atomic_files, progress_bar, storage
 from vmsst.launch import distributed
 from vmsst.launch.runtime import (
   checkpoints,
@@ -140,11 +139,11 @@ def infer(
       summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
     for task in seqio.get_subtasks(provider):
       name = f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
-      output = pathlib.Path(output_dir) / name
+      output = storage.path(output_dir) / name
       if output.is_file():
         progress.print_once(f"Skipping {task.name}: {output} exists.")
         continue
-      chunks = pathlib.Path(output_dir) / f"tmp-{name}"
+      chunks = storage.path(output_dir) / f"tmp-{name}"
       rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
       vocabulary = None
       if mode != "score":
@@ -167,7 +166,7 @@ def infer(
 
 
 def _write_chunks(
-  folder: pathlib.Path,
+  folder: storage.Path,
   rows: Iterator[tuple[Any, Any]],
   size: int,
   infer_fn: Callable[..., Any],
@@ -206,23 +205,20 @@ def _write_chunks(
     bar.update(len(chunk))
 
 
-def _merge(folder: pathlib.Path, output: pathlib.Path) -> None:
+def _merge(folder: storage.Path, output: storage.Path) -> None:
   """Moves all lines of the chunks in `folder` to `output`."""
-  chunks = sorted(folder.glob("*.jsonl"))
+  chunks = [folder / name for name in sorted(storage.names(folder)) if name.endswith(".jsonl")]
   _write(output, (line for path in chunks for line in _read_lines(path)))
-  for path in chunks:
-    path.unlink()
-  if chunks:
-    folder.rmdir()
+  storage.remove(folder)
   print(f"Wrote {output}")
 
 
-def _read_lines(path: pathlib.Path) -> Iterator[str]:
-  with path.open(encoding="utf-8") as file:
-    yield from file
+def _read_lines(path: storage.Path) -> Iterator[str]:
+  with storage.open_binary(path) as file:
+    yield from (line.decode() for line in file)
 
 
-def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
+def _write(path: storage.Path, lines: Iterable[str]) -> None:
   with atomic_files.atomic_text(path) as file:
     file.writelines(lines)
 

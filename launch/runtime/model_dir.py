@@ -12,19 +12,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 from absl import logging
-from etils import epath
 
 from vmsst import errors
 from vmsst.errors import InputError
+from vmsst.files import storage, store_locks
+from vmsst.launch.runtime import progress
 
 _LOCK = ".lock"
 # What a run writes before its first result.
 _STARTUP = re.compile(
-  r"\.lock|\.write_test_.*|(config\.gin|model-info\.txt|encoder\.json|vocabulary\..*)(\.part.*)?"
+  r"\.lock(-\d+)?|\.write_test_.*|(config\.gin|model-info\.txt|encoder\.json|vocabulary\..*)(\.part.*)?"
   "|train|training_eval|inference_eval"
 )
 _STORE_SECONDS = 20
@@ -38,27 +39,32 @@ class Folder:
 
   Attributes:
     has_results: Whether the folder holds results of this command, which a failure must keep.
+    lock: The lock of a folder in an object store, or None.
   """
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: storage.Path):
     self.has_results = False
+    self.lock: store_locks.StoreLock | None = None
     self._path = path
-    # Innermost first.
-    self._new_folders = [p for p in (self._path, *self._path.parents) if not p.exists()]
-    self._before = set(_names(self._path))
+    self._new_folders: list[Any] = []
+    if isinstance(path, pathlib.Path):  # object stores have no folders
+      # Innermost first.
+      self._new_folders = [p for p in (path, *path.parents) if not p.exists()]
+    self._before = storage.names(path)
+
+  def check_owned(self) -> None:
+    """Raises InputError if another run has taken over the folder; asks the object store."""
+    if self.lock is not None:
+      self.lock.check()
 
   def clean_up(self) -> None:
     """Removes what this command wrote, unless there are results; keeps all other files."""
-    new = set(_names(self._path)) - self._before
+    new = storage.names(self._path) - self._before
     if self.has_results or any(not _STARTUP.fullmatch(name) for name in new):
       return
     with contextlib.suppress(OSError):
       for name in sorted(new):
-        path = self._path / name
-        if path.is_dir():
-          shutil.rmtree(path)
-        else:
-          path.unlink()
+        storage.remove(self._path / name)
     self.remove_if_empty()
 
   def remove_if_empty(self) -> None:
@@ -72,51 +78,42 @@ class Folder:
         return
 
 
-def _names(folder: pathlib.Path) -> list[str]:
-  return os.listdir(folder) if folder.is_dir() else []
-
-
 @contextlib.contextmanager
 def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[Folder]:
   """Creates `model_dir`; on an error inside, removes what was written, unless there are results.
 
   The process that creates the folder is the first of the run; the others only check that they can
-  write. Object stores (`gs://...`) are only checked.
+  write.
 
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
-    model_dir: Absolute path.
-    lock: Whether to lock the folder against other runs. The lock is a kernel lock on a file that
-      remains, so it ends with the process, even if that is killed. Object stores and file systems
-      without locks are not locked.
+    model_dir: Absolute path, or URL in an object store.
+    lock: Whether to lock the folder against other runs. The lock of a local folder is a kernel lock
+      on a file that remains, so it ends with the process, even if that is killed; file systems
+      without locks are not locked. For object stores see `vmsst.files.store_locks`.
 
   Raises:
     InputError: The path is relative or not writable, or another run, which the message names, uses
       the folder.
   """
   errors.check_text(name, model_dir)
-  if "://" in model_dir:
-    check_store(model_dir)
-    yield Folder(pathlib.Path())
-    return
-  if not os.path.isabs(model_dir):
+  check_store(model_dir)
+  if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
       f"{name} must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
     )
-  path = pathlib.Path(model_dir)
+  path = storage.path(model_dir)
   folder = Folder(path)
   first = jax.process_index() == 0
   try:
     try:
-      if first:
+      if first and isinstance(path, pathlib.Path):
         path.mkdir(parents=True, exist_ok=True)
       _check_writable(path)
     except OSError as error:
       raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
-    with _locked(name, path) if lock and first else contextlib.nullcontext() as lock_file:
+    with _locked(name, path) if lock and first else contextlib.nullcontext() as folder.lock:
       try:
-        if lock_file is not None:
-          _write_owner(lock_file)
         yield folder
       except BaseException:
         if first:
@@ -128,16 +125,42 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[Folder]
     raise
 
 
-def _check_writable(folder: pathlib.Path) -> None:
-  """Raises OSError unless a file can be created in `folder`, or where `folder` would be created."""
-  existing = next(path for path in (folder, *folder.parents) if path.exists())
-  probe = existing / f".write_test_{socket.gethostname()}_{os.getpid()}"
+def _check_writable(folder: storage.Path) -> None:
+  """Raises an error unless a file can be created in `folder`, or where it would be created.
+
+  Raises:
+    OSError: A local folder is not writable.
+    InputError: An object store is not.
+  """
+  if not isinstance(folder, pathlib.Path):
+    storage.check_writable(os.fspath(folder))
+    return
+  name = f".write_test_{socket.gethostname()}_{os.getpid()}"
+  probe = next(path for path in (folder, *folder.parents) if path.exists()) / name
   probe.touch()
   probe.unlink()
 
 
 @contextlib.contextmanager
-def _locked(name: str, folder: pathlib.Path) -> Iterator[TextIO]:
+def _locked(name: str, folder: storage.Path) -> Iterator[store_locks.StoreLock | None]:
+  """Locks a folder; yields the lock if it is in an object store."""
+  try:
+    if isinstance(folder, pathlib.Path):
+      with _locked_file(folder) as file:
+        _write_owner(file)
+        yield None
+    else:
+      with store_locks.acquired(os.fspath(folder), wait=progress.print_once) as lock:
+        yield lock
+  except store_locks.InUseError as error:
+    raise InputError(
+      f"{name} {folder} is in use by another run ({error}); wait for it, stop it, or set another "
+      f"{name}"
+    ) from error
+
+
+@contextlib.contextmanager
+def _locked_file(folder: pathlib.Path) -> Iterator[TextIO]:
   path = folder / _LOCK
   while True:
     with path.open("a+", encoding="utf-8") as file:
@@ -146,10 +169,7 @@ def _locked(name: str, folder: pathlib.Path) -> Iterator[TextIO]:
       except OSError as error:
         if error.errno not in _NO_LOCKS:
           file.seek(0)
-          raise InputError(
-            f"{name} {folder} is in use by another run ({file.read().strip()}); wait for it, "
-            f"stop it, or set another {name}"
-          ) from error
+          raise store_locks.InUseError(file.read().strip()) from error
         logging.warning("Cannot lock %s; do not start a second run there.", folder)
       if not _is_open_file(path, file.fileno()):
         continue  # a run that failed removed it before this process locked it
@@ -173,19 +193,19 @@ def _is_open_file(path: pathlib.Path, descriptor: int) -> bool:
 
 
 def check_store(place: str) -> None:
-  """Checks that the object store of a path such as gs://bucket/run answers; ignores local paths.
+  """Checks that the object store of a URL such as gs://bucket/run answers; ignores local paths.
 
   Raises:
     InputError: The store is not supported, a package is missing, or the store cannot be reached.
   """
-  scheme, separator, _ = place.partition("://")
-  if not separator:
+  if not storage.is_url(place):
     return
+  storage.path(place)
   answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
   def ask() -> None:
     try:
-      epath.Path(place).exists()
+      storage.names(place)
       answers.put(None)
     except BaseException as error:
       answers.put(error)
@@ -200,16 +220,9 @@ def check_store(place: str) -> None:
     ) from None
   if error is None:
     return
-  if isinstance(error, KeyError) or "not implemented" in str(error):
-    raise InputError(f"{place}: {scheme}:// is not supported; set a local folder") from error
-  if isinstance(error, ImportError):
-    raise InputError(
-      f"{place}: the package {error.name or error} is missing; install it, or set a local folder"
-    ) from error
-  reason = " ".join(str(getattr(error, "message", None) or error).split())[:500]
   raise InputError(
-    f"{place} cannot be reached: {reason}. Check the network and your credentials, or set a local "
-    "folder"
+    f"{place} cannot be reached: {storage.reason(error)}. Check the network and your credentials, "
+    "or set a local folder"
   ) from error
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from vmsst import errors
 from vmsst.errors import InputError
+from vmsst.files import storage
 from vmsst.launch.runtime import (
   checkpoints,
   gin_utils,
@@ -303,7 +303,7 @@ def _initial_state(
   if own_checkpoint is not None:
     logging.info("Resuming from %s.", own_checkpoint)
     data_state = data_lib.DataState.read_from(
-      pathlib.Path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
+      storage.path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
     )
     return initializer.from_checkpoint(own_checkpoint), data_state
   if restore is not None and restore.path:
@@ -455,6 +455,7 @@ class _Run:
     self.folder.has_results |= done > 0
     if self.manager is not None:
       self.manager.check()
+    self.folder.check_owned()
     self._act(trainer_lib.ActionMode.TRAIN, lambda: {TRAIN_METRIC_KEY: summary.result()})
 
   def save(self) -> None:
@@ -471,6 +472,7 @@ class _Run:
         "checkpoint is from before. Lower the learning rate or check the data. "
         + self._first_not_finite()
       )
+    self.folder.check_owned()
     self.trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
     self.manager.save(self.trainer.train_state, self.batches.state(self.step))
     self.folder.has_results = True
@@ -496,11 +498,11 @@ class _Run:
   def lacks_evaluation(self) -> bool:
     """Returns whether the run trained up to this step earlier but did not finish evaluating."""
     period = self.schedule.eval_period
-    path = pathlib.Path(self.model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
+    path = storage.path(self.model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
     if not period or self.step % period or not path.is_file():
       return False
-    with path.open(encoding="utf-8") as lines:
-      written = [line for line in lines if line.startswith(f'{{"step": {self.step},')]
+    lines = path.read_text().splitlines()
+    written = [line for line in lines if line.startswith(f'{{"step": {self.step},')]
     return bool(written) and not any(_EVALUATED in line for line in written)
 
   def _act(

@@ -10,7 +10,6 @@ import concurrent.futures
 import dataclasses
 import enum
 import functools
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files, watchdog
+from vmsst.files import atomic_files, storage, watchdog
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import parameter_names, partitioning, progress, summaries
 
@@ -430,13 +429,13 @@ class BaseTrainer(abc.ABC):
       writer.close()
 
 
-def not_finite_path(model_dir: str, step: int) -> pathlib.Path:
+def not_finite_path(model_dir: str, step: int) -> storage.Path:
   """Returns the file for the batch of a step with a loss that is not finite, per process."""
   part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
-  return pathlib.Path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
+  return storage.path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
 
 
-def write_batch(path: pathlib.Path, batch: Batch) -> None:
+def write_batch(path: storage.Path, batch: Batch) -> None:
   """Writes this process's rows of a batch, by feature."""
   rows: dict[str, Any] = {}
   for name, value in batch.items():

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import operator
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import atomic_files, watchdog
+from vmsst.files import atomic_files, storage, watchdog
 from vmsst.launch.runtime import checkpoints, partitioning, train_state
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime.checkpoints import (
@@ -168,9 +167,7 @@ def model_info(shapes: Any, axes: Any) -> str:
 def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
   """Writes `model_info` to `folder`/model-info.txt."""
   if jax.process_index() == 0:
-    path = pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    atomic_files.write_text(path / "model-info.txt", model_info(shapes, axes))
+    atomic_files.write_text(storage.path(folder) / "model-info.txt", model_info(shapes, axes))
 
 
 InferFn = Callable[..., Any]

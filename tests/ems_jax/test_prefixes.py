@@ -42,9 +42,10 @@ def test_ids_without_eos_token_are_cut():
 
 
 def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
+  prompts = {"query": "query: ", "passage": "passage: "}
   student, own = (
-    hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix)
-    for prefix in ("", "query: ")
+    hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
+    for prefix, own in (("", {}), ("query: ", prompts))
   )
   config = bert.BertConfig(
     vocab_size=150, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=LENGTH

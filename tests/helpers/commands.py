@@ -33,7 +33,14 @@ OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
 
 # Importing TensorFlow takes longer than most scripts: one process imports it and forks for each.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["seqio", "vmsst.launch.main", "orbax.checkpoint", "flax.linen"])
+_FORKS.set_forkserver_preload(
+  [
+    "vmsst.launch.main",
+    "vmsst.launch.runtime.train",
+    "vmsst.tasks.evaluation",
+    "clu.metric_writers",
+  ]
+)
 
 _T5X = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"
 
@@ -66,26 +73,26 @@ def t5x(*arguments, cwd, devices=1):
   return _run_fork(_T5X, ["t5x", *arguments], cwd, devices)
 
 
-def script(code, *arguments, cwd, devices=1, text="", timeout=300):
+def script(code, *arguments, cwd, devices=1, text="", timeout=300, variables=None):
   """Runs a Python script with `text` as standard input; fails if the script fails.
 
-  Its process starts with TensorFlow, seqio and JAX imported.
+  Its process starts with TensorFlow, seqio and JAX imported, and with more environment variables.
   """
-  done = _run_fork(code, ["-c", *arguments], cwd, devices, text, timeout)
+  done = _run_fork(code, ["-c", *arguments], cwd, devices, text, timeout, variables)
   assert done.returncode == 0, done.stderr
   return done
 
 
 def start_t5x(*arguments, cwd, stream):
   """Starts `t5x arguments` with output to a file or terminal; returns its process."""
-  return _start(_T5X, ["t5x", *arguments], cwd, 1, [os.devnull, stream, stream])
+  return _start(_T5X, ["t5x", *arguments], cwd, environment(), [os.devnull, stream, stream])
 
 
-def _run_fork(code, arguments, cwd, devices, text="", timeout=300):
+def _run_fork(code, arguments, cwd, devices, text="", timeout=300, variables=None):
   with tempfile.TemporaryDirectory() as folder:
     streams = [pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")]
     streams[0].write_text(text, encoding="utf-8")
-    process = _start(code, arguments, cwd, devices, streams)
+    process = _start(code, arguments, cwd, environment(devices) | (variables or {}), streams)
     process.join(timeout)
     if process.exitcode is None:
       process.kill()
@@ -95,11 +102,9 @@ def _run_fork(code, arguments, cwd, devices, text="", timeout=300):
     return types.SimpleNamespace(returncode=process.exitcode, stdout=stdout, stderr=stderr)
 
 
-def _start(code, arguments, cwd, devices, streams):
+def _start(code, arguments, cwd, variables, streams):
   arguments = [*map(str, arguments)]
-  process = _FORKS.Process(
-    target=_execute, args=(code, arguments, str(cwd), environment(devices), streams)
-  )
+  process = _FORKS.Process(target=_execute, args=(code, arguments, str(cwd), variables, streams))
   # The first call starts the process that imports TensorFlow; `t5x` sets this variable before.
   with mock.patch.dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3"):
     process.start()

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import http.server
 import json
-import os
 import pathlib
 import re
 import threading
@@ -126,7 +125,6 @@ def running():
 
 
 def environment(hub, home, **changes):
-  """Returns the environment of a process that uses this server and its own cache."""
-  inherited = {key: x for key, x in os.environ.items() if not key.startswith("HF_")}
+  """Returns the variables of a process that uses this server and its own cache."""
   proxies = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-  return {**inherited, **proxies, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}
+  return {**proxies, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}

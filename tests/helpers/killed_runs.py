@@ -1,13 +1,13 @@
 """Kills training runs of the toy model and compares their results with an undisturbed run.
 
 `python killed_runs.py FOLDER SEED KILLS` trains FOLDER/whole undisturbed, and FOLDER/killed with
-KILLS SIGKILLs, each at a moment sampled with SEED, and a run that finishes it.
+KILLS SIGKILLs, each at a moment sampled with SEED, and a run that finishes it. FOLDER may be in an
+object store.
 """
 
 import functools
 import json
 import os
-import pathlib
 import random
 import signal
 import sys
@@ -16,12 +16,14 @@ import time
 import traceback
 
 import clu.metrics
+import jax
 import jax.numpy as jnp
+import numpy as np
 import seqio
 import tensorflow as tf
 import toy_runs
 
-from vmsst.files import checksums
+from vmsst.files import checksums, storage
 from vmsst.launch.runtime import checkpoints, data, evaluation
 
 PERIOD = 5
@@ -160,6 +162,23 @@ def _in_a_child(work):
   return os.waitpid(child, 0)[1]
 
 
+def assert_same_runs(first, second, total_steps):
+  """Asserts bitwise equal last checkpoints and equal metrics of every step."""
+  name = f"checkpoint_{total_steps}"
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    toy_runs.read_checkpoint(first / name),
+    toy_runs.read_checkpoint(second / name),
+  )
+  wanted = written_metrics(first)
+  assert written_metrics(second) == wanted
+  lines = "train/metrics.jsonl"
+  assert len({wanted[lines, step + 1, "batch"] for step in range(total_steps)}) > total_steps // 2
+  kinds = {place for place, _, _ in wanted}
+  assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
+  assert kinds >= {"events of train", "events of training_eval/toy", "events of inference_eval/toy"}
+
+
 def main(folder, seed, kills):
   """Trains both folders and prints how the killed attempts ended."""
   steps = 10 * kills
@@ -175,8 +194,8 @@ def main(folder, seed, kills):
       train(folder / "killed", steps)
 
     status = _in_a_child(attempt)
-    left = [path.name for path in (folder / "killed").glob("checkpoint_*")]
-    partial = sum("tmp" in name for name in left)
+    left = [x for x in storage.names(folder / "killed") if x.startswith("checkpoint_")]
+    partial = len(left) - len(checkpoints.all_checkpoints(folder / "killed"))
     print(
       f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}; "
       f"{len(left) - partial} checkpoints, {partial} partial",
@@ -189,4 +208,4 @@ def main(folder, seed, kills):
 
 
 if __name__ == "__main__":
-  main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+  main(storage.path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -31,7 +31,7 @@ from vmsst.checkpoints.importers import (
 from vmsst.files import atomic_files
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary, vocabularies
-from vmsst.vectors import bitext_vectors, vector_store
+from vmsst.vectors import bitext_vectors, shard_files, vector_store
 
 _SENTENCES = ["hello world , how are you today ?", "wie geht es dir , welt ?"] * 9
 _SIZES = {
@@ -237,7 +237,7 @@ def _read_vectors(folder: pathlib.Path) -> None:
 
 def _resume_vectors(folder: pathlib.Path) -> None:
   with mock.patch.object(atomic_files, "write_json"):  # its own output, if there was no result
-    vector_store.start(folder, vector_store.Kind(3), [4, 2], {"x": 1})
+    vector_store.start(folder, shard_files.Kind(3), [4, 2], {"x": 1})
 
 
 def _npy(array: np.ndarray) -> bytes:

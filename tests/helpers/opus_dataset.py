@@ -4,8 +4,8 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import tensorflow as tf
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import file_adapters, naming
 
 from vmsst import languages
 from vmsst.bitext import readers
@@ -21,6 +21,7 @@ def write(
   *,
   validation: int = 1,
   shards: int = 1,
+  file_format: str = "tfrecord",
 ) -> pathlib.Path:
   """Writes `opus_bitext/CONFIG`; returns its folder.
 
@@ -31,6 +32,7 @@ def write(
       name of its corpus.
     validation: Number of first rows of each pair that are the validation split.
     shards: Number of files of each training split.
+    file_format: "tfrecord" or "array_record".
   """
   folder = pathlib.Path(data_dir, "opus_bitext", config, "1.0.0")
   folder.mkdir(parents=True)
@@ -53,10 +55,9 @@ def write(
       count = shards if split == "train" else 1
       parts = [part[i::count] for i in range(count)]
       for i, own_part in enumerate(parts):
-        path = folder / f"opus_bitext-{name}.tfrecord-{i:05d}-of-{count:05d}"
-        with tf.io.TFRecordWriter(str(path)) as writer:
-          for example in own_part:
-            writer.write(example)
+        path = folder / f"opus_bitext-{name}.{file_format}-{i:05d}-of-{count:05d}"
+        adapter = file_adapters.ADAPTER_FOR_FORMAT[file_adapters.FileFormat(file_format)]
+        adapter.write_examples(path, enumerate(own_part))
       infos.append(
         tfds.core.SplitInfo(
           name=name, shard_lengths=[len(x) for x in parts], num_bytes=sum(map(len, part))
@@ -66,6 +67,12 @@ def write(
     data_dir=folder,
     features=features,
     split_infos=infos,
-    filename_template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+    filename_template=naming.ShardedFileTemplate(
+      data_dir=folder,
+      template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+      dataset_name="opus_bitext",
+      filetype_suffix=file_format,
+    ),
+    check_data=file_format == "tfrecord",
   )
   return folder

@@ -116,7 +116,7 @@ def _command(process):
   return ""
 
 
-def _until(check, seconds=120):
+def _until(check, seconds=600):
   end = time.monotonic() + seconds
   while time.monotonic() < end:
     if found := check():

@@ -14,6 +14,7 @@ ALLOWED = (
   "upstream T5X is not installed",
   "needs root",
   "needs an accelerator",
+  "needs a server of an object store",
 )
 
 

@@ -115,12 +115,16 @@ def subcommands(tmp_path_factory):
     "mine": Subcommand(
       ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), {**two, **ENCODER},
       ("a.txt", "b.txt"), stream=False, empty=False, blank=False,
-      resumes=(".search.npz", ".source.vectors",
+      resumes=(".search", ".source.vectors",
                ".target.vectors"),
     ),
     "search": Subcommand(
       ("search", "q.txt", "a.txt", "v", "--output", "OUT", "--encoder", "encoder"),
       {"q.txt": OTHER, "a.txt": LINES, "v": vectors, **ENCODER}, ("q.txt",),
+    ),
+    "index": Subcommand(
+      ("index", "v", "OUT", "--factory", "IVF2,SQ8"), {"v": vectors}, (), folder=True,
+      resumes=("",), result=files_of,
     ),
     "translate": Subcommand(
       ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT"),
@@ -196,10 +200,12 @@ def outside(monkeypatch):
   monkeypatch.setattr(fetch, "Fetcher", lambda **options: download_readers.fetcher_of(pages))
 
 
-NAMES = ("embed", "score", "mine", "search", "translate", "vocab train", "export safetensors")
+NAMES = (
+  "embed", "score", "index", "mine", "search", "translate", "vocab train", "export safetensors",
+)  # fmt: skip
 SLOW = {name: 170 for name in NAMES} | {
   "score by likelihood": 60, "translate by beam search": 60,
-  "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
+  "index": 40, "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
   "data embed": 40, "data mine-negatives": 40, "eval": 60, "report": 20, "data download": 40,
   "import mt5": 20, "import bert": 20, "import ems": 20, "import vmsst": 20,
 }  # fmt: skip
@@ -271,9 +277,9 @@ MODEL_DIRS = {
   "a file": "full/file",
   "below a file": "full/file/run",
   "a dangling link": "link",
-  "in a store": "s3://bucket/run",
+  "in an unknown store": "az://bucket/run",
 }
-_UNUSABLE = {"a file", "below a file", "in a store"}
+_UNUSABLE = {"a file", "below a file", "in an unknown store"}
 
 _DRIVER = """
 import contextlib, io, json, os, sys, traceback

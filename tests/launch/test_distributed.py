@@ -26,8 +26,9 @@ TOLERANCE = 1e-6
 SCRIPT = """
 import functools, json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-folder, port, count, steps, evaluates, fate, victim = (
-  sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6] == "True", sys.argv[7], int(sys.argv[8]))
+folder, port, count, steps, evaluates, fate, victim, shards = (
+  sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6] == "True", sys.argv[7], int(sys.argv[8]),
+  sys.argv[9])
 import toy_runs
 from vmsst.errors import InputError
 from vmsst.launch import distributed
@@ -35,6 +36,10 @@ from vmsst.launch.runtime import data
 from vmsst.tasks import datasets
 
 widths = []
+own = {"get_dataset_fn": functools.partial(
+  datasets.get_global_batches, group_by_length=True, boundaries=(4,))}
+if shards:
+  own = toy_runs.input_of(shards)
 
 def train(index):
   make = toy_runs.make_trainer()
@@ -61,9 +66,7 @@ def train(index):
   with distributed.joined(place):
     evaluation = toy_runs.config("validation") if evaluates else None
     toy_runs.run(
-      folder, total_steps=steps, trainer_cls=trainer,
-      get_dataset_fn=functools.partial(
-        datasets.get_global_batches, group_by_length=True, boundaries=(4,)),
+      folder, total_steps=steps, trainer_cls=trainer, **own,
       train_eval_dataset_cfg=evaluation, infer_eval_dataset_cfg=evaluation)
   print("widths", json.dumps(widths), flush=True)
 
@@ -92,10 +95,10 @@ def free_port():
     return listening.getsockname()[1]
 
 
-def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1):
+def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shards=""):
   """Returns the exit codes of the processes and their output on both streams."""
   here = pathlib.Path(__file__).parent
-  arguments = (here, folder, free_port(), count, steps, evaluates, fate, victim)
+  arguments = (here, folder, free_port(), count, steps, evaluates, fate, victim, shards)
   codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
   texts = [
     [pathlib.Path(f"{folder}.{index}.{stream}").read_text() for stream in (1, 2)]
@@ -220,6 +223,27 @@ def test_sigterm_to_one_process_stops_all_at_one_step_with_a_checkpoint(tmp_path
   assert 7 <= step < steps
   assert run(tmp_path / "two", 1, steps)[0] == [0]
   assert_same_parameters(tmp_path / "two", tmp_path / "one", steps)
+
+
+@pytest.mark.slow
+def test_processes_that_read_their_shares_stop_and_one_resumes_without_reading_again(tmp_path):
+  shards, steps = tmp_path / "tfds", 40
+  toy_runs.run(tmp_path / "one", total_steps=steps, **toy_runs.input_of(shards))
+  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1, shards=shards)
+  assert codes == [0, 0], texts
+  assert "Stopped by SIGTERM at step" in texts[0][0]
+  step = max(int(path.name.split("_")[1]) for path in (tmp_path / "two").glob("checkpoint_*"))
+  assert 7 <= step < steps
+  (state,) = (tmp_path / "two" / f"checkpoint_{step}" / "dataset").glob("**/train_ds-*")
+  saved = json.loads(state.read_text())
+  assert saved["batches"] == step  # Nothing between the state and the checkpoint is read again.
+  assert len(saved["lanes"]["passed"]) == 8
+  codes, texts = run(tmp_path / "two", 1, steps, shards=shards)
+  assert codes == [0], texts
+  assert_same_parameters(tmp_path / "two", tmp_path / "one", steps)
+  codes, texts = run(tmp_path / "four", 4, steps, shards=shards)
+  assert codes == [0] * 4, texts
+  assert_same(tmp_path / "four", tmp_path / "one", steps)
 
 
 def test_a_state_of_each_process_s_own_rows_is_not_for_another_number(tmp_path, caplog):

@@ -116,7 +116,7 @@ def _faulty(folder, run):
     "no lengths": ["--gin.TASK_FEATURE_LENGTHS=None"],
     "no optimizer": ["--gin.OPTIMIZER=None"],
     "split": ["--gin.train/utils.DatasetConfig.split='nowhere'"],
-    "store": ["--gin.MODEL_DIR='s3://bucket/run'"],
+    "store": ["--gin.MODEL_DIR='az://bucket/run'"],
   }
 
 
@@ -147,7 +147,7 @@ _EXPECTED = {
   "no lengths": r"task_feature_lengths of training data is None; set it to a dict",
   "no optimizer": r".*\(OPTIMIZER\) is None; set it to an optimizer",
   "split": r"'sample' has no split 'nowhere'; set one of train, validation",
-  "store": r"s3://bucket/run: s3:// is not supported; set a local folder",
+  "store": r"az://bucket/run: az:// is not supported; give a local path, gs:// or s3://",
   "nothing set": r"no value for train\.model, .*; add a gin file or binding that sets it",
   "no eval": r"no value for evaluate\.model, .*; add --gin_file=runs/eval\.gin",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
@@ -335,6 +335,7 @@ def read_until(terminal, done, text=""):
   return text
 
 
+@pytest.mark.slow
 def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp_path):
   ours, theirs = pty.openpty()
   process = commands.start_t5x(

@@ -259,6 +259,7 @@ def reports(tmp_path_factory):
   extra = {
     "unused.gin": "include 'quickstart.gin'\nTRAIN_STEPZ = 5\n",
     "undefined.gin": "include 'runs/paper_optimizer.gin'\nA = %TRAIN_STEPZ\nB = %A\nC = %B\n",
+    "sharded.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/sharded.gin'\n",
     "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
     **{f"open_{file}": f"include '{file}'\n{bindings}" for file, bindings in OPEN.items()},
     "own_student.gin": "".join(
@@ -301,7 +302,7 @@ def test_the_header_of_a_run_file_names_required_macros(reports, file):
 
 
 def test_every_layer_is_included_by_a_run_file():
-  reached, new = set(), {*RUN_FILES, *FOLLOWING, *MESHES, "eval/files.gin"}
+  reached, new = set(), {*RUN_FILES, *FOLLOWING, *MESHES, "eval/files.gin", "data/sharded.gin"}
   while new:
     reached |= new
     text = "".join((ROOT / file).read_text(encoding="utf-8") for file in new)
@@ -351,6 +352,15 @@ def test_batches_are_random_samples_in_all_files_of_a_paper_s_size(reports, file
     "group_by_length": small,
     "one_language_pair": OF_ONE_PAIR.fullmatch(name) is not None,
   }
+
+
+def test_each_host_reads_its_share_if_asked_to(reports):
+  assert reports["sharded.gin"]["get_dataset_fn"] == {
+    "name": "get_sharded_batches",
+    "group_by_length": False,
+    "one_language_pair": False,
+  }
+  assert reports["sharded.gin"]["undefined"] == []
 
 
 @pytest.mark.parametrize("layers", [6, 24])

@@ -6,31 +6,12 @@ import subprocess
 import sys
 
 import commands
-import jax
 import killed_runs
-import numpy as np
 import pytest
 import toy_runs
 
 from vmsst.files import checksums
 from vmsst.launch.runtime import evaluation
-
-
-def assert_same_runs(first, second, total_steps):
-  """Asserts bitwise equal last checkpoints and equal metrics of every step."""
-  name = f"checkpoint_{total_steps}"
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    toy_runs.read_checkpoint(first / name),
-    toy_runs.read_checkpoint(second / name),
-  )
-  wanted = killed_runs.written_metrics(first)
-  assert killed_runs.written_metrics(second) == wanted
-  lines = "train/metrics.jsonl"
-  assert len({wanted[lines, step + 1, "batch"] for step in range(total_steps)}) > total_steps // 2
-  kinds = {place for place, _, _ in wanted}
-  assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
-  assert kinds >= {"events of train", "events of training_eval/toy", "events of inference_eval/toy"}
 
 
 @pytest.mark.slow
@@ -58,7 +39,7 @@ def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
   assert list(image.glob("checkpoint_10.*tmp*")), "the checkpoint was not partial"
   killed_runs.train(image, 12)
   assert not list(image.glob("*tmp*"))
-  assert_same_runs(tmp_path / "whole", image, 12)
+  killed_runs.assert_same_runs(tmp_path / "whole", image, 12)
 
 
 @pytest.mark.slow
@@ -106,4 +87,4 @@ def test_training_is_killed_20_times(tmp_path, seed):
   assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
   print(done.stdout)
   assert "20 kills" in done.stdout
-  assert_same_runs(tmp_path / "whole", tmp_path / "killed", 200)
+  killed_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 200)

@@ -19,7 +19,7 @@ from etils import epath
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face
-from vmsst.files import atomic_files, checksums, input_files
+from vmsst.files import atomic_files, checksums, input_files, storage
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 from vmsst.text import hugging_face_vocabulary, vocabularies
@@ -90,7 +90,7 @@ def save_encoder_assets(
     record["generator"] = _describe(model.network)
   if weights is not None:
     record["weights"] = {"sha256": checksums.of_file(weights)}
-  _save(record, vocabulary, epath.Path(directory))
+  _save(record, vocabulary, epath.Path(storage.path(directory)))
 
 
 def save_imported_encoder(
@@ -115,7 +115,7 @@ def save_imported_encoder(
   Raises:
     InputError: a network is unknown, or does not fit the vocabulary.
   """
-  folder = epath.Path(directory)
+  folder = epath.Path(storage.path(directory))
   record: dict[str, Any] = {"network": dict(network), "max_length": max_length}
   if languages is not None:
     record["languages"] = sorted(languages)
@@ -131,10 +131,12 @@ def save_imported_encoder(
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
   """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
   files = _vocabulary_files(vocabulary).values()
+  described = _describe_vocabulary(vocabulary)
+  described.pop("prompts", None)  # They are not used by default.
   record = {
     "network": _describe(network),
     "max_length": max_length,
-    "vocabulary": _describe_vocabulary(vocabulary),
+    "vocabulary": described,
     "files": [hashlib.sha256(content).hexdigest() for content in files],
   }
   return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -149,7 +151,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   Raises:
     InputError: a file is missing, damaged or of another format; the message names it.
   """
-  folder = epath.Path(directory)
+  folder = epath.Path(storage.path(directory))
   path = folder / ENCODER_FILE
   record = _read(path)
   network = _network(_get(record, "network", dict, path), NETWORKS, path)
@@ -178,7 +180,7 @@ def load_network(directory: str | os.PathLike[str]) -> sentence_encoder.Sentence
   Raises:
     InputError: `encoder.json` is missing, damaged or of another format; the message names it.
   """
-  path = epath.Path(directory) / ENCODER_FILE
+  path = epath.Path(storage.path(directory)) / ENCODER_FILE
   return cast(
     sentence_encoder.SentenceEncoder,
     _network(_get(_read(path), "network", dict, path), NETWORKS, path),
@@ -187,7 +189,6 @@ def load_network(directory: str | os.PathLike[str]) -> sentence_encoder.Sentence
 
 def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
   """Writes the vocabulary's file, if it has one, and then `encoder.json`."""
-  folder.mkdir(parents=True, exist_ok=True)
   entry = _describe_vocabulary(vocabulary)
   for name, content in _vocabulary_files(vocabulary).items():
     atomic_files.write_bytes(folder / name, content)
@@ -203,6 +204,7 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
       "kind": "hugging_face",
       "padding_id": vocabulary.padding_id,
       "prefix": vocabulary.prefix,
+      **({"prompts": dict(vocabulary.prompts)} if vocabulary.prompts else {}),
     }
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return {
@@ -345,7 +347,10 @@ def _hugging_face_vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocab
   path = folder / ENCODER_FILE
   prefix, padding_id = _get(entry, "prefix", str, path), _get(entry, "padding_id", int, path)
   tokenizer_path = _checked_file(entry, folder, hugging_face_vocabulary.TOKENIZER_FILE)
-  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_path, prefix)
+  prompts = _get({"prompts": {}, **entry}, "prompts", dict, path)
+  if not all(isinstance(prompt, str) for prompt in prompts.values()):
+    raise errors.InputError(f"{path}: 'prompts' is {prompts!r}; all prompts must be strings")
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_path, prefix, prompts)
   if vocabulary.padding_id != padding_id:
     raise errors.InputError(
       f"{path}: padding_id is {padding_id}, but {tokenizer_path} pads with {vocabulary.padding_id}"

@@ -15,7 +15,7 @@ import safetensors
 
 from vmsst import errors
 from vmsst.checkpoints import tensors
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -44,7 +44,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
   return read_object(pathlib.Path(folder) / CONFIG_FILE)
 
 
-def read_object(path: pathlib.Path) -> dict[str, Any]:
+def read_object(path: storage.Path) -> dict[str, Any]:
   """Returns the object in a JSON file.
 
   Raises:

@@ -20,6 +20,7 @@ LENGTH_FILES = {
   "sentence_bert_config.json": "max_seq_length",
   "tokenizer_config.json": "model_max_length",
 }
+_E5 = {"query": "query: ", "passage": "passage: "}
 # The name of the pooled vector on its way through the modules.
 _VECTOR = "sentence_embedding"
 
@@ -117,31 +118,51 @@ def max_length(folder: pathlib.Path, positions: int) -> int:
   return min(limits)
 
 
-def default_prefix(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
-  """Returns the text that a model puts before each sentence by default.
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+  """The texts that a model puts before sentences.
+
+  Attributes:
+    default: Before each sentence, if nothing else is requested.
+    by_name: Before those of which this name is requested.
+  """
+
+  default: str = ""
+  by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def read_prompts(folder: pathlib.Path, config: Mapping[str, Any]) -> Prompts:
+  """Returns the prompts of a model.
 
   Args:
     folder: The folder of sentence-transformers.
     config: Content of the encoder's `config.json`.
 
   Raises:
-    InputError: the default prompt is missing.
+    InputError: the prompts are not strings, or the default one is missing.
   """
   path = folder / PROMPTS_FILE
   record = hugging_face.read_object(path) if path.is_file() else {}
-  name, prompts = record.get("default_prompt_name"), record.get("prompts")
+  name, prompts = record.get("default_prompt_name"), record.get("prompts") or {}
+  if not isinstance(prompts, dict) or not all(isinstance(x, str) for x in prompts.values()):
+    raise errors.InputError(f"{path}: 'prompts' is {prompts!r}, not strings by name")
   if name is not None:
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
-    if not isinstance(prompt, str):
+    if not isinstance(name, str) or name not in prompts:
       raise errors.InputError(f"{path}: 'default_prompt_name' is {name!r}, but no prompt has it")
-    return prompt
-  # E5's files do not mention its prompt. A cache of Hugging Face has the name two levels up.
+    return Prompts(prompts[name], prompts)
+  if _is_e5(folder, config):  # whose files do not mention its prompts
+    return Prompts(_E5["query"], _E5 | prompts)
+  return Prompts("", prompts)
+
+
+def _is_e5(folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
+  # A cache of Hugging Face has the name two levels up.
   cache = [part.name for part in folder.parents if part.name.startswith("models--")]
   for called in (folder.name, str(config.get("_name_or_path", "")), *cache):
     words = re.split(r"[-_/]", called.lower())
     if "e5" in words and "instruct" not in words:
-      return "query: "
-  return ""
+      return True
+  return False
 
 
 def _pooling(folder: pathlib.Path, config: Mapping[str, Any]) -> str:

@@ -23,8 +23,8 @@ from etils import epath
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
-from vmsst.files import checksums, input_files
+from vmsst.checkpoints import object_stores, tensors
+from vmsst.files import checksums, input_files, storage
 
 PARAMETERS = "target"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
@@ -36,15 +36,19 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   Raises:
     InputError: there is no checkpoint; the message lists what is there.
   """
-  folder = epath.Path(os.path.abspath(path) if "://" not in os.fspath(path) else path)
+  folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
     parent = folder.parent
     there = f"; {parent} holds {_listing(parent)}" if parent.is_dir() else ""
     raise errors.InputError(f"no folder {folder}{there}")
-  if is_checkpoint(folder):
+  is_one = is_checkpoint(folder)
+  storage.check_finished(folder.parent if is_one else folder)
+  if is_one:
     return folder
   steps = {
-    int(child.name.split("_")[1]): child for child in folder.iterdir() if is_checkpoint(child)
+    int(child.name.split("_")[1]): child
+    for child in folder.iterdir()
+    if is_checkpoint(child) and object_stores.is_complete(child)
   }
   if not steps:
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {_listing(folder)}")
@@ -52,7 +56,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def is_checkpoint(folder: epath.Path) -> bool:
-  """Whether `folder` is a complete checkpoint, by its name and its `state` folder."""
+  """Whether `folder` is a checkpoint, by its name and its `state` folder."""
   return bool(_CHECKPOINT.fullmatch(folder.name)) and (folder / "state").is_dir()
 
 
@@ -63,7 +67,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     InputError: the checkpoint cannot be read.
   """
   state = checkpoint / "state"
-  is_local = "://" not in os.fspath(state)
+  is_local = not storage.is_url(state)
   if is_local:
     input_files.check_below(state)
   try:
@@ -211,6 +215,7 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
   """
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
+  object_stores.support_s3()
   try:
     with _without_asyncio_log(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       yield checkpointer

@@ -5,13 +5,13 @@ import pathlib
 import types
 
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, safetensors_files
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.inference import loading
 
 
 def export_safetensors(
   path: str | os.PathLike[str], output: str | os.PathLike[str]
-) -> pathlib.Path:
+) -> storage.Path:
   """Writes an encoder, without the rest of its run, as a folder that `vmsst.load` opens.
 
   `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`, or
@@ -21,7 +21,7 @@ def export_safetensors(
 
   Args:
     path: A path that `vmsst.load` opens.
-    output: Folder to make.
+    output: Folder to make, local or in an object store.
 
   Returns:
     The folder.

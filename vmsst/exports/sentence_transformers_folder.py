@@ -27,7 +27,7 @@ from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.inference import loading
 from vmsst.inference.loading import SavedEncoder
 from vmsst.networks import bert, lstm, sentence_encoder, t5
@@ -59,7 +59,7 @@ class Exported:
     has_eos: Whether the tokenizer adds an EOS token.
   """
 
-  folder: pathlib.Path
+  folder: storage.Path
   modules: tuple[str, ...]
   max_length: int
   pretokenized: bool
@@ -87,7 +87,7 @@ def export_sentence_transformers(
 
   Args:
     path: A path that `vmsst.load` opens.
-    output: Folder to make.
+    output: Folder to make, local or in an object store.
     pretokenized: Texts will be split into words by `vmsst.text.word_splitting.split_words` before
       they are encoded, as vocabularies like that of EMS require.
 
@@ -134,6 +134,7 @@ def describe(exported: Exported) -> str:
   """Returns what was written, how to open it, and its limits."""
   lines = [
     f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
+    *output_folders.local_only(exported.folder),
     f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it",
   ]
   if exported.pretokenized:
@@ -289,12 +290,14 @@ def _tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str
 
 
 def _prompts(vocabulary: Any) -> dict[str, Any]:
-  prefix = ""
+  prefix, prompts = "", {}
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-    prefix = vocabulary.prefix
+    prefix, prompts = vocabulary.prefix, dict(vocabulary.prompts)
+  same = [name for name, prompt in prompts.items() if prompt == prefix]
+  default = same[0] if same else _PROMPT
   return {
-    "prompts": {_PROMPT: prefix} if prefix else {},
-    "default_prompt_name": _PROMPT if prefix else None,
+    "prompts": prompts | ({default: prefix} if prefix else {}),
+    "default_prompt_name": default if prefix else None,
     "similarity_fn_name": "cosine",
   }
 

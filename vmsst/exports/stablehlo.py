@@ -6,7 +6,6 @@ sentences of any length. One file serves CPUs, NVIDIA GPUs and TPUs.
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from jaxtyping import Array, Float
 
 from vmsst.checkpoints import hugging_face, output_folders
 from vmsst.exports import safetensors_folder
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.inference import loading
 from vmsst.networks import bert, sentence_encoder, t5
 
@@ -38,7 +37,7 @@ class Exported:
     eos_id: Id of the EOS token, or None.
   """
 
-  folder: pathlib.Path
+  folder: storage.Path
   max_length: int
   dimension: int
   eos_id: int | None
@@ -55,7 +54,7 @@ def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str
 
   Args:
     path: A path that `vmsst.load` opens.
-    output: Folder to make.
+    output: Folder to make, local or in an object store.
 
   Raises:
     InputError: there is no encoder, or `output` exists. Nothing is written then.
@@ -77,6 +76,7 @@ def describe(exported: Exported) -> str:
     [
       f"{exported.folder}: {exported.dimension}-dimensional vectors of token ids int32 [B, T]; a "
       f"sentence has at most {exported.max_length} ids{end}, followed by zeros",
+      *output_folders.local_only(exported.folder),
       "  from jax import export",
       "  from safetensors.numpy import load_file",
       f"  folder = {str(exported.folder)!r}",

@@ -1,7 +1,8 @@
 """Atomic writes: a file or folder is complete or absent, even if the writer is killed.
 
 Content is written under a temporary name next to its place, synced to disk, and renamed in one
-step. Readers find the old content or the new, also after a kill.
+step. Readers find the old content or the new, also after a kill. Files of object stores are written
+on this machine, then uploaded: objects appear as a whole, and folders have a marker until then.
 """
 
 import contextlib
@@ -12,12 +13,14 @@ import pathlib
 import re
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
 
 from vmsst import errors
+from vmsst.files import storage
 
 PARTIAL = ".part"
 """Suffix of the name of an incomplete file, sometimes followed by a number."""
@@ -32,25 +35,29 @@ def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterat
   streams are written directly. A symbolic link stays, and the file that it leads to is replaced.
 
   Args:
-    path: The file, or one of an object store as an etils.epath.Path. A missing folder is created.
+    path: The file, local or in an object store. A missing folder is created.
     shared: Several processes may write the file at the same time: the last one wins. A killed
       process leaves a file of unique name.
 
   Raises:
     OSError: the file cannot be written; the error names `path`.
+    InputError: the object store refuses it.
   """
-  if not _is_remote(path) and is_stream(path):
+  if storage.is_url(path):
+    with storage.uploaded(os.fspath(path)) as partial:
+      yield partial
+    return
+  if is_stream(path):
     with naming(path):
       yield pathlib.Path(path)
     return
-  place: Any = path if _is_remote(path) else pathlib.Path(link_target(path))
+  place = pathlib.Path(link_target(path))
   partial = place.with_name(f"{place.name}{PARTIAL}{f'-{uuid.uuid4().hex}' if shared else ''}")
   with naming(place):
     try:
       place.parent.mkdir(parents=True, exist_ok=True)
       yield partial
-      if not _is_remote(partial):
-        _reach_disk(partial)
+      _reach_disk(partial)
       partial.replace(place)
     except BaseException as error:
       with contextlib.suppress(OSError):
@@ -63,7 +70,7 @@ def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterat
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[IO[bytes]]:
   """Yields a binary file to write, which becomes `path` without an error; see `atomic_path`."""
-  with atomic_path(path, shared=shared) as partial, _opened(partial) as stream:
+  with atomic_path(path, shared=shared) as partial, open(partial, "wb") as stream:
     yield stream
 
 
@@ -91,27 +98,44 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 @contextlib.contextmanager
-def atomic_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a folder to write into and renames it to `target`; an error leaves nothing.
+def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
+  """Yields a local folder to write into, which becomes `target`; an error leaves nothing.
 
-  A killed process leaves a hidden folder, which the next one replaces.
+  A killed process leaves a hidden folder, or in an object store a marked one, which the next one
+  replaces; see `storage.upload_folder`.
 
   Raises:
     InputError: the folder cannot be written.
   """
-  partial = target.with_name(f".{target.name}.vmsst{PARTIAL}")
-  shutil.rmtree(partial, ignore_errors=True)
   try:
-    partial.mkdir(parents=True)
-    yield partial
-    for path in partial.rglob("*"):
-      if path.is_file():
-        _reach_disk(path)
-    partial.rename(target)
+    partial = _partial_folder(target)
+    try:
+      yield partial
+      _complete(partial, target)
+    finally:
+      remove_folder(partial)
   except OSError as error:
     raise errors.InputError(f"{target} cannot be written: {error}") from error
-  finally:
-    remove_folder(partial)
+
+
+def _partial_folder(target: storage.Path) -> pathlib.Path:
+  if storage.is_url(target):
+    return pathlib.Path(tempfile.mkdtemp(prefix="vmsst-"))
+  partial = pathlib.Path(target.with_name(f".{target.name}.vmsst{PARTIAL}"))
+  shutil.rmtree(partial, ignore_errors=True)
+  partial.mkdir(parents=True)
+  return partial
+
+
+def _complete(partial: pathlib.Path, target: storage.Path) -> None:
+  if storage.is_url(target):
+    storage.upload_folder(partial, os.fspath(target))
+    shutil.rmtree(partial)
+    return
+  for path in partial.rglob("*"):
+    if path.is_file():
+      _reach_disk(path)
+  partial.rename(target)
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:
@@ -165,14 +189,6 @@ def remove_partial(folder: str | os.PathLike[str]) -> None:
   for where, _, names in os.walk(folder):
     for name in filter(_UNFINISHED.search, names):
       os.remove(os.path.join(where, name))
-
-
-def _opened(path: Any) -> IO[bytes]:
-  return path.open("wb") if _is_remote(path) else open(path, "wb")
-
-
-def _is_remote(path: str | os.PathLike[str]) -> bool:
-  return "://" in os.fspath(path)
 
 
 def _reach_disk(path: pathlib.Path) -> None:

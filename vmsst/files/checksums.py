@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from etils import epath
 
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 
 NAME = "SHA256SUMS"
 
@@ -19,13 +19,14 @@ def of_file(path: str | os.PathLike[str]) -> str:
   """Returns the SHA-256 of a file, which may be larger than memory, in hexadecimal.
 
   Args:
-    path: A local file, or one of an object store as an etils.epath.Path.
+    path: A file, local or in an object store.
 
   Raises:
-    InputError: a local path is missing, or not a file but a folder, pipe or device.
+    InputError: a local path is missing, or not a file but a folder, pipe or device; or a store
+      cannot be read.
   """
   input_files.check_local(path)
-  with epath.Path(path).open("rb") as file:
+  with storage.explained(path, "read"), storage.open_binary(path) as file:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 

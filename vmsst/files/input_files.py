@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vmsst import errors
+from vmsst.files import storage
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -28,7 +29,7 @@ def check(path: str | os.PathLike[str]) -> None:
 
 def check_local(path: str | os.PathLike[str]) -> None:
   """Does what `check` does, unless the path is in an object store, which has no pipes."""
-  if "://" not in os.fspath(path):
+  if not storage.is_url(path):
     check(path)
 
 
@@ -56,20 +57,23 @@ def check_no_pipe(path: str | os.PathLike[str]) -> None:
     raise errors.InputError(f"{path}: not a file but {_kind(stat.S_IFIFO)}")
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-  """Returns the content of a file, which may be in an object store (`gs://`).
+def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
+  """Returns the content of a file, local or in an object store.
+
+  Args:
+    path: The file.
+    most: How many bytes to read at most; negative: all.
 
   Raises:
     InputError: it is missing, not a file, or cannot be read.
   """
+  if storage.is_url(path):
+    with storage.explained(path, "read"), storage.open_binary(path) as stream:
+      return stream.read(most)
   try:
-    if "://" in os.fspath(path):
-      from etils import epath  # Local files do not need it.
-
-      return epath.Path(path).read_bytes()
     check(path)
     with open(path, "rb") as stream:
-      return stream.read()
+      return stream.read(most)
   except OSError as error:
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
 

@@ -1,14 +1,14 @@
 """Cuts text files into spans of lines, once, so that many processes can each read their own."""
 
 import dataclasses
-import glob
+import fnmatch
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from vmsst import errors
-from vmsst.files import text_files
+from vmsst.files import atomic_files, storage, text_files
 
 _COPY = "lines-{}.txt"
 
@@ -88,12 +88,11 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
       whole.update(b"\n")
       last = b"\n"
     if path.endswith(".gz") and copies is not None:
-      os.makedirs(copies, exist_ok=True)
       place = os.path.join(copies, _COPY.format(f"{number:05d}"))
-      with open(place, "wb") as stream:
+      with atomic_files.atomic_file(place) as stream:
         own, end = _cut(path, place, lines, whole, stream)
     else:
-      own, end = _cut(path, os.path.abspath(path), lines, whole, None)
+      own, end = _cut(path, storage.absolute(path), lines, whole, None)
     spans += own
     last = end or last
   return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
@@ -101,8 +100,9 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
 
 def remove_copies(folder: str) -> None:
   """Removes the copies that `cut` has made in a folder."""
-  for path in glob.glob(os.path.join(glob.escape(folder), _COPY.format("*"))):
-    os.remove(path)
+  for name in storage.names(folder):
+    if fnmatch.fnmatch(name, _COPY.format("*")):
+      storage.remove(os.path.join(folder, name))
 
 
 def _cut(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 
 STANDARD = "-"
 """Stands for standard input or output."""
@@ -17,8 +17,7 @@ _WHILE_INCOMPLETE = (
   atomic_files.PARTIAL,
   f"{atomic_files.PARTIAL}.json",
   f"{atomic_files.PARTIAL}.json{atomic_files.PARTIAL}",
-  ".search.npz",
-  f".search.npz{atomic_files.PARTIAL}",
+  ".search",
 )
 
 
@@ -32,8 +31,8 @@ def check(
   """Raises InputError if work with these paths would destroy an input or cannot be written.
 
   Args:
-    inputs: Files, folders and shell patterns to read; `-` is standard input. Paths in object stores
-      are not checked.
+    inputs: Files, folders and shell patterns to read; `-` is standard input. Of those in object
+      stores, only the path is compared.
     file: File to write; `-` is standard output. None: no file.
     folder: Folder to write to; None: no folder.
     files: Names of files to write in `folder`.
@@ -43,11 +42,15 @@ def check(
     raise errors.InputError(
       "standard input (-) is given twice, but it can be read only once; give a file for one"
     )
+  for output in (file, folder):
+    if output is not None and storage.is_url(output):
+      _check_no_input(output, filter(storage.is_url, inputs))
   local = [path for given in inputs if not _elsewhere(given) for path in _expanded(given)]
   if file is not None and not _elsewhere(file):
     _check_file(file, local)
   if folder is not None and not _elsewhere(folder):
-    _check_folder(folder, local)
+    _check_folder(folder)
+    _check_no_input(folder, local)
     for name in files:
       if os.path.isdir(path := os.path.join(folder, name)):
         raise errors.InputError(f"{path} is a folder, not a file; delete it")
@@ -98,7 +101,7 @@ def _check_file(path: str, inputs: Iterable[str]) -> None:
         )
 
 
-def _check_folder(path: str, inputs: Iterable[str]) -> None:
+def _check_folder(path: str) -> None:
   if not path:
     raise errors.InputError("the path of the output is empty; give a folder")
   if os.path.lexists(path) and not os.path.isdir(path):
@@ -108,9 +111,12 @@ def _check_folder(path: str, inputs: Iterable[str]) -> None:
     raise errors.InputError(
       f"{path} cannot be written, because {above} is write-protected; give another output folder"
     )
+
+
+def _check_no_input(output: str, inputs: Iterable[str]) -> None:
   for read in inputs:
-    if _same(path, read):
-      raise errors.InputError(f"the output folder {path} is also an input; give another folder")
+    if _same(output, read):
+      raise errors.InputError(f"the output {output} is also an input; give another output")
 
 
 def _check_parents(path: str) -> str:
@@ -130,6 +136,8 @@ def _expanded(path: str) -> list[str]:
 
 def _same(path: str, other: str) -> bool:
   """Whether two paths are of one file or folder; hard and symbolic links count."""
+  if storage.is_url(path):
+    return path.rstrip("/") == other.rstrip("/")
   try:
     return os.path.samefile(path, other)
   except (OSError, ValueError):
@@ -144,4 +152,4 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _elsewhere(path: str) -> bool:
-  return path == STANDARD or "://" in path
+  return path == STANDARD or storage.is_url(path)

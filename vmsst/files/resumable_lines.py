@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, stored_settings
+from vmsst.files import atomic_files, input_files, storage, stored_settings
 
 
 class LineWriter:
@@ -29,8 +29,9 @@ class LineWriter:
       settings: JSON values that identify the lines; see `stored_settings`.
 
     Raises:
-      InputError: the interrupted file has other settings or is broken.
+      InputError: the path is a URL, or the interrupted file has other settings or is broken.
     """
+    storage.check_local(path, "this output")
     self._is_stream = atomic_files.is_stream(path)
     self._path = pathlib.Path(path if self._is_stream else atomic_files.link_target(path))
     self._part = self._path.with_name(f"{self._path.name}{atomic_files.PARTIAL}")

@@ -1,6 +1,7 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 from vmsst import errors
 from vmsst.files import input_files, text_files
@@ -50,26 +51,38 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
   """
   if field is None:
     return iter(lines)
-  places = ((f"{name}:{number}", line) for number, line in enumerate(lines, first))
-  if field.isdecimal():
-    if int(field) < 1:
-      raise errors.InputError(f"{name}: column {field}: columns are counted from 1")
-    return (_column(place, line, int(field)) for place, line in places)
-  return (_value(place, line, field) for place, line in places)
+  parse = parser(name, field)
+  return (parse(line, number) for number, line in enumerate(lines, first))
 
 
-def _column(place: str, line: str, column: int) -> str:
+def parser(name: str, field: str | None) -> Callable[[str, int], str]:
+  """Returns a function of a line and its number, from 1, that returns the text in it.
+
+  Args:
+    name: Name of the file, for messages.
+    field: As in `read_texts`; the function raises the same errors.
+  """
+  if field is None:
+    return lambda line, number: line
+  if not field.isdecimal():
+    return functools.partial(_value, name, field)
+  if int(field) < 1:
+    raise errors.InputError(f"{name}: column {int(field)}: columns are counted from 1")
+  return functools.partial(_column, name, int(field))
+
+
+def _column(name: str, column: int, line: str, number: int) -> str:
   columns = line.split("\t")
   if len(columns) < column:
     raise errors.InputError(
-      f"{place}: {len(columns)} columns, but the text must be in column {column}"
+      f"{name}:{number}: {len(columns)} columns, but the text must be in column {column}"
     )
   return columns[column - 1]
 
 
-def _value(place: str, line: str, key: str) -> str:
-  record = input_files.parse_json(line, place)
+def _value(name: str, key: str, line: str, number: int) -> str:
+  record = input_files.parse_json(line, f"{name}:{number}")
   value = record.get(key) if isinstance(record, dict) else None
   if not input_files.is_text(value):
-    raise errors.InputError(f"{place}: not a JSON object with a string {key!r}")
+    raise errors.InputError(f"{name}:{number}: not a JSON object with a string {key!r}")
   return str(value)

@@ -1,14 +1,18 @@
 """Reads plain or gzipped (`.gz`) text files; errors name the file and the line."""
 
+import array
 import contextlib
 import gzip
-import os
+import io
+import tempfile
+import threading
+import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import IO, cast
 
 from vmsst import errors
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
@@ -31,8 +35,7 @@ def read_lines(path: str) -> Iterator[str]:
       `LINE_BYTES`; or the compression ratio is too high for text.
   """
   with _open(path) as stream:
-    chunks = iter(lambda: stream.readline(LINE_BYTES + 1), b"")
-    yield from decoded(_stream(path, chunks), path)
+    yield from decoded(_raw_lines(stream, path), path)
 
 
 def read_raw_lines(path: str, offset: int, size: int) -> Iterator[bytes]:
@@ -69,17 +72,64 @@ def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[s
     InputError: a line is not UTF-8 or too long.
   """
   for number, raw in enumerate(raw_lines, first):
-    if len(raw) > LINE_BYTES:
-      raise errors.InputError(
-        f"{name}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
-      )
+    _check_length(raw, name, number)
     yield _decode(raw, name, number)
+
+
+class Lines:
+  """The lines of a file by number: one pass finds where they start, and each is read from there.
+
+  A gzipped file is unpacked into a temporary one, and one in an object store is copied.
+  """
+
+  def __init__(self, path: str):
+    """Reads the file once and keeps it open; raises as `read_lines` does."""
+    self._path, self._lock = path, threading.Lock()
+    ends = array.array("q", [0])
+    with contextlib.ExitStack() as stack:
+      self._file = stack.enter_context(_open(path))
+      slow = path.endswith(".gz") or storage.is_url(path)
+      copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
+      for number, raw in enumerate(_raw_lines(self._file, path), 1):
+        _check_length(raw, path, number)
+        ends.append(ends[-1] + len(raw))
+        if copy:
+          copy.write(raw)
+      self._file = copy or self._file
+      self._open = stack.pop_all()
+    self._ends = ends
+    weakref.finalize(self, self._open.close)
+
+  def __len__(self) -> int:
+    return len(self._ends) - 1
+
+  def __getitem__(self, row: int) -> str:
+    """Returns a line, counted from 0; raises InputError if the file has changed."""
+    start, end = self._ends[row : row + 2]
+    with self._lock:
+      self._file.seek(start)
+      raw = self._file.read(end - start)
+    if len(raw) != end - start:
+      raise errors.InputError(f"{self._path}:{row + 1}: the file has changed; open it again")
+    return _decode(raw, self._path, row + 1)
 
 
 def read_chunks(path: str) -> Iterator[bytes]:
   """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does."""
   with _open(path) as stream:
     yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
+
+
+def _raw_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
+  """Yields lines; those longer than `LINE_BYTES` in pieces."""
+  return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""))
+
+
+def _check_length(raw: bytes, name: str, number: int) -> None:
+  if len(raw) > LINE_BYTES:
+    raise errors.InputError(
+      f"{name}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+    )
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
@@ -98,13 +148,18 @@ def _decode(raw: bytes, path: str, number: int) -> str:
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[IO[bytes]]:
   input_files.check_no_pipe(path)
-  opener: Callable[..., Any] = gzip.open if path.endswith(".gz") else open
-  try:
-    stream: IO[bytes] = opener(path, "rb")
-  except (OSError, ValueError) as error:
-    raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
+  with storage.explained(path, "read"):
+    try:
+      stream = storage.open_binary(path)
+    except (OSError, ValueError) as error:
+      raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
   with stream:
-    yield stream
+    if path.endswith(".gz"):
+      # Its readline is C code, that of GzipFile is Python.
+      with io.BufferedReader(cast(io.RawIOBase, gzip.open(stream, "rb"))) as unpacked:
+        yield unpacked
+    else:
+      yield stream
 
 
 def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -125,6 +180,12 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
       raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
     except OSError as error:
       raise errors.InputError(f"{path}: cannot be read, after line {number}: {error}") from None
+    except Exception as error:
+      if not storage.is_url(path):
+        raise
+      raise errors.InputError(
+        f"{path}: cannot be read, after line {number}: {storage.reason(error)}"
+      ) from error
     number += chunk.count(b"\n")
     size += len(chunk)
     if most is not None and size > most:
@@ -136,6 +197,6 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _size(path: str) -> int:
   try:
-    return os.path.getsize(path)
+    return storage.size(path)
   except OSError:
     return 0

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from vmsst.checkpoints import encoder_json
 from vmsst.files import progress_bar
 from vmsst.inference import arguments, batching
 from vmsst.networks import sentence_encoder
-from vmsst.search import device_search, exact_search, margins
+from vmsst.search import device_search, exact_search, margins, quantization
 from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, vocabularies
 from vmsst.text.input_texts import Texts
 
@@ -31,6 +31,8 @@ _Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
+# The prompts of documents, by preference.
+_DOCUMENT = ("document", "passage", "corpus")
 # Batches sent to the device before the first result is fetched.
 _IN_FLIGHT = 2
 
@@ -71,6 +73,7 @@ class Encoder:
     max_length: Tokens of a sentence, EOS included. Longer texts are cut, or split on request.
     dimension: Dimensions of a sentence vector.
     languages: Codes of the training languages, or None if unknown.
+    prompts: Prefixes by name, such as E5's of queries and passages.
     path: Path of the parameters, or None.
   """
 
@@ -106,6 +109,7 @@ class Encoder:
     self.max_length = max_length
     self.dimension = network.latent_dim
     self.languages = languages
+    self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
     self.path = path
     self._load_translator = load_translator
     self._load_again = load_again
@@ -172,8 +176,11 @@ class Encoder:
     *,
     language: Language = None,
     prefix: str | None = None,
+    prompt_name: str | None = None,
     batch_size: int = 128,
+    truncate_dim: int | None = None,
     normalize: bool = False,
+    precision: quantization.Precision = "float32",
     long_texts: LongTexts = "cut",
     output: Output = "numpy",
     progress: bool | None = None,
@@ -195,10 +202,17 @@ class Encoder:
         otherwise ignored.
       prefix: Text before every sentence, such as E5's "passage: ", instead of the vocabulary's own;
         None: the vocabulary's own, which most lack.
+      prompt_name: Name of the prefix in `prompts`, instead of `prefix`.
       batch_size: Sentences per batch, on all devices together. Batches of sentences with more than
         64 tokens are smaller, to save memory.
+      truncate_dim: Return the first dimensions only, which encoders with Matryoshka losses are
+        trained for; None: all.
       normalize: Scale vectors to length 1, so that dot products are cosines; zeros stay zeros.
         Vectors of some imported encoders (E5, LaBSE) have length 1 in any case.
+      precision: What a vector consists of, as in sentence-transformers: "float32"; "int8" or
+        "uint8", a byte per dimension, for 256 levels between the lowest and the highest value of
+        the dimension in these vectors (`vmsst.quantize` takes other ranges); "binary" or "ubinary",
+        8 signs in each int8 or uint8.
       long_texts: How to encode texts of more than `max_length` tokens: "cut" reads their beginning;
         "split" averages the vectors of their sentences, and halves sentences that are too long
         themselves.
@@ -209,8 +223,9 @@ class Encoder:
 
     Raises:
       TypeError: an item is not a string (None, bytes, a number); the message names it.
-      ValueError: `batch_size` is not an integer of 1 or more, there are more or fewer languages
-        than sentences, or `long_texts` or `output` is unknown.
+      ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
+        fewer languages than sentences, `prompt_name` is unknown or given with `prefix`, or
+        `precision`, `long_texts` or `output` is unknown.
       InputError: the vocabulary requires the language and none is given, its word splitter is not
         installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
@@ -219,6 +234,10 @@ class Encoder:
     batch_size = errors.as_integer("batch_size", batch_size)
     _check_choice("long_texts", long_texts, ("cut", "split"))
     _check_choice("output", output, ("numpy", "jax"))
+    _check_choice("precision", precision, get_args(quantization.Precision))
+    if truncate_dim is not None:
+      truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
+    prefix = self._prompt(prefix, prompt_name)
     prepared = None
     if isinstance(sentences, PreparedTexts):
       prepared, texts = sentences, sentences.texts
@@ -250,10 +269,39 @@ class Encoder:
           self._encode_ids(ids, batch_size, vectors_ND[rows], bar.update)
     if were_cut and on_cut is not None:
       on_cut(were_cut, len(texts), self.max_length)
+    vectors_ND = vectors_ND[:, :truncate_dim]
     if normalize:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
-    return jnp.asarray(vectors_ND) if output == "jax" else vectors_ND
+    stored_NC = quantization.quantize(vectors_ND, precision)
+    return jnp.asarray(stored_NC) if output == "jax" else stored_NC
+
+  def encode_query(self, sentences: Texts, **options: Any) -> Any:
+    """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
+    return self._encode_as(("query",), sentences, options)
+
+  def encode_document(self, sentences: Texts, **options: Any) -> Any:
+    """Returns the vectors of texts to be found.
+
+    As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has.
+    """
+    return self._encode_as(_DOCUMENT, sentences, options)
+
+  def _encode_as(self, names: Sequence[str], sentences: Texts, options: dict[str, Any]) -> Any:
+    if options.get("prefix") is None and options.get("prompt_name") is None:
+      options["prompt_name"] = next((name for name in names if name in self.prompts), None)
+    return self.encode(sentences, **options)
+
+  def _prompt(self, prefix: str | None, name: str | None) -> str | None:
+    """Returns the prefix that the arguments of `encode` ask for."""
+    if name is None:
+      return prefix
+    if prefix is not None:
+      raise ValueError("prefix and prompt_name are both given; pass one of them")
+    if name not in self.prompts:
+      known = ", ".join(map(repr, self.prompts)) or "none"
+      raise ValueError(f"prompt_name is {name!r}; this encoder has: {known}")
+    return self.prompts[name]
 
   def _tokenizer(self, prefix: str | None) -> _Tokenize:
     """Returns what maps texts and their languages to ids, and to the indices of cut texts."""

@@ -27,6 +27,7 @@ from vmsst.checkpoints import (
   sentence_transformers_files,
   t5x,
 )
+from vmsst.files import storage
 from vmsst.inference import remote_folders
 
 
@@ -66,7 +67,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
     model = hub_models.find(os.fspath(path))
     yield dataclasses.replace(find(model.folder), name=model.name)
     return
-  if "://" not in os.fspath(path):
+  if not storage.is_url(path):
     yield find(path)
     return
   with remote_folders.copied(os.fspath(path)) as copy:

@@ -23,7 +23,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, restoring, sentence_transformers_files
-from vmsst.files import checksums
+from vmsst.files import checksums, storage
 from vmsst.inference import encoder_folders
 from vmsst.inference.encoder import Encoder
 from vmsst.inference.translation import Translator
@@ -176,7 +176,11 @@ def open_encoder(
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  if not path or "://" in path or not (folder / sentence_transformers_files.MODULES_FILE).is_file():
+  if (
+    not path
+    or storage.is_url(path)
+    or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
+  ):
     encoder = load(path, dtype=dtype, max_length=max_length)
     return str(encoder.path), encoder
   if dtype is not None:

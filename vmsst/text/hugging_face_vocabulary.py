@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -41,10 +41,12 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   Attributes:
     path: The `tokenizer.json`; remote paths such as `gs://` work too.
     prefix: Text put before every text, such as E5's "query: ".
+    prompts: Other prefixes by name, such as that of documents; for `Encoder.encode`.
   """
 
   path: str
   prefix: str = ""
+  prompts: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
   @property
   def size(self) -> int:

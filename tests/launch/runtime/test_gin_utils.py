@@ -3,6 +3,7 @@
 import functools
 
 import gin
+import memory_store
 import pytest
 
 from vmsst.errors import InputError
@@ -54,6 +55,19 @@ def test_later_bindings_win_and_macros_reach_parameters(parse):
   assert gin.query_parameter("SIZE/macro.value") == 5
   schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
   assert float(schedule(1)) == pytest.approx(1 / 7)
+
+
+def test_files_in_object_stores_are_read_and_included(parse, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  store.pipe_file("gs://bucket/runs/own.gin", b"include 'config.gin'\nSTEPS = 7\n")
+  store.pipe_file("gs://bucket/runs/last.gin", b"include 'gs://bucket/runs/own.gin'\nSIZE = 5\n")
+  parse(file="gs://bucket/runs/last.gin")
+  assert gin.query_parameter("SIZE/macro.value") == 5
+  assert gin.query_parameter("STEPS/macro.value") == 7
+  gin_utils.summarize_gin_config("gs://bucket/new", None, 0)
+  assert b"STEPS = 7" in store.cat_file("gs://bucket/new/config.gin")
+  with pytest.raises(InputError, match=r"gin file 'gs://bucket/none\.gin' not found; searched: "):
+    parse(file="gs://bucket/none.gin")
 
 
 def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_path, monkeypatch):

@@ -2,16 +2,16 @@
 
 import dataclasses
 import fcntl
-import functools
 import json
 import os
 import pathlib
 import re
 import signal
 import threading
-import types
 
+import fsspec
 import jax
+import memory_store
 import numpy as np
 import pytest
 import toy_runs
@@ -392,32 +392,37 @@ def test_a_lock_that_a_failed_run_removed_is_taken_anew(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("place", "raised", "message"),
   [
-    ("s3://bucket/run", None, r"s3://bucket/run: s3:// is not supported; set a local folder"),
-    ("nowhere://bucket/run", None, r"nowhere:// is not supported"),
+    ("nowhere://bucket/run", None, r"nowhere:// is not supported; give a local path, gs:// or s3:"),
     (
       "gs://bucket/run",
-      ModuleNotFoundError("No module named 'gcsfs'", name="gcsfs"),
-      "the package gcsfs is missing; install it",
+      ImportError("Install gcsfs"),
+      r"no package for gs:// is installed; pip install 'vmsst\[gcs\]'",
     ),
-    ("gs://bucket/run", OSError("no\n\t route"), "gs://bucket/run cannot be reached: no route. Ch"),
+    ("s3://bucket/run", ImportError("s3fs"), r"for s3:// is .*; pip install 'vmsst\[s3\]'"),
+    (
+      "gs://bucket/run",
+      OSError("no\n\t route"),
+      r"gs://bucket/run cannot be .*: no route\. Che",
+    ),
     ("gs://bucket/run", None, "gs://bucket/run cannot be reached: no answer in 0.1 s"),
   ],
 )
 def test_a_store_that_cannot_be_used_is_named(place, raised, message, monkeypatch, tmp_path):
   released = threading.Event()
 
-  def exists(self):
-    if raised is None:
+  class Store(memory_store.MemoryStore):
+    def ls(self, path, detail=True):
+      if raised is not None:
+        raise raised
       released.wait(60)
-      return False
-    raise raised
 
-  if place.startswith("gs:"):
-    monkeypatch.setattr(
-      model_dir.epath,
-      "Path",
-      lambda path: types.SimpleNamespace(exists=functools.partial(exists, path)),
-    )
+  def filesystem(scheme):
+    if isinstance(raised, ImportError):
+      raise raised
+    return Store()
+
+  if place.startswith(("gs:", "s3:")):
+    monkeypatch.setattr(fsspec, "filesystem", filesystem)
     monkeypatch.setattr(model_dir, "_STORE_SECONDS", 0.1 if raised is None else 20)
   monkeypatch.chdir(tmp_path)
   with pytest.raises(InputError, match=message):

@@ -1,10 +1,10 @@
 """Encoders by name, from a server that speaks the protocol of the Hugging Face Hub."""
 
 import json
+import os
 import pathlib
-import subprocess
-import sys
 
+import commands
 import fake_hub
 import numpy as np
 import pytest
@@ -49,7 +49,9 @@ print(json.dumps([str(value) for value in found]))
 
 @pytest.fixture(scope="module")
 def hub():
-  with fake_hub.running() as running:
+  with fake_hub.running() as running, pytest.MonkeyPatch.context() as patch:
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+      patch.delenv(name)
     yield running
 
 
@@ -64,14 +66,8 @@ def e5(tmp_path_factory, tokenizer_files):
 
 def load(hub, home, *names, code=_LOAD, **changes):
   """Returns path and vectors, or the error, of each name, loaded in one new process."""
-  done = subprocess.run(
-    [sys.executable, "-c", code, *names],
-    env=fake_hub.environment(hub, home / "hf", **changes),
-    capture_output=True,
-    text=True,
-    cwd=home,
-  )
-  assert done.returncode == 0, done.stderr
+  variables = fake_hub.environment(hub, home / "hf", **changes)
+  done = commands.script(code, *names, cwd=home, variables=variables)
   return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -61,7 +61,12 @@ def save(folder, params, kind):
 
 
 @pytest.mark.parametrize(
-  ("name", "kind"), [("t5", "export"), ("bert", "export"), ("vmsst", "checkpoint")]
+  ("name", "kind"),
+  [
+    ("t5", "export"),
+    pytest.param("bert", "export", marks=pytest.mark.slow),
+    ("vmsst", "checkpoint"),
+  ],
 )
 def test_either_layout_is_restored_into_either_network(tmp_path, name, kind):
   network = NETWORKS[name]

@@ -13,6 +13,7 @@ import sys
 import full_disks
 import in_process
 import jax
+import memory_store
 import numpy as np
 import pytest
 import tiny_encoders
@@ -29,6 +30,8 @@ from vmsst.exports import (
   stablehlo,
   tokenizer_file,
 )
+from vmsst.files import storage
+from vmsst.inference import loading
 from vmsst.networks import bert, lstm, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
@@ -225,6 +228,35 @@ def test_nothing_is_written_over(tmp_path, capsys):
   assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
+def test_exports_in_a_store_are_those_on_this_machine(tmp_path, capsys, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  run = tiny_encoders.save_run(
+    tmp_path / "run", tiny_encoders.model_of(encoder(BERT, head=False), max_length=20)
+  )
+  for form in ("sentence-transformers", "safetensors"):
+    url = f"gs://bucket/{form}"
+    assert in_process.vmsst("export", form, run, tmp_path / form) == 0
+    expected = {path.name: path.read_bytes() for path in (tmp_path / form).glob("*.*")}
+    capsys.readouterr()
+    assert in_process.vmsst("export", form, run, f"{url}/") == 0
+    printed = capsys.readouterr().out
+    assert f"({url!r})" in printed
+    assert (f"Copy {url} to this machine first" in printed) == (form != "safetensors")
+    assert {name: store.cat_file(f"{url}/{name}") for name in expected} == expected
+    assert in_process.vmsst("export", form, run, url) == 1
+    assert f"{url} exists already" in capsys.readouterr().err
+  assert loading.read(url).arrays.keys() == loading.read(run).arrays.keys()
+  store.pipe_file(f"{url}/{storage.UNFINISHED}", b"")
+  with pytest.raises(errors.InputError, match=f"{url} is not finished"):
+    vmsst.load(url)
+  again = safetensors_folder.export_safetensors(run, url)
+  assert os.fspath(again) == url
+  assert loading.read(again).name == url
+  store.pipe_file(f"{url}/model.safetensors", b"no")
+  with pytest.raises(errors.InputError, match=f"^{url}/model.safetensors is damaged"):
+    vmsst.load(url)
+
+
 # --------------------------------------------------------------------------------------------
 # safetensors
 
@@ -298,8 +330,7 @@ def test_an_export_without_a_checksum_is_loaded(exported):
 FORMATS = ("safetensors", "sentence-transformers", "stablehlo")
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "umask"), [*zip(FORMATS, [0o022, 0o027, 0o077], strict=True)])
 def test_modes_of_files_follow_the_umask(tmp_path, capsys, form, umask):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
   former = os.umask(umask)
@@ -316,8 +347,7 @@ def test_modes_of_files_follow_the_umask(tmp_path, capsys, form, umask):
   assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("size", [64, 4000])
+@pytest.mark.parametrize(("form", "size"), [*zip(FORMATS, [64, 4000, 4000], strict=True)])
 def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, capsys, form, size):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
   with full_disks.largest_file(size):
@@ -347,6 +377,7 @@ assert not {"vmsst", "flax", "tensorflow"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_stablehlo_is_called_without_this_library(tmp_path):
   rng = np.random.default_rng(0)
   small = lstm.LstmConfig(vocab_size=300, emb_dim=8, hidden_dim=8, num_layers=1)

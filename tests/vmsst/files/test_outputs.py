@@ -31,6 +31,13 @@ def test_an_output_that_is_an_input_is_refused(place, output):
     outputs.check(inputs, file=output)
 
 
+def test_an_output_in_a_store_that_is_an_input_is_refused():
+  for given in ({"file": "gs://bucket/run"}, {"folder": "gs://bucket/run/"}):
+    with pytest.raises(errors.InputError, match=r"the output gs://bucket/run/? is also an input"):
+      outputs.check(["a.txt", "gs://bucket/run"], **given)
+  outputs.check(["gs://bucket/run"], folder="gs://bucket/run/new")
+
+
 @pytest.mark.parametrize("output", ["new", "new/deep/file", "run/new", "-", "/dev/null"])
 def test_other_outputs_are_accepted(place, output):
   outputs.check(["a.txt", "run", "-"], file=output)
@@ -66,6 +73,12 @@ def test_folders_are_checked_for_permission_and_for_what_is_in_the_way(place, mo
   for folder, protected in (("run", "run"), ("run/new/deep", str(place / "run"))):
     with pytest.raises(errors.InputError, match=f"because {protected} is write-protected"):
       outputs.check([], folder=folder)
+
+
+def test_a_folder_in_a_store_must_not_be_an_input(place):
+  outputs.check(["gs://bucket/run/a", "run", "-"], folder="gs://bucket/run")
+  with pytest.raises(errors.InputError, match="gs://bucket/run is also an input"):
+    outputs.check(["run", "gs://bucket/run/"], folder="gs://bucket/run")
 
 
 def test_a_name_with_brackets_is_that_path_if_it_exists(place):

@@ -1,7 +1,6 @@
 import copy
 import dataclasses
 import gzip
-import importlib.util
 import io
 import json
 import os
@@ -356,6 +355,46 @@ def test_arguments_of_another_type_are_named(encoder, call, message):
     call(encoder)
 
 
+def test_prompts_are_prefixes_by_name(params):
+  vocabulary = vocabularies.ByteVocabulary()
+  object.__setattr__(vocabulary, "prompts", {"query": "q: ", "passage": "p: ", "corpus": "c: "})
+  encoder = vmsst.Encoder(NETWORK, params, vocabulary, max_length=MAX_LENGTH)
+  for found_ND, prefix in (
+    (encoder.encode(SENTENCES, prompt_name="corpus"), "c: "),
+    (encoder.encode_query(SENTENCES), "q: "),
+    (encoder.encode_document(SENTENCES), "p: "),
+    (encoder.encode_document(SENTENCES, prompt_name="query"), "q: "),
+    (encoder.encode_query(SENTENCES, prefix="x"), "x"),
+  ):
+    np.testing.assert_array_equal(found_ND, encoder.encode(SENTENCES, prefix=prefix))
+  with pytest.raises(ValueError, match="prompt_name is 'q'; this encoder has: 'query', 'passage'"):
+    encoder.encode(SENTENCES, prompt_name="q")
+  with pytest.raises(ValueError, match="prefix and prompt_name are both given"):
+    encoder.encode(SENTENCES, prompt_name="query", prefix="x")
+
+
+def test_an_encoder_without_prompts_encodes_queries_and_documents_alike(encoder, expected):
+  for encode in (encoder.encode_query, encoder.encode_document):
+    np.testing.assert_allclose(encode(SENTENCES), expected, atol=2e-6)
+
+
+def test_vectors_are_truncated_before_they_are_scaled_and_quantized(encoder, expected):
+  found_ND = encoder.encode(SENTENCES, truncate_dim=3, normalize=True)
+  cut_ND = expected[:, :3] / np.linalg.norm(expected[:, :3], axis=1, keepdims=True)
+  np.testing.assert_allclose(found_ND, cut_ND, atol=1e-5)
+  found_N1 = encoder.encode(SENTENCES, truncate_dim=3, precision="ubinary")
+  bits_N = [int("".join("01"[int(x > 0)] for x in row) + "00000", 2) for row in expected[:, :3]]
+  np.testing.assert_array_equal(found_N1[:, 0], bits_N)
+  assert encoder.encode(SENTENCES, precision="int8", output="jax").dtype == jnp.int8
+  for options, message in (
+    ({"truncate_dim": 7}, "truncate_dim is 7"),
+    ({"truncate_dim": 0}, "truncate_dim is 0"),
+    ({"precision": "int4"}, "precision is 'int4', not 'float32' or 'int8'"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      encoder.encode(SENTENCES, **options)
+
+
 @pytest.mark.parametrize("batch_size", [None, 2.5, True, "8", 0, -1, float("nan")])
 def test_a_batch_size_that_is_not_a_positive_integer_is_named(encoder, batch_size):
   with pytest.raises(ValueError, match=rf"batch_size is {batch_size!r}; it must be an integer"):
@@ -507,10 +546,9 @@ def test_remote_folders_of_all_kinds(run, params, tmp_path):
 def test_a_missing_package_for_a_store_is_named(monkeypatch):
   for name in ("gcsfs", "s3fs"):
     monkeypatch.setitem(sys.modules, name, None)
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   for path, message in (
-    ("gs://bucket/run", "pip install gcsfs"),
-    ("s3://bucket/run", "pip install s3fs"),
+    ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
+    ("s3://bucket/run", r"pip install 'vmsst\[s3\]'"),
     ("floppy://a/run", "floppy"),
   ):
     with pytest.raises(errors.InputError, match=message):

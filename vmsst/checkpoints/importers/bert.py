@@ -28,7 +28,7 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import atomic_files, input_files
+from vmsst.files import atomic_files, input_files, storage
 from vmsst.text import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
@@ -135,9 +135,11 @@ def import_bert(
   Args:
     folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
       pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
-      becomes the pooler and replaces the encoder's own.
-    output: Folder to make. It gets `checkpoint_0` and the tokenizer's files. If there is a
-      `tokenizer.json`, or XLM-R's SentencePiece model to make one from, it gets `encoder.json` too.
+      becomes the pooler and replaces the encoder's own. One in an object store is copied to this
+      machine.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0` and the tokenizer's
+      files. If there is a `tokenizer.json`, or XLM-R's SentencePiece model to make one from, it
+      gets `encoder.json` too.
     prefix: Text before every sentence. None: the folder's default prompt; without one, "query: " if
       the folder's name or config calls it an E5, and nothing otherwise.
     pooling: How token states become a sentence vector: "mean" of all, "cls" for the first, "pooler"
@@ -146,69 +148,71 @@ def import_bert(
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
-  folder, target = pathlib.Path(os.path.abspath(folder)), output_folders.new_folder(output)
-  hugging_face.check_folder(
-    folder, "a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
-  )
-  own = folder / hugging_face.CONFIG_FILE
-  if own.is_file():
-    # Before the modules, whose errors would hide that it is another kind of model.
-    hugging_face.check_choice(own, hugging_face.read_config(folder), *_KINDS)
-  elif (folder / encoder_json.ENCODER_FILE).is_file():
-    raise errors.InputError(
-      f"{folder} is a vmsst encoder, which needs no import; open it with vmsst.load"
+  target = output_folders.new_folder(output)
+  with storage.local_copy(storage.absolute(folder)) as local:
+    hugging_face.check_folder(
+      local, "a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
     )
-  modules = sentence_transformers_files.read_modules(folder)
-  source = modules.transformer
-  path, config = source / hugging_face.CONFIG_FILE, hugging_face.read_config(source)
-  sizes, padding_id = _sizes(path, config), _padding_id(source, config)
-  if padding_id >= sizes["vocab_size"]:
-    raise errors.InputError(
-      f"{source}: the padding id is {padding_id}, outside the table of {sizes['vocab_size']} rows"
-    )
-  if prefix is None:
-    prefix = sentence_transformers_files.default_prefix(folder, config)
-  if prefix and not modules.pools_prompt:
-    raise errors.InputError(
-      f"{folder} leaves prompts out of the mean, which is not supported; pass an empty prefix"
-    )
-  stored = hugging_face.open_tensors(source)
-  if modules.dense is not None:
-    opened = hugging_face.open_tensors(folder / modules.dense)
-    stored |= {f"{modules.dense}/{name}": tensor for name, tensor in opened.items()}
-  found = _match(source, stored, sizes, modules.dense)
-  pooling = modules.pooling if pooling is None else pooling
-  if pooling not in POOLINGS:
-    raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
-  has_pooler = any(name.startswith("pooler/") for row in found for name in row.targets)
-  if pooling == "pooler" and not has_pooler:
-    raise errors.InputError(f"pooling is 'pooler', but {folder} has none")
-  max_length = sentence_transformers_files.max_length(
-    source, sizes["max_positions"] - sizes["position_offset"]
-  )
-  with atomic_files.atomic_folder(target) as partial:
-    params = weight_tables.to_parameters(found, stored)
-    swapped = [padding_id, 0]
-    params[weight_tables.TOKEN_TABLE][[0, padding_id]] = params[weight_tables.TOKEN_TABLE][swapped]
-    weight_tables.write_checkpoint(partial, params)
-    has_tokenizer = _copy_vocabulary(source, partial)
-    if has_tokenizer:
-      encoder_json.save_imported_encoder(
-        partial,
-        network={
-          "class": "SentenceEncoder",
-          "config_class": "BertConfig",
-          "config": sizes,
-          "latent_dim": sizes["emb_dim"],
-          "head": False,
-          "pooling": pooling,
-          "normalize": modules.normalize,
-        },
-        vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(
-          str(partial / TOKENIZER_FILE), prefix
-        ),
-        max_length=max_length,
+    own = local / hugging_face.CONFIG_FILE
+    if own.is_file():
+      # Before the modules, whose errors would hide that it is another kind of model.
+      hugging_face.check_choice(own, hugging_face.read_config(local), *_KINDS)
+    elif (local / encoder_json.ENCODER_FILE).is_file():
+      raise errors.InputError(
+        f"{local} is a vmsst encoder, which needs no import; open it with vmsst.load"
       )
+    modules = sentence_transformers_files.read_modules(local)
+    source = modules.transformer
+    path, config = source / hugging_face.CONFIG_FILE, hugging_face.read_config(source)
+    sizes, padding_id = _sizes(path, config), _padding_id(source, config)
+    if padding_id >= sizes["vocab_size"]:
+      raise errors.InputError(
+        f"{source}: the padding id is {padding_id}, outside the table of {sizes['vocab_size']} rows"
+      )
+    prompts = sentence_transformers_files.read_prompts(local, config)
+    if prefix is None:
+      prefix = prompts.default
+    if prefix and not modules.pools_prompt:
+      raise errors.InputError(
+        f"{local} leaves prompts out of the mean, which is not supported; pass an empty prefix"
+      )
+    stored = hugging_face.open_tensors(source)
+    if modules.dense is not None:
+      opened = hugging_face.open_tensors(local / modules.dense)
+      stored |= {f"{modules.dense}/{name}": tensor for name, tensor in opened.items()}
+    found = _match(source, stored, sizes, modules.dense)
+    pooling = modules.pooling if pooling is None else pooling
+    if pooling not in POOLINGS:
+      raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
+    has_pooler = any(name.startswith("pooler/") for row in found for name in row.targets)
+    if pooling == "pooler" and not has_pooler:
+      raise errors.InputError(f"pooling is 'pooler', but {local} has none")
+    max_length = sentence_transformers_files.max_length(
+      source, sizes["max_positions"] - sizes["position_offset"]
+    )
+    with atomic_files.atomic_folder(target) as partial:
+      params = weight_tables.to_parameters(found, stored)
+      table = params[weight_tables.TOKEN_TABLE]
+      table[[0, padding_id]] = table[[padding_id, 0]]
+      weight_tables.write_checkpoint(partial, params)
+      has_tokenizer = _copy_vocabulary(source, partial)
+      if has_tokenizer:
+        encoder_json.save_imported_encoder(
+          partial,
+          network={
+            "class": "SentenceEncoder",
+            "config_class": "BertConfig",
+            "config": sizes,
+            "latent_dim": sizes["emb_dim"],
+            "head": False,
+            "pooling": pooling,
+            "normalize": modules.normalize,
+          },
+          vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(
+            str(partial / TOKENIZER_FILE), prefix, prompts.by_name if modules.pools_prompt else {}
+          ),
+          max_length=max_length,
+        )
   notes = []
   if padding_id:
     notes.append(

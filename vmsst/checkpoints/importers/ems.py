@@ -18,7 +18,7 @@ from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, output_folders, tensors, torch_files
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.text import vocabularies
 
 _PARALLEL = "module."
@@ -78,8 +78,10 @@ def import_ems(
 
   Args:
     file: The released `EMS_model.pt` or another file of that training code; nothing in the pickle
-      is run. Or its state dict as a `.safetensors` file.
-    output: Folder to make. It gets `checkpoint_0`, `encoder.json` and the vocabulary.
+      is run. Or its state dict as a `.safetensors` file. One in an object store is copied to this
+      machine.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0`,
+      `encoder.json` and the vocabulary.
     vocabulary: The release's SentencePiece model, `62languages_bpe_60000.model`.
     num_heads: Attention heads, which the file does not show; None: one for each 64 dimensions (16
       in the release).
@@ -87,40 +89,41 @@ def import_ems(
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
-  path, target = pathlib.Path(os.path.abspath(file)), output_folders.new_folder(output)
-  stored = _open(path)
-  config, heads, rows = _match(path, stored, num_heads)
-  pieces = vocabularies.SentencePieceVocabulary(
-    os.path.abspath(vocabulary), lowercase=True, pretokenize=True
-  )
-  if pieces.size != config["vocab_size"]:
-    raise errors.InputError(
-      f"{vocabulary} has {pieces.size} pieces, but the token table of {path} has "
-      f"{config['vocab_size']} rows; pass the vocabulary of this model"
+  target = output_folders.new_folder(output)
+  with storage.local_copy(storage.absolute(file)) as path:
+    stored = _open(path)
+    config, heads, rows = _match(path, stored, num_heads)
+    pieces = vocabularies.SentencePieceVocabulary(
+      storage.absolute(vocabulary), lowercase=True, pretokenize=True
     )
-  rows_of_languages: list[int] = []
-  if heads["num_source_languages"]:
-    rows_of_languages = _language_rows(pieces, heads["num_source_languages"])
-  with atomic_files.atomic_folder(target) as partial:
-    params = weight_tables.to_parameters(rows, stored)
-    params[_POSITION_TABLE] = params[_POSITION_TABLE][1:]
-    if rows_of_languages:
-      table = np.zeros((languages.NUM_LANGUAGES, heads["language_dim"]), np.float32)
-      table[rows_of_languages] = params[_LANGUAGE_TABLE]
-      params[_LANGUAGE_TABLE] = table
-    weight_tables.write_checkpoint(partial, params)
-    encoder_json.save_imported_encoder(
-      partial,
-      network={
-        "class": "SentenceEncoder",
-        "config_class": "BertConfig",
-        "config": config,
-        "latent_dim": config["emb_dim"],
-        "head": False,
-      },
-      vocabulary=pieces,
-      max_length=config["max_positions"],
-    )
+    if pieces.size != config["vocab_size"]:
+      raise errors.InputError(
+        f"{vocabulary} has {pieces.size} pieces, but the token table of {path} has "
+        f"{config['vocab_size']} rows; pass the vocabulary of this model"
+      )
+    rows_of_languages: list[int] = []
+    if heads["num_source_languages"]:
+      rows_of_languages = _language_rows(pieces, heads["num_source_languages"])
+    with atomic_files.atomic_folder(target) as partial:
+      params = weight_tables.to_parameters(rows, stored)
+      params[_POSITION_TABLE] = params[_POSITION_TABLE][1:]
+      if rows_of_languages:
+        table = np.zeros((languages.NUM_LANGUAGES, heads["language_dim"]), np.float32)
+        table[rows_of_languages] = params[_LANGUAGE_TABLE]
+        params[_LANGUAGE_TABLE] = table
+      weight_tables.write_checkpoint(partial, params)
+      encoder_json.save_imported_encoder(
+        partial,
+        network={
+          "class": "SentenceEncoder",
+          "config_class": "BertConfig",
+          "config": config,
+          "latent_dim": config["emb_dim"],
+          "head": False,
+        },
+        vocabulary=pieces,
+        max_length=config["max_positions"],
+      )
   return weight_tables.Imported(
     checkpoint=target / weight_tables.CHECKPOINT,
     sizes=config | heads,

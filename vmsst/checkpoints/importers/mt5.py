@@ -24,7 +24,7 @@ from vmsst import errors
 from vmsst.checkpoints import hugging_face, output_folders, t5x, t5x_legacy, tensors
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 
 VOCABULARY_FILE = "spiece.model"
 TABLE_NAME = "shared.weight"
@@ -111,19 +111,21 @@ def import_mt5(
 
   Args:
     folder: A Hugging Face folder (`config.json` and safetensors), a T5X checkpoint of either
-      layout, or a folder of T5X checkpoints.
-    output: Folder to make. It gets `checkpoint_0` and the source's `spiece.model`, if any.
+      layout, or a folder of T5X checkpoints. One in an object store is copied to this machine.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0` and the
+      source's `spiece.model`, if any.
 
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
   target = output_folders.new_folder(output)
-  found = _open(pathlib.Path(os.path.abspath(folder)))
-  rows = [_for_training(row) for row in found.rows]
-  with atomic_files.atomic_folder(target) as partial:
-    weight_tables.write_checkpoint(partial, weight_tables.to_parameters(rows, found.tensors))
-    if found.vocabulary is not None:
-      shutil.copyfile(found.vocabulary, partial / VOCABULARY_FILE)
+  with storage.local_copy(storage.absolute(folder)) as source:
+    found = _open(source)
+    rows = [_for_training(row) for row in found.rows]
+    with atomic_files.atomic_folder(target) as partial:
+      weight_tables.write_checkpoint(partial, weight_tables.to_parameters(rows, found.tensors))
+      if found.vocabulary is not None:
+        shutil.copyfile(found.vocabulary, partial / VOCABULARY_FILE)
   only = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return weight_tables.Imported(
     checkpoint=target / weight_tables.CHECKPOINT,

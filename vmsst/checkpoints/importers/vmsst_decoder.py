@@ -10,7 +10,6 @@ The keys are the attributes of `Names`. Layers of both stacks have T5X's names.
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face, tensors
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 
 _HIDDEN, _SEMANTIC, _LANGUAGE = "hidden", "semantic", "language"
 _LATENTS = (_LANGUAGE, _SEMANTIC)  # as in this library
@@ -75,7 +74,7 @@ def read_names(path: str | os.PathLike[str]) -> Names:
   Raises:
     InputError: the file cannot be read, a key is unknown, or a value is none that `Names` allows.
   """
-  where = pathlib.Path(path)
+  where = storage.path(path)
   record = hugging_face.read_object(where)
   known = [field.name for field in dataclasses.fields(Names)]
   if unknown := sorted(record.keys() - set(known)):
@@ -101,7 +100,7 @@ def read_names(path: str | os.PathLike[str]) -> Names:
   return Names(**values)
 
 
-def _languages(value: Any, where: pathlib.Path) -> tuple[str | None, ...]:
+def _languages(value: Any, where: storage.Path) -> tuple[str | None, ...]:
   if not isinstance(value, list) or not all(x is None or isinstance(x, str) for x in value):
     raise errors.InputError(
       f"{where}: 'languages' must be a list with a language code or null for each row"
@@ -122,7 +121,7 @@ def _languages(value: Any, where: pathlib.Path) -> tuple[str | None, ...]:
   return tuple(x or None for x in value)
 
 
-def _order(key: str, value: Any, where: pathlib.Path) -> tuple[str, ...]:
+def _order(key: str, value: Any, where: storage.Path) -> tuple[str, ...]:
   parts = (_HIDDEN, *_LATENTS)
   is_list = isinstance(value, list) and all(isinstance(x, str) for x in value)
   if not is_list or sorted(value) != sorted(parts):

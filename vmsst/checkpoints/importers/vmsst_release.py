@@ -17,7 +17,7 @@ from typing import Any
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors, torch_files
 from vmsst.checkpoints.importers import mt5, vmsst_decoder, weight_tables
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.text import vocabularies
 
 PICKLED_FILE = "pytorch_model.bin"
@@ -66,7 +66,9 @@ def import_vmsst(
   Args:
     source: The Hugging Face folder (`config.json` with `model.safetensors` or `pytorch_model.bin`),
       one such weights file, or the T5X checkpoint of either layout. Nothing in a pickle is run.
-    output: Folder to make. It gets `checkpoint_0`, `encoder.json` and the vocabulary.
+      One in an object store is copied to this machine.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0`,
+      `encoder.json` and the vocabulary.
     vocabulary: mT5's SentencePiece model; None: `spiece.model` in the folder.
     projection: The projection's name in the source; None: find it.
     decoder: JSON file with the names of the other parameters of a T5X checkpoint, as in
@@ -78,41 +80,43 @@ def import_vmsst(
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
   target = output_folders.new_folder(output)
-  found = _open(pathlib.Path(os.path.abspath(source)))
-  if max_length < 1:
-    raise errors.InputError(f"max_length is {max_length}; it must be at least 1")
-  given = found.vocabulary if vocabulary is None else vocabulary
-  if given is None:
-    raise errors.InputError(
-      f"{found.where} has no {mt5.VOCABULARY_FILE} next to it; pass that of google/mt5-large "
-      "(--vocabulary)"
-    )
-  pieces = vocabularies.SentencePieceVocabulary(os.path.abspath(given))
-  head = _head(found, projection)
-  shape = found.tensors[head].shape
-  dimension = shape[0] if found.transposed else shape[1]
-  rows = [*found.encoder, weight_tables.Row(head, shape, (_HEAD,), found.transposed)]
-  rest = None if decoder is None else _rest(found, rows, decoder)
-  network = {
-    "config_class": "T5Config",
-    "config": dict(found.sizes),
-    "latent_dim": dimension,
-  }
-  generation: dict[str, Any] = {}
-  if rest is not None:
-    generator = {"class": "VmsstNetwork", **network, "num_decoder_layers": rest.num_layers}
-    generation = {"generator": generator, "languages": rest.languages}
-  with atomic_files.atomic_folder(target) as partial:
-    params = weight_tables.to_parameters(rows, found.tensors)
-    params |= {} if rest is None else rest.parameters(found.tensors)
-    weight_tables.write_checkpoint(partial, params)
-    encoder_json.save_imported_encoder(
-      partial,
-      network={"class": "SentenceEncoder", **network},
-      vocabulary=pieces,
-      max_length=max_length,
-      **generation,
-    )
+  next_to = (hugging_face.CONFIG_FILE, mt5.VOCABULARY_FILE)
+  with storage.local_copy(storage.absolute(source), next_to) as path:
+    found = _open(path)
+    if max_length < 1:
+      raise errors.InputError(f"max_length is {max_length}; it must be at least 1")
+    given = found.vocabulary if vocabulary is None else vocabulary
+    if given is None:
+      raise errors.InputError(
+        f"{found.where} has no {mt5.VOCABULARY_FILE} next to it; pass that of google/mt5-large "
+        "(--vocabulary)"
+      )
+    pieces = vocabularies.SentencePieceVocabulary(storage.absolute(given))
+    head = _head(found, projection)
+    shape = found.tensors[head].shape
+    dimension = shape[0] if found.transposed else shape[1]
+    rows = [*found.encoder, weight_tables.Row(head, shape, (_HEAD,), found.transposed)]
+    rest = None if decoder is None else _rest(found, rows, decoder)
+    network = {
+      "config_class": "T5Config",
+      "config": dict(found.sizes),
+      "latent_dim": dimension,
+    }
+    generation: dict[str, Any] = {}
+    if rest is not None:
+      generator = {"class": "VmsstNetwork", **network, "num_decoder_layers": rest.num_layers}
+      generation = {"generator": generator, "languages": rest.languages}
+    with atomic_files.atomic_folder(target) as partial:
+      params = weight_tables.to_parameters(rows, found.tensors)
+      params |= {} if rest is None else rest.parameters(found.tensors)
+      weight_tables.write_checkpoint(partial, params)
+      encoder_json.save_imported_encoder(
+        partial,
+        network={"class": "SentenceEncoder", **network},
+        vocabulary=pieces,
+        max_length=max_length,
+        **generation,
+      )
   rows += () if rest is None else rest.rows
   unused = sorted(found.tensors.keys() - {row.source for row in rows})
   rows += [weight_tables.Row(name, found.tensors[name].shape, note=_UNUSED) for name in unused]

@@ -17,7 +17,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints import t5x, tensors
-from vmsst.files import checksums
+from vmsst.files import checksums, storage
 
 CHECKPOINT = "checkpoint_0"
 TOKEN_TABLE = "token_embedder/embedding"
@@ -83,10 +83,10 @@ class Imported:
     notes: What to know before using the result, one sentence each.
   """
 
-  checkpoint: pathlib.Path
+  checkpoint: storage.Path
   sizes: Mapping[str, Any]
   rows: tuple[Row, ...]
-  vocabulary: pathlib.Path | None
+  vocabulary: storage.Path | None
   notes: tuple[str, ...] = ()
 
 

@@ -384,8 +384,14 @@ def test_sentence_vectors_equal_those_of_sentence_transformers(
       expected_ND = theirs.encode(SENTENCES, prompt=prefix)
       found_ND = encoder.encode(SENTENCES, prefix=prefix, progress=False)
       np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+    for name, other in (("query", "query"), ("document", "passage" if is_e5 else "document")):
+      ask = {"prompt": encoder.prompts[other]} if is_e5 else {}
+      expected_ND = getattr(theirs, f"encode_{name}")(SENTENCES, **ask)
+      found_ND = getattr(encoder, f"encode_{name}")(SENTENCES, progress=False)
+      np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
   else:
     assert encoder.vocabulary.prefix == ""
+    assert not encoder.prompts
 
 
 def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(

@@ -5,6 +5,7 @@ import json
 import full_disks
 import jax
 import jax.numpy as jnp
+import memory_store
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import tiny_encoders
 from flax import serialization, traverse_util
 from safetensors.numpy import save_file
 
+import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import hugging_face, t5x
 from vmsst.checkpoints.importers import mt5, weight_tables
+from vmsst.files import storage
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -504,6 +507,30 @@ def test_an_existing_folder_is_not_written_into(tmp_path):
   refused(tmp_path / "hf", tmp_path / "out", "exists already")
   (tmp_path / "out" / "mine").unlink()
   mt5.import_mt5(tmp_path / "hf", tmp_path / "out")  # an empty one is filled
+
+
+def test_an_import_from_and_into_a_store_is_that_on_this_machine(
+  tmp_path, imported, capsys, monkeypatch
+):
+  store = memory_store.installed(monkeypatch)
+  url, source = "gs://bucket/mt5", "gs://bucket/hf"
+  store.put(str(save_hugging_face(tmp_path / "hf", weights())), source, recursive=True)
+  assert cli.main(["import", "mt5", source, url]) == 0
+  assert f"INITIAL_CHECKPOINT_PATH = '{url}/checkpoint_0'" in capsys.readouterr().out
+  storage.download(url, tmp_path / "copy")
+  found, expected = (
+    tiny_encoders.read_arrays(path)
+    for path in (tmp_path / "copy" / "checkpoint_0", imported.checkpoint)
+  )
+  assert found.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name], array)
+  assert str(t5x.find_checkpoint(url)) == f"{url}/checkpoint_0"
+  store.pipe_file(f"{url}/{storage.UNFINISHED}", b"")
+  for path in (url, f"{url}/checkpoint_0"):
+    for read in (t5x.find_checkpoint, vmsst.load):
+      with pytest.raises(errors.InputError, match=f"{url} is not finished"):
+        read(path)
 
 
 # --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import os
 
+import memory_store
 import numpy as np
 import pytest
 from etils import epath
@@ -97,6 +98,38 @@ def test_vectors_equal_those_of_transformers(tmp_path, capsys):
       hidden_1TD = model(torch.tensor([ids])).last_hidden_state
     expected = hidden_1TD[0].mean(0).numpy() @ state["projection.weight"].T
     np.testing.assert_allclose(vector, expected, atol=1e-5, rtol=0)
+
+
+def test_a_source_in_a_store_is_imported_as_on_this_machine(tmp_path, capsys, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  folder = save_hugging_face(tmp_path / "hf", state_dict(t5x_params()))
+  vmsst_release.import_vmsst(folder, tmp_path / "expected")
+  store.put(str(folder), "gs://bucket/hf", recursive=True)
+  url, out = "gs://bucket/hf", tmp_path / "out"
+  # The config and the vocabulary are next to the weights.
+  assert cli.main(["import", "vmsst", f"{url}/model.safetensors", str(out)]) == 0
+  for name in ("encoder.json", "vocabulary.model"):
+    assert (out / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+  found = arrays(out)
+  for name, array in arrays(tmp_path / "expected").items():
+    np.testing.assert_array_equal(found[name], array)
+  capsys.readouterr()
+  store.pipe_file(f"{url}/names.json", b'{"x": 1}')
+  decoder = ["--decoder", f"{url}/names.json"]
+  for options, message in (
+    ([f"{url}/nothing"], f"{url}/nothing cannot be read: "),
+    ([f"{url}/config.json"], f"{url}/config.json is not a file of torch or safetensors; give "),
+    ([url, *decoder], f"{url}/names.json: unknown keys"),
+    (
+      [url, "--vocabulary", f"{url}/config.json"],
+      f"{url}/config.json: not a SentencePiece model",
+    ),
+    ([url, "--projection", "x"], f"projection x of {url} is absent"),
+    ([f"{url}/../hf"], "bucket/hf/../hf has a part named .. and cannot be copied"),
+  ):
+    source, *more = options
+    assert cli.main(["import", "vmsst", source, str(tmp_path / "new"), *more]) == 1
+    assert capsys.readouterr().err.startswith(f"vmsst: error: {message}")
 
 
 def test_all_forms_of_the_release_give_the_same(tmp_path):

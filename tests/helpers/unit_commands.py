@@ -1,0 +1,77 @@
+"""Inputs of the commands that do their work in units; the paths are relative to the folder."""
+
+import subprocess
+import sys
+
+import embed_lines
+import line_files
+import numpy as np
+import opus_tree
+
+from vmsst.vectors import vector_store
+
+
+def build(folder):
+  """Writes OPUS releases and an evaluation set; returns the arguments of a build."""
+  corpora = ("Europarl", "Tanzil", "Books", "QED", "Wikipedia", "EMEA", "ECB", "KDE4")
+  parts = [
+    opus_tree.Part(
+      corpus,
+      "v1",
+      ("de", "en"),
+      [(f"{corpus} Satz Nummer {n} ist hier", f"Sentence {n} is here.") for n in range(15_000)],
+    )
+    for corpus in corpora
+  ]
+  opus_tree.write(folder / "opus", parts)
+  sets = folder / "evaluation" / "tatoeba"
+  sets.mkdir(parents=True)
+  for code in ("deu", "eng"):
+    (sets / f"tatoeba.deu-eng.{code}").write_text("Sentence 3 is here\n")
+  (folder / "mine.yaml").write_text(opus_tree.RECIPE)
+  options = ["--recipe=mine.yaml", "--input=opus", "--held-out=evaluation", "--output=out"]
+  return ["data", "build", *options]
+
+
+def embed(folder):
+  """Writes an encoder and two texts; returns the arguments that embed them."""
+  embed_lines.make_encoder(folder / "encoder")
+  for name in ("a.txt.gz", "b.txt"):
+    line_files.write_lines(folder / name, embed_lines.make_lines(45_000))
+  return ["embed", "encoder", "a.txt.gz", "b.txt", "out/vectors"]
+
+
+def index(folder):
+  """Writes vectors; returns the arguments that index them."""
+  _write_vectors(folder / "a.vectors", _vectors(0))
+  return ["index", "a.vectors", "out/index", "--factory=IVF256,PQ8"]
+
+
+def mine(folder):
+  """Writes two texts and their vectors; returns the arguments that mine them."""
+  for number, side in enumerate("ab", 1):
+    vectors_ND = _vectors(0) + _vectors(number)
+    line_files.write_lines(folder / f"{side}.txt", [f"{side} {n}" for n in range(len(vectors_ND))])
+    _write_vectors(folder / f"{side}.vectors", vectors_ND)
+  return ["mine", "a.txt", "b.txt", "out/pairs.tsv", "--vectors", "a.vectors", "b.vectors"]
+
+
+def search(folder):
+  """Writes an encoder, a text with vectors and queries for three units; returns the arguments."""
+  embed_lines.make_encoder(folder / "encoder")
+  lines = list(embed_lines.make_lines(1_000))
+  line_files.write_lines(folder / "corpus.txt", lines)
+  line_files.write_lines(folder / "queries.txt", (lines * 90)[:90_000])
+  command = [sys.executable, "-m", "vmsst.cli", "embed", "encoder", "corpus.txt", "vectors"]
+  subprocess.run(command, cwd=folder, check=True, capture_output=True)
+  return ["search", "queries.txt", "corpus.txt", "vectors", "--count=2", "--output=out/found"]
+
+
+def _vectors(seed):
+  return np.random.default_rng(seed).normal(size=(30_000, 16)).astype(np.float32)
+
+
+def _write_vectors(folder, vectors_ND):
+  writer = vector_store.Writer(folder, vectors_ND.shape[1])
+  writer.append(vectors_ND)
+  writer.finish()

@@ -1,0 +1,203 @@
+import os
+import pathlib
+
+import memory_store
+import pytest
+from etils import epath
+
+from vmsst import errors
+from vmsst.files import atomic_files, checksums, input_files, storage
+
+
+@pytest.fixture
+def store(monkeypatch):
+  return memory_store.installed(monkeypatch)
+
+
+def test_urls_and_local_paths_are_told_apart():
+  for url in ("gs://bucket/x", "s3://bucket", "memory://a"):
+    assert storage.is_url(url)
+  for local in ("/a/b", "a", pathlib.Path("a"), "/search/path/gs://bucket/x", "C:/x", ""):
+    assert not storage.is_url(local)
+
+
+def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):
+  for root in ("gs://bucket/run", str(tmp_path)):
+    folder = storage.path(root)
+    atomic_files.write_text(folder / "inner" / "a.txt", "one\n")
+    atomic_files.write_json(folder / "b.json", {"x": 1})
+    assert os.fspath(folder / "b.json") == f"{root}/b.json"
+    assert storage.names(folder) == {"inner", "b.json"}
+    assert storage.names(folder / "nowhere") == set()
+    assert (folder / "inner" / "a.txt").read_text() == "one\n"
+    assert (folder / "inner").is_dir()
+    assert (folder / "b.json").is_file()
+    assert input_files.read_json(f"{root}/b.json") == {"x": 1}
+    assert checksums.of_file(f"{root}/b.json") == checksums.of_file(folder / "b.json")
+    with storage.local_copy(folder / "inner") as local:
+      assert (local / "a.txt").read_bytes() == b"one\n"
+    with storage.local_copy(root if root.startswith("/") else "gs://bucket") as local:
+      assert any(path.name == "b.json" for path in local.rglob("*"))
+    with pytest.raises(errors.InputError, match=rf"{root}/c\.json.* cannot be read"):
+      input_files.read_json(f"{root}/c.json")
+    storage.rename(folder / "inner", folder / "moved")
+    assert storage.names(folder) == {"moved", "b.json"}
+    assert (folder / "moved" / "a.txt").read_text() == "one\n"
+    storage.remove(folder / "moved")
+    storage.remove(folder / "b.json")
+    storage.remove(folder / "b.json")
+    assert storage.names(folder) == set()
+
+
+def test_files_are_found_by_pattern_in_stores_and_on_this_machine(store, tmp_path):
+  for root in ("gs://bucket/a[b]", str(tmp_path)):
+    folder = storage.path(root)
+    for name in ("x.txt", "y.txt.gz", ".z.txt", "in/deep/x.txt", "in/x.tsv"):
+      atomic_files.write_text(folder / name, "text")
+    for pattern, found in (
+      ("*.txt", [".z.txt", "x.txt"]),
+      ("*.txt*", [".z.txt", "x.txt", "y.txt.gz"]),
+      ("*/x.*", ["in/x.tsv"]),
+      ("*/deep", ["in/deep"]),
+      ("**/x.txt", ["in/deep/x.txt", "x.txt"]),
+      ("x.txt", ["x.txt"]),
+      ("nothing/*", []),
+    ):
+      assert storage.find(folder, pattern) == [folder / name for name in found]
+    assert storage.is_file(folder / "x.txt")
+    assert not storage.is_file(folder / "in")
+    assert not storage.is_file(folder / "nothing")
+  assert sorted(storage.objects_below("gs://bucket/a[b]/in/")) == ["deep/x.txt", "x.tsv"]
+
+
+def test_a_failed_write_leaves_the_former_object(store):
+  url = "gs://bucket/a"
+  atomic_files.write_text(url, "old")
+
+  def write():
+    with atomic_files.atomic_text(url) as file:
+      file.write("new")
+      raise RuntimeError
+
+  with pytest.raises(RuntimeError):
+    write()
+  assert input_files.read_bytes(url) == b"old"
+  assert store.find("bucket") == ["/bucket/a"]
+
+
+def test_close_ranges_are_read_in_one_request(store, monkeypatch):
+  content = bytes(range(200))
+  store.pipe_file("gs://bucket/a", content)
+  monkeypatch.setattr(storage, "_GAP", 10)
+  requests = []
+
+  def counted(self, path, start=None, end=None, **options):
+    requests.append((start, end))
+    return content[start:end]
+
+  monkeypatch.setattr(memory_store.MemoryStore, "cat_file", counted)
+  starts = [0, 3, 16, 30, 31, 190]
+  found = storage.read_ranges("gs://bucket/a", starts, 3)
+  assert found == [content[start : start + 3] for start in starts]
+  assert requests == [(0, 19), (30, 34), (190, 193)]
+  assert storage.read_ranges("gs://bucket/a", [], 3) == []
+
+
+def test_an_object_is_created_once(store):
+  assert storage.create("gs://bucket/lock", b"1")
+  assert not storage.create("gs://bucket/lock", b"2")
+  assert input_files.read_bytes("gs://bucket/lock") == b"1"
+
+
+def test_errors_of_a_store_name_the_object(store, monkeypatch):
+  def refuse(*args, **kwargs):
+    raise TimeoutError("no\nanswer")
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
+  with pytest.raises(errors.InputError, match=r"gs://bucket/a cannot be written: .*: no answer"):
+    atomic_files.write_text("gs://bucket/a", "x")
+  assert not store.find("bucket")
+
+
+def test_what_must_be_local_is_refused(tmp_path):
+  storage.check_local(tmp_path, "the output")
+  with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
+    storage.check_local("gs://b/a", "the output")
+
+
+FILES = ["d/state/x", "d/SHA256SUMS", "model", "a.json", "b.json"]
+
+
+def write_folder(url):
+  with atomic_files.atomic_folder(storage.path(url)) as folder:
+    for name in FILES:
+      atomic_files.write_text(folder / name, name)
+  assert not folder.exists()
+
+
+def refuse_from(monkeypatch, count, *names):
+  """Makes a store refuse objects after some, and then these operations too."""
+  put = memory_store.MemoryStore.put_file
+  written = []
+
+  def refuse(*args, **kwargs):
+    raise TimeoutError("no answer")
+
+  def put_some(self, local, remote, **options):
+    if len(written) == count:
+      for name in names:
+        monkeypatch.setattr(memory_store.MemoryStore, name, refuse)
+      refuse()
+    written.append(remote.removeprefix("gs://bucket/x/"))
+    put(self, local, remote, **options)
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", put_some)
+  return written
+
+
+def test_a_folder_of_a_store_is_written_as_a_whole(store, monkeypatch):
+  url = "gs://bucket/x"
+  with monkeypatch.context() as patch:
+    written = refuse_from(patch, None)
+    write_folder(url)
+  assert written == FILES
+  assert store.find("bucket") == sorted(f"/bucket/x/{name}" for name in FILES)
+  assert input_files.read_bytes(f"{url}/d/state/x") == b"d/state/x"
+  storage.check_finished(url)
+  with pytest.raises(errors.InputError, match=f"{url} was written by another process"):
+    write_folder(url)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_an_unfinished_folder_is_recognized_and_replaced(store, monkeypatch, count):
+  url = "gs://bucket/x"
+  with monkeypatch.context() as patch:
+    refuse_from(patch, count)
+    with pytest.raises(errors.InputError, match=f"{url} cannot be written: .*: no answer"):
+      write_folder(url)
+  assert not store.find("bucket")  # an error leaves nothing
+  with monkeypatch.context() as patch:
+    refuse_from(patch, count, "rm_file")  # as after a kill
+    with pytest.raises(errors.InputError, match="no answer"):
+      write_folder(url)
+  assert len(store.find("bucket")) == count + 1
+  with pytest.raises(errors.InputError, match=f"{url} is not finished: wait .* or rerun"):
+    storage.check_finished(url)
+  store.pipe_file(f"{url}/of an earlier version", b"")
+  write_folder(url)
+  assert store.find("bucket") == sorted(f"/bucket/x/{name}" for name in FILES)
+
+
+def test_two_writers_of_a_folder_do_not_mix(store, monkeypatch):
+  def put(self, local, remote, **options):
+    self.pipe_file("gs://bucket/x/.vmsst.part", b"another")
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", put)
+  with pytest.raises(errors.InputError, match="gs://bucket/x is being written by another process"):
+    write_folder("gs://bucket/x")
+  assert store.find("bucket") == ["/bucket/x/.vmsst.part"]
+
+
+def test_epath_sees_the_same_objects(store):
+  epath.Path("gs://bucket/a").write_text("x")  # not with TensorFlow, which has other credentials
+  assert storage.filesystem("gs://").cat_file("gs://bucket/a") == b"x"

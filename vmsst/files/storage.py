@@ -1,0 +1,420 @@
+"""Paths and files that users give, on this machine or in an object store (`gs://`, `s3://`).
+
+fsspec reads and writes the stores, with one package for each (`vmsst[gcs]`, `vmsst[s3]`). A store
+has no folders and renames nothing: an object appears as a whole when it is written. Objects that
+belong together are therefore written before a last one that marks them as complete.
+
+Import this module before etils.epath opens a URL: it makes epath use fsspec too, instead of
+TensorFlow, so that Orbax and this library see the same files.
+"""
+
+import contextlib
+import glob
+import io
+import os
+import pathlib
+import re
+import shutil
+import socket
+import tempfile
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from vmsst import errors
+
+if TYPE_CHECKING:
+  from etils import epath
+
+  Path: TypeAlias = pathlib.Path | epath.Path
+else:
+  Path = Any
+
+STORES = {"gs": "gcs", "s3": "s3"}
+"""The extra of vmsst that has the package of each supported scheme."""
+
+UNFINISHED = ".vmsst.part"
+"""Object in a folder that `upload_folder` has not finished."""
+
+_BUFFER = 1 << 18
+_GAP = 1 << 18
+
+os.environ.setdefault("EPATH_USE_TF", "false")
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is in an object store: it has a scheme, such as `gs://`."""
+  return re.match(r"[A-Za-z][\w+.-]*://", os.fspath(path)) is not None
+
+
+def path(given: str | os.PathLike[str]) -> "Path":
+  """Returns a path to open, list, join and so on: of pathlib, or of etils.epath if it is a URL.
+
+  Raises:
+    InputError: the scheme is unknown, or its package is not installed; the message names it.
+  """
+  if not is_url(given):
+    return pathlib.Path(given)
+  scheme = os.fspath(given).split("://")[0]
+  if scheme not in STORES:
+    raise errors.InputError(
+      f"{os.fspath(given)}: {scheme}:// is not supported; give a local path, "
+      + " or ".join(f"{name}://" for name in STORES)
+    )
+  filesystem(os.fspath(given))
+  from etils import epath
+
+  return epath.Path(given)
+
+
+def filesystem(url: str) -> Any:
+  """Returns the fsspec file system of a URL.
+
+  It remembers no listings: other processes, and TensorStore in this one, write too.
+
+  Raises:
+    InputError: the scheme is unknown, or its package is not installed; the message names it.
+  """
+  import fsspec
+
+  scheme = url.split("://")[0]
+  for name in ("gs", "gcs", "s3", "s3a"):  # epath makes file systems of its own
+    fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
+  try:
+    return fsspec.filesystem(scheme)
+  except ImportError as error:
+    extra = STORES.get(scheme)
+    how = f"pip install 'vmsst[{extra}]'" if extra else str(error)
+    raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {how}") from None
+  except ValueError as error:  # an unknown scheme
+    raise errors.InputError(f"{url}: {error}") from None
+
+
+def check_local(path: str | os.PathLike[str], what: str) -> None:
+  """Raises InputError if a path is a URL: `what` cannot be in an object store."""
+  if is_url(path):
+    raise errors.InputError(
+      f"{os.fspath(path)}: {what} cannot be in an object store; give a local path"
+    )
+
+
+def names(folder: str | os.PathLike[str]) -> set[str]:
+  """Returns the names in a folder; none if it does not exist."""
+  if not is_url(folder):
+    return set(os.listdir(folder)) if os.path.isdir(folder) else set()
+  url = os.fspath(folder).rstrip("/")
+  system = filesystem(url)
+  try:
+    entries = system.ls(system._strip_protocol(url), detail=False)
+  except FileNotFoundError:
+    return set()
+  return {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries} - {""}
+
+
+def matches(pattern: str) -> list[str]:
+  """Returns the absolute paths of the files that match a shell pattern, sorted.
+
+  `**` matches any number of folders; `~` is the home folder.
+  """
+  if not is_url(pattern):
+    full = os.path.abspath(os.path.expanduser(pattern))
+    return sorted(path for path in glob.glob(full, recursive=True) if os.path.isfile(path))
+  scheme = pattern.split("://")[0]
+  found = filesystem(pattern).glob(pattern, detail=True)
+  return sorted(
+    f"{scheme}://{path.lstrip('/')}" for path, info in found.items() if info["type"] == "file"
+  )
+
+
+def find(folder: "Path", pattern: str) -> list["Path"]:
+  """Returns the files and folders in a folder that match a shell pattern, sorted.
+
+  `**` matches any number of folders. Hidden files match as others do.
+  """
+  if not is_url(folder):
+    return sorted(folder.glob(pattern))
+  url = os.fspath(folder)
+  scheme = url.split("://")[0]
+  with explained(url, "read"):
+    found = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
+  return sorted(path(f"{scheme}://{each.strip('/')}") for each in found)
+
+
+def objects_below(url: str) -> list[str]:
+  """Returns the names of the objects below a URL, relative to it."""
+  system = filesystem(url)
+  root = system._strip_protocol(url).rstrip("/")
+  # S3's consoles mark folders by objects whose names end with a slash.
+  with explained(url, "read"):
+    return [found[len(root) + 1 :] for found in system.find(root) if not found.endswith("/")]
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+  """Returns whether there is a file or folder at a path."""
+  if is_url(path):
+    return bool(filesystem(os.fspath(path)).exists(os.fspath(path)))
+  return os.path.exists(path)
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+  """Returns whether there is a file at a path."""
+  if is_url(path):
+    with explained(path, "read"):
+      return bool(filesystem(os.fspath(path)).isfile(os.fspath(path)))
+  return pathlib.Path(path).is_file()
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+  """Returns a path that other processes understand: absolute, or the URL."""
+  return os.fspath(path) if is_url(path) else os.path.abspath(path)
+
+
+def size(path: str | os.PathLike[str]) -> int:
+  """Returns the size of a file in bytes."""
+  if is_url(path):
+    return int(filesystem(os.fspath(path)).size(os.fspath(path)))
+  return os.path.getsize(path)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+  """Removes a file, or a folder with its content, if it exists."""
+  with contextlib.suppress(FileNotFoundError):
+    if is_url(path):
+      filesystem(os.fspath(path)).rm(os.fspath(path), recursive=True)
+    elif os.path.isdir(path) and not os.path.islink(path):
+      shutil.rmtree(path)
+    else:
+      os.remove(path)
+
+
+def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+  """Renames a folder; in an object store, copies its objects and then removes them."""
+  if not is_url(folder):
+    os.rename(folder, target)
+    return
+  system = filesystem(os.fspath(folder))
+  root = system._strip_protocol(os.fspath(folder)).rstrip("/")
+  new = system._strip_protocol(os.fspath(target)).rstrip("/")
+  for found in system.find(root):
+    system.cp_file(found, new + found[len(root) :])
+  remove(folder)
+
+
+def create(url: str, content: bytes) -> bool:
+  """Writes an object if it does not exist; returns False if it does, also if another is faster.
+
+  The store decides: Google's with `ifGenerationMatch=0`, Amazon's with `If-None-Match: *`.
+  """
+  try:
+    filesystem(url).pipe_file(url, content, mode="create")
+  except FileExistsError:
+    return False
+  return True
+
+
+def check_writable(url: str) -> None:
+  """Raises InputError unless a store accepts objects below a URL; writes one and removes it."""
+  probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
+  with uploaded(probe) as partial:
+    partial.touch()
+  with explained(probe, "removed"):
+    remove(probe)
+
+
+def download(url: str, target: pathlib.Path) -> None:
+  """Copies a file, or a folder with its content, to this machine."""
+  system = filesystem(url)
+  if not system.isdir(url):
+    system.get_file(url, os.fspath(target))
+    return
+  for name in objects_below(url):
+    place = _below(target, name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    system.get_file(f"{url.rstrip('/')}/{name}", os.fspath(place))
+
+
+def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
+  """Returns the local path of an object below a folder."""
+  if ".." in name.split("/"):
+    raise errors.InputError(f"{name} has a part named .. and cannot be copied; rename the object")
+  return folder / name.lstrip("/")
+
+
+@contextlib.contextmanager
+def local_copy(
+  given: str | os.PathLike[str], next_to: Sequence[str] = ()
+) -> Iterator[pathlib.Path]:
+  """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
+
+  The copy has the names of all folders of the URL, and errors name the URL.
+
+  Args:
+    given: The file or folder.
+    next_to: Names of files next to a file, which are copied too if they exist.
+
+  Raises:
+    InputError: the folder is not finished, or it cannot be read.
+  """
+  if not is_url(given):
+    yield pathlib.Path(given)
+    return
+  url = os.fspath(given).rstrip("/")
+  scheme, _, inside = url.partition("://")
+  with (
+    tempfile.TemporaryDirectory(prefix="vmsst-") as folder,
+    naming(f"{folder}/", f"{scheme}://"),
+  ):
+    copy = _below(pathlib.Path(folder), inside)
+    with explained(url, "read"):
+      check_finished(url)
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      download(url, copy)
+      for name in next_to if copy.is_file() else ():
+        if exists(f"{url.rpartition('/')[0]}/{name}"):
+          download(f"{url.rpartition('/')[0]}/{name}", copy.with_name(name))
+    yield copy
+
+
+@contextlib.contextmanager
+def naming(local: str, given: str) -> Iterator[None]:
+  """Replaces temporary paths in the messages of InputError by what the user has given."""
+  try:
+    yield
+  except errors.InputError as error:
+    raise errors.InputError(str(error).replace(local, given)) from None
+
+
+@contextlib.contextmanager
+def uploaded(url: str) -> Iterator[pathlib.Path]:
+  """Yields a local path to write a file to, which becomes the object without an error.
+
+  Readers see the old object or the new, never a part.
+  """
+  system = filesystem(url)
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    partial = pathlib.Path(folder) / (url.rstrip("/").rsplit("/", 1)[-1] or "object")
+    yield partial
+    with explained(url, "written"):
+      system.put_file(os.fspath(partial), url)
+
+
+def is_new_folder(url: str) -> bool:
+  """Returns whether `upload_folder` may write a folder: it has no objects, or is unfinished."""
+  with explained(url, "read"):
+    inside = names(url)
+  return not inside or UNFINISHED in inside
+
+
+def check_finished(folder: str | os.PathLike[str], inside: Collection[str] | None = None) -> None:
+  """Raises InputError if `upload_folder` has not finished a folder in an object store.
+
+  Args:
+    folder: The folder; local ones are complete.
+    inside: The names in it, if they are known.
+  """
+  if is_url(folder) and UNFINISHED in (names(folder) if inside is None else inside):
+    raise errors.InputError(
+      f"{os.fspath(folder)} is not finished: wait for the command that writes it, or rerun that "
+      "command if it was interrupted"
+    )
+
+
+def upload_folder(folder: pathlib.Path, url: str) -> None:
+  """Writes the files below a local folder to a new one in an object store; an error leaves nothing.
+
+  The object UNFINISHED is written before all others and removed after them. A killed process leaves
+  it, and the next one replaces that folder. Files at the top are written after those in subfolders,
+  JSON files last.
+
+  Raises:
+    InputError: the folder exists, another process writes it, or the store refuses an object.
+  """
+  if not is_new_folder(url):
+    raise errors.InputError(f"{url} was written by another process; choose another folder")
+  inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+  inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
+  system, marker = filesystem(url), f"{url}/{UNFINISHED}"
+  own = uuid.uuid4().hex.encode()
+  with explained(url, "written"):
+    system.pipe_file(marker, own)
+    try:
+      _remove_all_but(marker, system, url)
+      for path in inside:
+        system.put_file(os.fspath(folder / path), f"{url}/{path.as_posix()}")
+      if system.cat_file(marker) != own:
+        raise errors.InputError(f"{url} is being written by another process; choose another folder")
+    except BaseException:
+      with contextlib.suppress(Exception):  # The first error is the reason.
+        if system.cat_file(marker) == own:
+          _remove_all_but(marker, system, url)
+          system.rm_file(marker)
+      raise
+    system.rm_file(marker)
+
+
+def _remove_all_but(kept: str, system: Any, url: str) -> None:
+  for found in system.find(url):
+    if found != system._strip_protocol(kept):
+      system.rm_file(found)
+
+
+def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
+  """Opens a file to read; of an object store, without a local copy."""
+  if is_url(path):
+    # fsspec's own files do not read a line up to a length.
+    return io.BufferedReader(filesystem(os.fspath(path)).open(os.fspath(path), "rb"), _BUFFER)
+  return open(path, "rb")
+
+
+def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
+  """Returns parts of an object, `size` bytes from each start on.
+
+  Parts that are close to each other are read at once, because a request takes longer than a gap.
+
+  Args:
+    url: The object.
+    starts: Where the parts start, ascending.
+    size: Bytes per part.
+  """
+  firsts = [
+    number
+    for number, start in enumerate(starts)
+    if not number or start - starts[number - 1] - size > _GAP
+  ]
+  ends = [*firsts, len(starts)][1:]
+  blocks = filesystem(url).cat_ranges(
+    [url] * len(firsts),
+    [starts[first] for first in firsts],
+    [starts[end - 1] + size for end in ends],
+    on_error="raise",
+  )
+  return [
+    block[start - starts[first] : start - starts[first] + size]
+    for block, first, end in zip(blocks, firsts, ends, strict=True)
+    for start in starts[first:end]
+  ]
+
+
+@contextlib.contextmanager
+def explained(path: str | os.PathLike[str], verb: str) -> Iterator[None]:
+  """Turns the errors of a store, which have many types, into InputError.
+
+  Args:
+    path: The object, for the message; errors of local files pass.
+    verb: What cannot be done with it: "read", "written" or "removed".
+  """
+  if not is_url(path):
+    yield
+    return
+  try:
+    yield
+  except errors.InputError:
+    raise
+  except Exception as error:
+    raise errors.InputError(f"{os.fspath(path)} cannot be {verb}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+  """Returns the message of an error of a store, in one line."""
+  message = " ".join(str(getattr(error, "message", None) or error).split())[:500]
+  return f"{type(error).__name__}: {message}" if message else type(error).__name__
