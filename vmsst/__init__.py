@@ -27,12 +27,14 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.inference.encoder import Encoder
   from vmsst.inference.loading import load, load_translator
   from vmsst.inference.translation import Translator
-  from vmsst.mining.text_search import nearest_lines
+  from vmsst.mining.text_search import Searcher, nearest_lines
   from vmsst.paths import gin_dir
   from vmsst.search.exact_search import nearest_in_blocks, unit_rows
   from vmsst.search.margins import margin_pairs
+  from vmsst.search.quantization import quantize
   from vmsst.tasks.sample.corpus import load_sample
   from vmsst.vectors.embedded_text import open_text
+  from vmsst.vectors.vector_indexes import build_index, open_index
   from vmsst.vectors.vector_store import open_vectors
 
 __version__ = "0.1.0"
@@ -42,7 +44,9 @@ _PUBLIC = {
   "Curve": "vmsst.evaluation.report.plots",
   "Encoder": "vmsst.inference.encoder",
   "InputError": "vmsst.errors",
+  "Searcher": "vmsst.mining.text_search",
   "Translator": "vmsst.inference.translation",
+  "build_index": "vmsst.vectors.vector_indexes",
   "dendrogram": "vmsst.evaluation.report.plots",
   "evaluate": "vmsst.evaluation.suite",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
@@ -54,8 +58,10 @@ _PUBLIC = {
   "margin_pairs": "vmsst.search.margins",
   "nearest_in_blocks": "vmsst.search.exact_search",
   "nearest_lines": "vmsst.mining.text_search",
+  "open_index": "vmsst.vectors.vector_indexes",
   "open_text": "vmsst.vectors.embedded_text",
   "open_vectors": "vmsst.vectors.vector_store",
+  "quantize": "vmsst.search.quantization",
   "sentence_plot": "vmsst.evaluation.report.plots",
   "training_curves": "vmsst.evaluation.report.plots",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",

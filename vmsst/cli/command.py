@@ -9,8 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from vmsst import errors
-from vmsst.files import outputs, text_files
+from vmsst.files import outputs, storage, text_files
 
 ENCODER_HELP = (
   "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), a "
@@ -31,6 +30,7 @@ class Command:
     output_file: Name of the argument with the file to write.
     output_folder: Name of the argument with the folder to write to.
     patience: Minutes without progress after which the command ends; see `files.watchdog`.
+    urls: Names of those arguments that may be in an object store; URLs in others are an error.
   """
 
   help: str
@@ -41,6 +41,7 @@ class Command:
   output_file: str | None = None
   output_folder: str | None = None
   patience: float = 60.0
+  urls: Sequence[str] = ("encoder",)
 
   def __call__(self, args: argparse.Namespace) -> None:
     """Checks the paths, runs the command, and removes the empty folders that a failure leaves."""
@@ -48,17 +49,19 @@ class Command:
       None if name is None else getattr(args, name)
       for name in (self.output_file, self.output_folder)
     )
-    outputs.check(self._inputs(args), file=file, folder=folder)
+    for name in filter(None, (*self.inputs, self.output_file, self.output_folder)):
+      for path in _values(args, name) if name not in self.urls else ():
+        storage.check_local(path, name.upper())
+    inputs = [path for name in self.inputs for path in _values(args, name)]
+    outputs.check(inputs, file=file, folder=folder)
     with outputs.no_empty_folders(file or folder or outputs.STANDARD):
       self.run(args)
 
-  def _inputs(self, args: argparse.Namespace) -> Iterator[str]:
-    for name in self.inputs:
-      value = getattr(args, name)
-      if isinstance(value, str):
-        yield value
-      elif value is not None:
-        yield from value
+
+def _values(args: argparse.Namespace, name: str) -> Sequence[str]:
+  """Returns the paths that are given for an argument."""
+  value = getattr(args, name)
+  return [value] if isinstance(value, str) else value or []
 
 
 def read_lines(path: str) -> list[str]:
@@ -77,10 +80,8 @@ def local_file(path: str) -> Iterator[str]:
     kept = pathlib.Path(folder, "standard input")
     with kept.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
-    try:
+    with storage.naming(str(kept), kept.name):
       yield str(kept)
-    except errors.InputError as error:
-      raise errors.InputError(str(error).replace(str(kept), kept.name)) from None
 
 
 def at_least_1(text: str) -> int:

@@ -1,11 +1,11 @@
 """`vmsst eval` and `vmsst report`."""
 
 import argparse
-import pathlib
 import sys
 
 from vmsst import errors
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1
+from vmsst.files import storage
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +18,16 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="NAME",
     help="benchmarks (see --list; default: all)",
   )
-  add("--data", metavar="ROOT", help="data folder, with one folder per benchmark (see --list)")
-  add("--out", metavar="DIR", help="output folder; finished benchmarks are skipped")
+  add(
+    "--data",
+    metavar="ROOT",
+    help="data folder, with one folder per benchmark (local, gs:// or s3://; see --list)",
+  )
+  add(
+    "--out",
+    metavar="DIR",
+    help="output folder (local, gs:// or s3://); finished benchmarks are skipped",
+  )
   add(
     "--seen",
     nargs="+",
@@ -72,7 +80,7 @@ def _eval(args: argparse.Namespace) -> None:
     report=say,
     engine=device_search.engine(),
   )
-  path = pathlib.Path(args.out) / suite.RESULTS_FILE
+  path = storage.path(args.out) / suite.RESULTS_FILE
   print(suite.format_table(found))
   print(f"{path}; `vmsst report {args.out}` shows all results")
   if failed := found["failed"]:
@@ -83,9 +91,17 @@ def _eval(args: argparse.Namespace) -> None:
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add(
-    "folders", nargs="+", metavar="DIR", help="output folder of `vmsst eval`, or a run's MODEL_DIR"
+    "folders",
+    nargs="+",
+    metavar="DIR",
+    help="output folder of `vmsst eval`, or a run's MODEL_DIR (local, gs:// or s3://)",
   )
-  add("--out", required=True, metavar="FOLDER", help="output folder for report.{md,json,html}")
+  add(
+    "--out",
+    required=True,
+    metavar="FOLDER",
+    help="output folder for report.{md,json,html} (local, gs:// or s3://)",
+  )
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -103,6 +119,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "data"),
     output_folder="out",
+    urls=("encoder", "data", "out"),
     patience=6 * 60,  # some metrics take long
   ),
   ("report",): Command(
@@ -110,5 +127,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _report_arguments,
     _report,
     output_folder="out",
+    urls=("out",),
   ),
 }

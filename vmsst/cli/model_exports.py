@@ -54,6 +54,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _sentence_transformers,
     inputs=("encoder",),
     output_folder="output",
+    urls=("encoder", "output"),
   ),
   ("export", "safetensors"): Command(
     "export an encoder alone, as plain files that vmsst.load opens",
@@ -61,6 +62,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _safetensors,
     inputs=("encoder",),
     output_folder="output",
+    urls=("encoder", "output"),
   ),
   ("export", "stablehlo"): Command(
     "export an encoder as a function that JAX calls without this library",
@@ -68,5 +70,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _stablehlo,
     inputs=("encoder",),
     output_folder="output",
+    urls=("encoder", "output"),
   ),
 }

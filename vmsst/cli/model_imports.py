@@ -116,6 +116,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_bert,
     inputs=("folder",),
     output_folder="output",
+    urls=("folder", "output"),
   ),
   ("import", "ems"): Command(
     "import the released EMS as an encoder, to use or to train further",
@@ -123,6 +124,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_ems,
     inputs=("file", "vocabulary"),
     output_folder="output",
+    urls=("file", "vocabulary", "output"),
   ),
   ("import", "mt5"): Command(
     "import mT5 as a checkpoint for training to start from",
@@ -130,6 +132,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_mt5,
     inputs=("folder",),
     output_folder="output",
+    urls=("folder", "output"),
   ),
   ("import", "vmsst"): Command(
     "import the released VMSST as an encoder, to use or to train further",
@@ -137,5 +140,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_vmsst,
     inputs=("source", "vocabulary", "decoder"),
     output_folder="output",
+    urls=("source", "vocabulary", "decoder", "output"),
   ),
 }

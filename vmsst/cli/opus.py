@@ -3,6 +3,7 @@
 import argparse
 
 from vmsst import errors
+from vmsst.bitext import dataset_shards
 from vmsst.cli import engines
 from vmsst.cli.command import Command
 
@@ -34,6 +35,13 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     help="folder for intermediate files, kept for other recipes (default: a folder in --output, "
     "removed at the end)",
   )
+  add(
+    "--format",
+    choices=dataset_shards.FORMATS,
+    default=dataset_shards.FORMATS[0],
+    help="format of the shards: tfrecord, or array_record for training in which every host reads "
+    "its share, with --gin_file=data/sharded.gin (default: tfrecord)",
+  )
   engines.add_arguments(parser, local_workers=None, gpus=False)
 
 
@@ -48,6 +56,7 @@ def _build(args: argparse.Namespace) -> None:
     args.output,
     work=args.work,
     engine=engines.chosen(args),
+    file_format=args.format,
   )
   print(f"{folder}: described in {builder.DATA_CARD}")
 

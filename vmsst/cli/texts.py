@@ -1,13 +1,15 @@
-"""Commands that use a trained encoder: `vmsst embed`, `score`, `mine`, `search`, `translate`."""
+"""Commands that use a trained encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
 
 import argparse
 import functools
-import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmsst.cli import engines
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
+
+if TYPE_CHECKING:
+  from vmsst.units.engines import Engine
 
 _TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
 
@@ -48,6 +50,14 @@ def _computing_arguments(parser: argparse.ArgumentParser) -> None:
   _batch_size_argument(parser)
 
 
+def _leave_accelerators(engine: "Engine") -> None:
+  """Keeps this process off accelerators if others do the work."""
+  if not engine.in_process:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("encoder", metavar="ENCODER", help=ENCODER_HELP)
@@ -72,9 +82,16 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
   add("--language", metavar="CODE", help="language of the text, for encoders that require it")
   add(
     "--dtype",
-    choices=("float32", "float16"),
+    choices=("float32", "float16", "int8", "binary"),
     default="float32",
-    help="dtype of the vectors (default: %(default)s)",
+    help="numbers of the vectors; int8 has a byte per dimension, with the ranges of a sample, and "
+    "binary a bit (default: %(default)s)",
+  )
+  add(
+    "--dimensions",
+    type=at_least_1,
+    metavar="D",
+    help="store the first D dimensions only (default: all)",
   )
   add(
     "--format",
@@ -110,15 +127,13 @@ def _embed(args: argparse.Namespace) -> None:
     raise errors.InputError(
       f"{args.file[0]} and the other files have texts in different fields; give --field"
     )
-  if not engine.in_process:
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # Leaves accelerators to the workers.
+  _leave_accelerators(engine)
   name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
   options = {
     "field": fields.pop(),
     "language": args.language,
     "dtype": args.dtype,
+    "dimensions": args.dimensions,
     "file_format": args.format,
     "long_texts": args.long_texts,
     "batch_size": args.batch_size,
@@ -134,7 +149,7 @@ def _embed(args: argparse.Namespace) -> None:
     file_embedding.embed_file(
       encoder, paths, args.out, name=name, engine=engine, load=load, **options
     )
-  count, width = vector_store.open_vectors(args.out).shape
+  count, width = vector_store.shape(args.out)
   print(f"{args.out}: {count:,} vectors of width {width}")
 
 
@@ -225,6 +240,30 @@ def _scorer(args: argparse.Namespace) -> Any:
   return pair_scoring.ByLikelihood(translator, name, args.per_token, args.batch_size)
 
 
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add("vectors", metavar="VECTORS", help="vectors, as `vmsst embed` writes them")
+  add("index", metavar="INDEX", help="output folder")
+  add(
+    "--factory",
+    metavar="STRING",
+    help="FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ (default: "
+    "Flat, which is exact, below 20,000 vectors, else OPQ64,IVF<lists>,PQ64 with 4 lists per "
+    "square root of the number of vectors, rounded up to a power of two)",
+  )
+  engines.add_arguments(parser)
+
+
+def _index(args: argparse.Namespace) -> None:
+  from vmsst.vectors import vector_indexes
+
+  engine = engines.chosen(args)
+  settings = vector_indexes.build_index(
+    args.vectors, args.index, factory=args.factory, engine=engine
+  )
+  print(f"{args.index}: {settings.factory} of {settings.vectors['count']:,} vectors")
+
+
 def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("source", metavar="SOURCE", help=_TEXT_HELP)
@@ -236,6 +275,13 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="FOLDER",
     help="vectors of both texts, as `vmsst embed` writes them "
     "(default: OUT.source.vectors and OUT.target.vectors)",
+  )
+  add(
+    "--index",
+    nargs=2,
+    metavar="FOLDER",
+    help="indexes of both texts' vectors, as `vmsst index` writes them, for an approximate search "
+    "(default: exact search)",
   )
   add(
     "--encoder",
@@ -281,6 +327,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
     action="store_true",
     help="compare every line (default: only the first of lines that differ in white space only)",
   )
+  engines.add_arguments(parser)
 
 
 def _mine(args: argparse.Namespace) -> None:
@@ -297,15 +344,32 @@ def _mine(args: argparse.Namespace) -> None:
     raise errors.InputError(
       f"{args.out} is not a file; give a file as OUT: unfinished work is kept next to it"
     )
+  engine = engines.chosen(args)
+  if args.index and not engine.in_process:
+    raise errors.InputError(
+      "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
+      "`vmsst index` have them)"
+    )
   for path in paths:
     bitext_mining.check_sentences(path)
+  _leave_accelerators(engine)
   if args.encoder:
     name, encoder = loading.open_encoder(args.encoder)
     for path, folder, language in zip(paths, folders, args.languages, strict=True):
       file_embedding.embed_file(
-        encoder, path, folder, name=name, language=language, batch_size=args.batch_size
+        encoder,
+        path,
+        folder,
+        name=name,
+        language=language,
+        batch_size=args.batch_size,
+        engine=engine,
+        load=functools.partial(loading.open_encoder, name),
       )
   source, target = map(embedded_text.open_text, paths, folders)
+  indexes = args.index and tuple(
+    text.open_index(folder) for text, folder in zip((source, target), args.index, strict=True)
+  )
   found = bitext_mining.mine(
     source,
     target,
@@ -317,7 +381,9 @@ def _mine(args: argparse.Namespace) -> None:
     gold=args.gold,
     min_cosine=args.min_cosine,
     keep_duplicates=args.keep_duplicates,
-    engine=device_search.engine(),
+    indexes=indexes,
+    compare=device_search.anywhere,
+    engine=engine,
   )
   if found.best:
     f1, precision, recall = (
@@ -335,6 +401,12 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
   add("queries", metavar="QUERIES", help="text file, one query per line; - is standard input")
   add("corpus", metavar="CORPUS", help=f"{_TEXT_HELP}: the lines to search")
   add("vectors", metavar="VECTORS", help="vectors of CORPUS, as `vmsst embed` writes them")
+  add(
+    "--index",
+    metavar="FOLDER",
+    help="index of VECTORS, as `vmsst index` writes it, for an approximate search (default: exact "
+    "search)",
+  )
   add("--encoder", metavar="PATH", help="encoder of the queries (default: that of the vectors)")
   add("--count", type=at_least_1, default=10, metavar="K", help="lines per query (default: 10)")
   add(
@@ -345,16 +417,21 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add("--language", metavar="CODE", help="language of the queries, for encoders that require it")
   _batch_size_argument(parser)
+  engines.add_arguments(parser)
 
 
 def _search(args: argparse.Namespace) -> None:
   from vmsst import errors
-  from vmsst.files import atomic_files, stored_settings
+  from vmsst.files import atomic_files, outputs, stored_settings
   from vmsst.inference import loading
-  from vmsst.mining import text_search
+  from vmsst.mining import search_units, text_search
   from vmsst.search import device_search
-  from vmsst.vectors import embedded_text, encoding
+  from vmsst.vectors import embedded_text, encoder_sources, encoding
 
+  engine = engines.chosen(args)
+  if not engine.in_process and args.output == outputs.STANDARD:
+    raise errors.InputError("several processes need a file; give --output, or omit --workers")
+  _leave_accelerators(engine)
   corpus = embedded_text.open_text(args.corpus, args.vectors)
   queries = read_lines(args.queries)
   path = args.encoder or corpus.encoder.get("name")
@@ -371,19 +448,17 @@ def _search(args: argparse.Namespace) -> None:
     )
   if differences:
     print(f"vmsst: note: {args.vectors}: {differences}", file=sys.stderr)
-  found = text_search.nearest_lines(
-    encoder,
-    queries,
-    corpus,
-    args.count,
-    language=args.language,
-    batch_size=args.batch_size,
-    engine=device_search.engine(),
-  )
-  lines = (
-    json.dumps({"query": query, "results": [hit.as_json() for hit in hits]}, ensure_ascii=False)
-    for query, hits in found
-  )
+  index = corpus.open_index(args.index) if args.index else None
+  options = {"index": index, "language": args.language, "batch_size": args.batch_size}
+  if not engine.in_process:
+    load = functools.partial(loading.open_encoder, name)
+    source = search_units.source(
+      encoder_sources.of(encoder, name, load), corpus, compare=device_search.anywhere, **options
+    )
+    search_units.search_file(source, queries, args.output, args.count, engine=engine)
+    return
+  searcher = text_search.Searcher(encoder, corpus, engine=device_search.engine(), **options)
+  lines = (search_units.as_line(*found) for found in searcher.stream(queries, args.count))
   if args.output == "-":
     for line in lines:
       sys.stdout.buffer.write(f"{line}\n".encode())
@@ -477,6 +552,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "file"),
     output_folder="out",
+    urls=("encoder", "file", "out"),
   ),
   ("score",): Command(
     "score each pair of two aligned texts by cosine or likelihood",
@@ -485,20 +561,32 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "source", "target"),
     output_file="output",
+    urls=("encoder", "source", "target"),
+  ),
+  ("index",): Command(
+    "build a FAISS index of vectors, for approximate search and mining",
+    _index_arguments,
+    _index,
+    resumable=True,
+    inputs=("vectors",),
+    output_folder="index",
+    urls=("vectors", "index"),
   ),
   ("mine",): Command(
     "find translations among the lines of two text files",
     _mine_arguments,
     _mine,
     resumable=True,
-    inputs=("source", "target", "gold", "encoder", "vectors"),
+    inputs=("source", "target", "gold", "encoder", "vectors", "index"),
+    urls=("source", "target", "encoder", "vectors", "index"),
     output_file="out",
   ),
   ("search",): Command(
     "search the lines of a text file for queries, in any language",
     _search_arguments,
     _search,
-    inputs=("queries", "corpus", "vectors", "encoder"),
+    inputs=("queries", "corpus", "vectors", "index", "encoder"),
+    urls=("queries", "corpus", "vectors", "index", "encoder"),
     output_file="output",
   ),
   ("translate",): Command(
@@ -507,5 +595,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _translate,
     inputs=("folder", "input"),
     output_file="output",
+    urls=("folder", "input"),
   ),
 }

@@ -155,6 +155,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "patterns"),
     output_folder="output",
+    urls=("encoder", "patterns"),
   ),
   ("data", "mine-negatives"): Command(
     "mine hard negatives for bitext files: plausible but wrong translations",
@@ -163,6 +164,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "patterns"),
     output_folder="output",
+    urls=("encoder", "patterns"),
   ),
   ("vocab", "train"): Command(
     "train a SentencePiece vocabulary on bitext or text files",
@@ -171,5 +173,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     inputs=("input",),
     output_file="output",
     patience=24 * 60,  # SentencePiece does not tell how far it is
+    urls=("input", "output"),
   ),
 }

@@ -2,21 +2,22 @@
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, stored_settings, text_files
-from vmsst.search import exact_search, margins, resumable_search
+from vmsst.files import atomic_files, external_sort, stored_settings, text_files
+from vmsst.search import exact_search, indexed_search, margins, sharded_search
+from vmsst.search.index_folder import StoredIndex
+from vmsst.units import engines, local
 from vmsst.vectors.embedded_text import EmbeddedText
 
-# Rows read at once when only some are selected.
-_SPAN = 1 << 13
 _SCORES = 6  # Decimal places.
+_LINES = 1 << 16  # Read at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,9 @@ def mine(
   gold: str | None = None,
   min_cosine: float | None = None,
   keep_duplicates: bool = False,
-  engine: exact_search.Engine = exact_search.compare,
+  indexes: tuple[StoredIndex, StoredIndex] | None = None,
+  compare: exact_search.Engine = exact_search.compare,
+  engine: engines.Engine | None = None,
   progress: bool | None = None,
 ) -> Mined:
   """Writes pairs of lines that are likely translations: score TAB source TAB target.
@@ -58,8 +61,8 @@ def mine(
   Pairs are sorted, best first. Empty lines are skipped. Among lines that differ only in white space
   the first represents all. TABs in a line become spaces.
 
-  Every five minutes, the neighbors found so far are saved in `output`.search.npz: an interrupted
-  call resumes from there.
+  An exact search is in blocks, which are units of work with results in the folder `output`.search:
+  an interrupted call resumes from there. A search in indexes is in this process and starts over.
 
   Args:
     source: One text.
@@ -73,7 +76,10 @@ def mine(
       choose the threshold with the best F1. Excludes `threshold`.
     min_cosine: As in `margins.margin_pairs`.
     keep_duplicates: Compare all lines that are not empty.
-    engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
+    indexes: Indexes of both texts' vectors, for an approximate search; None: an exact one.
+    compare: Compares vectors in an exact search, in any process:
+      `vmsst.search.device_search.anywhere` uses what the machine has.
+    engine: Where to search; None: in this process.
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
@@ -102,95 +108,125 @@ def mine(
     raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
-  state = output.with_name(output.name + ".search.npz")
-  found = margins.margin_pairs(
-    *sides,
+  unfinished = output.with_name(output.name + ".search")
+  search = (
+    sharded_search.engine(
+      (sides[0].stored, sides[1].stored),
+      unfinished,
+      compare=compare,
+      units=engine or local.Local(),
+      progress=progress,
+    )
+    if indexes is None
+    else indexed_search.engine(
+      *zip(indexes, (side.row_S for side in sides), strict=True), progress=progress
+    )
+  )
+  found = margins.margin_blocks(
+    *(side.vectors for side in sides),
     neighbors=neighbors,
     margin=margin,
     retrieval=retrieval,
     min_cosine=min_cosine,
-    engine=resumable_search.resumable(
-      engine,
-      state,
-      {"neighbors": neighbors, "sides": [side.identity() for side in sides]},
-      progress=progress,
-    ),
+    engine=search,
   )
-  kept, best = found, None
+  best = None
   if gold_G2 is not None:
-    best = margins.best_f1(found, gold_G2) if len(found) else None
+    pairs = margins.joined(found)
+    best = margins.best_f1(pairs, gold_G2) if len(pairs) else None
     if best is None or not best.f1:
       raise errors.InputError(
-        f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(found):,} found: give "
+        f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(pairs):,} found: give "
         "another gold file, or --threshold"
       )
-    threshold = best.threshold
-  if threshold is not None:
-    kept = found.at_least(threshold)
-  _write(output, kept, *sides)
-  state.unlink(missing_ok=True)
-  return Mined(len(sides[0].row_S), len(sides[1].row_S), len(found), len(kept), best)
+    threshold, found = best.threshold, iter([pairs])
+  candidates, kept = _write(output, found, -np.inf if threshold is None else threshold, *sides)
+  sharded_search.remove(unfinished)
+  return Mined(len(sides[0].row_S), len(sides[1].row_S), candidates, kept, best)
 
 
 def check_sentences(path: str) -> None:
   """Raises InputError if a text has no sentence to mine."""
-  if not any(map(_key, text_files.read_lines(path))):
+  if not any(line.strip() for line in text_files.read_lines(path)):
     raise errors.InputError(f"{path} contains no sentence")
 
 
 class _Sentences:
-  """The sentences of a text to compare: `exact_search.Rows` of their vectors.
+  """The sentences of a text to compare.
 
   Attributes:
     text: The text.
+    lines: Number of its lines.
     row_S: Row of each sentence in the text, ascending.
-    place_N: Number of each line's sentence; -1 for empty lines.
-    shape: S and D.
+    stored: Their rows in the stored vectors.
+    vectors: Their vectors.
   """
 
   def __init__(self, text: EmbeddedText, keep_duplicates: bool):
     """Reads the text once, without keeping it in memory."""
-    self.text = text
-    key_N = np.fromiter(map(_key, text_files.read_lines(text.path)), np.int64)
-    row_S = np.flatnonzero(key_N)
-    place_S = np.arange(len(row_S))
-    if not keep_duplicates:
-      first_F, place_S = exact_search.by_first_occurrence(key_N[row_S])
-      row_S = row_S[first_F]
-    if not len(row_S):
-      raise errors.InputError(f"{text.path} contains no sentence")
-    self.row_S = row_S
-    self.place_N = np.full(len(key_N), -1)
-    self.place_N[key_N != 0] = place_S
-    self.shape: tuple[int, int] = (len(row_S), text.vectors.shape[1])
-
-  def __getitem__(self, rows: slice, /) -> np.ndarray:
-    row_B = self.row_S[rows]
-    if not len(row_B):
-      return self.text.vectors[0:0]
-    first, end = int(row_B[0]), int(row_B[-1]) + 1
-    if end - first == len(row_B):
-      return self.text.vectors[first:end]
+    self.text, self._keep_duplicates = text, keep_duplicates
+    self.lines = 0
     parts = []
-    for start in range(first, end, _SPAN):
-      row_P = row_B[np.searchsorted(row_B, start) : np.searchsorted(row_B, start + _SPAN)]
-      if len(row_P):
-        parts.append(self.text.vectors[start : start + _SPAN][row_P - start])
-    return np.concatenate(parts)
+    with external_sort.Records(3) as records:
+      for key_B2 in _keys(text.path):
+        row_B = np.flatnonzero(key_B2.any(axis=1))
+        row_B1 = (self.lines + row_B).astype(np.uint64)[:, None]
+        self.lines += len(key_B2)
+        if keep_duplicates:
+          parts.append(row_B1[:, 0])
+        else:
+          records.add(np.concatenate([key_B2[row_B], row_B1], axis=1))
+      if not keep_duplicates:
+        parts = list(_first_rows(records.sorted()))
+    self.row_S = np.sort(np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64))
+    if not len(self.row_S):
+      raise errors.InputError(f"{text.path} contains no sentence")
+    self.stored = sharded_search.Side(text.vectors, self.row_S)
+    self.vectors = exact_search.SelectedRows(text.vectors, self.row_S)
 
-  def identity(self) -> dict[str, Any]:
-    """Returns what identifies the vectors, for JSON."""
-    return {
-      "folder": str(self.text.folder.resolve()),
-      "changed": (self.text.folder / "vectors.json").stat().st_mtime_ns,
-      "sentences": hashlib.blake2b(self.row_S.tobytes(), digest_size=16).hexdigest(),
-    }
+  def places(self, rows: Sequence[int]) -> dict[int, int]:
+    """Returns the numbers of some rows' sentences, without those of empty lines."""
+    wanted = dict.fromkeys(rows)
+    key_of = {row: key for row, key in enumerate(self._row_keys()) if row in wanted and key}
+    if self._keep_duplicates:
+      first = {row: row for row in key_of}
+    else:
+      keys = set(key_of.values())
+      first_of: dict[tuple[int, int], int] = {}
+      for row, key in enumerate(self._row_keys()):
+        if key in keys:
+          first_of.setdefault(key, row)
+      first = {row: first_of[key] for row, key in key_of.items()}
+    return {row: int(np.searchsorted(self.row_S, each)) for row, each in first.items()}
+
+  def _row_keys(self) -> Iterator[tuple[int, int] | None]:
+    for key_B2 in _keys(self.text.path):
+      for high, low in key_B2.tolist():
+        yield (high, low) if high or low else None
 
 
-def _key(line: str) -> int:
-  """Returns a key that lines share if they differ only in white space; 0 for empty lines."""
+def _keys(path: str) -> Iterator[np.ndarray]:
+  """Yields keys of lines, uint64 [B, 2]: equal if they differ only in white space, else 0."""
+  lines = text_files.read_lines(path)
+  while block := list(itertools.islice(lines, _LINES)):
+    keys = b"".join(map(_key, block))
+    yield np.frombuffer(keys, ">u8").reshape(-1, 2).astype(np.uint64)
+
+
+def _key(line: str) -> bytes:
+  """Returns a key that lines share if they differ only in white space; zeros for empty lines."""
   words = " ".join(line.split())
-  return hash(words) | 1 if words else 0
+  return hashlib.blake2b(words.encode(), digest_size=16).digest() if words else bytes(16)
+
+
+def _first_rows(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+  """Yields the row of the first of the records with the same key, which are sorted."""
+  before_12 = np.zeros((1, 2), np.uint64)
+  for record_B3 in blocks:
+    key_B2 = record_B3[:, :2]
+    same_B = (key_B2 == np.concatenate([before_12, key_B2[:-1]])).all(axis=1)
+    yield record_B3[~same_B, 2]
+    before_12 = key_B2[-1:]
 
 
 def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
@@ -202,41 +238,47 @@ def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
       raise errors.InputError(
         f"{path}:{number}: {line!r} is not `source line TAB target line` with two line numbers"
       )
-    gold.append(
-      [
-        _place(side, int(x), f"{path}:{number}")
-        for side, x in zip((source, target), fields, strict=True)
-      ]
-    )
+    gold.append([int(field) for field in fields])
   if not gold:
     raise errors.InputError(f"{path} is empty: add line numbers of known translations")
-  return np.unique(np.array(gold, np.int64), axis=0)
+  columns = [
+    _places(side, lines, path)
+    for side, lines in zip((source, target), zip(*gold, strict=True), strict=True)
+  ]
+  return np.unique(np.array(columns, np.int64).T, axis=0)
 
 
-def _place(side: _Sentences, line: int, where: str) -> int:
-  if not 1 <= line <= len(side.place_N):
-    raise errors.InputError(
-      f"{where}: there is no line {line} in {side.text.path}: it has {len(side.place_N):,} lines, "
-      "counted from 1"
-    )
-  place = int(side.place_N[line - 1])
-  if place < 0:
-    raise errors.InputError(f"{where}: line {line} of {side.text.path} is empty")
-  return place
+def _places(side: _Sentences, lines: Sequence[int], path: str) -> list[int]:
+  """Returns the numbers of the sentences of lines, which count from 1."""
+  place_of = side.places([line - 1 for line in lines])
+  for number, line in enumerate(lines, 1):
+    if not 1 <= line <= side.lines:
+      raise errors.InputError(
+        f"{path}:{number}: there is no line {line} in {side.text.path}: it has {side.lines:,} "
+        "lines, counted from 1"
+      )
+    if line - 1 not in place_of:
+      raise errors.InputError(f"{path}:{number}: line {line} of {side.text.path} is empty")
+  return [place_of[line - 1] for line in lines]
 
 
 def _write(
-  output: pathlib.Path, pairs: margins.Pairs, source: _Sentences, target: _Sentences
-) -> None:
+  output: pathlib.Path,
+  blocks: Iterable[margins.Pairs],
+  threshold: float,
+  source: _Sentences,
+  target: _Sentences,
+) -> tuple[int, int]:
+  """Writes pairs with a score of at least `threshold`; returns the number of all and of those."""
+  found = kept = 0
+  readers = source.text.reader(), target.text.reader()
   with atomic_files.atomic_text(output) as stream:
-    stream.writelines(_output_lines(pairs, source, target))
-
-
-def _output_lines(pairs: margins.Pairs, source: _Sentences, target: _Sentences) -> Iterator[str]:
-  rows = source.row_S[pairs.source_P].tolist(), target.row_S[pairs.target_P].tolist()
-  texts = [side.text.lines(each) for side, each in zip((source, target), rows, strict=True)]
-  for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
-    fields = (texts[0][x], texts[1][y])
-    yield (
-      "\t".join((f"{score:.{_SCORES}f}", *(field.replace("\t", " ") for field in fields))) + "\n"
-    )
+    for pairs in blocks:
+      found += len(pairs)
+      pairs = pairs.at_least(threshold)
+      kept += len(pairs)
+      rows = source.row_S[pairs.source_P].tolist(), target.row_S[pairs.target_P].tolist()
+      for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
+        fields = (text(row).replace("\t", " ") for text, row in zip(readers, (x, y), strict=True))
+        stream.write("\t".join((f"{score:.{_SCORES}f}", *fields)) + "\n")
+  return found, kept

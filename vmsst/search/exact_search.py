@@ -22,6 +22,7 @@ _PIECE = 512  # Vectors per thread when scores are selected.
 # Scores of a row and of a column that are skipped together if none is high enough.
 _SEGMENT, _GROUP = 512, 32
 _EXPANDED = 1 << 20  # Rows of identical vectors sorted at once.
+_SPAN = 1 << 13  # Rows read at once when only some are selected.
 
 
 class Rows(Protocol):
@@ -55,6 +56,34 @@ class Neighbors:
     return Neighbors(self.index_NK[rows], self.score_NK[rows])
 
 
+class SelectedRows:
+  """Some of the `Rows` of vectors, read with the others between them.
+
+  Attributes:
+    shape: Number and width of the selected rows.
+  """
+
+  def __init__(self, rows: Rows, row_S: np.ndarray):
+    """Selects distinct rows, ascending."""
+    self._rows, self._row_S = rows, row_S
+    self.shape: tuple[int, int] = (len(row_S), rows.shape[1])
+
+  def __getitem__(self, rows: slice, /) -> np.ndarray:
+    """Returns consecutive rows of those selected."""
+    row_B = self._row_S[rows]
+    if not len(row_B):
+      return self._rows[0:0]
+    first, end = int(row_B[0]), int(row_B[-1]) + 1
+    if end - first == len(row_B):
+      return self._rows[first:end]
+    parts = []
+    for start in range(first, end, _SPAN):
+      row_P = row_B[np.searchsorted(row_B, start) : np.searchsorted(row_B, start + _SPAN)]
+      if len(row_P):
+        parts.append(self._rows[start : start + _SPAN][row_P - start])
+    return np.concatenate(parts)
+
+
 def by_first_occurrence(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns the first row of each distinct key [F], ascending, and the number of each row's key."""
   _, first_F, number_N = np.unique(key_N, return_index=True, return_inverse=True)
@@ -62,12 +91,50 @@ def by_first_occurrence(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return first_F[order_F], np.argsort(order_F)[number_N]
 
 
-class DistinctVectors:
-  """The distinct vectors among many, numbered by first occurrence.
+class UnitVectors:
+  """Some vectors of many, at length 1, numbered in their order.
 
   Attributes:
     width: D.
-    first_F: First row of each distinct vector.
+    norm_N: Length of each row; 1 for rows of zeros.
+    kept_N: Whether each row counts.
+  """
+
+  def __init__(self, rows: Rows, norm_N: np.ndarray, kept_N: np.ndarray):
+    """Reads no row."""
+    self._rows, self.norm_N, self.kept_N = rows, norm_N, kept_N
+    self.width: int = rows.shape[1]
+    self._count = int(np.count_nonzero(kept_N))
+
+  def __len__(self) -> int:
+    return self._count
+
+  @property
+  def first_F(self) -> np.ndarray:
+    """Rows that count, ascending."""
+    return np.flatnonzero(self.kept_N)
+
+  def unit_blocks(self, height: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields vectors at length 1, float32 [B, D], B <= `height`, after the first's number.
+
+    Blocks begin at rows that are multiples of `height`. Vectors of zeros stay zeros.
+    """
+    number = 0
+    for first in range(0, len(self.norm_N), height):
+      kept_B = self.kept_N[first : first + height]
+      block_BD = np.asarray(self._rows[first : first + height])
+      norm_B = self.norm_N[first : first + height]
+      if not kept_B.all():
+        block_BD, norm_B = block_BD[kept_B], norm_B[kept_B]
+      if len(norm_B):
+        yield number, _at_length_1(block_BD, norm_B)
+        number += len(norm_B)
+
+
+class DistinctVectors(UnitVectors):
+  """The distinct vectors among many, numbered by first occurrence.
+
+  Attributes:
     number_N: Number of each row's vector.
     key_N: Hash of each row.
   """
@@ -78,41 +145,26 @@ class DistinctVectors:
     Raises:
       ValueError: the shape is not [N, D], or a value is not finite as float32.
     """
-    self._rows = as_rows(rows)
-    if len(self._rows.shape) != 2:
-      raise ValueError(f"the shape must be [N, D], not {self._rows.shape}")
-    count = self._rows.shape[0]
-    self.width: int = self._rows.shape[1]
-    self._norm_N = np.empty(count, np.float32)
+    rows = as_rows(rows)
+    if len(rows.shape) != 2:
+      raise ValueError(f"the shape must be [N, D], not {rows.shape}")
+    count = rows.shape[0]
+    norm_N = np.empty(count, np.float32)
     self.key_N = np.empty(count, np.int64)
     for first in range(0, count, _BLOCK_ROWS):
-      block_BD = _as_float32(self._rows[first : first + _BLOCK_ROWS])
+      block_BD = _as_float32(rows[first : first + _BLOCK_ROWS])
       block = slice(first, first + len(block_BD))
-      self._norm_N[block] = _norms(block_BD, start + first)
+      norm_N[block] = _norms(block_BD, start + first)
       # Adding 0 turns -0 into 0. Keys have 64 bits, so that different rows do not collide.
       self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
-    self.first_F, self.number_N = by_first_occurrence(self.key_N)
-    self._is_first_N = np.zeros(count, bool)
-    self._is_first_N[self.first_F] = True
+    first_F, self.number_N = by_first_occurrence(self.key_N)
+    kept_N = np.zeros(count, bool)
+    kept_N[first_F] = True
+    super().__init__(rows, norm_N, kept_N)
 
-  def __len__(self) -> int:
-    return len(self.first_F)
-
-  def unit_blocks(self, height: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields distinct vectors at length 1, float32 [B, D], B <= `height`, after the first's number.
-
-    Vectors of zeros stay zeros.
-    """
-    number = 0
-    for first in range(0, len(self._norm_N), height):
-      kept_B = self._is_first_N[first : first + height]
-      block_BD = np.asarray(self._rows[first : first + height])
-      norm_B = self._norm_N[first : first + height]
-      if not kept_B.all():
-        block_BD, norm_B = block_BD[kept_B], norm_B[kept_B]
-      if len(norm_B):
-        yield number, _at_length_1(block_BD, norm_B)
-        number += len(norm_B)
+  def unit_rows(self, rows: slice) -> np.ndarray:
+    """Returns consecutive rows, identical ones included, at length 1, as `unit_rows` does."""
+    return _at_length_1(_as_float32(self._rows[rows]), self.norm_N[rows])
 
   def expand(self, near: Neighbors, k: int) -> Neighbors:
     """Returns the k nearest rows, or all, given the numbers of the k nearest distinct vectors.
@@ -154,8 +206,8 @@ class Engine(Protocol):
 
   def __call__(
     self,
-    source: DistinctVectors,
-    target: DistinctVectors,
+    source: UnitVectors,
+    target: UnitVectors,
     forward: Neighbors,
     backward: Neighbors | None,
     /,
@@ -163,16 +215,16 @@ class Engine(Protocol):
     """Merges targets into the best of each source, and sources into the best of each target.
 
     Args:
-      source: N distinct vectors.
-      target: M distinct vectors.
+      source: N vectors.
+      target: M vectors.
       forward: Best targets (numbers) of each source so far; updated in place.
       backward: Best sources of each target; None: not requested.
     """
 
 
 def compare(
-  source: DistinctVectors,
-  target: DistinctVectors,
+  source: UnitVectors,
+  target: UnitVectors,
   forward: Neighbors,
   backward: Neighbors | None,
   /,
@@ -216,9 +268,7 @@ def mutual_top_k(
     ValueError: shapes are not [N, D] and [M, D], a side is empty, a value is not finite, or k is
       not an integer of 1 or more.
   """
-  source, target = (
-    x if isinstance(x, DistinctVectors) else DistinctVectors(x) for x in (source_ND, target_MD)
-  )
+  source, target = _distinct(source_ND), _distinct(target_MD)
   forward, backward = mutual_top_k_distinct(source, target, k, engine=engine)
   return (
     _of_all(target.expand(forward, k), source),
@@ -252,14 +302,18 @@ def mutual_neighbors(
 
 
 def nearest_in_blocks(
-  query_ND: Rows, blocks: Iterable[Rows], k: int = 1, *, engine: Engine = compare
+  query_ND: Rows | DistinctVectors,
+  blocks: Iterable[Rows | DistinctVectors],
+  k: int = 1,
+  *,
+  engine: Engine = compare,
 ) -> Neighbors:
   """Returns the k nearest vectors of a knowledge base for every query, by cosine, or all.
 
   Args:
-    query_ND: Vectors of the queries.
+    query_ND: Vectors of the queries; `DistinctVectors` to search for them repeatedly.
     blocks: The knowledge base as arrays [M, D], of which one is held at a time; row numbers count
-      through all of them.
+      through all of them. `DistinctVectors` to search them repeatedly.
     k: Neighbors per query, a small number.
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
@@ -268,12 +322,12 @@ def nearest_in_blocks(
       integer of 1 or more.
   """
   k = errors.as_integer("k", k)
-  query = DistinctVectors(query_ND)
+  query = _distinct(query_ND)
   best = no_neighbors(len(query), k)
   key_QK = np.zeros(best.index_NK.shape, np.int64)
   total = 0
   for block_MD in blocks:
-    base = DistinctVectors(block_MD, start=total)
+    base = _distinct(block_MD, total)
     _check_widths(query, base)
     if not len(base):
       continue
@@ -347,7 +401,7 @@ def _of_all(near: Neighbors, side: DistinctVectors) -> Neighbors:
 
 
 def _score_blocks(
-  source: DistinctVectors, target: DistinctVectors
+  source: UnitVectors, target: UnitVectors
 ) -> Iterator[tuple[int, int, np.ndarray]]:
   """Yields cosines [B, C] with the first row and column of each block, both ascending.
 
@@ -432,6 +486,10 @@ def _at_length_1(vectors_ND: np.ndarray, norm_N: np.ndarray) -> np.ndarray:
   return np.divide(vectors_ND, norm_N[:, None], dtype=np.float32, casting="same_kind")
 
 
-def _check_widths(source: DistinctVectors, target: DistinctVectors) -> None:
+def _distinct(rows: Rows | DistinctVectors, start: int = 0) -> DistinctVectors:
+  return rows if isinstance(rows, DistinctVectors) else DistinctVectors(rows, start=start)
+
+
+def _check_widths(source: UnitVectors, target: UnitVectors) -> None:
   if source.width != target.width:
     raise ValueError(f"both sides must have one width, not {source.width} and {target.width}")

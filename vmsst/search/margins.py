@@ -7,12 +7,14 @@ the vectors alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
 
 from vmsst import errors
+from vmsst.files import external_sort
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]
@@ -121,24 +123,57 @@ def margin_pairs(
     >>> sorted(zip(found.source_P.tolist(), found.target_P.tolist()))
     [(0, 3), (1, 2), (2, 1)]
   """
+  return joined(
+    margin_blocks(
+      source_ND,
+      target_MD,
+      neighbors=neighbors,
+      margin=margin,
+      retrieval=retrieval,
+      min_cosine=min_cosine,
+      distinct=distinct,
+      engine=engine,
+    )
+  )
+
+
+def margin_blocks(
+  source_ND: exact_search.Rows,
+  target_MD: exact_search.Rows,
+  *,
+  neighbors: int = 4,
+  margin: Margin = "ratio",
+  retrieval: Retrieval = "max",
+  min_cosine: float | None = None,
+  distinct: bool = False,
+  engine: exact_search.Engine = exact_search.compare,
+) -> Iterator[Pairs]:
+  """Searches, then yields the pairs of `margin_pairs` in blocks, best first.
+
+  Candidates are in temporary files. Arguments and errors are those of `margin_pairs`.
+  """
   _choice(_MARGINS, margin, "margin")  # Before the search, which can take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
   neighbors = errors.as_integer("neighbors", neighbors)
   if distinct:
     sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
-    forward, backward = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
+    near = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
   else:
-    forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors, engine=engine)
+    near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, engine=engine)
   floor = -np.inf if min_cosine is None else min_cosine
-  (target_N, score_N), (source_M, score_M) = best_neighbors(forward, backward, margin, floor)
-  pairs = keep(
-    _candidates(np.arange(len(target_N)), target_N, score_N),
-    _candidates(source_M, np.arange(len(source_M)), score_M),
+  blocks = keep(_Candidates(*near, margin, floor))
+  if not distinct:
+    return blocks
+  first_N, first_M = (side.first_F for side in sides)
+  return (
+    Pairs(first_N[pairs.source_P], first_M[pairs.target_P], pairs.score_P) for pairs in blocks
   )
-  if distinct:
-    first_N, first_M = (side.first_F for side in sides)
-    return Pairs(first_N[pairs.source_P], first_M[pairs.target_P], pairs.score_P)
-  return pairs
+
+
+def joined(blocks: Iterable[Pairs]) -> Pairs:
+  """Returns the pairs of blocks as one."""
+  each = [Pairs(*(np.empty(0, dtype) for dtype in (np.int64, np.int64, np.float64))), *blocks]
+  return Pairs(*(np.concatenate(x) for x in zip(*map(_columns, each), strict=True)))
 
 
 def best_neighbors(
@@ -267,9 +302,8 @@ def _best_margin(
   return index_N, best_N1[:, 0]
 
 
-def _candidates(source_P: np.ndarray, target_P: np.ndarray, score_P: np.ndarray) -> Pairs:
-  kept_P = score_P > -np.inf
-  return _best_first(source_P[kept_P], target_P[kept_P], score_P[kept_P])
+def _columns(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  return pairs.source_P, pairs.target_P, pairs.score_P
 
 
 def _best_first(source_P: np.ndarray, target_P: np.ndarray, score_P: np.ndarray) -> Pairs:
@@ -277,34 +311,75 @@ def _best_first(source_P: np.ndarray, target_P: np.ndarray, score_P: np.ndarray)
   return Pairs(source_P[order_P], target_P[order_P], score_P[order_P].astype(np.float64))
 
 
-def _intersection(forward: Pairs, backward: Pairs) -> Pairs:
-  found = set(zip(backward.source_P.tolist(), backward.target_P.tolist(), strict=True))
-  both = zip(forward.source_P.tolist(), forward.target_P.tolist(), strict=True)
-  return forward._of([place for place, pair in enumerate(both) if pair in found])
+class _Candidates:
+  """The best of the k neighbors of every sentence of two sides, computed in blocks.
+
+  Attributes:
+    sizes: Number of sources and of targets.
+  """
+
+  def __init__(
+    self,
+    forward: exact_search.Neighbors,
+    backward: exact_search.Neighbors,
+    margin: Margin,
+    floor: float,
+  ):
+    """Takes the arguments of `best_neighbors`."""
+    self._near, self._score, self._floor = (forward, backward), _MARGINS[margin], floor
+    self._means = [_means(near) for near in self._near]
+    self.sizes = len(forward), len(backward)
+
+  def of(self, side: int) -> Iterator[Pairs]:
+    """Yields those of the sources (0) or targets (1), in their order."""
+    near = self._near[side]
+    for start in range(0, len(near), _BLOCK_ROWS):
+      rows = slice(start, start + _BLOCK_ROWS)
+      means = self._means[side][rows], self._means[1 - side]
+      index_B, score_B = _best_margin(self._score, near[rows], *means, self._floor)
+      kept_P = np.flatnonzero(score_B > -np.inf)
+      own_P, other_P = start + kept_P, index_B[kept_P]
+      source_P, target_P = (own_P, other_P) if side == 0 else (other_P, own_P)
+      yield Pairs(source_P, target_P, score_B[kept_P])
 
 
-def _one_to_one(forward: Pairs, backward: Pairs) -> Pairs:
-  """Returns pairs whose sentences are in no better pair that is kept."""
-  pairs = _best_first(
-    np.concatenate([forward.source_P, backward.source_P]),
-    np.concatenate([forward.target_P, backward.target_P]),
-    np.concatenate([forward.score_P, backward.score_P]),
-  )
-  sources: set[int] = set()
-  targets: set[int] = set()
-  kept = []
-  both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
-  for place, (source, target) in enumerate(both):
-    if source not in sources and target not in targets:
-      sources.add(source)
-      targets.add(target)
-      kept.append(place)
-  return pairs._of(kept)
+def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
+  """Yields pairs, best first, in blocks; they are in temporary files meanwhile."""
+  with external_sort.Records(3) as records:
+    for each in blocks:
+      columns = external_sort.descending(each.score_P), each.source_P, each.target_P
+      records.add(np.stack([x.astype(np.uint64) for x in columns], axis=1))
+    for record_B3 in records.sorted():
+      number_B, source_B, target_B = record_B3.T
+      yield Pairs(
+        source_B.astype(np.int64), target_B.astype(np.int64), external_sort.scores(number_B)
+      )
 
 
-_RETRIEVALS: Mapping[str, Callable[[Pairs, Pairs], Pairs]] = {
+def _intersection(candidates: _Candidates) -> Iterator[Pairs]:
+  source_M = np.full(candidates.sizes[1], -1)
+  for pairs in candidates.of(1):
+    source_M[pairs.target_P] = pairs.source_P
+  both = (pairs._of(source_M[pairs.target_P] == pairs.source_P) for pairs in candidates.of(0))
+  return _sorted(both)
+
+
+def _one_to_one(candidates: _Candidates) -> Iterator[Pairs]:
+  """Yields pairs whose sentences are in no better pair that is kept."""
+  used_N, used_M = map(bytearray, candidates.sizes)
+  for pairs in _sorted(itertools.chain(candidates.of(0), candidates.of(1))):
+    kept = []
+    both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
+    for place, (source, target) in enumerate(both):
+      if not used_N[source] and not used_M[target]:
+        used_N[source] = used_M[target] = 1
+        kept.append(place)
+    yield pairs._of(kept)
+
+
+_RETRIEVALS: Mapping[str, Callable[[_Candidates], Iterator[Pairs]]] = {
   "max": _one_to_one,
-  "forward": lambda forward, backward: forward,
-  "backward": lambda forward, backward: backward,
+  "forward": lambda candidates: _sorted(candidates.of(0)),
+  "backward": lambda candidates: _sorted(candidates.of(1)),
   "intersection": _intersection,
 }

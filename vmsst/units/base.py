@@ -24,12 +24,11 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
@@ -40,8 +39,8 @@ class Unit(abc.ABC):
   A unit makes the same bytes wherever and however often it is made, even twice at the same time.
 
   Attributes:
-    path: Output file; a unit writes it atomically, with a temporary name of its own
-      (`atomic_files.atomic_file(path, shared=True)`).
+    path: Output file, perhaps in an object store; a unit writes it atomically, with a temporary
+      name of its own (`atomic_files.atomic_file(path, shared=True)`).
   """
 
   path: str
@@ -94,7 +93,7 @@ def result(unit: Unit) -> dict[str, Any] | None:
   saved = _saved(unit)
   if saved.get("key") == unit.key:
     with contextlib.suppress(FileNotFoundError, KeyError):
-      if saved["bytes"] == os.path.getsize(unit.path):
+      if saved["bytes"] == storage.size(unit.path):
         return saved["made"]
   return None
 
@@ -162,17 +161,16 @@ def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
   path = result_path(unit.path)
   if _saved(unit).get("key") != unit.key:
     # It is not valid for the new file. One with this key may come from the same unit elsewhere.
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(path)
+    storage.remove(path)
   made = make()
-  saved = {"key": unit.key, "bytes": os.path.getsize(unit.path), "made": made}
+  saved = {"key": unit.key, "bytes": storage.size(unit.path), "made": made}
   with atomic_files.atomic_file(path, shared=True) as stream:
     stream.write(json.dumps(saved, ensure_ascii=False).encode())
 
 
 def _saved(unit: Unit) -> dict[str, Any]:
   try:
-    with open(result_path(unit.path), "rb") as stream:
+    with storage.open_binary(result_path(unit.path)) as stream:
       saved = json.load(stream)
   except (FileNotFoundError, ValueError):
     return {}

@@ -5,9 +5,11 @@ An engine decides where units are made, never what they make: all engines leave 
 
 import abc
 import collections
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from typing import Any
 
 from vmsst import errors
 from vmsst.files import progress_bar
@@ -17,6 +19,8 @@ from vmsst.units.base import StagedUnit, Unit
 # Most units that a worker gets at once, and least tasks per worker: few enough to balance the load.
 _TASK_UNITS = 8
 _TASKS_PER_WORKER = 4
+# Network file systems may hide a new file for up to a minute from those who looked for it before.
+_VISIBLE_SECONDS = 90
 
 Task = Sequence[Unit]
 """Units that one worker does in sequence."""
@@ -42,7 +46,9 @@ class Engine(abc.ABC):
     """
 
 
-def run(title: str, units: Sequence[Unit], engine: Engine, *, progress: bool | None = None) -> None:
+def run(
+  title: str, units: Sequence[Unit], engine: Engine, *, progress: bool | None = None
+) -> list[dict[str, Any]]:
   """Does the units whose results are missing; resumes after interruption.
 
   Args:
@@ -50,6 +56,9 @@ def run(title: str, units: Sequence[Unit], engine: Engine, *, progress: bool | N
     units: The units.
     engine: Where to do them.
     progress: Show a progress bar; None: on a terminal only.
+
+  Returns:
+    What each unit's `make` has returned.
 
   Raises:
     InputError: a unit failed; finished units are kept.
@@ -61,12 +70,20 @@ def run(title: str, units: Sequence[Unit], engine: Engine, *, progress: bool | N
     if todo:
       for _ in engine.work(title, todo):
         bar.update()
-  for unit in todo:
-    if base.result(unit) is None:
+  end = time.monotonic() + (0 if engine.this_machine else _VISIBLE_SECONDS)
+  return [_awaited(title, unit, end) for unit in units]
+
+
+def _awaited(title: str, unit: Unit, end: float) -> dict[str, Any]:
+  """Returns the result of a unit that is done, which must be visible by the time `end`."""
+  while (made := base.result(unit)) is None:
+    if time.monotonic() >= end:
       raise errors.InputError(
         f"{title} of {unit}: its result is missing at {unit.path}; use a file system that all "
         "workers share with this process"
       )
+    time.sleep(0.1)
+  return made
 
 
 def tasks(units: Sequence[Unit], workers: int) -> list[Task]:

@@ -15,6 +15,8 @@ from vmsst import errors
 from vmsst.units import base, engines
 from vmsst.units.base import Unit
 
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 @dataclasses.dataclass(frozen=True)
 class Local(engines.Engine):
@@ -54,7 +56,7 @@ class Local(engines.Engine):
       min(self.workers, len(tasks)),
       mp_context=context,
       initializer=_start_worker,
-      initargs=(context.Value("i", 0), self.gpus_per_worker),
+      initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
 
     def submit(task: engines.Task) -> "Future[None]":
@@ -76,8 +78,12 @@ class Local(engines.Engine):
       pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(started: "Synchronized[int]", gpus: int) -> None:
-  """Assigns GPUs; makes a worker exit silently if it is interrupted or its parent exits."""
+def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None:
+  """Assigns cores and GPUs; makes a worker exit silently if interrupted or its parent exits."""
+  # Read by the libraries for matmuls, which are not loaded yet.
+  threads = str(max(1, (os.cpu_count() or 1) // workers))
+  for name in _THREADS:
+    os.environ.setdefault(name, threads)
   if gpus:
     with started.get_lock():
       first = gpus * started.value

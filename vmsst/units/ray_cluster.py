@@ -109,5 +109,5 @@ def _room(ray: Any, gpus: int) -> int:
 
 
 def _reason(error: BaseException) -> str:
-  lines = str(error).strip().splitlines()
-  return lines[0] if lines else type(error).__name__
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  return f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]

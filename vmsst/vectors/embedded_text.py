@@ -2,14 +2,14 @@
 
 import dataclasses
 import os
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import line_spans, text_fields
+from vmsst.files import line_spans, storage, text_fields, text_files
+from vmsst.search import index_folder
 from vmsst.vectors import vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.
@@ -26,7 +26,7 @@ class EmbeddedText:
   """
 
   path: str
-  folder: pathlib.Path
+  folder: storage.Path
   vectors: vector_store.Vectors
 
   def __len__(self) -> int:
@@ -38,10 +38,26 @@ class EmbeddedText:
     found = self.vectors.settings.get("encoder")
     return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
 
+  @property
+  def dimensions(self) -> int | None:
+    """How many of the encoder's dimensions the vectors have; None: all."""
+    found = self.vectors.settings.get("dimensions")
+    return found if isinstance(found, int) else None
+
+  def open_index(self, folder: str | os.PathLike[str]) -> index_folder.StoredIndex:
+    """Returns an index of the vectors, see `vector_indexes.open_index`; they are not read again."""
+    return index_folder.open_index(folder, self.vectors, name=os.fspath(self.folder))
+
   def blank_rows(self) -> np.ndarray:
     """Returns the rows of texts without a visible character, int64 [E]; reads the file."""
     texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
     return np.fromiter((row for row, text in enumerate(texts) if not text.strip()), np.int64)
+
+  def reader(self) -> Callable[[int], str]:
+    """Returns a function of a row that reads its text; scans the file once and keeps it open."""
+    lines = text_files.Lines(self.path)
+    parse = text_fields.parser(self.path, self.vectors.settings.get("field"))
+    return lambda row: parse(lines[row], row + 1)
 
   def lines(self, rows: Iterable[int]) -> dict[int, str]:
     """Returns the texts of some rows; reads the file once and keeps no others in memory."""
@@ -78,7 +94,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
       f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
       "(`vmsst embed`)"
     )
-  return EmbeddedText(path, pathlib.Path(folder), vectors)
+  return EmbeddedText(path, storage.path(folder), vectors)
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:

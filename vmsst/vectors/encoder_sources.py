@@ -1,16 +1,13 @@
 """Encoders for units of work: what identifies one, and how any process gets it."""
 
-import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from vmsst import errors
+from vmsst.units import kept_values
 from vmsst.vectors import encoding
-
-_lock = threading.Lock()
-_kept: "list[tuple[EncoderSource, Any]]" = []  # At most one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,20 +31,20 @@ class EncoderSource:
     Raises:
       InputError: it cannot be loaded in this process, or has changed.
     """
-    with _lock:
-      for source, encoder in _kept:
-        if source == self:
-          return encoder
-      if self.load is None:
-        raise errors.InputError(
-          f"{self.name} cannot be loaded in other processes; use one local process"
-        )
-      _kept.clear()  # before the next one takes memory
-      _, encoder = self.load()
-      if of(encoder, self.name) != self:
-        raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
-      _kept.append((self, encoder))
-      return encoder
+    return _encoders.get(self, self._load)
+
+  def _load(self) -> Any:
+    if self.load is None:
+      raise errors.InputError(
+        f"{self.name} cannot be loaded in other processes; use one local process"
+      )
+    _, encoder = self.load()
+    if of(encoder, self.name) != self:
+      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
+    return encoder
+
+
+_encoders: kept_values.LastOpened[EncoderSource, Any] = kept_values.LastOpened()
 
 
 def of(encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None) -> EncoderSource:
@@ -55,13 +52,6 @@ def of(encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = Non
   return EncoderSource(name, encoding.identity(encoder, name).get("digest", ""), load)
 
 
-@contextlib.contextmanager
-def using(source: EncoderSource, encoder: Any) -> Iterator[None]:
+def using(source: EncoderSource, encoder: Any) -> AbstractContextManager[None]:
   """Lets `source.open()` return this encoder in this process."""
-  with _lock:
-    _kept[:] = [(source, encoder)]
-  try:
-    yield
-  finally:
-    with _lock:
-      _kept.clear()
+  return _encoders.using(source, encoder)

@@ -4,21 +4,31 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import line_spans, text_fields
+from vmsst.files import atomic_files, line_spans, storage, text_fields
+from vmsst.search import quantization
 from vmsst.text import length_limits
 from vmsst.units import base, engines, local
-from vmsst.vectors import embedded_text, encoder_sources, encoding, npy_files, vector_store
+from vmsst.vectors import (
+  embedded_text,
+  encoder_sources,
+  encoding,
+  shard_files,
+  vector_store,
+)
 
 # Lines of a shard. An interruption costs at most the shards in work, which are in memory.
 _SHARD_LINES = 1 << 14
-_FORMAT = 1
-"""Version of the shards; increase it if the same lines get other vectors."""
+# The ranges of int8 are those of the first lines of some spans, at equal distances.
+_CALIBRATION_SPANS, _CALIBRATION_LINES = 16, 256
+_CALIBRATION = "calibration.npy"
+_FORMAT = 2
+"""Version of the shards; increase it if the same lines get other vectors or facts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +43,7 @@ class EmbedShard(base.StagedUnit):
     long_texts: See `embed_file`.
     batch_size: See `embed_file`. The key does not contain it, so that a job that ran out of memory
       resumes with a smaller one; it changes rounding only.
-    kind: What the vectors are.
+    kind: How the vectors are stored; an encoder's further dimensions are left out.
     path: Output file.
   """
 
@@ -43,7 +53,7 @@ class EmbedShard(base.StagedUnit):
   language: str | None
   long_texts: str
   batch_size: int
-  kind: vector_store.Kind
+  kind: shard_files.Kind
   path: str
 
   @functools.cached_property
@@ -64,11 +74,14 @@ class EmbedShard(base.StagedUnit):
   def __str__(self) -> str:
     return str(self.span)
 
+  def texts(self) -> list[str]:
+    """Returns the texts."""
+    lines = self.span.read()
+    return list(text_fields.texts(lines, self.span.name, self.field, self.span.first))
+
   def read(self) -> Any:
     """Returns the texts, tokenized if the encoder supports it."""
-    lines = self.span.read()
-    texts = list(text_fields.texts(lines, self.span.name, self.field, self.span.first))
-    return encoding.prepare(self.encoder.open(), texts, self.language)
+    return encoding.prepare(self.encoder.open(), self.texts(), self.language)
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Returns the vectors, and how many texts were cut."""
@@ -80,16 +93,44 @@ class EmbedShard(base.StagedUnit):
       batch_size=self.batch_size,
       on_cut=lambda *counts: cut.append(counts),
     )
-    return embed(prepared), cut
+    return embed(prepared)[:, : self.kind.dimension], cut
 
   def write(self, computed: Any) -> dict[str, Any]:
-    """Writes the file; returns how many texts were cut."""
+    """Writes the file; returns its checksum and how many texts were cut."""
     vectors_ND, cut = computed
     try:
-      vector_store.write_shard(self.path, vectors_ND, self.kind)
+      sha256 = shard_files.write(self.path, vectors_ND, self.kind)
     except ValueError as error:
       raise errors.InputError(f"{error} (vector 0 is line {self.span.first})") from None
-    return {"cut": cut}
+    return {"cut": cut, "sha256": sha256}
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibrate(base.Unit):
+  """Writes the ranges of a sample of vectors, which int8 needs.
+
+  Attributes:
+    sample: Units whose first lines are the sample.
+    path: Output file.
+  """
+
+  sample: tuple[EmbedShard, ...]
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    return base.digest("calibrate", [unit.key for unit in self.sample])
+
+  def make(self) -> dict[str, Any]:
+    """Writes the file; returns the ranges."""
+    first = self.sample[0]
+    texts = [text for unit in self.sample for text in unit.texts()[:_CALIBRATION_LINES]]
+    vectors_ND, _ = first.compute(encoding.prepare(first.encoder.open(), texts, first.language))
+    ranges_2D = quantization.ranges(vectors_ND)
+    with atomic_files.atomic_file(self.path, shared=True) as stream:
+      np.save(stream, ranges_2D)
+    return {"ranges": ranges_2D.tolist()}
 
 
 def embed_file(
@@ -101,6 +142,7 @@ def embed_file(
   field: str | None = None,
   language: str | None = None,
   dtype: str = "float32",
+  dimensions: int | None = None,
   file_format: str = "npy",
   long_texts: str = "cut",
   batch_size: int = 128,
@@ -118,7 +160,10 @@ def embed_file(
     name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
     language: Code of the text's language, for encoders that need it.
-    dtype: float32, or float16 for half the space.
+    dtype: float32, or float16 for half the space, int8 for a quarter, binary for a 32nd; see
+      `quantization`. The ranges of int8 are those of a sample of 4,096 lines.
+    dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
+      for; None: all.
     file_format: Format of the files: npy, safetensors or parquet.
     long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
       support it.
@@ -138,11 +183,15 @@ def embed_file(
   """
   paths = [path] if isinstance(path, str) else list(path)
   engine = engine or local.Local()
-  place = os.path.abspath(folder)
+  place = storage.absolute(folder)
   embed = encoding.embedder(encoder, language=language, long_texts=long_texts)
-  kind = vector_store.Kind(_width(encoder, embed), dtype, file_format)
+  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype, file_format)
   source = encoder_sources.of(encoder, name, load)
-  special = {"field": field, "long_texts": None if long_texts == "cut" else long_texts}
+  special = {
+    "field": field,
+    "long_texts": None if long_texts == "cut" else long_texts,
+    "dimensions": dimensions,
+  }
   with contextlib.ExitStack() as stack:
     stack.callback(_remove_copies, place)
     cut = line_spans.cut(paths, _SHARD_LINES, copies=place)
@@ -170,24 +219,37 @@ def embed_file(
     if engine.in_process:
       stack.enter_context(encoder_sources.using(source, encoder))
     try:
-      engines.run("embed", units, engine, progress=progress)
+      if dtype == "int8" and units:
+        kind = _calibrated(kind, units, place, engine)
+        units = [dataclasses.replace(unit, kind=kind) for unit in units]
+      made = engines.run("embed", units, engine, progress=progress)
     except BaseException:
       vector_store.abandon(place)
       raise
-    _warn_of_cut(units, cut.lines)
-    vector_store.finish(place)
+    _warn_of_cut([each["cut"] for each in made], cut.lines)
+    vector_store.finish(place, kind, [each["sha256"] for each in made])
   return cut.lines
 
 
-def _warn_of_cut(units: Sequence[EmbedShard], lines: int) -> None:
-  counts = [count for unit in units for count in (base.result(unit) or {"cut": []})["cut"]]
+def _calibrated(
+  kind: shard_files.Kind, units: Sequence[EmbedShard], folder: str, engine: engines.Engine
+) -> shard_files.Kind:
+  """Returns the kind with the ranges of a sample of the vectors."""
+  step = -(-len(units) // _CALIBRATION_SPANS)
+  calibrate = Calibrate(tuple(units[::step]), os.path.join(folder, _CALIBRATION))
+  (made,) = engines.run("calibrate", [calibrate], engine, progress=False)
+  return dataclasses.replace(kind, ranges=tuple(map(tuple, made["ranges"])))
+
+
+def _warn_of_cut(cuts: Iterable[list[Any]], lines: int) -> None:
+  counts = [count for each in cuts for count in each]
   if counts:
     length_limits.log_cut(sum(cut for cut, _, _ in counts), lines, counts[0][2])
 
 
 def _remove_copies(folder: str) -> None:
   line_spans.remove_copies(folder)
-  with contextlib.suppress(OSError):  # not empty
+  with contextlib.suppress(OSError):  # not empty, or in an object store
     os.rmdir(folder)
 
 
@@ -200,41 +262,52 @@ def embed_to_stream(
   language: str | None = None,
   dtype: str = "float32",
   file_format: str = "npy",
+  dimensions: int | None = None,
   long_texts: str = "cut",
   batch_size: int = 128,
   progress: bool | None = None,
 ) -> int:
   """Writes the vectors of `embed_file` as a single file into a stream, such as a pipe.
 
-  Arguments and errors are those of `embed_file`; the format is npy or safetensors.
+  Arguments and errors are those of `embed_file`; the format is npy or safetensors, the dtype not
+  int8.
 
   Returns:
     Number of lines.
   """
-  headers = {"npy": npy_files.header, "safetensors": vector_store.safetensors_header}
-  if file_format not in headers:
+  if file_format == "parquet" or dtype == "int8":
     raise errors.InputError(
-      f"format {file_format} cannot be written to a pipe: choose {' or '.join(headers)}"
+      f"{'format parquet' if file_format == 'parquet' else 'dtype int8'} cannot be written to a "
+      "pipe: give a folder"
     )
   count = embedded_text.fingerprint(path)["lines"]
   embed = encoding.embedder(
     encoder, language=language, long_texts=long_texts, batch_size=batch_size
   )
-  width, done = _width(encoder, embed), 0
-  stream.write(headers[file_format]((count, width), dtype))
+  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype, file_format)
+  done = 0
+  stream.write(shard_files.header(kind, count))
   for vectors_BD in _windows_of_vectors(embed, path, field, count, progress):
     try:
-      rows_BD = npy_files.checked_rows(vectors_BD, width, dtype, done)
+      stored_BC = shard_files.encoded(vectors_BD[:, : kind.dimension], kind, done)
     except ValueError as error:
       raise errors.InputError(f"{path}: {error} (vector 0 is line 1)") from None
-    stream.write(rows_BD.tobytes())
-    done += len(rows_BD)
+    stream.write(stored_BC.data)
+    done += len(stored_BC)
   stream.flush()
   return done
 
 
-def _width(encoder: Any, embed: Any) -> int:
-  return getattr(encoder, "dimension", None) or embed([""]).shape[1]
+def _dimension(encoder: Any, embed: Any, dimensions: int | None) -> int:
+  """Returns the number of dimensions to store."""
+  width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
+  if dimensions is None:
+    return width
+  if not 1 <= dimensions <= width:
+    raise errors.InputError(
+      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
+    )
+  return dimensions
 
 
 def _windows_of_vectors(

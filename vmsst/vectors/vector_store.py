@@ -1,90 +1,39 @@
 """A folder of sentence vectors: shards `vectors-00000.npy`, ... and `vectors.json`.
 
-Shards are written in any order, by any process, each atomically; `start` and `finish` write
-`vectors.json` before and after them. Shards can also be safetensors (one tensor, `vectors`) or
-Parquet (one column, `vector`). Readers also accept folders of earlier versions, which may consist
-of subfolders `part-<i>-of-<n>`.
+Shards are written in any order, by any process, each atomically (`shard_files.write`); `start` and
+`finish` write `vectors.json` before and after them. Readers also accept folders of earlier
+versions, which may consist of subfolders `part-<i>-of-<n>`.
 """
 
 import bisect
 import contextlib
-import dataclasses
 import functools
+import hashlib
 import json
 import os
-import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from concurrent import futures
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, stored_settings
-from vmsst.vectors import npy_files
+from vmsst.files import atomic_files, checksums, input_files, storage, stored_settings
+from vmsst.vectors import npy_files, shard_files
+from vmsst.vectors.shard_files import Kind
 
-FORMATS = ("npy", "safetensors", "parquet")
-_DTYPES = ("float32", "float16")
-_PARQUET_ROWS = 1 << 12  # Per row group.
 _MOST_SHARDS = 10**7
 _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
 _SHARD = re.compile(r"vectors-\d{5,}\..*")
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-  """What the vectors of a folder are.
-
-  Attributes:
-    dimension: Width of the vectors.
-    dtype: float32, or float16 for half the space.
-    file_format: npy and safetensors are memory-mapped by readers; parquet is not, and needs
-      pyarrow.
-
-  Raises:
-    InputError: the dtype or format is unknown, or pyarrow is not installed.
-  """
-
-  dimension: int
-  dtype: str = "float32"
-  file_format: str = "npy"
-
-  def __post_init__(self) -> None:
-    if self.dtype not in _DTYPES:
-      raise errors.InputError(f"dtype is {self.dtype}; choose {' or '.join(_DTYPES)}")
-    if self.file_format not in FORMATS:
-      raise errors.InputError(f"format is {self.file_format}; choose {', '.join(FORMATS)}")
-    if self.file_format == "parquet":
-      _import_pyarrow()
+_RESULT = re.compile(r"vectors-.*\.json|calibration\.npy(\.json)?")
 
 
 def shard_path(folder: str | os.PathLike[str], kind: Kind, number: int) -> str:
-  """Returns the path of a shard, numbered from 0."""
+  """Returns the path of a shard, numbered from 0; `shard_files.write` writes it."""
   return os.path.join(folder, f"vectors-{number:05d}.{kind.file_format}")
-
-
-def write_shard(path: str, vectors_ND: Any, kind: Kind, first: int = 0) -> None:
-  """Writes the file of a shard atomically; several processes may write the same one.
-
-  Args:
-    path: The file; see `shard_path`.
-    vectors_ND: Its vectors.
-    kind: What they are.
-    first: Number of the first vector, for error messages.
-
-  Raises:
-    ValueError: the shape is not [N, dimension], or a value is not finite in the stored dtype.
-    OSError: the file cannot be written.
-  """
-  array_ND = npy_files.checked_rows(vectors_ND, kind.dimension, kind.dtype, first)
-  with atomic_files.atomic_file(path, shared=True) as stream:
-    if kind.file_format == "parquet":
-      _write_parquet(stream, array_ND)
-    else:
-      stream.write(_header(kind.file_format, array_ND.shape, kind.dtype))
-      stream.write(array_ND.data)
 
 
 def start(
@@ -101,16 +50,18 @@ def start(
   Raises:
     InputError: the folder has other vectors or broken files.
   """
-  folder = pathlib.Path(folder)
+  folder = storage.path(folder)
   state = {
     "dimension": int(kind.dimension),
     "dtype": kind.dtype,
     "format": kind.file_format,
     "settings": json.loads(json.dumps(dict(settings))),
     "rows": list(rows),
+    "ranges": None,
+    "sha256": None,
     "count": None,
   }
-  if (folder / _STATE).exists():
+  if storage.exists(folder / _STATE):
     before = _read_state(folder)
     if differences := _differences(before, state, "format"):
       raise errors.InputError(
@@ -124,16 +75,23 @@ def start(
   return False
 
 
-def finish(folder: str | os.PathLike[str]) -> None:
+def finish(folder: str | os.PathLike[str], kind: Kind, sha256: Sequence[str]) -> None:
   """Marks the vectors as complete, so that `open_vectors` accepts them.
+
+  Args:
+    folder: The folder.
+    kind: How its vectors are stored.
+    sha256: What `shard_files.write` has returned for each shard.
 
   Raises:
     InputError: a shard is missing or broken.
   """
-  folder = pathlib.Path(folder)
+  folder = storage.path(folder)
   state = _read_state(folder)
   for number, rows in enumerate(state["rows"]):
-    _check_shard(folder, state, number, rows)
+    shard_files.check(shard_path(folder, kind, number), kind, rows)
+  state["ranges"] = kind.ranges
+  state["sha256"] = list(sha256)
   state["count"] = sum(state["rows"])
   atomic_files.write_json(folder / _STATE, dict(sorted(state.items())))
   _remove_results(folder)
@@ -141,17 +99,17 @@ def finish(folder: str | os.PathLike[str]) -> None:
 
 def abandon(folder: str | os.PathLike[str]) -> None:
   """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
-  folder = pathlib.Path(folder)
-  if folder.is_dir() and not any(_SHARD.fullmatch(path.name) for path in folder.iterdir()):
-    (folder / _STATE).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty
-      folder.rmdir()
+  if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
+    storage.remove(os.path.join(folder, _STATE))
+    with contextlib.suppress(OSError):  # not empty, or in an object store
+      os.rmdir(folder)
 
 
-def _remove_results(folder: pathlib.Path) -> None:
+def _remove_results(folder: storage.Path) -> None:
   """Removes the results of the units that wrote the shards, and what killed ones have left."""
-  for path in folder.glob("vectors-*.json"):
-    path.unlink(missing_ok=True)
+  for name in storage.names(folder):
+    if _RESULT.fullmatch(name):
+      storage.remove(folder / name)
   atomic_files.remove_partial(folder)
 
 
@@ -192,7 +150,8 @@ class Writer:
     self._shard_rows = shard_rows
     self._waiting: list[np.ndarray] = []
     self._rows: list[int] = []
-    if os.path.exists(os.path.join(folder, _STATE)):
+    self._sha256: list[str] = []
+    if storage.exists(os.path.join(folder, _STATE)):
       raise errors.InputError(f"{folder} has vectors already; give another folder, or delete it")
 
   def append(self, vectors_ND: Any) -> None:
@@ -201,7 +160,8 @@ class Writer:
     Raises:
       ValueError: the shape is not [N, dimension], or a value is not finite in the stored dtype.
     """
-    array_ND = npy_files.checked_rows(vectors_ND, self._kind.dimension, self._kind.dtype, self.done)
+    kind = self._kind
+    array_ND = npy_files.checked_rows(vectors_ND, kind.dimension, kind.read_dtype, self.done)
     self._waiting.append(array_ND)
     self.done += len(array_ND)
     while self.done - sum(self._rows) >= self._shard_rows:
@@ -212,39 +172,57 @@ class Writer:
     if self._waiting:
       self._flush(self.done - sum(self._rows))
     start(self._folder, self._kind, self._rows, self._settings)
-    finish(self._folder)
+    finish(self._folder, self._kind, self._sha256)
 
   def _flush(self, rows: int) -> None:
     waiting_ND = np.concatenate(self._waiting)
     if rows:
-      write_shard(
-        shard_path(self._folder, self._kind, len(self._rows)), waiting_ND[:rows], self._kind
-      )
+      path = shard_path(self._folder, self._kind, len(self._rows))
+      self._sha256.append(shard_files.write(path, waiting_ND[:rows], self._kind))
       self._rows.append(rows)
     self._waiting = [waiting_ND[rows:]]
 
 
+class _File(NamedTuple):
+  """A shard: its path, what its vectors are, their number, and its checksum if it is known."""
+
+  path: str
+  kind: Kind
+  rows: int
+  sha256: str | None
+
+  def read(self) -> np.ndarray:
+    """Returns the vectors as they are stored."""
+    return shard_files.read(*self)
+
+
 class Vectors:
-  """Vectors of a folder; slices of rows are memory-mapped arrays.
+  """Vectors of a folder; slices of rows are memory-mapped arrays, or decoded bytes and bits.
 
   Attributes:
     shape: Number and width of the vectors.
-    dtype: float32 or float16.
+    dtype: Of the vectors that are returned: float16 if they are stored so, else float32.
     settings: What the vectors were computed from (of the first part, if there are parts).
   """
 
-  def __init__(self, parts: Sequence[tuple[pathlib.Path, Mapping[str, Any]]]):
+  def __init__(self, parts: Sequence[tuple[storage.Path, Mapping[str, Any]]]):
     """Joins finished parts.
 
     Args:
       parts: Folder and state of each part; at least one, all with one width and dtype.
     """
     state = parts[0][1]
-    self.dtype = np.dtype(state["dtype"])
+    self.dtype = np.dtype(_kind(state).read_dtype)
     self.settings: dict[str, Any] = state["settings"]
-    self._files = [(*part, *shard) for part in parts for shard in enumerate(part[1]["rows"])]
-    self._ends = np.cumsum([rows for *_, rows in self._files], dtype=np.int64).tolist()
+    self._files = [file for folder, own in parts for file in _files(folder, own)]
+    self._ends = np.cumsum([file.rows for file in self._files], dtype=np.int64).tolist()
     self.shape: tuple[int, int] = (sum(own["count"] for _, own in parts), state["dimension"])
+    self._maps: dict[int, np.ndarray] = {}
+
+  def __getstate__(self) -> dict[str, Any]:
+    # Another process maps the files itself, and may run in another folder.
+    files = [file._replace(path=storage.absolute(file.path)) for file in self._files]
+    return {**self.__dict__, "_files": files, "_maps": {}}
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -258,8 +236,10 @@ class Vectors:
     while start < stop:
       index = bisect.bisect_right(self._ends, start)
       end = min(stop, self._ends[index])
-      before = self._ends[index] - self._files[index][-1]
-      parts.append(_rows_of_shard(*self._files[index])[start - before : end - before])
+      file = self._files[index]
+      before = self._ends[index] - file.rows
+      stored_BC = file.read()[start - before : end - before]
+      parts.append(shard_files.decoded(stored_BC, file.kind))
       start = end
     if not parts:
       return np.empty((0, self.shape[1]), self.dtype)
@@ -268,18 +248,60 @@ class Vectors:
   def shards(self) -> Iterator[np.ndarray]:
     """Yields the arrays of the shards, read-only."""
     for file in self._files:
-      yield _rows_of_shard(*file)
+      yield shard_files.decoded(file.read(), file.kind)
+
+  def take(self, row_N: np.ndarray) -> np.ndarray:
+    """Returns some rows, [N, D], in any order and repeatedly."""
+    found_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
+    shard_N = np.searchsorted(self._ends, row_N, side="right")
+    for index in np.unique(shard_N).tolist():
+      place_P = np.flatnonzero(shard_N == index)
+      file = self._files[index]
+      stored_PC = self._stored(index, row_N[place_P] - (self._ends[index] - file.rows))
+      found_ND[place_P] = shard_files.decoded(stored_PC, file.kind)
+    return found_ND
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """Hash of the checksums of all files; of vectors of earlier versions, of the files."""
+    known = [file.sha256 for file in self._files]
+    if None in known:
+      known = list(_checksums(self._files))
+    return hashlib.sha256("".join(map(str, known)).encode()).hexdigest()
+
+  def _stored(self, index: int, row_P: np.ndarray) -> np.ndarray:
+    """Returns some rows of a file as they are stored; memory maps stay open."""
+    file = self._files[index]
+    if file.kind.file_format == "parquet":
+      return file.read()[row_P]
+    if storage.is_url(file.path):
+      return shard_files.read_rows(file.path, file.kind, file.rows, row_P)
+    if index not in self._maps:
+      self._maps[index] = file.read()
+    return self._maps[index][row_P]
+
+
+def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:
+  """Returns number and width of the vectors of a finished folder, without reading them.
+
+  Raises:
+    InputError: there is no folder of vectors, or it is not finished.
+  """
+  state = _complete_state(storage.path(folder))
+  return state["count"], state["dimension"]
 
 
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   """Opens the vectors of a finished folder, or of all its parts in order.
 
+  Checksums of local files are verified now, those of files in object stores when they are read.
+
   Raises:
     InputError: there are no vectors, they are incomplete, a part is missing or does not match, or a
       file is missing, broken or truncated.
   """
-  folder = pathlib.Path(folder)
-  inside = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+  folder = storage.path(folder)
+  inside = sorted(storage.names(folder))
   found = [match for match in map(_PART.fullmatch, inside) if match]
   if _STATE in inside or not found:
     return Vectors([(folder, _finished_state(folder))])
@@ -309,45 +331,66 @@ def _differences(state: Mapping[str, Any], given: Mapping[str, Any], *more: str)
   )
 
 
-def _finished_state(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads and checks the state and files of a finished folder."""
-  if not (folder / _STATE).exists():
+def _complete_state(folder: storage.Path) -> dict[str, Any]:
+  """Reads the state of a finished folder."""
+  if not storage.exists(folder / _STATE):
     raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
   state = _read_state(folder)
   if state["count"] is None:
     raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
-  for number, rows in enumerate(state["rows"]):
-    _check_shard(folder, state, number, rows)
   return state
 
 
-def safetensors_header(shape: tuple[int, int], dtype: str) -> bytes:
-  """Returns the header of a safetensors file of vectors; it has one size for any number of rows."""
-  size = shape[0] * shape[1] * np.dtype(dtype).itemsize
-  name = {"float32": "F32", "float16": "F16"}[dtype]
-  tensor = {"dtype": name, "shape": list(shape), "data_offsets": [0, size]}
-  return (120).to_bytes(8, "little") + f"{json.dumps({'vectors': tensor}):<120}".encode("ascii")
+def _finished_state(folder: storage.Path) -> dict[str, Any]:
+  """Reads and checks the state and files of a finished folder."""
+  state = _complete_state(folder)
+  files = _files(folder, state)
+  for file in files:
+    shard_files.check(file.path, file.kind, file.rows)
+  if state["sha256"] is not None and not storage.is_url(folder):
+    for file, own in zip(files, _checksums(files), strict=True):
+      if own != file.sha256:
+        raise errors.InputError(
+          f"{file.path}: damaged: it has changed since it was written: {_AGAIN}"
+        )
+  return state
 
 
-def _read_state(folder: pathlib.Path) -> dict[str, Any]:
+def _checksums(files: Sequence[_File]) -> list[str]:
+  """Returns the SHA-256 of files, computed on all cores."""
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    return list(pool.map(checksums.of_file, [file.path for file in files]))
+
+
+def _read_state(folder: storage.Path) -> dict[str, Any]:
   path = folder / _STATE
   try:
     # The first folders had a single format, which they do not name.
-    state = {"format": "npy", **input_files.read_json(path)}
+    state = {"format": "npy", "sha256": None, "ranges": None, **input_files.read_json(path)}
     if "rows" not in state:
       state["rows"] = _equal_shards(state.pop("done"), state.pop("shard_rows"))
     whole = [state["dimension"], *state["rows"]]
     good = all(type(value) is int and value >= 0 for value in whole)
     good = good and state["count"] in (None, sum(state["rows"]))
-    good = good and state["dtype"] in _DTYPES and state["format"] in FORMATS
+    good = good and state["dtype"] in shard_files.DTYPES and state["format"] in shard_files.FORMATS
+    good = good and _are_ranges(state["ranges"], state)
     good = good and isinstance(state["settings"], dict)
+    good = good and (state["sha256"] is None or len(state["sha256"]) == len(state["rows"]))
   except errors.InputError as error:
     raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
-  except (KeyError, TypeError, ValueError):
+  except (KeyError, OverflowError, TypeError, ValueError):
     good = False
   if not good:
     raise errors.InputError(f"{path}: broken: {_AGAIN}")
   return state
+
+
+def _are_ranges(ranges: Any, state: Mapping[str, Any]) -> bool:
+  """Returns whether finished vectors of int8 have ranges, and others none."""
+  if state["dtype"] != "int8" or state["count"] is None:
+    return ranges is None
+  ranges_2D = np.asarray(ranges, np.float32)
+  return ranges_2D.shape == (2, state["dimension"]) and bool(np.isfinite(ranges_2D).all())
 
 
 def _equal_shards(count: int, most: int) -> list[int]:
@@ -358,97 +401,14 @@ def _equal_shards(count: int, most: int) -> list[int]:
   return [min(most, count - start) for start in starts]
 
 
-def _check_shard(folder: pathlib.Path, state: Mapping[str, Any], number: int, rows: int) -> None:
-  path = _path(folder, state, number)
-  if state["format"] == "parquet":
-    if (found := _parquet_shape(path)) != (rows, state["dimension"]):
-      raise errors.InputError(f"{path}: broken: it has {found}, not {rows} vectors: {_AGAIN}")
-    return
-  header = _header(state["format"], (rows, state["dimension"]), state["dtype"])
-  try:
-    input_files.check(path)
-    with open(path, "rb") as file:
-      found = file.read(len(header))
-    length = path.stat().st_size
-  except errors.InputError as error:
-    raise errors.InputError(f"{error}: {_AGAIN}") from None
-  except OSError as error:
-    raise errors.InputError(f"{path}: cannot be read: {error.strerror}: {_AGAIN}") from None
-  if found != header:
-    raise errors.InputError(
-      f"{path}: broken: its header is not that of {rows} {state['dtype']} vectors of width "
-      f"{state['dimension']}: {_AGAIN}"
-    )
-  row_bytes = state["dimension"] * np.dtype(state["dtype"]).itemsize
-  if length < len(header) + rows * row_bytes:
-    raise errors.InputError(f"{path}: truncated: it has fewer than {rows} vectors: {_AGAIN}")
+def _kind(state: Mapping[str, Any]) -> Kind:
+  ranges = state["ranges"] and tuple(map(tuple, state["ranges"]))
+  return Kind(state["dimension"], state["dtype"], state["format"], ranges)
 
 
-def _path(folder: pathlib.Path, state: Mapping[str, Any], number: int) -> pathlib.Path:
-  return folder / f"vectors-{number:05d}.{state['format']}"
-
-
-def _header(file_format: str, shape: tuple[int, ...], dtype: str) -> bytes:
-  make: Any = safetensors_header if file_format == "safetensors" else npy_files.header
-  return make(shape, dtype)
-
-
-def _rows_of_shard(
-  folder: pathlib.Path, state: Mapping[str, Any], number: int, rows: int
-) -> np.ndarray:
-  path = _path(folder, state, number)
-  if state["format"] == "parquet":
-    return _read_parquet(path)
-  shape = (rows, state["dimension"])
-  dtype = np.dtype(state["dtype"]).newbyteorder("<")
-  offset = len(_header(state["format"], shape, state["dtype"]))
-  return np.memmap(path, dtype, "r", offset, shape).view(np.ndarray)
-
-
-# --------------------------------------------------------------------------------------------
-# Parquet
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-  with errors.requires("parquet", "Parquet"):
-    import pyarrow
-    from pyarrow import parquet
-  return pyarrow, parquet
-
-
-def _write_parquet(stream: IO[bytes], vectors_ND: np.ndarray) -> None:
-  pyarrow, parquet = _import_pyarrow()
-  width = vectors_ND.shape[1]
-  item = pyarrow.from_numpy_dtype(vectors_ND.dtype)
-  schema = pyarrow.schema([("vector", pyarrow.list_(item, width))])
-  with parquet.ParquetWriter(stream, schema) as writer:
-    for start in range(0, len(vectors_ND), _PARQUET_ROWS):
-      flat = np.ascontiguousarray(vectors_ND[start : start + _PARQUET_ROWS]).reshape(-1)
-      column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width)
-      writer.write_table(pyarrow.Table.from_arrays([column], schema=schema))
-
-
-@functools.lru_cache(maxsize=1)
-def _parquet_of(path: pathlib.Path, changed: int) -> np.ndarray:
-  del changed  # part of the cache key
-  _, parquet = _import_pyarrow()
-  column = parquet.read_table(path).column("vector").combine_chunks()
-  width = column.type.list_size
-  array_ND = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-  array_ND.flags.writeable = False
-  return array_ND
-
-
-def _read_parquet(path: pathlib.Path) -> np.ndarray:
-  """Returns the rows of a file; the last file stays in memory."""
-  return _parquet_of(path, path.stat().st_mtime_ns)
-
-
-def _parquet_shape(path: pathlib.Path) -> Any:
-  """Returns rows and width of a file, or what is wrong with it."""
-  pyarrow, parquet = _import_pyarrow()
-  try:
-    file = parquet.ParquetFile(path)
-    return file.metadata.num_rows, file.schema_arrow.field("vector").type.list_size
-  except (pyarrow.ArrowException, OSError, KeyError, AttributeError) as error:
-    return f"no vectors ({error})"
+def _files(folder: storage.Path, state: Mapping[str, Any]) -> list[_File]:
+  kind, sha256 = _kind(state), state["sha256"] or [None] * len(state["rows"])
+  return [
+    _File(shard_path(folder, kind, number), kind, rows, own)
+    for number, (rows, own) in enumerate(zip(state["rows"], sha256, strict=True))
+  ]

@@ -1,3 +1,4 @@
+import argparse
 import gzip
 import io
 import json
@@ -10,9 +11,11 @@ import sys
 
 import fake_encoders
 import line_files
+import memory_store
 import numpy as np
 import pytest
 
+import vmsst
 from vmsst import cli, errors
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
@@ -298,6 +301,37 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
 
 
 @pytest.mark.usefixtures("encoder")
+def test_search_and_mine_use_indexes(sides, tmp_path, capsys):
+  queries = tmp_path / "q.txt"
+  queries.write_text(f"{SENTENCES[3]}\nzz é\n", encoding="utf-8")
+  folders, indexes = ([str(tmp_path / f"{side}.{x}") for side in "ab"] for x in ("v", "index"))
+  for text, folder in zip(sides, folders, strict=True):
+    assert cli.main(["embed", "a", text, folder]) == 0
+  count = vmsst.open_vectors(folders[0]).shape[0]
+  for folder, index in zip(folders, indexes, strict=True):
+    capsys.readouterr()
+    assert cli.main(["index", folder, index]) == 0
+    assert capsys.readouterr().out.startswith(f"{index}: Flat of ")
+  search = ["search", str(queries), sides[1], folders[1], "--count", "2"]
+  mine = ["mine", *sides, str(tmp_path / "pairs.tsv"), "--vectors", *folders]
+  printed = []
+  for options in ([], ["--index", indexes[1]]):
+    assert cli.main([*search, *options]) == 0
+    printed.append(capsys.readouterr().out)
+  assert printed[0] == printed[1]
+  for options in ([], ["--index", *indexes]):
+    assert cli.main([*mine, *options]) == 0
+    printed.append((tmp_path / "pairs.tsv").read_text(encoding="utf-8"))
+  assert sorted(printed[2].splitlines()) == sorted(printed[3].splitlines())
+  assert len(printed[3].splitlines()) > count / 4
+  capsys.readouterr()
+  assert cli.main([*search, "--index", indexes[0]]) == 1
+  assert f"{indexes[0]} is an index of other vectors than {folders[1]}" in capsys.readouterr().err
+  assert cli.main(["index", folders[1], indexes[1], "--factory", "HNSW8"]) == 1
+  assert "factory 'HNSW8' is not supported" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("encoder")
 def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys):
   vectors, folder = str(tmp_path / "v"), str(tmp_path)
   cli.main(["embed", "a", sides[0], vectors])
@@ -390,3 +424,79 @@ def test_embed_names_what_replaces_parts_and_refuses_what_cannot_be(
   assert not os.path.exists(out)
   assert cli.main(["embed", "a", *sides, out]) == 0
   assert capsys.readouterr().out == f"{out}: 52 vectors of width 26\n"
+
+
+# --------------------------------------------------------------------------------------------
+# Object stores
+
+
+def test_only_these_arguments_may_be_in_object_stores():
+  accepted = {}
+  for words, command in cli.COMMANDS.items():
+    names = [*command.inputs, command.output_file, command.output_folder]
+    names = [name for name in names if name]
+    accepted[" ".join(words)] = {name for name in names if name in command.urls}
+    for name in set(names) - set(command.urls):
+      given = argparse.Namespace(**dict.fromkeys(names), **{})
+      setattr(given, name, "gs://bucket/x")
+      message = f"gs://bucket/x: {name.upper()} cannot be in an object store; give a local path"
+      with pytest.raises(errors.InputError, match=re.escape(message)):
+        command(given)
+  assert {words: names for words, names in accepted.items() if names} == {
+    "data embed": {"encoder", "patterns"},
+    "data mine-negatives": {"encoder", "patterns"},
+    "embed": {"encoder", "file", "out"},
+    "eval": {"encoder", "data", "out"},
+    "export safetensors": {"encoder", "output"},
+    "export sentence-transformers": {"encoder", "output"},
+    "export stablehlo": {"encoder", "output"},
+    "import bert": {"folder", "output"},
+    "import ems": {"file", "vocabulary", "output"},
+    "import mt5": {"folder", "output"},
+    "import vmsst": {"source", "vocabulary", "decoder", "output"},
+    "mine": {"source", "target", "encoder", "vectors", "index"},
+    "report": {"out"},
+    "score": {"encoder", "source", "target"},
+    "index": {"vectors", "index"},
+    "search": {"queries", "corpus", "vectors", "index", "encoder"},
+    "translate": {"folder", "input"},
+    "vocab train": {"input", "output"},
+  }
+
+
+def test_texts_in_a_store_are_used_as_local_ones(sides, encoder, tmp_path, capsys, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  urls = [f"gs://bucket/{number}.txt" for number in range(2)]
+  for side, url in zip(sides, urls, strict=True):
+    store.put_file(side, url)
+  results = []
+  for place, (source, target) in (("local", sides), ("store", urls)):
+    folder = tmp_path / place
+    vectors = "gs://bucket/vectors" if place == "store" else str(folder)
+    search = ["search", source, target, f"{vectors}/t", "--encoder", "a"]
+    both = ["--vectors", f"{vectors}/v", f"{vectors}/t"]
+    for command in (
+      ["embed", "a", source, f"{vectors}/v"],
+      ["embed", "a", target, f"{vectors}/t"],
+      [*search, "--output", f"{folder}.s"],
+      ["index", f"{vectors}/v", f"{vectors}/vi"],
+      ["index", f"{vectors}/t", f"{vectors}/ti"],
+      [*search, "--output", f"{folder}.i", "--index", f"{vectors}/ti"],
+      ["mine", source, target, f"{folder}.m", *both],
+      ["mine", source, target, f"{folder}.j", *both, "--index", f"{vectors}/vi", f"{vectors}/ti"],
+      ["mine", source, target, f"{folder}.n", "--encoder", "a"],
+      ["vocab", "train", "--input", source, "--output", f"{folder}.model", "--size", "30"],
+    ):
+      assert cli.main(command) == 0, capsys.readouterr().err
+    results.append(
+      [
+        vector_store.open_vectors(f"{vectors}/v")[:].tolist(),
+        *(
+          pathlib.Path(f"{folder}.{end}").read_bytes() for end in ("s", "i", "m", "j", "n", "model")
+        ),
+      ]
+    )
+  assert results[0] == results[1]
+  output = "gs://bucket/new.model"
+  assert cli.main(["vocab", "train", "--input", urls[0], "--output", output, "--size", "30"]) == 0
+  assert store.cat_file(output) == results[0][-1]

@@ -73,9 +73,8 @@ def write_texts(start, count):
 def mine(folder, spread, sizes):
   argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
   argv += ["--vectors", "source.vectors", "target.vectors"]
-  # Saves the state after every 64 sources.
   settings = {
-    "vmsst.search.resumable_search._SECONDS": -1.0,
+    "vmsst.search.sharded_search._LEAST_SOURCES": 64,
     "vmsst.search.exact_search._HELD_ROWS": 64,
   }
   return killed_commands.run(MINE, argv, folder, moments=(spread, sizes), settings=settings)
@@ -85,6 +84,16 @@ def mine(folder, spread, sizes):
 def test_mine(start):
   write_texts(start, 500)
   check(*mine(start.parent, 40, [1, 500, 5000, 9000]))
+
+
+@pytest.mark.slow
+def test_index(start):
+  write_texts(start, 500)
+  argv = ["index", "source.vectors", "out/index", "--factory", "IVF4,SQ8"]
+  settings = {"vmsst.search.index_folder._SHARD_ROWS": 150}
+  imports = ["vmsst.vectors.vector_indexes"]
+  moments = 20, [200, 3000]
+  check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import pytest
 
 from vmsst import errors
 from vmsst.mining import bitext_mining
-from vmsst.search import device_search, exact_search, resumable_search
-from vmsst.vectors import embedded_text, vector_store
+from vmsst.search import device_search, exact_search, sharded_search
+from vmsst.vectors import embedded_text, vector_indexes, vector_store
 
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
 SOURCE = ["s0", "s1", "", "s 2", "s1", "s3", " s\t2 ", "s4", "s5", "s1", " ", "s6", "s7"]
@@ -23,7 +23,7 @@ def write_embedded(folder, name, lines, vectors):
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
   """Two texts; the vectors of repeated lines would be found if they were compared."""
-  monkeypatch.setattr(bitext_mining, "_SPAN", 3)
+  monkeypatch.setattr(exact_search, "_SPAN", 3)
   rng = np.random.default_rng(5)
   source, target = (rng.normal(size=[len(lines), 4]) + 1 for lines in (SOURCE, TARGET))
   for x, y in ((0, 0), (3, 4), (5, 2), (7, 6), (11, 7), (4, 8)):
@@ -85,6 +85,18 @@ def rounded(rows):
   return [[f"{float(score):.4f}", *texts] for score, *texts in rows]
 
 
+def test_indexes_find_what_plain_loops_find(texts, tmp_path):
+  for side in texts:
+    vector_indexes.build_index(side.folder, tmp_path / f"{side.folder.name}.index", progress=False)
+  indexes = tuple(
+    vector_indexes.open_index(tmp_path / f"{side.folder.name}.index", side.folder) for side in texts
+  )
+  for keep in (False, True):
+    _, lines = mine(texts, tmp_path, indexes=indexes, keep_duplicates=keep)
+    wanted = as_output(naive(texts, keep_duplicates=keep))
+    assert [[f"{float(score):.4f}", *rest] for score, *rest in lines] == wanted
+
+
 @pytest.mark.parametrize("options", [{}, {"keep_duplicates": True}, {"min_cosine": 0.8}])
 def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options):
   names = {"min_cosine": "floor"}
@@ -126,67 +138,62 @@ def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
   assert (again.kept, same) == (done.kept, found)
 
 
-class Failing:
-  """An engine that records blocks and can fail when it requests the last block of sources."""
-
-  def __init__(self, engine, fail):
-    self.engine, self.fail, self.rows = engine, fail, []
-
-  def __call__(self, source, target, forward, backward, /):
-    blocks = source.unit_blocks
-
-    def watched(height):
-      for number, block in blocks(height):
-        if self.fail and number + len(block) == len(source):
-          raise KeyboardInterrupt
-        self.rows.append((number, len(block)))
-        yield number, block
-
-    source.unit_blocks = watched
-    self.engine(source, target, forward, backward)
+def small_blocks(monkeypatch):
+  for name, size in {"_SOURCES": 6, "_LEAST_SOURCES": 3, "_TARGETS": 4}.items():
+    monkeypatch.setattr(sharded_search, name, size)
 
 
-def set_heights(monkeypatch, sources, targets):
-  monkeypatch.setattr(exact_search, "_HELD_ROWS", sources)
-  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", targets)
-  monkeypatch.setattr(device_search, "_SOURCES", sources)
-  monkeypatch.setattr(device_search, "_TARGETS", targets)
-
-
-@pytest.mark.parametrize("engine", [exact_search.compare, device_search.compare])
-def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monkeypatch, engine):
+@pytest.mark.parametrize("compare", [exact_search.compare, device_search.anywhere])
+def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monkeypatch, compare):
   _, expected = mine(texts, tmp_path)
   (tmp_path / "out.tsv").unlink()
-  set_heights(monkeypatch, 3, 4)
-  monkeypatch.setattr(resumable_search, "_SECONDS", 0.0)
-  first = Failing(engine, True)
+  small_blocks(monkeypatch)
+  compared = []
+
+  def failing(source, target, forward, backward, /):
+    if len(compared) == 4:
+      raise KeyboardInterrupt
+    compared.append((len(source), len(target)))
+    compare(source, target, forward, backward)
+
   with pytest.raises(KeyboardInterrupt):
-    mine(texts, tmp_path, engine=first)
-  assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search.npz"]
-  with pytest.raises(errors.InputError, match="other vectors or settings: delete it"):
-    mine(texts, tmp_path, neighbors=2)
-  set_heights(monkeypatch, 5, 5)  # as on another machine
-  second = Failing(engine, False)
-  assert mine(texts, tmp_path, engine=second)[1] == expected
-  assert (first.rows, second.rows) == ([(0, 3), (3, 3)], [(6, 2)])
+    mine(texts, tmp_path, compare=failing)
+  assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search"]
+  broken = tmp_path / "out.tsv.search" / "block-0-1.npz"
+  content = broken.read_bytes()
+  broken.write_bytes(content[::-1])
+  del compared[:2]
+  with pytest.raises(errors.InputError, match=r"block-0-1\.npz: broken .* rerun"):
+    mine(texts, tmp_path, compare=compare)
+  broken.write_bytes(content[:9])
+  again = []
+
+  def watched(*sides):
+    again.append(sides)
+    compare(*sides)
+
+  assert mine(texts, tmp_path, compare=watched)[1] == expected
+  assert len(again) == 1
   assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv"]
-  state = tmp_path / "out.tsv.search.npz"
-  state.write_bytes(b"PK\x03\x04 broken")
-  with pytest.raises(errors.InputError, match=r"search\.npz: broken"):
+
+
+def test_blocks_of_another_search_are_not_used(texts, tmp_path, monkeypatch):
+  small_blocks(monkeypatch)
+  expected = mine(texts, tmp_path, neighbors=2)[1]
+  monkeypatch.setattr(bitext_mining, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+  with pytest.raises(KeyboardInterrupt):
     mine(texts, tmp_path)
-
-
-def test_a_search_in_one_direction_cannot_be_kept(tmp_path):
-  engine = resumable_search.resumable(exact_search.compare, tmp_path / "x", {}, progress=False)
-  with pytest.raises(ValueError, match="one direction"):
-    exact_search.nearest_in_blocks(np.eye(2), [np.eye(2)], engine=engine)
+  assert (tmp_path / "out.tsv.search").exists()
+  monkeypatch.undo()
+  small_blocks(monkeypatch)
+  assert mine(texts, tmp_path, neighbors=2)[1] == expected
 
 
 def test_progress_ends_when_all_is_compared(texts, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(exact_search, "_HELD_ROWS", 3)
+  small_blocks(monkeypatch)
   mine(texts, tmp_path, progress=True)
   assert "100%" in (shown := capsys.readouterr().err)
-  assert "72.0/72.0" in shown
+  assert "9/9" in shown
 
 
 def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
@@ -216,6 +223,7 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     mine((texts[0], blank), tmp_path)
   with pytest.raises(errors.InputError, match="is a folder"):
     bitext_mining.mine(*texts, tmp_path)
-  assert not list(tmp_path.glob("out*"))
+  # With other gold pairs, the search is not repeated.
+  assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search"]
   done, found = mine(texts, tmp_path, min_cosine=1.5)
   assert (done.kept, found) == (0, [])

@@ -1,12 +1,16 @@
+import gzip
+import json
+
 import fake_encoders
 import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors
+from vmsst.files import text_files
 from vmsst.mining import text_search
 from vmsst.search import exact_search
-from vmsst.vectors import embedded_text, vector_store
+from vmsst.vectors import embedded_text, file_embedding, vector_indexes, vector_store
 
 
 def letters_vector(text):
@@ -45,7 +49,7 @@ def naive(query, count):
 
 @pytest.mark.parametrize("window", [4, 99])
 def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, window):
-  monkeypatch.setattr(text_search, "_WINDOW", window)
+  monkeypatch.setattr(text_search, "WINDOW", window)
   encoder, base = make_encoder(), make_base(tmp_path, BASE)
   found = list(text_search.nearest_lines(encoder, iter(QUERIES), base, 12, progress=False))
   assert [query for query, _ in found] == QUERIES
@@ -59,7 +63,7 @@ def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, win
 
 
 def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_search, "_WINDOW", 2)
+  monkeypatch.setattr(text_search, "WINDOW", 2)
   read = []
   queries = (read.append(query) or query for query in QUERIES)
   base = make_base(tmp_path, BASE)
@@ -77,6 +81,69 @@ def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
     "score": round(hits[0].score, 6),
     "text": BASE[hits[0].line - 1],
   }
+
+
+@pytest.mark.parametrize("name", ["base.txt", "base.jsonl.gz"])
+def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
+  """Later calls open no file, and neither hash nor check vectors of the corpus."""
+  base = make_base(tmp_path, BASE)
+  if name.endswith(".gz"):
+    lines = "".join(json.dumps({"t": line}) + "\n" for line in BASE)
+    (tmp_path / name).write_bytes(gzip.compress(lines.encode()))
+    base.vectors.settings["field"] = "t"
+    base = embedded_text.EmbeddedText(str(tmp_path / name), base.folder, base.vectors)
+  encoder = make_encoder()
+  searcher = text_search.Searcher(encoder, base, progress=False)
+  first = searcher.search(QUERIES, 12)
+  assert [[(hit.line, hit.text) for hit in hits] for hits in first] == [
+    naive(query, 12) for query in QUERIES
+  ]
+
+  prepared, inner = [], exact_search.DistinctVectors.__init__
+
+  def init(self, rows, **options):
+    prepared.append(len(rows))
+    inner(self, rows, **options)
+
+  monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
+  monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
+  assert searcher.search(QUERIES[:4], 12) == first[:4]
+  assert prepared == [4]  # the queries
+  assert searcher.search([], 3) == []
+  with pytest.raises(errors.InputError, match="count is 0"):
+    searcher.search(["a"], 0)
+
+
+def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):
+  base, encoder = make_base(tmp_path, [*BASE, "", " "]), make_encoder()
+  vector_indexes.build_index(base.folder, tmp_path / "index", progress=False)
+  index = vector_indexes.open_index(tmp_path / "index", base.folder)
+  searcher = text_search.Searcher(encoder, base, index=index)
+  monkeypatch.setattr(exact_search, "DistinctVectors", None)  # an index needs none
+  monkeypatch.setattr(vector_store.Vectors, "digest", property(lambda self: 1 / 0))
+  for queries in (QUERIES, QUERIES[:2]):
+    found = searcher.search(queries, 12)
+    assert [[(hit.line, hit.text) for hit in hits] for hits in found] == [
+      naive(query, 12) for query in queries
+    ]
+
+
+def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
+  (tmp_path / "base.txt").write_text("".join(f"{line}\n" for line in BASE))
+  path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
+  encoder = make_encoder()
+  file_embedding.embed_file(encoder, path, folder, name="a", dimensions=2, progress=False)
+  searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder), progress=False)
+  for query, hits in zip(QUERIES, searcher.search(QUERIES, 3), strict=True):
+    x = np.array(letters_vector(query))[:2]
+    cosine = {}
+    for number, line in enumerate(BASE, 1):
+      y = np.array(letters_vector(line))[:2]
+      if line.strip():
+        cosine[number] = x @ y / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-30)
+    best = sorted(cosine.values(), reverse=True)[:3]
+    np.testing.assert_allclose([hit.score for hit in hits], best, atol=1e-6)
+    np.testing.assert_allclose([cosine[hit.line] for hit in hits], best, atol=1e-6)
 
 
 def test_broken_input_is_an_error(tmp_path):

@@ -83,7 +83,7 @@ def test_lost_units_are_done_again_but_not_forever(tmp_path, monkeypatch):
 
 def test_a_failed_unit_is_not_done_again(tmp_path, monkeypatch):
   ray = FakeRay()
-  with pytest.raises(errors.InputError, match=r"^squares of .*0\.txt: .*No space left.*to resume$"):
+  with pytest.raises(errors.InputError, match=r"^squares of .*[01]\.txt: .*No space left"):
     run(monkeypatch, ray, toy_units.squares(tmp_path, 3, toy_units.Failing))
   assert len(ray.started) <= 2  # As many as have room.
 

@@ -2,6 +2,7 @@ import fake_encoders
 import pytest
 
 from vmsst import errors
+from vmsst.units import kept_values
 from vmsst.vectors import encoder_sources
 
 LOADED = []
@@ -19,7 +20,7 @@ def load(digest):
 
 
 def test_a_process_loads_an_encoder_once_and_keeps_one(monkeypatch):
-  monkeypatch.setattr(encoder_sources, "_kept", [])
+  monkeypatch.setattr(encoder_sources, "_encoders", kept_values.LastOpened())
   LOADED.clear()
   first, second = (
     encoder_sources.EncoderSource("name", digest, lambda digest=digest: load(digest))
@@ -32,7 +33,7 @@ def test_a_process_loads_an_encoder_once_and_keeps_one(monkeypatch):
 
 
 def test_another_encoder_at_the_same_place_is_an_error(monkeypatch):
-  monkeypatch.setattr(encoder_sources, "_kept", [])
+  monkeypatch.setattr(encoder_sources, "_encoders", kept_values.LastOpened())
   changed = encoder_sources.EncoderSource("name", "a", lambda: load("b"))
   with pytest.raises(errors.InputError, match="name has changed"):
     changed.open()

@@ -1,6 +1,7 @@
 import errno
 import functools
 import hashlib
+import io
 import os
 import time
 
@@ -14,7 +15,7 @@ from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.inference import loading
 from vmsst.units import beam, local
-from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
+from vmsst.vectors import embedded_text, encoding, file_embedding, shard_files, vector_store
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
@@ -51,6 +52,68 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert (settings["text"]["name"], settings["text"]["lines"]) == (text, 23)
   assert found.lines([22, 3, 0, 3]) == {0: "", 3: "line 3", 22: "line 22"}
   assert found.lines([]) == {}
+
+
+@pytest.mark.parametrize("file_format", shard_files.FORMATS)
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_bytes_and_bits_are_those_of_the_vectors(text, tmp_path, dtype, file_format):
+  options = {"dtype": dtype, "file_format": file_format}
+  with pytest.raises(KeyboardInterrupt):
+    embed(make_encoder(fail_at=4), text, tmp_path / "v", **options)
+  for folder in ("v", "whole"):
+    embed(make_encoder(), text, tmp_path / folder, **options)
+  files = [{x.name: x.read_bytes() for x in (tmp_path / y).iterdir()} for y in ("v", "whole")]
+  assert files[0] == files[1]
+  assert sorted(files[0])[:2] == [f"vectors-0000{n}.{file_format}" for n in range(2)]
+  vectors = vector_store.open_vectors(tmp_path / "v")
+  exact_ND = np.float32([digest_vector(line) for line in LINES])
+  if dtype == "binary":
+    assert vectors.shape == (23, 3)
+    expected_ND = np.where(exact_ND > 0, 1, -1)
+    np.testing.assert_array_equal(vectors[:], expected_ND)
+  else:
+    error_ND = np.abs(vectors[:] - exact_ND)  # All lines are in the sample.
+    assert 0 < error_ND.max() <= 0.501 * np.ptp(exact_ND, axis=0).max() / 255
+  row_N = np.array([22, 3, 3, 9])
+  np.testing.assert_array_equal(vectors.take(row_N), vectors[:][row_N])
+  np.testing.assert_array_equal(np.concatenate(list(vectors.shards())), vectors[:])
+  assert vectors.dtype == vectors.take(row_N).dtype == np.float32
+
+
+def test_the_ranges_are_of_lines_from_the_whole_text(text, tmp_path, monkeypatch):
+  monkeypatch.setattr(file_embedding, "_CALIBRATION_SPANS", 3)
+  monkeypatch.setattr(file_embedding, "_CALIBRATION_LINES", 2)
+  encoder = make_encoder()
+  embed(encoder, text, tmp_path / "v", dtype="int8")
+  sample = [LINES[0], LINES[1], LINES[8], LINES[9], LINES[16], LINES[17]]
+  assert encoder.calls[1] == sample
+  sample_ND = np.float32([digest_vector(line) for line in sample])
+  found_ND = vector_store.open_vectors(tmp_path / "v")[:]
+  np.testing.assert_allclose(found_ND.min(axis=0), sample_ND.min(axis=0))
+  np.testing.assert_allclose(found_ND.max(axis=0), sample_ND.max(axis=0))
+
+
+def test_the_first_dimensions_are_kept(text, tmp_path):
+  embed(make_encoder(), text, tmp_path / "v", dimensions=2)
+  expected_ND = np.float32([digest_vector(line) for line in LINES])[:, :2]
+  np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "v")[:], expected_ND)
+  with pytest.raises(errors.InputError, match=r"have 3; give 1 to 3"):
+    embed(make_encoder(), text, tmp_path / "w", dimensions=4)
+  with pytest.raises(errors.InputError, match=r"other vectors: .*dimension.* is 2, not 3"):
+    embed(make_encoder(), text, tmp_path / "v")
+
+
+@pytest.mark.parametrize(("dtype", "dimensions"), [("float16", None), ("binary", 2)])
+def test_a_pipe_gets_the_same_array(text, tmp_path, dtype, dimensions):
+  stream = io.BytesIO()
+  options = {"dtype": dtype, "dimensions": dimensions}
+  assert file_embedding.embed_to_stream(make_encoder(), text, stream, **options) == 23
+  embed(make_encoder(), text, tmp_path / "v", **options)
+  files = sorted((tmp_path / "v").glob("*.npy"))
+  expected = np.concatenate([np.load(path) for path in files])
+  np.testing.assert_array_equal(np.load(io.BytesIO(stream.getvalue())), expected)
+  with pytest.raises(errors.InputError, match="dtype int8 cannot be written to a pipe"):
+    file_embedding.embed_to_stream(make_encoder(), text, stream, dtype="int8")
 
 
 def test_several_texts_are_one_whole(text, tmp_path):

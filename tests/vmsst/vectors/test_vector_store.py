@@ -1,12 +1,14 @@
 import json
+import pickle
 
+import memory_store
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from vmsst import errors
 from vmsst.search import exact_search
-from vmsst.vectors import vector_store
+from vmsst.vectors import shard_files, vector_store
 
 VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
@@ -46,7 +48,7 @@ def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, re
   for rows in (slice(None), slice(2, 7), slice(8, 21), slice(5, 5)):
     np.testing.assert_array_equal(vectors[rows], expected[rows])
   with pytest.raises(errors.InputError, match=r'format is .*, not "npy"'):
-    vector_store.start(tmp_path, vector_store.Kind(3, dtype), [10, 10, 3], {})
+    vector_store.start(tmp_path, shard_files.Kind(3, dtype), [10, 10, 3], {})
   path = tmp_path / files[1]
   path.write_bytes(path.read_bytes()[:60])
   with pytest.raises(errors.InputError, match=rf"{files[1]}: broken"):
@@ -69,19 +71,21 @@ def test_what_was_written_is_read(tmp_path, dtype, chunk):
 
 
 def test_shards_of_any_size_are_written_in_any_order(tmp_path):
-  kind, rows = vector_store.Kind(3), [3, 10, 1, 9]
+  kind, rows = shard_files.Kind(3), [3, 10, 1, 9]
   ends = np.cumsum(rows)
+  sha256 = {}
   for round in range(2):  # An interrupted job does the same again.
     assert not vector_store.start(tmp_path, kind, rows, {"a": 1})
     with pytest.raises(errors.InputError, match="is not finished; rerun"):
       vector_store.open_vectors(tmp_path)
     for number in (2, 0, 3) if round == 0 else (1, 2):
       part = VECTORS[ends[number] - rows[number] : ends[number]]
-      vector_store.write_shard(vector_store.shard_path(tmp_path, kind, number), part, kind)
+      path = vector_store.shard_path(tmp_path, kind, number)
+      sha256[number] = shard_files.write(path, part, kind)
     if round == 0:
       with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such"):
-        vector_store.finish(tmp_path)
-  vector_store.finish(tmp_path)
+        vector_store.finish(tmp_path, kind, [])
+  vector_store.finish(tmp_path, kind, [sha256[number] for number in range(4)])
   assert vector_store.start(tmp_path, kind, rows, {"a": 1})
   vectors = vector_store.open_vectors(tmp_path)
   assert [len(shard) for shard in vectors.shards()] == rows
@@ -90,12 +94,12 @@ def test_shards_of_any_size_are_written_in_any_order(tmp_path):
 
 
 def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
-  kind = vector_store.Kind(3)
+  kind = shard_files.Kind(3)
   vector_store.start(tmp_path / "v", kind, [2], {})
   vector_store.abandon(tmp_path / "v")
   assert not (tmp_path / "v").exists()
   vector_store.start(tmp_path / "v", kind, [2, 2], {})
-  vector_store.write_shard(vector_store.shard_path(tmp_path / "v", kind, 1), VECTORS[:2], kind)
+  shard_files.write(vector_store.shard_path(tmp_path / "v", kind, 1), VECTORS[:2], kind)
   vector_store.abandon(tmp_path / "v")
   assert len(list((tmp_path / "v").iterdir())) == 2
 
@@ -116,7 +120,7 @@ def test_folders_and_parts_of_earlier_versions_are_read(tmp_path):
   assert [len(shard) for shard in vectors.shards()] == [10, 10, 3]
   assert vectors.settings == {"a": 1}
   np.testing.assert_array_equal(vectors[:], VECTORS)
-  assert vector_store.start(tmp_path / "whole", vector_store.Kind(3), [23], {"a": 1})
+  assert vector_store.start(tmp_path / "whole", shard_files.Kind(3), [23], {"a": 1})
   for number, part in enumerate((VECTORS[:12], VECTORS[12:]), 1):
     with pytest.raises(errors.InputError):
       vector_store.open_vectors(tmp_path / "parts")
@@ -166,7 +170,7 @@ def break_file(folder, name, change):
 def test_broken_files_are_named(tmp_path, name, change, message):
   write_vectors(tmp_path)
   break_file(tmp_path, name, change)
-  kind = vector_store.Kind(3)
+  kind = shard_files.Kind(3)
   for use in (vector_store.open_vectors, lambda folder: vector_store.start(folder, kind, [], {})):
     with pytest.raises(errors.InputError, match=f"{name}: {message}"):
       use(tmp_path)
@@ -182,16 +186,16 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
     ({"dimension": 3}, "b", 'encoder is "a", not "b"'),
   ):
     with pytest.raises(errors.InputError, match=message):
-      vector_store.start(tmp_path, vector_store.Kind(**kind), [23], {"encoder": encoder})
+      vector_store.start(tmp_path, shard_files.Kind(**kind), [23], {"encoder": encoder})
   with pytest.raises(errors.InputError, match="has vectors already"):
     vector_store.Writer(tmp_path, 3)
   with pytest.raises(errors.InputError, match="format is csv; choose npy, safetensors"):
-    vector_store.Kind(3, file_format="csv")
-  with pytest.raises(errors.InputError, match="dtype is float64; choose float32 or float16"):
-    vector_store.Kind(3, "float64")
+    shard_files.Kind(3, file_format="csv")
+  with pytest.raises(errors.InputError, match="dtype is float64; choose float32, float16"):
+    shard_files.Kind(3, "float64")
   (tmp_path / "vectors-00001.npy").unlink()
   with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such file"):
-    vector_store.start(tmp_path, vector_store.Kind(3), [23], {"encoder": "a"})
+    vector_store.start(tmp_path, shard_files.Kind(3), [23], {"encoder": "a"})
 
 
 def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
@@ -204,3 +208,97 @@ def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
     writer.append(VECTORS[:2, :2])
   assert writer.done == 2
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file_format", ["npy", "parquet"])
+def test_rows_are_taken_in_any_order(tmp_path, file_format, monkeypatch):
+  writer = vector_store.Writer(tmp_path, 3, shard_rows=5, file_format=file_format)
+  writer.append(VECTORS)
+  writer.finish()
+  monkeypatch.chdir(tmp_path.parent)
+  vectors = vector_store.open_vectors(tmp_path.name)
+  row_N = np.array([22, 0, 5, 4, 5, 21])
+  np.testing.assert_array_equal(vectors.take(row_N), VECTORS[row_N])
+  saved = pickle.dumps(vectors)
+  monkeypatch.chdir("/")
+  np.testing.assert_array_equal(pickle.loads(saved).take(row_N), VECTORS[row_N])
+
+
+@pytest.mark.parametrize("file_format", shard_files.FORMATS)
+def test_a_changed_byte_is_found(tmp_path, file_format):
+  digests = set()
+  for change in (0.0, 1e-6):
+    writer = vector_store.Writer(tmp_path / f"{change}", 3, shard_rows=5, file_format=file_format)
+    writer.append(VECTORS + change)
+    writer.finish()
+    digests.add(vector_store.open_vectors(tmp_path / f"{change}").digest)
+  assert len(digests) == 2
+  path = tmp_path / "0.0" / f"vectors-00003.{file_format}"
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(errors.InputError, match=rf"vectors-00003\.{file_format}: (damaged|broken)"):
+    vector_store.open_vectors(tmp_path / "0.0")
+
+
+def test_vectors_of_earlier_versions_have_a_digest(tmp_path):
+  write_old_folder(tmp_path / "old", VECTORS)
+  assert len(vector_store.open_vectors(tmp_path / "old").digest) == 64
+
+
+@pytest.mark.parametrize("file_format", shard_files.FORMATS)
+@pytest.mark.parametrize("dtype", ["float16", "binary"])
+def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch, file_format, dtype):
+  store = memory_store.installed(monkeypatch)
+  opened = []
+  for folder in (tmp_path / "v", "gs://bucket/v"):
+    writer = vector_store.Writer(folder, 3, dtype=dtype, shard_rows=5, file_format=file_format)
+    writer.append(VECTORS)
+    writer.finish()
+    opened.append(vector_store.open_vectors(folder))
+    with pytest.raises(errors.InputError, match="has vectors already"):
+      vector_store.Writer(folder, 3)
+  local, remote = opened
+  assert local.digest == remote.digest
+  row_N = np.array([22, 0, 5, 4, 5, 21])
+  np.testing.assert_array_equal(remote.take(row_N), local.take(row_N))
+  for rows in (slice(None), slice(3, 17), slice(7, 8)):
+    np.testing.assert_array_equal(remote[rows], local[rows])
+  for found, expected in zip(remote.shards(), local.shards(), strict=True):
+    np.testing.assert_array_equal(found, expected)
+  path = f"gs://bucket/v/vectors-00002.{file_format}"
+  content = bytearray(store.cat_file(path))
+  content[-1] ^= 1
+  store.pipe_file(path, bytes(content))
+  shard_files._downloaded.cache_clear()
+  shard_files._parquet_of.cache_clear()
+  with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002.*: (damaged|broken)"):
+    vector_store.open_vectors("gs://bucket/v")[:]
+  store.rm_file(path)
+  with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002"):
+    vector_store.open_vectors("gs://bucket/v")
+
+
+@pytest.mark.parametrize(
+  "ranges",
+  [
+    None,
+    3,
+    [],
+    [[0, 0, 0]],
+    [[0, 0], [1, 1]],
+    [["a"] * 3] * 2,
+    [[None] * 3] * 2,
+    [[10**400] * 3] * 2,
+  ],
+)
+def test_int8_without_good_ranges_is_broken(tmp_path, ranges):
+  kind = shard_files.Kind(3, "int8", ranges=((0.0,) * 3, (22.0,) * 3))
+  vector_store.start(tmp_path, kind, [23], {})
+  sha256 = shard_files.write(vector_store.shard_path(tmp_path, kind, 0), VECTORS, kind)
+  vector_store.finish(tmp_path, kind, [sha256])
+  assert vector_store.open_vectors(tmp_path).shape == (23, 3)
+  path = tmp_path / "vectors.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"ranges": ranges}))
+  with pytest.raises(errors.InputError, match=r"vectors\.json: broken"):
+    vector_store.open_vectors(tmp_path)

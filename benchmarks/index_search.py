@@ -1,0 +1,401 @@
+"""Measures approximate search in FAISS indexes, and mining with them, against exact search.
+
+  python benchmarks/index_search.py --data=../shared/data --sizes 100000           # needs faiss-cpu
+  python benchmarks/index_search.py --data=../shared/data --sizes 100000 --mining
+  python benchmarks/index_search.py --data=../shared/data --sizes 100000 1000000 --plot=indexes.svg
+
+Vectors are of real sentences: both sides of the training bitexts below `--data`, in a random order.
+Beyond their number, the first half of the words of one sentence is followed by the second half of
+those of the next. The encoder is latent semantic analysis: byte 4-grams, hashed and weighted by
+inverse document frequency, projected on the leading directions of 50,000 sentences. It takes
+seconds to train, and the spectrum of its vectors decays as that of trained encoders. Half of the
+queries are sentences of the base in which a word was dropped and two were swapped, half are
+sentences that are not in the base.
+
+Search compares `exact_search` of all vectors with indexes, whose candidates are compared exactly
+("rescored") or not. Exact search and the index take turns. Mining (`--mining`) finds the planted
+edited copies of half of the sentences on the other side, by margin.
+
+Prints a JSON line per variant, a Markdown table and a last JSON line: `ratio` is queries per second
+(for mining, seconds) of the default index with rescoring over those of exact search, `memory_ratio`
+the bytes of the vectors over those of the index, and `gflops` the rate of NumPy's float32 matmuls
+now: other work on the machine slows both down.
+"""
+
+import argparse
+import gzip
+import json
+import pathlib
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import measure
+import numpy as np
+import scipy.sparse
+
+from vmsst.search import (
+  exact_search,
+  factory_strings,
+  faiss_index,
+  index_folder,
+  indexed_search,
+  margins,
+)
+from vmsst.vectors import vector_store
+
+_BUCKETS, _GRAM = 1 << 17, 4
+_SAMPLE, _WINDOW = 50_000, 20_000
+EXACT = "exact"
+
+
+# --------------------------------------------------------------------------------------------
+# Sentences and vectors
+
+
+def read_sentences(data: pathlib.Path) -> list[str]:
+  """Returns the distinct sentences of both sides of the training bitexts, shuffled."""
+  found: dict[str, None] = {}
+  for path in sorted(data.glob("bitext_*/*.tsv.gz")):
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as stream:
+      for line in stream:
+        found |= dict.fromkeys(line.rstrip("\n").split("\t")[:2])
+  if not found:
+    raise SystemExit(f"{data}: no bitext_*/*.tsv.gz")
+  sentences = list(found)
+  random.Random(0).shuffle(sentences)
+  return sentences
+
+
+def extended(sentences: list[str], count: int) -> list[str]:
+  """Returns `count` sentences: the given ones, then recombinations of two."""
+  result = sentences[:count]
+  step = 1
+  while len(result) < count:
+    for place in range(min(len(sentences), count - len(result))):
+      first, second = sentences[place].split(), sentences[place - step].split()
+      result.append(" ".join(first[: (len(first) + 1) // 2] + second[len(second) // 2 :]))
+    step += 1
+  return result
+
+
+def edited(sentence: str, rng: random.Random) -> str:
+  """Returns the sentence with two neighboring words swapped and one dropped (or characters)."""
+  words = sentence.split()
+  glue = " " if len(words) > 3 else ""
+  parts = words if glue else list(sentence)
+  if len(parts) > 3:
+    place = rng.randrange(len(parts) - 1)
+    parts[place], parts[place + 1] = parts[place + 1], parts[place]
+    del parts[rng.randrange(len(parts))]
+  return glue.join(parts)
+
+
+class GramEncoder:
+  """Latent semantic analysis of hashed byte 4-grams."""
+
+  def __init__(self, sample: list[str], width: int):
+    """Trains on a sample by two rounds of subspace iteration."""
+    counts = gram_counts(sample)
+    seen = np.bincount(counts.indices, minlength=_BUCKETS)
+    self._weight = np.log((1 + len(sample)) / (1 + seen)).astype(np.float32)
+    weighted = self._weighted(counts)
+    basis = np.random.default_rng(0).standard_normal((_BUCKETS, width), np.float32)
+    for _ in range(2):
+      basis, _ = np.linalg.qr(weighted.T @ (weighted @ basis))
+    self._basis = np.ascontiguousarray(basis, np.float32)
+
+  def __call__(self, texts: list[str]) -> np.ndarray:
+    """Returns unit vectors."""
+    return exact_search.unit_rows(self._weighted(gram_counts(texts)) @ self._basis)
+
+  def _weighted(self, counts: Any) -> Any:
+    counts = counts.copy()
+    counts.data = np.sqrt(counts.data) * self._weight[counts.indices]
+    return counts
+
+
+def gram_counts(texts: list[str]) -> Any:
+  """Returns the number of each hashed 4-gram in each text, a sparse matrix."""
+  content = "".join(f"  {text.lower()} \n" for text in texts).encode()
+  byte_P = np.frombuffer(content, np.uint8).astype(np.uint64)
+  row_P = np.cumsum(byte_P == 10) - (byte_P == 10)
+  count = len(byte_P) - _GRAM + 1
+  gram_P = sum(byte_P[i : count + i] << np.uint64(8 * i) for i in range(_GRAM))
+  inside_P = row_P[:count] == row_P[_GRAM - 1 :]
+  bucket_P = (gram_P * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 17)
+  entries = np.ones(int(inside_P.sum()), np.float32)
+  places = row_P[:count][inside_P], bucket_P[inside_P].astype(np.int64)
+  matrix = scipy.sparse.csr_matrix((entries, places), shape=(len(texts), _BUCKETS))
+  matrix.sum_duplicates()
+  return matrix
+
+
+def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: int) -> Any:
+  writer = vector_store.Writer(folder, width)
+  for start in range(0, len(texts), _WINDOW):
+    writer.append(encoder(texts[start : start + _WINDOW]))
+  writer.finish()
+  return vector_store.open_vectors(folder)
+
+
+# --------------------------------------------------------------------------------------------
+# Measurements
+
+
+def matmul_gflops(size: int = 2048) -> float:
+  one = np.ones((size, size), np.float32)
+  times = measure.timed(lambda: one @ one, 3)
+  return round(2 * size**3 / min(times["seconds"]) / 1e9, 1)
+
+
+def variants(size: int, dimension: int) -> list[tuple[str, str]]:
+  """Returns name and factory of each index."""
+  lists = max(64, factory_strings.parse(factory_strings.default(size, dimension)).lists)
+  return [
+    ("IVF-PQ", factory_strings.default(size, dimension)),
+    ("int8", f"IVF{lists},SQ8"),
+    ("1 bit", f"RR{dimension},IVF{lists},RaBitQ"),
+  ]
+
+
+def recall(found_NK: np.ndarray, exact_NK: np.ndarray, k: int) -> float:
+  """Returns the share of the k nearest that are among the k found."""
+  hits = (found_NK[:, :k, None] == exact_NK[:, None, :k]).any(axis=1)
+  return round(float(hits.mean()), 4)
+
+
+def rates(index: Any, query_ND: np.ndarray, vectors: Any) -> dict[str, float]:
+  """Returns the rates of docs/scaling.md: of filling, scanning codes and comparing candidates."""
+  rows = indexed_search.IndexedRows(index)
+  candidates = 64
+  runs = {
+    "few": lambda: index.reader.search(query_ND, candidates, rows.probes),
+    "many": lambda: index.reader.search(query_ND, candidates, 4 * rows.probes),
+    "rescored": lambda: rows.nearest(query_ND, 4),
+  }
+  seconds = {name: min(measure.timed(run, 2)["seconds"]) for name, run in runs.items()}
+  scanned = 3 * rows.probes * len(vectors) / index.reader.lists * len(query_ND)
+  filled = faiss_index.read(index.folder / "index.faiss")
+  unit_ND = exact_search.unit_rows(vectors[0:20_000])
+  fill = measure.timed(lambda: faiss_index.fill(filled, [unit_ND], len(vectors)), 2)["seconds"]
+  return {
+    "seconds_per_code": (seconds["many"] - seconds["few"]) / scanned,
+    "seconds_per_rescoring": (seconds["rescored"] - seconds["few"]) / len(query_ND),
+    "filled_per_s": len(unit_ND) / min(fill),
+    "gflops": matmul_gflops(),
+  }
+
+
+def search_lines(
+  size: int, sentences: list[str], held_out: list[str], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+  """Yields the line of each variant at a size."""
+  rng = random.Random(1)
+  base = extended(sentences, size)
+  encoder = GramEncoder(sentences[:_SAMPLE], options.width)
+  half = options.queries // 2
+  texts = [edited(x, rng) for x in rng.sample(base, half)] + held_out[:half]
+  query_ND = encoder(texts)
+  with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    vectors = store(encoder, base, pathlib.Path(folder, "vectors"), options.width)
+    query = exact_search.DistinctVectors(query_ND)
+    shards = [exact_search.DistinctVectors(shard) for shard in vectors.shards()]
+    exact = exact_search.nearest_in_blocks(query, shards, 4)
+    common = {"benchmark": "index_search", "size": size, "width": options.width}
+    exact_times: list[float] = []
+    lines = []
+    for name, factory in variants(size, options.width):
+      place = pathlib.Path(folder, name)
+      built = measure.timed(
+        lambda place=place, factory=factory: index_folder.build(
+          vectors, place, name="vectors", factory=factory
+        ),
+        1,
+        warm_up=0,
+      )
+      index = index_folder.open_index(place, vectors, name="vectors")
+      rows = indexed_search.IndexedRows(index)
+      found: dict[bool, Any] = {}
+
+      def rescored(rows=rows, found=found):
+        found[True] = rows.nearest(query_ND, 4).index_NK
+
+      def plain(index=index, rows=rows, found=found):
+        found[False] = index.reader.search(query_ND, 4, rows.probes)
+
+      for run, is_rescored in ((rescored, True), (plain, False)):
+        exact_times += measure.timed(
+          lambda: exact_search.nearest_in_blocks(query, shards, 4), 1, warm_up=0
+        )["seconds"]
+        seconds = min(measure.timed(run, 3)["seconds"])
+        near_NK = found[is_rescored]
+        lines.append(
+          {
+            **common,
+            "variant": name,
+            "factory": factory,
+            "rescored": is_rescored,
+            "recall@1": recall(near_NK, exact.index_NK, 1),
+            "recall@1_held_out": recall(near_NK[half:], exact.index_NK[half:], 1),
+            "recall@4": recall(near_NK, exact.index_NK, 4),
+            "queries_per_s": round(len(query_ND) / seconds, 1),
+            "build_s": round(built["seconds"][0], 1),
+            "build_cpu_s": round(built["cpu_seconds"][0], 1),
+            "bytes": (place / "index.faiss").stat().st_size,
+          }
+        )
+      if name == "IVF-PQ":
+        print(json.dumps({**common, "rates": rates(index, query_ND, vectors)}), flush=True)
+      (place / "index.faiss").unlink()
+    yield {
+      **common,
+      "variant": EXACT,
+      "factory": "",
+      "rescored": False,
+      "recall@1": 1.0,
+      "recall@1_held_out": 1.0,
+      "recall@4": 1.0,
+      "queries_per_s": round(len(query_ND) / min(exact_times), 1),
+      "build_s": 0.0,
+      "build_cpu_s": 0.0,
+      "bytes": 4 * size * options.width,
+    }
+    yield from lines
+
+
+def mining_line(size: int, sentences: list[str], options: argparse.Namespace) -> dict[str, Any]:
+  """Returns time and F1 of exact mining and of mining with default indexes."""
+  rng = random.Random(2)
+  encoder = GramEncoder(sentences[:_SAMPLE], options.width)
+  base = extended(sentences, 2 * size)
+  source, other = base[:size], base[size:]
+  target = [edited(x, rng) for x in source[::2]] + other[: size - len(source[::2])]
+  place_T = np.random.default_rng(2).permutation(size)  # row of each target
+  placed = [""] * size
+  for text, place in zip(target, place_T.tolist(), strict=True):
+    placed[place] = text
+  planted = len(source[::2])
+  gold_G2 = np.stack([2 * np.arange(planted), place_T[:planted]], axis=1)
+  with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    sides, indexes, build = [], [], 0.0
+    for name, texts in (("source", source), ("target", placed)):
+      vectors = store(encoder, texts, pathlib.Path(folder, name), options.width)
+      place = pathlib.Path(folder, f"{name}.index")
+      start = time.perf_counter()
+      index_folder.build(vectors, place, name=name)
+      build += time.perf_counter() - start
+      sides.append(vectors)
+      indexes.append((index_folder.open_index(place, vectors, name=name), np.arange(size)))
+    result: dict[str, Any] = {"benchmark": "index_mining", "size": size, "width": options.width}
+    factory = indexes[0][0].settings.factory
+    seconds, found = {}, {}
+    for name, engine in (
+      ("indexes", indexed_search.engine(*indexes)),
+      (EXACT, exact_search.compare),
+    ):
+
+      def run(name=name, engine=engine):
+        found[name] = margins.margin_pairs(*sides, engine=engine)
+
+      times = measure.timed(run, 1, warm_up=0)
+      seconds[name] = times["seconds"][0]
+      best = margins.best_f1(found[name], gold_G2)
+      result[name] = {
+        "seconds": round(seconds[name], 1),
+        "cpu_seconds": round(times["cpu_seconds"][0], 1),
+        "f1": round(100 * best.f1, 2),
+      }
+    pairs = {
+      name: set(zip(x.source_P.tolist(), x.target_P.tolist(), strict=True))
+      for name, x in found.items()
+    }
+    return {
+      **result,
+      "factory": factory,
+      "build_s": round(build, 1),
+      "agreement": round(len(pairs[EXACT] & pairs["indexes"]) / len(pairs[EXACT]), 4),
+      "ratio": round(seconds[EXACT] / seconds["indexes"], 2),
+      "ratio_with_build": round(seconds[EXACT] / (seconds["indexes"] + build), 2),
+      "gflops": matmul_gflops(),
+    }
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+  """Returns the Markdown table of docs/performance.md."""
+  head = "| vectors | index | rescored | recall@1 | recall@4 | queries/s | GB | build, s |"
+  rows = [head, "|---|---|---|---|---|---|---|---|"]
+  for line in lines:
+    name = line["variant"] + (f", `{line['factory']}`" if line["factory"] else "")
+    rows.append(
+      f"| {line['size']:,} | {name} | {'yes' if line['rescored'] else 'no'} | "
+      f"{line['recall@1']:.3f} | {line['recall@4']:.3f} | {line['queries_per_s']:,.0f} | "
+      f"{line['bytes'] / 1e9:.3f} | {line['build_s']:.0f} |"
+    )
+  return "\n".join(rows)
+
+
+def plot(lines: list[dict[str, Any]], path: str) -> None:
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  sizes = sorted({line["size"] for line in lines})
+  figure, axes = pyplot.subplots(1, len(sizes), figsize=(5 * len(sizes), 4), squeeze=False)
+  for own, size in zip(axes[0], sizes, strict=True):
+    for line in (line for line in lines if line["size"] == size):
+      label = line["variant"] + (", rescored" if line["rescored"] else "")
+      own.plot(line["queries_per_s"], line["recall@1"], "o", label=label)
+    own.set(title=f"{size:,} vectors", xscale="log", xlabel="queries/s", ylabel="recall@1")
+    own.grid(alpha=0.3)
+  axes[0][0].legend()
+  figure.tight_layout()
+  figure.savefig(path)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--data", type=pathlib.Path, required=True, help="folder with bitext_*/*.tsv.gz")
+  add("--sizes", type=int, nargs="+", default=[100_000], help="vectors (default: 100000)")
+  add("--width", type=int, default=512, help="vector width (default: 512)")
+  add("--queries", type=int, default=1000, help="queries (default: 1000)")
+  add("--mining", action="store_true", help="measure mining, with SIZES vectors per side")
+  add("--folder", help="where vectors and indexes are written (default: a temporary folder)")
+  add("--plot", help="output file of a figure of recall by queries/s")
+  options = parser.parse_args()
+  sentences = read_sentences(options.data)
+  print(json.dumps({"sentences": len(sentences), **measure.machine("faiss-cpu", "numpy")}))
+  if options.mining:
+    for size in options.sizes:
+      print(json.dumps(mining_line(size, sentences, options)), flush=True)
+    return
+  held_out, sentences = sentences[: options.queries], sentences[options.queries :]
+  lines = []
+  for size in sorted(options.sizes):
+    for line in search_lines(size, sentences, held_out, options):
+      print(json.dumps(line), flush=True)
+      lines.append(line)
+  print(table(lines))
+  if options.plot:
+    plot(lines, options.plot)
+  own = [line for line in lines if line["size"] == max(options.sizes)]
+  exact, ours = own[0], own[1]
+  result = {
+    "benchmark": "index_search",
+    "size": ours["size"],
+    "factory": ours["factory"],
+    "ratio": round(ours["queries_per_s"] / exact["queries_per_s"], 2),
+    "memory_ratio": round(exact["bytes"] / ours["bytes"], 2),
+    "recall@1": ours["recall@1"],
+    "recall@4": ours["recall@4"],
+    "gflops": matmul_gflops(),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

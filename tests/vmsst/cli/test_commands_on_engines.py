@@ -1,0 +1,91 @@
+"""Commands on all engines, also with parts of a Ray cluster killed, write what one process does."""
+
+import subprocess
+import sys
+
+import killed_commands
+import pytest
+import ray_clusters
+import unit_commands
+
+# By command: files of finished units, and how many there are when a part is killed.
+KILLED = {
+  unit_commands.build: ("clean/*.json", 2),
+  unit_commands.embed: ("vectors-*.npy.json", 2),
+  unit_commands.mine: ("block-*.npz.json", 2),
+  unit_commands.search: ("queries-*.jsonl.json", 1),
+}
+# An index of this size is built too quickly to be killed.
+COMMANDS = [*KILLED, unit_commands.index]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+  pytest.importorskip("ray")
+  with ray_clusters.cluster() as found:
+    yield found
+
+
+def contents(folder):
+  """Returns the files that a command has written, without the paths of its folder."""
+  found = killed_commands.contents(folder / "out")
+  return {path: content.replace(str(folder).encode(), b"") for path, content in found.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+  """Returns a function that returns the files which a command writes on this machine."""
+  kept = {}
+
+  def run(make):
+    if make not in kept:
+      folder = tmp_path_factory.mktemp("local")
+      argv = [*make(folder), "--engine=local", "--workers=1"]
+      command = [sys.executable, "-m", "vmsst.cli", *argv]
+      subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+      kept[make] = contents(folder)
+    return kept[make]
+
+  return run
+
+
+def check_same(found, expected):
+  assert sorted(found) == sorted(expected)
+  assert [path for path in expected if found[path] != expected[path]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["worker", "driver", "node"])
+@pytest.mark.parametrize("make", KILLED, ids=lambda make: make.__name__)
+def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path, make, fault):
+  if make == unit_commands.build:
+    pytest.importorskip("tensorflow_datasets")
+  argv = [*make(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
+
+  def start():
+    command = [sys.executable, "-m", "vmsst.cli", *argv]
+    return nodes.driver(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+
+  process = start()
+  ray_clusters.wait_for_files(tmp_path, *KILLED[make])
+  if fault == "driver":
+    process.kill()
+    assert process.wait() < 0
+    process = start()
+  elif fault == "node":
+    nodes.kill_node()
+  else:
+    nodes.kill_worker()
+  assert process.wait(timeout=600) == 0
+  check_same(contents(tmp_path), expected(make))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [["local", "--workers=2"], ["beam"]], ids=lambda x: x[0])
+@pytest.mark.parametrize("make", COMMANDS, ids=lambda make: make.__name__)
+def test_other_engines_write_the_same(expected, tmp_path, make, engine):
+  if engine == ["beam"]:
+    pytest.importorskip("apache_beam")
+  command = [sys.executable, "-m", "vmsst.cli", *make(tmp_path), "--engine", *engine]
+  subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+  check_same(contents(tmp_path), expected(make))

@@ -1,0 +1,391 @@
+"""Indexes on disk: what is found in them, interrupted builds, and damage."""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
+import memory_store
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.files import storage
+from vmsst.search import exact_search, factory_strings, faiss_index, index_folder, indexed_search
+from vmsst.units import local
+from vmsst.vectors import vector_indexes, vector_store
+
+COUNT, WIDTH = 900, 8
+FACTORIES = ["Flat", "SQ8", "RR8,RaBitQ", "IVF8,SQfp16", "PCAR8,IVF8,RaBitQ", "OPQ4,IVF2,PQ4"]
+
+
+def make_vectors(folder, vectors_ND, **options):
+  writer = vector_store.Writer(folder, vectors_ND.shape[1], **options)
+  writer.append(vectors_ND)
+  writer.finish()
+  return vector_store.open_vectors(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+  """FAISS's threads wait for each other thousands of times, long on a busy machine."""
+  faiss = faiss_index.library()
+  before = faiss.omp_get_max_threads()
+  faiss.omp_set_num_threads(1)
+  yield
+  faiss.omp_set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def vectors_ND():
+  """Vectors near a few directions, of many lengths."""
+  rng = np.random.default_rng(3)
+  vectors_ND = rng.normal(size=[30, WIDTH])[rng.integers(30, size=COUNT)]
+  vectors_ND += 0.4 * rng.normal(size=[COUNT, WIDTH])
+  return (vectors_ND * rng.uniform(0.1, 9, [COUNT, 1])).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, vectors_ND):
+  """A folder of vectors and an index of them in two shards."""
+  folder = tmp_path_factory.mktemp("stored")
+  rows = make_vectors(folder / "vectors", vectors_ND, shard_rows=250)
+  build(rows, folder / "index")
+  return folder
+
+
+@pytest.fixture
+def folder(stored, tmp_path):
+  """A copy of `stored` that a test may change."""
+  return shutil.copytree(stored, tmp_path / "stored")
+
+
+def build(rows, folder, factory="IVF8,SQ8", shard_rows=500, engine=None):
+  return index_folder.build(
+    rows,
+    folder,
+    name="vectors",
+    factory=factory,
+    shard_rows=shard_rows,
+    engine=engine,
+    progress=False,
+  )
+
+
+def open_index(folder):
+  return vector_indexes.open_index(folder / "index", folder / "vectors")
+
+
+def nearest(vectors_ND, query_ND, k, rows=None):
+  """Returns rows and cosines of the k nearest, in float64 by a sort of all."""
+  unit_ND, unit_QD = (
+    x.astype(float) / np.linalg.norm(x, axis=1, keepdims=True) for x in (vectors_ND, query_ND)
+  )
+  score_QN = unit_QD @ unit_ND.T
+  if rows is not None:
+    score_QN[:, np.setdiff1d(np.arange(len(vectors_ND)), rows)] = -np.inf
+  index_QK = np.argsort(-score_QN, axis=1)[:, :k]
+  return index_QK, np.take_along_axis(score_QN, index_QK, axis=1)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_rescored_candidates_of_all_lists_are_the_nearest(tmp_path, vectors_ND, factory):
+  rows = make_vectors(tmp_path / "vectors", vectors_ND, shard_rows=250)
+  build(rows, tmp_path / "index", factory)
+  query_ND = exact_search.unit_rows(vectors_ND[:70] + 0.1)
+  some_S = np.arange(0, COUNT, 3)
+  for chosen_S in (None, some_S):
+    search = indexed_search.IndexedRows(
+      open_index(tmp_path), chosen_S, probes=8, candidates=len(some_S)
+    )
+    found = search.nearest(query_ND, 4)
+    index_QK, score_QK = nearest(vectors_ND, query_ND, 4, chosen_S)
+    # A code of 1 bit or 4 bytes may miss one if not all vectors are candidates.
+    agreement = (found.index_NK == index_QK).mean()
+    assert agreement == 1 if chosen_S is not None else agreement > 0.97
+    same = found.index_NK == index_QK
+    np.testing.assert_allclose(found.score_NK[same], score_QK[same], atol=1e-6)
+
+
+def test_the_default_index_is_exact_below_20000_vectors(tmp_path, vectors_ND):
+  make_vectors(tmp_path / "vectors", vectors_ND)
+  settings = vector_indexes.build_index(tmp_path / "vectors", tmp_path / "index", progress=False)
+  assert settings.factory == "Flat"
+  assert vector_indexes.build_index(tmp_path / "vectors", tmp_path / "index") == settings
+  found = indexed_search.IndexedRows(open_index(tmp_path)).nearest(
+    exact_search.unit_rows(vectors_ND), 1
+  )
+  np.testing.assert_array_equal(found.index_NK[:, 0], np.arange(COUNT))
+
+
+def test_queries_whose_lists_are_nearly_empty_find_enough(tmp_path):
+  vectors_ND = np.repeat(np.eye(4, dtype=np.float32), 50, axis=0)
+  rows = make_vectors(tmp_path / "vectors", vectors_ND + 1e-3 * np.arange(200)[:, None] / 200)
+  build(rows, tmp_path / "index", "IVF4,Flat")
+  search = indexed_search.IndexedRows(open_index(tmp_path), np.array([0, 50, 51, 199]), probes=1)
+  found = search.nearest(np.eye(4, dtype=np.float32)[:1], 9)
+  assert found.index_NK[0, 0] == 0
+  assert sorted(found.index_NK[0]) == [0, 50, 51, 199]
+  assert np.isfinite(found.score_NK).all()
+
+
+def files_of(folder):
+  return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("stop", range(9))
+def test_an_interrupted_build_resumes_to_the_same_bytes(stored, tmp_path, monkeypatch, stop):
+  """Interrupts before each file that is written: a state, and three with their results."""
+  rows = vector_store.open_vectors(stored / "vectors")
+  written, replace = [], pathlib.Path.replace
+
+  def interrupted(path, place):
+    if len(written) == stop:
+      written.append("")
+      raise KeyboardInterrupt
+    replace(path, place)
+    written.append(place.name)
+
+  monkeypatch.setattr(pathlib.Path, "replace", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    build(rows, tmp_path / "index")
+  build(rows, tmp_path / "index")
+  before, after = written[:stop], written[stop + 1 :]
+  # Files whose results are known are not made again.
+  done = {name.removesuffix(".json") for name in before if name.endswith(".faiss.json")}
+  assert not done & set(after)
+  assert files_of(tmp_path / "index") == files_of(stored / "index")
+  assert sorted(files_of(tmp_path / "index")) == ["index.faiss", "index.json"]
+
+
+def test_an_index_in_a_store_resumes_to_the_same_bytes(stored, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  store.put(str(stored / "vectors"), "gs://bucket/vectors", recursive=True)
+  rows, url = vector_store.open_vectors("gs://bucket/vectors"), "gs://bucket/index"
+  put, written = memory_store.MemoryStore.put_file, []
+
+  def interrupted(self, local, remote, **options):
+    if len(written) % 4 == 3:
+      written.append("")
+      raise KeyboardInterrupt
+    written.append(remote.removeprefix(f"{url}/"))
+    put(self, local, remote, **options)
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", interrupted)
+  for _ in range(3):
+    with pytest.raises(KeyboardInterrupt):
+      build(rows, url)
+    with pytest.raises(errors.InputError, match=f"{url} is not finished; rerun the same"):
+      vector_indexes.open_index(url, "gs://bucket/vectors")
+  build(rows, url)
+  build(rows, url)  # It is complete.
+  names = ["index", "shard-00000", "shard-00001", "trained"]
+  assert sorted(name for name in written if name.endswith(".faiss")) == [
+    f"{x}.faiss" for x in names
+  ]
+  expected = files_of(stored / "index")
+  assert {name: store.cat_file(f"{url}/{name}") for name in storage.names(url)} == expected
+  assert not list(tmp_path.iterdir())
+
+
+def test_an_index_in_a_store_is_copied_once(folder, vectors_ND, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  place = tmp_path / "temporary"
+  place.mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(place))
+  store.put(str(folder), "gs://bucket/stored", recursive=True)
+  url, get, read = "gs://bucket/stored", memory_store.MemoryStore.get_file, []
+
+  def counted(self, remote, local, **options):
+    read.append(remote)
+    get(self, remote, local, **options)
+
+  monkeypatch.setattr(memory_store.MemoryStore, "get_file", counted)
+  query_ND = exact_search.unit_rows(vectors_ND[:9] + 0.1)
+  expected = indexed_search.IndexedRows(open_index(folder)).nearest(query_ND, 4)
+  for _ in range(2):
+    index = vector_indexes.open_index(f"{url}/index", f"{url}/vectors")
+    assert not list(place.iterdir())  # The copy is a map without a name.
+    found = indexed_search.IndexedRows(index).nearest(query_ND, 4)
+    np.testing.assert_array_equal(found.index_NK, expected.index_NK)
+    np.testing.assert_array_equal(found.score_NK, expected.score_NK)
+  assert os.fspath(index.folder) == f"{url}/index"
+  assert len(read) == 1
+  index_folder._remote_reader.cache_clear()
+  store.pipe_file(f"{url}/index/index.faiss", b"x" * 99)
+  with pytest.raises(errors.InputError, match=rf"^{url}/index/index\.faiss: damaged"):
+    vector_indexes.open_index(f"{url}/index", f"{url}/vectors")
+  with pytest.raises(errors.InputError, match=rf"^{url}/index/index\.faiss: damaged"):
+    build(vector_store.open_vectors(f"{url}/vectors"), f"{url}/index")
+  store.rm(f"{url}/index/index.faiss")
+  for use in (build, lambda *given: index_folder.open_index(*given[::-1], name="vectors")):
+    with pytest.raises(errors.InputError, match=rf"^{url}/index/index\.faiss cannot be read: "):
+      use(vector_store.open_vectors(f"{url}/vectors"), f"{url}/index")
+  assert not list(place.iterdir())
+
+
+def test_processes_write_the_same_bytes(stored, tmp_path):
+  rows = vector_store.open_vectors(stored / "vectors")
+  build(rows, tmp_path / "index", engine=local.Local(workers=2))
+  assert files_of(tmp_path / "index") == files_of(stored / "index")
+
+
+def test_other_settings_and_vectors_are_refused(folder, vectors_ND):
+  rows = vector_store.open_vectors(folder / "vectors")
+  with pytest.raises(errors.InputError, match=r'another index: factory is "IVF8,SQ8", not "SQ8"'):
+    build(rows, folder / "index", "SQ8")
+  shutil.rmtree(folder / "vectors")
+  vectors_ND = vectors_ND.copy()
+  vectors_ND[700, 3] += 1e-3
+  rows = make_vectors(folder / "vectors", vectors_ND)
+  with pytest.raises(errors.InputError, match="another index: vectors is vectors"):
+    build(rows, folder / "index")
+  with pytest.raises(errors.InputError, match=r"index of other vectors than .*vectors, or of an e"):
+    open_index(folder)
+
+
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_damage_is_found_before_faiss_reads_a_file(folder, monkeypatch, place):
+  monkeypatch.setattr(faiss_index, "read", lambda *args, **options: 1 / 0)
+  path = folder / "index" / "index.faiss"
+  content = bytearray(path.read_bytes())
+  content[place] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(errors.InputError, match=r"index\.faiss: damaged: .*delete the folder"):
+    open_index(folder)
+  path.write_bytes(content[:-1])
+  with pytest.raises(errors.InputError, match=r"index\.faiss: damaged"):
+    open_index(folder)
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(errors.InputError, match=r"index\.faiss: not a file but a pipe"):
+    open_index(folder)
+
+
+def test_a_damaged_part_of_an_unfinished_build_is_found(stored, tmp_path, monkeypatch):
+  rows = vector_store.open_vectors(stored / "vectors")
+  monkeypatch.setattr(index_folder, "_merge", lambda *args: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    build(rows, tmp_path / "index")
+  monkeypatch.undo()
+  with pytest.raises(errors.InputError, match="index is not finished; rerun"):
+    index_folder.open_index(tmp_path / "index", rows, name="vectors")
+  path = tmp_path / "index" / "shard-00001.faiss"
+  path.write_bytes(b"x" * path.stat().st_size)
+  with pytest.raises(errors.InputError, match=r"shard-00001\.faiss: damaged"):
+    build(rows, tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"sha256": 3},
+    {"sha256": "a"},
+    {"factory": "HNSW32"},
+    {"factory": 5},
+    {"vectors": []},
+    {"vectors": {"count": -1, "dimension": WIDTH, "digest": ""}},
+    {"shard_rows": 0},
+    {"more": 1},
+    None,
+  ],
+)
+def test_broken_states_are_errors(folder, change):
+  path = folder / "index" / "index.json"
+  state = json.loads(path.read_text())
+  path.write_text("[1" if change is None else json.dumps({**state, **change}))
+  with pytest.raises(errors.InputError, match=r"index\.(json|faiss): "):
+    open_index(folder)
+  rows = vector_store.open_vectors(folder / "vectors")
+  with pytest.raises(errors.InputError, match=r"index\.(json|faiss): "):
+    build(rows, folder / "index")
+
+
+def test_an_index_with_other_content_is_refused(folder, vectors_ND):
+  """Its checksum is right, but it is not of these vectors."""
+  other = index_folder.build(
+    make_vectors(folder / "other", vectors_ND[:400]), folder / "short", name="x", factory="IVF8,SQ8"
+  )
+  assert other.vectors["count"] == 400
+  shutil.copy(folder / "short" / "index.faiss", folder / "index" / "index.faiss")
+  state = json.loads((folder / "index" / "index.json").read_text())
+  state["sha256"] = json.loads((folder / "short" / "index.json").read_text())["sha256"]
+  (folder / "index" / "index.json").write_text(json.dumps(state))
+  with pytest.raises(errors.InputError, match=r"it has 400 vectors of width 8, not 900 of width 8"):
+    open_index(folder)
+
+
+def test_broken_requests_are_errors(tmp_path, vectors_ND):
+  rows = make_vectors(tmp_path / "vectors", vectors_ND)
+  for factory, message in (
+    ("HNSW32", "not supported: give one such as OPQ64"),
+    ("IVF0,Flat", "has no lists"),
+    ("PQ8", "needs lists: give IVF1,PQ8"),
+    ("IVF8,PQ3", "does not suit vectors of width 8"),
+    ("IVF16(IVF4,Flat),PQ8", "not supported"),
+    ("IVF8,SQ8" + "9" * 99, "not supported"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      build(rows, tmp_path / "index", factory)
+    assert not (tmp_path / "index").exists()
+  with pytest.raises(errors.InputError, match=r"cannot be trained on 900 vectors: .*fewer lists"):
+    build(rows, tmp_path / "index", "IVF1000,Flat")
+  empty = vector_store.Writer(tmp_path / "empty", 3)
+  empty.finish()
+  with pytest.raises(errors.InputError, match="empty has no vectors"):
+    vector_indexes.build_index(tmp_path / "empty", tmp_path / "other")
+  with pytest.raises(errors.InputError, match=r"no index\.json: give a folder that `vmsst index`"):
+    vector_indexes.open_index(tmp_path / "other", tmp_path / "vectors")
+
+
+def test_without_faiss_the_error_names_the_extra(stored, tmp_path, monkeypatch):
+  monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[faiss\]'"):
+    open_index(stored)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[faiss\]'"):
+    build(vector_store.open_vectors(stored / "vectors"), tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+  ("count", "dimension", "wanted"),
+  [
+    (19_999, 1024, "Flat"),
+    (20_000, 1024, "OPQ64,IVF1024,PQ64"),
+    (1_000_000, 1024, "OPQ64,IVF4096,PQ64"),
+    (100_000_000, 1024, "OPQ64,IVF65536,PQ64"),
+    (1_000_000, 250, "OPQ50,IVF4096,PQ50"),
+    (1_000_000, 256, "OPQ64,IVF4096,PQ64"),
+    (1_000_000, 7, "OPQ7,IVF4096,PQ7"),
+  ],
+)
+def test_defaults_grow_with_the_number_of_vectors(count, dimension, wanted):
+  assert factory_strings.default(count, dimension) == wanted
+  factory = factory_strings.parse(wanted)
+  # FAISS wants 39 training vectors or more for each list.
+  assert factory.training_rows >= 39 * factory.lists
+  assert (factory.training_rows == 0) == (wanted == "Flat")
+
+
+def test_gpus_compare_with_the_centers_of_lists(vectors_ND, monkeypatch):
+  """Stands in for FAISS's GPU build: clones are counted, and are indexes of the CPU."""
+  faiss, clones = faiss_index.library(), []
+
+  def clone(index):
+    clones.append(type(index).__name__)
+    return faiss.clone_index(index)
+
+  unit_ND = exact_search.unit_rows(vectors_ND)
+  plain = faiss_index.train("IVF8,SQ8", unit_ND)
+  faiss_index.fill(plain, [unit_ND], 0)
+  monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+  monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", clone)
+  index = faiss_index.train("IVF8,SQ8", unit_ND)
+  faiss_index.fill(index, [unit_ND], 0)
+  assert len(clones) == 2
+  np.testing.assert_array_equal(faiss.serialize_index(index), faiss.serialize_index(plain))
+  reader = faiss_index.Reader(index)
+  assert len(clones) == 3
+  found = plain.search(unit_ND, 3, params=faiss.SearchParametersIVF(nprobe=2))[1]
+  np.testing.assert_array_equal(reader.search(unit_ND, 3, 2), found)
