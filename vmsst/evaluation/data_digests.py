@@ -5,17 +5,20 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from vmsst.files import checksums
+from vmsst.files import checksums, storage
 
 
 class DataDigests:
-  """Computes digests of files under a data root; each file is read once, in chunks."""
+  """Computes digests of files under a data root; each file is read once, in chunks.
+
+  The digests of a folder in an object store are those of its copy on this machine.
+  """
 
   def __init__(self, root: str | os.PathLike[str], *, leave_out: str | os.PathLike[str]):
     """Takes the data root, and a folder that does not count even if it is below the root."""
-    self._root = pathlib.Path(root)
-    self._left_out = os.path.realpath(leave_out)
-    self._digest_of: dict[pathlib.Path, str] = {}
+    self._root = storage.path(root)
+    self._left_out = leave_out
+    self._digest_of: dict[storage.Path, str] = {}
 
   def identity(self, folders: Iterable[str], patterns: Iterable[str] = ()) -> dict[str, str]:
     """Returns what identifies files, for JSON: the `name` of the root and a `digest`.
@@ -27,20 +30,37 @@ class DataDigests:
       patterns: Glob patterns under the root, of further files.
     """
     paths = {path for name in folders for path in self._files_below(self._root / name)}
-    paths |= {path for each in patterns for path in self._root.glob(each) if path.is_file()}
+    paths |= {
+      path for each in patterns for path in storage.find(self._root, each) if storage.is_file(path)
+    }
     total = hashlib.sha256()
     for path in sorted(paths):
       total.update(f"{self._digest(path)}  {path.relative_to(self._root)}\n".encode())
-    return {"name": os.path.abspath(self._root), "digest": total.hexdigest()}
+    return {"name": storage.absolute(self._root), "digest": total.hexdigest()}
 
-  def _digest(self, path: pathlib.Path) -> str:
+  def _digest(self, path: storage.Path) -> str:
     if path not in self._digest_of:
       self._digest_of[path] = checksums.of_file(path)
     return self._digest_of[path]
 
-  def _files_below(self, folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields all files that are not hidden; follows links to folders, each folder once."""
-    seen = {self._left_out}
+  def _files_below(self, folder: storage.Path) -> Iterator[storage.Path]:
+    """Yields all files that are not hidden."""
+    if storage.is_url(folder):
+      return self._objects_below(folder)
+    return self._local_files_below(folder)
+
+  def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
+    left_out = storage.path(self._left_out)
+    is_inside = folder in left_out.parents
+    for name in storage.objects_below(os.fspath(folder)):
+      path = folder / name
+      hidden = any(part.startswith(".") for part in name.split("/"))
+      if not hidden and not (is_inside and left_out in path.parents):
+        yield path
+
+  def _local_files_below(self, folder: storage.Path) -> Iterator[pathlib.Path]:
+    """Follows links to folders, each folder once."""
+    seen = {os.path.realpath(self._left_out)}
     for where, folders, names in os.walk(folder, followlinks=True):
       seen.add(os.path.realpath(where))
       folders[:] = [

@@ -2,12 +2,13 @@
 
 import functools
 import itertools
-import pathlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files, questions
+from vmsst.files import storage
 
 TICO19 = "tico19"
 _TICO19_SOURCE = "TICO-19 is on https://tico-19.github.io"
@@ -15,7 +16,7 @@ _TICO19_SIDES = ("sourceString", "targetString")
 
 
 def iter_texts(
-  benchmarks: Iterable[suite.Benchmark], root: str | pathlib.Path
+  benchmarks: Iterable[suite.Benchmark], root: str | os.PathLike[str]
 ) -> Iterator[tuple[str, str]]:
   """Yields the benchmark's name and the text, for every text to exclude from training.
 
@@ -25,12 +26,12 @@ def iter_texts(
 
   Args:
     benchmarks: The benchmarks.
-    root: Data folder, with one folder per benchmark.
+    root: Data folder, local or in an object store, with one folder per benchmark.
 
   Raises:
     InputError: files are broken, or there is no evaluation set.
   """
-  root = pathlib.Path(root)
+  root = storage.path(root)
   found = False
   for name, read in _readers(benchmarks, root):
     for text in read(root):
@@ -41,8 +42,8 @@ def iter_texts(
 
 
 def _readers(
-  benchmarks: Iterable[suite.Benchmark], root: pathlib.Path
-) -> Iterator[tuple[str, Callable[[pathlib.Path], Iterator[str]]]]:
+  benchmarks: Iterable[suite.Benchmark], root: storage.Path
+) -> Iterator[tuple[str, Callable[[storage.Path], Iterator[str]]]]:
   """Yields the name of each set that is present and a function that reads its texts."""
   for benchmark in benchmarks:
     if suite.absence(benchmark, root) is None:
@@ -53,15 +54,15 @@ def _readers(
     yield TICO19, _tico19
 
 
-def _held_out(benchmark: suite.Benchmark, root: pathlib.Path) -> Iterator[str]:
+def _held_out(benchmark: suite.Benchmark, root: storage.Path) -> Iterator[str]:
   return itertools.chain.from_iterable(task.texts() for task in benchmark.read(root))
 
 
-def _questions(root: pathlib.Path) -> Iterator[str]:
+def _questions(root: storage.Path) -> Iterator[str]:
   return itertools.chain.from_iterable(own.texts for own in questions.question_sets(root))
 
 
-def _tico19(root: pathlib.Path) -> Iterator[str]:
+def _tico19(root: storage.Path) -> Iterator[str]:
   """Yields the texts of published tables, or of tables with one column per language."""
   for path in files.files_in(root / TICO19, "**/*.tsv", source=_TICO19_SOURCE):
     rows = files.table(path)

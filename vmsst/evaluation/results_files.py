@@ -7,13 +7,12 @@ benchmark, and repeats these settings.
 
 import dataclasses
 import os
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, outputs, stored_settings
+from vmsst.files import atomic_files, input_files, outputs, storage, stored_settings
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"
@@ -30,7 +29,7 @@ class Value:
     where: Its place in the file.
   """
 
-  path: pathlib.Path
+  path: storage.Path
   fix: str
   value: Any
   where: str = ""
@@ -148,17 +147,19 @@ class Folder:
     """Opens a folder, which may not exist yet.
 
     Args:
-      folder: The folder.
+      folder: The folder, local or in an object store.
       settings: Encoder and options of all results, as JSON values.
 
     Raises:
       InputError: the folder cannot be written, or its results have other settings.
     """
-    self._folder = pathlib.Path(folder)
+    self._folder = storage.path(folder)
     self._settings = dict(settings)
+    if storage.is_url(folder):
+      storage.check_writable(os.fspath(folder))
     outputs.check([], folder=str(self._folder), files=[self._path("results").name])
     outputs.check([], folder=str(self._benchmark("").parent))
-    if self._path("settings").exists():
+    if storage.exists(self._path("settings")):
       before = _read(self._path("settings")).value
       if differences := stored_settings.differences(before, self._settings):
         raise errors.InputError(
@@ -172,7 +173,7 @@ class Folder:
       InputError: the file is broken.
     """
     path = self._benchmark(name)
-    if not path.exists():
+    if not storage.exists(path):
       return None
     top = _read(path)
     check_benchmark(top)
@@ -185,13 +186,12 @@ class Folder:
 
   def names(self) -> list[str]:
     """Returns the names of all benchmarks with stored results, sorted."""
-    return sorted(
-      path.name.removesuffix(".json") for path in self._folder.glob("benchmarks/*.json")
-    )
+    names = storage.names(self._benchmark("").parent)
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
   def save(self, name: str, found: Mapping[str, Any]) -> None:
     """Writes the results of a benchmark; the first call also writes settings.json."""
-    if not self._path("settings").exists():
+    if not storage.exists(self._path("settings")):
       atomic_files.write_json(self._path("settings"), self._settings)
     atomic_files.write_json(self._benchmark(name), {_SETTINGS: self._settings, **found})
 
@@ -199,14 +199,14 @@ class Folder:
     """Writes results.json."""
     atomic_files.write_json(self._path("results"), results)
 
-  def _path(self, name: str) -> pathlib.Path:
+  def _path(self, name: str) -> storage.Path:
     return self._folder / f"{name}.json"
 
-  def _benchmark(self, name: str) -> pathlib.Path:
+  def _benchmark(self, name: str) -> storage.Path:
     return self._folder / "benchmarks" / f"{name}.json"
 
 
-def _read(path: pathlib.Path) -> Value:
+def _read(path: storage.Path) -> Value:
   try:
     top = Value(path, _DELETE_IT, input_files.read_json(path))
   except errors.InputError as error:

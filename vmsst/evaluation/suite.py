@@ -10,8 +10,10 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import data_digests, results_files
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 from vmsst.search import exact_search
 from vmsst.vectors import encoding
 
@@ -149,7 +151,7 @@ class Benchmark:
   folders: tuple[str, ...]
   layout: str
   source: str
-  read: Callable[[pathlib.Path], Sequence[Task | LargeTask]]
+  read: Callable[[storage.Path], Sequence[Task | LargeTask]]
   summarize: Callable[[Sequence[Result], Seen], Numbers]
   missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
   files: tuple[str, ...] = ()
@@ -157,13 +159,13 @@ class Benchmark:
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def absence(benchmark: Benchmark, root: pathlib.Path) -> str | None:
+def absence(benchmark: Benchmark, root: storage.Path) -> str | None:
   """Returns why a benchmark cannot run, for people; None if its folders and files exist."""
   folders = [str(root / name) for name in benchmark.folders if not (root / name).is_dir()]
   lone = [
     str(root / name)
     for name in benchmark.files
-    if not any((root / each).is_file() for each in (name, f"{name}.gz"))
+    if not any(storage.is_file(root / each) for each in (name, f"{name}.gz"))
   ]
   if not folders and not lone:
     return None
@@ -205,8 +207,8 @@ def results_of(found: Mapping[str, Any]) -> list[Result]:
 def evaluate(
   encoder: Any,
   benchmarks: Iterable[Benchmark],
-  data_root: str | pathlib.Path,
-  output: str | pathlib.Path,
+  data_root: str | os.PathLike[str],
+  output: str | os.PathLike[str],
   *,
   name: str,
   seen: Iterable[languages.Language] | None = None,
@@ -226,8 +228,9 @@ def evaluate(
       it; else `name` does.
     benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them; those without folders are
       listed as absent.
-    data_root: Data folder, with one folder per benchmark.
-    output: Output folder. Nothing is written before the first result.
+    data_root: Data folder, local or in an object store, with one folder per benchmark.
+    output: Output folder, local or in an object store. Nothing is written before the first result.
+      In a local one, a large benchmark that is interrupted resumes; in a store, it starts over.
     name: Name of the encoder; `output` must not have results of another one.
     seen: Languages of the training data, if known.
     report: Receives progress lines.
@@ -244,8 +247,10 @@ def evaluate(
     InputError: files are broken, no benchmark has data, all have failed, the encoder's vectors are
       not finite, or `output` has another encoder's results or a broken file.
   """
-  root, output = pathlib.Path(data_root), pathlib.Path(output)
-  if not root.is_dir():
+  root = storage.path(data_root)
+  with storage.explained(root, "read"):
+    is_folder = root.is_dir()
+  if not is_folder:
     raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
   known = None if seen is None else seen_test(seen)
   codes = None if seen is None else sorted({each.name for each in seen})
@@ -299,22 +304,23 @@ def evaluate(
 
   vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
   embed = Embedder(encoder)
-  for key, own in waiting.items():
-    identity = json.dumps([made_by.get("digest", name), own.data["digest"], own.benchmark.options])
-    unfinished = output / "unfinished" / key / hashlib.sha256(identity.encode()).hexdigest()[:16]
-    tools = Tools(embed, unfinished, report, engine)
-    try:
-      found = _run_one(tools, embed, vectors, own, known)
-    except UnusableEncoderError:
-      raise
-    except ValueError as error:
-      failed[key] = " ".join(str(error).split()) or type(error).__name__
-      report(f"{key}: failed: {failed[key]}")
-      continue
-    done[key] = found
-    folder.save(key, found)
-    folder.write_results(results())
-    _remove_unfinished(unfinished.parent)
+  with _unfinished_folder(output) as unfinished:
+    for key, own in waiting.items():
+      identity = [made_by.get("digest", name), own.data["digest"], own.benchmark.options]
+      digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+      tools = Tools(embed, unfinished / key / digest, report, engine)
+      try:
+        found = _run_one(tools, embed, vectors, own, known)
+      except UnusableEncoderError:
+        raise
+      except ValueError as error:
+        failed[key] = " ".join(str(error).split()) or type(error).__name__
+        report(f"{key}: failed: {failed[key]}")
+        continue
+      done[key] = found
+      folder.save(key, found)
+      folder.write_results(results())
+      _remove_unfinished(unfinished / key)
   if failed and not set(names) & set(done):
     reasons = "; ".join(f"{key}: {reason}" for key, reason in failed.items())
     raise errors.InputError(f"no benchmark could be evaluated: {reasons}")
@@ -340,11 +346,11 @@ def _differences(found: Mapping[str, Any], digest: str, options: Mapping[str, st
   return " and ".join(name for name, equal in same.items() if not equal)
 
 
-def _folders(benchmark: Benchmark, root: pathlib.Path) -> str:
+def _folders(benchmark: Benchmark, root: storage.Path) -> str:
   return ", ".join(str(root / name) for name in benchmark.folders)
 
 
-def _no_data(root: pathlib.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
+def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
   if len(absent) == 1:
     return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
   expected = dict.fromkeys(name for each in benchmarks for name in each.folders)
@@ -352,6 +358,19 @@ def _no_data(root: pathlib.Path, benchmarks: Iterable[Benchmark], absent: Mappin
     f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
     "(see `vmsst eval --list`)"
   )
+
+
+@contextlib.contextmanager
+def _unfinished_folder(output: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+  """Yields the folder of unfinished work; a temporary one if the output is in a store.
+
+  Searches save their state often, and their arrays can be large.
+  """
+  if not storage.is_url(output):
+    yield pathlib.Path(output) / "unfinished"
+    return
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    yield pathlib.Path(folder) / "unfinished"
 
 
 def _remove_unfinished(folder: pathlib.Path) -> None:

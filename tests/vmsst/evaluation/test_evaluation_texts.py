@@ -96,6 +96,7 @@ def test_a_folder_without_any_set_and_a_broken_set_are_errors(tmp_path):
     found(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_real_set_is_there(data_root):
   folders = {
     path.name for path in data_root.iterdir() if path.is_dir() and "bitext" not in path.name

@@ -5,11 +5,13 @@ import shutil
 import types
 
 import fake_encoders
+import memory_store
 import numpy as np
 import pytest
 
 from vmsst import errors
 from vmsst.evaluation import suite
+from vmsst.files import input_files, storage
 from vmsst.languages import language
 
 WORDS = ("one", "two", "three", "eins", "zwei", "drei")
@@ -320,6 +322,59 @@ def test_after_an_interruption_results_json_has_what_is_finished(root, tmp_path)
   assert list(json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]) == ["one"]
   found = suite.evaluate(encoder, both, root, tmp_path / "out", name="a")
   assert [list(each["summary"].values()) for each in found["benchmarks"].values()] == [[0], [1]]
+
+
+def test_a_store_gets_the_results_of_a_local_folder(root, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  folders = []
+
+  def measure(tools):
+    folders.append(tools.folder)
+    tools.folder.mkdir(parents=True, exist_ok=True)
+    return [suite.Result("large", ("en",), {"first": float(tools.embed(side)[0].argmax())})]
+
+  side = suite.Side("en", ["two"])
+  large = [suite.LargeTask("large", measure, lambda: side.texts)]
+  both = [named("one"), dataclasses.replace(BENCHMARK, name="large", read=lambda root: large)]
+  contents = []
+  for output in ("gs://bucket/out", tmp_path / "out"):
+    encoder = fake_encoders.FakeEncoder(one_hot, fail_at=1)
+    with pytest.raises(KeyboardInterrupt):
+      suite.evaluate(encoder, both, root, output, name="a")
+    assert storage.names(f"{output}/benchmarks") == {"one.json"}
+    found = suite.evaluate(encoder, both, root, output, name="a")
+    assert suite.evaluate(encoder, both, root, output, name="a") == found
+    assert encoder.calls == [["one"], ["two"]]
+    with pytest.raises(errors.InputError, match="out has other results: encoder is a, not b"):
+      suite.evaluate(encoder, both, root, output, name="b")
+    assert not folders[-1].exists()
+    names = ("results", "settings", "benchmarks/one", "benchmarks/large")
+    contents.append({name: json.loads(read_text(f"{output}/{name}.json")) for name in names})
+    assert contents[-1]["results"] == found
+    for each in (*found["benchmarks"].values(), *contents[-1].values()):
+      each.pop("seconds", None)
+    contents[-1]["results"] = found
+  assert contents[0] == contents[1]
+  assert sorted(store.find("bucket/out")) == [
+    f"/bucket/out/{name}.json" for name in sorted(contents[0])
+  ]
+  assert tmp_path not in folders[0].parents
+
+
+def read_text(path):
+  return input_files.read_bytes(path).decode()
+
+
+def test_a_store_that_refuses_results_is_found_before_anything_is_embedded(root, monkeypatch):
+  def refuse(*args, **kwargs):
+    raise PermissionError("denied")
+
+  memory_store.installed(monkeypatch)
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
+  encoder = fake_encoders.FakeEncoder(one_hot)
+  with pytest.raises(errors.InputError, match=r"gs://bucket/out/.* cannot be written: .*denied"):
+    suite.evaluate(encoder, [BENCHMARK], root, "gs://bucket/out", name="a")
+  assert not encoder.calls
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b'{"encoder', b"[]", b"{}", None])

@@ -11,7 +11,6 @@ skipped (`agnosticism.usable_rows`), but not in `WMT2012`, where it scores all 3
 import dataclasses
 import functools
 import itertools
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,6 +20,7 @@ from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, averages, files, parallel
 from vmsst.evaluation.metrics import agnosticism
+from vmsst.files import storage
 
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 WMT2012_SOURCE = (
@@ -42,7 +42,7 @@ class Version:
       a single one for originals and translations of unknown source.
   """
 
-  path: pathlib.Path
+  path: storage.Path
   steps: tuple[str, ...]
 
   @property
@@ -51,7 +51,7 @@ class Version:
     return "+".join(self.steps)
 
 
-def read_ntrex(root: pathlib.Path) -> list[suite.Task]:
+def read_ntrex(root: storage.Path) -> list[suite.Task]:
   """Returns one task, with a side per file."""
   patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
   versions = []
@@ -65,7 +65,7 @@ def read_ntrex(root: pathlib.Path) -> list[suite.Task]:
   return [_task("", versions, parallel.NTREX_SOURCE)]
 
 
-def read_flores(root: pathlib.Path) -> list[suite.Task]:
+def read_flores(root: storage.Path) -> list[suite.Task]:
   """Returns one task, with a side per file."""
   folder = root / "flores200" / "devtest"
   versions = []
@@ -75,7 +75,7 @@ def read_flores(root: pathlib.Path) -> list[suite.Task]:
   return [_task("", versions, parallel.FLORES_SOURCE)]
 
 
-def read_wmt2012(root: pathlib.Path) -> list[suite.Task]:
+def read_wmt2012(root: storage.Path) -> list[suite.Task]:
   """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
   folder = root / "wmt2012"
   versions = [
@@ -86,7 +86,7 @@ def read_wmt2012(root: pathlib.Path) -> list[suite.Task]:
   return [_scored("", versions, columns, np.arange(len(columns[0])))]
 
 
-def read_translations(root: pathlib.Path) -> list[suite.Task]:
+def read_translations(root: storage.Path) -> list[suite.Task]:
   """Returns one task per text, with a side per version."""
   texts: dict[str, list[Version]] = {}
   for path in files.files_in(root / "translations", "*.txt", source=TRANSLATIONS_SOURCE):
@@ -144,7 +144,7 @@ def _benchmark(
   folder: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Sequence[suite.Task]],
+  read: Callable[[storage.Path], Sequence[suite.Task]],
   codes: Iterable[str],
 ) -> suite.Benchmark:
   missing = functools.partial(averages.missing_languages, tuple(codes))

@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 from vmsst.search import margins
 
 PAIRS = ("de-en", "fr-en", "ru-en", "zh-en")
@@ -55,7 +54,7 @@ class Corpus:
   once_N: np.ndarray
 
 
-def read_corpus(path: pathlib.Path) -> Corpus:
+def read_corpus(path: storage.Path) -> Corpus:
   """Reads lines `id TAB sentence`; raises InputError if a line has another form."""
   rows: dict[str, int] = {}
   row_of: dict[str, int] = {}
@@ -72,7 +71,7 @@ def read_corpus(path: pathlib.Path) -> Corpus:
   return Corpus(list(rows), row_of, np.array([count[row] == 1 for row in range(len(rows))]))
 
 
-def read_gold(path: pathlib.Path, foreign: Corpus, english: Corpus) -> np.ndarray:
+def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarray:
   """Reads lines `foreign id TAB English id`; returns the rows of gold pairs, int64 [G, 2].
 
   Repeated sentences have negative row numbers, which are unique.
@@ -124,19 +123,23 @@ def f1_scores(
 @dataclasses.dataclass(frozen=True)
 class _Files:
   name: str
-  foreign: pathlib.Path
-  english: pathlib.Path
-  gold: pathlib.Path
+  foreign: storage.Path
+  english: storage.Path
+  gold: storage.Path
 
   @property
   def codes(self) -> tuple[str, ...]:
     return tuple(files.known_code(code, self.gold) for code in self.name.split("-"))
 
 
-def _bucc_files(folder: pathlib.Path, split: str) -> list[_Files]:
+def _bucc_files(folder: storage.Path, split: str) -> list[_Files]:
   found = []
   for name in PAIRS:
-    gold = [*folder.glob(f"{name}.{split}.gold"), *folder.glob(f"*/{name}.{split}.gold")]
+    gold = [
+      path
+      for pattern in ("", "*/")
+      for path in storage.find(folder, f"{pattern}{name}.{split}.gold")
+    ]
     if len(gold) > 1:
       raise errors.InputError(f"{gold[0]} and {gold[1]} have the same name: remove one")
     for path in gold:
@@ -149,7 +152,7 @@ def _bucc_files(folder: pathlib.Path, split: str) -> list[_Files]:
   return found
 
 
-def _mining_files(folder: pathlib.Path) -> list[_Files]:
+def _mining_files(folder: storage.Path) -> list[_Files]:
   found = []
   for gold in files.files_in(folder, "??*-??*.gold"):
     name = files.plain_name(gold).removesuffix(".gold")
@@ -182,12 +185,12 @@ def _streamed(paths: _Files) -> suite.LargeTask:
   )
 
 
-def _read_bucc(split: str, root: pathlib.Path) -> list[suite.LargeTask]:
+def _read_bucc(split: str, root: storage.Path) -> list[suite.LargeTask]:
   """Returns one task per language pair; only one pair is in memory at a time."""
   return [_streamed(paths) for paths in _bucc_files(root / "bucc2018", split)]
 
 
-def read_mining(root: pathlib.Path) -> list[suite.Task]:
+def read_mining(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair."""
   return [suite.Task(x.name, *_read_pair(x)) for x in _mining_files(root / "mining")]
 

@@ -8,7 +8,6 @@ English into each language and back; mean of five seeds.
 import ast
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.parsers import expat
@@ -18,7 +17,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, document_vectors, files, json_lines, transfer
-from vmsst.files import text_files, xml_files
+from vmsst.files import storage, text_files, xml_files
 from vmsst.text import sentence_splitting
 
 
@@ -55,7 +54,7 @@ _MLDOC_LANGUAGES = {
 _MLDOC_LABELS = ("CCAT", "ECAT", "GCAT", "MCAT")
 
 
-def mldoc(path: pathlib.Path) -> Documents:
+def mldoc(path: storage.Path) -> Documents:
   """Reads a file of MLDoc: label, TAB, text.
 
   Decodes texts that MLDoc's script wrote as Python bytes literals (b'...').
@@ -84,7 +83,7 @@ def _decoded(text: str, place: str) -> str:
     raise errors.InputError(f"{place}: not a valid Python bytes literal: {error}") from None
 
 
-def _read_mldoc(root: pathlib.Path) -> list[suite.LargeTask]:
+def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "mldoc"
   parts = {"train": "train.1000", "dev": "dev", "test": "test"}
   found = {
@@ -104,7 +103,7 @@ _CLS_LANGUAGES = {"en": "en", "de": "de", "fr": "fr", "ja": "jp"}
 _CLS_DOMAINS = ("books", "dvd", "music")
 
 
-def cls(path: pathlib.Path) -> Documents:
+def cls(path: storage.Path) -> Documents:
   """Reads a file of CLS: XML with `item` elements that have `rating`, `summary` and `text`.
 
   More than three stars are positive, fewer negative. A document is the summary and the text, as in
@@ -124,7 +123,7 @@ def cls(path: pathlib.Path) -> Documents:
 class _Reviews:
   """Collects the reviews while expat parses them."""
 
-  def __init__(self, path: pathlib.Path, parser: expat.XMLParserType):
+  def __init__(self, path: storage.Path, parser: expat.XMLParserType):
     self.found = Documents([], [])
     self._path = path
     self._parser = parser
@@ -186,7 +185,7 @@ def _sentiment(stars: int) -> str:
   return "positive" if stars > 3 else "negative"
 
 
-def _read_cls(root: pathlib.Path) -> list[suite.LargeTask]:
+def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "cls-acl10-unprocessed"
   return [
     _task("cls", f"{domain} ", _cls_splits(folder, domain), folder)
@@ -195,7 +194,7 @@ def _read_cls(root: pathlib.Path) -> list[suite.LargeTask]:
   ]
 
 
-def _cls_splits(folder: pathlib.Path, domain: str) -> dict[str, Splits]:
+def _cls_splits(folder: storage.Path, domain: str) -> dict[str, Splits]:
   """Reads the languages; the test set also chooses the epoch of its own language's classifier."""
   found = {}
   for code, name in _CLS_LANGUAGES.items():
@@ -212,7 +211,7 @@ _AMAZON_LANGUAGES = ("en", "de", "es", "fr", "ja", "zh")
 _AMAZON_TRAIN_REVIEWS = 500  # Per rating.
 
 
-def amazon(path: pathlib.Path, code: str, limit: int | None = None) -> Documents:
+def amazon(path: storage.Path, code: str, limit: int | None = None) -> Documents:
   """Reads a file of the multilingual Amazon reviews, without those of three stars.
 
   Each line is a JSON object with `language`, `stars` and `review_body`. More than three stars are
@@ -244,7 +243,7 @@ def amazon(path: pathlib.Path, code: str, limit: int | None = None) -> Documents
   return _not_empty(found, path)
 
 
-def _read_amazon(root: pathlib.Path) -> list[suite.LargeTask]:
+def _read_amazon(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "amazon_reviews"
   limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
   found = {
@@ -301,7 +300,7 @@ def transfer_results(
 
 
 def _task(
-  name: str, prefix: str, splits: Mapping[str, Splits], folder: pathlib.Path
+  name: str, prefix: str, splits: Mapping[str, Splits], folder: storage.Path
 ) -> suite.LargeTask:
   if "en" not in splits or len(splits) < 2:
     raise errors.InputError(
@@ -326,7 +325,7 @@ def _benchmark(
   folder: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], Sequence[suite.LargeTask]],
+  read: Callable[[storage.Path], Sequence[suite.LargeTask]],
   codes: Iterable[str],
   prefixes: Sequence[str] = ("",),
 ) -> suite.Benchmark:
@@ -350,15 +349,15 @@ def _benchmark(
   )
 
 
-def _file(path: pathlib.Path) -> pathlib.Path:
+def _file(path: storage.Path) -> storage.Path:
   return files.plain_or_gzipped(path)
 
 
-def _exist(folder: pathlib.Path, pattern: str) -> bool:
-  return any(folder.glob(pattern))
+def _exist(folder: storage.Path, pattern: str) -> bool:
+  return bool(storage.find(folder, pattern))
 
 
-def _not_empty(found: Documents, path: pathlib.Path) -> Documents:
+def _not_empty(found: Documents, path: storage.Path) -> Documents:
   if not found.texts:
     raise errors.InputError(f"{path}: contains no document")
   return found

@@ -4,14 +4,13 @@ Errors are `errors.InputError` and name the file and, if possible, the line.
 """
 
 import math
-import pathlib
 from collections.abc import Iterator
 
 from vmsst import errors, languages
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 
 
-def files_in(folder: pathlib.Path, *patterns: str, source: str = "") -> list[pathlib.Path]:
+def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[storage.Path]:
   """Returns the files of a folder that match a glob pattern, plain or with `.gz`, sorted.
 
   Args:
@@ -22,7 +21,9 @@ def files_in(folder: pathlib.Path, *patterns: str, source: str = "") -> list[pat
   Raises:
     InputError: there is no file, or one exists both plain and gzipped.
   """
-  found = {path for each in patterns for end in ("", ".gz") for path in folder.glob(each + end)}
+  found = {
+    path for each in patterns for end in ("", ".gz") for path in storage.find(folder, each + end)
+  }
   if not found:
     raise errors.InputError(_with_source(f"{folder} has no {' or '.join(patterns)}", source))
   for path in found:
@@ -32,21 +33,21 @@ def files_in(folder: pathlib.Path, *patterns: str, source: str = "") -> list[pat
   return sorted(found)
 
 
-def plain_or_gzipped(path: pathlib.Path, *, source: str = "") -> pathlib.Path:
+def plain_or_gzipped(path: storage.Path, *, source: str = "") -> storage.Path:
   """Returns a file, or the same with `.gz`; raises InputError, with `source`, if none exists."""
   gzipped = path.with_name(path.name + ".gz")
   for each in (path, gzipped):
-    if each.is_file():
+    if storage.is_file(each):
       return each
   raise errors.InputError(_with_source(f"neither {path} nor {gzipped.name} exists", source))
 
 
-def plain_name(path: pathlib.Path) -> str:
+def plain_name(path: storage.Path) -> str:
   """Returns the name of a file without `.gz`."""
   return path.name.removesuffix(".gz")
 
 
-def table(path: pathlib.Path, columns: int | None = None) -> Iterator[list[str]]:
+def table(path: storage.Path, columns: int | None = None) -> Iterator[list[str]]:
   """Yields the TAB-separated fields of each line: `columns`, or as many as in the first line."""
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     row = line.split("\t")
@@ -56,12 +57,12 @@ def table(path: pathlib.Path, columns: int | None = None) -> Iterator[list[str]]
     yield row
 
 
-def column(path: pathlib.Path) -> list[str]:
+def column(path: storage.Path) -> list[str]:
   """Returns the lines of a file with one text per line."""
   return [text for (text,) in table(path, 1)]
 
 
-def aligned(*paths: pathlib.Path) -> list[list[str]]:
+def aligned(*paths: storage.Path) -> list[list[str]]:
   """Returns the lines of aligned files; raises InputError if their numbers differ."""
   columns = [column(path) for path in paths]
   for path, texts in zip(paths, columns, strict=True):
@@ -75,7 +76,7 @@ def aligned(*paths: pathlib.Path) -> list[list[str]]:
   return columns
 
 
-def number(field: str, path: pathlib.Path, line: int) -> float:
+def number(field: str, path: storage.Path, line: int) -> float:
   """Parses a field as a number; raises InputError if it is not a finite number."""
   try:
     value = float(field)
@@ -86,7 +87,7 @@ def number(field: str, path: pathlib.Path, line: int) -> float:
   return value
 
 
-def known_code(code: str, path: pathlib.Path) -> str:
+def known_code(code: str, path: storage.Path) -> str:
   """Returns a language code from a file's name; raises InputError if it is unknown."""
   try:
     languages.language(code)

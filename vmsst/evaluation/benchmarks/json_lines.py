@@ -1,14 +1,13 @@
 """Reads files with one JSON object per line; errors are InputError with file and line."""
 
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import input_files, text_files
+from vmsst.files import input_files, storage, text_files
 
 
-def records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def records(path: storage.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields `file:line` and the object of every line of a plain or gzipped file."""
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     place = f"{path}:{number}"

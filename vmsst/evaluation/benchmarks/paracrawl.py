@@ -7,13 +7,13 @@ published; take the first lines of shuffled ParaCrawl 5 files.
 
 import functools
 import itertools
-import pathlib
 from collections.abc import Sequence
 
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
+from vmsst.files import storage
 
 _CODES = "bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv"
 LANGUAGES = tuple(_CODES.split())
@@ -25,7 +25,7 @@ _SOURCE = (
 )
 
 
-def read(root: pathlib.Path) -> list[suite.LargeTask]:
+def read(root: storage.Path) -> list[suite.LargeTask]:
   """Returns one task per language pair; only one pair is in memory at a time."""
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries", source=_SOURCE):

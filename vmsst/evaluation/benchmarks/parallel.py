@@ -16,7 +16,6 @@ Texts of one language (its regional variants) are not compared.
 import dataclasses
 import functools
 import itertools
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
 from vmsst.evaluation.metrics import xsim
-from vmsst.files import input_files, text_files
+from vmsst.files import input_files, storage, text_files
 from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")
@@ -65,7 +64,7 @@ class Changed:
   changes: Mapping[str, tuple[str, str]]
 
 
-def read_changed(texts: pathlib.Path, types: pathlib.Path) -> Changed:
+def read_changed(texts: storage.Path, types: storage.Path) -> Changed:
   """Reads one sentence per line, and a JSON object that maps them to objects `src`, `errtype`."""
   content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
   try:
@@ -77,7 +76,7 @@ def read_changed(texts: pathlib.Path, types: pathlib.Path) -> Changed:
   return Changed([text.strip() for text in files.column(texts)], changes)
 
 
-def _read_flores(split: str, root: pathlib.Path) -> list[suite.Task]:
+def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
   folder = root / "flores200"
   found = files.files_in(folder / split, f"*.{split}", source=FLORES_SOURCE)
   paths = {files.plain_name(path).removesuffix(f".{split}"): path for path in found}
@@ -91,19 +90,19 @@ def _read_flores(split: str, root: pathlib.Path) -> list[suite.Task]:
   return [_task(paths, changed)]
 
 
-def ntrex_folder(root: pathlib.Path) -> pathlib.Path:
+def ntrex_folder(root: storage.Path) -> storage.Path:
   """Returns the folder of NTREX's files under the data root, with or without `NTREX-128`."""
   inner = root / "ntrex" / "NTREX-128"
   return inner if inner.is_dir() else inner.parent
 
 
 def read_ntrex(
-  root: pathlib.Path, keep: Callable[[str], bool] = lambda code: True
+  root: storage.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
   """Returns one task of all languages, or of those whose codes `keep` accepts."""
   folder = ntrex_folder(root)
   patterns = ("newstest2019-src.*.txt", "newstest2019-ref.*.txt", "ntrex.*.txt")
-  paths: dict[str, pathlib.Path] = {}
+  paths: dict[str, storage.Path] = {}
   for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
     code = files.plain_name(path).split(".")[1]
     if paths.setdefault(code, path) is not path:
@@ -112,7 +111,7 @@ def read_ntrex(
   return [_task({code: path for code, path in kept.items() if keep(code)}, None)]
 
 
-def _task(paths: Mapping[str, pathlib.Path], changed: Changed | None) -> suite.Task:
+def _task(paths: Mapping[str, storage.Path], changed: Changed | None) -> suite.Task:
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
   codes = [files.known_code(code, path) for code, path in paths.items()]
   texts = [[text.strip() for text in lines] for lines in files.aligned(*paths.values())]

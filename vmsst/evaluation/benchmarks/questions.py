@@ -11,7 +11,6 @@ import functools
 import hashlib
 import itertools
 import json
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
@@ -21,7 +20,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, json_lines
 from vmsst.evaluation.metrics import answers, retrieval
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 from vmsst.search import exact_search, resumable_search
 
 SHARD = 1 << 16
@@ -64,7 +63,7 @@ class Questions:
   gold: list[frozenset[str]]
 
 
-def nq_open(path: pathlib.Path) -> Questions:
+def nq_open(path: storage.Path) -> Questions:
   """Reads NQ-open: one JSON object per line, with `question` and `answer` (a list).
 
   Raises:
@@ -77,7 +76,7 @@ def nq_open(path: pathlib.Path) -> Questions:
   return _not_empty(found, path)
 
 
-def mkqa(path: pathlib.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
+def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
   """Reads MKQA's questions, by language, from mkqa.jsonl.gz.
 
   In every language the gold answers are the English ones with their aliases, because the knowledge
@@ -109,7 +108,7 @@ def mkqa(path: pathlib.Path, counted: MkqaQuestions = "answered") -> list[Questi
 
 
 def knowledge_base(
-  paths: Iterable[pathlib.Path], start: int = 0
+  paths: Iterable[storage.Path], start: int = 0
 ) -> Iterator[tuple[str, list[str]]]:
   """Yields the questions of a knowledge base with their answers, from question `start` on.
 
@@ -132,7 +131,7 @@ def knowledge_base(
 
 
 def knowledge_retrieval(
-  tools: suite.Tools, *, sets: Sequence[Questions], paths: Sequence[pathlib.Path]
+  tools: suite.Tools, *, sets: Sequence[Questions], paths: Sequence[storage.Path]
 ) -> list[suite.Result]:
   """Returns `accuracy`, R@1: how often the nearest question of a knowledge base has a right answer.
 
@@ -154,11 +153,13 @@ def knowledge_retrieval(
   best = _Best(done, **found) if found else _Best.of(sum(len(each.texts) for each in sets))
   gold = [each for own in sets for each in own.gold]
   pairs = knowledge_base(paths, best.done)
-  query_ND = None
+  query = None
   while shard := list(itertools.islice(pairs, SHARD)):
-    if query_ND is None:
-      query_ND = np.concatenate([tools.embed(suite.Side(own.language, own.texts)) for own in sets])
-    _search(tools, query_ND, shard, gold, best)
+    if query is None:
+      query = exact_search.DistinctVectors(
+        np.concatenate([tools.embed(suite.Side(own.language, own.texts)) for own in sets])
+      )
+    _search(tools, query, shard, gold, best)
     resumable_search.save_state(path, identity, **dataclasses.asdict(best))
     scores = ", ".join(f"{x} {y:.2f}" for x, y in _summarize(_results(sets, best), None).items())
     tools.report(f"{best.done:,} questions of the knowledge base searched; so far {scores}")
@@ -189,7 +190,7 @@ class _Best:
 
 def _search(
   tools: suite.Tools,
-  query_ND: np.ndarray,
+  query: exact_search.DistinctVectors,
   shard: Sequence[tuple[str, list[str]]],
   gold: Sequence[frozenset[str]],
   best: _Best,
@@ -198,24 +199,24 @@ def _search(
   vectors_MD = exact_search.unit_rows(
     tools.embed(suite.Side("en", [question for question, _ in shard]))
   )
-  index_N = exact_search.nearest_in_blocks(query_ND, [vectors_MD], engine=tools.engine).index_NK[
-    :, 0
-  ]
+  near = exact_search.nearest_in_blocks(query, [vectors_MD], engine=tools.engine)
+  index_N = near.index_NK[:, 0]
   # Not the scores of the search: their rounding differs slightly from shard to shard.
-  score_N = _cosines(query_ND, vectors_MD, index_N)
+  score_N = _cosines(query, vectors_MD, index_N)
   for row in np.flatnonzero(score_N > best.score_Q).tolist():
     best.score_Q[row] = score_N[row]
     best.right_Q[row] = answers.is_right(shard[index_N[row]][1], gold[row])
   best.done += len(shard)
 
 
-def _cosines(query_ND: np.ndarray, vectors_MD: np.ndarray, index_N: np.ndarray) -> np.ndarray:
+def _cosines(
+  query: exact_search.DistinctVectors, vectors_MD: np.ndarray, index_N: np.ndarray
+) -> np.ndarray:
   """Returns the cosine of every query with the vector found for it, float32 [N]."""
   parts = []
-  for start in range(0, len(query_ND), SHARD):
+  for start in range(0, len(index_N), SHARD):
     rows = slice(start, start + SHARD)
-    unit_BD = exact_search.unit_rows(query_ND[rows])
-    parts.append(np.einsum("bd,bd->b", unit_BD, vectors_MD[index_N[rows]]))
+    parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_N[rows]]))
   return np.concatenate(parts)
 
 
@@ -244,17 +245,17 @@ def _missing(results: Sequence[suite.Result]) -> list[str]:
   return averages.missing_names(("nq", *_mkqa_names()), results)
 
 
-def question_sets(root: pathlib.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
+def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
   """Reads the questions to search for, if their files exist, even without a knowledge base."""
   sets = []
   if (root / "nq").is_dir():
     sets.append(nq_open(_nq_file(root / "nq")))
-  if any((root / "mkqa").glob("mkqa.jsonl*")):
+  if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
   return sets
 
 
-def _read(counted: MkqaQuestions, root: pathlib.Path) -> list[suite.LargeTask]:
+def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
   sets = question_sets(root, counted)
   if not sets:
     raise errors.InputError(
@@ -267,7 +268,7 @@ def _read(counted: MkqaQuestions, root: pathlib.Path) -> list[suite.LargeTask]:
   return [suite.LargeTask("knowledge base", measure, texts)]
 
 
-def _nq_file(folder: pathlib.Path) -> pathlib.Path:
+def _nq_file(folder: storage.Path) -> storage.Path:
   """Returns the file of the test set, which Google calls dev and others test."""
   patterns = ("[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl")
   return files.files_in(folder, *patterns, source=_NQ_SOURCE)[-1]
@@ -300,7 +301,7 @@ def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
 QUESTIONS = benchmark()
 
 
-def _read_small(root: pathlib.Path) -> list[suite.Task]:
+def _read_small(root: storage.Path) -> list[suite.Task]:
   path = files.plain_or_gzipped(root / "mkqa" / "mkqa.wide.tsv")
   rows = list(files.table(path))
   header, rows = rows[0] if rows else [], rows[1:]
@@ -395,17 +396,17 @@ def _english_answers(record: dict[str, Any], place: str) -> frozenset[str]:
     raise errors.InputError(f"{place}: no English answers under 'answers'") from None
 
 
-def _not_empty(questions: Questions, path: pathlib.Path) -> Questions:
+def _not_empty(questions: Questions, path: storage.Path) -> Questions:
   if not questions.texts:
     raise errors.InputError(f"{path}: no questions with an answer")
   return questions
 
 
-def _identity(sets: Sequence[Questions], paths: Sequence[pathlib.Path]) -> str:
+def _identity(sets: Sequence[Questions], paths: Sequence[storage.Path]) -> str:
   """Returns a digest of questions, answers, and names and sizes of the knowledge base's files."""
   digest = hashlib.sha256()
   for own in sets:
     gold = [sorted(each) for each in own.gold]
     digest.update(json.dumps([own.name, own.texts, gold]).encode())
-  digest.update(json.dumps([(path.name, path.stat().st_size) for path in paths]).encode())
+  digest.update(json.dumps([(path.name, storage.size(path)) for path in paths]).encode())
   return digest.hexdigest()

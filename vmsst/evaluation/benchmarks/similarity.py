@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import sts
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 
 METRICS = ("pearson", "spearman")
 
@@ -27,7 +26,7 @@ class ScoredPairs:
   """
 
   name: str
-  path: pathlib.Path
+  path: storage.Path
   rows: Sequence[tuple[float, str, str]]
 
   def texts(self, place: int) -> list[str]:
@@ -40,7 +39,7 @@ class ScoredPairs:
     return np.array([row[0] for row in self.rows], np.float64)
 
 
-def scored_table(path: pathlib.Path, name: str) -> ScoredPairs:
+def scored_table(path: storage.Path, name: str) -> ScoredPairs:
   """Reads a file of lines `score TAB first TAB second`."""
   rows = [
     (files.number(gold, path, line), first, second)
@@ -50,8 +49,8 @@ def scored_table(path: pathlib.Path, name: str) -> ScoredPairs:
 
 
 def semeval(
-  path: pathlib.Path,
-  gold_path: pathlib.Path,
+  path: storage.Path,
+  gold_path: storage.Path,
   name: str,
   *,
   unscored: bool = False,
@@ -85,7 +84,7 @@ def semeval(
   return _not_empty(ScoredPairs(name, path, rows))
 
 
-def gold_name(path: pathlib.Path) -> str:
+def gold_name(path: storage.Path) -> str:
   """Returns the name of the score file of `STS.input.NAME.txt`."""
   return files.plain_name(path).replace(".input.", ".gs.")
 

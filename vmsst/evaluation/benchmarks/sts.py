@@ -7,7 +7,6 @@ of an average with missing sets ends in " (incomplete)".
 
 import functools
 import itertools
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +16,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
 from vmsst.evaluation.metrics import sts
+from vmsst.files import storage
 
 SETS: dict[str, tuple[str, ...]] = {
   "2012": ("MSRpar", "MSRvid", "SMTeuroparl", "OnWN", "SMTnews"),
@@ -36,7 +36,7 @@ _SOURCE = (
 )
 
 
-def read(root: pathlib.Path) -> list[suite.Task]:
+def read(root: storage.Path) -> list[suite.Task]:
   """Returns one task per year.
 
   Its results are `pearson` and `spearman` of each set, by its name (STS12.MSRpar), and `spearman`
@@ -56,15 +56,15 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return tasks
 
 
-def _tables(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
-  for path in sorted(folder.glob("STS1[2-6].*.tsv*")):
+def _tables(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
+  for path in storage.find(folder, "STS1[2-6].*.tsv*"):
     name = files.plain_name(path).removesuffix(".tsv")
     if not name.endswith(".train"):
       yield similarity.scored_table(path, _official(name, path))
 
 
-def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
-  for path in sorted(folder.rglob("STS*.input.*.txt*")):
+def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
+  for path in storage.find(folder, "**/STS*.input.*.txt*"):
     parts = path.relative_to(folder).parts[:-1]
     if any("train" in part for part in parts) or ".ALL." in path.name:
       continue
@@ -81,7 +81,7 @@ def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
     yield similarity.semeval(path, gold, official, unscored=unscored)
 
 
-def _official(name: str, path: pathlib.Path) -> str:
+def _official(name: str, path: storage.Path) -> str:
   year = f"20{name[3:5]}"
   if name not in _NAMES[year]:
     raise errors.InputError(

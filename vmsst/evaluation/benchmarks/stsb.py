@@ -5,13 +5,12 @@ pairs than published says so, as in "de.test (595 of 1379 pairs)"; averages over
 " (incomplete)". Training pairs are not read. JSTS is not part of averages.
 """
 
-import pathlib
 from collections.abc import Iterator, Sequence
 
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 
 ENGLISH = "eng"
 LANGUAGES = (ENGLISH, "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
@@ -26,18 +25,18 @@ _SOURCE = (
 )
 
 
-def read(root: pathlib.Path) -> list[suite.Task]:
+def read(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language and split."""
   sets = list(_tables(root / "stsb"))
   jsts = root / "sts" / f"{_JSTS}.tsv"
-  if jsts.is_file():
+  if storage.is_file(jsts):
     sets.append(("ja", similarity.scored_table(jsts, _JSTS)))
   codes = {pairs.name: code for code, pairs in sets}
   found = similarity.by_name(pairs for _, pairs in sets)
   return [similarity.task(pairs, (codes[name], codes[name])) for name, pairs in found.items()]
 
 
-def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.ScoredPairs]]:
+def _tables(folder: storage.Path) -> Iterator[tuple[str, similarity.ScoredPairs]]:
   for path in files.files_in(folder, "stsb.*.tsv", "sts-dev.csv", "sts-test.csv", source=_SOURCE):
     name = files.plain_name(path)
     rows: dict[str, list[tuple[float, str, str]]] = {split: [] for split in SPLITS}
@@ -60,7 +59,7 @@ def _tables(folder: pathlib.Path) -> Iterator[tuple[str, similarity.ScoredPairs]
         yield code, similarity.ScoredPairs(_name(code, split, len(pairs)), path, pairs)
 
 
-def _pair(row: list[str], path: pathlib.Path, line: int) -> tuple[float, str, str]:
+def _pair(row: list[str], path: storage.Path, line: int) -> tuple[float, str, str]:
   if len(row) < 7:
     raise errors.InputError(
       f"{path}:{line}: {len(row)} fields; expected a genre or split, a file, a year, a number, a "

@@ -6,7 +6,6 @@ paper (section 4.2) report the mean of both directions: `average`.
 """
 
 import functools
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
 from vmsst.evaluation.metrics import retrieval
+from vmsst.files import storage
 
 SOURCE = "copy data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
 
@@ -40,12 +40,12 @@ GROUPS = {
 """Languages that papers average over, by name of the group."""
 
 
-def read(root: pathlib.Path) -> list[suite.Task]:
+def read(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language."""
   return [task(code, *paths) for code, paths in paths_in(root / "tatoeba").items()]
 
 
-def paths_in(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, pathlib.Path]]:
+def paths_in(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path]]:
   """Returns the files of foreign and English sentences, by the language code in their names.
 
   Raises:
@@ -62,7 +62,7 @@ def paths_in(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, pathlib.Path
   return found
 
 
-def task(code: str, foreign: pathlib.Path, english: pathlib.Path) -> suite.Task:
+def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
   """Returns the task of one language, whose result is named by the code."""
   texts = files.aligned(foreign, english)
   sides = tuple(suite.Side(*side) for side in zip((code, "eng"), texts, strict=True))

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, transfer
+from vmsst.files import storage
 
 _NUSAX = {
   "acehnese": "ace",
@@ -63,7 +63,7 @@ class LabeledTexts:
     return dataclasses.replace(self, texts=texts)
 
 
-def sib200(folder: pathlib.Path) -> LabeledTexts:
+def sib200(folder: storage.Path) -> LabeledTexts:
   """Reads SIB-200's topics from CODE.tsv.gz: split, index_id, category, text, with a header.
 
   Raises:
@@ -75,7 +75,7 @@ def sib200(folder: pathlib.Path) -> LabeledTexts:
   return _labeled("sib200", folder, paths, ("split", "index_id", "category", "text"))
 
 
-def nusax(folder: pathlib.Path) -> LabeledTexts:
+def nusax(folder: storage.Path) -> LabeledTexts:
   """Reads NusaX's sentiments from language.tsv.gz: split, id, label, text, with a header.
 
   Raises:
@@ -131,7 +131,7 @@ def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> l
 
 
 def _labeled(
-  name: str, folder: pathlib.Path, paths: Mapping[str, pathlib.Path], columns: tuple[str, ...]
+  name: str, folder: storage.Path, paths: Mapping[str, storage.Path], columns: tuple[str, ...]
 ) -> LabeledTexts:
   rows = {code: _rows(path, columns) for code, path in paths.items()}
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
@@ -154,7 +154,7 @@ def _labeled(
   )
 
 
-def _rows(path: pathlib.Path, columns: tuple[str, ...]) -> list[list[str]]:
+def _rows(path: storage.Path, columns: tuple[str, ...]) -> list[list[str]]:
   """Returns the lines after the header, which must include all three splits."""
   lines = files.table(path, len(columns))
   if (header := tuple(next(lines, ()))) != columns:
@@ -173,7 +173,7 @@ def _benchmark(
   title: str,
   layout: str,
   source: str,
-  read: Callable[[pathlib.Path], LabeledTexts],
+  read: Callable[[storage.Path], LabeledTexts],
   codes: Iterable[str],
 ) -> suite.Benchmark:
   wanted = tuple(codes)

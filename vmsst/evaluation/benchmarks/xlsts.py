@@ -6,13 +6,13 @@ translations) and track 5 (en-en) have results but are not part of averages.
 """
 
 import itertools
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
+from vmsst.files import storage
 
 SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
@@ -25,7 +25,7 @@ _SOURCE = (
 )
 
 
-def read(root: pathlib.Path) -> list[suite.Task]:
+def read(root: storage.Path) -> list[suite.Task]:
   """Returns one task per track, whose result has its name (track1.ar-ar)."""
   folder = root / "xlsts"
   found = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
@@ -34,19 +34,24 @@ def read(root: pathlib.Path) -> list[suite.Task]:
   return [similarity.task(found[name], _languages(found[name])) for name in sorted(found)]
 
 
-def _tables(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
-  for path in sorted(folder.glob("STS17.track*.tsv*")):
+def _tables(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
+  for path in storage.find(folder, "STS17.track*.tsv*"):
     name = files.plain_name(path).removeprefix("STS17.").removesuffix(".tsv")
     yield similarity.scored_table(path, name)
 
 
-def _originals(folder: pathlib.Path) -> Iterator[similarity.ScoredPairs]:
-  for path in sorted(folder.rglob("STS.input.track*.txt*")):
+def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
+  # They may be in the folder of another archive. Of several the first counts, plain before gzipped.
+  ends = ("", ".gz")
+  golds = [path for end in ends for path in storage.find(folder, f"**/STS.gs.track*.txt{end}")]
+  gold_of = {files.plain_name(path): path for path in reversed(golds)}
+  for path in storage.find(folder, "**/STS.input.track*.txt*"):
     name = files.plain_name(path).removeprefix("STS.input.").removesuffix(".txt")
     more_pairs = name.split(".")[0] == _MORE_PAIRS
     gold_name = similarity.gold_name(path)
-    elsewhere = [*folder.rglob(gold_name), *folder.rglob(gold_name + ".gz")]  # Another archive.
-    gold = (elsewhere or [files.plain_or_gzipped(path.with_name(gold_name), source=_SOURCE)])[0]
+    gold = gold_of.get(gold_name) or files.plain_or_gzipped(
+      path.with_name(gold_name), source=_SOURCE
+    )
     yield similarity.semeval(path, gold, name, more_pairs=more_pairs)
 
 

@@ -7,19 +7,20 @@ three formats: Markdown, a self-contained HTML page, and JSON for programs.
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vmsst import errors
 from vmsst.evaluation.report import content, markdown, page, reading
-from vmsst.files import atomic_files, outputs
+from vmsst.files import atomic_files, outputs, storage
 
 
 def write_report(
   folders: Iterable[str | os.PathLike[str]], output: str | os.PathLike[str]
-) -> list[pathlib.Path]:
-  """Writes report.md, report.json and report.html; returns their paths.
+) -> list[storage.Path]:
+  """Writes report.md, report.json and, last, report.html; returns their paths.
+
+  All folders may be in object stores.
 
   Args:
     folders: Results that `suite.evaluate` wrote (results.json), training runs, or both in one.
@@ -31,7 +32,7 @@ def write_report(
       invalid, or `output` is one of the folders or cannot be written.
   """
   folders = list(folders)
-  folder = pathlib.Path(output)
+  folder = storage.path(output)
   paths = [folder / name for name in ("report.md", "report.json", "report.html")]
   given = [os.fspath(each) for each in folders]
   outputs.check(given, folder=str(folder), files=[path.name for path in paths])

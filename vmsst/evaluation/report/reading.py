@@ -3,13 +3,12 @@
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Iterable
 from typing import Any
 
 from vmsst import errors
 from vmsst.evaluation import results_files, suite
-from vmsst.files import input_files, text_files
+from vmsst.files import input_files, storage, text_files
 
 _NEITHER = "give output folders of `vmsst eval`, or MODEL_DIRs of training runs"
 
@@ -36,7 +35,7 @@ def read_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
     InputError: no folder is given, one has neither results nor metrics, or a file is invalid; the
       message names the file and the key.
   """
-  own = {pathlib.Path(folder).resolve(): pathlib.Path(folder) for folder in folders}
+  own = {_resolved(path): path for path in map(storage.path, folders)}
   read = [(folder, _run(folder)) for folder in own.values()]
   if not read:
     raise errors.InputError(f"no folder to report on: {_NEITHER}")
@@ -47,28 +46,34 @@ def read_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
   ]
 
 
-def _run(folder: pathlib.Path) -> Run:
-  if not folder.is_dir():
-    problem = "not a folder" if folder.exists() else "no such folder"
-    raise errors.InputError(f"{folder}: {problem}: {_NEITHER}")
+def _resolved(path: storage.Path) -> storage.Path:
+  """Returns the absolute path without links; a URL stays."""
+  return path if storage.is_url(path) else path.resolve()
+
+
+def _run(folder: storage.Path) -> Run:
+  with storage.explained(folder, "read"):
+    if not folder.is_dir():
+      problem = "not a folder" if folder.exists() else "no such folder"
+      raise errors.InputError(f"{folder}: {problem}: {_NEITHER}")
   path = folder / suite.RESULTS_FILE
-  results = _results(path) if path.is_file() else None
+  results = _results(path) if storage.is_file(path) else None
   metrics = {"": folder / "train" / "metrics.jsonl"}
   metrics |= {
     f"{file.name.removesuffix('-metrics.jsonl')}: ": file
-    for file in sorted((folder / "inference_eval").glob("*-metrics.jsonl"))
+    for file in storage.find(folder / "inference_eval", "*-metrics.jsonl")
   }
   training: dict[str, tuple[list[int], list[float]]] = {}
   for prefix, file in metrics.items():
-    if file.is_file():
+    if storage.is_file(file):
       training |= {prefix + name: curve for name, curve in _curves(file).items()}
   if results is None and not training:
     raise errors.InputError(f"{folder}: neither {path.name} nor train/metrics.jsonl: {_NEITHER}")
-  name = folder.resolve().name if results is None else results["encoder"]
+  name = _resolved(folder).name if results is None else results["encoder"]
   return Run(name["name"] if isinstance(name, dict) else name, results, training)
 
 
-def _results(path: pathlib.Path) -> dict[str, Any]:
+def _results(path: storage.Path) -> dict[str, Any]:
   """Reads results.json and checks that all parts have the types that `suite.evaluate` writes."""
   fix = "give a file of `vmsst eval`"
   try:
@@ -79,7 +84,7 @@ def _results(path: pathlib.Path) -> dict[str, Any]:
   return content
 
 
-def _curves(path: pathlib.Path) -> dict[str, tuple[list[int], list[float]]]:
+def _curves(path: storage.Path) -> dict[str, tuple[list[int], list[float]]]:
   """Reads steps and values of each metric from a file with one object per line; last one wins."""
   found: dict[str, dict[int, float]] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):

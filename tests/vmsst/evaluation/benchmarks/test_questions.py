@@ -112,6 +112,22 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   assert len(questions.QUESTIONS.missing(results)) == 22
 
 
+def test_queries_are_prepared_once(tmp_path, monkeypatch):
+  """Vectors of queries are hashed once, not for every shard of the knowledge base."""
+  monkeypatch.setattr(questions, "SHARD", 7)
+  base = write_all(tmp_path)
+  hashed, inner = [], exact_search.DistinctVectors.__init__
+
+  def init(self, rows, **options):
+    hashed.append(len(rows))
+    inner(self, rows, **options)
+
+  monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
+  measure(tmp_path, sign_encoder())
+  queries = 20 + 3 * 11
+  assert hashed == [queries, *[7] * (len(base) // 7), len(base) % 7]
+
+
 def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
   write_all(tmp_path)
   encoder = sign_encoder()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from concurrent import futures
 
+import benchmark_trees
+import memory_store
 import pytest
 
 from vmsst import errors
@@ -319,8 +321,8 @@ def test_folders_that_cannot_be_read_or_written_are_one_line(folders, tmp_path):
     ("a/results.json", "out", "results.json: not a folder"),
     ("a", "file", "file is not a folder; give another output folder"),
     ("a", "a/results.json", "results.json is not a folder"),
-    ("a", "a", "the output folder .*/a is also an input"),
-    ("a", "empty/../a", "the output folder .*/a is also an input"),
+    ("a", "a", "the output .*/a is also an input"),
+    ("a", "empty/../a", "the output .*/a is also an input"),
     ("a", "taken", "report.html is a folder, not a file; delete it"),
   ):
     with pytest.raises(errors.InputError, match=message) as caught:
@@ -328,6 +330,34 @@ def test_folders_that_cannot_be_read_or_written_are_one_line(folders, tmp_path):
     assert "\n" not in str(caught.value)
     assert contents(tmp_path) == before
     assert not (tmp_path / "out").exists()
+
+
+def test_a_report_in_a_store_is_that_of_a_local_folder(folders, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  train(folders[1])
+  urls = [f"gs://bucket/{number}/run" for number, _ in enumerate(folders)]
+  for folder, url in zip(folders, urls, strict=True):
+    benchmark_trees.upload(folder, url)
+  written = []
+  former = memory_store.MemoryStore.put_file
+
+  def put_file(self, local, url, *args, **kwargs):
+    written.append(url)
+    former(self, local, url, *args, **kwargs)
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", put_file)
+  local = report.write_report(folders, tmp_path / "report")
+  remote = report.write_report([*urls, f"{urls[0]}/"], "gs://bucket/report")
+  assert written == [f"gs://bucket/report/report.{end}" for end in ("md", "json", "html")]
+  assert list(map(str, remote)) == written
+  for path, url in zip(local, remote, strict=True):
+    same = path.read_text()
+    assert url.read_text() == same
+  with pytest.raises(errors.InputError, match="gs://bucket/0/run is also an input"):
+    report.write_report(urls, urls[0])
+  with pytest.raises(errors.InputError, match="gs://bucket/none: no such folder"):
+    report.write_report(["gs://bucket/none"], "gs://bucket/other")
+  assert not store.find("bucket/other")
 
 
 def test_a_folder_that_is_given_twice_is_read_once(folders, tmp_path):
