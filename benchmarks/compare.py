@@ -333,17 +333,13 @@ def evaluate_run(
     loaded = random_encoder(run, bindings["RANDOM_SEED"])
   else:
     loaded = vmsst.load(run if encoder == "trained" else encoder)
+  benchmarks = comparison_tasks.benchmarks_of(columns, seen)
+  # A benchmark may have no task in these languages, but its data must exist.
+  root = pathlib.Path(data_root)
+  if absent := list(filter(None, (suite.absence(each, root) for each in benchmarks))):
+    raise errors.InputError("; ".join(absent))
   with tempfile.TemporaryDirectory() as folder:
-    found = suite.evaluate(
-      loaded,
-      comparison_tasks.benchmarks_of(columns, seen),
-      data_root,
-      folder,
-      name=encoder,
-      seen=known,
-    )
-  if found["absent"]:
-    raise errors.InputError("; ".join(found["absent"].values()))
+    found = suite.evaluate(loaded, benchmarks, root, folder, name=encoder, seen=known)
   results = {key: suite.results_of(each) for key, each in found["benchmarks"].items()}
   scores, details = comparison_tasks.scores(columns, results, seen)
   metrics = training_metrics(run) if encoder == "trained" else []
@@ -489,9 +485,12 @@ def compare(options: argparse.Namespace) -> None:
       ]
     bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
     check_settings(run, {name: repr(x) for name, x in bindings.items()} | vocabulary)
-    if not (run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state").is_dir():
+    last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"
+    if not last.is_dir():
       own |= {name: bindings[name] for name in ("TRAIN_STEPS", "RANDOM_SEED")}
       train(row.gin_file, run, {"MODEL_DIR": str(run), **places, **own})
+      if not last.is_dir():  # SIGTERM ends training without an error
+        raise SystemExit(f"training of {run} was stopped; rerun the same command to resume")
     encoders = {"evaluation": "trained"}
     if row.baseline and (not comparison.from_teacher or seed == options.seeds[0]):
       encoders = {"baseline": teacher if comparison.from_teacher else "untrained", **encoders}

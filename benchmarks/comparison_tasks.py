@@ -143,7 +143,7 @@ def scores(
   """
   values, names = {}, {}
   for name, column in columns.items():
-    kept = [x for x in results[column.benchmark] if column.keep(x, seen)]
+    kept = [x for x in results.get(column.benchmark, ()) if column.keep(x, seen)]
     if kept:
       values[name] = sum(x.metrics[column.metric] for x in kept) / len(kept)
       names[name] = [x.name for x in kept]

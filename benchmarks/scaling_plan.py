@@ -6,6 +6,7 @@ assumptions are flags or in `ASSUMPTIONS`; `DEVICES` names the source of hardwar
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Sequence
 
 GB, TB = 1e9, 1e12
@@ -17,7 +18,27 @@ BATCH, PAIRS = 2048, 216_000_000
 PARAMETERS = 2_029_752_832  # from --dry_run
 QUESTIONS = 65_000_000  # PAQ (VMSST paper, section 6.1)
 QUERIES = 3_610 + 26 * 6_758  # NQ test questions, and MKQA ones with an answer in 26 languages
+# How PAQ is searched (search/device_search.py): queries and questions compared at once, and
+# questions per query that are compared again in float32.
+QUERY_BLOCK, TARGET_BLOCK, CANDIDATES = 1 << 15, 1 << 13, 8
 VOCABULARY_CHUNK = 512  # tokens whose logits a device holds at a time (losses/vocabulary.py)
+
+# Internet scale: sentences to encode, and sentences per side to mine.
+SENTENCES, SIDE = 1_000_000_000, 100_000_000
+# Measured on one worker of 2 cores (docs/performance.md): sentences and similarities per second.
+MT5_SMALL_PER_S = 426
+EXACT_PER_S = 100_000**2 / 134.8
+# Vectors of width 1,024 that one core prepares per second: `exact_search.DistinctVectors`.
+PREPARED_PER_S = 340_000
+# Measured by benchmarks/index_search.py ("rates") on 2 busy cores, 100,000 vectors of width 512.
+SECONDS_PER_CODE = 3.28e-8
+SECONDS_PER_RESCORING = 1.11e-4
+FILLED_PER_S = 24_400
+CPU_FLOPS = 108e9
+INDEX_BYTES = 64 + 8  # a code and a row number
+# Assumed.
+CPU_PRICE = 0.1  # US dollars per hour of 2 cores
+FLOAT32_PASSES = 6  # matmuls in bfloat16 for one of XLA's highest precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +118,8 @@ ASSUMPTIONS = """\
   but the weight matmuls.
 - Collectives and matmuls overlap by half: a step takes the longer of the two plus half of the
   shorter.
-- Questions have {tokens} tokens, padding included. Vectors are float16 on a disk with
-  {disk:.0f} GB/s; each is read once and compared with all queries.
+- PAQ's questions have {tokens} tokens, padding included. Each host sends {link:.0f} GB/s to its
+  chips. Nothing overlaps: encoding, preparing, sending and comparing follow each other.
 - Prices are list prices without discounts from public pages; they change, so check them.
 - Memory: reads and writes of kernels and parameters that matmuls wait for at worst; not added."""
 
@@ -203,26 +224,111 @@ def training_table(mfu: float) -> str:
   return _table(head, rows)
 
 
-def search_table(mfu: float, search_mfu: float, tokens: int, disk: float) -> str:
-  """Returns the times of encoding and searching all of PAQ."""
-  head = ["chips", "encode", "search: matmuls", "search: disk", "vectors fit in memory", "$"]
-  stored = QUESTIONS * D * 2
+def search_table(mfu: float, search_mfu: float, tokens: int, link: float) -> str:
+  """Returns the times of encoding and searching all of PAQ, as `vmsst eval` does.
+
+  A shard of questions is encoded, prepared on the host (lengths and hashes), sent once for every
+  block of queries, and compared in bfloat16. The scores, and the vectors of the candidates that are
+  compared again, pass through the main memory of the chips.
+  """
+  head = ["chips", "encode", "prepare", "send", "search: matmuls", "search: memory", "total", "$"]
   rows = []
+  sent = -(-QUERIES // QUERY_BLOCK) * QUESTIONS * D * 4
+  scores = 2 * 4 * QUESTIONS * QUERIES
+  candidates = QUERIES * QUESTIONS / TARGET_BLOCK * CANDIDATES * D * 4
   for name, chips in SEARCH:
     device = BY_NAME[name]
-    encode = QUESTIONS * encoder_flops(tokens) / chips / device.flops / mfu
-    matmuls = 2 * D * QUESTIONS * QUERIES / chips / device.flops / search_mfu
-    read = stored / (disk * GB)
-    fits = stored < 0.9 * chips * device.memory
-    total = encode + max(matmuls, read)
+    seconds = [
+      QUESTIONS * encoder_flops(tokens) / chips / device.flops / mfu,
+      QUESTIONS / PREPARED_PER_S,
+      sent / (link * GB),
+      2 * D * QUESTIONS * QUERIES / chips / device.flops / search_mfu,
+      # Each chip has its part of the targets of a block, and as many candidates as a single chip.
+      (scores / chips + candidates) / device.bandwidth,
+    ]
+    cost = sum(seconds) / 3600 * chips * device.price
+    rows.append([f"{chips} {name}", *map(_time, (*seconds, sum(seconds))), f"{cost:.2f}"])
+  return _table(head, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A large job.
+
+  Attributes:
+    name: Name.
+    worker: What a worker is.
+    work: Worker-seconds.
+    workers: Number of workers.
+    price: Assumed price of a worker in US dollars per hour.
+    stored: Bytes on disk.
+    measured: Whether the rate of a worker is measured; else it is an assumption.
+  """
+
+  name: str
+  worker: str
+  work: float
+  workers: int
+  price: float
+  stored: float
+  measured: bool
+
+
+def query_seconds(count: int) -> float:
+  """Returns the time of a query in the default index of `count` vectors of width 1,024.
+
+  Comparing the centers of lists takes FLOPs; scanning codes and comparing candidates take the
+  measured time each.
+  """
+  lists = 1 << math.ceil(math.log2(4 * math.sqrt(count)))
+  probes = max(16, math.isqrt(lists))
+  centers = 2 * (lists + D) * D / CPU_FLOPS  # and the rotation
+  return centers + probes * count / lists * SECONDS_PER_CODE + SECONDS_PER_RESCORING
+
+
+def jobs(mfu: float, search_mfu: float) -> list[Job]:
+  """Returns the jobs of the table: encoding, and mining exactly and with indexes."""
+  gpu = BY_NAME["H100 SXM"]
+  vectors = SENTENCES * D * 2
+  sides = 2 * SIDE * D * 2
+  codes = 2 * SIDE * INDEX_BYTES
+  h100 = gpu.flops * mfu / encoder_flops(T)
+  exact = gpu.flops * search_mfu / FLOAT32_PASSES / (2 * D)
+  fill = 2 * SIDE / FILLED_PER_S
+  return [
+    Job("encode, mt5-small", "2 cores", SENTENCES / MT5_SMALL_PER_S, 256, CPU_PRICE, vectors, True),
+    Job("encode, 24 layers", "H100", SENTENCES / h100, 8, gpu.price, vectors, False),
+    Job("mine exactly", "2 cores", SIDE**2 / EXACT_PER_S, 256, CPU_PRICE, sides, True),
+    Job("mine exactly", "H100", SIDE**2 / exact, 8, gpu.price, sides, False),
+    Job("fill two indexes", "2 cores", fill, 256, CPU_PRICE, sides + codes, True),
+    Job(
+      "mine with indexes",
+      "2 cores",
+      2 * SIDE * query_seconds(SIDE),
+      256,
+      CPU_PRICE,
+      sides + codes,
+      True,
+    ),
+  ]
+
+
+def jobs_table(mfu: float, search_mfu: float, efficiency: float) -> str:
+  """Returns workers, hours, bytes and cost of each job."""
+  head = ["job", "worker", "rate", "work", "workers", "time", "TB on disk", "$"]
+  rows = []
+  for job in jobs(mfu, search_mfu):
+    seconds = job.work / job.workers / efficiency
     rows.append(
       [
-        f"{chips} {name}",
-        _time(encode),
-        _time(matmuls),
-        _time(read),
-        "yes" if fits else "no: streamed",
-        f"{total / 3600 * chips * device.price:.2f}",
+        job.name,
+        job.worker,
+        "measured" if job.measured else "assumed",
+        f"{job.work / 3600:,.0f} h",
+        str(job.workers),
+        _time(seconds),
+        f"{job.stored / TB:.2f}",
+        f"{seconds / 3600 * job.workers * job.price:,.0f}",
       ]
     )
   return _table(head, rows)
@@ -235,7 +341,8 @@ def main() -> None:
   add("--mfu", type=float, default=0.4, help="MFU of training and encoding (default: 0.4)")
   add("--search_mfu", type=float, default=0.2, help="MFU of search (default: 0.2)")
   add("--tokens", type=int, default=16, help="tokens per question with padding (default: 16)")
-  add("--disk", type=float, default=2.0, help="disk bandwidth in GB/s (default: 2)")
+  add("--link", type=float, default=25.0, help="GB/s from host to chips (default: 25)")
+  add("--efficiency", type=float, default=0.85, help="of many workers (default: 0.85)")
   options = parser.parse_args()
   ours, dense = step_flops(), step_flops(dense=True)
   steps = PAIRS / BATCH
@@ -257,10 +364,14 @@ def main() -> None:
   encode = QUESTIONS * encoder_flops(options.tokens)
   print(
     f"PAQ: {encode:.2e} FLOPs to encode, {2 * D * QUESTIONS * QUERIES:.2e} to compare with "
-    f"{QUERIES:,} queries; {QUESTIONS * D * 2 / GB:.0f} GB of float16 vectors, "
-    f"{QUERIES * D * 4 / GB:.2f} GB of queries.\n"
+    f"{QUERIES:,} queries; {QUERIES * D * 4 / GB:.2f} GB of queries.\n"
   )
-  print(search_table(options.mfu, options.search_mfu, options.tokens, options.disk))
+  print(search_table(options.mfu, options.search_mfu, options.tokens, options.link))
+  print(
+    f"\nInternet scale: {SENTENCES / 1e9:.0f} billion sentences to encode, {SIDE / 1e6:.0f} "
+    f"million on each side to mine. A query in an index takes {1e3 * query_seconds(SIDE):.1f} ms.\n"
+  )
+  print(jobs_table(options.mfu, options.search_mfu, options.efficiency))
 
 
 if __name__ == "__main__":

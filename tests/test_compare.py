@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import pathlib
+import shutil
 import sys
 
 import line_files
@@ -161,9 +162,10 @@ def test_every_row_sets_what_its_files_say(modules):
 class Commands:
   """Replaces training and evaluation: records commands and writes their outputs."""
 
-  def __init__(self, allowed):
+  def __init__(self, allowed, stopped=False):
     self.done = []
     self.allowed = allowed
+    self.stopped = stopped  # whether training is, by SIGTERM
 
   def __call__(self, what, *command):
     if len(self.done) == self.allowed:
@@ -172,7 +174,8 @@ class Commands:
     flags = dict(part.lstrip("-").split("=", 1) for part in command if "=" in part)
     if "train" in command:
       run = pathlib.Path(flags["gin.MODEL_DIR"].strip("'"))
-      (run / f"checkpoint_{flags['gin.TRAIN_STEPS']}" / "state").mkdir(parents=True)
+      step = 3 if self.stopped else flags["gin.TRAIN_STEPS"]
+      (run / f"checkpoint_{step}" / "state").mkdir(parents=True)
       return
     run, untrained = pathlib.Path(flags["evaluate"]), flags["encoder"] != "trained"
     score = 10.0 if untrained else 50.0 + 2 * int(run.name[-1])
@@ -205,8 +208,8 @@ def compare(tmp_path, modules, monkeypatch):
   monkeypatch.setattr(vmsst, "gin_dir", lambda: tmp_path / "gin")
   line_files.write_lines(tmp_path / "out/vocabulary.model", ["a vocabulary"])
 
-  def run(allowed=None, steps=None, seeds=(0, 1), teacher=None):
-    commands = Commands(allowed)
+  def run(allowed=None, steps=None, seeds=(0, 1), teacher=None, stopped=False):
+    commands = Commands(allowed, stopped)
     monkeypatch.setattr(script, "run_command", commands)
     options = argparse.Namespace(
       comparison="some",
@@ -217,10 +220,10 @@ def compare(tmp_path, modules, monkeypatch):
       steps=steps,
       teacher=teacher,
     )
-    if allowed is None:
+    if allowed is None and not stopped:
       script.compare(options)
     else:
-      with pytest.raises(SystemExit, match="failed"):
+      with pytest.raises(SystemExit, match=r"failed|was stopped; rerun the same command to resume"):
         script.compare(options)
     return [what.replace(f"{tmp_path}/out/", "") for what in commands.done]
 
@@ -257,6 +260,11 @@ def test_an_interrupted_comparison_resumes_and_always_has_a_table(compare, tmp_p
   assert compare() == []
 
 
+def test_a_stopped_training_is_not_evaluated(compare):
+  assert compare(stopped=True) == ["training of contrastive/seed_0"]
+  assert compare()[:2] == ["training of contrastive/seed_0", "baseline of contrastive/seed_0"]
+
+
 def test_results_of_other_settings_are_refused(compare, tmp_path):
   compare(seeds=(0,))
   with pytest.raises(errors.InputError, match=r"seed_0 .*TRAIN_STEPS was 7, is 8"):
@@ -272,3 +280,24 @@ def test_results_of_other_settings_are_refused(compare, tmp_path):
 def test_a_teacher_is_required_only_if_it_is_used(compare):
   with pytest.raises(errors.InputError, match="some does not use --teacher"):
     compare(teacher="somewhere")
+
+
+def test_a_table_has_no_score_without_data_in_the_languages(
+  data_folder, modules, tmp_path, monkeypatch
+):
+  script, tasks = modules
+  line_files.write_lines(data_folder / "bitext/spa-eng.tsv", ["spa 1\teng 1"])
+  for code in ("spa", "eng"):
+    line_files.write_lines(
+      data_folder / f"tatoeba/tatoeba.spa-eng.{code}.gz", [f"{code} {i}" for i in range(20)]
+    )
+  run = tmp_path / "run"
+  line_files.write_lines(run / "config.gin", ["PATTERNS = ['bitext/spa-eng.tsv']"])
+  line_files.write_lines(run / "settings.json", ["{}"])
+  monkeypatch.setattr(script.vmsst, "load", lambda path: Encoder())
+  columns = tasks.SUITES["batches"]
+  found = script.evaluate_run(run, str(data_folder), columns, "a folder")
+  assert found["scores"] == {"Tatoeba seen": 100}
+  shutil.rmtree(data_folder / "mining")
+  with pytest.raises(errors.InputError, match=r"no folder .*mining"):
+    script.evaluate_run(run, str(data_folder), columns, "a folder")

@@ -24,6 +24,7 @@ def plan(monkeypatch):
   del sys.modules["scaling_plan"]
 
 
+@pytest.mark.slow
 def test_flops_of_a_step_equal_those_of_a_dry_run(plan, monkeypatch):
   sizes = {"D": 64, "F": 176, "L": 2, "V": 512, "T": 16}
   for name, value in sizes.items():
