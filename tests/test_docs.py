@@ -207,3 +207,28 @@ def test_the_site_builds(tmp_path):
     "reference/api/vmsst.tasks.bitext": "TASK_FEATURE_LENGTHS",
   }.items():
     assert text in (tmp_path / page / "index.html").read_text(encoding="utf-8")
+
+
+def message_parts():
+  """Returns the constant text of all strings of the packages, with a line break between them."""
+  texts = []
+  for path in api.modules().values():
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+      if isinstance(node, ast.JoinedStr):
+        values = (x.value if isinstance(x, ast.Constant) else "\n" for x in node.values)
+        texts.append("".join(values))
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        texts.append(node.value)
+  return "\n".join(texts)
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+  known, tried = message_parts(), 0
+  page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+  for row in re.findall(r"^\| (`.*?`.*?) \|", page, re.MULTILINE):
+    for message in re.findall(r"`([^`]*(?:\.\.\.|:)[^`]*)`", row):
+      for part in re.split(r"\.\.\.|=", message):
+        if len(part.strip(" ,(:;")) > 8:
+          tried += 1
+          assert part.strip(" ,(:;") in known, f"{message}: {part!r}"
+  assert tried > 20

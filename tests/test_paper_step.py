@@ -25,7 +25,15 @@ def paper_step(monkeypatch):
     del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["vmsst_6l", "bitranslation_6l", "contrastive_6l", "ems"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "vmsst_6l",
+    pytest.param("bitranslation_6l", marks=pytest.mark.slow),
+    pytest.param("contrastive_6l", marks=pytest.mark.slow),
+    "ems",
+  ],
+)
 def test_model_flops_agree_with_xla(name, paper_step):
   # Wide enough that elementwise operations, which XLA counts too, are few.
   size = dataclasses.replace(

@@ -5,6 +5,7 @@ print their arguments. Blocks that need the network or a TPU, as their paragraph
 parsed.
 """
 
+import itertools
 import pathlib
 import re
 import shlex
@@ -87,7 +88,20 @@ def stand_ins(folder):
   }
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line_{block.line}")
+@pytest.mark.parametrize(
+  "block",
+  [
+    pytest.param(
+      block,
+      id=f"line_{block.line}",
+      # In every test run: training, loading, embedding, searching and mining.
+      marks=[] if "vmsst translate" not in whole else pytest.mark.slow,
+    )
+    for block, whole in zip(
+      BLOCKS, itertools.accumulate(block.text for block in BLOCKS), strict=True
+    )
+  ],
+)
 def test_a_block_runs(block, place, has_run):
   run_up_to(block, place, has_run)
 
