@@ -5,7 +5,8 @@
       nodes.kill_worker()
       assert driver.wait() == 0
 
-The cluster runs in a process of its own: `python ray_clusters.py`.
+The cluster runs in a process of its own, `python ray_clusters.py`, which prints the address of the
+cluster and a process id for each node. It adds a node for each line that it reads.
 """
 
 import contextlib
@@ -34,14 +35,26 @@ class Nodes:
     raylets: Process ids of the nodes; the first has the cluster's control store.
   """
 
-  def __init__(self, address, raylets, environment):
-    self.address = address
-    self.raylets = raylets
+  def __init__(self, keeper, environment):
+    self.address = _answer(keeper)
+    self.raylets = [_answer(keeper) for _ in range(_NODES)]
+    self._keeper = keeper
     self._environment = environment
+    self._drivers = []
 
   def driver(self, argv, **options):
-    """Starts a process that uses the cluster."""
-    return subprocess.Popen(argv, env=self._environment, text=True, **options)
+    """Starts a process that uses the cluster, after replacing killed nodes."""
+    while len(self.raylets) < _NODES:
+      print(file=self._keeper.stdin, flush=True)
+      self.raylets.append(_answer(self._keeper))
+    self._drivers.append(subprocess.Popen(argv, env=self._environment, text=True, **options))
+    return self._drivers[-1]
+
+  def kill_drivers(self):
+    """Kills the drivers that a failed test left."""
+    for driver in self._drivers:
+      driver.kill()
+      driver.wait()
 
   def kill_worker(self):
     """Kills a process that is doing a task, of any of the nodes."""
@@ -67,7 +80,8 @@ class Nodes:
 def cluster():
   """Yields a cluster of three nodes with one CPU each."""
   folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Paths of sockets must be short.
-  environment = _environment()
+  environment = _environment() | {"RAY_TMPDIR": folder}
+  pathlib.Path(folder, "ray").mkdir()  # A cluster's address is written into it.
   log = pathlib.Path(folder, "log")
   with log.open("w") as errors:
     keeper = subprocess.Popen(
@@ -79,14 +93,21 @@ def cluster():
       env=environment,
     )
   try:
-    line = keeper.stdout.readline()
-    assert line, log.read_text()[-3000:]
-    yield Nodes(**json.loads(line), environment=environment)
+    try:
+      nodes = Nodes(keeper, environment)
+    except json.JSONDecodeError as error:
+      raise RuntimeError(log.read_text()[-3000:]) from error
+    yield nodes
+    nodes.kill_drivers()
   finally:
     keeper.stdin.close()
     keeper.wait(timeout=60)
     keeper.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer(keeper):
+  return json.loads(keeper.stdout.readline())
 
 
 def _environment():
@@ -138,11 +159,16 @@ def _main(folder):
     initialize_head=True,
     head_node_args={**options, "include_dashboard": False, "temp_dir": folder},
   )
-  nodes = [made.head_node, *(made.add_node(**options) for _ in range(_NODES - 1))]
-  made.wait_for_nodes()
-  raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
-  print(json.dumps({"address": made.address, "raylets": raylets}), flush=True)
-  sys.stdin.read()
+
+  def tell(node):
+    print(node.all_processes["raylet"][0].process.pid, flush=True)
+
+  print(json.dumps(made.address), flush=True)
+  tell(made.head_node)
+  for _ in range(_NODES - 1):
+    tell(made.add_node(**options))
+  for _ in sys.stdin:
+    tell(made.add_node(**options))
   made.shutdown()
 
 
