@@ -114,7 +114,8 @@ def _ems_row(label: str, variant: str | None = None) -> Row:
 
 
 def _batches_row(label: str, *, grouped: bool) -> Row:
-  bindings = {"GROUP_BY_LENGTH": grouped, "EVAL_PERIOD": "%TRAIN_STEPS"}
+  steps = {"TRAIN_STEPS": 500, _DECAY: 1 / 400, "EVAL_PERIOD": "%TRAIN_STEPS"}
+  bindings = {"GROUP_BY_LENGTH": grouped, **steps}
   return Row(label, "contrastive_small.gin", bindings=bindings)
 
 
