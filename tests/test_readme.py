@@ -94,8 +94,8 @@ def stand_ins(folder):
     pytest.param(
       block,
       id=f"line_{block.line}",
-      # In every test run: training, loading, embedding, searching and mining.
-      marks=[] if "vmsst translate" not in whole else pytest.mark.slow,
+      # In every test run: training and loading.
+      marks=[] if "vmsst embed" not in whole else pytest.mark.slow,
     )
     for block, whole in zip(
       BLOCKS, itertools.accumulate(block.text for block in BLOCKS), strict=True
