@@ -13,9 +13,9 @@ from trials import Reader
 
 from vmsst.bitext import formats, readers
 from vmsst.evaluation import benchmarks
-from vmsst.evaluation.benchmarks import documents, questions
+from vmsst.evaluation.benchmarks import documents, knowledge_search, questions
 from vmsst.evaluation.report import reading
-from vmsst.files import text_fields
+from vmsst.files import line_spans, text_fields
 from vmsst.tasks.opus import recipes, releases
 from vmsst.text import input_texts
 
@@ -202,7 +202,11 @@ def _benchmark_readers() -> Iterator[Reader]:
   yield Reader(
     "benchmark questions: knowledge base",
     {"a.tsv": _lines("who?\t['he', 'she']", "why?\tso", "x\t[1"), "b.jsonl": nq},
-    lambda folder: list(questions.knowledge_base([folder / "a.tsv", folder / "b.jsonl"])),
+    lambda folder: [
+      pair
+      for span in line_spans.cut([str(folder / "a.tsv"), str(folder / "b.jsonl")], 2).spans
+      for pair in knowledge_search.parse(span)
+    ],
   )
   yield _bench(
     "mkqa_small",

@@ -1,5 +1,7 @@
 """Inputs of the commands that do their work in units; the paths are relative to the folder."""
 
+import itertools
+import json
 import subprocess
 import sys
 
@@ -65,6 +67,20 @@ def search(folder):
   command = [sys.executable, "-m", "vmsst.cli", "embed", "encoder", "corpus.txt", "vectors"]
   subprocess.run(command, cwd=folder, check=True, capture_output=True)
   return ["search", "queries.txt", "corpus.txt", "vectors", "--count=2", "--output=out/found"]
+
+
+def evaluate(folder):
+  """Writes an encoder, a knowledge base and questions; returns the arguments that evaluate it."""
+  embed_lines.make_encoder(folder / "encoder")
+  lines = [*embed_lines.make_lines(60_000)]
+  for number in range(6):
+    own = lines[10_000 * number : 10_000 * (number + 1)]
+    records = (json.dumps({"question": x, "answer": str(i % 9)}) for i, x in enumerate(own))
+    line_files.write_lines(folder / "data" / "paq" / f"{number}.jsonl.gz", records)
+  records = (json.dumps({"question": f"{x}?", "answer": [str(i % 9)]}) for i, x in enumerate(lines))
+  questions = itertools.islice(records, 300)
+  line_files.write_lines(folder / "data" / "nq" / "NQ-open.dev.jsonl", questions)
+  return ["eval", "--encoder=encoder", "--suite=questions", "--data=data", "--out=out"]
 
 
 def _vectors(seed):

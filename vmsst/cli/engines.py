@@ -94,3 +94,11 @@ def chosen(args: argparse.Namespace) -> "Engine":
     return ray_cluster.Ray(args.ray_address, args.workers, args.gpus_per_worker)
   workers = args.workers or args.local_workers or os.cpu_count() or 1
   return local.Local(workers, args.gpus_per_worker)
+
+
+def leave_accelerators(engine: "Engine") -> None:
+  """Keeps this process off accelerators if others do the work."""
+  if not engine.in_process:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")

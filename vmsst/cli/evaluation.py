@@ -1,9 +1,11 @@
 """`vmsst eval` and `vmsst report`."""
 
 import argparse
+import functools
 import sys
 
 from vmsst import errors
+from vmsst.cli import engines
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1
 from vmsst.files import storage
 
@@ -48,6 +50,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     "third, are wrong (default: %(default)s)",
   )
   add("--list", action="store_true", help="print the benchmarks and their files, and exit")
+  engines.add_arguments(parser)
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -63,6 +66,8 @@ def _eval(args: argparse.Namespace) -> None:
     if getattr(args, name) is None:
       raise errors.InputError(f"--{name} is missing: give it, or --list")
   chosen = benchmarks.get_benchmarks(args.suite, mkqa_questions=args.mkqa_questions)
+  engine = engines.chosen(args)
+  engines.leave_accelerators(engine)
   name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}
@@ -78,7 +83,9 @@ def _eval(args: argparse.Namespace) -> None:
     name=name,
     seen=seen,
     report=say,
-    engine=device_search.engine(),
+    compare=device_search.engine(),
+    engine=engine,
+    load=functools.partial(loading.open_encoder, name, max_length=args.max_length),
   )
   path = storage.path(args.out) / suite.RESULTS_FILE
   print(suite.format_table(found))

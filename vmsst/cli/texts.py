@@ -9,7 +9,7 @@ from vmsst.cli import engines
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
 
 if TYPE_CHECKING:
-  from vmsst.units.engines import Engine
+  pass
 
 _TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
 
@@ -48,14 +48,6 @@ def _computing_arguments(parser: argparse.ArgumentParser) -> None:
     help="compute dtype (default: as in training)",
   )
   _batch_size_argument(parser)
-
-
-def _leave_accelerators(engine: "Engine") -> None:
-  """Keeps this process off accelerators if others do the work."""
-  if not engine.in_process:
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
 
 
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +119,7 @@ def _embed(args: argparse.Namespace) -> None:
     raise errors.InputError(
       f"{args.file[0]} and the other files have texts in different fields; give --field"
     )
-  _leave_accelerators(engine)
+  engines.leave_accelerators(engine)
   name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
   options = {
     "field": fields.pop(),
@@ -352,7 +344,7 @@ def _mine(args: argparse.Namespace) -> None:
     )
   for path in paths:
     bitext_mining.check_sentences(path)
-  _leave_accelerators(engine)
+  engines.leave_accelerators(engine)
   if args.encoder:
     name, encoder = loading.open_encoder(args.encoder)
     for path, folder, language in zip(paths, folders, args.languages, strict=True):
@@ -431,7 +423,7 @@ def _search(args: argparse.Namespace) -> None:
   engine = engines.chosen(args)
   if not engine.in_process and args.output == outputs.STANDARD:
     raise errors.InputError("several processes need a file; give --output, or omit --workers")
-  _leave_accelerators(engine)
+  engines.leave_accelerators(engine)
   corpus = embedded_text.open_text(args.corpus, args.vectors)
   queries = read_lines(args.queries)
   path = args.encoder or corpus.encoder.get("name")

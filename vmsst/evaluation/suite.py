@@ -11,9 +11,6 @@ import itertools
 import json
 import math
 import os
-import pathlib
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,13 +19,16 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import data_digests, results_files
-from vmsst.files import input_files, storage
+from vmsst.files import storage
 from vmsst.search import exact_search
-from vmsst.vectors import encoding
+from vmsst.units import engines, local
+from vmsst.vectors import encoder_sources, encoding, text_embedding
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"
 _NAMED = 5  # Missing sets named in a table.
+# Folders of unfinished work in the output folder: one per benchmark, and one of vectors of texts.
+_UNFINISHED, _TEXTS = "unfinished", "texts.vectors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Tools:
   """Tools for a `LargeTask`.
 
   Attributes:
-    embed: Maps texts to vectors.
-    folder: For unfinished work; may not exist yet.
+    embed: Maps texts to vectors; has the encoder and the engine for other units of work.
+    folder: For unfinished work, local or in an object store; may not exist yet.
     report: Receives progress lines.
-    engine: Compares vectors.
+    compare: Compares vectors.
   """
 
-  embed: Embed
-  folder: pathlib.Path
+  embed: "Embedder"
+  folder: storage.Path
   report: Callable[[str], None] = lambda line: None
-  engine: exact_search.Engine = exact_search.compare
+  compare: exact_search.Engine = exact_search.compare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +213,9 @@ def evaluate(
   name: str,
   seen: Iterable[languages.Language] | None = None,
   report: Callable[[str], None] = lambda line: None,
-  engine: exact_search.Engine = exact_search.compare,
+  compare: exact_search.Engine = exact_search.compare,
+  engine: engines.Engine | None = None,
+  load: Callable[[], tuple[str, Any]] | None = None,
 ) -> dict[str, Any]:
   """Evaluates an encoder on benchmarks and writes `output`/results.json.
 
@@ -229,18 +231,25 @@ def evaluate(
     benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them; those without folders are
       listed as absent.
     data_root: Data folder, local or in an object store, with one folder per benchmark.
-    output: Output folder, local or in an object store. Nothing is written before the first result.
-      In a local one, a large benchmark that is interrupted resumes; in a store, it starts over.
+    output: Output folder, local or in an object store. Other processes and the search in a
+      knowledge base keep unfinished work in it, from which a second call resumes; else nothing is
+      written before the first result.
     name: Name of the encoder; `output` must not have results of another one.
     seen: Languages of the training data, if known.
     report: Receives progress lines.
-    engine: Compares the vectors of large benchmarks.
+    compare: Compares the vectors of large benchmarks; must be picklable if the engine has other
+      processes.
+    engine: Where to embed texts and to search knowledge bases; None: in this process. The results
+      are the same.
+    load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
+      any.
 
   Returns:
     The content of results.json: `encoder` (`name` and `digest`), `max_length` (tokens at which it
     cuts texts, if known), `seen` (names of languages or None), `absent` and `failed` (reasons by
     benchmark) and `benchmarks`, all in `output`: for each `title`, `summary`, `missing`, `results`
-    (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`), `data` (`name` of the folder,
+    (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`; the search in a knowledge
+    base counts as scoring, with its embedding), `data` (`name` of the folder,
     `digest` of the files) and `options` (choices in its protocol).
 
   Raises:
@@ -303,24 +312,24 @@ def evaluate(
     return {**settings, "absent": absent, "failed": failed, "benchmarks": found}
 
   vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
-  embed = Embedder(encoder)
-  with _unfinished_folder(output) as unfinished:
-    for key, own in waiting.items():
-      identity = [made_by.get("digest", name), own.data["digest"], own.benchmark.options]
-      digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-      tools = Tools(embed, unfinished / key / digest, report, engine)
-      try:
-        found = _run_one(tools, embed, vectors, own, known)
-      except UnusableEncoderError:
-        raise
-      except ValueError as error:
-        failed[key] = " ".join(str(error).split()) or type(error).__name__
-        report(f"{key}: failed: {failed[key]}")
-        continue
-      done[key] = found
-      folder.save(key, found)
-      folder.write_results(results())
-      _remove_unfinished(unfinished / key)
+  unfinished = storage.path(output) / _UNFINISHED
+  embed = Embedder(encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS)
+  for key, own in waiting.items():
+    identity = [made_by.get("digest", name), own.data["digest"], own.benchmark.options]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    tools = Tools(embed, unfinished / key / digest, report, compare)
+    try:
+      found = _run_one(tools, embed, vectors, own, known)
+    except UnusableEncoderError:
+      raise
+    except ValueError as error:
+      failed[key] = " ".join(str(error).split()) or type(error).__name__
+      report(f"{key}: failed: {failed[key]}")
+      continue
+    done[key] = found
+    folder.save(key, found)
+    folder.write_results(results())
+    _remove_unfinished(unfinished, key)
   if failed and not set(names) & set(done):
     reasons = "; ".join(f"{key}: {reason}" for key, reason in failed.items())
     raise errors.InputError(f"no benchmark could be evaluated: {reasons}")
@@ -360,24 +369,13 @@ def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mappin
   )
 
 
-@contextlib.contextmanager
-def _unfinished_folder(output: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-  """Yields the folder of unfinished work; a temporary one if the output is in a store.
-
-  Searches save their state often, and their arrays can be large.
-  """
-  if not storage.is_url(output):
-    yield pathlib.Path(output) / "unfinished"
-    return
-  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    yield pathlib.Path(folder) / "unfinished"
-
-
-def _remove_unfinished(folder: pathlib.Path) -> None:
+def _remove_unfinished(folder: storage.Path, key: str) -> None:
   """Removes the unfinished work of a benchmark, and the folder of all such work if it is empty."""
-  shutil.rmtree(folder, ignore_errors=True)
-  with contextlib.suppress(OSError):
-    folder.parent.rmdir()
+  for name in (key, _TEXTS):
+    storage.remove(folder / name)
+  if not storage.is_url(folder):
+    with contextlib.suppress(OSError):
+      folder.rmdir()
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
@@ -422,16 +420,42 @@ class UnusableEncoderError(errors.InputError):
 
 
 class Embedder:
-  """Calls an encoder, checks its vectors, and measures the time.
+  """Embeds texts, checks their vectors, and measures the time.
+
+  Args:
+    encoder: An object with `encode(texts)`.
+    name: Its name or path.
+    engine: Where to embed; None: in this process.
+    load: Returns name and encoder in other processes.
+    folder: Folder for the vectors of other processes.
 
   Attributes:
-    seconds: Time in the encoder so far.
+    source: Opens the encoder in any process.
+    engine: The engine.
+    seconds: Time of embedding so far.
   """
 
-  def __init__(self, encoder: Any):
+  def __init__(
+    self,
+    encoder: Any,
+    name: str = "",
+    *,
+    engine: engines.Engine | None = None,
+    load: Callable[[], tuple[str, Any]] | None = None,
+    folder: str | os.PathLike[str] = "",
+  ):
+    self.source = encoder_sources.of(encoder, name, load)
+    self.engine = engine or local.Local()
     self.seconds = 0.0
     self._encoder = encoder
+    self._folder = os.fspath(folder)
     self._width = 0
+
+  def opened(self) -> contextlib.AbstractContextManager[None]:
+    """Lets units use the encoder if they are made in this process."""
+    if not self.engine.in_process:
+      return contextlib.nullcontext()
+    return encoder_sources.using(self.source, self._encoder)
 
   def __call__(self, side: Side) -> np.ndarray:
     """Returns the vectors of texts in one language, [N, D]."""
@@ -445,25 +469,19 @@ class Embedder:
       ValueError: some are not, or the array has another shape.
     """
     start = time.perf_counter()
-    with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
-      vectors_ND = encoding.encode(self._encoder, texts, language=codes)
+    try:
+      with self.opened():
+        vectors_ND = text_embedding.embed(self.source, texts, codes, self._folder, self.engine)
+    except text_embedding.NotFiniteError as error:
+      if self._width or not error.every:
+        raise
+      raise UnusableEncoderError(f"{error}, as do all others: its training has diverged?") from None
     self.seconds += time.perf_counter() - start
     width = vectors_ND.shape[1]
     if not width or width != (self._width or width):
       before = f" after those of width {self._width}" if self._width else ""
       raise ValueError(f"the encoder returned vectors of width {width}{before}")
-    # Up to here the norm is finite in float32.
-    finite_N = (np.abs(vectors_ND) <= np.finfo(np.float32).max / width**0.5).all(axis=1)
-    if finite_N.any():
-      self._width = width
-    if not finite_N.all():
-      shown = input_files.shown(texts[int(np.argmin(finite_N))])
-      problem = (
-        f"the encoder's vector of {shown} contains a value that is not finite or is too large"
-      )
-      if self._width:
-        raise ValueError(problem)
-      raise UnusableEncoderError(f"{problem}, as do all others: its training has diverged?")
+    self._width = width
     return vectors_ND
 
 

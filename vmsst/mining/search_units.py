@@ -126,11 +126,10 @@ class SearchQueries(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on; without the batch size, as in embedding."""
-    encoder = self.searcher.encoder
     return base.digest(
       "search",
       _FORMAT,
-      encoder.digest or encoder.name,
+      self.searcher.encoder.identity,
       self.searcher.digest,
       self.searcher.language,
       self.queries,

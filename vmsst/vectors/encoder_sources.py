@@ -25,6 +25,11 @@ class EncoderSource:
   digest: str
   load: Callable[[], tuple[str, Any]] | None = dataclasses.field(default=None, compare=False)
 
+  @property
+  def identity(self) -> str:
+    """What identifies the encoder, for the keys of units."""
+    return self.digest or self.name
+
   def open(self) -> Any:
     """Returns the encoder.
 

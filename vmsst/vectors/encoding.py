@@ -14,8 +14,14 @@ from vmsst.files import progress_bar
 from vmsst.text import length_limits
 
 
-def prepare(encoder: Any, texts: Sequence[str], language: str | None) -> Any:
-  """Returns texts as `encode` takes them, tokenized already if the encoder supports it."""
+def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:
+  """Returns texts as `encode` takes them, tokenized already if the encoder supports it.
+
+  Args:
+    encoder: An object with `encode(texts)`.
+    texts: The texts.
+    language: Code of their language, or a code for each.
+  """
   if hasattr(encoder, "prepare"):
     return encoder.prepare(texts, language=language)
   return texts

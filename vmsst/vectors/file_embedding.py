@@ -62,7 +62,7 @@ class EmbedShard(base.StagedUnit):
     return base.digest(
       "embed",
       _FORMAT,
-      self.encoder.digest or self.encoder.name,
+      self.encoder.identity,
       self.span.digest,
       self.span.first == 1,  # A byte order mark is removed there.
       self.field,

@@ -1,5 +1,6 @@
 """Commands on all engines, also with parts of a Ray cluster killed, write what one process does."""
 
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ KILLED = {
   unit_commands.embed: ("vectors-*.npy.json", 2),
   unit_commands.mine: ("block-*.npz.json", 2),
   unit_commands.search: ("queries-*.jsonl.json", 1),
+  unit_commands.evaluate: ("best-*.npz.json", 1),
 }
 # An index of this size is built too quickly to be killed.
 COMMANDS = [*KILLED, unit_commands.index]
@@ -27,9 +29,12 @@ def nodes():
 
 
 def contents(folder):
-  """Returns the files that a command has written, without the paths of its folder."""
+  """Returns the files that a command has written, without the paths of its folder and times."""
   found = killed_commands.contents(folder / "out")
-  return {path: content.replace(str(folder).encode(), b"") for path, content in found.items()}
+  return {
+    path: re.sub(rb'"seconds": \{[^}]*\}', b"", content.replace(str(folder).encode(), b""))
+    for path, content in found.items()
+  }
 
 
 @pytest.fixture(scope="module")

@@ -28,3 +28,12 @@ def text(record: dict[str, Any], name: str, place: str) -> str:
   if not input_files.is_text(value):
     raise errors.InputError(f"{place}: no text under {name!r}; it has {', '.join(record)}")
   return str(value)
+
+
+def text_list(record: dict[str, Any], name: str, place: str) -> list[str]:
+  """Returns a field with a text or a list of texts; raises InputError if it has neither."""
+  value = record.get(name)
+  found = [value] if isinstance(value, str) else value
+  if not isinstance(found, list) or not found or not all(isinstance(x, str) for x in found):
+    raise errors.InputError(f"{place}: {name!r} is neither a text nor a list of texts")
+  return found

@@ -5,26 +5,20 @@ or MKQA counts if the nearest of PAQ's 65 million questions has the right answer
 small task of our own: finds MKQA's questions in English, among those and the questions of NQ.
 """
 
-import ast
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from vmsst import errors
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files, json_lines
+from vmsst.evaluation.benchmarks import averages, files, json_lines, knowledge_search
 from vmsst.evaluation.metrics import answers, retrieval
-from vmsst.files import storage, text_files
-from vmsst.search import exact_search, resumable_search
-
-SHARD = 1 << 16
-"""Questions of the knowledge base in memory at once."""
+from vmsst.files import storage
+from vmsst.search import exact_search
 
 # fmt: off
 MKQA_LANGUAGES = (
@@ -72,7 +66,7 @@ def nq_open(path: storage.Path) -> Questions:
   found = Questions("nq", "en", [], [])
   for place, record in json_lines.records(path):
     found.texts.append(json_lines.text(record, "question", place))
-    found.gold.append(answers.normalized_set(_answer_list(record, place)))
+    found.gold.append(answers.normalized_set(json_lines.text_list(record, "answer", place)))
   return _not_empty(found, path)
 
 
@@ -107,124 +101,32 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
   return [_not_empty(own, path) for own in found.values()]
 
 
-def knowledge_base(
-  paths: Iterable[storage.Path], start: int = 0
-) -> Iterator[tuple[str, list[str]]]:
-  """Yields the questions of a knowledge base with their answers, from question `start` on.
-
-  Args:
-    paths: Plain or gzipped files, read in order: `.jsonl` as in PAQ, with an object of `question`
-      and `answer` (a text or a list) per line; or `.tsv` as in DPR, with question, TAB and answer
-      (a text, or a list in brackets).
-    start: Number of questions to skip.
-
-  Raises:
-    InputError: a file is broken.
-  """
-  for path in paths:
-    parse = _tsv_pair if files.plain_name(path).endswith(".tsv") else _json_pair
-    for number, line in enumerate(text_files.read_lines(str(path)), 1):
-      if start:
-        start -= 1
-      else:
-        yield parse(line, f"{path}:{number}")
-
-
 def knowledge_retrieval(
   tools: suite.Tools, *, sets: Sequence[Questions], paths: Sequence[storage.Path]
 ) -> list[suite.Result]:
   """Returns `accuracy`, R@1: how often the nearest question of a knowledge base has a right answer.
 
-  Reads, embeds and searches the knowledge base once for all sets, `SHARD` questions at a time.
-  Among equally near questions the first counts. After every shard the best question of each query
-  is saved in the folder of the tools; a second call resumes from there.
+  Reads, embeds and searches the knowledge base once for all sets. Among equally near questions the
+  first counts. A second call resumes from the folder of the tools.
 
   Args:
     tools: Embed texts and compare vectors.
     sets: The questions to search for.
-    paths: Files of the `knowledge_base`.
+    paths: Files of the knowledge base; see `knowledge_search.parse`.
 
   Raises:
-    InputError: a file is broken or empty, or the folder has a search with other settings.
+    InputError: a file is broken or empty, or a vector is not finite.
   """
-  identity = _identity(sets, paths)
-  path = tools.folder / "best.npz"
-  done, found = resumable_search.load_state(path, identity)
-  best = _Best(done, **found) if found else _Best.of(sum(len(each.texts) for each in sets))
+  queries = [suite.Side(own.language, own.texts) for own in sets]
   gold = [each for own in sets for each in own.gold]
-  pairs = knowledge_base(paths, best.done)
-  query = None
-  while shard := list(itertools.islice(pairs, SHARD)):
-    if query is None:
-      query = exact_search.DistinctVectors(
-        np.concatenate([tools.embed(suite.Side(own.language, own.texts)) for own in sets])
-      )
-    _search(tools, query, shard, gold, best)
-    resumable_search.save_state(path, identity, **dataclasses.asdict(best))
-    scores = ", ".join(f"{x} {y:.2f}" for x, y in _summarize(_results(sets, best), None).items())
-    tools.report(f"{best.done:,} questions of the knowledge base searched; so far {scores}")
-    del shard
-  if not best.done:
+  count, right_Q = knowledge_search.search(tools, queries, gold, paths)
+  if not count:
     raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
-  return _results(sets, best)
-
-
-@dataclasses.dataclass
-class _Best:
-  """The nearest question of each of Q queries among the first `done` of a knowledge base.
-
-  Attributes:
-    done: Number of questions searched.
-    score_Q: Cosine of the nearest question, float32.
-    right_Q: Whether that question has a right answer.
-  """
-
-  done: int
-  score_Q: np.ndarray
-  right_Q: np.ndarray
-
-  @classmethod
-  def of(cls, count: int) -> "_Best":
-    return cls(0, np.full(count, -np.inf, np.float32), np.zeros(count, bool))
-
-
-def _search(
-  tools: suite.Tools,
-  query: exact_search.DistinctVectors,
-  shard: Sequence[tuple[str, list[str]]],
-  gold: Sequence[frozenset[str]],
-  best: _Best,
-) -> None:
-  """Searches a shard and updates `best` with nearer questions."""
-  vectors_MD = exact_search.unit_rows(
-    tools.embed(suite.Side("en", [question for question, _ in shard]))
-  )
-  near = exact_search.nearest_in_blocks(query, [vectors_MD], engine=tools.engine)
-  index_N = near.index_NK[:, 0]
-  # Not the scores of the search: their rounding differs slightly from shard to shard.
-  score_N = _cosines(query, vectors_MD, index_N)
-  for row in np.flatnonzero(score_N > best.score_Q).tolist():
-    best.score_Q[row] = score_N[row]
-    best.right_Q[row] = answers.is_right(shard[index_N[row]][1], gold[row])
-  best.done += len(shard)
-
-
-def _cosines(
-  query: exact_search.DistinctVectors, vectors_MD: np.ndarray, index_N: np.ndarray
-) -> np.ndarray:
-  """Returns the cosine of every query with the vector found for it, float32 [N]."""
-  parts = []
-  for start in range(0, len(index_N), SHARD):
-    rows = slice(start, start + SHARD)
-    parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_N[rows]]))
-  return np.concatenate(parts)
-
-
-def _results(sets: Sequence[Questions], best: _Best) -> list[suite.Result]:
+  tools.report(f"{count:,} questions of the knowledge base searched")
   ends = np.cumsum([len(own.texts) for own in sets])[:-1]
   return [
     suite.Result(own.name, (own.language,), {"accuracy": 100 * float(right_N.mean())})
-    for own, right_N in zip(sets, np.split(best.right_Q, ends), strict=True)
+    for own, right_N in zip(sets, np.split(right_Q, ends), strict=True)
   ]
 
 
@@ -360,32 +262,6 @@ MKQA_SMALL = suite.Benchmark(
 )
 
 
-def _json_pair(line: str, place: str) -> tuple[str, list[str]]:
-  record = json_lines.parse(line, place)
-  return json_lines.text(record, "question", place), _answer_list(record, place)
-
-
-def _tsv_pair(line: str, place: str) -> tuple[str, list[str]]:
-  fields = line.split("\t")
-  if len(fields) != 2:
-    raise errors.InputError(f"{place}: {len(fields)} fields, not a question and its answer")
-  question, answer = fields
-  if not (answer.startswith("[") and answer.endswith("]")):
-    return question, [answer]
-  try:
-    return question, _answer_list({"answer": ast.literal_eval(answer)}, place)
-  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-    return question, [answer]
-
-
-def _answer_list(record: dict[str, Any], place: str) -> list[str]:
-  answer = record.get("answer")
-  found = [answer] if isinstance(answer, str) else answer
-  if not isinstance(found, list) or not found or not all(isinstance(x, str) for x in found):
-    raise errors.InputError(f"{place}: 'answer' is neither a text nor a list of texts")
-  return found
-
-
 def _english_answers(record: dict[str, Any], place: str) -> frozenset[str]:
   """Returns the normalized English answers; the set is empty if MKQA has none."""
   try:
@@ -400,13 +276,3 @@ def _not_empty(questions: Questions, path: storage.Path) -> Questions:
   if not questions.texts:
     raise errors.InputError(f"{path}: no questions with an answer")
   return questions
-
-
-def _identity(sets: Sequence[Questions], paths: Sequence[storage.Path]) -> str:
-  """Returns a digest of questions, answers, and names and sizes of the knowledge base's files."""
-  digest = hashlib.sha256()
-  for own in sets:
-    gold = [sorted(each) for each in own.gold]
-    digest.update(json.dumps([own.name, own.texts, gold]).encode())
-  digest.update(json.dumps([(path.name, storage.size(path)) for path in paths]).encode())
-  return digest.hexdigest()

@@ -21,8 +21,3 @@ def normalized(answer: str) -> str:
 def normalized_set(answers: Iterable[str]) -> frozenset[str]:
   """Returns the `normalized` answers."""
   return frozenset(map(normalized, answers))
-
-
-def is_right(answers: Iterable[str], gold: frozenset[str]) -> bool:
-  """Whether one of the answers, normalized, is among the gold answers, a `normalized_set`."""
-  return not gold.isdisjoint(map(normalized, answers))

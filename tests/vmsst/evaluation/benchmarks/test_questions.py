@@ -7,11 +7,13 @@ import fake_encoders
 import line_files
 import numpy as np
 import pytest
+import toy_units
 
 from vmsst import errors, languages
 from vmsst.evaluation import benchmarks, suite
-from vmsst.evaluation.benchmarks import questions
+from vmsst.evaluation.benchmarks import knowledge_search, questions
 from vmsst.search import exact_search
+from vmsst.vectors import text_embedding
 
 
 def signs(text, width):
@@ -79,13 +81,14 @@ def loops(encoder, queries, base):
 
 def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, monkeypatch):
   base = write_all(tmp_path)
-  monkeypatch.setattr(questions, "SHARD", 7)
+  monkeypatch.setattr(knowledge_search, "SHARD", 7)
   encoder = sign_encoder()
   (task,) = questions.QUESTIONS.read(tmp_path)
   told = []
   results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
-  assert encoder.sizes == [20, 11, 11, 11, *[7] * 7, 1]  # each set once, then shard by shard
-  assert told[-1].startswith("50 questions")
+  # Each set once, then 16 and 34 questions of two files, at most seven at a time.
+  assert encoder.sizes == [20, 11, 11, 11, 7, 7, 2, 7, 7, 7, 7, 6]
+  assert told == ["50 questions of the knowledge base searched"]
   kept = [i for i in range(12) if i != 3]
   expected = {
     "nq": loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base),
@@ -114,8 +117,8 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
 
 def test_queries_are_prepared_once(tmp_path, monkeypatch):
   """Vectors of queries are hashed once, not for every shard of the knowledge base."""
-  monkeypatch.setattr(questions, "SHARD", 7)
-  base = write_all(tmp_path)
+  monkeypatch.setattr(knowledge_search, "SHARD", 7)
+  write_all(tmp_path)
   hashed, inner = [], exact_search.DistinctVectors.__init__
 
   def init(self, rows, **options):
@@ -125,7 +128,7 @@ def test_queries_are_prepared_once(tmp_path, monkeypatch):
   monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
   measure(tmp_path, sign_encoder())
   queries = 20 + 3 * 11
-  assert hashed == [queries, *[7] * (len(base) // 7), len(base) % 7]
+  assert hashed == [queries, 7, 7, 2, 7, 7, 7, 7, 6]
 
 
 def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
@@ -159,33 +162,58 @@ class Killed(Exception):
 
 def test_a_killed_search_resumes_where_it_was(tmp_path, monkeypatch):
   write_all(tmp_path)
-  monkeypatch.setattr(questions, "SHARD", 8)
-  (task,) = questions.QUESTIONS.read(tmp_path)
-  whole = task.measure(suite.Tools(suite.Embedder(sign_encoder()), tmp_path / "whole"))
+  monkeypatch.setattr(knowledge_search, "SHARD", 8)
 
-  def stop(line):
-    if line.startswith("32 "):
+  def search(folder, encode=signs):
+    (task,) = questions.QUESTIONS.read(tmp_path)
+    encoder = fake_encoders.FakeEncoder(functools.partial(encode, width=16))
+    return task.measure(suite.Tools(suite.Embedder(encoder), folder)), encoder.sizes
+
+  def killed(text, width):
+    if text == "paq 40":
       raise Killed
+    return signs(text, width)
 
+  whole, _ = search(tmp_path / "whole")
   folder = tmp_path / "work"
   with pytest.raises(Killed):
-    task.measure(suite.Tools(suite.Embedder(sign_encoder()), folder, stop))
-  encoder = sign_encoder()
-  assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
-  assert encoder.sizes == [20, 11, 11, 11, 8, 8, 2]
-  encoder = sign_encoder()
-  assert task.measure(suite.Tools(suite.Embedder(encoder), folder)) == whole
-  assert encoder.sizes == []
+    search(folder, killed)
+  queries = [20, 11, 11, 11]
+  assert search(folder) == (whole, [*queries, 8, 2])
+  assert search(folder) == (whole, queries)
   with (tmp_path / "paq" / "b.tsv").open("a") as stream:
     stream.write("one more\tanswer\n")
-  with pytest.raises(errors.InputError, match=r"best\.npz is from an unfinished search with other"):
-    questions.QUESTIONS.read(tmp_path)[0].measure(
-      suite.Tools(suite.Embedder(sign_encoder()), folder)
-    )
+  changed, sizes = search(folder)
+  assert sizes == [*queries, 3]
+  assert changed == search(tmp_path / "new")[0]
+
+
+def load_encoder():
+  return "signs", sign_encoder()
+
+
+def test_other_processes_find_the_same(tmp_path, monkeypatch):
+  write_all(tmp_path)
+  monkeypatch.setattr(knowledge_search, "SHARD", 8)
+  monkeypatch.setattr(text_embedding, "WINDOW", 8)
+
+  def results(folder, encoder, **options):
+    out = tmp_path / folder
+    found = suite.evaluate(encoder, [questions.QUESTIONS], tmp_path, out, name="signs", **options)
+    assert not (out / "unfinished").exists()
+    return found["benchmarks"]["questions"]["results"]
+
+  encoder = sign_encoder()
+  engine = toy_units.Pickling()
+  assert results("there", encoder, engine=engine, load=load_encoder) == results(
+    "here", sign_encoder()
+  )
+  assert encoder.sizes == []
+  assert engine.done == 3 + 3 * 2 + 2 + 5  # of NQ, MKQA in three languages, and both files
 
 
 def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
-  monkeypatch.setattr(questions, "SHARD", 125)
+  monkeypatch.setattr(knowledge_search, "SHARD", 125)
   monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)  # scores take little next to vectors
   width, peaks = 1024, {}
 

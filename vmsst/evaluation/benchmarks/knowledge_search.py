@@ -1,0 +1,222 @@
+"""Searches a knowledge base of questions by units of work, each a span of its lines.
+
+Every unit embeds its questions, finds the nearest one to each query, and says whether its answer is
+right. Memory does not grow with the knowledge base.
+"""
+
+import ast
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import json_lines
+from vmsst.evaluation.metrics import answers
+from vmsst.files import atomic_files, line_spans, storage
+from vmsst.search import exact_search
+from vmsst.units import base, engines, kept_values
+from vmsst.vectors import encoder_sources, encoding, text_embedding
+
+SHARD = 1 << 16
+"""Lines of a unit, whose vectors are in memory at once."""
+
+_LANGUAGE = "en"
+_FORMAT = 1
+"""Version of the results; increase it if the same lines get others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Queries:
+  """Queries in a file that all processes see.
+
+  Attributes:
+    path: File of their unit vectors and right answers.
+    digest: Hash of the queries and answers.
+  """
+
+  path: str
+  digest: str
+
+  def open(self) -> tuple[exact_search.DistinctVectors, list[frozenset[str]]]:
+    """Returns the vectors, and the right answers of each; a process keeps them."""
+    return _queries.get(self, self._open)
+
+  def _open(self) -> tuple[exact_search.DistinctVectors, list[frozenset[str]]]:
+    with storage.open_binary(self.path) as stream:
+      found = np.load(stream, allow_pickle=False)
+      vectors_QD, gold = found["vectors"], json.loads(found["gold"].tobytes())
+    return exact_search.DistinctVectors(vectors_QD), [frozenset(each) for each in gold]
+
+
+_queries: kept_values.LastOpened[
+  Queries, tuple[exact_search.DistinctVectors, list[frozenset[str]]]
+] = kept_values.LastOpened()
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpan(base.StagedUnit):
+  """Writes the best question of a span for each query: its cosine, and whether it is right.
+
+  Attributes:
+    encoder: The encoder.
+    queries: The queries.
+    span: The lines, in one of the formats of `parse`.
+    compare: Compares vectors.
+    path: Output file.
+  """
+
+  encoder: encoder_sources.EncoderSource
+  queries: Queries
+  span: line_spans.Span
+  compare: exact_search.Engine
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    parts = ("knowledge", _FORMAT, self.encoder.identity, self.queries.digest, self.span.digest)
+    return base.digest(*parts)
+
+  def __str__(self) -> str:
+    return str(self.span)
+
+  def read(self) -> tuple[list[str], Any, list[list[str]]]:
+    """Returns the questions, also tokenized if the encoder supports it, and their answers."""
+    pairs = list(parse(self.span))
+    texts = [question for question, _ in pairs]
+    prepared = encoding.prepare(self.encoder.open(), texts, _LANGUAGE)
+    return texts, prepared, [answer for _, answer in pairs]
+
+  def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns float32 [Q] and bool [Q]. Among equally near questions the first counts."""
+    texts, tokens, found_answers = prepared
+    query, gold = self.queries.open()
+    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=_LANGUAGE)
+    text_embedding.check_finite(vectors_MD, texts)
+    vectors_MD = exact_search.unit_rows(vectors_MD)
+    near = exact_search.nearest_in_blocks(query, [vectors_MD], engine=self.compare)
+    index_Q = near.index_NK[:, 0]
+    found = {i: answers.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
+    right = (not found[i].isdisjoint(own) for i, own in zip(index_Q.tolist(), gold, strict=True))
+    # Not the scores of the search: their rounding differs slightly from span to span.
+    return _cosines(query, vectors_MD, index_Q), np.fromiter(right, bool, len(gold))
+
+  def write(self, computed: Any) -> dict[str, Any]:
+    """Writes the file."""
+    score_Q, right_Q = computed
+    with atomic_files.atomic_file(self.path, shared=True) as stream:
+      np.savez(stream, score=score_Q, right=right_Q)
+    return {}
+
+
+def search(
+  tools: suite.Tools,
+  queries: Sequence[suite.Side],
+  gold: Sequence[frozenset[str]],
+  paths: Sequence[storage.Path],
+) -> tuple[int, np.ndarray]:
+  """Returns the size of a knowledge base, and whether each query's nearest question is right.
+
+  Resumes after interruption from the folder of the tools.
+
+  Args:
+    tools: Embed texts and compare vectors.
+    queries: The queries, Q in all.
+    gold: The right answers of each query.
+    paths: Files of the knowledge base.
+
+  Returns:
+    Number of its questions, and bool [Q].
+
+  Raises:
+    InputError: a file is broken.
+    NotFiniteError: a vector is not finite.
+  """
+  folder = os.fspath(tools.folder)
+  cut = line_spans.cut(map(str, paths), SHARD, copies=folder)
+  stored = _store(tools, queries, gold, os.path.join(folder, "queries.npz"))
+  units = [
+    SearchSpan(
+      tools.embed.source,
+      stored,
+      span,
+      tools.compare,
+      os.path.join(folder, f"best-{number:05d}.npz"),
+    )
+    for number, span in enumerate(cut.spans)
+  ]
+  with tools.embed.opened():
+    engines.run("search", units, tools.embed.engine)
+  best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
+  for unit in units:
+    with storage.open_binary(unit.path) as stream:
+      found = np.load(stream, allow_pickle=False)
+      score_Q, own_Q = found["score"], found["right"]
+    nearer_Q = score_Q > best_Q
+    best_Q = np.where(nearer_Q, score_Q, best_Q)
+    right_Q = np.where(nearer_Q, own_Q, right_Q)
+  return cut.lines, right_Q
+
+
+def parse(span: line_spans.Span) -> Iterator[tuple[str, list[str]]]:
+  """Yields the questions of a knowledge base with their answers.
+
+  Args:
+    span: Lines of a plain or gzipped file: `.jsonl` as in PAQ, with an object of `question` and
+      `answer` (a text or a list) per line; or `.tsv` as in DPR, with question, TAB and answer (a
+      text, or a list in brackets).
+
+  Raises:
+    InputError: the file is broken.
+  """
+  of_line = _tsv_pair if span.name.removesuffix(".gz").endswith(".tsv") else _json_pair
+  for number, line in enumerate(span.read(), span.first):
+    yield of_line(line, f"{span.name}:{number}")
+
+
+def _store(
+  tools: suite.Tools, queries: Sequence[suite.Side], gold: Sequence[frozenset[str]], path: str
+) -> Queries:
+  """Writes the vectors of queries and their right answers; returns the file."""
+  answers_of = [sorted(each) for each in gold]
+  texts = [[each.language, list(each.texts)] for each in queries]
+  stored = Queries(path, base.digest(texts, answers_of))
+  vectors_QD = np.concatenate([tools.embed(each) for each in queries])
+  with atomic_files.atomic_file(path) as stream:
+    np.savez(stream, vectors=vectors_QD, gold=np.frombuffer(json.dumps(answers_of).encode(), "u1"))
+  return stored
+
+
+def _cosines(
+  query: exact_search.DistinctVectors, vectors_MD: np.ndarray, index_Q: np.ndarray
+) -> np.ndarray:
+  """Returns the cosine of every query with the vector found for it, float32 [Q]."""
+  parts = []
+  for start in range(0, len(index_Q), SHARD):
+    rows = slice(start, start + SHARD)
+    parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_Q[rows]]))
+  return np.concatenate(parts)
+
+
+def _json_pair(line: str, place: str) -> tuple[str, list[str]]:
+  record = json_lines.parse(line, place)
+  return json_lines.text(record, "question", place), json_lines.text_list(record, "answer", place)
+
+
+def _tsv_pair(line: str, place: str) -> tuple[str, list[str]]:
+  fields = line.split("\t")
+  if len(fields) != 2:
+    raise errors.InputError(f"{place}: {len(fields)} fields, not a question and its answer")
+  question, answer = fields
+  if not (answer.startswith("[") and answer.endswith("]")):
+    return question, [answer]
+  try:
+    return question, json_lines.text_list({"answer": ast.literal_eval(answer)}, "answer", place)
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+    return question, [answer]

@@ -1,0 +1,153 @@
+"""Computes the vectors of texts in memory by units of work, which any process can do."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.files import atomic_files, input_files, storage
+from vmsst.text import length_limits
+from vmsst.units import base, engines
+from vmsst.vectors import encoder_sources, encoding
+
+WINDOW = 1 << 14
+"""Texts of a unit."""
+_FORMAT = 1
+"""Version of the files; increase it if the same texts get other vectors."""
+
+
+class NotFiniteError(errors.InputError):
+  """An encoder's vectors contain a value that is not finite or too large.
+
+  Attributes:
+    every: Whether this holds for the vectors of all texts.
+  """
+
+  def __init__(self, text: str, every: bool):
+    super().__init__(
+      f"the encoder's vector of {input_files.shown(text)} contains a value that is not finite or "
+      "is too large"
+    )
+    self.text, self.every = text, every
+
+  def __reduce__(self) -> Any:
+    return type(self), (self.text, self.every)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedTexts(base.StagedUnit):
+  """Writes the vectors of texts, float32 [N, D].
+
+  Attributes:
+    encoder: The encoder.
+    texts: The texts.
+    languages: Code of each text's language.
+    path: Output file.
+  """
+
+  encoder: encoder_sources.EncoderSource
+  texts: tuple[str, ...]
+  languages: tuple[str, ...]
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    return base.digest("texts", _FORMAT, self.encoder.identity, self.texts, self.languages)
+
+  def __str__(self) -> str:
+    return f"{len(self.texts):,} texts"
+
+  def read(self) -> Any:
+    """Returns the texts, tokenized if the encoder supports it."""
+    return encoding.prepare(self.encoder.open(), list(self.texts), list(self.languages))
+
+  def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """Returns the vectors, and how many texts were cut."""
+    cut: list[tuple[int, int, int]] = []
+    with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
+      vectors_ND = encoding.encode(
+        self.encoder.open(),
+        prepared,
+        language=list(self.languages),
+        on_cut=lambda *counts: cut.append(counts),
+      )
+    check_finite(vectors_ND, self.texts)
+    return vectors_ND, cut
+
+  def write(self, computed: Any) -> dict[str, Any]:
+    """Writes the file; returns how many texts were cut."""
+    vectors_ND, cut = computed
+    with atomic_files.atomic_file(self.path, shared=True) as stream:
+      np.save(stream, vectors_ND)
+    return {"cut": cut}
+
+
+def embed(
+  encoder: encoder_sources.EncoderSource,
+  texts: Sequence[str],
+  languages: Sequence[str],
+  folder: str | os.PathLike[str],
+  engine: engines.Engine,
+) -> np.ndarray:
+  """Returns the vectors of texts, float32 [N, D]; the same for every engine.
+
+  Args:
+    encoder: The encoder.
+    texts: N texts.
+    languages: Code of each text's language.
+    folder: Folder for the vectors that other processes compute, which they must see too. Finished
+      ones are kept in it; rerun to resume. Unused if the engine has no other processes.
+    engine: Where to compute.
+
+  Raises:
+    NotFiniteError: a value is not finite, or too large for a norm in float32.
+    InputError: a unit failed.
+    ValueError: the encoder returns arrays of another shape.
+  """
+  units = [_unit(encoder, texts, languages, start, folder) for start in _starts(len(texts))]
+  if engine.in_process:
+    computed = [unit.compute(unit.read()) for unit in units]
+    vectors = [vectors_ND for vectors_ND, _ in computed]
+    cuts = [cut for _, cut in computed]
+  else:
+    cuts = [made["cut"] for made in engines.run("embed", units, engine)]
+    vectors = [_read(unit.path) for unit in units]
+  if any(cuts):
+    counts = [count for cut in cuts for count in cut]
+    length_limits.log_cut(sum(cut for cut, _, _ in counts), len(texts), counts[0][2])
+  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+
+def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
+  """Raises NotFiniteError if a vector or its norm is not finite in float32."""
+  # Up to here the norm is finite in float32.
+  most = np.finfo(np.float32).max / max(1, vectors_ND.shape[1]) ** 0.5
+  finite_N = (np.abs(vectors_ND) <= most).all(axis=1)
+  if not finite_N.all():
+    raise NotFiniteError(texts[int(np.argmin(finite_N))], not finite_N.any())
+
+
+def _starts(count: int) -> range:
+  return range(0, max(1, count), WINDOW)
+
+
+def _unit(
+  encoder: encoder_sources.EncoderSource,
+  texts: Sequence[str],
+  languages: Sequence[str],
+  start: int,
+  folder: str | os.PathLike[str],
+) -> EmbedTexts:
+  rows = slice(start, start + WINDOW)
+  unit = EmbedTexts(encoder, tuple(texts[rows]), tuple(languages[rows]), "")
+  return dataclasses.replace(unit, path=os.path.join(folder, f"{unit.key}.npy"))
+
+
+def _read(path: str) -> np.ndarray:
+  with storage.open_binary(path) as stream:
+    return np.load(stream, allow_pickle=False)
