@@ -14,6 +14,7 @@ the subfolders `opus` and `evaluation`:
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -25,7 +26,7 @@ from tensorflow_datasets.core import dataset_builder
 
 from vmsst import errors
 from vmsst.bitext import dataset_shards
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.tasks.opus import card, decontamination, pipeline, recipes, shards
 from vmsst.units import beam, engines, local
 
@@ -190,15 +191,21 @@ def build(
     recipe: Name of a recipe, or its YAML file.
     releases: Folder of OPUS releases.
     evaluation: Folder of evaluation sets, whose sentences are excluded.
-    output: The `data_dir` of TFDS.
-    work: See `OpusBitext`.
+    output: The `data_dir` of TFDS. In an object store, the dataset is uploaded when it is complete.
+    work: See `OpusBitext`. On disk, and required if `output` is not.
     engine: See `OpusBitext`.
     file_format: Format of the shards, one of `dataset_shards.FORMATS`.
+
+  Folders may be in object stores.
 
   Raises:
     InputError: see `pipeline.build`; or another recipe has the same name; or the dataset exists in
       another format.
   """
+  if storage.is_url(output):
+    return _build_in_store(
+      recipe, releases, evaluation, output, work=work, engine=engine, file_format=file_format
+    )
   loaded = recipes.load(recipe)
   config: str | OpusConfig = loaded.name
   if recipe not in recipes.names():
@@ -211,7 +218,7 @@ def build(
     builder = OpusBitext(
       config=config,
       data_dir=os.path.abspath(output),
-      releases=os.path.abspath(releases),  # Workers may have another working directory.
+      releases=storage.absolute(releases),  # Workers may have another working directory.
       held_out=evaluation,
       work=None if work is None else os.path.abspath(work),
       engine=engine,
@@ -236,6 +243,31 @@ def build(
     )
   builder.remove_remains(loaded.name)
   return builder.data_dir
+
+
+def _build_in_store(
+  recipe: str, releases: str, evaluation: str, output: str, *, work: str | None, **options: Any
+) -> str:
+  """Builds a dataset on disk, uploads it and removes it from the disk; returns its URL."""
+  if work is None:
+    raise errors.InputError(
+      f"{output} is in an object store: give --work, a folder on a disk that all workers see"
+    )
+  loaded = recipes.load(recipe)
+  url = f"{output.rstrip('/')}/{OpusBitext.name}/{loaded.name}/{OpusBitext.VERSION}"
+  if not storage.is_new_folder(url):
+    with storage.explained(url, "read"), storage.open_binary(f"{url}/metadata.json") as stream:
+      metadata = json.load(stream)
+    if metadata.get("recipe") != loaded.digest:
+      raise errors.InputError(
+        f"{url} was built by another recipe of that name; remove it, or rename the recipe"
+      )
+    return url
+  local = os.path.join(work, "upload")
+  folder = build(recipe, releases, evaluation, local, work=work, **options)
+  storage.upload_folder(pathlib.Path(folder), url)
+  shutil.rmtree(local)
+  return url
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vmsst.bitext import formats
+from vmsst.files import storage
 from vmsst.tasks.opus import pipeline, stages
 
 _LICENSE_CHARACTERS = 2000
@@ -146,8 +147,7 @@ def _place(report: pipeline.Report, fault: formats.Fault) -> str:
 
 def _below(root: str, path: str) -> str:
   """Returns a path relative to the folder of releases, so that cards do not depend on it."""
-  prefix = os.path.join(os.path.abspath(root), "")
-  return os.path.abspath(path).removeprefix(prefix)
+  return storage.absolute(path).removeprefix(os.path.join(storage.absolute(root), ""))
 
 
 def _first_line(content: str) -> str:

@@ -1,4 +1,4 @@
-"""OPUS releases on disk."""
+"""OPUS releases, on disk or in an object store."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from vmsst import languages
 from vmsst.bitext import readers
-from vmsst.files import archives
+from vmsst.files import archives, storage
 from vmsst.languages import Language
 
 _COMPANION_BYTES = 1 << 16
@@ -112,7 +112,7 @@ def _companion(path: str, name: str, folder: str | None) -> str:
       for member in archives.members(path):
         if wanted.fullmatch(os.path.basename(member.name)):
           return _beginning(archives.member_chunks(member))
-    for file_name in sorted(os.listdir(folder)) if folder else ():
+    for file_name in sorted(storage.names(folder)) if folder else ():
       if wanted.fullmatch(file_name):
         return _beginning(archives.file_chunks(os.path.join(str(folder), file_name)))
   return ""

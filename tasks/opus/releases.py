@@ -23,7 +23,7 @@ from absl import logging
 from vmsst import errors, languages
 from vmsst.bitext import formats
 from vmsst.bitext.formats import Fault, Row
-from vmsst.files import archives
+from vmsst.files import archives, storage
 from vmsst.languages import Language
 from vmsst.tasks.opus.records import Release, ordered
 
@@ -45,9 +45,11 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
   Moses files, TMX or TSV. Files that are not a release are ignored.
 
   Raises:
-    InputError: `root` is not a folder, or there is no release below it.
+    InputError: `root` is not a folder, there is no release below it, or its store does not answer.
   """
-  if not os.path.isdir(root):
+  with storage.explained(root, "read"):
+    is_folder = storage.path(root).is_dir()
+  if not is_folder:
     raise errors.InputError(f"{root}: no such folder; give a folder of OPUS releases")
   found: dict[tuple[str, ...], Release] = {}
   faults: list[Fault] = []
@@ -55,7 +57,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     match = _NAME.fullmatch(os.path.basename(path))
     if match is None or match["first"] == match["second"]:
       continue
-    if not os.path.isfile(path):
+    if not storage.is_file(path):
       faults.append(Fault(path, "not a file, but a broken link or the like"))
       continue
     release = _release(root, path, match)
@@ -121,6 +123,9 @@ def _items(release: Release) -> Iterator[Row | Fault]:
 
 def _files(root: str) -> Iterator[str]:
   """Yields every file below a folder, also through links, in the same order on all machines."""
+  if storage.is_url(root):
+    yield from (os.path.join(root, name) for name in sorted(storage.objects_below(root)))
+    return
   seen = set()
   for folder, folders, names in os.walk(root, followlinks=True):
     here = os.path.realpath(folder)
@@ -141,7 +146,7 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
       return None  # Such as x.de-en.ids.
     other = f"{match['stem'] or ''}{first}-{second}.{second if side == first else first}"
     found = (os.path.join(os.path.dirname(path), other + end) for end in ("", ".gz"))
-    paths += [full for full in found if os.path.isfile(full)][:1]
+    paths += [full for full in found if storage.is_file(full)][:1]
     if len(paths) < 2:
       return Fault(path, f"its counterpart {other} is missing")
     if side == second:
@@ -162,7 +167,7 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     kind = "moses"
   else:
     kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}[match["ending"][:4]]
-  size = sum(os.path.getsize(name) for name in paths)
+  size = sum(map(storage.size, paths))
   return Release(*where, tuple(paths), kind, source, target, size, (first, second))
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import heapq
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vmsst.bitext import dataset_shards, formats
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, storage
 from vmsst.tasks.opus import buckets, cleaning, decontamination, records, releases, shards
 from vmsst.units import base
 
@@ -59,7 +58,7 @@ class Clean(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    files = [(os.path.getsize(path), os.stat(path).st_mtime_ns) for path in self.release.paths]
+    files = [storage.version(path) for path in self.release.paths]
     return _digest(
       "clean",
       self.release.name,

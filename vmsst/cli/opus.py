@@ -7,6 +7,8 @@ from vmsst.bitext import dataset_shards
 from vmsst.cli import engines
 from vmsst.cli.command import Command
 
+_PLACES = "(local, gs:// or s3://)"
+
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
@@ -16,24 +18,24 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="NAME|FILE",
     help="recipe: vmsst, ems, soft_contrastive, or your own YAML file",
   )
-  add("--input", required=True, metavar="FOLDER", help="folder of OPUS releases")
+  add("--input", required=True, metavar="FOLDER", help=f"folder of OPUS releases {_PLACES}")
   add(
     "--held-out",
     required=True,
     metavar="FOLDER",
-    help="folder of evaluation sets, whose sentences are excluded",
+    help=f"folder of evaluation sets {_PLACES}, whose sentences are excluded",
   )
   add(
     "--output",
     required=True,
     metavar="FOLDER",
-    help="TFDS data folder for the dataset opus_bitext/NAME",
+    help=f"TFDS data folder {_PLACES} for the dataset opus_bitext/NAME",
   )
   add(
     "--work",
     metavar="FOLDER",
-    help="folder for intermediate files, kept for other recipes (default: a folder in --output, "
-    "removed at the end)",
+    help="local folder for intermediate files, kept for other recipes (default: a folder in "
+    "--output, removed at the end; required if --output is not local)",
   )
   add(
     "--format",
@@ -69,6 +71,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("input", "held_out", "recipe"),
     output_folder="output",
+    urls=("input", "held_out", "output"),
     patience=24 * 60,  # a file of the largest corpora
   ),
 }

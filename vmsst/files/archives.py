@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import functools
 import gzip
-import os
 import struct
 import zipfile
 import zlib
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 
 LINE_BYTES = 1 << 20
 """`lines` yields a `BadLine` for each longer line."""
@@ -61,7 +60,7 @@ def members(path: str) -> list[Member]:
     DamagedError: the file is not a zip archive or cannot be read.
   """
   try:
-    with zipfile.ZipFile(path) as archive:
+    with storage.open_damaged(path) as stream, zipfile.ZipFile(stream) as archive:
       return [
         Member(path, info.filename, number, info)
         for number, info in enumerate(archive.infolist())
@@ -69,6 +68,8 @@ def members(path: str) -> list[Member]:
       ]
   except OSError as error:
     raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
+  except errors.InputError:
+    raise
   except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
     pass
   found = []
@@ -101,16 +102,15 @@ def member_chunks(member: Member) -> Iterator[bytes]:
 
 def file_chunks(path: str) -> Iterator[bytes]:
   """Yields the content of a plain or gzipped (`.gz`) file in pieces; errors as `member_chunks`."""
-  with _damage():
+  with _damage(), storage.open_damaged(path) as stream:
     if not path.endswith(".gz"):
-      with open(path, "rb") as stream:
-        yield from _pieces(stream)
+      yield from _pieces(stream)
       return
-    size = os.path.getsize(path)
+    size = storage.size(path)
     if not size:
       raise DamagedError("truncated")
-    with gzip.open(path) as stream:
-      yield from _bounded(_pieces(stream), size)
+    with gzip.open(stream) as content:
+      yield from _bounded(_pieces(content), size)
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -210,10 +210,17 @@ def _directory_member(path: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
   del unchecked.CRC  # zipfile would drop the last piece if the checksum is wrong.
   checksum = 0
   try:
-    with _damage(), zipfile.ZipFile(path) as archive, archive.open(unchecked) as stream:
-      for piece in _bounded(_pieces(stream), min(info.compress_size, os.path.getsize(path))):
+    with (
+      _damage(),
+      storage.open_damaged(path) as file,
+      zipfile.ZipFile(file) as archive,
+      archive.open(unchecked) as stream,
+    ):
+      for piece in _bounded(_pieces(stream), min(info.compress_size, storage.size(path))):
         checksum = zlib.crc32(piece, checksum)
         yield piece
+  except errors.InputError:
+    raise
   except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
     raise DamagedError("the archive's directory is damaged") from None
   if checksum != info.CRC:
@@ -230,7 +237,7 @@ def _members_by_header(path: str) -> Iterator[tuple[str, Iterator[bytes]]]:
 
   def checked(pieces: Iterable[bytes]) -> Iterator[bytes]:
     with unzipping():
-      yield from _bounded(pieces, os.path.getsize(path))
+      yield from _bounded(pieces, storage.size(path))
 
   @contextlib.contextmanager
   def unzipping() -> Iterator[None]:
@@ -243,7 +250,7 @@ def _members_by_header(path: str) -> Iterator[tuple[str, Iterator[bytes]]]:
     except stream_unzip.UnzipError:
       raise DamagedError("the compressed data is damaged") from None
 
-  with _damage(), open(path, "rb") as stream, unzipping():
+  with _damage(), storage.open_damaged(path) as stream, unzipping():
     unzipped = stream_unzip.stream_unzip(
       _pieces(stream),
       chunk_size=_PIECE_BYTES,

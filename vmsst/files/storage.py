@@ -176,6 +176,14 @@ def size(path: str | os.PathLike[str]) -> int:
   return os.path.getsize(path)
 
 
+def version(path: str | os.PathLike[str]) -> object:
+  """Returns a value for JSON that changes with a file: size and time, or the store's own."""
+  if is_url(path):
+    return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
+  found = os.stat(path)
+  return found.st_size, found.st_mtime_ns
+
+
 def remove(path: str | os.PathLike[str]) -> None:
   """Removes a file, or a folder with its content, if it exists."""
   with contextlib.suppress(FileNotFoundError):
@@ -364,6 +372,40 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
     # fsspec's own files do not read a line up to a length.
     return io.BufferedReader(filesystem(os.fspath(path)).open(os.fspath(path), "rb"), _BUFFER)
   return open(path, "rb")
+
+
+def open_damaged(path: str | os.PathLike[str]) -> IO[bytes]:
+  """Opens a file whose content may be damaged; an error of its store is always an InputError.
+
+  So readers that go on after damage never take a lost connection for the end of the file.
+  """
+  if is_url(path):
+    return io.BufferedReader(_StoreFile(os.fspath(path)), _BUFFER)
+  return open(path, "rb")
+
+
+class _StoreFile(io.RawIOBase):
+  def __init__(self, url: str):
+    super().__init__()
+    self._url = url
+    with explained(url, "read"):
+      self._stream = filesystem(url).open(url, "rb")
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    return int(self._stream.seek(offset, whence))
+
+  def tell(self) -> int:
+    return int(self._stream.tell())
+
+  def readinto(self, buffer: Any) -> int:
+    with explained(self._url, "read"):
+      return int(self._stream.readinto(buffer))
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:

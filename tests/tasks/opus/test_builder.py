@@ -1,14 +1,17 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
 
+import memory_store
 import opus_tree
 import pytest
 import tensorflow_datasets as tfds
+from fsspec.implementations import memory
 
 from vmsst import cli, errors
 from vmsst.bitext import dataset_shards
-from vmsst.tasks.opus import builder, pipeline, shards
+from vmsst.tasks.opus import builder, pipeline, releases, shards
 from vmsst.units import local
 
 pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
@@ -167,6 +170,67 @@ def test_the_command_builds(tree, capsys):
   arguments[5] = f"--output={tree}/more"
   assert cli.main(arguments) == 1
   assert f"{tree}/nowhere" in capsys.readouterr().err
+
+
+def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
+  expected = pathlib.Path(_build(tree))
+  store = memory_store.installed(monkeypatch)
+  for name in ("opus", "evaluation"):
+    store.put(str(tree / name), f"gs://data/{name}", recursive=True)
+  folders = (f"gs://data/{name}" for name in ("opus", "evaluation", "tfds"))
+  arguments = (str(tree / "mine.yaml"), *folders)
+  with pytest.raises(errors.InputError, match="in an object store: give --work"):
+    builder.build(*arguments)
+
+  def build(**options):
+    return builder.build(*arguments, work=str(tree / "work"), engine=local.Local(), **options)
+
+  put = memory_store.MemoryStore.put_file
+  with monkeypatch.context() as patched:
+    patched.setattr(memory_store.MemoryStore, "put_file", put_fails_at("dataset_info.json", put))
+    with pytest.raises(errors.InputError, match=r"1\.0\.0 cannot be written: .*no connection"):
+      build()
+  assert store.find("gs://data/tfds") == []
+  url = build()
+  assert url == "gs://data/tfds/opus_bitext/mine/1.0.0"
+  (tree / "copy").mkdir()
+  store.get(f"{url}/*", str(tree / "copy"))
+  assert {path.name for path in (tree / "copy").iterdir()} == {
+    path.name for path in expected.iterdir()
+  }
+  assert _hash(tree / "copy") == _hash(expected)
+  card = (expected / builder.DATA_CARD).read_text()
+  assert (tree / "copy" / builder.DATA_CARD).read_text() == card
+  assert not (tree / "work" / "upload").exists()
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)  # Nothing is uploaded again.
+  assert build() == url
+  recipe = tree / "mine.yaml"
+  recipe.write_text(recipe.read_text() + "\n# changed\n" + "seed: 7\n")
+  with pytest.raises(errors.InputError, match=r"1\.0\.0 was built by another recipe of that name"):
+    build()
+
+
+def put_fails_at(name, put):
+  def fails(self, path, url, **options):
+    if url.endswith(name):
+      raise TimeoutError("no connection")
+    put(self, path, url, **options)
+
+  return fails
+
+
+def test_a_lost_connection_is_not_taken_for_the_end_of_a_file(tree, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  store.put(str(tree / "opus"), "gs://data/opus", recursive=True)
+  (release, _) = releases.find("gs://data/opus")
+  assert len(list(releases.read(release))) == 41
+
+  def readinto(self, buffer):
+    raise ConnectionResetError("lost")
+
+  monkeypatch.setattr(memory.MemoryFile, "readinto", readinto)
+  with pytest.raises(errors.InputError, match="cannot be read: ConnectionResetError: lost"):
+    list(releases.read(release))
 
 
 def test_configurations_are_data():
