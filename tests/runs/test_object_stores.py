@@ -20,6 +20,7 @@ import pytest
 import store_servers
 import tiny_mt5
 import toy_runs
+import unit_commands
 
 from vmsst import errors
 from vmsst.evaluation import benchmarks, data_digests, evaluation_texts
@@ -371,6 +372,43 @@ def test_exports_imports_indexes_and_searches_with_all_inputs_in_a_store(bucket,
     assert content
     assert content == (local / f"local{end}").read_bytes(), end
   assert not list(temporary.glob("vmsst-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_killed_build_in_a_store_writes_the_bytes_of_a_local_one(bucket, tmp_path):
+  argv = unit_commands.build(tmp_path)
+  url = f"{bucket}/build"
+  for name in ("opus", "evaluation"):
+    benchmark_trees.upload(tmp_path / name, f"{url}/{name}")
+  inputs = [f"--input={url}/opus", f"--held-out={url}/evaluation"]
+  remote = [*argv[:3], *inputs, f"--output={url}/out", "--work=work", "--workers=2"]
+
+  def start(arguments):
+    command = [sys.executable, "-m", "vmsst.cli", *arguments]
+    return subprocess.Popen(
+      command, env=commands.environment(), cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+
+  with start([*argv, "--workers=2"]) as process:
+    assert process.wait(timeout=600) == 0
+  with start(remote) as process:
+    while len(list((tmp_path / "work").glob("clean/*.json"))) < 2:
+      assert process.poll() is None
+      time.sleep(0.02)
+    process.kill()
+  assert storage.names(f"{url}/out") == set()
+  with start(remote) as process:
+    assert process.wait(timeout=600) == 0
+  dataset = "opus_bitext/mine/1.0.0"
+  (tmp_path / "copy").mkdir()
+  for name in storage.names(f"{url}/out/{dataset}"):
+    storage.download(f"{url}/out/{dataset}/{name}", tmp_path / "copy" / name)
+  expected = {path.name: path for path in (tmp_path / "out" / dataset).iterdir()}
+  assert {path.name for path in (tmp_path / "copy").iterdir()} == {*expected}
+  for name, path in expected.items():
+    if name.startswith("opus_bitext-"):
+      assert (tmp_path / "copy" / name).read_bytes() == path.read_bytes(), name
 
 
 @pytest.mark.slow
