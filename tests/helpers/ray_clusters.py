@@ -146,9 +146,14 @@ def _until(check, seconds=600):
   raise TimeoutError(f"nothing happened in {seconds} s")
 
 
-def wait_for_files(folder, pattern, count):
-  """Waits until a folder has `count` files of a pattern."""
-  _until(lambda: len(list(pathlib.Path(folder).rglob(pattern))) >= count)
+def wait_for_files(process, folder, pattern, count):
+  """Waits until a process has written `count` files of a pattern into a folder."""
+
+  def written():
+    assert process.poll() is None, "the process ended before"
+    return len(list(pathlib.Path(folder).rglob(pattern))) >= count
+
+  _until(written)
 
 
 def _main(folder):

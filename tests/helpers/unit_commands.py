@@ -76,7 +76,7 @@ def evaluate(folder):
   for number in range(6):
     own = lines[10_000 * number : 10_000 * (number + 1)]
     records = (json.dumps({"question": x, "answer": str(i % 9)}) for i, x in enumerate(own))
-    line_files.write_lines(folder / "data" / "paq" / f"{number}.jsonl.gz", records)
+    line_files.write_lines(folder / "data" / "paq" / f"{number}.jsonl", records)
   records = (json.dumps({"question": f"{x}?", "answer": [str(i % 9)]}) for i, x in enumerate(lines))
   questions = itertools.islice(records, 300)
   line_files.write_lines(folder / "data" / "nq" / "NQ-open.dev.jsonl", questions)

@@ -312,7 +312,8 @@ def evaluate(
     return {**settings, "absent": absent, "failed": failed, "benchmarks": found}
 
   vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
-  unfinished = storage.path(output) / _UNFINISHED
+  # Other processes may have another working directory.
+  unfinished = storage.path(storage.absolute(output)) / _UNFINISHED
   embed = Embedder(encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS)
   for key, own in waiting.items():
     identity = [made_by.get("digest", name), own.data["digest"], own.benchmark.options]

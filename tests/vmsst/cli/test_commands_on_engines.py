@@ -72,7 +72,7 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
     return nodes.driver(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
 
   process = start()
-  ray_clusters.wait_for_files(tmp_path, *KILLED[make])
+  ray_clusters.wait_for_files(process, tmp_path, *KILLED[make])
   if fault == "driver":
     process.kill()
     assert process.wait() < 0

@@ -118,7 +118,7 @@ def test_killing_a_part_of_a_cluster_changes_nothing(nodes, tmp_path, fault):
   driver = str(pathlib.Path(ray_clusters.__file__).with_name("toy_driver.py"))
   command = [sys.executable, driver, nodes.address, str(tmp_path), "8", "0.7"]
   process = nodes.driver(command)
-  ray_clusters.wait_for_files(tmp_path, "*.json", 1)
+  ray_clusters.wait_for_files(process, tmp_path, "*.json", 1)
   if fault == "driver":
     process.kill()
     process.wait()
