@@ -113,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
       metavar="SECONDS",
       help="time to wait for other processes",
     )
+    if name == "train":
+      add(
+        "--profile_steps",
+        metavar="FIRST:LAST",
+        help="write a trace of these steps to MODEL_DIR/profile, for XProf and Perfetto",
+      )
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":
       add("--shard_id", type=int, metavar="N", help="shard of the data to process")
@@ -188,7 +194,30 @@ def _run(options: argparse.Namespace) -> None:
   with watchdog.watching("t5x", _PATIENCE), contextlib.ExitStack() as ends:
     with _without_garbage_collection():
       function = _configured(options, ends)
+    if getattr(options, "profile_steps", None):
+      function = _profiled(function, options)
     function()
+
+
+def _profiled(function: Callable[[], Any], options: argparse.Namespace) -> Callable[[], Any]:
+  """Returns a function that trains and writes a trace."""
+  if options.dry_run or options.runtime != "bundled":
+    raise InputError("--profile_steps works only when the bundled runtime trains; remove it")
+  from vmsst.launch.runtime import profiling
+
+  profile = profiling.Profile.parse(options.profile_steps)
+
+  def train() -> None:
+    with profiling.requested(profile):
+      function()
+    if not profile.written:
+      print(
+        f"t5x: warning: the run did not train steps {options.profile_steps}, so their trace in "
+        f"MODEL_DIR/{profiling.FOLDER} is missing or incomplete",
+        file=sys.stderr,
+      )
+
+  return train
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files, storage, watchdog
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import parameter_names, partitioning, progress, summaries
+from vmsst.launch.runtime import parameter_names, partitioning, profiling, progress, summaries
 
 Metrics = MutableMapping[str, clu.metrics.Metric]
 Scalars = Mapping[str, float]
@@ -350,14 +350,16 @@ class BaseTrainer(abc.ABC):
     sums = None
     done = 0
     while done < num_steps and not should_stop(start_step + done):
-      batch = next(batches)
-      if sums is None:
-        sums = self.empty_sums(batch)
-      self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
-      done += 1
-      self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
-      if len(self._in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
-        self._finish_step(bar)
+      wait = functools.partial(self.finish_steps, bar)
+      with profiling.step(start_step + done + 1, self._summary_dir, wait):
+        batch = next(batches)
+        if sums is None:
+          sums = self.empty_sums(batch)
+        self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
+        done += 1
+        self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
+        if len(self._in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
+          self._finish_step(bar)
     if bar is not None and start_step + done == bar.total_steps:
       self.finish_steps(bar)
     if sums is None:

@@ -222,3 +222,8 @@ def read_checkpoint(path):
 def host(tree):
   """Returns the arrays of a tree on the host."""
   return jax.tree.map(np.asarray, tree)
+
+
+def assert_same(first, second):
+  """Asserts bitwise equal train states."""
+  jax.tree.map(np.testing.assert_array_equal, host(first), host(second))

@@ -29,11 +29,6 @@ from vmsst.launch.runtime import (
 from vmsst.launch.runtime import eval as eval_lib
 
 
-def assert_same(first, second):
-  """Asserts bitwise equal train states."""
-  jax.tree.map(np.testing.assert_array_equal, toy_runs.host(first), toy_runs.host(second))
-
-
 @pytest.mark.parametrize(
   ("stop", "save_dataset"),
   [(3, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, True), (5, False)))],
@@ -48,7 +43,7 @@ def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(
   toy_runs.run(tmp_path / "parts", total_steps=stop, checkpoint_cfg=cfg)
   step, parts = toy_runs.run(tmp_path / "parts", checkpoint_cfg=cfg)
   assert step == 12
-  assert_same(whole.state_dict(), parts.state_dict())
+  toy_runs.assert_same(whole.state_dict(), parts.state_dict())
   steps = [checkpoints.checkpoint_step(p) for p in checkpoints.all_checkpoints(tmp_path / "parts")]
   assert steps == [10, 12]
 
@@ -72,7 +67,7 @@ def test_sigterm_writes_a_checkpoint_and_the_next_run_resumes(tmp_path):
   assert (tmp_path / "run" / "checkpoint_3" / "state").is_dir()
   _, resumed = toy_runs.run(tmp_path / "run", period=100)
   _, whole = toy_runs.run(tmp_path / "whole", period=100)
-  assert_same(whole.state_dict(), resumed.state_dict())
+  toy_runs.assert_same(whole.state_dict(), resumed.state_dict())
 
 
 def test_metrics_are_the_mean_over_the_steps_since_they_were_last_written(tmp_path):
@@ -499,4 +494,4 @@ def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactl
 
   whole = resume("whole", 12)
   resume("parts", 8)
-  assert_same(whole.state_dict(), resume("parts", 12).state_dict())
+  toy_runs.assert_same(whole.state_dict(), resume("parts", 12).state_dict())
