@@ -1,4 +1,4 @@
-"""Draws the figures of docs/concepts.md, vmsst.svg and ems.svg, next to this file.
+"""Draws overview.svg of the README, vmsst.svg and ems.svg of docs/concepts.md, next to this file.
 
 python docs/figures/models.py
 """
@@ -74,6 +74,34 @@ def drawing(width: int, height: int, title: str, arrows: list[str], boxes: list[
   )
 
 
+def overview() -> str:
+  """Returns the figure of what goes into VMSST and what its vectors are for."""
+  bitext = Box(20, 110, 170, "text", "translations\nOPUS, TSV, TMX, JSONL")
+  semantic = Box(250, 50, 160, "network", "semantic encoder\nwhat is said")
+  language = Box(250, 170, 160, "network", "language encoder\nhow it is said")
+  vector = Box(480, 50, 150, "vector", "sentence vector\nfor all languages")
+  decoder = Box(480, 170, 150, "network", "decoder\nwrites both texts")
+  uses = [
+    Box(710, y, 190, "text", label)
+    for y, label in (
+      (10, "search\nvmsst search, index"),
+      (85, "mining translations\nvmsst mine"),
+      (160, "scoring, classifying\nencode, vmsst score"),
+      (235, "generating\nvmsst translate"),
+    )
+  ]
+  arrows = [
+    arrow(bitext, semantic),
+    arrow(bitext, language),
+    arrow(semantic, vector),
+    *(arrow(encoder, decoder) for encoder in (semantic, language)),
+    *(arrow(vector, use) for use in uses[:3]),
+    arrow(decoder, uses[3]),
+  ]
+  boxes = [bitext, semantic, language, vector, decoder, *uses]
+  return drawing(920, 310, "From translations to sentence vectors and their uses", arrows, boxes)
+
+
 def vmsst() -> str:
   """Returns the figure of VMSST."""
   source = Box(20, 60, 150, "text", "sentence x_i\nin language i")
@@ -134,9 +162,9 @@ def ems() -> str:
 
 
 def main() -> None:
-  """Writes both figures."""
+  """Writes the figures."""
   folder = pathlib.Path(__file__).parent
-  for name, figure in {"vmsst": vmsst(), "ems": ems()}.items():
+  for name, figure in {"overview": overview(), "vmsst": vmsst(), "ems": ems()}.items():
     (folder / f"{name}.svg").write_text(figure, encoding="utf-8")
 
 
