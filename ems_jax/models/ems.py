@@ -18,7 +18,7 @@ from ems_jax.losses import token_targets, xtr
 from ems_jax.networks import ems
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, gradient_caching
+from vmsst.models import base, generation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
@@ -66,6 +66,7 @@ class EmsModel(base.BitextModel):
     negative_groups: int = 1,
     embedding_slices: int = 1,
     allow_fewer_negatives: bool = False,
+    matryoshka_dims: Sequence[int] = (),
   ):
     """Wires the network to the losses.
 
@@ -89,6 +90,8 @@ class EmsModel(base.BitextModel):
         one slice, which the backward pass encodes again.
       allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
         then has only the negatives of its microbatch.
+      matryoshka_dims: Numbers of first dimensions whose contrastive loss is averaged with that of
+        the whole vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
     """
     super().__init__(
       network=network,
@@ -110,6 +113,7 @@ class EmsModel(base.BitextModel):
       )
     errors.check_integer("negative_groups", negative_groups)
     errors.check_integer("embedding_slices", embedding_slices)
+    matryoshka.check_dims(matryoshka_dims)
     self.scale = scale
     self.margin = margin
     self.masking = masking
@@ -118,6 +122,7 @@ class EmsModel(base.BitextModel):
     self.negative_groups = negative_groups
     self.embedding_slices = embedding_slices
     self.allow_fewer_negatives = allow_fewer_negatives
+    self.matryoshka_dims = tuple(matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -160,7 +165,9 @@ class EmsModel(base.BitextModel):
     if self.network.xtr:
       terms["xtr"] = self._xtr(params, vector_B2S, pairs, masked_B2)
     if self.network.contrastive:
-      terms["contrastive"] = self._contrastive(params, vector_B2S)
+      of_vectors = functools.partial(self._contrastive, params)
+      mean = matryoshka.mean_loss(of_vectors, vector_B2S, self.matryoshka_dims)
+      terms["contrastive"] = _Term(*mean)
     loss = sum((term.loss for term in terms.values()), jnp.zeros(()))
     metrics = {"loss": base.ratio(loss * count, count)}
     for name, term in terms.items():

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ems_jax.losses import negatives
 from vmsst import padding
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, gradient_caching
+from vmsst.models import base, generation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 
 
@@ -42,23 +42,30 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     negatives_per_example, embedding_norm, tokens_per_example (real tokens of both sides).
     """
     vector_B2S, negative_BKS = self._embed_all(params, batch, dropout_rng)
-    source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
-    cosine = self.similarity == "cosine"
-    score_BB = contrastive.similarity(source_BS, target_BS, cosine=cosine, scale=self.scale)
-    negative_BK = negatives.negative_scores(
-      source_BS, negative_BKS, cosine=cosine, scale=self.scale
-    )
     given_BK = jnp.any(batch["negatives"] != padding.PAD_ID, axis=-1)
     same_BB = contrastive_model.duplicates(batch) if self.mask_duplicates else None
-    to_target_B = negatives.ranking_loss(score_BB, negative_BK, given_BK=given_BK, same_BB=same_BB)
-    to_source_B = negatives.ranking_loss(score_BB.T, negative_BK[:, :0], same_BB=same_BB)
-    loss_B = 0.5 * (to_target_B + to_source_B)
-    accuracies = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
-    below_BK = given_BK & (negative_BK < jnp.diagonal(score_BB)[:, None])
+
+    def loss(vectors: tuple[jax.Array, jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
+      vector_B2S, negative_BKS = vectors
+      source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
+      options: dict[str, Any] = {"cosine": self.similarity == "cosine", "scale": self.scale}
+      score_BB = contrastive.similarity(source_BS, target_BS, **options)
+      negative_BK = negatives.negative_scores(source_BS, negative_BKS, **options)
+      to_target_B = negatives.ranking_loss(
+        score_BB, negative_BK, given_BK=given_BK, same_BB=same_BB
+      )
+      to_source_B = negatives.ranking_loss(score_BB.T, negative_BK[:, :0], same_BB=same_BB)
+      accuracies = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
+      below_BK = given_BK & (negative_BK < jnp.diagonal(score_BB)[:, None])
+      return 0.5 * (to_target_B + to_source_B), {
+        **contrastive_model.accuracy_metrics(*accuracies),
+        "accuracy/negatives": base.ratio(jnp.sum(below_BK), jnp.sum(given_BK)),
+      }
+
+    loss_B, metrics = matryoshka.mean_loss(loss, (vector_B2S, negative_BKS), self.matryoshka_dims)
     return jnp.mean(loss_B), {
       "loss": base.average(loss_B),
-      **contrastive_model.accuracy_metrics(*accuracies),
-      "accuracy/negatives": base.ratio(jnp.sum(below_BK), jnp.sum(given_BK)),
+      **metrics,
       "negatives_per_example": base.average(jnp.sum(given_BK, axis=1)),
       **base.vector_metrics(vector_B2S, batch),
     }

@@ -4,6 +4,7 @@ Reference: Park et al. 2024, Improving Multi-lingual Alignment Through Soft Cont
 section 3.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from ems_jax.losses import soft
 from ems_jax.models import student
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base
+from vmsst.models import base, matryoshka
 
 LABELS = ("priority", "average", "hard")
 
@@ -45,6 +46,7 @@ class SoftContrastiveModel(student.StudentModel):
     cross_weight: float = 0.1,
     row_normalized: bool = False,
     allow_fewer_negatives: bool = False,
+    matryoshka_dims: Sequence[int] = (),
     **options: Any,
   ):
     """Wires the network to the loss.
@@ -58,6 +60,8 @@ class SoftContrastiveModel(student.StudentModel):
         (see `ems_jax.losses.soft`).
       allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
         then has only the candidates of its microbatch.
+      matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
+        vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
       **options: Options of `StudentModel`.
     """
     super().__init__(**options)
@@ -71,7 +75,9 @@ class SoftContrastiveModel(student.StudentModel):
     self.monolingual = monolingual
     self.cross_weight = cross_weight
     self.row_normalized = row_normalized
+    matryoshka.check_dims(matryoshka_dims)
     self.allow_fewer_negatives = allow_fewer_negatives
+    self.matryoshka_dims = tuple(matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -90,15 +96,19 @@ class SoftContrastiveModel(student.StudentModel):
     """
     labels = self._labels(batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)
-    source_BS, target_BS = self._anchors_first(vector_B2S, batch)
-    loss_B = cross_B = soft.cross_lingual_loss(self._score(source_BS, target_BS), labels)
-    terms = {"loss/cross": base.average(cross_B)}
-    if self.monolingual:
+
+    def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
+      source_BS, target_BS = self._anchors_first(vector_B2S, batch)
+      cross_B = soft.cross_lingual_loss(self._score(source_BS, target_BS), labels)
+      terms = {"loss/cross": base.average(cross_B)}
+      if not self.monolingual:
+        return cross_B, terms
       mono_B = soft.monolingual_loss(
         self._score(source_BS, source_BS), self._score(target_BS, target_BS), labels
       )
-      loss_B = self.cross_weight * cross_B + mono_B
-      terms["loss/mono"] = base.average(mono_B)
+      return self.cross_weight * cross_B + mono_B, {**terms, "loss/mono": base.average(mono_B)}
+
+    loss_B, terms = matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
     entropy_B = jnp.sum(jax.scipy.special.entr(labels.row_BB), axis=1)
     return jnp.mean(loss_B), {
       **student.common_metrics(loss_B, vector_B2S, batch),

@@ -1,5 +1,6 @@
 """CONTRASTIVE: a sentence encoder trained with in-batch negatives (VMSST paper, section 6.3)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching
+from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
@@ -36,6 +37,7 @@ def in_batch_loss(
   similarity: str,
   scale: float,
   mask_duplicates: bool,
+  matryoshka_dims: Sequence[int],
 ) -> tuple[Float[Array, "B"], base.Metrics]:
   """Returns the contrastive loss of each pair of sentence vectors, and `accuracy_metrics`.
 
@@ -45,13 +47,18 @@ def in_batch_loss(
     similarity: One of SIMILARITIES.
     scale: Factor on every score.
     mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
+    matryoshka_dims: As for `matryoshka.mean_loss`.
   """
-  score_BB = contrastive.similarity(
-    vector_B2S[:, 0], vector_B2S[:, 1], cosine=similarity == "cosine", scale=scale
-  )
   same_BB = duplicates(batch) if mask_duplicates else None
-  loss_B = contrastive.contrastive_loss(score_BB, same_BB=same_BB)
-  return loss_B, accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
+
+  def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
+    score_BB = contrastive.similarity(
+      vector_B2S[:, 0], vector_B2S[:, 1], cosine=similarity == "cosine", scale=scale
+    )
+    loss_B = contrastive.contrastive_loss(score_BB, same_BB=same_BB)
+    return loss_B, accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
+
+  return matryoshka.mean_loss(loss, vector_B2S, matryoshka_dims)
 
 
 def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
@@ -80,6 +87,7 @@ class ContrastiveModel(base.BitextModel):
     mask_duplicates: bool = False,
     embedding_slices: int = 1,
     allow_fewer_negatives: bool = False,
+    matryoshka_dims: Sequence[int] = (),
   ):
     """Wires the network to the loss.
 
@@ -96,6 +104,8 @@ class ContrastiveModel(base.BitextModel):
         one slice, which the backward pass encodes again.
       allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
         then has only the negatives of its microbatch.
+      matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
+        vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
     """
     super().__init__(
       network=network,
@@ -105,11 +115,13 @@ class ContrastiveModel(base.BitextModel):
     )
     check_similarity(similarity, scale)
     errors.check_integer("embedding_slices", embedding_slices)
+    matryoshka.check_dims(matryoshka_dims)
     self.similarity = similarity
     self.scale = scale
     self.mask_duplicates = mask_duplicates
     self.embedding_slices = embedding_slices
     self.allow_fewer_negatives = allow_fewer_negatives
+    self.matryoshka_dims = tuple(matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -127,7 +139,8 @@ class ContrastiveModel(base.BitextModel):
     """Returns the mean over pairs of the contrastive loss, and metrics.
 
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
-    batch), embedding_norm, tokens_per_example (real tokens of both sides).
+    batch), embedding_norm, tokens_per_example (real tokens of both sides), and those of
+    `matryoshka.mean_loss`.
     """
     vector_B2S = gradient_caching.embed_pairs(
       self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
@@ -138,6 +151,7 @@ class ContrastiveModel(base.BitextModel):
       similarity=self.similarity,
       scale=self.scale,
       mask_duplicates=self.mask_duplicates,
+      matryoshka_dims=self.matryoshka_dims,
     )
     metrics = {
       "loss": base.average(loss_B),

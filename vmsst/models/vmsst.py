@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.losses import gaussian, likelihood_bounds
-from vmsst.models import base, contrastive, generation, gradient_caching
+from vmsst.models import base, contrastive, generation, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder, vmsst
 from vmsst.text import vocabularies
 
@@ -349,6 +349,7 @@ class VmsstContrastiveModel(VmsstModel):
     evaluation_samples: int = 4,
     embedding_slices: int = 1,
     allow_fewer_negatives: bool = False,
+    matryoshka_dims: Sequence[int] = (),
   ):
     """Wires the network to the losses.
 
@@ -371,6 +372,8 @@ class VmsstContrastiveModel(VmsstModel):
         one slice, which the backward pass encodes and decodes again.
       allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
         then has only the negatives of its microbatch.
+      matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
+        vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
     """
     super().__init__(
       network=network,
@@ -387,12 +390,14 @@ class VmsstContrastiveModel(VmsstModel):
     errors.check_not_negative("vmsst_weight", vmsst_weight)
     contrastive.check_similarity(similarity, scale)
     errors.check_integer("embedding_slices", embedding_slices)
+    matryoshka.check_dims(matryoshka_dims)
     self.vmsst_weight = vmsst_weight
     self.similarity = similarity
     self.scale = scale
     self.mask_duplicates = mask_duplicates
     self.embedding_slices = embedding_slices
     self.allow_fewer_negatives = allow_fewer_negatives
+    self.matryoshka_dims = tuple(matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -411,7 +416,8 @@ class VmsstContrastiveModel(VmsstModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns loss and metrics as `VmsstModel` does.
 
-    Further metrics: loss/contrastive, loss/vmsst, accuracy/forward and accuracy/backward.
+    Further metrics: loss/contrastive, loss/vmsst, accuracy/forward and accuracy/backward,
+    and those of `matryoshka.mean_loss`.
     """
 
     def vmsst_of_slice(part: Any, rng: jax.Array | None) -> Any:
@@ -430,6 +436,7 @@ class VmsstContrastiveModel(VmsstModel):
       similarity=self.similarity,
       scale=self.scale,
       mask_duplicates=self.mask_duplicates,
+      matryoshka_dims=self.matryoshka_dims,
     )
     loss = jnp.mean(contrastive_B) + self.vmsst_weight * vmsst_loss
     return loss, {

@@ -197,6 +197,24 @@ def test_losses_and_metrics_are_those_of_the_equations(name):
       assert np.abs(gradient).max() > 0, path
 
 
+def test_a_matryoshka_loss_is_the_mean_over_cut_vectors_before_the_mlp():
+  model, batch = make_model(matryoshka_dims=(3, 5)), make_batch()
+  params = make_params(model)
+  _, metrics = jit(model.loss_fn)(params, batch, None)
+  found = {key: float(metric.compute()) for key, metric in metrics.items()}
+  u_2BS = vectors_of(model, params, (batch["inputs"], batch["targets"]))
+  params64 = jax.tree.map(np.float64, params)
+  expected = []
+  for dim in (u_2BS.shape[-1], 3, 5):
+    cut = np.where(np.arange(u_2BS.shape[-1]) < dim, u_2BS, 0.0)
+    losses, _ = contrastive(params64, model.network, cut, scale=model.scale)
+    expected.append(losses.mean())
+  assert found["first_3/loss"] == pytest.approx(expected[1], rel=2e-5)
+  assert found["first_5/loss"] == pytest.approx(expected[2], rel=2e-5)
+  assert found["loss/contrastive"] == pytest.approx(np.mean(expected), rel=2e-5)
+  assert found["loss"] == pytest.approx(np.mean(expected) + found["loss/xtr"], rel=2e-5)
+
+
 @pytest.mark.parametrize(("kind", "prefix"), [("bert", ""), ("xlmr", ""), ("xlmr", "query: ")])
 def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, prefix):
   """Neither [CLS] and [SEP], <s> and </s>, nor a prefix, which every sentence has."""

@@ -105,6 +105,20 @@ def test_loss_and_metrics_are_those_of_loops(params, vectors, options):
   assert found["tokens_per_example"] == pytest.approx(real / B)
 
 
+def test_a_matryoshka_loss_is_the_mean_over_cut_vectors(params, vectors):
+  batch, options = make_batch(), {"similarity": "cosine", "scale": 10.0}
+  model = make_model(**options, matryoshka_dims=(3,))
+  loss, metrics = jit(model.loss_fn, static_argnums=2)(params, batch, None)
+  cut = [x[..., :3] for x in vectors]
+  options = {"cosine": True, "scale": 10.0, "mask_duplicates": False}
+  expected = [by_loops(x, batch, **options)[:2] for x in (vectors, cut)]
+  np.testing.assert_allclose(loss, np.mean(expected, axis=0)[0], rtol=1e-4)
+  found = {name: float(metric.compute()) for name, metric in metrics.items()}
+  assert found["first_3/loss"] == pytest.approx(expected[1][0], rel=1e-4)
+  assert found["accuracy/negatives"] == pytest.approx(expected[0][1])
+  assert found["first_3/accuracy/negatives"] == pytest.approx(expected[1][1])
+
+
 def test_without_negatives_it_is_contrastive(params):
   batch = make_batch()
   batch["negatives"][:] = 0

@@ -216,6 +216,7 @@ def given(params, precomputed):
   models = {
     str(x): make_model(labels=x[0], monolingual=x[1], row_normalized=x[2]) for x in VARIANTS
   }
+  models["cut"] = make_model(matryoshka_dims=(3,))
   models["mse"] = make_model(distillation.DistillationModel)
   models["tr"] = models["tr alone"] = make_model(distillation.DistillationModel, priority=("tr",))
   batches = dict.fromkeys(models, precomputed)
@@ -236,6 +237,19 @@ def test_the_loss_is_that_of_the_equations(given, student, precomputed, variant)
   score_BB = np.array([[score(x, y) for y in student[1]] for x in student[0]])
   assert metrics["accuracy/forward"] == np.mean(score_BB.argmax(axis=1) == np.arange(B))
   assert metrics["accuracy/backward"] == np.mean(score_BB.argmax(axis=0) == np.arange(B))
+
+
+def test_a_matryoshka_loss_is_the_mean_over_cut_vectors(given, student, precomputed):
+  loss, metrics = given["cut"]
+  teacher = [np.float64(precomputed[name]) for name in teachers.FEATURES]
+  cut = [vectors_BS[:, :3] for vectors_BS in student]
+  whole, first = (
+    equations(precomputed, vectors, teacher, "priority", True, False) for vectors in (student, cut)
+  )
+  assert loss == pytest.approx((whole["loss"] + first["loss"]) / 2, rel=1e-4)
+  for name in ("loss", "loss/cross", "loss/mono"):
+    assert metrics[f"first_3/{name}"] == pytest.approx(first[name], rel=1e-4)
+  assert metrics["loss/cross"] == pytest.approx(whole["loss/cross"], rel=1e-4)
 
 
 def swapped(batch, rows_B):

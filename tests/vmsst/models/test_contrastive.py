@@ -94,6 +94,36 @@ def test_loss_and_metrics_from_the_vectors_of_each_side(params):
   assert metrics["embedding_norm"] == pytest.approx(norms.mean(), rel=1e-4)
 
 
+def test_a_matryoshka_loss_is_the_mean_over_cut_vectors(params):
+  model, batch = make_model(similarity="cosine", scale=5.0, matryoshka_dims=(4, 9)), make_batch()
+  loss, metrics = loss_and_metrics(model, params, batch)
+  expected = {}
+  for dim in (16, 4, 9):
+    cut = [vectors[:, :dim] for vectors in side_vectors(params, batch)]
+    source_BS, target_BS = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in cut)
+    score_BB = 5.0 * source_BS @ target_BS.T
+    expected[dim] = loss_of_scores(score_BB)
+    prefix = "" if dim == 16 else f"first_{dim}/"
+    accuracy = np.mean(score_BB.argmax(axis=1) == np.arange(8))
+    assert metrics[f"{prefix}accuracy/forward"] == accuracy
+  assert metrics["first_4/loss"] == pytest.approx(expected[4], rel=1e-4)
+  assert metrics["first_9/loss"] == pytest.approx(expected[9], rel=1e-4)
+  assert loss == pytest.approx(np.mean([*expected.values()]), rel=1e-4)
+  assert metrics["loss"] == pytest.approx(np.mean([*expected.values()]), rel=1e-4)
+
+
+@pytest.mark.parametrize("dims", [4, (0,), (4, 4), (True,), ("4",), (2.0,)])
+def test_other_matryoshka_dims_are_refused(dims):
+  with pytest.raises(errors.InputError, match=re.escape(f"matryoshka_dims is {dims!r}; set it to")):
+    make_model(matryoshka_dims=dims)
+
+
+def test_vectors_must_be_longer_than_they_are_cut(params):
+  model = make_model(matryoshka_dims=(16,))
+  with pytest.raises(errors.InputError, match="matryoshka_dims has 16, but vectors have 16 dim"):
+    model.eval_fn(params, make_batch())
+
+
 def test_cosine_and_duplicates_are_options(params):
   batch = make_batch()
   batch["targets"][3] = batch["targets"][0]

@@ -393,7 +393,7 @@ def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
 def test_contrastive_is_added_with_its_weight(params):
   batch = make_batch()
   batch["inputs"][2] = batch["inputs"][0]
-  options = {"similarity": "cosine", "scale": 5.0, "mask_duplicates": True}
+  options = {"similarity": "cosine", "scale": 5.0, "mask_duplicates": True, "matryoshka_dims": (3,)}
   model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=0.25, **options)
   loss, metrics = loss_and_metrics(model, params, batch, jax.random.key(0), 7)
   plain, plain_metrics = loss_and_metrics(make_model(), params, batch, jax.random.key(0), 7)
