@@ -21,6 +21,12 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     help="benchmarks (see --list; default: all)",
   )
   add(
+    "--mteb",
+    nargs="+",
+    metavar="TASK",
+    help="tasks of MTEB instead, such as STS22.v2, which mteb downloads; results in its format",
+  )
+  add(
     "--data",
     metavar="ROOT",
     help="data folder, with one folder per benchmark (local, gs:// or s3://; see --list)",
@@ -62,9 +68,12 @@ def _eval(args: argparse.Namespace) -> None:
   if args.list:
     print("\n\n".join(map(suite.describe_benchmark, benchmarks.BENCHMARKS.values())))
     return
-  for name in ("encoder", "data", "out"):
+  for name in ("encoder", "out") if args.mteb else ("encoder", "data", "out"):
     if getattr(args, name) is None:
       raise errors.InputError(f"--{name} is missing: give it, or --list")
+  if args.mteb:
+    _eval_mteb(args)
+    return
   chosen = benchmarks.get_benchmarks(args.suite, mkqa_questions=args.mkqa_questions)
   engine = engines.chosen(args)
   engines.leave_accelerators(engine)
@@ -93,6 +102,20 @@ def _eval(args: argparse.Namespace) -> None:
   if failed := found["failed"]:
     count = f"{len(failed)} of {len(chosen)} benchmarks failed"
     raise errors.InputError(f"{count}: {', '.join(failed)}; {path} has the reasons")
+
+
+def _eval_mteb(args: argparse.Namespace) -> None:
+  from vmsst.evaluation import mteb_models
+  from vmsst.inference import loading
+
+  storage.check_local(args.out, "the results of MTEB")
+  if args.data or args.suite != ["all"]:
+    raise errors.InputError("--data and --suite do not apply to --mteb; omit them")
+  tasks = mteb_models.get_tasks(args.mteb)
+  name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
+  scores = mteb_models.evaluate(encoder, tasks, args.out, name=name)
+  for task, score in scores.items():
+    print(f"{task:48}{score:8.2f}")
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

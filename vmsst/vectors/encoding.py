@@ -27,12 +27,15 @@ def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | 
   return texts
 
 
-def encode(encoder: Any, texts: Sequence[str] | Any, **options: Any) -> np.ndarray:
+def encode(
+  encoder: Any, texts: Sequence[str] | Any, *, method: str = "encode", **options: Any
+) -> np.ndarray:
   """Returns an encoder's vectors of texts, float32 [N, D].
 
   Args:
     encoder: An object with `encode(texts)`.
     texts: N texts, or what `prepare` has returned for them.
+    method: "encode", or "encode_query" or "encode_document" if the encoder has it.
     **options: Such as `language`, `batch_size`, `progress`; those that `encode` does not support
       are dropped.
 
@@ -41,8 +44,9 @@ def encode(encoder: Any, texts: Sequence[str] | Any, **options: Any) -> np.ndarr
   """
   known = inspect.signature(encoder.encode).parameters
   given = {name: value for name, value in options.items() if name in known}
+  compute = getattr(encoder, method, encoder.encode)
   vectors_ND = np.asarray(
-    encoder.encode(list(texts) if isinstance(texts, Sequence) else texts, **given), np.float32
+    compute(list(texts) if isinstance(texts, Sequence) else texts, **given), np.float32
   )
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
     raise ValueError(f"encode returned an array {vectors_ND.shape} for {len(texts)} texts")

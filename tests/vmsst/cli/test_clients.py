@@ -1,5 +1,8 @@
 """Programs by others that use our encoders or their vectors."""
 
+import json
+import sys
+
 import line_files
 import numpy as np
 import pytest
@@ -8,6 +11,8 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli
+from vmsst.evaluation import mteb_models
+from vmsst.files import text_files
 from vmsst.networks import sentence_encoder
 from vmsst.vectors import vector_store
 
@@ -66,30 +71,12 @@ def test_sentence_transformers_util_takes_the_vectors(vectors_ND):
   np.testing.assert_allclose(util.cos_sim(vectors_ND, vectors_ND), unit_ND @ unit_ND.T, atol=1e-5)
 
 
-class ForMteb:
-  """An encoder with the protocol of mteb's models."""
-
-  def __init__(self, encoder, meta):
-    self.encoder, self.mteb_model_meta = encoder, meta
-
-  def encode(self, inputs, *, task_metadata, hf_split, hf_subset, prompt_type=None, **options):
-    texts = [text for batch in inputs for text in batch["text"]]
-    return self.encoder.encode(texts, batch_size=options.get("batch_size", 32), progress=False)
-
-  def similarity(self, embeddings1, embeddings2):
-    return self.encoder.similarity(np.asarray(embeddings1), np.asarray(embeddings2))
-
-  def similarity_pairwise(self, embeddings1, embeddings2):
-    return self.encoder.score_pairs(np.asarray(embeddings1), np.asarray(embeddings2))
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_mteb_evaluates_an_encoder(run):
+def test_mteb_evaluates_an_encoder(run, tmp_path):
   mteb = pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
   datasets = pytest.importorskip("datasets")
   from mteb.abstasks import AbsTaskSTS
-  from mteb.models import ModelMeta
 
   gold = np.random.default_rng(0).uniform(0, 5, 30)
   first, second = LINES[:30], LINES[30:60]
@@ -123,10 +110,47 @@ def test_mteb_evaluates_an_encoder(run):
       self.data_loaded = True
 
   encoder = vmsst.load(run)
-  meta = ModelMeta.create_empty({"name": "local/vmsst", "revision": "1"})
-  result = mteb.evaluate(
-    ForMteb(encoder, meta), LocalSts(), cache=None, co2_tracker=False, show_progress_bar=False
-  )
-  (scores,) = result.task_results[0].scores["test"]
+  scores = mteb_models.evaluate(encoder, [LocalSts()], tmp_path, name=str(run))
   expected = scipy.stats.spearmanr(encoder.score_pairs(first, second), gold).statistic
-  assert scores["cosine_spearman"] == pytest.approx(expected, abs=1e-4)
+  assert scores == {"LocalSts": pytest.approx(100 * expected, abs=1e-2)}
+  (path,) = tmp_path.rglob("LocalSts.json")
+  assert path.parent.name == encoder.digest[:16]
+  saved = json.loads(path.read_text())["scores"]["test"][0]
+  assert saved["cosine_spearman"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, monkeypatch, capsys):
+  mteb = pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  datasets = pytest.importorskip("datasets")
+  paths = (data_root / "tatoeba" / f"tatoeba.deu-eng.{code}.gz" for code in ("deu", "eng"))
+  sides = [list(text_files.read_lines(str(path)))[:200] for path in paths]
+  task = mteb.get_task("Tatoeba", languages=["deu"])
+
+  def load_data(**options):
+    columns = {"sentence1": sides[0], "sentence2": sides[1]}
+    task.dataset = {"deu-eng": {"test": datasets.Dataset.from_dict(columns)}}
+    task.data_loaded = True
+
+  monkeypatch.setattr(task, "load_data", load_data)
+  monkeypatch.setattr(mteb, "get_task", lambda name: {"Tatoeba": task}[name])
+  command = ["eval", "--encoder", str(run), "--out", str(tmp_path), "--mteb"]
+  assert cli.main([*command, "Tatoeba"]) == 0
+  assert capsys.readouterr().out.startswith("Tatoeba ")
+  (path,) = tmp_path.rglob("Tatoeba.json")
+  saved = json.loads(path.read_text())["scores"]["test"][0]
+  german_ND, english_ND = map(vmsst.load(run).encode, sides)
+  expected = np.mean([row[0] for row in nearest(german_ND, english_ND, 1)] == np.arange(200))
+  assert saved["accuracy"] == pytest.approx(expected)
+  assert cli.main([*command, "Tatooine"]) == 1
+  assert "MTEB: " in capsys.readouterr().err
+
+
+def test_mteb_must_be_installed(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, "mteb", None)
+  command = ["eval", "--encoder", str(run), "--out", str(tmp_path / "out"), "--mteb", "Tatoeba"]
+  assert cli.main(command) == 1
+  assert "pip install 'vmsst[mteb]'" in capsys.readouterr().err
+  assert cli.main([*command, "--data", str(tmp_path)]) == 1
+  assert "--data and --suite do not apply to --mteb; omit them" in capsys.readouterr().err

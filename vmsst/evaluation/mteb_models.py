@@ -1,0 +1,135 @@
+"""Encoders as models of MTEB (`pip install 'vmsst[mteb]'`), and `vmsst eval --mteb`."""
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.vectors import encoding
+
+_ORGANIZATION = "vmsst"
+"""First part of the names of models, as that of owners on the Hugging Face Hub."""
+
+
+class MtebModel:
+  """An encoder with the protocol of mteb's models, for `mteb.evaluate`.
+
+  Queries and documents of retrieval tasks get the encoder's prompts if it has any. Texts of a task
+  in one language are encoded with this language, for encoders that need it.
+
+  Attributes:
+    mteb_model_meta: Name and revision, by which mteb files results. The revision is the beginning
+      of the encoder's digest.
+  """
+
+  def __init__(self, encoder: Any, name: str):
+    """Wraps an encoder.
+
+    Args:
+      encoder: An object with `encode(texts)`, as `vmsst.load` returns it.
+      name: Name or path of the encoder; results have its last part.
+
+    Raises:
+      InputError: mteb is not installed.
+    """
+    with errors.requires("mteb", "MTEB"):
+      from mteb.models import ModelMeta
+    self._encoder = encoder
+    found = encoding.identity(encoder, name)
+    self.mteb_model_meta = ModelMeta.create_empty(
+      {
+        "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",
+        "revision": found.get("digest", "unknown")[:16],
+      }
+    )
+
+  def encode(
+    self,
+    inputs: Iterable[dict[str, Any]],
+    *,
+    task_metadata: Any,
+    hf_split: str,
+    hf_subset: str,
+    prompt_type: Any = None,
+    **options: Any,
+  ) -> np.ndarray:
+    """Returns the vectors of the texts in mteb's batches, float32 [N, D]."""
+    del hf_split
+    texts = [text for batch in inputs for text in batch["text"]]
+    kind = getattr(prompt_type, "value", None)
+    methods = {"query": "encode_query", "document": "encode_document"}
+    codes = task_metadata.hf_subsets_to_langscripts.get(hf_subset, ())
+    return encoding.encode(
+      self._encoder,
+      texts,
+      method=methods.get(str(kind), "encode"),
+      batch_size=options.get("batch_size", 128),
+      language=codes[0].split("-")[0] if len(codes) == 1 else None,
+      progress=False,
+    )
+
+  def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+    """Returns the cosines of all pairs of vectors, [N, M]."""
+    return _unit_rows(embeddings1) @ _unit_rows(embeddings2).T
+
+  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+    """Returns the cosine of each vector with that of the same row, [N]."""
+    return np.einsum("nd,nd->n", _unit_rows(embeddings1), _unit_rows(embeddings2))
+
+
+def _unit_rows(vectors: Any) -> np.ndarray:
+  from vmsst.search import exact_search
+
+  return exact_search.unit_rows(np.asarray(vectors, np.float32))
+
+
+def get_tasks(names: Sequence[str]) -> list[Any]:
+  """Returns MTEB's tasks of these names.
+
+  Raises:
+    InputError: mteb is not installed, or a name is unknown.
+  """
+  with errors.requires("mteb", "MTEB"):
+    import mteb
+  tasks = []
+  for name in names:
+    try:
+      tasks.append(mteb.get_task(name))
+    except KeyError as error:
+      raise errors.InputError(f"MTEB: {error.args[0]}") from None
+  return tasks
+
+
+def evaluate(
+  encoder: Any, tasks: Sequence[Any], output: str | os.PathLike[str], *, name: str
+) -> dict[str, float]:
+  """Evaluates an encoder on MTEB's tasks, which mteb downloads; returns main scores by task.
+
+  Args:
+    encoder: An object with `encode(texts)`.
+    tasks: The tasks.
+    output: Folder for the results, in mteb's format. Finished tasks are kept.
+    name: Name or path of the encoder.
+
+  Raises:
+    InputError: mteb is not installed, or the data of a task cannot be loaded.
+  """
+  with errors.requires("mteb", "MTEB"):
+    import mteb
+    from mteb.cache import ResultCache
+  model = MtebModel(encoder, name)
+  scores = {}
+  for task in tasks:
+    try:
+      found = mteb.evaluate(model, task, cache=ResultCache(os.fspath(output)), co2_tracker=False)
+    except (OSError, ConnectionError) as error:
+      reason = " ".join(str(error).split())
+      raise errors.InputError(
+        f"MTEB's task {task.metadata.name}: {reason}; rerun the same command to resume"
+      ) from None
+    (result,) = found.task_results
+    scores[task.metadata.name] = 100 * float(result.get_score())
+  return scores
