@@ -94,8 +94,8 @@ def stand_ins(folder):
     pytest.param(
       block,
       id=f"line_{block.line}",
-      # In every test run: training and loading.
-      marks=[] if "data/files.gin" not in whole else pytest.mark.slow,
+      # In every test run: what does not need a trained run. test_main.py trains the quickstart.
+      marks=[] if "t5x train" not in whole else pytest.mark.slow,
     )
     for block, whole in zip(
       BLOCKS, itertools.accumulate(block.text for block in BLOCKS), strict=True

@@ -26,8 +26,7 @@ RUN_FILES = sorted(
   for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
-# Trained in every test run, on one device. README's tests and test_main.py train the quickstart, a
-# VMSST.
+# Trained in every test run, on one device. test_main.py trains the quickstart, a VMSST.
 USUAL = ("ems.gin",)
 # Slow: with data and model axes, and all others on one device. The VMSST paper's models and EMS's
 # losses have tests on eight devices that are not slow.

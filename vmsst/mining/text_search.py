@@ -74,7 +74,11 @@ class Searcher:
     if len(blank_E) == len(corpus):
       raise errors.InputError(f"{corpus.path} has no line with text: give a corpus with lines")
     self._encoder, self._corpus = encoder, corpus
-    self._options = {"language": language, "batch_size": batch_size, "progress": False}
+    self._options: dict[str, Any] = {
+      "language": language,
+      "batch_size": batch_size,
+      "progress": False,
+    }
     self._text_of = corpus.reader()
     self._nearest: Callable[[np.ndarray, int], exact_search.Neighbors]
     if index is None:

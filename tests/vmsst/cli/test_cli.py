@@ -443,6 +443,7 @@ def test_only_these_arguments_may_be_in_object_stores():
       with pytest.raises(errors.InputError, match=re.escape(message)):
         command(given)
   assert {words: names for words, names in accepted.items() if names} == {
+    "data build": {"input", "held_out", "output"},
     "data embed": {"encoder", "patterns"},
     "data mine-negatives": {"encoder", "patterns"},
     "embed": {"encoder", "file", "out"},
