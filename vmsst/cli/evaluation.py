@@ -36,6 +36,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="DIR",
     help="output folder (local, gs:// or s3://); finished benchmarks are skipped",
   )
+  add("--name", help="name of the encoder in reports (default: its path)")
   add(
     "--seen",
     nargs="+",
@@ -89,7 +90,7 @@ def _eval(args: argparse.Namespace) -> None:
     chosen,
     args.data,
     args.out,
-    name=name,
+    name=args.name or name,
     seen=seen,
     report=say,
     compare=device_search.engine(),
@@ -113,7 +114,7 @@ def _eval_mteb(args: argparse.Namespace) -> None:
     raise errors.InputError("--data and --suite do not apply to --mteb; omit them")
   tasks = mteb_models.get_tasks(args.mteb)
   name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
-  scores = mteb_models.evaluate(encoder, tasks, args.out, name=name)
+  scores = mteb_models.evaluate(encoder, tasks, args.out, name=args.name or name)
   for task, score in scores.items():
     print(f"{task:48}{score:8.2f}")
 

@@ -61,8 +61,12 @@ def test_a_run_goes_through_the_benchmarks_that_are_there(run, data, tmp_path, c
   assert "nusax" in printed.out
   assert "absent: no folder" in printed.out
   assert "tatoeba: reading" in printed.err
-  assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
-  assert "Tatoeba" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+  evaluate(run, data, tmp_path / "named", "--name", "My encoder")
+  folders = [str(tmp_path / name) for name in ("out", "named")]
+  assert cli.main(["report", *folders, "--out", str(tmp_path / "report")]) == 0
+  report = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+  assert "Tatoeba" in report
+  assert "My encoder" in report
 
 
 def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp_path, capsys):
