@@ -24,6 +24,11 @@ class LastOpened(Generic[Key, Value]):
         self._held[key] = make()
       return self._held[key]
 
+  def forget(self) -> None:
+    """Frees the value that is kept."""
+    with self._lock:
+      self._held.clear()
+
   @contextlib.contextmanager
   def using(self, key: Key, value: Value) -> Iterator[None]:
     """Keeps a value that is already open while the context lasts."""

@@ -90,14 +90,15 @@ class SearchSpan(base.StagedUnit):
     """Returns the questions, also tokenized if the encoder supports it, and their answers."""
     pairs = list(parse(self.span))
     texts = [question for question, _ in pairs]
-    prepared = encoding.prepare(self.encoder.open(), texts, _LANGUAGE)
+    prepared = encoding.prepare(self.encoder.open(), texts, [_LANGUAGE] * len(texts))
     return texts, prepared, [answer for _, answer in pairs]
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns float32 [Q] and bool [Q]. Among equally near questions the first counts."""
     texts, tokens, found_answers = prepared
     query, gold = self.queries.open()
-    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=_LANGUAGE)
+    codes = [_LANGUAGE] * len(texts)
+    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes)
     text_embedding.check_finite(vectors_MD, texts)
     vectors_MD = exact_search.unit_rows(vectors_MD)
     near = exact_search.nearest_in_blocks(query, [vectors_MD], engine=self.compare)
@@ -151,8 +152,11 @@ def search(
     )
     for number, span in enumerate(cut.spans)
   ]
-  with tools.embed.opened():
-    engines.run("search", units, tools.embed.engine)
+  try:
+    with tools.embed.opened():
+      engines.run("search", units, tools.embed.engine)
+  finally:
+    _queries.forget()
   best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
   for unit in units:
     with storage.open_binary(unit.path) as stream:

@@ -115,6 +115,13 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   assert len(questions.QUESTIONS.missing(results)) == 22
 
 
+def test_an_encoder_that_needs_languages_gets_one_per_text(tmp_path):
+  write_all(tmp_path)
+  encoder = fake_encoders.PolyglotEncoder(functools.partial(signs, width=16))
+  assert measure(tmp_path, encoder)
+  assert (encoder.languages["de 1"], encoder.languages["paq 7"]) == ("de", "en")
+
+
 def test_queries_are_prepared_once(tmp_path, monkeypatch):
   """Vectors of queries are hashed once, not for every shard of the knowledge base."""
   monkeypatch.setattr(knowledge_search, "SHARD", 7)
