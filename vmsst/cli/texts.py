@@ -570,7 +570,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _mine,
     resumable=True,
     inputs=("source", "target", "gold", "encoder", "vectors", "index"),
-    urls=("source", "target", "encoder", "vectors", "index"),
+    urls=("source", "target", "gold", "encoder", "vectors", "index"),
     output_file="out",
   ),
   ("search",): Command(

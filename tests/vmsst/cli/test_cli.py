@@ -17,6 +17,7 @@ import pytest
 
 import vmsst
 from vmsst import cli, errors
+from vmsst.files import storage
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
 from vmsst.text import vocabularies, vocabulary_training
@@ -455,7 +456,7 @@ def test_only_these_arguments_may_be_in_object_stores():
     "import ems": {"file", "vocabulary", "output"},
     "import mt5": {"folder", "output"},
     "import vmsst": {"source", "vocabulary", "decoder", "output"},
-    "mine": {"source", "target", "encoder", "vectors", "index"},
+    "mine": {"source", "target", "gold", "encoder", "vectors", "index"},
     "report": {"out"},
     "score": {"encoder", "source", "target"},
     "index": {"vectors", "index"},
@@ -473,6 +474,8 @@ def test_texts_in_a_store_are_used_as_local_ones(sides, encoder, tmp_path, capsy
   results = []
   for place, (source, target) in (("local", sides), ("store", urls)):
     folder = tmp_path / place
+    gold = f"{source}.gold"
+    storage.path(gold).write_text("".join(f"{i + 1}\t{28 - i}\n" for i in range(24)))
     vectors = "gs://bucket/vectors" if place == "store" else str(folder)
     search = ["search", source, target, f"{vectors}/t", "--encoder", "a"]
     both = ["--vectors", f"{vectors}/v", f"{vectors}/t"]
@@ -486,6 +489,7 @@ def test_texts_in_a_store_are_used_as_local_ones(sides, encoder, tmp_path, capsy
       ["mine", source, target, f"{folder}.m", *both],
       ["mine", source, target, f"{folder}.j", *both, "--index", f"{vectors}/vi", f"{vectors}/ti"],
       ["mine", source, target, f"{folder}.n", "--encoder", "a"],
+      ["mine", source, target, f"{folder}.g", "--encoder", "a", "--gold", gold],
       ["vocab", "train", "--input", source, "--output", f"{folder}.model", "--size", "30"],
     ):
       assert cli.main(command) == 0, capsys.readouterr().err
@@ -493,7 +497,8 @@ def test_texts_in_a_store_are_used_as_local_ones(sides, encoder, tmp_path, capsy
       [
         vector_store.open_vectors(f"{vectors}/v")[:].tolist(),
         *(
-          pathlib.Path(f"{folder}.{end}").read_bytes() for end in ("s", "i", "m", "j", "n", "model")
+          pathlib.Path(f"{folder}.{end}").read_bytes()
+          for end in ("s", "i", "m", "j", "n", "g", "model")
         ),
       ]
     )
