@@ -28,6 +28,7 @@ class Profile:
   def __init__(self, first: int, last: int):
     self.first, self.last = first, last
     self.written = False
+    self._begun = False
     self._folder: log_folders.LogFolder | None = None
 
   @classmethod
@@ -49,13 +50,15 @@ class Profile:
       model_dir: Folder of the run.
       wait: Waits until all steps before have finished on the devices.
     """
-    if number == self.first and jax.process_index() == 0:
-      wait()
-      self._folder = log_folders.LogFolder(os.path.join(model_dir, FOLDER))
-      jax.profiler.start_trace(self._folder.local)
+    if number == self.first:
+      self._begun = True
+      if jax.process_index() == 0:
+        wait()
+        self._folder = log_folders.LogFolder(os.path.join(model_dir, FOLDER))
+        jax.profiler.start_trace(self._folder.local)
     with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
       yield
-    if number == self.last:
+    if number == self.last and self._begun:
       wait()
       self.stop()
       self.written = True
@@ -72,7 +75,7 @@ _requested: Profile | None = None
 
 
 @contextlib.contextmanager
-def requested(profile: Profile | None) -> Iterator[None]:
+def requested(profile: Profile) -> Iterator[None]:
   """Lets the training of this context write a trace; ends the trace with it."""
   global _requested
   _requested = profile
@@ -80,8 +83,7 @@ def requested(profile: Profile | None) -> Iterator[None]:
     yield
   finally:
     _requested = None
-    if profile is not None:
-      profile.stop()
+    profile.stop()
 
 
 def step(

@@ -349,8 +349,8 @@ class BaseTrainer(abc.ABC):
     step_fn = self.summing_train_step
     sums = None
     done = 0
+    wait = functools.partial(self.finish_steps, bar)
     while done < num_steps and not should_stop(start_step + done):
-      wait = functools.partial(self.finish_steps, bar)
       with profiling.step(start_step + done + 1, self._summary_dir, wait):
         batch = next(batches)
         if sums is None:

@@ -18,7 +18,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -230,11 +230,7 @@ def build(
       f"{error}; choose another format or output folder"
     ) from None
   if builder.is_prepared():
-    if builder.info.metadata.get("recipe") != loaded.digest:
-      raise errors.InputError(
-        f"{builder.data_dir} was built by another recipe of that name; remove it, or rename "
-        "the recipe"
-      )
+    _check_recipe(builder.data_dir, builder.info.metadata, loaded)
     builder.remove_remains(loaded.name)
     return builder.data_dir
   with _no_new_metadata(pathlib.Path(builder.data_dir).parents[1]):
@@ -258,16 +254,21 @@ def _build_in_store(
   if not storage.is_new_folder(url):
     with storage.explained(url, "read"), storage.open_binary(f"{url}/metadata.json") as stream:
       metadata = json.load(stream)
-    if metadata.get("recipe") != loaded.digest:
-      raise errors.InputError(
-        f"{url} was built by another recipe of that name; remove it, or rename the recipe"
-      )
+    _check_recipe(url, metadata, loaded)
     return url
   local = os.path.join(work, "upload")
   folder = build(recipe, releases, evaluation, local, work=work, **options)
   storage.upload_folder(pathlib.Path(folder), url)
   shutil.rmtree(local)
   return url
+
+
+def _check_recipe(place: str, metadata: Mapping[str, Any], recipe: recipes.Recipe) -> None:
+  """Raises InputError if a dataset was built by another recipe."""
+  if metadata.get("recipe") != recipe.digest:
+    raise errors.InputError(
+      f"{place} was built by another recipe of that name; remove it, or rename the recipe"
+    )
 
 
 @contextlib.contextmanager

@@ -3,13 +3,10 @@
 import argparse
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vmsst.cli import engines
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
-
-if TYPE_CHECKING:
-  pass
 
 _TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
 

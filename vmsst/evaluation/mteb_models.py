@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.search import exact_search
 from vmsst.vectors import encoding
 
 _ORGANIZATION = "vmsst"
@@ -73,17 +74,12 @@ class MtebModel:
 
   def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
     """Returns the cosines of all pairs of vectors, [N, M]."""
-    return _unit_rows(embeddings1) @ _unit_rows(embeddings2).T
+    return exact_search.unit_rows(embeddings1) @ exact_search.unit_rows(embeddings2).T
 
   def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
     """Returns the cosine of each vector with that of the same row, [N]."""
-    return np.einsum("nd,nd->n", _unit_rows(embeddings1), _unit_rows(embeddings2))
-
-
-def _unit_rows(vectors: Any) -> np.ndarray:
-  from vmsst.search import exact_search
-
-  return exact_search.unit_rows(np.asarray(vectors, np.float32))
+    first_ND, second_ND = map(exact_search.unit_rows, (embeddings1, embeddings2))
+    return np.einsum("nd,nd->n", first_ND, second_ND)
 
 
 def get_tasks(names: Sequence[str]) -> list[Any]:

@@ -19,6 +19,18 @@ def log_cut(count: int, total: int, max_length: int) -> None:
   )
 
 
+def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
+  """Logs one warning for several calls of `encode`, if any has cut texts.
+
+  Args:
+    counts: What `on_cut` received in each call that cut texts: their number, the number of all
+      texts of the call, and the maximum tokens.
+    total: Number of texts of all calls.
+  """
+  if counts:
+    log_cut(sum(each[0] for each in counts), total, counts[0][2])
+
+
 def cut(
   vocabulary: Vocabulary, texts: Sequence[str], max_length: int, language: Languages
 ) -> tuple[list[list[int]], list[int]]:

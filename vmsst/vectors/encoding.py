@@ -144,7 +144,6 @@ def one_cut_warning(total: int) -> Iterator[Callable[[int, int, int], None]]:
   Args:
     total: Number of texts of all calls.
   """
-  cut: list[tuple[int, int]] = []
-  yield lambda count, _, most: cut.append((count, most))
-  if cut:
-    length_limits.log_cut(sum(count for count, _ in cut), total, cut[0][1])
+  cut: list[tuple[int, int, int]] = []
+  yield lambda *counts: cut.append(counts)
+  length_limits.log_all_cut(cut, total)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -226,7 +226,7 @@ def embed_file(
     except BaseException:
       vector_store.abandon(place)
       raise
-    _warn_of_cut([each["cut"] for each in made], cut.lines)
+    length_limits.log_all_cut([count for each in made for count in each["cut"]], cut.lines)
     vector_store.finish(place, kind, [each["sha256"] for each in made])
   return cut.lines
 
@@ -239,12 +239,6 @@ def _calibrated(
   calibrate = Calibrate(tuple(units[::step]), os.path.join(folder, _CALIBRATION))
   (made,) = engines.run("calibrate", [calibrate], engine, progress=False)
   return dataclasses.replace(kind, ranges=tuple(map(tuple, made["ranges"])))
-
-
-def _warn_of_cut(cuts: Iterable[list[Any]], lines: int) -> None:
-  counts = [count for each in cuts for count in each]
-  if counts:
-    length_limits.log_cut(sum(cut for cut, _, _ in counts), lines, counts[0][2])
 
 
 def _remove_copies(folder: str) -> None:

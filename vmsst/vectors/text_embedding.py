@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, storage
+from vmsst.files import atomic_files, input_files, progress_bar, storage
 from vmsst.text import length_limits
 from vmsst.units import base, engines
 from vmsst.vectors import encoder_sources, encoding
@@ -46,13 +46,13 @@ class EmbedTexts(base.StagedUnit):
     encoder: The encoder.
     texts: The texts.
     languages: Code of each text's language.
-    path: Output file.
+    path: Output file; "": the vectors are not written.
   """
 
   encoder: encoder_sources.EncoderSource
   texts: tuple[str, ...]
   languages: tuple[str, ...]
-  path: str
+  path: str = ""
 
   @functools.cached_property
   def key(self) -> str:
@@ -74,6 +74,7 @@ class EmbedTexts(base.StagedUnit):
         self.encoder.open(),
         prepared,
         language=list(self.languages),
+        progress=False,
         on_cut=lambda *counts: cut.append(counts),
       )
     check_finite(vectors_ND, self.texts)
@@ -109,17 +110,20 @@ def embed(
     InputError: a unit failed.
     ValueError: the encoder returns arrays of another shape.
   """
-  units = [_unit(encoder, texts, languages, start, folder) for start in _starts(len(texts))]
+  units = [
+    EmbedTexts(
+      encoder, tuple(texts[start : start + WINDOW]), tuple(languages[start : start + WINDOW])
+    )
+    for start in range(0, max(1, len(texts)), WINDOW)
+  ]
   if engine.in_process:
-    computed = [unit.compute(unit.read()) for unit in units]
-    vectors = [vectors_ND for vectors_ND, _ in computed]
-    cuts = [cut for _, cut in computed]
+    computed = list(_computed(units))
+    vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
   else:
+    units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
     cuts = [made["cut"] for made in engines.run("embed", units, engine)]
     vectors = [_read(unit.path) for unit in units]
-  if any(cuts):
-    counts = [count for cut in cuts for count in cut]
-    length_limits.log_cut(sum(cut for cut, _, _ in counts), len(texts), counts[0][2])
+  length_limits.log_all_cut([count for cut in cuts for count in cut], len(texts))
   return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 
@@ -132,20 +136,13 @@ def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
     raise NotFiniteError(texts[int(np.argmin(finite_N))], not finite_N.any())
 
 
-def _starts(count: int) -> range:
-  return range(0, max(1, count), WINDOW)
-
-
-def _unit(
-  encoder: encoder_sources.EncoderSource,
-  texts: Sequence[str],
-  languages: Sequence[str],
-  start: int,
-  folder: str | os.PathLike[str],
-) -> EmbedTexts:
-  rows = slice(start, start + WINDOW)
-  unit = EmbedTexts(encoder, tuple(texts[rows]), tuple(languages[rows]), "")
-  return dataclasses.replace(unit, path=os.path.join(folder, f"{unit.key}.npy"))
+def _computed(units: Sequence[EmbedTexts]) -> Iterator[tuple[np.ndarray, list[Any]]]:
+  """Yields what units compute in this process, which is not written; shows a progress bar."""
+  total = sum(len(unit.texts) for unit in units)
+  with progress_bar.Bar(total=total, unit=" texts", desc="embed", disable=None) as bar:
+    for unit in units:
+      yield unit.compute(unit.read())
+      bar.update(len(unit.texts))
 
 
 def _read(path: str) -> np.ndarray:

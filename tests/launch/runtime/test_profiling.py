@@ -46,6 +46,14 @@ def test_a_trace_in_a_store_is_uploaded(tmp_path, monkeypatch):
   assert list(steps_in(tmp_path / "trace")) == [1]
 
 
+def test_a_run_that_resumes_after_the_first_step_has_no_trace(tmp_path):
+  profile = profiling.Profile(1, 2)
+  with profiling.requested(profile), profiling.step(2, tmp_path, list):
+    pass
+  assert not profile.written
+  assert list(tmp_path.iterdir()) == []
+
+
 def test_steps_that_are_not_trained_leave_a_warning(tmp_path, capsys, monkeypatch):
   trained = []
   monkeypatch.setattr(main, "_configured", lambda options, ends: lambda: trained.append(options))

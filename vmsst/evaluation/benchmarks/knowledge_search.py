@@ -36,7 +36,7 @@ class Queries:
   """Queries in a file that all processes see.
 
   Attributes:
-    path: File of their unit vectors and right answers.
+    path: File of their vectors and right answers.
     digest: Hash of the queries and answers.
   """
 
@@ -98,7 +98,7 @@ class SearchSpan(base.StagedUnit):
     texts, tokens, found_answers = prepared
     query, gold = self.queries.open()
     codes = [_LANGUAGE] * len(texts)
-    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes)
+    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
     text_embedding.check_finite(vectors_MD, texts)
     vectors_MD = exact_search.unit_rows(vectors_MD)
     near = exact_search.nearest_in_blocks(query, [vectors_MD], engine=self.compare)
