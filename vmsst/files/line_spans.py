@@ -78,7 +78,7 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
       these spans cannot be read.
 
   Raises:
-    InputError: a file cannot be read.
+    InputError: a file cannot be read, or a line is too long.
     OSError: a copy cannot be written.
   """
   spans: list[Span] = []
@@ -119,7 +119,7 @@ def _cut(
     spans.append(Span(path, first, number, place, offset, size, digest.hexdigest()))
     offset, size, count, digest = offset + size, 0, 0, _hash()
 
-  for chunk in text_files.read_chunks(path):
+  for chunk in text_files.read_chunks_of_lines(path):
     whole.update(chunk)
     if copy is not None:
       copy.write(chunk)

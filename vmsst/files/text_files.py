@@ -72,7 +72,7 @@ def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[s
     InputError: a line is not UTF-8 or too long.
   """
   for number, raw in enumerate(raw_lines, first):
-    _check_length(raw, name, number)
+    _check_length(len(raw), name, number)
     yield _decode(raw, name, number)
 
 
@@ -91,7 +91,7 @@ class Lines:
       slow = path.endswith(".gz") or storage.is_url(path)
       copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
       for number, raw in enumerate(_raw_lines(self._file, path), 1):
-        _check_length(raw, path, number)
+        _check_length(len(raw), path, number)
         ends.append(ends[-1] + len(raw))
         if copy:
           copy.write(raw)
@@ -120,13 +120,28 @@ def read_chunks(path: str) -> Iterator[bytes]:
     yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
 
 
+def read_chunks_of_lines(path: str) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped text file in chunks.
+
+  Raises:
+    InputError: as `read_lines` does, but content that is not UTF-8 is yielded.
+  """
+  number, size = 1, 0
+  for chunk in read_chunks(path):
+    yield chunk
+    number += chunk.count(b"\n")
+    end = chunk.rfind(b"\n") + 1
+    size = len(chunk) - end if end else size + len(chunk)
+    _check_length(size, path, number)
+
+
 def _raw_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
   """Yields lines; those longer than `LINE_BYTES` in pieces."""
   return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""))
 
 
-def _check_length(raw: bytes, name: str, number: int) -> None:
-  if len(raw) > LINE_BYTES:
+def _check_length(size: int, name: str, number: int) -> None:
+  if size > LINE_BYTES:
     raise errors.InputError(
       f"{name}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
     )

@@ -72,3 +72,10 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monk
   (span,) = line_spans.cut([str(path)], 2).spans
   with pytest.raises(errors.InputError, match=r"x\.txt:2: line longer than"):
     span.read()
+
+
+def test_a_line_without_an_end_is_refused_before_it_is_all_read(tmp_path, monkeypatch):
+  monkeypatch.setattr(text_files, "LINE_BYTES", 1 << 20)
+  (tmp_path / "endless").symlink_to("/dev/zero")
+  with pytest.raises(errors.InputError, match=r"endless:1: line longer than 1 MB: not a text file"):
+    line_spans.cut([str(tmp_path / "endless")], 2, copies=str(tmp_path / "copies"))
