@@ -2,16 +2,20 @@
 
   python benchmarks/encode.py --data=DATA    # requires torch, transformers, sentence-transformers
   python benchmarks/encode.py --data=DATA --rounds=1 --repeats=1
+  python benchmarks/encode.py --data=DATA --models bert_12x384 bert_12x768 labse bert_24x1024 mt5_24x1024 \
+    --sentences=1000 --rounds=1 --repeats=1 --peer_batch_sizes=32
 
 DATA contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of
-deu, fra, rus, cmn and ara, in mixed order, with two models. Each model has the same random weights
-and the same tokenizer in both libraries:
+deu, fra, rus, cmn and ara, in mixed order. Each model has the shape of `SHAPES` and the same random
+weights and tokenizer in both libraries:
 
-* bert: 2 layers, hidden size 256, 4 heads, feed-forward size 1,024, 16,000 tokens. `vmsst` (the
-  output of `vmsst import bert`) against `sentence_transformers` (`encode`);
-* mt5: the shape of the mt5-small encoder (8 layers, hidden size 512, 6 heads, gated feed-forward
-  size 1,024, 250,112 rows). `vmsst` against `transformers` (MT5EncoderModel on batches sorted by
-  length and padded to the longest, mean of the tokens' states).
+* BERT and XLM-R: by default `bert`, 2 layers of width 256; others have the shapes of released
+  encoders. `vmsst` (the output of `vmsst import bert`) against `sentence_transformers` (`encode`);
+* encoders of mT5: by default `mt5`, the shape of mt5-small. `vmsst` against `transformers`
+  (MT5EncoderModel on batches sorted by length and padded to the longest, mean of the tokens'
+  states).
+
+The tokenizer has 16,000 tokens; a released one with 250,000 gives fewer tokens per sentence.
 
 The time is that from strings to float32 vectors, tokenization included. Peers use the fastest batch
 size of --peer_batch_sizes. The first call, which compiles, is reported as `first_call_seconds`.
@@ -19,7 +23,8 @@ Each measurement runs in its own process, and the variants take turns.
 
 Prints one JSON line per variant and a last one: `ratio` is the smaller of both models' ratios of
 median sentences per second, ours over the peer's, above 1 if ours is faster. On a shared machine,
-`ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors.
+`ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors,
+`matmul_gflops` the host's rate of float32 products of 2048 x 2048.
 """
 
 import argparse
@@ -36,27 +41,41 @@ import measure
 import numpy as np
 
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara")
-BERT = {
-  "vocab_size": 16_000,
-  "hidden_size": 256,
-  "num_hidden_layers": 2,
-  "num_attention_heads": 4,
-  "intermediate_size": 1024,
-}
-MT5 = {
-  "vocab_size": 250_112,
-  "d_model": 512,
-  "d_kv": 64,
-  "num_heads": 6,
-  "num_layers": 8,
-  "d_ff": 1024,
-  "feed_forward_proj": "gated-gelu",
-}
-VARIANTS = {
-  ("bert", "vmsst"): "ours",
-  ("bert", "sentence_transformers"): "peer",
-  ("mt5", "vmsst"): "ours",
-  ("mt5", "transformers"): "peer",
+
+
+def bert(layers: int, width: int, heads: int, tokens: int) -> dict[str, int]:
+  """Returns the configuration of a BERT with feed-forward layers of four times its width."""
+  return {
+    "vocab_size": tokens,
+    "hidden_size": width,
+    "num_hidden_layers": layers,
+    "num_attention_heads": heads,
+    "intermediate_size": 4 * width,
+  }
+
+
+def mt5(layers: int, width: int, heads: int, feed_forward: int) -> dict[str, Any]:
+  """Returns the configuration of an mT5."""
+  return {
+    "vocab_size": 250_112,
+    "d_model": width,
+    "d_kv": 64,
+    "num_heads": heads,
+    "num_layers": layers,
+    "d_ff": feed_forward,
+    "feed_forward_proj": "gated-gelu",
+  }
+
+
+TOKENS = 16_000
+SHAPES = {
+  "bert": bert(2, 256, 4, TOKENS),
+  "bert_12x384": bert(12, 384, 12, 250_037),
+  "bert_12x768": bert(12, 768, 12, 250_002),
+  "labse": bert(12, 768, 12, 501_153),
+  "bert_24x1024": bert(24, 1024, 16, 250_002),
+  "mt5": mt5(8, 512, 6, 1024),
+  "mt5_24x1024": mt5(24, 1024, 16, 2816),
 }
 _MAX_LENGTH = 512
 
@@ -78,20 +97,24 @@ def read_sentences(data: pathlib.Path, side: str = "") -> list[str]:
 # The models on disk
 
 
-def make_models(data: pathlib.Path, folder: pathlib.Path) -> None:
-  """Writes both models with random weights in the formats of transformers and of this library."""
+def is_mt5(name: str) -> bool:
+  return "d_model" in SHAPES[name]
+
+
+def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> None:
+  """Writes models with random weights in the formats of transformers and of this library."""
   import torch
   import transformers
   from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-  from vmsst.checkpoints.importers import bert
+  from vmsst.checkpoints.importers import bert as importer
 
   special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   tokenizer = Tokenizer(models.Unigram())
   tokenizer.normalizer = normalizers.NFKC()
   tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
   trainer = trainers.UnigramTrainer(
-    vocab_size=BERT["vocab_size"], special_tokens=special, unk_token="[UNK]", show_progress=False
+    vocab_size=TOKENS, special_tokens=special, unk_token="[UNK]", show_progress=False
   )
   tokenizer.train_from_iterator(read_sentences(data) + read_sentences(data, "eng"), trainer)
   ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
@@ -104,33 +127,39 @@ def make_models(data: pathlib.Path, folder: pathlib.Path) -> None:
     **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
   )
   torch.manual_seed(0)
-  transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(folder / "bert")
-  transformers.MT5EncoderModel(transformers.MT5Config(**MT5)).save_pretrained(folder / "mt5")
-  for name in ("bert", "mt5"):
+  for name in names:
+    if is_mt5(name):
+      model = transformers.MT5EncoderModel(transformers.MT5Config(**SHAPES[name]))
+    else:
+      model = transformers.BertModel(transformers.BertConfig(**SHAPES[name]))
+    model.save_pretrained(folder / name)
     fast.save_pretrained(folder / name)
-  bert.import_bert(folder / "bert", folder / "bert.vmsst", pooling="mean")
-  save_mt5(folder / "mt5", folder / "mt5.vmsst")
+    if is_mt5(name):
+      save_mt5(name, folder / name, folder / f"{name}.vmsst")
+    else:
+      importer.import_bert(folder / name, folder / f"{name}.vmsst", pooling="mean")
 
 
-def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
+def save_mt5(name: str, folder: pathlib.Path, target: pathlib.Path) -> None:
   """Writes an MT5EncoderModel as an encoder of this library."""
   from safetensors.numpy import load_file, save_file
 
   from vmsst.checkpoints import encoder_json
   from vmsst.text import hugging_face_vocabulary
 
+  shape = SHAPES[name]
   sizes = {
-    "vocab_size": MT5["vocab_size"],
-    "emb_dim": MT5["d_model"],
-    "num_heads": MT5["num_heads"],
-    "head_dim": MT5["d_kv"],
-    "mlp_dim": MT5["d_ff"],
-    "num_encoder_layers": MT5["num_layers"],
+    "vocab_size": shape["vocab_size"],
+    "emb_dim": shape["d_model"],
+    "num_heads": shape["num_heads"],
+    "head_dim": shape["d_kv"],
+    "mlp_dim": shape["d_ff"],
+    "num_encoder_layers": shape["num_layers"],
   }
   network = {"class": "SentenceEncoder", "config_class": "T5Config", "config": sizes}
   encoder_json.save_imported_encoder(
     target,
-    network={**network, "latent_dim": MT5["d_model"], "head": False},
+    network={**network, "latent_dim": shape["d_model"], "head": False},
     vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(str(folder / "tokenizer.json")),
     max_length=_MAX_LENGTH,
   )
@@ -143,7 +172,7 @@ def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
       f"{block.format(0, 0)}.SelfAttention.relative_attention_bias.weight"
     ].T,
   }
-  for layer in range(MT5["num_layers"]):
+  for layer in range(shape["num_layers"]):
     attention, mlp = block.format(layer, 0), block.format(layer, 1)
     names = {
       "pre_attention_layer_norm/scale": f"{attention}.layer_norm",
@@ -165,35 +194,35 @@ def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
 # The variants: functions of sentences
 
 
-def ours(name: str) -> Callable[[pathlib.Path, int | None], Encode]:
-  def make(folder: pathlib.Path, batch_size: int | None) -> Encode:
-    import vmsst
+def ours(name: str, folder: pathlib.Path, batch_size: int | None) -> Encode:
+  del batch_size  # chosen by length
+  import vmsst
 
-    return vmsst.load(folder / f"{name}.vmsst").encode
-
-  return make
+  return vmsst.load(folder / f"{name}.vmsst").encode
 
 
-def sentence_transformers_bert(folder: pathlib.Path, batch_size: int | None) -> Encode:
+def sentence_transformers_bert(name: str, folder: pathlib.Path, batch_size: int | None) -> Encode:
   import sentence_transformers as st
   from sentence_transformers import models
 
-  transformer = models.Transformer(str(folder / "bert"), max_seq_length=_MAX_LENGTH)
-  model = st.SentenceTransformer(modules=[transformer, models.Pooling(256)], device="cpu")
+  transformer = models.Transformer(str(folder / name), max_seq_length=_MAX_LENGTH)
+  pooling = models.Pooling(SHAPES[name]["hidden_size"])
+  model = st.SentenceTransformer(modules=[transformer, pooling], device="cpu")
   return lambda sentences: model.encode(sentences, batch_size=batch_size)
 
 
-def transformers_mt5(folder: pathlib.Path, batch_size: int | None) -> Encode:
+def transformers_mt5(name: str, folder: pathlib.Path, batch_size: int | None) -> Encode:
   import torch
   import transformers
 
-  model = transformers.MT5EncoderModel.from_pretrained(folder / "mt5").eval()
-  tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "mt5")
+  model = transformers.MT5EncoderModel.from_pretrained(folder / name).eval()
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+  width = SHAPES[name]["d_model"]
 
   @torch.inference_mode()
   def encode(sentences: list[str]) -> np.ndarray:
     order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
-    vectors_ND = np.empty((len(sentences), MT5["d_model"]), np.float32)
+    vectors_ND = np.empty((len(sentences), width), np.float32)
     for start in range(0, len(order), batch_size):
       index_B = order[start : start + batch_size]
       batch = tokenizer(
@@ -211,12 +240,16 @@ def transformers_mt5(folder: pathlib.Path, batch_size: int | None) -> Encode:
   return encode
 
 
-MAKERS: dict[tuple[str, str], Callable[[pathlib.Path, int | None], Encode]] = {
-  ("bert", "vmsst"): ours("bert"),
-  ("bert", "sentence_transformers"): sentence_transformers_bert,
-  ("mt5", "vmsst"): ours("mt5"),
-  ("mt5", "transformers"): transformers_mt5,
+MAKERS: dict[str, Callable[[str, pathlib.Path, int | None], Encode]] = {
+  "vmsst": ours,
+  "sentence_transformers": sentence_transformers_bert,
+  "transformers": transformers_mt5,
 }
+
+
+def variants_of(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+  """Returns model and maker of our variant and of the peer's."""
+  return (name, "vmsst"), (name, "transformers" if is_mt5(name) else "sentence_transformers")
 
 
 # --------------------------------------------------------------------------------------------
@@ -227,7 +260,8 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   """Returns the times of a variant, with the first call separate, and its memory."""
   folder, sentences = pathlib.Path(options.folder), read_sentences(options.data)
   sentences = sentences[: options.sentences]
-  encode = MAKERS[tuple(options.measure.split("/"))](folder, options.batch_size)
+  model, maker = options.measure.split("/")
+  encode = MAKERS[maker](model, folder, options.batch_size)
   load_peak, loaded = measure.resident_bytes(peak=True), measure.resident_bytes()
   measure.reset_peak()
   vectors = []
@@ -244,6 +278,7 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
     "load_peak": load_peak,
     "loaded": loaded,
     "peak": measure.resident_bytes(peak=True),
+    "matmul_gflops": measure.matmul_gflops(2048),
   }
 
 
@@ -281,6 +316,7 @@ def report(
     "load_peak_gb": round(max(each["load_peak"] for each in runs) / 1e9, 3),
     "loaded_gb": round(max(each["loaded"] for each in runs) / 1e9, 3),
     "peak_gb": round(max(each["peak"] for each in runs) / 1e9, 3),
+    "matmul_gflops": round(statistics.median(each["matmul_gflops"] for each in runs), 1),
   }
 
 
@@ -299,7 +335,7 @@ def ratios(ours: dict, peer: dict) -> dict[str, float]:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, required=True, help="folder with tatoeba/")
-  parser.add_argument("--models", nargs="+", default=["bert", "mt5"], choices=["bert", "mt5"])
+  parser.add_argument("--models", nargs="+", default=["bert", "mt5"], choices=list(SHAPES))
   parser.add_argument("--sentences", type=int, default=5000, help="number of sentences")
   parser.add_argument("--repeats", type=int, default=3, help="timed calls per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
@@ -315,15 +351,15 @@ def main() -> None:
     print(json.dumps(measure_variant(options)))
     return
 
-  variants = [variant for variant in VARIANTS if variant[0] in options.models]
+  variants = [variant for model in options.models for variant in variants_of(model)]
   count = min(options.sentences, len(read_sentences(options.data)))
   results: dict[str, dict[str, float]] = {}
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    make_models(options.data, folder)
+    make_models(options.models, options.data, folder)
     batch_sizes: dict[tuple[str, str], int | None] = {}
     for variant in variants:
-      sizes = [None] if VARIANTS[variant] == "ours" else options.peer_batch_sizes
+      sizes = [None] if variant[1] == "vmsst" else options.peer_batch_sizes
       batch_sizes[variant] = min(
         sizes,
         key=lambda size, variant=variant: (
@@ -340,10 +376,7 @@ def main() -> None:
     for line in lines.values():
       print(json.dumps(line), flush=True)
     for model in options.models:
-      ours, peer = (
-        next(v for v in variants if v[0] == model and VARIANTS[v] == kind)
-        for kind in ("ours", "peer")
-      )
+      ours, peer = variants_of(model)
       vectors = [np.load(folder / f"{'-'.join(variant)}.npy") for variant in (ours, peer)]
       difference = float(np.abs(vectors[0] - vectors[1]).max())
       if difference > 1e-3:
@@ -360,7 +393,8 @@ def main() -> None:
     for model, result in results.items()
   }
   rounded = {name: float(f"{value:.4g}") for name, value in total.items()}
-  print(json.dumps({"benchmark": "encode", **rounded, "by_model": by_model}))
+  rate = statistics.median(line["matmul_gflops"] for line in lines.values())
+  print(json.dumps({"benchmark": "encode", **rounded, "matmul_gflops": rate, "by_model": by_model}))
 
 
 if __name__ == "__main__":
