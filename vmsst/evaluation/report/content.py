@@ -7,6 +7,7 @@ from typing import Any
 from vmsst.evaluation.metrics import scores
 from vmsst.evaluation.report import (
   agnosticism_tables,
+  dimensions,
   figures,
   missing,
   overview,
@@ -141,7 +142,7 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
   found = _found(name, evaluated)
   title = next(iter(found.values()))["title"]
   notes = _notes(name, found)
-  tables = [_averages(found)]
+  tables = [_averages(found), *dimensions.tables(found)]
   keys = summaries.keys(found.values())
   numbers = {key: published.for_average(name, key) for key in keys}
   numbers = {key: each for key, each in numbers.items() if each}
@@ -156,7 +157,9 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
     tables.append(_results(name, found))
   elif count:
     notes.append(f"The {count:,} single results are in report.json.")
-  drawn = figures.languages_and_sentences(name, found) if draw else []
+  drawn = []
+  if draw:
+    drawn = [*figures.by_dimensions(title, found), *figures.languages_and_sentences(name, found)]
   return Section(name, title, tables, notes, drawn)
 
 

@@ -9,7 +9,7 @@ from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism, agnosticism_results
 from vmsst.evaluation.metrics import clustering
-from vmsst.evaluation.report import agnosticism_tables, overview, plots
+from vmsst.evaluation.report import agnosticism_tables, dimensions, overview, plots
 from vmsst.evaluation.report.reading import Run
 
 _MIN_LANGUAGES = 3  # Fewer make no tree.
@@ -44,6 +44,15 @@ def comparison(measured: Sequence[overview.Measurement], encoders: Sequence[str]
     )
   title = "Main averages next to published ones, a mark for each"
   return plots.comparison(scores, encoders, title=title)
+
+
+def by_dimensions(title: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Plots a benchmark's first average by number of dimensions; none if only whole vectors count."""
+  key, values = dimensions.curves(found)
+  curves = [plots.Curve(encoder, list(each), [*each.values()]) for encoder, each in values.items()]
+  if not curves:
+    return []
+  return [plots.dimension_curves({key: curves}, title=f"Number of dimensions: {title}")]
 
 
 def languages_and_sentences(name: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -51,7 +51,7 @@ class Curve:
 
   Attributes:
     run: Title of the run; curves of one run look the same in all panels.
-    steps: Training steps, ascending.
+    steps: Training steps, or numbers of dimensions, ascending.
     values: One per step.
   """
 
@@ -377,6 +377,23 @@ def training_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str
     ValueError: there is no curve, or one does not have one value per step.
     InputError: matplotlib is not installed.
   """
+  return _curves(panels, title=title, axis="training steps")
+
+
+def dimension_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str:
+  """Plots numbers over the dimensions of vectors, on a logarithmic axis; see `training_curves`."""
+  sizes = {step for curves in panels.values() for curve in curves for step in curve.steps}
+  return _curves(panels, title=title, axis="first dimensions of each vector", ticks=sorted(sizes))
+
+
+def _curves(
+  panels: Mapping[str, Sequence[Curve]],
+  *,
+  title: str,
+  axis: str,
+  ticks: Sequence[float] | None = None,
+) -> str:
+  """Plots curves; an axis with ticks is logarithmic."""
   runs = list(dict.fromkeys(curve.run for curves in panels.values() for curve in curves))
   if not runs:
     raise ValueError("no curve to draw")
@@ -412,8 +429,12 @@ def training_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str
         )
       axes.set_ylabel(name)
       axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+      if ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks)
+        axes.minorticks_off()
       axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.10g}")
-    axes.set_xlabel("training steps")
+    axes.set_xlabel(axis)
     drawn.align_ylabels()
     rows[0].legend(
       [lines.Line2D([], [], **look[run]) for run in runs],

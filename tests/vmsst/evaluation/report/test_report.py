@@ -188,6 +188,35 @@ def test_a_report_opens_with_the_main_averages_and_ends_with_what_is_missing(fol
     assert (titles[0], titles[-1]) == ("Next to published numbers", "What is missing")
 
 
+def test_averages_of_cut_vectors_are_in_a_table_and_a_figure(tmp_path):
+  pytest.importorskip("matplotlib", reason="figures need matplotlib")
+
+  def cut(*values):
+    sizes = [{"dimension": 64 << i, "summary": {"average": x}} for i, x in enumerate(values)]
+    return {"tatoeba": tatoeba(0) | {"dimensions": sizes}}
+
+  folders = [
+    write_results(tmp_path / "a", "first", cut(50.0, 70.0, 75.0)),
+    write_results(tmp_path / "b", "second", cut(60.0, 75.0)),
+    write_results(tmp_path / "c", "whole", {"tatoeba": tatoeba(0)}),
+  ]
+  markdown, path, page = report.write_report(folders, tmp_path / "out")
+  found = table(json.loads(path.read_text()), "tatoeba", "Averages by number of dimensions")
+  assert {column: each["value"] for column, each in found["average"].items()} == {
+    ("64", "first"): 50.0,
+    ("128", "first"): 70.0,
+    ("256", "first"): 75.0,
+    ("64", "second"): 60.0,
+    ("128", "second"): 75.0,
+  }
+  assert "| Average | 64 (first) |" in markdown.read_text("utf-8")
+  figure = page.read_text("utf-8").split("<svg")[-1]
+  assert "Number of dimensions: Tatoeba" in figure
+  shown = re.findall(r">([^<>]*)</text>", figure)
+  assert {"64", "128", "256", "first", "second"} <= set(shown)
+  assert "whole" not in shown
+
+
 def test_xsim_of_each_language_is_next_to_the_published_table(tmp_path):
   keys = [
     "xsim en fr ja ko ru",
@@ -431,6 +460,10 @@ def changed(path, value):
     (
       changed(["benchmarks", "tatoeba", "options"], {"x": 1}),
       "benchmarks.tatoeba.options.x is 1, not a text",
+    ),
+    (
+      changed(["benchmarks", "tatoeba", "dimensions"], [{"dimension": "64", "summary": {}}]),
+      r"dimensions\[0\].dimension is '64', not an integer",
     ),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
