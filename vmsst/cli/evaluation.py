@@ -50,6 +50,15 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     help="maximum tokens per text; longer ones are cut (default: the encoder's own)",
   )
   add(
+    "--dimensions",
+    type=at_least_1,
+    nargs="+",
+    default=[],
+    metavar="N",
+    help="also evaluate vectors cut to their first N dimensions, for encoders trained with "
+    "MATRYOSHKA_DIMS; texts are embedded once",
+  )
+  add(
     "--mkqa-questions",
     choices=("answered", "all"),
     default="answered",
@@ -96,6 +105,7 @@ def _eval(args: argparse.Namespace) -> None:
     compare=device_search.engine(),
     engine=engine,
     load=functools.partial(loading.open_encoder, name, max_length=args.max_length),
+    dimensions=args.dimensions,
   )
   path = storage.path(args.out) / suite.RESULTS_FILE
   print(suite.format_table(found))
@@ -112,6 +122,8 @@ def _eval_mteb(args: argparse.Namespace) -> None:
   storage.check_local(args.out, "the results of MTEB")
   if args.data or args.suite != ["all"]:
     raise errors.InputError("--data and --suite do not apply to --mteb; omit them")
+  if args.dimensions:
+    raise errors.InputError("--dimensions does not apply to --mteb; omit it")
   tasks = mteb_models.get_tasks(args.mteb)
   name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
   scores = mteb_models.evaluate(encoder, tasks, args.out, name=args.name or name)

@@ -123,7 +123,7 @@ def check_results(top: Value) -> None:
 
 
 def check_benchmark(benchmark: Value) -> None:
-  """Checks the results of one benchmark; older ones have no `data` and `options`."""
+  """Checks the results of one benchmark; not all have `data`, `options` and `dimensions`."""
   benchmark.key("title").text()
   benchmark.key("summary").numbers()
   benchmark.key("missing").texts()
@@ -131,6 +131,10 @@ def check_benchmark(benchmark: Value) -> None:
   for name in ("data", "options"):
     if benchmark.has(name):
       benchmark.key(name).named_texts()
+  if benchmark.has("dimensions"):
+    for cut in benchmark.key("dimensions").elements():
+      cut.key("dimension").count()
+      cut.key("summary").numbers()
   for result in benchmark.key("results").elements():
     result.key("name").text()
     result.key("languages").texts()

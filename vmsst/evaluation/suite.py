@@ -90,16 +90,22 @@ class Tools:
   """Tools for a `LargeTask`.
 
   Attributes:
-    embed: Maps texts to vectors; has the encoder and the engine for other units of work.
+    embedder: Maps texts to whole vectors; has the encoder and the engine for other units of work.
     folder: For unfinished work, local or in an object store; may not exist yet.
     report: Receives progress lines.
     compare: Compares vectors.
+    dimensions: How many of the first dimensions to measure; None: all.
   """
 
-  embed: "Embedder"
+  embedder: "Embedder"
   folder: storage.Path
   report: Callable[[str], None] = lambda line: None
   compare: exact_search.Engine = exact_search.compare
+  dimensions: int | None = None
+
+  def embed(self, side: Side) -> np.ndarray:
+    """Returns the vectors to measure, of texts in one language, float32 [N, D]."""
+    return self.embedder(side)[:, : self.dimensions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +114,7 @@ class LargeTask:
 
   Attributes:
     name: Unique in the benchmark.
-    measure: Maps tools to results.
+    measure: Maps tools to results; called once for each number of dimensions.
     texts: Returns the texts to exclude from training data, as they are embedded.
   """
 
@@ -181,10 +187,16 @@ def describe_benchmark(benchmark: Benchmark) -> str:
 
 
 def format_table(results: Mapping[str, Any]) -> str:
-  """Formats what `evaluate` returns: all averages, and what failed, is absent or missing."""
+  """Formats what `evaluate` returns: all averages, and what failed, is absent or missing.
+
+  "first 64" follows the names of averages of vectors cut to 64 dimensions.
+  """
   rows = []
   for name, found in results["benchmarks"].items():
     rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in found["summary"].items()]
+    for cut in found.get("dimensions", [])[:-1]:  # The last has whole vectors.
+      title = f"first {cut['dimension']}"
+      rows += [f"{name:24}{f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := found["missing"]:
       more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
       rows.append(f"{name:24}missing: {', '.join(lacking[:_NAMED])}{more}")
@@ -216,13 +228,15 @@ def evaluate(
   compare: exact_search.Engine = exact_search.compare,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
+  dimensions: Iterable[int] = (),
 ) -> dict[str, Any]:
   """Evaluates an encoder on benchmarks and writes `output`/results.json.
 
   All files are read before anything is embedded. Each text is embedded once, even if it occurs in
   several tasks and benchmarks. Results are kept in `output`/benchmarks: a second call runs only
-  missing benchmarks, those that failed, and those whose data or options have changed. If one fails
-  because its vectors cannot be scored, the others are still run.
+  missing benchmarks, those that failed, those whose data or options have changed, and those that
+  lack some of `dimensions`. If one fails because its vectors cannot be scored, the others are still
+  run.
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
@@ -243,6 +257,9 @@ def evaluate(
       are the same.
     load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
       any.
+    dimensions: Also evaluate vectors cut to their first dimensions, these many each time, as
+      `encode(truncate_dim=)` cuts them. Each text is still embedded once: vectors of texts that
+      benchmarks do not hold in memory are kept in `output` until the benchmark is finished.
 
   Returns:
     The content of results.json: `encoder` (`name` and `digest`), `max_length` (tokens at which it
@@ -250,12 +267,16 @@ def evaluate(
     benchmark) and `benchmarks`, all in `output`: for each `title`, `summary`, `missing`, `results`
     (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`; the search in a knowledge
     base counts as scoring, with its embedding), `data` (`name` of the folder,
-    `digest` of the files) and `options` (choices in its protocol).
+    `digest` of the files), `options` (choices in its protocol) and, if `dimensions` are given,
+    `dimensions` (a list of the `summary` of each `dimension`, that of whole vectors included).
 
   Raises:
     InputError: files are broken, no benchmark has data, all have failed, the encoder's vectors are
-      not finite, or `output` has another encoder's results or a broken file.
+      not finite or have fewer dimensions than asked for, or `output` has another encoder's results
+      or a broken file.
   """
+  sizes = sorted({errors.as_integer("dimensions", each) for each in dimensions})
+  _check_width(getattr(encoder, "dimension", None), sizes)
   root = storage.path(data_root)
   with storage.explained(root, "read"):
     is_folder = root.is_dir()
@@ -290,7 +311,7 @@ def evaluate(
     data = digests.identity(benchmark.folders, (*lone, *benchmark.more_files))
     again = ""
     if key in done:
-      other = _differences(done[key], data["digest"], benchmark.options)
+      other = _differences(done[key], data["digest"], benchmark.options, sizes)
       if not other:
         report(f"{key}: finished before")
         continue
@@ -314,7 +335,9 @@ def evaluate(
   vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
   # Other processes may have another working directory.
   unfinished = storage.path(storage.absolute(output)) / _UNFINISHED
-  embed = Embedder(encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS)
+  embed = Embedder(
+    encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS, dimensions=sizes
+  )
   for key, own in waiting.items():
     identity = [made_by.get("digest", name), own.data["digest"], own.benchmark.options]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
@@ -347,11 +370,14 @@ class _Waiting:
   data: dict[str, str]
 
 
-def _differences(found: Mapping[str, Any], digest: str, options: Mapping[str, str]) -> str:
+def _differences(
+  found: Mapping[str, Any], digest: str, options: Mapping[str, str], sizes: Iterable[int]
+) -> str:
   """Returns what differs in finished results of a benchmark, for people; "" if nothing does."""
   same = {
     "data": found["data"]["digest"] == digest,
     "options": found.get("options", {}) == options,
+    "dimensions": {cut["dimension"] for cut in found.get("dimensions", [])} >= set(sizes),
   }
   return " and ".join(name for name, equal in same.items() if not equal)
 
@@ -389,17 +415,18 @@ def _run_one(
   start, before = time.perf_counter(), embed.seconds
   benchmark = own.benchmark
   vectors = shared.of_next(embed, _held_sides(own.tasks), tools.report)
-  results: list[Result] = []
-  for task in own.tasks:
-    if isinstance(task, Task):
-      results += task.score(*(vectors(side) for side in task.sides))
-    else:
-      results += task.measure(dataclasses.replace(tools, folder=tools.folder / task.name))
-  summary = benchmark.summarize(results, known)
-  for name, numbers in (*((x.name, x.metrics) for x in results), ("summary", summary)):
-    for metric, value in numbers.items():
-      if not math.isfinite(value):
-        raise ValueError(f"{metric} of {name} is not a finite number but {value}")
+  results, summary = _measured(tools, vectors, own, known)
+  by_size = []
+  for size in embed.dimensions:
+    found = summary
+    if size < embed.width:
+      try:
+        _, found = _measured(dataclasses.replace(tools, dimensions=size), vectors, own, known)
+      except ValueError as error:
+        raise ValueError(f"of the first {size} dimensions: {error}") from error
+    by_size.append({"dimension": size, "summary": found})
+  if embed.dimensions and embed.width not in embed.dimensions:
+    by_size.append({"dimension": embed.width, "summary": summary})
   total, embedding = time.perf_counter() - start, embed.seconds - before
   headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))
   tools.report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embedding:.0f} s)")
@@ -413,11 +440,37 @@ def _run_one(
     "seconds": {"embedding": embedding, "scoring": total - embedding},
     "data": own.data,
     "options": dict(benchmark.options),
-  }
+  } | ({"dimensions": by_size} if by_size else {})
+
+
+def _measured(
+  tools: Tools, vectors: Callable[[Side], np.ndarray], own: _Waiting, known: Seen
+) -> tuple[list[Result], Numbers]:
+  """Returns the results and averages of a benchmark for one number of dimensions."""
+  results: list[Result] = []
+  for task in own.tasks:
+    if isinstance(task, Task):
+      results += task.score(*(vectors(side)[:, : tools.dimensions] for side in task.sides))
+    else:
+      results += task.measure(dataclasses.replace(tools, folder=tools.folder / task.name))
+  summary = own.benchmark.summarize(results, known)
+  for name, numbers in (*((x.name, x.metrics) for x in results), ("summary", summary)):
+    for metric, value in numbers.items():
+      if not math.isfinite(value):
+        raise ValueError(f"{metric} of {name} is not a finite number but {value}")
+  return results, summary
 
 
 class UnusableEncoderError(errors.InputError):
-  """No vector of the encoder is finite, so that every benchmark would fail."""
+  """No vector of the encoder can be used, so that every benchmark would fail."""
+
+
+def _check_width(width: int | None, sizes: Sequence[int]) -> None:
+  """Raises UnusableEncoderError if vectors are narrower than they are to be cut to."""
+  if width is not None and sizes and max(sizes) > width:
+    raise UnusableEncoderError(
+      f"dimensions is {max(sizes)}: the encoder's vectors have {width}; give 1 to {width}"
+    )
 
 
 class Embedder:
@@ -428,12 +481,16 @@ class Embedder:
     name: Its name or path.
     engine: Where to embed; None: in this process.
     load: Returns name and encoder in other processes.
-    folder: Folder for the vectors of other processes.
+    folder: Folder for the vectors of other processes, and for those of large tasks if there are
+      `dimensions`.
+    dimensions: To how many dimensions vectors are cut, each time; none: they are used whole.
 
   Attributes:
     source: Opens the encoder in any process.
     engine: The engine.
     seconds: Time of embedding so far.
+    dimensions: As above.
+    width: Width of the vectors; 0 if there are none yet.
   """
 
   def __init__(
@@ -444,13 +501,15 @@ class Embedder:
     engine: engines.Engine | None = None,
     load: Callable[[], tuple[str, Any]] | None = None,
     folder: str | os.PathLike[str] = "",
+    dimensions: Sequence[int] = (),
   ):
     self.source = encoder_sources.of(encoder, name, load)
     self.engine = engine or local.Local()
     self.seconds = 0.0
     self._encoder = encoder
     self._folder = os.fspath(folder)
-    self._width = 0
+    self.dimensions = tuple(dimensions)
+    self.width = 0
 
   def opened(self) -> contextlib.AbstractContextManager[None]:
     """Lets units use the encoder if they are made in this process."""
@@ -459,30 +518,39 @@ class Embedder:
     return encoder_sources.using(self.source, self._encoder)
 
   def __call__(self, side: Side) -> np.ndarray:
-    """Returns the vectors of texts in one language, [N, D]."""
-    return self.many(list(side.texts), [side.language] * len(side.texts))
+    """Returns the vectors of texts in one language, [N, D].
 
-  def many(self, texts: list[str], codes: list[str]) -> np.ndarray:
-    """Returns the vectors of texts with a language each, float32 [N, D].
+    If they are needed for several numbers of dimensions, they are kept in the folder, from which
+    further calls with the same texts read them.
+    """
+    codes = [side.language] * len(side.texts)
+    return self.many(list(side.texts), codes, keep=bool(self.dimensions))
+
+  def many(self, texts: list[str], codes: list[str], *, keep: bool = False) -> np.ndarray:
+    """Returns the vectors of texts with a language each, float32 [N, D]; may keep them on disk.
 
     Raises:
-      UnusableEncoderError: no vector is finite, in this call and all before it.
-      ValueError: some are not, or the array has another shape.
+      UnusableEncoderError: no vector is finite, in this call and all before it, or the vectors have
+        fewer dimensions than they are to be cut to.
+      ValueError: some are not finite, or the array has another shape.
     """
     start = time.perf_counter()
     try:
       with self.opened():
-        vectors_ND = text_embedding.embed(self.source, texts, codes, self._folder, self.engine)
+        vectors_ND = text_embedding.embed(
+          self.source, texts, codes, self._folder, self.engine, keep=keep
+        )
     except text_embedding.NotFiniteError as error:
-      if self._width or not error.every:
+      if self.width or not error.every:
         raise
       raise UnusableEncoderError(f"{error}, as do all others: its training has diverged?") from None
     self.seconds += time.perf_counter() - start
     width = vectors_ND.shape[1]
-    if not width or width != (self._width or width):
-      before = f" after those of width {self._width}" if self._width else ""
+    if not width or width != (self.width or width):
+      before = f" after those of width {self.width}" if self.width else ""
       raise ValueError(f"the encoder returned vectors of width {width}{before}")
-    self._width = width
+    _check_width(width, self.dimensions)
+    self.width = width
     return vectors_ND
 
 

@@ -2,7 +2,7 @@
 
 A model computes its in-batch loss from the whole vectors and from their first dimensions. Vectors
 of the trained encoder can then be cut (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`),
-which saves memory and time of a search.
+which saves memory and time of a search; `vmsst eval --dimensions 64` evaluates them.
 
 Reference: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights).
 """

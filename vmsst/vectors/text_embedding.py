@@ -94,6 +94,8 @@ def embed(
   languages: Sequence[str],
   folder: str | os.PathLike[str],
   engine: engines.Engine,
+  *,
+  keep: bool = False,
 ) -> np.ndarray:
   """Returns the vectors of texts, float32 [N, D]; the same for every engine.
 
@@ -102,8 +104,10 @@ def embed(
     texts: N texts.
     languages: Code of each text's language.
     folder: Folder for the vectors that other processes compute, which they must see too. Finished
-      ones are kept in it; rerun to resume. Unused if the engine has no other processes.
+      ones are kept in it; rerun to resume. Unused if the engine has no other processes, unless
+      vectors are kept.
     engine: Where to compute.
+    keep: Keep the vectors in the folder, from which later calls with the same texts read them.
 
   Raises:
     NotFiniteError: a value is not finite, or too large for a norm in float32.
@@ -116,15 +120,19 @@ def embed(
     )
     for start in range(0, max(1, len(texts)), WINDOW)
   ]
-  if engine.in_process:
+  if engine.in_process and not keep:
     computed = list(_computed(units))
     vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
+    if keep and all(base.result(unit) is not None for unit in units):
+      return _joined(
+        [_read(unit.path) for unit in units]
+      )  # The first call has warned of cut texts.
     cuts = [made["cut"] for made in engines.run("embed", units, engine)]
     vectors = [_read(unit.path) for unit in units]
   length_limits.log_all_cut([count for cut in cuts for count in cut], len(texts))
-  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+  return _joined(vectors)
 
 
 def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
@@ -143,6 +151,10 @@ def _computed(units: Sequence[EmbedTexts]) -> Iterator[tuple[np.ndarray, list[An
     for unit in units:
       yield unit.compute(unit.read())
       bar.update(len(unit.texts))
+
+
+def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:
+  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 
 def _read(path: str) -> np.ndarray:

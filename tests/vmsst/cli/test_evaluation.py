@@ -73,6 +73,21 @@ def test_eval_without_data_is_an_error(evaluate, data, tmp_path):
   assert any(re.match("sts +absent: no folder", line) for line in table)
 
 
+def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
+  options = ["--suite", "tatoeba", "--dimensions", "2", "4"]
+  status, table, _ = evaluate(fake_encoders.random_vector, *options)
+  assert status == 0
+  found = json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]["tatoeba"]
+  for size, own in zip((2, 4, 6), found["dimensions"], strict=True):
+    value = own["summary"]["average (incomplete)"]
+    name = "average (incomplete)" + (f", first {size}" if size < 6 else "")
+    assert f"{'tatoeba':24}{name:48}{value:8.2f}" in table
+  status, _, lines = evaluate(fake_encoders.random_vector, *options, "7")
+  assert (status, "dimensions is 7" in lines[-1]) == (1, True)
+  assert cli.main(["eval", "--encoder", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
+  assert "--dimensions does not apply to --mteb" in capsys.readouterr().err
+
+
 def test_eval_does_not_keep_results_of_replaced_weights(data, tmp_path, capsys):
   network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
   run = tmp_path / "run"

@@ -1,7 +1,8 @@
 """Searches a knowledge base of questions by units of work, each a span of its lines.
 
 Every unit embeds its questions, finds the nearest one to each query, and says whether its answer is
-right. Memory does not grow with the knowledge base.
+right: by whole vectors and by each number of their first dimensions that is evaluated (W of them in
+array names). Memory does not grow with the knowledge base.
 """
 
 import ast
@@ -27,7 +28,7 @@ SHARD = 1 << 16
 """Lines of a unit, whose vectors are in memory at once."""
 
 _LANGUAGE = "en"
-_FORMAT = 1
+_FORMAT = 2
 """Version of the results; increase it if the same lines get others."""
 
 
@@ -38,24 +39,27 @@ class Queries:
   Attributes:
     path: File of their vectors and right answers.
     digest: Hash of the queries and answers.
+    sizes: Numbers of dimensions to search by; None: all.
   """
 
   path: str
   digest: str
+  sizes: tuple[int | None, ...]
 
-  def open(self) -> tuple[exact_search.DistinctVectors, list[frozenset[str]]]:
-    """Returns the vectors, and the right answers of each; a process keeps them."""
+  def open(self) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
+    """Returns the vectors of each size, and each query's right answers; a process keeps them."""
     return _queries.get(self, self._open)
 
-  def _open(self) -> tuple[exact_search.DistinctVectors, list[frozenset[str]]]:
+  def _open(self) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
     with storage.open_binary(self.path) as stream:
       found = np.load(stream, allow_pickle=False)
       vectors_QD, gold = found["vectors"], json.loads(found["gold"].tobytes())
-    return exact_search.DistinctVectors(vectors_QD), [frozenset(each) for each in gold]
+    cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in self.sizes]
+    return cut, [frozenset(each) for each in gold]
 
 
 _queries: kept_values.LastOpened[
-  Queries, tuple[exact_search.DistinctVectors, list[frozenset[str]]]
+  Queries, tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]
 ] = kept_values.LastOpened()
 
 
@@ -80,8 +84,8 @@ class SearchSpan(base.StagedUnit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    parts = ("knowledge", _FORMAT, self.encoder.identity, self.queries.digest, self.span.digest)
-    return base.digest(*parts)
+    queries = self.queries.digest, self.queries.sizes
+    return base.digest("knowledge", _FORMAT, self.encoder.identity, *queries, self.span.digest)
 
   def __str__(self) -> str:
     return str(self.span)
@@ -94,25 +98,30 @@ class SearchSpan(base.StagedUnit):
     return texts, prepared, [answer for _, answer in pairs]
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns float32 [Q] and bool [Q]. Among equally near questions the first counts."""
+    """Returns float32 [W, Q] and bool [W, Q]. Among equally near questions the first counts."""
     texts, tokens, found_answers = prepared
-    query, gold = self.queries.open()
+    queries, gold = self.queries.open()
     codes = [_LANGUAGE] * len(texts)
     vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
     text_embedding.check_finite(vectors_MD, texts)
-    vectors_MD = exact_search.unit_rows(vectors_MD)
-    near = exact_search.nearest_in_blocks(query, [vectors_MD], engine=self.compare)
-    index_Q = near.index_NK[:, 0]
-    found = {i: answers.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
-    right = (not found[i].isdisjoint(own) for i, own in zip(index_Q.tolist(), gold, strict=True))
-    # Not the scores of the search: their rounding differs slightly from span to span.
-    return _cosines(query, vectors_MD, index_Q), np.fromiter(right, bool, len(gold))
+    score_WQ = np.empty((len(queries), len(gold)), np.float32)
+    right_WQ = np.empty(score_WQ.shape, bool)
+    for place, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
+      unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
+      near = exact_search.nearest_in_blocks(query, [unit_MD], engine=self.compare)
+      index_Q = near.index_NK[:, 0]
+      found = {i: answers.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
+      right = (not found[i].isdisjoint(own) for i, own in zip(index_Q.tolist(), gold, strict=True))
+      right_WQ[place] = np.fromiter(right, bool, len(gold))
+      # Not the scores of the search: their rounding differs slightly from span to span.
+      score_WQ[place] = _cosines(query, unit_MD, index_Q)
+    return score_WQ, right_WQ
 
   def write(self, computed: Any) -> dict[str, Any]:
     """Writes the file."""
-    score_Q, right_Q = computed
+    score_WQ, right_WQ = computed
     with atomic_files.atomic_file(self.path, shared=True) as stream:
-      np.savez(stream, score=score_Q, right=right_Q)
+      np.savez(stream, score=score_WQ, right=right_WQ)
     return {}
 
 
@@ -124,7 +133,8 @@ def search(
 ) -> tuple[int, np.ndarray]:
   """Returns the size of a knowledge base, and whether each query's nearest question is right.
 
-  Resumes after interruption from the folder of the tools.
+  Resumes after interruption from the folder of the tools. The first call searches by all numbers of
+  dimensions that are evaluated; the others read its results.
 
   Args:
     tools: Embed texts and compare vectors.
@@ -144,7 +154,7 @@ def search(
   stored = _store(tools, queries, gold, os.path.join(folder, "queries.npz"))
   units = [
     SearchSpan(
-      tools.embed.source,
+      tools.embedder.source,
       stored,
       span,
       tools.compare,
@@ -153,15 +163,16 @@ def search(
     for number, span in enumerate(cut.spans)
   ]
   try:
-    with tools.embed.opened():
-      engines.run("search", units, tools.embed.engine)
+    with tools.embedder.opened():
+      engines.run("search", units, tools.embedder.engine)
   finally:
     _queries.forget()
+  place = stored.sizes.index(tools.dimensions)
   best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
   for unit in units:
     with storage.open_binary(unit.path) as stream:
       found = np.load(stream, allow_pickle=False)
-      score_Q, own_Q = found["score"], found["right"]
+      score_Q, own_Q = found["score"][place], found["right"][place]
     nearer_Q = score_Q > best_Q
     best_Q = np.where(nearer_Q, score_Q, best_Q)
     right_Q = np.where(nearer_Q, own_Q, right_Q)
@@ -190,8 +201,8 @@ def _store(
   """Writes the vectors of queries and their right answers; returns the file."""
   answers_of = [sorted(each) for each in gold]
   texts = [[each.language, list(each.texts)] for each in queries]
-  stored = Queries(path, base.digest(texts, answers_of))
-  vectors_QD = np.concatenate([tools.embed(each) for each in queries])
+  stored = Queries(path, base.digest(texts, answers_of), (None, *tools.embedder.dimensions))
+  vectors_QD = np.concatenate([tools.embedder(each) for each in queries])
   with atomic_files.atomic_file(path) as stream:
     np.savez(stream, vectors=vectors_QD, gold=np.frombuffer(json.dumps(answers_of).encode(), "u1"))
   return stored

@@ -55,6 +55,6 @@ def _plain(report: content.Report, runs: Sequence[reading.Run]) -> dict[str, Any
   """Returns the report without figures, for JSON, and the results it is based on."""
   plain = dataclasses.asdict(report)
   del plain["training"], plain["hint"]
-  for section in (plain["score"], *plain["sections"]):
+  for section in (plain["overview"], plain["score"], *plain["sections"]):
     del section["figures"]
   return {**plain, "results": {run.name: run.results for run in runs if run.results}}

@@ -4,9 +4,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmsst.evaluation.benchmarks.averages import INCOMPLETE
 from vmsst.evaluation.metrics import scores
-from vmsst.evaluation.report import agnosticism_tables, figures, published, reading, recomputed
+from vmsst.evaluation.report import (
+  agnosticism_tables,
+  dimensions,
+  figures,
+  missing,
+  overview,
+  published,
+  reading,
+  recomputed,
+  summaries,
+)
 from vmsst.evaluation.report.tables import Cell, Label, Table, compared, systems
 
 _MOST_RESULTS = 400  # Rows of the longest readable table.
@@ -14,7 +23,7 @@ _MOST_RESULTS = 400  # Rows of the longest readable table.
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """The content on one benchmark; `notes` explain what its numbers are not comparable with."""
+  """Tables and figures; `notes` explain what their numbers are not comparable with."""
 
   name: str
   title: str
@@ -30,23 +39,23 @@ class Report:
   Attributes:
     encoders: Names of the encoders; the first is the baseline.
     max_length: Tokens at which each encoder cuts texts, by name; None if unknown.
+    overview: The main averages next to published ones; no table if none is published.
     score: The overall Score and its parts.
     sections: One per benchmark that was run.
-    absent: Benchmarks that were not run, and why; one line each.
-    failed: Benchmarks whose vectors could not be scored, and why; one line each.
     training: Figures of training.
     papers: Titles of papers by their keys in tables.
+    missing: What the evaluations lack, as lines by title.
     hint: How to get figures, if they cannot be plotted; else "".
   """
 
   encoders: list[str]
   max_length: dict[str, int | None]
+  overview: Section
   score: Section
   sections: list[Section]
-  absent: list[str]
-  failed: list[str]
   training: list[str]
   papers: dict[str, str]
+  missing: dict[str, list[str]]
   hint: str
 
 
@@ -62,28 +71,33 @@ def build(runs: Sequence[reading.Run]) -> Report:
   return Report(
     encoders=list(evaluated),
     max_length={name: results.get("max_length") for name, results in evaluated.items()},
+    overview=_overview_section(evaluated, draw=not hint),
     score=_score_section(evaluated) if evaluated else Section("score", "", [], []),
     sections=sections,
-    absent=_reasons("absent", evaluated),
-    failed=_reasons("failed", evaluated),
     training=[] if hint else figures.training(runs),
     papers=papers,
+    missing=missing.lines(evaluated),
     hint=hint,
   )
 
 
-def _reasons(key: str, evaluated: Mapping[str, Mapping[str, Any]]) -> list[str]:
-  """Returns benchmarks without results and the reasons; names encoders if it is not all of them."""
-  found: dict[tuple[str, str], list[str]] = {}
-  for encoder, results in evaluated.items():
-    for each in results.get(key, {}).items():
-      found.setdefault(each, []).append(encoder)
-  return [
-    f"{benchmark}: {reason}"
-    if len(encoders) == len(evaluated)
-    else f"{benchmark} ({', '.join(encoders)}): {reason}"
-    for (benchmark, reason), encoders in found.items()
-  ]
+def _overview_section(evaluated: Mapping[str, Mapping[str, Any]], *, draw: bool) -> Section:
+  measured = overview.measurements(evaluated)
+  tables = [overview.table(measured, evaluated)] if measured else []
+  notes = []
+  for name in dict.fromkeys(each.benchmark for each in measured):
+    notes += _remarks(name, _found(name, evaluated))
+  drawn = [figures.comparison(measured, list(evaluated))] if measured and draw else []
+  return Section("overview", "Next to published numbers", tables, notes, drawn)
+
+
+def _found(name: str, evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+  """Returns the results of a benchmark by encoder, of those that were evaluated on it."""
+  return {
+    encoder: results["benchmarks"][name]
+    for encoder, results in evaluated.items()
+    if name in results["benchmarks"]
+  }
 
 
 def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
@@ -112,19 +126,9 @@ def _score_section(evaluated: Mapping[str, Mapping[str, Any]]) -> Section:
   }
   own[scores.TOTAL] = {encoder: each.value for encoder, each in found.items()}
   tables += _next_to_published(numbers, own, {})
-  notes = [
-    f"{encoder} has no overall Score: {'; '.join(dict.fromkeys(each.missing.values()))}."
-    for encoder, each in found.items()
-    if each.missing
-  ]
+  notes = []
   for benchmark in dict.fromkeys(name for part in scores.PARTS.values() for name, _ in part):
-    notes += _option_notes(
-      {
-        encoder: results["benchmarks"][benchmark]
-        for encoder, results in evaluated.items()
-        if benchmark in results["benchmarks"]
-      }
-    )
+    notes += _option_notes(_found(benchmark, evaluated))
   notes += _table_notes(numbers)
   return Section("score", "Overall Score of the VMSST paper", tables, notes)
 
@@ -135,20 +139,16 @@ def _average(results: Mapping[str, Any], name: str) -> float | None:
 
 
 def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: bool) -> Section:
-  found = {
-    encoder: results["benchmarks"][name]
-    for encoder, results in evaluated.items()
-    if name in results["benchmarks"]
-  }
+  found = _found(name, evaluated)
   title = next(iter(found.values()))["title"]
-  notes = _notes(name, found, sorted(set(evaluated) - set(found)))
-  tables = [_averages(found)]
-  keys = list(dict.fromkeys(_base(key) for each in found.values() for key in each["summary"]))
+  notes = _notes(name, found)
+  tables = [_averages(found), *dimensions.tables(found)]
+  keys = summaries.keys(found.values())
   numbers = {key: published.for_average(name, key) for key in keys}
   numbers = {key: each for key, each in numbers.items() if each}
   computed, remarks = recomputed.seen_and_unseen(name, evaluated)
   numbers |= computed
-  own = {key: {x: _value(each, key) for x, each in found.items()} for key in numbers}
+  own = {key: {x: summaries.value(each, key) for x, each in found.items()} for key in numbers}
   tables += _next_to_published(numbers, own, found)
   notes += [*remarks, *_table_notes(numbers)]
   tables += agnosticism_tables.tables(name, found)
@@ -157,7 +157,9 @@ def _section(name: str, evaluated: Mapping[str, Mapping[str, Any]], *, draw: boo
     tables.append(_results(name, found))
   elif count:
     notes.append(f"The {count:,} single results are in report.json.")
-  drawn = figures.languages_and_sentences(name, found) if draw else []
+  drawn = []
+  if draw:
+    drawn = [*figures.by_dimensions(title, found), *figures.languages_and_sentences(name, found)]
   return Section(name, title, tables, notes, drawn)
 
 
@@ -167,15 +169,9 @@ def _table_notes(numbers: Mapping[str, Sequence[published.Published]]) -> list[s
   return list(dict.fromkeys(f"{number.source}: {number.note}" for number in found))
 
 
-def _notes(name: str, found: Mapping[str, Mapping[str, Any]], lacking: Sequence[str]) -> list[str]:
+def _notes(name: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
   """Returns what the numbers of a benchmark are not comparable with, and why."""
   notes = []
-  for encoder, each in found.items():
-    if each["missing"]:
-      notes.append(
-        f"{encoder}: {len(each['missing'])} sets are missing, so that averages over them (marked "
-        f"†) are not comparable with published ones: {', '.join(each['missing'])}."
-      )
   sets = _sets(found)
   first = next(iter(sets))
   for encoder, names in sets.items():
@@ -184,10 +180,13 @@ def _notes(name: str, found: Mapping[str, Mapping[str, Any]], lacking: Sequence[
         f"{encoder} and {first} were evaluated on different sets ({len(names ^ sets[first])} are "
         "not common to both): their averages are not comparable."
       )
-  notes += [f"{encoder} was not evaluated on it." for encoder in lacking]
-  notes += _option_notes(found)
+  return [*notes, *_remarks(name, found)]
+
+
+def _remarks(name: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Returns when the numbers of a benchmark and its options are comparable with published ones."""
   remark = published.remark(name)
-  return [*notes, remark] if remark else notes
+  return [*_option_notes(found), *([remark] if remark else [])]
 
 
 def _option_notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -204,14 +203,16 @@ def _option_notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:
-  keys = list(dict.fromkeys(_base(key) for each in found.values() for key in each["summary"]))
+  keys = summaries.keys(found.values())
   sets = list(_sets(found).values())
   cells = []
   for key in keys:
-    row = compared([_value(each, key) for each in found.values()])
+    row = compared([summaries.value(each, key) for each in found.values()])
     cells.append(
       [
-        Cell(cell.value, cell.difference if own == sets[0] else None, _incomplete(each, key))
+        Cell(
+          cell.value, cell.difference if own == sets[0] else None, summaries.incomplete(each, key)
+        )
         for cell, each, own in zip(row, found.values(), sets, strict=True)
       ]
     )
@@ -221,21 +222,6 @@ def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:
 def _sets(found: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
   """Returns the names of the results that averages are over, by encoder."""
   return {encoder: {x["name"] for x in each["results"]} for encoder, each in found.items()}
-
-
-def _base(key: str) -> str:
-  return key.removesuffix(INCOMPLETE)
-
-
-def _incomplete(found: Mapping[str, Any], key: str) -> bool:
-  """Whether sets of an average are missing; if no average is marked, this holds for all."""
-  if any(each.endswith(INCOMPLETE) for each in found["summary"]):
-    return key + INCOMPLETE in found["summary"]
-  return bool(found["missing"])
-
-
-def _value(found: Mapping[str, Any], key: str) -> float | None:
-  return found["summary"].get(key, found["summary"].get(key + INCOMPLETE))
 
 
 def _next_to_published(
@@ -251,7 +237,9 @@ def _next_to_published(
     rows.append(Label(encoder, "measured here"))
     cells.append(
       [
-        Cell(own[key][encoder], incomplete=bool(found) and _incomplete(found[encoder], key))
+        Cell(
+          own[key][encoder], incomplete=bool(found) and summaries.incomplete(found[encoder], key)
+        )
         for key in numbers
       ]
     )

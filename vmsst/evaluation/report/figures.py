@@ -1,6 +1,7 @@
 """Figures of a report: which results and training metrics are plotted, and how they are titled."""
 
 import importlib.util
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,11 +9,12 @@ from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism, agnosticism_results
 from vmsst.evaluation.metrics import clustering
-from vmsst.evaluation.report import agnosticism_tables, plots
+from vmsst.evaluation.report import agnosticism_tables, dimensions, overview, plots
 from vmsst.evaluation.report.reading import Run
 
 _MIN_LANGUAGES = 3  # Fewer make no tree.
 _MAX_PANELS = 6
+_LABEL = 40  # Letters per line of a label.
 # Training metrics to plot, by name or prefix, as long as there are panels.
 _TRAINING = ("loss", "nll/", "kl/", "mutual_information/", "accuracy", "token_accuracy/")
 
@@ -22,6 +24,35 @@ def hint() -> str:
   if importlib.util.find_spec("matplotlib"):
     return ""
   return "Figures need matplotlib: pip install 'vmsst[report]', then write the report again."
+
+
+def comparison(measured: Sequence[overview.Measurement], encoders: Sequence[str]) -> str:
+  """Plots averages of encoders next to the published ones."""
+  scores = []
+  for each in measured:
+    lines = [*textwrap.wrap(each.title, _LABEL), each.key]
+    systems = len({number.system for number in each.numbers})
+    scores.append(
+      plots.Scores(
+        label="\n".join([*lines, "(lower is better)"] if each.lower_is_better else lines),
+        own=[cell.value for cell in each.own],
+        marks=["†" * cell.incomplete for cell in each.own],
+        published=[number.value for number in each.numbers],
+        best=each.best.value,
+        remark=f"{each.best.system}, {f'best of {systems} ' * (systems > 1)}published",
+      )
+    )
+  title = "Main averages next to published ones, a mark for each"
+  return plots.comparison(scores, encoders, title=title)
+
+
+def by_dimensions(title: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Plots a benchmark's first average by number of dimensions; none if only whole vectors count."""
+  key, values = dimensions.curves(found)
+  curves = [plots.Curve(encoder, list(each), [*each.values()]) for encoder, each in values.items()]
+  if not curves:
+    return []
+  return [plots.dimension_curves({key: curves}, title=f"Number of dimensions: {title}")]
 
 
 def languages_and_sentences(name: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:

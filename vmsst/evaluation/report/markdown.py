@@ -4,40 +4,48 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+from vmsst.evaluation.report import missing
 from vmsst.evaluation.report.content import Report, Section
 from vmsst.evaluation.report.tables import Cell, Label, Table
+
+MISSING = "What is missing"
+"""Title of the last section."""
 
 
 def text(report: Report) -> str:
   """Returns the report; only the HTML page has figures."""
   parts = ["# Evaluation report", *map(_escaped, introduction(report))]
-  for section in (report.score, *report.sections) if report.encoders else ():
+  for section in sections(report):
     parts += _section(section)
-  if report.failed:
-    parts += ["## Benchmarks that failed", _bullets(report.failed)]
-  if report.absent:
-    parts += ["## Benchmarks that were not run", _bullets(report.absent)]
   parts += ["## Papers", _bullets(f"{key}: {title}" for key, title in report.papers.items())]
-  if report.hint:
-    parts.append(_escaped(report.hint))
+  if report.missing:
+    parts.append(f"## {MISSING}")
+    for title, lines in report.missing.items():
+      parts += [f"### {title}", _bullets(lines)]
   return "\n\n".join(parts) + "\n"
+
+
+def sections(report: Report) -> list[Section]:
+  """Returns the sections of the evaluations, in order; none without an encoder."""
+  opening = [report.overview] if report.overview.tables else []
+  return [*opening, report.score, *report.sections] if report.encoders else []
 
 
 def number(cell: Cell, *, published: bool) -> str:
   """Formats a number and its note; two decimals, but for published ones as many as in the paper."""
   if cell.value is None:
     return "–"
-  if published:
-    return f"{cell.value:.1f}" if round(cell.value, 1) == cell.value else f"{cell.value:.2f}"
-  shown = f"{cell.value:.2f}{'†' * cell.incomplete}"
+  decimals = 1 if published and round(cell.value, 1) == cell.value else 2
+  shown = f"{cell.value:.{decimals}f}{'†' * cell.incomplete}"
   difference = "" if cell.difference is None else f" ({cell.difference:+.2f})"
   return shown + difference + (f" {cell.note}" if cell.note else "")
 
 
 def introduction(report: Report) -> list[str]:
   """Returns what readers need to know before the tables."""
+  hint = [report.hint] if report.hint else []
   if not report.encoders:
-    return ["No encoder was evaluated here."]
+    return ["No encoder was evaluated here.", *hint]
   lines = [f"Encoders: {', '.join(report.encoders)}. Shares and correlations are times 100."]
   lengths = [
     f"{name} {'unknown' if length is None else f'{length:,} tokens'}"
@@ -48,7 +56,12 @@ def introduction(report: Report) -> list[str]:
     lines.append("Numbers of encoders that cut texts at different lengths are not comparable.")
   if len(report.encoders) > 1:
     lines.append(f"In parentheses: the difference from {report.encoders[0]}.")
-  return lines
+  if missing.SETS in report.missing:
+    lines.append(
+      "† marks averages that lack sets, so that they are not comparable with published ones. The "
+      "last section lists the sets."
+    )
+  return [*lines, *hint]
 
 
 def _section(section: Section) -> list[str]:

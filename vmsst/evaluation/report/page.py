@@ -8,6 +8,7 @@ from vmsst.evaluation.report.content import Report, Section
 from vmsst.evaluation.report.tables import Label, Table
 
 _LONG_TABLE = 80  # Rows; longer ones are folded.
+_NARROW_TABLE = 2  # Columns of numbers; wider ones scroll within the page.
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2127; --soft: #59626e; --ground: #ffffff;
@@ -26,6 +27,7 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; list-style: none; 
 .notes { color: var(--soft); font-size: .9rem; padding-left: 1.2rem; max-width: 60rem; }
 .scroll { overflow: auto; max-height: 85vh; max-width: 100%; width: fit-content;
   margin: 0 0 1rem; }
+.narrow { max-height: none; }
 .scroll:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 table { border-collapse: separate; border-spacing: 0; font-size: .875rem; overflow-wrap: normal;
   font-variant-numeric: tabular-nums; }
@@ -36,7 +38,8 @@ thead th { position: sticky; top: 0; background: var(--raised); vertical-align: 
   z-index: 2; }
 tbody th, thead th:first-child { text-align: left; font-weight: 500; position: sticky; left: 0;
   background: var(--raised); }
-thead th { max-width: 14rem; white-space: normal; min-width: 5rem; font-weight: 600; }
+thead th { max-width: 14rem; white-space: normal; overflow-wrap: break-word; min-width: 5rem;
+  font-weight: 600; }
 thead th:first-child { z-index: 3; min-width: 9rem; }
 .detail { display: block; color: var(--soft); font-size: .8rem; font-weight: 400; }
 tbody .detail { display: inline; margin-left: .6rem; }
@@ -54,20 +57,19 @@ figure svg { display: block; overflow: visible; }
 def text(report: Report) -> str:
   """Returns the page."""
   body = ["<header>", "<h1>Evaluation report</h1>", *_introduction(report), "</header>", "<main>"]
-  sections = (report.score, *report.sections) if report.encoders else ()
-  for section in sections:
-    body += _section(section)
+  for section in markdown.sections(report):
+    body += _section(section, opening=section is report.overview)
   if report.training:
     body += ['<section id="training">', "<h2>Training</h2>", *_figures(report.training)]
     body.append("</section>")
-  if report.failed:
-    body += ['<section id="failed">', "<h2>Benchmarks that failed</h2>"]
-    body += [*_list(report.failed), "</section>"]
-  if report.absent:
-    body += ['<section id="absent">', "<h2>Benchmarks that were not run</h2>"]
-    body += [*_list(report.absent), "</section>"]
   papers = [f"{key}: {title}" for key, title in report.papers.items()]
-  body += ['<section id="papers">', "<h2>Papers</h2>", *_list(papers), "</section>", "</main>"]
+  body += ['<section id="papers">', "<h2>Papers</h2>", *_list(papers), "</section>"]
+  if report.missing:
+    body += ['<section id="missing">', f"<h2>{markdown.MISSING}</h2>"]
+    for title, lines in report.missing.items():
+      body += [f"<h3>{title}</h3>", *_list(lines)]
+    body.append("</section>")
+  body.append("</main>")
   policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
   head = [
     '<meta charset="utf-8">',
@@ -82,24 +84,22 @@ def text(report: Report) -> str:
 
 def _introduction(report: Report) -> list[str]:
   lines = [f"<p>{html.escape(line)}</p>" for line in markdown.introduction(report)]
-  if report.hint:
-    lines.append(f"<p>{html.escape(report.hint)}</p>")
-  links = [(_id(x), x.title) for x in (report.score, *report.sections) if report.encoders]
+  links = [(_id(section), section.title) for section in markdown.sections(report)]
   links += [("training", "Training")] * bool(report.training)
-  links += [("failed", "Failed")] * bool(report.failed)
-  links += [("absent", "Not run")] * bool(report.absent)
   links.append(("papers", "Papers"))
+  links += [("missing", markdown.MISSING)] * bool(report.missing)
   items = [f'<li><a href="#{anchor}">{html.escape(name)}</a></li>' for anchor, name in links]
   return [*lines, '<nav aria-label="Sections">', "<ul>", *items, "</ul>", "</nav>"]
 
 
-def _section(section: Section) -> list[str]:
-  lines = [f'<section id="{_id(section)}">', f"<h2>{html.escape(section.title)}</h2>"]
-  if section.notes:
-    lines += _list(section.notes)
+def _section(section: Section, *, opening: bool) -> list[str]:
+  """Returns a section; the first on the page opens with its figures."""
+  head = [f'<section id="{_id(section)}">', f"<h2>{html.escape(section.title)}</h2>"]
+  drawn = _figures(section.figures)
+  lines = _list(section.notes) if section.notes else []
   for table in section.tables:
     lines += _table(table)
-  return [*lines, *_figures(section.figures), "</section>"]
+  return [*head, *(drawn + lines if opening else lines + drawn), "</section>"]
 
 
 def _id(section: Section) -> str:
@@ -109,8 +109,9 @@ def _id(section: Section) -> str:
 def _table(table: Table) -> list[str]:
   title = html.escape(table.title)
   columns = [_header(column, "col") for column in table.columns]
+  kind = "scroll narrow" if len(columns) <= _NARROW_TABLE else "scroll"
   lines = [
-    f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">',
+    f'<div class="{kind}" role="region" aria-label="{title}" tabindex="0">',
     "<table>",
     f"<caption>{title}</caption>",
     "<thead>",

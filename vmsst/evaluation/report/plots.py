@@ -51,7 +51,7 @@ class Curve:
 
   Attributes:
     run: Title of the run; curves of one run look the same in all panels.
-    steps: Training steps, ascending.
+    steps: Training steps, or numbers of dimensions, ascending.
     values: One per step.
   """
 
@@ -73,6 +73,104 @@ class Edge:
   first: int
   second: int
   distance: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """Numbers to compare, 0 to 100, or below 0 for correlations.
+
+  Attributes:
+    label: What they measure, in lines.
+    own: Value of each encoder; None if it was not measured.
+    marks: Text after each value, such as "†"; "" for none.
+    published: Published values, at least one.
+    best: The best one, which is one of them.
+    remark: Text on the best one, such as its system.
+  """
+
+  label: str
+  own: Sequence[float | None]
+  marks: Sequence[str]
+  published: Sequence[float]
+  best: float
+  remark: str
+
+
+def comparison(scores: Sequence[Scores], encoders: Sequence[str], *, title: str) -> str:
+  """Plots the scores of encoders next to published ones, a line per encoder and one for those.
+
+  Each line names its encoder and value; every published value is a small mark on the last line.
+
+  Args:
+    scores: From top to bottom.
+    encoders: Titles of the encoders; long ones are cut.
+    title: Title of the plot.
+
+  Raises:
+    ValueError: there are no scores, or not one value per encoder.
+    InputError: matplotlib is not installed.
+  """
+  if not scores:
+    raise ValueError("no scores to draw")
+  for each in scores:
+    if not len(each.own) == len(each.marks) == len(encoders):
+      raise ValueError(f"{each.label}: {len(each.own)} values for {len(encoders)} encoders")
+  names = [name if len(name) <= 40 else f"{name[:39]}…" for name in encoders]
+  # Lines from top to bottom: in each group those of its numbers, or of its label if it has more.
+  sizes = [max(len(encoders) + 1, each.label.count("\n") + 1) for each in scores]
+  tops = np.cumsum([0, *(size + 0.8 for size in sizes)])
+  low = min([0.0, *(x for each in scores for x in (*each.own, *each.published) if x is not None)])
+  with _style():
+    axes = _axes(4.6, 0.19 * float(tops[-1]))
+    axes.set_xlim(10 * math.floor(low / 10), 100)
+    axes.set_ylim(float(tops[-1]) - 0.9, -0.9)
+    for top, size, each in zip(tops, sizes, scores, strict=False):
+      first = top + (size - len(encoders) - 1) / 2
+      for place, (name, value, mark) in enumerate(zip(names, each.own, each.marks, strict=True)):
+        text = f"{name}: –" if value is None else f"{_rounded(value)}{mark} {name}"
+        color = _COLORS[place % len(_COLORS)]
+        symbol = _MARKS[place % len(_MARKS)]
+        if value is not None:
+          axes.plot([0, value], [first + place] * 2, color=color, linewidth=2.4)
+          axes.plot([value], [first + place], symbol, color=color, markersize=5, clip_on=False)
+        _after(axes, max(value or 0, 0), first + place, text)
+      line = first + len(encoders)
+      marks = {"markersize": 9, "clip_on": False, "zorder": 3}
+      axes.plot(each.published, [line] * len(each.published), "|", color=_OTHER, **marks)
+      axes.plot([each.best], [line], "|", color="black", markeredgewidth=2, **marks)
+      _after(
+        axes, max(*each.published, 0), line, f"{_rounded(each.best)} {each.remark}", color="#555555"
+      )
+    middles = [top + (size - 1) / 2 for top, size in zip(tops, sizes, strict=False)]
+    axes.set_yticks(middles, [each.label for each in scores])
+    axes.tick_params(axis="y", length=0)
+    for top in tops[1:-1]:
+      axes.axhline(top - 0.9, color="#dddddd", linewidth=0.6)
+    axes.grid(axis="x", color="#eeeeee", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    if low < 0:
+      axes.axvline(0, color="#999999", linewidth=0.8)
+    return _svg(axes, title)
+
+
+def _rounded(value: float) -> str:
+  """Returns a number with one decimal; small ones, such as error rates, with two."""
+  return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+
+
+def _after(axes: Any, x: float, y: float, text: str, color: str = "black") -> None:
+  """Writes text to the right of a point."""
+  axes.annotate(
+    text,
+    (x, y),
+    (7, 0),
+    textcoords="offset points",
+    va="center",
+    size=8,
+    color=color,
+    annotation_clip=False,
+  )
 
 
 def heat_map(
@@ -279,6 +377,23 @@ def training_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str
     ValueError: there is no curve, or one does not have one value per step.
     InputError: matplotlib is not installed.
   """
+  return _curves(panels, title=title, axis="training steps")
+
+
+def dimension_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str:
+  """Plots numbers over the dimensions of vectors, on a logarithmic axis; see `training_curves`."""
+  sizes = {step for curves in panels.values() for curve in curves for step in curve.steps}
+  return _curves(panels, title=title, axis="first dimensions of each vector", ticks=sorted(sizes))
+
+
+def _curves(
+  panels: Mapping[str, Sequence[Curve]],
+  *,
+  title: str,
+  axis: str,
+  ticks: Sequence[float] | None = None,
+) -> str:
+  """Plots curves; an axis with ticks is logarithmic."""
   runs = list(dict.fromkeys(curve.run for curves in panels.values() for curve in curves))
   if not runs:
     raise ValueError("no curve to draw")
@@ -314,8 +429,12 @@ def training_curves(panels: Mapping[str, Sequence[Curve]], *, title: str) -> str
         )
       axes.set_ylabel(name)
       axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+      if ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks)
+        axes.minorticks_off()
       axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.10g}")
-    axes.set_xlabel("training steps")
+    axes.set_xlabel(axis)
     drawn.align_ylabels()
     rows[0].legend(
       [lines.Line2D([], [], **look[run]) for run in runs],

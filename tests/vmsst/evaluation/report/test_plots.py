@@ -44,6 +44,14 @@ def curves() -> str:
   return plots.training_curves(CURVES, title=TITLE)
 
 
+def comparison() -> str:
+  scores = [
+    plots.Scores("one\nlabel", [-20.0, 50.0], ["", "†"], [40.0, 60.0], 60.0, "best one"),
+    plots.Scores("two", [None, 0.25], ["", ""], [10.0], 10.0, "only one"),
+  ]
+  return plots.comparison(scores, ["_first", "学 $2$"], title=TITLE)
+
+
 def texts(svg: str) -> dict[str, list[tuple[float, float]]]:
   """Returns the positions, from left and top, of each text of a plot."""
   found: dict[str, list[tuple[float, float]]] = {}
@@ -56,7 +64,7 @@ def texts(svg: str) -> dict[str, list[tuple[float, float]]]:
   return found
 
 
-@pytest.mark.parametrize("draw", [heat_map, tree, sentences, curves])
+@pytest.mark.parametrize("draw", [heat_map, tree, sentences, curves, comparison])
 def test_a_figure_is_self_contained(draw):
   svg = draw()
   assert svg == draw()
@@ -74,13 +82,14 @@ def test_a_figure_is_self_contained(draw):
   assert "sans-serif" in svg
   shown = texts(svg)
   assert TITLE in shown
-  names = ["_first", "学 $2$"] if draw is curves else LABELS
+  names = ["_first", "学 $2$"] if draw in (curves, comparison) else LABELS
   for name in names:
-    assert any(name in text.split(", ") for text in shown), name
+    assert any(name in text.split(", ") or text.endswith(f" {name}") for text in shown), name
 
 
 def test_figures_of_one_page_share_no_ids():
-  ids = [set(re.findall(r'\bid="([^"]+)"', draw())) for draw in (heat_map, tree, sentences, curves)]
+  draws = (heat_map, tree, sentences, curves, comparison)
+  ids = [set(re.findall(r'\bid="([^"]+)"', draw())) for draw in draws]
   assert sum(map(len, ids)) == len(set().union(*ids))
 
 
@@ -126,6 +135,17 @@ def test_languages_of_a_tree_stand_in_its_order_with_their_families():
   assert {"spa, Romance", "deu, Germanic", "$x$, Greek"} <= set(found)
 
 
+def test_scores_stand_on_a_line_each_from_low_to_high():
+  shown = texts(comparison())
+  lines = ["-20.0 _first", "50.0† 学 $2$", "60.0 best one", "_first: –", "0.25 学 $2$"]
+  places = [shown[text][0] for text in [*lines, "10.0 only one"]]
+  heights = [y for _, y in places]
+  assert heights == sorted(heights)
+  assert min(np.diff(heights)) > 10  # the height of a line of text, in points
+  # The published values of the first group reach further than the others.
+  assert places[0][0] == places[3][0] < places[1][0] < places[2][0]
+
+
 def test_labels_of_a_crowded_figure_do_not_overlap():
   count = 60
   rng = np.random.default_rng(0)
@@ -164,6 +184,11 @@ def test_what_cannot_be_plotted_is_an_error():
   astray = [plots.Edge(0, 2, 0.5)]
   with pytest.raises(ValueError, match="no point"):
     plots.sentence_plot(np.zeros([2, 2]), "ab", share_2=[0, 0], title="x", edges=astray)
+  with pytest.raises(ValueError, match="no scores"):
+    plots.comparison([], ["a"], title="x")
+  one = plots.Scores("two", [1.0], [""], [10.0], 10.0, "only one")
+  with pytest.raises(ValueError, match="two: 1 values for 2 encoders"):
+    plots.comparison([one], ["a", "b"], title="x")
   with pytest.raises(ValueError, match="no curve"):
     plots.training_curves({"loss": []}, title="x")
   with pytest.raises(ValueError, match="loss of a: 2 steps and 1 values"):

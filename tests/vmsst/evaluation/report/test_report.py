@@ -143,12 +143,78 @@ def test_numbers_are_next_to_published_ones_and_other_encoders(folders, tmp_path
   assert "| VMSST 24L mT5 (vmsst, Tables 1, 3) | 81.1 |" in paths[0].read_text()
   results = table(content, "tatoeba", "Results")
   assert results["deu"]["average: EMS", "ems, Table IV"]["value"] == 99.3
-  assert content["absent"] == [f"bucc: no folder /data/bucc2018 ({NASTY})"]
-  (note,) = content["score"]["notes"][:1]
-  assert note.startswith(
-    "first has no overall Score: sts was not run; xlsts was not run; bucc is a"
-  )
+  missing = content["missing"]
+  assert missing["Benchmarks that were not run"] == [f"bucc: no folder /data/bucc2018 ({NASTY})"]
+  (line,) = missing["Parts of the overall Score"]
+  assert line.startswith("first: sts was not run; xlsts was not run; bucc is a")
   assert content["results"]["first"]["benchmarks"]["tatoeba"]["summary"] == {"average": 75.0}
+
+
+def test_a_report_opens_with_the_main_averages_and_ends_with_what_is_missing(folders, tmp_path):
+  pytest.importorskip("matplotlib", reason="figures need matplotlib")
+  errors_found = tatoeba(0) | {"title": "WMT", "summary": {"error": 2.5}}
+  several = tatoeba(0) | {"title": "BUCC", "summary": {"margin_f1": 90.0, "cosine_f1": 80.0}}
+  unpublished = tatoeba(0) | {"title": "NTREX", "summary": {"accuracy": 50.0}}
+  benchmarks = {"wmt2012": errors_found, "bucc": several, "ntrex": unpublished}
+  other = write_results(tmp_path / "c", "third", benchmarks)
+  results = json.loads((other / "results.json").read_text())
+  (other / "results.json").write_text(json.dumps(results | {"seen": ["German", "English"]}))
+  markdown, path, page = report.write_report([*folders, other], tmp_path / "out")
+  content = json.loads(path.read_text())
+  (table,) = content["overview"]["tables"]
+  assert [(row["name"], row["detail"]) for row in table["rows"]] == [
+    ("Tatoeba", "average"),
+    ("WMT", "error, lower is better"),
+    ("BUCC", "margin_f1"),
+  ]
+  nothing = cell(None)
+  # The best published numbers, as the papers' tables have them.
+  assert table["cells"] == [
+    [
+      cell(75.0),
+      cell(76.5, incomplete=True),
+      nothing,
+      cell(85.4, note="VMSST Contrastive 24L mT5 (vmsst, Table 1)"),
+    ],
+    [nothing, nothing, cell(2.5), cell(1.06, note="LASER (agnostic, Table 1)")],
+    [nothing, nothing, cell(90.0), cell(93.7, note="Contrastive 24L mT5 (vmsst, Table 1)")],
+  ]
+  assert content["missing"]["Languages that were not in the training data"][-1] == (
+    "third: 2 of 4: French, Russian"
+  )
+  text = page.read_text(encoding="utf-8")
+  assert text.index("<svg") < text.index("<table")
+  for titles in (Page(text).of("h2"), re.findall("^## (.*)", markdown.read_text("utf-8"), re.M)):
+    assert (titles[0], titles[-1]) == ("Next to published numbers", "What is missing")
+
+
+def test_averages_of_cut_vectors_are_in_a_table_and_a_figure(tmp_path):
+  pytest.importorskip("matplotlib", reason="figures need matplotlib")
+
+  def cut(*values):
+    sizes = [{"dimension": 64 << i, "summary": {"average": x}} for i, x in enumerate(values)]
+    return {"tatoeba": tatoeba(0) | {"dimensions": sizes}}
+
+  folders = [
+    write_results(tmp_path / "a", "first", cut(50.0, 70.0, 75.0)),
+    write_results(tmp_path / "b", "second", cut(60.0, 75.0)),
+    write_results(tmp_path / "c", "whole", {"tatoeba": tatoeba(0)}),
+  ]
+  markdown, path, page = report.write_report(folders, tmp_path / "out")
+  found = table(json.loads(path.read_text()), "tatoeba", "Averages by number of dimensions")
+  assert {column: each["value"] for column, each in found["average"].items()} == {
+    ("64", "first"): 50.0,
+    ("128", "first"): 70.0,
+    ("256", "first"): 75.0,
+    ("64", "second"): 60.0,
+    ("128", "second"): 75.0,
+  }
+  assert "| Average | 64 (first) |" in markdown.read_text("utf-8")
+  figure = page.read_text("utf-8").split("<svg")[-1]
+  assert "Number of dimensions: Tatoeba" in figure
+  shown = re.findall(r">([^<>]*)</text>", figure)
+  assert {"64", "128", "256", "first", "second"} <= set(shown)
+  assert "whole" not in shown
 
 
 def test_xsim_of_each_language_is_next_to_the_published_table(tmp_path):
@@ -187,12 +253,10 @@ def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
   assert results["deu"]["average", NASTY]["difference"] == 1.5
   assert results["fra"]["average", NASTY]["value"] is None
   (section,) = (each for each in content["sections"] if each["name"] == "tatoeba")
-  assert any("2 sets are missing" in note and "fra" in note for note in section["notes"])
+  assert content["missing"]["Sets without results"] == [f"Tatoeba ({NASTY}): fra, {NASTY}"]
   assert any("different sets (2 are not common" in note for note in section["notes"])
-  assert content["sections"][1]["notes"][:2] == [
-    f"{NASTY} was not evaluated on it.",
-    "third was not evaluated on it.",
-  ]
+  absent = content["missing"]["Benchmarks that were not run"]
+  assert f"agnosticism ({NASTY}, third): not evaluated" in absent
 
 
 def test_the_choice_of_questions_is_noted_in_all_formats(tmp_path):
@@ -242,8 +306,8 @@ def test_page_is_accessible_and_needs_nothing_else(folders, tmp_path):
   assert levels[0] == 1
   assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
   figures = [attrs for tag, attrs in page.elements if tag == "svg"]
-  # Heat map and tree, training, evaluation during training.
-  assert len(figures) == 4
+  # Comparison, heat map and tree, training, evaluation during training.
+  assert len(figures) == 5
   assert {"deu, West Germanic", "rus, East Slavic"} <= set(
     re.findall(r">([^<>]*)</text>", page_text)
   )
@@ -295,13 +359,13 @@ def test_encoders_are_shown_by_name_and_failures_by_reason(folders, tmp_path):
   markdown, path, page = report.write_report([folders[0], new], tmp_path / "out")
   found = json.loads(path.read_text())
   assert found["encoders"] == ["first", "new"]
-  assert found["failed"] == [f"sts (new): no {NASTY}"]
+  assert found["missing"]["Benchmarks that failed"] == [f"sts (new): no {NASTY}"]
   assert any(
-    note.startswith("new has no overall Score: sts failed;") for note in found["score"]["notes"]
+    line.startswith("new: sts failed;") for line in found["missing"]["Parts of the overall Score"]
   )
-  assert "## Benchmarks that failed" in markdown.read_text(encoding="utf-8")
+  assert "### Benchmarks that failed" in markdown.read_text(encoding="utf-8")
   shown = Page(page.read_text(encoding="utf-8"))
-  assert "Benchmarks that failed" in shown.of("h2")
+  assert "Benchmarks that failed" in shown.of("h3")
   assert f"sts (new): no {NASTY}" in shown.of("li")
 
 
@@ -397,6 +461,10 @@ def changed(path, value):
       changed(["benchmarks", "tatoeba", "options"], {"x": 1}),
       "benchmarks.tatoeba.options.x is 1, not a text",
     ),
+    (
+      changed(["benchmarks", "tatoeba", "dimensions"], [{"dimension": "64", "summary": {}}]),
+      r"dimensions\[0\].dimension is '64', not an integer",
+    ),
     (changed(["seen"], "de"), "seen is 'de', not a list"),
     (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
@@ -473,7 +541,7 @@ def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path, brow
   assert complaints == more_complaints == []
   page = Page(shown)
   assert {"Evaluation report"} == set(page.of("h1"))
-  assert {"Tatoeba", "Agnosticism", "Benchmarks that were not run"} <= set(page.of("h2"))
+  assert {"Tatoeba", "Agnosticism", "What is missing"} <= set(page.of("h2"))
   assert {"75.00", "76.50†", "81.1"} <= set(page.of("td"))
   assert NASTY in page.of("th")
   found = dict(Page(probed).elements)["html"]
