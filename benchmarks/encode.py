@@ -2,8 +2,8 @@
 
   python benchmarks/encode.py --data=DATA    # requires torch, transformers, sentence-transformers
   python benchmarks/encode.py --data=DATA --rounds=1 --repeats=1
-  python benchmarks/encode.py --data=DATA --models bert_12x384 bert_12x768 labse bert_24x1024 mt5_24x1024 \
-    --sentences=1000 --rounds=1 --repeats=1 --peer_batch_sizes=32
+  python benchmarks/encode.py --data=DATA --sentences=1000 --rounds=1 --peer_batch_sizes=32 \
+    --models bert_12x384 bert_12x768 labse bert_24x1024 mt5_24x1024
 
 DATA contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of
 deu, fra, rus, cmn and ara, in mixed order. Each model has the shape of `SHAPES` and the same random
@@ -21,7 +21,7 @@ The time is that from strings to float32 vectors, tokenization included. Peers u
 size of --peer_batch_sizes. The first call, which compiles, is reported as `first_call_seconds`.
 Each measurement runs in its own process, and the variants take turns.
 
-Prints one JSON line per variant and a last one: `ratio` is the smaller of both models' ratios of
+Prints one JSON line per variant and a last one: `ratio` is the smallest of the models' ratios of
 median sentences per second, ours over the peer's, above 1 if ours is faster. On a shared machine,
 `ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors,
 `matmul_gflops` the host's rate of float32 products of 2048 x 2048.
