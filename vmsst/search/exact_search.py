@@ -1,9 +1,10 @@
 """Exact nearest neighbors by cosine, block by block, in NumPy.
 
-Vectors may be on disk: they are read in blocks and never held or normalized as a whole. Among
-equally near vectors the one of the lowest row comes first. Large matrix products round the same two
-vectors differently from place to place, so that identical vectors would not be equally near;
-therefore each distinct vector is compared once, and identical ones share the result.
+Vectors may be on disk: they are read in blocks and never held or normalized as a whole. Results,
+and what is stored per vector, are in temporary files if they are large. Among equally near vectors
+the one of the lowest row comes first. Large matrix products round the same two vectors differently
+from place to place, so that identical vectors would not be equally near; therefore each distinct
+vector is compared once, and identical ones share the result.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmsst import errors
+from vmsst.files import external_sort, large_arrays
 
 _BLOCK_ROWS = 2048  # Rows per side, compared at once: their scores take 16 MB.
 _HELD_ROWS = 8192  # Rows of one side, held while the other is read.
@@ -23,6 +25,7 @@ _PIECE = 512  # Vectors per thread when scores are selected.
 _SEGMENT, _GROUP = 512, 32
 _EXPANDED = 1 << 20  # Rows of identical vectors sorted at once.
 _SPAN = 1 << 13  # Rows read at once when only some are selected.
+_NUMBERED = 1 << 16  # Rows whose numbers are in memory at once.
 
 
 class Rows(Protocol):
@@ -84,13 +87,6 @@ class SelectedRows:
     return np.concatenate(parts)
 
 
-def by_first_occurrence(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the first row of each distinct key [F], ascending, and the number of each row's key."""
-  _, first_F, number_N = np.unique(key_N, return_index=True, return_inverse=True)
-  order_F = np.argsort(first_F)
-  return first_F[order_F], np.argsort(order_F)[number_N]
-
-
 class UnitVectors:
   """Some vectors of many, at length 1, numbered in their order.
 
@@ -112,7 +108,10 @@ class UnitVectors:
   @property
   def first_F(self) -> np.ndarray:
     """Rows that count, ascending."""
-    return np.flatnonzero(self.kept_N)
+    return large_arrays.concatenated(
+      (rows.start + np.flatnonzero(self.kept_N[rows]) for rows in _blocks(len(self.kept_N))),
+      np.int64,
+    )
 
   def unit_blocks(self, height: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yields vectors at length 1, float32 [B, D], B <= `height`, after the first's number.
@@ -149,17 +148,15 @@ class DistinctVectors(UnitVectors):
     if len(rows.shape) != 2:
       raise ValueError(f"the shape must be [N, D], not {rows.shape}")
     count = rows.shape[0]
-    norm_N = np.empty(count, np.float32)
-    self.key_N = np.empty(count, np.int64)
+    norm_N = large_arrays.full(count, 0, np.float32)
+    self.key_N = large_arrays.full(count, 0, np.int64)
     for first in range(0, count, _BLOCK_ROWS):
       block_BD = _as_float32(rows[first : first + _BLOCK_ROWS])
       block = slice(first, first + len(block_BD))
       norm_N[block] = _norms(block_BD, start + first)
       # Adding 0 turns -0 into 0. Keys have 64 bits, so that different rows do not collide.
       self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
-    first_F, self.number_N = by_first_occurrence(self.key_N)
-    kept_N = np.zeros(count, bool)
-    kept_N[first_F] = True
+    kept_N, self.number_N = _numbered(self.key_N)
     super().__init__(rows, norm_N, kept_N)
 
   def unit_rows(self, rows: slice) -> np.ndarray:
@@ -176,12 +173,7 @@ class DistinctVectors(UnitVectors):
     """
     if len(self) == len(self.number_N):
       return near
-    order_N = np.argsort(self.number_N, kind="stable")
-    count_F = np.bincount(self.number_N)
-    place_N = np.arange(len(order_N)) - np.repeat(np.cumsum(count_F) - count_F, count_F)
-    first = place_N < k
-    row_FL = np.full((len(self), min(k, count_F.max())), -1)
-    row_FL[self.number_N[order_N[first]], place_N[first]] = order_N[first]
+    row_FL = self._identical_rows(k)
     result = no_neighbors(len(near.index_NK), min(k, len(self.number_N)))
     height = max(1, _EXPANDED // (near.index_NK.shape[1] * row_FL.shape[1]))
     for start in range(0, len(near.index_NK), height):
@@ -195,6 +187,19 @@ class DistinctVectors(UnitVectors):
       result.index_NK[rows] = np.take_along_axis(row_BL, order_BK, axis=1)
       result.score_NK[rows] = np.take_along_axis(score_BL, order_BK, axis=1)
     return result
+
+  def _identical_rows(self, k: int) -> np.ndarray:
+    """Returns the first rows of each distinct vector, int64 [F, L], L <= k; -1 follows fewer."""
+    row_FK = large_arrays.full((len(self), min(k, len(self.number_N))), -1, np.int64)
+    count_F = large_arrays.full(len(self), 0, np.int64)
+    for rows in _blocks(len(self.number_N)):
+      row_B = rows.start + np.argsort(self.number_N[rows], kind="stable")
+      number_B = self.number_N[row_B]
+      place_B = count_F[number_B] + np.arange(len(row_B)) - np.searchsorted(number_B, number_B)
+      count_F[number_B] = place_B + 1  # The last row of each vector has the highest place.
+      first_B = place_B < k
+      row_FK[number_B[first_B], place_B[first_B]] = row_B[first_B]
+    return row_FK[:, : count_F.max()]
 
 
 class Engine(Protocol):
@@ -365,7 +370,9 @@ def as_rows(rows: Any) -> Rows:
 
 def no_neighbors(count: int, k: int) -> Neighbors:
   """Returns neighbors before a search: row 0 with a cosine of -inf."""
-  return Neighbors(np.zeros((count, k), np.int64), np.full((count, k), -np.inf, np.float32))
+  return Neighbors(
+    large_arrays.full((count, k), 0, np.int64), large_arrays.full((count, k), -np.inf, np.float32)
+  )
 
 
 def merge(best: Neighbors, new: Neighbors, start: int) -> np.ndarray:
@@ -397,7 +404,46 @@ def _of_all(near: Neighbors, side: DistinctVectors) -> Neighbors:
   """Returns the neighbors of every row, given those of the distinct vectors."""
   if len(side) == len(side.number_N):
     return near
-  return Neighbors(near.index_NK[side.number_N], near.score_NK[side.number_N])
+  found = no_neighbors(len(side.number_N), near.index_NK.shape[1])
+  for rows in _blocks(len(side.number_N)):
+    number_B = side.number_N[rows]
+    found.index_NK[rows], found.score_NK[rows] = near.index_NK[number_B], near.score_NK[number_B]
+  return found
+
+
+def _blocks(count: int) -> Iterator[slice]:
+  return (slice(start, min(start + _NUMBERED, count)) for start in range(0, count, _NUMBERED))
+
+
+def _numbered(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns whether each row is the first with its key, and the number of each row's key.
+
+  Keys are numbered by first occurrence.
+  """
+  kept_N = large_arrays.full(len(key_N), True, bool)
+  number_N = large_arrays.full(len(key_N), 0, np.int64)
+  with external_sort.Records(2) as records:
+    for rows in _blocks(len(key_N)):
+      row_B = np.arange(rows.start, rows.stop, dtype=np.uint64)
+      records.add(np.stack([key_N[rows].view(np.uint64), row_B], axis=1))
+    before_2 = None  # The record before, and the first row with its key.
+    for record_B2 in records.sorted():
+      record_C2 = record_B2 if before_2 is None else np.concatenate([before_2, record_B2])
+      key_C, row_C = record_C2[:, 0], record_C2[:, 1].astype(np.int64)
+      first_C = row_C[np.searchsorted(key_C, key_C)]
+      later_C = row_C > first_C
+      kept_N[row_C[later_C]] = False
+      number_N[row_C[later_C]] = first_C[later_C]
+      before_2 = np.array([[key_C[-1], first_C[-1]]], np.uint64)
+  count = 0
+  for rows in _blocks(len(key_N)):
+    kept_B = kept_N[rows]
+    kept = int(np.count_nonzero(kept_B))
+    number_N[rows][kept_B] = np.arange(count, count + kept)
+    later_P = rows.start + np.flatnonzero(~kept_B)
+    number_N[later_P] = number_N[number_N[later_P]]  # The number of the first.
+    count += kept
+  return kept_N, number_N
 
 
 def _score_blocks(

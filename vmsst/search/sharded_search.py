@@ -187,12 +187,18 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 def _store(side: Side, vectors: exact_search.UnitVectors, path: str) -> StoredSide:
   """Writes what a unit needs to open a side."""
-  rows_S = np.empty(len(side.row_S), _ROW)
-  rows_S["row"], rows_S["norm"], rows_S["kept"] = side.row_S, vectors.norm_N, vectors.kept_N
+  digest = hashlib.sha256(side.rows.digest.encode())
   with atomic_files.atomic_file(path) as stream:
-    np.save(stream, rows_S)
-  digest = hashlib.sha256(side.rows.digest.encode() + rows_S.tobytes()).hexdigest()
-  return StoredSide(side.rows, path, digest)
+    header = {"descr": _ROW.descr, "fortran_order": False, "shape": side.row_S.shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    for span in _cut(len(side.row_S), _SOURCES):
+      part = slice(span.start, span.stop)
+      rows_B = np.empty(len(span), _ROW)
+      rows_B["row"] = side.row_S[part]
+      rows_B["norm"], rows_B["kept"] = vectors.norm_N[part], vectors.kept_N[part]
+      stream.write(rows_B.tobytes())
+      digest.update(rows_B.tobytes())
+  return StoredSide(side.rows, path, digest.hexdigest())
 
 
 def _spans(sources: int, targets: int) -> tuple[list[range], list[range]]:
