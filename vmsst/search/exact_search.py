@@ -8,6 +8,7 @@ vector is compared once, and identical ones share the result.
 """
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent import futures
@@ -154,8 +155,8 @@ class DistinctVectors(UnitVectors):
       block_BD = _as_float32(rows[first : first + _BLOCK_ROWS])
       block = slice(first, first + len(block_BD))
       norm_N[block] = _norms(block_BD, start + first)
-      # Adding 0 turns -0 into 0. Keys have 64 bits, so that different rows do not collide.
-      self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
+      # Keys have 64 bits, so that different rows do not collide.
+      self.key_N[block] = [hash(row_D.tobytes()) for row_D in _positive(block_BD)]
     kept_N, self.number_N = _numbered(self.key_N)
     super().__init__(rows, norm_N, kept_N)
 
@@ -326,29 +327,55 @@ def nearest_in_blocks(
     ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is not an
       integer of 1 or more.
   """
-  k = errors.as_integer("k", k)
   query = _distinct(query_ND)
-  best = no_neighbors(len(query), k)
-  key_QK = np.zeros(best.index_NK.shape, np.int64)
-  total = 0
+  found = BlockSearch(len(query), k)
   for block_MD in blocks:
-    base = _distinct(block_MD, total)
-    _check_widths(query, base)
-    if not len(base):
-      continue
-    # Only neighbors nearer than the best so far count.
-    near = Neighbors(np.full_like(best.index_NK, -1), best.score_NK.copy())
-    engine(query, base, near, None)
-    near.score_NK[near.index_NK < 0] = -np.inf
-    near = base.expand(near, k)
-    new_key_QK = base.key_N[near.index_NK]
-    _level(best.score_NK, key_QK, near.score_NK, new_key_QK)
-    order_QK = merge(best, near, total)
-    key_QK = np.take_along_axis(np.concatenate([key_QK, new_key_QK], axis=1), order_QK, axis=1)
-    total += len(base.number_N)
-  if not total:
+    found.search(query, _distinct(block_MD, found.total), engine)
+  if not found.total:
     raise ValueError("the knowledge base is empty")
-  return _of_all(Neighbors(best.index_NK[:, :total], best.score_NK[:, :total]), query)
+  return found.of_all(query)
+
+
+class BlockSearch:
+  """The k nearest vectors of N distinct queries among blocks of vectors, which come in order.
+
+  Attributes:
+    near: The nearest so far; if there are fewer than k, scores of -inf follow.
+    key_NK: Hashes of their vectors.
+    total: Number of vectors so far.
+  """
+
+  def __init__(self, count: int, k: int):
+    """Starts a search for `count` queries; raises ValueError if k is not 1 or more."""
+    self._k = errors.as_integer("k", k)
+    self.near = no_neighbors(count, self._k)
+    self.key_NK = np.zeros(self.near.index_NK.shape, np.int64)
+    self.total = 0
+
+  def search(self, query: DistinctVectors, block: DistinctVectors, engine: Engine) -> None:
+    """Compares the queries with the vectors of a block."""
+    _check_widths(query, block)
+    if not len(block):
+      return
+    # Only neighbors nearer than the best so far count.
+    near = Neighbors(np.full_like(self.near.index_NK, -1), self.near.score_NK.copy())
+    engine(query, block, near, None)
+    near.score_NK[near.index_NK < 0] = -np.inf
+    near = block.expand(near, self._k)
+    self.add(near, block.key_N[near.index_NK], len(block.number_N))
+
+  def add(self, near: Neighbors, key_NK: np.ndarray, total: int) -> None:
+    """Adds the nearest of the next `total` vectors, whose hashes are of the same kind."""
+    _level(self.near.score_NK, self.key_NK, near.score_NK, key_NK)
+    order_NK = merge(self.near, near, self.total)
+    both_NL = np.concatenate([self.key_NK, key_NK], axis=1)
+    self.key_NK = np.take_along_axis(both_NL, order_NK, axis=1)
+    self.total += total
+
+  def of_all(self, query: DistinctVectors) -> Neighbors:
+    """Returns the neighbors of all queries, identical ones included."""
+    found = slice(self.total)
+    return _of_all(Neighbors(self.near.index_NK[:, found], self.near.score_NK[:, found]), query)
 
 
 def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
@@ -361,6 +388,12 @@ def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
   if vectors_ND.ndim != 2:
     raise ValueError(f"the shape must be [N, D], not {vectors_ND.shape}")
   return _at_length_1(vectors_ND, _norms(vectors_ND, 0))
+
+
+def row_keys(vectors_ND: np.ndarray) -> np.ndarray:
+  """Returns hashes of rows, int64, that are the same in any process."""
+  digests = (hashlib.blake2b(row_D.tobytes(), digest_size=8) for row_D in _positive(vectors_ND))
+  return np.frombuffer(b"".join(x.digest() for x in digests), "<i8")
 
 
 def as_rows(rows: Any) -> Rows:
@@ -516,6 +549,11 @@ def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
 def _as_float32(vectors_ND: Any) -> np.ndarray:
   with np.errstate(over="ignore"):  # Overflow raises an error later.
     return np.asarray(vectors_ND, np.float32)
+
+
+def _positive(vectors_ND: Any) -> np.ndarray:
+  """Returns vectors as float32, without -0, which equals 0."""
+  return _as_float32(vectors_ND) + 0
 
 
 def _norms(vectors_ND: np.ndarray, start: int) -> np.ndarray:

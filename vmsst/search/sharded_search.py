@@ -10,15 +10,12 @@ import functools
 import hashlib
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, npz_files
 from vmsst.search import exact_search
 from vmsst.search.index_folder import StoredRows
 from vmsst.units import base, engines
@@ -113,14 +110,8 @@ class CompareBlock(base.Unit):
 
   def read(self, side: int) -> exact_search.Neighbors:
     """Returns the neighbors of the sources (0) or of the targets (1), by their numbers."""
-    try:
-      with open(self.path, "rb") as stream, np.load(stream, allow_pickle=False) as content:
-        index_NK, score_NK = (content[name] for name in _NAMES[2 * side : 2 * side + 2])
-        return exact_search.Neighbors(index_NK.astype(np.int64), score_NK)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-      raise errors.InputError(
-        f"{self.path}: broken ({error}): delete it and rerun the same command"
-      ) from None
+    index_NK, score_NK = npz_files.read(self.path, _NAMES[2 * side : 2 * side + 2])
+    return exact_search.Neighbors(index_NK.astype(np.int64), score_NK)
 
 
 def engine(
