@@ -87,6 +87,14 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
 
 
 @pytest.mark.slow
+def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
+  command = [sys.executable, "-m", "vmsst.cli", *unit_commands.mine(tmp_path), "--engine=ray"]
+  process = nodes.driver([*command, f"--ray-address={nodes.client_address}"], cwd=tmp_path)
+  assert process.wait(timeout=600) == 0
+  check_same(contents(tmp_path), expected(unit_commands.mine))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [["local", "--workers=2"], ["beam"]], ids=lambda x: x[0])
 @pytest.mark.parametrize("make", COMMANDS, ids=lambda make: make.__name__)
 def test_other_engines_write_the_same(expected, tmp_path, make, engine):
