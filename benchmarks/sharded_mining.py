@@ -1,8 +1,9 @@
 """Measures `mine`: time in one and in two processes, and memory at millions of lines.
 
   python benchmarks/sharded_mining.py                       # time, 100,000 lines on each side
-  git worktree add ../former d9a04df
+  git worktree add ../former 124d805
   python benchmarks/sharded_mining.py --memory --former=../former --size=2000000
+  python benchmarks/sharded_mining.py --memory --size=400000 --width=32
 
 Time: texts of whose vectors half have a near one on the other side are mined exactly. Variants:
 
@@ -14,8 +15,10 @@ They take turns, each in its own process, start of the worker processes included
 median time of one over that of two; `ratio_to_both` is that of both over that of two.
 
 Memory: neighbors are random instead of compared, which takes hours at this size; all else is that
-of `mine`. `ratio` is the peak memory of a checkout of a former version over that of this one; both
-include the interpreter and its packages (`start_gb`).
+of `mine`. `now_gb` is the peak of resident memory, with pages of mapped files, which the system can
+drop; `now_anonymous_gb` is without them. Both include the interpreter and its packages
+(`start_gb`). `ratio` is the anonymous memory of a checkout of a former version, if given, over that
+of this one.
 """
 
 import argparse
@@ -79,7 +82,7 @@ def run_mine(options: argparse.Namespace) -> dict[str, Any]:
     if options.measure == "one":
       os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
   else:
-    given["engine" if options.measure == "former" else "compare"] = random_neighbors
+    given["compare"] = random_neighbors
   start_bytes = measure.resident_bytes()
   texts = [
     embedded_text.open_text(os.path.join(folder, f"{side}.txt"), os.path.join(folder, side))
@@ -87,9 +90,11 @@ def run_mine(options: argparse.Namespace) -> dict[str, Any]:
   ]
   output = pathlib.Path(folder, f"{options.measure}.tsv")
   start = time.perf_counter()
-  found = bitext_mining.mine(*texts, output, **given)
+  with measure.anonymous_peak() as anonymous:
+    found = bitext_mining.mine(*texts, output, **given)
   return {
     "seconds": time.perf_counter() - start,
+    "anonymous_bytes": anonymous[0],
     "peak_bytes": measure.resident_bytes(peak=True),
     "start_bytes": start_bytes,
     "pairs": found.kept,
@@ -111,10 +116,10 @@ def main() -> None:
   if options.measure:
     print(json.dumps(run_mine(options)))
     return
-  if options.memory and not options.former:
-    parser.error("--memory needs --former")
   width = options.width or (8 if options.memory else 1024)
-  variants = ["former", "now"] if options.memory else options.variants
+  variants = options.variants
+  if options.memory:
+    variants = ["former", "now"] if options.former else ["now"]
   with tempfile.TemporaryDirectory() as folder:
     write_sides(folder, options.size, width)
 
@@ -135,15 +140,16 @@ def main() -> None:
   }
   for name, own in runs.items():
     line[f"{name}_seconds"] = [round(each["seconds"], 1) for each in own]
-    line[f"{name}_gb"] = round(max(each["peak_bytes"] for each in own) / 1e9, 3)
+    for key, measured in (("gb", "peak_bytes"), ("anonymous_gb", "anonymous_bytes")):
+      line[f"{name}_{key}"] = round(max(each[measured] for each in own) / 1e9, 3)
     line["start_gb"] = round(own[0]["start_bytes"] / 1e9, 3)
-  if options.memory:
-    line["ratio"] = round(line["former_gb"] / line["now_gb"], 3)
-  else:
+  line["same_output"] = len({each["sha256"] for own in runs.values() for each in own}) == 1
+  if options.former and options.memory:
+    line["ratio"] = round(line["former_anonymous_gb"] / line["now_anonymous_gb"], 3)
+  if not options.memory:
     seconds = {
       name: statistics.median(each["seconds"] for each in own) for name, own in runs.items()
     }
-    line["same_output"] = len({each["sha256"] for own in runs.values() for each in own}) == 1
     if "both" in seconds:
       line["ratio_to_both"] = round(seconds["both"] / seconds["two"], 3)
     line["ratio"] = round(seconds["one"] / seconds["two"], 3)

@@ -5,8 +5,8 @@
       nodes.kill_worker()
       assert driver.wait() == 0
 
-The cluster runs in a process of its own, `python ray_clusters.py`, which prints the address of the
-cluster and a process id for each node. It adds a node for each line that it reads.
+The cluster runs in a process of its own, `python ray_clusters.py`, which prints the addresses of
+the cluster and a process id for each node. It adds a node for each line that it reads.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,11 +33,12 @@ class Nodes:
 
   Attributes:
     address: HOST:PORT for drivers.
+    client_address: ray://HOST:PORT for drivers that are no part of the cluster.
     raylets: Process ids of the nodes; the first has the cluster's control store.
   """
 
   def __init__(self, keeper, environment):
-    self.address = _answer(keeper)
+    self.address, self.client_address = _answer(keeper), _answer(keeper)
     self.raylets = [_answer(keeper) for _ in range(_NODES)]
     self._keeper = keeper
     self._environment = environment
@@ -118,6 +120,7 @@ def _environment():
     "RAY_AUTH_TOKEN": uuid.uuid4().hex,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # Other processes fill the memory of test machines.
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # And take their processors.
   }
 
 
@@ -160,15 +163,23 @@ def _main(folder):
   from ray.cluster_utils import Cluster
 
   options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _MEMORY}
+  with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
   made = Cluster(
     initialize_head=True,
-    head_node_args={**options, "include_dashboard": False, "temp_dir": folder},
+    head_node_args={
+      **options,
+      "include_dashboard": False,
+      "temp_dir": folder,
+      "ray_client_server_port": port,
+    },
   )
 
   def tell(node):
     print(node.all_processes["raylet"][0].process.pid, flush=True)
 
   print(json.dumps(made.address), flush=True)
+  print(json.dumps(f"ray://{made.address.rpartition(':')[0]}:{port}"), flush=True)
   tell(made.head_node)
   for _ in range(_NODES - 1):
     tell(made.add_node(**options))

@@ -69,6 +69,18 @@ def search(folder):
   return ["search", "queries.txt", "corpus.txt", "vectors", "--count=2", "--output=out/found"]
 
 
+def search_spans(folder):
+  """Writes an encoder, a text of three spans and a few queries; returns the arguments."""
+  embed_lines.make_encoder(folder / "encoder")
+  vectors_ND = np.random.default_rng(0).normal(size=(400_000, 64)).astype(np.float32)
+  vectors_ND = np.concatenate([vectors_ND, vectors_ND[:200_000]])  # In the first and last span.
+  line_files.write_lines(folder / "corpus.txt", [f"line {n}" for n in range(len(vectors_ND))])
+  line_files.write_lines(folder / "queries.txt", [f"query {n}" for n in range(1_000)])
+  _write_vectors(folder / "vectors", vectors_ND)
+  command = ["search", "queries.txt", "corpus.txt", "vectors", "--encoder=encoder"]
+  return [*command, "--output=out/found"]
+
+
 def evaluate(folder):
   """Writes an encoder, a knowledge base and questions; returns the arguments that evaluate it."""
   embed_lines.make_encoder(folder / "encoder")

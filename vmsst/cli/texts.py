@@ -444,7 +444,7 @@ def _search(args: argparse.Namespace) -> None:
     source = search_units.source(
       encoder_sources.of(encoder, name, load), corpus, compare=device_search.anywhere, **options
     )
-    search_units.search_file(source, queries, args.output, args.count, engine=engine)
+    search_units.search_file(source, corpus, queries, args.output, args.count, engine=engine)
     return
   searcher = text_search.Searcher(encoder, corpus, engine=device_search.engine(), **options)
   lines = (search_units.as_line(*found) for found in searcher.stream(queries, args.count))

@@ -4,6 +4,7 @@ import array
 import contextlib
 import gzip
 import io
+import os
 import tempfile
 import threading
 import weakref
@@ -18,6 +19,7 @@ LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
 
 _CHUNK_BYTES = 1 << 16
+_ENDS = 1 << 13  # Places of lines in memory while they are found.
 # Content beyond _BOMB_BYTES that was compressed more than _BOMB_RATIO times is not text: DEFLATE
 # reaches 1000 only on repetition.
 _BOMB_BYTES = 1 << 28
@@ -79,33 +81,41 @@ def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[s
 class Lines:
   """The lines of a file by number: one pass finds where they start, and each is read from there.
 
-  A gzipped file is unpacked into a temporary one, and one in an object store is copied.
+  The places of lines are in a temporary file, of 8 bytes per line. A gzipped file is unpacked into
+  another one, and one in an object store is copied.
   """
 
   def __init__(self, path: str):
     """Reads the file once and keeps it open; raises as `read_lines` does."""
     self._path, self._lock = path, threading.Lock()
-    ends = array.array("q", [0])
+    ends, end, number = array.array("q", [0]), 0, 0
     with contextlib.ExitStack() as stack:
       self._file = stack.enter_context(_open(path))
       slow = path.endswith(".gz") or storage.is_url(path)
       copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
+      self._ends = stack.enter_context(tempfile.TemporaryFile())
       for number, raw in enumerate(_raw_lines(self._file, path), 1):
         _check_length(len(raw), path, number)
-        ends.append(ends[-1] + len(raw))
+        end += len(raw)
+        ends.append(end)
+        if len(ends) == _ENDS:
+          self._ends.write(ends)
+          del ends[:]
         if copy:
           copy.write(raw)
+      self._ends.write(ends)
+      self._ends.flush()
       self._file = copy or self._file
       self._open = stack.pop_all()
-    self._ends = ends
+    self._count = number
     weakref.finalize(self, self._open.close)
 
   def __len__(self) -> int:
-    return len(self._ends) - 1
+    return self._count
 
   def __getitem__(self, row: int) -> str:
     """Returns a line, counted from 0; raises InputError if the file has changed."""
-    start, end = self._ends[row : row + 2]
+    start, end = array.array("q", os.pread(self._ends.fileno(), 16, 8 * row))
     with self._lock:
       self._file.seek(start)
       raw = self._file.read(end - start)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, external_sort, stored_settings, text_files
+from vmsst.files import atomic_files, external_sort, large_arrays, stored_settings, text_files
 from vmsst.search import exact_search, indexed_search, margins, sharded_search
 from vmsst.search.index_folder import StoredIndex
 from vmsst.units import engines, local
@@ -166,19 +166,18 @@ class _Sentences:
     """Reads the text once, without keeping it in memory."""
     self.text, self._keep_duplicates = text, keep_duplicates
     self.lines = 0
-    parts = []
-    with external_sort.Records(3) as records:
+    with external_sort.Records(3) as records, external_sort.Records(1) as rows:
       for key_B2 in _keys(text.path):
         row_B = np.flatnonzero(key_B2.any(axis=1))
         row_B1 = (self.lines + row_B).astype(np.uint64)[:, None]
         self.lines += len(key_B2)
         if keep_duplicates:
-          parts.append(row_B1[:, 0])
+          rows.add(row_B1)
         else:
           records.add(np.concatenate([key_B2[row_B], row_B1], axis=1))
-      if not keep_duplicates:
-        parts = list(_first_rows(records.sorted()))
-    self.row_S = np.sort(np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64))
+      for row_B in _first_rows(records.sorted()):
+        rows.add(row_B[:, None])
+      self.row_S = large_arrays.concatenated((x[:, 0] for x in rows.sorted()), np.int64)
     if not len(self.row_S):
       raise errors.InputError(f"{text.path} contains no sentence")
     self.stored = sharded_search.Side(text.vectors, self.row_S)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.files import atomic_files, storage
-from vmsst.mining import text_search
+from vmsst.mining import span_search, span_units, text_search
 from vmsst.search import exact_search
 from vmsst.search.index_folder import StoredIndex
 from vmsst.units import base, engines, kept_values
@@ -156,6 +156,7 @@ def as_line(query: str, hits: Iterable[text_search.Hit]) -> str:
 
 def search_file(
   searcher: SearcherSource,
+  corpus: EmbeddedText,
   queries: Iterable[str],
   output: str | os.PathLike[str],
   count: int,
@@ -165,10 +166,12 @@ def search_file(
 ) -> None:
   """Writes a line of JSON per query; resumes after interruption from the folder `output`.search.
 
-  A unit has as many queries as `Searcher.stream` searches at once, so that results are the same.
+  A unit has as many queries as `Searcher.stream` searches at once. In a large corpus without an
+  index it searches one span (`span_units`), so that many processes can share a few queries.
 
   Args:
     searcher: Searches.
+    corpus: Its text and vectors.
     queries: Texts to search for.
     output: Output file on this machine, written atomically.
     count: Lines per query.
@@ -180,6 +183,24 @@ def search_file(
   """
   storage.check_local(output, "the output of a search in several processes")
   folder = pathlib.Path(f"{os.fspath(output)}.search").absolute()
+  if searcher.index is None and len(span_search.spans(corpus.vectors)) > 1:
+    found = span_units.search(
+      searcher.encoder,
+      corpus,
+      queries,
+      count,
+      folder,
+      digest=searcher.digest,
+      language=searcher.language,
+      batch_size=searcher.batch_size,
+      compare=searcher.compare,
+      engine=engine,
+      progress=progress,
+    )
+    with atomic_files.atomic_file(output) as stream:
+      stream.writelines(f"{as_line(*each)}\n".encode() for each in found)
+    _remove(folder)
+    return
   units, first = [], 1
   for number, window in enumerate(encoding.windows(queries, text_search.WINDOW)):
     path = os.fspath(folder / f"queries-{number:05d}.jsonl")
@@ -195,6 +216,7 @@ def search_file(
 
 def _remove(folder: pathlib.Path) -> None:
   if folder.is_dir():
+    span_units.remove(folder)
     for path in folder.glob("queries-*.jsonl*"):
       path.unlink(missing_ok=True)
     if not any(folder.iterdir()):

@@ -1,13 +1,14 @@
 """Searches the lines of a file for texts, by their vectors."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import progress_bar
+from vmsst.mining import span_search
 from vmsst.search import exact_search, indexed_search
 from vmsst.search.index_folder import StoredIndex
 from vmsst.vectors import encoding
@@ -70,19 +71,14 @@ class Searcher:
     Raises:
       InputError: the corpus has no line with text.
     """
-    blank_E = corpus.blank_rows()
-    if len(blank_E) == len(corpus):
-      raise errors.InputError(f"{corpus.path} has no line with text: give a corpus with lines")
-    self._encoder, self._corpus = encoder, corpus
-    self._options: dict[str, Any] = {
-      "language": language,
-      "batch_size": batch_size,
-      "progress": False,
-    }
+    blank_E = blank_rows(corpus)
+    self._encoder = encoder
+    self._options = QueryOptions.of(corpus, language, batch_size)
     self._text_of = corpus.reader()
     self._nearest: Callable[[np.ndarray, int], exact_search.Neighbors]
     if index is None:
-      self._nearest = _ExactSearch(corpus, blank_E, engine, progress).nearest
+      exact = span_search.SpanSearch(corpus.vectors, blank_E, engine, keep=True)
+      self._nearest = functools.partial(exact.nearest, title=corpus.path, progress=progress)
     else:
       row_S = np.delete(np.arange(len(corpus)), blank_E) if len(blank_E) else None
       rows = indexed_search.IndexedRows(index, row_S)
@@ -103,26 +99,47 @@ class Searcher:
     count = errors.as_integer("count", count)
     if not queries:
       return []
-    query_ND = encoding.encode(self._encoder, queries, **self._options)
-    query_ND = query_ND[:, : self._corpus.dimensions]
-    self._check(queries, query_ND)
-    near = self._nearest(query_ND, count)
-    texts = {row: self._text_of(row) for row in np.unique(near.index_NK).tolist()}
-    return [
-      [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]
-      for row_K, score_K in zip(near.index_NK.tolist(), near.score_NK.tolist(), strict=True)
-    ]
+    query_ND = self._options.encode(self._encoder, queries)
+    return hits(self._nearest(query_ND, count), self._text_of)
 
   def stream(self, queries: Iterable[str], count: int) -> Iterator[tuple[str, list[Hit]]]:
     """Yields each query with its result of `search`; reads 32,768 queries at a time."""
     for window in encoding.windows(queries, WINDOW):
       yield from zip(window, self.search(window, count), strict=True)
 
-  def _check(self, queries: Sequence[str], query_ND: np.ndarray) -> None:
-    width = self._corpus.vectors.shape[1]
-    if query_ND.shape[1] != width:
+
+@dataclasses.dataclass(frozen=True)
+class QueryOptions:
+  """How to compute vectors of queries that compare with those of a corpus.
+
+  Attributes:
+    folder: The folder of the vectors, for messages.
+    width: Their width.
+    dimensions: How many of the encoder's dimensions they have; None: all.
+    language: Code of the queries' language, for encoders that need it.
+    batch_size: Queries per batch.
+  """
+
+  folder: str
+  width: int
+  dimensions: int | None
+  language: str | None
+  batch_size: int
+
+  @classmethod
+  def of(cls, corpus: EmbeddedText, language: str | None, batch_size: int) -> "QueryOptions":
+    """Returns the options for a corpus."""
+    width = corpus.vectors.shape[1]
+    return cls(str(corpus.folder), width, corpus.dimensions, language, batch_size)
+
+  def encode(self, encoder: Any, queries: Sequence[str]) -> np.ndarray:
+    """Returns the vectors, float32 [N, D]; see `Searcher.search` for errors."""
+    query_ND = encoding.encode(
+      encoder, queries, language=self.language, batch_size=self.batch_size, progress=False
+    )[:, : self.dimensions]
+    if query_ND.shape[1] != self.width:
       raise errors.InputError(
-        f"{self._corpus.folder} has vectors of width {width}, the encoder's have width "
+        f"{self.folder} has vectors of width {self.width}, the encoder's have width "
         f"{query_ND.shape[1]}: give the encoder that computed them"
       )
     finite_N = np.isfinite(query_ND).all(axis=1)
@@ -131,6 +148,24 @@ class Searcher:
       raise errors.InputError(
         f"the encoder's vector of {text!r} contains a value that is not finite"
       )
+    return query_ND
+
+
+def blank_rows(corpus: EmbeddedText) -> np.ndarray:
+  """Returns the rows of blank lines, int64 [E]; raises InputError if all lines are blank."""
+  blank_E = corpus.blank_rows()
+  if len(blank_E) == len(corpus):
+    raise errors.InputError(f"{corpus.path} has no line with text: give a corpus with lines")
+  return blank_E
+
+
+def hits(near: exact_search.Neighbors, text_of: Callable[[int], str]) -> list[list[Hit]]:
+  """Returns the lines of rows found, given a function that returns the text of a row."""
+  texts = {row: text_of(row) for row in np.unique(near.index_NK).tolist()}
+  return [
+    [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]
+    for row_K, score_K in zip(near.index_NK.tolist(), near.score_NK.tolist(), strict=True)
+  ]
 
 
 def nearest_lines(
@@ -149,46 +184,3 @@ def nearest_lines(
     InputError: as in `Searcher` and its `search`.
   """
   yield from Searcher(encoder, corpus, **options).stream(queries, count)
-
-
-class _ExactSearch:
-  """Compares queries with the vectors of all lines but the blank ones."""
-
-  def __init__(
-    self,
-    corpus: EmbeddedText,
-    blank_E: np.ndarray,
-    engine: exact_search.Engine,
-    progress: bool | None,
-  ):
-    self._corpus, self._blank_E, self._engine = corpus, blank_E, engine
-    self._disable = None if progress is None else not progress
-    self._shards: list[exact_search.DistinctVectors] = []  # Those that the first search has read.
-
-  def nearest(self, query_ND: np.ndarray, k: int) -> exact_search.Neighbors:
-    """Returns the nearest lines by row."""
-    near = exact_search.nearest_in_blocks(query_ND, self._blocks(), k, engine=self._engine)
-    # Rows are counted without the blank ones.
-    blank_E = self._blank_E - np.arange(len(self._blank_E))
-    row_NK = near.index_NK + np.searchsorted(blank_E, near.index_NK, side="right")
-    return exact_search.Neighbors(row_NK, near.score_NK)
-
-  def _blocks(self) -> Iterator[exact_search.DistinctVectors]:
-    corpus = self._corpus
-    with progress_bar.Bar(
-      total=len(corpus), unit=" lines", desc=corpus.path, disable=self._disable
-    ) as bar:
-      start = 0
-      for number, shard_MD in enumerate(corpus.vectors.shards()):
-        if number == len(self._shards):
-          self._shards.append(self._prepared(shard_MD, start))
-        yield self._shards[number]
-        start += len(shard_MD)
-        bar.update(len(shard_MD))
-
-  def _prepared(self, shard_MD: np.ndarray, start: int) -> exact_search.DistinctVectors:
-    first, last = np.searchsorted(self._blank_E, (start, start + len(shard_MD)))
-    if first == last:
-      return exact_search.DistinctVectors(shard_MD, start=start)
-    row_S = np.delete(np.arange(len(shard_MD)), self._blank_E[first:last] - start)
-    return exact_search.DistinctVectors(exact_search.SelectedRows(shard_MD, row_S), start=start)

@@ -1,12 +1,14 @@
 """Exact nearest neighbors by cosine, block by block, in NumPy.
 
-Vectors may be on disk: they are read in blocks and never held or normalized as a whole. Among
-equally near vectors the one of the lowest row comes first. Large matrix products round the same two
-vectors differently from place to place, so that identical vectors would not be equally near;
-therefore each distinct vector is compared once, and identical ones share the result.
+Vectors may be on disk: they are read in blocks and never held or normalized as a whole. Results,
+and what is stored per vector, are in temporary files if they are large. Among equally near vectors
+the one of the lowest row comes first. Large matrix products round the same two vectors differently
+from place to place, so that identical vectors would not be equally near; therefore each distinct
+vector is compared once, and identical ones share the result.
 """
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent import futures
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmsst import errors
+from vmsst.files import external_sort, large_arrays
 
 _BLOCK_ROWS = 2048  # Rows per side, compared at once: their scores take 16 MB.
 _HELD_ROWS = 8192  # Rows of one side, held while the other is read.
@@ -23,6 +26,7 @@ _PIECE = 512  # Vectors per thread when scores are selected.
 _SEGMENT, _GROUP = 512, 32
 _EXPANDED = 1 << 20  # Rows of identical vectors sorted at once.
 _SPAN = 1 << 13  # Rows read at once when only some are selected.
+_NUMBERED = 1 << 16  # Rows whose numbers are in memory at once.
 
 
 class Rows(Protocol):
@@ -84,13 +88,6 @@ class SelectedRows:
     return np.concatenate(parts)
 
 
-def by_first_occurrence(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the first row of each distinct key [F], ascending, and the number of each row's key."""
-  _, first_F, number_N = np.unique(key_N, return_index=True, return_inverse=True)
-  order_F = np.argsort(first_F)
-  return first_F[order_F], np.argsort(order_F)[number_N]
-
-
 class UnitVectors:
   """Some vectors of many, at length 1, numbered in their order.
 
@@ -112,7 +109,10 @@ class UnitVectors:
   @property
   def first_F(self) -> np.ndarray:
     """Rows that count, ascending."""
-    return np.flatnonzero(self.kept_N)
+    return large_arrays.concatenated(
+      (rows.start + np.flatnonzero(self.kept_N[rows]) for rows in _blocks(len(self.kept_N))),
+      np.int64,
+    )
 
   def unit_blocks(self, height: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yields vectors at length 1, float32 [B, D], B <= `height`, after the first's number.
@@ -149,17 +149,15 @@ class DistinctVectors(UnitVectors):
     if len(rows.shape) != 2:
       raise ValueError(f"the shape must be [N, D], not {rows.shape}")
     count = rows.shape[0]
-    norm_N = np.empty(count, np.float32)
-    self.key_N = np.empty(count, np.int64)
+    norm_N = large_arrays.full(count, 0, np.float32)
+    self.key_N = large_arrays.full(count, 0, np.int64)
     for first in range(0, count, _BLOCK_ROWS):
       block_BD = _as_float32(rows[first : first + _BLOCK_ROWS])
       block = slice(first, first + len(block_BD))
       norm_N[block] = _norms(block_BD, start + first)
-      # Adding 0 turns -0 into 0. Keys have 64 bits, so that different rows do not collide.
-      self.key_N[block] = [hash(row_D.tobytes()) for row_D in block_BD + 0]
-    first_F, self.number_N = by_first_occurrence(self.key_N)
-    kept_N = np.zeros(count, bool)
-    kept_N[first_F] = True
+      # Keys have 64 bits, so that different rows do not collide.
+      self.key_N[block] = [hash(row_D.tobytes()) for row_D in _positive(block_BD)]
+    kept_N, self.number_N = _numbered(self.key_N)
     super().__init__(rows, norm_N, kept_N)
 
   def unit_rows(self, rows: slice) -> np.ndarray:
@@ -176,12 +174,7 @@ class DistinctVectors(UnitVectors):
     """
     if len(self) == len(self.number_N):
       return near
-    order_N = np.argsort(self.number_N, kind="stable")
-    count_F = np.bincount(self.number_N)
-    place_N = np.arange(len(order_N)) - np.repeat(np.cumsum(count_F) - count_F, count_F)
-    first = place_N < k
-    row_FL = np.full((len(self), min(k, count_F.max())), -1)
-    row_FL[self.number_N[order_N[first]], place_N[first]] = order_N[first]
+    row_FL = self._identical_rows(k)
     result = no_neighbors(len(near.index_NK), min(k, len(self.number_N)))
     height = max(1, _EXPANDED // (near.index_NK.shape[1] * row_FL.shape[1]))
     for start in range(0, len(near.index_NK), height):
@@ -195,6 +188,19 @@ class DistinctVectors(UnitVectors):
       result.index_NK[rows] = np.take_along_axis(row_BL, order_BK, axis=1)
       result.score_NK[rows] = np.take_along_axis(score_BL, order_BK, axis=1)
     return result
+
+  def _identical_rows(self, k: int) -> np.ndarray:
+    """Returns the first rows of each distinct vector, int64 [F, L], L <= k; -1 follows fewer."""
+    row_FK = large_arrays.full((len(self), min(k, len(self.number_N))), -1, np.int64)
+    count_F = large_arrays.full(len(self), 0, np.int64)
+    for rows in _blocks(len(self.number_N)):
+      row_B = rows.start + np.argsort(self.number_N[rows], kind="stable")
+      number_B = self.number_N[row_B]
+      place_B = count_F[number_B] + np.arange(len(row_B)) - np.searchsorted(number_B, number_B)
+      count_F[number_B] = place_B + 1  # The last row of each vector has the highest place.
+      first_B = place_B < k
+      row_FK[number_B[first_B], place_B[first_B]] = row_B[first_B]
+    return row_FK[:, : count_F.max()]
 
 
 class Engine(Protocol):
@@ -321,29 +327,55 @@ def nearest_in_blocks(
     ValueError: widths differ, a value is not finite, the knowledge base is empty, or k is not an
       integer of 1 or more.
   """
-  k = errors.as_integer("k", k)
   query = _distinct(query_ND)
-  best = no_neighbors(len(query), k)
-  key_QK = np.zeros(best.index_NK.shape, np.int64)
-  total = 0
+  found = BlockSearch(len(query), k)
   for block_MD in blocks:
-    base = _distinct(block_MD, total)
-    _check_widths(query, base)
-    if not len(base):
-      continue
-    # Only neighbors nearer than the best so far count.
-    near = Neighbors(np.full_like(best.index_NK, -1), best.score_NK.copy())
-    engine(query, base, near, None)
-    near.score_NK[near.index_NK < 0] = -np.inf
-    near = base.expand(near, k)
-    new_key_QK = base.key_N[near.index_NK]
-    _level(best.score_NK, key_QK, near.score_NK, new_key_QK)
-    order_QK = merge(best, near, total)
-    key_QK = np.take_along_axis(np.concatenate([key_QK, new_key_QK], axis=1), order_QK, axis=1)
-    total += len(base.number_N)
-  if not total:
+    found.search(query, _distinct(block_MD, found.total), engine)
+  if not found.total:
     raise ValueError("the knowledge base is empty")
-  return _of_all(Neighbors(best.index_NK[:, :total], best.score_NK[:, :total]), query)
+  return found.of_all(query)
+
+
+class BlockSearch:
+  """The k nearest vectors of N distinct queries among blocks of vectors, which come in order.
+
+  Attributes:
+    near: The nearest so far; if there are fewer than k, scores of -inf follow.
+    key_NK: Hashes of their vectors.
+    total: Number of vectors so far.
+  """
+
+  def __init__(self, count: int, k: int):
+    """Starts a search for `count` queries; raises ValueError if k is not 1 or more."""
+    self._k = errors.as_integer("k", k)
+    self.near = no_neighbors(count, self._k)
+    self.key_NK = np.zeros(self.near.index_NK.shape, np.int64)
+    self.total = 0
+
+  def search(self, query: DistinctVectors, block: DistinctVectors, engine: Engine) -> None:
+    """Compares the queries with the vectors of a block."""
+    _check_widths(query, block)
+    if not len(block):
+      return
+    # Only neighbors nearer than the best so far count.
+    near = Neighbors(np.full_like(self.near.index_NK, -1), self.near.score_NK.copy())
+    engine(query, block, near, None)
+    near.score_NK[near.index_NK < 0] = -np.inf
+    near = block.expand(near, self._k)
+    self.add(near, block.key_N[near.index_NK], len(block.number_N))
+
+  def add(self, near: Neighbors, key_NK: np.ndarray, total: int) -> None:
+    """Adds the nearest of the next `total` vectors, whose hashes are of the same kind."""
+    _level(self.near.score_NK, self.key_NK, near.score_NK, key_NK)
+    order_NK = merge(self.near, near, self.total)
+    both_NL = np.concatenate([self.key_NK, key_NK], axis=1)
+    self.key_NK = np.take_along_axis(both_NL, order_NK, axis=1)
+    self.total += total
+
+  def of_all(self, query: DistinctVectors) -> Neighbors:
+    """Returns the neighbors of all queries, identical ones included."""
+    found = slice(self.total)
+    return _of_all(Neighbors(self.near.index_NK[:, found], self.near.score_NK[:, found]), query)
 
 
 def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
@@ -358,6 +390,12 @@ def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
   return _at_length_1(vectors_ND, _norms(vectors_ND, 0))
 
 
+def row_keys(vectors_ND: np.ndarray) -> np.ndarray:
+  """Returns hashes of rows, int64, that are the same in any process."""
+  digests = (hashlib.blake2b(row_D.tobytes(), digest_size=8) for row_D in _positive(vectors_ND))
+  return np.frombuffer(b"".join(x.digest() for x in digests), "<i8")
+
+
 def as_rows(rows: Any) -> Rows:
   """Returns `rows` if it has a shape, or else an array of it."""
   return rows if hasattr(rows, "shape") else np.asarray(rows)
@@ -365,7 +403,9 @@ def as_rows(rows: Any) -> Rows:
 
 def no_neighbors(count: int, k: int) -> Neighbors:
   """Returns neighbors before a search: row 0 with a cosine of -inf."""
-  return Neighbors(np.zeros((count, k), np.int64), np.full((count, k), -np.inf, np.float32))
+  return Neighbors(
+    large_arrays.full((count, k), 0, np.int64), large_arrays.full((count, k), -np.inf, np.float32)
+  )
 
 
 def merge(best: Neighbors, new: Neighbors, start: int) -> np.ndarray:
@@ -397,7 +437,46 @@ def _of_all(near: Neighbors, side: DistinctVectors) -> Neighbors:
   """Returns the neighbors of every row, given those of the distinct vectors."""
   if len(side) == len(side.number_N):
     return near
-  return Neighbors(near.index_NK[side.number_N], near.score_NK[side.number_N])
+  found = no_neighbors(len(side.number_N), near.index_NK.shape[1])
+  for rows in _blocks(len(side.number_N)):
+    number_B = side.number_N[rows]
+    found.index_NK[rows], found.score_NK[rows] = near.index_NK[number_B], near.score_NK[number_B]
+  return found
+
+
+def _blocks(count: int) -> Iterator[slice]:
+  return (slice(start, min(start + _NUMBERED, count)) for start in range(0, count, _NUMBERED))
+
+
+def _numbered(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns whether each row is the first with its key, and the number of each row's key.
+
+  Keys are numbered by first occurrence.
+  """
+  kept_N = large_arrays.full(len(key_N), True, bool)
+  number_N = large_arrays.full(len(key_N), 0, np.int64)
+  with external_sort.Records(2) as records:
+    for rows in _blocks(len(key_N)):
+      row_B = np.arange(rows.start, rows.stop, dtype=np.uint64)
+      records.add(np.stack([key_N[rows].view(np.uint64), row_B], axis=1))
+    before_2 = None  # The record before, and the first row with its key.
+    for record_B2 in records.sorted():
+      record_C2 = record_B2 if before_2 is None else np.concatenate([before_2, record_B2])
+      key_C, row_C = record_C2[:, 0], record_C2[:, 1].astype(np.int64)
+      first_C = row_C[np.searchsorted(key_C, key_C)]
+      later_C = row_C > first_C
+      kept_N[row_C[later_C]] = False
+      number_N[row_C[later_C]] = first_C[later_C]
+      before_2 = np.array([[key_C[-1], first_C[-1]]], np.uint64)
+  count = 0
+  for rows in _blocks(len(key_N)):
+    kept_B = kept_N[rows]
+    kept = int(np.count_nonzero(kept_B))
+    number_N[rows][kept_B] = np.arange(count, count + kept)
+    later_P = rows.start + np.flatnonzero(~kept_B)
+    number_N[later_P] = number_N[number_N[later_P]]  # The number of the first.
+    count += kept
+  return kept_N, number_N
 
 
 def _score_blocks(
@@ -470,6 +549,11 @@ def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
 def _as_float32(vectors_ND: Any) -> np.ndarray:
   with np.errstate(over="ignore"):  # Overflow raises an error later.
     return np.asarray(vectors_ND, np.float32)
+
+
+def _positive(vectors_ND: Any) -> np.ndarray:
+  """Returns vectors as float32, without -0, which equals 0."""
+  return _as_float32(vectors_ND) + 0
 
 
 def _norms(vectors_ND: np.ndarray, start: int) -> np.ndarray:

@@ -10,11 +10,12 @@ from concurrent import futures
 
 import numpy as np
 
-from vmsst.files import progress_bar
+from vmsst.files import large_arrays, progress_bar
 from vmsst.search import exact_search, faiss_index
 from vmsst.search.index_folder import StoredIndex
 
 _QUERIES = 1 << 11  # Searched together.
+_ROWS = 1 << 16  # Row numbers in memory at once.
 _PIECE = 64  # Queries per thread when candidates are compared.
 _CANDIDATES, _PER_NEIGHBOR = 64, 8
 _PROBES = 16
@@ -127,7 +128,7 @@ def engine(
       disable=None if progress is None else not progress,
     ) as bar:
       for queries, (index, row_S), base, best in ways:
-        row_F = row_S[base.first_F]
+        row_F = _kept(row_S, base.kept_N)
         rows = IndexedRows(index, row_F)
         for number, query_BD in queries.unit_blocks(_QUERIES):
           near = rows.nearest(query_BD, best.index_NK.shape[1])
@@ -137,3 +138,9 @@ def engine(
           bar.update(len(query_BD))
 
   return compare
+
+
+def _kept(row_S: np.ndarray, kept_S: np.ndarray) -> np.ndarray:
+  """Returns the rows that are kept."""
+  parts = (slice(start, start + _ROWS) for start in range(0, len(row_S), _ROWS))
+  return large_arrays.concatenated((row_S[part][kept_S[part]] for part in parts), row_S.dtype)

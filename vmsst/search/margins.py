@@ -14,13 +14,14 @@ from typing import Literal
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import external_sort
+from vmsst.files import external_sort, large_arrays
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]
 Retrieval = Literal["max", "forward", "backward", "intersection"]
 
 _BLOCK_ROWS = 2048
+_PAIR = np.dtype([("source", np.int64), ("target", np.int64), ("score", np.float64)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +173,8 @@ def margin_blocks(
 
 def joined(blocks: Iterable[Pairs]) -> Pairs:
   """Returns the pairs of blocks as one."""
-  each = [Pairs(*(np.empty(0, dtype) for dtype in (np.int64, np.int64, np.float64))), *blocks]
-  return Pairs(*(np.concatenate(x) for x in zip(*map(_columns, each), strict=True)))
+  pair_P = large_arrays.concatenated(map(_records, blocks), _PAIR)
+  return Pairs(*(pair_P[name] for name in _PAIR.names or ()))
 
 
 def best_neighbors(
@@ -249,19 +250,27 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
   gold = {(int(source), int(target)) for source, target in gold_G2}
   if not gold or not len(pairs):
     raise ValueError(f"no F1 for {len(pairs)} candidates and {len(gold)} gold pairs")
-  candidates = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
-  hits_P = np.cumsum([pair in gold for pair in candidates])
-  kept_P = np.arange(1, len(pairs) + 1)
-  f1_P = 2 * hits_P / (kept_P + len(gold))
-  # A threshold keeps either all pairs of one score or none.
-  f1_P[:-1][pairs.score_P[:-1] == pairs.score_P[1:]] = -1
-  best = int(np.argmax(f1_P))
-  return F1(
-    f1=float(f1_P[best]),
-    precision=float(hits_P[best] / kept_P[best]),
-    recall=float(hits_P[best] / len(gold)),
-    threshold=float(pairs.score_P[best]),
-  )
+  best, hits = None, 0
+  for start in range(0, len(pairs), _BLOCK_ROWS):
+    rows = slice(start, start + _BLOCK_ROWS)
+    candidates = zip(pairs.source_P[rows].tolist(), pairs.target_P[rows].tolist(), strict=True)
+    hits_B = hits + np.cumsum([pair in gold for pair in candidates])
+    hits = hits_B[-1]
+    kept_B = start + np.arange(1, len(hits_B) + 1)
+    f1_B = 2 * hits_B / (kept_B + len(gold))
+    # A threshold keeps either all pairs of one score or none.
+    next_B = pairs.score_P[start + 1 : start + 1 + _BLOCK_ROWS]
+    f1_B[: len(next_B)][pairs.score_P[rows][: len(next_B)] == next_B] = -1
+    place = int(np.argmax(f1_B))
+    if best is None or f1_B[place] > best.f1:
+      best = F1(
+        f1=float(f1_B[place]),
+        precision=float(hits_B[place] / kept_B[place]),
+        recall=float(hits_B[place] / len(gold)),
+        threshold=float(pairs.score_P[start + place]),
+      )
+  assert best is not None
+  return best
 
 
 def _ratio(cosine: np.ndarray, mean: np.ndarray) -> np.ndarray:
@@ -282,7 +291,11 @@ def _choice(choices: Mapping[str, Callable], name: str, what: str) -> Callable:
 
 
 def _means(near: exact_search.Neighbors) -> np.ndarray:
-  return near.score_NK.mean(axis=1, dtype=np.float64)
+  mean_N = large_arrays.full(len(near), 0, np.float64)
+  for start in range(0, len(near), _BLOCK_ROWS):
+    rows = slice(start, start + _BLOCK_ROWS)
+    near.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
+  return mean_N
 
 
 def _best_margin(
@@ -302,8 +315,11 @@ def _best_margin(
   return index_N, best_N1[:, 0]
 
 
-def _columns(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  return pairs.source_P, pairs.target_P, pairs.score_P
+def _records(pairs: Pairs) -> np.ndarray:
+  pair_P = np.empty(len(pairs), _PAIR)
+  pair_P["source"], pair_P["target"] = pairs.source_P, pairs.target_P
+  pair_P["score"] = pairs.score_P
+  return pair_P
 
 
 def _best_first(source_P: np.ndarray, target_P: np.ndarray, score_P: np.ndarray) -> Pairs:
@@ -357,7 +373,7 @@ def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
 
 
 def _intersection(candidates: _Candidates) -> Iterator[Pairs]:
-  source_M = np.full(candidates.sizes[1], -1)
+  source_M = large_arrays.full(candidates.sizes[1], -1, np.int64)
   for pairs in candidates.of(1):
     source_M[pairs.target_P] = pairs.source_P
   both = (pairs._of(source_M[pairs.target_P] == pairs.source_P) for pairs in candidates.of(0))
@@ -366,7 +382,7 @@ def _intersection(candidates: _Candidates) -> Iterator[Pairs]:
 
 def _one_to_one(candidates: _Candidates) -> Iterator[Pairs]:
   """Yields pairs whose sentences are in no better pair that is kept."""
-  used_N, used_M = map(bytearray, candidates.sizes)
+  used_N, used_M = (large_arrays.full(n, 0, np.uint8).data for n in candidates.sizes)
   for pairs in _sorted(itertools.chain(candidates.of(0), candidates.of(1))):
     kept = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)

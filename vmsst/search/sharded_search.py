@@ -10,15 +10,12 @@ import functools
 import hashlib
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, npz_files
 from vmsst.search import exact_search
 from vmsst.search.index_folder import StoredRows
 from vmsst.units import base, engines
@@ -113,14 +110,8 @@ class CompareBlock(base.Unit):
 
   def read(self, side: int) -> exact_search.Neighbors:
     """Returns the neighbors of the sources (0) or of the targets (1), by their numbers."""
-    try:
-      with open(self.path, "rb") as stream, np.load(stream, allow_pickle=False) as content:
-        index_NK, score_NK = (content[name] for name in _NAMES[2 * side : 2 * side + 2])
-        return exact_search.Neighbors(index_NK.astype(np.int64), score_NK)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-      raise errors.InputError(
-        f"{self.path}: broken ({error}): delete it and rerun the same command"
-      ) from None
+    index_NK, score_NK = npz_files.read(self.path, _NAMES[2 * side : 2 * side + 2])
+    return exact_search.Neighbors(index_NK.astype(np.int64), score_NK)
 
 
 def engine(
@@ -187,12 +178,18 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 def _store(side: Side, vectors: exact_search.UnitVectors, path: str) -> StoredSide:
   """Writes what a unit needs to open a side."""
-  rows_S = np.empty(len(side.row_S), _ROW)
-  rows_S["row"], rows_S["norm"], rows_S["kept"] = side.row_S, vectors.norm_N, vectors.kept_N
+  digest = hashlib.sha256(side.rows.digest.encode())
   with atomic_files.atomic_file(path) as stream:
-    np.save(stream, rows_S)
-  digest = hashlib.sha256(side.rows.digest.encode() + rows_S.tobytes()).hexdigest()
-  return StoredSide(side.rows, path, digest)
+    header = {"descr": _ROW.descr, "fortran_order": False, "shape": side.row_S.shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    for span in _cut(len(side.row_S), _SOURCES):
+      part = slice(span.start, span.stop)
+      rows_B = np.empty(len(span), _ROW)
+      rows_B["row"] = side.row_S[part]
+      rows_B["norm"], rows_B["kept"] = vectors.norm_N[part], vectors.kept_N[part]
+      stream.write(rows_B.tobytes())
+      digest.update(rows_B.tobytes())
+  return StoredSide(side.rows, path, digest.hexdigest())
 
 
 def _spans(sources: int, targets: int) -> tuple[list[range], list[range]]:

@@ -245,9 +245,14 @@ class Vectors:
       return np.empty((0, self.shape[1]), self.dtype)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-  def shards(self) -> Iterator[np.ndarray]:
-    """Yields the arrays of the shards, read-only."""
-    for file in self._files:
+  @property
+  def shard_rows(self) -> list[int]:
+    """Number of rows of each shard."""
+    return [file.rows for file in self._files]
+
+  def shards(self, numbers: range | None = None) -> Iterator[np.ndarray]:
+    """Yields the arrays of the shards, or of those with some numbers, read-only."""
+    for file in self._files if numbers is None else self._files[numbers.start : numbers.stop]:
       yield shard_files.decoded(file.read(), file.kind)
 
   def take(self, row_N: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ KILLED = {
   unit_commands.embed: ("vectors-*.npy.json", 2),
   unit_commands.mine: ("block-*.npz.json", 2),
   unit_commands.search: ("queries-*.jsonl.json", 1),
+  unit_commands.search_spans: ("queries-*-span-*.npz.json", 1),
   unit_commands.evaluate: ("best-*.npz.json", 1),
 }
 # An index of this size is built too quickly to be killed.
@@ -83,6 +84,14 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
     nodes.kill_worker()
   assert process.wait(timeout=600) == 0
   check_same(contents(tmp_path), expected(make))
+
+
+@pytest.mark.slow
+def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
+  command = [sys.executable, "-m", "vmsst.cli", *unit_commands.mine(tmp_path), "--engine=ray"]
+  process = nodes.driver([*command, f"--ray-address={nodes.client_address}"], cwd=tmp_path)
+  assert process.wait(timeout=600) == 0
+  check_same(contents(tmp_path), expected(unit_commands.mine))
 
 
 @pytest.mark.slow

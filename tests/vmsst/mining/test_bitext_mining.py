@@ -1,10 +1,13 @@
+import tracemalloc
+
 import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors
+from vmsst.files import external_sort, large_arrays, text_files
 from vmsst.mining import bitext_mining
-from vmsst.search import device_search, exact_search, sharded_search
+from vmsst.search import device_search, exact_search, margins, sharded_search
 from vmsst.vectors import embedded_text, vector_indexes, vector_store
 
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
@@ -12,9 +15,9 @@ SOURCE = ["s0", "s1", "", "s 2", "s1", "s3", " s\t2 ", "s4", "s5", "s1", " ", "s
 TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t8", "t8"]
 
 
-def write_embedded(folder, name, lines, vectors):
+def write_embedded(folder, name, lines, vectors, shard_rows=5):
   path = line_files.write_lines(folder / f"{name}.txt", lines)
-  writer = vector_store.Writer(folder / name, vectors.shape[1], shard_rows=5)
+  writer = vector_store.Writer(folder / name, vectors.shape[1], shard_rows=shard_rows)
   writer.append(vectors)
   writer.finish()
   return embedded_text.open_text(str(path), folder / name)
@@ -109,6 +112,50 @@ def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options):
   assert rounded(found) == as_output(pair for pair in expected if pair[0] >= middle)
   assert (done.candidates, done.kept) == (len(expected), len(found))
   assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.tsv"]
+
+
+def same_places(source, target, forward, backward, /):
+  """Sets the neighbors of a block without comparing: rows with the same number, and those after."""
+  for near, count in ((forward, len(target)), (backward, len(source))):
+    near.index_NK[:] = (np.arange(len(near))[:, None] + np.arange(near.index_NK.shape[1])) % count
+    near.score_NK[:] = 0.9 ** np.arange(near.index_NK.shape[1])
+
+
+def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
+  sizes = {
+    bitext_mining: {"_LINES": 256},
+    sharded_search: {"_SOURCES": 2048, "_TARGETS": 2048, "_LEAST_SOURCES": 2048},
+    exact_search: {"_BLOCK_ROWS": 256, "_HELD_ROWS": 512, "_NUMBERED": 256, "_EXPANDED": 4096},
+    external_sort: {"_RECORDS": 1024},
+    large_arrays: {"_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
+    margins: {"_BLOCK_ROWS": 256},
+    text_files: {"_ENDS": 256},
+  }
+  for module, values in sizes.items():
+    for name, size in values.items():
+      monkeypatch.setattr(module, name, size)
+  gold = tmp_path / "gold.tsv"
+  gold.write_text("1\t1\n", encoding="utf-8")
+
+  def peak(count):
+    folder = tmp_path / str(count)
+    folder.mkdir()
+    vectors_ND = np.ones([count, 2], np.float32)
+    vectors_ND[:, 0] = np.arange(count) // 2  # Each twice.
+    sides = [
+      write_embedded(
+        folder, name, [f"{name} {i % (count - 9)}" for i in range(count)], vectors_ND, 1024
+      )
+      for name in "ab"
+    ]
+    tracemalloc.start()
+    mine(sides, folder, compare=same_places, gold=str(gold))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+  peak(4000)  # Allocates what is allocated once.
+  assert peak(12_000) < 1.2 * peak(4001)
 
 
 def test_lines_that_are_the_same_count_once(texts, tmp_path):

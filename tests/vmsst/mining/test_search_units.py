@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.mining import search_units, text_search
+from vmsst.mining import search_units, span_search, text_search
 from vmsst.search import exact_search
 from vmsst.units import kept_values, local
 from vmsst.vectors import embedded_text, encoder_sources, vector_store
@@ -42,13 +42,14 @@ class Encoder(fake_encoders.FakeEncoder):
     return super().encode(texts, **options)
 
 
-def search(corpus, encoder, output):
+def search(corpus, encoder, output, compare=exact_search.compare):
   source = encoder_sources.of(encoder, "letters")
   searcher = search_units.source(
-    source, corpus, index=None, language=None, batch_size=2, compare=exact_search.compare
+    source, corpus, index=None, language=None, batch_size=2, compare=compare
   )
+  engine = local.Local()
   with encoder_sources.using(source, encoder):
-    search_units.search_file(searcher, QUERIES, output, 5, engine=local.Local(), progress=False)
+    search_units.search_file(searcher, corpus, QUERIES, output, 5, engine=engine, progress=False)
   return searcher
 
 
@@ -67,6 +68,34 @@ def test_units_find_what_one_search_finds_and_resume(corpus, tmp_path, monkeypat
   lines = output.read_text(encoding="utf-8").splitlines()
   assert lines == [search_units.as_line(*found) for found in expected]
   assert json.loads(lines[0])["results"][0]["text"] == "ab!"
+
+
+@pytest.mark.parametrize(("span_rows", "comparisons"), [(10, 12), (15, 13)])
+def test_spans_of_a_large_corpus_are_units_too(
+  corpus, tmp_path, monkeypatch, span_rows, comparisons
+):
+  encoder, output = Encoder(letters_vector), tmp_path / "out" / "found.jsonl"
+  expected = text_search.nearest_lines(encoder, QUERIES, corpus, 5, progress=False)
+  expected = [search_units.as_line(*found) for found in expected]
+  monkeypatch.setattr(text_search, "WINDOW", 4)
+  monkeypatch.setattr(span_search, "_SPAN_ROWS", span_rows)
+  compared = []
+
+  def failing(*sides):
+    compared.append(sides)
+    if len(compared) == 6:
+      raise errors.InputError("no memory")
+    exact_search.compare(*sides)
+
+  message = r"^search of queries \d to \d in shards .*: no memory; .* resume"
+  with pytest.raises(errors.InputError, match=message):
+    search(corpus, encoder, output, failing)
+  assert [path.name for path in output.parent.iterdir()] == ["found.jsonl.search"]
+  encoder.failing = "ab"  # Queries are not encoded again.
+  search(corpus, encoder, output, failing)
+  assert len(compared) == 1 + comparisons  # Unfinished spans are searched again.
+  assert output.read_text(encoding="utf-8").splitlines() == expected
+  assert [path.name for path in output.parent.iterdir()] == ["found.jsonl"]
 
 
 def test_vectors_in_an_object_store_are_found_there(corpus, monkeypatch):

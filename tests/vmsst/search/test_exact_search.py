@@ -4,6 +4,7 @@ import eight_devices
 import numpy as np
 import pytest
 
+from vmsst.files import external_sort, large_arrays
 from vmsst.search import exact_search
 
 
@@ -32,9 +33,12 @@ def blocks(request, monkeypatch):
       "_GROUP": 2,
       "_PIECE": 2,
       "_EXPANDED": 40,
+      "_NUMBERED": 7,
     }
     for name, size in sizes.items():
       monkeypatch.setattr(exact_search, name, size)
+    monkeypatch.setattr(external_sort, "_RECORDS", 8)
+    monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
 
 
 @pytest.mark.parametrize("width", [4, 16])

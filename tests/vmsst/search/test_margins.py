@@ -80,6 +80,7 @@ def test_pairs_are_those_of_plain_loops_in_blocks_too(n, m, k, monkeypatch):
   expected = naive.pairs()
   for rows in (2048, 7):
     monkeypatch.setattr(exact_search, "_BLOCK_ROWS", rows)
+    monkeypatch.setattr(margins, "_BLOCK_ROWS", rows)
     found = margins.margin_pairs(source, target, neighbors=k)
     assert rows_of(found) == expected
     np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in expected], rtol=1e-5)
@@ -150,8 +151,9 @@ def test_neighborhoods_without_similarity_score_zero():
   assert found.score_P.tolist() == [0.0]
 
 
-def test_f1_is_that_of_every_threshold_tried():
-  rng = np.random.default_rng(2)
+@pytest.mark.parametrize("rows", [1, 3, 2048])
+def test_f1_is_that_of_every_threshold_tried(rows, monkeypatch):
+  monkeypatch.setattr(margins, "_BLOCK_ROWS", rows)
   for seed in range(20):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 12))
