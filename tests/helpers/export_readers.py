@@ -12,7 +12,12 @@ from trials import Reader
 
 import vmsst
 from vmsst.checkpoints.importers import bert, mt5
-from vmsst.exports import safetensors_folder, sentence_transformers_folder, stablehlo
+from vmsst.exports import (
+  onnx_folder,
+  safetensors_folder,
+  sentence_transformers_folder,
+  stablehlo,
+)
 
 _CODE = (".gin", ".py", ".pkl")
 Write = Callable[[pathlib.Path, pathlib.Path], Any]
@@ -75,6 +80,7 @@ def readers() -> list[Reader]:
   found += [
     _reader("import mt5 of a sentence-transformers export", t5_export(), mt5.import_mt5),
     _reader("export stablehlo of an export", export, stablehlo.export_stablehlo),
+    _reader("export onnx of an import", imported, onnx_folder.export_onnx),
     _reader("export safetensors of a StableHLO export", lowered, to_safetensors),
     _reader("import bert of a sentence-transformers export", theirs, bert.import_bert),
     Reader("vmsst.load of a StableHLO export", lowered, _load, json=("m/encoder.json",)),

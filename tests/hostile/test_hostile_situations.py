@@ -142,7 +142,7 @@ def subcommands(tmp_path_factory):
       f"export {kind}": Subcommand(
         ("export", kind, "run", "OUT"), run_alone, (), folder=True, result=files_of,
       )
-      for kind in ("safetensors", "stablehlo", "sentence-transformers")
+      for kind in ("safetensors", "stablehlo", "sentence-transformers", "onnx")
     },
     **{
       f"data {kind}": Subcommand(
@@ -206,6 +206,7 @@ NAMES = (
 SLOW = {name: 170 for name in NAMES} | {
   "score by likelihood": 60, "translate by beam search": 60,
   "index": 40, "export safetensors": 40, "export stablehlo": 20, "export sentence-transformers": 20,
+  "export onnx": 20,
   "data embed": 40, "data mine-negatives": 40, "eval": 60, "report": 20, "data download": 40,
   "import mt5": 20, "import bert": 20, "import ems": 20, "import vmsst": 20,
 }  # fmt: skip
@@ -220,6 +221,8 @@ def test_a_command_in_a_few_situations(name, subcommands, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_a_command_in_many_situations(name, subcommands, tmp_path):
+  if name == "export onnx":
+    pytest.importorskip("onnx", reason="needs onnx to write models")
   drawn = situations.draw(subcommands[name], SLOW[name], seed=1)
   print(situations.check(subcommands[name], drawn, tmp_path))
 

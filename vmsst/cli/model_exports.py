@@ -14,13 +14,13 @@ def _folder_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("output", metavar="OUT", help="folder to make")
 
 
-def _sentence_transformers_arguments(parser: argparse.ArgumentParser) -> None:
+def _tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
   _folder_arguments(parser)
   parser.add_argument(
     "--pretokenized",
     action="store_true",
-    help="texts will be split into words before they are encoded; required if the vocabulary "
-    "splits them by the rules of their language (EMS), which a tokenizer.json cannot do",
+    help="texts will be split into words before they are encoded; required for a tokenizer.json "
+    "if the vocabulary splits them by the rules of their language (EMS), which it cannot do",
   )
 
 
@@ -47,10 +47,18 @@ def _stablehlo(args: argparse.Namespace) -> None:
   print(export.describe(export.export_stablehlo(args.encoder, args.output)))
 
 
+def _onnx(args: argparse.Namespace) -> None:
+  from vmsst.exports import onnx_folder as export
+
+  print(
+    export.describe(export.export_onnx(args.encoder, args.output, pretokenized=args.pretokenized))
+  )
+
+
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("export", "sentence-transformers"): Command(
     "export an encoder as a folder that SentenceTransformer opens",
-    _sentence_transformers_arguments,
+    _tokenizer_arguments,
     _sentence_transformers,
     inputs=("encoder",),
     output_folder="output",
@@ -68,6 +76,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "export an encoder as a function that JAX calls without this library",
     _folder_arguments,
     _stablehlo,
+    inputs=("encoder",),
+    output_folder="output",
+    urls=("encoder", "output"),
+  ),
+  ("export", "onnx"): Command(
+    "export an encoder as an ONNX model with its tokenizer, for ONNX Runtime and OpenVINO",
+    _tokenizer_arguments,
+    _onnx,
     inputs=("encoder",),
     output_folder="output",
     urls=("encoder", "output"),

@@ -1,1 +1,1 @@
-"""Exports encoders for other programs: sentence-transformers, plain safetensors, StableHLO."""
+"""Exports encoders for other programs: sentence-transformers, safetensors, StableHLO, ONNX."""

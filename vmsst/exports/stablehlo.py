@@ -117,12 +117,9 @@ def _with_positions_of_any_length(
 def _position_bias(module: t5.RelativePositionBias, length: Any) -> Float[Array, "1 H T T"]:
   """Returns the bias of `module` for a length that need not be known."""
   reach = module.max_distance  # greater distances share a bucket
-  buckets = t5.relative_position_buckets(
-    2 * reach + 1,
-    buckets=module.buckets,
-    max_distance=reach,
-    bidirectional=module.bidirectional,
-  )[reach]
+  buckets = t5.buckets_by_offset(
+    buckets=module.buckets, max_distance=reach, bidirectional=module.bidirectional
+  )
   position_T = jnp.arange(length)
   offset_TT = jnp.clip(position_T[None, :] - position_T[:, None], -reach, reach)
   table_HR: jax.Array = module.get_variable("params", "rel_embedding")

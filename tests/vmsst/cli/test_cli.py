@@ -449,6 +449,7 @@ def test_only_these_arguments_may_be_in_object_stores():
     "data mine-negatives": {"encoder", "patterns"},
     "embed": {"encoder", "file", "out"},
     "eval": {"encoder", "data", "out"},
+    "export onnx": {"encoder", "output"},
     "export safetensors": {"encoder", "output"},
     "export sentence-transformers": {"encoder", "output"},
     "export stablehlo": {"encoder", "output"},

@@ -151,6 +151,7 @@ COMMANDS = {
     ["vmsst.text.vocabulary_training"],
   ),
   "export safetensors": ("export safetensors run out/e", ["vmsst.exports.safetensors_folder"]),
+  "export onnx": ("export onnx run out/e", ["vmsst.exports.onnx_folder"]),
   "export stablehlo": ("export stablehlo run out/e", ["vmsst.exports.stablehlo"]),
   "import mt5": ("import mt5 m out/mt5", ["vmsst.checkpoints.importers.mt5"]),
   "export sentence-transformers": (
@@ -182,6 +183,8 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_any_other_command(name, start):
+  if name == "export onnx":
+    pytest.importorskip("onnx", reason="needs onnx to write models")
   words, imports = COMMANDS[name]
   encoder = sentence_encoder.SentenceEncoder(NETWORK.config, NETWORK.latent_dim)
   tiny_encoders.save_run(start / "run", tiny_encoders.model_of(encoder, network=NETWORK))

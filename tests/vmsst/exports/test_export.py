@@ -35,6 +35,7 @@ from vmsst.inference import loading
 from vmsst.networks import bert, lstm, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
+FORMATS = ("safetensors", "sentence-transformers", "stablehlo", "onnx")
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
 # Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 ODD = [
@@ -221,7 +222,7 @@ def test_nothing_is_written_over(tmp_path, capsys):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine").touch()
-  for form in ("sentence-transformers", "safetensors", "stablehlo"):
+  for form in FORMATS:
     assert in_process.vmsst("export", form, run, tmp_path / "out") == 1
     assert "exists already" in capsys.readouterr().err
   assert in_process.vmsst("export", "safetensors", tmp_path / "nothing", tmp_path / "new") == 1
@@ -327,11 +328,13 @@ def test_an_export_without_a_checksum_is_loaded(exported):
 # --------------------------------------------------------------------------------------------
 # Files of all formats
 
-FORMATS = ("safetensors", "sentence-transformers", "stablehlo")
 
-
-@pytest.mark.parametrize(("form", "umask"), [*zip(FORMATS, [0o022, 0o027, 0o077], strict=True)])
+@pytest.mark.parametrize(
+  ("form", "umask"), [*zip(FORMATS, [0o022, 0o027, 0o077, 0o027], strict=True)]
+)
 def test_modes_of_files_follow_the_umask(tmp_path, capsys, form, umask):
+  if form == "onnx":
+    pytest.importorskip("onnx", reason="needs onnx to write models")
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
   former = os.umask(umask)
   try:
@@ -343,12 +346,14 @@ def test_modes_of_files_follow_the_umask(tmp_path, capsys, form, umask):
     for path in (tmp_path / "out").rglob("*")
     if path.is_file()
   }
-  assert "model.safetensors" in modes
+  assert ("model.onnx" if form == "onnx" else "model.safetensors") in modes
   assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
-@pytest.mark.parametrize(("form", "size"), [*zip(FORMATS, [64, 4000, 4000], strict=True)])
+@pytest.mark.parametrize(("form", "size"), [*zip(FORMATS, [64, 4000, 4000, 4000], strict=True)])
 def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, capsys, form, size):
+  if form == "onnx":
+    pytest.importorskip("onnx", reason="needs onnx to write models")
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
   with full_disks.largest_file(size):
     assert in_process.vmsst("export", form, run, tmp_path / "out") == 1

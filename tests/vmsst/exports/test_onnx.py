@@ -1,0 +1,178 @@
+"""Encoders as ONNX models: the vectors of ONNX Runtime against those of `encode`."""
+
+import dataclasses
+import sys
+
+import in_process
+import jax
+import memory_store
+import numpy as np
+import pytest
+import tiny_encoders
+import tiny_hugging_face
+
+import vmsst
+from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.exports import onnx_folder, onnx_graph
+from vmsst.networks import bert, lstm, sentence_encoder
+from vmsst.text import hugging_face_vocabulary, vocabularies
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
+onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
+
+# Empty, blank, longer than the maximum of all encoders here, and misleading texts.
+TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "▁a\tb\u3000c", "今日は。", "a <pad> </s>"]
+T5 = tiny_encoders.t5_config(
+  vocab_size=3700, emb_dim=16, num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12
+)
+BERT = bert.BertConfig(
+  vocab_size=400,
+  emb_dim=16,
+  num_heads=2,
+  mlp_dim=24,
+  num_layers=2,
+  max_positions=30,
+  initializer_std=0.3,
+)
+LSTM = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=2)
+SAMPLE = vocabularies.SentencePieceVocabulary(
+  str(vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model")
+)
+
+
+def encoder(config, width=16, **options):
+  return sentence_encoder.SentenceEncoder(config, width, **options)
+
+
+NETWORKS = {
+  "t5": encoder(T5, 12),
+  "t5 scanned": encoder(
+    dataclasses.replace(T5, scan_layers=True, dtype="bfloat16"), 12, pooling="max", normalize=True
+  ),
+  "ems": encoder(dataclasses.replace(BERT, embedding_norm=False), head=False),
+  "labse": encoder(
+    dataclasses.replace(BERT, num_token_types=2, activation="gelu"),
+    head=False,
+    pooling="pooler",
+    normalize=True,
+  ),
+  "cls": encoder(dataclasses.replace(BERT, activation="relu", position_offset=1), 8, pooling="cls"),
+  "laser": encoder(LSTM, head=False, pooling="max"),
+}
+
+
+def saved(name, folder, tokenizer_files):
+  """Saves the encoder of a name and returns its folder."""
+  if name == "e5":
+    tiny_hugging_face.save_me5(folder / "multilingual-e5", tokenizer_files["xlmr"])
+    bert_import.import_bert(folder / "multilingual-e5", folder / "run")
+    return folder / "run"
+  vocabulary = {
+    "labse": hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["bert"])),
+    "t5": SAMPLE,
+  }.get(name, tiny_encoders.BYTES)
+  network = NETWORKS[name]
+  # An LSTM with small parameters hardly depends on its input.
+  scale = 5 if name == "laser" else 1
+  params = jax.tree.map(lambda x: scale * x, tiny_encoders.random_params(network))
+  model = tiny_encoders.model_of(network, vocabulary, max_length=28)
+  return tiny_encoders.save_run(folder / "run", model, params)
+
+
+def run_printed(text, texts):
+  """Runs the lines of Python that an export has printed; returns their vectors."""
+  scope = {"texts": texts}
+  exec("\n".join(x.removeprefix("  ") for x in text.splitlines() if x.startswith("  ")), scope)
+  return scope["vectors"]
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "t5",
+    "e5",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in NETWORKS if x != "t5"),
+  ],
+)
+def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_path, capsys):
+  run = saved(name, tmp_path, tokenizer_files)
+  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  printed = capsys.readouterr().out
+  onnx.checker.check_model(str(tmp_path / "out" / "model.onnx"), full_check=True)
+  # An imported tokenizer reads "<pad>" as padding.
+  texts = TEXTS[:-1] if name == "e5" else TEXTS
+  expected_ND = vmsst.load(run, dtype="float32").encode(texts, on_cut=None)
+  assert np.ptp(expected_ND, axis=0).min() > 1e-3
+  for count in (1, 3, len(texts)):
+    found_BD = run_printed(printed, texts[:count])
+    assert found_BD.dtype == np.float32
+    np.testing.assert_allclose(found_BD, expected_ND[:count], atol=1e-5, rtol=0)
+
+
+def test_the_model_is_named_as_in_optimum_and_reads_the_mask(tmp_path, monkeypatch):
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
+  onnx_folder.export_onnx(run, tmp_path / "one")
+  # As for an encoder with more than 2 GB.
+  monkeypatch.setattr(onnx_graph, "_MOST_BYTES_IN_ONE_FILE", 0)
+  onnx_folder.export_onnx(run, tmp_path / "two")
+  assert (tmp_path / "two" / "model.onnx_data").stat().st_size >= 3700 * 16 * 4
+  one, two = (
+    onnxruntime.InferenceSession(tmp_path / name / "model.onnx") for name in ("one", "two")
+  )
+  for session in (one, two):
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    axes = ["batch_size", "sequence_length"]
+    assert {x.name: (x.type, x.shape) for x in [*inputs, *outputs]} == {
+      "input_ids": ("tensor(int64)", axes),
+      "attention_mask": ("tensor(int64)", axes),
+      "sentence_embedding": ("tensor(float)", ["batch_size", 12]),
+    }
+  ids = np.random.default_rng(0).integers(1, 3700, (3, 90))
+  mask = (np.arange(90) < np.array([[90], [41], [0]])).astype(np.int64)
+  (expected_BD,) = one.run(None, {"input_ids": ids, "attention_mask": mask})
+  (found_BD,) = two.run(None, {"input_ids": ids * mask, "attention_mask": mask})
+  np.testing.assert_array_equal(found_BD, expected_BD)
+  assert not expected_BD[2].any()
+  (alone_BD,) = one.run(None, {"input_ids": ids[1:2, :41], "attention_mask": mask[1:2, :41]})
+  np.testing.assert_allclose(alone_BD[0], expected_BD[1], atol=1e-5, rtol=0)
+
+
+def test_a_model_in_a_store_is_that_on_this_machine(tmp_path, capsys, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
+  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  capsys.readouterr()
+  assert in_process.vmsst("export", "onnx", run, "gs://bucket/e/") == 0
+  assert "Copy gs://bucket/e to this machine first" in capsys.readouterr().out
+  for path in (tmp_path / "out").iterdir():
+    assert store.cat_file(f"gs://bucket/e/{path.name}") == path.read_bytes()
+
+
+def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path, capsys):
+  vocabulary = dataclasses.replace(SAMPLE, pretokenize=True)
+  model = tiny_encoders.model_of(NETWORKS["t5"], vocabulary)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  printed = capsys.readouterr().out
+  assert "There is no tokenizer.json" in printed
+  assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
+  assert in_process.vmsst("export", "onnx", run, tmp_path / "words", "--pretokenized") == 0
+  printed = capsys.readouterr().out
+  assert "split into words first" in printed
+  texts = ["Ein Satz .", "noch einer"]
+  found_BD = run_printed(printed, texts)
+  unsplit = tiny_encoders.save_run(
+    tmp_path / "unsplit", tiny_encoders.model_of(NETWORKS["t5"], SAMPLE)
+  )
+  exported = onnx_folder.export_onnx(unsplit, tmp_path / "any")
+  expected_BD = run_printed(onnx_folder.describe(exported), texts)
+  np.testing.assert_array_equal(found_BD, expected_BD)
+
+
+def test_without_onnx_the_message_names_the_extra(tmp_path, monkeypatch, capsys):
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
+  monkeypatch.setitem(sys.modules, "onnx", None)
+  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 1
+  assert "needs the package onnx" in (message := capsys.readouterr().err)
+  assert "pip install 'vmsst[onnx]'" in message
+  assert [path.name for path in tmp_path.iterdir()] == ["run"]

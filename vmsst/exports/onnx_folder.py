@@ -1,0 +1,169 @@
+"""Exports encoders as ONNX models, which ONNX Runtime and OpenVINO run without this library.
+
+The graphs are built from the parameters: jax2onnx, which converts functions of JAX, requires an
+older Orbax than this library does, and cannot convert these networks for varying lengths.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from vmsst import errors, padding
+from vmsst.checkpoints import encoder_json, output_folders
+from vmsst.checkpoints.importers import weight_tables
+from vmsst.exports import onnx_encoder, onnx_graph, tokenizer_file
+from vmsst.files import atomic_files, storage
+from vmsst.inference import loading
+from vmsst.networks import lstm
+from vmsst.text import hugging_face_vocabulary
+
+OUTPUT = "sentence_embedding"
+_AXES = ("batch_size", "sequence_length")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+  """The result of an export.
+
+  Attributes:
+    folder: The new folder.
+    max_length: Tokens of a sentence, EOS included.
+    dimension: Dimensions of a vector.
+    prefix: Text to put before every text, such as E5's "query: ".
+    pretokenized: Whether texts must be split into words before they are tokenized.
+    tokenizer: The tokenizer in the folder, or None.
+    problem: Why there is no tokenizer, or an empty text.
+  """
+
+  folder: storage.Path
+  max_length: int
+  dimension: int
+  prefix: str
+  pretokenized: bool
+  tokenizer: tokenizer_file.ExportedTokenizer | None
+  problem: str = ""
+
+
+def export_onnx(
+  path: str | os.PathLike[str], output: str | os.PathLike[str], *, pretokenized: bool = False
+) -> Exported:
+  """Writes an encoder as a folder with an ONNX model and its tokenizer.
+
+  `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
+  output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
+  and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
+  BERT's position table limits T. If the weights exceed 2 GB, they are in `model.onnx_data`.
+
+  `tokenizer.json` returns the inputs: it cuts texts to the maximum length and pads them. A text
+  that spells the padding token of an imported tokenizer contains that token there; for other
+  differences, see `tokenizer_file.export_tokenizer`. A vocabulary that the file cannot express has
+  no such file; the ids of the model are then those of the vocabulary.
+
+  Args:
+    path: A path that `vmsst.load` opens.
+    output: Folder to make, local or in an object store.
+    pretokenized: Texts will be split into words by `vmsst.text.word_splitting.split_words` before
+      they are tokenized, as vocabularies like that of EMS require for a `tokenizer.json`.
+
+  Raises:
+    InputError: there is no encoder, `output` exists, or the package onnx is not installed. Nothing
+      is written then.
+  """
+  target = output_folders.new_folder(output)
+  onnx_graph.library()
+  saved = loading.read(path, _with_separate_layers)
+  vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
+  tokenizer, problem = None, ""
+  try:
+    tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
+  except errors.InputError as error:
+    problem = str(error)
+  padding_id = padding.PAD_ID if tokenizer is None else tokenizer.padding_id
+  graph = onnx_graph.Graph(_in_ids_of_tokenizer(saved.arrays, padding_id))
+  vectors_BS = onnx_encoder.add_encoder(graph, saved.network)
+  dimension = saved.network.latent_dim
+  with atomic_files.atomic_folder(target) as partial:
+    graph.write(
+      partial,
+      inputs={onnx_encoder.TOKENS: _AXES, onnx_encoder.MASK: _AXES},
+      output=(OUTPUT, vectors_BS),
+      shape=(_AXES[0], dimension),
+    )
+    if tokenizer is not None:
+      path_of_tokenizer = partial / hugging_face_vocabulary.TOKENIZER_FILE
+      path_of_tokenizer.write_bytes(_cutting_and_padding(tokenizer, max_length))
+  return Exported(
+    folder=target,
+    max_length=max_length,
+    dimension=dimension,
+    prefix=getattr(vocabulary, "prefix", ""),
+    pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
+    tokenizer=tokenizer,
+    problem=problem,
+  )
+
+
+def describe(exported: Exported) -> str:
+  """Returns what was written, the lines of Python that run it, and its limits."""
+  folder, tokenizer = exported.folder, exported.tokenizer
+  lines = [
+    f"{folder}: {exported.dimension}-dimensional vectors of at most {exported.max_length} tokens",
+    *output_folders.local_only(folder),
+  ]
+  session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_graph.MODEL_FILE}'!r})"
+  run = "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})"
+  if tokenizer is None:
+    lines += ["  import onnxruntime", session, run]
+    lines.append("ids are those of the vocabulary, followed by zeros, where masks are 0 and not 1")
+    lines.append(f"There is no tokenizer.json: {exported.problem}")
+    return "\n".join(lines)
+  file = f"{folder}/{hugging_face_vocabulary.TOKENIZER_FILE}"
+  texts = f"[{exported.prefix!r} + x for x in texts]" if exported.prefix else "texts"
+  lines += [
+    "  import onnxruntime, tokenizers",
+    f"  tokenizer = tokenizers.Tokenizer.from_file({file!r})",
+    *["  tokenizer.encode_special_tokens = True"] * tokenizer.splits_special_tokens,
+    session,
+    f"  batch = tokenizer.encode_batch({texts})",
+    "  ids, masks = [x.ids for x in batch], [x.attention_mask for x in batch]",
+    run,
+  ]
+  if exported.pretokenized:
+    lines.append(
+      "Texts must be split into words first: vmsst.text.word_splitting.split_words(texts, language)"
+    )
+  if tokenizer.eos is None:
+    lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
+  return "\n".join(lines)
+
+
+def _with_separate_layers(assets: encoder_json.EncoderAssets) -> Any:
+  """Returns the network without scanned layers; its parameters are read accordingly."""
+  network, config = assets.network, assets.network.config
+  if isinstance(config, lstm.LstmConfig):
+    return network
+  config = dataclasses.replace(config, scan_layers=False)
+  return dataclasses.replace(network, config=config, parent=None)
+
+
+def _in_ids_of_tokenizer(
+  params: Mapping[str, np.ndarray], padding_id: int
+) -> dict[str, np.ndarray]:
+  """Returns parameters with the rows of the token table by the tokenizer's ids."""
+  if padding_id == padding.PAD_ID:
+    return dict(params)
+  table_VD = params[weight_tables.TOKEN_TABLE].copy()
+  table_VD[[padding.PAD_ID, padding_id]] = table_VD[[padding_id, padding.PAD_ID]]
+  return {**params, weight_tables.TOKEN_TABLE: table_VD}
+
+
+def _cutting_and_padding(tokenizer: tokenizer_file.ExportedTokenizer, max_length: int) -> bytes:
+  """Returns the content of a tokenizer's file that also cuts and pads."""
+  made = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
+  made.enable_truncation(max_length)
+  made.enable_padding(pad_id=tokenizer.padding_id, pad_token=tokenizer.padding)
+  return made.to_str(pretty=False).encode()

@@ -1,0 +1,135 @@
+"""Graphs of ONNX operators, built node by node, and the files that hold them."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = "model.onnx_data"
+"""File of the weights of a model that is too large for one file."""
+# LayerNormalization came with 17.
+_OPERATOR_SET = 17
+# A file of protocol buffers ends at 2 GiB; this leaves room for the nodes.
+_MOST_BYTES_IN_ONE_FILE = 2_000_000_000
+# Runtimes map arrays into memory that start at a multiple.
+_PAGE = 4096
+
+Operand = str | np.ndarray | np.generic
+
+
+def library() -> Any:
+  """Returns the module onnx; raises InputError if it is not installed."""
+  with errors.requires("onnx", "an ONNX export"):
+    import onnx
+  return onnx
+
+
+class Graph:
+  """An ONNX graph. Values are known by name; arrays among the operands become constants.
+
+  Args:
+    parameters: Arrays by name; those that `parameter` returns become part of the graph.
+  """
+
+  def __init__(self, parameters: Mapping[str, np.ndarray]):
+    self._parameters = parameters
+    self._constants: dict[str, np.ndarray] = {}
+    self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
+
+  def parameter(self, name: str) -> str:
+    """Returns the value of a parameter."""
+    self._constants[name] = self._parameters[name]
+    return name
+
+  def array(self, name: str) -> np.ndarray:
+    """Returns the array of a parameter, to make a constant of it."""
+    return self._parameters[name]
+
+  def node(self, operator: str, *operands: Operand, **attributes: Any) -> str:
+    """Adds an operator of ONNX and returns its first output."""
+    inputs = [self._value(operand) for operand in operands]
+    output = f"{operator}_{len(self._nodes)}"
+    self._nodes.append((operator, inputs, output, attributes))
+    return output
+
+  def write(
+    self,
+    folder: pathlib.Path,
+    *,
+    inputs: Mapping[str, tuple[str, ...]],
+    output: tuple[str, str],
+    shape: tuple[str | int, ...],
+  ) -> None:
+    """Writes `model.onnx`, and for more than 2 GB of weights `model.onnx_data` next to it.
+
+    Args:
+      folder: Folder to write to.
+      inputs: Names of the axes of each int64 input of the graph.
+      output: Name of the graph's float32 output, and the value that it has.
+      shape: Sizes of the output's axes, or names for those that vary.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    onnx = library()
+    helper, kinds = onnx.helper, onnx.TensorProto
+    name, value = output
+    nodes = [
+      helper.make_node(operator, operands, [made], name=made, **attributes)
+      for operator, operands, made, attributes in self._nodes
+    ]
+    nodes.append(helper.make_node("Identity", [value], [name], name=name))
+    graph = helper.make_graph(
+      nodes,
+      "sentence_encoder",
+      [helper.make_tensor_value_info(key, kinds.INT64, axes) for key, axes in inputs.items()],
+      [helper.make_tensor_value_info(name, kinds.FLOAT, shape)],
+      self._tensors(folder),
+    )
+    operators = [helper.make_opsetid("", _OPERATOR_SET)]
+    model = helper.make_model(
+      graph,
+      producer_name="vmsst",
+      opset_imports=operators,
+      # The oldest format, which the most runtimes read.
+      ir_version=helper.find_min_ir_version_for(operators),
+    )
+    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
+
+  def _tensors(self, folder: pathlib.Path) -> list[Any]:
+    """Returns the constants for the model; if they are many, writes them to a file of their own."""
+    onnx = library()
+    sizes = {name: array.nbytes for name, array in self._constants.items()}
+    if sum(sizes.values()) <= _MOST_BYTES_IN_ONE_FILE:
+      return [onnx.numpy_helper.from_array(x, name) for name, x in self._constants.items()]
+    tensors = []
+    with open(folder / WEIGHTS_FILE, "wb") as stream:
+      for name, array in self._constants.items():
+        if sizes[name] < _PAGE:  # runtimes read shapes and the like in the model
+          tensors.append(onnx.numpy_helper.from_array(array, name))
+          continue
+        # onnx's own writer copies the model as one message, which cannot exceed 2 GiB.
+        tensor = onnx.TensorProto(
+          name=name,
+          data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
+          dims=array.shape,
+          data_location=onnx.TensorProto.EXTERNAL,
+        )
+        stream.write(bytes(-stream.tell() % _PAGE))
+        place = {"location": WEIGHTS_FILE, "offset": stream.tell(), "length": sizes[name]}
+        for key, value in place.items():
+          tensor.external_data.add(key=key, value=str(value))
+        stream.write(np.ascontiguousarray(array).data)
+        tensors.append(tensor)
+    return tensors
+
+  def _value(self, operand: Operand) -> str:
+    if isinstance(operand, str):
+      return operand
+    name = f"constant_{len(self._constants)}"
+    self._constants[name] = np.asarray(operand)
+    return name
