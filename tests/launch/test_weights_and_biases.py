@@ -3,6 +3,7 @@
 import json
 import struct
 import subprocess
+import time
 
 import commands
 import pytest
@@ -71,6 +72,7 @@ def train(folder, steps):
   wandb.finish()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_its_run_there_with_the_metrics_of_tensorboard(
   tmp_path, monkeypatch
 ):
@@ -78,6 +80,7 @@ def test_a_resumed_run_continues_its_run_there_with_the_metrics_of_tensorboard(
   monkeypatch.setenv("WANDB_SILENT", "true")
   folder = tmp_path / "the_run"
   train(folder, 5)
+  time.sleep(1)  # wandb names the folders of offline runs by the second of their start
   train(folder, 8)
   runs = [x.run for x in records(folder) if x.WhichOneof("record_type") == "run"]
   assert [(x.project, x.display_name) for x in runs] == [("toys", "the_run")] * 2

@@ -121,6 +121,7 @@ def same_places(source, target, forward, backward, /):
     near.score_NK[:] = 0.9 ** np.arange(near.index_NK.shape[1])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
   sizes = {
     bitext_mining: {"_LINES": 256},
