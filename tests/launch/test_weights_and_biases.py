@@ -17,22 +17,40 @@ wandb = pytest.importorskip("wandb")
 
 
 def records(folder):
-  """Yields the Weights & Biases records of the runs in a folder, oldest run first."""
+  """Returns the Weights & Biases records of the runs in a folder, oldest run first."""
+  return [
+    record for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")) for record in ended(path)
+  ]
+
+
+def ended(path):
+  """Returns the records of a run; wandb writes the last ones after the run's process has ended."""
+  end = time.monotonic() + 10
+  while True:
+    found = read(path)
+    if "exit" in {x.WhichOneof("record_type") for x in found}:
+      return found
+    assert time.monotonic() < end, f"{path} has only {len(found)} records"
+    time.sleep(0.1)
+
+
+def read(path):
+  """Returns the records in a file of LevelDB's log format, which follow a header of seven bytes."""
   from wandb.proto import wandb_internal_pb2
 
-  for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-    data, place, record = path.read_bytes(), 7, b""  # LevelDB's log format after a header
-    while place + 7 <= len(data):
-      left = 32768 - place % 32768
-      if left < 7:
-        place += left
-        continue
-      _, size, kind = struct.unpack("<IHB", data[place : place + 7])
-      record += data[place + 7 : place + 7 + size]
-      place += 7 + size
-      if kind in (1, 4):  # a whole record, or the last part of one
-        yield wandb_internal_pb2.Record.FromString(record)
-        record = b""
+  found, data, place, record = [], path.read_bytes(), 7, b""
+  while place + 7 <= len(data):
+    left = 32768 - place % 32768
+    if left < 7:
+      place += left
+      continue
+    _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+    record += data[place + 7 : place + 7 + size]
+    place += 7 + size
+    if kind in (1, 4):  # a whole record, or the last part of one
+      found.append(wandb_internal_pb2.Record.FromString(record))
+      record = b""
+  return found
 
 
 def history(folder):
