@@ -10,7 +10,7 @@ import numpy as np
 
 from vmsst.files import log_folders, storage
 
-_UPLOAD_SECONDS = 60.0  # between uploads to an object store, besides those of `flush`
+_UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
 
 
 class SummaryWriter:

@@ -58,7 +58,7 @@ def _in_place(make: Callable[[str], Any]) -> Callable[[str], None]:
 
 
 def places() -> Iterator[Case]:
-  """What is no file, where a file should be."""
+  """Other things in the place of a file."""
   yield Case("a folder", _in_place(os.mkdir))
   yield Case("a pipe", _in_place(os.mkfifo))
   yield Case("a broken link", _in_place(lambda path: os.symlink("nowhere", path)))

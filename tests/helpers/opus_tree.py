@@ -63,7 +63,7 @@ class Part:
 
   @property
   def path(self) -> str:
-    """Where it lies below the root."""
+    """Its place below the root."""
     kind, ending = _PLACES[self.format]
     file = f"{'-'.join(self.codes)}.{ending}"
     if self.layout == "flat":

@@ -1,4 +1,4 @@
-"""Runs subcommands of `vmsst` in drawn situations and checks what they leave behind.
+"""Runs subcommands of `vmsst` in sampled situations and checks the files that they leave.
 
 A situation is a state of an input, a state of the output and an event while the command runs.
 Whatever it is, a command leaves its inputs as they are, exits with 0 only after a correct result,

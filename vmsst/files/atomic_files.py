@@ -141,8 +141,8 @@ def _complete(partial: pathlib.Path, target: storage.Path) -> None:
 def remove_folder(folder: str | os.PathLike[str]) -> None:
   """Removes the folder of a failed write, which other threads may still be writing into.
 
-  When one array of a checkpoint cannot be written, the writes of the others go on for a moment, and
-  make the folder again. So it is removed until it stays away, for 10 seconds at most.
+  When one array of a checkpoint cannot be written, the writes of the others continue for a moment
+  and create the folder again. So it is removed until it stays away, for 10 seconds at most.
   """
   end = time.monotonic() + 10
   while os.path.lexists(folder) and time.monotonic() < end:

@@ -377,7 +377,7 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
 def open_damaged(path: str | os.PathLike[str]) -> IO[bytes]:
   """Opens a file whose content may be damaged; an error of its store is always an InputError.
 
-  So readers that go on after damage never take a lost connection for the end of the file.
+  So readers that continue after damage never take a lost connection for the end of the file.
   """
   if is_url(path):
     return io.BufferedReader(_StoreFile(os.fspath(path)), _BUFFER)

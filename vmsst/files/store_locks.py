@@ -1,8 +1,8 @@
 """Locks of folders in object stores, which have no kernel locks.
 
 A lock is an object `.lock-N` with the name of its owner. The store creates it only if it does not
-exist. Its owner rewrites it all the time. Whoever sees it unchanged for longer than an owner may be
-silent, by its own clock, takes over by creating `.lock-N+1`; the store lets only one process do so.
+exist. Its owner rewrites it all the time. A process that sees it unchanged for longer than an owner
+may be silent, by its own clock, takes over by creating `.lock-N+1`; the store lets only one do so.
 An owner whose number is not the highest has lost the lock. No clocks are compared.
 """
 

@@ -1,7 +1,7 @@
 """Approximate nearest neighbors from an index, with exact cosines from the stored vectors.
 
 An index finds candidates by their codes; the vectors of these are read and compared exactly, as in
-`exact_search`. Thus scores are exact, but a vector that is no candidate is never found.
+`exact_search`. Thus scores are exact, but a vector that is not a candidate is never found.
 """
 
 import math
