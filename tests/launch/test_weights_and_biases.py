@@ -112,7 +112,8 @@ def test_a_resumed_run_continues_its_run_there_with_the_metrics_of_tensorboard(
 @pytest.mark.slow
 def test_the_gin_file_adds_it_to_a_run(tmp_path, monkeypatch):
   monkeypatch.setenv("WANDB_MODE", "offline")
-  # A process of its own: the end of the interpreter ends the run there.
+  # A process of its own, with a service of its own: the end of the interpreter ends the run there.
+  monkeypatch.delenv("WANDB_SERVICE", raising=False)  # wandb sets it in this process
   command = [commands.T5X, "train", *commands.TINY, "--gin_file=runs/wandb.gin"]
   command += ["--gin.WANDB_NAME='first'", f"--gin.MODEL_DIR='{tmp_path / 'run'}'"]
   subprocess.run(command, cwd=tmp_path, env=commands.environment(), check=True)
