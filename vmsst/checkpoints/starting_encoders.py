@@ -51,7 +51,7 @@ def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
 
 
 def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the vocabulary next to a checkpoint that `vmsst import mt5` wrote.
+  """Returns the path of the SentencePiece model next to the checkpoint of an imported mT5.
 
   Arguments and errors are those of `tokenizer`.
   """
