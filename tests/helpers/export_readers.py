@@ -84,6 +84,12 @@ def readers() -> list[Reader]:
     _reader("export safetensors of a StableHLO export", lowered, to_safetensors),
     _reader("import bert of a sentence-transformers export", theirs, bert.import_bert),
     Reader("vmsst.load of a StableHLO export", lowered, _load, json=("m/encoder.json",)),
+    Reader(
+      "vmsst.load of a sentence-transformers export",
+      t5_export(),
+      _load,
+      json=("m/config.json", "m/encoder.json", "m/modules.json"),
+    ),
   ]
   return found
 

@@ -1,5 +1,6 @@
 """A server of models that speaks the protocol of the Hugging Face Hub."""
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -9,6 +10,10 @@ import re
 import threading
 import urllib.parse
 
+WRITER, READER = "hf_granted", "hf_reader"
+"""Tokens: of an account that may do everything, and of one that may write nothing."""
+_JSON = {"Content-Type": "application/json"}
+
 
 class Hub:
   """Repositories by name: {revision: {path: content}}, and those that need a token.
@@ -17,15 +22,22 @@ class Hub:
     url: HF_ENDPOINT.
     requests: Method and path of each request.
     cut: Paths whose next download ends after half of the content.
+    full: Whether the store of large files refuses them.
+    messages: Commit messages of uploads.
+    private: Names of private repositories.
   """
 
   def __init__(self, url):
     self.url = url
     self.requests = []
     self.cut = set()
+    self.full = False
+    self.messages = []
+    self.private = set()
     self._commits = {}
     self._branches = {}
     self._gated = set()
+    self._objects = {}
 
   def put(self, name, folder, *, gated=False):
     """Adds a commit with the files of a folder to the main branch; returns the commit."""
@@ -34,17 +46,33 @@ class Hub:
       for path in sorted(pathlib.Path(folder).rglob("*"))
       if path.is_file()
     }
-    commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
-    self._commits[name, commit] = files
-    self._branches[name, "main"] = commit
     if gated:
       self._gated.add(name)
+    return self._commit(name, "main", files)
+
+  def files(self, name, revision="main"):
+    """Returns the files of a branch: {path: content}."""
+    return self._commits[name, self._branches[name, revision]]
+
+  def branches(self):
+    """Returns names of repositories and branches."""
+    return {*self._branches}
+
+  def _commit(self, name, branch, files):
+    commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+    self._commits[name, commit] = files
+    self._branches[name, branch] = commit
     return commit
 
-  def answer(self, method, path, authorization):
+  def answer(self, method, path, authorization, body=b""):
     """Returns status, headers and content."""
     self.requests.append((method, path))
     path = urllib.parse.unquote(path.split("?")[0])
+    if method in ("POST", "PUT"):
+      return self._write(path, (authorization or "").removeprefix("Bearer "), body)
+    return self._read(path, authorization)
+
+  def _read(self, path, authorization):
     listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
     file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
     if not listing and not file:
@@ -56,7 +84,7 @@ class Hub:
     if (name, commit) not in self._commits:
       return 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Not found"}, b""
     files = self._commits[name, commit]
-    if name in self._gated and authorization != "Bearer hf_granted" and (file or "tree" in path):
+    if name in self._gated and authorization != f"Bearer {WRITER}" and (file or "tree" in path):
       return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, b""
     if file:
       if file[3] not in files:
@@ -70,8 +98,96 @@ class Hub:
         for path, content in files.items()
       ]
     else:
-      found = {"id": name, "sha": commit, "siblings": [{"rfilename": path} for path in files]}
-    return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
+      siblings = [{"rfilename": path} for path in files]
+      found = {"id": name, "sha": commit, "private": name in self.private, "siblings": siblings}
+    return 200, _JSON, json.dumps(found).encode()
+
+  def _write(self, path, token, body):
+    if stored := re.fullmatch(r"/large/(\w+)", path):  # needs no token, as a signed address
+      if self.full:
+        return 507, {}, b"the store is full"
+      assert hashlib.sha256(body).hexdigest() == stored[1]
+      self._objects[stored[1]] = body
+      return 200, {}, b""
+    if token not in (WRITER, READER):
+      return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
+    if path == "/api/validate-yaml":
+      found = re.search("(?m)^license: (.*)$", json.loads(body)["content"])
+      if not found or found[1] in ('"apache-2.0"', '"mit"'):
+        return 200, _JSON, b"{}"
+      problem = {"errors": [{"message": '"license" must be one of [apache-2.0, mit]'}]}
+      return 400, _JSON, json.dumps(problem).encode()
+    if token != WRITER:
+      return 403, {"X-Error-Message": "You have no rights"}, b""
+    if path == "/api/repos/create":
+      found = self._create(json.loads(body))
+    elif branch := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", path):
+      found = self._create_branch(*branch.groups())
+    elif upload := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/(.+)", path):
+      found = self._plan_upload(*upload.groups(), json.loads(body))
+    elif re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+      found = self._plan_objects(json.loads(body))
+    elif commit := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
+      found = self._change(*commit.groups(), [json.loads(line) for line in body.splitlines()])
+    else:
+      found = 400, {"error": f"unknown request {path}"}
+    return found[0], _JSON, json.dumps(found[1]).encode()
+
+  def _create(self, asked):
+    name = f"{asked['organization']}/{asked['name']}"
+    found = {"url": f"{self.url}/{name}", "id": name}
+    if (name, "main") in self._branches:
+      return 409, found
+    if asked.get("private") or asked.get("visibility") == "private":
+      self.private.add(name)
+    self._commit(name, "main", {".gitattributes": b"*.safetensors filter=lfs"})
+    return 200, found
+
+  def _create_branch(self, name, branch):
+    if (name, branch) in self._branches:
+      return 409, {}
+    self._branches[name, branch] = self._branches[name, "main"]
+    return 200, {}
+
+  def _plan_upload(self, name, branch, asked):
+    if (name, branch) not in self._branches:
+      return 404, {}
+    return 200, {
+      "files": [
+        {
+          "path": file["path"],
+          "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+          "shouldIgnore": False,
+        }
+        for file in asked["files"]
+      ]
+    }
+
+  def _plan_objects(self, asked):
+    found = []
+    for each in asked["objects"]:
+      planned = {"oid": each["oid"], "size": each["size"]}
+      if each["oid"] not in self._objects:
+        planned["actions"] = {"upload": {"href": f"{self.url}/large/{each['oid']}"}}
+      found.append(planned)
+    return 200, {"transfer": "basic", "objects": found}
+
+  def _change(self, name, branch, lines):
+    files = dict(self.files(name, branch))
+    for line in lines:
+      kind, value = line["key"], line["value"]
+      if kind == "header":
+        self.messages.append(value["summary"])
+      elif kind == "file":
+        files[value["path"]] = base64.b64decode(value["content"])
+      elif kind == "lfsFile":
+        files[value["path"]] = self._objects[value["oid"]]
+      elif kind == "deletedFile":
+        del files[value["path"]]
+      else:
+        return 400, {"error": f"unknown operation {kind}"}
+    commit = self._commit(name, branch, files)
+    return 200, {"commitUrl": f"{self.url}/{name}/commit/{commit}", "commitOid": commit}
 
 
 @contextlib.contextmanager
@@ -82,9 +198,14 @@ def running():
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
+      size = self.headers.get("Content-Length")
       status, headers, content = hub.answer(
-        self.command, self.path, self.headers.get("Authorization")
+        self.command,
+        self.path,
+        self.headers.get("Authorization"),
+        self._chunks() if size is None else self.rfile.read(int(size)),
       )
+      headers = dict(headers)
       first = 0
       asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
       if asked and status == 200:
@@ -106,7 +227,18 @@ def running():
         return
       self.wfile.write(content)
 
-    do_HEAD = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def _chunks(self):
+      """Returns the body of a request that is sent in chunks; without a body, nothing."""
+      found = b""
+      while self.headers.get("Transfer-Encoding") == "chunked":
+        size = int(self.rfile.readline(), 16)
+        found += self.rfile.read(size)
+        self.rfile.readline()
+        if not size:
+          break
+      return found
 
     def log_message(self, *_):
       pass
@@ -127,4 +259,6 @@ def running():
 def environment(hub, home, **changes):
   """Returns the variables of a process that uses this server and its own cache."""
   proxies = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-  return {**proxies, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}
+  # The server stores large files by the protocol that all versions speak.
+  plain = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+  return {**proxies, **plain, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}

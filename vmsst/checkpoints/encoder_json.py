@@ -11,7 +11,7 @@ import os
 import pathlib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from etils import epath
@@ -65,7 +65,7 @@ def save_encoder_assets(
   model: Any,
   directory: str | os.PathLike[str],
   languages: Iterable[str] | None = None,
-  weights: pathlib.Path | None = None,
+  weights: Sequence[str] = (),
 ) -> None:
   """Writes `encoder.json` and the vocabulary's file into `directory`, each atomically.
 
@@ -74,8 +74,8 @@ def save_encoder_assets(
       `network` if that has a decoder.
     directory: Folder to write to; made if missing.
     languages: Codes of the training languages, if known.
-    weights: `model.safetensors` of an export, whose checksum is saved. None: the parameters are in
-      a checkpoint, which has checksums of its own.
+    weights: Names of the safetensors files of an export, whose checksums are saved. None of
+      them: the parameters are in a checkpoint, which has checksums of its own.
 
   Raises:
     InputError: the vocabulary's file cannot be read, or has more pieces than the network's token
@@ -88,9 +88,32 @@ def save_encoder_assets(
     record["languages"] = sorted(languages)
   if type(model.network).__name__ in GENERATORS:
     record["generator"] = _describe(model.network)
-  if weights is not None:
-    record["weights"] = {"sha256": checksums.of_file(weights)}
+  if weights:
+    folder = pathlib.Path(directory)
+    sums = {name: checksums.of_file(folder / name) for name in weights}
+    record["weights"] = {"sha256": sums.pop(hugging_face.WEIGHTS_FILE)}
+    if sums:
+      record["weights"]["others"] = sums
   _save(record, vocabulary, epath.Path(storage.path(directory)))
+
+
+def save_assets(
+  assets: EncoderAssets, directory: str | os.PathLike[str], weights: Sequence[str] = ()
+) -> None:
+  """Writes the files of `save_encoder_assets` for an encoder without the decoder of its run.
+
+  Args:
+    assets: The encoder.
+    directory: Folder to write to.
+    weights: As in `save_encoder_assets`.
+  """
+  alone = types.SimpleNamespace(
+    network=assets.network,
+    sentence_encoder=assets.network,
+    vocabulary=assets.vocabulary,
+    max_length=assets.max_length,
+  )
+  save_encoder_assets(alone, directory, assets.languages, weights)
 
 
 def save_imported_encoder(
@@ -145,7 +168,7 @@ def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   """Returns the assets that `save_encoder_assets` has written.
 
-  If they have the checksum of a `model.safetensors` in the folder, that file is checked. Exports of
+  If they have checksums of safetensors files in the folder, these files are checked. Exports of
   older versions have none.
 
   Raises:
@@ -373,14 +396,16 @@ def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
 
 
 def _check_weights(entry: dict[str, Any], folder: epath.Path) -> None:
-  """Raises InputError if the folder's `model.safetensors` does not have the saved checksum."""
-  path, found = folder / ENCODER_FILE, folder / hugging_face.WEIGHTS_FILE
-  expected = _get(entry, "sha256", str, path)
-  if found.is_file() and checksums.of_file(found) != expected:
-    raise errors.InputError(
-      f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
-      f"{path}); copy or export it again"
-    )
+  """Raises InputError if a safetensors file of an export does not have the saved checksum."""
+  path = folder / ENCODER_FILE
+  sums = {hugging_face.WEIGHTS_FILE: _get(entry, "sha256", str, path)}
+  for name, expected in (sums | _get({"others": {}, **entry}, "others", dict, path)).items():
+    found = folder / name
+    if found.is_file() and checksums.of_file(found) != expected:
+      raise errors.InputError(
+        f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
+        f"{path}); copy or export it again"
+      )
 
 
 def _check_language(code: Any, path: epath.Path) -> None:

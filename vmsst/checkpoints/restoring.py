@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,13 @@ from flax import linen as nn
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, layer_stacks, tensors
+from vmsst.checkpoints import (
+  hugging_face,
+  layer_stacks,
+  sentence_transformers_files,
+  tensors,
+  transformers_weights,
+)
 from vmsst.checkpoints import t5x as t5x_checkpoints
 
 
@@ -22,8 +29,8 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   Layers may be scanned in the network and separate in the file, or the other way around.
 
   Args:
-    parameters: A `checkpoint_<step>` folder, or a safetensors file with a tensor for each
-      parameter; `/` joins the parts of its name.
+    parameters: A `checkpoint_<step>` folder; or the `model.safetensors` of an export, with a tensor
+      for each parameter, or with those of transformers in an export for sentence-transformers.
     network: The network.
 
   Returns:
@@ -33,9 +40,13 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
     InputError: a parameter is missing, has another shape or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
-  stored: Mapping[str, tensors.StoredTensor] = (
-    hugging_face.open_file(parameters) if is_export else t5x_checkpoints.open_params(parameters)
-  )
+  stored: Mapping[str, tensors.StoredTensor]
+  if not is_export:
+    stored = t5x_checkpoints.open_params(parameters)
+  elif (parameters.parent / sentence_transformers_files.MODULES_FILE).is_file():
+    stored = transformers_weights.open_params(pathlib.Path(parameters.parent), network)
+  else:
+    stored = hugging_face.open_file(parameters)
   shapes = traverse_util.flatten_dict(_shapes(network, stored, parameters), sep="/")
   sources = {name: _source(name, leaf.shape, stored, parameters) for name, leaf in shapes.items()}
   parts = {part: stored[part] for source in sources.values() for part in source.names}

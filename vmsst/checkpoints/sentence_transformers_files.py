@@ -45,6 +45,30 @@ class Modules:
   pools_prompt: bool = True
 
 
+def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
+  """Returns the class and the folder's name of each module, in order.
+
+  Raises:
+    InputError: the list is missing or damaged, or a name leads out of the folder.
+  """
+  path = folder / MODULES_FILE
+  try:
+    # The classes keep their names, but their packages differ between versions.
+    listed = [
+      (str(m["type"]).rsplit(".", 1)[-1], str(m["path"])) for m in input_files.read_json(path)
+    ]
+  except (KeyError, TypeError):
+    raise errors.InputError(f"{path} is not a list of modules with 'type' and 'path'") from None
+  for kind, name in listed:
+    is_root = kind == "Transformer" and not name
+    is_plain = name not in ("", "..") and pathlib.PurePath(name).name == name
+    if not is_root and (not is_plain or set(name) & {"\\", "\0"}):
+      raise errors.InputError(
+        f"{path}: the path of {kind} is {name!r}, not the name of a folder next to this file"
+      )
+  return listed
+
+
 def read_modules(folder: pathlib.Path) -> Modules:
   """Returns the modules of a folder; without files of sentence-transformers, the mean.
 
@@ -54,13 +78,7 @@ def read_modules(folder: pathlib.Path) -> Modules:
   path = folder / MODULES_FILE
   if not path.is_file():
     return Modules(folder)
-  try:
-    # The classes keep their names, but their packages differ between versions.
-    listed = [
-      (str(m["type"]).rsplit(".", 1)[-1], str(m["path"])) for m in input_files.read_json(path)
-    ]
-  except (KeyError, TypeError):
-    raise errors.InputError(f"{path} is not a list of modules with 'type' and 'path'") from None
+  listed = list_modules(folder)
   kinds = [kind for kind, _ in listed]
   if kinds not in (
     ["Transformer", "Pooling", *dense, *end]
@@ -68,13 +86,6 @@ def read_modules(folder: pathlib.Path) -> Modules:
     for end in ([], ["Normalize"])
   ):
     raise errors.InputError(f"{path} lists {', '.join(kinds)}: this chain cannot be imported")
-  for kind, name in listed:
-    is_root = kind == "Transformer" and not name
-    is_plain = name not in ("", "..") and pathlib.PurePath(name).name == name
-    if not is_root and (not is_plain or set(name) & {"\\", "\0"}):
-      raise errors.InputError(
-        f"{path}: the path of {kind} is {name!r}, not the name of a folder next to this file"
-      )
   paths = dict(listed)
   config = hugging_face.read_config(folder / paths["Pooling"])
   pooling = _pooling(folder / paths["Pooling"], config)

@@ -47,10 +47,22 @@ def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
   Raises:
     InputError: there is no such checkpoint, or no tokenizer next to it.
   """
+  return _next_to(checkpoint, hugging_face_vocabulary.TOKENIZER_FILE)
+
+
+def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
+  """Returns the path of the SentencePiece model next to the checkpoint of an imported mT5.
+
+  Arguments and errors are those of `tokenizer`.
+  """
+  return _next_to(checkpoint, encoder_json.VOCABULARY_FILE)
+
+
+def _next_to(checkpoint: str | os.PathLike[str], name: str) -> str:
   found = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
-  path = found.parent / hugging_face_vocabulary.TOKENIZER_FILE
+  path = found.parent / name
   if not path.is_file():
-    raise errors.InputError(f"no {path.name} next to {found}; set VOCABULARY_PATH")
+    raise errors.InputError(f"no {name} next to {found}; set VOCABULARY_PATH")
   return os.fspath(path)
 
 

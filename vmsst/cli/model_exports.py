@@ -1,4 +1,4 @@
-"""`vmsst export`: encoders for other programs."""
+"""`vmsst export` and `vmsst push`: encoders for other programs and people."""
 
 import argparse
 
@@ -16,6 +16,10 @@ def _folder_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
   _folder_arguments(parser)
+  _add_pretokenized(parser)
+
+
+def _add_pretokenized(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--pretokenized",
     action="store_true",
@@ -55,6 +59,38 @@ def _onnx(args: argparse.Namespace) -> None:
   )
 
 
+def _push_arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add("encoder", metavar="ENCODER", help=_ENCODER_HELP)
+  add("repository", metavar="OWNER/NAME", help="repository, made if it is new")
+  add("--private", action="store_true", help="make a new repository private")
+  add("--revision", metavar="BRANCH", help="branch, made if it is new (default: main)")
+  add("--commit-message", metavar="TEXT", help="message of the commit")
+  add("--license", metavar="ID", help="license in the model card, such as apache-2.0")
+  add(
+    "--results",
+    metavar="DIR",
+    help="output folder of `vmsst eval`; the model card shows its averages next to published ones",
+  )
+  _add_pretokenized(parser)
+
+
+def _push(args: argparse.Namespace) -> None:
+  from vmsst.exports import hub_upload
+
+  uploaded = hub_upload.push(
+    args.encoder,
+    args.repository,
+    private=args.private,
+    revision=args.revision,
+    message=args.commit_message,
+    license_id=args.license,
+    results=args.results,
+    pretokenized=args.pretokenized,
+  )
+  print(hub_upload.describe(uploaded))
+
+
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("export", "sentence-transformers"): Command(
     "export an encoder as a folder that SentenceTransformer opens",
@@ -87,5 +123,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     inputs=("encoder",),
     output_folder="output",
     urls=("encoder", "output"),
+  ),
+  ("push",): Command(
+    "upload an encoder to the Hugging Face Hub, for vmsst.load and sentence-transformers",
+    _push_arguments,
+    _push,
+    resumable=True,
+    inputs=("encoder", "results"),
+    urls=("encoder", "results"),
+    patience=6 * 60,  # nothing shows the progress of an upload
   ),
 }

@@ -54,7 +54,10 @@ def _import_mt5_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "folder", help="mT5 as a Hugging Face folder (config.json, safetensors) or a T5X checkpoint"
   )
-  parser.add_argument("output", help="folder to make; it gets checkpoint_0")
+  parser.add_argument(
+    "output",
+    help="folder to make, for training to start from and, with spiece.model, for vmsst.load",
+  )
 
 
 def _import_mt5(args: argparse.Namespace) -> None:

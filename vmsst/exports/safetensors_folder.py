@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import types
 
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, safetensors_files
 from vmsst.files import atomic_files, storage
@@ -42,14 +41,5 @@ def write(saved: loading.SavedEncoder, folder: pathlib.Path) -> None:
   Raises:
     OSError: a file cannot be written.
   """
-  found = saved.assets
-  # Without the decoder of its run.
-  alone = types.SimpleNamespace(
-    network=found.network,
-    sentence_encoder=found.network,
-    vocabulary=found.vocabulary,
-    max_length=found.max_length,
-  )
-  weights = folder / hugging_face.WEIGHTS_FILE
-  safetensors_files.write(weights, saved.arrays)
-  encoder_json.save_encoder_assets(alone, folder, found.languages, weights)
+  safetensors_files.write(folder / hugging_face.WEIGHTS_FILE, saved.arrays)
+  encoder_json.save_assets(saved.assets, folder, [hugging_face.WEIGHTS_FILE])

@@ -1,8 +1,8 @@
 """Exports encoders for sentence-transformers, which loads them without custom code.
 
-A T5 encoder becomes a `T5EncoderModel`, a BERT-style one (EMS and imported encoders) a `BertModel`.
-Pooling, heads and scaling become modules after it. XLM-R's position table loses the rows before
-that of the first token: a BERT that counts from 0 computes the same function.
+The encoder becomes one of transformers (`vmsst.checkpoints.transformers_weights`). Pooling, heads
+and scaling become modules after it. `encoder.json` and the vocabulary are for `vmsst.load`, which
+opens the same folder.
 
 Writing the files needs neither torch nor sentence-transformers.
 """
@@ -18,13 +18,14 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints import (
+  encoder_json,
   hugging_face,
   output_folders,
   safetensors_files,
   sentence_transformers_files,
+  transformers_weights,
 )
 from vmsst.checkpoints.importers import bert as bert_import
-from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.files import atomic_files, storage
@@ -52,6 +53,7 @@ class Exported:
   """The result of an export.
 
   Attributes:
+    source: Path of the parameters that were exported.
     folder: The new folder.
     modules: The modules that sentence-transformers applies in turn.
     max_length: Tokens of a sentence. Longer sentences are cut.
@@ -59,6 +61,7 @@ class Exported:
     has_eos: Whether the tokenizer adds an EOS token.
   """
 
+  source: str
   folder: storage.Path
   modules: tuple[str, ...]
   max_length: int
@@ -78,12 +81,13 @@ class _Module:
 def export_sentence_transformers(
   path: str | os.PathLike[str], output: str | os.PathLike[str], *, pretokenized: bool = False
 ) -> Exported:
-  """Writes an encoder as a folder that `SentenceTransformer(output)` opens.
+  """Writes an encoder as a folder that `SentenceTransformer(output)` and `vmsst.load` open.
 
-  Its vectors are those of `vmsst.load(path).encode`, in float32 and up to rounding error, with
-  three exceptions. If the vocabulary has no EOS token, as EMS's, a batch of only empty texts is an
-  error there. A text that spells the padding token of an imported tokenizer contains that token
-  there. For the third, see `tokenizer_file.export_tokenizer`.
+  The vectors of `vmsst.load(output).encode` are exactly those of `vmsst.load(path).encode`. Those
+  of sentence-transformers are the same in float32 and up to rounding error, with three exceptions.
+  If the vocabulary has no EOS token, as EMS's, a batch of only empty texts is an error there. A
+  text that spells the padding token of an imported tokenizer contains that token there. For the
+  third, see `tokenizer_file.export_tokenizer`.
 
   Args:
     path: A path that `vmsst.load` opens.
@@ -110,6 +114,7 @@ def export_sentence_transformers(
       partial / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
     _write_json(partial / sentence_transformers_files.PROMPTS_FILE, _prompts(vocabulary))
+    weights = [hugging_face.WEIGHTS_FILE]
     listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
     for index, module in enumerate(modules, start=1):
       folder = partial / f"{index}_{module.kind}"
@@ -117,11 +122,14 @@ def export_sentence_transformers(
       if module.config is not None:
         _write_json(folder / hugging_face.CONFIG_FILE, module.config)
       if module.arrays is not None:
-        safetensors_files.write(folder / hugging_face.WEIGHTS_FILE, module.arrays, _METADATA)
+        weights.append(f"{folder.name}/{hugging_face.WEIGHTS_FILE}")
+        safetensors_files.write(partial / weights[-1], module.arrays, _METADATA)
       kind = f"{_MODULES}.{module.kind}"
       listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
     _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)
+    encoder_json.save_assets(_with_tokenizer(saved.assets, partial), partial, weights)
   return Exported(
+    source=saved.name,
     folder=target,
     modules=("Transformer", *(module.kind for module in modules)),
     max_length=max_length,
@@ -130,30 +138,45 @@ def export_sentence_transformers(
   )
 
 
+def _with_tokenizer(
+  assets: encoder_json.EncoderAssets, folder: pathlib.Path
+) -> encoder_json.EncoderAssets:
+  """Returns an encoder with the folder's `tokenizer.json`, if its vocabulary is such a file."""
+  vocabulary = assets.vocabulary
+  if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    return assets
+  path = str(folder / hugging_face_vocabulary.TOKENIZER_FILE)
+  return dataclasses.replace(assets, vocabulary=dataclasses.replace(vocabulary, path=path))
+
+
 def describe(exported: Exported) -> str:
   """Returns what was written, how to open it, and its limits."""
-  lines = [
-    f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
-    *output_folders.local_only(exported.folder),
-    f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it",
-  ]
+  return "\n".join(
+    [
+      f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
+      *output_folders.local_only(exported.folder),
+      f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it, and so does "
+      f"vmsst.load({str(exported.folder)!r})",
+      *limits(exported),
+    ]
+  )
+
+
+def limits(exported: Exported) -> list[str]:
+  """Returns what users of sentence-transformers must know about an export, as lines."""
+  lines = []
   if exported.pretokenized:
     lines.append(
       "Texts must be split into words first: vmsst.text.word_splitting.split_words(texts, language)"
     )
   if not exported.has_eos:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
-  return "\n".join(lines)
+  return lines
 
 
 def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns `config.json` and the arrays of the encoder in transformers."""
   config = saved.network.config
-  params = _unstacked(saved.arrays)
-  table_VD = params[weight_tables.TOKEN_TABLE].copy()
-  # Back to the tokenizer's ids: padding is 0 in this library.
-  table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
-  params[weight_tables.TOKEN_TABLE] = table_VD
   shared = {
     "vocab_size": config.vocab_size,
     "pad_token_id": padding_id,
@@ -161,24 +184,12 @@ def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], 
     "transformers_version": "4.40.0",
   }
   if isinstance(config, bert.BertConfig):
-    described, rows = _bert_config(config), _bert_rows(config, params)
+    described = _bert_config(config)
   elif isinstance(config, t5.T5Config):
-    described, rows = _t5_config(config), mt5.rows(dataclasses.asdict(config))
+    described = _t5_config(config)
   else:
     raise _unknown_encoder(saved)
-  return {**described, **shared}, weight_tables.to_tensors(rows, params)
-
-
-def _unstacked(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns parameters under the names of separate layers, if they were scanned."""
-  stack, found = "encoder/layers/", dict[str, np.ndarray]()
-  for name, array in params.items():
-    if name.startswith(stack):
-      rest = name.removeprefix(stack)
-      found |= {f"encoder/layers_{i}/{rest}": layer for i, layer in enumerate(array)}
-    else:
-      found[name] = array
-  return found
+  return {**described, **shared}, transformers_weights.to_tensors(config, saved.arrays, padding_id)
 
 
 def _t5_config(config: t5.T5Config) -> dict[str, Any]:
@@ -225,19 +236,6 @@ def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
   }
 
 
-def _bert_rows(config: bert.BertConfig, params: dict[str, np.ndarray]) -> list[weight_tables.Row]:
-  """Returns the rows of all tensors; adds the parameters to `params` that BERT always has."""
-  table, width = "encoder/position_embedding", config.emb_dim
-  params[table] = params[table][config.position_offset :]
-  if not config.num_token_types:
-    params["encoder/token_type_embedding"] = np.zeros((1, width), np.float32)
-  if "pooler/dense/kernel" not in params:
-    # Unused, but transformers would initialize it at random and warn.
-    params["pooler/dense/kernel"] = np.zeros((width, width), np.float32)
-    params["pooler/dense/bias"] = np.zeros((width,), np.float32)
-  return bert_import.rows(dataclasses.asdict(config), pooler=True)
-
-
 def _modules(saved: SavedEncoder) -> list[_Module]:
   """Returns the modules after the transformer: pooling, heads and scaling."""
   network, params = saved.network, saved.arrays
@@ -251,7 +249,7 @@ def _modules(saved: SavedEncoder) -> list[_Module]:
     kernel, bias = params["pooler/dense/kernel"], params["pooler/dense/bias"]
     modules.append(_dense(kernel, bias, _TANH))
   if network.head:
-    modules.append(_dense(params["mean/kernel"], None, _IDENTITY))
+    modules.append(_dense(params[transformers_weights.PROJECTION], None, _IDENTITY))
   if network.normalize:
     modules.append(_Module("Normalize"))
   return modules
@@ -259,7 +257,7 @@ def _modules(saved: SavedEncoder) -> list[_Module]:
 
 def _dense(kernel_DS: np.ndarray, bias_S: np.ndarray | None, activation: str) -> _Module:
   inputs, outputs = kernel_DS.shape
-  arrays = {"linear.weight": np.ascontiguousarray(kernel_DS.T)}
+  arrays = {transformers_weights.DENSE_WEIGHT: np.ascontiguousarray(kernel_DS.T)}
   if bias_S is not None:
     arrays["linear.bias"] = bias_S
   config = {

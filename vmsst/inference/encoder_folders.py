@@ -2,7 +2,8 @@
 
 An encoder is one of
 
-* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder;
+* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (in exports
+  for sentence-transformers, a dense module in its own folder may have the last parameters);
 * a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
   next to it;
 * a training run: the folder of its checkpoints, for the latest one.

@@ -162,8 +162,8 @@ def open_encoder(
   """Opens an encoder of this library or of sentence-transformers.
 
   Args:
-    path: A path that `load` opens, or a folder of sentence-transformers, which that package opens.
-      Code in the folder is not run.
+    path: A path that `load` opens, or another folder of sentence-transformers, which that package
+      opens. Code in the folder is not run.
     dtype: Compute dtype; see `load`. sentence-transformers does not support it.
     max_length: Tokens of a sentence; see `load`. An encoder of sentence-transformers can have its
       own maximum at most.
@@ -180,6 +180,7 @@ def open_encoder(
     not path
     or storage.is_url(path)
     or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
+    or (folder / encoder_json.ENCODER_FILE).is_file()
   ):
     encoder = load(path, dtype=dtype, max_length=max_length)
     return str(encoder.path), encoder

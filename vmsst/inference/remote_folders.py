@@ -11,11 +11,19 @@ import tempfile
 from collections.abc import Iterator
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, object_stores
+from vmsst.checkpoints import (
+  encoder_json,
+  hugging_face,
+  object_stores,
+  sentence_transformers_files,
+)
 from vmsst.files import checksums, storage
 from vmsst.text.hugging_face_vocabulary import TOKENIZER_FILE
 
 _ASSETS = (encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, TOKENIZER_FILE)
+# Further files of exports for sentence-transformers.
+_MODULES = (hugging_face.CONFIG_FILE, sentence_transformers_files.MODULES_FILE)
+_DENSE = re.compile(r"\d+_Dense")
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}
 
@@ -57,7 +65,8 @@ def _copy(url: str, target: pathlib.Path) -> str:
   names = storage.names(url)
   storage.check_finished(url, names)
   if {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE} <= names:
-    _copy_files(url, names & {hugging_face.WEIGHTS_FILE, *_ASSETS}, target)
+    dense = {name for name in names if _DENSE.fullmatch(name)}
+    _copy_files(url, names & {hugging_face.WEIGHTS_FILE, *_ASSETS, *_MODULES} | dense, target)
     return url
   checkpoint, around = _checkpoint(url, names)
   inside = storage.names(checkpoint)

@@ -3,16 +3,24 @@
 import json
 import os
 import pathlib
+import shutil
 
 import commands
 import fake_hub
+import line_files
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_hugging_face
+import tiny_mt5
+from safetensors.numpy import load_file, save_file
 
 import vmsst
 from vmsst.checkpoints import hub_models
-from vmsst.checkpoints.importers import bert
+from vmsst.checkpoints.importers import bert, mt5, vmsst_release
+from vmsst.exports import safetensors_folder, sentence_transformers_folder
+from vmsst.networks import sentence_encoder
+from vmsst.tasks import sample
 
 TEXTS = ["one two", "three"]
 NAME = "some/multilingual-e5-tiny"
@@ -68,7 +76,7 @@ def load(hub, home, *names, code=_LOAD, **changes):
   """Returns path and vectors, or the error, of each name, loaded in one new process."""
   variables = fake_hub.environment(hub, home / "hf", **changes)
   done = commands.script(code, *names, cwd=home, variables=variables)
-  return [json.loads(line) for line in done.stdout.splitlines()]
+  return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
 
 
 def test_a_name_is_downloaded_and_imported_once_and_then_needs_no_network(hub, e5, tmp_path):
@@ -95,6 +103,40 @@ def test_a_name_is_downloaded_and_imported_once_and_then_needs_no_network(hub, e
   assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
 
+def test_commands_accept_names(hub, e5, tmp_path):
+  folder, _ = e5
+  commit = hub.put("some/e5-of-commands", folder)
+  for name, texts in {"a.txt": TEXTS, "b.txt": TEXTS[::-1]}.items():
+    line_files.write_lines(tmp_path / name, texts)
+  for code in ("deu", "eng"):
+    line_files.write_lines(tmp_path / "data" / "tatoeba" / f"tatoeba.deu-eng.{code}", TEXTS)
+  code = """
+import json, pathlib
+from vmsst import cli
+name = "some/e5-of-commands"
+for argv in (
+  ["embed", name, "b.txt", "vectors"],
+  ["mine", "a.txt", "b.txt", "pairs.tsv", "--encoder", name],
+  ["search", "a.txt", "b.txt", "vectors", "--count", "1", "--output", "found"],
+  ["score", name, "a.txt", "a.txt", "--output", "scores"],
+  ["eval", "--encoder", name, "--data", "data", "--out", "out", "--suite", "tatoeba"],
+):
+  assert cli.main(argv) == 0, argv
+print(json.dumps([
+  len(pathlib.Path("pairs.tsv").read_text().splitlines()),
+  [float(line) for line in pathlib.Path("scores").read_text().split()],
+  [json.loads(line)["results"][0]["text"] for line in pathlib.Path("found").open()],
+  json.loads(pathlib.Path("out/results.json").read_text())["encoder"]["name"],
+]))
+"""
+  *_, last = load(hub, tmp_path, code=code)
+  pairs, scores, found, name = last
+  assert pairs == 2
+  np.testing.assert_allclose(scores, [1, 1], atol=1e-5)
+  assert found == TEXTS
+  assert name == f"some/e5-of-commands@{commit}"
+
+
 def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   folder, vectors = e5
   hub.put("some/gated", folder, gated=True)
@@ -117,7 +159,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
       ("no folder nobody/nothing here", f"no model nobody/nothing at {hub.url}", "HF_TOKEN"),
       ("some/gated is gated", f"{hub.url}/some/gated", "hf auth login"),
       ("some/pickles has no safetensors", "pickles"),
-      ("some/other is of the type 'qwen3'", "bert, xlm-roberta"),
+      ("some/other is of the type 'qwen3'", "bert, xlm-roberta, mt5, t5"),
       (f"{NAME} at {hub.url} has no branch, tag or commit v9",),
     ],
     strict=True,
@@ -129,6 +171,113 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   (offline,) = load(hub, tmp_path / "pickles", NAME, HF_HUB_OFFLINE="1")
   assert "not complete in the cache" in offline
   assert "HF_HUB_OFFLINE is set" in offline
+
+
+def save_mbert(folder, tokenizer_file):
+  """Writes a folder like that of multilingual BERT: a pre-trained model, no modules."""
+  sizes = {
+    **tiny_hugging_face.SIZES,
+    "vocab_size": 150,
+    "position_offset": 0,
+    "num_token_types": 2,
+    "layer_norm_eps": 1e-12,
+  }
+  folder.mkdir()
+  shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+  rng = np.random.default_rng(0)
+  weights = {
+    f"bert.{row.source}": rng.normal(0, 0.5, row.shape).astype(np.float32)
+    for row in bert.rows(sizes, pooler=True)
+  }
+  weights["cls.predictions.bias"] = np.ones(150, np.float32)
+  save_file(weights, folder / "model.safetensors")
+  config = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "vocab_size": 150,
+    "hidden_size": sizes["emb_dim"],
+    "num_attention_heads": sizes["num_heads"],
+    "num_hidden_layers": sizes["num_layers"],
+    "intermediate_size": sizes["mlp_dim"],
+    "max_position_embeddings": sizes["max_positions"],
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "pooler_type": "first_token_transform",
+  }
+  (folder / "config.json").write_text(json.dumps(config))
+  return folder
+
+
+def save_release(folder):
+  """Writes a folder like that of the released VMSST, with safetensors."""
+  sizes = {**tiny_mt5.SIZES, "num_decoder_layers": 0}
+  tiny_mt5.save_mt5(folder)
+  weights = load_file(folder / "model.safetensors")
+  released = {f"mt5_encoder.{row.source}": weights[row.source] for row in mt5.rows(sizes)}
+  released["projection.weight"] = np.random.default_rng(1).normal(size=(6, 16)).astype("float32")
+  save_file(released, folder / "model.safetensors")
+  shutil.copyfile(sample.vocabulary_path(), folder / "spiece.model")
+  return folder
+
+
+def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tokenizer_files, tmp_path):
+  """The vectors are those of the imports from disk, which are tested with transformers."""
+  mbert = save_mbert(tmp_path / "mbert", tokenizer_files["bert"])
+  small = tiny_mt5.save_mt5(tmp_path / "mt5")
+  hub.put("some/without-vocabulary", small)
+  shutil.copyfile(sample.vocabulary_path(), small / "spiece.model")
+  release = save_release(tmp_path / "release")
+  imports = {
+    "some/mbert": (mbert, bert.import_bert),
+    "some/mt5": (small, mt5.import_mt5),
+    "some/vmsst": (release, vmsst_release.import_vmsst),
+  }
+  for name, (folder, _) in imports.items():
+    hub.put(name, folder)
+  *loaded, error = load(hub, tmp_path, *imports, "some/without-vocabulary")
+  for (name, (folder, run)), (path, found) in zip(imports.items(), loaded, strict=True):
+    assert path.startswith(f"{name}@")
+    expected = vmsst.load(run(folder, tmp_path / f"{folder.name}_out").checkpoint.parent)
+    np.testing.assert_array_equal(np.float32(found), expected.encode(TEXTS))
+  assert np.shape(loaded[2][1]) == (2, 6)
+  assert "some/without-vocabulary has neither a tokenizer.json nor a spiece.model" in error
+
+
+def test_runs_start_from_mt5_and_from_exports_by_name(hub, tmp_path):
+  folder = tiny_mt5.save_mt5(tmp_path / "mt5")
+  shutil.copyfile(sample.vocabulary_path(), folder / "spiece.model")
+  hub.put("start/mt5", folder)
+  network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), 6, normalize=True)
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
+  exports = {
+    "start/safetensors": safetensors_folder.export_safetensors,
+    "start/st": sentence_transformers_folder.export_sentence_transformers,
+  }
+  for name, export in exports.items():
+    export(run, tmp_path / "exports" / name)
+    hub.put(name, tmp_path / "exports" / name)
+  code = """
+import json, sys
+from ems_jax import teachers
+from vmsst.checkpoints import hub_models, starting_encoders
+found = [starting_encoders.sentencepiece_model("start/mt5"), hub_models.checkpoint("start/mt5")]
+for name in ("start/safetensors", "start/st"):
+  found.append(hub_models.checkpoint(name))
+  assert starting_encoders.normalize(name)
+  assert str(teachers.from_run(path=name).checkpoint) == found[-1]
+print(json.dumps([str(value) for value in found]))
+"""
+  ((vocabulary, start, *others),) = load(hub, tmp_path, code=code)
+  assert (
+    pathlib.Path(vocabulary).read_bytes() == pathlib.Path(sample.vocabulary_path()).read_bytes()
+  )
+  pairs = [(start, mt5.import_mt5(folder, tmp_path / "out").checkpoint)]
+  pairs += [(path, run / "checkpoint_0") for path in others]
+  for path, expected in pairs:
+    found, wanted = (tiny_encoders.read_arrays(each) for each in (path, expected))
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+      np.testing.assert_array_equal(found[name], array)
 
 
 @pytest.mark.parametrize(

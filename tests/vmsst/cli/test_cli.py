@@ -458,6 +458,7 @@ def test_only_these_arguments_may_be_in_object_stores():
     "import mt5": {"folder", "output"},
     "import vmsst": {"source", "vocabulary", "decoder", "output"},
     "mine": {"source", "target", "gold", "encoder", "vectors", "index"},
+    "push": {"encoder", "results"},
     "report": {"out"},
     "score": {"encoder", "source", "target"},
     "index": {"vectors", "index"},

@@ -202,6 +202,40 @@ def test_sentence_transformers_gives_the_same_vectors(
   np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_vmsst_loads_an_export_for_sentence_transformers_exactly(
+  case, vocabulary_of, tokenizer_files, tmp_path, monkeypatch
+):
+  network, kind = CASES[case]
+  if kind in tokenizer_files:
+    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
+      str(tokenizer_files[kind]), "query: ", {"passage": "passage: "}
+    )
+  else:
+    vocabulary = vocabulary_of(kind)
+  run = tiny_encoders.save_run(
+    tmp_path / "run",
+    tiny_encoders.model_of(network, vocabulary, max_length=28),
+    languages=["deu", "eng"],
+  )
+  url = "gs://bucket/out"
+  memory_store.installed(monkeypatch)
+  expected = vmsst.load(run)
+  for out in (tmp_path / "out", url):
+    sentence_transformers_folder.export_sentence_transformers(run, out)
+    name, found = loading.open_encoder(str(out))
+    assert name == str(out)
+    assert found.languages == expected.languages == ("deu", "eng")
+    assert found.prompts == expected.prompts
+    np.testing.assert_array_equal(found.encode(ODD, on_cut=None), expected.encode(ODD, on_cut=None))
+  for path in (tmp_path / "out").rglob("model.safetensors"):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(errors.InputError, match=f"{path} is damaged"):
+      vmsst.load(tmp_path / "out")
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
   ("config", "width", "message"),
   [

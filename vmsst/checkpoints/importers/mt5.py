@@ -14,19 +14,28 @@ import functools
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, output_folders, t5x, t5x_legacy, tensors
+from vmsst.checkpoints import (
+  encoder_json,
+  hugging_face,
+  output_folders,
+  t5x,
+  t5x_legacy,
+  tensors,
+)
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
 from vmsst.files import atomic_files, storage
+from vmsst.text import vocabularies
 
 VOCABULARY_FILE = "spiece.model"
+# Tokens of a sentence, as in transformers' configs of T5; no position table limits them.
+MAX_LENGTH = 512
 TABLE_NAME = "shared.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
@@ -112,8 +121,8 @@ def import_mt5(
   Args:
     folder: A Hugging Face folder (`config.json` and safetensors), a T5X checkpoint of either
       layout, or a folder of T5X checkpoints. One in an object store is copied to this machine.
-    output: Folder to make, local or in an object store. It gets `checkpoint_0` and the
-      source's `spiece.model`, if any.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
+      has a `spiece.model`, the vocabulary and `encoder.json`: `vmsst.load` opens it.
 
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
@@ -125,14 +134,26 @@ def import_mt5(
     with atomic_files.atomic_folder(target) as partial:
       weight_tables.write_checkpoint(partial, weight_tables.to_parameters(rows, found.tensors))
       if found.vocabulary is not None:
-        shutil.copyfile(found.vocabulary, partial / VOCABULARY_FILE)
-  only = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
+        encoder_json.save_imported_encoder(
+          partial,
+          network=_encoder(found.sizes),
+          vocabulary=vocabularies.SentencePieceVocabulary(str(found.vocabulary)),
+          max_length=MAX_LENGTH,
+        )
+  notes = []
+  if not found.sizes["num_decoder_layers"]:
+    notes.append("The checkpoint has no decoder: only CONTRASTIVE can start from it.")
+  if found.vocabulary is not None:
+    notes.append(
+      f"vmsst.load({str(target)!r}) opens the encoder, with the mean of its token states: mT5 is "
+      "not yet a sentence encoder"
+    )
   return weight_tables.Imported(
     checkpoint=target / weight_tables.CHECKPOINT,
     sizes=found.sizes,
     rows=tuple(rows),
-    vocabulary=None if found.vocabulary is None else target / VOCABULARY_FILE,
-    notes=() if found.sizes["num_decoder_layers"] else (only,),
+    vocabulary=None if found.vocabulary is None else target / encoder_json.VOCABULARY_FILE,
+    notes=tuple(notes),
   )
 
 
@@ -148,6 +169,22 @@ def rows(sizes: Mapping[str, Any], *, t5x_names: bool = False) -> list[weight_ta
   return weight_tables.expand(
     weight_tables.by_parameter(table) if t5x_names else table, {**sizes, **joined}
   )
+
+
+def encoder_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+  """Returns the attributes of a T5Config, without the number of decoder layers."""
+  return {key: value for key, value in sizes.items() if key != "num_decoder_layers"}
+
+
+def _encoder(sizes: Mapping[str, int]) -> dict[str, Any]:
+  """Returns the entry of the encoder, with the mean of its token states, in `encoder.json`."""
+  return {
+    "class": "SentenceEncoder",
+    "config_class": "T5Config",
+    "config": encoder_sizes(sizes),
+    "latent_dim": sizes["emb_dim"],
+    "head": False,
+  }
 
 
 def infer_sizes(

@@ -167,7 +167,7 @@ def _open(path: pathlib.Path) -> _Source:
   where, found, sizes = checkpoint
   rows = mt5.rows(sizes, t5x_names=True)
   _check(rows, found, "encoder/", where)
-  return _Source(where, found, rows, False, _encoder_sizes(sizes))
+  return _Source(where, found, rows, False, mt5.encoder_sizes(sizes))
 
 
 def _open_state(
@@ -200,12 +200,8 @@ def _open_state(
   _check(rows, found, f"{prefix}encoder.", where)
   vocabulary = folder / mt5.VOCABULARY_FILE
   return _Source(
-    where, found, rows, True, _encoder_sizes(sizes), vocabulary if vocabulary.is_file() else None
+    where, found, rows, True, mt5.encoder_sizes(sizes), vocabulary if vocabulary.is_file() else None
   )
-
-
-def _encoder_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-  return {key: value for key, value in sizes.items() if key != "num_decoder_layers"}
 
 
 def _check(

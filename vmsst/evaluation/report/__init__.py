@@ -7,6 +7,7 @@ three formats: Markdown, a self-contained HTML page, and JSON for programs.
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -49,6 +50,25 @@ def write_report(
   except OSError as error:
     raise errors.InputError(f"{folder}: cannot be written: {error.strerror}") from None
   return paths
+
+
+def summary(folder: str | os.PathLike[str], name: str, *, level: int = 1) -> str:
+  """Returns the averages of an evaluation, next to published numbers, as Markdown.
+
+  Args:
+    folder: Results that `suite.evaluate` wrote.
+    name: Name of the encoder in the tables.
+    level: Level of the title.
+
+  Raises:
+    InputError: the folder has no results, or they are invalid.
+  """
+  (run,) = reading.read_runs([folder])
+  if run.results is None:
+    raise errors.InputError(f"{folder}: no results.json; give an output folder of `vmsst eval`")
+  report = content.build([dataclasses.replace(run, name=name, training={})], draw=False)
+  text = markdown.text(content.without_single_results(report)).strip()
+  return re.sub(r"(?m)^#", "#" * level, text)
 
 
 def _plain(report: content.Report, runs: Sequence[reading.Run]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from vmsst.evaluation.report import (
 )
 from vmsst.evaluation.report.tables import Cell, Label, Table, compared, systems
 
+_AVERAGES, _PUBLISHED = "Averages", "Next to published numbers"
+_OF_AVERAGES = (_AVERAGES, _PUBLISHED)
 _MOST_RESULTS = 400  # Rows of the longest readable table.
 
 
@@ -59,26 +61,41 @@ class Report:
   hint: str
 
 
-def build(runs: Sequence[reading.Run]) -> Report:
-  """Builds the report; the encoder of the first run is the baseline."""
+def build(runs: Sequence[reading.Run], *, draw: bool = True) -> Report:
+  """Builds the report; the encoder of the first run is the baseline.
+
+  Args:
+    runs: Content of the folders.
+    draw: Whether it has figures.
+  """
   evaluated = {run.name: run.results for run in runs if run.results is not None}
-  hint = figures.hint()
+  hint = figures.hint() if draw else ""
+  draw = draw and not hint
   sections = [
-    _section(name, evaluated, draw=not hint)
+    _section(name, evaluated, draw=draw)
     for name in dict.fromkeys(name for each in evaluated.values() for name in each["benchmarks"])
   ]
   papers = {number.paper: number.title for number in published.load()}
   return Report(
     encoders=list(evaluated),
     max_length={name: results.get("max_length") for name, results in evaluated.items()},
-    overview=_overview_section(evaluated, draw=not hint),
+    overview=_overview_section(evaluated, draw=draw),
     score=_score_section(evaluated) if evaluated else Section("score", "", [], []),
     sections=sections,
-    training=[] if hint else figures.training(runs),
+    training=figures.training(runs) if draw else [],
     papers=papers,
     missing=missing.lines(evaluated),
     hint=hint,
   )
+
+
+def without_single_results(report: Report) -> Report:
+  """Returns a report with only the averages of each benchmark, next to published numbers."""
+  sections = [
+    dataclasses.replace(each, tables=[x for x in each.tables if x.title in _OF_AVERAGES])
+    for each in report.sections
+  ]
+  return dataclasses.replace(report, sections=sections)
 
 
 def _overview_section(evaluated: Mapping[str, Mapping[str, Any]], *, draw: bool) -> Section:
@@ -88,7 +105,7 @@ def _overview_section(evaluated: Mapping[str, Mapping[str, Any]], *, draw: bool)
   for name in dict.fromkeys(each.benchmark for each in measured):
     notes += _remarks(name, _found(name, evaluated))
   drawn = [figures.comparison(measured, list(evaluated))] if measured and draw else []
-  return Section("overview", "Next to published numbers", tables, notes, drawn)
+  return Section("overview", _PUBLISHED, tables, notes, drawn)
 
 
 def _found(name: str, evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -216,7 +233,7 @@ def _averages(found: Mapping[str, Mapping[str, Any]]) -> Table:
         for cell, each, own in zip(row, found.values(), sets, strict=True)
       ]
     )
-  return Table("Averages", "Average", [Label(x) for x in found], [Label(x) for x in keys], cells)
+  return Table(_AVERAGES, "Average", [Label(x) for x in found], [Label(x) for x in keys], cells)
 
 
 def _sets(found: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
@@ -246,9 +263,7 @@ def _next_to_published(
   for label, values in systems(numbers):
     rows.append(label)
     cells.append([Cell(values.get(key)) for key in numbers])
-  return [
-    Table("Next to published numbers", "System", [Label(key) for key in numbers], rows, cells)
-  ]
+  return [Table(_PUBLISHED, "System", [Label(key) for key in numbers], rows, cells)]
 
 
 def _results(name: str, found: Mapping[str, Mapping[str, Any]]) -> Table:

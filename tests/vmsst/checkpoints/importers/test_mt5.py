@@ -9,8 +9,10 @@ import memory_store
 import ml_dtypes
 import numpy as np
 import pytest
+import sentencepiece
 import tensorstore
 import tiny_encoders
+import tiny_mt5
 from flax import serialization, traverse_util
 from safetensors.numpy import save_file
 
@@ -59,6 +61,8 @@ NETWORK = vmsst_networks.VmsstNetwork(
   latent_dim=4,
   num_languages=2,
 )
+VOCABULARY = vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model"
+SENTENCES = ["Hello, world!", "Wie geht es dir heute?", ""]
 # Parameters that mT5 does not have.
 FRESH = (
   "mean/",
@@ -230,11 +234,40 @@ def test_an_encoder_alone_is_imported_as_such(tmp_path, imported):
   assert "only CONTRASTIVE" in weight_tables.describe(alone)
 
 
-def test_the_vocabulary_is_copied_next_to_the_checkpoint(tmp_path, capsys):
-  (save_hugging_face(tmp_path / "hf", weights()) / "spiece.model").write_bytes(b"pieces")
-  assert cli.main(["import", "mt5", str(tmp_path / "hf"), str(tmp_path / "a" / "out")]) == 0
-  assert (tmp_path / "a" / "out" / "spiece.model").read_bytes() == b"pieces"
-  assert f"VOCABULARY_PATH = '{tmp_path}/a/out/spiece.model'" in capsys.readouterr().out
+def with_vocabulary(folder, content=None):
+  """Writes a small mT5 with a vocabulary; returns the folder."""
+  tiny_mt5.save_mt5(folder)
+  (folder / "spiece.model").write_bytes(content or VOCABULARY.read_bytes())
+  return folder
+
+
+def test_with_its_vocabulary_the_encoder_can_be_loaded(tmp_path, capsys):
+  out = tmp_path / "a" / "out"
+  assert cli.main(["import", "mt5", str(with_vocabulary(tmp_path / "hf")), str(out)]) == 0
+  assert (out / "vocabulary.model").read_bytes() == VOCABULARY.read_bytes()
+  printed = capsys.readouterr().out
+  assert f"VOCABULARY_PATH = '{out}/vocabulary.model'" in printed
+  assert f"vmsst.load('{out}') opens the encoder" in printed
+  encoder = vmsst.load(out)
+  assert (encoder.dimension, encoder.max_length) == (16, 512)
+  assert np.ptp(encoder.encode(SENTENCES), axis=0).min() > 0
+  not_a_vocabulary = with_vocabulary(tmp_path / "other", b"pieces")
+  assert cli.main(["import", "mt5", str(not_a_vocabulary), str(tmp_path / "b")]) == 1
+  assert not (tmp_path / "b").exists()
+
+
+def test_its_vectors_are_the_means_of_the_states_in_transformers(tmp_path):
+  torch = pytest.importorskip("torch")
+  transformers = pytest.importorskip("transformers")
+  folder = with_vocabulary(tmp_path / "hf")
+  found_ND = vmsst.load(mt5.import_mt5(folder, tmp_path / "out").checkpoint).encode(SENTENCES)
+  theirs = transformers.MT5EncoderModel.from_pretrained(folder).eval()
+  pieces = sentencepiece.SentencePieceProcessor(model_file=str(VOCABULARY))
+  for text, found_D in zip(SENTENCES, found_ND, strict=True):
+    ids_1T = torch.tensor([[*pieces.encode(text), pieces.eos_id()]])
+    with torch.no_grad():
+      hidden_1TD = theirs(ids_1T).last_hidden_state
+    np.testing.assert_allclose(found_D, hidden_1TD[0].mean(0).numpy(), atol=1e-5)
 
 
 # --------------------------------------------------------------------------------------------

@@ -1,0 +1,241 @@
+"""Uploads to a server that speaks the protocol of the Hugging Face Hub, and loading by name."""
+
+import json
+import os
+import re
+import tempfile
+
+import commands
+import fake_hub
+import huggingface_hub
+import in_process
+import line_files
+import numpy as np
+import pytest
+import tiny_encoders
+import yaml
+from etils import epath
+from huggingface_hub import constants
+
+import vmsst
+from vmsst.checkpoints import t5x
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import tatoeba
+from vmsst.evaluation.report import published
+from vmsst.networks import sentence_encoder
+
+# Of huggingface_hub's calls of httpx.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+NAME = "me/tiny"
+TEXTS = ["one two", "", "Wie geht es dir?"]
+CONFIG = """\
+from __gin__ import dynamic_registration
+
+# Macros:
+# ==============================================================================
+BATCH_SIZE = 16
+MIXTURE_OR_TASK_NAME = @bitext.files()
+PATTERNS = \\
+    ['/data/a.de-en.tsv',
+     '/data/b.de-en.tsv']
+
+# Parameters for bitext.files:
+# ==============================================================================
+bitext.files.patterns = %PATTERNS
+
+# Parameters for train/utils.DatasetConfig:
+# ==============================================================================
+train/utils.DatasetConfig.mixture_or_task_name = %MIXTURE_OR_TASK_NAME
+"""
+# Loads each name and prints its commit, languages and vectors.
+_LOAD = """
+import json, sys
+import vmsst
+texts, *names = json.load(sys.stdin)
+for name in names:
+  encoder = vmsst.load(name)
+  print(json.dumps([encoder.path, encoder.languages, encoder.encode(texts).tolist()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def hub():
+  with fake_hub.running() as running:
+    yield running
+
+
+@pytest.fixture
+def account(hub, tmp_path, monkeypatch):
+  """Lets this process upload to the server; returns what sets another token, address or mode."""
+  for name in [name for name in os.environ if name.startswith("HF_")]:
+    monkeypatch.delenv(name)
+  for name, value in fake_hub.environment(hub, tmp_path / "hf").items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+  monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+  (tmp_path / "tmp").mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+  def use(token=fake_hub.WRITER, endpoint=hub.url, offline=False):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setenv("HF_TOKEN", token)
+
+  use()
+  huggingface_hub.close_session()
+  yield use
+  huggingface_hub.close_session()
+  assert not [*(tmp_path / "tmp").glob("vmsst-*")]
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Saves a run with German and English, its configuration, and a projection."""
+  network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
+  model = tiny_encoders.model_of(network)
+  folder = tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])
+  (folder / "config.gin").write_text(CONFIG)
+  return folder
+
+
+def load(hub, place, *names):
+  """Returns commit, languages and vectors of each name, loaded in one new process."""
+  variables = fake_hub.environment(hub, place / "hf")
+  text = json.dumps([TEXTS, *names])
+  done = commands.script(_LOAD, cwd=place, text=text, variables=variables)
+  return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def evaluate(run, folder):
+  """Evaluates a run on a few sentences; returns the results."""
+  for code, texts in {"deu": ["eins zwei", "drei"], "eng": ["one two", "three"]}.items():
+    line_files.write_lines(folder / "tatoeba" / f"tatoeba.deu-eng.{code}", texts)
+  found = suite.evaluate(vmsst.load(run), [tatoeba.BENCHMARK], folder, folder / "out", name="mine")
+  return found["benchmarks"]["tatoeba"]["summary"]
+
+
+def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
+  hub, account, run, tmp_path, capsys
+):
+  summary = evaluate(run, tmp_path / "data")
+  options = ["--results", tmp_path / "data" / "out", "--license", "mit"]
+  assert in_process.vmsst("push", run, NAME, *options) == 0
+  branch = ["--private", "--revision", "v2", "--commit-message", "Two"]
+  assert in_process.vmsst("push", run, "me/private", *branch) == 0
+  out = capsys.readouterr().out
+  assert out.startswith(f"{hub.url}/{NAME}/commit/")
+  assert "vmsst.load('me/private@v2')" in out
+  assert hub.messages == [f"Upload by vmsst: {NAME}", "Two"]
+  assert hub.private == {"me/private"}
+  assert [*hub.files("me/private")] == [".gitattributes"]
+  for path, codes, vectors in load(hub, tmp_path, NAME, "me/private@v2"):
+    assert path.startswith(f"{NAME}@") or path.startswith("me/private@")
+    assert codes == ["deu", "eng"]
+    np.testing.assert_array_equal(np.float32(vectors), vmsst.load(run).encode(TEXTS))
+  check_card(hub.files(NAME)["README.md"].decode(), summary)
+  card = hub.files("me/private", "v2")["README.md"].decode()
+  assert 'SentenceTransformer("me/private", revision="v2")' in card
+  assert "license" not in card
+  assert "Not evaluated" in card
+
+
+def check_card(card, summary):
+  """Checks the model card of the run."""
+  _, front, body = card.split("---\n", 2)
+  described = yaml.safe_load(front)
+  assert described["language"] == ["de", "en"]
+  assert described["license"] == "mit"
+  assert described["library_name"] == "sentence-transformers"
+  assert f'vmsst.load("{NAME}")' in body
+  assert f'SentenceTransformer("{NAME}")' in body
+  assert "English, German." in body
+  data = re.search(r"## Training data\n\nAs in.*?```python\n(.*?)```", body, re.DOTALL)[1]
+  assert data.splitlines() == [
+    "MIXTURE_OR_TASK_NAME = @bitext.files()",
+    "bitext.files.patterns = %PATTERNS",
+    *CONFIG.splitlines()[6:9],
+  ]
+  assert CONFIG.strip() in body
+  # Own average, and the best published one.
+  row = re.search(r"\| Tatoeba.*\(average\) \| ([\d.]+)†? \| ([\d.]+) ", body)
+  own = [value for key, value in summary.items() if key.startswith("average")]
+  assert float(row[1]) == pytest.approx(own[0], abs=0.01)
+  assert float(row[2]) == max(x.value for x in published.for_average("tatoeba", "average"))
+
+
+def test_files_of_a_former_encoder_are_deleted_and_others_stay(hub, account, run, tmp_path):
+  old = tmp_path / "old"
+  for name in ("2_Dense/model.safetensors", "3_Normalize/x", "vocabulary.model", "mine.txt"):
+    (old / name).parent.mkdir(parents=True, exist_ok=True)
+    (old / name).write_text("old")
+  hub.put("me/old", old)
+  assert in_process.vmsst("push", run, "me/old") == 0
+  files = hub.files("me/old")
+  assert files["mine.txt"] == b"old"
+  assert files["2_Dense/model.safetensors"] != b"old"
+  assert not {"3_Normalize/x", "vocabulary.model"} & {*files}
+
+
+def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, capsys):
+  hub.put("me/public", run)
+  before = hub.branches()
+
+  def check(part, path=run, name="me/new", *options):
+    assert in_process.vmsst("push", path, name, *options) == 1
+    printed, message = capsys.readouterr()
+    assert part in message
+    assert (printed, message.count("\n")) == ("", 1)
+    assert hub.branches() == before
+
+  check("'new' is not the name of a repository: give owner/name", run, "new")
+  check("me/a--b cannot be uploaded", run, "me/a--b")
+  check("give owner/name", run, "me/new@v2")
+  check("no folder", tmp_path / "none")
+  check("neither results.json nor", run, "me/new", "--results", run)
+  check("is public", run, "me/public", "--private")
+  check('"license" must be one of', run, "me/public", "--license", "none")
+  account(token="")
+  check("without a token; log in (`hf auth login`) or set HF_TOKEN")
+  account(token="hf_unknown")
+  check("the token is not valid; log in")
+  account(token=fake_hub.READER)
+  check("the token has no permission")
+  account(offline=True)
+  check("HF_HUB_OFFLINE is set")
+  account(endpoint="http://127.0.0.1:9")
+  check("me/new cannot be uploaded to http://127.0.0.1:9")
+
+
+def test_an_interrupted_upload_sends_only_the_rest(hub, account, run, tmp_path, capsys):
+  params = tiny_encoders.random_params(
+    sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6), seed=5
+  )
+  t5x.write_params(epath.Path(run / "checkpoint_1"), tiny_encoders.flat(params))
+  hub.full = True
+  assert in_process.vmsst("push", run, "me/interrupted") == 1
+  assert "me/interrupted cannot be uploaded" in capsys.readouterr().err
+  assert [*hub.files("me/interrupted")] == [".gitattributes"]
+  hub.full = False
+  sent = []
+  for _ in range(2):
+    start = len(hub.requests)
+    assert in_process.vmsst("push", run, "me/interrupted") == 0
+    sent.append(sum(method == "PUT" for method, _ in hub.requests[start:]))
+  assert sent == [2, 0]  # the encoder and the projection
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sentence_transformers_opens_it_by_its_name(hub, account, run, tmp_path):
+  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+  assert in_process.vmsst("push", run, "me/theirs") == 0
+  code = (
+    "import json, sys\nfrom sentence_transformers import SentenceTransformer\n"
+    "model = SentenceTransformer('me/theirs', device='cpu')\n"
+    "print(json.dumps(model.encode(json.load(sys.stdin)).tolist()))"
+  )
+  done = commands.fresh_script(code, cwd=tmp_path, text=json.dumps(TEXTS))  # without TensorFlow
+  found = np.float32(json.loads(done.stdout.splitlines()[-1]))
+  np.testing.assert_allclose(found, vmsst.load(run).encode(TEXTS), atol=1e-5)

@@ -1,0 +1,143 @@
+"""Parameters of encoders under the names of transformers, as in exports for sentence-transformers.
+
+A T5 encoder becomes a `T5EncoderModel`, a BERT-style one (EMS and imported encoders) a `BertModel`.
+XLM-R's position table loses the rows before that of the first token: a BERT that counts from 0
+computes the same function. The projection after pooling, if any, is the last dense module.
+
+`open_params` reads what `to_tensors` has made, bit for bit.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors, padding
+from vmsst.checkpoints import hugging_face, sentence_transformers_files, tensors
+from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.checkpoints.importers import mt5, weight_tables
+from vmsst.networks import bert, t5
+
+PROJECTION = "mean/kernel"
+DENSE_WEIGHT = "linear.weight"
+_POSITIONS = "encoder/position_embedding"
+_TOKEN_TYPES = "encoder/token_type_embedding"
+_POOLER = ("pooler/dense/kernel", "pooler/dense/bias")
+
+
+def to_tensors(
+  config: Any, params: Mapping[str, np.ndarray], padding_id: int
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of the transformer, without the modules after it.
+
+  Args:
+    config: A T5Config or a BertConfig.
+    params: Parameters of the encoder by name; layers may be scanned.
+    padding_id: The tokenizer's padding id. Padding is 0 in this library.
+  """
+  found = _unstacked(params)
+  found[weight_tables.TOKEN_TABLE] = _swapped(found[weight_tables.TOKEN_TABLE], padding_id)
+  if isinstance(config, bert.BertConfig):
+    width = config.emb_dim
+    found[_POSITIONS] = found[_POSITIONS][config.position_offset :]
+    if not config.num_token_types:
+      found[_TOKEN_TYPES] = np.zeros((1, width), np.float32)
+    if _POOLER[0] not in found:
+      # Unused, but transformers would initialize it at random and warn.
+      kernel, bias = _POOLER
+      found[kernel] = np.zeros((width, width), np.float32)
+      found[bias] = np.zeros((width,), np.float32)
+  return weight_tables.to_tensors(_rows(config), found)
+
+
+def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredTensor]:
+  """Returns the parameters of an export for sentence-transformers by name, to be read on request.
+
+  Args:
+    folder: The folder of the export.
+    network: The network in its `encoder.json`.
+
+  Raises:
+    InputError: a file is missing or damaged.
+  """
+  config = network.config
+  if isinstance(config, bert.BertConfig):
+    layers = config.num_layers
+  elif isinstance(config, t5.T5Config):
+    layers = config.num_encoder_layers
+  else:
+    raise errors.InputError(f"{folder}: transformers has no encoder of {type(config).__name__}")
+  stored = hugging_face.open_tensors(folder)
+  tensors.check_layers(layers, stored, str(folder))
+  path = folder / hugging_face.CONFIG_FILE
+  padding_id = hugging_face.read_object(path).get("pad_token_id")
+  if type(padding_id) is not int or not 0 <= padding_id < config.vocab_size:
+    raise errors.InputError(f"{path}: 'pad_token_id' is {padding_id!r}, not a row of the table")
+  found = {
+    row.targets[0]: _transposed(stored[row.source]) if row.transposed else stored[row.source]
+    for row in _rows(config)
+    if row.source in stored
+  }
+  if weight_tables.TOKEN_TABLE in found:
+    table = found[weight_tables.TOKEN_TABLE]
+    found[weight_tables.TOKEN_TABLE] = dataclasses.replace(
+      table, load=lambda: _swapped(table.read(), padding_id)
+    )
+  if isinstance(config, bert.BertConfig) and _POSITIONS in found:
+    found[_POSITIONS] = _after_zeros(found[_POSITIONS], config.position_offset)
+  if network.head:
+    listed = sentence_transformers_files.list_modules(folder)
+    dense = [name for kind, name in listed if kind == "Dense"]
+    head = hugging_face.open_tensors(folder / dense[-1]) if dense else {}
+    if DENSE_WEIGHT in head:
+      found[PROJECTION] = _transposed(head[DENSE_WEIGHT])
+  return found
+
+
+def _rows(config: Any) -> list[weight_tables.Row]:
+  sizes = dataclasses.asdict(config)
+  if isinstance(config, bert.BertConfig):
+    return bert_import.rows(sizes, pooler=True)
+  return mt5.rows(sizes)
+
+
+def _unstacked(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns parameters under the names of separate layers, if they were scanned."""
+  stack, found = "encoder/layers/", dict[str, np.ndarray]()
+  for name, array in params.items():
+    if name.startswith(stack):
+      rest = name.removeprefix(stack)
+      found |= {f"encoder/layers_{i}/{rest}": layer for i, layer in enumerate(array)}
+    else:
+      found[name] = array
+  return found
+
+
+def _swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
+  """Returns a token table in which the rows of both padding ids have changed places."""
+  table_VD = table_VD.copy()
+  table_VD[[padding.PAD_ID, padding_id]] = table_VD[[padding_id, padding.PAD_ID]]
+  return table_VD
+
+
+def _transposed(tensor: tensors.StoredTensor) -> tensors.StoredTensor:
+  return dataclasses.replace(
+    tensor, shape=tensor.shape[::-1], load=lambda: np.ascontiguousarray(tensor.read().T)
+  )
+
+
+def _after_zeros(tensor: tensors.StoredTensor, rows: int) -> tensors.StoredTensor:
+  """Returns a table after a number of rows of zeros, which no token reads."""
+  if not rows or not tensor.shape:
+    return tensor
+  count, *rest = tensor.shape
+  shape = (rows + count, *rest)
+  tensors.check_held(math.prod(shape), math.prod(tensor.shape), tensor.where)
+  return dataclasses.replace(
+    tensor,
+    shape=shape,
+    load=lambda: np.concatenate([np.zeros((rows, *rest), np.float32), tensor.read()]),
+  )

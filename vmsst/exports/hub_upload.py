@@ -1,0 +1,144 @@
+"""Uploads encoders to the Hugging Face Hub.
+
+`vmsst.load("owner/name")` and `SentenceTransformer("owner/name")` open the result.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import tempfile
+
+from vmsst import errors
+from vmsst.checkpoints import hub_errors, hub_models
+from vmsst.exports import model_card, sentence_transformers_folder
+
+# Files of former uploads, which the new encoder may lack.
+_REPLACED = re.compile(
+  r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
+)
+_MAIN = "main"
+
+
+@dataclasses.dataclass(frozen=True)
+class Uploaded:
+  """The result of an upload.
+
+  Attributes:
+    name: What `vmsst.load` opens: `owner/name`, followed by `@` and the branch unless it is main.
+    url: Address of the commit.
+    exported: The exported encoder; its folder no longer exists.
+  """
+
+  name: str
+  url: str
+  exported: sentence_transformers_folder.Exported
+
+
+def push(
+  path: str | os.PathLike[str],
+  repository: str,
+  *,
+  private: bool = False,
+  revision: str | None = None,
+  message: str | None = None,
+  license_id: str | None = None,
+  results: str | os.PathLike[str] | None = None,
+  pretokenized: bool = False,
+) -> Uploaded:
+  """Uploads an encoder and its model card in one commit; makes the repository if it is new.
+
+  The export is written to a temporary folder first. The Hub keeps the files of an interrupted
+  upload, so that another call does not send them again.
+
+  Args:
+    path: A path that `vmsst.load` opens.
+    repository: `owner/name`.
+    private: Whether only the owner may see the repository.
+    revision: Branch to commit to, made from the main branch if it is new; None: the main branch.
+    message: Message of the commit; None: one that names vmsst.
+    license_id: License in the model card, such as "apache-2.0"; None: the card names none.
+    results: Output folder of `vmsst eval`, whose averages the card shows; None: the card has none.
+    pretokenized: As in `export_sentence_transformers`.
+
+  Raises:
+    InputError: there is no encoder, the export cannot express it, the results cannot be read,
+      there is no token, it has no permission, or the Hub cannot be reached.
+  """
+  hub_models.check_repository(repository)
+  _check_access(repository)
+  where = repository if revision in (None, _MAIN) else f"{repository}@{revision}"
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as place:
+    folder = pathlib.Path(place, "export")
+    exported = sentence_transformers_folder.export_sentence_transformers(
+      path, folder, pretokenized=pretokenized
+    )
+    card = model_card.text(exported, where, license_id=license_id, results=results)
+    (folder / model_card.FILE).write_text(card, encoding="utf-8")
+    missing = f"there is no repository {repository} that the token may write to; check the owner"
+    with hub_errors.explained(repository, "uploaded to", missing=missing, revision=revision):
+      url = _commit(folder, repository, private, revision, message or f"Upload by vmsst: {where}")
+  return Uploaded(where, url, exported)
+
+
+def describe(uploaded: Uploaded) -> str:
+  """Returns where the encoder is and how to open it."""
+  return "\n".join(
+    [
+      uploaded.url,
+      f"vmsst.load({uploaded.name!r}) opens it, and so does sentence-transformers",
+      *sentence_transformers_folder.limits(uploaded.exported),
+    ]
+  )
+
+
+def _check_access(repository: str) -> None:
+  """Raises InputError if no upload is possible, before anything is exported."""
+  import huggingface_hub
+  from huggingface_hub import constants
+  from huggingface_hub.utils import validate_repo_id
+
+  hub = constants.ENDPOINT
+  with hub_errors.explained(repository, "uploaded to", missing=""):
+    validate_repo_id(repository)
+  if constants.HF_HUB_OFFLINE:
+    raise errors.InputError(f"{repository} cannot be uploaded to {hub}: HF_HUB_OFFLINE is set")
+  if huggingface_hub.get_token() is None:
+    raise errors.InputError(
+      f"{repository} cannot be uploaded to {hub} without a token; {hub_errors.LOG_IN}"
+    )
+
+
+def _commit(
+  folder: pathlib.Path, repository: str, private: bool, revision: str | None, message: str
+) -> str:
+  """Commits all files of a folder and returns the address of the commit."""
+  from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+  api = HfApi(library_name="vmsst")
+  address = api.create_repo(repository, private=private or None, exist_ok=True)
+  if private and not api.model_info(repository).private:
+    raise errors.InputError(f"{address} exists and is public; make it private there first")
+  if revision not in (None, _MAIN):
+    api.create_branch(repository, branch=revision, exist_ok=True)
+  files = {
+    path.relative_to(folder).as_posix(): path
+    for path in sorted(folder.rglob("*"))
+    if path.is_file()
+  }
+  stale = [
+    name
+    for name in api.list_repo_files(repository, revision=revision)
+    if name not in files and _REPLACED.fullmatch(name)
+  ]
+  # `upload_folder` may make several commits.
+  commit = api.create_commit(
+    repository,
+    [
+      *(CommitOperationAdd(name, str(path)) for name, path in files.items()),
+      *(CommitOperationDelete(name) for name in stale),
+    ],
+    commit_message=message,
+    revision=revision,
+  )
+  return str(commit.commit_url)
