@@ -550,7 +550,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "source", "target"),
     output_file="output",
-    urls=("encoder", "source", "target"),
+    urls=("encoder", "source", "target", "output"),
   ),
   ("index",): Command(
     "build a FAISS index of vectors, for approximate search and mining",
@@ -567,7 +567,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _mine,
     resumable=True,
     inputs=("source", "target", "gold", "encoder", "vectors", "index"),
-    urls=("source", "target", "gold", "encoder", "vectors", "index"),
+    urls=("source", "target", "gold", "encoder", "vectors", "index", "out"),
     output_file="out",
   ),
   ("search",): Command(
@@ -575,7 +575,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _search_arguments,
     _search,
     inputs=("queries", "corpus", "vectors", "index", "encoder"),
-    urls=("queries", "corpus", "vectors", "index", "encoder"),
+    urls=("queries", "corpus", "vectors", "index", "encoder", "output"),
     output_file="output",
   ),
   ("translate",): Command(
@@ -584,6 +584,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _translate,
     inputs=("folder", "input"),
     output_file="output",
-    urls=("folder", "input"),
+    urls=("folder", "input", "output"),
   ),
 }

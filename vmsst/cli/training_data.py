@@ -155,7 +155,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "patterns"),
     output_folder="output",
-    urls=("encoder", "patterns"),
+    urls=("encoder", "patterns", "output"),
   ),
   ("data", "mine-negatives"): Command(
     "mine hard negatives for bitext files: plausible but wrong translations",
@@ -164,7 +164,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "patterns"),
     output_folder="output",
-    urls=("encoder", "patterns"),
+    urls=("encoder", "patterns", "output"),
   ),
   ("vocab", "train"): Command(
     "train a SentencePiece vocabulary on bitext or text files",

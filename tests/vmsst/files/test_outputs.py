@@ -3,10 +3,11 @@
 import os
 import pathlib
 
+import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.files import atomic_files, outputs, resumable_lines
+from vmsst.files import atomic_files, outputs, resumable_lines, storage
 
 
 @pytest.fixture
@@ -167,3 +168,31 @@ def test_lines_leave_nothing_before_the_first_and_their_state_after_it(place):
   writer = resumable_lines.LineWriter(place / "none", {})
   writer.finish()
   assert (place / "none").read_bytes() == b""
+
+
+def test_lines_in_a_store_appear_when_they_are_complete_and_resume(monkeypatch):
+  store, url = memory_store.installed(monkeypatch), "gs://bucket/new/lines"
+  store.pipe_file(f"{url}.part/{0:016d}", b"of a killed command without a state")
+  store.pipe_file(f"{url}.part/{7:016d}", b"the same")
+  writer = resumable_lines.LineWriter(url, {"x": 1})
+  for lines in (["one"], ["two", "three"]):
+    writer.append(lines)
+  writer.close()
+  store.pipe_file(f"{url}.part/{14:016d}", b"killed before the state was written")
+  assert storage.names("gs://bucket/new") == {"lines.part", "lines.part.json"}
+  with pytest.raises(errors.InputError, match=r"gs://bucket/new/lines.part: .* x is 1, not 2"):
+    resumable_lines.LineWriter(url, {"x": 2})
+  writer = resumable_lines.LineWriter(url, {"x": 1})
+  assert writer.done == 3
+  writer.append(["four"])
+  writer.finish()
+  writer.close()
+  assert store.cat_file(url) == b"one\ntwo\nthree\nfour\n"
+  assert storage.names("gs://bucket/new") == {"lines"}
+  writer = resumable_lines.LineWriter(url, {"x": 1})  # starts over
+  assert writer.done == 0
+  writer.append(["five"])
+  store.rm(f"{url}.part", recursive=True)
+  with pytest.raises(errors.InputError, match=r"lines\.part/0+ cannot be read"):
+    writer.finish()
+  assert store.cat_file(url) == b"one\ntwo\nthree\nfour\n"
