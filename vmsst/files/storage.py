@@ -199,7 +199,12 @@ def remove(path: str | os.PathLike[str]) -> None:
   """Removes a file, or a folder with its content, if it exists."""
   with contextlib.suppress(FileNotFoundError):
     if is_url(path):
-      filesystem(os.fspath(path)).rm(os.fspath(path), recursive=True)
+      system, url = filesystem(os.fspath(path)), os.fspath(path)
+      if glob.has_magic(url):  # which rm would take for a pattern
+        for found in system.find(url):
+          system.rm_file(found)
+      else:
+        system.rm(url, recursive=True)
     elif os.path.isdir(path) and not os.path.islink(path):
       shutil.rmtree(path)
     else:
@@ -208,7 +213,7 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 def remove_files(folder: str | os.PathLike[str], names: Collection[str]) -> None:
   """Removes files of a folder; in an object store, many with one request."""
-  if not is_url(folder):
+  if not is_url(folder) or glob.has_magic(os.fspath(folder)):
     for name in names:
       remove(os.path.join(folder, name))
   elif names:

@@ -39,6 +39,24 @@ def test_an_output_in_a_store_that_is_an_input_is_refused():
   outputs.check(["gs://bucket/run"], folder="gs://bucket/run/new")
 
 
+def test_a_file_in_a_store_must_be_writable(monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  outputs.check(["gs://bucket/a.txt"], file="gs://bucket/new/file")
+  assert store.find("") == []
+  for folder in ("gs://bucket", "gs://bucket/new/"):
+    with pytest.raises(errors.InputError, match=f"{folder} is a folder; give a file as output"):
+      outputs.check([], file=folder)
+
+  def refuse(*args, **options):
+    raise PermissionError("read-only")
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
+  with pytest.raises(
+    errors.InputError, match=r"gs://bucket/new/\.write.* cannot be written: .*only"
+  ):
+    outputs.check([], file="gs://bucket/new/file")
+
+
 @pytest.mark.parametrize("output", ["new", "new/deep/file", "run/new", "-", "/dev/null"])
 def test_other_outputs_are_accepted(place, output):
   outputs.check(["a.txt", "run", "-"], file=output)
