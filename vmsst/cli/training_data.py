@@ -83,7 +83,11 @@ def _bitext_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="RUN",
     help="MODEL_DIR of an encoder, or one of its checkpoint_<step> folders",
   )
-  add("output", metavar="FOLDER", help="output folder; finished files are skipped")
+  add(
+    "output",
+    metavar="FOLDER",
+    help="output folder (local, gs:// or s3://); finished files are skipped",
+  )
   add("patterns", nargs="+", metavar="PATTERN", help="bitext files, as in training; quote patterns")
   add(
     "--languages",
