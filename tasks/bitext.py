@@ -90,7 +90,7 @@ def files(
   found = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
   if validation_patterns:
     found["validation"] = readers.find_bitext(_below(root, validation_patterns), languages, fields)
-  teacher = teacher and os.path.join(root, teacher)
+  (teacher,) = _below(root, teacher) if teacher else [None]
   features = _features(vocabulary, found, negatives, teacher)
   name = unique_name(
     "bitext",

@@ -444,7 +444,7 @@ class StreamSource(seqio.DataSource):
     array = bitext_vectors.open_vectors(self._teacher, file)
     shape = array.shape[1:]
     records = tf.data.FixedLengthRecordDataset(
-      bitext_vectors.path_of(self._teacher, file), array[0].nbytes, header_bytes=array.offset
+      bitext_vectors.local_path(self._teacher, file), array[0].nbytes, header_bytes=array.offset
     ).shard(shard.num_shards, shard.index)
 
     def join(columns: Mapping[str, tf.Tensor], record_B: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -202,6 +202,8 @@ def build(
     InputError: see `pipeline.build`; or another recipe has the same name; or the dataset exists in
       another format.
   """
+  if work is not None:
+    storage.check_local(work, "the folder of intermediate files (--work)")
   if storage.is_url(output):
     return _build_in_store(
       recipe, releases, evaluation, output, work=work, engine=engine, file_format=file_format

@@ -294,7 +294,7 @@ class _Source(seqio.TfdsDataSource):
       ids = preprocessors.language_columns(self._pair, tf.size(records_B))
       return self.columns({"record": records_B, "vectors": vector_B2S, **ids})
 
-    where = [bitext_vectors.path_of(self._teacher, each) for each in shards]
+    where = [bitext_vectors.local_path(self._teacher, each) for each in shards]
     offsets = [array.offset for array in stored]
     rows = streamed_tasks.interleave_files((paths, where, offsets), open_file, *order)
     return rows.batch(_RECORDS).map(parse_both).unbatch()

@@ -33,7 +33,7 @@ import yaml
 
 from vmsst import errors, languages
 from vmsst.bitext import readers
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 from vmsst.languages import Language
 from vmsst.tasks.opus import cleaning as cleaning_lib
 from vmsst.tasks.opus import records
@@ -209,12 +209,12 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
     InputError: it does not exist, or a key or value is wrong; the message names file and key.
   """
   text = os.fspath(name_or_path)
-  path = _FOLDER / f"{text}.yaml" if text in names() else pathlib.Path(text)
   try:
-    input_files.check(path)
-    if path.stat().st_size > _LARGEST:
+    path = _FOLDER / f"{text}.yaml" if text in names() else storage.path(text)
+    read = input_files.read_bytes(path, _LARGEST + 1)
+    if len(read) > _LARGEST:
       raise errors.InputError(f"{path} is larger than {_LARGEST >> 10} kB")
-    content = input_files.read_bytes(path).decode("utf-8")
+    content = read.decode("utf-8")
   except (errors.InputError, UnicodeDecodeError) as error:
     raise errors.InputError(
       f"recipe {text}: {error}; give the path of a YAML file, or one of {', '.join(names())}"

@@ -17,7 +17,6 @@ import killed_runs
 import line_files
 import numpy as np
 import pytest
-import store_servers
 import tiny_mt5
 import toy_runs
 import unit_commands
@@ -28,16 +27,6 @@ from vmsst.files import input_files, storage
 from vmsst.launch.runtime import data
 from vmsst.tasks import lanes
 from vmsst.vectors import vector_store
-
-
-@pytest.fixture(scope="module", params=["gs", "s3"])
-def bucket(request):
-  """URL of the bucket of a server; all processes find it."""
-  store_servers.skip_without(request.param)
-  with store_servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
-    for name, value in variables.items():
-      patch.setenv(name, value)
-    yield f"{request.param}://bucket"
 
 
 @pytest.mark.slow

@@ -40,17 +40,16 @@ def make_files(
 
   Args:
     bitexts: The inputs.
-    folder: The output folder; made if missing.
+    folder: The output folder, local or in an object store; made if missing.
     settings: Everything that all files depend on; stored in the description.
     place_of: Returns the path of a bitext's file in the folder.
     make: Writes a bitext's file to a given path and returns its counts for the description.
     refresh: Make all files again; an old file stays until its replacement is complete.
 
   Raises:
-    InputError: the folder is a URL, files in it were made with other settings or from other
-      bitexts, or two bitexts would have the same file.
+    InputError: files in the folder were made with other settings or from other bitexts, or two
+      bitexts would have the same file.
   """
-  storage.check_local(folder, "the output")
   places: dict[str, BitextFile] = {}
   for bitext in bitexts:
     other = places.setdefault(place_of(bitext), bitext)
@@ -63,7 +62,7 @@ def make_files(
   for where, bitext in places.items():
     path = os.path.join(folder, where)
     identity = {"bitext": {"name": str(bitext), "digest": _digest(bitext)}}
-    if where in files and os.path.isfile(path):
+    if where in files and storage.is_file(path):
       if differences := stored_settings.differences(
         {"bitext": files[where].get("bitext")}, identity
       ):
@@ -90,7 +89,7 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the description in a folder, or a new one."""
   path = os.path.join(folder, DESCRIPTION)
   try:
-    with open(path, encoding="utf-8") as stream:
+    with storage.open_binary(path) as stream:
       description = json.load(stream)
     found = {name: description[name] for name in settings}
     files = description["files"]

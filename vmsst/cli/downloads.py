@@ -4,10 +4,13 @@ import argparse
 import contextlib
 import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmsst import errors
 from vmsst.cli.command import Command
+
+if TYPE_CHECKING:
+  from vmsst.files import storage
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +42,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     (opus, "CORPUS/VERSION/moses/de-en.txt.zip"),
     (evaluation, "the evaluation sets"),
   ):
-    each.add_argument("--output", metavar="ROOT", help=f"output folder for {what}")
+    each.add_argument(
+      "--output", metavar="ROOT", help=f"output folder (local, gs:// or s3://) for {what}"
+    )
+    each.add_argument(
+      "--work",
+      metavar="FOLDER",
+      help="local folder for files until they are uploaded; required if --output is not local",
+    )
     each.add_argument(
       "--list",
       action="store_true",
@@ -86,7 +96,7 @@ def _opus(args: argparse.Namespace) -> None:
     def keep(source: str, target: str) -> bool:
       return chosen_pair(source, target) and all_pairs(source, target)
 
-  root = None if args.list else _root(args)
+  root, work = (None, None) if args.list else _places(args)
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(_Progress())
     fetcher = stack.enter_context(fetch.Fetcher(progress=progress.show))
@@ -97,7 +107,8 @@ def _opus(args: argparse.Namespace) -> None:
     for line in opus.describe(chosen):
       print(line)
     if root is not None:
-      opus.download(fetcher, chosen, root, lambda release, _: progress.say(str(release.path)))
+      say = progress.say
+      opus.download(fetcher, chosen, root, lambda release, _: say(str(release.path)), work=work)
 
 
 def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
@@ -123,17 +134,29 @@ def _evaluation(args: argparse.Namespace) -> None:
     return
   if not args.sets:
     raise errors.InputError("name the evaluation sets (see --list), or give all")
-  chosen, root = evaluation_sets.choose(args.sets), _root(args)
+  chosen, (root, work) = evaluation_sets.choose(args.sets), _places(args)
   with _Progress() as progress, fetch.Fetcher(progress=progress.show) as fetcher:
     for each in chosen:
       progress.say(f"{each.name}: license {each.license}")
-      evaluation_sets.download(fetcher, each, root, progress.say)
+      evaluation_sets.download(fetcher, each, root, progress.say, work=work)
 
 
-def _root(args: argparse.Namespace) -> pathlib.Path:
+def _places(args: argparse.Namespace) -> "tuple[storage.Path, pathlib.Path | None]":
+  """Returns the output folder, and the local folder for files until they are uploaded."""
+  from vmsst.files import storage
+
   if args.output is None:
     raise errors.InputError("--output is missing; give the output folder")
-  return pathlib.Path(args.output)
+  if storage.is_url(args.output) != bool(args.work):
+    raise errors.InputError(
+      f"{args.output} is not local; give a local folder with --work, for files until they are "
+      "uploaded"
+      if storage.is_url(args.output)
+      else f"--work does not apply to the local folder {args.output}; omit it"
+    )
+  if args.work:
+    storage.check_local(args.work, "--work")
+  return storage.path(args.output), pathlib.Path(args.work) if args.work else None
 
 
 class _Progress:
@@ -174,6 +197,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _run,
     resumable=True,
     output_folder="output",
+    urls=("output",),
   ),
 }
 """Subcommands by the words that call them."""

@@ -71,7 +71,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("input", "held_out", "recipe"),
     output_folder="output",
-    urls=("input", "held_out", "output"),
+    urls=("input", "held_out", "recipe", "output"),
     patience=24 * 60,  # a file of the largest corpora
   ),
 }

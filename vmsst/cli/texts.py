@@ -9,6 +9,7 @@ from vmsst.cli import engines
 from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
 
 _TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
+_PLACES = "(local, gs:// or s3://)"
 
 
 def _batch_size_argument(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +157,7 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     "--output",
     default="-",
     metavar="FILE",
-    help="output file, one line per pair (default: stdout)",
+    help=f"output file {_PLACES}, one line per pair (default: stdout)",
   )
   add(
     "--by",
@@ -257,7 +258,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("source", metavar="SOURCE", help=_TEXT_HELP)
   add("target", metavar="TARGET", help="text file in the other language")
-  add("out", metavar="OUT", help="output file: score TAB source TAB target, best first")
+  add("out", metavar="OUT", help=f"output file {_PLACES}: score TAB source TAB target, best first")
   add(
     "--vectors",
     nargs=2,
@@ -402,7 +403,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     "--output",
     default="-",
     metavar="FILE",
-    help="output file, JSON Lines with one object per query (default: stdout)",
+    help=f"output file {_PLACES}, JSON Lines with one object per query (default: stdout)",
   )
   add("--language", metavar="CODE", help="language of the queries, for encoders that require it")
   _batch_size_argument(parser)
@@ -471,7 +472,7 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
     "--output",
     default="-",
     metavar="FILE",
-    help="output file, one translation per line (default: stdout)",
+    help=f"output file {_PLACES}, one translation per line (default: stdout)",
   )
   add(
     "--temperature",
@@ -550,7 +551,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "source", "target"),
     output_file="output",
-    urls=("encoder", "source", "target"),
+    urls=("encoder", "source", "target", "output"),
   ),
   ("index",): Command(
     "build a FAISS index of vectors, for approximate search and mining",
@@ -567,7 +568,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _mine,
     resumable=True,
     inputs=("source", "target", "gold", "encoder", "vectors", "index"),
-    urls=("source", "target", "gold", "encoder", "vectors", "index"),
+    urls=("source", "target", "gold", "encoder", "vectors", "index", "out"),
     output_file="out",
   ),
   ("search",): Command(
@@ -575,7 +576,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _search_arguments,
     _search,
     inputs=("queries", "corpus", "vectors", "index", "encoder"),
-    urls=("queries", "corpus", "vectors", "index", "encoder"),
+    urls=("queries", "corpus", "vectors", "index", "encoder", "output"),
     output_file="output",
   ),
   ("translate",): Command(
@@ -584,6 +585,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _translate,
     inputs=("folder", "input"),
     output_file="output",
-    urls=("folder", "input"),
+    urls=("folder", "input", "output"),
   ),
 }

@@ -83,7 +83,11 @@ def _bitext_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="RUN",
     help="MODEL_DIR of an encoder, or one of its checkpoint_<step> folders",
   )
-  add("output", metavar="FOLDER", help="output folder; finished files are skipped")
+  add(
+    "output",
+    metavar="FOLDER",
+    help="output folder (local, gs:// or s3://); finished files are skipped",
+  )
   add("patterns", nargs="+", metavar="PATTERN", help="bitext files, as in training; quote patterns")
   add(
     "--languages",
@@ -155,7 +159,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "patterns"),
     output_folder="output",
-    urls=("encoder", "patterns"),
+    urls=("encoder", "patterns", "output"),
   ),
   ("data", "mine-negatives"): Command(
     "mine hard negatives for bitext files: plausible but wrong translations",
@@ -164,7 +168,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     resumable=True,
     inputs=("encoder", "patterns"),
     output_folder="output",
-    urls=("encoder", "patterns"),
+    urls=("encoder", "patterns", "output"),
   ),
   ("vocab", "train"): Command(
     "train a SentencePiece vocabulary on bitext or text files",

@@ -10,6 +10,7 @@ import dataclasses
 import fnmatch
 import functools
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.downloads import archives, fetch, tables
-from vmsst.files import atomic_files, input_files
+from vmsst.files import atomic_files, input_files, storage
 
 ALL = "all"
 
@@ -170,13 +171,23 @@ def choose(names: Iterable[str]) -> list[EvaluationSet]:
 def download(
   fetcher: fetch.Fetcher,
   chosen: EvaluationSet,
-  root: pathlib.Path,
+  root: storage.Path,
   report: Callable[[str], None] = lambda line: None,
-) -> list[pathlib.Path]:
+  *,
+  work: pathlib.Path | None = None,
+) -> list[storage.Path]:
   """Downloads a set below a data root.
 
-  Incomplete files are in `.downloads/NAME` there; the next call resumes them. A note in
-  `.downloads/NAME.json` marks a complete set, whose files are not downloaded again.
+  A note in `.downloads/NAME.json` there marks a complete set, whose files are not downloaded again.
+  Incomplete files are in `.downloads/NAME`, or below `work` for an object store; the next call
+  resumes them.
+
+  Args:
+    fetcher: Downloads files.
+    chosen: The set.
+    root: The data root, local or in an object store.
+    report: Is called with lines for people.
+    work: Local folder for files until they are in the store; required for a `root` in one.
 
   Returns:
     Its files.
@@ -185,11 +196,45 @@ def download(
     InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a file exists both with and
       without ".gz".
   """
-  stage, note = root / _STAGE / chosen.name, root / _STAGE / f"{chosen.name}.json"
-  if (found := _complete(note, root)) is not None:
+  if (found := _complete(chosen, root)) is not None:
     report(f"{chosen.name}: complete")
     return found
   _refuse_twins(chosen, root)
+  if storage.is_url(root):
+    assert work is not None
+    paths = _download_into_store(fetcher, chosen, root, report, work / chosen.name)
+  else:
+    paths = _download(fetcher, chosen, pathlib.Path(root), report)
+  report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
+  return paths
+
+
+def _download_into_store(
+  fetcher: fetch.Fetcher,
+  chosen: EvaluationSet,
+  root: storage.Path,
+  report: Callable[[str], None],
+  local: pathlib.Path,
+) -> list[storage.Path]:
+  """Downloads a set to a local folder, and moves its files below a root in an object store."""
+  found = _complete(chosen, local)  # by a process that was killed while it uploaded
+  found = found or _download(fetcher, chosen, local, report)
+  paths = []
+  for path in found:
+    paths.append(root / path.relative_to(local).as_posix())
+    storage.upload(path, os.fspath(paths[-1]))
+  _write_note(chosen, root, paths)
+  shutil.rmtree(local)
+  return paths
+
+
+def _download(
+  fetcher: fetch.Fetcher,
+  chosen: EvaluationSet,
+  root: pathlib.Path,
+  report: Callable[[str], None],
+) -> list[pathlib.Path]:
+  stage = root / _STAGE / chosen.name
   paths, staged = [], {}
   for item in chosen.items:
     path = root / item.to if item.to else stage / item.path
@@ -208,9 +253,8 @@ def download(
       how = chosen.tables
       tables.join(sources, how.columns, root / to, quoted=how.quoted, header=how.header)
       paths.append(root / to)
-  _write_note(note, root, paths)
+  _write_note(chosen, root, paths)
   shutil.rmtree(stage, ignore_errors=True)
-  report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
   return paths
 
 
@@ -238,22 +282,24 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
   return archives.unpack(path, root / how.into, place, how.most)
 
 
-def _refuse_twins(chosen: EvaluationSet, root: pathlib.Path) -> None:
+def _refuse_twins(chosen: EvaluationSet, root: storage.Path) -> None:
   for to in [*(item.to for item in chosen.items if item.to), *chosen.joined]:
     twin = root / (to.removesuffix(".gz") if to.endswith(".gz") else to + ".gz")
-    if twin.exists():
+    if storage.exists(twin):
       raise errors.InputError(
         f"{twin} exists already; remove it, or keep it and omit {chosen.name}"
       )
 
 
-def _complete(note: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path] | None:
+def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
   """Returns the files of a set if its note lists them and their sizes are unchanged, or None."""
-  fetch.remove_special(note)
+  note = _note(chosen, root)
+  if not storage.is_url(note):
+    fetch.remove_special(pathlib.Path(note))
   try:
     sizes = input_files.read_json(note)
     paths = {root / name.lstrip("/"): size for name, size in sizes.items()}
-    inside = not any(".." in path.relative_to(root).parts for path in paths)
+    inside = not any(".." in name.split("/") for name in sizes)
     if paths and inside and all(_has_size(path, size) for path, size in paths.items()):
       return list(paths)
   except (OSError, ValueError, AttributeError):
@@ -261,13 +307,18 @@ def _complete(note: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path] | No
   return None
 
 
-def _has_size(path: pathlib.Path, size: Any) -> bool:
-  return path.is_file() and type(size) is int and path.stat().st_size == size
+def _has_size(path: storage.Path, size: Any) -> bool:
+  return storage.is_file(path) and type(size) is int and storage.size(path) == size
 
 
-def _write_note(note: pathlib.Path, root: pathlib.Path, paths: Iterable[pathlib.Path]) -> None:
-  sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in paths}
-  atomic_files.write_json(note, sizes)
+def _write_note(chosen: EvaluationSet, root: storage.Path, paths: Iterable[storage.Path]) -> None:
+  sizes = {path.relative_to(root).as_posix(): storage.size(path) for path in paths}
+  atomic_files.write_json(_note(chosen, root), sizes)
+
+
+def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
+  """Returns the path of the note that marks a complete set."""
+  return root / _STAGE / f"{chosen.name}.json"
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -23,7 +24,7 @@ from typing import Any
 
 from vmsst import errors, languages
 from vmsst.downloads import fetch
-from vmsst.files import input_files
+from vmsst.files import input_files, storage
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
@@ -155,20 +156,51 @@ def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) ->
 def download(
   fetcher: fetch.Fetcher,
   chosen: Sequence[Release],
-  root: pathlib.Path,
+  root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
-) -> list[pathlib.Path]:
+  *,
+  work: pathlib.Path | None = None,
+) -> list[storage.Path]:
   """Downloads the files of releases below a root, except those that are there.
+
+  Args:
+    fetcher: Downloads files.
+    chosen: The releases.
+    root: A folder, local or in an object store.
+    report: Is called after each release, with whether it was downloaded.
+    work: Local folder for a file until it is in the store; required for a `root` in one.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
   """
   paths = []
   for release in chosen:
-    path = root / release.path
-    report(release, fetcher.fetch(fetch.File(release.url, kib=release.kib), path))
+    path, file = root / release.path, fetch.File(release.url, kib=release.kib)
+    if storage.is_url(path):
+      assert work is not None
+      fetched = _fetch_into_store(fetcher, file, os.fspath(path), work / release.path)
+    else:
+      fetched = fetcher.fetch(file, pathlib.Path(path))
+    report(release, fetched)
     paths.append(path)
   return paths
+
+
+def _fetch_into_store(
+  fetcher: fetch.Fetcher, file: fetch.File, url: str, local: pathlib.Path
+) -> bool:
+  """Does what `Fetcher.fetch` does for an object; `local` is the file until it is uploaded."""
+  with storage.explained(url, "read"):
+    size = storage.size(url) if storage.exists(url) else None
+  if size is None:
+    fetcher.fetch(file, local)
+    storage.upload(local, url)
+  elif not file.fits(size):
+    raise errors.InputError(
+      f"{url} has {size:,} bytes, not {file.published}; remove it to download it again"
+    )
+  local.unlink(missing_ok=True)  # also of a process that was killed just after it had uploaded it
+  return size is None
 
 
 def anything(source: str, target: str) -> bool:

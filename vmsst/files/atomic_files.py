@@ -191,6 +191,20 @@ def remove_partial(folder: str | os.PathLike[str]) -> None:
       os.remove(os.path.join(where, name))
 
 
+def remove_work(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
+  """Removes the files of finished work, and their folder if it has nothing else.
+
+  Args:
+    folder: The folder, local or in an object store; it may be missing.
+    own: Matches the names of the files.
+  """
+  storage.remove_files(folder, list(filter(own.fullmatch, storage.names(folder))))
+  if not storage.is_url(folder):
+    remove_partial(folder)
+    with contextlib.suppress(OSError):  # It is missing or has other files.
+      os.rmdir(folder)
+
+
 def _reach_disk(path: pathlib.Path) -> None:
   handle = os.open(path, os.O_RDONLY)
   try:

@@ -33,7 +33,8 @@ def check(
   Args:
     inputs: Files, folders and shell patterns to read; `-` is standard input. Of those in object
       stores, only the path is compared.
-    file: File to write; `-` is standard output. None: no file.
+    file: File to write; `-` is standard output. None: no file. A store must accept objects next to
+      it.
     folder: Folder to write to; None: no folder.
     files: Names of files to write in `folder`.
   """
@@ -45,6 +46,11 @@ def check(
   for output in (file, folder):
     if output is not None and storage.is_url(output):
       _check_no_input(output, filter(storage.is_url, inputs))
+  if file is not None and storage.is_url(file):
+    above, _, name = file.partition("://")[2].rpartition("/")
+    if not (above and name):
+      raise errors.InputError(f"{file} is a folder; give a file as output")
+    storage.check_writable(file.rpartition("/")[0])
   local = [path for given in inputs if not _elsewhere(given) for path in _expanded(given)]
   if file is not None and not _elsewhere(file):
     _check_file(file, local)

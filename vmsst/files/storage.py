@@ -8,7 +8,9 @@ Import this module before etils.epath opens a URL: it makes epath use fsspec too
 TensorFlow, so that Orbax and this library see the same files.
 """
 
+import atexit
 import contextlib
+import functools
 import glob
 import io
 import os
@@ -176,6 +178,15 @@ def size(path: str | os.PathLike[str]) -> int:
   return os.path.getsize(path)
 
 
+def sizes(url: str) -> dict[str, int]:
+  """Returns the sizes of the objects below a URL in bytes, by their names relative to it."""
+  system = filesystem(url)
+  root = system._strip_protocol(url).rstrip("/")
+  with explained(url, "read"):
+    found = system.find(root, detail=True)
+  return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
+
+
 def version(path: str | os.PathLike[str]) -> object:
   """Returns a value for JSON that changes with a file: size and time, or the store's own."""
   if is_url(path):
@@ -188,11 +199,26 @@ def remove(path: str | os.PathLike[str]) -> None:
   """Removes a file, or a folder with its content, if it exists."""
   with contextlib.suppress(FileNotFoundError):
     if is_url(path):
-      filesystem(os.fspath(path)).rm(os.fspath(path), recursive=True)
+      system, url = filesystem(os.fspath(path)), os.fspath(path)
+      if glob.has_magic(url):  # which rm would take for a pattern
+        for found in system.find(url):
+          system.rm_file(found)
+      else:
+        system.rm(url, recursive=True)
     elif os.path.isdir(path) and not os.path.islink(path):
       shutil.rmtree(path)
     else:
       os.remove(path)
+
+
+def remove_files(folder: str | os.PathLike[str], names: Collection[str]) -> None:
+  """Removes files of a folder; in an object store, many with one request."""
+  if not is_url(folder) or glob.has_magic(os.fspath(folder)):
+    for name in names:
+      remove(os.path.join(folder, name))
+  elif names:
+    with explained(folder, "removed"):
+      filesystem(os.fspath(folder)).rm([f"{os.fspath(folder)}/{name}" for name in names])
 
 
 def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
@@ -283,6 +309,14 @@ def local_copy(
     yield copy
 
 
+@functools.cache
+def process_folder() -> str:
+  """Returns a temporary local folder that is removed when the process ends."""
+  folder = tempfile.mkdtemp(prefix="vmsst-")
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  return folder
+
+
 @contextlib.contextmanager
 def naming(local: str, given: str) -> Iterator[None]:
   """Replaces temporary paths in the messages of InputError by what the user has given."""
@@ -298,12 +332,16 @@ def uploaded(url: str) -> Iterator[pathlib.Path]:
 
   Readers see the old object or the new, never a part.
   """
-  system = filesystem(url)
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
     partial = pathlib.Path(folder) / (url.rstrip("/").rsplit("/", 1)[-1] or "object")
     yield partial
-    with explained(url, "written"):
-      system.put_file(os.fspath(partial), url)
+    upload(partial, url)
+
+
+def upload(local: pathlib.Path, url: str) -> None:
+  """Copies a file of this machine to an object, which appears as a whole."""
+  with explained(url, "written"):
+    filesystem(url).put_file(os.fspath(local), url)
 
 
 def is_new_folder(url: str) -> bool:

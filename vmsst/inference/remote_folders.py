@@ -1,12 +1,9 @@
 """Copies the required files of encoders in object stores to this machine."""
 
-import atexit
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -52,7 +49,7 @@ def copied(url: str) -> Iterator[Copy]:
     InputError: there is no encoder, the store cannot be read, or its package is not installed.
   """
   url = url.rstrip("/")
-  target = pathlib.Path(tempfile.mkdtemp(dir=_process_folder()))
+  target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
   with storage.explained(url, "read"):
     name = _copy(url, target)
   is_export = (target / hugging_face.WEIGHTS_FILE).exists()
@@ -101,11 +98,3 @@ def _checkpoint(url: str, names: set[str]) -> tuple[str, set[str]]:
 def _copy_files(url: str, names: set[str], target: pathlib.Path) -> None:
   for name in names:
     storage.download(f"{url}/{name}", target / name)
-
-
-@functools.cache
-def _process_folder() -> str:
-  """Returns a temporary folder that is deleted when the process ends."""
-  folder = tempfile.mkdtemp(prefix="vmsst-")
-  atexit.register(shutil.rmtree, folder, ignore_errors=True)
-  return folder

@@ -4,13 +4,19 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, external_sort, large_arrays, stored_settings, text_files
+from vmsst.files import (
+  atomic_files,
+  external_sort,
+  large_arrays,
+  storage,
+  stored_settings,
+  text_files,
+)
 from vmsst.search import exact_search, indexed_search, margins, sharded_search
 from vmsst.search.index_folder import StoredIndex
 from vmsst.units import engines, local
@@ -67,7 +73,7 @@ def mine(
   Args:
     source: One text.
     target: The other text.
-    output: Output file, written atomically.
+    output: Output file, local or in an object store, written atomically.
     neighbors: As in `margins.margin_pairs`.
     margin: The same.
     retrieval: The same.
@@ -102,13 +108,12 @@ def mine(
       f"{source.folder} and {target.folder} have vectors of different encoders: {differences}; "
       "compute both with the same encoder"
     )
-  output = pathlib.Path(output)
-  output.parent.mkdir(parents=True, exist_ok=True)
-  if output.is_dir():
+  output = os.fspath(output)
+  if not storage.is_url(output) and os.path.isdir(output):
     raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
-  unfinished = output.with_name(output.name + ".search")
+  unfinished = f"{output}.search"
   search = (
     sharded_search.engine(
       (sides[0].stored, sides[1].stored),
@@ -262,7 +267,7 @@ def _places(side: _Sentences, lines: Sequence[int], path: str) -> list[int]:
 
 
 def _write(
-  output: pathlib.Path,
+  output: str,
   blocks: Iterable[margins.Pairs],
   threshold: float,
   source: _Sentences,

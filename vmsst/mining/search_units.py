@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-import pathlib
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,6 +21,7 @@ from vmsst.vectors.encoder_sources import EncoderSource
 
 _FORMAT = 1
 """Version of the results; increase it if the same queries get other lines."""
+_OWN = re.compile(r"queries-.*\.jsonl.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +174,7 @@ def search_file(
     searcher: Searches.
     corpus: Its text and vectors.
     queries: Texts to search for.
-    output: Output file on this machine, written atomically.
+    output: Output file, local or in an object store, written atomically.
     count: Lines per query.
     engine: Where to search.
     progress: Show a progress bar; None: on a terminal only.
@@ -181,8 +182,7 @@ def search_file(
   Raises:
     InputError: as in `Searcher` and its `search`.
   """
-  storage.check_local(output, "the output of a search in several processes")
-  folder = pathlib.Path(f"{os.fspath(output)}.search").absolute()
+  folder = storage.absolute(f"{os.fspath(output)}.search")
   if searcher.index is None and len(span_search.spans(corpus.vectors)) > 1:
     found = span_units.search(
       searcher.encoder,
@@ -203,21 +203,17 @@ def search_file(
     return
   units, first = [], 1
   for number, window in enumerate(encoding.windows(queries, text_search.WINDOW)):
-    path = os.fspath(folder / f"queries-{number:05d}.jsonl")
+    path = f"{folder}/queries-{number:05d}.jsonl"
     units.append(SearchQueries(searcher, first, tuple(window), count, path))
     first += len(window)
   engines.run("search", units, engine, progress=progress)
   with atomic_files.atomic_file(output) as stream:
     for unit in units:
-      with open(unit.path, "rb") as part:
+      with storage.explained(unit.path, "read"), storage.open_binary(unit.path) as part:
         shutil.copyfileobj(part, stream)
   _remove(folder)
 
 
-def _remove(folder: pathlib.Path) -> None:
-  if folder.is_dir():
-    span_units.remove(folder)
-    for path in folder.glob("queries-*.jsonl*"):
-      path.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-      folder.rmdir()
+def _remove(folder: str) -> None:
+  span_units.remove(folder)
+  atomic_files.remove_work(folder, _OWN)

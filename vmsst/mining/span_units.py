@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import itertools
-import os
-import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from vmsst.vectors.encoder_sources import EncoderSource
 
 _FORMAT = 1
 """Version of the results; increase it if the same queries and vectors get others."""
+_OWN = re.compile(r"queries-.*\.np[yz].*|blank\.npy")
 _NAMES = ("index", "score", "key")
 
 
@@ -110,8 +110,8 @@ class SearchSpan(base.Unit):
   def make(self) -> dict[str, Any]:
     """Writes the file; returns the number of lines that were compared."""
     vectors = self.corpus.vectors
-    search = span_search.SpanSearch(vectors, np.load(self.corpus.blank), self.compare)
-    query = exact_search.DistinctVectors(np.load(self.queries))
+    search = span_search.SpanSearch(vectors, npz_files.read_array(self.corpus.blank), self.compare)
+    query = exact_search.DistinctVectors(npz_files.read_array(self.queries))
     found = search.search(query, self.span, self.count)
     index_NK, score_NK = (x[:, : found.total] for x in (found.near.index_NK, found.near.score_NK))
     row_U, place_NK = np.unique(search.rows(index_NK, self.span), return_inverse=True)
@@ -128,7 +128,7 @@ def search(
   corpus: EmbeddedText,
   queries: Iterable[str],
   count: int,
-  folder: pathlib.Path,
+  folder: str,
   *,
   digest: str,
   language: str | None,
@@ -144,7 +144,7 @@ def search(
     corpus: The text to search.
     queries: Texts to search for.
     count: Lines per query.
-    folder: Folder for unfinished work; see `remove`.
+    folder: Absolute path or URL of a folder for unfinished work; see `remove`.
     digest: Hash of the text and its vectors.
     language: As in `Searcher`.
     batch_size: The same.
@@ -157,13 +157,13 @@ def search(
   """
   count = errors.as_integer("count", count)
   blank_E = text_search.blank_rows(corpus)
-  stored = StoredCorpus(corpus.vectors, os.fspath(folder / "blank.npy"), digest)
+  stored = StoredCorpus(corpus.vectors, f"{folder}/blank.npy", digest)
   with atomic_files.atomic_file(stored.blank) as stream:
     np.save(stream, blank_E)
   options = text_search.QueryOptions.of(corpus, language, batch_size)
   windows, first = [], 1
   for number, window in enumerate(encoding.windows(queries, text_search.WINDOW)):
-    path = os.fspath(folder / f"queries-{number:05d}.npy")
+    path = f"{folder}/queries-{number:05d}.npy"
     windows.append(EncodeQueries(encoder, options, first, tuple(window), path))
     first += len(window)
   engines.run("encode", windows, engine, progress=progress)
@@ -177,7 +177,7 @@ def search(
       span,
       count,
       compare,
-      os.fspath(folder / f"{pathlib.Path(unit.path).stem}-span-{number:02d}.npz"),
+      f"{unit.path.removesuffix('.npy')}-span-{number:02d}.npz",
     )
     for unit in windows
     for number, span in enumerate(merged.spans)
@@ -185,7 +185,7 @@ def search(
   made = iter(zip(spans, engines.run("search", spans, engine, progress=progress), strict=True))
   text_of = corpus.reader()
   for window_unit in windows:
-    query = exact_search.DistinctVectors(np.load(window_unit.path))
+    query = exact_search.DistinctVectors(npz_files.read_array(window_unit.path))
     found = exact_search.BlockSearch(len(query), count)
     for unit, facts in itertools.islice(made, len(merged.spans)):
       index_NK, score_NK, key_NK = npz_files.read(unit.path, _NAMES)
@@ -196,8 +196,6 @@ def search(
     yield from zip(window_unit.queries, text_search.hits(near, text_of), strict=True)
 
 
-def remove(folder: pathlib.Path) -> None:
-  """Removes what `search` has left in its folder."""
-  for pattern in ("queries-*.np[yz]*", "blank.npy"):
-    for path in folder.glob(pattern):
-      path.unlink(missing_ok=True)
+def remove(folder: str) -> None:
+  """Removes what `search` has left in its folder, and the folder if it has nothing else."""
+  atomic_files.remove_work(folder, _OWN)

@@ -302,9 +302,7 @@ def _merge(settings: Settings, folder: storage.Path, parts: Sequence[Part]) -> N
 
 
 def _remove_parts(folder: storage.Path) -> None:
-  for name in filter(_PART.fullmatch, storage.names(folder)):
-    storage.remove(folder / name)
-  atomic_files.remove_partial(folder)
+  atomic_files.remove_work(folder, _PART)
 
 
 def _check_sum(path: str | os.PathLike[str], sha256: Any) -> None:

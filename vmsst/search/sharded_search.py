@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import hashlib
 import os
-import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vmsst.files import atomic_files, npz_files
+from vmsst.files import atomic_files, npz_files, storage
 from vmsst.search import exact_search
 from vmsst.search.index_folder import StoredRows
 from vmsst.units import base, engines
@@ -29,6 +29,7 @@ _MOST_BLOCKS = 1 << 14
 _FORMAT = 1
 """Version of the blocks; increase it if the same vectors get other neighbors."""
 _ROW = np.dtype([("row", np.int64), ("norm", np.float32), ("kept", np.bool_)])
+_OWN = re.compile(r"block-\d+-\d+\.npz.*|(source|target)\.npy")
 _NAMES = ("forward_index", "forward_score", "backward_index", "backward_score")
 
 
@@ -61,7 +62,7 @@ class StoredSide:
 
   def open(self, span: range) -> exact_search.UnitVectors:
     """Returns the vectors of a span of the file."""
-    saved = np.load(self.path, mmap_mode="r")[span.start : span.stop]
+    saved = npz_files.read_array(self.path, span)
     return exact_search.UnitVectors(
       exact_search.SelectedRows(self.rows, saved["row"]), saved["norm"], saved["kept"]
     )
@@ -126,12 +127,12 @@ def engine(
 
   Args:
     sides: The sources and targets that it will get.
-    folder: Folder for unfinished work; see `remove`.
+    folder: Folder for unfinished work, local or in an object store; see `remove`.
     compare: Compares vectors in a unit; must be picklable if units are made in other processes.
     units: Where to make the units.
     progress: Show a progress bar; None: on a terminal only.
   """
-  folder = pathlib.Path(folder).absolute()  # Other processes may run in another one.
+  place = storage.absolute(folder)  # Other processes may run in another one.
 
   def search(
     source: exact_search.UnitVectors,
@@ -142,15 +143,13 @@ def engine(
   ) -> None:
     if backward is None:
       raise ValueError("a sharded search finds the neighbors of both directions")
-    names = [os.fspath(folder / f"{name}.npy") for name in ("source", "target")]
+    names = [f"{place}/{name}.npy" for name in ("source", "target")]
     own, other = (_store(*each) for each in zip(sides, (source, target), names, strict=True))
     spans = _spans(len(source.norm_N), len(target.norm_N))
     k = forward.index_NK.shape[1], backward.index_NK.shape[1]
     blocks = [
       [
-        CompareBlock(
-          own, other, (rows, columns), k, compare, os.fspath(folder / f"block-{i}-{j}.npz")
-        )
+        CompareBlock(own, other, (rows, columns), k, compare, f"{place}/block-{i}-{j}.npz")
         for j, columns in enumerate(spans[1])
       ]
       for i, rows in enumerate(spans[0])
@@ -167,13 +166,7 @@ def engine(
 
 def remove(folder: str | os.PathLike[str]) -> None:
   """Removes what `engine` has left in its folder, and the folder if it has nothing else."""
-  folder = pathlib.Path(folder)
-  if folder.is_dir():
-    for path in (*folder.glob("block-*.npz*"), folder / "source.npy", folder / "target.npy"):
-      path.unlink(missing_ok=True)
-    atomic_files.remove_partial(folder)
-    if not any(folder.iterdir()):
-      folder.rmdir()
+  atomic_files.remove_work(folder, _OWN)
 
 
 def _store(side: Side, vectors: exact_search.UnitVectors, path: str) -> StoredSide:

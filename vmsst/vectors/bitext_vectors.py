@@ -4,7 +4,10 @@
 and target of every line. Nothing here imports TensorFlow.
 """
 
+import functools
 import os
+import pathlib
+import tempfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +15,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.bitext import derived_files, readers
 from vmsst.bitext.readers import BitextFile
+from vmsst.files import storage
 from vmsst.inference import loading
 from vmsst.vectors import encoding, npy_files
 
@@ -35,7 +39,7 @@ def embed_files(
   Args:
     run: Path of an encoder, as in `vmsst.load`.
     patterns: Bitext files or shell patterns, as in training.
-    folder: Output folder; pass it to `bitext.files` as `teacher`.
+    folder: Output folder, local or in an object store; pass it to `bitext.files` as `teacher`.
     languages: Codes of both sides, if file names do not contain them.
     fields: Names of both fields of JSONL files, if they are not language codes.
     batch_size: Sentences per batch.
@@ -82,14 +86,37 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
   """Opens the vectors of a bitext, float32 [lines, 2, S], as a memory map.
 
   Raises:
-    InputError: the file is missing, or contains something else.
+    InputError: the file is missing or cannot be read, or contains something else.
+  """
+  local = local_path(folder, bitext)
+  with storage.naming(local, path_of(folder, bitext)):
+    return npy_files.open_mapped(local, ("lines", 2, "width"))
+
+
+def local_path(folder: str, bitext: BitextFile) -> str:
+  """Returns the path of a bitext's vectors on this machine.
+
+  A file in an object store is copied, once per process, because training reads it in each epoch.
+
+  Raises:
+    InputError: the file is missing or cannot be read.
   """
   path = path_of(folder, bitext)
-  if not os.path.exists(path):
-    raise errors.InputError(
-      f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
-    )
-  return npy_files.open_mapped(path, ("lines", 2, "width"))
+  with storage.explained(path, "read"):
+    if not storage.exists(path):
+      raise errors.InputError(
+        f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
+      )
+  return _copy(path) if storage.is_url(path) else path
+
+
+@functools.cache
+def _copy(url: str) -> str:
+  """Returns the path of a local copy, which lasts as long as the process."""
+  local = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), "vectors.npy")
+  with storage.explained(url, "read"):
+    storage.download(url, local)
+  return str(local)
 
 
 def path_of(folder: str, bitext: BitextFile) -> str:

@@ -107,10 +107,7 @@ def abandon(folder: str | os.PathLike[str]) -> None:
 
 def _remove_results(folder: storage.Path) -> None:
   """Removes the results of the units that wrote the shards, and what killed ones have left."""
-  for name in storage.names(folder):
-    if _RESULT.fullmatch(name):
-      storage.remove(folder / name)
-  atomic_files.remove_partial(folder)
+  atomic_files.remove_work(folder, _RESULT)
 
 
 class Writer:

@@ -444,9 +444,10 @@ def test_only_these_arguments_may_be_in_object_stores():
       with pytest.raises(errors.InputError, match=re.escape(message)):
         command(given)
   assert {words: names for words, names in accepted.items() if names} == {
-    "data build": {"input", "held_out", "output"},
-    "data embed": {"encoder", "patterns"},
-    "data mine-negatives": {"encoder", "patterns"},
+    "data build": {"input", "held_out", "recipe", "output"},
+    "data download": {"output"},
+    "data embed": {"encoder", "patterns", "output"},
+    "data mine-negatives": {"encoder", "patterns", "output"},
     "embed": {"encoder", "file", "out"},
     "eval": {"encoder", "data", "out"},
     "export onnx": {"encoder", "output"},
@@ -457,18 +458,20 @@ def test_only_these_arguments_may_be_in_object_stores():
     "import ems": {"file", "vocabulary", "output"},
     "import mt5": {"folder", "output"},
     "import vmsst": {"source", "vocabulary", "decoder", "output"},
-    "mine": {"source", "target", "gold", "encoder", "vectors", "index"},
+    "mine": {"source", "target", "gold", "encoder", "vectors", "index", "out"},
     "push": {"encoder", "results"},
     "report": {"out"},
-    "score": {"encoder", "source", "target"},
+    "score": {"encoder", "source", "target", "output"},
     "index": {"vectors", "index"},
-    "search": {"queries", "corpus", "vectors", "index", "encoder"},
-    "translate": {"folder", "input"},
+    "search": {"queries", "corpus", "vectors", "index", "encoder", "output"},
+    "translate": {"folder", "input", "output"},
     "vocab train": {"input", "output"},
   }
 
 
-def test_texts_in_a_store_are_used_as_local_ones(sides, encoder, tmp_path, capsys, monkeypatch):
+def test_texts_vectors_and_results_in_a_store_are_as_local_ones(
+  sides, encoder, tmp_path, capsys, monkeypatch
+):
   store = memory_store.installed(monkeypatch)
   urls = [f"gs://bucket/{number}.txt" for number in range(2)]
   for side, url in zip(sides, urls, strict=True):
@@ -479,32 +482,34 @@ def test_texts_in_a_store_are_used_as_local_ones(sides, encoder, tmp_path, capsy
     gold = f"{source}.gold"
     storage.path(gold).write_text("".join(f"{i + 1}\t{28 - i}\n" for i in range(24)))
     vectors = "gs://bucket/vectors" if place == "store" else str(folder)
+    out = "gs://bucket/out/x" if place == "store" else str(folder)
     search = ["search", source, target, f"{vectors}/t", "--encoder", "a"]
     both = ["--vectors", f"{vectors}/v", f"{vectors}/t"]
     for command in (
       ["embed", "a", source, f"{vectors}/v"],
       ["embed", "a", target, f"{vectors}/t"],
-      [*search, "--output", f"{folder}.s"],
+      [*search, "--output", f"{out}.s"],
       ["index", f"{vectors}/v", f"{vectors}/vi"],
       ["index", f"{vectors}/t", f"{vectors}/ti"],
-      [*search, "--output", f"{folder}.i", "--index", f"{vectors}/ti"],
-      ["mine", source, target, f"{folder}.m", *both],
-      ["mine", source, target, f"{folder}.j", *both, "--index", f"{vectors}/vi", f"{vectors}/ti"],
-      ["mine", source, target, f"{folder}.n", "--encoder", "a"],
-      ["mine", source, target, f"{folder}.g", "--encoder", "a", "--gold", gold],
-      ["vocab", "train", "--input", source, "--output", f"{folder}.model", "--size", "30"],
+      [*search, "--output", f"{out}.i", "--index", f"{vectors}/ti"],
+      ["mine", source, target, f"{out}.m", *both],
+      ["mine", source, target, f"{out}.j", *both, "--index", f"{vectors}/vi", f"{vectors}/ti"],
+      ["mine", source, target, f"{out}.n", "--encoder", "a"],
+      ["mine", source, target, f"{out}.g", "--encoder", "a", "--gold", gold],
+      ["score", "a", source, source, "--output", f"{out}.c"],
+      ["vocab", "train", "--input", source, "--output", f"{out}.model", "--size", "30"],
     ):
       assert cli.main(command) == 0, capsys.readouterr().err
     results.append(
       [
         vector_store.open_vectors(f"{vectors}/v")[:].tolist(),
         *(
-          pathlib.Path(f"{folder}.{end}").read_bytes()
-          for end in ("s", "i", "m", "j", "n", "g", "model")
+          storage.path(f"{out}.{end}").read_bytes()
+          for end in ("s", "i", "m", "j", "n", "g", "c", "model")
         ),
       ]
     )
   assert results[0] == results[1]
-  output = "gs://bucket/new.model"
-  assert cli.main(["vocab", "train", "--input", urls[0], "--output", output, "--size", "30"]) == 0
-  assert store.cat_file(output) == results[0][-1]
+  vectors = {f"x.{end}.{side}.vectors" for end in "ng" for side in ("source", "target")}
+  results = {f"x.{end}" for end in ("s", "i", "m", "j", "n", "g", "c", "model")}
+  assert storage.names("gs://bucket/out") == vectors | results

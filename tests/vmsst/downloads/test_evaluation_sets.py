@@ -6,11 +6,13 @@ import tarfile
 import zipfile
 
 import in_process
+import memory_store
 import pytest
 
 from vmsst import errors
 from vmsst.downloads import evaluation_sets, fetch, tables
 from vmsst.evaluation import benchmarks
+from vmsst.files import storage
 
 
 def blob(content):
@@ -109,6 +111,39 @@ def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path)
   (tmp_path / "tatoeba" / "tatoeba.afr-eng.eng").unlink()
   evaluation_sets.download(fetcher, chosen, tmp_path)
   assert len(server.requests) == 3
+
+
+def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
+  memory_store.installed(monkeypatch)
+  root, work = storage.path("gs://bucket/data"), tmp_path / "work"
+  ends = {"en": b"en-1\tone\n", "gold": b"de-1\ten-1\n", "de": b"de-1\teins\n"}
+  archive = zipped({f"bucc2018/de-en/de-en.training.{end}": x for end, x in ends.items()})
+  chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
+  (item,) = chosen.items
+  chosen = dataclasses.replace(chosen, items=(dataclasses.replace(item, path="x.zip"),))
+  upload = storage.upload
+  uploaded, lines = [], []
+
+  def fail_at_the_second(local, url):
+    uploaded.append(url)
+    if len(uploaded) == 2:
+      raise errors.InputError("no connection")
+    upload(local, url)
+
+  monkeypatch.setattr(storage, "upload", fail_at_the_second)
+  with pytest.raises(errors.InputError, match="no connection"):
+    evaluation_sets.download(fetcher, chosen, root, work=work)
+  assert storage.names(root) == {"bucc2018"}
+  for _ in range(2):
+    evaluation_sets.download(fetcher, chosen, root, lines.append, work=work)
+  assert len(server.requests) == 1
+  assert lines[-2:] == ["bucc2018: 3 files in gs://bucket/data/bucc2018", "bucc2018: complete"]
+  for end, content in ends.items():
+    assert (root / f"bucc2018/de-en.training.{end}").read_bytes() == content
+  assert not list(work.iterdir())
+  storage.remove(root / "bucc2018/de-en.training.de")
+  evaluation_sets.download(fetcher, chosen, root, work=work)
+  assert len(server.requests) == 2
 
 
 def test_archives_are_unpacked(server, fetcher, tmp_path):

@@ -5,10 +5,12 @@ import sys
 
 import in_process
 import killed_commands
+import memory_store
 import pytest
 
 from vmsst import errors
 from vmsst.downloads import opus
+from vmsst.files import storage
 
 
 def record(server, pair, corpus="Europarl", version="v8", **changes):
@@ -84,6 +86,32 @@ def test_releases_are_fetched_once_into_opus_s_layout(server, api, fetcher, tmp_
   path = tmp_path / "Europarl" / "v8" / "moses" / "de-en.txt.zip"
   assert path.read_bytes() == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
   assert reported == [True, False]
+
+
+def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypatch):
+  store, root = memory_store.installed(monkeypatch), storage.path("gs://bucket/opus")
+  found = opus.releases(api, [("Europarl", None)], opus.one_of(["de-en"]))
+  reported, upload = [], storage.upload
+
+  def download():
+    work = tmp_path / "work"
+    opus.download(fetcher, found, root, lambda _, new: reported.append(new), work=work)
+
+  monkeypatch.setattr(storage, "upload", None)  # A process that is killed before it uploads.
+  with pytest.raises(TypeError):
+    download()
+  monkeypatch.setattr(storage, "upload", upload)
+  requests = len(server.requests)
+  for _ in range(2):
+    download()
+  assert reported == [True, False]
+  assert len(server.requests) == requests  # The local file was kept.
+  url = "gs://bucket/opus/Europarl/v8/moses/de-en.txt.zip"
+  assert store.cat_file(url) == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
+  assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+  store.pipe_file(url, b"x" * 5000)
+  with pytest.raises(errors.InputError, match=rf"{url} has 5,000 bytes, not .*; remove it"):
+    download()
 
 
 def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
@@ -183,6 +211,8 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
   for arguments, message in (
     (("opus", *chosen), "--output"),
     (("opus", "--output", "x"), "--corpus or --recipe"),
+    (("opus", *chosen, "--output", "gs://bucket/x"), "is not local; give a local folder with --w"),
+    (("opus", *chosen, "--output", "x", "--work", "y"), "--work does not apply to the local fo"),
     (
       ("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"),
       "none of these language pairs",

@@ -3,10 +3,11 @@
 import os
 import pathlib
 
+import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.files import atomic_files, outputs, resumable_lines
+from vmsst.files import atomic_files, outputs, resumable_lines, storage
 
 
 @pytest.fixture
@@ -36,6 +37,24 @@ def test_an_output_in_a_store_that_is_an_input_is_refused():
     with pytest.raises(errors.InputError, match=r"the output gs://bucket/run/? is also an input"):
       outputs.check(["a.txt", "gs://bucket/run"], **given)
   outputs.check(["gs://bucket/run"], folder="gs://bucket/run/new")
+
+
+def test_a_file_in_a_store_must_be_writable(monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  outputs.check(["gs://bucket/a.txt"], file="gs://bucket/new/file")
+  assert store.find("") == []
+  for folder in ("gs://bucket", "gs://bucket/new/"):
+    with pytest.raises(errors.InputError, match=f"{folder} is a folder; give a file as output"):
+      outputs.check([], file=folder)
+
+  def refuse(*args, **options):
+    raise PermissionError("read-only")
+
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
+  with pytest.raises(
+    errors.InputError, match=r"gs://bucket/new/\.write.* cannot be written: .*only"
+  ):
+    outputs.check([], file="gs://bucket/new/file")
 
 
 @pytest.mark.parametrize("output", ["new", "new/deep/file", "run/new", "-", "/dev/null"])
@@ -167,3 +186,31 @@ def test_lines_leave_nothing_before_the_first_and_their_state_after_it(place):
   writer = resumable_lines.LineWriter(place / "none", {})
   writer.finish()
   assert (place / "none").read_bytes() == b""
+
+
+def test_lines_in_a_store_appear_when_they_are_complete_and_resume(monkeypatch):
+  store, url = memory_store.installed(monkeypatch), "gs://bucket/new/lines"
+  store.pipe_file(f"{url}.part/{0:016d}", b"of a killed command without a state")
+  store.pipe_file(f"{url}.part/{7:016d}", b"the same")
+  writer = resumable_lines.LineWriter(url, {"x": 1})
+  for lines in (["one"], ["two", "three"]):
+    writer.append(lines)
+  writer.close()
+  store.pipe_file(f"{url}.part/{14:016d}", b"killed before the state was written")
+  assert storage.names("gs://bucket/new") == {"lines.part", "lines.part.json"}
+  with pytest.raises(errors.InputError, match=r"gs://bucket/new/lines.part: .* x is 1, not 2"):
+    resumable_lines.LineWriter(url, {"x": 2})
+  writer = resumable_lines.LineWriter(url, {"x": 1})
+  assert writer.done == 3
+  writer.append(["four"])
+  writer.finish()
+  writer.close()
+  assert store.cat_file(url) == b"one\ntwo\nthree\nfour\n"
+  assert storage.names("gs://bucket/new") == {"lines"}
+  writer = resumable_lines.LineWriter(url, {"x": 1})  # starts over
+  assert writer.done == 0
+  writer.append(["five"])
+  store.rm(f"{url}.part", recursive=True)
+  with pytest.raises(errors.InputError, match=r"lines\.part/0+ cannot be read"):
+    writer.finish()
+  assert store.cat_file(url) == b"one\ntwo\nthree\nfour\n"

@@ -70,6 +70,17 @@ def test_files_are_found_by_pattern_in_stores_and_on_this_machine(store, tmp_pat
   assert sorted(storage.objects_below("gs://bucket/a[b]/in/")) == ["deep/x.txt", "x.tsv"]
 
 
+def test_only_what_is_named_is_removed(store):
+  for name in ("a1/x", "a1/y", "a[1]/x", "a[1]/y", "a[1]/in/z"):
+    store.pipe_file(f"gs://bucket/{name}", b"")
+  storage.remove("gs://bucket/a[1]/x")
+  storage.remove_files("gs://bucket/a[1]/in", ["z"])
+  assert storage.objects_below("gs://bucket") == ["a1/x", "a1/y", "a[1]/y"]
+  storage.remove("gs://bucket/a[1]")
+  storage.remove_files("gs://bucket/a1", ["y"])
+  assert storage.sizes("gs://bucket") == {"a1/x": 0}
+
+
 def test_a_failed_write_leaves_the_former_object(store):
   url = "gs://bucket/a"
   atomic_files.write_text(url, "old")

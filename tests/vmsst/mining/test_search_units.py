@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
+from vmsst.files import storage
 from vmsst.mining import search_units, span_search, text_search
 from vmsst.search import exact_search
 from vmsst.units import kept_values, local
@@ -96,6 +97,24 @@ def test_spans_of_a_large_corpus_are_units_too(
   assert len(compared) == 1 + comparisons  # Unfinished spans are searched again.
   assert output.read_text(encoding="utf-8").splitlines() == expected
   assert [path.name for path in output.parent.iterdir()] == ["found.jsonl"]
+
+
+@pytest.mark.parametrize("span_rows", [10, 1000])
+def test_results_and_unfinished_work_in_an_object_store(corpus, tmp_path, monkeypatch, span_rows):
+  store = memory_store.installed(monkeypatch)
+  monkeypatch.setattr(text_search, "WINDOW", 4)
+  monkeypatch.setattr(span_search, "_SPAN_ROWS", span_rows)
+  encoder, url = Encoder(letters_vector), "gs://bucket/out/found"
+  encoder.failing = "a"
+  with pytest.raises(errors.InputError, match="of queries 9 to 9: no memory"):
+    search(corpus, encoder, url)
+  assert storage.names("gs://bucket/out") == {"found.search"}
+  encoder.failing = "b"  # in the first unit, which is not done again
+  search(corpus, encoder, url)
+  encoder.failing = None
+  search(corpus, encoder, tmp_path / "found")
+  assert store.cat_file(url) == (tmp_path / "found").read_bytes()
+  assert storage.names("gs://bucket/out") == {"found"}
 
 
 def test_vectors_in_an_object_store_are_found_there(corpus, monkeypatch):

@@ -1,12 +1,13 @@
 import json
 
 import line_files
+import memory_store
 import numpy as np
 import pytest
 import tiny_encoders
 
 import vmsst
-from vmsst import cli
+from vmsst import cli, errors
 from vmsst.bitext import readers
 from vmsst.networks import sentence_encoder
 from vmsst.vectors import bitext_vectors
@@ -37,3 +38,27 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   description = json.loads((tmp_path / "out" / "description.json").read_text())
   assert description["encoder"]["name"] == str(run / "checkpoint_3")
   assert description["files"]["data/x.de-en.tsv.npy"]["lines"] == 3
+
+
+def test_vectors_in_a_store_are_those_on_disk_and_copied_once(run, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  path = line_files.write_tsv(tmp_path / "data" / "x.de-en.tsv", PAIRS)
+  (file,) = readers.find_bitext(str(path))
+  for out in (str(tmp_path / "out"), "gs://bucket/out"):
+    assert cli.main(["data", "embed", str(run), out, str(path)]) == 0
+  url = bitext_vectors.path_of("gs://bucket/out", file)
+  assert store.cat_file(url) == (tmp_path / "out" / "data" / "x.de-en.tsv.npy").read_bytes()
+  found, expected = (
+    bitext_vectors.open_vectors(folder, file)
+    for folder in ("gs://bucket/out", str(tmp_path / "out"))
+  )
+  np.testing.assert_array_equal(found, expected)
+  bitext_vectors.check_count("gs://bucket/out", file, 3)
+  local = bitext_vectors.local_path("gs://bucket/out", file)
+  assert local == bitext_vectors.local_path("gs://bucket/out", file)
+  # A finished file is not written again, and its settings are compared.
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)
+  assert cli.main(["data", "embed", str(run), "gs://bucket/out", str(path)]) == 0
+  store.rm(url)
+  with pytest.raises(errors.InputError, match=f"{url}: no such file"):
+    bitext_vectors.local_path("gs://bucket/out", file)

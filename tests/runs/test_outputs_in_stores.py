@@ -1,0 +1,265 @@
+"""Outputs of commands in object stores, with real servers and kills; see test_object_stores.py."""
+
+import contextlib
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+
+import benchmark_trees
+import commands
+import embed_lines
+import line_files
+import numpy as np
+import pytest
+import tiny_encoders
+
+from vmsst.bitext import readers
+from vmsst.files import atomic_files, input_files, storage
+from vmsst.networks import sentence_encoder
+from vmsst.networks import vmsst as networks
+from vmsst.vectors import bitext_vectors, vector_store
+
+# Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: after a number
+# of units, or before an object whose URL matches is uploaded, after a number of such objects.
+KILLED = {
+  "mine": (
+    "mine {data}/a.txt {data}/b.txt {out}/pairs.tsv --encoder {run}",
+    [("units", 1), ("units", 4), (r"/pairs\.tsv$", 0)],
+  ),
+  "search": (
+    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --output {out}/found "
+    "--workers 2",
+    [("units", 3), ("/found$", 0)],
+  ),
+  "score": (
+    "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
+    [(r"/scores\.part/", 3), (r"/scores\.part\.json$", 1), ("/scores$", 0)],
+  ),
+  "score by likelihood": (
+    "score {run} {data}/a.txt {data}/b.txt --output {out}/likely --by likelihood --languages en de",
+    [(r"/likely\.part/", 3)],
+  ),
+  "translate": (
+    "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
+    [(r"/german\.txt$", 0)],
+  ),
+  "data embed": (
+    "data embed {run} {out}/teacher {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
+    [(r"/y\.fr-en\.tsv\.npy$", 0)],
+  ),
+  "data mine-negatives": (
+    "data mine-negatives {run} {out}/negatives {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
+    [(r"/description\.json$", 1)],
+  ),
+}
+
+# Each job is a fork of a process that has imported what they need.
+JOBS = """
+import json, os, re, signal, sys
+import orbax.checkpoint
+import vmsst.inference.encoder, vmsst.inference.loading, vmsst.inference.translation
+import vmsst.search.device_search, vmsst.vectors.bitext_vectors, vmsst.vectors.file_embedding
+from vmsst import cli
+from vmsst.files import storage
+import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.search_units
+from vmsst.mining import pair_scoring, span_search
+from vmsst.search import sharded_search
+from vmsst.units import local
+pair_scoring._WINDOW = 16
+span_search._SPAN_ROWS = 30
+sharded_search._LEAST_SOURCES = 16
+upload, work = storage.upload, local.Local.work
+
+def kill_at(kind, left):
+  def count():
+    nonlocal left
+    if not left:
+      os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+
+  def counted_upload(path, url):
+    if re.search(kind, url):
+      count()
+    upload(path, url)
+
+  def counted_work(self, title, units):
+    for unit in work(self, title, units):
+      if kind == "units":
+        count()
+      yield unit
+
+  storage.upload, local.Local.work = counted_upload, counted_work
+
+statuses = []
+for kill, argv in json.loads(sys.argv[1]):
+  child = os.fork()
+  if not child:
+    status = 70
+    try:
+      if kill:
+        kill_at(*kill)
+      status = cli.main(argv)
+    finally:
+      os._exit(status)
+  statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(statuses))
+"""
+
+TEACHER = """
+import sys
+import numpy as np
+import seqio
+from vmsst.tasks import bitext
+from vmsst.text import vocabularies
+lengths = {"inputs": 8, "targets": 8, "teacher_inputs": 6, "teacher_targets": 6}
+rows = []
+for teacher in sys.argv[2:]:
+  for memory_limit in (1 << 20, 0):  # in memory and streamed
+    name = bitext.files(
+      sys.argv[1], vocabularies.ByteVocabulary(), teacher=teacher, memory_limit=memory_limit
+    )
+    found = seqio.get_mixture_or_task(name).get_dataset(
+      sequence_length=lengths, split="train", shuffle=False, num_epochs=1
+    )
+    rows.append(np.stack([row["teacher_inputs"] for row in found.as_numpy_iterator()]))
+for each in rows:
+  np.testing.assert_array_equal(each, rows[0])
+assert len(rows[0]) == 100
+"""
+
+
+def write_texts(folder):
+  """Writes inputs of the commands in KILLED: texts, vectors of one of them, and bitexts."""
+  lines = [line for line in embed_lines.make_lines(220) if line][:200]
+  line_files.write_lines(folder / "a.txt", lines)
+  line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
+  writer = vector_store.Writer(folder / "vectors", 6, shard_rows=30)
+  writer.append(np.random.default_rng(0).normal(size=(200, 6)))
+  writer.finish()
+  for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
+    line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
+
+
+@pytest.mark.slow
+def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_path):
+  write_texts(tmp_path / "data")
+  url, work = f"{bucket}/killed_commands", tmp_path / "work"
+  work.mkdir()
+  benchmark_trees.upload(tmp_path / "data", f"{url}/data")
+  network = networks.VmsstNetwork(tiny_encoders.t5_config(), latent_dim=6)
+  encoder = sentence_encoder.SentenceEncoder(network.config, network.latent_dim)
+  model = tiny_encoders.model_of(encoder, network=network)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+
+  def do(root, jobs):
+    """Returns the exit codes of commands, each with the moment when it is killed or None."""
+    places = {"run": run, "data": f"{root}/data", "out": f"{root}/out"}
+    given = [(kill, KILLED[name][0].format(**places).split()) for kill, name in jobs]
+    process = subprocess.run(
+      [sys.executable, "-c", JOBS, json.dumps(given)],
+      env=commands.environment(),
+      cwd=work,
+      stdout=subprocess.PIPE,
+      text=True,
+      check=True,
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+  def contents(root):
+    return {
+      name: input_files.read_bytes(f"{root}/out/{name}").replace(str(root).encode(), b"ROOT")
+      for name in files_below(f"{root}/out")
+    }
+
+  undisturbed = [(None, name) for name in KILLED]
+  assert set(do(tmp_path, undisturbed)) == {0}
+  expected = contents(tmp_path)
+  assert {"pairs.tsv", "found", "scores", "likely", "german.txt"} < expected.keys()
+  assert {"teacher/t/y.fr-en.tsv.npy", "negatives/t/y.fr-en.tsv.gz"} < expected.keys()
+  kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
+  assert do(url, kills) == [-signal.SIGKILL] * len(kills)
+  unfinished = storage.names(f"{url}/out")
+  assert {"pairs.tsv.search", "found.search", "scores.part", "likely.part.json"} < unfinished
+  assert not {"pairs.tsv", "found", "scores", "likely", "german.txt"} & unfinished
+  assert set(do(url, undisturbed)) == {0}
+  found = contents(url)
+  assert sorted(found) == sorted(expected)
+  assert [name for name in expected if found[name] != expected[name]] == []
+  assert not list(work.iterdir())
+
+
+def files_below(root):
+  """Returns the names of all files below a folder, relative to it."""
+  if storage.is_url(root):
+    return storage.objects_below(root)
+  inside = pathlib.Path(root).rglob("*")
+  return [path.relative_to(root).as_posix() for path in inside if path.is_file()]
+
+
+@pytest.mark.slow
+def test_training_reads_the_vectors_of_a_teacher_in_a_store(bucket, tmp_path):
+  write_texts(tmp_path)
+  (bitext,) = readers.find_bitext(str(tmp_path / "t" / "x.de-en.tsv"))
+  vectors = np.random.default_rng(1).normal(size=(100, 2, 6)).astype(np.float32)
+  folders = f"{tmp_path}/teacher", f"{bucket}/teacher"
+  for folder in folders:
+    with atomic_files.atomic_file(bitext_vectors.path_of(folder, bitext)) as stream:
+      np.save(stream, vectors)
+  commands.script(TEACHER, bitext.paths[0], *folders, cwd=tmp_path)
+
+
+DOWNLOAD = """
+import os, signal, sys
+from vmsst import cli
+from vmsst.downloads import opus
+from vmsst.files import storage
+opus.API, kill = sys.argv[1], int(sys.argv[2])
+upload, before = storage.upload, []
+def upload_one(path, url):
+  if kill and before:
+    os.kill(os.getpid(), signal.SIGKILL)
+  before.append(upload(path, url))
+storage.upload = upload_one
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_download_into_a_store_resumes(bucket, tmp_path):
+  served = tmp_path / "served"
+  content = {
+    pair: np.random.default_rng(n).bytes(50_000) for n, pair in enumerate(("de-en", "en-fr"))
+  }
+  with (
+    subprocess.Popen(
+      [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "-d", str(tmp_path)],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      text=True,
+    ) as server,
+    contextlib.ExitStack() as cleanup,
+  ):
+    cleanup.callback(server.kill)
+    root = f"http://127.0.0.1:{server.stdout.readline().split()[5]}/served"
+    records = []
+    for pair, data in content.items():
+      line_files.write_text(served / f"{pair}.txt.zip", data)
+      source, target = pair.split("-")
+      about = {"source": source, "target": target, "url": f"{root}/{pair}.txt.zip", "size": 48}
+      records.append({"corpus": "Europarl", "version": "v8", "alignment_pairs": 9, **about})
+    line_files.write_text(served / "api", json.dumps({"corpora": records}))
+    url, work = f"{bucket}/opus", tmp_path / "work"
+    argv = ["data", "download", "opus", "--corpus=Europarl", f"--output={url}", f"--work={work}"]
+    for kill, status in ((1, -signal.SIGKILL), (0, 0), (0, 0)):
+      command = [sys.executable, "-c", DOWNLOAD, f"{root}/api", str(kill), *argv]
+      done = subprocess.run(command, env=commands.environment(), check=False, timeout=600)
+      assert done.returncode == status
+      names = storage.objects_below(url)
+      assert len(names) == 2 - kill
+      for name in names:
+        pair = name.rsplit("/", 1)[-1].removesuffix(".txt.zip")
+        assert name == f"Europarl/v8/moses/{pair}.txt.zip"
+        assert storage.filesystem(url).cat_file(f"{url}/{name}") == content[pair]
+    assert not [path for path in work.rglob("*") if path.is_file()]
