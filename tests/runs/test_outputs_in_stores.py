@@ -168,10 +168,13 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
     return json.loads(process.stdout.splitlines()[-1])
 
   def contents(root):
-    return {
-      name: input_files.read_bytes(f"{root}/out/{name}").replace(str(root).encode(), b"ROOT")
-      for name in files_below(f"{root}/out")
-    }
+    """Returns the bytes of all outputs by name, without the places of inputs and outputs."""
+    found = {}
+    for name in files_below(f"{root}/out"):
+      found[name] = input_files.read_bytes(f"{root}/out/{name}")
+      for place in (url, str(tmp_path)):
+        found[name] = found[name].replace(place.encode(), b"ROOT")
+    return found
 
   undisturbed = [(None, name) for name in KILLED]
   assert set(do(tmp_path, undisturbed)) == {0}
