@@ -21,6 +21,8 @@ The time is that from strings to float32 vectors, tokenization included. Peers u
 size of --peer_batch_sizes. The first call, which compiles, is reported as `first_call_seconds`.
 Each measurement runs in its own process, and the variants take turns.
 
+With --device=gpu, both run on the first GPU.
+
 Prints one JSON line per variant and a last one: `ratio` is the smallest of the models' ratios of
 median sentences per second, ours over the peer's, above 1 if ours is faster. On a shared machine,
 `ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors,
@@ -78,6 +80,11 @@ SHAPES = {
   "mt5_24x1024": mt5(24, 1024, 16, 2816),
 }
 _MAX_LENGTH = 512
+TORCH = {"cpu": "cpu", "gpu": "cuda"}  # names of devices
+ENVIRONMENTS = {
+  "cpu": {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+  "gpu": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # leaves memory for PyTorch
+}
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -194,28 +201,33 @@ def save_mt5(name: str, folder: pathlib.Path, target: pathlib.Path) -> None:
 # The variants: functions of sentences
 
 
-def ours(name: str, folder: pathlib.Path, batch_size: int | None) -> Encode:
-  del batch_size  # chosen by length
+def ours(name: str, folder: pathlib.Path, options: argparse.Namespace) -> Encode:
   import vmsst
 
-  return vmsst.load(folder / f"{name}.vmsst").encode
+  return vmsst.load(folder / f"{name}.vmsst", dtype=options.dtype).encode
 
 
-def sentence_transformers_bert(name: str, folder: pathlib.Path, batch_size: int | None) -> Encode:
+def sentence_transformers_bert(
+  name: str, folder: pathlib.Path, options: argparse.Namespace
+) -> Encode:
   import sentence_transformers as st
+  import torch
   from sentence_transformers import models
 
   transformer = models.Transformer(str(folder / name), max_seq_length=_MAX_LENGTH)
   pooling = models.Pooling(SHAPES[name]["hidden_size"])
-  model = st.SentenceTransformer(modules=[transformer, pooling], device="cpu")
-  return lambda sentences: model.encode(sentences, batch_size=batch_size)
+  model = st.SentenceTransformer(modules=[transformer, pooling], device=TORCH[options.device])
+  model.to(getattr(torch, options.dtype))
+  return lambda sentences: model.encode(sentences, batch_size=options.batch_size)
 
 
-def transformers_mt5(name: str, folder: pathlib.Path, batch_size: int | None) -> Encode:
+def transformers_mt5(name: str, folder: pathlib.Path, options: argparse.Namespace) -> Encode:
   import torch
   import transformers
 
+  batch_size, device = options.batch_size, TORCH[options.device]
   model = transformers.MT5EncoderModel.from_pretrained(folder / name).eval()
+  model.to(device, getattr(torch, options.dtype))
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
   width = SHAPES[name]["d_model"]
 
@@ -231,16 +243,16 @@ def transformers_mt5(name: str, folder: pathlib.Path, batch_size: int | None) ->
         truncation=True,
         max_length=_MAX_LENGTH,
         return_tensors="pt",
-      )
+      ).to(device)
       hidden_BTD = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)[0]
       mask_BT1 = batch.attention_mask[:, :, None].float()
-      vectors_ND[index_B] = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
+      vectors_ND[index_B] = ((hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)).cpu()
     return vectors_ND
 
   return encode
 
 
-MAKERS: dict[str, Callable[[str, pathlib.Path, int | None], Encode]] = {
+MAKERS: dict[str, Callable[[str, pathlib.Path, argparse.Namespace], Encode]] = {
   "vmsst": ours,
   "sentence_transformers": sentence_transformers_bert,
   "transformers": transformers_mt5,
@@ -261,7 +273,7 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   folder, sentences = pathlib.Path(options.folder), read_sentences(options.data)
   sentences = sentences[: options.sentences]
   model, maker = options.measure.split("/")
-  encode = MAKERS[maker](model, folder, options.batch_size)
+  encode = MAKERS[maker](model, folder, options)
   load_peak, loaded = measure.resident_bytes(peak=True), measure.resident_bytes()
   measure.reset_peak()
   vectors = []
@@ -279,16 +291,20 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
     "loaded": loaded,
     "peak": measure.resident_bytes(peak=True),
     "matmul_gflops": measure.matmul_gflops(2048),
+    "device": measure.jax_device(),
   }
 
 
-def run(variant: tuple[str, str], batch_size: int | None, repeats: int, path: pathlib.Path) -> dict:
+def run(
+  variant: tuple[str, str], batch_size: int | None, repeats: int, path: pathlib.Path, device: str
+) -> dict:
   """Returns the result of `measure_variant` in its own process."""
   own = [f"--measure={'/'.join(variant)}", f"--folder={path}", f"--repeats={repeats}"]
   own += [f"--vectors={path / '-'.join(variant)}.npy"]
   own += [] if batch_size is None else [f"--batch_size={batch_size}"]
-  on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-  return measure.in_own_process(__file__, [*sys.argv[1:], *own], "/".join(variant), on_cpu)
+  return measure.in_own_process(
+    __file__, [*sys.argv[1:], *own], "/".join(variant), ENVIRONMENTS[device]
+  )
 
 
 # --------------------------------------------------------------------------------------------
@@ -304,7 +320,7 @@ def report(
     "benchmark": "encode",
     "model": variant[0],
     "variant": variant[1],
-    "device": "cpu",
+    "device": runs[0]["device"],
     **measure.machine("jax", "torch", "transformers", "sentence-transformers"),
     "sentences": count,
     "batch_size": batch_size,
@@ -340,6 +356,8 @@ def main() -> None:
   parser.add_argument("--repeats", type=int, default=3, help="timed calls per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--peer_batch_sizes", type=int, nargs="+", default=[32, 128])
+  parser.add_argument("--device", default="cpu", choices=TORCH, help="default: cpu")
+  parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
   parser.add_argument("--measure", help=argparse.SUPPRESS)
   parser.add_argument("--folder", help=argparse.SUPPRESS)
   parser.add_argument("--vectors", help=argparse.SUPPRESS)
@@ -363,13 +381,15 @@ def main() -> None:
       batch_sizes[variant] = min(
         sizes,
         key=lambda size, variant=variant: (
-          min(run(variant, size, 1, folder)["seconds"]) if len(sizes) > 1 else 0
+          min(run(variant, size, 1, folder, options.device)["seconds"]) if len(sizes) > 1 else 0
         ),
       )
     runs: dict[tuple[str, str], list[dict]] = {variant: [] for variant in variants}
     for _ in range(options.rounds):
       for variant in variants:
-        runs[variant].append(run(variant, batch_sizes[variant], options.repeats, folder))
+        runs[variant].append(
+          run(variant, batch_sizes[variant], options.repeats, folder, options.device)
+        )
     lines = {
       variant: report(variant, runs[variant], batch_sizes[variant], count) for variant in variants
     }

@@ -5,7 +5,8 @@
 
 Half of the vectors on each side have a near one on the other side. Variants:
 
-* faiss: two searches in an exact index (IndexFlatIP), one per direction; a Python loop that scores
+* faiss: two searches in an exact index (IndexFlatIP), one per direction, on all GPUs if FAISS
+  supports them (package faiss-gpu-cu12); a Python loop that scores
   every neighbor and another one that selects the best free pairs;
 * search: `vmsst.search.margins.margin_pairs`, which computes each similarity once;
 * devices: the same with the engine of `vmsst.search.device_search` (only if requested);
@@ -16,8 +17,8 @@ process (Linux) beyond the vectors, results included.
 
 Prints one JSON line per variant and size, and a last one for the largest size: `ratio` is the
 median time of faiss over that of search, `memory_ratio` that of memory; both are above 1 if search
-is better. `agreement` is the share of faiss's pairs that search finds. On a shared machine,
-`ratio_of_cpu_seconds` is more reliable.
+is better; `ratio_of_devices` is that of devices. `agreement` is the share of faiss's pairs that
+search finds. On a shared machine, `ratio_of_cpu_seconds` is more reliable.
 """
 
 import argparse
@@ -36,6 +37,7 @@ import numpy as np
 from vmsst.search import margins
 
 BASELINE, OURS, LOWER_BOUND, DEVICES = "faiss", "search", "matmul", "devices"
+FAISS_ON_GPUS = "faiss-gpu-cu12"
 _BLOCK = 2048
 _WARM_UP = 300
 
@@ -49,6 +51,8 @@ def with_faiss(source_ND, target_ND, k):
 
   def search(query_ND, base_ND):
     index = faiss.IndexFlatIP(base_ND.shape[1])
+    if getattr(faiss, "get_num_gpus", int)():
+      index = faiss.index_cpu_to_all_gpus(index)
     index.add(base_ND)
     return index.search(query_ND, k)
 
@@ -163,7 +167,9 @@ def processor() -> str:
 
 
 def packages(variants: list[str]) -> list[str]:
-  return ["numpy"] + ["faiss-cpu"] * (BASELINE in variants) + ["jax"] * (DEVICES in variants)
+  installed = {each.name for each in importlib.metadata.distributions()}
+  faiss = FAISS_ON_GPUS if FAISS_ON_GPUS in installed else "faiss-cpu"
+  return ["numpy"] + [faiss] * (BASELINE in variants) + ["jax"] * (DEVICES in variants)
 
 
 def report(
@@ -270,6 +276,8 @@ def main() -> None:
     "memory_ratio": baseline["additional_gb"] / ours["additional_gb"],
     "agreement": len(pairs[OURS] & pairs[BASELINE]) / len(pairs[BASELINE]),
   }
+  if DEVICES in lines:
+    ratios["ratio_of_devices"] = baseline["seconds"]["median"] / lines[DEVICES]["seconds"]["median"]
   rounded = {name: round(value, 4) for name, value in ratios.items()}
   print(json.dumps({"benchmark": "mining", "size": size, **rounded}))
 

@@ -1,13 +1,16 @@
 """Estimates the time of a full VMSST run and of a search over PAQ on pods and GPUs.
 
 Prints the Markdown tables of docs/scaling.md. All values are calculated; none is measured. The
-assumptions are flags or in `ASSUMPTIONS`; `DEVICES` names the source of hardware specifications.
+assumptions are flags or in `ASSUMPTIONS`; `vmsst.devices` has the hardware's rates and sources.
 """
 
 import argparse
 import dataclasses
 import math
 from collections.abc import Sequence
+
+from vmsst import devices
+from vmsst.losses import fused_gradients
 
 GB, TB = 1e9, 1e12
 DAY = 24 * 3600
@@ -21,7 +24,6 @@ QUERIES = 3_610 + 26 * 6_758  # NQ test questions, and MKQA ones with an answer 
 # How PAQ is searched (search/device_search.py): queries and questions compared at once, and
 # questions per query that are compared again in float32.
 QUERY_BLOCK, TARGET_BLOCK, CANDIDATES = 1 << 15, 1 << 13, 8
-VOCABULARY_CHUNK = 512  # tokens whose logits a device holds at a time (losses/vocabulary.py)
 
 # Internet scale: sentences to encode, and sentences per side to mine.
 SENTENCES, SIDE = 1_000_000_000, 100_000_000
@@ -41,50 +43,15 @@ CPU_PRICE = 0.1  # US dollars per hour of 2 cores
 FLOAT32_PASSES = 6  # matmuls in bfloat16 for one of XLA's highest precision
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """A chip.
-
-  Attributes:
-    name: Name.
-    flops: Peak dense bfloat16 FLOP/s.
-    memory: Memory in bytes.
-    bandwidth: Memory bandwidth in bytes per second.
-    link: One-way bandwidth to its neighbors in bytes per second.
-    price: Assumed price in US dollars per hour.
-    source: Source of all values except the price.
-  """
-
-  name: str
-  flops: float
-  memory: float
-  bandwidth: float
-  link: float
-  price: float
-  source: str
-
-
-# Links of v3, v4 and v5e: the pod's all-reduce bandwidth over its chips. v5p: half of 4,800 Gbit/s.
-# H100 and H200: half of NVLink's 900 GB/s, within a node of 8.
-DEVICES = [
-  Device(
-    "TPU v3", 123e12, 32 * 2**30, 900 * GB, 340 * TB / 1024, 2.0, "cloud.google.com/tpu/docs/v3"
-  ),
-  Device(
-    "TPU v4", 275e12, 32 * 2**30, 1200 * GB, 1100 * TB / 4096, 3.22, "cloud.google.com/tpu/docs/v4"
-  ),
-  Device(
-    "TPU v5e", 197e12, 16 * GB, 819 * GB, 51.2 * TB / 256, 1.2, "cloud.google.com/tpu/docs/v5e"
-  ),
-  Device("TPU v5p", 459e12, 95 * GB, 2765 * GB, 300 * GB, 4.2, "cloud.google.com/tpu/docs/v5p"),
-  Device(
-    "H100 SXM", 989.4e12, 80 * GB, 3350 * GB, 450 * GB, 3.0, "nvidia.com/en-us/data-center/h100"
-  ),
-  Device(
-    "H200 SXM", 989.4e12, 141 * GB, 4800 * GB, 450 * GB, 4.0, "nvidia.com/en-us/data-center/h200"
-  ),
-]
-BY_NAME = {device.name: device for device in DEVICES}
+# Assumed prices in US dollars per hour; devices without one are left out.
+PRICES = {
+  "TPU v3": 2.0,
+  "TPU v4": 3.22,
+  "TPU v5e": 1.2,
+  "TPU v5p": 4.2,
+  "H100 SXM": 3.0,
+  "H200 SXM": 4.0,
+}
 
 # Chips and microbatches (gin/meshes/24l_*.gin).
 TRAINING = [
@@ -155,13 +122,13 @@ def gathered_bytes(chips: int, microbatches: int) -> float:
   return microbatches * (2 + 2 + 4) * PARAMETERS * (chips - 1) / chips
 
 
-def memory_bytes(chips: int, microbatches: int) -> float:
+def memory_bytes(device: devices.Device, chips: int, microbatches: int) -> float:
   """Returns the main memory traffic of a chip in a step in bytes, without activations.
 
   The vocabulary projection reads the kernel twice (bfloat16) per chunk of tokens, and reads and
   writes its gradient (float32). The update and the sum of gradients access all parameters.
   """
-  chunks = 4 * BATCH * T / VOCABULARY_CHUNK / chips
+  chunks = 4 * BATCH * T / fused_gradients.default_chunk(V, device) / chips
   kernel = D * V
   update = (4 + 4 + 4 + microbatches * 3 * 4) * PARAMETERS / chips
   return chunks * (2 * 2 + 2 * 4) * kernel + update
@@ -190,10 +157,11 @@ def devices_table() -> str:
       f"{d.memory / GB:.0f}",
       f"{d.bandwidth / GB:.0f}",
       f"{d.link / GB:.0f}",
-      f"{d.price:.2f}",
+      f"{PRICES[d.name]:.2f}",
       d.source,
     ]
-    for d in DEVICES
+    for d in devices.DEVICES
+    if d.name in PRICES
   ]
   return _table(head, rows)
 
@@ -203,10 +171,10 @@ def training_table(mfu: float) -> str:
   head = ["chips", "pairs/s", "matmuls, s", "collectives, s", "memory, s", "step, s", "run", "$"]
   rows = []
   for name, chips, microbatches in TRAINING:
-    device = BY_NAME[name]
+    device = devices.BY_NAME[name]
     matmuls = step_flops() / chips / device.flops / mfu
     collectives = gathered_bytes(chips, microbatches) / device.link
-    memory = memory_bytes(chips, microbatches) / device.bandwidth
+    memory = memory_bytes(device, chips, microbatches) / device.bandwidth
     step = max(matmuls, collectives) + 0.5 * min(matmuls, collectives)
     seconds = step * PAIRS / BATCH
     rows.append(
@@ -218,7 +186,7 @@ def training_table(mfu: float) -> str:
         f"{memory:.2f}",
         f"{step:.2f}",
         _time(seconds),
-        f"{seconds / 3600 * chips * device.price:,.0f}",
+        f"{seconds / 3600 * chips * PRICES[device.name]:,.0f}",
       ]
     )
   return _table(head, rows)
@@ -237,7 +205,7 @@ def search_table(mfu: float, search_mfu: float, tokens: int, link: float) -> str
   scores = 2 * 4 * QUESTIONS * QUERIES
   candidates = QUERIES * QUESTIONS / TARGET_BLOCK * CANDIDATES * D * 4
   for name, chips in SEARCH:
-    device = BY_NAME[name]
+    device = devices.BY_NAME[name]
     seconds = [
       QUESTIONS * encoder_flops(tokens) / chips / device.flops / mfu,
       QUESTIONS / PREPARED_PER_S,
@@ -246,7 +214,7 @@ def search_table(mfu: float, search_mfu: float, tokens: int, link: float) -> str
       # Each chip has its part of the targets of a block, and as many candidates as a single chip.
       (scores / chips + candidates) / device.bandwidth,
     ]
-    cost = sum(seconds) / 3600 * chips * device.price
+    cost = sum(seconds) / 3600 * chips * PRICES[device.name]
     rows.append([f"{chips} {name}", *map(_time, (*seconds, sum(seconds))), f"{cost:.2f}"])
   return _table(head, rows)
 
@@ -288,7 +256,7 @@ def query_seconds(count: int) -> float:
 
 def jobs(mfu: float, search_mfu: float) -> list[Job]:
   """Returns the jobs of the table: encoding, and mining exactly and with indexes."""
-  gpu = BY_NAME["H100 SXM"]
+  gpu = devices.BY_NAME["H100 SXM"]
   vectors = SENTENCES * D * 2
   sides = 2 * SIDE * D * 2
   codes = 2 * SIDE * INDEX_BYTES
@@ -297,9 +265,9 @@ def jobs(mfu: float, search_mfu: float) -> list[Job]:
   fill = 2 * SIDE / FILLED_PER_S
   return [
     Job("encode, mt5-small", "2 cores", SENTENCES / MT5_SMALL_PER_S, 256, CPU_PRICE, vectors, True),
-    Job("encode, 24 layers", "H100", SENTENCES / h100, 8, gpu.price, vectors, False),
+    Job("encode, 24 layers", "H100", SENTENCES / h100, 8, PRICES[gpu.name], vectors, False),
     Job("mine exactly", "2 cores", SIDE**2 / EXACT_PER_S, 256, CPU_PRICE, sides, True),
-    Job("mine exactly", "H100", SIDE**2 / exact, 8, gpu.price, sides, False),
+    Job("mine exactly", "H100", SIDE**2 / exact, 8, PRICES[gpu.name], sides, False),
     Job("fill two indexes", "2 cores", fill, 256, CPU_PRICE, sides + codes, True),
     Job(
       "mine with indexes",
@@ -355,7 +323,7 @@ def main() -> None:
   )
   print(f"216 million pairs: {steps:,.0f} steps, {ours * steps:.2e} FLOPs.\n")
   print(training_table(options.mfu))
-  v3 = BY_NAME["TPU v3"]
+  v3 = devices.BY_NAME["TPU v3"]
   large = step_flops(8192, dense=True) * 100_000 / (128 * v3.flops * options.mfu)
   print(
     f"\nThe paper's largest ablation, 100,000 steps of 8,192 pairs with the dense projection, on "

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import measure
 
+from vmsst import devices
 from vmsst.losses import fused_gradients, vocabulary
 
 BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
@@ -193,7 +194,9 @@ def report(
     "tflop": round(flops(variant, options) / 1e12, 3),
   }
   if variant == OURS:
-    line["chunk"] = options.chunk or vocabulary.DEFAULT_CHUNK
+    device = devices.of_kind(line["device"])
+    default = fused_gradients.default_chunk(options.vocabulary, device)
+    line["chunk"] = options.chunk or default
   if lower_bound:
     line["share_of_lower_bound"] = round(lower_bound / min(seconds), 3)
   if options.peak_tflops:

@@ -1,10 +1,8 @@
 """`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
 
-import copy
 import inspect
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,11 +11,9 @@ import gin
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
-from jax.experimental import mesh_utils, topologies
-from jax.sharding import Mesh
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime import gin_utils, partitioning, progress, utils
+from vmsst.launch.runtime import gin_utils, partitioning, progress, topologies, utils
 from vmsst.launch.runtime import train as train_lib
 from vmsst.text import vocabularies
 
@@ -239,60 +235,17 @@ def memory(
   """
   step = _Step(model, cfg, partitioner, trainer_cls)
   if topology is not None:
-    partitioner = _on_topology(partitioner, topology)
+    partitioner = topologies.on_topology(partitioner, topology)
   lowered = step.function(partitioner).lower(step.state, step.batch)
+  parts = topologies.memory_parts(topologies.compile_step(lowered, partitioner.mesh))
+  peak = parts.pop("peak")
   device = partitioner.mesh.devices.flat[0].device_kind
-  try:
-    analysis = lowered.compile().memory_analysis()
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    reason = str(error).splitlines()[0]
-    raise InputError(
-      f"a step does not fit {partitioner.mesh.size} {device}: {reason}. Raise NUM_MICROBATCHES, "
-      "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
-    ) from None
-  parts = {
-    "arguments": analysis.argument_size_in_bytes,
-    "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-    "temporary": analysis.temp_size_in_bytes,
-  }
-  # Backends that do not report the peak return less than the arguments.
-  peak = analysis.peak_memory_in_bytes
-  if peak <= parts["arguments"]:
-    peak = sum(parts.values())
   return {
     "text": f"compiled for {partitioner.mesh.size} {device}, per device: "
     + ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
     + f"; peak {_mib(peak)}",
     "peak_bytes_per_device": peak,
   }
-
-
-def _on_topology(
-  partitioner: partitioning.PjitPartitioner, topology: str
-) -> partitioning.PjitPartitioner:
-  """Returns the same mesh on TPUs that need not exist."""
-  # Without these, libtpu looks for a TPU, and for other processes that use it.
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  try:
-    devices = topologies.get_topology_desc(topology, platform="tpu").devices
-  except Exception as error:  # from libtpu, or from finding it
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    raise InputError(
-      f"no TPU topology {topology!r} in the package libtpu; install libtpu or name a topology such "
-      f"as v5e:2x4: {reason}"
-    ) from error
-  mesh = partitioner.mesh
-  if len(devices) < mesh.size:
-    raise InputError(
-      f"{topology} has {len(devices)} devices but the mesh has {mesh.size}; choose a larger one"
-    )
-  moved = copy.copy(partitioner)
-  on_tpus = mesh_utils.create_device_mesh(mesh.devices.shape, list(devices)[: mesh.size])
-  moved.mesh = Mesh(on_tpus, mesh.axis_names)
-  return moved
 
 
 def matmul_flops(jaxpr: Any) -> float:

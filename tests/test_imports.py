@@ -22,6 +22,7 @@ LAYERS = [
   "vmsst.paths",
   "vmsst.languages",
   "vmsst.padding",
+  "vmsst.devices",
   "vmsst.sharding",
   "vmsst.files",
   "vmsst.units",

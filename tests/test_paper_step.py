@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -19,7 +20,7 @@ BENCHMARKS = ROOT / "benchmarks"
 @pytest.fixture
 def paper_step(monkeypatch):
   monkeypatch.syspath_prepend(BENCHMARKS)
-  names = ("paper_step", "measure")
+  names = ("paper_step", "measure", "compiled_program")
   yield importlib.import_module(names[0])
   for name in names:
     del sys.modules[name]
@@ -46,7 +47,7 @@ def test_model_flops_agree_with_xla(name, paper_step):
   )
   # Without a key there is no dropout; all tokens are one chunk, as XLA counts a loop's body once.
   loss_and_gradients = jax.value_and_grad(model.loss_fn, has_aux=True)
-  with paper_step.projections(chunk=4 * size.pairs * size.length):
+  with paper_step.projection_chunk(4 * size.pairs * size.length):
     lowered = jax.jit(lambda params, batch: loss_and_gradients(params, batch, None)).lower(
       shapes, paper_step.make_batch(size)
     )
@@ -79,30 +80,34 @@ def test_sizes_are_those_of_the_gin_files(name, constants, paper_step):
     assert str(getattr(paper_step.SIZES[name], fields.get(constant, constant))) == value
 
 
-def test_scopes_of_a_module_name_its_components(paper_step):
-  hlo = """HloModule jit_step
+def test_scopes_name_components_and_passes(paper_step):
+  scopes = {
+    "jit(step)/optimizer/add": ("optimizer", "optimizer"),
+    "jit(step)/transpose(jvp(N))/encoder/mlp/wi_0": ("encoder/dense", "backward"),
+    "jit(step)/jvp(N)/projection/while/body/exp": ("projection", "forward"),
+    "": ("unattributed", "unattributed"),
+  }
+  found = {x: (paper_step.component_of(x), paper_step.pass_of(x)) for x in scopes}
+  assert found == scopes
 
-%fused (p: f32[2]) -> f32[2] {
-  %p = f32[2]{0} parameter(0)
-  ROOT %add.1 = f32[2]{0} add(%p, %p), metadata={op_name="jit(step)/optimizer/add"}
-}
 
-ENTRY %main (a: f32[2]) -> (f32[2], f32[2]) {
-  %a = f32[2]{0} parameter(0)
-  %fusion = f32[2]{0} fusion(%a), kind=kLoop, calls=%fused
-  %dot.3 = f32[2]{0} dot(%a, %a), metadata={op_name="jit(step)/transpose(jvp(N))/encoder/mlp/wi_0"}
-  ROOT %tuple = (f32[2]{0}, f32[2]{0}) tuple(%fusion, %dot.3)
-}
-"""
-  scopes = paper_step.scopes_of(hlo)
-  assert scopes["fusion"] == ("fusion", "jit(step)/optimizer/add")
-  assert scopes["tuple"] == ("tuple", "")
-  found = {name: paper_step.component_of(scope) for name, (_, scope) in scopes.items()}
-  assert found["fusion"] == "optimizer"
-  assert found["dot.3"] == "encoder/dense"
-  assert found["tuple"] == "unattributed"
-  passes = [paper_step.pass_of(scopes[name][1]) for name in ("fusion", "dot.3", "tuple")]
-  assert passes == ["optimizer", "backward", "unattributed"]
+def test_times_of_a_compiled_step_follow_from_the_rates_of_the_device(paper_step):
+  class Program:
+    def costs(self):
+      return {"flops": 1e12, "bytes accessed": 3e9}
+
+    def collective_bytes(self, count):
+      return {"all-gather": 4e9 / count}
+
+    def cycles_by_scope(self):
+      return {"step/projection/exp": 3_000_000, "step/encoder/mlp/wi_0": 6_000_000}
+
+  device = paper_step.devices.Device("x", (), 2e14, 1e10, 1e12, 1e10, "", clock=1e9)
+  found = paper_step.modeled(Program(), 4, device, work=4e12)
+  assert found["megacycles"] == {"encoder/dense": 6.0, "projection": 3.0}
+  expected = {"flops": 0.005, "bytes": 0.003, "collectives": 0.1, "cycles": 0.009, "step": 0.109}
+  assert found["seconds"] == expected
+  assert found["mfu"] == pytest.approx(1e12 / 2e14 / 0.109, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -117,6 +122,20 @@ def test_a_tiny_step_runs_on_a_cpu():
   assert {"encoder/dense", "projection", "optimizer"} <= set(profile["profile"]["by_component"])
   assert {"forward", "backward", "optimizer"} <= set(profile["profile"]["by_pass"])
   assert last["ratio"] == pytest.approx(line["mfu"] / 0.5, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vmsst_6l", "contrastive_6l", "ems"])
+def test_a_step_is_compiled_for_devices_without_running(model):
+  command = [sys.executable, BENCHMARKS / "paper_step.py", f"--model={model}", "--size=tiny"]
+  command += ["--compile_only", "--scan_layers", "--mesh=fully_sharded", "--pairs=32"]
+  environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+  done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+  line, _ = map(json.loads, done.stdout.splitlines())
+  assert line["compiled_for"] == "8 cpu"
+  assert line["tflop"] > 0.9 * line["model_tflop"]
+  assert {"all-gather"} <= set(line["gb_received"])
+  assert line["mfu"] is None
 
 
 @pytest.mark.slow
@@ -138,7 +157,7 @@ def test_no_heavy_package_is_imported():
 
 
 def test_the_peak_follows_the_name_of_the_device(paper_step):
-  names = {"NVIDIA H100 80GB HBM3": 989, "TPU v5 lite": 197, "TPU v5": 459, "cpu": None}
+  names = {"NVIDIA H100 80GB HBM3": 989.4, "TPU v5 lite": 197, "TPU v5": 459, "cpu": None}
   for name, peak in names.items():
     device = argparse.Namespace(device_kind=name)
     assert paper_step.peak_tflops(device, None) == peak

@@ -40,3 +40,14 @@ def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
     names = tuple(name for name in names if mesh.get(name, 1) > 1)
     found.append(names if size % math.prod(mesh[name] for name in names) == 0 else ())
   return tuple(found)
+
+
+def local_size(**size: int) -> int:
+  """Returns the part of a logical axis on each device; see `mesh_axes`.
+
+  Args:
+    **size: Size of one logical axis.
+  """
+  (names,), (whole,) = mesh_axes(**size), size.values()
+  mesh = jax.sharding.get_abstract_mesh().shape
+  return whole // math.prod(mesh[name] for name in names)

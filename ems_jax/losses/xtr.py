@@ -25,11 +25,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from ems_jax.losses import token_targets
-from vmsst import sharding
+from vmsst import devices, sharding
 from vmsst.losses import fused_gradients
-
-# Sentences whose logits a device holds at a time.
-DEFAULT_CHUNK = 512
 
 
 def weighted_kl(
@@ -60,7 +57,8 @@ def weighted_kl(
     targets: Distribution that each vector must predict (see `token_targets`). Shares need not sum
       to 1. A token outside the vocabulary makes the sum NaN.
     weights_B: Weight of each sentence in the sum.
-    chunk: Sentences whose logits a device holds at a time; None: 512.
+    chunk: Sentences whose logits a device holds at a time; None: by the device
+      (`fused_gradients.default_chunk`), 512 on a CPU.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
@@ -69,7 +67,8 @@ def weighted_kl(
   fused_gradients.check_chunk(chunk)
   plan = _Plan.make(hidden_BE.shape[0], kernel_EV.shape[1], chunk=chunk, dtype=dtype)
   targets = jax.lax.stop_gradient(targets)
-  total, cross_entropy_B = _cross_entropy(plan, _Inputs(hidden_BE, kernel_EV, weights_B), targets)
+  with jax.named_scope("projection"):
+    total, cross_entropy_B = _cross_entropy(plan, _Inputs(hidden_BE, kernel_EV, weights_B), targets)
   negative_entropy_B = token_targets.negative_entropy(targets)
   return total + jnp.sum(weights_B * negative_entropy_B), cross_entropy_B + negative_entropy_B
 
@@ -103,7 +102,9 @@ class _Plan(NamedTuple):
   def make(cls, batch: int, vocab_size: int, *, chunk: int | None, dtype: str) -> "_Plan":
     """Returns the plan for the current mesh and axis rules."""
     batch_axes, vocab_axes = sharding.mesh_axes(batch=batch, vocab=vocab_size)
-    return cls(batch_axes, vocab_axes, vocab_size, chunk or DEFAULT_CHUNK, dtype)
+    columns = sharding.local_size(vocab=vocab_size)
+    chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
+    return cls(batch_axes, vocab_axes, vocab_size, chunk, dtype)
 
   def matmul(self, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns `a @ b` with operands in the plan's dtype."""

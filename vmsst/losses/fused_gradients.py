@@ -6,12 +6,45 @@ chunk, and the backward pass only multiplies them by a number. Logits of a whole
 and the results are exact.
 """
 
+import math
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from vmsst import devices
+
 Inputs = TypeVar("Inputs")
+
+# Rows of logits at a time on CPUs and unknown devices. On a CPU, fewer cost time for the kernel and
+# its gradient, and more only take memory (benchmarks/vocab_projection.py).
+_CHUNK = 512
+# Time of a chunk's kernels and gradients, as a part of that of its matmuls, and logits, as a part
+# of the memory. The latter has precedence.
+_KERNEL_SHARE = 0.1
+_MEMORY_SHARE = 1 / 12
+_LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16
+
+
+def default_chunk(columns: int, device: devices.Device | None) -> int:
+  """Returns the rows of logits that a device should hold at a time, a power of two.
+
+  In every chunk of M rows, a kernel of K elements is read twice, and its float32 gradient is read
+  and written: 12 K bytes. The matmuls take 6 M K FLOPs. Enough rows make the former negligible, if
+  the memory has room for their logits.
+
+  >>> default_chunk(250112, devices.BY_NAME["H100 SXM"])
+  4096
+
+  Args:
+    columns: Columns of the kernel on the device.
+    device: The device; None for a CPU.
+  """
+  if device is None:
+    return _CHUNK
+  enough = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
+  most = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
+  return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(enough)), most))))
 
 
 def check_chunk(chunk: int | None) -> None:

@@ -9,7 +9,8 @@ sentence:
 Logits exist for a few sentences at a time, and their gradients are computed in the forward pass
 (see `fused_gradients`). The results are exact.
 
-Axes: `C` sentences of one chunk, `N` chunks, `R` shards of the batch, `M` tokens of a chunk.
+Axes: `C` sentences of one chunk, `N` chunks, `X` rows `N C` or both axes (`_Plan.rows`), `R` shards
+of the batch, `M` tokens of a chunk, `c` sentences of a chunk on one shard.
 """
 
 import functools
@@ -20,12 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import padding, sharding
+from vmsst import devices, padding, sharding
 from vmsst.losses import fused_gradients
-
-# Tokens whose logits a device holds at a time. With fewer, reading the kernel and its gradient
-# costs more than the matmuls; with more, only memory grows (benchmarks/vocab_projection.py).
-DEFAULT_CHUNK = 512
 
 
 class TokenAux(NamedTuple):
@@ -69,7 +66,8 @@ def weighted_nll(
     sentence_kernel_SV: Kernel of the sentence vectors; None if `sentence_BS` is None.
     targets_BT: Token ids. Padding (0) never counts, whatever its weight.
     weights_BT: Weight of each token in the sum.
-    chunk: Tokens whose logits a device holds at a time, rounded to whole sentences; None: 512.
+    chunk: Tokens whose logits a device holds at a time, rounded to whole sentences; None: by the
+      device (`fused_gradients.default_chunk`), 512 on a CPU.
       Under a mesh entered by `with mesh:`, which hides its size, tokens of all devices together.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
@@ -79,10 +77,13 @@ def weighted_nll(
   if (sentence_BS is None) != (sentence_kernel_SV is None):
     raise ValueError("only one of sentence_BS and sentence_kernel_SV is None; pass both or neither")
   fused_gradients.check_chunk(chunk)
-  plan = _Plan.make(*targets_BT.shape, chunk=chunk or DEFAULT_CHUNK, dtype=dtype)
+  columns = sharding.local_size(vocab=hidden_kernel_DV.shape[1])
+  chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
+  plan = _Plan.make(*targets_BT.shape, chunk=chunk, dtype=dtype)
   weights_BT = jnp.where(targets_BT == padding.PAD_ID, 0.0, weights_BT)
   inputs = _Inputs(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, weights_BT)
-  return _weighted_nll(plan, inputs, targets_BT)
+  with jax.named_scope("projection"):
+    return _weighted_nll(plan, inputs, targets_BT)
 
 
 class _Inputs(NamedTuple):
@@ -110,9 +111,7 @@ class _Plan(NamedTuple):
   @classmethod
   def make(cls, batch: int, length: int, *, chunk: int, dtype: str) -> "_Plan":
     """Returns the plan with the fewest chunks of equal size."""
-    (batch_axes,) = sharding.mesh_axes(batch=batch)
-    mesh = jax.sharding.get_abstract_mesh().shape
-    shards = math.prod(mesh[name] for name in batch_axes)
+    shards = batch // sharding.local_size(batch=batch)
     most = max(1, chunk // length)
     chunks = math.ceil(batch / (shards * most))
     sentences = shards * math.ceil(batch / (shards * chunks))
@@ -141,6 +140,18 @@ class _Plan(NamedTuple):
     x = x.swapaxes(0, 1).reshape(self.sentences * self.chunks, *x.shape[2:])[: self.batch]
     return self.constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
+  def rows(self, x: jax.Array) -> jax.Array:
+    """Returns [N, C, ...] as [N * C, ...], which XLA's CPU backend multiplies faster.
+
+    Only without shards: devices would exchange rows.
+    """
+    return x.reshape(-1, *x.shape[2:]) if self.shards == 1 else x
+
+  def sentence_of_token(self, length: int) -> jax.Array:
+    """Returns the sentence of each token of a chunk on its shard, one-hot, [M, C / R]."""
+    own = jnp.repeat(jnp.eye(self.sentences // self.shards), length, axis=0)
+    return jnp.tile(own, (self.shards, 1))
+
   def matmul(self, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns `a @ b` with operands in the plan's dtype."""
     return fused_gradients.matmul(a, b, self.dtype)
@@ -152,11 +163,12 @@ def _weighted_nll(
 ) -> tuple[jax.Array, TokenAux]:
   """Computes `weighted_nll` without gradients."""
   kernel_DV = _kernel(plan, inputs.hidden_kernel_DV)
-  sentence_CNV = _sentence_logits(plan, inputs)
+  sentence_NCV = _sentence_logits(plan, inputs)
 
   def step(chunk: tuple[Any, ...]) -> TokenAux:
     i, hidden_CTD, targets_CT = chunk
-    return _score(_logits(plan, hidden_CTD, kernel_DV, sentence_CNV, i), targets_CT).aux
+    logits_MV = _logits(plan, hidden_CTD, kernel_DV, sentence_NCV, i)
+    return _score(plan, logits_MV, targets_CT).aux
 
   chunks = map(plan.cut, (inputs.hidden_BTD, targets_BT))
   aux = jax.tree.map(plan.join, jax.lax.map(step, (jnp.arange(plan.chunks), *chunks)))
@@ -170,34 +182,35 @@ def _forward(
   kernel_DV = _kernel(plan, inputs.hidden_kernel_DV)
 
   def step(carry: tuple[Any, Any], chunk: tuple[Any, ...]) -> tuple[Any, Any]:
-    kernel_gradient_RDV, sentence_CNV = carry
+    kernel_gradient_RDV, sentence_NCV = carry
     i, hidden_CTD, targets_CT, weights_CT = chunk
-    scored = _score(_logits(plan, hidden_CTD, kernel_DV, sentence_CNV, i), targets_CT)
-    gradient_CTV = scored.gradient_CTV
-    scale_CT1 = (weights_CT / scored.total_CT)[..., None]
+    logits_MV = _logits(plan, hidden_CTD, kernel_DV, sentence_NCV, i)
+    scored = _score(plan, logits_MV, targets_CT)
+    scale_M1 = weights_CT.reshape(-1, 1) / scored.total_M1
 
-    if sentence_CNV is not None:
+    if sentence_NCV is not None:
+      # A matmul instead of a sum over T: it reads the gradients in the compute dtype.
+      own_Mc = scale_M1 * plan.sentence_of_token(targets_CT.shape[1])
+      gradient_CV = _by_shard(plan, own_Mc, scored.gradient_MV).reshape(plan.sentences, -1)
       # Store the gradients in place of the logits of these sentences, which are no longer needed.
-      gradient_CV = jnp.sum(scale_CT1 * gradient_CTV, axis=1)
-      sentence_CNV = jax.lax.dynamic_update_index_in_dim(sentence_CNV, gradient_CV, i, 1)
-    gradient_MV = gradient_CTV.reshape(-1, gradient_CTV.shape[-1])
-    hidden_gradient_CTD = plan.matmul(gradient_MV, kernel_DV.T).reshape(hidden_CTD.shape)
-    hidden_gradient_CTD = (scale_CT1 * hidden_gradient_CTD).astype(hidden_CTD.dtype)
-    scaled_MD = (scale_CT1 * hidden_CTD).reshape(-1, hidden_CTD.shape[-1])
-    kernel_gradient_RDV += _by_shard(plan, scaled_MD, gradient_MV)
-    return (kernel_gradient_RDV, sentence_CNV), (scored.aux, hidden_gradient_CTD)
+      sentence_NCV = jax.lax.dynamic_update_index_in_dim(sentence_NCV, gradient_CV, i, 0)
+    hidden_MD = hidden_CTD.reshape(-1, hidden_CTD.shape[-1])
+    hidden_gradient_MD = scale_M1 * plan.matmul(scored.gradient_MV, kernel_DV.T)
+    hidden_gradient_CTD = hidden_gradient_MD.astype(hidden_CTD.dtype).reshape(hidden_CTD.shape)
+    kernel_gradient_RDV += _by_shard(plan, scale_M1 * hidden_MD, scored.gradient_MV)
+    return (kernel_gradient_RDV, sentence_NCV), (scored.aux, hidden_gradient_CTD)
 
   # One sum per shard, so that devices add theirs up once instead of once per chunk.
   sum_dtype = fused_gradients.accumulation_dtype(plan.dtype)
   start_RDV = jnp.zeros((plan.shards, *kernel_DV.shape), sum_dtype)
   start_RDV = plan.constrain(start_RDV, ("batch", None, "vocab"))
   chunks = map(plan.cut, (inputs.hidden_BTD, targets_BT, inputs.weights_BT))
-  (kernel_gradient_RDV, sentence_CNV), parts = jax.lax.scan(
+  (kernel_gradient_RDV, sentence_NCV), parts = jax.lax.scan(
     step, (start_RDV, _sentence_logits(plan, inputs)), (jnp.arange(plan.chunks), *chunks)
   )
   aux, hidden_gradient_BTD = jax.tree.map(plan.join, parts)
   sentence_gradient_BS, sentence_kernel_gradient_SV = _sentence_gradients(
-    plan, inputs, sentence_CNV
+    plan, inputs, sentence_NCV
   )
   gradients = _Inputs(
     hidden_gradient_BTD,
@@ -219,40 +232,51 @@ def _kernel(plan: _Plan, kernel_DV: jax.Array) -> jax.Array:
 
 
 def _sentence_logits(plan: _Plan, inputs: _Inputs) -> jax.Array | None:
-  """Returns the part of the logits shared by all tokens of a sentence, [C, N, V]."""
+  """Returns the part of the logits shared by all tokens of a sentence, [N, C, V]."""
   if inputs.sentence_BS is None:
     return None
-  logits_BV = plan.matmul(plan.pad(inputs.sentence_BS), _kernel(plan, inputs.sentence_kernel_SV))
-  # Unlike `cut`, this keeps the order of the rows, so that nothing this large moves.
-  logits_CNV = logits_BV.reshape(plan.sentences, plan.chunks, -1)
-  return plan.constrain(logits_CNV, ("batch", None, "vocab"))
+  sentence_XS = plan.rows(plan.cut(inputs.sentence_BS))
+  logits_XV = plan.matmul(sentence_XS, _kernel(plan, inputs.sentence_kernel_SV))
+  logits_NCV = logits_XV.reshape(plan.chunks, plan.sentences, -1)
+  return plan.constrain(logits_NCV, (None, "batch", "vocab"))
 
 
 def _sentence_gradients(
-  plan: _Plan, inputs: _Inputs, gradient_CNV: jax.Array | None
+  plan: _Plan, inputs: _Inputs, gradient_NCV: jax.Array | None
 ) -> tuple[jax.Array | None, jax.Array | None]:
   """Returns the gradients of the sentence vectors and their kernel from those of their logits."""
-  if gradient_CNV is None:
+  if gradient_NCV is None:
     return None, None
-  gradient_BV = gradient_CNV.reshape(-1, gradient_CNV.shape[-1])
-  gradient_BS = plan.matmul(gradient_BV, _kernel(plan, inputs.sentence_kernel_SV).T)
-  return gradient_BS[: plan.batch], plan.matmul(plan.pad(inputs.sentence_BS).T, gradient_BV)
+  gradient_XV = plan.rows(gradient_NCV)
+  gradient_XS = plan.matmul(gradient_XV, _kernel(plan, inputs.sentence_kernel_SV).T)
+  gradient_BS = plan.join(gradient_XS.reshape(plan.chunks, plan.sentences, -1))
+  sentence_XS = plan.rows(plan.cut(inputs.sentence_BS))
+  every_row = list(range(sentence_XS.ndim - 1))
+  kernel_gradient_SV = jnp.tensordot(
+    sentence_XS.astype(plan.dtype),
+    gradient_XV.astype(plan.dtype),
+    axes=(every_row, every_row),
+    preferred_element_type=fused_gradients.accumulation_dtype(plan.dtype),
+  )
+  return gradient_BS, kernel_gradient_SV
 
 
 def _logits(
   plan: _Plan,
   hidden_CTD: jax.Array,
   kernel_DV: jax.Array,
-  sentence_CNV: jax.Array | None,
+  sentence_NCV: jax.Array | None,
   i: jax.Array,
 ) -> jax.Array:
-  """Returns the logits of chunk i, [C, T, V]."""
-  # 2-D matmuls: XLA's CPU backend is slow on 3-D ones.
-  logits = plan.matmul(hidden_CTD.reshape(-1, hidden_CTD.shape[-1]), kernel_DV)
-  logits_CTV = logits.reshape(*hidden_CTD.shape[:2], -1)
-  if sentence_CNV is not None:
-    logits_CTV += jax.lax.dynamic_slice_in_dim(sentence_CNV, i, 1, axis=1)
-  return plan.constrain(logits_CTV, ("batch", None, "vocab"))
+  """Returns the logits of chunk i, [M, V]."""
+  # 2-D: XLA's CPU backend is slow on 3-D matmuls, and its TPU backend may copy 3-D gradients.
+  logits_MV = plan.matmul(hidden_CTD.reshape(-1, hidden_CTD.shape[-1]), kernel_DV)
+  if sentence_NCV is not None:
+    sentence_CV = jax.lax.dynamic_index_in_dim(sentence_NCV, i, keepdims=False)
+    # Added in 3-D: XLA would store all rows of repeated 2-D logits.
+    logits_CTV = logits_MV.reshape(*hidden_CTD.shape[:2], -1) + sentence_CV[:, None]
+    logits_MV = logits_CTV.reshape(logits_MV.shape)
+  return plan.constrain(logits_MV, ("batch", "vocab"))
 
 
 def _by_shard(plan: _Plan, a_MD: jax.Array, b_MV: jax.Array) -> jax.Array:
@@ -269,26 +293,29 @@ class _Scored(NamedTuple):
 
   Attributes:
     aux: The values returned to the caller.
-    gradient_CTV: Gradient of each token's loss by its logits, times `total_CT`.
-    total_CT: Sum of exp(logit - highest logit).
+    gradient_MV: Gradient of each token's loss by its logits, times `total_M1`, in the plan's dtype.
+    total_M1: Sum of exp(logit - highest logit).
   """
 
   aux: TokenAux
-  gradient_CTV: jax.Array
-  total_CT: jax.Array
+  gradient_MV: jax.Array
+  total_M1: jax.Array
 
 
-def _score(logits_CTV: jax.Array, targets_CT: jax.Array) -> _Scored:
+def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
   """Scores tokens; the vocabulary may be sharded over devices."""
-  is_target_CTV = jnp.arange(logits_CTV.shape[-1]) == targets_CT[..., None]
-  target_CT = jnp.take_along_axis(logits_CTV, targets_CT[..., None], axis=-1)[..., 0]
-  rival_CT = jnp.max(jnp.where(is_target_CTV, -jnp.inf, logits_CTV), axis=-1)
-  highest_CT = jnp.maximum(rival_CT, target_CT)
-  exp_CTV = jnp.exp(logits_CTV - highest_CT[..., None])
-  total_CT = jnp.sum(exp_CTV, axis=-1)
-  real_CT = targets_CT != padding.PAD_ID
-  nll_CT = jnp.where(real_CT, jnp.log(total_CT) + highest_CT - target_CT, 0.0)
+  targets_M1 = targets_CT.reshape(-1, 1)
+  is_target_MV = jnp.arange(logits_MV.shape[-1]) == targets_M1
+  target_M1 = jnp.take_along_axis(logits_MV, targets_M1, axis=-1)
+  rival_M1 = jnp.max(jnp.where(is_target_MV, -jnp.inf, logits_MV), axis=-1, keepdims=True)
+  highest_M1 = jnp.maximum(rival_M1, target_M1)
+  exp_MV = jnp.exp(logits_MV - highest_M1)
+  total_M1 = jnp.sum(exp_MV, axis=-1, keepdims=True)
+  real_M1 = targets_M1 != padding.PAD_ID
+  nll_M1 = jnp.where(real_M1, jnp.log(total_M1) + highest_M1 - target_M1, 0.0)
   # (softmax - one-hot) * total: callers divide by the total where rows are shorter.
-  at_target_CT = jnp.exp(target_CT - highest_CT) - total_CT
-  gradient_CTV = jnp.where(is_target_CTV, at_target_CT[..., None], exp_CTV)
-  return _Scored(TokenAux(nll_CT, real_CT & (target_CT > rival_CT)), gradient_CTV, total_CT)
+  at_target_M1 = jnp.exp(target_M1 - highest_M1) - total_M1
+  gradient_MV = jnp.where(is_target_MV, at_target_M1, exp_MV).astype(plan.dtype)
+  by_token = (nll_M1, real_M1 & (target_M1 > rival_M1))
+  aux = TokenAux(*(x.reshape(targets_CT.shape) for x in by_token))
+  return _Scored(aux, gradient_MV, total_M1)
