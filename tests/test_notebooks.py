@@ -91,6 +91,32 @@ def test_a_notebook_is_kept_without_outputs(path):
   assert {*notebook["metadata"]} == {"kernelspec", "language_info"}
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+  ("package", "expected"),
+  [
+    ("..", "..[train,report]"),
+    ("/tmp/vmsst-0.1.0-py3-none-any.whl", "/tmp/vmsst-0.1.0-py3-none-any.whl[train,report]"),
+    ("git+https://host/me/vmsst", "vmsst[train,report] @ git+https://host/me/vmsst"),
+  ],
+)
+def test_a_notebook_installs_a_checkout_a_wheel_or_a_repository(path, package, expected):
+  cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+  install = "".join(cells[1]["source"])
+  assert 'PACKAGE = ".."' in install  # the checkout of the notebook
+  assert (path.parent / ".." / "pyproject.toml").is_file()
+  for old, new in {
+    'PACKAGE = ".."': f"PACKAGE = {package!r}",
+    "try:\n  import vmsst": "try:\n  raise ModuleNotFoundError",
+    '%pip install -q "{requirement}"': "asked.append(requirement)",
+  }.items():
+    assert old in install
+    install = install.replace(old, new)
+  asked = []
+  exec(install, {"asked": asked})
+  assert asked == [expected]
+
+
 @pytest.mark.slow
 def test_the_quickstart_runs(untrained, tmp_path):
   text, figures = run_notebook("quickstart_colab.ipynb", tmp_path, VMSST_RUN=str(untrained))

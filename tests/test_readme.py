@@ -1,8 +1,8 @@
 """Runs every code block of the README in order, in one folder, as a newcomer would.
 
 Stubs shorten slow commands: `t5x train` gets the overrides of `SHORT`; `pip` and `pytest` only
-print their arguments. Blocks that need the network or a TPU, as their paragraph states, are only
-parsed.
+print their arguments. A local server has a tiny model under the name of the README's. Blocks that
+need the network or a TPU, as their paragraph states, are only parsed.
 """
 
 import itertools
@@ -14,8 +14,10 @@ import tomllib
 
 import code_blocks
 import commands
+import fake_hub
 import line_files
 import pytest
+import tiny_hugging_face
 
 from vmsst.tasks import sample
 
@@ -53,6 +55,19 @@ def place(tmp_path_factory):
   line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", texts["de"])
   line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.eng", texts["en"])
   return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hub(tmp_path_factory, tokenizer_files):
+  """Serves a tiny model under the name of the README's."""
+  (name,) = set(re.findall(r"intfloat/[\w-]+", README.read_text(encoding="utf-8")))
+  folder = tmp_path_factory.mktemp("hub")
+  tiny_hugging_face.save_me5(folder / name, tokenizer_files["xlmr"])
+  with fake_hub.running() as hub, pytest.MonkeyPatch.context() as patch:
+    hub.put(name, folder / name)
+    for variable, value in fake_hub.environment(hub, folder / "cache").items():
+      patch.setenv(variable, value)
+    yield hub
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +109,8 @@ def stand_ins(folder):
     pytest.param(
       block,
       id=f"line_{block.line}",
-      # In every test run: what does not need a trained run. test_main.py trains the quickstart.
-      marks=[] if "t5x train" not in whole else pytest.mark.slow,
+      # In every test run: what needs no encoder. test_main.py trains the quickstart.
+      marks=pytest.mark.slow if re.search("t5x train|vmsst.load", whole) else [],
     )
     for block, whole in zip(
       BLOCKS, itertools.accumulate(block.text for block in BLOCKS), strict=True
@@ -111,10 +126,14 @@ def test_the_python_of_other_pages_runs_on_the_run_of_the_quickstart(place, has_
   pytest.importorskip("sentence_transformers")
   pytest.importorskip("faiss")
   run_up_to(next(x for x in BLOCKS if "vmsst export" in x.text), place, has_run)
+  folder = place / "pages"
+  folder.mkdir()
+  tutorial = code_blocks.blocks(ROOT / "docs" / "tutorials" / "quickstart.md")
+  run_block(next(x for x in tutorial if "vmsst embed" in x.text), place, folder)
   for page in sorted((ROOT / "docs").rglob("*.md")):
     for block in code_blocks.blocks(page):
       if block.language == "python" and "/tmp/" in block.text + block.before:
-        run_block(block, place)
+        run_block(block, place, folder)
 
 
 def run_up_to(block, place, has_run):
@@ -125,8 +144,9 @@ def run_up_to(block, place, has_run):
       run_block(needed, place)
 
 
-def run_block(block, place):
-  """Runs one block of a page and checks its shown output."""
+def run_block(block, place, folder=None):
+  """Runs one block of a page in a folder, or in `place`, and checks its shown output."""
+  folder = folder or place
   if block.language == "bash":
     text = code_blocks.commands_of(block)
     if NOT_HERE.search(block.before):
@@ -134,7 +154,7 @@ def run_block(block, place):
       return
     if "sentence_transformers" in text:
       pytest.importorskip("sentence_transformers")
-    printed = code_blocks.bash(text, place, replacements(place), stand_ins(place))
+    printed = code_blocks.bash(text, folder, replacements(place), stand_ins(place))
     for installed in re.findall(r"^pip install -e \.(?:\[(.*)\])?$", printed, re.MULTILINE):
       known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
       assert set(filter(None, installed.split(","))) <= {*known["optional-dependencies"]}
@@ -144,7 +164,7 @@ def run_block(block, place):
     if NOT_HERE.search(block.before):
       compile(block.text, str(README), "exec")
       return
-    code_blocks.python(block.text, place, replacements(place))
+    code_blocks.python(block.text, folder, replacements(place))
   else:  # output of the previous block
     assert block.language == ""
     printed = (place / "printed").read_text()

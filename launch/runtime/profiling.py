@@ -48,12 +48,12 @@ class Profile:
     Args:
       number: The step.
       model_dir: Folder of the run.
-      wait: Waits until all steps before have finished on the devices.
+      wait: Waits until all steps so far have finished on the devices.
     """
     if number == self.first:
       self._begun = True
       if jax.process_index() == 0:
-        wait()
+        # Without waiting: steps in flight keep the first step of the trace as long as the others.
         self._folder = log_folders.LogFolder(os.path.join(model_dir, FOLDER))
         jax.profiler.start_trace(self._folder.local)
     with jax.profiler.StepTraceAnnotation(STEP, step_num=number):

@@ -1,6 +1,10 @@
 """Traces of training steps."""
 
+import functools
+import re
+
 import jax
+import jax.numpy as jnp
 import memory_store
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ import toy_runs
 
 from vmsst import errors
 from vmsst.launch import main
-from vmsst.launch.runtime import profiling
+from vmsst.launch.runtime import profiling, progress
 
 
 def steps_in(path):
@@ -35,6 +39,33 @@ def test_a_trace_has_the_steps_asked_for_and_changes_nothing(tmp_path):
   times = np.array([steps[number] for number in sorted(steps)])
   assert (np.diff(times.ravel()) > 0).all()  # one after the other
   toy_runs.assert_same(expected.state_dict(), found.state_dict())
+
+
+class SlowModel(toy_runs.ToyModel):
+  """A toy whose steps take about 20 ms on a core."""
+
+  def loss_fn(self, params, batch, dropout_rng):
+    loss, metrics = super().loss_fn(params, batch, dropout_rng)
+    start_DD = jnp.full((256, 256), jax.lax.stop_gradient(loss))
+    end_DD = jax.lax.fori_loop(0, 40, lambda _, x_DD: jnp.tanh(x_DD @ x_DD), start_DD)
+    return loss + 1e-9 * jnp.mean(end_DD), metrics
+
+
+def test_step_times_of_a_trace_are_those_of_the_progress_line(tmp_path, monkeypatch, capsys):
+  first, last, batch = 5, 20, 8
+  monkeypatch.setattr(progress, "Progress", functools.partial(progress.Progress, plain_seconds=0))
+  with profiling.requested(profiling.Profile(first, last)):
+    toy_runs.run(tmp_path, model=SlowModel(), total_steps=25, period=0, eval_period=0)
+  (path,) = tmp_path.rglob("*.xplane.pb")
+  times = steps_in(path)
+  lines = re.findall(r"step (\d+)/25 .* ([\d.]+)(k?) examples/s", capsys.readouterr().err)
+  seconds = {int(step): batch / (float(rate) * (1000 if kilo else 1)) for step, rate, kilo in lines}
+  # Two steps are in flight: step n + 2 of the trace ends when step n has ended.
+  in_trace = np.mean([times[n][1] - times[n][0] for n in range(first + 1, last + 1)]) / 1e9
+  in_lines = np.mean([seconds[n - 2] for n in range(first + 1, last + 1)])
+  assert in_trace == pytest.approx(in_lines, rel=0.25)
+  # Also the first step: the trace starts with the devices at work.
+  assert times[first][1] - times[first][0] > 0.25e9 * in_lines
 
 
 def test_a_trace_in_a_store_is_uploaded(tmp_path, monkeypatch):

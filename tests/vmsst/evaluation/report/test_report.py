@@ -3,12 +3,12 @@ import html.parser
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 from concurrent import futures
 
 import benchmark_trees
+import browsers
 import memory_store
 import pytest
 
@@ -504,32 +504,16 @@ def test_broken_metrics_and_missing_files_are_named(tmp_path):
       report.write_report([bad], tmp_path / "out")
 
 
-@pytest.fixture
-def browse(tmp_path):
+def browse(page):
   """Shows a page in a browser; returns its content and the browser's complaints."""
-  names = ("chromium", "chromium-browser", "google-chrome")
-  browser = next(filter(None, map(shutil.which, names)), None)
-  if browser is None:
-    pytest.skip(f"no browser to look at the page with: none of {', '.join(names)} is installed")
-
-  def show(page):
-    arguments = (
-      "--headless --no-sandbox --disable-gpu --window-size=600,800 --enable-logging=stderr --v=0 "
-      f"--user-data-dir={page.with_suffix('')} --dump-dom"
-    )
-    done = subprocess.run(
-      [browser, *arguments.split(), page.as_uri()],
-      capture_output=True,
-      text=True,
-      timeout=60,
-      check=True,
-    )
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-
-  return show
+  command = browsers.command(page.with_suffix(""), "--window-size=600,800", "--dump-dom")
+  done = subprocess.run(
+    [*command, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+  )
+  return done.stdout, browsers.complaints(done.stderr)
 
 
-def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path, browse):
+def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path):
   many = write_results(tmp_path / "c", "many_words_" * 12, {"tatoeba": tatoeba(0)})
   _, _, path = report.write_report([*folders, many], tmp_path / "out")
   # The page itself allows no script: a copy of it does.
