@@ -16,8 +16,9 @@ process (Linux) beyond the vectors, results included.
 
 Prints one JSON line per variant and size, and a last one for the largest size: `ratio` is the
 median time of faiss over that of search, `memory_ratio` that of memory; both are above 1 if search
-is better. `agreement` is the share of faiss's pairs that search finds. On a shared machine,
-`ratio_of_cpu_seconds` is more reliable.
+is better. `agreement` is the share of faiss's pairs that search finds, `share_of_lower_bound` the
+time of matmul over that of search, and `gflops` the rate of NumPy's float32 matmuls now. On a
+shared machine, `ratio_of_cpu_seconds` is more reliable.
 """
 
 import argparse
@@ -271,6 +272,8 @@ def main() -> None:
     "agreement": len(pairs[OURS] & pairs[BASELINE]) / len(pairs[BASELINE]),
   }
   rounded = {name: round(value, 4) for name, value in ratios.items()}
+  rounded |= {"share_of_lower_bound": ours["share_of_lower_bound"]}
+  rounded |= {"gflops": measure.numpy_gflops()}
   print(json.dumps({"benchmark": "mining", "size": size, **rounded}))
 
 
