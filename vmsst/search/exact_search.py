@@ -576,10 +576,8 @@ def _high_enough(
     k: Neighbors per vector.
     flag_NM: Overwritten.
   """
-  np.greater(score_NM, floor, out=flag_NM)
-  if np.count_nonzero(flag_NM) > _MANY * k * flag_NM.size // _BLOCK_ROWS:
-    return None
-  return np.flatnonzero(flag_NM)
+  place_F = np.flatnonzero(np.greater(score_NM, floor, out=flag_NM))
+  return None if len(place_F) > _MANY * k * flag_NM.size // _BLOCK_ROWS else place_F
 
 
 def _keep_found(
