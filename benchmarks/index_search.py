@@ -48,7 +48,8 @@ from vmsst.vectors import vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
 _SAMPLE, _WINDOW = 50_000, 20_000
-EXACT = "exact"
+EXACT, DEFAULT = "exact", "IVF-PQ"
+INDEXES = (DEFAULT, "int8", "1 bit")
 
 
 # --------------------------------------------------------------------------------------------
@@ -145,20 +146,12 @@ def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: i
 # Measurements
 
 
-def matmul_gflops(size: int = 2048) -> float:
-  one = np.ones((size, size), np.float32)
-  times = measure.timed(lambda: one @ one, 3)
-  return round(2 * size**3 / min(times["seconds"]) / 1e9, 1)
-
-
-def variants(size: int, dimension: int) -> list[tuple[str, str]]:
-  """Returns name and factory of each index."""
-  lists = max(64, factory_strings.parse(factory_strings.default(size, dimension)).lists)
-  return [
-    ("IVF-PQ", factory_strings.default(size, dimension)),
-    ("int8", f"IVF{lists},SQ8"),
-    ("1 bit", f"RR{dimension},IVF{lists},RaBitQ"),
-  ]
+def factories(size: int, dimension: int) -> dict[str, str]:
+  """Returns the factory of each index by name."""
+  default = factory_strings.default(size, dimension)
+  lists = max(64, factory_strings.parse(default).lists)
+  others = f"IVF{lists},SQ8", f"RR{dimension},IVF{lists},RaBitQ"
+  return dict(zip(INDEXES, (default, *others), strict=True))
 
 
 def recall(found_NK: np.ndarray, exact_NK: np.ndarray, k: int) -> float:
@@ -185,7 +178,7 @@ def rates(index: Any, query_ND: np.ndarray, vectors: Any) -> dict[str, float]:
     "seconds_per_code": (seconds["many"] - seconds["few"]) / scanned,
     "seconds_per_rescoring": (seconds["rescored"] - seconds["few"]) / len(query_ND),
     "filled_per_s": len(unit_ND) / min(fill),
-    "gflops": matmul_gflops(),
+    "gflops": measure.numpy_gflops(),
   }
 
 
@@ -207,7 +200,9 @@ def search_lines(
     common = {"benchmark": "index_search", "size": size, "width": options.width}
     exact_times: list[float] = []
     lines = []
-    for name, factory in variants(size, options.width):
+    for name, factory in factories(size, options.width).items():
+      if name not in options.indexes:
+        continue
       place = pathlib.Path(folder, name)
       built = measure.timed(
         lambda place=place, factory=factory: index_folder.build(
@@ -247,7 +242,7 @@ def search_lines(
             "bytes": (place / "index.faiss").stat().st_size,
           }
         )
-      if name == "IVF-PQ":
+      if name == DEFAULT:
         print(json.dumps({**common, "rates": rates(index, query_ND, vectors)}), flush=True)
       (place / "index.faiss").unlink()
     yield {
@@ -319,7 +314,7 @@ def mining_line(size: int, sentences: list[str], options: argparse.Namespace) ->
       "agreement": round(len(pairs[EXACT] & pairs["indexes"]) / len(pairs[EXACT]), 4),
       "ratio": round(seconds[EXACT] / seconds["indexes"], 2),
       "ratio_with_build": round(seconds[EXACT] / (seconds["indexes"] + build), 2),
-      "gflops": matmul_gflops(),
+      "gflops": measure.numpy_gflops(),
     }
 
 
@@ -363,6 +358,7 @@ def main() -> None:
   add("--sizes", type=int, nargs="+", default=[100_000], help="vectors (default: 100000)")
   add("--width", type=int, default=512, help="vector width (default: 512)")
   add("--queries", type=int, default=1000, help="queries (default: 1000)")
+  add("--indexes", nargs="+", default=INDEXES, choices=INDEXES, help="indexes to compare with")
   add("--mining", action="store_true", help="measure mining, with SIZES vectors per side")
   add("--folder", help="where vectors and indexes are written (default: a temporary folder)")
   add("--plot", help="output file of a figure of recall by queries/s")
@@ -392,7 +388,7 @@ def main() -> None:
     "memory_ratio": round(exact["bytes"] / ours["bytes"], 2),
     "recall@1": ours["recall@1"],
     "recall@4": ours["recall@4"],
-    "gflops": matmul_gflops(),
+    "gflops": measure.numpy_gflops(),
   }
   print(json.dumps(result))
 

@@ -49,7 +49,7 @@ STEPS = {
   "ems": (("models/ems.gin", "sizes/ems_small.gin", "runs/ems_optimizer.gin"), 64, 64),
 }
 PACKAGES = ("jax", "flax", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text")
-_CODES = ("ar", "de", "es", "fr", "ru", "tr", "zh")  # sample languages, paired with English
+CODES = ("ar", "de", "es", "fr", "ru", "tr", "zh")  # sample languages, paired with English
 _MEANINGS = 5000
 _READY = 8  # batches for the timed steps
 _MODULE = "input_pipeline_tasks"
@@ -59,15 +59,15 @@ _MODULE = "input_pipeline_tasks"
 # The data
 
 
-def write_sample(folder: pathlib.Path) -> list[str]:
-  """Writes files of the sample corpus and returns their paths."""
+def write_sample(folder: pathlib.Path, meanings: int = _MEANINGS) -> list[str]:
+  """Writes files of the sample corpus, `meanings` pairs each, and returns their paths."""
   from vmsst.tasks import sample
 
   paths = []
-  for code in _CODES:
+  for code in CODES:
     path = folder / f"sample.{code}-en.tsv"
     with path.open("w", encoding="utf-8") as stream:
-      for meaning in range(_MEANINGS):
+      for meaning in range(meanings):
         stream.write(f"{sample.sentence(meaning, code)}\t{sample.sentence(meaning, 'en')}\n")
     paths.append(str(path))
   return paths

@@ -152,6 +152,15 @@ def matmul_gflops(size: int = 1024, repeats: int = 10) -> float:
   return round(2 * size**3 / min(times["seconds"]) / 1e9, 1)
 
 
+def numpy_gflops(size: int = 2048) -> float:
+  """Returns the rate of NumPy's float32 matmuls now, in GFLOP/s."""
+  import numpy as np
+
+  one = np.ones((size, size), np.float32)
+  times = timed(lambda: one @ one, 3)
+  return round(2 * size**3 / min(times["seconds"]) / 1e9, 1)
+
+
 def machine(*packages: str) -> dict[str, Any]:
   """Returns the number of CPUs and the versions of packages."""
   versions = {name: importlib.metadata.version(name) for name in packages}

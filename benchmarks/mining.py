@@ -18,7 +18,8 @@ process (Linux) beyond the vectors, results included.
 Prints one JSON line per variant and size, and a last one for the largest size: `ratio` is the
 median time of faiss over that of search, `memory_ratio` that of memory; both are above 1 if search
 is better; `ratio_of_devices` is that of devices. `agreement` is the share of faiss's pairs that
-search finds. On a shared machine, `ratio_of_cpu_seconds` is more reliable.
+search finds, `share_of_lower_bound` the time of matmul over that of search, and `gflops` the rate of
+NumPy's float32 matmuls now. On a shared machine, `ratio_of_cpu_seconds` is more reliable.
 """
 
 import argparse
@@ -279,6 +280,8 @@ def main() -> None:
   if DEVICES in lines:
     ratios["ratio_of_devices"] = baseline["seconds"]["median"] / lines[DEVICES]["seconds"]["median"]
   rounded = {name: round(value, 4) for name, value in ratios.items()}
+  rounded |= {"share_of_lower_bound": ours["share_of_lower_bound"]}
+  rounded |= {"gflops": measure.numpy_gflops()}
   print(json.dumps({"benchmark": "mining", "size": size, **rounded}))
 
 
