@@ -18,8 +18,8 @@ process (Linux) beyond the vectors, results included.
 Prints one JSON line per variant and size, and a last one for the largest size: `ratio` is the
 median time of faiss over that of search, `memory_ratio` that of memory; both are above 1 if search
 is better; `ratio_of_devices` is that of devices. `agreement` is the share of faiss's pairs that
-search finds, `share_of_lower_bound` the time of matmul over that of search, and `gflops` the rate of
-NumPy's float32 matmuls now. On a shared machine, `ratio_of_cpu_seconds` is more reliable.
+search finds, `share_of_lower_bound` the time of matmul over that of search, and `gflops` the rate
+of NumPy's float32 matmuls now. On a shared machine, `ratio_of_cpu_seconds` is more reliable.
 """
 
 import argparse
