@@ -1,36 +1,44 @@
 """Compares encoding speed with sentence-transformers and transformers on the same weights.
 
-  python benchmarks/encode.py --data=DATA    # requires torch, transformers, sentence-transformers
-  python benchmarks/encode.py --data=DATA --rounds=1 --repeats=1
+  python benchmarks/encode.py --data=DATA
+  python benchmarks/encode.py --data=DATA --models mt5 --sentences=2000 --rounds=1
   python benchmarks/encode.py --data=DATA --sentences=1000 --rounds=1 --peer_batch_sizes=32 \
     --models bert_12x384 bert_12x768 labse bert_24x1024 mt5_24x1024
 
-DATA contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of
-deu, fra, rus, cmn and ara, in mixed order. Each model has the shape of `SHAPES` and the same random
-weights and tokenizer in both libraries:
+It requires torch, transformers and sentence-transformers; backends need their packages, and
+are left out without them: onnx, onnxruntime, openvino, and for
+sentence-transformers also optimum-onnx and optimum-intel, which require older versions of it. DATA
+contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of deu,
+fra, rus, cmn and ara, in mixed order. Each model has the shape of `SHAPES` and the same random
+weights and tokenizer in all libraries:
 
-* BERT and XLM-R: by default `bert`, 2 layers of width 256; others have the shapes of released
-  encoders. `vmsst` (the output of `vmsst import bert`) against `sentence_transformers` (`encode`);
-* encoders of mT5: by default `mt5`, the shape of mt5-small. `vmsst` against `transformers`
-  (MT5EncoderModel on batches sorted by length and padded to the longest, mean of the tokens'
-  states).
+* `bert`: by default 2 layers of width 256; others have the shapes of released BERT and XLM-R
+  encoders;
+* `mt5`: by default the encoder of mt5-small.
+
+Ours are `vmsst.load(...).encode` with each of its backends. Peers are sentence-transformers with
+each of its backends, at the fastest batch size of --peer_batch_sizes for 1,000 sentences, and for
+mT5 also MT5EncoderModel of transformers, on batches sorted by length and padded to the longest.
+Peers that quantize to int8 have lines of their own, with the mean and the lowest cosine of their
+vectors with those in float32.
 
 The tokenizer has 16,000 tokens; a released one with 250,000 gives fewer tokens per sentence.
 
-The time is that from strings to float32 vectors, tokenization included. Peers use the fastest batch
-size of --peer_batch_sizes. The first call, which compiles, is reported as `first_call_seconds`.
-Each measurement runs in its own process, and the variants take turns.
-
-With --device=gpu, both run on the first GPU.
+The time is that from strings to float32 vectors, tokenization included. The first call, which
+compiles, is reported as `first_call_seconds`. Each measurement runs in its own process, and the
+variants take turns. With --device=gpu, JAX and PyTorch run on the first GPU; other backends run on
+CPUs, in float32.
 
 Prints one JSON line per variant and a last one: `ratio` is the smallest of the models' ratios of
-median sentences per second, ours over the peer's, above 1 if ours is faster. On a shared machine,
-`ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors,
+median sentences per second, our fastest backend over the fastest peer in float32, above 1 if ours
+is faster; `memory_ratio` compares the peak memory of these two, loading included. On a shared
+machine, `ratio_of_cpu_seconds` is more reliable. `largest_difference` is that of any two vectors,
 `matmul_gflops` the host's rate of float32 products of 2048 x 2048.
 """
 
 import argparse
 import gzip
+import importlib
 import json
 import pathlib
 import statistics
@@ -85,6 +93,7 @@ ENVIRONMENTS = {
   "cpu": {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
   "gpu": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # leaves memory for PyTorch
 }
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -149,9 +158,9 @@ def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> N
 
 def save_mt5(name: str, folder: pathlib.Path, target: pathlib.Path) -> None:
   """Writes an MT5EncoderModel as an encoder of this library."""
-  from safetensors.numpy import load_file, save_file
+  from safetensors.numpy import load_file
 
-  from vmsst.checkpoints import encoder_json
+  from vmsst.checkpoints import encoder_json, safetensors_files
   from vmsst.text import hugging_face_vocabulary
 
   shape = SHAPES[name]
@@ -194,34 +203,61 @@ def save_mt5(name: str, folder: pathlib.Path, target: pathlib.Path) -> None:
       weight = theirs[f"{their_name}.weight"]
       ours[f"encoder/layers_{layer}/{name}"] = weight.T if weight.ndim == 2 else weight
   arrays = {name: np.ascontiguousarray(value) for name, value in ours.items()}
-  save_file(arrays, target / "model.safetensors")
+  safetensors_files.write(target / "model.safetensors", arrays)
 
 
 # --------------------------------------------------------------------------------------------
 # The variants: functions of sentences
 
 
-def ours(name: str, folder: pathlib.Path, options: argparse.Namespace) -> Encode:
+def ours(name: str, folder: pathlib.Path, backend: str, options: argparse.Namespace) -> Encode:
   import vmsst
 
-  return vmsst.load(folder / f"{name}.vmsst", dtype=options.dtype).encode
+  dtype = {"dtype": options.dtype} if backend == "jax" else {}
+  return vmsst.load(folder / f"{name}.vmsst", backend=backend, **dtype).encode
 
 
-def sentence_transformers_bert(
-  name: str, folder: pathlib.Path, options: argparse.Namespace
+def save_sentence_transformers(name: str, folder: pathlib.Path, backend: str) -> None:
+  """Writes a model for a backend of sentence-transformers."""
+  import sentence_transformers as st
+  from sentence_transformers import models
+
+  kind = backend.removesuffix("_int8")
+  export = {} if kind == "torch" else {"export": True}
+  transformer = models.Transformer(
+    str(folder / name), max_seq_length=_MAX_LENGTH, model_args=export, backend=kind
+  )
+  pooling = models.Pooling(SHAPES[name]["d_model" if is_mt5(name) else "hidden_size"])
+  model = st.SentenceTransformer(modules=[transformer, pooling], device="cpu", backend=kind)
+  target = str(folder / f"{name}.{backend}")
+  model.save_pretrained(target)
+  if kind != backend:
+    st.export_dynamic_quantized_onnx_model(model, _QUANTIZED, target)
+
+
+def sentence_transformers(
+  name: str, folder: pathlib.Path, backend: str, options: argparse.Namespace
 ) -> Encode:
   import sentence_transformers as st
   import torch
-  from sentence_transformers import models
 
-  transformer = models.Transformer(str(folder / name), max_seq_length=_MAX_LENGTH)
-  pooling = models.Pooling(SHAPES[name]["hidden_size"])
-  model = st.SentenceTransformer(modules=[transformer, pooling], device=TORCH[options.device])
-  model.to(getattr(torch, options.dtype))
+  kind = backend.removesuffix("_int8")
+  file = {} if kind == backend else {"file_name": f"onnx/model_qint8_{_QUANTIZED}.onnx"}
+  model = st.SentenceTransformer(
+    str(folder / f"{name}.{backend}"),
+    device=TORCH[options.device],
+    backend=kind,
+    model_kwargs=file,
+  )
+  if kind == "torch":
+    model.to(getattr(torch, options.dtype))
   return lambda sentences: model.encode(sentences, batch_size=options.batch_size)
 
 
-def transformers_mt5(name: str, folder: pathlib.Path, options: argparse.Namespace) -> Encode:
+def transformers_mt5(
+  name: str, folder: pathlib.Path, backend: str, options: argparse.Namespace
+) -> Encode:
+  del backend
   import torch
   import transformers
 
@@ -252,16 +288,43 @@ def transformers_mt5(name: str, folder: pathlib.Path, options: argparse.Namespac
   return encode
 
 
-MAKERS: dict[str, Callable[[str, pathlib.Path, argparse.Namespace], Encode]] = {
+MAKERS: dict[str, Callable[[str, pathlib.Path, str, argparse.Namespace], Encode]] = {
   "vmsst": ours,
-  "sentence_transformers": sentence_transformers_bert,
+  "sentence_transformers": sentence_transformers,
   "transformers": transformers_mt5,
 }
+_OURS = tuple(("vmsst", backend) for backend in ("jax", "onnx", "openvino"))
+_PEERS = tuple(("sentence_transformers", backend) for backend in ("torch", "onnx", "openvino"))
+_PEER_OF_MT5 = ("transformers", "torch")
+_INT8 = ("sentence_transformers", "onnx_int8")
+_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}
+# Instructions of 8-bit products, in the name of sentence-transformers' files.
+_QUANTIZED = "avx512_vnni"
+
+Variant = tuple[str, str, str]  # model, library and backend
 
 
-def variants_of(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
-  """Returns model and maker of our variant and of the peer's."""
-  return (name, "vmsst"), (name, "transformers" if is_mt5(name) else "sentence_transformers")
+def prepared_variants(
+  name: str, folder: pathlib.Path, options: argparse.Namespace
+) -> list[Variant]:
+  """Returns the variants of a model that can run here; prints why others cannot."""
+  found = []
+  for library, backend in (*_OURS, *_PEERS, _INT8, *[_PEER_OF_MT5] * is_mt5(name)):
+    everywhere = backend in ("jax", "torch")
+    if not everywhere and (options.device, options.dtype) != ("cpu", "float32"):
+      continue
+    try:
+      for package in _PACKAGES.get(backend.removesuffix("_int8"), ()):
+        importlib.import_module(package)
+      if library == "sentence_transformers":
+        save_sentence_transformers(name, folder, backend)
+    except Exception as error:  # each package has its own
+      reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+      line = {"model": name, "library": library, "backend": backend, "left_out": reason}
+      print(json.dumps({"benchmark": "encode", **line}), flush=True)
+      continue
+    found.append((name, library, backend))
+  return found
 
 
 # --------------------------------------------------------------------------------------------
@@ -272,8 +335,8 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   """Returns the times of a variant, with the first call separate, and its memory."""
   folder, sentences = pathlib.Path(options.folder), read_sentences(options.data)
   sentences = sentences[: options.sentences]
-  model, maker = options.measure.split("/")
-  encode = MAKERS[maker](model, folder, options)
+  model, library, backend = options.measure.split("/")
+  encode = MAKERS[library](model, folder, backend, options)
   load_peak, loaded = measure.resident_bytes(peak=True), measure.resident_bytes()
   measure.reset_peak()
   vectors = []
@@ -296,30 +359,52 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(
-  variant: tuple[str, str], batch_size: int | None, repeats: int, path: pathlib.Path, device: str
-) -> dict:
-  """Returns the result of `measure_variant` in its own process."""
-  own = [f"--measure={'/'.join(variant)}", f"--folder={path}", f"--repeats={repeats}"]
+  variant: Variant,
+  batch_size: int | None,
+  path: pathlib.Path,
+  options: argparse.Namespace,
+  **others: int,
+) -> dict[str, Any]:
+  """Returns the result of `measure_variant` in its own process, with other values of options."""
+  own = [f"--measure={'/'.join(variant)}", f"--folder={path}"]
+  own += [f"--{name}={value}" for name, value in others.items()]
   own += [f"--vectors={path / '-'.join(variant)}.npy"]
   own += [] if batch_size is None else [f"--batch_size={batch_size}"]
-  return measure.in_own_process(
-    __file__, [*sys.argv[1:], *own], "/".join(variant), ENVIRONMENTS[device]
-  )
+  environment = ENVIRONMENTS[options.device]
+  return measure.in_own_process(__file__, [*sys.argv[1:], *own], "/".join(variant), environment)
 
 
 # --------------------------------------------------------------------------------------------
 # All of them
 
 
+def best_batch_size(
+  variant: Variant, folder: pathlib.Path, options: argparse.Namespace, sentences: int
+) -> int | None:
+  """Returns the fastest batch size of a peer; None for ours."""
+  if variant[1] == "vmsst":
+    return None
+  sizes = options.peer_batch_sizes
+  if len(sizes) == 1:
+    return sizes[0]
+  return min(
+    sizes,
+    key=lambda size: min(
+      run(variant, size, folder, options, repeats=1, sentences=sentences)["seconds"]
+    ),
+  )
+
+
 def report(
-  variant: tuple[str, str], runs: list[dict], batch_size: int | None, count: int
+  variant: Variant, runs: list[dict], batch_size: int | None, count: int
 ) -> dict[str, Any]:
   """Returns the line of a variant."""
   seconds = measure.all_of(runs, "seconds")
   return {
     "benchmark": "encode",
     "model": variant[0],
-    "variant": variant[1],
+    "library": variant[1],
+    "backend": variant[2],
     "device": runs[0]["device"],
     **measure.machine("jax", "torch", "transformers", "sentence-transformers"),
     "sentences": count,
@@ -344,8 +429,47 @@ def ratios(ours: dict, peer: dict) -> dict[str, float]:
     "ratio_with_first_call": (
       (peer["first_call_seconds"]["median"]) / ours["first_call_seconds"]["median"]
     ),
-    "memory_ratio": peer["peak_gb"] / ours["peak_gb"],
+    "memory_ratio": max(peer["load_peak_gb"], peer["peak_gb"])
+    / max(ours["load_peak_gb"], ours["peak_gb"]),
   }
+
+
+def fastest(lines: dict[Variant, dict], own: bool) -> dict[str, Any]:
+  """Returns the line of our fastest backend, or of the fastest peer in float32."""
+  chosen = [
+    line
+    for variant, line in lines.items()
+    if (variant[1] == "vmsst") == own and variant[1:] != _INT8
+  ]
+  return min(chosen, key=lambda line: line["seconds"]["median"])
+
+
+def compared(
+  lines: dict[Variant, dict], vectors: dict[Variant, np.ndarray], tolerance: float
+) -> dict[str, Any]:
+  """Returns the ratios of a model, and the largest difference of vectors but those in int8.
+
+  Adds the cosines of vectors that were computed in int8 to their lines.
+
+  Raises:
+    SystemExit: vectors differ by more than the tolerance.
+  """
+  reference_ND = next(vectors[variant] for variant in lines if variant[1] == "vmsst")
+  largest = 0.0
+  for variant, found_ND in vectors.items():
+    if variant[1:] == _INT8:
+      pairs = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (reference_ND, found_ND))
+      cosine_N = np.einsum("nd,nd->n", *pairs)
+      both = {"mean": float(cosine_N.mean()), "min": float(cosine_N.min())}
+      lines[variant]["cosine_with_float32"] = {name: round(x, 5) for name, x in both.items()}
+      continue
+    difference = float(np.abs(found_ND - reference_ND).max())
+    if difference > tolerance:
+      raise SystemExit(f"{'/'.join(variant)}: vectors differ by {difference}; they must be equal")
+    largest = max(largest, difference)
+  own, peer = (fastest(lines, is_own) for is_own in (True, False))
+  names = {"ours": own["backend"], "peer": f"{peer['library']}/{peer['backend']}"}
+  return {**names, **ratios(own, peer), "largest_difference": largest}
 
 
 def main() -> None:
@@ -369,51 +493,38 @@ def main() -> None:
     print(json.dumps(measure_variant(options)))
     return
 
-  variants = [variant for model in options.models for variant in variants_of(model)]
   count = min(options.sentences, len(read_sentences(options.data)))
-  results: dict[str, dict[str, float]] = {}
-  with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
+  results: dict[str, dict[str, Any]] = {}
+  rates = []
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = pathlib.Path(temporary)
     make_models(options.models, options.data, folder)
-    batch_sizes: dict[tuple[str, str], int | None] = {}
-    for variant in variants:
-      sizes = [None] if variant[1] == "vmsst" else options.peer_batch_sizes
-      batch_sizes[variant] = min(
-        sizes,
-        key=lambda size, variant=variant: (
-          min(run(variant, size, 1, folder, options.device)["seconds"]) if len(sizes) > 1 else 0
-        ),
-      )
-    runs: dict[tuple[str, str], list[dict]] = {variant: [] for variant in variants}
-    for _ in range(options.rounds):
-      for variant in variants:
-        runs[variant].append(
-          run(variant, batch_sizes[variant], options.repeats, folder, options.device)
-        )
-    lines = {
-      variant: report(variant, runs[variant], batch_sizes[variant], count) for variant in variants
-    }
-    for line in lines.values():
-      print(json.dumps(line), flush=True)
     for model in options.models:
-      ours, peer = variants_of(model)
-      vectors = [np.load(folder / f"{'-'.join(variant)}.npy") for variant in (ours, peer)]
-      difference = float(np.abs(vectors[0] - vectors[1]).max())
-      if difference > 1e-3:
-        raise SystemExit(f"{model}: vectors differ by {difference}; they must be equal")
-      results[model] = {**ratios(lines[ours], lines[peer]), "largest_difference": difference}
-  total = {
-    name: min(result[name] for result in results.values())
-    for name in next(iter(results.values()))
-    if name != "largest_difference"
-  }
+      variants = prepared_variants(model, folder, options)
+      sizes = {each: best_batch_size(each, folder, options, min(count, 1000)) for each in variants}
+      runs: dict[Variant, list[dict]] = {variant: [] for variant in variants}
+      for _ in range(options.rounds):
+        for variant in variants:
+          runs[variant].append(run(variant, sizes[variant], folder, options, sentences=count))
+      lines = {each: report(each, runs[each], sizes[each], count) for each in variants}
+      vectors = {each: np.load(folder / f"{'-'.join(each)}.npy") for each in variants}
+      results[model] = compared(lines, vectors, TOLERANCES[options.dtype])
+      rates += [line["matmul_gflops"] for line in lines.values()]
+      for line in lines.values():
+        print(json.dumps(line), flush=True)
+  first = next(iter(results.values()))
+  numbers = [name for name, value in first.items() if not isinstance(value, str)]
+  total = {name: min(result[name] for result in results.values()) for name in numbers}
   total["largest_difference"] = max(result["largest_difference"] for result in results.values())
   by_model = {
-    model: {name: float(f"{value:.3g}") for name, value in result.items()}
+    model: {
+      name: value if isinstance(value, str) else float(f"{value:.3g}")
+      for name, value in result.items()
+    }
     for model, result in results.items()
   }
   rounded = {name: float(f"{value:.4g}") for name, value in total.items()}
-  rate = statistics.median(line["matmul_gflops"] for line in lines.values())
+  rate = statistics.median(rates)
   print(json.dumps({"benchmark": "encode", **rounded, "matmul_gflops": rate, "by_model": by_model}))
 
 

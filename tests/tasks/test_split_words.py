@@ -1,5 +1,6 @@
 """Words of a language are the same wherever text becomes ids."""
 
+import functools
 import gzip
 import types
 
@@ -109,7 +110,9 @@ def test_inference(vocabulary, expected, monkeypatch):
   network = types.SimpleNamespace(latent_dim=64)
   encoder = vmsst.Encoder(network, {}, vocabulary, max_length=64)
   # Ids in place of vectors.
-  encoder._embed = lambda params, ids_BT: np.pad(ids_BT, ((0, 0), (0, 64 - ids_BT.shape[1])))
+  encoder._backend.start = lambda ids_BT: functools.partial(
+    np.pad, ids_BT, ((0, 0), (0, 64 - ids_BT.shape[1]))
+  )
   wanted = np.array([ids + [0] * (64 - len(ids)) for ids in expected.values()])
   texts = [*(text for text, _ in TEXTS.values()), ENGLISH[0]]
   for text, code, row_D in zip(texts, expected, wanted, strict=True):

@@ -4,6 +4,7 @@ Nothing is unpickled: for a folder with only `pytorch_model.bin`, the error show
 """
 
 import functools
+import json
 import math
 import os
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 import safetensors
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
+from vmsst.checkpoints import safetensors_files, tensors
 from vmsst.files import input_files, storage
 
 CONFIG_FILE = "config.json"
@@ -132,11 +133,42 @@ def open_file(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   except (safetensors.SafetensorError, OSError) as error:
     raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
 
+  places = _mappable(path)
+
   def stored(name: str, shape: tuple[int, ...]) -> tensors.StoredTensor:
+    where = f"{name} in {path}"
     read = functools.partial(_read, file, name, shape)
-    return tensors.StoredTensor(shape, f"{name} in {path}", read)
+    if name not in places:
+      return tensors.StoredTensor(shape, where, read)
+    mapped = functools.partial(_mapped, path, places[name], shape, where)
+    return tensors.StoredTensor(shape, where, read, mapped)
 
   return {name: stored(name, shape) for name, shape in shapes.items()}
+
+
+def _mappable(path: pathlib.Path) -> dict[str, int]:
+  """Returns where in a valid safetensors file the float32 tensors that JAX can use start."""
+  with path.open("rb") as stream:
+    size = int.from_bytes(stream.read(8), "little")
+    header = json.loads(stream.read(size))
+  header.pop("__metadata__", None)
+  starts = {
+    name: 8 + size + entry["data_offsets"][0]
+    for name, entry in header.items()
+    if entry["dtype"] == "F32" and math.prod(entry["shape"])
+  }
+  return {name: start for name, start in starts.items() if not start % safetensors_files.ALIGNMENT}
+
+
+def _mapped(path: pathlib.Path, start: int, shape: tuple[int, ...], where: str) -> np.ndarray:
+  """Maps a tensor into memory after a check, which reads it in blocks and without the mapping."""
+  count = math.prod(shape)
+  with path.open("rb") as stream:
+    stream.seek(start)
+    for first in range(0, count, _BLOCK_NUMBERS):
+      block = np.fromfile(stream, "<f4", min(_BLOCK_NUMBERS, count - first))
+      tensors.check_finite(block, where)
+  return np.asarray(np.memmap(path, "<f4", "r", start, shape))
 
 
 def _read(file: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:

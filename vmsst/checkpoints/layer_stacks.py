@@ -12,6 +12,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # A file may claim any number of layers; each costs time, even without content.
 MOST_LAYERS = 1000
@@ -79,6 +80,18 @@ def find(name: str, shape: tuple[int, ...], stored: Mapping[str, HasShape]) -> S
   names = tuple(f"{head}/layers_{i}/{rest}" for i in range(shape[0]))
   layers = {tuple(stored[layer].shape) if layer in stored else None for layer in names}
   return Source(names, stacked=True) if len(layers) == 1 and None not in layers else None
+
+
+def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns parameters with an array per layer, which is a view if one array holds all layers."""
+  found = {}
+  for name, array in arrays.items():
+    head, separator, rest = name.partition(_STACK)
+    if not separator:
+      found[name] = array
+      continue
+    found.update({f"{head}/layers_{i}/{rest}": layer for i, layer in enumerate(array)})
+  return found
 
 
 def most_layers(stored: Mapping[str, HasShape]) -> int:

@@ -64,9 +64,9 @@ def _read_checkpoint(
 
 
 def _read_export(parts: Mapping[str, tensors.StoredTensor]) -> dict[str, jax.Array]:
-  # One by one: at most one is in memory twice.
+  # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
   put = functools.partial(jax.device_put, may_alias=True)
-  return {name: jax.block_until_ready(put(part.read())) for name, part in parts.items()}
+  return {name: jax.block_until_ready(put(part.view())) for name, part in parts.items()}
 
 
 def _shapes(

@@ -25,11 +25,14 @@ class StoredTensor:
     shape: Its shape.
     where: File and name, for messages.
     load: Reads it as stored.
+    map: Maps its float32 values into memory, aligned for JAX, read-only and after `check_finite`;
+      None: the file does not allow it.
   """
 
   shape: tuple[int, ...]
   where: str
   load: Callable[[], np.ndarray]
+  map: Callable[[], np.ndarray] | None = None
 
   def read(self) -> np.ndarray:
     """Returns the values in float32.
@@ -51,10 +54,23 @@ class StoredTensor:
     if array.shape != self.shape:
       raise errors.InputError(f"{self.where} has shape {array.shape}, its header says {self.shape}")
     array = np.asarray(array, np.float32)
-    # Minimum and maximum are NaN if any value is.
-    if array.size and not np.isfinite([array.min(), array.max()]).all():
-      raise errors.InputError(f"{self.where} contains infinite or NaN values")
+    check_finite(array, self.where)
     return array
+
+  def view(self) -> np.ndarray:
+    """Returns the values in float32 as `read` does, but without reading them if the file allows it.
+
+    The system reads the parts that are used, and can drop them at any time. The array is read-only.
+    The file must not be changed in place while it is in use.
+    """
+    return self.read() if self.map is None else self.map()
+
+
+def check_finite(array: np.ndarray, where: str) -> None:
+  """Raises InputError if an array contains infinite or NaN values."""
+  # Minimum and maximum are NaN if any value is.
+  if array.size and not np.isfinite([array.min(), array.max()]).all():
+    raise errors.InputError(f"{where} contains infinite or NaN values")
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

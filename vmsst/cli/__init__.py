@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import vmsst
 from vmsst import errors
 from vmsst.cli import (
+  compilation_cache,
   downloads,
   evaluation,
   launching,
@@ -105,6 +106,7 @@ def _sigterm_raises() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line and returns its exit status."""
   args = build_parser().parse_args(argv)
+  compilation_cache.enable()
   try:
     with _sigterm_raises(), watchdog.watching("vmsst", args.command.patience):
       args.command(args)

@@ -84,6 +84,17 @@ def local_file(path: str) -> Iterator[str]:
       yield str(kept)
 
 
+def backend_argument(parser: argparse.ArgumentParser) -> None:
+  """Adds --backend, of commands that compute vectors."""
+  parser.add_argument(
+    "--backend",
+    choices=("jax", "onnx", "openvino"),
+    default="jax",
+    help="what computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX "
+    "Runtime) (default: %(default)s)",
+  )
+
+
 def at_least_1(text: str) -> int:
   """Parses an argument that is an integer above 0."""
   value = int(text)

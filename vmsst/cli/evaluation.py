@@ -6,7 +6,7 @@ import sys
 
 from vmsst import errors
 from vmsst.cli import engines
-from vmsst.cli.command import ENCODER_HELP, Command, at_least_1
+from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, backend_argument
 from vmsst.files import storage
 
 
@@ -66,6 +66,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     "third, are wrong (default: %(default)s)",
   )
   add("--list", action="store_true", help="print the benchmarks and their files, and exit")
+  backend_argument(parser)
   engines.add_arguments(parser)
 
 
@@ -87,7 +88,8 @@ def _eval(args: argparse.Namespace) -> None:
   chosen = benchmarks.get_benchmarks(args.suite, mkqa_questions=args.mkqa_questions)
   engine = engines.chosen(args)
   engines.leave_accelerators(engine)
-  name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
+  how = {"max_length": args.max_length, "backend": args.backend}
+  name, encoder = loading.open_encoder(args.encoder, **how)
   codes = args.seen or getattr(encoder, "languages", None)
   seen = None if codes is None else {languages.language(code) for code in codes}
 
@@ -104,7 +106,7 @@ def _eval(args: argparse.Namespace) -> None:
     report=say,
     compare=device_search.engine(),
     engine=engine,
-    load=functools.partial(loading.open_encoder, name, max_length=args.max_length),
+    load=functools.partial(loading.open_encoder, name, **how),
     dimensions=args.dimensions,
   )
   path = storage.path(args.out) / suite.RESULTS_FILE
@@ -125,7 +127,9 @@ def _eval_mteb(args: argparse.Namespace) -> None:
   if args.dimensions:
     raise errors.InputError("--dimensions does not apply to --mteb; omit it")
   tasks = mteb_models.get_tasks(args.mteb)
-  name, encoder = loading.open_encoder(args.encoder, max_length=args.max_length)
+  name, encoder = loading.open_encoder(
+    args.encoder, max_length=args.max_length, backend=args.backend
+  )
   scores = mteb_models.evaluate(encoder, tasks, args.out, name=args.name or name)
   for task, score in scores.items():
     print(f"{task:48}{score:8.2f}")

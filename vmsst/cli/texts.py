@@ -6,7 +6,14 @@ import sys
 from typing import Any
 
 from vmsst.cli import engines
-from vmsst.cli.command import ENCODER_HELP, Command, at_least_1, local_file, read_lines
+from vmsst.cli.command import (
+  ENCODER_HELP,
+  Command,
+  at_least_1,
+  backend_argument,
+  local_file,
+  read_lines,
+)
 
 _TEXT_HELP = "text file, one sentence per line, UTF-8, plain or gzipped"
 _PLACES = "(local, gs:// or s3://)"
@@ -45,6 +52,7 @@ def _computing_arguments(parser: argparse.ArgumentParser) -> None:
     choices=("float32", "bfloat16"),
     help="compute dtype (default: as in training)",
   )
+  backend_argument(parser)
   _batch_size_argument(parser)
 
 
@@ -118,7 +126,8 @@ def _embed(args: argparse.Namespace) -> None:
       f"{args.file[0]} and the other files have texts in different fields; give --field"
     )
   engines.leave_accelerators(engine)
-  name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
+  how = {"dtype": args.compute_dtype, "backend": args.backend}
+  name, encoder = loading.open_encoder(args.encoder, **how)
   options = {
     "field": fields.pop(),
     "language": args.language,
@@ -135,7 +144,7 @@ def _embed(args: argparse.Namespace) -> None:
         raise errors.InputError(f"{args.out} as OUT needs one local worker; give a folder")
       file_embedding.embed_to_stream(encoder, paths[0], sys.stdout.buffer, **options)
       return
-    load = functools.partial(loading.open_encoder, name, args.compute_dtype)
+    load = functools.partial(loading.open_encoder, name, **how)
     file_embedding.embed_file(
       encoder, paths, args.out, name=name, engine=engine, load=load, **options
     )
@@ -217,13 +226,17 @@ def _scorer(args: argparse.Namespace) -> Any:
   from vmsst.inference import loading
   from vmsst.mining import pair_scoring
 
-  of_cosines = {"--long-texts": args.long_texts != "cut", "--compute-dtype": args.compute_dtype}
+  of_cosines = {
+    "--long-texts": args.long_texts != "cut",
+    "--compute-dtype": args.compute_dtype,
+    "--backend": args.backend != "jax",
+  }
   of_likelihoods = {"--per-token": args.per_token}
   for flag, given in (of_likelihoods if args.by == "cosine" else of_cosines).items():
     if given:
       raise errors.InputError(f"{flag} does not apply to --by {args.by}; omit it")
   if args.by == "cosine":
-    name, encoder = loading.open_encoder(args.encoder, args.compute_dtype)
+    name, encoder = loading.open_encoder(args.encoder, args.compute_dtype, backend=args.backend)
     return pair_scoring.ByCosine(encoder, name, args.long_texts, args.batch_size)
   translator = loading.load_translator(args.encoder)
   name = str(translator.encoder.path)
@@ -279,6 +292,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
     help=f"encoder to compute missing vectors: {ENCODER_HELP}",
   )
   _languages_argument(parser)
+  backend_argument(parser)
   _batch_size_argument(parser)
   add(
     "--neighbors",
@@ -344,7 +358,7 @@ def _mine(args: argparse.Namespace) -> None:
     bitext_mining.check_sentences(path)
   engines.leave_accelerators(engine)
   if args.encoder:
-    name, encoder = loading.open_encoder(args.encoder)
+    name, encoder = loading.open_encoder(args.encoder, backend=args.backend)
     for path, folder, language in zip(paths, folders, args.languages, strict=True):
       file_embedding.embed_file(
         encoder,
@@ -354,7 +368,7 @@ def _mine(args: argparse.Namespace) -> None:
         language=language,
         batch_size=args.batch_size,
         engine=engine,
-        load=functools.partial(loading.open_encoder, name),
+        load=functools.partial(loading.open_encoder, name, backend=args.backend),
       )
   source, target = map(embedded_text.open_text, paths, folders)
   indexes = args.index and tuple(
@@ -406,6 +420,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     help=f"output file {_PLACES}, JSON Lines with one object per query (default: stdout)",
   )
   add("--language", metavar="CODE", help="language of the queries, for encoders that require it")
+  backend_argument(parser)
   _batch_size_argument(parser)
   engines.add_arguments(parser)
 
@@ -427,7 +442,7 @@ def _search(args: argparse.Namespace) -> None:
   path = args.encoder or corpus.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{args.vectors} does not name its encoder: give --encoder")
-  name, encoder = loading.open_encoder(path)
+  name, encoder = loading.open_encoder(path, backend=args.backend)
   differences = corpus.encoder and stored_settings.differences(
     {"encoder": corpus.encoder}, {"encoder": encoding.identity(encoder, name)}
   )
@@ -441,7 +456,7 @@ def _search(args: argparse.Namespace) -> None:
   index = corpus.open_index(args.index) if args.index else None
   options = {"index": index, "language": args.language, "batch_size": args.batch_size}
   if not engine.in_process:
-    load = functools.partial(loading.open_encoder, name)
+    load = functools.partial(loading.open_encoder, name, backend=args.backend)
     source = search_units.source(
       encoder_sources.of(encoder, name, load), corpus, compare=device_search.anywhere, **options
     )

@@ -7,22 +7,17 @@ older Orbax than this library does, and cannot convert these networks for varyin
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tokenizers
 
 from vmsst import errors, padding
-from vmsst.checkpoints import encoder_json, output_folders
+from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
-from vmsst.exports import onnx_encoder, onnx_graph, tokenizer_file
+from vmsst.exports import tokenizer_file
 from vmsst.files import atomic_files, storage
-from vmsst.inference import loading
-from vmsst.networks import lstm
+from vmsst.inference import loading, onnx_encoder, onnx_graph
 from vmsst.text import hugging_face_vocabulary
-
-OUTPUT = "sentence_embedding"
-_AXES = ("batch_size", "sequence_length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +70,7 @@ def export_onnx(
   """
   target = output_folders.new_folder(output)
   onnx_graph.library()
-  saved = loading.read(path, _with_separate_layers)
+  saved = loading.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   tokenizer, problem = None, ""
   try:
@@ -83,16 +78,12 @@ def export_onnx(
   except errors.InputError as error:
     problem = str(error)
   padding_id = padding.PAD_ID if tokenizer is None else tokenizer.padding_id
-  graph = onnx_graph.Graph(_in_ids_of_tokenizer(saved.arrays, padding_id))
+  arrays = layer_stacks.separate(saved.arrays)
+  graph = onnx_graph.Graph(_in_ids_of_tokenizer(arrays, padding_id))
   vectors_BS = onnx_encoder.add_encoder(graph, saved.network)
   dimension = saved.network.latent_dim
   with atomic_files.atomic_folder(target) as partial:
-    graph.write(
-      partial,
-      inputs={onnx_encoder.TOKENS: _AXES, onnx_encoder.MASK: _AXES},
-      output=(OUTPUT, vectors_BS),
-      shape=(_AXES[0], dimension),
-    )
+    graph.write(partial, **onnx_encoder.interface(vectors_BS, dimension))
     if tokenizer is not None:
       path_of_tokenizer = partial / hugging_face_vocabulary.TOKENIZER_FILE
       path_of_tokenizer.write_bytes(_cutting_and_padding(tokenizer, max_length))
@@ -139,15 +130,6 @@ def describe(exported: Exported) -> str:
   if tokenizer.eos is None:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return "\n".join(lines)
-
-
-def _with_separate_layers(assets: encoder_json.EncoderAssets) -> Any:
-  """Returns the network without scanned layers; its parameters are read accordingly."""
-  network, config = assets.network, assets.network.config
-  if isinstance(config, lstm.LstmConfig):
-    return network
-  config = dataclasses.replace(config, scan_layers=False)
-  return dataclasses.replace(network, config=config, parent=None)
 
 
 def _in_ids_of_tokenizer(

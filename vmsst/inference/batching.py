@@ -1,4 +1,4 @@
-"""Batches of token ids for inference: sorted by length, padded to few shapes."""
+"""Batches of token ids for inference, sorted by length."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,8 +22,7 @@ def padded_batches(
     max_length: Most tokens of a sentence.
     multiple: Number that divides R.
   """
-  length_N = np.fromiter((len(x) for x in ids), np.int64, len(ids))
-  order_N = np.argsort(-length_N, kind="stable")
+  length_N, order_N = _by_length(ids)
   start = 0
   while start < len(ids):
     width = min(_rounded(int(length_N[order_N[start]])), max_length)
@@ -31,10 +30,44 @@ def padded_batches(
     index_B = order_N[start : start + most]
     start += len(index_B)
     rows = min(_rounded(len(index_B)), most)
-    tokens_RT = np.zeros((rows + -rows % multiple, width), np.int32)
-    for row_T, index in zip(tokens_RT, index_B, strict=False):
-      row_T[: length_N[index]] = ids[index]
-    yield index_B, tokens_RT
+    yield index_B, _padded(ids, index_B, (rows + -rows % multiple, width))
+
+
+def tight_batches(
+  ids: Sequence[Sequence[int]], batch_size: int, tokens: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [B, T]).
+
+  T is the length of the longest sentence of the batch, at least 1. The longest sentences come
+  first.
+
+  Args:
+    ids: Token ids of every sentence.
+    batch_size: Most sentences of a batch.
+    tokens: Most tokens of a batch, padding included, except of a single sentence.
+  """
+  length_N, order_N = _by_length(ids)
+  start = 0
+  while start < len(ids):
+    width = max(1, int(length_N[order_N[start]]))
+    index_B = order_N[start : start + max(1, min(batch_size, tokens // width))]
+    start += len(index_B)
+    yield index_B, _padded(ids, index_B, (len(index_B), width))
+
+
+def _by_length(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the lengths of sentences, and the order from the longest to the shortest."""
+  length_N = np.fromiter((len(x) for x in ids), np.int64, len(ids))
+  return length_N, np.argsort(-length_N, kind="stable")
+
+
+def _padded(
+  ids: Sequence[Sequence[int]], index_B: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
+  tokens_RT = np.zeros(shape, np.int32)
+  for row_T, index in zip(tokens_RT, index_B, strict=False):
+    row_T[: len(ids[index])] = ids[index]
+  return tokens_RT
 
 
 def _rounded(size: int) -> int:

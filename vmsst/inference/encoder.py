@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
 from vmsst.files import progress_bar
-from vmsst.inference import arguments, batching
+from vmsst.inference import arguments, backends
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
 from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, vocabularies
@@ -33,8 +32,6 @@ _Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]
 _WINDOW = 1 << 16
 # The prompts of documents, by preference.
 _DOCUMENT = ("document", "passage", "corpus")
-# Batches sent to the device before the first result is fetched.
-_IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +84,7 @@ class Encoder:
     languages: Sequence[str] | None = None,
     path: str | None = None,
     devices: Sequence[jax.Device] | None = None,
+    backend: str = backends.JAX,
     load_translator: Callable[[], Translating] | None = None,
     load_again: "Callable[[], Encoder] | None" = None,
   ):
@@ -101,6 +99,8 @@ class Encoder:
       path: Path of the parameters.
       devices: Devices that share each batch. None: all devices of this process, or JAX's default
         device if one is set.
+      backend: "jax"; "onnx" or "openvino" compute in float32 on the CPU, with the parameters as
+        NumPy arrays or on it.
       load_translator: Loads the decoder of the same run; None: `translate` raises InputError.
       load_again: Loads the same encoder, for unpickling; itself picklable. None: the encoder cannot
         be pickled.
@@ -114,16 +114,8 @@ class Encoder:
     self._load_translator = load_translator
     self._load_again = load_again
     self._process = os.getpid()
-    devices = _default_devices() if devices is None else devices
-    self._devices = len(devices)
-    self._batch_sharding = None
-    if self._devices > 1:
-      mesh = Mesh(np.array(devices), "batch")
-      params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-      self._batch_sharding = NamedSharding(mesh, PartitionSpec("batch"))
-    self._params = params
     self._network = network
-    self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
+    self._backend = backends.new(backend, network, params, devices)
 
   @property
   def digest(self) -> str:
@@ -137,7 +129,7 @@ class Encoder:
   @functools.cached_property
   def _params_digest(self) -> str:
     total = hashlib.sha256()
-    for name, value in sorted(traverse_util.flatten_dict(self._params, sep="/").items()):
+    for name, value in sorted(traverse_util.flatten_dict(self._backend.params, sep="/").items()):
       array = np.ascontiguousarray(value)
       total.update(f"{name} {array.dtype} {array.shape}".encode())
       total.update(array.view(np.uint8).data)
@@ -440,27 +432,20 @@ class Encoder:
     done: Callable[[int], Any],
   ) -> None:
     """Fills in the vectors of token ids; calls `done` with the size of each finished batch."""
-    pending: collections.deque[tuple[np.ndarray, jax.Array]] = collections.deque()
+    backend = self._backend
+    pending: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
 
     def collect() -> None:
-      index_B, vectors_BD = pending.popleft()
-      vectors_ND[index_B] = np.asarray(vectors_BD)[: len(index_B)]
+      index_B, vectors = pending.popleft()
+      vectors_ND[index_B] = vectors()[: len(index_B)]
       done(len(index_B))
 
-    for index_B, tokens_RT in batching.padded_batches(
-      ids, batch_size, self.max_length, self._devices
-    ):
-      pending.append((index_B, self._embed(self._params, self._on_devices(tokens_RT))))
-      if len(pending) > _IN_FLIGHT:
+    for index_B, tokens_RT in backend.batches(ids, batch_size, self.max_length):
+      pending.append((index_B, backend.start(tokens_RT)))
+      if len(pending) > backend.in_flight:
         collect()
     while pending:
       collect()
-
-  def _on_devices(self, tokens_RT: np.ndarray) -> np.ndarray | jax.Array:
-    """Returns a batch split over the devices, if there are several."""
-    if self._batch_sharding is None:
-      return tokens_RT
-    return jax.device_put(tokens_RT, self._batch_sharding)
 
   def _encode_split(
     self,
@@ -536,12 +521,6 @@ def _cut(
   if prefix:
     texts = [prefix + text for text in texts]
   return length_limits.cut(vocabulary, texts, max_length, language)
-
-
-def _default_devices() -> Sequence[jax.Device]:
-  if getattr(jax.config, "jax_default_device", None) is not None:
-    return list(jnp.zeros(()).devices())
-  return jax.local_devices()
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:

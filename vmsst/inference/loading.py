@@ -7,6 +7,7 @@ Example:
   vectors = encoder.encode(["How are you?", "Wie geht's?"], normalize=True)
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -24,7 +25,7 @@ from flax import traverse_util
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, restoring, sentence_transformers_files
 from vmsst.files import checksums, storage
-from vmsst.inference import encoder_folders
+from vmsst.inference import backends, encoder_folders
 from vmsst.inference.encoder import Encoder
 from vmsst.inference.translation import Translator
 
@@ -84,7 +85,11 @@ def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
 
 
 def load(
-  path: str | os.PathLike[str], *, dtype: str | None = None, max_length: int | None = None
+  path: str | os.PathLike[str],
+  *,
+  dtype: str | None = None,
+  max_length: int | None = None,
+  backend: str = backends.JAX,
 ) -> Encoder:
   """Returns the encoder in a folder, on all devices of this process.
 
@@ -97,11 +102,22 @@ def load(
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
       the length in training for runs.
+    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`), which is faster there, or "onnx"
+      for ONNX Runtime (`vmsst[onnx]`). These compute in float32; their vectors are those of JAX, up
+      to rounding error.
 
   Raises:
-    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` is unknown,
-      `max_length` exceeds its position table, or the package that reads the store is not installed.
+    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
+      unknown, they exclude each other, `max_length` exceeds its position table, or the package that
+      reads the store or computes is not installed.
   """
+  errors.check_choice("backend", backend, backends.BACKENDS)
+  on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+  if backend != backends.JAX:
+    if dtype not in (None, "float32"):
+      raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
+    dtype = "float32"
+    on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
 
   def in_dtype(assets: encoder_json.EncoderAssets) -> Any:
     network = assets.network
@@ -110,12 +126,14 @@ def load(
     config = dataclasses.replace(network.config, dtype=dtype)
     return dataclasses.replace(network, config=config, parent=None)
 
-  saved = read(path, in_dtype)
+  with on_host:
+    saved = read(path, in_dtype)
   encoder = _new_encoder(
     saved,
     saved.network,
     load_translator=functools.partial(load_translator, saved.name),
-    load_again=functools.partial(load, saved.name, dtype=dtype),
+    backend=backend,
+    load_again=functools.partial(load, saved.name, dtype=dtype, backend=backend),
   )
   if max_length is not None:
     most = getattr(saved.network.config, "max_tokens", None)  # None: any length
@@ -157,7 +175,10 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
 
 
 def open_encoder(
-  path: str, dtype: str | None = None, max_length: int | None = None
+  path: str,
+  dtype: str | None = None,
+  max_length: int | None = None,
+  backend: str = backends.JAX,
 ) -> tuple[str, Any]:
   """Opens an encoder of this library or of sentence-transformers.
 
@@ -167,6 +188,8 @@ def open_encoder(
     dtype: Compute dtype; see `load`. sentence-transformers does not support it.
     max_length: Tokens of a sentence; see `load`. An encoder of sentence-transformers can have its
       own maximum at most.
+    backend: Backend; see `load`. sentence-transformers has its own in a folder that was exported
+      for one.
 
   Returns:
     The absolute path of its parameters, and an object with `encode(texts)` and the attribute
@@ -182,10 +205,15 @@ def open_encoder(
     or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
     or (folder / encoder_json.ENCODER_FILE).is_file()
   ):
-    encoder = load(path, dtype=dtype, max_length=max_length)
+    encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
     return str(encoder.path), encoder
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
+  if backend != backends.JAX:
+    raise errors.InputError(
+      f"{folder} is of sentence-transformers, which runs it; omit the backend {backend!r}, or try "
+      "`vmsst import bert`"
+    )
   with errors.requires("sentence-transformers", str(folder)):
     import sentence_transformers
   try:

@@ -13,7 +13,8 @@ import tiny_hugging_face
 
 import vmsst
 from vmsst.checkpoints.importers import bert as bert_import
-from vmsst.exports import onnx_folder, onnx_graph
+from vmsst.exports import onnx_folder
+from vmsst.inference import onnx_graph
 from vmsst.networks import bert, lstm, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
 

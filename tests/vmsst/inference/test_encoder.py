@@ -490,7 +490,7 @@ def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
 
 
 def assert_params(encoder, params):
-  jax.tree.map(np.testing.assert_array_equal, encoder._params, dict(params))
+  jax.tree.map(np.testing.assert_array_equal, encoder._backend.params, dict(params))
 
 
 def test_an_exported_folder(params, tmp_path):
@@ -579,8 +579,7 @@ FRESH = textwrap.dedent("""
   vectors = encoder.encode(["b", "été"])
   heavy = ["tensorflow", "seqio", "gin", "t5x", "clu", "torch", "matplotlib", "pyarrow"]
   heavy = [name for name in heavy if name in sys.modules]
-  devices = len(encoder._embed(encoder._params, encoder._on_devices(
-    __import__("numpy").ones((8, 4), "int32"))).sharding.device_set)
+  devices = len(encoder._backend.params["mean"]["kernel"].sharding.device_set)
   print(json.dumps({"vectors": vectors.tolist(), "heavy": heavy, "devices": devices}))
 """)
 

@@ -75,6 +75,36 @@ class Graph:
     Raises:
       OSError: a file cannot be written.
     """
+    model = self._model(inputs, output, shape, self._tensors(folder))
+    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
+
+  def without_weights(
+    self,
+    *,
+    inputs: Mapping[str, tuple[str, ...]],
+    output: tuple[str, str],
+    shape: tuple[str | int, ...],
+  ) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the model without arrays of a page or more, and these by name, contiguous.
+
+    The caller passes them to a runtime, which need not copy them. Arguments: as in `write`.
+    """
+    large = {
+      name: np.ascontiguousarray(array)
+      for name, array in self._constants.items()
+      if array.nbytes >= _PAGE
+    }
+    from_array = library().numpy_helper.from_array
+    small = [from_array(x, name) for name, x in self._constants.items() if name not in large]
+    return self._model(inputs, output, shape, small), large
+
+  def _model(
+    self,
+    inputs: Mapping[str, tuple[str, ...]],
+    output: tuple[str, str],
+    shape: tuple[str | int, ...],
+    tensors: list[Any],
+  ) -> Any:
     onnx = library()
     helper, kinds = onnx.helper, onnx.TensorProto
     name, value = output
@@ -88,17 +118,16 @@ class Graph:
       "sentence_encoder",
       [helper.make_tensor_value_info(key, kinds.INT64, axes) for key, axes in inputs.items()],
       [helper.make_tensor_value_info(name, kinds.FLOAT, shape)],
-      self._tensors(folder),
+      tensors,
     )
     operators = [helper.make_opsetid("", _OPERATOR_SET)]
-    model = helper.make_model(
+    return helper.make_model(
       graph,
       producer_name="vmsst",
       opset_imports=operators,
       # The oldest format, which the most runtimes read.
       ir_version=helper.find_min_ir_version_for(operators),
     )
-    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
 
   def _tensors(self, folder: pathlib.Path) -> list[Any]:
     """Returns the constants for the model; if they are many, writes them to a file of their own."""

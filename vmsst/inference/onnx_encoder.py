@@ -5,15 +5,19 @@ take the names of values and return the name of the new one.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
 from vmsst.checkpoints.importers import weight_tables
-from vmsst.exports.onnx_graph import Graph
+from vmsst.inference.onnx_graph import Graph
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs of the graph, int64 [B, T]. The mask is 1 at tokens and 0 at padding after them."""
+OUTPUT = "sentence_embedding"
+"""Output of the graph, float32 [B, S]."""
+_AXES = ("batch_size", "sequence_length")
 # Of the gates of this library (input, forget, cell, output), those of ONNX in order.
 _GATES = (0, 3, 1, 2)
 
@@ -46,6 +50,20 @@ def add_encoder(graph: Graph, network: sentence_encoder.SentenceEncoder) -> str:
     length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
     vector_BS = graph.node("Div", vector_BS, length_B1)
   return vector_BS
+
+
+def interface(vectors_BS: str, dimension: int) -> dict[str, Any]:
+  """Returns the arguments of `Graph.write` that describe inputs and output of an encoder.
+
+  Args:
+    vectors_BS: The value of `add_encoder`.
+    dimension: Width of the vectors.
+  """
+  return {
+    "inputs": {TOKENS: _AXES, MASK: _AXES},
+    "output": (OUTPUT, vectors_BS),
+    "shape": (_AXES[0], dimension),
+  }
 
 
 # --------------------------------------------------------------------------------------------

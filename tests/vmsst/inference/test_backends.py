@@ -1,0 +1,119 @@
+"""Encoders on CPUs by OpenVINO and ONNX Runtime: the vectors of JAX, and which options apply."""
+
+import copy
+import dataclasses
+import pickle
+import sys
+
+import in_process
+import jax
+import numpy as np
+import pytest
+import tiny_encoders
+
+import vmsst
+from vmsst import errors
+from vmsst.inference import batching, cpu_runtimes
+from vmsst.networks import bert, lstm, sentence_encoder
+
+pytest.importorskip("onnx", reason="needs onnx to build graphs")
+
+# Empty, blank, longer than the maximum of all encoders here, and of many lengths.
+TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n for n in range(20))]
+T5 = tiny_encoders.t5_config(num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12)
+BERT = bert.BertConfig(
+  vocab_size=259,
+  emb_dim=16,
+  num_heads=2,
+  mlp_dim=80,  # its kernels are larger than a page
+  num_layers=2,
+  max_positions=30,
+  initializer_std=0.3,
+)
+NETWORKS = {
+  "t5": sentence_encoder.SentenceEncoder(T5, 12),
+  "t5 scanned": sentence_encoder.SentenceEncoder(
+    dataclasses.replace(T5, scan_layers=True, dtype="bfloat16"), 12, pooling="max", normalize=True
+  ),
+  "bert": sentence_encoder.SentenceEncoder(BERT, 16, head=False, pooling="pooler"),
+  "laser": sentence_encoder.SentenceEncoder(
+    lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=16, num_layers=2),
+    32,
+    head=False,
+    pooling="max",
+  ),
+}
+
+
+def runtime(name):
+  """Returns the name of a backend; skips the test if its package is not installed."""
+  pytest.importorskip({"onnx": "onnxruntime"}.get(name, name), reason=f"needs the runtime {name}")
+  return name
+
+
+def saved(name, folder):
+  """Saves the encoder of a name and returns its folder."""
+  network = NETWORKS[name]
+  # An LSTM with small parameters hardly depends on its input.
+  scale = 5 if name == "laser" else 1
+  params = jax.tree.map(lambda x: scale * x, tiny_encoders.random_params(network))
+  return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28), params)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("backend", cpu_runtimes.RUNTIMES)
+def test_the_vectors_are_those_of_jax(backend, name, tmp_path):
+  run = saved(name, tmp_path)
+  encoder = vmsst.load(run, backend=runtime(backend))
+  reference = vmsst.load(run, dtype="float32")
+  expected_ND = reference.encode(TEXTS, on_cut=None)
+  assert np.ptp(expected_ND, axis=0).min() > 1e-3
+  # Batches of one sentence, of several, and of all.
+  for batch_size in (1, 4, 128):
+    found_ND = encoder.encode(TEXTS, batch_size=batch_size, on_cut=None)
+    assert found_ND.dtype == np.float32
+    np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+  # Stored vectors are resumed on any backend.
+  assert encoder.digest == reference.digest
+
+
+def test_an_encoder_keeps_its_backend(tmp_path):
+  encoder = vmsst.load(saved("t5", tmp_path), backend=runtime("onnx"))
+  again = pickle.loads(pickle.dumps(encoder))
+  for other in (again, copy.copy(encoder)):
+    assert isinstance(other._backend, cpu_runtimes.CpuBackend)
+    np.testing.assert_array_equal(other.encode(TEXTS[:3]), encoder.encode(TEXTS[:3]))
+
+
+def test_commands_take_a_backend(tmp_path):
+  run, text = saved("bert", tmp_path / "run"), tmp_path / "text"
+  text.write_text("eins\nzwei\n", encoding="utf-8")
+  for backend in ("jax", runtime("onnx")):
+    arguments = ("embed", run, text, tmp_path / backend, "--backend", backend)
+    assert in_process.vmsst(*arguments) == 0
+  jax_ND, onnx_ND = (vmsst.open_vectors(tmp_path / name)[:] for name in ("jax", "onnx"))
+  np.testing.assert_allclose(onnx_ND, jax_ND, atol=1e-5, rtol=0)
+  assert (onnx_ND != jax_ND).any()
+
+
+def test_errors_name_the_options(tmp_path, monkeypatch):
+  run = saved("t5", tmp_path)
+  with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, onnx, openvino"):
+    vmsst.load(run, backend="torch")
+  with pytest.raises(errors.InputError, match="'onnx' computes in float32; omit dtype 'bfloat16'"):
+    vmsst.load(run, backend="onnx", dtype="bfloat16")
+  for backend, package in (("onnx", "onnxruntime"), ("openvino", "openvino")):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(errors.InputError, match=rf"pip install 'vmsst\[{backend}\]'"):
+      vmsst.load(run, backend=backend)
+
+
+def test_tight_batches_have_every_sentence_once():
+  lengths = [3, 0, 5, 5, 2, 9, 1]
+  ids = [[7] * length for length in lengths]
+  found = list(batching.tight_batches(ids, batch_size=3, tokens=8))
+  assert [tokens_BT.shape for _, tokens_BT in found] == [(1, 9), (1, 5), (1, 5), (2, 3), (2, 1)]
+  assert sorted(np.concatenate([index_B for index_B, _ in found])) == list(range(7))
+  for index_B, tokens_BT in found:
+    assert (tokens_BT != 0).sum(axis=1).tolist() == [lengths[index] for index in index_B]
+  assert [len(index_B) for index_B, _ in batching.tight_batches(ids, 3, 1000)] == [3, 3, 1]
