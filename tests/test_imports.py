@@ -24,6 +24,7 @@ LAYERS = [
   "vmsst.padding",
   "vmsst.devices",
   "vmsst.sharding",
+  "vmsst.matmuls",
   "vmsst.files",
   "vmsst.units",
   "vmsst.bitext",

@@ -204,7 +204,9 @@ def _values_and_gradients(
     )
     scale_C1 = (weights_C * mass_C / scored.total_C)[:, None]
     hidden_gradient_CE = scale_C1 * plan.matmul(gradient_CV, kernel_EV.T)
-    kernel_gradient_EV = plan.matmul((scale_C1 * hidden_CE).T, gradient_CV)
+    kernel_gradient_EV = fused_gradients.product_of_rows(
+      scale_C1 * hidden_CE, gradient_CV, plan.dtype
+    )
     return kernel_gradient_EV, (scored.cross_entropy_C, hidden_gradient_CE)
 
   def step(sum_EV: jax.Array, chunk: tuple[Any, ...]) -> tuple[jax.Array, Any]:

@@ -23,7 +23,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors, languages, padding, sharding
-from vmsst.networks import bert, lstm, pooling, sentence_encoder, t5
+from vmsst.networks import bert, dropout, lstm, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
 
@@ -102,7 +102,7 @@ class TransformerDecoder(nn.Module):
     )[:length]
     start_B1E = jnp.broadcast_to(start_E, (batch, 1, width))
     token_BTE = jnp.concatenate([start_B1E, embedded_BTE[:, :-1]], axis=1) + position_TE
-    token_BTE = nn.Dropout(cfg.dropout_rate)(token_BTE, deterministic=deterministic)
+    token_BTE = dropout.Dropout(cfg.dropout_rate)(token_BTE, deterministic=deterministic)
     once_B1Y = jnp.concatenate([language_B1G, sentence_BZ[:, None].astype(cfg.dtype)], axis=-1)
     once_BTY = jnp.broadcast_to(once_B1Y, (batch, length, once_B1Y.shape[-1]))
     return t5.run_layers(

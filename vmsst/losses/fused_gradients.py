@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from vmsst import devices
+from vmsst import devices, matmuls
 
 Inputs = TypeVar("Inputs")
 
@@ -63,6 +63,11 @@ def matmul(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
   return jnp.matmul(
     a.astype(dtype), b.astype(dtype), preferred_element_type=accumulation_dtype(dtype)
   )
+
+
+def product_of_rows(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
+  """Returns `a.T @ b` with operands cast to `dtype` and accumulated in `accumulation_dtype`."""
+  return matmuls.product_of_rows(a.astype(dtype), b.astype(dtype), dtype=accumulation_dtype(dtype))
 
 
 def scale_gradients(

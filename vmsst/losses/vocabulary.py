@@ -282,7 +282,7 @@ def _logits(
 def _by_shard(plan: _Plan, a_MD: jax.Array, b_MV: jax.Array) -> jax.Array:
   """Returns `a.T @ b` of the rows of each shard, [R, D, V]."""
   if plan.shards == 1:
-    return plan.matmul(a_MD.T, b_MV)[None]
+    return fused_gradients.product_of_rows(a_MD, b_MV, plan.dtype)[None]
   a_RMD, b_RMV = (x.reshape(plan.shards, -1, x.shape[-1]) for x in (a_MD, b_MV))
   product_RDV = plan.matmul(a_RMD.swapaxes(1, 2), b_RMV)
   return plan.constrain(product_RDV, ("batch", None, "vocab"))

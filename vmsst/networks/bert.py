@@ -23,7 +23,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float
 
 from vmsst import errors, sharding
-from vmsst.networks import t5
+from vmsst.networks import dropout, t5
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "gelu": functools.partial(nn.gelu, approximate=False),
@@ -173,7 +173,7 @@ class SelfAttention(nn.Module):
       heads("key"),
       heads("value"),
       bias_B11T,
-      nn.Dropout(cfg.dropout_rate, deterministic=self.deterministic),
+      dropout.Dropout(cfg.dropout_rate, deterministic=self.deterministic),
     )
     return dense(cfg, cfg.emb_dim, ("joined_kv", "embed"), name="out")(out_BTD)
 
@@ -188,7 +188,8 @@ class Mlp(nn.Module):
     """Returns the output, shaped like the input."""
     cfg = self.config
     wide_BTM = dense(cfg, cfg.mlp_dim, ("embed", "mlp"), name="wi")(x_BTD)
-    hidden_BTM = ACTIVATIONS[cfg.activation](wide_BTM)
+    # Recomputing the activation in the backward pass costs less than storing its inner values.
+    hidden_BTM = jax.checkpoint(ACTIVATIONS[cfg.activation])(wide_BTM)
     hidden_BTM = sharding.constrain(hidden_BTM, ("batch", "length", "mlp"))
     return dense(cfg, cfg.emb_dim, ("mlp", "embed"), name="wo")(hidden_BTM)
 
@@ -205,7 +206,7 @@ class EncoderLayer(nn.Module):
   ) -> tuple[Float[Array, "B T D"], None]:
     """Returns the new hidden states and None, as a scan body must."""
     cfg = self.config
-    drop = nn.Dropout(cfg.dropout_rate, deterministic=self.deterministic)
+    drop = dropout.Dropout(cfg.dropout_rate, deterministic=self.deterministic)
     norm = functools.partial(LayerNorm, cfg.layer_norm_eps, cfg.dtype)
     y_BTD = SelfAttention(cfg, self.deterministic, name="attention")(x_BTD, bias_B11T)
     x_BTD = norm(name="post_attention_layer_norm")(x_BTD + drop(y_BTD))
@@ -265,7 +266,7 @@ class BertEncoder(nn.Module):
     x_BTD = embedded_BTD.astype(cfg.dtype) + added_TD.astype(cfg.dtype)
     if cfg.embedding_norm:
       x_BTD = LayerNorm(cfg.layer_norm_eps, cfg.dtype, name="embedding_layer_norm")(x_BTD)
-    x_BTD = nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
+    x_BTD = dropout.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
 
     return t5.run_layers(
       EncoderLayer,

@@ -15,7 +15,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from vmsst import sharding
-from vmsst.networks import t5
+from vmsst.networks import dropout, t5
 
 
 def part_of_fan_in(part: int, whole: int) -> Any:
@@ -66,7 +66,7 @@ class DecoderLayer(nn.Module):
     For `position` see `t5.SelfAttention`.
     """
     cfg, deterministic = self.config, self.deterministic
-    drop = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
+    drop = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     y_BTD = t5.RMSNorm(cfg.dtype, name="pre_self_attention_layer_norm")(x_BTD)
     attention = t5.SelfAttention(cfg, deterministic, name="self_attention")
     y_BTD = attention(y_BTD, bias_BHTT, position)
@@ -146,7 +146,9 @@ class LatentDecoder(nn.Module):
       bidirectional=False,
       name="relpos_bias",
     )(length, position)
-    x_BTD = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(x_BTD, deterministic=deterministic)
+    x_BTD = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
+      x_BTD, deterministic=deterministic
+    )
     x_BTD = t5.run_layers(
       DecoderLayer,
       cfg,
@@ -159,4 +161,4 @@ class LatentDecoder(nn.Module):
       initializing=self.is_initializing(),
     )
     x_BTD = t5.RMSNorm(cfg.dtype, name="decoder_norm")(x_BTD)
-    return nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
+    return dropout.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)

@@ -21,8 +21,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, sharding
-from vmsst.networks import t5
+from vmsst import errors, matmuls, sharding
+from vmsst.networks import dropout, t5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,8 @@ def _parameter(
 
 def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Returns `x @ kernel` as a 2-D matmul, which is faster on XLA's CPU backend."""
-  return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+  flat = matmuls.linear(x.reshape(-1, x.shape[-1]), kernel)
+  return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 class BiLstmLayer(nn.Module):
@@ -266,7 +267,7 @@ class LstmEncoder(nn.Module):
     x_TBD = embedded_BTE.astype(cfg.dtype).swapaxes(0, 1)
     for i in range(cfg.num_layers):
       x_TBD = BiLstmLayer(cfg, name=f"layers_{i}")(x_TBD, mask_BT.T)
-      x_TBD = nn.Dropout(cfg.dropout_rate)(x_TBD, deterministic=deterministic)
+      x_TBD = dropout.Dropout(cfg.dropout_rate)(x_TBD, deterministic=deterministic)
       x_TBD = sharding.constrain(x_TBD, ("length", "batch", "embed"))
     return x_TBD.swapaxes(0, 1)
 

@@ -20,7 +20,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, sharding
+from vmsst import errors, matmuls, sharding
+from vmsst.networks import dropout
 
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -113,8 +114,7 @@ class Dense(nn.Module):
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
-    # 2-D matmuls: XLA's CPU backend is slow on the kernel gradient of 3-D ones.
-    flat = x.reshape(-1, x.shape[-1]).astype(self.dtype) @ kernel.astype(self.dtype)
+    flat = matmuls.linear(x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel.astype(self.dtype))
     if self.use_bias:
       bias = partitioning.param_with_axes(
         "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.axes[1:]
@@ -359,11 +359,16 @@ class SelfAttention(nn.Module):
       so_far("key"),
       so_far("value"),
       bias_BHTT,
-      nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=self.deterministic),
+      dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=self.deterministic),
     )
     return Dense(x_BTD.shape[-1], ("joined_kv", "embed"), _NORMAL_FAN_IN, cfg.dtype, name="out")(
       out_BTM
     )
+
+
+@jax.checkpoint  # recomputing costs less than storing the inner values
+def _gated_gelu(gate: jax.Array, value: jax.Array) -> jax.Array:
+  return nn.gelu(gate, approximate=True) * value
 
 
 class GatedMlp(nn.Module):
@@ -377,8 +382,8 @@ class GatedMlp(nn.Module):
     """Returns the output, shaped like the input."""
     cfg = self.config
     wide = functools.partial(Dense, cfg.mlp_dim, ("embed", "mlp"), dtype=cfg.dtype)
-    hidden_BTM = nn.gelu(wide(name="wi_0")(x_BTD), approximate=True) * wide(name="wi_1")(x_BTD)
-    hidden_BTM = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
+    hidden_BTM = _gated_gelu(wide(name="wi_0")(x_BTD), wide(name="wi_1")(x_BTD))
+    hidden_BTM = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
       hidden_BTM, deterministic=self.deterministic
     )
     hidden_BTM = sharding.constrain(hidden_BTM, ("batch", "length", "mlp"))
@@ -397,7 +402,7 @@ class EncoderLayer(nn.Module):
   ) -> tuple[Float[Array, "B T D"], None]:
     """Returns the new hidden states and None, as a scan body must."""
     cfg, deterministic = self.config, self.deterministic
-    drop = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
+    drop = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     y_BTD = RMSNorm(cfg.dtype, name="pre_attention_layer_norm")(x_BTD)
     y_BTD = SelfAttention(cfg, deterministic, name="attention")(y_BTD, bias_BHTT)
     x_BTD = x_BTD + drop(y_BTD)
@@ -481,7 +486,7 @@ class T5Encoder(nn.Module):
     positions_1HTT = RelativePositionBias(
       cfg.num_heads, cfg.relpos_buckets, cfg.relpos_max_distance, name="relpos_bias"
     )(embedded_BTD.shape[1])
-    x_BTD = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
+    x_BTD = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
       embedded_BTD.astype(cfg.dtype), deterministic=deterministic
     )
     x_BTD = run_layers(
@@ -494,4 +499,4 @@ class T5Encoder(nn.Module):
       initializing=self.is_initializing(),
     )
     x_BTD = RMSNorm(cfg.dtype, name="encoder_norm")(x_BTD)
-    return nn.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
+    return dropout.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)

@@ -1,0 +1,94 @@
+"""Dropout whose random numbers cost little on CPUs.
+
+A value is kept or not by 16 random bits, so that a word decides about two values. JAX's lowering of
+threefry for CPUs compiles fast: a loop, which writes and reads all words five times. Here it is one
+expression, whose words are written once.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+_LEVELS = 2**16
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+class Dropout(nn.Module):
+  """Zeroes random values and divides the others by the share that is kept, as in flax.
+
+  Needs an rng named "dropout", unless it has nothing to do.
+
+  Attributes:
+    rate: Probability of a zero, rounded to a multiple of 2^-16.
+    broadcast_dims: Axes along which all values share their fate.
+    deterministic: If True, values are returned as they are.
+  """
+
+  rate: float
+  broadcast_dims: Sequence[int] = ()
+  deterministic: bool | None = None
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "..."], deterministic: bool | None = None
+  ) -> Float[Array, "..."]:
+    """Returns `x` after dropout; `deterministic` is for modules made without it."""
+    deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+    dropped = min(round(self.rate * _LEVELS), _LEVELS - 1)
+    if deterministic or not dropped:
+      return x
+    shape = list(x.shape)
+    for axis in self.broadcast_dims:
+      shape[axis] = 1
+    is_kept = random_levels(self.make_rng("dropout"), tuple(shape)) >= dropped
+    return jnp.where(is_kept, x / (1 - dropped / _LEVELS), jnp.zeros_like(x))
+
+
+def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, uint32 of a shape."""
+  axis = max(len(shape) - 2, 0)
+  size = shape[axis]
+  # The two words are the key of a generator, whatever the kind of the given key.
+  words = random_words(
+    jax.random.bits(key, (2,), jnp.uint32), (*shape[:axis], (size + 1) // 2, *shape[axis + 1 :])
+  )
+  levels = jnp.concatenate([words % _LEVELS, words // _LEVELS], axis=axis)
+  return jax.lax.slice_in_dim(levels, 0, size, axis=axis)
+
+
+def random_words(key_2: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Returns the words that `jax.random.bits` returns for the same threefry key, uint32 of a shape.
+
+  Args:
+    key_2: Data of the key, two words.
+    shape: Shape of the result, of fewer than 2^32 words.
+  """
+
+  def by_jax(key_2: jax.Array) -> jax.Array:
+    key = jax.random.wrap_key_data(key_2, impl="threefry2x32")
+    return jax.random.bits(key, shape, jnp.uint32)
+
+  def as_one_expression(key_2: jax.Array) -> jax.Array:
+    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    # Without the barrier, each use of a word would compute it again.
+    return jax.lax.optimization_barrier(_threefry(key_2, index))
+
+  return jax.lax.platform_dependent(key_2, cpu=as_one_expression, default=by_jax)
+
+
+def _threefry(key_2: jax.Array, index: jax.Array) -> jax.Array:
+  """Returns the exclusive or of the two words of Threefry-2x32 (Salmon et al. 2011) at counters."""
+  keys = (key_2[0], key_2[1], key_2[0] ^ key_2[1] ^ jnp.uint32(_PARITY))
+  first, second = jnp.broadcast_to(keys[0], index.shape), index + keys[1]
+  for group in range(5):
+    for rotation in _ROTATIONS[group % 2]:
+      first = first + second
+      second = first ^ (second << rotation | second >> (32 - rotation))
+    first = first + keys[(group + 1) % 3]
+    second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+  return first ^ second
