@@ -72,7 +72,7 @@ def fake(content=ENCODER["encoder"]):
   return encoder
 
 
-def open_fake(path, dtype=None, max_length=None):
+def open_fake(path, dtype=None, max_length=None, backend="jax"):
   with open(path, "rb") as stream:
     return path, fake(stream.read())
 

@@ -65,6 +65,12 @@ class StoredTensor:
     """
     return self.read() if self.map is None else self.map()
 
+  def computed(
+    self, load: Callable[[], np.ndarray], shape: tuple[int, ...] | None = None
+  ) -> "StoredTensor":
+    """Returns a tensor that `load` computes from this one, of the same shape if None is given."""
+    return StoredTensor(self.shape if shape is None else shape, self.where, load)
+
 
 def check_finite(array: np.ndarray, where: str) -> None:
   """Raises InputError if an array contains infinite or NaN values."""

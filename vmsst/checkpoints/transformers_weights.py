@@ -83,9 +83,7 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   }
   if weight_tables.TOKEN_TABLE in found:
     table = found[weight_tables.TOKEN_TABLE]
-    found[weight_tables.TOKEN_TABLE] = dataclasses.replace(
-      table, load=lambda: _swapped(table.read(), padding_id)
-    )
+    found[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.read(), padding_id))
   if isinstance(config, bert.BertConfig) and _POSITIONS in found:
     found[_POSITIONS] = _after_zeros(found[_POSITIONS], config.position_offset)
   if network.head:
@@ -124,9 +122,7 @@ def _swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
 
 
 def _transposed(tensor: tensors.StoredTensor) -> tensors.StoredTensor:
-  return dataclasses.replace(
-    tensor, shape=tensor.shape[::-1], load=lambda: np.ascontiguousarray(tensor.read().T)
-  )
+  return tensor.computed(lambda: np.ascontiguousarray(tensor.read().T), tensor.shape[::-1])
 
 
 def _after_zeros(tensor: tensors.StoredTensor, rows: int) -> tensors.StoredTensor:
@@ -136,8 +132,6 @@ def _after_zeros(tensor: tensors.StoredTensor, rows: int) -> tensors.StoredTenso
   count, *rest = tensor.shape
   shape = (rows + count, *rest)
   tensors.check_held(math.prod(shape), math.prod(tensor.shape), tensor.where)
-  return dataclasses.replace(
-    tensor,
-    shape=shape,
-    load=lambda: np.concatenate([np.zeros((rows, *rest), np.float32), tensor.read()]),
+  return tensor.computed(
+    lambda: np.concatenate([np.zeros((rows, *rest), np.float32), tensor.read()]), shape
   )

@@ -127,7 +127,7 @@ def encoder(monkeypatch):
   encoder = fake_encoders.FakeEncoder(letter_counts)
   encoder.dimension = 26
   monkeypatch.setattr(
-    loading, "open_encoder", lambda path, dtype=None: (f"/runs/{path[-1]}", encoder)
+    loading, "open_encoder", lambda path, dtype=None, backend="jax": (f"/runs/{path[-1]}", encoder)
   )
   monkeypatch.setattr(file_embedding, "_SHARD_LINES", 5)
   monkeypatch.setattr(pair_scoring, "_WINDOW", 5)

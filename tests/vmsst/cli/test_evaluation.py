@@ -30,7 +30,7 @@ def evaluate(data, tmp_path, monkeypatch, capsys):
 
   def run(vector_of, *options):
     encoder = fake_encoders.FakeEncoder(vector_of)
-    monkeypatch.setattr(loading, "open_encoder", lambda path, max_length=None: (path, encoder))
+    monkeypatch.setattr(loading, "open_encoder", lambda path, **how: (path, encoder))
     command = ["eval", "--encoder", "E", "--data", str(data), "--out", str(tmp_path / "out")]
     status = cli.main([*command, *options])
     found = capsys.readouterr()

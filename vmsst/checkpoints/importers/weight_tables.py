@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import t5x, tensors
+from vmsst.checkpoints import tensors
 from vmsst.files import checksums, storage
 
 CHECKPOINT = "checkpoint_0"
@@ -278,6 +278,8 @@ def write_checkpoint(folder: pathlib.Path, params: Mapping[str, np.ndarray]) -> 
   Raises:
     OSError: the checkpoint cannot be written.
   """
+  from vmsst.checkpoints import t5x  # imports Orbax
+
   checkpoint = t5x.epath.Path(folder / CHECKPOINT)
   t5x.write_params(checkpoint, params)
   checksums.write(checkpoint, {"state": checkpoint / "state"})
