@@ -39,6 +39,7 @@ import argparse
 import gzip
 import importlib
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -87,6 +88,8 @@ SHAPES = {
   "mt5_24x1024": mt5(24, 1024, 16, 2816),
 }
 _MAX_LENGTH = 512
+# Versions of transformers that support it fail on its Keras 3.
+_WITHOUT_TENSORFLOW = {"USE_TF": "0"}
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -345,7 +348,7 @@ def run(
   own += [f"--sentences={sentences}"]
   own += [f"--vectors={path / '-'.join(variant)}.npy"]
   own += [] if batch_size is None else [f"--batch_size={batch_size}"]
-  on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+  on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", **_WITHOUT_TENSORFLOW}
   return measure.in_own_process(__file__, [*sys.argv[1:], *own], "/".join(variant), on_cpu)
 
 
@@ -458,6 +461,7 @@ def main() -> None:
     print(json.dumps(measure_variant(options)))
     return
 
+  os.environ.update(_WITHOUT_TENSORFLOW)
   count = min(options.sentences, len(read_sentences(options.data)))
   results: dict[str, dict[str, Any]] = {}
   rates = []
@@ -466,6 +470,8 @@ def main() -> None:
     make_models(options.models, options.data, folder)
     for model in options.models:
       variants = prepared_variants(model, folder)
+      if all(variant[1] == "vmsst" for variant in variants):
+        raise SystemExit(f"{model}: no peer can run here; install sentence-transformers")
       sizes = {
         variant: best_batch_size(variant, options.peer_batch_sizes, folder, min(count, 1000))
         for variant in variants
