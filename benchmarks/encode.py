@@ -40,6 +40,7 @@ import argparse
 import gzip
 import importlib
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -94,6 +95,8 @@ ENVIRONMENTS = {
   "gpu": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # leaves memory for PyTorch
 }
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
+# Versions of transformers that support it fail on its Keras 3.
+_WITHOUT_TENSORFLOW = {"USE_TF": "0"}
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -370,7 +373,7 @@ def run(
   own += [f"--{name}={value}" for name, value in others.items()]
   own += [f"--vectors={path / '-'.join(variant)}.npy"]
   own += [] if batch_size is None else [f"--batch_size={batch_size}"]
-  environment = ENVIRONMENTS[options.device]
+  environment = ENVIRONMENTS[options.device] | _WITHOUT_TENSORFLOW
   return measure.in_own_process(__file__, [*sys.argv[1:], *own], "/".join(variant), environment)
 
 
@@ -493,6 +496,7 @@ def main() -> None:
     print(json.dumps(measure_variant(options)))
     return
 
+  os.environ.update(_WITHOUT_TENSORFLOW)
   count = min(options.sentences, len(read_sentences(options.data)))
   results: dict[str, dict[str, Any]] = {}
   rates = []
@@ -501,6 +505,8 @@ def main() -> None:
     make_models(options.models, options.data, folder)
     for model in options.models:
       variants = prepared_variants(model, folder, options)
+      if all(variant[1] == "vmsst" for variant in variants):
+        raise SystemExit(f"{model}: no peer can run here; install sentence-transformers")
       sizes = {each: best_batch_size(each, folder, options, min(count, 1000)) for each in variants}
       runs: dict[Variant, list[dict]] = {variant: [] for variant in variants}
       for _ in range(options.rounds):

@@ -128,9 +128,9 @@ def _openvino(model: Any, weights: Mapping[str, np.ndarray], threads: int) -> _C
   core = openvino.Core()
   graph = core.read_model(model.SerializeToString())
   for parameter in graph.get_parameters():
-    array = weights.get(parameter.get_friendly_name())
-    if array is not None:
-      constant = openvino.op.Constant(_writable(array), shared_memory=True)
+    name = parameter.get_friendly_name()
+    if name in weights:
+      constant = openvino.op.Constant(_writable(weights[name]), shared_memory=True)
       parameter.output(0).replace(constant.output(0))
       graph.remove_parameter(parameter)
   settings = {
@@ -158,7 +158,7 @@ def _openvino(model: Any, weights: Mapping[str, np.ndarray], threads: int) -> _C
 def _writable(array: np.ndarray) -> np.ndarray:
   """Returns a view that OpenVINO accepts: it wants to be allowed to write, but does not."""
   memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-  return np.frombuffer(memory, array.dtype).reshape(array.shape)
+  return np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
 
 
 RUNTIMES: Mapping[str, Callable[[Any, Mapping[str, np.ndarray], int], _Compute]] = {
