@@ -107,7 +107,8 @@ def abandon(folder: str | os.PathLike[str]) -> None:
 
 def _remove_results(folder: storage.Path) -> None:
   """Removes the results of the units that wrote the shards, and what killed ones have left."""
-  atomic_files.remove_work(folder, _RESULT)
+  storage.remove_files(folder, list(filter(_RESULT.fullmatch, storage.names(folder))))
+  atomic_files.remove_partial(folder)
 
 
 class Writer:
