@@ -274,7 +274,7 @@ def main() -> None:
     "ratio": baseline["seconds"]["median"] / ours["seconds"]["median"],
     "ratio_of_minima": baseline["seconds"]["min"] / ours["seconds"]["min"],
     "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
-    "memory_ratio": baseline["additional_gb"] / ours["additional_gb"],
+    "memory_ratio": baseline["additional_gb"] / max(ours["additional_gb"], 1e-3),
     "agreement": len(pairs[OURS] & pairs[BASELINE]) / len(pairs[BASELINE]),
   }
   if DEVICES in lines:

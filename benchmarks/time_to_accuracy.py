@@ -100,7 +100,7 @@ def run_ours(folder: pathlib.Path, options: argparse.Namespace) -> None:
   places = [str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
   environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
   # Progress goes where it does not mix with the JSON lines.
-  subprocess.run(command, env=environment, stdout=sys.stderr, check=True)
+  subprocess.run(command, env=environment, stdout=sys.__stderr__, check=True)
 
 
 def evaluations_of_ours(folder: pathlib.Path) -> dict[int, Line]:
@@ -241,7 +241,7 @@ def run_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
   given = [f"--data={options.data}", f"--folder={options.folder}", f"--measure={THEIRS}"]
   given += [f"--minutes={options.minutes}", f"--period={options.period}", "--thresholds"]
   given += [str(threshold) for threshold in options.thresholds]
-  subprocess.run([sys.executable, __file__, *given], stdout=sys.stderr, check=True)
+  subprocess.run([sys.executable, __file__, *given], stdout=sys.__stderr__, check=True)
 
 
 # --------------------------------------------------------------------------------------------
