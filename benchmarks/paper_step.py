@@ -533,8 +533,8 @@ def modeled(
   for scope, value in program.cycles_by_scope().items():
     cycles[component_of(scope)] += value
   found: dict[str, Any] = {
-    "tflop": round(costs["flops"] / 1e12, 3),
-    "model_tflop": round(work / count / 1e12, 3),
+    "tflop": float(f"{costs['flops'] / 1e12:.4g}"),
+    "model_tflop": float(f"{work / count / 1e12:.4g}"),
     "gb_accessed": round(costs["bytes accessed"] / 1e9, 3),
     "gb_received": {kind: round(size / 1e9, 3) for kind, size in collectives.items()},
     "megacycles": {name: round(each / 1e6, 2) for name, each in sorted(cycles.items())},
