@@ -233,7 +233,7 @@ def train_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
     loss=losses.MultipleNegativesRankingLoss(model, scale=_SCALE),
     callbacks=[Clock()],
   )
-  trainer.train(resume_from_checkpoint=(folder / "run").exists())
+  trainer.train(resume_from_checkpoint=any((folder / "run").glob("checkpoint-*")))
 
 
 def run_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
@@ -283,7 +283,7 @@ def report(variant: str, folder: pathlib.Path, options: argparse.Namespace) -> L
   return {
     "benchmark": "time_to_accuracy",
     "variant": variant,
-    "seconds": {name: x if x is None else round(x, 1) for name, x in reached.items()},
+    "seconds": {name: x if x is None else round(x, 3) for name, x in reached.items()},
     "seconds_per_step": round(points[-1]["seconds"] / points[-1]["step"], 3) if points else None,
     "startup": round(started[0] - began[0], 1) if started else None,
     "evaluation": round(sum(point.get("evaluation", 0.0) for point in points), 1),
