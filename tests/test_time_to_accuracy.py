@@ -51,7 +51,7 @@ def test_variants_resume_until_they_have_passed(script, monkeypatch, capsys, tmp
   first = run(script, monkeypatch, capsys, *given)
   assert first[-1]["ratio"] is None  # neither has passed 60
   ours, theirs, last = run(script, monkeypatch, capsys, *given)
-  assert ours["seconds"] == {"30.0": 2.2, "60.0": 4.5}
+  assert ours["seconds"] == {"30.0": 2.25, "60.0": 4.5}
   assert theirs["seconds"] == {"30.0": 9.0, "60.0": 18.0}
   assert (ours["startup"], ours["evaluation"], ours["seconds_per_step"]) == (1.5, 1.0, 0.3)
   assert last["ratio"] == pytest.approx(4.0, abs=0.1)
