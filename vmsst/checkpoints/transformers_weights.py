@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, padding
-from vmsst.checkpoints import hugging_face, sentence_transformers_files, tensors
+from vmsst.checkpoints import (
+  hugging_face,
+  layer_stacks,
+  sentence_transformers_files,
+  tensors,
+)
 from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.networks import bert, t5
@@ -38,7 +43,7 @@ def to_tensors(
     params: Parameters of the encoder by name; layers may be scanned.
     padding_id: The tokenizer's padding id. Padding is 0 in this library.
   """
-  found = _unstacked(params)
+  found = layer_stacks.separate(params)
   found[weight_tables.TOKEN_TABLE] = _swapped(found[weight_tables.TOKEN_TABLE], padding_id)
   if isinstance(config, bert.BertConfig):
     width = config.emb_dim
@@ -100,18 +105,6 @@ def _rows(config: Any) -> list[weight_tables.Row]:
   if isinstance(config, bert.BertConfig):
     return bert_import.rows(sizes, pooler=True)
   return mt5.rows(sizes)
-
-
-def _unstacked(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns parameters under the names of separate layers, if they were scanned."""
-  stack, found = "encoder/layers/", dict[str, np.ndarray]()
-  for name, array in params.items():
-    if name.startswith(stack):
-      rest = name.removeprefix(stack)
-      found |= {f"encoder/layers_{i}/{rest}": layer for i, layer in enumerate(array)}
-    else:
-      found[name] = array
-  return found
 
 
 def _swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
