@@ -47,7 +47,7 @@ class SlowModel(toy_runs.ToyModel):
   def loss_fn(self, params, batch, dropout_rng):
     loss, metrics = super().loss_fn(params, batch, dropout_rng)
     start_DD = jnp.full((256, 256), jax.lax.stop_gradient(loss))
-    end_DD = jax.lax.fori_loop(0, 40, lambda _, x_DD: jnp.tanh(x_DD @ x_DD), start_DD)
+    end_DD = jax.lax.fori_loop(0, 200, lambda _, x_DD: jnp.tanh(x_DD @ x_DD), start_DD)
     return loss + 1e-9 * jnp.mean(end_DD), metrics
 
 
@@ -64,8 +64,16 @@ def test_step_times_of_a_trace_are_those_of_the_progress_line(tmp_path, monkeypa
   in_trace = np.mean([times[n][1] - times[n][0] for n in range(first + 1, last + 1)]) / 1e9
   in_lines = np.mean([seconds[n - 2] for n in range(first + 1, last + 1)])
   assert in_trace == pytest.approx(in_lines, rel=0.25)
-  # Also the first step: the trace starts with the devices at work.
-  assert times[first][1] - times[first][0] > 0.25e9 * in_lines
+
+
+def test_a_trace_starts_with_the_devices_at_work_and_ends_when_they_have_finished(tmp_path):
+  profile = profiling.Profile(2, 3)
+  events = []
+  for number in range(1, 5):
+    with profile.step(number, tmp_path, lambda: events.append("wait")):
+      events.append(number)
+  assert events == [1, 2, 3, "wait", 4]
+  assert profile.written
 
 
 def test_a_trace_in_a_store_is_uploaded(tmp_path, monkeypatch):
