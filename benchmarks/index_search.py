@@ -48,8 +48,8 @@ from vmsst.vectors import vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
 _SAMPLE, _WINDOW = 50_000, 20_000
-EXACT, DEFAULT = "exact", "IVF-PQ"
-INDEXES = (DEFAULT, "int8", "1 bit")
+EXACT, DEFAULT, PQ = "exact", "1 bit", "IVF-PQ"
+INDEXES = (DEFAULT, "int8", PQ)
 
 
 # --------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def factories(size: int, dimension: int) -> dict[str, str]:
   """Returns the factory of each index by name."""
   default = factory_strings.default(size, dimension)
   lists = max(64, factory_strings.parse(default).lists)
-  others = f"IVF{lists},SQ8", f"RR{dimension},IVF{lists},RaBitQ"
+  others = f"IVF{lists},SQ8", f"OPQ64,IVF{lists},PQ64"
   return dict(zip(INDEXES, (default, *others), strict=True))
 
 
@@ -242,7 +242,7 @@ def search_lines(
             "bytes": (place / "index.faiss").stat().st_size,
           }
         )
-      if name == DEFAULT:
+      if name == PQ:  # the default of the sizes in docs/scaling.md
         print(json.dumps({**common, "rates": rates(index, query_ND, vectors)}), flush=True)
       (place / "index.faiss").unlink()
     yield {

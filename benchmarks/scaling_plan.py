@@ -6,11 +6,11 @@ assumptions are flags or in `ASSUMPTIONS`; `vmsst.devices` has the hardware's ra
 
 import argparse
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from vmsst import devices
 from vmsst.losses import fused_gradients
+from vmsst.search import factory_strings
 
 GB, TB = 1e9, 1e12
 DAY = 24 * 3600
@@ -248,8 +248,8 @@ def query_seconds(count: int) -> float:
   Comparing the centers of lists takes FLOPs; scanning codes and comparing candidates take the
   measured time each.
   """
-  lists = 1 << math.ceil(math.log2(4 * math.sqrt(count)))
-  probes = max(16, math.isqrt(lists))
+  lists = factory_strings.parse(factory_strings.default(count, D)).lists
+  probes = factory_strings.default_probes(lists)
   centers = 2 * (lists + D) * D / CPU_FLOPS  # and the rotation
   return centers + probes * count / lists * SECONDS_PER_CODE + SECONDS_PER_RESCORING
 

@@ -251,8 +251,8 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     "--factory",
     metavar="STRING",
     help="FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ (default: "
-    "Flat, which is exact, below 20,000 vectors, else OPQ64,IVF<lists>,PQ64 with 4 lists per "
-    "square root of the number of vectors, rounded up to a power of two)",
+    "Flat, which is exact, below 20,000 vectors, RR<width>,IVF<lists>,RaBitQ below 10 million, "
+    "else OPQ64,IVF<lists>,PQ64; 4,096 lists at a million vectors)",
   )
   engines.add_arguments(parser)
 

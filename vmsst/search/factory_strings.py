@@ -18,7 +18,10 @@ _PATTERN = re.compile(
 _EXAMPLES = "such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ or Flat"
 # Fewer vectors than this are searched exactly in a few milliseconds.
 _FLAT_BELOW = 20_000
-_MOST_PARTS = 64  # Bytes of a default code.
+# A bit per dimension is the default code of fewer vectors than this, of at least this width.
+_BITS_BELOW, _BITS_FROM = 10_000_000, 256
+_MOST_PARTS = 64  # Bytes of the other default code.
+_LEAST_PROBES = 32
 # Training vectors: FAISS asks for at least 39 per centroid and uses at most 256.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
 
@@ -64,12 +67,21 @@ def parse(text: str) -> Factory:
 def default(count: int, dimension: int) -> str:
   """Returns the default for a number of vectors.
 
-  `Flat`, which is exact, below 20,000 vectors. Above, `OPQ64,IVF<lists>,PQ64` as in CCMatrix, with
-  the lowest power of two of at least 4 sqrt(count) lists: 4,096 at a million, 65,536 at 100
-  million. For widths that are not a multiple of 64, PQ has the largest divisor below 64.
+  `Flat`, which is exact, below 20,000 vectors. Above, inverted lists: the lowest power of two of at
+  least 4 sqrt(count), which is 4,096 at a million and 65,536 at 100 million. Their codes are
+  `RaBitQ` after a random rotation below 10 million vectors, the faster and more accurate one there,
+  and 64 bytes of `OPQ` and `PQ` from 10 million on, as in CCMatrix, and for vectors of fewer than
+  256 dimensions. For widths that are not a multiple of 64, PQ has the largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
   lists = 1 << math.ceil(math.log2(4 * math.sqrt(count)))
+  if count < _BITS_BELOW and dimension >= _BITS_FROM:
+    return f"RR{dimension},IVF{lists},RaBitQ"
   parts = max(m for m in range(1, _MOST_PARTS + 1) if dimension % m == 0)
   return f"OPQ{parts},IVF{lists},PQ{parts}"
+
+
+def default_probes(lists: int) -> int:
+  """Returns the number of lists to search for a query: half the square root, but at least 32."""
+  return max(_LEAST_PROBES, math.isqrt(lists) // 2)

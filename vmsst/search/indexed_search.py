@@ -4,21 +4,20 @@ An index finds candidates by their codes; the vectors of these are read and comp
 `exact_search`. Thus scores are exact, but a vector that is not a candidate is never found.
 """
 
-import math
 import os
 from concurrent import futures
 
 import numpy as np
 
 from vmsst.files import large_arrays, progress_bar
-from vmsst.search import exact_search, faiss_index
+from vmsst.search import exact_search, factory_strings, faiss_index
 from vmsst.search.index_folder import StoredIndex
 
 _QUERIES = 1 << 11  # Searched together.
 _ROWS = 1 << 16  # Row numbers in memory at once.
 _PIECE = 64  # Queries per thread when candidates are compared.
 _CANDIDATES, _PER_NEIGHBOR = 64, 8
-_PROBES = 16
+_TINY = 1e-12  # Squared lengths that float32 computes without loss are above.
 
 
 class IndexedRows:
@@ -41,11 +40,11 @@ class IndexedRows:
     Args:
       index: The index.
       row_S: Distinct rows to search among; None: all.
-      probes: Lists to search per query; None: the square root of their number, at least 16.
+      probes: Lists to search per query; None: `factory_strings.default_probes`.
       candidates: Vectors per query to compare exactly; None: 8 per neighbor, but at least 64.
     """
     self._index, self._candidates = index, candidates
-    self.probes: int = probes or max(_PROBES, math.isqrt(index.reader.lists))
+    self.probes: int = probes or factory_strings.default_probes(index.reader.lists)
     total = index.reader.count
     self._count = total if row_S is None else len(row_S)
     self._allowed = None
@@ -87,10 +86,8 @@ class IndexedRows:
 
   def _compare(self, query_BD: np.ndarray, row_BC: np.ndarray, k: int) -> exact_search.Neighbors:
     """Returns the k nearest candidates by their vectors."""
-    row_U, place_BC = np.unique(row_BC, return_inverse=True)
-    vector_UD = exact_search.unit_rows(self._index.rows.take(np.maximum(row_U, 0)))
-    vector_BCD = vector_UD[place_BC.reshape(row_BC.shape)]
-    score_BC = np.einsum("bd,bcd->bc", query_BD, vector_BCD)
+    stored_PD = self._index.rows.take(np.maximum(row_BC, 0).ravel())
+    score_BC = _cosines(query_BD, stored_PD.reshape(*row_BC.shape, -1))
     score_BC[row_BC < 0] = -np.inf
     order_BK = np.lexsort((row_BC, -score_BC))[:, :k]
     return exact_search.Neighbors(
@@ -138,6 +135,18 @@ def engine(
           bar.update(len(query_BD))
 
   return compare
+
+
+def _cosines(query_BD: np.ndarray, vector_BCD: np.ndarray) -> np.ndarray:
+  """Returns the cosine of each unit query with each of its vectors, of any length."""
+  vector_BCD = vector_BCD.astype(np.float32, copy=False)
+  with np.errstate(over="ignore"):
+    square_BC = np.einsum("bcd,bcd->bc", vector_BCD, vector_BCD)
+  if not ((square_BC > _TINY) & (square_BC < 1 / _TINY)).all():  # Zeros, or of extreme lengths.
+    flat_PD = vector_BCD.reshape(-1, vector_BCD.shape[-1])
+    vector_BCD = exact_search.unit_rows(flat_PD).reshape(vector_BCD.shape)
+    square_BC = np.float32(1)
+  return np.einsum("bd,bcd->bc", query_BD, vector_BCD) / np.sqrt(square_BC)
 
 
 def _kept(row_S: np.ndarray, kept_S: np.ndarray) -> np.ndarray:

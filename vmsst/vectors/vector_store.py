@@ -255,13 +255,14 @@ class Vectors:
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""
-    found_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     shard_N = np.searchsorted(self._ends, row_N, side="right")
-    for index in np.unique(shard_N).tolist():
+    shards = np.unique(shard_N).tolist()
+    if len(shards) == 1:
+      return self._taken(shards[0], row_N)
+    found_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
+    for index in shards:
       place_P = np.flatnonzero(shard_N == index)
-      file = self._files[index]
-      stored_PC = self._stored(index, row_N[place_P] - (self._ends[index] - file.rows))
-      found_ND[place_P] = shard_files.decoded(stored_PC, file.kind)
+      found_ND[place_P] = self._taken(index, row_N[place_P])
     return found_ND
 
   @functools.cached_property
@@ -272,6 +273,12 @@ class Vectors:
       known = list(_checksums(self._files))
     return hashlib.sha256("".join(map(str, known)).encode()).hexdigest()
 
+  def _taken(self, index: int, row_P: np.ndarray) -> np.ndarray:
+    """Returns some rows of the file that has them."""
+    file = self._files[index]
+    first = self._ends[index] - file.rows
+    return shard_files.decoded(self._stored(index, row_P - first), file.kind)
+
   def _stored(self, index: int, row_P: np.ndarray) -> np.ndarray:
     """Returns some rows of a file as they are stored; memory maps stay open."""
     file = self._files[index]
@@ -281,7 +288,7 @@ class Vectors:
       return shard_files.read_rows(file.path, file.kind, file.rows, row_P)
     if index not in self._maps:
       self._maps[index] = file.read()
-    return self._maps[index][row_P]
+    return np.take(self._maps[index], row_P, axis=0)
 
 
 def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:

@@ -108,6 +108,20 @@ def test_rescored_candidates_of_all_lists_are_the_nearest(tmp_path, vectors_ND, 
     np.testing.assert_allclose(found.score_NK[same], score_QK[same], atol=1e-6)
 
 
+def test_vectors_of_any_length_are_compared_by_their_direction(tmp_path, vectors_ND):
+  changed_ND = vectors_ND.copy()
+  changed_ND[1] *= 1e-20
+  changed_ND[2] *= 1e25
+  changed_ND[3] = 0
+  rows = make_vectors(tmp_path / "vectors", changed_ND)
+  build(rows, tmp_path / "index", "Flat")
+  query_ND = exact_search.unit_rows(vectors_ND[:5])
+  found = indexed_search.IndexedRows(open_index(tmp_path)).nearest(query_ND, 2)
+  index_QK, score_QK = nearest(vectors_ND, query_ND, 2, np.delete(np.arange(COUNT), 3))
+  np.testing.assert_array_equal(found.index_NK, index_QK)
+  np.testing.assert_allclose(found.score_NK, score_QK, atol=1e-6)
+
+
 def test_the_default_index_is_exact_below_20000_vectors(tmp_path, vectors_ND):
   make_vectors(tmp_path / "vectors", vectors_ND)
   settings = vector_indexes.build_index(tmp_path / "vectors", tmp_path / "index", progress=False)
@@ -352,11 +366,12 @@ def test_without_faiss_the_error_names_the_extra(stored, tmp_path, monkeypatch):
   ("count", "dimension", "wanted"),
   [
     (19_999, 1024, "Flat"),
-    (20_000, 1024, "OPQ64,IVF1024,PQ64"),
-    (1_000_000, 1024, "OPQ64,IVF4096,PQ64"),
+    (20_000, 1024, "RR1024,IVF1024,RaBitQ"),
+    (1_000_000, 384, "RR384,IVF4096,RaBitQ"),
+    (9_999_999, 256, "RR256,IVF16384,RaBitQ"),
+    (10_000_000, 256, "OPQ64,IVF16384,PQ64"),
     (100_000_000, 1024, "OPQ64,IVF65536,PQ64"),
     (1_000_000, 250, "OPQ50,IVF4096,PQ50"),
-    (1_000_000, 256, "OPQ64,IVF4096,PQ64"),
     (1_000_000, 7, "OPQ7,IVF4096,PQ7"),
   ],
 )
