@@ -32,10 +32,10 @@ MT5_SMALL_PER_S = 426
 EXACT_PER_S = 100_000**2 / 134.8
 # Vectors of width 1,024 that one core prepares per second: `exact_search.DistinctVectors`.
 PREPARED_PER_S = 340_000
-# Measured by benchmarks/index_search.py ("rates") on 2 busy cores, 100,000 vectors of width 512.
-SECONDS_PER_CODE = 3.28e-8
-SECONDS_PER_RESCORING = 1.11e-4
-FILLED_PER_S = 24_400
+# Measured by benchmarks/index_search.py ("rates") on 2 cores: IVF-PQ, a million vectors, width 512.
+SECONDS_PER_CODE = 2.20e-8
+SECONDS_PER_RESCORING = 1.13e-4
+SECONDS_TO_ENCODE = 1.24e-4  # a vector: 1 / "filled_per_s", less the FLOPs of comparing the centers
 CPU_FLOPS = 108e9
 INDEX_BYTES = 64 + 8  # a code and a row number
 # Assumed.
@@ -242,16 +242,23 @@ class Job:
   measured: bool
 
 
-def query_seconds(count: int) -> float:
-  """Returns the time of a query in the default index of `count` vectors of width 1,024.
+def center_seconds(count: int) -> float:
+  """Returns the time to rotate a vector of width 1,024 and to compare it with the centers of lists.
 
-  Comparing the centers of lists takes FLOPs; scanning codes and comparing candidates take the
-  measured time each.
+  The lists are those of the default index of `count` vectors.
   """
   lists = factory_strings.parse(factory_strings.default(count, D)).lists
-  probes = factory_strings.default_probes(lists)
-  centers = 2 * (lists + D) * D / CPU_FLOPS  # and the rotation
-  return centers + probes * count / lists * SECONDS_PER_CODE + SECONDS_PER_RESCORING
+  return 2 * (lists + D) * D / CPU_FLOPS
+
+
+def query_seconds(count: int) -> float:
+  """Returns the time of a query in the default index of `count` vectors.
+
+  Scanning codes and comparing candidates take the measured time each.
+  """
+  lists = factory_strings.parse(factory_strings.default(count, D)).lists
+  codes = factory_strings.default_probes(lists) * count / lists
+  return center_seconds(count) + codes * SECONDS_PER_CODE + SECONDS_PER_RESCORING
 
 
 def jobs(mfu: float, search_mfu: float) -> list[Job]:
@@ -262,7 +269,7 @@ def jobs(mfu: float, search_mfu: float) -> list[Job]:
   codes = 2 * SIDE * INDEX_BYTES
   h100 = gpu.flops * mfu / encoder_flops(T)
   exact = gpu.flops * search_mfu / FLOAT32_PASSES / (2 * D)
-  fill = 2 * SIDE / FILLED_PER_S
+  fill = 2 * SIDE * (center_seconds(SIDE) + SECONDS_TO_ENCODE)
   return [
     Job("encode, mt5-small", "2 cores", SENTENCES / MT5_SMALL_PER_S, 256, CPU_PRICE, vectors, True),
     Job("encode, 24 layers", "H100", SENTENCES / h100, 8, PRICES[gpu.name], vectors, False),
