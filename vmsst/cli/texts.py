@@ -538,7 +538,6 @@ def _translate(args: argparse.Namespace) -> None:
     length_penalty=args.length_penalty,
     max_length=args.max_length,
     batch_size=args.batch_size,
-    progress=True,
   )
   # One line per translation, whatever the model generates.
   content = "".join(f"{' '.join(text.splitlines())}\n" for text in translations)

@@ -6,6 +6,8 @@ import numpy as np
 
 # Most tokens of sentences that fill a whole batch.
 _FULL_WIDTH = 64
+# Padding that a batch of its own for shorter sentences must save: each has a shape to compile.
+_WORTHWHILE = 2048
 
 
 def padded_batches(
@@ -15,6 +17,7 @@ def padded_batches(
 
   T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two, for few shapes. Rows
   after B are padding. The longest sentences come first: a batch too large for memory fails at once.
+  A batch ends before sentences of at most half its width if that saves much padding.
 
   Args:
     ids: Token ids of every sentence.
@@ -28,6 +31,9 @@ def padded_batches(
     width = min(_rounded(int(length_N[order_N[start]])), max_length)
     most = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
     index_B = order_N[start : start + most]
+    longer = int(np.searchsorted(-length_N[index_B], -(width // 2)))  # than half the width
+    if longer and (len(index_B) - longer) * width // 2 >= _WORTHWHILE:
+      index_B = index_B[:longer]
     start += len(index_B)
     rows = min(_rounded(len(index_B)), most)
     yield index_B, _padded(ids, index_B, (rows + -rows % multiple, width))
