@@ -9,6 +9,7 @@ logical axis names which axes are rows, columns or a batch of independent matric
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -224,6 +225,23 @@ def _scaled_by_factors(grad: Array, v_row: Array, v_col: Array, layout: _Layout)
   )
 
 
+def _mean(values: Array, axes: Sequence[int]) -> Array:
+  """Returns the mean over axes; on CPUs as a product, since XLA's sums over rows are slow there."""
+  axes = tuple(axes)
+
+  def by_product(values: Array) -> Array:
+    shape = tuple(values.shape[axis] for axis in axes)
+    weights = jnp.full(shape, 1 / math.prod(shape), values.dtype)
+    every = range(values.ndim)
+    kept = [axis for axis in every if axis not in axes]
+    return jnp.einsum(values, [*every], weights, [*axes], kept, precision=jax.lax.Precision.HIGHEST)
+
+  def by_sum(values: Array) -> Array:
+    return jnp.mean(values, axis=axes)
+
+  return jax.lax.platform_dependent(values, cpu=by_product, default=by_sum)
+
+
 def _divided_by_second_moment(
   grad: Array, state: AdafactorParamState, decay: Array, epsilon: float, layout: _Layout
 ) -> tuple[Array, AdafactorParamState]:
@@ -231,8 +249,8 @@ def _divided_by_second_moment(
   mixing = 1.0 - decay
   squared = grad * grad + epsilon
   if layout.rows:
-    v_row = decay * state.v_row + mixing * jnp.mean(squared, axis=layout.columns)
-    v_col = decay * state.v_col + mixing * jnp.mean(squared, axis=layout.rows)
+    v_row = decay * state.v_row + mixing * _mean(squared, layout.columns)
+    v_col = decay * state.v_col + mixing * _mean(squared, layout.rows)
     update = _scaled_by_factors(grad, v_row, v_col, layout)
     return update, state.replace(v_row=v_row, v_col=v_col)
   v = decay * state.v + mixing * squared
