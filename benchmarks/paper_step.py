@@ -38,9 +38,9 @@ its gradients in the forward pass. On GPUs, command buffers are off in a profile
 reports XLA's own figures per device, with loops unrolled: FLOPs and bytes accessed by its cost
 analysis, bytes received in collectives by their shapes, peak memory, and on TPUs the estimated
 clock cycles of all instructions, also by component. `seconds` are the times that each of them
-implies at the rates in `vmsst.devices`. The modeled step is the time of the cycles plus that of the
-collectives, as if they never overlapped; `mfu` is that of the modeled step. Bytes accessed include
-those that stay on the chip.
+implies at the rates in `vmsst.arrays.devices`. The modeled step is the time of the cycles plus that
+of the collectives, as if they never overlapped; `mfu` is that of the modeled step. Bytes accessed
+include those that stay on the chip.
 
 Prints a JSON line per model, and a last one: `ratio` is the smallest MFU over 0.5 (with
 --compile_only, over 0.55).
@@ -75,7 +75,7 @@ import optax
 
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems as ems_network
-from vmsst import devices
+from vmsst.arrays import devices
 from vmsst.files import atomic_files
 from vmsst.launch.runtime import (
   adafactor,

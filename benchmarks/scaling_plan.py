@@ -1,14 +1,15 @@
 """Estimates the time of a full VMSST run and of a search over PAQ on pods and GPUs.
 
 Prints the Markdown tables of docs/scaling.md. All values are calculated; none is measured. The
-assumptions are flags or in `ASSUMPTIONS`; `vmsst.devices` has the hardware's rates and sources.
+assumptions are flags or in `ASSUMPTIONS`; `vmsst.arrays.devices` has the hardware's rates and
+sources.
 """
 
 import argparse
 import dataclasses
 from collections.abc import Sequence
 
-from vmsst import devices
+from vmsst.arrays import devices
 from vmsst.losses import fused_gradients
 from vmsst.search import factory_strings
 

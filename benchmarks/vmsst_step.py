@@ -39,7 +39,7 @@ import measure
 import numpy as np
 from vocab_projection import matmul, matmuls
 
-from vmsst import padding
+from vmsst.arrays import padding
 from vmsst.launch.runtime import adafactor
 from vmsst.losses import vocabulary
 from vmsst.models import generation

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import measure
 
-from vmsst import devices
+from vmsst.arrays import devices
 from vmsst.losses import fused_gradients, vocabulary
 
 BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"

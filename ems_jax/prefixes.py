@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from vmsst import padding
+from vmsst.arrays import padding
 
 
 def replace(

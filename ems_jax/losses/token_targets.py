@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import padding
+from vmsst.arrays import padding
 
 
 class TokenTargets(NamedTuple):

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from ems_jax.losses import token_targets
-from vmsst import devices, sharding
+from vmsst.arrays import devices, sharding
 from vmsst.losses import fused_gradients
 
 

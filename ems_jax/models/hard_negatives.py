@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ems_jax.losses import negatives
-from vmsst import padding
+from vmsst.arrays import padding
 from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ems_jax.networks import laser
-from vmsst import errors, languages, padding
+from vmsst import errors, languages
+from vmsst.arrays import padding
 from vmsst.losses import vocabulary
 from vmsst.models import base, generation
 from vmsst.networks import sentence_encoder

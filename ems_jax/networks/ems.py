@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, languages, padding, sharding
+from vmsst import errors, languages
+from vmsst.arrays import padding, sharding
 from vmsst.networks import bert, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 

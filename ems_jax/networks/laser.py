@@ -22,7 +22,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, languages, padding, sharding
+from vmsst import errors, languages
+from vmsst.arrays import padding, sharding
 from vmsst.networks import bert, dropout, lstm, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 

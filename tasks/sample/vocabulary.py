@@ -5,7 +5,7 @@ import pathlib
 
 import sentencepiece
 
-from vmsst import padding
+from vmsst.arrays import padding
 from vmsst.tasks.sample import corpus, splits
 from vmsst.tasks.sample.phrasebook import Meaning, Phrasebook
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.checkpoints import (
   hugging_face,
   layer_stacks,

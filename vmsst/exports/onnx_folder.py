@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import tokenizers
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.exports import tokenizer_file

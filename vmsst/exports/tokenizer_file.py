@@ -13,7 +13,8 @@ from typing import Any
 
 import tokenizers
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 # How SentencePiece writes a space.

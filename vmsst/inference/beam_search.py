@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import padding
+from vmsst.arrays import padding
 from vmsst.inference import decoding
 from vmsst.networks import vmsst
 

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.checkpoints import layer_stacks
 from vmsst.inference import batching, onnx_encoder, onnx_graph
 from vmsst.networks import sentence_encoder

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import padding
+from vmsst.arrays import padding
 from vmsst.networks import decoder, vmsst
 
 Cache = Any

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, languages, padding
+from vmsst import errors, languages
+from vmsst.arrays import padding
 from vmsst.checkpoints import encoder_json
 from vmsst.files import progress_bar
 from vmsst.inference import arguments, batching, beam_search, decoding, likelihood

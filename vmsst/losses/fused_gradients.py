@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from vmsst import devices, matmuls
+from vmsst.arrays import devices, matmuls
 
 Inputs = TypeVar("Inputs")
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import devices, padding, sharding
+from vmsst.arrays import devices, padding, sharding
 from vmsst.losses import fused_gradients
 
 

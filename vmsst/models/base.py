@@ -10,7 +10,8 @@ from clu import metrics as clu_metrics
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import sharding
+from vmsst.arrays import sharding
 from vmsst.models import base
 from vmsst.networks import sentence_encoder
 

@@ -22,7 +22,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float
 
-from vmsst import errors, sharding
+from vmsst import errors
+from vmsst.arrays import sharding
 from vmsst.networks import dropout, t5
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, padding, sharding
+from vmsst import errors
+from vmsst.arrays import padding, sharding
 from vmsst.networks import bert, lstm, pooling, t5
 
 EncoderConfig = t5.T5Config | bert.BertConfig | lstm.LstmConfig

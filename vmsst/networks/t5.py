@@ -20,7 +20,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, matmuls, sharding
+from vmsst import errors
+from vmsst.arrays import matmuls, sharding
 from vmsst.networks import dropout
 
 DTYPES = ("float32", "bfloat16")

@@ -22,7 +22,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, languages, padding, sharding
+from vmsst import errors, languages
+from vmsst.arrays import padding, sharding
 from vmsst.networks import decoder, pooling, t5
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import tokenizers
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.files import input_files
 from vmsst.text import vocabularies
 from vmsst.text.word_splitting import Languages

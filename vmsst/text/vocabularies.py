@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.files import input_files
 from vmsst.text import word_splitting
 from vmsst.text.word_splitting import Languages

@@ -8,8 +8,9 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors, padding
+from vmsst import errors
 from vmsst import languages as languages_lib
+from vmsst.arrays import padding
 from vmsst.files import atomic_files, text_files
 from vmsst.languages import Language
 from vmsst.text import vocabularies, word_splitting

@@ -1,6 +1,6 @@
 import pytest
 
-from vmsst import devices
+from vmsst.arrays import devices
 from vmsst.losses import fused_gradients
 
 MT5 = 250112

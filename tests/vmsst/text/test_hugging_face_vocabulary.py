@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from vmsst import errors, padding
+from vmsst import errors
+from vmsst.arrays import padding
 from vmsst.checkpoints.importers import bert
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary, tokenizer_of_xlmr
 

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from vmsst import devices
+from vmsst.arrays import devices
 
 
 @pytest.mark.parametrize(

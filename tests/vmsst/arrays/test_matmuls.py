@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vmsst import matmuls
+from vmsst.arrays import matmuls
 
 
 def arrays(*shapes):

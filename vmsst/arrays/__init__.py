@@ -1,0 +1,1 @@
+"""Arrays on devices: padding, sharding, matmuls, and the rates of devices."""
