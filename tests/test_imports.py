@@ -152,6 +152,16 @@ def test_every_package_is_a_layer():
   assert {layer(name) for name in MODULES if name.startswith("vmsst.")} == set(LAYERS)
 
 
+def test_few_modules_are_no_package():
+  paths = {name: path for name, path in MODULES.items() if name.count(".") == 1}
+  alone = {name for name, path in paths.items() if path.name != "__init__.py"}
+  assert {name for name in alone if name.startswith("vmsst.")} == {
+    "vmsst.errors",
+    "vmsst.languages",
+    "vmsst.paths",
+  }
+
+
 @pytest.mark.parametrize("package", LAYERS)
 def test_a_package_imports_only_lower_ones(package):
   height = {name: place for place, name in enumerate(LAYERS)}
