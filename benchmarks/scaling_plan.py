@@ -243,13 +243,14 @@ class Job:
   measured: bool
 
 
-def center_seconds(count: int) -> float:
-  """Returns the time to rotate a vector of width 1,024 and to compare it with the centers of lists.
-
-  The lists are those of the default index of `count` vectors.
-  """
-  lists = factory_strings.parse(factory_strings.default(count, D)).lists
+def center_seconds(lists: int) -> float:
+  """Returns the time to rotate a vector of width 1,024 and to compare it with all centers."""
   return 2 * (lists + D) * D / CPU_FLOPS
+
+
+def default_lists(count: int) -> int:
+  """Returns the number of lists of the default index of `count` vectors."""
+  return factory_strings.parse(factory_strings.default(count, D)).lists
 
 
 def query_seconds(count: int) -> float:
@@ -257,9 +258,9 @@ def query_seconds(count: int) -> float:
 
   Scanning codes and comparing candidates take the measured time each.
   """
-  lists = factory_strings.parse(factory_strings.default(count, D)).lists
+  lists = default_lists(count)
   codes = factory_strings.default_probes(lists) * count / lists
-  return center_seconds(count) + codes * SECONDS_PER_CODE + SECONDS_PER_RESCORING
+  return center_seconds(lists) + codes * SECONDS_PER_CODE + SECONDS_PER_RESCORING
 
 
 def jobs(mfu: float, search_mfu: float) -> list[Job]:
@@ -270,7 +271,7 @@ def jobs(mfu: float, search_mfu: float) -> list[Job]:
   codes = 2 * SIDE * INDEX_BYTES
   h100 = gpu.flops * mfu / encoder_flops(T)
   exact = gpu.flops * search_mfu / FLOAT32_PASSES / (2 * D)
-  fill = 2 * SIDE * (center_seconds(SIDE) + SECONDS_TO_ENCODE)
+  fill = 2 * SIDE * (center_seconds(default_lists(SIDE)) + SECONDS_TO_ENCODE)
   return [
     Job("encode, mt5-small", "2 cores", SENTENCES / MT5_SMALL_PER_S, 256, CPU_PRICE, vectors, True),
     Job("encode, 24 layers", "H100", SENTENCES / h100, 8, PRICES[gpu.name], vectors, False),

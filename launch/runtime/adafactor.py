@@ -225,9 +225,8 @@ def _scaled_by_factors(grad: Array, v_row: Array, v_col: Array, layout: _Layout)
   )
 
 
-def _mean(values: Array, axes: Sequence[int]) -> Array:
+def _mean(values: Array, axes: tuple[int, ...]) -> Array:
   """Returns the mean over axes; on CPUs as a product, since XLA's sums over rows are slow there."""
-  axes = tuple(axes)
 
   def by_product(values: Array) -> Array:
     shape = tuple(values.shape[axis] for axis in axes)

@@ -336,7 +336,8 @@ def _run_one(command: Subcommand, situation: Situation, reference: _Reference) -
     path = pathlib.Path(changes[situation.event])
     changed = path.read_bytes().replace(b"house", b"hut").replace(b"seed 1", b"seed 2")
     path.write_bytes(changed)
-    found = {k: x for k, x in _snapshot().items() if not _is_state(command, output, k)}
+    states = [end for end in command.resumes if end]  # beside the output; it may remove them
+    found = {k: x for k, x in _snapshot().items() if not _is_below(k, _own(output), states)}
     before = {**found, **{k: x for k, x in before.items() if k != _real(path)}}
     code, message = _call(command, output)
     _check_end(command, code, message, before, output, failed_ok=True)
@@ -354,11 +355,14 @@ def _run_one(command: Subcommand, situation: Situation, reference: _Reference) -
   return "refused"
 
 
-def _is_state(command: Subcommand, output: str, name: str) -> bool:
-  """Returns whether a path is state beside the output, which a command resumes from or removes."""
-  own = {os.path.normpath(output), _real(pathlib.Path(output))}
-  states = [f"{each}{end}/" for each in own for end in command.resumes if end]
-  return any(f"{name}/".startswith(state) for state in states)
+def _own(output: str) -> set[str]:
+  """Returns the paths of the output, of which one may be a link."""
+  return {os.path.normpath(output), _real(pathlib.Path(output))} if output else {""}
+
+
+def _is_below(name: str, own: set[str], ends: Sequence[str]) -> bool:
+  """Returns whether a path is, or is in, an output's path with one of the ends added."""
+  return any(f"{name}/".startswith(f"{each}{end}/") for each in own for end in ends)
 
 
 def _check_result(
@@ -388,9 +392,7 @@ def _check_end(
   """Asserts what must hold after any run."""
   lines = [line for line in message.splitlines() if re.match("vmsst: (?!note:)", line)]
   after = _snapshot()
-  path = os.path.normpath(output) if output else ""
-  target = os.path.relpath(os.path.realpath(output)) if output else ""
-  own = {path, target}
+  own = _own(output)
   for name, content in before.items():
     if name.endswith(".part"):
       continue  # of an earlier command, which the output's next one replaces
@@ -409,7 +411,7 @@ def _check_end(
     name
     for name in after
     if name not in before
-    and not any(f"{name}/".startswith(f"{each}{end}/") for each in own for end in command.resumes)
+    and not _is_below(name, own, command.resumes)
     and not (code in STOPPED and name in own)
     and not any(each.startswith(f"{name}/") for each in own)
   ]
