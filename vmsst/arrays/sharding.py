@@ -21,6 +21,19 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, partitioning.logical_to_mesh_axes(axes))
 
 
+def gathered(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
+  """Returns a kernel whose "embed" axis is whole on every device; other axes stay sharded.
+
+  Without it, XLA splits a matmul by a fully sharded kernel into one per device of the ring, and
+  reads and writes all outputs in each of them.
+
+  Args:
+    kernel: A matrix of parameters, cast to the compute dtype.
+    axes: Logical names of its axes.
+  """
+  return constrain(kernel, tuple(None if axis == "embed" else axis for axis in axes))
+
+
 def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 

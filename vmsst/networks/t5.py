@@ -115,7 +115,8 @@ class Dense(nn.Module):
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
-    flat = matmuls.linear(x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel.astype(self.dtype))
+    kernel = sharding.gathered(kernel.astype(self.dtype), self.axes)
+    flat = matmuls.linear(x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel)
     if self.use_bias:
       bias = partitioning.param_with_axes(
         "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.axes[1:]
