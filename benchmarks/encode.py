@@ -245,12 +245,16 @@ def sentence_transformers(
   import torch
 
   kind = backend.removesuffix("_int8")
-  file = {} if kind == backend else {"file_name": f"onnx/model_qint8_{_QUANTIZED}.onnx"}
+  arguments: dict[str, Any] = {}
+  if kind != backend:
+    arguments["file_name"] = f"onnx/model_qint8_{_QUANTIZED}.onnx"
+  if kind == "openvino":  # by default, bfloat16 on processors that have it
+    arguments["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
   model = st.SentenceTransformer(
     str(folder / f"{name}.{backend}"),
     device=TORCH[options.device],
     backend=kind,
-    model_kwargs=file,
+    model_kwargs=arguments,
   )
   if kind == "torch":
     model.to(getattr(torch, options.dtype))

@@ -194,7 +194,9 @@ def test_activations_are_laid_out_if_a_mesh_and_rules_are_set(name, enter):
   assert "sharding_constraint" not in program()
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
   with enter(mesh), partitioning.axis_rules([("batch", "data"), ("heads", "model")]):
-    # Table and vector once; per layer three in attention, one each in feed-forward and output.
-    count, expected = program().count("sharding_constraint["), 2 + 5 * 2
+    # Table, vector and its kernel once; per layer three in attention, one each in feed-forward and
+    # output, and one for each kernel, which is gathered.
+    kernels = {"t5": 7, "bert": 6}[name]
+    count, expected = program().count("sharding_constraint["), 3 + (5 + kernels) * 2
     # If flax sees the mesh, it adds those of parameters.
     assert count > expected if enter is jax.set_mesh else count == expected
