@@ -143,6 +143,7 @@ def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> N
   fast = transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizer,
     model_max_length=_MAX_LENGTH,
+    model_input_names=["input_ids", "attention_mask"],  # mT5 has no `token_type_ids`
     **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
   )
   torch.manual_seed(0)
