@@ -21,9 +21,9 @@ from vmsst.files import external_sort, large_arrays
 
 _BLOCK_ROWS = 2048  # Rows per side, compared at once: their scores take 16 MB.
 _HELD_ROWS = 8192  # Rows of one side, held while the other is read.
-_PIECE = 128  # Rows per thread when scores are selected: their scores take 1 MB.
-# Times k: more scores of a row or column that are high enough are not sorted one by one.
-_MANY = 4
+_PIECE = 512  # Vectors per thread when scores are selected.
+# Scores of a row and of a column that are skipped together if none is high enough.
+_SEGMENT, _GROUP = 512, 32
 _EXPANDED = 1 << 20  # Rows of identical vectors sorted at once.
 _SPAN = 1 << 13  # Rows read at once when only some are selected.
 _NUMBERED = 1 << 16  # Rows whose numbers are in memory at once.
@@ -237,17 +237,20 @@ def compare(
 ) -> None:
   """The engine for CPUs: computes each score once, for both directions."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    flag_BC = np.empty((_BLOCK_ROWS, _BLOCK_ROWS), np.bool_)
-    for row, column, score_BC in _score_blocks(source, target, pool):
+    for row, column, score_BC in _score_blocks(source, target):
       rows = forward[row : row + len(score_BC)]
-      columns = None if backward is None else backward[column : column + score_BC.shape[1]]
       tasks = [
-        pool.submit(_keep_of_rows, rows[part], columns, score_BC[part], column, flag_BC[part])
+        pool.submit(_keep_of_rows, rows[part], score_BC[: len(rows)][part], column)
         for part in _pieces(len(rows))
       ]
-      found = [task.result() for task in tasks]
-      if columns is not None:
-        _keep_of_columns(columns, found, score_BC, row, pool)
+      if backward is not None:
+        columns = backward[column : column + score_BC.shape[1]]
+        tasks += [
+          pool.submit(_keep_of_columns, columns[part], score_BC[:, part], row)
+          for part in _pieces(len(columns))
+        ]
+      for task in tasks:
+        task.result()
 
 
 def mutual_top_k(
@@ -477,25 +480,22 @@ def _numbered(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _score_blocks(
-  source: UnitVectors, target: UnitVectors, pool: futures.Executor
+  source: UnitVectors, target: UnitVectors
 ) -> Iterator[tuple[int, int, np.ndarray]]:
   """Yields cosines [B, C] with the first row and column of each block, both ascending.
 
-  Each block overwrites the one before. The pool reads targets while the caller uses a block.
+  B is a multiple of _GROUP; the last rows may be -inf. Each block overwrites the one before.
   """
-  buffer = np.empty(_BLOCK_ROWS * _BLOCK_ROWS, np.float32)
+  buffer = np.empty((_BLOCK_ROWS + _GROUP) * _BLOCK_ROWS, np.float32)
   for start, held_HD in source.unit_blocks(_HELD_ROWS):
-    blocks = target.unit_blocks(_BLOCK_ROWS)
-    following = pool.submit(next, blocks, None)
-    while (block := following.result()) is not None:
-      column, target_CD = block
+    for column, target_CD in target.unit_blocks(_BLOCK_ROWS):
       for row in range(0, len(held_HD), _BLOCK_ROWS):
         source_BD = held_HD[row : row + _BLOCK_ROWS]
-        shape = len(source_BD), len(target_CD)
+        count = len(source_BD)
+        shape = count + -count % _GROUP, len(target_CD)
         score_BC = buffer[: shape[0] * shape[1]].reshape(shape)
-        np.matmul(source_BD, target_CD.T, out=score_BC)
-        if row + _BLOCK_ROWS >= len(held_HD):
-          following = pool.submit(next, blocks, None)
+        np.matmul(source_BD, target_CD.T, out=score_BC[:count])
+        score_BC[count:] = -np.inf
         yield start + row, column, score_BC
 
 
@@ -503,112 +503,28 @@ def _pieces(count: int) -> list[slice]:
   return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
-def _keep_of_rows(
-  best: Neighbors,
-  other: Neighbors | None,
-  score_PC: np.ndarray,
-  start: int,
-  flag_BC: np.ndarray,
-) -> np.ndarray | None:
-  """Merges C columns, numbered from `start` and after all others, into the best of P rows.
-
-  Args:
-    best: The best of the rows so far.
-    other: The best of the columns so far.
-    score_PC: Scores; a part of a block, so that both passes find it in the cache.
-    start: Number of the first column.
-    flag_BC: At least as many bools, overwritten.
-
-  Returns:
-    Places of the scores that are high enough for their columns, or None if these are many.
-  """
-  flag_PC = flag_BC.reshape(-1)[: score_PC.size].reshape(score_PC.shape)
-  place_F = _high_enough(best.score_NK[:, -1:], score_PC, best.score_NK.shape[1], flag_PC)
-  if place_F is None:
-    _keep_whole(best, np.arange(len(score_PC)), score_PC, start)
-  else:
-    _keep_found(best, *np.divmod(place_F, score_PC.shape[1]), score_PC, start)
-  if other is None:
-    return None
-  return _high_enough(other.score_NK[:, -1], score_PC, other.score_NK.shape[1], flag_PC)
+def _keep_of_rows(best: Neighbors, score_NM: np.ndarray, start: int) -> None:
+  """Merges M columns, numbered from `start` and after all others, into the best of N rows."""
+  k = best.score_NK.shape[1]
+  for first in range(0, score_NM.shape[1], _SEGMENT):
+    score_NL = score_NM[:, first : first + _SEGMENT]
+    row_P = np.flatnonzero(score_NL.max(axis=1) > best.score_NK[:, -1])
+    _merge_some(best, row_P, _top_k(score_NL[row_P], k), start + first)
 
 
-def _keep_of_columns(
-  best: Neighbors,
-  found: list[np.ndarray | None],
-  score_BC: np.ndarray,
-  start: int,
-  pool: futures.Executor,
-) -> None:
-  """Merges B rows, numbered from `start` and after all others, into the best of C columns.
-
-  Args:
-    best: The best of the columns so far.
-    found: What `_keep_of_rows` returned for each piece of the rows.
-    score_BC: The scores.
-    start: Number of the first row.
-    pool: Threads.
-  """
-  places = [place_F for place_F in found if place_F is not None]
-  if len(places) < len(found):
-    whole = [
-      pool.submit(_keep_whole, best[part], np.arange(len(best[part])), score_BC[:, part].T, start)
-      for part in _pieces(len(best))
-    ]
-    for task in whole:
-      task.result()
-    return
-  size = _PIECE * score_BC.shape[1]
-  place_F = np.concatenate([piece * size + place for piece, place in enumerate(places)])
-  row_F, column_F = np.divmod(place_F, score_BC.shape[1])
-  order_F = np.argsort(column_F, kind="stable")
-  _keep_found(best, column_F[order_F], row_F[order_F], score_BC.T, start)
-
-
-def _high_enough(
-  floor: np.ndarray, score_NM: np.ndarray, k: int, flag_NM: np.ndarray
-) -> np.ndarray | None:
-  """Returns the places of scores above a floor, ascending; None if more than _MANY * k per vector.
-
-  Args:
-    floor: The lowest score that is kept so far of each row, [N, 1], or column, [M].
-    score_NM: Scores.
-    k: Neighbors per vector.
-    flag_NM: Overwritten.
-  """
-  place_F = np.flatnonzero(np.greater(score_NM, floor, out=flag_NM))
-  return None if len(place_F) > _MANY * k * flag_NM.size // _BLOCK_ROWS else place_F
-
-
-def _keep_found(
-  best: Neighbors, row_F: np.ndarray, column_F: np.ndarray, score_NM: np.ndarray, start: int
-) -> None:
-  """Merges some scores, ordered by row and column, into the best of N rows.
-
-  Columns are numbered from `start` and after all others.
-  """
-  if not len(row_F):
-    return
-  count_N = np.bincount(row_F, minlength=len(score_NM))
-  few_N = count_N <= _MANY * best.score_NK.shape[1]
-  if not few_N.all():
-    _keep_whole(best, np.flatnonzero(~few_N), score_NM, start)
-    few_F = few_N[row_F]
-    row_F, column_F = row_F[few_F], column_F[few_F]
-    count_N *= few_N
-  row_P = np.flatnonzero(count_N)
-  place_F = np.arange(len(row_F)) - np.repeat(np.cumsum(count_N) - count_N, count_N)
-  number_F = np.repeat(np.arange(len(row_P)), count_N[row_P])
-  new = no_neighbors(len(row_P), int(count_N.max()))
-  new.index_NK[number_F, place_F] = column_F
-  new.score_NK[number_F, place_F] = score_NM[row_F, column_F]
-  _merge_some(best, row_P, new, start)
-
-
-def _keep_whole(best: Neighbors, row_P: np.ndarray, score_NM: np.ndarray, start: int) -> None:
-  """Merges M columns, numbered from `start` and after all others, into the best of some rows."""
-  score_PM = np.array(score_NM[row_P], order="C")
-  _merge_some(best, row_P, _top_k(score_PM, best.score_NK.shape[1]), start)
+def _keep_of_columns(best: Neighbors, score_MN: np.ndarray, start: int) -> None:
+  """Merges M rows, numbered from `start` and after all others, into the best of N columns."""
+  k = best.score_NK.shape[1]
+  group_NG = score_MN.reshape(-1, _GROUP, score_MN.shape[1]).max(axis=1).T
+  column_P = np.flatnonzero(group_NG.max(axis=1) > best.score_NK[:, -1])
+  # The k best rows are in the k groups with the highest maxima; among equal ones in the first.
+  group_PK = np.sort(_top_k(np.ascontiguousarray(group_NG[column_P]), k).index_NK, axis=1)
+  row_PL = (group_PK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
+    len(column_P), group_PK.shape[1] * _GROUP
+  )
+  near = _top_k(score_MN[row_PL, column_P[:, None]], k)
+  index_PK = np.take_along_axis(row_PL, near.index_NK, axis=1)
+  _merge_some(best, column_P, Neighbors(index_PK, near.score_NK), start)
 
 
 def _merge_some(best: Neighbors, row_P: np.ndarray, new: Neighbors, start: int) -> None:

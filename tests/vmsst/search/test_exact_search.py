@@ -29,7 +29,8 @@ def blocks(request, monkeypatch):
     sizes = {
       "_BLOCK_ROWS": 5,
       "_HELD_ROWS": 10,
-      "_MANY": 1,
+      "_SEGMENT": 3,
+      "_GROUP": 2,
       "_PIECE": 2,
       "_EXPANDED": 40,
       "_NUMBERED": 7,
