@@ -24,12 +24,12 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 def gathered(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
   """Returns a kernel whose "embed" axis is whole on every device; other axes stay sharded.
 
-  Without it, XLA splits a matmul by a fully sharded kernel into one per device of the ring, and
-  reads and writes all outputs in each of them.
+  Without it, XLA may divide a matmul by a fully sharded kernel into partial ones, each of which
+  reads and writes all outputs. Returns the kernel unchanged without logical axis rules.
 
   Args:
-    kernel: A matrix of parameters, cast to the compute dtype.
-    axes: Logical names of its axes.
+    kernel: Parameters [M, N], cast to the compute dtype, so that devices exchange fewer bytes.
+    axes: Logical names of both axes.
   """
   return constrain(kernel, tuple(None if axis == "embed" else axis for axis in axes))
 
