@@ -5,11 +5,11 @@
   python benchmarks/encode.py --data=DATA --sentences=1000 --rounds=1 --peer_batch_sizes=32 \
     --models bert_12x384 bert_12x768 labse bert_24x1024 mt5_24x1024
 
-It requires torch, transformers and sentence-transformers; backends need their packages, and
-are left out without them: onnx, onnxruntime, openvino, and for
-sentence-transformers also optimum-onnx and optimum-intel, which require older versions of it. DATA
-contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of deu,
-fra, rus, cmn and ara, in mixed order. Each model has the shape of `SHAPES` and the same random
+It requires torch, transformers and sentence-transformers. Backends need their packages: onnx,
+onnxruntime, openvino, and for sentence-transformers also optimum-onnx and optimum-intel, which
+require older versions of it. A backend that cannot encode a sentence is left out, with the reason.
+DATA contains the folder `tatoeba/` of LASER. The benchmark encodes 5,000 sentences, 1,000 each of
+deu, fra, rus, cmn and ara, in mixed order. Each model has the shape of `SHAPES` and the same random
 weights and tokenizer in all libraries:
 
 * `bert`: by default 2 layers of width 256; others have the shapes of released BERT and XLM-R
@@ -315,7 +315,7 @@ Variant = tuple[str, str, str]  # model, library and backend
 def prepared_variants(
   name: str, folder: pathlib.Path, options: argparse.Namespace
 ) -> list[Variant]:
-  """Returns the variants of a model that can run here; prints why others cannot."""
+  """Returns the variants of a model that encode a sentence here; prints why others do not."""
   found = []
   for library, backend in (*_OURS, *_PEERS, _INT8, *[_PEER_OF_MT5] * is_mt5(name)):
     everywhere = backend in ("jax", "torch")
@@ -326,6 +326,8 @@ def prepared_variants(
         importlib.import_module(package)
       if library == "sentence_transformers":
         save_sentence_transformers(name, folder, backend)
+        trial = argparse.Namespace(**{**vars(options), "batch_size": 1})
+        sentence_transformers(name, folder, backend, trial)(["A sentence."])
     except Exception as error:  # each package has its own
       reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
       line = {"model": name, "library": library, "backend": backend, "left_out": reason}

@@ -7,26 +7,30 @@ from place to place, so that identical vectors would not be equally near; theref
 vector is compared once, and identical ones share the result.
 """
 
+import collections
 import dataclasses
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 from typing import Any, Protocol
 
 import numpy as np
+import threadpoolctl
 
 from vmsst import errors
 from vmsst.files import external_sort, large_arrays
 
-_BLOCK_ROWS = 2048  # Rows per side, compared at once: their scores take 16 MB.
+_BLOCK_ROWS = 2048  # Rows read at once, and compared with as many tasks of sources as threads.
 _HELD_ROWS = 8192  # Rows of one side, held while the other is read.
-_PIECE = 512  # Vectors per thread when scores are selected.
+_PIECE = 1024  # At most so many vectors per task of a thread.
 # Scores of a row and of a column that are skipped together if none is high enough.
 _SEGMENT, _GROUP = 512, 32
 _EXPANDED = 1 << 20  # Rows of identical vectors sorted at once.
 _SPAN = 1 << 13  # Rows read at once when only some are selected.
 _NUMBERED = 1 << 16  # Rows whose numbers are in memory at once.
+_COMPARING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
 
 
 class Rows(Protocol):
@@ -235,22 +239,18 @@ def compare(
   backward: Neighbors | None,
   /,
 ) -> None:
-  """The engine for CPUs: computes each score once, for both directions."""
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    for row, column, score_BC in _score_blocks(source, target):
-      rows = forward[row : row + len(score_BC)]
-      tasks = [
-        pool.submit(_keep_of_rows, rows[part], score_BC[: len(rows)][part], column)
-        for part in _pieces(len(rows))
-      ]
-      if backward is not None:
-        columns = backward[column : column + score_BC.shape[1]]
-        tasks += [
-          pool.submit(_keep_of_columns, columns[part], score_BC[:, part], row)
-          for part in _pieces(len(columns))
-        ]
-      for task in tasks:
-        task.result()
+  """The engine for CPUs: computes each score once, for both directions.
+
+  It runs as many threads as NumPy's BLAS would. Each computes and selects scores on its own, so
+  that none waits while others work. Comparisons in several threads of a process take turns.
+  """
+  with _COMPARING:
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    threads = max((each["num_threads"] for each in blas.info()), default=os.cpu_count() or 1)
+    with blas.limit(limits=1), futures.ThreadPoolExecutor(threads) as pool:
+      for start, held_HD in source.unit_blocks(_HELD_ROWS):
+        rows = forward[start : start + len(held_HD)]
+        _Comparison(pool, threads, held_HD, start, rows, backward).run(target)
 
 
 def mutual_top_k(
@@ -479,28 +479,142 @@ def _numbered(key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return kept_N, number_N
 
 
-def _score_blocks(
-  source: UnitVectors, target: UnitVectors
-) -> Iterator[tuple[int, int, np.ndarray]]:
-  """Yields cosines [B, C] with the first row and column of each block, both ascending.
+@dataclasses.dataclass(frozen=True)
+class _Block:
+  """Scores of some sources with some targets: -inf in rows after the last source.
 
-  B is a multiple of _GROUP; the last rows may be -inf. Each block overwrites the one before.
+  Attributes:
+    row: First source, among those held.
+    column: First target.
+    score_BC: The scores; B is a multiple of _GROUP.
+    buffer: Their memory.
+    rows: Tasks that compute the scores and select those of rows.
   """
-  buffer = np.empty((_BLOCK_ROWS + _GROUP) * _BLOCK_ROWS, np.float32)
-  for start, held_HD in source.unit_blocks(_HELD_ROWS):
+
+  row: int
+  column: int
+  score_BC: np.ndarray
+  buffer: np.ndarray
+  rows: list[futures.Future[None]]
+
+
+class _Comparison:
+  """Compares the sources that are held with all targets, in the threads of a pool.
+
+  While some threads compute the scores of a block, others select those of earlier blocks. A task
+  waits only for tasks submitted before it, and the pool starts them in this order.
+  """
+
+  def __init__(
+    self,
+    pool: futures.Executor,
+    threads: int,
+    held_HD: np.ndarray,
+    start: int,
+    forward: Neighbors,
+    backward: Neighbors | None,
+  ):
+    """Starts no task; `start` is the number of the first source."""
+    self._pool, self._held_HD, self._start = pool, held_HD, start
+    self._forward, self._backward = forward, backward
+    self._piece = min(_PIECE, max(1, _HELD_ROWS // threads))
+    self._height = min(len(held_HD), self._piece * threads)
+    tasks_per_block = -(-self._height // self._piece)
+    self._blocks = 1 + -(-threads // tasks_per_block)
+    # The last task of each piece of rows and of columns: later ones merge after it.
+    self._last: dict[tuple[str, int], futures.Future[None]] = {}
+
+  def run(self, target: UnitVectors) -> None:
+    """Returns when all scores have been merged."""
+    size = (self._height + _GROUP) * _BLOCK_ROWS
+    free: collections.deque[tuple[np.ndarray, list[futures.Future[None]]]] = collections.deque(
+      (np.empty(size, np.float32), []) for _ in range(self._blocks)
+    )
+    computing: collections.deque[_Block] = collections.deque()
     for column, target_CD in target.unit_blocks(_BLOCK_ROWS):
-      for row in range(0, len(held_HD), _BLOCK_ROWS):
-        source_BD = held_HD[row : row + _BLOCK_ROWS]
-        count = len(source_BD)
-        shape = count + -count % _GROUP, len(target_CD)
-        score_BC = buffer[: shape[0] * shape[1]].reshape(shape)
-        np.matmul(source_BD, target_CD.T, out=score_BC[:count])
-        score_BC[count:] = -np.inf
-        yield start + row, column, score_BC
+      for row in range(0, len(self._held_HD), self._height):
+        buffer, readers = free.popleft()
+        _wait(readers)
+        computing.append(self._compute(row, column, target_CD, buffer))
+        if len(computing) == self._blocks:
+          block = computing.popleft()
+          free.append((block.buffer, self._select_columns(block)))
+    for block in computing:
+      free.append((block.buffer, self._select_columns(block)))
+    for _, readers in free:
+      _wait(readers)
+
+  def _compute(self, row: int, column: int, target_CD: np.ndarray, buffer: np.ndarray) -> _Block:
+    """Starts to compute a block, and to select the best of its rows."""
+    count = min(self._height, len(self._held_HD) - row)
+    shape = count + -count % _GROUP, len(target_CD)
+    score_BC = buffer[: shape[0] * shape[1]].reshape(shape)
+    score_BC[count:] = -np.inf
+    tasks = []
+    for first in range(0, count, self._piece):
+      part = slice(first, min(first + self._piece, count))
+      rows = slice(row + part.start, row + part.stop)
+      place = ("row", rows.start)
+      task = self._pool.submit(
+        _compute_rows,
+        self._held_HD[rows],
+        target_CD,
+        score_BC[part],
+        self._forward[rows],
+        column,
+        self._last.get(place),
+      )
+      self._last[place] = task
+      tasks.append(task)
+    return _Block(row, column, score_BC, buffer, tasks)
+
+  def _select_columns(self, block: _Block) -> list[futures.Future[None]]:
+    """Starts to select the best of a block's columns; returns the last tasks that read it."""
+    if self._backward is None:
+      return block.rows
+    columns = self._backward[block.column : block.column + block.score_BC.shape[1]]
+    tasks = []
+    for first in range(0, len(columns), _PIECE):
+      part = slice(first, first + _PIECE)
+      place = ("column", block.column + first)
+      before = [*block.rows, *filter(None, [self._last.get(place)])]
+      task = self._pool.submit(
+        _select_columns,
+        columns[part],
+        block.score_BC[:, part],
+        self._start + block.row,
+        before,
+      )
+      self._last[place] = task
+      tasks.append(task)
+    return tasks
 
 
-def _pieces(count: int) -> list[slice]:
-  return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
+def _wait(tasks: Iterable[futures.Future[None]]) -> None:
+  for task in tasks:
+    task.result()
+
+
+def _compute_rows(
+  source_PD: np.ndarray,
+  target_CD: np.ndarray,
+  score_PC: np.ndarray,
+  best: Neighbors,
+  column: int,
+  before: futures.Future[None] | None,
+) -> None:
+  """Computes scores and, after another task, merges them into the best of their rows."""
+  np.matmul(source_PD, target_CD.T, out=score_PC)
+  _wait([] if before is None else [before])
+  _keep_of_rows(best, score_PC, column)
+
+
+def _select_columns(
+  best: Neighbors, score_BP: np.ndarray, row: int, before: Iterable[futures.Future[None]]
+) -> None:
+  """Merges scores into the best of their columns, after other tasks."""
+  _wait(before)
+  _keep_of_columns(best, score_BP, row)
 
 
 def _keep_of_rows(best: Neighbors, score_NM: np.ndarray, start: int) -> None:

@@ -1,8 +1,10 @@
 import tracemalloc
+from concurrent import futures
 
 import eight_devices
 import numpy as np
 import pytest
+import threadpoolctl
 
 from vmsst.files import external_sort, large_arrays
 from vmsst.search import exact_search
@@ -104,6 +106,31 @@ def test_half_precision_and_scale(blocks):
   for near, expected in zip(exact_search.mutual_top_k(source, target, 3), whole, strict=True):
     np.testing.assert_array_equal(near.index_NK, expected.index_NK)
     np.testing.assert_array_equal(near.score_NK, expected.score_NK)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+def test_any_number_of_threads_finds_the_same(threads, blocks):
+  rng = np.random.default_rng(6)
+  sides = [exact_search.DistinctVectors(rng.normal(size=[n, 8])) for n in (23, 31)]
+  expected = exact_search.mutual_top_k(*sides, 3)
+  near = [exact_search.no_neighbors(n, 3) for n in (23, 31)]
+  ((_, held_HD),) = sides[0].unit_blocks(23)
+  with futures.ThreadPoolExecutor(threads) as pool:
+    exact_search._Comparison(pool, threads, held_HD, 0, *near).run(sides[1])
+  for found, other in zip(near, expected, strict=True):
+    np.testing.assert_array_equal(found.index_NK, other.index_NK)
+    np.testing.assert_allclose(found.score_NK, other.score_NK, rtol=0, atol=1e-6)
+
+
+def test_searches_in_several_threads_leave_blas_as_it_was():
+  def blas_threads():
+    return [each["num_threads"] for each in threadpoolctl.threadpool_info()]
+
+  before, side = blas_threads(), np.random.default_rng(7).normal(size=[300, 8])
+  with futures.ThreadPoolExecutor(4) as pool:
+    found = list(pool.map(lambda _: exact_search.mutual_neighbors(side, side)[0], range(8)))
+  np.testing.assert_array_equal(found, np.tile(np.arange(300), [8, 1]))
+  assert blas_threads() == before
 
 
 class Recorded:
