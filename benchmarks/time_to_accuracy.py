@@ -298,7 +298,7 @@ def main() -> None:
   add("--data", type=pathlib.Path, required=True, help="folder of bitext_*/, tatoeba/ and vocab/")
   add("--folder", type=pathlib.Path, required=True, help="folder of the runs, which are resumed")
   add("--variants", nargs="+", default=[OURS, THEIRS], choices=[OURS, THEIRS], help="what to run")
-  add("--gin_file", default="contrastive_small.gin", help="configuration of ours")
+  add("--gin_file", default="contrastive_short.gin", help="configuration of ours")
   add("--thresholds", type=float, nargs="+", default=THRESHOLDS, help="accuracies in percent")
   add("--period", type=int, default=20, help="steps between evaluations")
   add("--minutes", type=float, default=30.0, help="minutes of training per variant now")

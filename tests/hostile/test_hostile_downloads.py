@@ -15,6 +15,7 @@ from vmsst.downloads import archives, tables
 _READERS = {reader.name: reader for reader in download_readers.readers()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _READERS)
 def test_malformed_files_are_read_or_refused(name, tmp_path):
   reader = _READERS[name]

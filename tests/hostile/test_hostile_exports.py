@@ -36,6 +36,7 @@ def reader_of(name):
   return next(each for each in export_readers.readers() if each.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
 def test_malformed_files_are_read_or_refused(name, tmp_path):
   reader = reader_of(name)

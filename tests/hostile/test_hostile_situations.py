@@ -212,6 +212,7 @@ SLOW = {name: 170 for name in NAMES} | {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_command_in_a_few_situations(name, subcommands, tmp_path):
   count = 4 if name.startswith("export") else 16

@@ -211,6 +211,7 @@ def paper_size(layers, shared_by=1):
   return cut // shared_by + whole
 
 
+@pytest.mark.slow
 def test_tables_are_cut_over_the_partitions(tmp_path):
   done = commands.t5x(
     "train",

@@ -307,6 +307,7 @@ def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_pat
         assert rows[name][-1] == pytest.approx(100 * right / count, abs=0.005), name
 
 
+@pytest.mark.slow
 def test_training_a_finished_run_again_says_so_and_only_evaluates(finished):
   run, first = finished
   before = read_lines(run / "train" / "metrics.jsonl")

@@ -1,6 +1,7 @@
 """Work that must not grow with the number of steps."""
 
 import jax
+import pytest
 import toy_runs
 
 from vmsst.launch.runtime import checkpoints
@@ -16,6 +17,7 @@ class CountingModel(toy_runs.ToyModel):
     return super().loss_fn(params, batch, dropout_rng)
 
 
+@pytest.mark.slow
 def test_a_step_is_traced_once_in_a_run_of_any_length(tmp_path):
   counts = []
   for steps in (8, 16):

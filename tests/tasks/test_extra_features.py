@@ -121,6 +121,7 @@ def test_a_mixture_gives_what_seqio_itself_gives(corpus):
       np.testing.assert_array_equal(ours[feature], theirs[feature])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
 def test_features_without_a_length_are_not_made(corpus, memory_limit):
   mixture = seqio.MixtureRegistry.get(files(corpus, negatives=3, memory_limit=memory_limit))

@@ -229,6 +229,7 @@ def test_a_cache_gives_the_same_rows_and_is_refused_for_another_vocabulary(
     next(iter(rows_of(name, num_epochs=1, use_cached=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", dataset_shards.FORMATS)
 def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path, file_format):
   pairs_of = {("de", "en"): PAIRS["de", "en"]}

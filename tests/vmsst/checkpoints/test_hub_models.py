@@ -220,6 +220,7 @@ def save_release(folder):
   return folder
 
 
+@pytest.mark.slow
 def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tokenizer_files, tmp_path):
   """The vectors are those of the imports from disk, which are tested with transformers."""
   mbert = save_mbert(tmp_path / "mbert", tokenizer_files["bert"])
@@ -243,6 +244,7 @@ def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tokenizer_files, tmp_pa
   assert "some/without-vocabulary has neither a tokenizer.json nor a spiece.model" in error
 
 
+@pytest.mark.slow
 def test_runs_start_from_mt5_and_from_exports_by_name(hub, tmp_path):
   folder = tiny_mt5.save_mt5(tmp_path / "mt5")
   shutil.copyfile(sample.vocabulary_path(), folder / "spiece.model")

@@ -202,6 +202,7 @@ def test_sentence_transformers_gives_the_same_vectors(
   np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_vmsst_loads_an_export_for_sentence_transformers_exactly(
   case, vocabulary_of, tokenizer_files, tmp_path, monkeypatch

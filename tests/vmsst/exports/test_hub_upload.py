@@ -115,6 +115,7 @@ def evaluate(run, folder):
   return found["benchmarks"]["tatoeba"]["summary"]
 
 
+@pytest.mark.slow
 def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
   hub, account, run, tmp_path, capsys
 ):

@@ -96,6 +96,7 @@ def test_without_eos_the_likeliest_beginning_is_cut(params, sentence_BZ, log_p):
     assert tokens == max(single, key=single.get)
 
 
+@pytest.mark.slow
 def test_scanned_layers_and_groups_of_decoders_give_the_same(params, sentence_BZ):
   deep = dataclasses.replace(NETWORK, num_decoder_layers=2, parent=None)
   own = tiny_encoders.random_params(deep, 3)

@@ -236,6 +236,7 @@ def layer_by_layer(params, sentence_BZ, count):
   return x_BTD / jnp.sqrt(mean_BT1 + 1e-6) * own["decoder_norm"]["scale"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 12])
 def test_the_decoder_is_a_loop_over_as_many_layers_as_it_is_given(count):
   network = PLAIN.clone(num_decoder_layers=count)
@@ -253,6 +254,7 @@ def test_the_decoder_is_a_loop_over_as_many_layers_as_it_is_given(count):
   )
 
 
+@pytest.mark.slow
 def test_without_kl_the_loss_is_only_the_expectation_of_the_same_samples():
   params, batch, key = random_params(PLAIN), make_batch(), jax.random.key(3)
 

@@ -219,6 +219,7 @@ def run_on_eight_devices(folder):
   print(json.dumps(moved))
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one_and_move_no_rows(tmp_path):
   moved = json.loads(eight_devices.run(__file__, tmp_path).splitlines()[-1])
   model = make_model()

@@ -394,6 +394,7 @@ def test_sentence_vectors_equal_those_of_sentence_transformers(
     assert not encoder.prompts
 
 
+@pytest.mark.slow
 def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
   tmp_path, tokenizer_files
 ):

@@ -212,6 +212,7 @@ def test_copies_of_the_token_table_and_an_unused_table_are_left_out(tmp_path):
   assert all(not rows[name].targets and rows[name].note for name in extra)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_shards_become_float32(tmp_path, imported, dtype):
   halved = {name: array.astype(dtype) for name, array in weights().items()}

@@ -94,6 +94,7 @@ def save(folder, params, record, **changes):
   return folder / "checkpoint_100000", path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [{"languages": CODES}, OTHER_NAMES], ids=["default", "other"])
 def test_the_translator_computes_what_the_network_computes(tmp_path, capsys, params, record):
   checkpoint, names = save(tmp_path, params, record)

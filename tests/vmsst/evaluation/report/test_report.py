@@ -513,6 +513,7 @@ def browse(page):
   return done.stdout, browsers.complaints(done.stderr)
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path):
   many = write_results(tmp_path / "c", "many_words_" * 12, {"tatoeba": tatoeba(0)})
   _, _, path = report.write_report([*folders, many], tmp_path / "out")
