@@ -25,8 +25,9 @@ Prints one JSON line per variant, with tokens of both sides per second and FLOP 
 the FLOPs of a step's matmuls, gradients included, and `mfu` is their rate over --peak_tflops. The
 last line has `ratio`, the median time of sentence_transformers over ours, above 1 if ours is faster
 although it computes more; `ratio_of_same_work`, the same over without_heads; and `ratio_to_best`,
-the faster one of sentence_transformers with and without huge pages, over ours. On a shared machine,
-the ratios of CPU seconds are more reliable.
+the faster one of sentence_transformers with and without huge pages, over ours. `gflops` is
+the rate of NumPy's float32 matmuls after the benchmark. On a shared machine, the ratios of CPU
+seconds are more reliable.
 """
 
 import argparse
@@ -311,7 +312,7 @@ def main() -> None:
   for line in lines.values():
     print(json.dumps(line))
   if found := ratios(lines):
-    print(json.dumps({"benchmark": "ems_step", **found}))
+    print(json.dumps({"benchmark": "ems_step", **found, "gflops": measure.numpy_gflops()}))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ Each measurement runs in its own process, and the variants take turns. The bench
 sums or gradients of two variants differ.
 
 Prints one JSON line per variant and a last one: `ratio` is the median time of flax over that of
-ours, `ratio_to_torch` that of torch; both are above 1 if ours is faster. On a shared machine,
-`ratio_of_cpu_seconds` (of all cores) is more reliable.
+ours, `ratio_to_torch` that of torch; both are above 1 if ours is faster. `gflops` is the
+rate of NumPy's float32 matmuls after the benchmark. On a shared machine, `ratio_of_cpu_seconds` (of
+all cores) is more reliable.
 """
 
 import argparse
@@ -294,7 +295,7 @@ def main() -> None:
     if variant not in (OURS, BASELINE):
       ratios[f"ratio_to_{variant}"] = ratio(variant, "seconds")
       ratios[f"ratio_of_cpu_seconds_to_{variant}"] = ratio(variant, "cpu_seconds")
-  print(json.dumps({"benchmark": "lstm", **ratios}))
+  print(json.dumps({"benchmark": "lstm", **ratios, "gflops": measure.numpy_gflops()}))
 
 
 if __name__ == "__main__":

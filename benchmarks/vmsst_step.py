@@ -15,15 +15,17 @@ The concatenated variants store their projection as one kernel and do not count 
 the others do. Before timing, the benchmark checks on a few pairs that all variants have the same
 loss and gradients.
 
-Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
-process (CPU, Linux) or the device beyond parameters, optimizer state and batch.
+Each measurement runs in its own process, and the variants take turns. Huge pages are on for all of
+them, as in `t5x train` (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Memory is the peak of the process
+(CPU, Linux) or the device beyond parameters, optimizer state and batch.
 
 Prints one JSON line per variant; a line `parts` with the seconds of each part of our step alone
 (with its gradients) and of the matmuls of one decoder call's projection; and a last one. `ratio` is
 the median time of direct over ours, `memory_ratio` that of memory; both are above 1 if ours is
 better. `lower_bound_seconds` is the time of all matmuls of our step at the measured rate,
-`share_of_lower_bound_seconds` its ratio to our median. On a shared machine, the values of CPU
-seconds are more reliable.
+`share_of_lower_bound_seconds` its ratio to our median. `gflops` is the rate of NumPy's
+float32 matmuls after the benchmark. On a shared machine, the values of CPU seconds are more
+reliable.
 """
 
 import argparse
@@ -325,7 +327,8 @@ def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[
 
 
 def in_own_process(what: str) -> dict[str, Any]:
-  return measure.in_own_process(__file__, [*sys.argv[1:], f"--measure={what}"], what)
+  arguments = [*sys.argv[1:], f"--measure={what}"]
+  return measure.in_own_process(__file__, arguments, what, measure.HUGE_PAGES)
 
 
 def main() -> None:
@@ -375,6 +378,7 @@ def main() -> None:
     ratios[f"lower_bound_{kind}"] = bound
     ratios[f"share_of_lower_bound_{kind}"] = bound / ours[kind]["median"]
   rounded = {name: round(value, 3) for name, value in ratios.items()}
+  rounded["gflops"] = measure.numpy_gflops()
   checked = {f"{name}_difference": float(f"{x:.1e}") for name, x in differences.items()}
   print(json.dumps({"benchmark": "vmsst_step", **rounded, **checked}))
 

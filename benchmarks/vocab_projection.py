@@ -17,9 +17,9 @@ Each measurement runs in its own process, and the variants take turns. Memory is
 process (CPU, Linux) or the device beyond the inputs, results included.
 
 Prints one JSON line per variant and a last one: `ratio` is the median time of dense over that of
-tokens, `memory_ratio` that of memory; both are above 1 if tokens is better. On a shared machine,
-`ratio_of_cpu_seconds` is more reliable. Shares and ratios are omitted if --variants leaves out
-what they compare with.
+tokens, `memory_ratio` that of memory; both are above 1 if tokens is better. `gflops` is
+the rate of NumPy's float32 matmuls after the benchmark. On a shared machine, `ratio_of_cpu_seconds`
+is more reliable. Shares and ratios are omitted if --variants leaves out what they compare with.
 """
 
 import argparse
@@ -246,6 +246,7 @@ def main() -> None:
     "memory_ratio": baseline["additional_gb"] / ours["additional_gb"],
   }
   rounded = {name: round(value, 3) for name, value in ratios.items()}
+  rounded["gflops"] = measure.numpy_gflops()
   print(json.dumps({"benchmark": "vocab_projection", **rounded}))
 
 
