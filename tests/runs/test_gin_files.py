@@ -340,7 +340,7 @@ def test_gin_dir_is_where_vmsst_gin_dir_says(capsys):
 
 
 # Sizes for 2 cores, of no paper.
-SMALL = re.compile(r"quickstart|.*_small|comparison/.*")
+SMALL = re.compile(r"quickstart|contrastive_short|.*_small|comparison/.*")
 # The papers sample batches at random from all pairs, or from those of one language pair.
 OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*|comparison/student_.*")
 
