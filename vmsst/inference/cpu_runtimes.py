@@ -12,6 +12,7 @@ import concurrent.futures
 import ctypes
 import os
 import queue
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,8 +121,7 @@ def _onnx_runtime(model: Any, weights: Mapping[str, np.ndarray], threads: int) -
 
 
 def _openvino(model: Any, weights: Mapping[str, np.ndarray], threads: int) -> _Compute:
-  with errors.requires("openvino", "the backend 'openvino'"):
-    import openvino
+  openvino = _import_openvino()
   helper = onnx_graph.library().helper
   for name, array in weights.items():
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -154,6 +154,25 @@ def _openvino(model: Any, weights: Mapping[str, np.ndarray], threads: int) -> _C
       requests.put(request)
 
   return compute
+
+
+def _import_openvino() -> Any:
+  """Imports OpenVINO without its telemetry.
+
+  Its import would report itself to a server, from a fork of this process. Forks of a process with
+  JAX's threads may deadlock. Without the package of its telemetry, it does not report.
+  """
+  telemetry = "openvino_telemetry"
+  hidden = telemetry not in sys.modules
+  if hidden:
+    sys.modules[telemetry] = None  # type: ignore[assignment]
+  try:
+    with errors.requires("openvino", "the backend 'openvino'"):
+      import openvino
+  finally:
+    if hidden:
+      del sys.modules[telemetry]
+  return openvino
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
