@@ -159,8 +159,8 @@ def _openvino(model: Any, weights: Mapping[str, np.ndarray], threads: int) -> _C
 def _import_openvino() -> Any:
   """Imports OpenVINO without its telemetry.
 
-  Its import would report itself to a server, from a fork of this process. Forks of a process with
-  JAX's threads may deadlock. Without the package of its telemetry, it does not report.
+  If `openvino_telemetry` is installed, importing OpenVINO sends an event to a server from a fork of
+  this process. JAX is multithreaded, so the fork may deadlock.
   """
   telemetry = "openvino_telemetry"
   hidden = telemetry not in sys.modules
