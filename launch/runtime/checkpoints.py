@@ -24,7 +24,7 @@ from vmsst import errors
 from vmsst.checkpoints import hub_models, layer_stacks, object_stores
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
-from vmsst.files import atomic_files, checksums, storage
+from vmsst.files import checksums, storage, work_folders
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import parameter_names
@@ -527,7 +527,7 @@ class CheckpointManager:
     finally:
       if self._failed and jax.process_index() == 0:
         for folder in self._model_dir.glob(f"{PREFIX}_*{ocp.utils.TMP_DIR_SUFFIX}*"):
-          atomic_files.remove_folder(folder)
+          work_folders.remove_folder(folder)
 
   @contextlib.contextmanager
   def _explained(self) -> Iterator[None]:

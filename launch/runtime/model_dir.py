@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
 import queue
@@ -10,28 +9,25 @@ import re
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import jax
-from absl import logging
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.files import storage, store_locks
+from vmsst.files import locks, storage
 from vmsst.launch.runtime import progress
 
 _LOCK = ".lock"
 # What a run writes before its first result.
 _STARTUP = re.compile(
-  r"\.lock(-\d+)?|\.write_test_.*|(config\.gin|model-info\.txt|encoder\.json|vocabulary\..*)(\.part.*)?"
+  r"\.lock(-\d+)?|\.write_test_.*|config\.gin|model-info\.txt|encoder\.json|vocabulary\..*"
   "|train|training_eval|inference_eval"
 )
 _STORE_SECONDS = 20
 _RERUN = "Fix this and rerun the same command"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class Folder:
@@ -39,12 +35,12 @@ class Folder:
 
   Attributes:
     has_results: Whether the folder holds results of this command, which a failure must keep.
-    lock: The lock of a folder in an object store, or None.
+    lock: The lock of the folder, or None.
   """
 
   def __init__(self, path: storage.Path):
     self.has_results = False
-    self.lock: store_locks.StoreLock | None = None
+    self.lock: locks.Lock | None = None
     self._path = path
     self._new_folders: list[Any] = []
     if isinstance(path, pathlib.Path):  # object stores have no folders
@@ -88,9 +84,7 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[Folder]
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
-    lock: Whether to lock the folder against other runs. The lock of a local folder is a kernel lock
-      on a file that remains, so it ends with the process, even if that is killed; file systems
-      without locks are not locked. For object stores see `vmsst.files.store_locks`.
+    lock: Whether to lock the folder against other runs; see `vmsst.files.locks`.
 
   Raises:
     InputError: The path is relative or not writable, or another run, which the message names, uses
@@ -142,54 +136,15 @@ def _check_writable(folder: storage.Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(name: str, folder: storage.Path) -> Iterator[store_locks.StoreLock | None]:
-  """Locks a folder; yields the lock if it is in an object store."""
+def _locked(name: str, folder: storage.Path) -> Iterator[locks.Lock]:
   try:
-    if isinstance(folder, pathlib.Path):
-      with _locked_file(folder) as file:
-        _write_owner(file)
-        yield None
-    else:
-      with store_locks.acquired(os.fspath(folder), wait=progress.print_once) as lock:
-        yield lock
-  except store_locks.InUseError as error:
+    with locks.held(os.fspath(folder / _LOCK), wait=progress.print_once) as lock:
+      yield lock
+  except locks.InUseError as error:
     raise InputError(
       f"{name} {folder} is in use by another run ({error}); wait for it, stop it, or set another "
       f"{name}"
     ) from error
-
-
-@contextlib.contextmanager
-def _locked_file(folder: pathlib.Path) -> Iterator[TextIO]:
-  path = folder / _LOCK
-  while True:
-    with path.open("a+", encoding="utf-8") as file:
-      try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError as error:
-        if error.errno not in _NO_LOCKS:
-          file.seek(0)
-          raise store_locks.InUseError(file.read().strip()) from error
-        logging.warning("Cannot lock %s; do not start a second run there.", folder)
-      if not _is_open_file(path, file.fileno()):
-        continue  # a run that failed removed it before this process locked it
-      yield file
-      return
-
-
-def _write_owner(file: TextIO) -> None:
-  file.truncate(0)
-  file.write(
-    f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M')}\n"
-  )
-  file.flush()
-
-
-def _is_open_file(path: pathlib.Path, descriptor: int) -> bool:
-  try:
-    return os.path.samestat(os.stat(path), os.fstat(descriptor))
-  except FileNotFoundError:
-    return False
 
 
 def check_store(place: str) -> None:

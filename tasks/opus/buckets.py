@@ -137,7 +137,7 @@ def read(
 @contextlib.contextmanager
 def _parquet_file(path: str, schema: pa.Schema) -> Iterator[parquet.ParquetWriter]:
   with (
-    atomic_files.atomic_file(path, shared=True) as stream,
+    atomic_files.atomic_file(path) as stream,
     parquet.ParquetWriter(stream, schema, **_OPTIONS) as file,
   ):
     yield file

@@ -26,7 +26,7 @@ from tensorflow_datasets.core import dataset_builder
 
 from vmsst import errors
 from vmsst.bitext import dataset_shards
-from vmsst.files import atomic_files, storage
+from vmsst.files import atomic_files, storage, work_folders
 from vmsst.tasks.opus import card, decontamination, pipeline, recipes, shards
 from vmsst.units import beam, engines, local
 
@@ -140,9 +140,9 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
 
   def _remove_work(self, recipe: str) -> None:
     work = self._own_work(recipe)
-    shutil.rmtree(work, ignore_errors=True)
-    with contextlib.suppress(OSError):  # Another configuration may be using it.
-      os.rmdir(os.path.dirname(work))
+    work_folders.clear(work_folders.path_of(work, is_folder=True))
+    for folder in (work, os.path.dirname(work)):  # Another configuration may be using the latter.
+      work_folders.remove_if_empty(folder)
 
   def _write(self, report: pipeline.Report) -> None:
     folder = pathlib.Path(self.data_dir)
@@ -163,7 +163,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     self.info.metadata.update(
       recipe=report.recipe.digest, configuration=report.configuration, content=report.content
     )
-    with atomic_files.atomic_file(os.fspath(folder / DATA_CARD), shared=True) as stream:
+    with atomic_files.atomic_file(os.fspath(folder / DATA_CARD)) as stream:
       stream.write(card.text(report).encode())
 
 
@@ -253,14 +253,14 @@ def _build_in_store(
     )
   loaded = recipes.load(recipe)
   url = f"{output.rstrip('/')}/{OpusBitext.name}/{loaded.name}/{OpusBitext.VERSION}"
-  if not storage.is_new_folder(url):
+  if not work_folders.is_new(storage.path(url)):
     with storage.explained(url, "read"), storage.open_binary(f"{url}/metadata.json") as stream:
       metadata = json.load(stream)
     _check_recipe(url, metadata, loaded)
     return url
-  local = os.path.join(work, "upload")
+  local = f"{work_folders.path_of(work, is_folder=True)}/upload"
   folder = build(recipe, releases, evaluation, local, work=work, **options)
-  storage.upload_folder(pathlib.Path(folder), url)
+  work_folders.upload(pathlib.Path(folder), url)
   shutil.rmtree(local)
   return url
 

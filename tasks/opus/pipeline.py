@@ -5,9 +5,7 @@ per pair, which are memory-mapped.
 """
 
 import collections
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +16,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.bitext import dataset_shards, formats
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, work_folders
 from vmsst.tasks.opus import decontamination, recipes, records, releases, stages
 from vmsst.units import base, engines
 
@@ -102,8 +100,10 @@ def build(
       f"{root}: recipe {recipe.name} uses none of the {len(found)} releases in this folder, e.g. "
       f"{', '.join(release.name for release in found[:5])}; add some of its corpora"
     )
-  with _locked(work):
-    atomic_files.remove_partial(work)
+  with work_folders.owned(work, is_folder=True):
+    work = work_folders.path_of(work, is_folder=True)
+    for folder, _, _ in os.walk(work):
+      atomic_files.remove_stale(folder)
     clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
     merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)
@@ -126,19 +126,6 @@ def build(
     splits=splits,
     configuration=configuration,
   )
-
-
-@contextlib.contextmanager
-def _locked(work: str) -> Iterator[None]:
-  os.makedirs(work, exist_ok=True)
-  with open(os.path.join(work, "lock"), "w") as stream:
-    try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise errors.InputError(
-        f"{work}: another build uses this folder; wait for it, or choose another folder"
-      ) from None
-    yield
 
 
 def _clean(
@@ -214,7 +201,7 @@ def _ranks(
   path = os.path.join(work, "ranks")
   place = 0
   # One memory-mapped file: a process may not open one file for each bucket.
-  with atomic_files.atomic_file(path, shared=True) as stream:
+  with atomic_files.atomic_file(path) as stream:
     for pair, own in units.items():
       for unit in own:
         counts = base.result(unit) or {}

@@ -245,7 +245,7 @@ class Write(base.Unit):
     examples = shards.Examples(self.source_language, self.target_language)
     rows = heapq.merge(*(self._rows(each) for each in self.inputs))
     written = (examples.example(corpus, source, target) for _, corpus, source, target in rows)
-    with atomic_files.atomic_path(self.path, shared=True) as partial:
+    with atomic_files.atomic_path(self.path) as partial:
       count, size = shards.write(partial, written, self.file_format)
       with partial.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256")

@@ -25,7 +25,7 @@ class Square(base.Unit):
     return base.digest("square", self.number)
 
   def make(self):
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       stream.write(str(self.number**2).encode())
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     return {"square": self.number**2, "process": os.getpid(), "gpus": gpus}
@@ -85,7 +85,7 @@ class Staged(base.StagedUnit):
 
   def write(self, computed):
     self._stage("write")
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       stream.write(str(computed).encode())
     return {"square": computed}
 

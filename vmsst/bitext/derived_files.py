@@ -57,7 +57,9 @@ def make_files(
       raise errors.InputError(
         f"{other} and {bitext} would both be made into {place_of(bitext)}; use two folders"
       )
-  description = {**settings, "files": {}} if refresh else _read(folder, settings)
+  # Files of `started` are of this library too: they were being made when a command was killed.
+  again = {**settings, "files": {}, "started": list(places)}
+  description = again if refresh else _read(folder, settings)
   files = description["files"]
   for where, bitext in places.items():
     path = os.path.join(folder, where)
@@ -70,9 +72,18 @@ def make_files(
           f"{path}: {differences}; use another folder, or make all files again (--refresh)"
         )
       continue
+    if where not in files and where not in description["started"]:
+      if storage.exists(path):
+        raise errors.InputError(
+          f"{path} is not listed in {DESCRIPTION} and would be replaced; move it, or use another "
+          "folder"
+        )
+      description["started"].append(where)
+      atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
     with atomic_files.atomic_path(path) as partial:
       counts = make(bitext, str(partial))
     files[where] = {**identity, **counts}
+    description["started"] = [other for other in description["started"] if other != where]
     atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
   return {os.path.join(folder, where): files[where] for where in places}
 
@@ -94,12 +105,13 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: description[name] for name in settings}
     files = description["files"]
   except FileNotFoundError:
-    return {**settings, "files": {}}
+    return {**settings, "files": {}, "started": []}
   except (ValueError, KeyError, TypeError) as error:
     raise errors.InputError(
       f"{path}: not a description of derived files ({error!r}); use another folder"
     ) from None
-  if not isinstance(files, dict):
+  started = description.setdefault("started", [])
+  if not isinstance(files, dict) or not isinstance(started, list):
     raise errors.InputError(f"{path}: not a description of derived files; use another folder")
   if differences := stored_settings.differences(found, settings):
     raise errors.InputError(

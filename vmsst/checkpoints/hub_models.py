@@ -26,7 +26,7 @@ from vmsst.checkpoints import (
   sentence_transformers_files,
 )
 from vmsst.checkpoints.importers import bert, mt5, vmsst_release, weight_tables
-from vmsst.files import atomic_files
+from vmsst.files import work_folders
 
 # Increase it if an import of the same files gives another encoder.
 _IMPORT_FORMAT = 1
@@ -170,7 +170,7 @@ def _import_export(snapshot: pathlib.Path, target: pathlib.Path) -> None:
   assets = encoder_json.load_encoder_assets(snapshot)
   weights = epath.Path(snapshot / hugging_face.WEIGHTS_FILE)
   params = traverse_util.flatten_dict(restoring.restore_params(weights, assets.network), sep="/")
-  with atomic_files.atomic_folder(target) as partial:
+  with work_folders.atomic_folder(target) as partial:
     weight_tables.write_checkpoint(partial, {name: np.asarray(x) for name, x in params.items()})
     encoder_json.save_assets(assets, partial)
 

@@ -3,7 +3,7 @@
 import os
 
 from vmsst import errors
-from vmsst.files import storage
+from vmsst.files import storage, work_folders
 
 
 def new_folder(output: str | os.PathLike[str]) -> storage.Path:
@@ -12,13 +12,8 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
   Raises:
     InputError: it exists and is not an empty folder, or it cannot be read.
   """
-  if storage.is_url(output):
-    target = storage.path(os.fspath(output).rstrip("/"))
-    is_new = storage.is_new_folder(os.fspath(target))
-  else:
-    target = storage.path(os.path.abspath(output))
-    is_new = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-  if not is_new:
+  target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
+  if not work_folders.is_new(target):
     raise errors.InputError(f"{target} exists already: choose another folder or delete it")
   return target
 

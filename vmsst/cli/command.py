@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from vmsst.files import outputs, storage, text_files
+from vmsst.files import outputs, storage, text_files, work_folders
 
 ENCODER_HELP = (
   "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), a "
@@ -29,6 +29,8 @@ class Command:
     inputs: Names of the arguments with files, folders or patterns to read.
     output_file: Name of the argument with the file to write.
     output_folder: Name of the argument with the folder to write to.
+    atomic: Whether the folder appears at once and is locked by who writes it; see
+      `files.work_folders.atomic_folder`.
     patience: Minutes without progress after which the command ends; see `files.watchdog`.
     urls: Names of those arguments that may be in an object store; URLs in others are an error.
   """
@@ -40,11 +42,12 @@ class Command:
   inputs: Sequence[str] = ()
   output_file: str | None = None
   output_folder: str | None = None
+  atomic: bool = False
   patience: float = 60.0
   urls: Sequence[str] = ("encoder",)
 
   def __call__(self, args: argparse.Namespace) -> None:
-    """Checks the paths, runs the command, and removes the empty folders that a failure leaves."""
+    """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
     file, folder = (
       None if name is None else getattr(args, name)
       for name in (self.output_file, self.output_folder)
@@ -54,7 +57,12 @@ class Command:
         storage.check_local(path, name.upper())
     inputs = [path for name in self.inputs for path in _values(args, name)]
     outputs.check(inputs, file=file, folder=folder)
-    with outputs.no_empty_folders(file or folder or outputs.STANDARD):
+    output = file or folder or outputs.STANDARD
+    locked = output != outputs.STANDARD and not self.atomic
+    with (
+      outputs.no_empty_folders(output),
+      work_folders.owned(output, is_folder=not file) if locked else contextlib.nullcontext(),
+    ):
       self.run(args)
 
 

@@ -98,6 +98,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _sentence_transformers,
     inputs=("encoder",),
     output_folder="output",
+    atomic=True,
     urls=("encoder", "output"),
   ),
   ("export", "safetensors"): Command(
@@ -106,6 +107,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _safetensors,
     inputs=("encoder",),
     output_folder="output",
+    atomic=True,
     urls=("encoder", "output"),
   ),
   ("export", "stablehlo"): Command(
@@ -114,6 +116,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _stablehlo,
     inputs=("encoder",),
     output_folder="output",
+    atomic=True,
     urls=("encoder", "output"),
   ),
   ("export", "onnx"): Command(
@@ -122,6 +125,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _onnx,
     inputs=("encoder",),
     output_folder="output",
+    atomic=True,
     urls=("encoder", "output"),
   ),
   ("push",): Command(

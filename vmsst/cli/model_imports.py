@@ -119,6 +119,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_bert,
     inputs=("folder",),
     output_folder="output",
+    atomic=True,
     urls=("folder", "output"),
   ),
   ("import", "ems"): Command(
@@ -127,6 +128,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_ems,
     inputs=("file", "vocabulary"),
     output_folder="output",
+    atomic=True,
     urls=("file", "vocabulary", "output"),
   ),
   ("import", "mt5"): Command(
@@ -135,6 +137,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_mt5,
     inputs=("folder",),
     output_folder="output",
+    atomic=True,
     urls=("folder", "output"),
   ),
   ("import", "vmsst"): Command(
@@ -143,6 +146,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     _import_vmsst,
     inputs=("source", "vocabulary", "decoder"),
     output_folder="output",
+    atomic=True,
     urls=("source", "vocabulary", "decoder", "output"),
   ),
 }

@@ -142,9 +142,9 @@ class Fetcher:
   def fetch(self, file: File, path: pathlib.Path) -> bool:
     """Downloads a file to `path`, unless it is there.
 
-    An incomplete file is `path` with `.part`, next to a small `.part.json` that identifies its
-    source. After an interruption, the next call resumes it, or starts over if the file at that
-    address has changed.
+    An incomplete file is `.NAME.vmsst-part`, next to a small `.NAME.vmsst-part.json` that
+    identifies its source. After an interruption, the next call resumes it, or starts over if the
+    file at that address has changed.
 
     Returns:
       Whether anything was downloaded: False if `path` has the published size and checksum.
@@ -254,8 +254,8 @@ class _Part:
     self.name = path.name
     self._whole = path
     self._file = file
-    self._path = path.with_name(path.name + ".part")
-    self._about = path.with_name(path.name + ".part.json")
+    self._path = path.with_name(f".{path.name}.vmsst-part")
+    self._about = path.with_name(f".{path.name}.vmsst-part.json")
     self._stream: IO[bytes] | None = None
     self.length = 0
     self.total: int | None = None

@@ -169,6 +169,11 @@ class Folder:
         raise errors.InputError(
           f"{self._folder} has other results: {differences}; give another folder, or delete it"
         )
+    elif storage.exists(self._path("results")):
+      raise errors.InputError(
+        f"{self._path('results')} is not by `vmsst eval`, which would replace it; give another "
+        "folder"
+      )
 
   def load(self, name: str) -> dict[str, Any] | None:
     """Returns the stored results of a benchmark; None if there are none with these settings.

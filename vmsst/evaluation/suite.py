@@ -19,7 +19,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import data_digests, results_files
-from vmsst.files import storage
+from vmsst.files import storage, work_folders
 from vmsst.search import exact_search
 from vmsst.units import engines, local
 from vmsst.vectors import encoder_sources, encoding, text_embedding
@@ -27,8 +27,8 @@ from vmsst.vectors import encoder_sources, encoding, text_embedding
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"
 _NAMED = 5  # Missing sets named in a table.
-# Folders of unfinished work in the output folder: one per benchmark, and one of vectors of texts.
-_UNFINISHED, _TEXTS = "unfinished", "texts.vectors"
+# The work folder has a folder for each benchmark, and this one for vectors of texts.
+_TEXTS = "texts.vectors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,7 +334,7 @@ def evaluate(
 
   vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
   # Other processes may have another working directory.
-  unfinished = storage.path(storage.absolute(output)) / _UNFINISHED
+  unfinished = storage.path(work_folders.path_of(output, is_folder=True))
   embed = Embedder(
     encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS, dimensions=sizes
   )
@@ -400,9 +400,7 @@ def _remove_unfinished(folder: storage.Path, key: str) -> None:
   """Removes the unfinished work of a benchmark, and the folder of all such work if it is empty."""
   for name in (key, _TEXTS):
     storage.remove(folder / name)
-  if not storage.is_url(folder):
-    with contextlib.suppress(OSError):
-      folder.rmdir()
+  work_folders.remove_if_empty(os.fspath(folder))
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:

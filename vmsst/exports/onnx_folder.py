@@ -16,7 +16,7 @@ from vmsst.arrays import padding
 from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.exports import tokenizer_file
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.inference import loading, onnx_encoder, onnx_graph
 from vmsst.text import hugging_face_vocabulary
 
@@ -83,7 +83,7 @@ def export_onnx(
   graph = onnx_graph.Graph(_in_ids_of_tokenizer(arrays, padding_id))
   vectors_BS = onnx_encoder.add_encoder(graph, saved.network)
   dimension = saved.network.latent_dim
-  with atomic_files.atomic_folder(target) as partial:
+  with work_folders.atomic_folder(target) as partial:
     graph.write(partial, **onnx_encoder.interface(vectors_BS, dimension))
     if tokenizer is not None:
       path_of_tokenizer = partial / hugging_face_vocabulary.TOKENIZER_FILE

@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, safetensors_files
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.inference import loading
 
 
@@ -30,7 +30,7 @@ def export_safetensors(
   """
   target = output_folders.new_folder(output)
   saved = loading.read(path)
-  with atomic_files.atomic_folder(target) as partial:
+  with work_folders.atomic_folder(target) as partial:
     write(saved, partial)
   return target
 

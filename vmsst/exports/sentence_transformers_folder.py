@@ -28,7 +28,7 @@ from vmsst.checkpoints import (
 from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.inference import loading
 from vmsst.inference.loading import SavedEncoder
 from vmsst.networks import bert, lstm, sentence_encoder, t5
@@ -105,7 +105,7 @@ def export_sentence_transformers(
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
   config, arrays = _transformer(saved, tokenizer.padding_id)
-  with atomic_files.atomic_folder(target) as partial:
+  with work_folders.atomic_folder(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)
     safetensors_files.write(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from vmsst.checkpoints import hugging_face, output_folders
 from vmsst.exports import safetensors_folder
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.inference import loading
 from vmsst.networks import bert, sentence_encoder, t5
 
@@ -63,7 +63,7 @@ def export_stablehlo(path: str | os.PathLike[str], output: str | os.PathLike[str
   saved = loading.read(path)
   found = saved.assets
   content = _serialized(found.network, saved.arrays)
-  with atomic_files.atomic_folder(target) as partial:
+  with work_folders.atomic_folder(target) as partial:
     safetensors_folder.write(saved, partial)
     (partial / FUNCTION_FILE).write_bytes(content)
   return Exported(target, found.max_length, found.network.latent_dim, found.vocabulary.eos_id)

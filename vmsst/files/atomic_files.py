@@ -1,8 +1,12 @@
 """Atomic writes: a file or folder is complete or absent, even if the writer is killed.
 
 Content is written under a temporary name next to its place, synced to disk, and renamed in one
-step. Readers find the old content or the new, also after a kill. Files of object stores are written
-on this machine, then uploaded: objects appear as a whole, and folders have a marker until then.
+step. Readers find the old content or the new, also after a kill; of several writers the last one
+wins. Files of object stores are written on this machine, then uploaded: objects appear as a whole,
+and folders have a work folder until then (see `work_folders`).
+
+Temporary names are `.vmsst-part-` and random digits. They are created, never opened, and locked
+while their writer lives, so that `remove_stale` removes those of killed writers only.
 """
 
 import contextlib
@@ -11,33 +15,26 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import stat
-import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
 
-from vmsst import errors
-from vmsst.files import storage
+from vmsst.files import locks, storage
 
-PARTIAL = ".part"
-"""Suffix of the name of an incomplete file, sometimes followed by a number."""
-_UNFINISHED = re.compile(rf"{re.escape(PARTIAL)}(-[0-9a-f]+)?$")
+_PARTIAL = ".vmsst-part-"
+_STALE = re.compile(rf"{re.escape(_PARTIAL)}[0-9a-f]{{32}}")
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[pathlib.Path]:
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields a path to write a file to and renames it to `path`; an error leaves nothing.
 
-  A killed process leaves `NAME.part`, which the next one overwrites. Devices, pipes and standard
-  streams are written directly. A symbolic link stays, and the file that it leads to is replaced.
+  The file keeps the mode of the one that it replaces. Devices, pipes and standard streams are
+  written directly. A symbolic link stays, and the file that it leads to is replaced.
 
   Args:
     path: The file, local or in an object store. A missing folder is created.
-    shared: Several processes may write the file at the same time: the last one wins. A killed
-      process leaves a file of unique name.
 
   Raises:
     OSError: the file cannot be written; the error names `path`.
@@ -52,25 +49,61 @@ def atomic_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterat
       yield pathlib.Path(path)
     return
   place = pathlib.Path(link_target(path))
-  partial = place.with_name(f"{place.name}{PARTIAL}{f'-{uuid.uuid4().hex}' if shared else ''}")
   with naming(place):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial, descriptor = _new_partial(place.parent)
     try:
-      place.parent.mkdir(parents=True, exist_ok=True)
       yield partial
-      _reach_disk(partial)
-      partial.replace(place)
+      sync_to_disk(partial)
+      replace(partial, place)
     except BaseException as error:
       with contextlib.suppress(OSError):
         partial.unlink()
       if isinstance(error, OSError) and error.filename == str(partial):
         error.filename = None
       raise
+    finally:
+      os.close(descriptor)
+
+
+def _new_partial(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
+  """Creates a file of unique name in a folder, and locks it; returns its descriptor too."""
+  while True:
+    partial = folder / f"{_PARTIAL}{uuid.uuid4().hex}"
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with contextlib.suppress(OSError):  # a file system without locks
+      locks.lock_file(descriptor)
+    if locks.is_at(partial, descriptor):  # or `remove_stale` found it before it was locked
+      return partial, descriptor
+    os.close(descriptor)
+
+
+def replace(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+  """Renames a complete file to `path`; it gets the mode of the file that it replaces."""
+  with contextlib.suppress(OSError):
+    os.chmod(partial, stat.S_IMODE(os.stat(path).st_mode))
+  os.replace(partial, path)
+
+
+def remove_stale(folder: str | os.PathLike[str]) -> None:
+  """Removes the temporary files that killed writers have left in a local folder."""
+  if storage.is_url(folder) or not os.path.isdir(folder):
+    return
+  for name in filter(_STALE.fullmatch, os.listdir(folder)):
+    path = os.path.join(folder, name)
+    with contextlib.suppress(OSError):  # another process has removed it, or there are no locks
+      descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+      try:
+        if locks.lock_file(descriptor) and stat.S_ISREG(os.fstat(descriptor).st_mode):
+          os.unlink(path)
+      finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
-def atomic_file(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[IO[bytes]]:
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
   """Yields a binary file to write, which becomes `path` without an error; see `atomic_path`."""
-  with atomic_path(path, shared=shared) as partial, open(partial, "wb") as stream:
+  with atomic_path(path) as partial, open(partial, "wb") as stream:
     yield stream
 
 
@@ -95,59 +128,6 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
   """Writes a JSON file atomically; see `atomic_path`."""
   write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
-
-
-@contextlib.contextmanager
-def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
-  """Yields a local folder to write into, which becomes `target`; an error leaves nothing.
-
-  A killed process leaves a hidden folder, or in an object store a marked one, which the next one
-  replaces; see `storage.upload_folder`.
-
-  Raises:
-    InputError: the folder cannot be written.
-  """
-  try:
-    partial = _partial_folder(target)
-    try:
-      yield partial
-      _complete(partial, target)
-    finally:
-      remove_folder(partial)
-  except OSError as error:
-    raise errors.InputError(f"{target} cannot be written: {error}") from error
-
-
-def _partial_folder(target: storage.Path) -> pathlib.Path:
-  if storage.is_url(target):
-    return pathlib.Path(tempfile.mkdtemp(prefix="vmsst-"))
-  partial = pathlib.Path(target.with_name(f".{target.name}.vmsst{PARTIAL}"))
-  shutil.rmtree(partial, ignore_errors=True)
-  partial.mkdir(parents=True)
-  return partial
-
-
-def _complete(partial: pathlib.Path, target: storage.Path) -> None:
-  if storage.is_url(target):
-    storage.upload_folder(partial, os.fspath(target))
-    shutil.rmtree(partial)
-    return
-  for path in partial.rglob("*"):
-    if path.is_file():
-      _reach_disk(path)
-  partial.rename(target)
-
-
-def remove_folder(folder: str | os.PathLike[str]) -> None:
-  """Removes the folder of a failed write, which other threads may still be writing into.
-
-  When one array of a checkpoint cannot be written, the writes of the others continue for a moment
-  and create the folder again. So it is removed until it stays away, for 10 seconds at most.
-  """
-  end = time.monotonic() + 10
-  while os.path.lexists(folder) and time.monotonic() < end:
-    shutil.rmtree(folder, ignore_errors=True)
-    time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -184,28 +164,8 @@ def link_target(path: str | os.PathLike[str]) -> str:
   return found
 
 
-def remove_partial(folder: str | os.PathLike[str]) -> None:
-  """Removes incomplete files that killed processes have left anywhere below a folder."""
-  for where, _, names in os.walk(folder):
-    for name in filter(_UNFINISHED.search, names):
-      os.remove(os.path.join(where, name))
-
-
-def remove_work(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
-  """Removes the files of finished work, and their folder if it has nothing else.
-
-  Args:
-    folder: The folder, local or in an object store; it may be missing.
-    own: Matches the names of the files.
-  """
-  storage.remove_files(folder, list(filter(own.fullmatch, storage.names(folder))))
-  if not storage.is_url(folder):
-    remove_partial(folder)
-    with contextlib.suppress(OSError):  # It is missing or has other files.
-      os.rmdir(folder)
-
-
-def _reach_disk(path: pathlib.Path) -> None:
+def sync_to_disk(path: pathlib.Path) -> None:
+  """Waits until the content of a file is on disk."""
   handle = os.open(path, os.O_RDONLY)
   try:
     os.fsync(handle)

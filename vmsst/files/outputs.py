@@ -11,15 +11,6 @@ from vmsst.files import atomic_files, storage
 STANDARD = "-"
 """Stands for standard input or output."""
 
-# What follows an output's name while the output is incomplete.
-_WHILE_INCOMPLETE = (
-  "",
-  atomic_files.PARTIAL,
-  f"{atomic_files.PARTIAL}.json",
-  f"{atomic_files.PARTIAL}.json{atomic_files.PARTIAL}",
-  ".search",
-)
-
 
 def check(
   inputs: Iterable[str],
@@ -98,13 +89,11 @@ def _check_file(path: str, inputs: Iterable[str]) -> None:
   if atomic_files.is_stream(path):
     return
   target = atomic_files.link_target(path)
-  for name in (target + end for end in _WHILE_INCOMPLETE):
-    for read in inputs:
-      if _same(name, read) or (os.path.lexists(name) and _is_below(name, read)):
-        raise errors.InputError(
-          f"the output {path} would overwrite the input {name if name != target else read}; give "
-          "another output"
-        )
+  for read in inputs:
+    if _same(target, read) or (os.path.lexists(target) and _is_below(target, read)):
+      raise errors.InputError(
+        f"the output {path} would overwrite the input {read}; give another output"
+      )
 
 
 def _check_folder(path: str) -> None:

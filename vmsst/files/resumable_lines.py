@@ -1,5 +1,6 @@
 """A file of lines that is written in parts, and resumed after interruption."""
 
+import contextlib
 import functools
 import json
 import os
@@ -7,14 +8,23 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any, Protocol
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, storage, stored_settings
+from vmsst.files import (
+  atomic_files,
+  input_files,
+  locks,
+  storage,
+  stored_settings,
+  work_folders,
+)
+
+_LINES, _STATE = "lines", "state.json"
 
 
 class LineWriter:
-  """Writes lines into `FILE.part`, which becomes FILE when it is complete.
+  """Writes lines that become FILE when it is complete.
 
-  `FILE.part.json` is the state to resume from. In an object store, `FILE.part` is a folder with an
-  object for each `append`, and FILE is written at the end. Nothing is written before the first
+  Until then they are in the work folder of FILE (`work_folders`), with the state to resume from: in
+  a file, or in an object store in an object for each `append`. Nothing is written before the first
   `append`. Devices, pipes and standard streams are written directly, without a state.
 
   Attributes:
@@ -33,17 +43,15 @@ class LineWriter:
     """
     self._settings = json.loads(json.dumps(dict(settings)))
     self._target: _Target
-    self._part: str | None = None  # None: there is no state.
+    self._work: str | None = work_folders.path_of(path)  # None: there is no state.
     if storage.is_url(path):
-      self._part = f"{os.fspath(path)}{atomic_files.PARTIAL}"
-      self._target = _Objects(os.fspath(path), self._part)
+      self._target = _Objects(os.fspath(path), f"{self._work}/{_LINES}")
     elif atomic_files.is_stream(path):
+      self._work = None
       self._target = _Stream(path)
     else:
-      target = atomic_files.link_target(path)
-      self._part = f"{target}{atomic_files.PARTIAL}"
-      self._target = _File(target, self._part)
-    self.done, self._size = (0, 0) if self._part is None else self._load(self._part)
+      self._target = _File(atomic_files.link_target(path), f"{self._work}/{_LINES}")
+    self.done, self._size = (0, 0) if self._work is None else self._load(self._work)
 
   def append(self, lines: Iterable[str]) -> None:
     """Appends lines, which are then on disk or in the store."""
@@ -52,25 +60,27 @@ class LineWriter:
     self._target.write(content, self._size)
     self.done += len(lines)
     self._size += len(content)
-    if self._part is not None:
+    if self._work is not None:
       state = {"settings": self._settings, "done": self.done, "bytes": self._size}
-      atomic_files.write_json(f"{self._part}.json", state)
+      atomic_files.write_json(f"{self._work}/{_STATE}", state)
 
   def finish(self) -> None:
     """Makes FILE of the lines."""
     self._target.finish(self._size)
-    if self._part is not None:
-      storage.remove(f"{self._part}.json")
-      storage.remove(self._part)  # It is left in an object store.
+    if self._work is not None:
+      storage.remove(f"{self._work}/{_STATE}")
+      storage.remove(f"{self._work}/{_LINES}")  # It is left in an object store.
+      work_folders.remove_if_empty(self._work)
 
   def close(self) -> None:
     """Closes the file, which another writer can resume."""
-    if self._target.close() and self._part is not None and not self.done:
-      storage.remove(self._part)  # The first lines were not written.
+    if self._target.close() and self._work is not None and not self.done:
+      storage.remove(f"{self._work}/{_LINES}")  # The first lines were not written.
+      work_folders.remove_if_empty(self._work)
 
-  def _load(self, part: str) -> tuple[int, int]:
+  def _load(self, work: str) -> tuple[int, int]:
     """Returns the numbers of lines and bytes to resume from."""
-    state_path = f"{part}.json"
+    state_path = f"{work}/{_STATE}"
     if not storage.exists(state_path) or (stored := self._target.stored()) is None:
       return 0, 0  # or the earlier command was killed just after it was done
     try:
@@ -83,8 +93,8 @@ class LineWriter:
     if not whole or differences:
       problem = f"is from other inputs: {differences}" if whole else "is broken"
       raise errors.InputError(
-        f"{part}: this incomplete file of an earlier command {problem}; delete it and "
-        f"{os.path.basename(state_path)}, or write to another file"
+        f"{work}: this unfinished output of an earlier command {problem}; delete it, or write to "
+        "another file"
       )
     return done, size
 
@@ -134,12 +144,12 @@ class _Stream:
 
 
 class _File:
-  def __init__(self, path: str, part: str):
-    self._path, self._part = path, part
+  def __init__(self, path: str, lines: str):
+    self._path, self._lines = path, lines
     self._file: IO[bytes] | None = None
 
   def stored(self) -> int | None:
-    return os.path.getsize(self._part) if os.path.exists(self._part) else None
+    return os.path.getsize(self._lines) if os.path.exists(self._lines) else None
 
   def write(self, content: bytes, start: int) -> None:
     with atomic_files.naming(self._path):
@@ -150,7 +160,7 @@ class _File:
 
   def finish(self, size: int) -> None:
     (self._file or self._open(size)).close()
-    os.replace(self._part, self._path)
+    atomic_files.replace(self._lines, self._path)
 
   def close(self) -> bool:
     if self._file is not None:
@@ -158,8 +168,15 @@ class _File:
     return self._file is not None
 
   def _open(self, start: int) -> IO[bytes]:
-    os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
-    self._file = open(self._part, "r+b" if start else "wb")  # noqa: SIM115 - closed by close
+    os.makedirs(os.path.dirname(self._lines), exist_ok=True)
+    descriptor = os.open(self._lines, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    free = True
+    with contextlib.suppress(OSError):  # a file system without locks
+      free = locks.lock_file(descriptor)
+    if not free or os.path.getsize(self._lines) < start:
+      os.close(descriptor)
+      raise errors.InputError(f"{self._path} is being written by another process; wait for it")
+    self._file = os.fdopen(descriptor, "r+b")
     self._file.truncate(start)
     self._file.seek(start)
     return self._file

@@ -19,7 +19,6 @@ import re
 import shutil
 import socket
 import tempfile
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -35,8 +34,8 @@ else:
 STORES = {"gs": "gcs", "s3": "s3"}
 """The extra of vmsst that has the package of each supported scheme."""
 
-UNFINISHED = ".vmsst.part"
-"""Object in a folder that `upload_folder` has not finished."""
+UNFINISHED = ".vmsst"
+"""Name of the work folder in a folder that is not finished; see `work_folders`."""
 
 _BUFFER = 1 << 18
 _GAP = 1 << 18
@@ -344,15 +343,8 @@ def upload(local: pathlib.Path, url: str) -> None:
     filesystem(url).put_file(os.fspath(local), url)
 
 
-def is_new_folder(url: str) -> bool:
-  """Returns whether `upload_folder` may write a folder: it has no objects, or is unfinished."""
-  with explained(url, "read"):
-    inside = names(url)
-  return not inside or UNFINISHED in inside
-
-
 def check_finished(folder: str | os.PathLike[str], inside: Collection[str] | None = None) -> None:
-  """Raises InputError if `upload_folder` has not finished a folder in an object store.
+  """Raises InputError if a folder in an object store is not finished.
 
   Args:
     folder: The folder; local ones are complete.
@@ -363,45 +355,6 @@ def check_finished(folder: str | os.PathLike[str], inside: Collection[str] | Non
       f"{os.fspath(folder)} is not finished: wait for the command that writes it, or rerun that "
       "command if it was interrupted"
     )
-
-
-def upload_folder(folder: pathlib.Path, url: str) -> None:
-  """Writes the files below a local folder to a new one in an object store; an error leaves nothing.
-
-  The object UNFINISHED is written before all others and removed after them. A killed process leaves
-  it, and the next one replaces that folder. Files at the top are written after those in subfolders,
-  JSON files last.
-
-  Raises:
-    InputError: the folder exists, another process writes it, or the store refuses an object.
-  """
-  if not is_new_folder(url):
-    raise errors.InputError(f"{url} was written by another process; choose another folder")
-  inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-  inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
-  system, marker = filesystem(url), f"{url}/{UNFINISHED}"
-  own = uuid.uuid4().hex.encode()
-  with explained(url, "written"):
-    system.pipe_file(marker, own)
-    try:
-      _remove_all_but(marker, system, url)
-      for path in inside:
-        system.put_file(os.fspath(folder / path), f"{url}/{path.as_posix()}")
-      if system.cat_file(marker) != own:
-        raise errors.InputError(f"{url} is being written by another process; choose another folder")
-    except BaseException:
-      with contextlib.suppress(Exception):  # The first error is the reason.
-        if system.cat_file(marker) == own:
-          _remove_all_but(marker, system, url)
-          system.rm_file(marker)
-      raise
-    system.rm_file(marker)
-
-
-def _remove_all_but(kept: str, system: Any, url: str) -> None:
-  for found in system.find(url):
-    if found != system._strip_protocol(kept):
-      system.rm_file(found)
 
 
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:

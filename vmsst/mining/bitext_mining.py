@@ -16,6 +16,7 @@ from vmsst.files import (
   storage,
   stored_settings,
   text_files,
+  work_folders,
 )
 from vmsst.search import exact_search, indexed_search, margins, sharded_search
 from vmsst.search.index_folder import StoredIndex
@@ -67,7 +68,7 @@ def mine(
   Pairs are sorted, best first. Empty lines are skipped. Among lines that differ only in white space
   the first represents all. TABs in a line become spaces.
 
-  An exact search is in blocks, which are units of work with results in the folder `output`.search:
+  An exact search is in blocks, which are units of work with results in the work folder of `output`:
   an interrupted call resumes from there. A search in indexes is in this process and starts over.
 
   Args:
@@ -113,11 +114,11 @@ def mine(
     raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
-  unfinished = f"{output}.search"
+  work = work_folders.path_of(output)
   search = (
     sharded_search.engine(
       (sides[0].stored, sides[1].stored),
-      unfinished,
+      work,
       compare=compare,
       units=engine or local.Local(),
       progress=progress,
@@ -146,7 +147,7 @@ def mine(
       )
     threshold, found = best.threshold, iter([pairs])
   candidates, kept = _write(output, found, -np.inf if threshold is None else threshold, *sides)
-  sharded_search.remove(unfinished)
+  work_folders.clear(work)
   return Mined(len(sides[0].row_S), len(sides[1].row_S), candidates, kept, best)
 
 

@@ -4,13 +4,12 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, storage
+from vmsst.files import atomic_files, storage, work_folders
 from vmsst.mining import span_search, span_units, text_search
 from vmsst.search import exact_search
 from vmsst.search.index_folder import StoredIndex
@@ -21,7 +20,6 @@ from vmsst.vectors.encoder_sources import EncoderSource
 
 _FORMAT = 1
 """Version of the results; increase it if the same queries get other lines."""
-_OWN = re.compile(r"queries-.*\.jsonl.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +141,7 @@ class SearchQueries(base.Unit):
   def make(self) -> dict[str, Any]:
     """Writes the file."""
     hits = self.searcher.open().search(self.queries, self.count)
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       for query, found in zip(self.queries, hits, strict=True):
         stream.write(f"{as_line(query, found)}\n".encode())
     return {}
@@ -165,7 +163,7 @@ def search_file(
   engine: engines.Engine,
   progress: bool | None = None,
 ) -> None:
-  """Writes a line of JSON per query; resumes after interruption from the folder `output`.search.
+  """Writes a line of JSON per query; resumes after interruption from the work folder of `output`.
 
   A unit has as many queries as `Searcher.stream` searches at once. In a large corpus without an
   index it searches one span (`span_units`), so that many processes can share a few queries.
@@ -182,7 +180,7 @@ def search_file(
   Raises:
     InputError: as in `Searcher` and its `search`.
   """
-  folder = storage.absolute(f"{os.fspath(output)}.search")
+  folder = work_folders.path_of(output)
   if searcher.index is None and len(span_search.spans(corpus.vectors)) > 1:
     found = span_units.search(
       searcher.encoder,
@@ -199,7 +197,7 @@ def search_file(
     )
     with atomic_files.atomic_file(output) as stream:
       stream.writelines(f"{as_line(*each)}\n".encode() for each in found)
-    _remove(folder)
+    work_folders.clear(folder)
     return
   units, first = [], 1
   for number, window in enumerate(encoding.windows(queries, text_search.WINDOW)):
@@ -211,9 +209,4 @@ def search_file(
     for unit in units:
       with storage.explained(unit.path, "read"), storage.open_binary(unit.path) as part:
         shutil.copyfileobj(part, stream)
-  _remove(folder)
-
-
-def _remove(folder: str) -> None:
-  span_units.remove(folder)
-  atomic_files.remove_work(folder, _OWN)
+  work_folders.clear(folder)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from vmsst.vectors.encoder_sources import EncoderSource
 
 _FORMAT = 1
 """Version of the results; increase it if the same queries and vectors get others."""
-_OWN = re.compile(r"queries-.*\.np[yz].*|blank\.npy")
 _NAMES = ("index", "score", "key")
 
 
@@ -54,7 +52,7 @@ class EncodeQueries(base.Unit):
   def make(self) -> dict[str, Any]:
     """Writes the file."""
     query_ND = self.options.encode(self.encoder.open(), self.queries)
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       np.save(stream, query_ND)
     return {}
 
@@ -118,7 +116,7 @@ class SearchSpan(base.Unit):
     key_NK = exact_search.row_keys(vectors.take(row_U))[place_NK].reshape(index_NK.shape)
     arrays = index_NK.astype(np.int32), score_NK, key_NK
     content: dict[str, Any] = dict(zip(_NAMES, arrays, strict=True))
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       np.savez(stream, **content)
     return {"lines": found.total}
 
@@ -144,7 +142,7 @@ def search(
     corpus: The text to search.
     queries: Texts to search for.
     count: Lines per query.
-    folder: Absolute path or URL of a folder for unfinished work; see `remove`.
+    folder: Absolute path or URL of a folder for unfinished work, which the caller removes.
     digest: Hash of the text and its vectors.
     language: As in `Searcher`.
     batch_size: The same.
@@ -194,8 +192,3 @@ def search(
     near = found.of_all(query)
     near = exact_search.Neighbors(merged.rows(near.index_NK), near.score_NK)
     yield from zip(window_unit.queries, text_search.hits(near, text_of), strict=True)
-
-
-def remove(folder: str) -> None:
-  """Removes what `search` has left in its folder, and the folder if it has nothing else."""
-  atomic_files.remove_work(folder, _OWN)

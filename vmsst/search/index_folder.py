@@ -7,22 +7,27 @@ FAISS reads and writes local files: those of object stores are copied to or from
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, checksums, input_files, storage, stored_settings
+from vmsst.files import (
+  atomic_files,
+  checksums,
+  input_files,
+  storage,
+  stored_settings,
+  work_folders,
+)
 from vmsst.search import exact_search, factory_strings, faiss_index
 from vmsst.units import base, engines, local
 
 _SHARD_ROWS = 1 << 20
 _BLOCK_ROWS = 1 << 14  # Vectors in memory at once.
 _SEED = 0
-_STATE, _INDEX, _TRAINED = "index.json", "index.faiss", "trained.faiss"
-_PART = re.compile(r"(trained|shard-\d{5,})\.faiss(\.json)?")
+_STATE, _INDEX = "index.json", "index.faiss"
 _AGAIN = "delete the folder and build it again (`vmsst index`)"
 
 
@@ -116,27 +121,29 @@ def build(
   faiss_index.check(factory, width)
   vectors = {"count": count, "dimension": width, "digest": rows.digest, "name": name}
   settings = Settings(factory, vectors, shard_rows or _SHARD_ROWS)
+  work = work_folders.path_of(folder, is_folder=True)
   if storage.exists(folder / _STATE):
     before, checksum = _read_state(folder)
     _check_same(folder, before, settings)
     if checksum is not None:
       _check_sum(folder / _INDEX, checksum)
-      _remove_parts(folder)
+      work_folders.clear(work)
       return before
+  elif storage.exists(folder / _INDEX):
+    raise errors.InputError(f"{folder / _INDEX} is not by `vmsst index`; give another folder")
   _write_state(folder, settings, None)
   engine = engine or local.Local()
-  place = storage.absolute(folder)  # Other processes may run in another folder.
-  trained = TrainIndex(settings, rows, f"{place}/{_TRAINED}")
+  trained = TrainIndex(settings, rows, f"{work}/trained.faiss")
   made = engines.run("train", [trained], engine, progress=False)
   parts = [Part(trained.path, made[0]["sha256"])]
   shards = [
-    FillShard(settings, rows, parts[0], number, f"{place}/shard-{number:05d}.faiss")
+    FillShard(settings, rows, parts[0], number, f"{work}/shard-{number:05d}.faiss")
     for number in settings.shards()
   ]
   made = engines.run("index", shards, engine, progress=progress)
   parts += [Part(unit.path, each["sha256"]) for unit, each in zip(shards, made, strict=True)]
   _merge(settings, folder, parts)
-  _remove_parts(folder)
+  work_folders.clear(work)
   return settings
 
 
@@ -229,7 +236,7 @@ class FillShard(base.Unit):
 
 
 def _write(index: Any, path: str) -> dict[str, Any]:
-  with atomic_files.atomic_path(path, shared=True) as partial:
+  with atomic_files.atomic_path(path) as partial:
     faiss_index.write(index, partial)
     return {"sha256": checksums.of_file(partial)}
 
@@ -299,10 +306,6 @@ def _merge(settings: Settings, folder: storage.Path, parts: Sequence[Part]) -> N
 
 # --------------------------------------------------------------------------------------------
 # Files
-
-
-def _remove_parts(folder: storage.Path) -> None:
-  atomic_files.remove_work(folder, _PART)
 
 
 def _check_sum(path: str | os.PathLike[str], sha256: Any) -> None:

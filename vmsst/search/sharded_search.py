@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ _MOST_BLOCKS = 1 << 14
 _FORMAT = 1
 """Version of the blocks; increase it if the same vectors get other neighbors."""
 _ROW = np.dtype([("row", np.int64), ("norm", np.float32), ("kept", np.bool_)])
-_OWN = re.compile(r"block-\d+-\d+\.npz.*|(source|target)\.npy")
 _NAMES = ("forward_index", "forward_score", "backward_index", "backward_score")
 
 
@@ -105,7 +103,7 @@ class CompareBlock(base.Unit):
     self.compare(*sides, *near)
     arrays = [x for each in near for x in (each.index_NK.astype(np.int32), each.score_NK)]
     content: dict[str, Any] = dict(zip(_NAMES, arrays, strict=True))
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       np.savez(stream, **content)
     return {}
 
@@ -127,7 +125,7 @@ def engine(
 
   Args:
     sides: The sources and targets that it will get.
-    folder: Folder for unfinished work, local or in an object store; see `remove`.
+    folder: Folder for unfinished work, local or in an object store, which the caller removes.
     compare: Compares vectors in a unit; must be picklable if units are made in other processes.
     units: Where to make the units.
     progress: Show a progress bar; None: on a terminal only.
@@ -162,11 +160,6 @@ def engine(
       _merge(backward[part], column, numbers[0], 1)
 
   return search
-
-
-def remove(folder: str | os.PathLike[str]) -> None:
-  """Removes what `engine` has left in its folder, and the folder if it has nothing else."""
-  atomic_files.remove_work(folder, _OWN)
 
 
 def _store(side: Side, vectors: exact_search.UnitVectors, path: str) -> StoredSide:

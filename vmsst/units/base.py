@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, storage
+from vmsst.files import atomic_files, checksums, storage
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
@@ -40,7 +40,7 @@ class Unit(abc.ABC):
 
   Attributes:
     path: Output file, perhaps in an object store; a unit writes it atomically, with a temporary
-      name of its own (`atomic_files.atomic_file(path, shared=True)`).
+      name of its own (`atomic_files.atomic_file(path)`).
   """
 
   path: str
@@ -88,12 +88,18 @@ def digest(*parts: object) -> str:
   return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def result(unit: Unit) -> dict[str, Any] | None:
-  """Returns what a unit has stored; None if it is not done, or was done with other input."""
+def result(unit: Unit, *, verify: bool = False) -> dict[str, Any] | None:
+  """Returns what a unit has stored; None if it is not done, or was done with other input.
+
+  Args:
+    unit: The unit.
+    verify: Whether to read the whole file; None is returned if it has changed.
+  """
   saved = _saved(unit)
   if saved.get("key") == unit.key:
     with contextlib.suppress(FileNotFoundError, KeyError):
-      if saved["bytes"] == storage.size(unit.path):
+      same = saved["bytes"] == storage.size(unit.path)
+      if same and (not verify or saved["sha256"] == checksums.of_file(unit.path)):
         return saved["made"]
   return None
 
@@ -111,7 +117,7 @@ def do(title: str, units: Sequence[Unit]) -> Iterator[Unit]:
   """
   todo = []
   for unit in units:
-    if result(unit) is None:
+    if result(unit, verify=True) is None:
       todo.append(unit)
     else:
       yield unit
@@ -163,8 +169,9 @@ def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
     # It is not valid for the new file. One with this key may come from the same unit elsewhere.
     storage.remove(path)
   made = make()
-  saved = {"key": unit.key, "bytes": storage.size(unit.path), "made": made}
-  with atomic_files.atomic_file(path, shared=True) as stream:
+  sha256 = made.get("sha256") or checksums.of_file(unit.path)
+  saved = {"key": unit.key, "bytes": storage.size(unit.path), "sha256": sha256, "made": made}
+  with atomic_files.atomic_file(path) as stream:
     stream.write(json.dumps(saved, ensure_ascii=False).encode())
 
 

@@ -63,7 +63,7 @@ def run(
   Raises:
     InputError: a unit failed; finished units are kept.
   """
-  todo = [unit for unit in units if base.result(unit) is None]
+  todo = [unit for unit in units if base.result(unit, verify=True) is None]
   disable = None if progress is None else not progress
   done = len(units) - len(todo)
   with progress_bar.Bar(total=len(units), initial=done, desc=title, disable=disable) as bar:

@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, line_spans, storage, text_fields
+from vmsst.files import atomic_files, line_spans, storage, text_fields, work_folders
 from vmsst.search import quantization
 from vmsst.text import length_limits
 from vmsst.units import base, engines, local
@@ -128,7 +128,7 @@ class Calibrate(base.Unit):
     texts = [text for unit in self.sample for text in unit.texts()[:_CALIBRATION_LINES]]
     vectors_ND, _ = first.compute(encoding.prepare(first.encoder.open(), texts, first.language))
     ranges_2D = quantization.ranges(vectors_ND)
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       np.save(stream, ranges_2D)
     return {"ranges": ranges_2D.tolist()}
 
@@ -155,8 +155,8 @@ def embed_file(
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
     path: UTF-8 text, plain or gzipped; or several, whose lines follow each other.
-    folder: Output folder, a `vector_store`. While the work lasts, it has uncompressed copies of
-      gzipped texts.
+    folder: Output folder, a `vector_store`. While the work lasts, its work folder has uncompressed
+      copies of gzipped texts.
     name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
     language: Code of the text's language, for encoders that need it.
@@ -193,14 +193,16 @@ def embed_file(
     "dimensions": dimensions,
   }
   with contextlib.ExitStack() as stack:
-    stack.callback(_remove_copies, place)
-    cut = line_spans.cut(paths, _SHARD_LINES, copies=place)
+    work = work_folders.path_of(folder, is_folder=True)
+    stack.callback(_remove_copies, work, place)
+    cut = line_spans.cut(paths, _SHARD_LINES, copies=work)
     settings = {
       "encoder": encoding.identity(encoder, name),
       "language": language,
       "text": embedded_text.describe(paths, cut),
       **{key: value for key, value in special.items() if value is not None},
     }
+    vector_store.check_free(place)
     if vector_store.start(place, kind, [span.lines for span in cut.spans], settings):
       return cut.lines
     units = [
@@ -220,7 +222,7 @@ def embed_file(
       stack.enter_context(encoder_sources.using(source, encoder))
     try:
       if dtype == "int8" and units:
-        kind = _calibrated(kind, units, place, engine)
+        kind = _calibrated(kind, units, work, engine)
         units = [dataclasses.replace(unit, kind=kind) for unit in units]
       made = engines.run("embed", units, engine, progress=progress)
     except BaseException:
@@ -241,10 +243,10 @@ def _calibrated(
   return dataclasses.replace(kind, ranges=tuple(map(tuple, made["ranges"])))
 
 
-def _remove_copies(folder: str) -> None:
-  line_spans.remove_copies(folder)
-  with contextlib.suppress(OSError):  # not empty, or in an object store
-    os.rmdir(folder)
+def _remove_copies(work: str, folder: str) -> None:
+  line_spans.remove_copies(work)
+  work_folders.remove_if_empty(work)
+  work_folders.remove_if_empty(folder)
 
 
 def embed_to_stream(

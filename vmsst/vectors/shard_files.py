@@ -87,7 +87,7 @@ def write(path: str, vectors_ND: Any, kind: Kind, first: int = 0) -> str:
     OSError: the file cannot be written.
   """
   array_NC = encoded(vectors_ND, kind, first)
-  with atomic_files.atomic_path(path, shared=True) as partial:
+  with atomic_files.atomic_path(path) as partial:
     with open(partial, "wb") as stream:
       if kind.file_format == "parquet":
         _write_parquet(stream, array_NC)

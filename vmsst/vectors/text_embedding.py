@@ -83,7 +83,7 @@ class EmbedTexts(base.StagedUnit):
   def write(self, computed: Any) -> dict[str, Any]:
     """Writes the file; returns how many texts were cut."""
     vectors_ND, cut = computed
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       np.save(stream, vectors_ND)
     return {"cut": cut}
 
@@ -125,7 +125,7 @@ def embed(
     vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
-    if keep and all(base.result(unit) is not None for unit in units):
+    if keep and all(base.result(unit, verify=True) is not None for unit in units):
       return _joined(
         [_read(unit.path) for unit in units]
       )  # The first call has warned of cut texts.

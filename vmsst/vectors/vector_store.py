@@ -6,7 +6,6 @@ versions, which may consist of subfolders `part-<i>-of-<n>`.
 """
 
 import bisect
-import contextlib
 import functools
 import hashlib
 import json
@@ -19,7 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, checksums, input_files, storage, stored_settings
+from vmsst.files import (
+  atomic_files,
+  checksums,
+  input_files,
+  storage,
+  stored_settings,
+  work_folders,
+)
 from vmsst.vectors import npy_files, shard_files
 from vmsst.vectors.shard_files import Kind
 
@@ -28,12 +34,23 @@ _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
 _SHARD = re.compile(r"vectors-\d{5,}\..*")
-_RESULT = re.compile(r"vectors-.*\.json|calibration\.npy(\.json)?")
+_RESULT = re.compile(r"vectors-\d{5,}\..*\.json")
 
 
 def shard_path(folder: str | os.PathLike[str], kind: Kind, number: int) -> str:
   """Returns the path of a shard, numbered from 0; `shard_files.write` writes it."""
   return os.path.join(folder, f"vectors-{number:05d}.{kind.file_format}")
+
+
+def check_free(folder: str | os.PathLike[str]) -> None:
+  """Raises InputError if a folder has files of other origin where shards would be written."""
+  names = storage.names(folder)
+  foreign = sorted(filter(_SHARD.fullmatch, names))
+  if foreign and _STATE not in names:
+    raise errors.InputError(
+      f"{os.path.join(folder, foreign[0])} is not by `vmsst embed`, which would replace it; give "
+      "another folder"
+    )
 
 
 def start(
@@ -101,14 +118,13 @@ def abandon(folder: str | os.PathLike[str]) -> None:
   """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
   if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
     storage.remove(os.path.join(folder, _STATE))
-    with contextlib.suppress(OSError):  # not empty, or in an object store
-      os.rmdir(folder)
+    work_folders.remove_if_empty(os.fspath(folder))
 
 
 def _remove_results(folder: storage.Path) -> None:
   """Removes the results of the units that wrote the shards, and what killed ones have left."""
   storage.remove_files(folder, list(filter(_RESULT.fullmatch, storage.names(folder))))
-  atomic_files.remove_partial(folder)
+  work_folders.clear(work_folders.path_of(folder, is_folder=True))
 
 
 class Writer:
@@ -151,6 +167,7 @@ class Writer:
     self._sha256: list[str] = []
     if storage.exists(os.path.join(folder, _STATE)):
       raise errors.InputError(f"{folder} has vectors already; give another folder, or delete it")
+    check_free(folder)
 
   def append(self, vectors_ND: Any) -> None:
     """Appends vectors.

@@ -2,7 +2,6 @@ import contextlib
 import errno
 import os
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +10,7 @@ import time
 import pytest
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, work_folders
 
 
 @pytest.fixture
@@ -47,17 +46,16 @@ def test_the_new_content_is_there_or_the_old(tmp_path):
   assert names(tmp_path) == ["new", "x.json"]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path, full_disk, shared):
+def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path, full_disk):
   path = tmp_path / "x"
   path.write_bytes(b"old")
 
   def fill():
-    with atomic_files.atomic_file(path, shared=shared) as stream:
+    with atomic_files.atomic_file(path) as stream:
       stream.write(b"a" * 200_000)
 
   def fill_folder():
-    with atomic_files.atomic_folder(tmp_path / "folder") as folder:
+    with work_folders.atomic_folder(tmp_path / "folder") as folder:
       (folder / "good").write_bytes(b"a")
       (folder / "bad").write_bytes(b"a" * 200_000)
 
@@ -76,7 +74,7 @@ def test_places_that_cannot_be_written_are_named_as_they_were_given(tmp_path):
   for path in (tmp_path / "file" / "x", tmp_path / "folder"):
     with pytest.raises(OSError, match=rf"(file|{path.name})'") as caught:
       atomic_files.write_bytes(path, b"a")
-    assert ".part'" not in str(caught.value)
+    assert ".vmsst-part" not in str(caught.value)
   assert names(tmp_path) == ["file", "folder"]
 
 
@@ -90,30 +88,48 @@ def test_a_pipe_stays_one(tmp_path):
   assert path.is_fifo()
 
 
+def test_a_replaced_file_keeps_its_mode(tmp_path):
+  path = tmp_path / "x"
+  path.touch()
+  path.chmod(0o600)
+  atomic_files.write_bytes(path, b"new")
+  assert path.stat().st_mode & 0o777 == 0o600
+
+
 DIE = """
 import os, signal, sys
 from vmsst.files import atomic_files
-with atomic_files.atomic_file(sys.argv[1], shared=sys.argv[2] == "True") as stream:
+with atomic_files.atomic_file(sys.argv[1]) as stream:
   stream.write(b"half" * 10_000)
   stream.flush()
-  os.kill(os.getpid(), signal.SIGKILL)
+  print(flush=True)
+  sys.stdin.read()
 """
 
 
-def test_what_a_killed_process_leaves_is_overwritten_or_removed(tmp_path):
-  path = tmp_path / "deep" / "x"
-  atomic_files.write_bytes(path, b"old")
-  for shared in (False, True, True):
-    done = subprocess.run([sys.executable, "-c", DIE, path, str(shared)], check=False)
-    assert done.returncode == -signal.SIGKILL
-  assert path.read_bytes() == b"old"
-  assert len(names(path.parent)) == 4
-  atomic_files.write_bytes(path, b"new")
-  assert len(names(path.parent)) == 3
-  (path.parent / "y.parts").touch()
-  atomic_files.remove_partial(tmp_path)
-  assert names(path.parent) == ["x", "y.parts"]
-  assert path.read_bytes() == b"new"
+def test_only_files_of_killed_writers_are_removed(tmp_path):
+  path = tmp_path / "x"
+  foreign = ["x.part", "x.part-0123456789abcdef0123456789abcdef", ".vmsst-part-", "y.vmsst-part"]
+  for name in foreign:
+    (tmp_path / name).touch()
+  (tmp_path / f".vmsst-part-{'0' * 32}").symlink_to(path)
+  foreign.append(f".vmsst-part-{'0' * 32}")
+  writers = [
+    subprocess.Popen(
+      [sys.executable, "-c", DIE, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    for _ in range(2)
+  ]
+  for writer in writers:
+    writer.stdout.readline()
+  writers[0].kill()
+  writers[0].communicate()
+  assert len(names(tmp_path)) == len(foreign) + 2
+  atomic_files.remove_stale(tmp_path)
+  assert len(names(tmp_path)) == len(foreign) + 1
+  writers[1].communicate()
+  assert path.read_bytes() == b"half" * 10_000
+  assert names(tmp_path) == sorted([*foreign, "x"])
 
 
 def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path):
@@ -130,6 +146,6 @@ def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path):
   thread.start()
   while not folder.exists():
     time.sleep(0.001)
-  atomic_files.remove_folder(folder)
+  work_folders.remove_folder(folder)
   thread.join()
   assert list(tmp_path.iterdir()) == []

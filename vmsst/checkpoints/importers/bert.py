@@ -28,7 +28,7 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import atomic_files, input_files, storage
+from vmsst.files import input_files, storage, work_folders
 from vmsst.text import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
@@ -190,7 +190,7 @@ def import_bert(
     max_length = sentence_transformers_files.max_length(
       source, sizes["max_positions"] - sizes["position_offset"]
     )
-    with atomic_files.atomic_folder(target) as partial:
+    with work_folders.atomic_folder(target) as partial:
       params = weight_tables.to_parameters(found, stored)
       table = params[weight_tables.TOKEN_TABLE]
       table[[0, padding_id]] = table[[padding_id, 0]]

@@ -18,7 +18,7 @@ from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, output_folders, tensors, torch_files
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.text import vocabularies
 
 _PARALLEL = "module."
@@ -104,7 +104,7 @@ def import_ems(
     rows_of_languages: list[int] = []
     if heads["num_source_languages"]:
       rows_of_languages = _language_rows(pieces, heads["num_source_languages"])
-    with atomic_files.atomic_folder(target) as partial:
+    with work_folders.atomic_folder(target) as partial:
       params = weight_tables.to_parameters(rows, stored)
       params[_POSITION_TABLE] = params[_POSITION_TABLE][1:]
       if rows_of_languages:

@@ -30,7 +30,7 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.text import vocabularies
 
 VOCABULARY_FILE = "spiece.model"
@@ -131,7 +131,7 @@ def import_mt5(
   with storage.local_copy(storage.absolute(folder)) as source:
     found = _open(source)
     rows = [_for_training(row) for row in found.rows]
-    with atomic_files.atomic_folder(target) as partial:
+    with work_folders.atomic_folder(target) as partial:
       weight_tables.write_checkpoint(partial, weight_tables.to_parameters(rows, found.tensors))
       if found.vocabulary is not None:
         encoder_json.save_imported_encoder(

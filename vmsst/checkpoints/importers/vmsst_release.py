@@ -17,7 +17,7 @@ from typing import Any
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors, torch_files
 from vmsst.checkpoints.importers import mt5, vmsst_decoder, weight_tables
-from vmsst.files import atomic_files, storage
+from vmsst.files import storage, work_folders
 from vmsst.text import vocabularies
 
 PICKLED_FILE = "pytorch_model.bin"
@@ -106,7 +106,7 @@ def import_vmsst(
     if rest is not None:
       generator = {"class": "VmsstNetwork", **network, "num_decoder_layers": rest.num_layers}
       generation = {"generator": generator, "languages": rest.languages}
-    with atomic_files.atomic_folder(target) as partial:
+    with work_folders.atomic_folder(target) as partial:
       params = weight_tables.to_parameters(rows, found.tensors)
       params |= {} if rest is None else rest.parameters(found.tensors)
       weight_tables.write_checkpoint(partial, params)

@@ -120,7 +120,7 @@ class SearchSpan(base.StagedUnit):
   def write(self, computed: Any) -> dict[str, Any]:
     """Writes the file."""
     score_WQ, right_WQ = computed
-    with atomic_files.atomic_file(self.path, shared=True) as stream:
+    with atomic_files.atomic_file(self.path) as stream:
       np.savez(stream, score=score_WQ, right=right_WQ)
     return {}
 
