@@ -107,15 +107,18 @@ def _resume(file: fetch.File, folder: pathlib.Path) -> None:
 
 def _partials() -> Iterator[Reader]:
   about = {"url": URL, "validator": '"1"', "total": len(CONTENT), "pieces": 1}
-  files = {"out/a.part": CONTENT[:2000], "out/a.part.json": json.dumps(about).encode()}
-  kept = ("a.part", "a.part.json")
+  files = {
+    "out/.a.vmsst-part": CONTENT[:2000],
+    "out/.a.vmsst-part.json": json.dumps(about).encode(),
+  }
+  kept = (".a.vmsst-part", ".a.vmsst-part.json")
   for name, file in (
     ("with a checksum", fetch.File(URL, checksum=SHA256)),
     ("with a size", fetch.File(URL, size=len(CONTENT))),
   ):
     yield Reader(
       f"partial download {name}", files, _ends(functools.partial(_resume, file), kept=kept),
-      json=("out/a.part.json",), writes=True,
+      json=("out/.a.vmsst-part.json",), writes=True,
     )  # fmt: skip
   whole = fetch.File(URL, size=len(CONTENT), checksum=SHA256)
 

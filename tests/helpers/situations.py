@@ -162,6 +162,8 @@ EVENTS = {  # with weights
   "the encoder changes between runs": 1,
 }
 STOPPED = (130, 143)
+WORK = "the work folder"
+"""Stands for `.OUT.vmsst` among the places that an interrupted command leaves."""
 _SIGNALS = {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 
 
@@ -362,7 +364,14 @@ def _own(output: str) -> set[str]:
 
 def _is_below(name: str, own: set[str], ends: Sequence[str]) -> bool:
   """Returns whether a path is, or is in, an output's path with one of the ends added."""
-  return any(f"{name}/".startswith(f"{each}{end}/") for each in own for end in ends)
+  places = [
+    os.path.join(os.path.dirname(each), f".{os.path.basename(each)}.vmsst")
+    if end == WORK
+    else each + end
+    for each in own
+    for end in ends
+  ]
+  return any(f"{name}/".startswith(f"{place}/") for place in places)
 
 
 def _check_result(
@@ -394,8 +403,6 @@ def _check_end(
   after = _snapshot()
   own = _own(output)
   for name, content in before.items():
-    if name.endswith(".part"):
-      continue  # of an earlier command, which the output's next one replaces
     assert name in after, f"{name} is gone"
     if code not in (0, *STOPPED) or name not in own:  # an interrupted command may have finished
       assert after[name] == content, f"{name} has changed"

@@ -105,17 +105,17 @@ def subcommands(tmp_path_factory):
     ),
     "score": Subcommand(
       ("score", "encoder", "a.txt", "b.txt", "--output", "OUT"), {**two, **ENCODER},
-      ("a.txt", "b.txt"), resumes=(".part", ".part.json"), empty=False,
+      ("a.txt", "b.txt"), resumes=(situations.WORK,), empty=False,
     ),
     "score by likelihood": Subcommand(
       ("score", "run", "a.txt", "b.txt", "--output", "OUT", "--by", "likelihood", "--languages",
        "en", "de"), {**two, **run_alone}, ("a.txt", "b.txt"),
-      resumes=(".part", ".part.json"), empty=False,
+      resumes=(situations.WORK,), empty=False,
     ),
     "mine": Subcommand(
       ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), {**two, **ENCODER},
       ("a.txt", "b.txt"), stream=False, empty=False, blank=False,
-      resumes=(".search", ".source.vectors",
+      resumes=(situations.WORK, ".source.vectors",
                ".target.vectors"),
     ),
     "search": Subcommand(

@@ -335,7 +335,7 @@ def test_exports_imports_indexes_and_searches_with_all_inputs_in_a_store(bucket,
     vmsst("embed", f"{url}/encoder", f"{url}/{name}.txt", f"{url}/{name}.vectors")
     index = ["index", f"{url}/{name}.vectors", f"{url}/{name}.index", "--factory", "IVF16,SQ8"]
     with start("-c", INDEX, *index) as process:
-      while "shard-00001.faiss.json" not in storage.names(f"{url}/{name}.index"):
+      while "shard-00001.faiss.json" not in storage.names(f"{url}/{name}.index/.vmsst"):
         assert process.poll() is None
         time.sleep(0.02)
       process.kill()

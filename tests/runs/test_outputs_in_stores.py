@@ -35,11 +35,11 @@ KILLED = {
   ),
   "score": (
     "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
-    [(r"/scores\.part/", 3), (r"/scores\.part\.json$", 1), ("/scores$", 0)],
+    [(r"/\.scores\.vmsst/lines/", 3), (r"/\.scores\.vmsst/state\.json$", 1), ("/scores$", 0)],
   ),
   "score by likelihood": (
     "score {run} {data}/a.txt {data}/b.txt --output {out}/likely --by likelihood --languages en de",
-    [(r"/likely\.part/", 3)],
+    [(r"/\.likely\.vmsst/lines/", 3)],
   ),
   "translate": (
     "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
@@ -184,7 +184,7 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
   kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
   assert do(url, kills) == [-signal.SIGKILL] * len(kills)
   unfinished = storage.names(f"{url}/out")
-  assert {"pairs.tsv.search", "found.search", "scores.part", "likely.part.json"} < unfinished
+  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores", "likely")} < unfinished
   assert not {"pairs.tsv", "found", "scores", "likely", "german.txt"} & unfinished
   assert set(do(url, undisturbed)) == {0}
   found = contents(url)

@@ -12,6 +12,7 @@ import pathlib
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,8 @@ from vmsst.files import atomic_files, locks, storage
 _LOCK = "lock"
 _LOCK_NAME = re.compile(r"lock(-\d+)?")
 _CONTENT = "content"
+
+_owned: dict[tuple[int, str], locks.Lock] = {}  # by thread and work folder
 
 
 def path_of(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
@@ -44,6 +47,8 @@ def path_of(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
 def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[locks.Lock]:
   """Locks an output, so that this process alone writes it, and removes an empty work folder.
 
+  A thread may own an output several times: a function that writes it locks it too.
+
   Args:
     output: The output. Devices, pipes and standard streams are not locked.
     is_folder: As in `path_of`.
@@ -56,6 +61,10 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     yield locks.Lock()
     return
   work = path_of(output, is_folder=is_folder)
+  own = threading.get_ident(), work
+  if own in _owned:
+    yield _owned[own]
+    return
   with contextlib.ExitStack() as stack:
     try:
       lock = stack.enter_context(_locked(work))
@@ -67,6 +76,8 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     except OSError as error:
       raise OSError(error.errno, error.strerror, os.fspath(output)) from None
     atomic_files.remove_stale(os.path.dirname(work))
+    _owned[own] = lock
+    stack.callback(_owned.pop, own)
     yield lock
 
 

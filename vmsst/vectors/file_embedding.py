@@ -177,8 +177,8 @@ def embed_file(
     Number of lines.
 
   Raises:
-    InputError: a text cannot be read or changes while it is read, the folder has other vectors, a
-      value is not finite in this dtype, or the encoder does not support this `long_texts`.
+    InputError: a text cannot be read or changes while it is read, the folder has other vectors or
+      files or is being written, a value is not finite in this dtype, or the encoder does not support this `long_texts`.
     ValueError: the encoder returns arrays of another shape.
   """
   paths = [path] if isinstance(path, str) else list(path)
@@ -193,6 +193,7 @@ def embed_file(
     "dimensions": dimensions,
   }
   with contextlib.ExitStack() as stack:
+    stack.enter_context(work_folders.owned(folder, is_folder=True))
     work = work_folders.path_of(folder, is_folder=True)
     stack.callback(_remove_copies, work, place)
     cut = line_spans.cut(paths, _SHARD_LINES, copies=work)

@@ -249,7 +249,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert not out.exists()
   assert cli.main(["score", "b", *command[2:]]) == 1
   assert (
-    "scores.txt.part: this incomplete file of an earlier command is from other inputs"
+    ".scores.txt.vmsst: this unfinished output of an earlier command is from other inputs"
     in capsys.readouterr().err
   )
   calls = len(encoder.calls)

@@ -45,7 +45,7 @@ def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
   url = server.put("/a", CONTENT, stops=[50_000] * 9, ranges=False)
   with pytest.raises(errors.InputError, match=r"gave up after 3 attempts.*resume"):
     fetcher.fetch(fetch.File(url), tmp_path / "a")
-  assert leftovers(tmp_path) == ["a.part", "a.part.json"]
+  assert leftovers(tmp_path) == [".a.vmsst-part", ".a.vmsst-part.json"]
   # The server sends ranges later.
   server.put("/a", CONTENT)
   fetcher.fetch(fetch.File(url), tmp_path / "a")
@@ -168,7 +168,7 @@ def test_interrupted_by_the_user(server, tmp_path):
 
   with fetch.Fetcher(progress=interrupt) as impatient, pytest.raises(KeyboardInterrupt):
     impatient.fetch(fetch.File(url), tmp_path / "a")
-  there = (tmp_path / "a.part").stat().st_size
+  there = (tmp_path / ".a.vmsst-part").stat().st_size
   assert 200_000 < there < len(CONTENT)
   with fetch.Fetcher() as patient:
     patient.fetch(fetch.File(url), tmp_path / "a")
@@ -179,9 +179,9 @@ def test_interrupted_by_the_user(server, tmp_path):
 @pytest.mark.parametrize("about", [b"", b"{", b"[1]", b'{"url": 1}', b'{"url": "other"}', None])
 def test_a_part_of_unknown_origin_is_not_used(server, fetcher, tmp_path, about):
   url = server.put("/a", CONTENT)
-  (tmp_path / "a.part").write_bytes(b"something else")
+  (tmp_path / ".a.vmsst-part").write_bytes(b"something else")
   if about is not None:
-    (tmp_path / "a.part.json").write_bytes(about)
+    (tmp_path / ".a.vmsst-part.json").write_bytes(about)
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == CONTENT
 
@@ -189,9 +189,9 @@ def test_a_part_of_unknown_origin_is_not_used(server, fetcher, tmp_path, about):
 @pytest.mark.parametrize("extra", [b"", b"and more"])
 def test_a_part_that_is_complete_or_too_long(server, fetcher, tmp_path, extra):
   url = server.put("/a", CONTENT)
-  (tmp_path / "a.part").write_bytes(CONTENT + extra)
+  (tmp_path / ".a.vmsst-part").write_bytes(CONTENT + extra)
   about = {"url": url, "validator": '"1"', "total": len(CONTENT), "pieces": 1}
-  (tmp_path / "a.part.json").write_text(json.dumps(about))
+  (tmp_path / ".a.vmsst-part.json").write_text(json.dumps(about))
   fetcher.fetch(fetch.File(url, checksum=SHA256), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == CONTENT
   assert bool(server.requests) == bool(extra)
@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_clear_error(server, fetcher, tmp_path, monkeypatch):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
   try:
-    with pytest.raises(errors.InputError, match=r"a\.part: no room on the disk.*make room"):
+    with pytest.raises(errors.InputError, match=r"\.a\.vmsst-part: no room on the disk.*make room"):
       fetcher.fetch(fetch.File(url), tmp_path / "a")
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -220,7 +220,7 @@ def test_another_process_writes_the_same_file(server, tmp_path):
   url = server.put("/a", CONTENT)
 
   def meddle(name, done, total):
-    with open(tmp_path / "a.part", "ab") as other:
+    with open(tmp_path / ".a.vmsst-part", "ab") as other:
       other.write(b"x")
 
   match = "another process writes to it"

@@ -71,9 +71,9 @@ def check(answers, server, folder):
       path = place / "a"
       file = fetch.File(server.put("/a", raw=raw), size)
       if "range" in name or "past" in name:
-        (place / "a.part").write_bytes(CONTENT[:900])
+        (place / ".a.vmsst-part").write_bytes(CONTENT[:900])
         about = f'{{"url": "{file.url}", "validator": "\\"1\\"", "total": null, "pieces": 1}}'
-        (place / "a.part.json").write_text(about)
+        (place / ".a.vmsst-part.json").write_text(about)
       outcome = attempt(file, path)
       if outcome in counts:
         counts[outcome] += 1
@@ -104,7 +104,7 @@ def attempt(file, path):
   except Exception as error:
     return f"{type(error).__name__}: {str(error)[:200]}"
   left = {each.name for each in path.parent.iterdir()}
-  if done == "refused" and left - {"a.part", "a.part.json"}:
+  if done == "refused" and left - {".a.vmsst-part", ".a.vmsst-part.json"}:
     return f"refused, but left {left}"
   if done == "read" and left != {"a"}:
     return f"read, but left {left}"

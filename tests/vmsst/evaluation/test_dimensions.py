@@ -50,7 +50,7 @@ def test_scores_of_cut_vectors_are_those_of_narrower_encoders(root, tmp_path):
   whole, encoder = random_encoder(), random_encoder()
   expected = evaluate(whole, root, tmp_path / "whole")
   found = evaluate(encoder, root, tmp_path / "out", dimensions=[4, 3])
-  assert not (tmp_path / "out" / "unfinished").exists()
+  assert not (tmp_path / "out" / ".vmsst").exists()
   narrow = {size: evaluate(random_encoder(size), root, tmp_path / str(size)) for size in (3, 4)}
   for name, own in found.items():
     assert own["results"] == expected[name]["results"]

@@ -32,7 +32,7 @@ def read(root):
     return [suite.Result("held", ("de", "en"), sizes | {"first": float(arrays[2][0].argmax())})]
 
   def stream(tools):
-    assert "unfinished" in tools.folder.parts
+    assert ".vmsst" in tools.folder.parts
     found = tools.embed(suite.Side("de", ["zwei"]))
     return [suite.Result("streamed", ("de",), {"first": float(found[0].argmax())})]
 
@@ -288,7 +288,7 @@ def test_interrupted_work_of_another_encoder_is_not_resumed(root, tmp_path):
   assert len(set(folders)) == 3
   folders[0].mkdir(parents=True)
   suite.evaluate(digested("1"), [benchmark(False)], root, tmp_path / "out", name="a")
-  assert not (tmp_path / "out" / "unfinished").exists()
+  assert not (tmp_path / "out" / ".vmsst").exists()
 
 
 def test_results_with_other_options_are_replaced(root, tmp_path):

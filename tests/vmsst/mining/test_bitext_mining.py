@@ -206,8 +206,8 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monke
 
   with pytest.raises(KeyboardInterrupt):
     mine(texts, tmp_path, compare=failing)
-  assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search"]
-  broken = tmp_path / "out.tsv.search" / "block-0-1.npz"
+  assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
+  broken = tmp_path / ".out.tsv.vmsst" / "block-0-1.npz"
   content = broken.read_bytes()
   broken.write_bytes(content[::-1])
   del compared[:2]
@@ -222,7 +222,7 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monke
 
   assert mine(texts, tmp_path, compare=watched)[1] == expected
   assert len(again) == 1
-  assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv"]
+  assert [path.name for path in tmp_path.glob("*out*")] == ["out.tsv"]
 
 
 def test_blocks_of_another_search_are_not_used(texts, tmp_path, monkeypatch):
@@ -231,7 +231,7 @@ def test_blocks_of_another_search_are_not_used(texts, tmp_path, monkeypatch):
   monkeypatch.setattr(bitext_mining, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
   with pytest.raises(KeyboardInterrupt):
     mine(texts, tmp_path)
-  assert (tmp_path / "out.tsv.search").exists()
+  assert (tmp_path / ".out.tsv.vmsst").exists()
   monkeypatch.undo()
   small_blocks(monkeypatch)
   assert mine(texts, tmp_path, neighbors=2)[1] == expected
@@ -272,6 +272,6 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
   with pytest.raises(errors.InputError, match="is a folder"):
     bitext_mining.mine(*texts, tmp_path)
   # With other gold pairs, the search is not repeated.
-  assert [path.name for path in tmp_path.glob("out*")] == ["out.tsv.search"]
+  assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
   done, found = mine(texts, tmp_path, min_cosine=1.5)
   assert (done.kept, found) == (0, [])

@@ -60,7 +60,7 @@ def test_units_find_what_one_search_finds_and_resume(corpus, tmp_path, monkeypat
   encoder.failing = "a"  # in the last unit
   with pytest.raises(errors.InputError, match=r"^search of queries 9 to 9: no memory; .* resume"):
     search(corpus, encoder, output)
-  assert [path.name for path in output.parent.iterdir()] == ["found.jsonl.search"]
+  assert [path.name for path in output.parent.iterdir()] == [".found.jsonl.vmsst"]
   encoder.failing = "b"  # in the first, which is not done again
   search(corpus, encoder, output)
   assert [path.name for path in output.parent.iterdir()] == ["found.jsonl"]
@@ -91,7 +91,7 @@ def test_spans_of_a_large_corpus_are_units_too(
   message = r"^search of queries \d to \d in shards .*: no memory; .* resume"
   with pytest.raises(errors.InputError, match=message):
     search(corpus, encoder, output, failing)
-  assert [path.name for path in output.parent.iterdir()] == ["found.jsonl.search"]
+  assert [path.name for path in output.parent.iterdir()] == [".found.jsonl.vmsst"]
   encoder.failing = "ab"  # Queries are not encoded again.
   search(corpus, encoder, output, failing)
   assert len(compared) == 1 + comparisons  # Unfinished spans are searched again.
@@ -108,7 +108,7 @@ def test_results_and_unfinished_work_in_an_object_store(corpus, tmp_path, monkey
   encoder.failing = "a"
   with pytest.raises(errors.InputError, match="of queries 9 to 9: no memory"):
     search(corpus, encoder, url)
-  assert storage.names("gs://bucket/out") == {"found.search"}
+  assert storage.names("gs://bucket/out") == {".found.vmsst"}
   encoder.failing = "b"  # in the first unit, which is not done again
   search(corpus, encoder, url)
   encoder.failing = None

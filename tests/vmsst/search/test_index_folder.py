@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import shutil
 import tempfile
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.files import storage
+from vmsst.files import atomic_files, storage
 from vmsst.search import exact_search, factory_strings, faiss_index, index_folder, indexed_search
 from vmsst.units import local
 from vmsst.vectors import vector_indexes, vector_store
@@ -152,7 +151,7 @@ def files_of(folder):
 def test_an_interrupted_build_resumes_to_the_same_bytes(stored, tmp_path, monkeypatch, stop):
   """Interrupts before each file that is written: a state, and three with their results."""
   rows = vector_store.open_vectors(stored / "vectors")
-  written, replace = [], pathlib.Path.replace
+  written, replace = [], atomic_files.replace
 
   def interrupted(path, place):
     if len(written) == stop:
@@ -161,7 +160,7 @@ def test_an_interrupted_build_resumes_to_the_same_bytes(stored, tmp_path, monkey
     replace(path, place)
     written.append(place.name)
 
-  monkeypatch.setattr(pathlib.Path, "replace", interrupted)
+  monkeypatch.setattr(atomic_files, "replace", interrupted)
   with pytest.raises(KeyboardInterrupt):
     build(rows, tmp_path / "index")
   build(rows, tmp_path / "index")
@@ -195,10 +194,10 @@ def test_an_index_in_a_store_resumes_to_the_same_bytes(stored, tmp_path, monkeyp
       vector_indexes.open_index(url, "gs://bucket/vectors")
   build(rows, url)
   build(rows, url)  # It is complete.
-  names = ["index", "shard-00000", "shard-00001", "trained"]
-  assert sorted(name for name in written if name.endswith(".faiss")) == [
+  names = ["index", ".vmsst/shard-00000", ".vmsst/shard-00001", ".vmsst/trained"]
+  assert sorted(name for name in written if name.endswith(".faiss")) == sorted(
     f"{x}.faiss" for x in names
-  ]
+  )
   expected = files_of(stored / "index")
   assert {name: store.cat_file(f"{url}/{name}") for name in storage.names(url)} == expected
   assert not list(tmp_path.iterdir())
@@ -286,7 +285,7 @@ def test_a_damaged_part_of_an_unfinished_build_is_found(stored, tmp_path, monkey
   monkeypatch.undo()
   with pytest.raises(errors.InputError, match="index is not finished; rerun"):
     index_folder.open_index(tmp_path / "index", rows, name="vectors")
-  path = tmp_path / "index" / "shard-00001.faiss"
+  path = tmp_path / "index" / ".vmsst" / "shard-00001.faiss"
   path.write_bytes(b"x" * path.stat().st_size)
   with pytest.raises(errors.InputError, match=r"shard-00001\.faiss: damaged"):
     build(rows, tmp_path / "index")

@@ -48,9 +48,6 @@ def test_blocks_give_what_one_search_gives(tmp_path, monkeypatch, counts):
       np.testing.assert_array_equal(own.index_NK, whole.index_NK)
       np.testing.assert_array_equal(own.score_NK, whole.score_NK)
     made.append(len(list(folder.glob("*.npz"))))
-    (folder / "mine.txt").write_text("stays")
-    sharded_search.remove(folder)
-    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
   assert made[0] > made[1] or made[0] <= 4
   assert made[1] <= 4
 

@@ -244,12 +244,15 @@ def test_encoders_get_what_they_know():
 
 
 def test_a_full_disk_is_reported_and_the_job_resumes(text, tmp_path, monkeypatch):
-  def full(file):
-    if file.name.startswith("vectors-00001.npy.part"):
+  replace = atomic_files.replace
+
+  def full(file, place):
+    if os.path.basename(place) == "vectors-00001.npy":
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    replace(file, place)
 
   with monkeypatch.context() as patched:
-    patched.setattr(atomic_files, "_reach_disk", full)
+    patched.setattr(atomic_files, "replace", full)
     full_disk = r"text\.txt, lines 5 to 8: .*No space left on device: .*vectors-00001\.npy"
     with pytest.raises(errors.InputError, match=full_disk):
       embed(make_encoder(), text, tmp_path / "v")

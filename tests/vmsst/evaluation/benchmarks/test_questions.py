@@ -207,7 +207,7 @@ def test_other_processes_find_the_same(tmp_path, monkeypatch):
   def results(folder, encoder, **options):
     out = tmp_path / folder
     found = suite.evaluate(encoder, [questions.QUESTIONS], tmp_path, out, name="signs", **options)
-    assert not (out / "unfinished").exists()
+    assert not (out / ".vmsst").exists()
     return found["benchmarks"]["questions"]["results"]
 
   encoder = sign_encoder()
