@@ -453,7 +453,6 @@ def test_only_these_arguments_may_be_in_object_stores():
     "export onnx": {"encoder", "output"},
     "export safetensors": {"encoder", "output"},
     "export sentence-transformers": {"encoder", "output"},
-    "export stablehlo": {"encoder", "output"},
     "import bert": {"folder", "output"},
     "import ems": {"file", "vocabulary", "output"},
     "import mt5": {"folder", "output"},
