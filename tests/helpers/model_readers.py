@@ -24,7 +24,6 @@ from vmsst.checkpoints.importers import (
   bert,
   ems,
   mt5,
-  vmsst_decoder,
   vmsst_release,
   weight_tables,
 )
@@ -269,12 +268,6 @@ def small() -> list[Reader]:
       "SentencePiece model of XLM-R",
       {"x.model": xlmr},
       lambda folder: hugging_face_vocabulary.tokenizer_of_xlmr(folder / "x.model"),
-    ),
-    Reader(
-      "names of a VMSST decoder",
-      {"names.json": _json({"languages": ["de", None], "decoder": "x"})},
-      lambda folder: vmsst_decoder.read_names(folder / "names.json"),
-      json=("names.json",),
     ),
     Reader("vectors, npy", _vectors("npy"), _read_vectors, json=("vectors.json",)),
     Reader("vectors, safetensors", _vectors("safetensors"), _read_vectors, json=("vectors.json",)),
