@@ -96,11 +96,10 @@ def test_index(start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file_format", ["npy", "parquet"])
-def test_embed(start, file_format):
+def test_embed(start):
   embed_lines.make_encoder(start / "encoder")
   line_files.write_lines(start / "text.txt", embed_lines.make_lines(100))
-  argv = ["embed", "encoder", "text.txt", "out/vectors", f"--format={file_format}"]
+  argv = ["embed", "encoder", "text.txt", "out/vectors"]
   settings = {"vmsst.vectors.file_embedding._SHARD_LINES": 16}
   imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.loading"]
   moments = 8, [200, 4000]

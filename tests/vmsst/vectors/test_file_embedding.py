@@ -15,7 +15,7 @@ from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.inference import loading
 from vmsst.units import beam, local
-from vmsst.vectors import embedded_text, encoding, file_embedding, shard_files, vector_store
+from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
@@ -54,17 +54,16 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert found.lines([]) == {}
 
 
-@pytest.mark.parametrize("file_format", shard_files.FORMATS)
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
-def test_bytes_and_bits_are_those_of_the_vectors(text, tmp_path, dtype, file_format):
-  options = {"dtype": dtype, "file_format": file_format}
+def test_bytes_and_bits_are_those_of_the_vectors(text, tmp_path, dtype):
+  options = {"dtype": dtype}
   with pytest.raises(KeyboardInterrupt):
     embed(make_encoder(fail_at=4), text, tmp_path / "v", **options)
   for folder in ("v", "whole"):
     embed(make_encoder(), text, tmp_path / folder, **options)
   files = [{x.name: x.read_bytes() for x in (tmp_path / y).iterdir()} for y in ("v", "whole")]
   assert files[0] == files[1]
-  assert sorted(files[0])[:2] == [f"vectors-0000{n}.{file_format}" for n in range(2)]
+  assert sorted(files[0])[:2] == [f"vectors-0000{n}.npy" for n in range(2)]
   vectors = vector_store.open_vectors(tmp_path / "v")
   exact_ND = np.float32([digest_vector(line) for line in LINES])
   if dtype == "binary":
