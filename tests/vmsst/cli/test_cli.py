@@ -414,7 +414,7 @@ def test_embed_names_what_replaces_parts_and_refuses_what_cannot_be(
     ([*sides, "-"], "- needs a single FILE"),
     (["-", out, "--engine", "ray"], "- needs a single FILE, and an engine on this machine"),
     ([sides[0], str(tmp_path / "t.tsv"), out], "texts in different fields; give --field"),
-    ([sides[0], out, "--beam-runner", "X", "--workers", "2"], "--workers does not apply"),
+    ([sides[0], out, "--engine", "local", "--ray-address", "x:1"], "--ray-address does not apply"),
   ):
     assert cli.main(["embed", "a", *argv]) == 1
     assert message in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.inference import loading
-from vmsst.units import beam, local
+from vmsst.units import local
 from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
@@ -286,8 +286,7 @@ def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_all_engines_write_the_same_bytes(run, tmp_path):
+def test_two_processes_write_the_same_bytes(run, tmp_path):
   text = str(line_files.write_lines(tmp_path / "text.txt.gz", embed_lines.make_lines(40_000)))
   expected = embedded(tmp_path / "one", run, text, local.Local())
   assert sorted(expected) == [
@@ -297,5 +296,3 @@ def test_all_engines_write_the_same_bytes(run, tmp_path):
     "vectors.json",
   ]
   assert embedded(tmp_path / "two", run, text, local.Local(2)) == expected
-  pytest.importorskip("apache_beam")
-  assert embedded(tmp_path / "beam", run, text, beam.Beam("DirectRunner")) == expected
