@@ -1,7 +1,7 @@
 """Pytest options that keep CI honest about skipped tests.
 
-A run with `--skipped-to FILE` writes the ids of the tests that it skipped to FILE. A second run,
-with more packages installed, takes them back as `pytest @FILE --only-allowed-skips`: there a
+A run with `--skipped-to FILE` writes the ids of the tests that it skipped to FILE. A second run, in
+an environment with more packages, takes them back as `pytest @FILE --only-allowed-skips`: there a
 test that skips for a reason other than those in ALLOWED fails.
 """
 
