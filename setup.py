@@ -24,7 +24,6 @@ setuptools.setup(
   package_data={
     "": ["*.model", "*.tsv", "*.json", "py.typed"],
     "vmsst": ["gin/**/*.gin"],
-    "vmsst.launch.clusters": ["templates/*"],
     "vmsst.tasks.opus": ["recipe_files/*.yaml"],
     "vmsst.tasks.sample": ["phrases/*.json"],
   },

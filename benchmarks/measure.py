@@ -1,6 +1,5 @@
 """Measurements that benchmarks share: processes, times, memory and devices."""
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -9,9 +8,8 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # Linux backs large allocations with huge pages, as in `t5x train`. XLA's CPU client reallocates
@@ -91,28 +89,6 @@ def resident_bytes(pid: int | str = "self", *, peak: bool = False) -> int:
     return 0
   found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)
   return 1024 * int(found.group(1)) if found else 0
-
-
-@contextlib.contextmanager
-def anonymous_peak() -> Iterator[list[int]]:
-  """Yields a list with the peak of this process's anonymous memory, in bytes, sampled meanwhile.
-
-  This is memory that no file backs; the system can drop pages of mapped files at any time.
-  """
-  peak, done = [0], threading.Event()
-
-  def sample() -> None:
-    while not done.wait(0.002):
-      status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
-      peak[0] = max(peak[0], 1024 * int(status.partition("RssAnon:")[2].split()[0]))
-
-  thread = threading.Thread(target=sample)
-  thread.start()
-  try:
-    yield peak
-  finally:
-    done.set()
-    thread.join()
 
 
 def reset_peak() -> None:

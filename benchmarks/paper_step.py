@@ -3,8 +3,6 @@
   python benchmarks/paper_step.py --model vmsst_24l contrastive_24l --pairs=256
   python benchmarks/paper_step.py --model ems --profile
   python benchmarks/paper_step.py --size=tiny --peak_tflops=0.1
-  python benchmarks/paper_step.py --model vmsst_24l --pairs=2048 --compile_only --topology=v5e:2x4 \
-    --mesh=fully_sharded --microbatches=4 --scan_layers
 
 A step is loss, gradients, optimizer update and metrics, by the functions of the bundled runtime
 (`vmsst.launch.runtime.trainer`), jitted with donated state. Parameters are float32, --dtype is the
@@ -34,16 +32,7 @@ model FLOPs per second over the device's bfloat16 peak (--peak_tflops).
 (forward, backward, recompute) and of the slowest operations. The vocabulary projection computes
 its gradients in the forward pass. On GPUs, command buffers are off in a profiled process.
 
---compile_only compiles the step for the devices of --topology, which need not exist (libtpu), and
-reports XLA's own figures per device, with loops unrolled: FLOPs and bytes accessed by its cost
-analysis, bytes received in collectives by their shapes, peak memory, and on TPUs the estimated
-clock cycles of all instructions, also by component. `seconds` are the times that each of them
-implies at the rates in `vmsst.arrays.devices`. The modeled step is the time of the cycles plus that
-of the collectives, as if they never overlapped; `mfu` is that of the modeled step. Bytes accessed
-include those that stay on the chip.
-
-Prints a JSON line per model, and a last one: `ratio` is the smallest MFU over 0.5 (with
---compile_only, over 0.55).
+Prints a JSON line per model, and a last one: `ratio` is the smallest MFU over 0.5.
 """
 
 import argparse
@@ -54,7 +43,6 @@ import functools
 import glob
 import importlib.metadata
 import json
-import math
 import os
 import re
 import statistics
@@ -67,7 +55,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import compiled_program
 import jax
 import jax.numpy as jnp
 import measure
@@ -76,16 +63,7 @@ import optax
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems as ems_network
 from vmsst.arrays import devices
-from vmsst.files import atomic_files
-from vmsst.launch.runtime import (
-  adafactor,
-  optimizers,
-  partitioning,
-  schedules,
-  topologies,
-  train_state,
-  trainer,
-)
+from vmsst.launch.runtime import adafactor, optimizers, schedules, train_state, trainer
 from vmsst.losses import fused_gradients
 from vmsst.models import bitranslation, contrastive
 from vmsst.models import vmsst as vmsst_model
@@ -103,9 +81,6 @@ MODELS = (
   "ems",
 )
 TARGET_MFU = 0.5
-MODELED_TARGET_MFU = 0.55
-# Dimensions of parameters that are sharded, as in gin/meshes/*.gin.
-MESHES = {"data_parallel": 1, "fully_sharded": 2}
 FIRST_STEPS = 2  # not timed
 PROFILED_STEPS = 2
 TOP_OPERATIONS = 20
@@ -336,6 +311,28 @@ def pass_of(scope: str) -> str:
   return "backward" if "transpose(" in scope else "forward"
 
 
+def instruction_scopes(hlo: str) -> dict[str, tuple[str, str]]:
+  """Returns the opcode and the scope of each instruction in the text of an optimized module.
+
+  A fusion without a scope gets that of the last instruction inside it that has one.
+  """
+  found: dict[str, tuple[str, str]] = {}
+  last_of: dict[str, str] = {}  # by computation
+  computation = ""
+  for line in hlo.splitlines():
+    if opened := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
+      computation = opened[1]
+    elif named := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)$", line):
+      opcode = re.search(r"(?:^|\s)([a-z][\w\-]*)\(", named[2])
+      called = re.search(r"\bcalls=%?([\w.\-]+)", named[2])
+      scope = re.search(r'op_name="([^"]*)"', named[2])
+      name = scope[1] if scope else last_of.get(called[1], "") if called else ""
+      found[named[1]] = (opcode[1] if opcode else "", name)
+      if name:
+        last_of[computation] = name
+  return found
+
+
 def operations(path: str) -> Iterator[tuple[str, float]]:
   """Yields the name and seconds of each operation in a trace."""
   data = jax.profiler.ProfileData.from_file(path)
@@ -354,7 +351,7 @@ def operations(path: str) -> Iterator[tuple[str, float]]:
 
 def profile(run: Callable[[], Any], hlo: str) -> dict[str, Any]:
   """Returns milliseconds per step by component and pass, and the slowest operations."""
-  scopes = compiled_program.Program(hlo).scopes
+  scopes = instruction_scopes(hlo)
   settings = jax.profiler.ProfileOptions()
   settings.python_tracer_level = 0
   with tempfile.TemporaryDirectory() as folder:
@@ -459,114 +456,12 @@ def measure_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, 
     yield {"benchmark": "paper_step", "model": name, "profile": found}
 
 
-def compile_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the line of a model that is compiled but not run."""
-  jax.config.update("jax_default_prng_impl", "unsafe_rbg")
-  size = size_of(name, options)
-  model = make_model(name, size, dtype=options.dtype, scan_layers=options.scan_layers)
-  optimizer_def, rates = make_optimizer(model)
-  partitioner = partitioning.PjitPartitioner(
-    num_partitions=options.num_partitions,
-    logical_axis_rules=partitioning.standard_logical_axis_rules(
-      parameter_partitioning_dims=MESHES[options.mesh]
-    ),
-  )
-  if options.topology:
-    partitioner = topologies.on_topology(partitioner, options.topology)
-
-  def start(rng):
-    variables = model.get_initial_variables(rng, {"inputs": (1, size.length)})
-    return train_state.FlaxOptimTrainState.create(optimizer_def, variables)
-
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  with partitioner.context():
-    state = jax.eval_shape(start, key)
-  axes = partitioner.get_mesh_axes(state)
-  step = partitioner.partition(
-    make_step(model, rates, options.microbatches),
-    in_axis_resources=(axes, partitioner.data_partition_spec, None),
-    out_axis_resources=(axes, None),
-    donate_argnums=(0,),
-  )
-  batch = jax.eval_shape(lambda: make_batch(size))
-  begin = time.perf_counter()
-  with projection_chunk(options.chunk):
-    lowered = step.lower(state, batch, key)
-  compiled = topologies.compile_step(lowered, partitioner.mesh)
-  compile_seconds = time.perf_counter() - begin
-  text = compiled.as_text() or ""
-  if options.save_hlo:
-    atomic_files.write_text(f"{options.save_hlo}/{name}.hlo", text)
-  first, count = partitioner.mesh.devices.flat[0], partitioner.mesh.size
-  work = model_flops(model.network, size.pairs, size.length, options.microbatches)
-  return {
-    "benchmark": "paper_step",
-    "model": name,
-    "compiled_for": f"{count} {first.device_kind}",
-    "versions": {each: importlib.metadata.version(each) for each in ("jax", "jaxlib", "flax")},
-    "size": options.size,
-    **dataclasses.asdict(size),
-    **{
-      key: getattr(options, key)
-      for key in ("mesh", "num_partitions", "microbatches", "scan_layers", "chunk", "dtype")
-    },
-    "compile_seconds": round(compile_seconds, 1),
-    "peak_gb": round(topologies.memory_parts(compiled)["peak"] / 1e9, 3),
-    **modeled(compiled_program.Program(text), count, devices.of_kind(first.device_kind), work),
-  }
-
-
-def modeled(
-  program: compiled_program.Program, count: int, device: devices.Device | None, work: float
-) -> dict[str, Any]:
-  """Returns XLA's figures of a program per device, and the times that they imply.
-
-  Args:
-    program: The compiled step.
-    count: Number of devices.
-    device: Their rates; None if unknown: no times.
-    work: Model FLOPs of the step on all devices.
-  """
-  costs = program.costs()
-  collectives = program.collective_bytes(count)
-  cycles: dict[str, int] = collections.Counter()
-  for scope, value in program.cycles_by_scope().items():
-    cycles[component_of(scope)] += value
-  found: dict[str, Any] = {
-    "tflop": float(f"{costs['flops'] / 1e12:.4g}"),
-    "model_tflop": float(f"{work / count / 1e12:.4g}"),
-    "gb_accessed": round(costs["bytes accessed"] / 1e9, 3),
-    "gb_received": {kind: round(size / 1e9, 3) for kind, size in collectives.items()},
-    "megacycles": {name: round(each / 1e6, 2) for name, each in sorted(cycles.items())},
-  }
-  if device is None:
-    return {**found, "seconds": None, "mfu": None}
-  seconds = {
-    "flops": costs["flops"] / device.flops,
-    "bytes": costs["bytes accessed"] / device.bandwidth,
-    "collectives": sum(collectives.values()) / device.link,
-  }
-  if device.clock and cycles:
-    seconds["cycles"] = sum(cycles.values()) / device.clock
-    seconds["step"] = seconds["cycles"] + seconds["collectives"]
-  mfu = work / count / device.flops / seconds["step"] if "step" in seconds else None
-  return {
-    **found,
-    "seconds": {name: round(each, 4) for name, each in seconds.items()},
-    "mfu": round(mfu, 4) if mfu else None,
-  }
-
-
 def in_own_process(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
   """Prints the lines of a model and returns the first; None if it failed."""
   environment = dict(os.environ)
   flags = environment.get("XLA_FLAGS", "")
   if options.profile:
     environment["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_command_buffer="
-  if options.topology:
-    count = math.prod(map(int, options.topology.partition(":")[2].split("x")))
-    environment["JAX_PLATFORMS"] = "cpu"  # as many stand-ins
-    environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
   command = [sys.executable, __file__, *sys.argv[1:], f"--measure={name}"]
   first = None
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -596,29 +491,17 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=10, help="timed steps")
   parser.add_argument("--peak_tflops", type=float, help="of the device; default: by its name")
   parser.add_argument("--profile", action="store_true", help="time per component")
-  parser.add_argument("--compile_only", action="store_true", help="only report XLA's figures")
-  parser.add_argument(
-    "--topology", help="TPUs to compile for, such as v5e:2x4; default: the available devices"
-  )
-  parser.add_argument("--mesh", default="data_parallel", choices=MESHES, help="of --compile_only")
-  parser.add_argument("--num_partitions", type=int, default=1, help="size of the `model` axis")
-  parser.add_argument("--save_hlo", metavar="DIR", help="folder for the compiled programs")
   parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.steps, options.microbatches) < 1:
     parser.error("--steps and --microbatches must be at least 1")
-  if options.topology and not options.compile_only:
-    parser.error("--topology requires --compile_only")
   if options.measure:
-    compiled = options.compile_only
-    name = options.measure
-    for line in [compile_model(name, options)] if compiled else measure_model(name, options):
+    for line in measure_model(options.measure, options):
       print(json.dumps(line), flush=True)
     return
   lines = [in_own_process(name, options) for name in options.model]
   found = [line["mfu"] for line in lines if line and line["mfu"]]
-  target = MODELED_TARGET_MFU if options.compile_only else TARGET_MFU
-  ratio = round(min(found) / target, 3) if found else None
+  ratio = round(min(found) / TARGET_MFU, 3) if found else None
   print(json.dumps({"benchmark": "paper_step", "ratio": ratio}))
   if None in lines:
     raise SystemExit(1)

@@ -218,7 +218,7 @@ def test_modules_load_only_the_packages_that_they_need():
     ),
     (
       "import vmsst.tasks.opus.decontamination, vmsst.evaluation.evaluation_texts",
-      {*training, "jax", "torch", "apache_beam"},
+      {*training, "jax", "torch"},
     ),
     ("import vmsst.tasks.sample", {*training, "jax"}),
     (f"import vmsst.launch.step_trainer, {', '.join(outside)}", training),

@@ -45,7 +45,6 @@ class SaveCheckpointConfig:
     period: Steps between checkpoints; one is also written before the first step and after the last.
     checkpoint_steps: Further steps to save after.
     keep: Number of newest checkpoints to keep; None keeps all.
-    keep_dataset_checkpoints: None or `keep`: the data iterator state is part of the checkpoint.
     save_dataset: Whether to save the data iterator state too, so that a restart need not reread the
       data.
   """
@@ -54,7 +53,6 @@ class SaveCheckpointConfig:
   period: int | None = None
   checkpoint_steps: Sequence[int] | None = None
   keep: int | None = None
-  keep_dataset_checkpoints: int | None = None
   save_dataset: bool = False
 
   def __post_init__(self):
@@ -73,11 +71,6 @@ class SaveCheckpointConfig:
       errors.check_integer(f"a step of {name('checkpoint_steps')}", step, minimum=0)
     if self.dtype not in (None, "float32", "bfloat16"):
       raise InputError(f"SaveCheckpointConfig.dtype={self.dtype!r}: use 'float32' or 'bfloat16'")
-    if self.keep_dataset_checkpoints not in (None, self.keep):
-      raise InputError(
-        f"keep_dataset_checkpoints is {self.keep_dataset_checkpoints} and keep is {self.keep}, but "
-        "the data iterator state is part of the checkpoint; remove keep_dataset_checkpoints"
-      )
 
 
 @dataclasses.dataclass
@@ -91,19 +84,15 @@ class RestoreCheckpointConfig:
     assignment_map: Pairs of a regular expression for names of the model's arrays and the name of
       the checkpoint's array, which must exist, or None to skip the array. An array uses the first
       expression that matches its whole name.
-    strict: Accepted for upstream's gin files; arrays that the model lacks are never an error.
     fallback_to_scratch: Whether to initialize arrays that the checkpoint lacks or the map skips.
     dtype: Dtype to restore parameters in; None for the model's.
-    restore_dataset: Accepted for upstream's gin files; resuming always restores the data.
   """
 
   path: str | Sequence[str] | None
   mode: str = "latest"
   assignment_map: AssignmentMap | None = None
-  strict: bool = True
   fallback_to_scratch: bool = False
   dtype: str | None = None
-  restore_dataset: bool = False
 
   def __post_init__(self):
     if self.mode not in ("specific", "latest", "all"):
@@ -122,8 +111,7 @@ class RestoreCheckpointConfig:
     paths = self.path if isinstance(self.path, tuple | list) else [self.path or "/"]
     valid = all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths)
     errors.check(valid, name("path"), self.path, "the path of a checkpoint, in quotes")
-    for flag in ("strict", "fallback_to_scratch", "restore_dataset"):
-      errors.check_boolean(name(flag), getattr(self, flag))
+    errors.check_boolean(name("fallback_to_scratch"), self.fallback_to_scratch)
     rules = self.assignment_map
     wanted = "a list of pairs of a regular expression and the name of an array or None"
     valid = rules is None or (isinstance(rules, tuple | list) and all(map(_is_rule, rules)))

@@ -58,22 +58,6 @@ def sum_fn(var1: Any = gin.REQUIRED, var2: Any = gin.REQUIRED) -> Any:
   return var1 + var2
 
 
-def bool_fn(var1: Any = gin.REQUIRED) -> bool:
-  """Returns `bool(var1)`, for use in gin files."""
-  return bool(var1)
-
-
-def string_split_fn(
-  text: str = gin.REQUIRED,
-  separator: str = gin.REQUIRED,
-  maxsplit: int = -1,
-  index: int | None = None,
-) -> Any:
-  """Returns `text` split at `separator`: the list, or its element `index`."""
-  parts = text.split(separator, maxsplit)
-  return parts if index is None else parts[index]
-
-
 def parse_gin_flags(
   gin_search_paths: Sequence[str],
   gin_files: Sequence[str],

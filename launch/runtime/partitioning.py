@@ -108,7 +108,6 @@ class PjitPartitioner:
     num_partitions: Size of the `model` axis.
     model_parallel_submesh: Instead of `num_partitions`, the (x, y, z, core) tile of a TPU pod for
       one model replica; its product is the size of the `model` axis.
-    params_on_devices: Must be True; only upstream supports parameters in host memory.
     backend: JAX backend to use the devices of; None for the default.
     ici_mesh_shape: Explicit (data, model) mesh within one slice.
     dcn_mesh_shape: Explicit (data, model) mesh over slices, multiplied with `ici_mesh_shape`.
@@ -119,7 +118,6 @@ class PjitPartitioner:
     self,
     num_partitions: int | None = None,
     model_parallel_submesh: HardwareMesh | None = None,
-    params_on_devices: bool = True,
     backend: str | None = None,
     ici_mesh_shape: Sequence[int] | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
@@ -145,8 +143,6 @@ class PjitPartitioner:
       )
     if model_parallel_submesh is not None and len(model_parallel_submesh) != 4:
       raise InputError(f"model_parallel_submesh={model_parallel_submesh!r}: it must have 4 numbers")
-    if not params_on_devices:
-      raise InputError("params_on_devices=False: use upstream T5X (--runtime=upstream)")
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
     try:
       devices = jax.devices(backend) if backend else jax.devices()

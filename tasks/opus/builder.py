@@ -28,7 +28,7 @@ from vmsst import errors
 from vmsst.bitext import dataset_shards
 from vmsst.files import atomic_files, storage, work_folders
 from vmsst.tasks.opus import card, decontamination, pipeline, recipes, shards
-from vmsst.units import beam, engines, local
+from vmsst.units import engines, local
 
 DATA_CARD = "DATA_CARD.md"
 
@@ -52,8 +52,7 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     held_out: Folder of evaluation sets; None: `evaluation` in the `manual_dir` of TFDS.
     work: Folder for intermediate files, which are kept for other recipes. None: a folder next to
       the dataset, which is removed at the end.
-    engine: Where to do the work; see `vmsst.units`. None: the Beam runner in the DownloadConfig of
-      TFDS, or one process per core.
+    engine: Where to do the work; see `vmsst.units`. None: one process per core.
     bucket_bytes: See `pipeline.build`.
     **kwargs: See `tfds.core.DatasetBuilder`.
   """
@@ -102,7 +101,6 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
     download_config: tfds.download.DownloadConfig | None = None,
   ) -> None:
     """Writes shards and data card into `self.data_dir`, a folder that TFDS renames at the end."""
-    download_config = download_config or tfds.download.DownloadConfig()
     file_format = self.info.file_format.value
     if file_format not in dataset_shards.FORMATS:
       raise errors.InputError(
@@ -110,15 +108,12 @@ class OpusBitext(dataset_builder.FileReaderBuilder):
       )
     recipe = recipes.load(self.builder_config.recipe or self.builder_config.name)
     work = self._work or self._own_work(recipe.name)
-    engine = self._engine
-    if engine is None and (download_config.beam_runner or download_config.beam_options):
-      engine = beam.Beam(download_config.beam_runner, download_config.beam_options or ())
     report = pipeline.build(
       recipe,
       self._releases or os.fspath(dl_manager.manual_dir / "opus"),
       _evaluation_sentences(self._held_out or os.fspath(dl_manager.manual_dir / "evaluation")),
       work,
-      engine or local.Local(os.cpu_count() or 1),
+      self._engine or local.Local(os.cpu_count() or 1),
       name=self.name,
       bucket_bytes=self._bucket_bytes,
       file_format=file_format,

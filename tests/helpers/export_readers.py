@@ -12,12 +12,7 @@ from trials import Reader
 
 import vmsst
 from vmsst.checkpoints.importers import bert, mt5
-from vmsst.exports import (
-  onnx_folder,
-  safetensors_folder,
-  sentence_transformers_folder,
-  stablehlo,
-)
+from vmsst.exports import onnx_folder, safetensors_folder, sentence_transformers_folder
 
 _CODE = (".gin", ".py", ".pkl")
 Write = Callable[[pathlib.Path, pathlib.Path], Any]
@@ -75,15 +70,13 @@ def readers() -> list[Reader]:
       _reader(f"export safetensors of {source}", files, to_safetensors),
       _reader(f"export sentence-transformers of {source}", files, to_sentence_transformers),
     ]
-  lowered = _made(stablehlo.export_stablehlo, export)
+  plain = _made(to_safetensors, export)
   theirs = _made(to_sentence_transformers, imported)
   found += [
     _reader("import mt5 of a sentence-transformers export", t5_export(), mt5.import_mt5),
-    _reader("export stablehlo of an export", export, stablehlo.export_stablehlo),
     _reader("export onnx of an import", imported, onnx_folder.export_onnx),
-    _reader("export safetensors of a StableHLO export", lowered, to_safetensors),
     _reader("import bert of a sentence-transformers export", theirs, bert.import_bert),
-    Reader("vmsst.load of a StableHLO export", lowered, _load, json=("m/encoder.json",)),
+    Reader("vmsst.load of a safetensors export", plain, _load, json=("m/encoder.json",)),
     Reader(
       "vmsst.load of a sentence-transformers export",
       t5_export(),

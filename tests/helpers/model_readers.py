@@ -24,7 +24,6 @@ from vmsst.checkpoints.importers import (
   bert,
   ems,
   mt5,
-  vmsst_decoder,
   vmsst_release,
   weight_tables,
 )
@@ -218,9 +217,9 @@ def export_files(spm: bytes) -> dict[str, bytes]:
   return files
 
 
-def _vectors(kind: str) -> dict[str, bytes]:
+def _vectors() -> dict[str, bytes]:
   folder = pathlib.Path(tempfile.mkdtemp())
-  writer = vector_store.Writer(folder, 3, shard_rows=4, settings={"x": 1}, file_format=kind)
+  writer = vector_store.Writer(folder, 3, shard_rows=4, settings={"x": 1})
   writer.append(np.arange(18, dtype=np.float32).reshape(6, 3))
   writer.finish()
   files = _below(folder)
@@ -270,15 +269,8 @@ def small() -> list[Reader]:
       {"x.model": xlmr},
       lambda folder: hugging_face_vocabulary.tokenizer_of_xlmr(folder / "x.model"),
     ),
-    Reader(
-      "names of a VMSST decoder",
-      {"names.json": _json({"languages": ["de", None], "decoder": "x"})},
-      lambda folder: vmsst_decoder.read_names(folder / "names.json"),
-      json=("names.json",),
-    ),
-    Reader("vectors, npy", _vectors("npy"), _read_vectors, json=("vectors.json",)),
-    Reader("vectors, safetensors", _vectors("safetensors"), _read_vectors, json=("vectors.json",)),
-    Reader("vectors to resume", _vectors("npy"), _resume_vectors, json=("vectors.json",)),
+    Reader("vectors", _vectors(), _read_vectors, json=("vectors.json",)),
+    Reader("vectors to resume", _vectors(), _resume_vectors, json=("vectors.json",)),
     Reader("vectors of a teacher, npy", taught, _teacher, hostile=(npy,)),
     Reader(
       "vmsst.load of an export",

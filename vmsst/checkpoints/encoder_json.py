@@ -122,8 +122,6 @@ def save_imported_encoder(
   network: Mapping[str, Any],
   vocabulary: vocabularies.Vocabulary,
   max_length: int,
-  generator: Mapping[str, Any] | None = None,
-  languages: Iterable[str] | None = None,
 ) -> None:
   """Writes the files of `save_encoder_assets` for an encoder that another library has trained.
 
@@ -132,23 +130,14 @@ def save_imported_encoder(
     network: Entry of the network in `encoder.json`: its class, its config's, and their attributes.
     vocabulary: Maps sentences to token ids.
     max_length: Tokens of a sentence, EOS included. Longer sentences are cut.
-    generator: Entry of the whole network, with the decoder, if that was imported.
-    languages: Codes of the training languages, if known.
 
   Raises:
-    InputError: a network is unknown, or does not fit the vocabulary.
+    InputError: the network is unknown, or does not fit the vocabulary.
   """
   folder = epath.Path(storage.path(directory))
-  record: dict[str, Any] = {"network": dict(network), "max_length": max_length}
-  if languages is not None:
-    record["languages"] = sorted(languages)
-  if generator is not None:
-    record["generator"] = dict(generator)
-  for key, known in (("network", NETWORKS), ("generator", GENERATORS)):
-    if key in record:
-      made = _network(record[key], known, folder / ENCODER_FILE)
-      _check_vocabulary_fits(vocabulary, made, "the import")
-  _save(record, vocabulary, folder)
+  made = _network(dict(network), NETWORKS, folder / ENCODER_FILE)
+  _check_vocabulary_fits(vocabulary, made, "the import")
+  _save({"network": dict(network), "max_length": max_length}, vocabulary, folder)
 
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:

@@ -18,7 +18,6 @@ from vmsst.cli import (
   compilation_cache,
   downloads,
   evaluation,
-  launching,
   model_exports,
   model_imports,
   opus,
@@ -47,12 +46,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   **model_exports.COMMANDS,
   **texts.COMMANDS,
   **evaluation.COMMANDS,
-  **launching.COMMANDS,
 }
 """Subcommands by name, one or two words."""
 
 _GROUPS = {
-  "launch": "run a command on a cluster",
   "data": "prepare bitext for training",
   "export": "export encoders to other libraries",
   "import": "import parameters of other models",

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 from typing import TYPE_CHECKING
 
 from vmsst import errors
@@ -29,9 +28,9 @@ def add_arguments(
   ).add_argument
   add(
     "--engine",
-    choices=("local", "ray", "beam"),
-    help="processes on this machine, a Ray cluster, or an Apache Beam runner; their workers must "
-    "see the same files (default: local)",
+    choices=("local", "ray"),
+    help="processes on this machine, or a Ray cluster, whose workers must see the same files "
+    "(default: local)",
   )
   add(
     "--workers",
@@ -54,18 +53,6 @@ def add_arguments(
     help="Ray cluster: HOST:PORT or ray://HOST:PORT (default: $RAY_ADDRESS, a cluster on this "
     "machine, or a new one on this machine)",
   )
-  add(
-    "--beam-runner",
-    "--runner",
-    metavar="NAME",
-    help="Beam runner, such as DirectRunner or FlinkRunner; implies --engine beam",
-  )
-  add(
-    "--beam-options",
-    metavar="FLAGS",
-    help='Beam flags in one argument: --beam-options="--parallelism=8 --flink_master=..."; implies '
-    "--engine beam",
-  )
 
 
 def chosen(args: argparse.Namespace) -> "Engine":
@@ -74,22 +61,11 @@ def chosen(args: argparse.Namespace) -> "Engine":
   Raises:
     InputError: an argument does not apply to the engine.
   """
-  from vmsst.units import beam, local, ray_cluster
+  from vmsst.units import local, ray_cluster
 
-  with_beam = bool(args.beam_runner or args.beam_options)
-  name = args.engine or ("beam" if with_beam else "ray" if args.ray_address else "local")
-  unused = {
-    "--workers": name == "beam" and args.workers,
-    "--gpus-per-worker": name == "beam" and args.gpus_per_worker,
-    "--ray-address": name != "ray" and args.ray_address,
-    "--beam-runner": name != "beam" and args.beam_runner,
-    "--beam-options": name != "beam" and args.beam_options,
-  }
-  for flag, given in unused.items():
-    if given:
-      raise errors.InputError(f"{flag} does not apply to --engine {name}; omit it")
-  if name == "beam":
-    return beam.Beam(args.beam_runner, tuple(shlex.split(args.beam_options or "")))
+  name = args.engine or ("ray" if args.ray_address else "local")
+  if name == "local" and args.ray_address:
+    raise errors.InputError("--ray-address does not apply to --engine local; omit it")
   if name == "ray":
     return ray_cluster.Ray(args.ray_address, args.workers, args.gpus_per_worker)
   workers = args.workers or args.local_workers or os.cpu_count() or 1

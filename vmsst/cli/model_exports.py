@@ -45,12 +45,6 @@ def _safetensors(args: argparse.Namespace) -> None:
   print(f"vmsst.load({str(folder)!r}) opens it")
 
 
-def _stablehlo(args: argparse.Namespace) -> None:
-  from vmsst.exports import stablehlo as export
-
-  print(export.describe(export.export_stablehlo(args.encoder, args.output)))
-
-
 def _onnx(args: argparse.Namespace) -> None:
   from vmsst.exports import onnx_folder as export
 
@@ -105,15 +99,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "export an encoder alone, as plain files that vmsst.load opens",
     _folder_arguments,
     _safetensors,
-    inputs=("encoder",),
-    output_folder="output",
-    atomic=True,
-    urls=("encoder", "output"),
-  ),
-  ("export", "stablehlo"): Command(
-    "export an encoder as a function that JAX calls without this library",
-    _folder_arguments,
-    _stablehlo,
     inputs=("encoder",),
     output_folder="output",
     atomic=True,

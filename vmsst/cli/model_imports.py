@@ -84,12 +84,6 @@ def _import_vmsst_arguments(parser: argparse.ArgumentParser) -> None:
     help="name of the projection after the mean (default: found by its name or shape)",
   )
   add(
-    "--decoder",
-    metavar="FILE",
-    help="JSON file with the names of the other parameters of a T5X checkpoint, to import the "
-    "decoder and the language encoder too",
-  )
-  add(
     "--max-length",
     type=at_least_1,
     default=512,
@@ -106,7 +100,6 @@ def _import_vmsst(args: argparse.Namespace) -> None:
     args.output,
     vocabulary=args.vocabulary,
     projection=args.projection,
-    decoder=args.decoder,
     max_length=args.max_length,
   )
   print(weight_tables.describe(imported))
@@ -144,9 +137,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "import the released VMSST as an encoder, to use or to train further",
     _import_vmsst_arguments,
     _import_vmsst,
-    inputs=("source", "vocabulary", "decoder"),
+    inputs=("source", "vocabulary"),
     output_folder="output",
     atomic=True,
-    urls=("source", "vocabulary", "decoder", "output"),
+    urls=("source", "vocabulary", "output"),
   ),
 }

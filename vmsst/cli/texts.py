@@ -91,12 +91,6 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="D",
     help="store the first D dimensions only (default: all)",
   )
-  add(
-    "--format",
-    choices=("npy", "safetensors", "parquet"),
-    default="npy",
-    help="file format; parquet needs pyarrow and cannot be memory-mapped (default: %(default)s)",
-  )
   add("--part", help=argparse.SUPPRESS)  # of earlier versions
   _computing_arguments(parser)
   engines.add_arguments(parser)
@@ -133,7 +127,6 @@ def _embed(args: argparse.Namespace) -> None:
     "language": args.language,
     "dtype": args.dtype,
     "dimensions": args.dimensions,
-    "file_format": args.format,
     "long_texts": args.long_texts,
     "batch_size": args.batch_size,
   }

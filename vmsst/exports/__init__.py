@@ -1,1 +1,1 @@
-"""Exports encoders for other programs: sentence-transformers, safetensors, StableHLO, ONNX."""
+"""Exports encoders for other programs: sentence-transformers, safetensors, ONNX."""

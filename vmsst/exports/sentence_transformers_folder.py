@@ -215,7 +215,7 @@ def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
   if not config.embedding_norm:
     raise errors.InputError(
       "the encoder has no layer norm after its embeddings (BertConfig.embedding_norm), which "
-      "transformers' BERT always has; use `vmsst export stablehlo`"
+      "transformers' BERT always has; use `vmsst export onnx`"
     )
   activations = {ours: theirs for theirs, ours in bert_import.ACTIVATIONS.items()}
   return {
@@ -304,7 +304,7 @@ def _unknown_encoder(saved: SavedEncoder) -> errors.InputError:
   kind = type(saved.assets.network.config).__name__.removesuffix("Config").upper()
   return errors.InputError(
     f"{saved.name} is a {kind} encoder, which transformers does not have (only T5 and BERT-style "
-    "encoders); use `vmsst export stablehlo`, which exports any encoder"
+    "encoders); use `vmsst export onnx`, which exports any encoder"
   )
 
 

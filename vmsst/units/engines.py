@@ -1,4 +1,4 @@
-"""Runs units with an engine: `local.Local`, `ray_cluster.Ray` or `beam.Beam`.
+"""Runs units with an engine: `local.Local` or `ray_cluster.Ray`.
 
 An engine decides where units are made, never what they make: all engines leave the same bytes.
 """

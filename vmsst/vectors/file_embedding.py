@@ -143,7 +143,6 @@ def embed_file(
   language: str | None = None,
   dtype: str = "float32",
   dimensions: int | None = None,
-  file_format: str = "npy",
   long_texts: str = "cut",
   batch_size: int = 128,
   engine: engines.Engine | None = None,
@@ -164,7 +163,6 @@ def embed_file(
       `quantization`. The ranges of int8 are those of a sample of 4,096 lines.
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
       for; None: all.
-    file_format: Format of the files: npy, safetensors or parquet.
     long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
       support it.
     batch_size: Lines per batch.
@@ -178,14 +176,15 @@ def embed_file(
 
   Raises:
     InputError: a text cannot be read or changes while it is read, the folder has other vectors or
-      files or is being written, a value is not finite in this dtype, or the encoder does not support this `long_texts`.
+      files or is being written, a value is not finite in this dtype, or the encoder does not
+      support this `long_texts`.
     ValueError: the encoder returns arrays of another shape.
   """
   paths = [path] if isinstance(path, str) else list(path)
   engine = engine or local.Local()
   place = storage.absolute(folder)
   embed = encoding.embedder(encoder, language=language, long_texts=long_texts)
-  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype, file_format)
+  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype)
   source = encoder_sources.of(encoder, name, load)
   special = {
     "field": field,
@@ -215,7 +214,7 @@ def embed_file(
         long_texts=long_texts,
         batch_size=batch_size,
         kind=kind,
-        path=vector_store.shard_path(place, kind, number),
+        path=vector_store.shard_path(place, number),
       )
       for number, span in enumerate(cut.spans)
     ]
@@ -258,7 +257,6 @@ def embed_to_stream(
   field: str | None = None,
   language: str | None = None,
   dtype: str = "float32",
-  file_format: str = "npy",
   dimensions: int | None = None,
   long_texts: str = "cut",
   batch_size: int = 128,
@@ -266,22 +264,18 @@ def embed_to_stream(
 ) -> int:
   """Writes the vectors of `embed_file` as a single file into a stream, such as a pipe.
 
-  Arguments and errors are those of `embed_file`; the format is npy or safetensors, the dtype not
-  int8.
+  Arguments and errors are those of `embed_file`; the dtype is not int8.
 
   Returns:
     Number of lines.
   """
-  if file_format == "parquet" or dtype == "int8":
-    raise errors.InputError(
-      f"{'format parquet' if file_format == 'parquet' else 'dtype int8'} cannot be written to a "
-      "pipe: give a folder"
-    )
+  if dtype == "int8":
+    raise errors.InputError("dtype int8 cannot be written to a pipe: give a folder")
   count = embedded_text.fingerprint(path)["lines"]
   embed = encoding.embedder(
     encoder, language=language, long_texts=long_texts, batch_size=batch_size
   )
-  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype, file_format)
+  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype)
   done = 0
   stream.write(shard_files.header(kind, count))
   for vectors_BD in _windows_of_vectors(embed, path, field, count, progress):

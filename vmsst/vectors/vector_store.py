@@ -37,9 +37,9 @@ _SHARD = re.compile(r"vectors-\d{5,}\..*")
 _RESULT = re.compile(r"vectors-\d{5,}\..*\.json")
 
 
-def shard_path(folder: str | os.PathLike[str], kind: Kind, number: int) -> str:
+def shard_path(folder: str | os.PathLike[str], number: int) -> str:
   """Returns the path of a shard, numbered from 0; `shard_files.write` writes it."""
-  return os.path.join(folder, f"vectors-{number:05d}.{kind.file_format}")
+  return os.path.join(folder, f"vectors-{number:05d}.npy")
 
 
 def check_free(folder: str | os.PathLike[str]) -> None:
@@ -71,7 +71,6 @@ def start(
   state = {
     "dimension": int(kind.dimension),
     "dtype": kind.dtype,
-    "format": kind.file_format,
     "settings": json.loads(json.dumps(dict(settings))),
     "rows": list(rows),
     "ranges": None,
@@ -80,7 +79,7 @@ def start(
   }
   if storage.exists(folder / _STATE):
     before = _read_state(folder)
-    if differences := _differences(before, state, "format"):
+    if differences := _differences(before, state):
       raise errors.InputError(
         f"{folder} has other vectors: {differences}; give another folder, or delete it"
       )
@@ -106,7 +105,7 @@ def finish(folder: str | os.PathLike[str], kind: Kind, sha256: Sequence[str]) ->
   folder = storage.path(folder)
   state = _read_state(folder)
   for number, rows in enumerate(state["rows"]):
-    shard_files.check(shard_path(folder, kind, number), kind, rows)
+    shard_files.check(shard_path(folder, number), kind, rows)
   state["ranges"] = kind.ranges
   state["sha256"] = list(sha256)
   state["count"] = sum(state["rows"])
@@ -142,7 +141,6 @@ class Writer:
     dtype: str = "float32",
     settings: Mapping[str, Any] | None = None,
     shard_rows: int = 1 << 14,
-    file_format: str = "npy",
   ):
     """Starts the folder.
 
@@ -152,14 +150,13 @@ class Writer:
       dtype: See `Kind`.
       settings: What the vectors are computed from, as for JSON.
       shard_rows: Vectors per shard.
-      file_format: See `Kind`.
 
     Raises:
       InputError: the folder has vectors already, or see `Kind`.
     """
     self.done = 0
     self._folder = folder
-    self._kind = Kind(dimension, dtype, file_format)
+    self._kind = Kind(dimension, dtype)
     self._settings = dict(settings or {})
     self._shard_rows = shard_rows
     self._waiting: list[np.ndarray] = []
@@ -192,7 +189,7 @@ class Writer:
   def _flush(self, rows: int) -> None:
     waiting_ND = np.concatenate(self._waiting)
     if rows:
-      path = shard_path(self._folder, self._kind, len(self._rows))
+      path = shard_path(self._folder, len(self._rows))
       self._sha256.append(shard_files.write(path, waiting_ND[:rows], self._kind))
       self._rows.append(rows)
     self._waiting = [waiting_ND[rows:]]
@@ -299,8 +296,6 @@ class Vectors:
   def _stored(self, index: int, row_P: np.ndarray) -> np.ndarray:
     """Returns some rows of a file as they are stored; memory maps stay open."""
     file = self._files[index]
-    if file.kind.file_format == "parquet":
-      return file.read()[row_P]
     if storage.is_url(file.path):
       return shard_files.read_rows(file.path, file.kind, file.rows, row_P)
     if index not in self._maps:
@@ -351,8 +346,8 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   return Vectors(list(zip(folders, states, strict=True)))
 
 
-def _differences(state: Mapping[str, Any], given: Mapping[str, Any], *more: str) -> str:
-  keys = ("dimension", "dtype", *more)
+def _differences(state: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+  keys = ("dimension", "dtype")
   return stored_settings.differences(
     *({**{key: each[key] for key in keys}, **each["settings"]} for each in (state, given))
   )
@@ -392,14 +387,13 @@ def _checksums(files: Sequence[_File]) -> list[str]:
 def _read_state(folder: storage.Path) -> dict[str, Any]:
   path = folder / _STATE
   try:
-    # The first folders had a single format, which they do not name.
-    state = {"format": "npy", "sha256": None, "ranges": None, **input_files.read_json(path)}
+    state = {"sha256": None, "ranges": None, **input_files.read_json(path)}
     if "rows" not in state:
       state["rows"] = _equal_shards(state.pop("done"), state.pop("shard_rows"))
     whole = [state["dimension"], *state["rows"]]
     good = all(type(value) is int and value >= 0 for value in whole)
     good = good and state["count"] in (None, sum(state["rows"]))
-    good = good and state["dtype"] in shard_files.DTYPES and state["format"] in shard_files.FORMATS
+    good = good and state["dtype"] in shard_files.DTYPES
     good = good and _are_ranges(state["ranges"], state)
     good = good and isinstance(state["settings"], dict)
     good = good and (state["sha256"] is None or len(state["sha256"]) == len(state["rows"]))
@@ -430,12 +424,12 @@ def _equal_shards(count: int, most: int) -> list[int]:
 
 def _kind(state: Mapping[str, Any]) -> Kind:
   ranges = state["ranges"] and tuple(map(tuple, state["ranges"]))
-  return Kind(state["dimension"], state["dtype"], state["format"], ranges)
+  return Kind(state["dimension"], state["dtype"], ranges)
 
 
 def _files(folder: storage.Path, state: Mapping[str, Any]) -> list[_File]:
   kind, sha256 = _kind(state), state["sha256"] or [None] * len(state["rows"])
   return [
-    _File(shard_path(folder, kind, number), kind, rows, own)
+    _File(shard_path(folder, number), kind, rows, own)
     for number, (rows, own) in enumerate(zip(state["rows"], sha256, strict=True))
   ]

@@ -139,12 +139,6 @@ def test_one_checkpoint_is_not_chosen_out_of_many(run_folder):
       checkpoints.find_checkpoint(many)
 
 
-def test_the_data_state_is_not_kept_longer_than_its_checkpoint():
-  checkpoints.SaveCheckpointConfig(keep=2, keep_dataset_checkpoints=2)
-  with pytest.raises(InputError, match="keep_dataset_checkpoints is 5 and keep is 2"):
-    checkpoints.SaveCheckpointConfig(keep=2, keep_dataset_checkpoints=5)
-
-
 def test_a_checkpoint_without_metadata_is_named(tmp_path, run_folder):
   shutil.copytree(run_folder / "checkpoint_4", tmp_path / "checkpoint_4")
   (tmp_path / "checkpoint_4" / "state" / "_METADATA").write_text("{")

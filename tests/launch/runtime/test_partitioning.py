@@ -29,7 +29,6 @@ def test_impossible_partitionings_are_refused(dims):
     {},
     {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)},
     {"model_parallel_submesh": (1, 1)},
-    {"num_partitions": 1, "params_on_devices": False},
     {"num_partitions": 1 << 20},
     {"num_partitions": -1},
     {"num_partitions": 1.0},

@@ -9,7 +9,7 @@ import pytest
 from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import card, cleaning, decontamination, pipeline, recipes, stages
-from vmsst.units import beam, engines, local
+from vmsst.units import engines, local
 
 RECIPE = recipes.Recipe(
   "mine",
@@ -290,10 +290,3 @@ def test_an_error_of_the_program_is_not_hidden(tree):
 def test_the_shards_are_those_of_earlier_versions(tree):
   report = _build(tree)
   assert report.content == CONTENT
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_beam_makes_the_same_data(tree):
-  pytest.importorskip("apache_beam")
-  assert _build(tree, beam.Beam("DirectRunner")).content == _build(tree, work="other").content

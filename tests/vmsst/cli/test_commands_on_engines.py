@@ -95,11 +95,8 @@ def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [["local", "--workers=2"], ["beam"]], ids=lambda x: x[0])
 @pytest.mark.parametrize("make", COMMANDS, ids=lambda make: make.__name__)
-def test_other_engines_write_the_same(expected, tmp_path, make, engine):
-  if engine == ["beam"]:
-    pytest.importorskip("apache_beam")
-  command = [sys.executable, "-m", "vmsst.cli", *make(tmp_path), "--engine", *engine]
+def test_two_processes_write_the_same(expected, tmp_path, make):
+  command = [sys.executable, "-m", "vmsst.cli", *make(tmp_path), "--workers=2"]
   subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
   check_same(contents(tmp_path), expected(make))

@@ -4,7 +4,7 @@ import pytest
 
 from vmsst import errors
 from vmsst.cli import engines
-from vmsst.units import beam, local, ray_cluster
+from vmsst.units import local, ray_cluster
 
 
 def chosen(*argv, **options):
@@ -25,9 +25,6 @@ def chosen(*argv, **options):
       ray_cluster.Ray("ray://head:10001", 64, 1),
     ),
     ("--ray-address head:6379", ray_cluster.Ray("head:6379")),
-    ("--engine beam --beam-runner DirectRunner", beam.Beam("DirectRunner")),
-    ("--runner DirectRunner", beam.Beam("DirectRunner")),
-    ("--beam-options=--a=1", beam.Beam(None, ("--a=1",))),
   ],
 )
 def test_arguments_name_an_engine(argv, engine):
@@ -40,16 +37,6 @@ def test_local_processes_are_one_or_one_per_core(monkeypatch):
   assert chosen("--workers=2", local_workers=None) == local.Local(2)
 
 
-@pytest.mark.parametrize(
-  ("argv", "flag"),
-  [
-    ("--engine local --ray-address x:1", "--ray-address"),
-    ("--engine ray --runner DirectRunner", "--beam-runner"),
-    ("--engine ray --beam-options=--x", "--beam-options"),
-    ("--engine beam --workers 2", "--workers"),
-    ("--runner DirectRunner --gpus-per-worker 2", "--gpus-per-worker"),
-  ],
-)
-def test_an_argument_of_another_engine_is_an_error(argv, flag):
-  with pytest.raises(errors.InputError, match=rf"{flag} does not apply to --engine .*; omit it"):
-    chosen(*argv.split())
+def test_an_argument_of_another_engine_is_an_error():
+  with pytest.raises(errors.InputError, match="--ray-address does not apply to --engine local"):
+    chosen("--engine", "local", "--ray-address", "x:1")

@@ -9,7 +9,6 @@ MT5 = 250112
 def test_chunks_of_known_devices():
   chunks = {name: fused_gradients.default_chunk(MT5, x) for name, x in devices.BY_NAME.items()}
   assert chunks == {
-    "TPU v3": 1024,
     "TPU v4": 1024,
     "TPU v5e": 512,
     "TPU v5p": 4096,

@@ -14,8 +14,8 @@ import pytest
 from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.inference import loading
-from vmsst.units import beam, local
-from vmsst.vectors import embedded_text, encoding, file_embedding, shard_files, vector_store
+from vmsst.units import local
+from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
@@ -54,17 +54,16 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert found.lines([]) == {}
 
 
-@pytest.mark.parametrize("file_format", shard_files.FORMATS)
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
-def test_bytes_and_bits_are_those_of_the_vectors(text, tmp_path, dtype, file_format):
-  options = {"dtype": dtype, "file_format": file_format}
+def test_bytes_and_bits_are_those_of_the_vectors(text, tmp_path, dtype):
+  options = {"dtype": dtype}
   with pytest.raises(KeyboardInterrupt):
     embed(make_encoder(fail_at=4), text, tmp_path / "v", **options)
   for folder in ("v", "whole"):
     embed(make_encoder(), text, tmp_path / folder, **options)
   files = [{x.name: x.read_bytes() for x in (tmp_path / y).iterdir()} for y in ("v", "whole")]
   assert files[0] == files[1]
-  assert sorted(files[0])[:2] == [f"vectors-0000{n}.{file_format}" for n in range(2)]
+  assert sorted(files[0])[:2] == [f"vectors-0000{n}.npy" for n in range(2)]
   vectors = vector_store.open_vectors(tmp_path / "v")
   exact_ND = np.float32([digest_vector(line) for line in LINES])
   if dtype == "binary":
@@ -290,8 +289,7 @@ def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_all_engines_write_the_same_bytes(run, tmp_path):
+def test_two_processes_write_the_same_bytes(run, tmp_path):
   text = str(line_files.write_lines(tmp_path / "text.txt.gz", embed_lines.make_lines(40_000)))
   expected = embedded(tmp_path / "one", run, text, local.Local())
   assert sorted(expected) == [
@@ -301,5 +299,3 @@ def test_all_engines_write_the_same_bytes(run, tmp_path):
     "vectors.json",
   ]
   assert embedded(tmp_path / "two", run, text, local.Local(2)) == expected
-  pytest.importorskip("apache_beam")
-  assert embedded(tmp_path / "beam", run, text, beam.Beam("DirectRunner")) == expected

@@ -4,7 +4,6 @@ import pickle
 import memory_store
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from vmsst import errors
 from vmsst.search import exact_search
@@ -19,40 +18,6 @@ def write_vectors(folder, vectors=VECTORS, *, chunk=4, **settings):
   for start in range(0, len(vectors), chunk):
     writer.append(vectors[start : start + chunk])
   writer.finish()
-
-
-def read_safetensors(path):
-  return safetensors.numpy.load_file(path)["vectors"]
-
-
-def read_parquet(path):
-  column = pytest.importorskip("pyarrow.parquet").read_table(path).column("vector")
-  return np.array([row.as_py() for row in column])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-  ("file_format", "read"), [("safetensors", read_safetensors), ("parquet", read_parquet)]
-)
-def test_other_formats_are_read_by_their_own_libraries(tmp_path, file_format, read, dtype):
-  if file_format == "parquet":
-    pytest.importorskip("pyarrow")
-  expected = VECTORS.astype(dtype)
-  write_vectors(tmp_path, file_format=file_format, dtype=dtype)
-  files = sorted(path.name for path in tmp_path.glob("vectors-*"))
-  assert files == [f"vectors-0000{number}.{file_format}" for number in range(3)]
-  parts = [read(tmp_path / name) for name in files]
-  np.testing.assert_array_equal(np.concatenate(parts), expected)
-  vectors = vector_store.open_vectors(tmp_path)
-  assert (vectors.dtype, vectors[:].dtype) == (np.dtype(dtype), np.dtype(dtype))
-  for rows in (slice(None), slice(2, 7), slice(8, 21), slice(5, 5)):
-    np.testing.assert_array_equal(vectors[rows], expected[rows])
-  with pytest.raises(errors.InputError, match=r'format is .*, not "npy"'):
-    vector_store.start(tmp_path, shard_files.Kind(3, dtype), [10, 10, 3], {})
-  path = tmp_path / files[1]
-  path.write_bytes(path.read_bytes()[:60])
-  with pytest.raises(errors.InputError, match=rf"{files[1]}: broken"):
-    vector_store.open_vectors(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -80,7 +45,7 @@ def test_shards_of_any_size_are_written_in_any_order(tmp_path):
       vector_store.open_vectors(tmp_path)
     for number in (2, 0, 3) if round == 0 else (1, 2):
       part = VECTORS[ends[number] - rows[number] : ends[number]]
-      path = vector_store.shard_path(tmp_path, kind, number)
+      path = vector_store.shard_path(tmp_path, number)
       sha256[number] = shard_files.write(path, part, kind)
     if round == 0:
       with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such"):
@@ -99,7 +64,7 @@ def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
   vector_store.abandon(tmp_path / "v")
   assert not (tmp_path / "v").exists()
   vector_store.start(tmp_path / "v", kind, [2, 2], {})
-  shard_files.write(vector_store.shard_path(tmp_path / "v", kind, 1), VECTORS[:2], kind)
+  shard_files.write(vector_store.shard_path(tmp_path / "v", 1), VECTORS[:2], kind)
   vector_store.abandon(tmp_path / "v")
   assert len(list((tmp_path / "v").iterdir())) == 2
 
@@ -189,8 +154,6 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
       vector_store.start(tmp_path, shard_files.Kind(**kind), [23], {"encoder": encoder})
   with pytest.raises(errors.InputError, match="has vectors already"):
     vector_store.Writer(tmp_path, 3)
-  with pytest.raises(errors.InputError, match="format is csv; choose npy, safetensors"):
-    shard_files.Kind(3, file_format="csv")
   with pytest.raises(errors.InputError, match="dtype is float64; choose float32, float16"):
     shard_files.Kind(3, "float64")
   (tmp_path / "vectors-00001.npy").unlink()
@@ -210,9 +173,8 @@ def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("file_format", ["npy", "parquet"])
-def test_rows_are_taken_in_any_order(tmp_path, file_format, monkeypatch):
-  writer = vector_store.Writer(tmp_path, 3, shard_rows=5, file_format=file_format)
+def test_rows_are_taken_in_any_order(tmp_path, monkeypatch):
+  writer = vector_store.Writer(tmp_path, 3, shard_rows=5)
   writer.append(VECTORS)
   writer.finish()
   monkeypatch.chdir(tmp_path.parent)
@@ -224,20 +186,19 @@ def test_rows_are_taken_in_any_order(tmp_path, file_format, monkeypatch):
   np.testing.assert_array_equal(pickle.loads(saved).take(row_N), VECTORS[row_N])
 
 
-@pytest.mark.parametrize("file_format", shard_files.FORMATS)
-def test_a_changed_byte_is_found(tmp_path, file_format):
+def test_a_changed_byte_is_found(tmp_path):
   digests = set()
   for change in (0.0, 1e-6):
-    writer = vector_store.Writer(tmp_path / f"{change}", 3, shard_rows=5, file_format=file_format)
+    writer = vector_store.Writer(tmp_path / f"{change}", 3, shard_rows=5)
     writer.append(VECTORS + change)
     writer.finish()
     digests.add(vector_store.open_vectors(tmp_path / f"{change}").digest)
   assert len(digests) == 2
-  path = tmp_path / "0.0" / f"vectors-00003.{file_format}"
+  path = tmp_path / "0.0" / "vectors-00003.npy"
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  with pytest.raises(errors.InputError, match=rf"vectors-00003\.{file_format}: (damaged|broken)"):
+  with pytest.raises(errors.InputError, match=r"vectors-00003\.npy: (damaged|broken)"):
     vector_store.open_vectors(tmp_path / "0.0")
 
 
@@ -246,13 +207,12 @@ def test_vectors_of_earlier_versions_have_a_digest(tmp_path):
   assert len(vector_store.open_vectors(tmp_path / "old").digest) == 64
 
 
-@pytest.mark.parametrize("file_format", shard_files.FORMATS)
 @pytest.mark.parametrize("dtype", ["float16", "binary"])
-def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch, file_format, dtype):
+def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch, dtype):
   store = memory_store.installed(monkeypatch)
   opened = []
   for folder in (tmp_path / "v", "gs://bucket/v"):
-    writer = vector_store.Writer(folder, 3, dtype=dtype, shard_rows=5, file_format=file_format)
+    writer = vector_store.Writer(folder, 3, dtype=dtype, shard_rows=5)
     writer.append(VECTORS)
     writer.finish()
     opened.append(vector_store.open_vectors(folder))
@@ -266,12 +226,11 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch, file_fo
     np.testing.assert_array_equal(remote[rows], local[rows])
   for found, expected in zip(remote.shards(), local.shards(), strict=True):
     np.testing.assert_array_equal(found, expected)
-  path = f"gs://bucket/v/vectors-00002.{file_format}"
+  path = "gs://bucket/v/vectors-00002.npy"
   content = bytearray(store.cat_file(path))
   content[-1] ^= 1
   store.pipe_file(path, bytes(content))
   shard_files._downloaded.cache_clear()
-  shard_files._parquet_of.cache_clear()
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002.*: (damaged|broken)"):
     vector_store.open_vectors("gs://bucket/v")[:]
   store.rm_file(path)
@@ -295,7 +254,7 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch, file_fo
 def test_int8_without_good_ranges_is_broken(tmp_path, ranges):
   kind = shard_files.Kind(3, "int8", ranges=((0.0,) * 3, (22.0,) * 3))
   vector_store.start(tmp_path, kind, [23], {})
-  sha256 = shard_files.write(vector_store.shard_path(tmp_path, kind, 0), VECTORS, kind)
+  sha256 = shard_files.write(vector_store.shard_path(tmp_path, 0), VECTORS, kind)
   vector_store.finish(tmp_path, kind, [sha256])
   assert vector_store.open_vectors(tmp_path).shape == (23, 3)
   path = tmp_path / "vectors.json"

@@ -5,18 +5,18 @@ with `mt5_encoder.` and the projection is `projection.weight`; the other form is
 Encoders under any prefix are read. The projection is found by its name or its shape, or the caller
 names it.
 
-A T5X checkpoint may also have the language encoder and the decoder; see `vmsst_decoder`.
+The names of the other parameters of the T5X checkpoint (language encoder, decoder) are not
+published; they are left out.
 """
 
 import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors, torch_files
-from vmsst.checkpoints.importers import mt5, vmsst_decoder, weight_tables
+from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.files import storage, work_folders
 from vmsst.text import vocabularies
 
@@ -58,7 +58,6 @@ def import_vmsst(
   *,
   vocabulary: str | os.PathLike[str] | None = None,
   projection: str | None = None,
-  decoder: str | os.PathLike[str] | None = None,
   max_length: int = MAX_LENGTH,
 ) -> weight_tables.Imported:
   """Writes VMSST as a folder that `vmsst.load` opens and that training runs start from.
@@ -71,9 +70,6 @@ def import_vmsst(
       `encoder.json` and the vocabulary.
     vocabulary: mT5's SentencePiece model; None: `spiece.model` in the folder.
     projection: The projection's name in the source; None: find it.
-    decoder: JSON file with the names of the other parameters of a T5X checkpoint, as in
-      `vmsst_decoder`: imports language encoder and decoder too, for `vmsst.load_translator`. None:
-      only the encoder.
     max_length: Tokens of a sentence, EOS included. Longer sentences are cut.
 
   Raises:
@@ -96,28 +92,19 @@ def import_vmsst(
     shape = found.tensors[head].shape
     dimension = shape[0] if found.transposed else shape[1]
     rows = [*found.encoder, weight_tables.Row(head, shape, (_HEAD,), found.transposed)]
-    rest = None if decoder is None else _rest(found, rows, decoder)
-    network = {
-      "config_class": "T5Config",
-      "config": dict(found.sizes),
-      "latent_dim": dimension,
-    }
-    generation: dict[str, Any] = {}
-    if rest is not None:
-      generator = {"class": "VmsstNetwork", **network, "num_decoder_layers": rest.num_layers}
-      generation = {"generator": generator, "languages": rest.languages}
     with work_folders.atomic_folder(target) as partial:
-      params = weight_tables.to_parameters(rows, found.tensors)
-      params |= {} if rest is None else rest.parameters(found.tensors)
-      weight_tables.write_checkpoint(partial, params)
+      weight_tables.write_checkpoint(partial, weight_tables.to_parameters(rows, found.tensors))
       encoder_json.save_imported_encoder(
         partial,
-        network={"class": "SentenceEncoder", **network},
+        network={
+          "class": "SentenceEncoder",
+          "config_class": "T5Config",
+          "config": dict(found.sizes),
+          "latent_dim": dimension,
+        },
         vocabulary=pieces,
         max_length=max_length,
-        **generation,
       )
-  rows += () if rest is None else rest.rows
   unused = sorted(found.tensors.keys() - {row.source for row in rows})
   rows += [weight_tables.Row(name, found.tensors[name].shape, note=_UNUSED) for name in unused]
   return weight_tables.Imported(
@@ -128,22 +115,8 @@ def import_vmsst(
     notes=(
       f"Sentence vectors have {dimension} dimensions; sentences at most {max_length} tokens",
       f"vmsst.load({str(target)!r}) opens the encoder",
-      *(() if rest is None else (f"vmsst.load_translator({str(target)!r}) opens the decoder too",)),
     ),
   )
-
-
-def _rest(
-  found: _Source, rows: list[weight_tables.Row], decoder: str | os.PathLike[str]
-) -> vmsst_decoder.Decoder:
-  """Returns the parts next to the encoder, by the names in a file."""
-  names = vmsst_decoder.read_names(decoder)
-  if found.transposed:
-    raise errors.InputError(
-      f"{found.where}: files for transformers have no decoder; give the T5X checkpoint, or omit "
-      "--decoder"
-    )
-  return vmsst_decoder.find(names, found.tensors, rows, found.sizes, str(found.where))
 
 
 def _open(path: pathlib.Path) -> _Source:

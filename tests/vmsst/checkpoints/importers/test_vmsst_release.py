@@ -114,12 +114,9 @@ def test_a_source_in_a_store_is_imported_as_on_this_machine(tmp_path, capsys, mo
   for name, array in arrays(tmp_path / "expected").items():
     np.testing.assert_array_equal(found[name], array)
   capsys.readouterr()
-  store.pipe_file(f"{url}/names.json", b'{"x": 1}')
-  decoder = ["--decoder", f"{url}/names.json"]
   for options, message in (
     ([f"{url}/nothing"], f"{url}/nothing cannot be read: "),
     ([f"{url}/config.json"], f"{url}/config.json is not a file of torch or safetensors; give "),
-    ([url, *decoder], f"{url}/names.json: unknown keys"),
     (
       [url, "--vocabulary", f"{url}/config.json"],
       f"{url}/config.json: not a SentencePiece model",
@@ -226,12 +223,4 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
     with pytest.raises(errors.InputError, match=message):
       vmsst_release.import_vmsst(source, tmp_path / "out")
   assert not trap.exists()
-  assert not (tmp_path / "out").exists()
-
-
-def test_files_for_transformers_have_no_decoder(tmp_path):
-  folder = save_hugging_face(tmp_path / "hf", state_dict(t5x_params()))
-  (tmp_path / "names.json").write_text('{"languages": ["de"]}')
-  with pytest.raises(errors.InputError, match="have no decoder; give the T5X checkpoint"):
-    vmsst_release.import_vmsst(folder, tmp_path / "out", decoder=tmp_path / "names.json")
   assert not (tmp_path / "out").exists()

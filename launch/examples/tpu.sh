@@ -1,0 +1,81 @@
+#!/bin/bash
+# Trains on a preemptible Cloud TPU, and on a new one after each preemption: bash tpu.sh. It runs for
+# as long as the training, on a machine with gcloud. Change the marked lines.
+set -u
+name=vmsst                                                  # change
+zone=us-central2-b                                          # change
+accelerator=v4-64                                           # change
+version=tpu-ubuntu2204-base                                 # change
+failures=3 # consecutive failures on a running TPU after which to give up
+pause=30   # seconds
+
+# Every worker runs this. The running command holds the lock. If the connection broke, it may still
+# run: stop it first, and wait up to ten minutes for its checkpoint. The status is 75 after SIGTERM.
+worker=$(
+  cat <<'END'
+pip install -q "vmsst[train,tpu,gcs]" || exit
+exec 9>>vmsst.lock
+flock --nonblock 9 || kill -TERM "$(cat vmsst.pid)"
+flock --timeout 600 9 || exit
+echo $$ >vmsst.pid
+stop() { stopped=1; kill -TERM "$pid" 2>/dev/null; }
+stopped=
+pid=
+trap stop TERM
+t5x train --gin_file=vmsst_24l.gin --gin_file=meshes/24l_32.gin \
+  --gin.MODEL_DIR="'gs://bucket/runs/vmsst'" \
+  --gin.OPUS_DATA_DIR="'gs://bucket/tfds'" \
+  --gin.VOCABULARY_PATH="'gs://bucket/mt5/sentencepiece.model'" & # change
+pid=$!
+[ -z "$stopped" ] || kill -TERM "$pid" # SIGTERM came before pid was set
+wait "$pid"
+status=$?
+while kill -0 "$pid" 2>/dev/null; do # SIGTERM ended wait early
+  wait "$pid"
+  status=$?
+done
+[ -z "$stopped" ] || status=75
+exit "$status"
+END
+)
+
+tpu() {
+  gcloud compute tpus tpu-vm "$1" "$name" --zone="$zone" "${@:2}"
+}
+state() {
+  tpu describe --format='value(state)' 2>/dev/null
+}
+
+failed=0
+while true; do
+  case "$(state)" in
+    READY) ;;
+    "")
+      echo "$name: requesting a TPU"
+      tpu create --accelerator-type="$accelerator" --version="$version" --spot || sleep "$pause"
+      continue
+      ;;
+    PREEMPTED | TERMINATED)
+      echo "$name: preempted; deleting the rest of it"
+      tpu delete --quiet || sleep "$pause"
+      continue
+      ;;
+    *)
+      sleep "$pause"
+      continue
+      ;;
+  esac
+  tpu ssh --worker=all --command="$worker"
+  status=$?
+  [ "$status" -ne 0 ] || break
+  sleep "$pause" # a preemption shows in the state a little later
+  if [ "$status" -eq 75 ] || [ "$(state)" != READY ]; then
+    failed=0
+    continue
+  fi
+  failed=$((failed + 1))
+  echo "$name: the command failed with $status on a running TPU ($failed of $failures failures)"
+  [ "$failed" -lt "$failures" ] || break
+done
+tpu delete --quiet # you are charged until the TPU is deleted
+exit "$status"
