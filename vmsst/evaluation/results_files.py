@@ -169,7 +169,7 @@ class Folder:
         raise errors.InputError(
           f"{self._folder} has other results: {differences}; give another folder, or delete it"
         )
-    elif storage.exists(self._path("results")):
+    elif storage.exists(self._path("results")) and not self.names():
       raise errors.InputError(
         f"{self._path('results')} is not by `vmsst eval`, which would replace it; give another "
         "folder"

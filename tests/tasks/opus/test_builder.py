@@ -108,7 +108,7 @@ def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
     with pytest.raises(errors.InputError, match=r"write of .*No space left"):
       _build(tree)
   assert not list((tree / "tfds").rglob("1.0.0*"))
-  cleaned = tree / "tfds/opus_bitext_work/mine/clean/Tanzil.v1.eng_tur.parquet"
+  cleaned = tree / "tfds/opus_bitext_work/mine/.vmsst/clean/Tanzil.v1.eng_tur.parquet"
   assert cleaned.exists()
   with monkeypatch.context() as patch:
     patch.setattr(pipeline.stages.Clean, "make", fail)  # It is done and need not be done again.
@@ -127,7 +127,7 @@ def test_tfds_builds_a_recipe_of_the_package_from_its_manual_dir(tree):
   config = tfds.download.DownloadConfig(manual_dir=tree, try_download_gcs=False)
   made.download_and_prepare(download_config=config)
   assert {"train_deu_eng", "train_eng_tur"} <= set(made.info.splits)
-  assert (tree / "work" / "clean").is_dir()  # Kept, as it was given.
+  assert (tree / "work" / ".vmsst" / "clean").is_dir()  # Kept, as it was given.
 
 
 def test_the_same_rows_are_written_as_array_records(tree):
@@ -201,7 +201,7 @@ def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
   assert _hash(tree / "copy") == _hash(expected)
   card = (expected / builder.DATA_CARD).read_text()
   assert (tree / "copy" / builder.DATA_CARD).read_text() == card
-  assert not (tree / "work" / "upload").exists()
+  assert not (tree / "work" / ".vmsst" / "upload").exists()
   monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)  # Nothing is uploaded again.
   assert build() == url
   recipe = tree / "mine.yaml"

@@ -1,5 +1,7 @@
+import contextlib
 import errno
 import pathlib
+from concurrent import futures
 
 import broken_units
 import numpy as np
@@ -137,23 +139,27 @@ def _times(work):
 
 def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
   first = _build(tree)
-  before = _times(tree / "work")
+  before = _times(tree / "work" / ".vmsst")
   assert _build(tree).content == first.content
-  assert _times(tree / "work") == before
+  assert _times(tree / "work" / ".vmsst") == before
   # Without the result, or with half of the file, a unit was not done.
-  (tree / "work" / "clean" / "Tatoeba.v1.deu_eng.parquet.json").write_text('{"key":')
-  cut = tree / "work" / "merge" / "eng_tur" / "00000.parquet"
+  (tree / "work" / ".vmsst" / "clean" / "Tatoeba.v1.deu_eng.parquet.json").write_text('{"key":')
+  cut = tree / "work" / ".vmsst" / "merge" / "eng_tur" / "00000.parquet"
   cut.write_bytes(cut.read_bytes()[:-3])
   assert _build(tree).content == first.content
-  again = {path.name for path, time in _times(tree / "work").items() if time != before[path]}
+  again = {
+    path.name for path, time in _times(tree / "work" / ".vmsst").items() if time != before[path]
+  }
   assert again == {"Tatoeba.v1.deu_eng.parquet", "00000.parquet"}
   # One language pair gets another row.
-  before = _times(tree / "work")
+  before = _times(tree / "work" / ".vmsst")
   opus_tree.write(tree / "opus", [opus_tree.Part("Tatoeba", "v1", ("en", "tr"), [("two", "iki")])])
   report = _build(tree)
   assert len(_rows(report, "train_eng_tur")) == 2
   again = {
-    path.parent.name for path, time in _times(tree / "work").items() if time != before.get(path)
+    path.parent.name
+    for path, time in _times(tree / "work" / ".vmsst").items()
+    if time != before.get(path)
   }
   assert again == {"clean", "eng_tur"}
 
@@ -165,15 +171,15 @@ def test_a_killed_worker_ends_the_build_and_the_same_call_resumes(tree):
       units = [broken_units.killed(u) if i == victim else u for i, u in enumerate(units)]
     _do(title, units)
 
-  killed = r"clean: a worker process was killed at .*(en-tr|1 others) .*to resume"
+  killed = r"clean: a worker process was killed at .*(en-tr|1 others).*to resume"
   with pytest.raises(errors.InputError, match=killed):
     _build(tree, Doing(killing))
-  assert list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
-  times = _times(tree / "work" / "clean")
+  assert list(tree.rglob(".vmsst-part-*"))
+  times = _times(tree / "work" / ".vmsst" / "clean")
   done = {path: time for path, time in times.items() if pathlib.Path(f"{path}.json").exists()}
   report = _build(tree)
-  assert not list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
-  assert {path: _times(tree / "work")[path] for path in done} == done
+  assert not list(tree.rglob(".vmsst-part-*"))
+  assert {path: _times(tree / "work" / ".vmsst")[path] for path in done} == done
   assert report.content == _build(tree, work="undisturbed").content
 
 
@@ -198,15 +204,18 @@ def test_a_full_disk_ends_the_build_and_the_same_call_resumes(tree, monkeypatch,
       self.stream.write(data[:5])
       raise OSError(errno.ENOSPC, "No space left on device")
 
-  def opening(path, mode):
-    full = folder in str(path) and "w" in mode and "deu_eng" in str(path)
-    return Full(open(path, mode)) if full else open(path, mode)
+  @contextlib.contextmanager
+  def opening(path):
+    full = folder in str(path) and "deu_eng" in str(path)
+    with atomic_file(path) as stream:
+      yield Full(stream) if full else stream
 
+  atomic_file = atomic_files.atomic_file
   with monkeypatch.context() as patch:
-    patch.setattr(atomic_files, "open", opening, raising=False)
+    patch.setattr(atomic_files, "atomic_file", opening)
     with pytest.raises(errors.InputError, match=rf"{stage} of .*No space left.*deu_eng.*to resume"):
       _build(tree)
-  assert not list(tree.rglob(f"*{atomic_files.PARTIAL}*"))
+  assert not list(tree.rglob(".vmsst-part-*"))
   assert _build(tree).content == _build(tree, work="undisturbed").content
 
 
@@ -263,8 +272,11 @@ def test_ranks_are_random_and_depend_on_key_corpus_and_seed_alone():
 
 def test_one_build_at_a_time_works_in_a_folder(tree):
   def second(title, units):
-    with pytest.raises(errors.InputError, match="another build uses this folder"):
-      _build(tree)
+    with (
+      futures.ThreadPoolExecutor(1) as pool,
+      pytest.raises(errors.InputError, match="work is being written by another command"),
+    ):
+      pool.submit(_build, tree).result()
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 import os
 import threading
+from concurrent import futures
 
 import memory_store
 import pytest
@@ -24,15 +25,27 @@ def place(request, tmp_path):
   return "gs://bucket/place"
 
 
+def refused(output, *, is_folder=False):
+  """Asserts that another thread cannot own an output."""
+
+  def own():
+    with work_folders.owned(output, is_folder=is_folder):
+      pass
+
+  with futures.ThreadPoolExecutor(1) as pool:
+    message = rf"out is being written by .*process {os.getpid()} on "
+    with pytest.raises(errors.InputError, match=message):
+      pool.submit(own).result()
+
+
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_an_output_has_one_writer(place, is_folder):
   output = f"{place}/out"
-  with (
-    work_folders.owned(output, is_folder=is_folder),
-    pytest.raises(errors.InputError, match=rf"out is being written by .*process {os.getpid()} on "),
-    work_folders.owned(output, is_folder=is_folder),
-  ):
-    pass
+  with work_folders.owned(output, is_folder=is_folder):
+    refused(output, is_folder=is_folder)
+    with work_folders.owned(output, is_folder=is_folder):  # this thread again
+      pass
+    refused(output, is_folder=is_folder)
   with work_folders.owned(output, is_folder=is_folder), work_folders.owned(f"{output}/below"):
     pass
   assert not storage.names(output)
@@ -41,12 +54,8 @@ def test_an_output_has_one_writer(place, is_folder):
 
 def test_links_lead_to_the_same_output(tmp_path):
   (tmp_path / "link").symlink_to("out")
-  with (
-    work_folders.owned(tmp_path / "link"),
-    pytest.raises(errors.InputError, match="is being written"),
-    work_folders.owned(tmp_path / "out"),
-  ):
-    pass
+  with work_folders.owned(tmp_path / "link"):
+    refused(tmp_path / "out")
   with work_folders.owned("/dev/null"), work_folders.owned("/dev/null"):
     pass
 

@@ -208,12 +208,7 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monke
     mine(texts, tmp_path, compare=failing)
   assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
   broken = tmp_path / ".out.tsv.vmsst" / "block-0-1.npz"
-  content = broken.read_bytes()
-  broken.write_bytes(content[::-1])
-  del compared[:2]
-  with pytest.raises(errors.InputError, match=r"block-0-1\.npz: broken .* rerun"):
-    mine(texts, tmp_path, compare=compare)
-  broken.write_bytes(content[:9])
+  broken.write_bytes(broken.read_bytes()[::-1])
   again = []
 
   def watched(*sides):
@@ -221,7 +216,7 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monke
     compare(*sides)
 
   assert mine(texts, tmp_path, compare=watched)[1] == expected
-  assert len(again) == 1
+  assert len(again) == 6  # of 9; 4 were done, and one of these is broken
   assert [path.name for path in tmp_path.glob("*out*")] == ["out.tsv"]
 
 
