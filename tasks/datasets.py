@@ -44,7 +44,7 @@ def get_global_batches(
     shard_id: Number of this host's share.
     num_shards: Number of shares.
     feature_converter_cls: The model's feature converter.
-    num_epochs: Number of epochs; None: endless.
+    num_epochs: Number of epochs; None: endless. A mixture ends with the task that ends first.
     continue_from_last_checkpoint: Must be False.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
       `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts

@@ -177,7 +177,20 @@ class InMemoryMixture(seqio.Mixture):
     trim_output_features: bool = True,
     **options,
   ) -> tf.data.Dataset:
-    """Returns rows as seqio.Mixture."""
+    """Returns rows as seqio.Mixture.
+
+    With `num_epochs`, it ends with the task that ends first, and the other tasks are not read to
+    their ends. To read every row, get the dataset of each task.
+    """
+    arguments: dict[str, Any] = {
+      "split": split,
+      "use_cached": use_cached,
+      "shuffle": shuffle,
+      "seed": seed,
+      "shard_info": shard_info,
+      "num_epochs": num_epochs,
+      "trim_output_features": trim_output_features,
+    }
     tasks = [task for task in self.tasks if split in task.splits]
     lengths = sequence_length or {}
     names = preprocessors.wanted(self.output_features, sequence_length)
@@ -185,19 +198,7 @@ class InMemoryMixture(seqio.Mixture):
     streamed = any(isinstance(task, streamed_tasks.StreamedTask) for task in tasks)
     if streamed and not uncommon:
       self._check_compatible_features()
-      datasets = [
-        task.get_dataset(
-          sequence_length,
-          split,
-          use_cached,
-          shuffle,
-          seed=seed,
-          shard_info=shard_info,
-          num_epochs=num_epochs,
-          trim_output_features=trim_output_features,
-        )
-        for task in tasks
-      ]
+      datasets = [task.get_dataset(sequence_length, **arguments) for task in tasks]
       stream_seed = _seed(seed) if seed is not None or shuffle else 42
       return streamed_tasks.mixed(datasets, [self.get_rate(task) for task in tasks], stream_seed)
     by_number = (
@@ -210,17 +211,7 @@ class InMemoryMixture(seqio.Mixture):
       and sum(task.source.num_bytes(split, names) for task in tasks) <= _MIXTURE_LIMIT
     )
     if not by_number:
-      return super().get_dataset(
-        sequence_length,
-        split,
-        use_cached,
-        shuffle,
-        seed,
-        shard_info,
-        num_epochs,
-        trim_output_features=trim_output_features,
-        **options,
-      )
+      return super().get_dataset(sequence_length, **arguments, **options)
     self._check_compatible_features()
     shard = shard_info or streamed_tasks.WHOLE
     row_seed = _seed(seed)

@@ -211,6 +211,8 @@ class PjitPartitioner:
   def get_mesh_axes(self, train_state: Any) -> Any:
     """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
 
+    Collections of the model that have no logical axes are replicated.
+
     Raises:
       InputError: No rule has the axis name of a parameter.
     """
@@ -229,7 +231,8 @@ class PjitPartitioner:
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
 
     flat = traverse_util.flatten_dict(axes.state_dict(), keep_empty_nodes=True, sep="/")
-    mesh_axes = {name: to_mesh(name, names) for name, names in flat.items()}
+    replicated = dict.fromkeys(traverse_util.flatten_dict(train_state.state_dict(), sep="/"))
+    mesh_axes = {**replicated, **{name: to_mesh(name, names) for name, names in flat.items()}}
     return axes.restore_state(traverse_util.unflatten_dict(mesh_axes, sep="/"))
 
   def shardings(self, mesh_axes: Any) -> Any:

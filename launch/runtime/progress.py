@@ -8,6 +8,8 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from vmsst.launch.runtime import summaries
+
 _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 15.0
 
@@ -79,11 +81,8 @@ class Progress:
       self._paused = 0.0
     if self._silent or (now - self._last[1] < self._period and step < self.total_steps):
       return
-    values = {
-      name: float(np.asarray(jax.device_get(metrics[name]).compute()))
-      for name in ("loss", "tokens_per_example")
-      if name in metrics
-    }
+    shown = {name: metrics[name] for name in ("loss", "tokens_per_example") if name in metrics}
+    values = summaries.numbers(shown, 1, now - self._last[1])
     parts = [f"step {step}/{self.total_steps}"]
     if "loss" in values:
       parts.append(f"loss {values['loss']:.4f}")

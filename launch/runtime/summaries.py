@@ -5,12 +5,34 @@ import os
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+import clu.metrics
 import jax
 import numpy as np
 
 from vmsst.files import log_folders, storage
 
 _UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
+
+
+def numbers(
+  metrics: Mapping[str, clu.metrics.Metric], steps: int, seconds: float
+) -> dict[str, float]:
+  """Returns metrics on the devices as numbers on the host.
+
+  Args:
+    metrics: By name. Those per step or per time have `replace_steps` or `replace_duration`, as in
+      upstream T5X.
+    steps: Number of steps that they are merged from.
+    seconds: Duration of these steps.
+  """
+  values = {}
+  for name, metric in jax.device_get(metrics).items():
+    if hasattr(metric, "replace_steps"):
+      metric = metric.replace_steps(steps)
+    if hasattr(metric, "replace_duration"):
+      metric = metric.replace_duration(seconds)
+    values[name] = float(np.asarray(metric.compute()))
+  return values
 
 
 class SummaryWriter:

@@ -38,10 +38,8 @@ def _check_axes(collection: str, variables: Variables, axes: Variables) -> None:
     )
 
 
-def _split(
-  model_variables: Variables,
-) -> tuple[Variables, Variables | None, FrozenDict, FrozenDict | None]:
-  """Returns parameters, their axes, the other collections and their axes."""
+def _split(model_variables: Variables) -> tuple[Variables, dict[str, Any]]:
+  """Returns the parameters and the fields of a state for their axes and all other variables."""
   collections = dict(model_variables)
   all_axes = {
     name.removesuffix(_AXES): collections.pop(name)
@@ -50,37 +48,26 @@ def _split(
   }
   for name, axes in all_axes.items():
     _check_axes(name, collections.get(name, {}), axes)
-  params, params_axes = collections.pop("params"), all_axes.pop("params", None)
-  mutables_axes = flax.core.freeze(all_axes) if all_axes else None
-  return params, params_axes, flax.core.freeze(collections), mutables_axes
-
-
-def _like(reference: Variables, tree: Variables) -> Variables:
-  """Returns `tree` as a frozen dict if `reference` is one, else as a plain dict."""
-  unfrozen = flax.core.unfreeze(tree)
-  return flax.core.freeze(unfrozen) if isinstance(reference, FrozenDict) else unfrozen
+  return collections.pop("params"), {
+    "params_axes": all_axes.pop("params", None),
+    "flax_mutables": flax.core.freeze(collections),
+    "flax_mutables_axes": flax.core.freeze(all_axes) if all_axes else None,
+  }
 
 
 def _mutables_of(state_dict: Mapping[str, Any]) -> FrozenDict:
   return flax.core.freeze(dict(state_dict.get("flax_mutables", {})))
 
 
-def _axis_names(collection: str, variables: Variables, axes: Variables | None) -> Variables:
-  """Returns the axes of `variables`, in the same kind of dict."""
+def _axes_of_params(params: Variables, axes: Variables | None) -> Variables:
+  """Returns the axes of `params`, in the same kind of dict."""
   if axes is None:
     raise InputError(
-      f"the model's collection {collection!r} has no logical axes, which a partitioner needs; "
-      "create its variables with flax.linen.partitioning.param_with_axes or variable_with_axes"
+      "the model's collection 'params' has no logical axes, which a partitioner needs; create its "
+      "variables with flax.linen.partitioning.param_with_axes"
     )
-  return _like(variables, flax_partitioning.get_axis_names(axes))
-
-
-def _mutables_axes(flax_mutables: FrozenDict, axes: FrozenDict | None) -> FrozenDict:
-  """Returns the axes of every collection in `flax_mutables`."""
-  axes = axes or EMPTY_DICT
-  return flax.core.freeze(
-    {name: _axis_names(name, flax_mutables[name], axes.get(name)) for name in flax_mutables}
-  )
+  names = flax_partitioning.get_axis_names(axes)
+  return names if isinstance(params, FrozenDict) else flax.core.unfreeze(names)
 
 
 class FlaxOptimTrainState(struct.PyTreeNode):
@@ -108,15 +95,10 @@ class FlaxOptimTrainState(struct.PyTreeNode):
     Raises:
       InputError: Logical axes are missing.
     """
-    params, params_axes, flax_mutables, flax_mutables_axes = _split(model_variables)
+    params, others = _split(model_variables)
     if hasattr(optimizer_def, "set_param_axes"):
-      optimizer_def.set_param_axes(_axis_names("params", params, params_axes))
-    return cls(
-      _optimizer=optimizer_def.create(params),
-      params_axes=params_axes,
-      flax_mutables=flax_mutables,
-      flax_mutables_axes=flax_mutables_axes,
-    )
+      optimizer_def.set_param_axes(_axes_of_params(params, others["params_axes"]))
+    return cls(_optimizer=optimizer_def.create(params), **others)
 
   @property
   def step(self) -> Int[jax.Array, ""]:
@@ -147,6 +129,15 @@ class FlaxOptimTrainState(struct.PyTreeNode):
       flax_mutables=_mutables_of(state_dict),
     )
 
+  def replace_params(self, params: Variables) -> FlaxOptimTrainState:
+    """Returns the state with other parameters."""
+    return self.replace(_optimizer=self._optimizer.replace(target=params))
+
+  def replace_step(self, step: Int[jax.Array, ""]) -> FlaxOptimTrainState:
+    """Returns the state with another number of steps."""
+    state = self._optimizer.state.replace(step=step)
+    return self.replace(_optimizer=self._optimizer.replace(state=state))
+
   def apply_gradient(
     self, grads: PyTree, learning_rate: Any, flax_mutables: FrozenDict = EMPTY_DICT
   ) -> FlaxOptimTrainState:
@@ -155,13 +146,16 @@ class FlaxOptimTrainState(struct.PyTreeNode):
     return self.replace(_optimizer=optimizer, flax_mutables=flax_mutables)
 
   def as_logical_axes(self) -> FlaxOptimTrainState:
-    """Returns the state with logical axes, or None if replicated, in place of arrays."""
+    """Returns the state with logical axes, or None if replicated, in place of arrays.
+
+    Collections of the model without axes are left out.
+    """
     optimizer_def = self._optimizer.optimizer_def
     return FlaxOptimTrainState(
       _optimizer=optimizer_def.derive_logical_axes(
-        self._optimizer, _axis_names("params", self.params, self.params_axes)
+        self._optimizer, _axes_of_params(self.params, self.params_axes)
       ),
-      flax_mutables=_mutables_axes(self.flax_mutables, self.flax_mutables_axes),
+      flax_mutables=flax_partitioning.get_axis_names(self.flax_mutables_axes or EMPTY_DICT),
     )
 
 
@@ -185,14 +179,8 @@ class InferenceState(struct.PyTreeNode):
   @classmethod
   def create(cls, model_variables: Variables) -> InferenceState:
     """Returns the state at step 0 from the return value of `get_initial_variables`."""
-    params, params_axes, flax_mutables, flax_mutables_axes = _split(model_variables)
-    return cls(
-      step=jnp.zeros((), jnp.int32),
-      params=params,
-      params_axes=params_axes,
-      flax_mutables=flax_mutables,
-      flax_mutables_axes=flax_mutables_axes,
-    )
+    params, others = _split(model_variables)
+    return cls(step=jnp.zeros((), jnp.int32), params=params, **others)
 
   def state_dict(self) -> dict[str, Any]:
     """Returns the part of a checkpoint's tree that this state has."""
@@ -204,15 +192,29 @@ class InferenceState(struct.PyTreeNode):
   def restore_state(self, state_dict: Mapping[str, Any]) -> InferenceState:
     """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
     return self.replace(
-      params=_like(self.params, state_dict["target"]),
+      params=flax.core.freeze(state_dict["target"]),
       step=state_dict["state"]["step"],
       flax_mutables=_mutables_of(state_dict),
     )
 
+  def replace_params(self, params: Variables) -> InferenceState:
+    """Returns the state with other parameters."""
+    return self.replace(params=params)
+
+  def replace_step(self, step: Int[jax.Array, ""]) -> InferenceState:
+    """Returns the state with another number of steps."""
+    return self.replace(step=step)
+
   def as_logical_axes(self) -> InferenceState:
-    """Returns the state with logical axes, or None if replicated, in place of arrays."""
+    """Returns the state with logical axes, or None if replicated, in place of arrays.
+
+    Collections of the model without axes are left out.
+    """
     return InferenceState(
       step=None,
-      params=_axis_names("params", self.params, self.params_axes),
-      flax_mutables=_mutables_axes(self.flax_mutables, self.flax_mutables_axes),
+      params=_axes_of_params(self.params, self.params_axes),
+      flax_mutables=flax_partitioning.get_axis_names(self.flax_mutables_axes or EMPTY_DICT),
     )
+
+
+TrainState = FlaxOptimTrainState | InferenceState  # in annotations of upstream's code

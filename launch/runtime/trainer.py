@@ -39,13 +39,6 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
   return {name: metric.merge(second[name]) for name, metric in first.items()}
 
 
-def compute_metrics(metrics: Metrics) -> dict[str, float]:
-  """Returns metrics on the devices as numbers on the host."""
-  return {
-    name: float(np.asarray(metric.compute())) for name, metric in jax.device_get(metrics).items()
-  }
-
-
 # --------------------------------------------------------------------------------------------
 # The step
 
@@ -281,6 +274,7 @@ class BaseTrainer(abc.ABC):
     self._being_written: list[concurrent.futures.Future[Scalars]] = []
     self._makers_of_sums: dict[tuple[Any, ...], Callable[[], Any]] = {}
     self._start_time = time.time()
+    self._metrics_ready = 0.0  # monotonic time; only the pool's thread uses it
 
   @property
   @abc.abstractmethod
@@ -337,15 +331,25 @@ class BaseTrainer(abc.ABC):
     self,
     batches: Iterator[Batch],
     num_steps: int,
-    start_step: int,
+    start_step: int | None = None,
     bar: "progress.Progress | None" = None,
     should_stop: Callable[[int], bool] = lambda step: False,
   ) -> tuple[int, "concurrent.futures.Future[Scalars]"]:
     """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.
 
+    Args:
+      batches: Global batches.
+      num_steps: Number of steps.
+      start_step: Number of steps before; None asks the train state for it.
+      bar: Shows the progress.
+      should_stop: Whether to stop after some number of steps.
+
     Returns:
       The number of steps trained, and a future of their metrics, set when they are written.
     """
+    began = time.monotonic()
+    if start_step is None:
+      start_step = int(self.train_state.step)
     step_fn = self.summing_train_step
     sums = None
     done = 0
@@ -366,7 +370,7 @@ class BaseTrainer(abc.ABC):
       finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
       finished_now.set_result({})
       return 0, finished_now
-    written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done)
+    written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done, done, began)
     # Keeps failed writes, which `finish_writing` raises.
     unfinished = [x for x in self._being_written if not x.done() or x.exception() is not None]
     self._being_written = [*unfinished, written]
@@ -394,8 +398,12 @@ class BaseTrainer(abc.ABC):
       self._being_written.pop(0).result()
     self.train_writer.flush()
 
-  def _write_train_metrics(self, metrics: Metrics, step: int) -> Scalars:
-    values = compute_metrics(metrics)
+  def _write_train_metrics(self, metrics: Metrics, step: int, count: int, began: float) -> Scalars:
+    jax.block_until_ready(metrics)
+    ready = time.monotonic()
+    # The steps of `train` before may have ended after this one began.
+    values = summaries.numbers(metrics, count, ready - max(began, self._metrics_ready))
+    self._metrics_ready = ready
     self.train_writer.write_scalars(
       step, {**values, "timing/uptime": time.time() - self._start_time}
     )
@@ -407,7 +415,8 @@ class BaseTrainer(abc.ABC):
     results: dict[str, Scalars] = {}
     for name, batches in batch_iters.items():
       total: Metrics | None = None
-      for batch in batches:
+      began = time.monotonic()
+      for count, batch in enumerate(batches, 1):  # noqa: B007
         if data_lib.can_trim():
           batch = data_lib.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
@@ -415,7 +424,8 @@ class BaseTrainer(abc.ABC):
         watchdog.alive()
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty; check its split")
-      results[name] = compute_metrics(total)
+      jax.block_until_ready(total)
+      results[name] = summaries.numbers(total, count, time.monotonic() - began)
       self.eval_writers[name].write_scalars(step, results[name])
       self.eval_writers[name].flush()
     return results

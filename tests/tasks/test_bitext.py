@@ -86,20 +86,25 @@ def test_validation_files_are_a_split_of_their_own(corpus):
   assert _texts(dataset, "targets") == ["V1", "V2"]
 
 
+@pytest.mark.parametrize("num_epochs", [None, 1, 2])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_the_mixture_gives_what_seqio_itself_gives(corpus, shards):
-  mixture = seqio.MixtureRegistry.get(_files(corpus))
+def test_the_mixture_gives_what_seqio_itself_gives(corpus, shards, num_epochs):
+  mixture = seqio.MixtureRegistry.get(_files(corpus, weighting="uniform"))
   assert isinstance(mixture, sources.InMemoryMixture)
-  options = {
-    "shuffle": True, "seed": 7,
-    "shard_info": seqio.ShardInfo(index=shards - 1, num_shards=shards),
-  }  # fmt: skip
-  fast = mixture.get_dataset(LENGTHS, **options).take(150).as_numpy_iterator()
-  slow = seqio.Mixture.get_dataset(mixture, LENGTHS, **options).take(150).as_numpy_iterator()
-  for ours, theirs in zip(fast, slow, strict=True):
-    for name, length in LENGTHS.items():
-      padded = np.pad(theirs[name], (0, length - len(theirs[name])))
-      np.testing.assert_array_equal(ours[name], padded)
+  plain = seqio.Mixture("plain", [(task, mixture.get_rate(task)) for task in mixture.tasks])
+  for index in range(shards):
+    shard = seqio.ShardInfo(index, shards)
+    options = {"shuffle": True, "seed": 7, "num_epochs": num_epochs, "shard_info": shard}
+    fast = list(mixture.get_dataset(LENGTHS, **options).take(150).as_numpy_iterator())
+    slow = list(plain.get_dataset(LENGTHS, **options).take(150).as_numpy_iterator())
+    for ours, theirs in zip(fast, slow, strict=True):
+      for name, length in LENGTHS.items():
+        padded = np.pad(theirs[name], (0, length - len(theirs[name])))
+        np.testing.assert_array_equal(ours[name], padded)
+    # With epochs, the mixture ends with the task that ends first: here the smaller one.
+    french = [row for row in fast if row["input_language"][0] == language("fr").index]
+    few = len(range(index, 5, shards))
+    assert len(french) == few * num_epochs if num_epochs else len(fast) == 150
 
 
 def test_streamed_files_give_the_same_rows_as_those_in_memory(corpus):

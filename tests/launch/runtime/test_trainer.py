@@ -1,0 +1,149 @@
+"""Models of upstream T5X's form: metrics per step and per time, variables without axes."""
+
+import json
+import re
+import time
+from typing import Any
+
+import clu.metrics
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_runs
+
+from vmsst.launch.runtime import checkpoints
+
+STEPS, ROWS = 7, 8
+
+
+@flax.struct.dataclass
+class PerStep(clu.metrics.Metric):
+  """A total per step. Microbatches count as steps until `replace_steps`."""
+
+  total: Any = None
+  steps: Any = 1
+
+  def merge(self, other):
+    return PerStep(self.total + other.total, self.steps + other.steps)
+
+  def replace_steps(self, steps):
+    return self.replace(steps=steps)
+
+  def compute(self):
+    return jnp.asarray(self.total / self.steps)
+
+
+@flax.struct.dataclass
+class PerSecond(clu.metrics.Metric):
+  """A total per second; without a total, the seconds."""
+
+  total: Any = None
+  duration: Any = None
+
+  def merge(self, other):
+    assert self.duration is None
+    return self if self.total is None else PerSecond(self.total + other.total)
+
+  def replace_duration(self, duration):
+    return self.replace(duration=duration)
+
+  def compute(self):
+    if self.duration is None:
+      raise ValueError("no duration")
+    return jnp.asarray(self.duration if self.total is None else self.total / self.duration)
+
+
+@flax.struct.dataclass
+class StepsPerSecond(PerStep, PerSecond):
+  """The steps per second."""
+
+  def merge(self, other):
+    return self
+
+  def compute(self):
+    return jnp.asarray(self.steps / self.duration)
+
+
+class Measured(toy_runs.ToyModel):
+  """Its loss is a sum over a batch; it counts calls in a collection that has no axes."""
+
+  def get_initial_variables(self, rng, input_shapes, input_types=None):
+    variables = super().get_initial_variables(rng, input_shapes, input_types)
+    return {**variables, "seen": {"calls": jnp.zeros((), jnp.int32)}}
+
+  def _measured(self, params, batch):
+    mean, _ = super().loss_fn(params, batch, None)
+    rows = jnp.float32(batch["inputs"].shape[0])
+    loss = mean * rows
+    return loss, {
+      "loss": PerStep(loss),
+      "rows_per_step": PerStep(rows),
+      "rows_per_second": PerSecond(rows),
+      "seconds": PerSecond(),
+      "steps_per_second": StepsPerSecond(),
+    }
+
+  def loss_fn(self, params, batch, dropout_rng, flax_mutables):
+    loss, metrics = self._measured(params, batch)
+    return loss, (metrics, jax.tree.map(lambda count: count + 1, flax_mutables))
+
+  def eval_fn(self, params, batch, flax_mutables):
+    loss, metrics = self._measured(params, batch)
+    return loss, {**metrics, "calls": clu.metrics.LastValue(flax_mutables["seen"]["calls"])}
+
+
+def run(folder, microbatches, **overrides):
+  toy_runs.run(
+    folder,
+    **{
+      "model": Measured(),
+      "trainer_cls": toy_runs.make_trainer(num_microbatches=microbatches),
+      "total_steps": STEPS,
+      "stats_period": 3,
+      "train_eval_dataset_cfg": toy_runs.config("validation", ROWS, shuffle=False),
+      "eval_period": STEPS,
+      "period": 100,
+      **overrides,
+    },
+  )
+  kinds = {"train": folder / "train", "eval": folder / "training_eval" / "toy"}
+  return {
+    kind: [
+      row
+      for row in map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+      if "loss" in row
+    ]
+    for kind, path in kinds.items()
+  }
+
+
+@pytest.mark.parametrize("microbatches", [None, 4])
+def test_metrics_per_step_and_per_time_get_their_steps_and_seconds(tmp_path, capsys, microbatches):
+  began = time.monotonic()
+  written = run(tmp_path / "sums", microbatches)
+  took = time.monotonic() - began
+  assert [row["step"] for row in written["train"]] == [3, 6, STEPS]
+  for kind, counts in (("train", (3, 3, 1)), ("eval", (2,))):
+    for row, steps in zip(written[kind], counts, strict=True):
+      assert row["rows_per_step"] == ROWS
+      assert row["seconds"] > 0
+      assert row["rows_per_second"] * row["seconds"] == pytest.approx(steps * ROWS, rel=1e-5)
+      assert row["steps_per_second"] * row["seconds"] == pytest.approx(steps, rel=1e-5)
+  assert sum(row["seconds"] for rows in written.values() for row in rows) < took
+  shown = re.search(rf"step {STEPS}/{STEPS}  loss ([\d.]+)", capsys.readouterr().err)
+  assert float(shown[1]) == pytest.approx(written["train"][-1]["loss"], abs=1e-4)
+  single = run(tmp_path / "each", microbatches, stats_period=1)["train"]
+  losses = np.reshape([row["loss"] for row in single[:6]], (2, 3)).mean(axis=1)
+  assert [row["loss"] for row in written["train"][:2]] == pytest.approx(losses, rel=1e-5)
+
+
+def test_variables_without_axes_are_replicated_saved_and_resumed(tmp_path):
+  save = checkpoints.CheckpointConfig(save=checkpoints.SaveCheckpointConfig(period=4))
+  run(tmp_path, None, checkpoint_cfg=save, total_steps=4)
+  written = run(tmp_path, None, checkpoint_cfg=save)
+  assert toy_runs.read_checkpoint(tmp_path / "checkpoint_4")["flax_mutables"]["seen"]["calls"] == 4
+  assert written["eval"][-1]["calls"] == STEPS
+  info = (tmp_path / "model-info.txt").read_text()
+  assert "flax_mutables/seen/calls  int32[]  axes=None  mesh=None" in info
