@@ -2,7 +2,6 @@
 
 import os
 
-from vmsst import errors
 from vmsst.files import storage, work_folders
 
 
@@ -13,8 +12,7 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
     InputError: it exists and is not an empty folder, or it cannot be read.
   """
   target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
-  if not work_folders.is_new(target):
-    raise errors.InputError(f"{target} exists already: choose another folder or delete it")
+  work_folders.check_new(target)
   return target
 
 

@@ -133,6 +133,7 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
         upload(pathlib.Path(folder), os.fspath(target))
       return
     with owned(target):
+      check_new(target)  # Another command may have written it since it was checked.
       work = path_of(target)
       clear(work)
       partial = pathlib.Path(work, _CONTENT)
@@ -147,6 +148,16 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
         remove_folder(partial)
   except OSError as error:
     raise errors.InputError(f"{target} cannot be written: {error}") from error
+
+
+def check_new(target: storage.Path) -> None:
+  """Raises InputError unless `atomic_folder` may write a folder."""
+  if not is_new(target):
+    raise _exists(target)
+
+
+def _exists(target: storage.Path | str) -> errors.InputError:
+  return errors.InputError(f"{target} exists already: choose another folder or delete it")
 
 
 def is_new(target: storage.Path) -> bool:
@@ -170,7 +181,7 @@ def upload(folder: pathlib.Path, url: str) -> None:
   inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
   with owned(url, is_folder=True) as lock:
     if not lock.taken_over and storage.names(url) != {storage.UNFINISHED}:
-      raise errors.InputError(f"{url} exists already: choose another folder or delete it")
+      raise _exists(url)
     system = storage.filesystem(url)
     with storage.explained(url, "written"):
       try:
