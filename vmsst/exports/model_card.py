@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from vmsst import languages
 from vmsst.checkpoints import encoder_json
@@ -13,16 +13,6 @@ from vmsst.networks import sentence_encoder, t5
 
 FILE = "README.md"
 _TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst")
-_MODEL_FACTS = {
-  "MODEL": "Model class",
-  "TRAIN_STEPS": "Training steps",
-  "BATCH_SIZE": "Pairs per batch",
-}
-_DATA_FACTS = {
-  "MIXTURE_OR_TASK_NAME": "Task",
-  "OPUS_CONFIG": "Recipe of the OPUS dataset",
-  "PATTERNS": "Files",
-}
 _EXAMPLES = '["How old are you?", "¿Cuántos años tienes?"]'
 
 
@@ -36,7 +26,8 @@ def text(
   """Returns the model card of an export: facts about the encoder and its run, without paths.
 
   Args:
-    exported: The export; the facts of `run_configuration` are of the run that it was made from.
+    exported: The export; the facts of `run_configuration` are of the run that it was made
+      from.
     name: `owner/name`, followed by `@` and the branch unless it is main.
     license_id: License, such as "apache-2.0"; None: the card names none.
     results: Output folder of `vmsst eval`, or None.
@@ -46,7 +37,6 @@ def text(
   """
   assets = encoder_json.load_encoder_assets(exported.folder)
   known = [languages.language(code) for code in assets.languages or ()]
-  facts = run_configuration.read(exported.source) or {}
   repository = name.partition("@")[0]
   parts = [
     _front_matter(known, license_id),
@@ -57,9 +47,9 @@ def text(
     "## Languages",
     f"{', '.join(sorted(each.name for each in known))}." if known else "Not recorded.",
     "## Model",
-    _list(_model(assets, facts)),
-    "## Training data",
-    _list(_training_data(facts)) or "Not recorded.",
+    _list(_model(assets)),
+    "## Training",
+    _list(run_configuration.facts(exported.source)) or "Not recorded.",
     "## Results",
     *_results(repository, results),
   ]
@@ -70,31 +60,18 @@ def _list(lines: Iterable[str]) -> str:
   return "\n".join(f"- {line}" for line in lines)
 
 
-def _model(assets: encoder_json.EncoderAssets, facts: Mapping[str, Sequence[str]]) -> Iterator[str]:
-  network, prompts = assets.network, getattr(assets.vocabulary, "prompts", {})
-  config = network.config
+def _model(assets: encoder_json.EncoderAssets) -> list[str]:
+  network, config = assets.network, assets.network.config
   layers = config.num_encoder_layers if isinstance(config, t5.T5Config) else config.num_layers
-  yield (
+  prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
+  prompts |= getattr(assets.vocabulary, "prompts", {})
+  return [
     f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layers, hidden size "
-    f"{sentence_encoder.hidden_dim(config)}, {config.vocab_size:,} tokens in the vocabulary"
-  )
-  yield (
+    f"{sentence_encoder.hidden_dim(config)}, {config.vocab_size:,} tokens in the vocabulary",
     f"Pooling: {network.pooling}{', then a linear layer' * network.head}"
-    f"{', then scaling to length 1' * network.normalize}"
-  )
-  if prefix := getattr(assets.vocabulary, "prefix", ""):
-    yield f"Text before each sentence: {json.dumps(prefix, ensure_ascii=False)}"
-  for name, prompt in prompts.items():
-    yield f'Prompt "{name}": {json.dumps(prompt, ensure_ascii=False)}'
-  for macro, title in _MODEL_FACTS.items():
-    if macro in facts:
-      yield f"{title}: {facts[macro][0]}"
-
-
-def _training_data(facts: Mapping[str, Sequence[str]]) -> Iterator[str]:
-  for macro, title in _DATA_FACTS.items():
-    if macro in facts:
-      yield f"{title}: {', '.join(f'`{name}`' for name in facts[macro])}"
+    f"{', then scaling to length 1' * network.normalize}",
+    *(f"Prompt {json.dumps(name)}: {json.dumps(x)}" for name, x in prompts.items() if x),
+  ]
 
 
 def _front_matter(known: Iterable[languages.Language], license_id: str | None) -> str:

@@ -12,21 +12,20 @@ FILE = "config.gin"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 # `MACRO = value`; further lines of the value are indented.
 _MACRO = re.compile(r"^([A-Z_]+) = \\?\s*(.*(?:\n[ \t].*)*)", re.MULTILINE)
-_FUNCTION = r"@(?:[\w.]+/)*([\w.]+)\(\)"
-# The values that are taken, by macro: a number, or the name of a function, a task or a recipe.
-_TAKEN = {
-  "MODEL": _FUNCTION,
-  "BATCH_SIZE": r"(\d+)",
-  "MIXTURE_OR_TASK_NAME": rf"{_FUNCTION}|'([\w.-]+)'",
-  "OPUS_CONFIG": r"'([\w-]+)'",
+_FUNCTION = r"\A@(?:[\w.]+/)*([\w.]+)\(\)\Z"
+# What is taken of a macro's value: numbers, and names of functions, tasks, recipes and files. A
+# file's name is the last part of its path, without what may follow it in an address.
+_FACTS = {
+  "MODEL": ("Model", _FUNCTION),
+  "BATCH_SIZE": ("Pairs per batch", r"\A(\d+)\Z"),
+  "MIXTURE_OR_TASK_NAME": ("Task", rf"{_FUNCTION}|\A'([\w.-]+)'\Z"),
+  "OPUS_CONFIG": ("Recipe of the OPUS dataset", r"\A'([\w-]+)'\Z"),
+  "PATTERNS": ("Files", r"['\"](?:[^'\"\s]*/)?([\w.*+-]+)['\"]"),
 }
-# The last part of each path, without what may follow it in an address.
-_PATTERNS = "PATTERNS"
-_FILE_NAME = re.compile(r"['\"](?:[^'\"\s]*/)?([\w.*+-]+)['\"]")
 
 
-def read(parameters: str | os.PathLike[str]) -> dict[str, list[str]] | None:
-  """Returns names and numbers of a run by macro, and "TRAIN_STEPS" done; None without `config.gin`.
+def facts(parameters: str | os.PathLike[str]) -> list[str]:
+  """Returns statements about the run of an encoder; none if there is no `config.gin`.
 
   Args:
     parameters: Path of the encoder's parameters: a `checkpoint_<step>` of the run.
@@ -37,12 +36,11 @@ def read(parameters: str | os.PathLike[str]) -> dict[str, list[str]] | None:
   path = storage.path(parameters)
   checkpoint = _CHECKPOINT.fullmatch(path.name)
   if checkpoint is None or not storage.is_file(path.parent / FILE):
-    return None
+    return []
   values = dict(_MACRO.findall("\n".join(text_files.read_lines(str(path.parent / FILE)))))
-  found = {"TRAIN_STEPS": [checkpoint[1]]}
-  for macro, pattern in _TAKEN.items():
-    if taken := re.fullmatch(pattern, values.get(macro, "").strip()):
-      found[macro] = [next(filter(None, taken.groups()))]
-  if names := _FILE_NAME.findall(values.get(_PATTERNS, "")):
-    found[_PATTERNS] = sorted({*names})
+  found = [f"Steps: {checkpoint[1]}"]
+  for macro, (title, pattern) in _FACTS.items():
+    taken = re.finditer(pattern, values.get(macro, "").strip())
+    if names := sorted({f"`{x[x.lastindex]}`" for x in taken if x.lastindex}):
+      found.append(f"{title}: {', '.join(names)}")
   return found

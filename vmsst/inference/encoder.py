@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
@@ -60,13 +61,6 @@ class Translating(Protocol):
     """Returns one sentence in `language` for each input."""
 
 
-class NoModelCard:
-  """Takes the metrics that evaluators of sentence-transformers report for a model card."""
-
-  def set_evaluation_metrics(self, evaluator: Any, metrics: Any, *step: Any, **steps: Any) -> None:
-    """Ignores the metrics; the evaluator returns them."""
-
-
 class Encoder:
   """Maps sentences to vectors.
 
@@ -81,11 +75,11 @@ class Encoder:
     prompts: Prefixes by name, such as E5's of queries and passages.
     path: Path of the parameters, or None.
     similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
-    model_card_data: Takes their metrics.
+    model_card_data: Ignores the metrics that they report for a model card.
   """
 
   similarity_fn_name: Literal["cosine"] = "cosine"
-  model_card_data = NoModelCard()
+  model_card_data: Any = types.SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)
 
   def __init__(
     self,
@@ -374,7 +368,8 @@ class Encoder:
     vectors = self._sides(sources, targets, languages, options)
     source_ND, target_MD = map(exact_search.unit_rows, vectors)
     cosine_NM = source_ND @ target_MD.T
-    return _tensor(cosine_NM) if _is_torch(sources) or _is_torch(targets) else cosine_NM
+    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    return _tensor(cosine_NM) if "torch" in kinds else cosine_NM
 
   def score_pairs(
     self,
@@ -507,7 +502,7 @@ class Encoder:
 
   def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
     """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
-    first = given[0] if isinstance(given, (list, tuple)) and given else given
+    first = _first(given)
     if isinstance(first, str) or not hasattr(first, "dtype"):
       return input_texts.as_list(given)
     vectors = np.asarray(given if first is given else [np.asarray(each) for each in given])
@@ -586,9 +581,9 @@ def _preferred(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
   return next(filter(None, present), "" if present else None)
 
 
-def _is_torch(given: Any) -> bool:
-  first = given[0] if isinstance(given, (list, tuple)) and given else given
-  return type(first).__module__.partition(".")[0] == "torch"
+def _first(given: Any) -> Any:
+  """Returns the first item of a list or tuple, or other objects themselves."""
+  return given[0] if isinstance(given, (list, tuple)) and given else given
 
 
 def _tensor(array: np.ndarray) -> Any:

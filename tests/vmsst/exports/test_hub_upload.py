@@ -156,10 +156,7 @@ def check_card(card, summary):
   assert f'SentenceTransformer("{NAME}")' in body
   assert "English, German." in body
   assert "- T5 encoder: 1 layers, hidden size 8, 259 tokens in the vocabulary" in body
-  assert (
-    "- Model class: contrastive.ContrastiveModel\n- Training steps: 0\n- Pairs per batch: 16"
-    in body
-  )
+  assert "- Steps: 0\n- Model: `contrastive.ContrastiveModel`\n- Pairs per batch: `16`\n" in body
   assert "- Task: `bitext.files`\n- Files: `a.de-en.tsv`, `b.de-en.tsv`\n" in body
   for secret in ("geheim", "private", "/data", "example.com", "bucket", ".gin"):
     assert secret not in body, secret
