@@ -44,8 +44,8 @@ def check(texts: Iterable[str]) -> None:
   """
   if isinstance(texts, (str, bytes)):
     raise TypeError(
-      "encode takes a list of sentences; for one sentence pass a list of one, for the lines of a "
-      "file a pathlib.Path"
+      "sentences are one string; pass a list of sentences, for one sentence a list of one, for the "
+      "lines of a file a pathlib.Path"
     )
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
   gives_keys = isinstance(texts, (Mapping, set, frozenset)) or getattr(texts, "ndim", 1) != 1

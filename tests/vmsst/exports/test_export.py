@@ -227,6 +227,10 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
     run, tiny_encoders.model_of(encoder(BERT, head=False), vocabulary, max_length=28)
   )
   sentence_transformers_folder.export_sentence_transformers(run, out)
+  # What sentence-transformers looks up, whether it is installed or not.
+  written = json.loads((out / "config_sentence_transformers.json").read_text())
+  default = written["prompts"].get(written["default_prompt_name"], "")
+  assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
   original, export = vmsst.load(run), vmsst.load(out)
   (out / "encoder.json").unlink()
   bert_import.import_bert(out, tmp_path / "back")
