@@ -234,7 +234,7 @@ class Encoder:
       TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
         item is not a string (None, bytes, a number); the message names it.
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
-        fewer languages than sentences, `prompt_name` is unknown or given with `prefix`, or
+        fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
         `precision`, `long_texts` or `output` is unknown.
       InputError: the vocabulary requires the language and none is given, its word splitter or torch
         is not installed, or a file cannot be read.
@@ -250,7 +250,7 @@ class Encoder:
     _check_choice("precision", precision, get_args(quantization.Precision))
     if truncate_dim is not None:
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
-    prefix = self._prompt(prefix if prompt is None else prompt, prompt_name)
+    prefix = self._prompt(prefix, prompt, prompt_name)
     progress = show_progress_bar if progress is None else progress
     prepared = None
     if isinstance(sentences, PreparedTexts):
@@ -310,16 +310,18 @@ class Encoder:
       options["prefix"] = _preferred(self.prompts, names)
     return self.encode(sentences, **options)
 
-  def _prompt(self, prefix: str | None, name: str | None) -> str | None:
+  def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
     """Returns the prefix that the arguments of `encode` ask for."""
-    if name is None:
-      return prefix
-    if prefix is not None:
-      raise ValueError("prefix and prompt_name are both given; pass one of them")
-    if name not in self.prompts:
+    given = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    if len(given) > 1:
+      raise ValueError(f"{' and '.join(given)} are both given; pass one of them")
+    if prompt_name is None:
+      return next(iter(given.values()), None)
+    if prompt_name not in self.prompts:
       known = ", ".join(map(repr, self.prompts)) or "none"
-      raise ValueError(f"prompt_name is {name!r}; this encoder has: {known}")
-    return self.prompts[name]
+      raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
+    return self.prompts[prompt_name]
 
   def _tokenizer(self, prefix: str | None) -> _Tokenize:
     """Returns what maps texts and their languages to ids, and to the indices of cut texts."""

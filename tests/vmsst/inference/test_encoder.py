@@ -412,12 +412,16 @@ def test_prompts_are_prefixes_by_name(params):
     (encoder.encode_document(SENTENCES), "p: "),
     (encoder.encode_document(SENTENCES, prompt_name="query"), "q: "),
     (encoder.encode_query(SENTENCES, prefix="x"), "x"),
+    (encoder.encode_document(SENTENCES, prompt="x"), "x"),
+    (encoder.encode_query(SENTENCES, prompt=""), ""),
   ):
     np.testing.assert_array_equal(found_ND, encoder.encode(SENTENCES, prefix=prefix))
   with pytest.raises(ValueError, match="prompt_name is 'q'; this encoder has: 'query', 'passage'"):
     encoder.encode(SENTENCES, prompt_name="q")
   with pytest.raises(ValueError, match="prefix and prompt_name are both given"):
     encoder.encode(SENTENCES, prompt_name="query", prefix="x")
+  with pytest.raises(ValueError, match="prefix and prompt are both given"):
+    encoder.encode(SENTENCES, prompt="", prefix="x")
 
 
 def test_an_encoder_without_prompts_encodes_queries_and_documents_alike(encoder, expected):
