@@ -39,7 +39,7 @@ def with_logging(
 
   Metrics have the names of their TensorBoard folders, such as `train/loss` and
   `training_eval/TASK/loss`. The run's configuration consists of the gin macros and, as `gin`, the
-  whole gin configuration.
+  whole gin configuration, without credentials in addresses.
 
   Args:
     actions: The run's other actions by mode, the `actions` of T5X's `train`. They run first.
@@ -102,7 +102,7 @@ class _Run:
     import wandb
 
     folder = self._model_dir.rstrip("/")
-    text = gin.config_str()
+    text = errors.without_credentials(gin.config_str())
     try:
       run = wandb.init(
         project=self._project,

@@ -3,9 +3,17 @@
 import contextlib
 import math
 import numbers
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+# user:password@ of an address; parameters of its query; tokens of the Hugging Face Hub.
+_CREDENTIALS = re.compile(
+  r"(?:(?<=://)[^\s/?#'\"]*:|(?<=https://)|(?<=http://))[^\s/?#'\"]+(?=@)"
+  r"|(?P<name>[?&#][\w.%-]*(?:token|key|secret|sig|pass|pwd|credential|auth)[\w.%-]*=)[^\s&#'\"]+"
+  r"|\bhf_[a-z0-9]{20,}",
+  re.IGNORECASE,
+)
 _LONGEST = 3000
 _LONGEST_VALUE = 200
 
@@ -18,11 +26,24 @@ class InputError(ValueError):
   """
 
   def __init__(self, message: str):
-    """Takes the message; the middle of one with more than 3000 characters is omitted."""
+    """Takes the message, without its credentials.
+
+    The middle of one with more than 3000 characters is omitted.
+    """
+    message = without_credentials(message)
     if len(message) > _LONGEST:
       half = _LONGEST // 2
       message = f"{message[:half]} [...] {message[-half:]}"
     super().__init__(message)
+
+
+def without_credentials(text: str) -> str:
+  """Returns a text with asterisks for the credentials in addresses, and for tokens of the Hub.
+
+  >>> without_credentials("s3://key:secret@host/x and https://host/y?part=1&X-Amz-Signature=ab")
+  's3://***@host/x and https://host/y?part=1&X-Amz-Signature=***'
+  """
+  return _CREDENTIALS.sub(lambda found: f"{found['name'] or ''}***", text)
 
 
 @contextlib.contextmanager

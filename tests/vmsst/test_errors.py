@@ -33,3 +33,33 @@ def test_bad_values_are_reported_with_the_name_of_the_option(check, good, bad):
   for value in bad:
     with pytest.raises(errors.InputError, match=re.escape(f"Config.size is {value!r}; ")):
       check("Config.size", value)
+
+
+@pytest.mark.parametrize(
+  ("text", "shown"),
+  [
+    ("https://me:pa@ss@host/x: no", "https://***@host/x: no"),
+    ("'http://token@host:80/x'", "'http://***@host:80/x'"),
+    ("s3://key:secret@bucket/x", "s3://***@bucket/x"),
+    ("https://host/x?a=1&X-Amz-Signature=4f%2B&b=2", "https://host/x?a=1&X-Amz-Signature=***&b=2"),
+    (
+      "https://h/x?sig=4f or https://h/y?access_token=4f",
+      "https://h/x?sig=*** or https://h/y?access_token=***",
+    ),
+    (f"the token hf_{'aB3' * 11} is unknown", "the token *** is unknown"),
+    # No credentials: a branch, a container of Azure, variables of the environment.
+    *[
+      (text, text)
+      for text in (
+        "https://huggingface.co/me/x@v2",
+        "abfs://box@store.windows.net/x",
+        "HF_HUB_OFFLINE is set",
+        "me@host: ssh failed",
+        "gs://bucket/a@b:c",
+        "https://host/x?rows=3",
+      )
+    ],
+  ],
+)
+def test_messages_do_not_repeat_credentials(text, shown):
+  assert str(errors.InputError(text)) == shown

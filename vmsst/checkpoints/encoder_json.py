@@ -12,7 +12,7 @@ import pathlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from etils import epath
 
@@ -184,19 +184,6 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   if "weights" in record:
     _check_weights(_get(record, "weights", dict, path), folder)
   return EncoderAssets(network, vocabulary, max_length, generator, codes)
-
-
-def load_network(directory: str | os.PathLike[str]) -> sentence_encoder.SentenceEncoder:
-  """Returns the network that `save_encoder_assets` has described, without reading other files.
-
-  Raises:
-    InputError: `encoder.json` is missing, damaged or of another format; the message names it.
-  """
-  path = epath.Path(storage.path(directory)) / ENCODER_FILE
-  return cast(
-    sentence_encoder.SentenceEncoder,
-    _network(_get(_read(path), "network", dict, path), NETWORKS, path),
-  )
 
 
 def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:

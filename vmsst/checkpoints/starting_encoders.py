@@ -6,14 +6,14 @@
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without them, a run that starts from LaBSE would pool by the mean instead of LaBSE's pooler.
+Without them, a run that starts from LaBSE would pool by the mean instead of LaBSE's pooler, and one
+that starts from E5 would lose its prompts.
 """
 
 import os
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hub_models, t5x
-from vmsst.networks import sentence_encoder
 from vmsst.text import hugging_face_vocabulary
 
 
@@ -27,7 +27,7 @@ def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
   Raises:
     InputError: there is no such checkpoint, or no `encoder.json` next to it.
   """
-  return "mean" if checkpoint is None else _network(checkpoint).pooling
+  return "mean" if checkpoint is None else _assets(checkpoint).network.pooling
 
 
 def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:
@@ -35,7 +35,31 @@ def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:
 
   Arguments and errors are those of `pooling`.
   """
-  return False if checkpoint is None else _network(checkpoint).normalize
+  return False if checkpoint is None else _assets(checkpoint).network.normalize
+
+
+def prefix(checkpoint: str | os.PathLike[str] | None) -> str:
+  """Returns the text that the encoder of a checkpoint puts before every text; None: no text.
+
+  Arguments and errors are those of `pooling`.
+  """
+  return "" if checkpoint is None else getattr(_assets(checkpoint).vocabulary, "prefix", "")
+
+
+def prompts(checkpoint: str | os.PathLike[str] | None) -> dict[str, str]:
+  """Returns the prompts of the encoder of a checkpoint by name, for `encode_query` and others.
+
+  Arguments and errors are those of `pooling`.
+  """
+  return {} if checkpoint is None else dict(getattr(_assets(checkpoint).vocabulary, "prompts", {}))
+
+
+def max_length(checkpoint: str | os.PathLike[str] | None) -> int:
+  """Returns the most tokens of a text that the encoder of a checkpoint reads; 512 for None.
+
+  Arguments and errors are those of `pooling`.
+  """
+  return 512 if checkpoint is None else _assets(checkpoint).max_length
 
 
 def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
@@ -66,12 +90,13 @@ def _next_to(checkpoint: str | os.PathLike[str], name: str) -> str:
   return os.fspath(path)
 
 
-def _network(checkpoint: str | os.PathLike[str]) -> sentence_encoder.SentenceEncoder:
+def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
   try:
     found = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
-    return encoder_json.load_network(found.parent)
+    return encoder_json.load_encoder_assets(found.parent)
   except errors.InputError as error:
     raise errors.InputError(
-      f"{error}; it would tell the pooling of the encoder to start from. Set "
-      "sentence_encoder.SentenceEncoder.pooling and .normalize if you know them"
+      f"{error}; it would describe the encoder to start from. Set "
+      "sentence_encoder.SentenceEncoder.pooling and .normalize, and with runs/from_bert.gin "
+      "VOCABULARY_PREFIX, VOCABULARY_PROMPTS and MAX_LENGTH, if you know them"
     ) from None

@@ -57,7 +57,11 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("encoder", metavar="ENCODER", help=_ENCODER_HELP)
   add("repository", metavar="OWNER/NAME", help="repository, made if it is new")
-  add("--private", action="store_true", help="make a new repository private")
+  add(
+    "--public",
+    action="store_true",
+    help="let everyone see a new repository, or upload to a public one (default: private)",
+  )
   add("--revision", metavar="BRANCH", help="branch, made if it is new (default: main)")
   add("--commit-message", metavar="TEXT", help="message of the commit")
   add("--license", metavar="ID", help="license in the model card, such as apache-2.0")
@@ -75,7 +79,7 @@ def _push(args: argparse.Namespace) -> None:
   uploaded = hub_upload.push(
     args.encoder,
     args.repository,
-    private=args.private,
+    public=args.public,
     revision=args.revision,
     message=args.commit_message,
     license_id=args.license,

@@ -72,14 +72,25 @@ class MtebModel:
       progress=False,
     )
 
-  def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-    """Returns the cosines of all pairs of vectors, [N, M]."""
-    return exact_search.unit_rows(embeddings1) @ exact_search.unit_rows(embeddings2).T
+  def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+    """Returns the cosines of all pairs of vectors, a tensor [N, M]; each side may be one vector."""
+    first_ND, second_MD = map(_unit_rows, (embeddings1, embeddings2))
+    return _tensor(first_ND @ second_MD.T)
 
-  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-    """Returns the cosine of each vector with that of the same row, [N]."""
-    first_ND, second_ND = map(exact_search.unit_rows, (embeddings1, embeddings2))
-    return np.einsum("nd,nd->n", first_ND, second_ND)
+  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+    """Returns the cosine of each vector with that of the same row, a tensor [N]."""
+    first_ND, second_ND = map(_unit_rows, (embeddings1, embeddings2))
+    return _tensor(np.einsum("nd,nd->n", first_ND, second_ND))
+
+
+def _unit_rows(vectors: Any) -> np.ndarray:
+  return exact_search.unit_rows(np.atleast_2d(np.asarray(vectors)))
+
+
+def _tensor(array: np.ndarray) -> Any:
+  import torch  # mteb needs it
+
+  return torch.from_numpy(array)
 
 
 def get_tasks(names: Sequence[str]) -> list[Any]:

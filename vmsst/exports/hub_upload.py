@@ -39,7 +39,7 @@ def push(
   path: str | os.PathLike[str],
   repository: str,
   *,
-  private: bool = False,
+  public: bool = False,
   revision: str | None = None,
   message: str | None = None,
   license_id: str | None = None,
@@ -54,7 +54,8 @@ def push(
   Args:
     path: A path that `vmsst.load` opens.
     repository: `owner/name`.
-    private: Whether only the owner may see the repository.
+    public: Whether everyone may see the repository. A new one is private otherwise, and an existing
+      one must be.
     revision: Branch to commit to, made from the main branch if it is new; None: the main branch.
     message: Message of the commit; None: one that names vmsst.
     license_id: License in the model card, such as "apache-2.0"; None: the card names none.
@@ -63,7 +64,8 @@ def push(
 
   Raises:
     InputError: there is no encoder, the export cannot express it, the results cannot be read,
-      there is no token, it has no permission, or the Hub cannot be reached.
+      there is no token, it has no permission, the repository is public and `public` is False, or
+      the Hub cannot be reached.
   """
   hub_models.check_repository(repository)
   _check_access(repository)
@@ -77,7 +79,7 @@ def push(
     (folder / model_card.FILE).write_text(card, encoding="utf-8")
     missing = f"there is no repository {repository} that the token may write to; check the owner"
     with hub_errors.explained(repository, "uploaded to", missing=missing, revision=revision):
-      url = _commit(folder, repository, private, revision, message or f"Upload by vmsst: {where}")
+      url = _commit(folder, repository, public, revision, message or f"Upload by vmsst: {where}")
   return Uploaded(where, url, exported)
 
 
@@ -110,15 +112,15 @@ def _check_access(repository: str) -> None:
 
 
 def _commit(
-  folder: pathlib.Path, repository: str, private: bool, revision: str | None, message: str
+  folder: pathlib.Path, repository: str, public: bool, revision: str | None, message: str
 ) -> str:
   """Commits all files of a folder and returns the address of the commit."""
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
   api = HfApi(library_name="vmsst")
-  address = api.create_repo(repository, private=private or None, exist_ok=True)
-  if private and not api.model_info(repository).private:
-    raise errors.InputError(f"{address} exists and is public; make it private there first")
+  address = api.create_repo(repository, private=not public, exist_ok=True)
+  if not public and not api.model_info(repository).private:
+    raise errors.InputError(f"{address} exists and is public; pass --public, or make it private")
   if revision not in (None, _MAIN):
     api.create_branch(repository, branch=revision, exist_ok=True)
   files = {

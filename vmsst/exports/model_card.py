@@ -9,6 +9,7 @@ from vmsst.checkpoints import encoder_json
 from vmsst.evaluation import report
 from vmsst.exports import run_configuration
 from vmsst.exports.sentence_transformers_folder import Exported
+from vmsst.networks import sentence_encoder, t5
 
 FILE = "README.md"
 _TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst")
@@ -22,10 +23,11 @@ def text(
   license_id: str | None = None,
   results: str | os.PathLike[str] | None = None,
 ) -> str:
-  """Returns the model card of an export.
+  """Returns the model card of an export: facts about the encoder and its run, without paths.
 
   Args:
-    exported: The export; its `config.gin` is that of the run that it was made from.
+    exported: The export; the facts of `run_configuration` are of the run that it was made
+      from.
     name: `owner/name`, followed by `@` and the branch unless it is main.
     license_id: License, such as "apache-2.0"; None: the card names none.
     results: Output folder of `vmsst eval`, or None.
@@ -35,7 +37,6 @@ def text(
   """
   assets = encoder_json.load_encoder_assets(exported.folder)
   known = [languages.language(code) for code in assets.languages or ()]
-  config = run_configuration.read(exported.source)
   repository = name.partition("@")[0]
   parts = [
     _front_matter(known, license_id),
@@ -45,18 +46,32 @@ def text(
     *_use(exported, name),
     "## Languages",
     f"{', '.join(sorted(each.name for each in known))}." if known else "Not recorded.",
-    "## Training data",
-    *_training_data(config),
+    "## Model",
+    _list(_model(assets)),
+    "## Training",
+    _list(run_configuration.facts(exported.source)) or "Not recorded.",
     "## Results",
     *_results(repository, results),
   ]
-  if config is not None:
-    parts += [
-      "## Training configuration",
-      "The Gin configuration of the run (`config.gin`):",
-      _fenced(config, "python"),
-    ]
   return "\n\n".join(parts) + "\n"
+
+
+def _list(lines: Iterable[str]) -> str:
+  return "\n".join(f"- {line}" for line in lines)
+
+
+def _model(assets: encoder_json.EncoderAssets) -> list[str]:
+  network, config = assets.network, assets.network.config
+  layers = config.num_encoder_layers if isinstance(config, t5.T5Config) else config.num_layers
+  prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
+  prompts |= getattr(assets.vocabulary, "prompts", {})
+  return [
+    f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layers, hidden size "
+    f"{sentence_encoder.hidden_dim(config)}, {config.vocab_size:,} tokens in the vocabulary",
+    f"Pooling: {network.pooling}{', then a linear layer' * network.head}"
+    f"{', then scaling to length 1' * network.normalize}",
+    *(f"Prompt {json.dumps(name)}: {json.dumps(x)}" for name, x in prompts.items() if x),
+  ]
 
 
 def _front_matter(known: Iterable[languages.Language], license_id: str | None) -> str:
@@ -104,15 +119,6 @@ def _use(exported: Exported, name: str) -> list[str]:
       "(`vmsst.text.word_splitting.split_words(texts, language)`)."
     )
   return parts
-
-
-def _training_data(config: str | None) -> list[str]:
-  if config is None:
-    return ["Not recorded: the encoder was not read from a run with a `config.gin`."]
-  statements = run_configuration.about_data(config)
-  if not statements:
-    return ["Not recorded in `config.gin`."]
-  return ["As in `config.gin`:", _fenced("\n".join(statements), "python")]
 
 
 def _results(repository: str, results: str | os.PathLike[str] | None) -> list[str]:

@@ -5,6 +5,7 @@ older Orbax than this library does, and cannot convert these networks for varyin
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 
@@ -17,8 +18,13 @@ from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.exports import tokenizer_file
 from vmsst.files import storage, work_folders
-from vmsst.inference import loading, onnx_encoder, onnx_graph
+from vmsst.inference import encoder, loading, onnx_encoder, onnx_graph
 from vmsst.text import hugging_face_vocabulary
+
+_OPENVINO = (
+  "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"
+  " in bfloat16 on some CPUs"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Exported:
     max_length: Tokens of a sentence, EOS included.
     dimension: Dimensions of a vector.
     prefix: Text to put before every text, such as E5's "query: ".
+    prompts: Text to put before queries and documents instead, as "query" and "document".
     pretokenized: Whether texts must be split into words before they are tokenized.
     tokenizer: The tokenizer in the folder, or None.
     problem: Why there is no tokenizer, or an empty text.
@@ -39,6 +46,7 @@ class Exported:
   max_length: int
   dimension: int
   prefix: str
+  prompts: Mapping[str, str]
   pretokenized: bool
   tokenizer: tokenizer_file.ExportedTokenizer | None
   problem: str = ""
@@ -53,6 +61,8 @@ def export_onnx(
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
   BERT's position table limits T. If the weights exceed 2 GB, they are in `model.onnx_data`.
+
+  OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
   `tokenizer.json` returns the inputs: it cuts texts to the maximum length and pads them. A text
   that spells the padding token of an imported tokenizer contains that token there; for other
@@ -88,11 +98,13 @@ def export_onnx(
     if tokenizer is not None:
       path_of_tokenizer = partial / hugging_face_vocabulary.TOKENIZER_FILE
       path_of_tokenizer.write_bytes(_cutting_and_padding(tokenizer, max_length))
+  prefix = getattr(vocabulary, "prefix", "")
   return Exported(
     folder=target,
     max_length=max_length,
     dimension=dimension,
-    prefix=getattr(vocabulary, "prefix", ""),
+    prefix=prefix,
+    prompts=encoder.method_prompts(prefix, getattr(vocabulary, "prompts", {})),
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
     tokenizer=tokenizer,
     problem=problem,
@@ -109,7 +121,7 @@ def describe(exported: Exported) -> str:
   session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_graph.MODEL_FILE}'!r})"
   run = "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})"
   if tokenizer is None:
-    lines += ["  import onnxruntime", session, run]
+    lines += ["  import onnxruntime", session, run, _OPENVINO]
     lines.append("ids are those of the vocabulary, followed by zeros, where masks are 0 and not 1")
     lines.append(f"There is no tokenizer.json: {exported.problem}")
     return "\n".join(lines)
@@ -118,11 +130,16 @@ def describe(exported: Exported) -> str:
   lines += [
     "  import onnxruntime, tokenizers",
     f"  tokenizer = tokenizers.Tokenizer.from_file({file!r})",
-    *["  tokenizer.encode_special_tokens = True"] * tokenizer.splits_special_tokens,
     session,
     f"  batch = tokenizer.encode_batch({texts})",
     "  ids, masks = [x.ids for x in batch], [x.attention_mask for x in batch]",
     run,
+    _OPENVINO,
+    *(
+      f"encode_{name} of vmsst puts {prompt!r} before each text instead"
+      for name, prompt in exported.prompts.items()
+      if prompt != exported.prefix
+    ),
   ]
   if exported.pretokenized:
     lines.append(
@@ -145,8 +162,15 @@ def _in_ids_of_tokenizer(
 
 
 def _cutting_and_padding(tokenizer: tokenizer_file.ExportedTokenizer, max_length: int) -> bytes:
-  """Returns the content of a tokenizer's file that also cuts and pads."""
-  made = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
+  """Returns the content of a tokenizer's file that also cuts and pads.
+
+  Its ids do not depend on `Tokenizer.encode_special_tokens`, which applies to added tokens that are
+  marked as special: tokens that a text may spell are not marked, and others are not added.
+  """
+  record = json.loads(tokenizer.content)
+  kept = [] if tokenizer.splits_special_tokens else record["added_tokens"]
+  record["added_tokens"] = [{**token, "special": False} for token in kept]
+  made = tokenizers.Tokenizer.from_str(json.dumps(record))
   made.enable_truncation(max_length)
   made.enable_padding(pad_id=tokenizer.padding_id, pad_token=tokenizer.padding)
   return made.to_str(pretty=False).encode()

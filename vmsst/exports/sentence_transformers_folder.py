@@ -29,7 +29,7 @@ from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.files import storage, work_folders
-from vmsst.inference import loading
+from vmsst.inference import encoder, loading
 from vmsst.inference.loading import SavedEncoder
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary
@@ -43,6 +43,7 @@ _POOLING_FLAGS = {
   "max": "pooling_mode_max_tokens",
   "cls": "pooling_mode_cls_token",
 }
+# The name of the default prompt if no other prompt equals it.
 _PROMPT = "default"
 # transformers requires the framework that the arrays of a file are for.
 _METADATA = {"format": "pt"}
@@ -288,13 +289,23 @@ def _tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str
 
 
 def _prompts(vocabulary: Any) -> dict[str, Any]:
+  """Returns the prompts under the names that `encode_query` and `encode_document` look up there.
+
+  sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
+  default one or for "passage".
+  """
   prefix, prompts = "", {}
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     prefix, prompts = vocabulary.prefix, dict(vocabulary.prompts)
-  same = [name for name, prompt in prompts.items() if prompt == prefix]
-  default = same[0] if same else _PROMPT
+  prompts |= encoder.method_prompts(prefix, prompts)
+  default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
+  if prefix and default is None:
+    default = _PROMPT
+    while default in prompts:
+      default += "_"
+    prompts[default] = prefix
   return {
-    "prompts": prompts | ({default: prefix} if prefix else {}),
+    "prompts": prompts,
     "default_prompt_name": default if prefix else None,
     "similarity_fn_name": "cosine",
   }

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
@@ -24,13 +25,14 @@ from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, voca
 from vmsst.text.input_texts import Texts
 
 LongTexts = Literal["cut", "split"]
-Output = Literal["numpy", "jax"]
+Output = Literal["numpy", "jax", "torch"]
 Language = str | Sequence[str] | None
 _Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]]
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
-# The prompts of documents, by preference.
+# The prompts of queries and documents, by preference.
+_QUERY = ("query",)
 _DOCUMENT = ("document", "passage", "corpus")
 
 
@@ -72,7 +74,12 @@ class Encoder:
     languages: Codes of the training languages, or None if unknown.
     prompts: Prefixes by name, such as E5's of queries and passages.
     path: Path of the parameters, or None.
+    similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
+    model_card_data: Ignores the metrics that they report for a model card.
   """
+
+  similarity_fn_name: Literal["cosine"] = "cosine"
+  model_card_data: Any = types.SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)
 
   def __init__(
     self,
@@ -172,11 +179,16 @@ class Encoder:
     batch_size: int = 128,
     truncate_dim: int | None = None,
     normalize: bool = False,
-    precision: quantization.Precision = "float32",
+    precision: quantization.Precision | None = "float32",
     long_texts: LongTexts = "cut",
     output: Output = "numpy",
     progress: bool | None = None,
     on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+    prompt: str | None = None,
+    normalize_embeddings: bool = False,
+    show_progress_bar: bool | None = None,
+    convert_to_numpy: bool = True,
+    convert_to_tensor: bool = False,
   ) -> Any:
     """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
@@ -204,32 +216,42 @@ class Encoder:
       precision: What a vector consists of, as in sentence-transformers: "float32"; "int8" or
         "uint8", a byte per dimension, for 256 levels between the lowest and the highest value of
         the dimension in these vectors (`vmsst.quantize` takes other ranges); "binary" or "ubinary",
-        8 signs in each int8 or uint8.
+        8 signs in each int8 or uint8. None: "float32".
       long_texts: How to encode texts of more than `max_length` tokens: "cut" reads their beginning;
         "split" averages the vectors of their sentences, and halves sentences that are too long
         themselves.
-      output: "numpy", or "jax" for an array on JAX's default device.
+      output: "numpy"; "jax", an array on JAX's default device; or "torch", a tensor on the CPU.
       progress: Show a progress bar; None: on a terminal only.
       on_cut: Called once if texts were cut, with their number, the number of all texts and
         `max_length`. The default logs one warning; None: no warning.
+      prompt: `prefix` in sentence-transformers, as its evaluators pass it.
+      normalize_embeddings: `normalize` there.
+      show_progress_bar: `progress` there.
+      convert_to_numpy: False is a list of tensors there.
+      convert_to_tensor: `output="torch"` there.
 
     Raises:
-      TypeError: an item is not a string (None, bytes, a number); the message names it.
+      TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
+        item is not a string (None, bytes, a number); the message names it.
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
-        fewer languages than sentences, `prompt_name` is unknown or given with `prefix`, or
+        fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
         `precision`, `long_texts` or `output` is unknown.
-      InputError: the vocabulary requires the language and none is given, its word splitter is not
-        installed, or a file cannot be read.
+      InputError: the vocabulary requires the language and none is given, its word splitter or torch
+        is not installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.check_process()
     batch_size = errors.as_integer("batch_size", batch_size)
+    precision = precision or "float32"
+    if convert_to_tensor or not convert_to_numpy:
+      output = "torch"
     _check_choice("long_texts", long_texts, ("cut", "split"))
-    _check_choice("output", output, ("numpy", "jax"))
+    _check_choice("output", output, get_args(Output))
     _check_choice("precision", precision, get_args(quantization.Precision))
     if truncate_dim is not None:
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
-    prefix = self._prompt(prefix, prompt_name)
+    prefix = self._prompt(prefix, prompt, prompt_name)
+    progress = show_progress_bar if progress is None else progress
     prepared = None
     if isinstance(sentences, PreparedTexts):
       prepared, texts = sentences, sentences.texts
@@ -262,38 +284,44 @@ class Encoder:
     if were_cut and on_cut is not None:
       on_cut(were_cut, len(texts), self.max_length)
     vectors_ND = vectors_ND[:, :truncate_dim]
-    if normalize:
+    if normalize or normalize_embeddings:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
     stored_NC = quantization.quantize(vectors_ND, precision)
-    return jnp.asarray(stored_NC) if output == "jax" else stored_NC
+    if output == "numpy":
+      return stored_NC
+    found_NC = jnp.asarray(stored_NC) if output == "jax" else _tensor(stored_NC)
+    return found_NC if convert_to_numpy or convert_to_tensor else list(found_NC)
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
-    return self._encode_as(("query",), sentences, options)
+    return self._encode_as(_QUERY, sentences, options)
 
   def encode_document(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of texts to be found.
 
-    As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has.
+    As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
+    and that is not empty.
     """
     return self._encode_as(_DOCUMENT, sentences, options)
 
   def _encode_as(self, names: Sequence[str], sentences: Texts, options: dict[str, Any]) -> Any:
-    if options.get("prefix") is None and options.get("prompt_name") is None:
-      options["prompt_name"] = next((name for name in names if name in self.prompts), None)
+    if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
+      options["prefix"] = _preferred(self.prompts, names)
     return self.encode(sentences, **options)
 
-  def _prompt(self, prefix: str | None, name: str | None) -> str | None:
+  def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
     """Returns the prefix that the arguments of `encode` ask for."""
-    if name is None:
-      return prefix
-    if prefix is not None:
-      raise ValueError("prefix and prompt_name are both given; pass one of them")
-    if name not in self.prompts:
+    given = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    if len(given) > 1:
+      raise ValueError(f"{' and '.join(given)} are both given; pass one of them")
+    if prompt_name is None:
+      return next(iter(given.values()), None)
+    if prompt_name not in self.prompts:
       known = ", ".join(map(repr, self.prompts)) or "none"
-      raise ValueError(f"prompt_name is {name!r}; this encoder has: {known}")
-    return self.prompts[name]
+      raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
+    return self.prompts[prompt_name]
 
   def _tokenizer(self, prefix: str | None) -> _Tokenize:
     """Returns what maps texts and their languages to ids, and to the indices of cut texts."""
@@ -324,11 +352,13 @@ class Encoder:
     *,
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
-  ) -> np.ndarray:
+  ) -> Any:
     """Returns the cosine of every source with every target: float32 [N, M].
 
+    A NumPy array, or a tensor if vectors are tensors of torch.
+
     Args:
-      sources: Texts as in `encode`, or vectors [N, D].
+      sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
       targets: Texts or vectors likewise; None: the sources.
       languages: Languages of sources and targets, for encoders that require them.
       **options: Options of `encode`, such as `batch_size`.
@@ -337,13 +367,11 @@ class Encoder:
       ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
         finite.
     """
-    of_source, of_target = arguments.of_both_sides(languages)
-    source = self._side("sources", sources)
-    target = None if targets is None else self._side("targets", targets)
-    source_ND = exact_search.unit_rows(self._vectors(source, of_source, options))
-    if target is None:
-      return source_ND @ source_ND.T
-    return source_ND @ exact_search.unit_rows(self._vectors(target, of_target, options)).T
+    vectors = self._sides(sources, targets, languages, options)
+    source_ND, target_MD = map(exact_search.unit_rows, vectors)
+    cosine_NM = source_ND @ target_MD.T
+    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    return _tensor(cosine_NM) if "torch" in kinds else cosine_NM
 
   def score_pairs(
     self,
@@ -359,7 +387,7 @@ class Encoder:
       ValueError, TypeError, InputError: as `encode`, the sides differ in number, or vectors have
         another shape or are not finite.
     """
-    vectors = self._pairs(sources, targets, languages, options)
+    vectors = self._sides(sources, targets, languages, options, pairs=True)
     return np.einsum("nd,nd->n", *map(exact_search.unit_rows, vectors))
 
   def margin_scores(
@@ -393,7 +421,7 @@ class Encoder:
     """
     self.check_process()
     return margins.margin_scores(
-      *self._pairs(sources, targets, languages, options),
+      *self._sides(sources, targets, languages, options, pairs=True),
       neighbors=neighbors,
       margin=margin,
       engine=device_search.engine(),
@@ -476,17 +504,20 @@ class Encoder:
 
   def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
     """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
-    is_array = isinstance(given, (np.ndarray, jax.Array))
-    if not is_array or not jnp.issubdtype(given.dtype, np.number):
+    first = _first(given)
+    if isinstance(first, str) or not hasattr(first, "dtype"):
       return input_texts.as_list(given)
-    if jnp.issubdtype(given.dtype, np.complexfloating):
-      raise ValueError(f"{name} has the dtype {given.dtype}; pass vectors of real numbers")
-    if given.ndim != 2 or given.shape[1] != self.dimension:
+    vectors = np.asarray(given if first is given else [np.asarray(each) for each in given])
+    if not jnp.issubdtype(vectors.dtype, np.number):
+      return input_texts.as_list(given)
+    if jnp.issubdtype(vectors.dtype, np.complexfloating):
+      raise ValueError(f"{name} has the dtype {vectors.dtype}; pass vectors of real numbers")
+    if vectors.ndim not in (1, 2) or not 0 < vectors.shape[-1] <= self.dimension:
       raise ValueError(
-        f"{name} has the shape {given.shape}; vectors must have the shape [N, {self.dimension}], "
+        f"{name} has the shape {vectors.shape}; vectors must have the shape [N, {self.dimension}], "
         "as encode returns them"
       )
-    return np.asarray(given)
+    return np.atleast_2d(vectors)
 
   def _vectors(
     self, given: np.ndarray | list[str], language: Language, options: Mapping[str, Any]
@@ -496,19 +527,31 @@ class Encoder:
       return given
     return np.asarray(self.encode(given, language=language, **options))
 
-  def _pairs(
+  def _sides(
     self,
     sources: Any,
     targets: Any,
     languages: tuple[Language, Language],
     options: Mapping[str, Any],
+    *,
+    pairs: bool = False,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of both sides, which must be equally many."""
+    """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
     of_source, of_target = arguments.of_both_sides(languages)
-    source, target = self._side("sources", sources), self._side("targets", targets)
-    if len(source) != len(target):
+    source = self._side("sources", sources)
+    target = None if targets is None and not pairs else self._side("targets", targets)
+    if pairs and target is not None and len(source) != len(target):
       raise ValueError(f"{len(source):,} sources and {len(target):,} targets are not pairs")
-    return self._vectors(source, of_source, options), self._vectors(target, of_target, options)
+    source_ND = self._vectors(source, of_source, options)
+    if target is None:
+      return source_ND, source_ND
+    target_MD = self._vectors(target, of_target, options)
+    if source_ND.shape[1] != target_MD.shape[1]:
+      raise ValueError(
+        f"the vectors of sources have {source_ND.shape[1]} dimensions, those of targets "
+        f"{target_MD.shape[1]}; truncate both alike"
+      )
+    return source_ND, target_MD
 
 
 def _cut(
@@ -521,6 +564,34 @@ def _cut(
   if prefix:
     texts = [prefix + text for text in texts]
   return length_limits.cut(vocabulary, texts, max_length, language)
+
+
+def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
+  """Returns the prefixes of `encode_query` and `encode_document`, as "query" and "document".
+
+  Args:
+    prefix: That of `encode`.
+    prompts: The encoder's prompts.
+  """
+  found = {"query": _preferred(prompts, _QUERY), "document": _preferred(prompts, _DOCUMENT)}
+  return {name: prefix if prompt is None else prompt for name, prompt in found.items()}
+
+
+def _preferred(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
+  """Returns the first of the named prompts that is not empty, or else an empty one, or None."""
+  present = [prompts[name] for name in names if name in prompts]
+  return next(filter(None, present), "" if present else None)
+
+
+def _first(given: Any) -> Any:
+  """Returns the first item of a list or tuple, or other objects themselves."""
+  return given[0] if isinstance(given, (list, tuple)) and given else given
+
+
+def _tensor(array: np.ndarray) -> Any:
+  with errors.requires("sentence-transformers", "a tensor of torch"):
+    import torch
+  return torch.from_numpy(array)
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from vmsst import errors
 from vmsst.mining import span_search
 from vmsst.search import exact_search, indexed_search
 from vmsst.search.index_folder import StoredIndex
+from vmsst.text import input_texts
 from vmsst.vectors import encoding
 from vmsst.vectors.embedded_text import EmbeddedText
 
@@ -84,7 +85,7 @@ class Searcher:
       rows = indexed_search.IndexedRows(index, row_S)
       self._nearest = lambda query_ND, k: rows.nearest(exact_search.unit_rows(query_ND), k)
 
-  def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
+  def search(self, queries: input_texts.Texts, count: int) -> list[list[Hit]]:
     """Returns the lines nearest to each query by cosine, nearest first.
 
     Args:
@@ -95,8 +96,10 @@ class Searcher:
       InputError: the encoder's vectors have another width or one is not finite, `count` is below 1,
         or the corpus has changed.
       ValueError: the encoder returns arrays of another shape.
+      TypeError: the queries are not texts, such as one string or a dictionary.
     """
     count = errors.as_integer("count", count)
+    queries = input_texts.as_list(queries)
     if not queries:
       return []
     query_ND = self._options.encode(self._encoder, queries)
@@ -104,6 +107,7 @@ class Searcher:
 
   def stream(self, queries: Iterable[str], count: int) -> Iterator[tuple[str, list[Hit]]]:
     """Yields each query with its result of `search`; reads 32,768 queries at a time."""
+    input_texts.check(queries)
     for window in encoding.windows(queries, WINDOW):
       yield from zip(window, self.search(window, count), strict=True)
 

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vmsst.files import input_files, text_files
 
@@ -18,30 +18,39 @@ def as_list(texts: Texts) -> list[str]:
       path (not a string) is that of a UTF-8 file, plain or gzipped, with one text per line.
 
   Raises:
-    TypeError: an item is not a string (None, NaN, bytes), or `texts` is one string or no
-      collection; the message names the item.
+    TypeError: an item is not a string (None, NaN, bytes), or `check` refuses the texts; the message
+      names the item.
     InputError: the file cannot be read.
   """
-  if isinstance(texts, (str, bytes)):
-    raise TypeError(
-      "encode takes a list of sentences; for one sentence pass a list of one, for the lines of a "
-      "file a pathlib.Path"
-    )
   if isinstance(texts, os.PathLike):
     return list(text_files.read_lines(os.fspath(texts)))
+  check(texts)
   if isinstance(texts, io.TextIOBase):
     texts = (line.removesuffix("\n") for line in texts)
-  try:
-    items = iter(texts)
-  except TypeError:  # also an array without axes
-    raise TypeError(
-      f"sentences are {texts!r} of type {type(texts).__name__}; pass a list of strings, or the "
-      "pathlib.Path of a file"
-    ) from None
-  found = list(items)
+  found = list(texts)
   for index, text in enumerate(found):
     if not isinstance(text, str):
       raise TypeError(f"sentence {index} is of type {type(text).__name__}, not str")
     if not input_files.is_text(text):
       found[index] = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
   return found
+
+
+def check(texts: Iterable[str]) -> None:
+  """Raises TypeError if iterating over an object does not give one text after the other.
+
+  It is one string; a set, which has no order; a dictionary or a data frame, which give their keys;
+  an array with other than one axis; or no collection.
+  """
+  if isinstance(texts, (str, bytes)):
+    raise TypeError(
+      "sentences are one string; pass a list of sentences, for one sentence a list of one, for the "
+      "lines of a file a pathlib.Path"
+    )
+  is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
+  gives_keys = isinstance(texts, (Mapping, set, frozenset)) or getattr(texts, "ndim", 1) != 1
+  if gives_keys or not is_collection:
+    raise TypeError(
+      f"sentences are of type {type(texts).__name__}; pass a list of strings (one column of a "
+      "table, the values of a dictionary), or the pathlib.Path of a file"
+    )

@@ -25,6 +25,7 @@ from typing import Any
 
 from vmsst import errors, languages
 from vmsst.languages import Language
+from vmsst.text import input_texts
 
 Languages = str | Language | Sequence[str | Language] | None
 """One language for all texts, or one for each text: codes of any standard, or `Language`s."""
@@ -46,7 +47,9 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     InputError: the language is missing or unknown, or its package or program is not installed; the
       message explains how to install it.
     ValueError: the numbers of languages and texts differ.
+    TypeError: the texts are not a list of strings, such as one string or a dictionary.
   """
+  input_texts.check(texts)
   if language is None:
     raise errors.InputError(
       "this vocabulary splits text into words by the rules of its language: pass language=, such "

@@ -1,9 +1,12 @@
+import dataclasses
+
 import pytest
 import tiny_encoders
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, starting_encoders
 from vmsst.networks import bert, sentence_encoder
+from vmsst.text import hugging_face_vocabulary
 
 CONFIG = bert.BertConfig(
   vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9
@@ -24,7 +27,22 @@ def test_pooling_and_normalization_are_those_of_the_encoder(tmp_path, pooling, n
     starting_encoders.pooling(run / "checkpoint_0")
 
 
+def test_prompts_and_maximum_length_are_those_of_the_encoder(tmp_path, tokenizer_files):
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
+    str(tokenizer_files["bert"]), "query: ", {"query": "query: ", "passage": "passage: "}
+  )
+  network = sentence_encoder.SentenceEncoder(dataclasses.replace(CONFIG, vocab_size=400), 8, False)
+  run = tiny_encoders.save_run(
+    tmp_path / "run", tiny_encoders.model_of(network, vocabulary, max_length=7)
+  )
+  assert starting_encoders.prefix(run) == "query: "
+  assert starting_encoders.prompts(run) == vocabulary.prompts
+  assert starting_encoders.max_length(run) == 7
+
+
 def test_a_dry_run_has_no_encoder():
+  assert (starting_encoders.prefix(None), starting_encoders.prompts(None)) == ("", {})
+  assert starting_encoders.max_length(None) == 512
   assert starting_encoders.pooling(None) == "mean"
   assert starting_encoders.normalize(None) is False
 

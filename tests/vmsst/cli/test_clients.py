@@ -119,6 +119,20 @@ def test_mteb_evaluates_an_encoder(run, tmp_path):
   assert saved["cosine_spearman"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_mteb_compares_one_vector_with_another(run):
+  pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  encoder = vmsst.load(run)
+  model = mteb_models.MtebModel(encoder, "tiny")
+  vectors_ND = encoder.encode(LINES[:3])
+  cosine_NN = encoder.similarity(vectors_ND)
+  # As its summarization tasks do.
+  assert float(model.similarity(vectors_ND[0], vectors_ND[1])) == pytest.approx(cosine_NN[0, 1])
+  assert model.similarity(vectors_ND, vectors_ND[1]).shape == (3, 1)
+  found_N = model.similarity_pairwise(vectors_ND[:2], vectors_ND[1:])
+  np.testing.assert_allclose(found_N, [cosine_NN[0, 1], cosine_NN[1, 2]], atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Exported encoders, opened without this library, against `vmsst.load`."""
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints import t5x
+from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.exports import (
   safetensors_folder,
   sentence_transformers_folder,
@@ -194,6 +196,52 @@ def test_sentence_transformers_gives_the_same_vectors(
   assert found_ND.shape == expected_ND.shape
   assert np.ptp(expected_ND, axis=0).min() > 0.01
   np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+
+
+# The encoder's prefix and prompts, and those of `encode`, `encode_query` and `encode_document`.
+PROMPTS = [
+  ("", {}, ("", "", "")),
+  ("query: ", {}, ("query: ", "query: ", "query: ")),
+  ("query: ", {"passage": "text: "}, ("query: ", "query: ", "text: ")),
+  ("", {"query": "query: ", "corpus": "text: "}, ("", "query: ", "text: ")),
+  ("query: ", {"document": "", "passage": "text: "}, ("query: ", "query: ", "text: ")),
+  ("query: ", {"query": "", "document": ""}, ("query: ", "", "")),
+  ("query: ", {"query": "a ", "passage": "b ", "default": "c "}, ("query: ", "a ", "b ")),
+]
+
+
+@pytest.mark.parametrize(("prefix", "prompts", "expected"), PROMPTS)
+def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_files, tmp_path):
+  """Our encoder, its export in both libraries, and its import from the files of the other."""
+  run, out = tmp_path / "run", tmp_path / "out"
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
+    str(tokenizer_files["bert"]), prefix, prompts
+  )
+  tiny_encoders.save_run(
+    run, tiny_encoders.model_of(encoder(BERT, head=False), vocabulary, max_length=28)
+  )
+  sentence_transformers_folder.export_sentence_transformers(run, out)
+  # What sentence-transformers looks up, whether it is installed or not.
+  written = json.loads((out / "config_sentence_transformers.json").read_text())
+  default = written["prompts"].get(written["default_prompt_name"], "")
+  assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
+  original, export = vmsst.load(run), vmsst.load(out)
+  (out / "encoder.json").unlink()
+  bert_import.import_bert(out, tmp_path / "back")
+  opened = [original, export, vmsst.load(tmp_path / "back")]
+  with contextlib.suppress(ImportError):
+    import sentence_transformers
+
+    opened.append(sentence_transformers.SentenceTransformer(str(out), device="cpu"))
+  for method, prompt in zip(("encode", "encode_query", "encode_document"), expected, strict=True):
+    expected_ND = original.encode(["Welt", "eine Welt"], prefix=prompt)
+    for each in opened:
+      np.testing.assert_allclose(
+        getattr(each, method)(["Welt", "eine Welt"]), expected_ND, atol=1e-5
+      )
+  for name, prompt in prompts.items():
+    if (name, prompt) != ("document", ""):  # in the export, that of `encode_document`
+      assert opened[-1].prompts[name] == opened[2].prompts[name] == prompt
 
 
 @pytest.mark.slow

@@ -294,7 +294,7 @@ def test_a_text_that_cannot_be_split_further_is_cut(params):
 
 
 def test_options_that_do_not_exist_are_named(encoder):
-  for options in ({"long_texts": "drop"}, {"output": "torch"}, {"batch_size": 0}):
+  for options in ({"long_texts": "drop"}, {"output": "list"}, {"batch_size": 0}):
     with pytest.raises(ValueError, match=next(iter(options))):
       encoder.encode(["a"], **options)
 
@@ -351,9 +351,22 @@ def test_an_encoder_without_decoder_says_so(encoder, params):
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda encoder: encoder.encode(None), "sentences are None"),
-    (lambda encoder: encoder.encode(3), "sentences are 3"),
-    (lambda encoder: encoder.encode(np.array("a")), "sentences are .*ndarray"),
+    (lambda encoder: encoder.encode(None), "sentences are of type NoneType"),
+    (lambda encoder: encoder.encode(3), "sentences are of type int"),
+    (lambda encoder: encoder.encode(np.array("a")), "sentences are of type ndarray"),
+    (lambda encoder: encoder.encode(np.array([["a"]])), "sentences are of type ndarray"),
+    (
+      lambda encoder: encoder.encode_query({"text": "a"}),
+      "type dict; .*the values of a dictionary",
+    ),
+    (lambda encoder: encoder.encode_document({"a"}), "sentences are of type set"),
+    (lambda encoder: encoder.prepare(frozenset("a")), "sentences are of type frozenset"),
+    (lambda encoder: encoder.encode({"text": "a"}.items()), "sentence 0 is of type tuple"),
+    (lambda encoder: encoder.encode([["a"]]), "sentence 0 is of type list"),
+    (lambda encoder: encoder.encode(bytearray(b"a")), "sentence 0 is of type int"),
+    (lambda encoder: encoder.similarity({"text": "a"}), "sentences are of type dict"),
+    (lambda encoder: encoder.score_pairs(["a"], {"text": "a"}), "sentences are of type dict"),
+    (lambda encoder: encoder.margin_scores(["a"], {"text": "a"}), "sentences are of type dict"),
     (lambda encoder: encoder.encode(["a"], language=3), "language is 3"),
     (lambda encoder: encoder.encode(["a"], language=[None]), "language of sentence 0 is None"),
     (lambda encoder: encoder.encode(["a"], prefix=3), "prefix is 3"),
@@ -362,6 +375,31 @@ def test_an_encoder_without_decoder_says_so(encoder, params):
 def test_arguments_of_another_type_are_named(encoder, call, message):
   with pytest.raises(TypeError, match=message):
     call(encoder)
+
+
+class Table:
+  """A table with one column, whose iteration gives its name as that of a data frame."""
+
+  ndim = 2
+
+  def __iter__(self):
+    return iter(["text"])
+
+
+class Column(list):
+  """A column of a table, with an index."""
+
+  ndim = 1
+  keys = range
+
+
+def test_texts_are_those_of_one_column_and_not_names(encoder, expected):
+  with pytest.raises(TypeError, match=r"type Table; .*one column of a table"):
+    encoder.encode(Table())
+  for texts in (Column(SENTENCES), np.array(SENTENCES), np.array(SENTENCES, object)):
+    np.testing.assert_allclose(encoder.encode(texts), expected, atol=2e-6)
+  keys = dict.fromkeys(SENTENCES).keys()
+  np.testing.assert_allclose(encoder.encode(keys), expected[:5], atol=2e-6)
 
 
 def test_prompts_are_prefixes_by_name(params):
@@ -374,12 +412,16 @@ def test_prompts_are_prefixes_by_name(params):
     (encoder.encode_document(SENTENCES), "p: "),
     (encoder.encode_document(SENTENCES, prompt_name="query"), "q: "),
     (encoder.encode_query(SENTENCES, prefix="x"), "x"),
+    (encoder.encode_document(SENTENCES, prompt="x"), "x"),
+    (encoder.encode_query(SENTENCES, prompt=""), ""),
   ):
     np.testing.assert_array_equal(found_ND, encoder.encode(SENTENCES, prefix=prefix))
   with pytest.raises(ValueError, match="prompt_name is 'q'; this encoder has: 'query', 'passage'"):
     encoder.encode(SENTENCES, prompt_name="q")
   with pytest.raises(ValueError, match="prefix and prompt_name are both given"):
     encoder.encode(SENTENCES, prompt_name="query", prefix="x")
+  with pytest.raises(ValueError, match="prefix and prompt are both given"):
+    encoder.encode(SENTENCES, prompt="", prefix="x")
 
 
 def test_an_encoder_without_prompts_encodes_queries_and_documents_alike(encoder, expected):
@@ -414,7 +456,7 @@ def test_integers_of_numpy_are_batch_sizes(encoder, expected):
   np.testing.assert_allclose(encoder.encode(SENTENCES, batch_size=np.int64(2)), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("shape", [(2, 5), (2, 7), (6,), (2, 1, 6), ()])
+@pytest.mark.parametrize("shape", [(2, 0), (2, 7), (7,), (2, 1, 6), ()])
 @pytest.mark.parametrize("side", ["sources", "targets"])
 @pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
 def test_vectors_of_another_shape_are_named(encoder, method, side, shape):
@@ -422,6 +464,18 @@ def test_vectors_of_another_shape_are_named(encoder, method, side, shape):
   message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
   with pytest.raises(ValueError, match=message):
     getattr(encoder, method)(**sides)
+
+
+def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
+  cosine_NN = cosines(expected, expected)
+  for one in (expected[0], [expected[0]], jnp.asarray(expected[0])):
+    found_1N = encoder.similarity(one, expected)
+    np.testing.assert_allclose(found_1N, cosine_NN[:1], atol=2e-6)
+  np.testing.assert_allclose(encoder.score_pairs(expected[0], expected[1]), [cosine_NN[0][1]], 1e-5)
+  short_ND = expected[:, :3]
+  np.testing.assert_allclose(encoder.similarity(list(short_ND)), cosines(short_ND, short_ND), 1e-5)
+  with pytest.raises(ValueError, match="sources have 6 dimensions, those of targets 3; truncate"):
+    encoder.similarity(expected, short_ND)
 
 
 def test_other_arguments_of_scores_are_named(encoder):

@@ -112,6 +112,10 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
   assert searcher.search([], 3) == []
   with pytest.raises(errors.InputError, match="count is 0"):
     searcher.search(["a"], 0)
+  for wrong in ("one query", {"query": 1}, {"a"}, 3):
+    for search in (searcher.search, lambda *x: [*searcher.stream(*x)]):
+      with pytest.raises(TypeError, match="list of"):
+        search(wrong, 3)
 
 
 def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):

@@ -34,6 +34,12 @@ def test_moses_rules_of_a_language(language):
     assert split_words([text], language) == [words]
 
 
+@pytest.mark.parametrize("texts", ["Mr. Smith", {"Mr. Smith": 1}, {"Mr. Smith"}])
+def test_texts_that_are_no_list_are_refused(texts):
+  with pytest.raises(TypeError, match="list of"):
+    split_words(texts, "en")
+
+
 def test_other_languages_have_english_abbreviations_and_lone_apostrophes():
   assert split_words(["Mr. Kovač's e.g. kuća."], "hr") == ["Mr. Kovač ' s e.g. kuća ."]
   assert split_words(["Mr. X's"], "Esperanto") == ["Mr. X ' s"]
