@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from vmsst import errors, languages
+from vmsst.files import text_fields
 from vmsst.languages import Language
 
 EMPTY = "empty"
@@ -23,7 +24,7 @@ LANGUAGE = "language"
 REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT, LANGUAGE)
 """Why `Cleaner` drops a pair, in the order of its checks.
 
-A side is empty; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
+A side is blank; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
 `text_key`; one side is too long for the other; a side has too few letters in a script of its
 language; a side is in another language.
 """
@@ -170,7 +171,7 @@ class Cleaner:
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
     """Returns the normalized texts, or the reason why the pair is dropped."""
     source, target = normalize(source, self._form), normalize(target, self._form)
-    if not source or not target:
+    if text_fields.is_blank(source) or text_fields.is_blank(target):
       return EMPTY
     if "\ufffd" in source or "\ufffd" in target:
       return ENCODING

@@ -1,10 +1,20 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
 import functools
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
 from vmsst import errors
 from vmsst.files import input_files, text_files
+
+# Control and format characters and spaces; and fillers, which count as letters and marks.
+_BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
+_FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
+
+
+def is_blank(text: str) -> bool:
+  """Returns whether a text has no visible character: such lines are never mined or found."""
+  return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
 
 
 def default_field(path: str, number: int = 0) -> str | None:

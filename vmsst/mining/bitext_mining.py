@@ -15,6 +15,7 @@ from vmsst.files import (
   large_arrays,
   storage,
   stored_settings,
+  text_fields,
   text_files,
 )
 from vmsst.search import exact_search, indexed_search, margins, sharded_search
@@ -64,7 +65,7 @@ def mine(
 ) -> Mined:
   """Writes pairs of lines that are likely translations: score TAB source TAB target.
 
-  Pairs are sorted, best first. Empty lines are skipped. Among lines that differ only in white space
+  Pairs are sorted, best first. Blank lines are skipped. Among lines that differ only in white space
   the first represents all. TABs in a line become spaces.
 
   An exact search is in blocks, which are units of work with results in the folder `output`.search:
@@ -81,7 +82,7 @@ def mine(
     gold: File of known translations, `source line TAB target line`, with lines counted from 1, to
       choose the threshold with the best F1. Excludes `threshold`.
     min_cosine: As in `margins.margin_pairs`.
-    keep_duplicates: Compare all lines that are not empty.
+    keep_duplicates: Compare all lines that are not blank.
     indexes: Indexes of both texts' vectors, for an approximate search; None: an exact one.
     compare: Compares vectors in an exact search, in any process:
       `vmsst.search.device_search.anywhere` uses what the machine has.
@@ -152,7 +153,7 @@ def mine(
 
 def check_sentences(path: str) -> None:
   """Raises InputError if a text has no sentence to mine."""
-  if not any(line.strip() for line in text_files.read_lines(path)):
+  if all(map(text_fields.is_blank, text_files.read_lines(path))):
     raise errors.InputError(f"{path} contains no sentence")
 
 
@@ -189,7 +190,7 @@ class _Sentences:
     self.vectors = exact_search.SelectedRows(text.vectors, self.row_S)
 
   def places(self, rows: Sequence[int]) -> dict[int, int]:
-    """Returns the numbers of some rows' sentences, without those of empty lines."""
+    """Returns the numbers of some rows' sentences, without those of blank lines."""
     wanted = dict.fromkeys(rows)
     key_of = {row: key for row, key in enumerate(self._row_keys()) if row in wanted and key}
     if self._keep_duplicates:
@@ -218,9 +219,10 @@ def _keys(path: str) -> Iterator[np.ndarray]:
 
 
 def _key(line: str) -> bytes:
-  """Returns a key that lines share if they differ only in white space; zeros for empty lines."""
-  words = " ".join(line.split())
-  return hashlib.blake2b(words.encode(), digest_size=16).digest() if words else bytes(16)
+  """Returns a key that lines share if they differ only in white space; zeros for blank lines."""
+  if text_fields.is_blank(line):
+    return bytes(16)
+  return hashlib.blake2b(" ".join(line.split()).encode(), digest_size=16).digest()
 
 
 def _first_rows(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.arrays import padding
-from vmsst.files import atomic_files, text_files
+from vmsst.files import atomic_files, text_fields, text_files
 from vmsst.languages import Language
 from vmsst.text import vocabularies, word_splitting
 
@@ -171,7 +171,7 @@ def _reservoir(
   kept: list[_Sentence] = []
   count = 0
   for sentence in sentences:
-    if not sentence[0].strip():
+    if text_fields.is_blank(sentence[0]):
       continue
     count += 1
     if limit is None or len(kept) < limit:

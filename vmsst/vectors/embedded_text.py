@@ -51,7 +51,8 @@ class EmbeddedText:
   def blank_rows(self) -> np.ndarray:
     """Returns the rows of texts without a visible character, int64 [E]; reads the file."""
     texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
-    return np.fromiter((row for row, text in enumerate(texts) if not text.strip()), np.int64)
+    blank = (row for row, text in enumerate(texts) if text_fields.is_blank(text))
+    return np.fromiter(blank, np.int64)
 
   def reader(self) -> Callable[[int], str]:
     """Returns a function of a row that reads its text; scans the file once and keeps it open."""

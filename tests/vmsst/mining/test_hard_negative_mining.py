@@ -95,7 +95,7 @@ def test_of_equally_near_targets_the_first_come_first(monkeypatch):
 
 
 def test_without_a_whole_pair_there_are_no_negatives():
-  pairs = [("", "x"), ("y", "")]
+  pairs = [("", "x"), ("y", "\u200b")]
   found = hard_negative_mining.hard_negatives(
     QuietEncoder(), pairs, 2, languages=("de", "en"), progress=False
   )

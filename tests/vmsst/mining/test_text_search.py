@@ -115,7 +115,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
 
 def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):
-  base, encoder = make_base(tmp_path, [*BASE, "", " "]), make_encoder()
+  base, encoder = make_base(tmp_path, [*BASE, "", " \u2060"]), make_encoder()
   vector_indexes.build_index(base.folder, tmp_path / "index", progress=False)
   index = vector_indexes.open_index(tmp_path / "index", base.folder)
   searcher = text_search.Searcher(encoder, base, index=index)
@@ -151,7 +151,7 @@ def test_broken_input_is_an_error(tmp_path):
   with pytest.raises(errors.InputError, match=r"base\.txt has no line with text"):
     next(text_search.nearest_lines(make_encoder(), ["a"], make_base(tmp_path / "empty", []), 1))
   (tmp_path / "blank").mkdir()
-  base = make_base(tmp_path / "blank", ["", " \t"])
+  base = make_base(tmp_path / "blank", ["", "\u200b\t"])
   with pytest.raises(errors.InputError, match=r"base\.txt has no line with text"):
     next(text_search.nearest_lines(make_encoder(), ["a"], base, 1))
   base, encoder = make_base(tmp_path, BASE), make_encoder()
