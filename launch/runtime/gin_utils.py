@@ -7,6 +7,7 @@ import importlib.util  # noqa: F401  (gin 0.5 uses it without importing it)
 import inspect
 import io
 import logging
+import math
 import numbers
 import os
 import re
@@ -157,7 +158,8 @@ def check_types() -> None:
       if isinstance(bound, gin.config.ConfigurableReference):
         label += f" ({'/'.join(bound.scopes)})"
       kind = inspect.formatannotation(parameter.annotation).replace("NoneType", "None")
-      errors.check(False, label, value, f"a value of type {_short(kind)}")
+      number = "finite " if isinstance(value, float) else ""
+      errors.check(False, label, value, f"a {number}value of type {_short(kind)}")
 
 
 def _short(kind: str) -> str:
@@ -195,7 +197,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     return True
   if kind in (int, float):
     number = numbers.Integral if kind is int else numbers.Real
-    return isinstance(value, number) and not isinstance(value, bool)
+    return isinstance(value, number) and not isinstance(value, bool) and abs(value) < math.inf
   if issubclass(kind, list | tuple | collections.abc.Collection) and not issubclass(
     kind, str | bytes | collections.abc.Mapping
   ):

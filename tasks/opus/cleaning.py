@@ -128,12 +128,10 @@ class Cleaning:
       raise errors.InputError(
         f"max_characters is {self.max_characters!r}; set it to a whole number above 0"
       )
-    if not _is_number(self.max_ratio) or not self.max_ratio >= 1:
-      raise errors.InputError(f"max_ratio is {self.max_ratio!r}; set it to a number of at least 1")
-    if not _is_number(self.min_script_share) or not 0 <= self.min_script_share <= 1:
-      raise errors.InputError(
-        f"min_script_share is {self.min_script_share!r}; set it to a number from 0 to 1"
-      )
+    errors.check_number("max_ratio", self.max_ratio, minimum=1)
+    share = self.min_script_share
+    errors.check_number("min_script_share", share, minimum=0)
+    errors.check(share <= 1, "min_script_share", share, "a number from 0 to 1")
     if type(self.identify_language) is not bool:
       raise errors.InputError(
         f"identify_language is {self.identify_language!r}; set it to true or false"
@@ -233,10 +231,6 @@ def keys(source: str, target: str) -> tuple[int, int, int]:
   """Returns the `sentence_key` of both texts, and their `pair_key`, at less cost."""
   first, second = _key(source), _key(target)
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
-
-
-def _is_number(value: object) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # The keys of a pair are needed three times: to filter it, and for both kinds of keys.

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import math
 import pathlib
 import shutil
 import sys
@@ -93,6 +94,14 @@ def backend_argument(parser: argparse.ArgumentParser) -> None:
     help="what computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX "
     "Runtime) (default: %(default)s)",
   )
+
+
+def finite_number(text: str) -> float:
+  """Parses an argument that is a finite number."""
+  value = float(text)
+  if not math.isfinite(value):
+    raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+  return value
 
 
 def at_least_1(text: str) -> int:

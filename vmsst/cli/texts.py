@@ -11,6 +11,7 @@ from vmsst.cli.command import (
   Command,
   at_least_1,
   backend_argument,
+  finite_number,
   local_file,
   read_lines,
 )
@@ -317,7 +318,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   )
   threshold = parser.add_mutually_exclusive_group()
   threshold.add_argument(
-    "--threshold", type=float, metavar="X", help="minimum score of pairs to write"
+    "--threshold", type=finite_number, metavar="X", help="minimum score of pairs to write"
   )
   threshold.add_argument(
     "--gold",
@@ -325,7 +326,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
     help="known translations (source line TAB target line, numbers from 1), to choose the "
     "threshold with the best F1",
   )
-  add("--min-cosine", type=float, metavar="X", help="minimum cosine of pairs to write")
+  add("--min-cosine", type=finite_number, metavar="X", help="minimum cosine of pairs to write")
   add(
     "--keep-duplicates",
     action="store_true",
@@ -491,7 +492,7 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     "--temperature",
-    type=float,
+    type=finite_number,
     default=0.0,
     metavar="X",
     help="sample tokens from the softmax of logits / X; 0 takes the likeliest (default: 0)",
@@ -506,7 +507,7 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     "--length-penalty",
-    type=float,
+    type=finite_number,
     default=0.6,
     metavar="X",
     help="compare hypotheses of n tokens by log-likelihood / ((5 + n) / 6)^X "

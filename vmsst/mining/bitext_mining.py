@@ -94,6 +94,8 @@ def mine(
       broken, or no gold pair was found.
     ValueError: k is below 1, or the margin or retrieval is unknown.
   """
+  if threshold is not None:
+    errors.check_number("threshold", threshold)
   if threshold is not None and gold is not None:
     raise errors.InputError(
       f"a threshold of {threshold} and gold pairs {gold} are both given: drop one"

@@ -156,6 +156,8 @@ def margin_blocks(
   _choice(_MARGINS, margin, "margin")  # Before the search, which can take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
   neighbors = errors.as_integer("neighbors", neighbors)
+  if min_cosine is not None:
+    errors.check_number("min_cosine", min_cosine)
   if distinct:
     sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
     near = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)

@@ -77,6 +77,8 @@ def train_vocabulary(
 
   if model_type not in MODEL_TYPES:
     raise errors.InputError(f"model type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
+  share = character_coverage
+  errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
   if atomic_files.is_stream(output):
     raise errors.InputError(f"{output} is not a file; give a file as output")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)

@@ -17,6 +17,7 @@ import pytest
 
 import vmsst
 from vmsst import cli, errors
+from vmsst.cli.command import finite_number
 from vmsst.files import storage
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
@@ -41,6 +42,37 @@ def corpus(tmp_path):
 def test_gin_dir_prints_the_folder_of_the_gin_files(capsys):
   assert cli.main(["gin-dir"]) == 0
   assert capsys.readouterr().out.strip().endswith("gin")
+
+
+def all_options(parser, words=()):
+  """Yields every option with the words of its command."""
+  for action in parser._actions:
+    if isinstance(action.choices, dict):
+      for word, inner in action.choices.items():
+        yield from all_options(inner, (*words, word))
+    yield words, action
+
+
+def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(capsys):
+  assert [words for words, action in all_options(cli.build_parser()) if action.type is float] == []
+  required = {("mine",): "abc", ("translate",): ["a", "--to", "de"]}
+  required["vocab", "train"] = ["--input", "a", "--output", "b"]
+  names = []
+  for words, action in all_options(cli.build_parser()):
+    if action.type is not finite_number:
+      continue
+    (name,) = action.option_strings
+    names.append(name)
+    start = [*words, *required[words], name]
+    for text in ("nan", "inf", "-inf", "-NaN", "1e999", "-1e999", "x", "-1x"):
+      with pytest.raises(SystemExit) as stop:
+        cli.main([*start, text])
+      assert stop.value.code == 2
+      assert f"argument {name}: " in (error := capsys.readouterr().err)
+      assert text in error
+    for text in ("-1e-3", "-.5", "-2", "-1E+2", "0.25"):
+      assert getattr(cli.build_parser().parse_args([*start, text]), action.dest) == float(text)
+  assert {"--threshold", "--min-cosine", "--temperature"} <= set(names)
 
 
 def test_unknown_commands_list_the_known_ones(capsys):
@@ -114,6 +146,9 @@ def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
   error = capsys.readouterr().err
   assert "5000 pieces from 2 sentences" in error
   assert "Traceback" not in error
+  for share in (0, 1.5, float("nan")):
+    with pytest.raises(errors.InputError, match=r"character_coverage is .*; set it to a number"):
+      vocabulary_training.train_vocabulary("b.txt", output, size=18, character_coverage=share)
   with pytest.raises(errors.InputError, match="/dev/null is not a file"):
     vocabulary_training.train_vocabulary(str(corpus / "b.txt"), "/dev/null", size=18)
 

@@ -264,6 +264,10 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     mine(texts, tmp_path, gold=str(gold), min_cosine=1.5)
   with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
+  for option in ("threshold", "min_cosine"):
+    for value in (np.nan, np.inf, "0.5"):
+      with pytest.raises(errors.InputError, match=f"{option} is .*; set it to a finite number"):
+        mine(texts, tmp_path, **{option: value})
   wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
     mine((texts[0], wide), tmp_path)
