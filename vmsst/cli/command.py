@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
+from vmsst import errors
 from vmsst.files import outputs, storage, text_files
 
 ENCODER_HELP = (
@@ -66,9 +67,16 @@ def _values(args: argparse.Namespace, name: str) -> Sequence[str]:
 
 
 def read_lines(path: str) -> list[str]:
-  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-"."""
+  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-".
+
+  Raises:
+    InputError: the file cannot be read or is empty.
+  """
   with local_file(path) as local:
-    return list(text_files.read_lines(local))
+    lines = list(text_files.read_lines(local))
+    if not lines:
+      raise errors.InputError(f"{local}: empty; give a text with at least one line")
+    return lines
 
 
 @contextlib.contextmanager

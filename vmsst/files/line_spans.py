@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from vmsst import errors
@@ -68,7 +68,7 @@ class Cut:
   digest: str
 
 
-def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
+def cut(paths: Sequence[str], lines: int, copies: str | None = None) -> Cut:
   """Cuts texts into spans of `lines` lines; reads every file once.
 
   Args:
@@ -78,7 +78,7 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
       these spans cannot be read.
 
   Raises:
-    InputError: a file cannot be read, or a line is too long.
+    InputError: a file cannot be read, a line is too long, or there is no line at all.
     OSError: a copy cannot be written.
   """
   spans: list[Span] = []
@@ -95,6 +95,8 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
       own, end = _cut(path, storage.absolute(path), lines, whole, None)
     spans += own
     last = end or last
+  if not spans:
+    raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
   return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
 
 

@@ -396,6 +396,39 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     assert stop.value.code == 2
 
 
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
+def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys, monkeypatch, name):
+  x, vectors, out = sides[0], str(tmp_path / "v"), str(tmp_path / "out")
+  cli.main(["embed", "a", x, vectors])
+  path = tmp_path / name
+  path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+  before = sorted(tmp_path.iterdir())
+  for arguments in (
+    ["embed", "a", str(path), out],
+    ["embed", "a", str(path), str(path), out],
+    ["embed", "a", "-", out],
+    ["embed", "a", str(path), "-"],
+    ["score", "a", str(path), str(path), "--output", out],
+    ["score", "a", "-"],
+    ["mine", str(path), x, out, "--encoder", "a"],
+    ["mine", x, str(path), out, "--encoder", "a"],
+    ["search", str(path), x, vectors, "--output", out],
+    ["search", "-", x, vectors, "--output", out],
+    ["search", x, str(path), vectors, "--output", out],
+    ["translate", "run", "--to", "de", "--input", str(path)],
+  ):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    capsys.readouterr()
+    assert cli.main(arguments) == 1, arguments
+    done = capsys.readouterr()
+    culprit = name if str(path) in arguments else "standard input"
+    what = " contains no sentence" if arguments[0] == "mine" else ": empty; give a text with at"
+    assert f"{culprit}{what}" in done.err, arguments
+    assert done.out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_who_reads_the_output_may_stop():
   code = (
     "import sys; from vmsst import cli; from vmsst.cli.command import Command\n"
