@@ -23,7 +23,6 @@ from vmsst.search.index_folder import StoredIndex
 from vmsst.units import engines, local
 from vmsst.vectors.embedded_text import EmbeddedText
 
-_SCORES = 6  # Decimal places.
 _LINES = 1 << 16  # Read at once.
 
 
@@ -130,7 +129,7 @@ def mine(
       *zip(indexes, (side.row_S for side in sides), strict=True), progress=progress
     )
   )
-  found = margins.margin_blocks(
+  blocks = margins.margin_blocks(
     *(side.vectors for side in sides),
     neighbors=neighbors,
     margin=margin,
@@ -138,6 +137,8 @@ def mine(
     min_cosine=min_cosine,
     engine=search,
   )
+  # Thresholds compare what is printed.
+  found = (dataclasses.replace(x, score_P=exact_search.rounded(x.score_P)) for x in blocks)
   best = None
   if gold_G2 is not None:
     pairs = margins.joined(found)
@@ -288,5 +289,5 @@ def _write(
       rows = source.row_S[pairs.source_P].tolist(), target.row_S[pairs.target_P].tolist()
       for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
         fields = (text(row).replace("\t", " ") for text, row in zip(readers, (x, y), strict=True))
-        stream.write("\t".join((f"{score:.{_SCORES}f}", *fields)) + "\n")
+        stream.write("\t".join((f"{score:.6f}", *fields)) + "\n")
   return found, kept

@@ -90,7 +90,7 @@ class ByCosine:
       exact_search.unit_rows(np.where(finite_N[:, None], vectors_ND, 0))
       for finite_N, vectors_ND in zip(finite, vectors, strict=True)
     )
-    cosine_N = np.einsum("nd,nd->n", source_ND, target_ND)
+    cosine_N = np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)
     return np.where(finite[0] & finite[1], cosine_N, np.nan)[:, None]
 
 

@@ -357,7 +357,12 @@ def _finished_state(folder: storage.Path) -> dict[str, Any]:
   files = _files(folder, state)
   for file in files:
     shard_files.check(file.path, file.kind, file.rows)
-  if state["sha256"] is not None and not storage.is_url(folder):
+  if state["sha256"] is None:  # of earlier versions
+    for file in files:
+      row_P = np.flatnonzero(~np.isfinite(shard_files.decoded(file.read(), file.kind)).all(axis=1))
+      if len(row_P):
+        raise errors.InputError(f"{file.path}: row {row_P[0]} is not finite: {_AGAIN}")
+  elif not storage.is_url(folder):
     for file, own in zip(files, _checksums(files), strict=True):
       if own != file.sha256:
         raise errors.InputError(

@@ -115,6 +115,18 @@ def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options):
   assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.tsv"]
 
 
+@pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
+def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, tmp_path, margin):
+  _, lines = mine(texts, tmp_path, margin=margin)
+  assert len(lines) > 5
+  for place, (score, *_) in enumerate(lines):
+    _, kept = mine(texts, tmp_path, margin=margin, threshold=float(score))
+    assert kept == lines[: place + 1]
+    if margin == "absolute":
+      _, kept = mine(texts, tmp_path, margin=margin, min_cosine=float(score))
+      assert kept == lines[: place + 1]
+
+
 def same_places(source, target, forward, backward, /):
   """Sets the neighbors of a block without comparing: rows with the same number, and those after."""
   for near, count in ((forward, len(target)), (backward, len(source))):

@@ -72,6 +72,21 @@ def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
   assert read == QUERIES[:2]
 
 
+def test_cosines_are_at_most_1(tmp_path):
+  vectors = np.random.default_rng(0).normal(size=[300, 999]).astype(np.float32)
+  score_NN = exact_search.unit_rows(vectors) @ exact_search.unit_rows(vectors).T
+  assert score_NN.max() > 1  # by rounding
+  encoder = fake_encoders.FakeEncoder(
+    lambda text: vectors[abs(int(text or 0))] * (-1 if text.startswith("-") else 1)
+  )
+  path = line_files.write_lines(tmp_path / "x.txt", map(str, range(300)))
+  file_embedding.embed_file(encoder, str(path), tmp_path / "x", name="x")
+  searcher = text_search.Searcher(encoder, embedded_text.open_text(str(path), tmp_path / "x"))
+  for sign, prefix in ((1, ""), (-1, "-")):
+    found = searcher.search([f"{prefix}{row}" for row in range(300)], 300)
+    assert max(sign * hit.as_json()["score"] for hits in found for hit in hits) == 1
+
+
 def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
   base = make_base(tmp_path, BASE[:3])
   ((_, hits),) = text_search.nearest_lines(make_encoder(), ["ab"], base, 9, progress=True)
