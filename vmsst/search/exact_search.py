@@ -71,7 +71,7 @@ class SelectedRows:
     shape: Number and width of the selected rows.
   """
 
-  def __init__(self, rows: Rows, row_S: np.ndarray):
+  def __init__(self, rows: Rows, row_S: np.ndarray | range):
     """Selects distinct rows, ascending."""
     self._rows, self._row_S = rows, row_S
     self.shape: tuple[int, int] = (len(row_S), rows.shape[1])
@@ -82,7 +82,7 @@ class SelectedRows:
     if not len(row_B):
       return self._rows[0:0]
     first, end = int(row_B[0]), int(row_B[-1]) + 1
-    if end - first == len(row_B):
+    if isinstance(row_B, range) or end - first == len(row_B):
       return self._rows[first:end]
     parts = []
     for start in range(first, end, _SPAN):
