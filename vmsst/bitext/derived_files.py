@@ -72,6 +72,8 @@ def make_files(
       continue
     with atomic_files.atomic_path(path) as partial:
       counts = make(bitext, str(partial))
+      if _digest(bitext) != identity["bitext"]["digest"]:
+        raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
     files[where] = {**identity, **counts}
     atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
   return {os.path.join(folder, where): files[where] for where in places}

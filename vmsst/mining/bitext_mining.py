@@ -176,7 +176,7 @@ class _Sentences:
     self.text, self._keep_duplicates = text, keep_duplicates
     self.lines = 0
     with external_sort.Records(3) as records, external_sort.Records(1) as rows:
-      for key_B2 in _keys(text.path):
+      for key_B2 in _keys(text):
         row_B = np.flatnonzero(key_B2.any(axis=1))
         row_B1 = (self.lines + row_B).astype(np.uint64)[:, None]
         self.lines += len(key_B2)
@@ -208,14 +208,14 @@ class _Sentences:
     return {row: int(np.searchsorted(self.row_S, each)) for row, each in first.items()}
 
   def _row_keys(self) -> Iterator[tuple[int, int] | None]:
-    for key_B2 in _keys(self.text.path):
+    for key_B2 in _keys(self.text):
       for high, low in key_B2.tolist():
         yield (high, low) if high or low else None
 
 
-def _keys(path: str) -> Iterator[np.ndarray]:
+def _keys(text: EmbeddedText) -> Iterator[np.ndarray]:
   """Yields keys of lines, uint64 [B, 2]: equal if they differ only in white space, else 0."""
-  lines = text_files.read_lines(path)
+  lines = text_files.read_lines(text.path, text.digest)
   while block := list(itertools.islice(lines, _LINES)):
     keys = b"".join(map(_key, block))
     yield np.frombuffer(keys, ">u8").reshape(-1, 2).astype(np.uint64)

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import string
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import vmsst
 from vmsst import cli, errors
 from vmsst.cli.command import finite_number
-from vmsst.files import storage
+from vmsst.files import storage, text_files
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
 from vmsst.text import vocabularies, vocabulary_training
@@ -252,7 +253,7 @@ def test_embed_takes_columns_and_keys(encoder, tmp_path):
     found = vector_store.open_vectors(folder)[:]
     np.testing.assert_array_equal(found, encoder.encode(expected))
     opened = embedded_text.open_text(str(path), folder)
-    assert opened.lines([0, 2]) == {0: expected[0], 2: expected[2]}
+    assert list(map(opened.reader(), [0, 2])) == [expected[0], expected[2]]
 
 
 def cosine(one, other):
@@ -394,6 +395,59 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     with pytest.raises(SystemExit) as stop:
       cli.main(command)
     assert stop.value.code == 2
+
+
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ["embed", "a", "x.txt", "out"],
+    ["score", "a", "x.txt", "y.txt", "--output", "out"],
+    ["mine", "x.txt", "y.txt", "out", "--vectors", "x", "y"],
+    ["mine", "y.txt", "x.txt", "out", "--encoder", "a"],
+    ["search", "q.txt", "x.txt", "x", "--output", "out"],
+    ["search", "q.txt", "x.txt", "x", "--output", "out", "--workers", "1"],
+  ],
+  ids=" ".join,
+)
+def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypatch, arguments):
+  """Replaces the text before each time that a command opens it, except the first."""
+  del sides
+  lines = (tmp_path / "x.txt").read_text().splitlines()
+  line_files.write_lines(tmp_path / "y.txt", map(str.upper, lines))
+  line_files.write_lines(tmp_path / "q.txt", lines[:7])
+  monkeypatch.chdir(tmp_path)
+  for name in "xy":
+    assert cli.main(["embed", "a", f"{name}.txt", name]) == 0
+  kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+  opens, inner = [], text_files._open
+
+  def opening(path):
+    if os.path.basename(path) == "x.txt":
+      opens.append(path)
+      if len(opens) == replaced:
+        line_files.write_lines(tmp_path / "new", reversed(lines))
+        os.replace(tmp_path / "new", "x.txt")
+    return inner(path)
+
+  monkeypatch.setattr(text_files, "_open", opening)
+  replaced, expected, refused = 1, None, 0
+  while expected is None or replaced <= len(opens):
+    for path in tmp_path.iterdir():
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path, content in kept.items():
+      path.parent.mkdir(exist_ok=True)
+      path.write_bytes(content)
+    replaced = 0 if expected is None else max(replaced + 1, 2)
+    opens.clear()
+    if cli.main(arguments):
+      refused += 1
+      assert not (tmp_path / "out").is_file()
+      continue
+    found = tmp_path / "out" if (tmp_path / "out").is_file() else tmp_path / "out" / "vectors.json"
+    expected = expected or found.read_bytes()
+    assert found.read_bytes() == expected, replaced
+  assert refused
 
 
 @pytest.mark.usefixtures("encoder")

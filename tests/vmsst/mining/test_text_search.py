@@ -105,8 +105,8 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
   if name.endswith(".gz"):
     lines = "".join(json.dumps({"t": line}) + "\n" for line in BASE)
     (tmp_path / name).write_bytes(gzip.compress(lines.encode()))
+    base = embedded_text.open_text(str(tmp_path / name), base.folder)
     base.vectors.settings["field"] = "t"
-    base = embedded_text.EmbeddedText(str(tmp_path / name), base.folder, base.vectors)
   encoder = make_encoder()
   searcher = text_search.Searcher(encoder, base, progress=False)
   first = searcher.search(QUERIES, 12)
