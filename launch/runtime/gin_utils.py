@@ -158,8 +158,8 @@ def check_types() -> None:
       if isinstance(bound, gin.config.ConfigurableReference):
         label += f" ({'/'.join(bound.scopes)})"
       kind = inspect.formatannotation(parameter.annotation).replace("NoneType", "None")
-      number = "finite " if isinstance(value, float) else ""
-      errors.check(False, label, value, f"a {number}value of type {_short(kind)}")
+      finite = "finite " if value in (math.inf, -math.inf) else ""
+      errors.check(False, label, value, f"a {finite}value of type {_short(kind)}")
 
 
 def _short(kind: str) -> str:
@@ -177,6 +177,13 @@ def _literal(bound: Any, depth: int = 8) -> Any:
     values = gin.config._CONFIG.get(("/".join(bound.scopes), "gin.macro"), {})
     return _literal(values.get("value", gin.REQUIRED), depth - 1)
   return _UNKNOWN if bound.evaluate else bound.configurable.wrapped
+
+
+def is_computed(parameter: str) -> bool:
+  """Returns whether a parameter, such as "TRAIN_STEPS/gin.macro.value", is not set to a literal."""
+  key = gin.config.ParsedBindingKey.parse(parameter)
+  bound = gin.config._CONFIG.get((key.scope, key.complete_selector), {})
+  return _literal(bound.get(key.arg_name, gin.REQUIRED)) is _UNKNOWN
 
 
 def _fits(value: Any, annotation: Any) -> bool:
