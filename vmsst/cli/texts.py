@@ -337,7 +337,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _mine(args: argparse.Namespace) -> None:
   from vmsst import errors
-  from vmsst.files import atomic_files, outputs
+  from vmsst.files import atomic_files, outputs, storage
   from vmsst.inference import loading
   from vmsst.mining import bitext_mining
   from vmsst.search import device_search
@@ -371,6 +371,10 @@ def _mine(args: argparse.Namespace) -> None:
         engine=engine,
         load=functools.partial(loading.open_encoder, name, backend=args.backend),
       )
+  elif not args.vectors and not all(map(storage.names, folders)):
+    raise errors.InputError(
+      "there are no vectors of SOURCE and TARGET: give --encoder to compute them, or --vectors"
+    )
   source, target = map(embedded_text.open_text, paths, folders)
   indexes = args.index and tuple(
     text.open_index(folder) for text, folder in zip((source, target), args.index, strict=True)

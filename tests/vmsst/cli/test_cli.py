@@ -373,7 +373,8 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   vectors, folder = str(tmp_path / "v"), str(tmp_path)
   cli.main(["embed", "a", sides[0], vectors])
   for command, message in (
-    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors: no vectors.json"),
+    (["mine", *sides, f"{folder}/out.tsv"], "give --encoder to compute them, or --vectors"),
+    (["mine", *sides, "o", "--vectors", folder, vectors], "no vectors.json: give a folder that"),
     (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
     (["search", "-", sides[1], vectors], "has 24 vectors, not one per line"),
     (["search", f"{folder}/none", sides[0], vectors], "none"),
