@@ -76,8 +76,7 @@ def train_function(with_memory: bool, topology: str | None = None) -> Callable[.
       raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
     bound.apply_defaults()
     train_lib.check_arguments(bound.arguments)
-    names = ("model", "train_dataset_cfg", "partitioner", "trainer_cls")
-    run = [given[name] for name in names]
+    run = given["model"], given["train_dataset_cfg"], given["partitioner"], given["trainer_cls"]
     report = describe(*run, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
     if with_memory:

@@ -204,7 +204,8 @@ def _fits(value: Any, annotation: Any) -> bool:
     return True
   if kind in (int, float):
     number = numbers.Integral if kind is int else numbers.Real
-    return isinstance(value, number) and not isinstance(value, bool) and abs(value) < math.inf
+    infinite = value in (math.inf, -math.inf)
+    return isinstance(value, number) and not isinstance(value, bool) and not infinite
   if issubclass(kind, list | tuple | collections.abc.Collection) and not issubclass(
     kind, str | bytes | collections.abc.Mapping
   ):

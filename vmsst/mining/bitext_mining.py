@@ -138,7 +138,9 @@ def mine(
     engine=search,
   )
   # Thresholds compare what is printed.
-  found = (dataclasses.replace(x, score_P=exact_search.rounded(x.score_P)) for x in blocks)
+  found: Iterator[margins.Pairs] = (
+    dataclasses.replace(pairs, score_P=exact_search.rounded(pairs.score_P)) for pairs in blocks
+  )
   best = None
   if gold_G2 is not None:
     pairs = margins.joined(found)
