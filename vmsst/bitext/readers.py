@@ -232,6 +232,10 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
   elif len(sides) == 2:
     # English last, as in most corpora; otherwise in alphabetical order.
     source, target = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
+  elif len(sides) == 1:
+    raise errors.InputError(
+      f"{path}: its counterpart is missing, or has an unknown language code; add or rename it"
+    )
   else:
     raise errors.InputError(
       f"{path}: files of {len(sides)} languages have similar names "

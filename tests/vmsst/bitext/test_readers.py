@@ -83,6 +83,16 @@ def test_moses_files_with_any_code_of_opus(tmp_path, code):
       assert bitext.paths == tuple(map(str, paths))
 
 
+def test_moses_files_with_an_unknown_code(tmp_path):
+  known, unknown = (
+    line_files.write_text(tmp_path / f"Subs.en-ze_en.{side}", "a\n") for side in ("en", "ze_en")
+  )
+  with pytest.raises(errors.InputError, match="is missing, or has an unknown language code"):
+    readers.find_bitext(str(known))
+  with pytest.raises(errors.InputError, match="unknown format or language code"):
+    readers.find_bitext(str(unknown))
+
+
 def test_moses_languages_without_a_pair_in_the_name(tmp_path):
   for code in ("de", "en"):
     line_files.write_text(tmp_path / f"train.{code}", "a\n")
