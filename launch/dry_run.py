@@ -1,10 +1,12 @@
 """`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
 
+import functools
 import inspect
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime import gin_utils, partitioning, progress, topologies, utils
+from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, topologies, utils
 from vmsst.launch.runtime import train as train_lib
 from vmsst.text import vocabularies
 
@@ -32,13 +34,16 @@ def forget_data() -> None:
       "the gin files do not configure training; add a run file, such as quickstart.gin"
     )
   with gin.unlock_config():
-    for name in (
-      *("model_dir", "infer_eval_dataset_cfg", "train_eval_dataset_cfg", "checkpoint_cfg"),
-      *("actions", "eval_period"),
-    ):
+    for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "actions"):
       gin.bind_parameter(f"__main__.train.{name}", None)
+    gin.bind_parameter("__main__.train.model_dir", os.devnull)
     # Steps may be counted in the data.
-    gin.bind_parameter("TRAIN_STEPS/gin.macro.value", 1)
+    for name in ("__main__.train.eval_period", "TRAIN_STEPS/gin.macro.value"):
+      if gin_utils.is_computed(name):
+        gin.bind_parameter(name, 1)
+    for scope, selector in list(gin.config._CONFIG):
+      if selector == "t5x.utils.CheckpointConfig":
+        gin.bind_parameter((scope, selector, "save"), None)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
     # A teacher is a folder too; without it, its vectors are part of the batch.
     for name in (*gin_utils.unset_macros(), "TEACHER"):
@@ -63,17 +68,16 @@ def train_function(with_memory: bool, topology: str | None = None) -> Callable[.
       available devices.
   """
 
-  def train(
-    *,
-    model: Any,
-    train_dataset_cfg: Any,
-    partitioner: partitioning.PjitPartitioner,
-    trainer_cls: Any,
-    **others: Any,
-  ) -> None:
-    _check_names(others)
-    run = (model, train_dataset_cfg, partitioner, trainer_cls)
-    report = describe(*run)
+  @functools.wraps(train_lib.train)  # Gin checks names and types of its parameters.
+  def train(**given: Any) -> None:
+    try:
+      bound = inspect.signature(train_lib.train).bind(**given)
+    except TypeError as error:
+      raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
+    bound.apply_defaults()
+    train_lib.check_arguments(bound.arguments)
+    run = given["model"], given["train_dataset_cfg"], given["partitioner"], given["trainer_cls"]
+    report = describe(*run, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
     if with_memory:
       report |= memory(*run, topology)
@@ -81,13 +85,6 @@ def train_function(with_memory: bool, topology: str | None = None) -> Callable[.
     print(json.dumps(report))
 
   return train
-
-
-def _check_names(others: Mapping[str, Any]) -> None:
-  known = inspect.signature(train_lib.train).parameters
-  for name in others:
-    if name not in known:
-      raise InputError(f"train has no parameter {name!r}; remove its binding")
 
 
 class _Step:
@@ -110,7 +107,7 @@ class _Step:
   ):
     if not cfg.task_feature_lengths:
       raise InputError("--dry_run needs TASK_FEATURE_LENGTHS; set it")
-    partitioner.get_data_layout(cfg.batch_size)  # raises if the batch is not divisible
+    self._batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
     converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
     lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
     self._model = model
@@ -141,14 +138,30 @@ class _Step:
       rng=jax.random.PRNGKey(0),
     )
     trainer.close()
+    trainer.check_batch_size(self._batch_size)
     return trainer._partitioned_train_step
 
 
 def describe(
-  model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
+  model: Any,
+  cfg: Any,
+  partitioner: partitioning.PjitPartitioner,
+  trainer_cls: Any,
+  initial: checkpoints.RestoreCheckpointConfig | None = None,
 ) -> dict[str, Any]:
-  """Returns the numbers of the JSON line, and the report as `text`."""
+  """Returns the numbers of the JSON line, and the report as `text`.
+
+  Raises:
+    InputError: The run would refuse its configuration, or the checkpoint to start from.
+  """
   step = _Step(model, cfg, partitioner, trainer_cls)
+  if initial is not None and initial.path:
+    checkpoints.find_arrays(
+      checkpoints.find_checkpoint(initial),
+      step.state.state_dict(),
+      initial.assignment_map,
+      may_lack=initial.fallback_to_scratch,
+    )
   arrays = traverse_util.flatten_dict(step.state.state_dict(), sep="/")
   shardings = traverse_util.flatten_dict(partitioner.shardings(step.axes).state_dict(), sep="/")
 

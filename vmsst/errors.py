@@ -141,9 +141,9 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_not_negative(name: str, value: float) -> None:
-  """Raises InputError if `value` is below 0."""
-  if not _is_number(value) or not value >= 0:
-    raise InputError(f"{name} is {value!r}; it must be a number and must not be negative")
+  """Raises InputError unless `value` is a finite number of 0 or more."""
+  if not _is_number(value) or not 0 <= value < math.inf:
+    raise InputError(f"{name} is {value!r}; it must be a finite number and must not be negative")
 
 
 def check_rate(name: str, value: float) -> None:

@@ -26,7 +26,9 @@ languages further, because their branches are undisputed and papers compare them
 """
 
 import dataclasses
+import functools
 import random
+import re
 from collections.abc import Iterable
 
 from vmsst.errors import InputError
@@ -95,13 +97,13 @@ _TABLE = """\
  25 ave ae Avst -   -        -        Iranian           Avestan
  26 awa -  Deva awa awa_Deva -        Indo-Aryan        Awadhi
  27 ayr ay Latn -   ayr_Latn -        Aymaran           Aymara | aym
- 28 azb -  Arab -   azb_Arab -        Turkic            South Azerbaijani
+ 28 azb -  Arab -   azb_Arab -        Turkic            South Azerbaijani | az_IR
  29 azj az Latn aze azj_Latn aze-Latn Turkic            Azerbaijani
  30 bak ba Cyrl -   bak_Cyrl bak      Turkic            Bashkir
  31 bam bm Latn -   bam_Latn -        Mande             Bambara
  32 ban -  Latn -   ban_Latn -        Malayo-Sumbawan   Balinese
  33 bbc -  Latn -   -        -        Batak             Toba Batak
- 34 bel be Cyrl bel bel_Cyrl bel      Slavic/East       Belarusian
+ 34 bel be Cyrl bel bel_Cyrl bel      Slavic/East       Belarusian | be_tarask
  35 bem -  Latn -   bem_Latn bem      Bantu             Bemba
  36 ben bn Beng ben ben_Beng ben      Indo-Aryan        Bengali
  37 ber -  Latn ber -        -        Berber            Berber
@@ -114,8 +116,8 @@ _TABLE = """\
  44 bre br Latn bre -        -        Celtic/Brittonic  Breton
  45 bug -  Latn -   bug_Latn -        Sulawesi          Buginese
  46 bul bg Cyrl bul bul_Cyrl bul      Slavic/South      Bulgarian
- 47 cat ca Latn cat cat_Latn cat      Romance           Catalan
- 48 cbk -  Latn cbk -        -        Creole            Chavacano
+ 47 cat ca Latn cat cat_Latn cat      Romance           Catalan | ca_valencia
+ 48 cbk -  Latn cbk -        -        Creole            Chavacano | cbk_zam
  49 ceb -  Latn ceb ceb_Latn -        Philippine        Cebuano
  50 ces cs Latn ces ces_Latn ces      Slavic/West       Czech | cze
  51 cha ch Latn cha -        -        Chamorro          Chamorro
@@ -253,11 +255,11 @@ _TABLE = """\
 183 nbl nr Latn -   -        -        Bantu             South Ndebele
 184 nde nd Latn -   -        nde      Bantu             North Ndebele
 185 ndo ng Latn -   -        -        Bantu             Ndonga
-186 nds -  Latn nds -        -        Germanic/West     Low German
+186 nds -  Latn nds -        -        Germanic/West     Low German | nds_nl
 187 nij -  Latn -   -        -        Barito            Ngaju
 188 nld nl Latn nld nld_Latn nld      Germanic/West     Dutch | dut
 189 nno nn Latn nno nno_Latn nno      Germanic/North    Norwegian Nynorsk
-190 nob nb Latn nob nob_Latn nob      Germanic/North    Norwegian Bokmål | nor no
+190 nob nb Latn nob nob_Latn nob      Germanic/North    Norwegian Bokmål | nor no no_nb
 191 nov -  Latn nov -        -        Constructed       Novial
 192 npi ne Deva -   npi_Deva nep      Indo-Aryan        Nepali
 193 nqo -  Nkoo -   nqo_Nkoo -        Mande             N'Ko
@@ -282,7 +284,7 @@ _TABLE = """\
 212 por pt Latn por por_Latn por      Romance           Portuguese
 213 prs -  Arab -   prs_Arab prs      Iranian           Dari | fa_AF
 214 quy qu Latn -   quy_Latn -        Quechuan          Quechua | que
-215 roh rm Latn -   -        -        Romance           Romansh
+215 roh rm Latn -   -        -        Romance           Romansh | rm_sursilv rm_vallader
 216 ron ro Latn ron ron_Latn ron      Romance           Romanian | rum mol mo
 217 run rn Latn -   run_Latn -        Bantu             Rundi
 218 rus ru Cyrl rus rus_Cyrl rus      Slavic/East       Russian
@@ -347,7 +349,7 @@ _TABLE = """\
 277 xho xh Latn xho xho_Latn xho      Bantu             Xhosa
 278 ydd yi Hebr yid ydd_Hebr -        Germanic/West     Yiddish | ji
 279 yor yo Latn -   yor_Latn yor      Volta-Niger       Yoruba
-280 yue -  Hant yue yue_Hant yue      Sinitic           Cantonese
+280 yue -  Hant yue yue_Hant yue      Sinitic           Cantonese | zh_yue
 281 zha za Latn -   -        -        Kam-Tai           Zhuang
 282 zsm ms Latn zsm zsm_Latn msa      Malayo-Sumbawan   Malay | may
 283 zul zu Latn -   zul_Latn zul      Bantu             Zulu
@@ -435,6 +437,7 @@ _REGIONS = {
   "swh": "KE TZ",
   "tam": "IN LK MY SG",
   "tel": "IN",
+  "tgk": "TJ",
   "tgl": "PH",
   "tha": "TH",
   "tur": "CY TR",
@@ -448,6 +451,8 @@ _REGIONS = {
   "zsm": "BN MY SG",
   "zul": "ZA",
 }
+
+_REGION = re.compile(r"[A-Za-z]{2}|[0-9]{3}")
 
 
 def _parse(line: str) -> Language:
@@ -530,6 +535,15 @@ def language(code: str) -> Language:
   if found is None:
     raise InputError(_unknown(code))
   return found
+
+
+@functools.cache
+def opus_language(code: str) -> Language | None:
+  """Returns the language of an OPUS code, without its region if the region is unknown, or None."""
+  stem, *rest = re.split("[_@]", code)
+  scripts = [part for part in rest if not _REGION.fullmatch(part)]
+  keys = (_key("_".join([stem, *parts])) for parts in (rest, scripts))
+  return next((_ALIASES[key] for key in keys if key in _ALIASES), None)
 
 
 def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:

@@ -324,6 +324,44 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(flax.core.unfreeze(dict(tree)), sep="/")
 
 
+def find_arrays(
+  path: epath.Path,
+  shapes: Mapping[str, Any],
+  assignment_map: AssignmentMap | None = None,
+  *,
+  may_lack: bool = False,
+) -> dict[str, layer_stacks.Source]:
+  """Returns what to read of a checkpoint for each array of the model, without reading it.
+
+  Args:
+    path: A `checkpoint_<step>` folder.
+    shapes: The model's state dict, of ShapeDtypeStructs.
+    assignment_map: See `RestoreCheckpointConfig`.
+    may_lack: Whether the checkpoint may lack arrays.
+
+  Raises:
+    InputError: An array is missing or has another shape; the message names it.
+  """
+  model, stored = _flatten(shapes), t5x_checkpoints.read_metadata(path)
+  sources = apply_assignment_map(model, assignment_map or (), stored, path)
+  found = {name: source for name, source in sources.items() if source is not None}
+  missing = [name for name in sources if name not in found]
+  if missing and not may_lack:
+    raise InputError(
+      f"{path} lacks {some_names(missing)}; it has {some_names(list(stored))}. To initialize "
+      "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
+      "If only the optimizer state is missing, keep the run's scan_layers"
+    )
+  for name, source in found.items():
+    wanted, saved = tuple(model[name].shape), source.shape(stored)
+    if wanted != saved:
+      raise InputError(
+        f"{name} has shape {wanted} in the model and {saved} in {path} ({source.names[0]}); use a "
+        "checkpoint of the same model and size"
+      )
+  return found
+
+
 def restore(
   path: epath.Path,
   shapes: Mapping[str, Any],
@@ -349,24 +387,11 @@ def restore(
   model = _flatten(shapes)
   placement = _flatten(shardings)
   stored = t5x_checkpoints.read_metadata(path)
-  sources = apply_assignment_map(model, assignment_map or (), stored, path)
-  found = {name: source for name, source in sources.items() if source is not None}
-  missing = [name for name in sources if name not in found]
-  if missing and fallback is None:
-    raise InputError(
-      f"{path} lacks {some_names(missing)}; it has {some_names(list(stored))}. To initialize "
-      "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
-      "If only the optimizer state is missing, keep the run's scan_layers"
-    )
+  found = find_arrays(path, shapes, assignment_map, may_lack=fallback is not None)
+  missing = [name for name in model if name not in found]
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
   for name, source in found.items():
-    wanted, saved = tuple(model[name].shape), source.shape(stored)
-    if wanted != saved:
-      raise InputError(
-        f"{name} has shape {wanted} in the model and {saved} in {path} ({source.names[0]}); use a "
-        "checkpoint of the same model and size"
-      )
     kept = dtype is None or not name.startswith("target/")
     for part in source.names:
       read[part] = model[name]

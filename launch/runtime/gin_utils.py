@@ -7,6 +7,7 @@ import importlib.util  # noqa: F401  (gin 0.5 uses it without importing it)
 import inspect
 import io
 import logging
+import math
 import numbers
 import os
 import re
@@ -141,7 +142,8 @@ def check_types() -> None:
       if isinstance(bound, gin.config.ConfigurableReference):
         label += f" ({'/'.join(bound.scopes)})"
       kind = inspect.formatannotation(parameter.annotation).replace("NoneType", "None")
-      errors.check(False, label, value, f"a value of type {_short(kind)}")
+      finite = "finite " if value in (math.inf, -math.inf) else ""
+      errors.check(False, label, value, f"a {finite}value of type {_short(kind)}")
 
 
 def _short(kind: str) -> str:
@@ -159,6 +161,13 @@ def _literal(bound: Any, depth: int = 8) -> Any:
     values = gin.config._CONFIG.get(("/".join(bound.scopes), "gin.macro"), {})
     return _literal(values.get("value", gin.REQUIRED), depth - 1)
   return _UNKNOWN if bound.evaluate else bound.configurable.wrapped
+
+
+def is_computed(parameter: str) -> bool:
+  """Returns whether a parameter, such as "TRAIN_STEPS/gin.macro.value", is not set to a literal."""
+  key = gin.config.ParsedBindingKey.parse(parameter)
+  bound = gin.config._CONFIG.get((key.scope, key.complete_selector), {})
+  return _literal(bound.get(key.arg_name, gin.REQUIRED)) is _UNKNOWN
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -179,7 +188,8 @@ def _fits(value: Any, annotation: Any) -> bool:
     return True
   if kind in (int, float):
     number = numbers.Integral if kind is int else numbers.Real
-    return isinstance(value, number) and not isinstance(value, bool)
+    infinite = value in (math.inf, -math.inf)
+    return isinstance(value, number) and not isinstance(value, bool) and not infinite
   if issubclass(kind, list | tuple | collections.abc.Collection) and not issubclass(
     kind, str | bytes | collections.abc.Mapping
   ):

@@ -97,7 +97,7 @@ def train(
   Raises:
     InputError: The configuration, the data or the disk cannot be used.
   """
-  _check_arguments(locals())
+  check_arguments(locals())
   began = time.time()
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   data_lib.get_mixture_or_task(train_dataset_cfg)  # raises if it is unknown
@@ -199,7 +199,7 @@ def train(
     return run.step, trainer.train_state
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
+def check_arguments(given: Mapping[str, Any]) -> None:
   """Raises InputError, which names parameter and macro, unless arguments of `train` are valid."""
   name = functools.partial(parameter_names.parameter_name, "train")
 

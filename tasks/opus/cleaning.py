@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from vmsst import errors, languages
+from vmsst.files import text_fields
 from vmsst.languages import Language
 
 EMPTY = "empty"
@@ -23,7 +24,7 @@ LANGUAGE = "language"
 REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT, LANGUAGE)
 """Why `Cleaner` drops a pair, in the order of its checks.
 
-A side is empty; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
+A side is blank; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
 `text_key`; one side is too long for the other; a side has too few letters in a script of its
 language; a side is in another language.
 """
@@ -127,12 +128,10 @@ class Cleaning:
       raise errors.InputError(
         f"max_characters is {self.max_characters!r}; set it to a whole number above 0"
       )
-    if not _is_number(self.max_ratio) or not self.max_ratio >= 1:
-      raise errors.InputError(f"max_ratio is {self.max_ratio!r}; set it to a number of at least 1")
-    if not _is_number(self.min_script_share) or not 0 <= self.min_script_share <= 1:
-      raise errors.InputError(
-        f"min_script_share is {self.min_script_share!r}; set it to a number from 0 to 1"
-      )
+    errors.check_number("max_ratio", self.max_ratio, minimum=1)
+    share = self.min_script_share
+    errors.check_number("min_script_share", share, minimum=0)
+    errors.check(share <= 1, "min_script_share", share, "a number from 0 to 1")
     if type(self.identify_language) is not bool:
       raise errors.InputError(
         f"identify_language is {self.identify_language!r}; set it to true or false"
@@ -170,7 +169,7 @@ class Cleaner:
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
     """Returns the normalized texts, or the reason why the pair is dropped."""
     source, target = normalize(source, self._form), normalize(target, self._form)
-    if not source or not target:
+    if text_fields.is_blank(source) or text_fields.is_blank(target):
       return EMPTY
     if "\ufffd" in source or "\ufffd" in target:
       return ENCODING
@@ -232,10 +231,6 @@ def keys(source: str, target: str) -> tuple[int, int, int]:
   """Returns the `sentence_key` of both texts, and their `pair_key`, at less cost."""
   first, second = _key(source), _key(target)
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
-
-
-def _is_number(value: object) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # The keys of a pair are needed three times: to filter it, and for both kinds of keys.

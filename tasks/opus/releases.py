@@ -13,7 +13,6 @@ region of a code (pt_BR) is dropped if the table of languages has no such langua
 not.
 """
 
-import functools
 import os
 import re
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from vmsst import errors, languages
 from vmsst.bitext import formats
 from vmsst.bitext.formats import Fault, Row
 from vmsst.files import archives, storage
-from vmsst.languages import Language
 from vmsst.tasks.opus.records import Release, ordered
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -33,7 +31,6 @@ _NAME = re.compile(
   rf"(?P<first>{_CODE})-(?P<second>{_CODE})"
   rf"(?P<ending>\.txt\.zip|\.tmx(?:\.gz)?|\.tsv(?:\.gz)?|\.(?P<side>{_CODE})(?:\.gz)?)"
 )
-_REGION = re.compile(r"[A-Za-z]{2}|[0-9]{3}")
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
 _FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
 
@@ -95,7 +92,9 @@ def read(release: Release) -> Iterator[Row | Fault]:
   line ends and are otherwise unchanged; a side may be empty. Memory is bounded, whatever the length
   of the lines and the expansion of an archive.
   """
-  swapped = _language(release.file_codes[0]) != release.source and release.format != "tmx"
+  swapped = release.format != "tmx" and (
+    languages.opus_language(release.file_codes[0]) != release.source
+  )
   empty = True
   for item in _items(release):
     empty = False
@@ -156,7 +155,7 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     return Fault(path, "neither its folders nor its name show corpus and version")
   languages_found = []
   for code in (first, second):
-    language = _language(code)
+    language = languages.opus_language(code)
     if language is None:
       return Fault(path, f"unknown language code {code!r}")
     languages_found.append(language)
@@ -184,19 +183,6 @@ def _corpus_and_version(root: str, path: str, match: re.Match[str]) -> tuple[str
 
 def _folded(code: str) -> str:
   return code.lower().replace("@", "_").replace("-", "_")
-
-
-@functools.cache
-def _language(code: str) -> Language | None:
-  """Returns the language of an OPUS code, without its region if there is no such language."""
-  stem, *rest = re.split("[_@]", code)
-  shorter = [part for part in rest if not _REGION.fullmatch(part)]
-  for candidate in ("_".join([stem, *rest]), "_".join([stem, *shorter])):
-    try:
-      return languages.language(candidate)
-    except errors.InputError:
-      continue
-  return None
 
 
 def _first(faults: list[Fault]) -> str:

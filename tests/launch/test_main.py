@@ -115,6 +115,16 @@ def _faulty(folder, run):
     "no vocabulary": ["--gin.VOCABULARY=None"],
     "no lengths": ["--gin.TASK_FEATURE_LENGTHS=None"],
     "no optimizer": ["--gin.OPTIMIZER=None"],
+    "other encoder": [
+      "--gin_file=runs/from_encoder.gin",
+      f"--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'",
+      "--gin.EMBED_DIM=32",
+    ],
+    "no such encoder": [
+      "--gin_file=runs/from_encoder.gin",
+      f"--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_9'",
+    ],
+    "negative steps": ["--gin.TRAIN_STEPS=-1"],
     "split": ["--gin.train/utils.DatasetConfig.split='nowhere'"],
     "store": ["--gin.MODEL_DIR='az://bucket/run'"],
   }
@@ -146,6 +156,9 @@ _EXPECTED = {
   "no vocabulary": r"\S+\.\w+ \(VOCABULARY\) is None; set it to a value of type Vocabulary",
   "no lengths": r"task_feature_lengths of training data is None; set it to a dict",
   "no optimizer": r".*\(OPTIMIZER\) is None; set it to an optimizer",
+  "other encoder": r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/",
+  "no such encoder": r"(?:{run}/checkpoint_9|no folder {run}/checkpoint_9)",
+  "negative steps": r"train\.total_steps \(TRAIN_STEPS\) is -1; it must be an integer of 0 or more",
   "split": r"'sample' has no split 'nowhere'; set one of train, validation",
   "store": r"az://bucket/run: az:// is not supported; give a local path, gs:// or s3://",
   "nothing set": r"no value for train\.model, .*; add a gin file or binding that sets it",
@@ -155,11 +168,20 @@ _EXPECTED = {
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
 }
 
+# What a dry run refuses as the run does: all but data and MODEL_DIR.
+_DRY = (
+  *("no such gin file", "macro", "parameter", "value", "open bracket", "fraction of steps"),
+  *("text as batch size", "negative batch size", "boolean as steps", "text as learning rate"),
+  *("no vocabulary", "no optimizer", "other encoder", "no such encoder", "negative steps"),
+)
+
 # Runs the command for every entry of a JSON object; writes to a file how each ended.
 _DRIVER = """
-import json, sys, traceback
+import functools, json, sys, traceback
 import gin
+from vmsst.launch import dry_run
 from vmsst.launch.main import main
+dry_run.train_function = functools.cache(dry_run.train_function)  # gin knows one `train`
 outcomes = {}
 for name, arguments in json.load(sys.stdin).items():
   gin.clear_config(clear_constants=True)
@@ -183,6 +205,7 @@ def outcomes(finished, tmp_path_factory):
   (folder / "a_file").touch()
   start = ["train", *commands.TINY, model_dir(folder / "run")]
   faulty = {name: [*start, *more] for name, more in _faulty(folder, run).items()}
+  dry = {f"{name}, dry run": [*faulty[name], "--dry_run"] for name in _DRY}
   faulty["data"] = [
     *("train", "--gin_file=contrastive_6l.gin", "--gin_file=data/files.gin"),
     model_dir(folder / "run"),
@@ -193,16 +216,19 @@ def outcomes(finished, tmp_path_factory):
   faulty["no eval"] = ["eval", "--gin_file=quickstart.gin"]
   faulty["dry run"] = ["infer", "--gin_file=quickstart.gin", "--dry_run"]
   faulty["verbose"] = ["train", "--gin_file=nowhere.gin", "--verbose"]
-  commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(faulty))
+  ends = {}
+  for given in (faulty, dry):
+    commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(given))
+    ends |= json.loads((folder / "ends.json").read_text())
   assert sorted(path.name for path in folder.iterdir()) == ["a_file", "empty.gin", "ends.json"]
   names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
-  return json.loads((folder / "ends.json").read_text()), names
+  return ends, names
 
 
-@pytest.mark.parametrize("name", _EXPECTED)
+@pytest.mark.parametrize("name", [*_EXPECTED, *(f"{name}, dry run" for name in _DRY)])
 def test_errors_name_what_is_wrong_and_what_to_do(outcomes, name):
   ends, names = outcomes
-  pattern = _EXPECTED[name]
+  pattern = _EXPECTED[name.removesuffix(", dry run")]
   for key, path in names.items():
     pattern = pattern.replace("{" + key + "}", re.escape(str(path)))
   outcome = ends[name]

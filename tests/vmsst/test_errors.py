@@ -23,7 +23,7 @@ from vmsst import errors
     (lambda name, x: errors.as_integer(name, x, minimum=0, maximum=3), [0, 3], [-1, 4, 10**30]),
     (lambda name, x: errors.check_choice(name, x, ("a", "b")), ["a"], ["c", None]),
     (errors.check_positive, [0.1, 3], [0, -1.0, float("inf"), float("nan"), "1", True]),
-    (errors.check_not_negative, [0, 0.1], [-1, float("nan"), None]),
+    (errors.check_not_negative, [0, 0.1], [-1, float("nan"), float("inf"), None]),
     (errors.check_rate, [0, 0.99], [-0.1, 1, float("nan"), "0.1", False]),
   ],
 )

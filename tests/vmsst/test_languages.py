@@ -274,6 +274,26 @@ def test_an_unknown_code_is_named_with_near_ones(code, says):
   assert says in str(error.value)
 
 
+@pytest.mark.parametrize(
+  ("code", "expected"),
+  [
+    ("pt_br", "por"),
+    ("ca_valencia", "cat"),
+    ("sr@Latn", "srp_Latn"),
+    ("az_IR", "azb"),
+    ("tg_TJ", "tgk"),
+    ("zh_yue", "yue"),
+    ("fr_XX", "fra"),
+    ("es_999", "spa"),
+    ("be_Latn", None),
+    ("ze_en", None),
+    ("simple", None),
+  ],
+)
+def test_codes_of_opus(code, expected):
+  assert languages.opus_language(code) == (expected and languages.language(expected))
+
+
 def test_a_code_claimed_twice_is_refused():
   first = languages.Language(1, "A", "aaa", None, "Latn", "X", "X", None, ("aaa_Latn",), None)
   second = languages.Language(2, "B", "bbb", None, "Latn", "X", "X", "aaa", (), None)

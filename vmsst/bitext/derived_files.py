@@ -82,6 +82,8 @@ def make_files(
       atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
     with atomic_files.atomic_path(path) as partial:
       counts = make(bitext, str(partial))
+      if _digest(bitext) != identity["bitext"]["digest"]:
+        raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
     files[where] = {**identity, **counts}
     description["started"] = [other for other in description["started"] if other != where]
     atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)

@@ -28,8 +28,8 @@ from vmsst.files import storage, text_files
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
-# Codes are in lower case, scripts and regions capitalized: `zh-TW-en` is Chinese-English, not Twi.
-_CODE = r"[a-z]{2,3}(?:[_-][A-Z][A-Za-z]{1,3})?"
+# After "-", scripts and regions are capitalized: `zh-TW-en` is Chinese-English, not Twi.
+_CODE = r"[a-z]{2,3}(?:_[A-Za-z0-9]+|-[A-Z][A-Za-z]{1,3})*"
 _PAIR_OF_CODES = re.compile(f"({_CODE})-({_CODE})")
 
 
@@ -123,8 +123,8 @@ def languages_of(path: str) -> tuple[Language, Language]:
   if len(pairs) != 1:
     reason = "more than one pair" if pairs else "no pair"
     raise errors.InputError(
-      f"{path}: its name has {reason} of language codes (such as `de-en` between dots); rename it "
-      "or give the languages"
+      f"{path}: its name has {reason} of known language codes (such as `de-en` between dots); "
+      "rename it or give the languages"
     )
   return pairs[0]
 
@@ -216,8 +216,8 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
   stem, own = _moses_side(path)
   if own is None:
     raise errors.InputError(
-      f"{path}: unknown format; use a name that ends in .tsv, .tmx, .jsonl or a language code "
-      "(.gz may follow)"
+      f"{path}: unknown format or language code; use a name that ends in .tsv, .tmx, .jsonl or a "
+      "language code, such as .de or .pt_br (.gz may follow)"
     )
   folder = os.path.dirname(path)
   sides = {own: path}
@@ -232,6 +232,10 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
   elif len(sides) == 2:
     # English last, as in most corpora; otherwise in alphabetical order.
     source, target = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
+  elif len(sides) == 1:
+    raise errors.InputError(
+      f"{path}: its counterpart is missing, or has an unknown language code; add or rename it"
+    )
   else:
     raise errors.InputError(
       f"{path}: files of {len(sides)} languages have similar names "

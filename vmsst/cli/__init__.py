@@ -7,10 +7,12 @@ instant.
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import vmsst
 from vmsst import errors
@@ -57,9 +59,17 @@ _GROUPS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+  """A parser that reads every negative number as a value, also -1e-3 and -inf."""
+
+  def __init__(self, *args: Any, **options: Any):
+    super().__init__(*args, **options)
+    self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
+
+
 def build_parser() -> argparse.ArgumentParser:
   """Returns the parser of all `COMMANDS`."""
-  parser = argparse.ArgumentParser(
+  parser = _Parser(
     prog="vmsst", description="Train, evaluate and use multilingual sentence encoders."
   )
   parser.add_argument("--version", action="version", version=f"vmsst {vmsst.__version__}")

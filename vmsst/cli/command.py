@@ -3,12 +3,14 @@
 import argparse
 import contextlib
 import dataclasses
+import math
 import pathlib
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
+from vmsst import errors
 from vmsst.files import outputs, storage, text_files, work_folders
 
 ENCODER_HELP = (
@@ -73,9 +75,16 @@ def _values(args: argparse.Namespace, name: str) -> Sequence[str]:
 
 
 def read_lines(path: str) -> list[str]:
-  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-"."""
+  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-".
+
+  Raises:
+    InputError: the file cannot be read or is empty.
+  """
   with local_file(path) as local:
-    return list(text_files.read_lines(local))
+    lines = list(text_files.read_lines(local))
+    if not lines:
+      raise errors.InputError(f"{local}: empty; give a text with at least one line")
+    return lines
 
 
 @contextlib.contextmanager
@@ -101,6 +110,14 @@ def backend_argument(parser: argparse.ArgumentParser) -> None:
     help="what computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX "
     "Runtime) (default: %(default)s)",
   )
+
+
+def finite_number(text: str) -> float:
+  """Parses an argument that is a finite number."""
+  value = float(text)
+  if not math.isfinite(value):
+    raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+  return value
 
 
 def at_least_1(text: str) -> int:

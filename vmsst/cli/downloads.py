@@ -113,13 +113,13 @@ def _opus(args: argparse.Namespace) -> None:
 
 def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
   """Returns the corpora of a recipe and its filter of language pairs."""
-  from vmsst.downloads import opus
+  from vmsst import languages
   from vmsst.tasks.opus import recipes
 
   recipe = recipes.load(name)
 
   def keep(source: str, target: str) -> bool:
-    first, second = opus.known_language(source), opus.known_language(target)
+    first, second = map(languages.opus_language, (source, target))
     return first is not None and second is not None and recipe.wants_pair(first, second)
 
   return [(corpus.name, corpus.version) for corpus in recipe.corpora], keep

@@ -11,6 +11,7 @@ from vmsst.cli.command import (
   Command,
   at_least_1,
   backend_argument,
+  finite_number,
   local_file,
   read_lines,
 )
@@ -310,7 +311,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
   )
   threshold = parser.add_mutually_exclusive_group()
   threshold.add_argument(
-    "--threshold", type=float, metavar="X", help="minimum score of pairs to write"
+    "--threshold", type=finite_number, metavar="X", help="minimum score of pairs to write"
   )
   threshold.add_argument(
     "--gold",
@@ -318,7 +319,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
     help="known translations (source line TAB target line, numbers from 1), to choose the "
     "threshold with the best F1",
   )
-  add("--min-cosine", type=float, metavar="X", help="minimum cosine of pairs to write")
+  add("--min-cosine", type=finite_number, metavar="X", help="minimum cosine of pairs to write")
   add(
     "--keep-duplicates",
     action="store_true",
@@ -329,7 +330,7 @@ def _mine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _mine(args: argparse.Namespace) -> None:
   from vmsst import errors
-  from vmsst.files import atomic_files, outputs
+  from vmsst.files import atomic_files, outputs, storage
   from vmsst.inference import loading
   from vmsst.mining import bitext_mining
   from vmsst.search import device_search
@@ -363,6 +364,10 @@ def _mine(args: argparse.Namespace) -> None:
         engine=engine,
         load=functools.partial(loading.open_encoder, name, backend=args.backend),
       )
+  elif not args.vectors and not all(map(storage.names, folders)):
+    raise errors.InputError(
+      "there are no vectors of SOURCE and TARGET: give --encoder to compute them, or --vectors"
+    )
   source, target = map(embedded_text.open_text, paths, folders)
   indexes = args.index and tuple(
     text.open_index(folder) for text, folder in zip((source, target), args.index, strict=True)
@@ -484,7 +489,7 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     "--temperature",
-    type=float,
+    type=finite_number,
     default=0.0,
     metavar="X",
     help="sample tokens from the softmax of logits / X; 0 takes the likeliest (default: 0)",
@@ -499,7 +504,7 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     "--length-penalty",
-    type=float,
+    type=finite_number,
     default=0.6,
     metavar="X",
     help="compare hypotheses of n tokens by log-likelihood / ((5 + n) / 6)^X "

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from vmsst.cli.command import Command
+from vmsst.cli.command import Command, finite_number
 
 
 def _vocab_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def _vocab_train_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     "--character-coverage",
-    type=float,
+    type=finite_number,
     default=0.9995,
     metavar="SHARE",
     help="share of characters that get their own pieces (default %(default)s)",

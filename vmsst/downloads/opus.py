@@ -8,7 +8,6 @@ resumes nor reports an interrupted download.
 
 import contextlib
 import dataclasses
-import functools
 import gzip
 import json
 import os
@@ -223,19 +222,8 @@ def one_of(texts: Iterable[str]) -> Keep:
   return lambda source, target: frozenset(map(_comparable, (source, target))) in wanted
 
 
-@functools.cache
-def known_language(code: str) -> languages.Language | None:
-  """Returns the language of an OPUS code, ignoring an unknown region or variant, or None."""
-  for each in (code, code.partition("_")[0]):
-    try:
-      return languages.language(each)
-    except errors.InputError:
-      continue
-  return None
-
-
 def _comparable(code: str) -> languages.Language | str:
-  return known_language(code) or code.lower()
+  return languages.opus_language(code) or code.lower()
 
 
 def _release(record: Mapping[str, Any]) -> Release:

@@ -7,7 +7,6 @@ benchmark, and repeats these settings.
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from vmsst.files import atomic_files, input_files, outputs, storage, stored_sett
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"
+_LARGEST = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Value:
       each.text()
 
   def numbers(self) -> None:
-    """Checks that this is an object of finite numbers."""
+    """Checks that this is an object of finite numbers that can be averaged and drawn."""
     for _, each in self.items():
       if isinstance(each.value, bool) or not isinstance(each.value, int | float):
         each._wrong("a number")
-      elif not abs(each.value) <= sys.float_info.max:
-        each._wrong("a finite number")
+      elif not abs(each.value) <= _LARGEST:
+        each._wrong(f"a finite number of at most {_LARGEST:g}")
 
   def count(self) -> None:
     """Checks that this is an integer above 0."""

@@ -2,9 +2,8 @@
 
 import dataclasses
 import fnmatch
-import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from vmsst import errors
@@ -45,7 +44,7 @@ class Span:
       InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
     """
     raw = list(text_files.read_raw_lines(self.path, self.offset, self.size))
-    digest = _hash()
+    digest = text_files.new_digest()
     for line in raw:
       digest.update(line)
     if digest.hexdigest() != self.digest:
@@ -68,7 +67,7 @@ class Cut:
   digest: str
 
 
-def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
+def cut(paths: Sequence[str], lines: int, copies: str | None = None) -> Cut:
   """Cuts texts into spans of `lines` lines; reads every file once.
 
   Args:
@@ -78,11 +77,11 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
       these spans cannot be read.
 
   Raises:
-    InputError: a file cannot be read, or a line is too long.
+    InputError: a file cannot be read, a line is too long, or there is no line at all.
     OSError: a copy cannot be written.
   """
   spans: list[Span] = []
-  whole, last = _hash(), b"\n"
+  whole, last = text_files.new_digest(), b"\n"
   for number, path in enumerate(paths):
     if last != b"\n":
       whole.update(b"\n")
@@ -95,6 +94,8 @@ def cut(paths: Iterable[str], lines: int, copies: str | None = None) -> Cut:
       own, end = _cut(path, storage.absolute(path), lines, whole, None)
     spans += own
     last = end or last
+  if not spans:
+    raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
   return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
 
 
@@ -111,13 +112,13 @@ def _cut(
   """Returns the spans of a file, and its last byte."""
   spans: list[Span] = []
   offset = size = count = 0
-  digest, end = _hash(), b""
+  digest, end = text_files.new_digest(), b""
 
   def add(number: int) -> None:
     nonlocal offset, size, count, digest
     first = spans[-1].first + spans[-1].lines if spans else 1
     spans.append(Span(path, first, number, place, offset, size, digest.hexdigest()))
-    offset, size, count, digest = offset + size, 0, 0, _hash()
+    offset, size, count, digest = offset + size, 0, 0, text_files.new_digest()
 
   for chunk in text_files.read_chunks_of_lines(path):
     whole.update(chunk)
@@ -146,7 +147,3 @@ def _pieces(chunk: bytes, lines: int, count: int) -> Iterator[bytes]:
     start, count = end, 0
   if start < len(chunk):
     yield chunk[start:]
-
-
-def _hash() -> Any:
-  return hashlib.blake2b(digest_size=16)

@@ -1,10 +1,20 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
 import functools
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
 from vmsst import errors
 from vmsst.files import input_files, text_files
+
+# Control and format characters and spaces; and fillers, which count as letters and marks.
+_BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
+_FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
+
+
+def is_blank(text: str) -> bool:
+  """Returns whether a text has no visible character: such lines are never mined or found."""
+  return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
 
 
 def default_field(path: str, number: int = 0) -> str | None:
@@ -22,19 +32,20 @@ def default_field(path: str, number: int = 0) -> str | None:
   return None
 
 
-def read_texts(path: str, field: str | None = None) -> Iterator[str]:
+def read_texts(path: str, field: str | None = None, digest: str | None = None) -> Iterator[str]:
   """Yields one text for each line of a plain or gzipped UTF-8 file, including empty lines.
 
   Args:
     path: The file.
     field: A number is a TSV column, counted from 1; anything else is a key of the JSON object in
       each line; None: whole lines.
+    digest: As in `text_files.read_lines`.
 
   Raises:
-    InputError: the file cannot be read, or a line lacks the column, or is not a JSON object with a
-      string at this key.
+    InputError: the file cannot be read or has another digest, or a line lacks the column or is not
+      a JSON object with a string at this key.
   """
-  return texts(text_files.read_lines(path), path, field)
+  return texts(text_files.read_lines(path, digest), path, field)
 
 
 def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) -> Iterator[str]:

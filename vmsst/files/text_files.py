@@ -3,6 +3,7 @@
 import array
 import contextlib
 import gzip
+import hashlib
 import io
 import os
 import tempfile
@@ -10,7 +11,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from vmsst import errors
 from vmsst.files import input_files, storage
@@ -26,18 +27,29 @@ _BOMB_BYTES = 1 << 28
 _BOMB_RATIO = 500
 
 
-def read_lines(path: str) -> Iterator[str]:
+def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
   """Yields the lines of a plain or gzipped UTF-8 text file, without line ends.
 
   Lines end at LF. A byte order mark at the start of the file and every CR are removed, as
   TensorFlow does when it streams the same file.
 
+  Args:
+    path: The file.
+    digest: The `new_digest` that its content must have; None: any.
+
   Raises:
     InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
-      `LINE_BYTES`; or the compression ratio is too high for text.
+      `LINE_BYTES`; the compression ratio is too high for text; or, after the last line, the content
+      has another digest.
   """
   with _open(path) as stream:
-    yield from decoded(_raw_lines(stream, path), path)
+    raw_lines = _raw_lines(stream, path)
+    yield from decoded(_verified(raw_lines, path, digest) if digest else raw_lines, path)
+
+
+def new_digest() -> Any:
+  """Returns a hash that identifies the content of a text, uncompressed."""
+  return hashlib.blake2b(digest_size=16)
 
 
 def read_raw_lines(path: str, offset: int, size: int) -> Iterator[bytes]:
@@ -85,8 +97,8 @@ class Lines:
   another one, and one in an object store is copied.
   """
 
-  def __init__(self, path: str):
-    """Reads the file once and keeps it open; raises as `read_lines` does."""
+  def __init__(self, path: str, digest: str | None = None):
+    """Reads the file once and keeps it open; arguments and errors are those of `read_lines`."""
     self._path, self._lock = path, threading.Lock()
     ends, end, number = array.array("q", [0]), 0, 0
     with contextlib.ExitStack() as stack:
@@ -94,7 +106,10 @@ class Lines:
       slow = path.endswith(".gz") or storage.is_url(path)
       copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
       self._ends = stack.enter_context(tempfile.TemporaryFile())
-      for number, raw in enumerate(_raw_lines(self._file, path), 1):
+      self._version = None if slow else _version(self._file)
+      raw_lines = _raw_lines(self._file, path)
+      raw_lines = _verified(raw_lines, path, digest) if digest else raw_lines
+      for number, raw in enumerate(raw_lines, 1):
         _check_length(len(raw), path, number)
         end += len(raw)
         ends.append(end)
@@ -119,7 +134,7 @@ class Lines:
     with self._lock:
       self._file.seek(start)
       raw = self._file.read(end - start)
-    if len(raw) != end - start:
+    if len(raw) != end - start or (self._version and _version(self._file) != self._version):
       raise errors.InputError(f"{self._path}:{row + 1}: the file has changed; open it again")
     return _decode(raw, self._path, row + 1)
 
@@ -148,6 +163,22 @@ def read_chunks_of_lines(path: str) -> Iterator[bytes]:
 def _raw_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
   """Yields lines; those longer than `LINE_BYTES` in pieces."""
   return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""))
+
+
+def _verified(raw_lines: Iterable[bytes], path: str, digest: str) -> Iterator[bytes]:
+  """Yields the same lines; then raises InputError if their digest is another."""
+  found = new_digest()
+  for raw in raw_lines:
+    found.update(raw)
+    yield raw
+  if found.hexdigest() != digest:
+    raise errors.InputError(f"{path} has changed since the work on it started; start over")
+
+
+def _version(stream: IO[bytes]) -> tuple[int, int]:
+  """Returns what changes when an open file is written to, but not when its name is."""
+  found = os.fstat(stream.fileno())
+  return found.st_mtime_ns, found.st_size
 
 
 def _check_length(size: int, name: str, number: int) -> None:

@@ -15,6 +15,7 @@ from vmsst.files import (
   large_arrays,
   storage,
   stored_settings,
+  text_fields,
   text_files,
   work_folders,
 )
@@ -23,7 +24,6 @@ from vmsst.search.index_folder import StoredIndex
 from vmsst.units import engines, local
 from vmsst.vectors.embedded_text import EmbeddedText
 
-_SCORES = 6  # Decimal places.
 _LINES = 1 << 16  # Read at once.
 
 
@@ -65,7 +65,7 @@ def mine(
 ) -> Mined:
   """Writes pairs of lines that are likely translations: score TAB source TAB target.
 
-  Pairs are sorted, best first. Empty lines are skipped. Among lines that differ only in white space
+  Pairs are sorted, best first. Blank lines are skipped. Among lines that differ only in white space
   the first represents all. TABs in a line become spaces.
 
   An exact search is in blocks, which are units of work with results in the work folder of `output`:
@@ -82,7 +82,7 @@ def mine(
     gold: File of known translations, `source line TAB target line`, with lines counted from 1, to
       choose the threshold with the best F1. Excludes `threshold`.
     min_cosine: As in `margins.margin_pairs`.
-    keep_duplicates: Compare all lines that are not empty.
+    keep_duplicates: Compare all lines that are not blank.
     indexes: Indexes of both texts' vectors, for an approximate search; None: an exact one.
     compare: Compares vectors in an exact search, in any process:
       `vmsst.search.device_search.anywhere` uses what the machine has.
@@ -94,6 +94,8 @@ def mine(
       broken, or no gold pair was found.
     ValueError: k is below 1, or the margin or retrieval is unknown.
   """
+  if threshold is not None:
+    errors.check_number("threshold", threshold)
   if threshold is not None and gold is not None:
     raise errors.InputError(
       f"a threshold of {threshold} and gold pairs {gold} are both given: drop one"
@@ -128,13 +130,17 @@ def mine(
       *zip(indexes, (side.row_S for side in sides), strict=True), progress=progress
     )
   )
-  found = margins.margin_blocks(
+  blocks = margins.margin_blocks(
     *(side.vectors for side in sides),
     neighbors=neighbors,
     margin=margin,
     retrieval=retrieval,
     min_cosine=min_cosine,
     engine=search,
+  )
+  # Thresholds compare what is printed.
+  found: Iterator[margins.Pairs] = (
+    dataclasses.replace(pairs, score_P=exact_search.rounded(pairs.score_P)) for pairs in blocks
   )
   best = None
   if gold_G2 is not None:
@@ -153,7 +159,7 @@ def mine(
 
 def check_sentences(path: str) -> None:
   """Raises InputError if a text has no sentence to mine."""
-  if not any(line.strip() for line in text_files.read_lines(path)):
+  if all(map(text_fields.is_blank, text_files.read_lines(path))):
     raise errors.InputError(f"{path} contains no sentence")
 
 
@@ -173,7 +179,7 @@ class _Sentences:
     self.text, self._keep_duplicates = text, keep_duplicates
     self.lines = 0
     with external_sort.Records(3) as records, external_sort.Records(1) as rows:
-      for key_B2 in _keys(text.path):
+      for key_B2 in _keys(text):
         row_B = np.flatnonzero(key_B2.any(axis=1))
         row_B1 = (self.lines + row_B).astype(np.uint64)[:, None]
         self.lines += len(key_B2)
@@ -190,7 +196,7 @@ class _Sentences:
     self.vectors = exact_search.SelectedRows(text.vectors, self.row_S)
 
   def places(self, rows: Sequence[int]) -> dict[int, int]:
-    """Returns the numbers of some rows' sentences, without those of empty lines."""
+    """Returns the numbers of some rows' sentences, without those of blank lines."""
     wanted = dict.fromkeys(rows)
     key_of = {row: key for row, key in enumerate(self._row_keys()) if row in wanted and key}
     if self._keep_duplicates:
@@ -205,23 +211,24 @@ class _Sentences:
     return {row: int(np.searchsorted(self.row_S, each)) for row, each in first.items()}
 
   def _row_keys(self) -> Iterator[tuple[int, int] | None]:
-    for key_B2 in _keys(self.text.path):
+    for key_B2 in _keys(self.text):
       for high, low in key_B2.tolist():
         yield (high, low) if high or low else None
 
 
-def _keys(path: str) -> Iterator[np.ndarray]:
+def _keys(text: EmbeddedText) -> Iterator[np.ndarray]:
   """Yields keys of lines, uint64 [B, 2]: equal if they differ only in white space, else 0."""
-  lines = text_files.read_lines(path)
+  lines = text_files.read_lines(text.path, text.digest)
   while block := list(itertools.islice(lines, _LINES)):
     keys = b"".join(map(_key, block))
     yield np.frombuffer(keys, ">u8").reshape(-1, 2).astype(np.uint64)
 
 
 def _key(line: str) -> bytes:
-  """Returns a key that lines share if they differ only in white space; zeros for empty lines."""
-  words = " ".join(line.split())
-  return hashlib.blake2b(words.encode(), digest_size=16).digest() if words else bytes(16)
+  """Returns a key that lines share if they differ only in white space; zeros for blank lines."""
+  if text_fields.is_blank(line):
+    return bytes(16)
+  return hashlib.blake2b(" ".join(line.split()).encode(), digest_size=16).digest()
 
 
 def _first_rows(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -285,5 +292,5 @@ def _write(
       rows = source.row_S[pairs.source_P].tolist(), target.row_S[pairs.target_P].tolist()
       for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
         fields = (text(row).replace("\t", " ") for text, row in zip(readers, (x, y), strict=True))
-        stream.write("\t".join((f"{score:.{_SCORES}f}", *fields)) + "\n")
+        stream.write("\t".join((f"{score:.6f}", *fields)) + "\n")
   return found, kept

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from vmsst import errors
 from vmsst.bitext import dataset_shards, derived_files, readers
 from vmsst.bitext.readers import BitextFile
-from vmsst.files import progress_bar
+from vmsst.files import progress_bar, text_fields
 from vmsst.inference import loading
 from vmsst.inference.encoder import Encoder
 from vmsst.search import exact_search
@@ -115,7 +115,7 @@ def hard_negatives(
   """Returns, for each pair, the targets of other pairs nearest to its source, nearest first.
 
   No target of a source is its hard negative, in whatever pair they meet. Texts that differ only in
-  case, width or spaces are one text, represented by the first. Pairs with an empty side have no
+  case, width or spaces are one text, represented by the first. Pairs with a blank side have no
   hard negatives.
 
   Vectors are stored on disk and compared block by block; the texts are in memory.
@@ -129,7 +129,7 @@ def hard_negatives(
     progress: Show progress bars; None: on a terminal only.
     title: Title of the progress bars.
   """
-  whole = [number for number, pair in enumerate(pairs) if all(map(_normalized, pair))]
+  whole = [number for number, pair in enumerate(pairs) if not any(map(text_fields.is_blank, pair))]
   sources = _Texts([pairs[number][0] for number in whole])
   targets = _Texts([pairs[number][1] for number in whole])
   translations: list[set[int]] = [set() for _ in sources.first]

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,7 +90,7 @@ class ByCosine:
       exact_search.unit_rows(np.where(finite_N[:, None], vectors_ND, 0))
       for finite_N, vectors_ND in zip(finite, vectors, strict=True)
     )
-    cosine_N = np.einsum("nd,nd->n", source_ND, target_ND)
+    cosine_N = np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)
     return np.where(finite[0] & finite[1], cosine_N, np.nan)[:, None]
 
 
@@ -149,23 +149,34 @@ def pair_scores(
   source: TextColumn,
   target: TextColumn,
   *,
-  start: int = 0,
   progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the scores of line i of one side with line i of the other, [B, C], in windows.
+  """Returns the scores of line i of one side with line i of the other, [B, C], in windows.
 
   Args:
     scorer: Scores the pairs of a window.
     source: The sources.
     target: The targets; both sides can be in one file.
-    start: Number of lines to skip.
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
-    InputError: a file cannot be read, the files differ in length, a score is not finite, or the
-      scorer refuses its settings or languages.
+    InputError: a file cannot be read or changes, the files differ in length, a score is not finite,
+      or the scorer refuses its settings or languages.
   """
-  count, other = (embedded_text.fingerprint(side.path)["lines"] for side in (source, target))
+  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
+  return _pair_scores(scorer, source, target, texts, 0, progress)
+
+
+def _pair_scores(
+  scorer: Scorer,
+  source: TextColumn,
+  target: TextColumn,
+  texts: Sequence[Mapping[str, Any]],
+  start: int,
+  progress: bool | None,
+) -> Iterator[np.ndarray]:
+  """Yields `pair_scores` from a line on, given the `embedded_text.fingerprint` of both texts."""
+  count, other = (text["lines"] for text in texts)
   if count != other:
     raise errors.InputError(
       f"{source.path} has {count:,} lines and {target.path} {other:,}: give files of equal length, "
@@ -173,9 +184,10 @@ def pair_scores(
     )
   sides = (
     encoding.windows(
-      itertools.islice(text_fields.read_texts(column.path, column.field), start, None), _WINDOW
+      itertools.islice(text_fields.read_texts(side.path, side.field, text["digest"]), start, None),
+      _WINDOW,
     )
-    for column in (source, target)
+    for side, text in zip((source, target), texts, strict=True)
   )
   bar = progress_bar.Bar(
     total=count, initial=start, unit=" pairs", disable=None if progress is None else not progress
@@ -217,16 +229,17 @@ def score_file(
   Raises:
     InputError: as in `pair_scores`, or an unfinished file is from other inputs.
   """
+  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
   settings = {
     **scorer.settings,
     "fields": [side.field for side in (source, target)],
     "languages": [side.language for side in (source, target)],
-    "source": embedded_text.fingerprint(source.path),
-    "target": embedded_text.fingerprint(target.path),
+    "source": texts[0],
+    "target": texts[1],
   }
   writer = resumable_lines.LineWriter(output, settings)
   with contextlib.closing(writer):
-    for score_BC in pair_scores(scorer, source, target, start=writer.done, progress=progress):
+    for score_BC in _pair_scores(scorer, source, target, texts, writer.done, progress):
       writer.append(map(as_line, score_BC))
     writer.finish()
   return writer.done

@@ -100,8 +100,7 @@ def source(
 def digest(corpus: EmbeddedText, index: StoredIndex | None) -> str:
   """Returns a hash of a text, its vectors and their index."""
   settings = dataclasses.asdict(index.settings) if index else None
-  text = embedded_text.fingerprint(corpus.path)["digest"]
-  return base.digest(text, corpus.vectors.digest, settings)
+  return base.digest(corpus.digest, corpus.vectors.digest, settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,10 +68,10 @@ class SpanSearch:
   ) -> exact_search.BlockSearch:
     """Returns what is found in a span, whose lines are numbered without the blank ones."""
     found = exact_search.BlockSearch(len(query), k)
-    for number, shard_MD in zip(span, self._vectors.shards(span), strict=True):
-      found.search(query, self._prepared(number, shard_MD), self._engine)
+    for number in span:
+      found.search(query, self._prepared(number), self._engine)
       if bar is not None:
-        bar.update(len(shard_MD))
+        bar.update(self._starts[number + 1] - self._starts[number])
     return found
 
   def rows(self, number_NK: np.ndarray, span: range | None = None) -> np.ndarray:
@@ -81,15 +81,16 @@ class SpanSearch:
     before_E = blank_E - np.arange(len(blank_E)) - first  # Lines before each that are not blank.
     return first + number_NK + np.searchsorted(before_E, number_NK, side="right")
 
-  def _prepared(self, number: int, shard_MD: np.ndarray) -> exact_search.DistinctVectors:
+  def _prepared(self, number: int) -> exact_search.DistinctVectors:
     if number in self._shards:
       return self._shards[number]
-    start = self._starts[number]
-    first, last = np.searchsorted(self._blank_E, (start, start + len(shard_MD)))
-    rows: exact_search.Rows = shard_MD
+    start, end = self._starts[number : number + 2]
+    first, last = np.searchsorted(self._blank_E, (start, end))
+    row_S: range | np.ndarray = range(start, end)
     if first < last:
-      row_S = np.delete(np.arange(len(shard_MD)), self._blank_E[first:last] - start)
-      rows = exact_search.SelectedRows(shard_MD, row_S)
+      row_S = np.delete(np.arange(start, end), self._blank_E[first:last] - start)
+    # Not the shard itself: its memory map would have a descriptor.
+    rows = exact_search.SelectedRows(self._vectors, row_S)
     prepared = exact_search.DistinctVectors(rows, start=start)
     if self._keep:
       self._shards[number] = prepared

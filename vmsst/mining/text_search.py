@@ -165,10 +165,11 @@ def blank_rows(corpus: EmbeddedText) -> np.ndarray:
 
 def hits(near: exact_search.Neighbors, text_of: Callable[[int], str]) -> list[list[Hit]]:
   """Returns the lines of rows found, given a function that returns the text of a row."""
+  score_NK = np.clip(near.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
   texts = {row: text_of(row) for row in np.unique(near.index_NK).tolist()}
   return [
     [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]
-    for row_K, score_K in zip(near.index_NK.tolist(), near.score_NK.tolist(), strict=True)
+    for row_K, score_K in zip(near.index_NK.tolist(), score_NK.tolist(), strict=True)
   ]
 
 

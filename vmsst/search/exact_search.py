@@ -71,7 +71,7 @@ class SelectedRows:
     shape: Number and width of the selected rows.
   """
 
-  def __init__(self, rows: Rows, row_S: np.ndarray):
+  def __init__(self, rows: Rows, row_S: np.ndarray | range):
     """Selects distinct rows, ascending."""
     self._rows, self._row_S = rows, row_S
     self.shape: tuple[int, int] = (len(row_S), rows.shape[1])
@@ -82,7 +82,7 @@ class SelectedRows:
     if not len(row_B):
       return self._rows[0:0]
     first, end = int(row_B[0]), int(row_B[-1]) + 1
-    if end - first == len(row_B):
+    if isinstance(row_B, range) or end - first == len(row_B):
       return self._rows[first:end]
     parts = []
     for start in range(first, end, _SPAN):
@@ -390,6 +390,11 @@ def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
   return _at_length_1(vectors_ND, _norms(vectors_ND, 0))
 
 
+def rounded(score_N: Any) -> np.ndarray:
+  """Returns scores as commands print them, with 6 decimals, float64; thresholds compare these."""
+  return np.round(np.asarray(score_N, np.float64), 6)
+
+
 def row_keys(vectors_ND: np.ndarray) -> np.ndarray:
   """Returns hashes of rows, int64, that are the same in any process."""
   digests = (hashlib.blake2b(row_D.tobytes(), digest_size=8) for row_D in _positive(vectors_ND))
@@ -675,13 +680,19 @@ def _norms(vectors_ND: np.ndarray, start: int) -> np.ndarray:
   square_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
   if not np.isfinite(square_N).all():
     row = start + int(np.argmin(np.isfinite(square_N)))
-    raise ValueError(f"vector {row} contains a value that is not finite")
-  norm_N = np.sqrt(square_N).astype(np.float32)
+    raise errors.InputError(f"vector {row} contains a value that is not finite")
+  with np.errstate(over="ignore"):  # `_at_length_1` handles infinite lengths.
+    norm_N = np.sqrt(square_N).astype(np.float32)
   return np.where(norm_N > 0, norm_N, np.float32(1))
 
 
 def _at_length_1(vectors_ND: np.ndarray, norm_N: np.ndarray) -> np.ndarray:
-  return np.divide(vectors_ND, norm_N[:, None], dtype=np.float32, casting="same_kind")
+  unit_ND = np.divide(vectors_ND, norm_N[:, None], dtype=np.float32, casting="same_kind")
+  long_P = np.flatnonzero(np.isinf(norm_N))
+  if len(long_P):
+    long_PD = vectors_ND[long_P].astype(np.float64)
+    unit_ND[long_P] = long_PD / np.linalg.norm(long_PD, axis=1, keepdims=True)
+  return unit_ND
 
 
 def _distinct(rows: Rows | DistinctVectors, start: int = 0) -> DistinctVectors:

@@ -110,7 +110,7 @@ def margin_pairs(
     neighbors: k; if a side has fewer sentences, all of them.
     margin: The score.
     retrieval: Which candidates to keep.
-    min_cosine: Minimum cosine of candidates.
+    min_cosine: Minimum cosine of candidates, which are rounded to 6 decimals for this.
     distinct: Count identical vectors once, as the lowest row; else each is a neighbor of its own.
     engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
 
@@ -156,6 +156,8 @@ def margin_blocks(
   _choice(_MARGINS, margin, "margin")  # Before the search, which can take long.
   keep = _choice(_RETRIEVALS, retrieval, "retrieval")
   neighbors = errors.as_integer("neighbors", neighbors)
+  if min_cosine is not None:
+    errors.check_number("min_cosine", min_cosine)
   if distinct:
     sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
     near = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
@@ -280,7 +282,7 @@ def _ratio(cosine: np.ndarray, mean: np.ndarray) -> np.ndarray:
 _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
   "ratio": _ratio,
   "distance": lambda cosine, mean: cosine - mean,
-  "absolute": lambda cosine, mean: cosine.astype(np.float64),
+  "absolute": lambda cosine, mean: np.minimum(cosine.astype(np.float64), 1),
 }
 
 
@@ -307,7 +309,7 @@ def _best_margin(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the best-scoring of K neighbors of each of N, and its score; -inf if none counts."""
   score_NK = score(near.score_NK, (mean_N[:, None] + mean_M[near.index_NK]) / 2)
-  score_NK = np.where(near.score_NK >= floor, score_NK, -np.inf)
+  score_NK = np.where(exact_search.rounded(near.score_NK) >= floor, score_NK, -np.inf)
   # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
   best_N1 = score_NK.max(axis=1, keepdims=True)
   last = mean_M.size

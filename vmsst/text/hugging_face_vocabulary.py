@@ -17,7 +17,7 @@ import tokenizers
 
 from vmsst import errors
 from vmsst.arrays import padding
-from vmsst.files import input_files
+from vmsst.files import input_files, text_fields
 from vmsst.text import vocabularies
 from vmsst.text.word_splitting import Languages
 
@@ -106,10 +106,11 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids of every text, without EOS token, regardless of its language.
 
-    An empty text has no ids, not even special tokens, so that training can drop its pair.
+    A blank text has no ids, not even special tokens, so that training can drop its pair.
     """
     del language
-    return [ids if text.strip() else [] for text, ids in zip(texts, self._ids(texts), strict=True)]
+    all_ids = zip(texts, self._ids(texts), strict=True)
+    return [[] if text_fields.is_blank(text) else ids for text, ids in all_ids]
 
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None

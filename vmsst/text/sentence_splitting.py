@@ -15,6 +15,8 @@ no such marks, are split at line ends only.
 
 import re
 
+from vmsst.files import text_fields
+
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
 _SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"
 # Chinese and Japanese, Arabic and Urdu, Devanagari, Ethiopic, Armenian, Khmer, Burmese.
@@ -30,7 +32,11 @@ def sentences(text: str) -> list[str]:
       pieces.append(text[start : match.end()])
       start = match.end()
   pieces.append(text[start:])
-  kept = [piece for piece in (" ".join(each.split()) for each in pieces) if piece]
+  kept = [
+    piece
+    for piece in (" ".join(each.split()) for each in pieces)
+    if not text_fields.is_blank(piece)
+  ]
   return kept or [""]
 
 

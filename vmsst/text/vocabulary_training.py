@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.arrays import padding
-from vmsst.files import atomic_files, text_files
+from vmsst.files import atomic_files, text_fields, text_files
 from vmsst.languages import Language
 from vmsst.text import vocabularies, word_splitting
 
@@ -77,6 +77,8 @@ def train_vocabulary(
 
   if model_type not in MODEL_TYPES:
     raise errors.InputError(f"model type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
+  share = character_coverage
+  errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
   if atomic_files.is_stream(output):
     raise errors.InputError(f"{output} is not a file; give a file as output")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
@@ -171,7 +173,7 @@ def _reservoir(
   kept: list[_Sentence] = []
   count = 0
   for sentence in sentences:
-    if not sentence[0].strip():
+    if text_fields.is_blank(sentence[0]):
       continue
     count += 1
     if limit is None or len(kept) < limit:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,13 @@ class EmbeddedText:
     path: The text file.
     folder: The folder of vectors.
     vectors: One row per line.
+    digest: Hash of the text; reading another text from the path is an error.
   """
 
   path: str
   folder: storage.Path
   vectors: vector_store.Vectors
+  digest: str
 
   def __len__(self) -> int:
     return len(self.vectors)
@@ -50,27 +52,15 @@ class EmbeddedText:
 
   def blank_rows(self) -> np.ndarray:
     """Returns the rows of texts without a visible character, int64 [E]; reads the file."""
-    texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
-    return np.fromiter((row for row, text in enumerate(texts) if not text.strip()), np.int64)
+    texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
+    blank = (row for row, text in enumerate(texts) if text_fields.is_blank(text))
+    return np.fromiter(blank, np.int64)
 
   def reader(self) -> Callable[[int], str]:
     """Returns a function of a row that reads its text; scans the file once and keeps it open."""
-    lines = text_files.Lines(self.path)
+    lines = text_files.Lines(self.path, self.digest)
     parse = text_fields.parser(self.path, self.vectors.settings.get("field"))
     return lambda row: parse(lines[row], row + 1)
-
-  def lines(self, rows: Iterable[int]) -> dict[int, str]:
-    """Returns the texts of some rows; reads the file once and keeps no others in memory."""
-    wanted = set(rows)
-    found: dict[int, str] = {}
-    if wanted:
-      texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"))
-      for row, line in enumerate(texts):
-        if row in wanted:
-          found[row] = line
-          if len(found) == len(wanted):
-            break
-    return found
 
 
 def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
@@ -94,7 +84,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
       f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
       "(`vmsst embed`)"
     )
-  return EmbeddedText(path, storage.path(folder), vectors)
+  return EmbeddedText(path, storage.path(folder), vectors, text["digest"])
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:

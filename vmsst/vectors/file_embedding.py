@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -271,14 +271,14 @@ def embed_to_stream(
   """
   if dtype == "int8":
     raise errors.InputError("dtype int8 cannot be written to a pipe: give a folder")
-  count = embedded_text.fingerprint(path)["lines"]
+  text = embedded_text.fingerprint(path)
   embed = encoding.embedder(
     encoder, language=language, long_texts=long_texts, batch_size=batch_size
   )
   kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype)
   done = 0
-  stream.write(shard_files.header(kind, count))
-  for vectors_BD in _windows_of_vectors(embed, path, field, count, progress):
+  stream.write(shard_files.header(kind, text["lines"]))
+  for vectors_BD in _windows_of_vectors(embed, path, field, text, progress):
     try:
       stored_BC = shard_files.encoded(vectors_BD[:, : kind.dimension], kind, done)
     except ValueError as error:
@@ -302,14 +302,14 @@ def _dimension(encoder: Any, embed: Any, dimensions: int | None) -> int:
 
 
 def _windows_of_vectors(
-  embed: Any, path: str, field: str | None, lines: int, progress: bool | None
+  embed: Any, path: str, field: str | None, text: Mapping[str, Any], progress: bool | None
 ) -> Iterator[np.ndarray]:
-  with encoding.one_cut_warning(lines) as on_cut:
+  with encoding.one_cut_warning(text["lines"]) as on_cut:
     yield from encoding.encode_windows(
       functools.partial(embed, on_cut=on_cut),
-      text_fields.read_texts(path, field),
+      text_fields.read_texts(path, field, text["digest"]),
       _SHARD_LINES,
-      total=lines,
+      total=text["lines"],
       unit=" lines",
       title=path,
       progress=progress,

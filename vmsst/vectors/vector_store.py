@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from vmsst.vectors import npy_files, shard_files
 from vmsst.vectors.shard_files import Kind
 
 _MOST_SHARDS = 10**7
+_MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.
 _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
@@ -229,12 +230,12 @@ class Vectors:
     self._files = [file for folder, own in parts for file in _files(folder, own)]
     self._ends = np.cumsum([file.rows for file in self._files], dtype=np.int64).tolist()
     self.shape: tuple[int, int] = (sum(own["count"] for _, own in parts), state["dimension"])
-    self._maps: dict[int, np.ndarray] = {}
 
   def __getstate__(self) -> dict[str, Any]:
     # Another process maps the files itself, and may run in another folder.
     files = [file._replace(path=storage.absolute(file.path)) for file in self._files]
-    return {**self.__dict__, "_files": files, "_maps": {}}
+    state = {name: value for name, value in self.__dict__.items() if name != "_mapped"}
+    return {**state, "_files": files}
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -244,27 +245,26 @@ class Vectors:
     start, stop, step = rows.indices(len(self))
     if step != 1:
       raise IndexError(f"rows can be read in order only, not in steps of {step}")
-    parts = []
-    while start < stop:
-      index = bisect.bisect_right(self._ends, start)
-      end = min(stop, self._ends[index])
-      file = self._files[index]
-      before = self._ends[index] - file.rows
-      stored_BC = file.read()[start - before : end - before]
-      parts.append(shard_files.decoded(stored_BC, file.kind))
-      start = end
-    if not parts:
-      return np.empty((0, self.shape[1]), self.dtype)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    index = bisect.bisect_right(self._ends, start)
+    if start < stop <= self._ends[index]:
+      return self._read(index, start, stop)
+    found_BD = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
+    done = 0
+    while done < len(found_BD):  # A copy, so that one file is open at a time.
+      index = bisect.bisect_right(self._ends, start + done)
+      part_PD = self._read(index, start + done, min(stop, self._ends[index]))
+      found_BD[done : done + len(part_PD)] = part_PD
+      done += len(part_PD)
+    return found_BD
 
   @property
   def shard_rows(self) -> list[int]:
     """Number of rows of each shard."""
     return [file.rows for file in self._files]
 
-  def shards(self, numbers: range | None = None) -> Iterator[np.ndarray]:
-    """Yields the arrays of the shards, or of those with some numbers, read-only."""
-    for file in self._files if numbers is None else self._files[numbers.start : numbers.stop]:
+  def shards(self) -> Iterator[np.ndarray]:
+    """Yields the arrays of the shards, read-only."""
+    for file in self._files:
       yield shard_files.decoded(file.read(), file.kind)
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
@@ -287,6 +287,12 @@ class Vectors:
       known = list(_checksums(self._files))
     return hashlib.sha256("".join(map(str, known)).encode()).hexdigest()
 
+  def _read(self, index: int, start: int, stop: int) -> np.ndarray:
+    """Returns rows that are in one file."""
+    file = self._files[index]
+    first = self._ends[index] - file.rows
+    return shard_files.decoded(file.read()[start - first : stop - first], file.kind)
+
   def _taken(self, index: int, row_P: np.ndarray) -> np.ndarray:
     """Returns some rows of the file that has them."""
     file = self._files[index]
@@ -294,13 +300,17 @@ class Vectors:
     return shard_files.decoded(self._stored(index, row_P - first), file.kind)
 
   def _stored(self, index: int, row_P: np.ndarray) -> np.ndarray:
-    """Returns some rows of a file as they are stored; memory maps stay open."""
+    """Returns some rows of a file as they are stored."""
     file = self._files[index]
     if storage.is_url(file.path):
       return shard_files.read_rows(file.path, file.kind, file.rows, row_P)
-    if index not in self._maps:
-      self._maps[index] = file.read()
-    return np.take(self._maps[index], row_P, axis=0)
+    return np.take(self._mapped(index), row_P, axis=0)
+
+  @functools.cached_property
+  def _mapped(self) -> Callable[[int], np.ndarray]:
+    """A function that returns the memory map of a file; the last ones used stay open."""
+    files = self._files
+    return functools.lru_cache(_MAPS)(lambda index: files[index].read())
 
 
 def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:
@@ -369,7 +379,12 @@ def _finished_state(folder: storage.Path) -> dict[str, Any]:
   files = _files(folder, state)
   for file in files:
     shard_files.check(file.path, file.kind, file.rows)
-  if state["sha256"] is not None and not storage.is_url(folder):
+  if state["sha256"] is None:  # of earlier versions
+    for file in files:
+      row_P = np.flatnonzero(~np.isfinite(shard_files.decoded(file.read(), file.kind)).all(axis=1))
+      if len(row_P):
+        raise errors.InputError(f"{file.path}: row {row_P[0]} is not finite: {_AGAIN}")
+  elif not storage.is_url(folder):
     for file, own in zip(files, _checksums(files), strict=True):
       if own != file.sha256:
         raise errors.InputError(

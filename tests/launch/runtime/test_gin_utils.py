@@ -106,6 +106,11 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
       "configs.gin",
       r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]; .* Sequence\[int\] \| None",
     ),
+    (
+      ["utils.create_learning_rate_scheduler.decay_factor = 1e999", "STEPS = 1"],
+      "config.gin",
+      r"decay_factor is inf; set it to a finite value of type float",
+    ),
     ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
     ([], "syntax.gin", r"syntax\.gin: line 2: cannot parse"),
     ([], "missing.gin", "gin file 'missing.gin' not found; searched: /"),

@@ -57,15 +57,40 @@ def test_languages_come_from_the_name_or_are_given(tmp_path):
     "Europarl.v8.fr-en.tsv": ("fra", "eng"),
     "x.zh-TW-en.tmx": ("cmn", "eng"),
     "OpenSubtitles.pt_BR-es.jsonl": ("por", "spa"),
+    "x.pt_br-zh_tw.tsv": ("por", "cmn"),
+    "x.sr_Latn-ca_valencia.tsv": ("srp", "cat"),
+    "x.es_419-zh_Hant_TW.tsv": ("spa", "cmn"),
   }.items():
     assert tuple(x.iso639_3 for x in readers.languages_of(name)) == expected
   assert readers.languages_of("x.zh-TW-en.tmx")[0] == language("zh-TW") != language("zh")
-  for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv"):
+  for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv", "new_de-en.tsv", "x.en-qx.tsv"):
     with pytest.raises(errors.InputError, match="its name has"):
       readers.languages_of(name)
   path = line_files.write_text(tmp_path / "corpus.tsv", "ja\tyes\n")
   (bitext,) = readers.find_bitext(str(path), languages=("German", "en"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))
+
+
+@pytest.mark.parametrize("code", ["pt_br", "zh_tw", "zh_CN", "rm_sursilv"])
+def test_moses_files_with_any_code_of_opus(tmp_path, code):
+  paths = [
+    line_files.write_text(tmp_path / f"Ted.en-{code}.{side}", "a\n") for side in ("en", code)
+  ]
+  for path in paths:
+    for given in (None, ("en", code)):
+      (bitext,) = readers.find_bitext(str(path), languages=given)
+      assert bitext.target == language(code)
+      assert bitext.paths == tuple(map(str, paths))
+
+
+def test_moses_files_with_an_unknown_code(tmp_path):
+  known, unknown = (
+    line_files.write_text(tmp_path / f"Subs.en-ze_en.{side}", "a\n") for side in ("en", "ze_en")
+  )
+  with pytest.raises(errors.InputError, match="is missing, or has an unknown language code"):
+    readers.find_bitext(str(known))
+  with pytest.raises(errors.InputError, match="unknown format or language code"):
+    readers.find_bitext(str(unknown))
 
 
 def test_moses_languages_without_a_pair_in_the_name(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import string
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.files import storage
+from vmsst.cli.command import finite_number
+from vmsst.files import storage, text_files
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
 from vmsst.text import vocabularies, vocabulary_training
@@ -41,6 +43,37 @@ def corpus(tmp_path):
 def test_gin_dir_prints_the_folder_of_the_gin_files(capsys):
   assert cli.main(["gin-dir"]) == 0
   assert capsys.readouterr().out.strip().endswith("gin")
+
+
+def all_options(parser, words=()):
+  """Yields every option with the words of its command."""
+  for action in parser._actions:
+    if isinstance(action.choices, dict):
+      for word, inner in action.choices.items():
+        yield from all_options(inner, (*words, word))
+    yield words, action
+
+
+def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(capsys):
+  assert [words for words, action in all_options(cli.build_parser()) if action.type is float] == []
+  required = {("mine",): "abc", ("translate",): ["a", "--to", "de"]}
+  required["vocab", "train"] = ["--input", "a", "--output", "b"]
+  names = []
+  for words, action in all_options(cli.build_parser()):
+    if action.type is not finite_number:
+      continue
+    (name,) = action.option_strings
+    names.append(name)
+    start = [*words, *required[words], name]
+    for text in ("nan", "inf", "-inf", "-NaN", "1e999", "-1e999", "x", "-1x"):
+      with pytest.raises(SystemExit) as stop:
+        cli.main([*start, text])
+      assert stop.value.code == 2
+      assert f"argument {name}: " in (error := capsys.readouterr().err)
+      assert text in error
+    for text in ("-1e-3", "-.5", "-2", "-1E+2", "0.25"):
+      assert getattr(cli.build_parser().parse_args([*start, text]), action.dest) == float(text)
+  assert {"--threshold", "--min-cosine", "--temperature"} <= set(names)
 
 
 def test_unknown_commands_list_the_known_ones(capsys):
@@ -114,6 +147,9 @@ def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
   error = capsys.readouterr().err
   assert "5000 pieces from 2 sentences" in error
   assert "Traceback" not in error
+  for share in (0, 1.5, float("nan")):
+    with pytest.raises(errors.InputError, match=r"character_coverage is .*; set it to a number"):
+      vocabulary_training.train_vocabulary("b.txt", output, size=18, character_coverage=share)
   with pytest.raises(errors.InputError, match="/dev/null is not a file"):
     vocabulary_training.train_vocabulary(str(corpus / "b.txt"), "/dev/null", size=18)
 
@@ -213,7 +249,7 @@ def test_embed_takes_columns_and_keys(encoder, tmp_path):
     found = vector_store.open_vectors(folder)[:]
     np.testing.assert_array_equal(found, encoder.encode(expected))
     opened = embedded_text.open_text(str(path), folder)
-    assert opened.lines([0, 2]) == {0: expected[0], 2: expected[2]}
+    assert list(map(opened.reader(), [0, 2])) == [expected[0], expected[2]]
 
 
 def cosine(one, other):
@@ -333,7 +369,8 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   vectors, folder = str(tmp_path / "v"), str(tmp_path)
   cli.main(["embed", "a", sides[0], vectors])
   for command, message in (
-    (["mine", *sides, f"{folder}/out.tsv"], "out.tsv.source.vectors: no vectors.json"),
+    (["mine", *sides, f"{folder}/out.tsv"], "give --encoder to compute them, or --vectors"),
+    (["mine", *sides, "o", "--vectors", folder, vectors], "no vectors.json: give a folder that"),
     (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
     (["search", "-", sides[1], vectors], "has 24 vectors, not one per line"),
     (["search", f"{folder}/none", sides[0], vectors], "none"),
@@ -355,6 +392,92 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     with pytest.raises(SystemExit) as stop:
       cli.main(command)
     assert stop.value.code == 2
+
+
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ["embed", "a", "x.txt", "out"],
+    ["score", "a", "x.txt", "y.txt", "--output", "out"],
+    ["mine", "x.txt", "y.txt", "out", "--vectors", "x", "y"],
+    ["mine", "y.txt", "x.txt", "out", "--encoder", "a"],
+    ["search", "q.txt", "x.txt", "x", "--output", "out"],
+    ["search", "q.txt", "x.txt", "x", "--output", "out", "--workers", "1"],
+  ],
+  ids=" ".join,
+)
+def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypatch, arguments):
+  """Replaces the text before each time that a command opens it, except the first."""
+  del sides
+  lines = (tmp_path / "x.txt").read_text().splitlines()
+  line_files.write_lines(tmp_path / "y.txt", map(str.upper, lines))
+  line_files.write_lines(tmp_path / "q.txt", lines[:7])
+  monkeypatch.chdir(tmp_path)
+  for name in "xy":
+    assert cli.main(["embed", "a", f"{name}.txt", name]) == 0
+  kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+  opens, inner = [], text_files._open
+
+  def opening(path):
+    if os.path.basename(path) == "x.txt":
+      opens.append(path)
+      if len(opens) == replaced:
+        line_files.write_lines(tmp_path / "new", reversed(lines))
+        os.replace(tmp_path / "new", "x.txt")
+    return inner(path)
+
+  monkeypatch.setattr(text_files, "_open", opening)
+  replaced, expected, refused = 1, None, 0
+  while expected is None or replaced <= len(opens):
+    for path in tmp_path.iterdir():
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path, content in kept.items():
+      path.parent.mkdir(exist_ok=True)
+      path.write_bytes(content)
+    replaced = 0 if expected is None else max(replaced + 1, 2)
+    opens.clear()
+    if cli.main(arguments):
+      refused += 1
+      assert not (tmp_path / "out").is_file()
+      continue
+    found = tmp_path / "out" if (tmp_path / "out").is_file() else tmp_path / "out" / "vectors.json"
+    expected = expected or found.read_bytes()
+    assert found.read_bytes() == expected, replaced
+  assert refused
+
+
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
+def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys, monkeypatch, name):
+  x, vectors, out = sides[0], str(tmp_path / "v"), str(tmp_path / "out")
+  cli.main(["embed", "a", x, vectors])
+  path = tmp_path / name
+  path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+  before = sorted(tmp_path.iterdir())
+  for arguments in (
+    ["embed", "a", str(path), out],
+    ["embed", "a", str(path), str(path), out],
+    ["embed", "a", "-", out],
+    ["embed", "a", str(path), "-"],
+    ["score", "a", str(path), str(path), "--output", out],
+    ["score", "a", "-"],
+    ["mine", str(path), x, out, "--encoder", "a"],
+    ["mine", x, str(path), out, "--encoder", "a"],
+    ["search", str(path), x, vectors, "--output", out],
+    ["search", "-", x, vectors, "--output", out],
+    ["search", x, str(path), vectors, "--output", out],
+    ["translate", "run", "--to", "de", "--input", str(path)],
+  ):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    capsys.readouterr()
+    assert cli.main(arguments) == 1, arguments
+    done = capsys.readouterr()
+    culprit = name if str(path) in arguments else "standard input"
+    what = " contains no sentence" if arguments[0] == "mine" else ": empty; give a text with at"
+    assert f"{culprit}{what}" in done.err, arguments
+    assert done.out == ""
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_who_reads_the_output_may_stop():

@@ -1,5 +1,6 @@
 import gzip
 import io
+import os
 
 import memory_store
 import pytest
@@ -28,6 +29,34 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
   path.write_text("one\n")
   with pytest.raises(errors.InputError, match=r"x\.txt:2: the file has changed; open it again"):
     _ = lines[1]
+
+
+def test_a_file_that_is_written_to_is_an_error_and_one_that_is_replaced_is_not(tmp_path):
+  path = tmp_path / "x.txt"
+  path.write_text("one\ntwo\n")
+  lines = text_files.Lines(str(path))
+  (tmp_path / "new").write_text("six\nten\n")
+  os.replace(tmp_path / "new", path)
+  assert lines[1] == "two"
+  lines = text_files.Lines(str(path))
+  path.write_text("one\ntwo\n")
+  os.utime(path, ns=(1, 1))
+  with pytest.raises(errors.InputError, match=r"x\.txt:2: the file has changed; open it again"):
+    _ = lines[1]
+
+
+@pytest.mark.parametrize("content", ["two\n", "one\nmore\n", ""])
+def test_content_with_another_digest_is_an_error(tmp_path, content):
+  path = tmp_path / "x.txt"
+  path.write_text("one\n")
+  digest = text_files.new_digest()
+  digest.update(b"one\n")
+  assert list(text_files.read_lines(str(path), digest.hexdigest())) == ["one"]
+  assert len(text_files.Lines(str(path), digest.hexdigest())) == 1
+  path.write_text(content)
+  for read in (lambda *args: list(text_files.read_lines(*args)), text_files.Lines):
+    with pytest.raises(errors.InputError, match=r"x\.txt has changed since the work on it started"):
+      read(str(path), digest.hexdigest())
 
 
 def test_a_file_that_is_not_text_is_an_error(tmp_path):

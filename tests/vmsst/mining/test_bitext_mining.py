@@ -10,8 +10,9 @@ from vmsst.mining import bitext_mining
 from vmsst.search import device_search, exact_search, margins, sharded_search
 from vmsst.vectors import embedded_text, vector_indexes, vector_store
 
+BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
-SOURCE = ["s0", "s1", "", "s 2", "s1", "s3", " s\t2 ", "s4", "s5", "s1", " ", "s6", "s7"]
+SOURCE = ["s0", "s1", "", "s 2", "s1", "s3", " s\t2 ", "s4", "s5", "s1", BLANK, "s6", "s7"]
 TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t8", "t8"]
 
 
@@ -38,7 +39,7 @@ def texts(tmp_path, monkeypatch):
 
 def first_rows(lines):
   """Returns the rows of the lines that are compared."""
-  seen = [" ".join(line.split()) for line in lines]
+  seen = ["" if line in ("", BLANK) else " ".join(line.split()) for line in lines]
   return [row for row, line in enumerate(seen) if line and line not in seen[:row]]
 
 
@@ -46,7 +47,7 @@ def naive(texts, k=4, floor=-2.0, keep_duplicates=False):
   """Finds greedy pairs by ratio margin as (score, source row, target row), by plain loops."""
   rows = []
   for lines in (SOURCE, TARGET):
-    kept = [row for row, line in enumerate(lines) if line.strip()]
+    kept = [row for row, line in enumerate(lines) if line not in ("", BLANK)]
     rows.append(kept if keep_duplicates else first_rows(lines))
   unit = []
   for own, text in zip(rows, texts, strict=True):
@@ -112,6 +113,18 @@ def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options):
   assert rounded(found) == as_output(pair for pair in expected if pair[0] >= middle)
   assert (done.candidates, done.kept) == (len(expected), len(found))
   assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.tsv"]
+
+
+@pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
+def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, tmp_path, margin):
+  _, lines = mine(texts, tmp_path, margin=margin)
+  assert len(lines) > 5
+  for place, (score, *_) in enumerate(lines):
+    _, kept = mine(texts, tmp_path, margin=margin, threshold=float(score))
+    assert kept == lines[: place + 1]
+    if margin == "absolute":
+      _, kept = mine(texts, tmp_path, margin=margin, min_cosine=float(score))
+      assert kept == lines[: place + 1]
 
 
 def same_places(source, target, forward, backward, /):
@@ -258,10 +271,14 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     mine(texts, tmp_path, gold=str(gold), min_cosine=1.5)
   with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
+  for option in ("threshold", "min_cosine"):
+    for value in (np.nan, np.inf, "0.5"):
+      with pytest.raises(errors.InputError, match=f"{option} is .*; set it to a finite number"):
+        mine(texts, tmp_path, **{option: value})
   wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
     mine((texts[0], wide), tmp_path)
-  blank = write_embedded(tmp_path, "blank", ["", " "], np.ones([2, 4]))
+  blank = write_embedded(tmp_path, "blank", ["", " ", "\u2060"], np.ones([3, 4]))
   with pytest.raises(errors.InputError, match=r"blank\.txt contains no sentence"):
     mine((texts[0], blank), tmp_path)
   with pytest.raises(errors.InputError, match="is a folder"):

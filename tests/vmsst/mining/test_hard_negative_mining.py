@@ -95,7 +95,7 @@ def test_of_equally_near_targets_the_first_come_first(monkeypatch):
 
 
 def test_without_a_whole_pair_there_are_no_negatives():
-  pairs = [("", "x"), ("y", "")]
+  pairs = [("", "x"), ("y", "\u200b")]
   found = hard_negative_mining.hard_negatives(
     QuietEncoder(), pairs, 2, languages=("de", "en"), progress=False
   )
@@ -226,3 +226,25 @@ def test_files_of_a_dataset_keep_their_numbers():
   place = hard_negative_mining._place(bitext)
   assert place == "1.0.0/opus_train_deu_eng_tfrecord_00001_of_00002.deu-eng.tsv.gz"
   assert readers.languages_of(place) == (german, english)
+
+
+def test_a_bitext_that_changes_while_it_is_read_is_refused(tmp_path):
+  path = line_files.write_tsv(tmp_path / "x.de-en.tsv", [("eins", "one")])
+  made = []
+
+  def make(bitext, place):
+    made.append(pathlib.Path(place))
+    made[0].touch()
+    path.write_text("zwei\ttwo\n")
+    return {"pairs": 1}
+
+  with pytest.raises(errors.InputError, match=r"x\.de-en\.tsv has changed while it was read"):
+    derived_files.make_files(
+      readers.find_bitext(str(path)),
+      str(tmp_path / "out"),
+      settings={},
+      place_of=lambda bitext: "out.tsv",
+      make=make,
+    )
+  assert made
+  assert not list((tmp_path / "out").iterdir())

@@ -172,6 +172,18 @@ def test_memory_does_not_grow_with_the_knowledge_base(monkeypatch):
   assert peak(9) < 1.2 * peak(2)
 
 
+@pytest.mark.parametrize("scale", [1e-38, 3e38])
+def test_lengths_that_float32_cannot_hold_do_not_matter(scale):
+  rng = np.random.default_rng(3)
+  source, target = (rng.uniform(-1, 1, [9, 50]).astype(np.float32) for _ in range(2))
+  long = (source * np.float32(scale), target)
+  for found, wanted in zip(
+    exact_search.mutual_top_k(*long, 3), exact_search.mutual_top_k(source, target, 3), strict=True
+  ):
+    np.testing.assert_array_equal(found.index_NK, wanted.index_NK)
+    np.testing.assert_allclose(found.score_NK, wanted.score_NK, atol=1e-6)
+
+
 def test_broken_input_is_an_error(monkeypatch):
   monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 2)
   good = np.eye(3)

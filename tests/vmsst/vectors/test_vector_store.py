@@ -202,6 +202,15 @@ def test_a_changed_byte_is_found(tmp_path):
     vector_store.open_vectors(tmp_path / "0.0")
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_values_without_a_checksum_are_finite(tmp_path, value):
+  vectors = VECTORS.copy()
+  vectors[12, 1] = value
+  write_old_folder(tmp_path / "old", vectors)
+  with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: row 2 is not finite: delete"):
+    vector_store.open_vectors(tmp_path / "old")
+
+
 def test_vectors_of_earlier_versions_have_a_digest(tmp_path):
   write_old_folder(tmp_path / "old", VECTORS)
   assert len(vector_store.open_vectors(tmp_path / "old").digest) == 64

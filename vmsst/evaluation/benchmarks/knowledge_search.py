@@ -150,7 +150,7 @@ def search(
     NotFiniteError: a vector is not finite.
   """
   folder = os.fspath(tools.folder)
-  cut = line_spans.cut(map(str, paths), SHARD, copies=folder)
+  cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
   stored = _store(tools, queries, gold, os.path.join(folder, "queries.npz"))
   units = [
     SearchSpan(

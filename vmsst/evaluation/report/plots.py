@@ -23,6 +23,7 @@ from vmsst.evaluation.metrics import agnosticism
 
 # After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
+_LARGEST = 1e30  # Larger values are not drawn.
 _OTHER = "#777777"
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 _MARKS = ("s", "^", "D", "v", "P", "X", "*", "p")
@@ -421,7 +422,7 @@ def _curves(
         values = np.asarray(curve.values, np.float64)
         axes.plot(
           np.asarray(curve.steps, np.float64),
-          np.where(np.isfinite(values), values, np.nan),
+          np.where(np.abs(values) < _LARGEST, values, np.nan),
           linewidth=1.5,
           marker="o" if len(values) <= 40 else None,
           markersize=3,

@@ -75,7 +75,7 @@ def train(folder):
   (folder / "train").mkdir(parents=True)
   (folder / "inference_eval").mkdir()
   lines = [{"step": step, "loss": 5 - step / 100, "timing/x": 1} for step in (100, 200, 300)]
-  lines.append({"step": 300, "loss": "nan"})
+  lines += [{"step": 200, "loss": -1e308}, {"step": 300, "loss": "nan"}]
   (folder / "train" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
   (folder / "inference_eval" / "tatoeba-metrics.jsonl").write_text(
     '{"step": 0, "accuracy/average": 0.1}\n{"step": 300, "accuracy/average": 0.4}\n'
@@ -470,6 +470,8 @@ def changed(path, value):
     (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
     (changed(["benchmarks", "tatoeba", "summary", "average"], "9"), "average is '9', not a number"),
     (changed(["benchmarks", "tatoeba", "summary", "average"], float("nan")), "not a finite number"),
+    (changed(["benchmarks", "tatoeba", "summary", "average"], -1e308), "not a finite number of at"),
+    (changed(["benchmarks", "tatoeba", "seconds", "scoring"], 10**13), "not a finite number of at"),
     (
       changed(["benchmarks", "tatoeba", "results", 1, "metrics"], []),
       r"benchmarks.tatoeba.results\[1\].metrics is \[\], not an object",
