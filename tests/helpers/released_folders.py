@@ -150,7 +150,8 @@ def write(folder, kind, changes):
     elif content is not None:
       path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
   rng, weights = np.random.default_rng(0), {}
-  for row in bert.rows(SIZES, pooler=False):
+  sizes = {**SIZES, "vocab_size": files["config.json"]["vocab_size"]}
+  for row in bert.rows(sizes, pooler=False):
     center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
     weights[row.source] = rng.normal(center, 0.4, row.shape).astype(np.float32)
   save_file(weights, folder / "model.safetensors")
@@ -269,6 +270,7 @@ REFUSED = [
     ("tokenizer_class", "RobertaTokenizer"), ("do_lower_case", "yes"), ("strip_accents", "yes"),
     ("tokenize_chinese_chars", 3), ("cls_token", None), ("model_max_length", 0),
     ("model_input_names", ["input_ids"]), ("chat_template", "x"), ("vocab", {"a": 0}),
+    ("added_tokens_decoder", ["ENT"]), ("added_tokens_decoder", {"x": _ENT}),
     ("auto_map", {"AutoTokenizer": ["x.Y", None]}), ("fast_tokenizer_files", ["tokenizer.4.json"]),
   )),
   ("bert", {"config.json": {"tokenizer_class": "T5Tokenizer"}, _TC: None},

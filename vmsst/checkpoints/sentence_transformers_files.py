@@ -23,20 +23,12 @@ _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
   for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Options that change vectors, with the values that mean no change.
-_TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-_OPTIONS: dict[str, tuple[Any, ...]] = {
-  "transformer_task": ("feature-extraction",),
-  "modality_config": (_TEXT,),
-  "module_output_name": ("token_embeddings",),
-  **dict.fromkeys(
-    ("processing_kwargs", "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
-     "config_args", "config_kwargs", "tokenizer_name_or_path", "query_length", "document_length",
-     "query_expansion"),
-    (None, {}),
-  ),
-}  # fmt: skip
-# Options that are read, or that change no vectors.
+# Options that may have one value, and those that are read or change no vectors.
+_OPTIONS: dict[str, Any] = {
+  "transformer_task": "feature-extraction",
+  "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+  "module_output_name": "token_embeddings",
+}
 _READ_OPTIONS = ("max_seq_length", "do_lower_case", "unpad_inputs")
 # Files with which transformers opens another model or another preprocessing.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json",
@@ -176,7 +168,7 @@ def _options(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
   for path in (folder / name for name in _OPTIONS_FILES):
     options = hugging_face.read_object(path) if path.is_file() else {}
     for key, value in options.items():
-      if key not in _READ_OPTIONS and value not in _OPTIONS.get(key, ()):
+      if key not in _READ_OPTIONS and value not in (None, {}, _OPTIONS.get(key)):
         raise errors.InputError(
           f"{path}: {key!r} is {input_files.shown(value)}, which cannot be imported; remove it if "
           "it changes no vectors"

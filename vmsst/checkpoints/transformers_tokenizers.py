@@ -47,6 +47,7 @@ _UNKNOWN = (
 )  # fmt: skip
 
 _Record = Mapping[str, Any]
+_Tokens = Mapping[str, tokenizers.AddedToken]
 
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
@@ -84,16 +85,26 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
       extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
       settings |= _read_if_present(folder / _SPECIAL_FILE)
       settings |= {"extra_special_tokens": extra} if extra else {}
-    named = _special_tokens(settings, kind, record)
+    try:
+      named = _special_tokens(settings, kind, record)
+      own = _added_tokens(folder, settings, record, named)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      raise errors.InputError(
+        f"{folder / SETTINGS_FILE}: its special tokens or 'added_tokens_decoder', or those in "
+        f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
+      ) from None
     made = _pipeline(folder / SETTINGS_FILE, kind, settings, record, named)
     present = set(map(repr, made.get_added_tokens_decoder().values()))
-    own = _added_tokens(folder, settings, record, named)
     made.add_tokens([token for token in own if repr(token) not in present])
+    # A special token may be outside the model's table; then no text may spell it there.
+    room = config.get("vocab_size", 0) - made.get_vocab_size()
     taken = {token.content for token in made.get_added_tokens_decoder().values()}
-    first = {token.content: token for token in reversed(named.values())}
-    made.add_tokens(
-      [first[content] for content in map(str, named.values()) if content not in taken]
-    )
+    others = [
+      token
+      for name, token in named.items()
+      if room > 0 or name not in _NAMES or made.token_to_id(token.content) is not None
+    ]
+    made.add_tokens([token for token in others if token.content not in taken])
     if kind in _ENDS:
       start, end = (str(named[name]) for name in _ENDS[kind])
       ids = [(token, made.token_to_id(token)) for token in (start, end)]
@@ -119,6 +130,8 @@ def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
       kind = str(found[key]).removesuffix("Fast")
       hugging_face.check_choice(folder / name, {key: kind}, key, None, _CLASSES)
       return kind
+  kinds = tuple(_CLASS_OF)
+  hugging_face.check_choice(folder / hugging_face.CONFIG_FILE, config, "model_type", None, kinds)
   return _CLASS_OF[config["model_type"]]
 
 
@@ -136,9 +149,7 @@ def _check_settings(path: pathlib.Path, settings: _Record, record: _Record) -> N
     )
 
 
-def _special_tokens(
-  settings: _Record, kind: str, record: _Record
-) -> dict[str, tokenizers.AddedToken]:
+def _special_tokens(settings: _Record, kind: str, record: _Record) -> _Tokens:
   """Returns the special tokens by name, in the order in which transformers adds them."""
   found: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
   if record.get("padding"):
@@ -150,10 +161,7 @@ def _special_tokens(
 
 
 def _added_tokens(
-  folder: pathlib.Path,
-  settings: _Record,
-  record: _Record,
-  named: Mapping[str, tokenizers.AddedToken],
+  folder: pathlib.Path, settings: _Record, record: _Record, named: _Tokens
 ) -> list[tokenizers.AddedToken]:
   """Returns the tokens that files add, in the order of their ids there."""
   if "added_tokens_decoder" in settings:  # It replaces the other files.
@@ -175,11 +183,7 @@ def _token(value: Any) -> tokenizers.AddedToken:
 
 
 def _pipeline(
-  path: pathlib.Path,
-  kind: str,
-  settings: _Record,
-  record: _Record,
-  named: Mapping[str, tokenizers.AddedToken],
+  path: pathlib.Path, kind: str, settings: _Record, record: _Record, named: _Tokens
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
   if kind not in _ENDS:
@@ -208,7 +212,7 @@ def _pipeline(
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return made
-  made = tokenizers.Tokenizer(models.Unigram(list(map(tuple, vocabulary)), 3, False))
+  made = tokenizers.Tokenizer(models.Unigram([(x, score) for x, score in vocabulary], 3, False))
   for step in hugging_face_vocabulary.steps(record.get("normalizer")):
     if step["type"] == "Precompiled":
       charsmap = base64.b64decode(step["precompiled_charsmap"])
@@ -223,7 +227,7 @@ def _pipeline(
 
 def _lowercase(made: tokenizers.Tokenizer) -> None:
   """Puts a normalizer that lowercases first, unless there is one."""
-  own = made.normalizer
+  own: Any = made.normalizer
   steps = [] if own is None else list(own) if isinstance(own, normalizers.Sequence) else [own]
   if not any(isinstance(step, normalizers.Lowercase) for step in steps):
     made.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])

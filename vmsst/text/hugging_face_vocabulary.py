@@ -166,27 +166,15 @@ def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
     path: Its file, for the message.
     record: The JSON object in it.
   """
-  model = record["model"]
-  if model.get("dropout"):
+  if record["model"].get("dropout"):
     raise errors.InputError(f"{os.fspath(path)}: 'dropout' makes ids random; set it to null")
-  chains = {
-    "'normalizer' and 'pre_tokenizer'": [
-      *steps(record.get("normalizer")),
-      *steps(record.get("pre_tokenizer")),
-    ],
-    "'post_processor'": steps(record.get("post_processor")),
-    "'decoder'": steps(record.get("decoder")),
-    "'model'": [
-      {"type": "Prepend", "prepend": model.get(key) or ""}
-      for key in ("continuing_subword_prefix", "end_of_word_suffix")
-    ],
-  }
-  for name, chain in chains.items():
+  for keys in (("normalizer", "pre_tokenizer"), ("post_processor",), ("decoder",)):
+    chain = [step for key in keys for step in steps(record.get(key))]
     growth = math.prod(map(_growth, chain))
     if growth > _MAX_GROWTH or len(chain) > _MAX_STEPS:
       raise errors.InputError(
-        f"{os.fspath(path)}: {name} can make a text {growth:.3g} times as long, in {len(chain)} "
-        f"steps; the most are {_MAX_GROWTH} times and {_MAX_STEPS} steps"
+        f"{os.fspath(path)}: {' and '.join(keys)} can make a text {growth:.3g} times as long, in "
+        f"{len(chain)} steps; the most are {_MAX_GROWTH} times and {_MAX_STEPS} steps"
       )
 
 
@@ -207,14 +195,14 @@ def _growth(part: Mapping[str, Any]) -> float:
   if kind == "Prepend":
     return 1 + len(part["prepend"])
   if kind == "Precompiled":
-    content = base64.b64decode(part["precompiled_charsmap"])
-    texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+    charsmap = base64.b64decode(part["precompiled_charsmap"])
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
     return max(1, *(len(text.decode(errors="replace")) for text in texts))
   if kind == "TemplateProcessing":
     ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
     own = [x.get("SpecialToken") for x in part["single"]]  # None for the text
     return sum(1 if x is None else ids[x["id"]] for x in own)
-  return _GROWTH.get(kind, 1)
+  return _GROWTH.get(str(kind), 1)
 
 
 @dataclasses.dataclass(frozen=True)

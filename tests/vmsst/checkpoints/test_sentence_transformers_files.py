@@ -62,6 +62,20 @@ def test_files_change_ids(tmp_path, kind, changes, expected):
   assert ids_of(folder, ["The Museum ENT café"]) == [expected]
 
 
+def test_a_default_token_outside_the_table_is_left_out(tmp_path):
+  # transformers adds <mask> with the id 6, which no text may spell.
+  pieces = [[x, -float(i)] for i, x in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a"))]
+  folder = released_folders.write(
+    tmp_path / "m",
+    "xlmr",
+    {"config.json": {"vocab_size": 6}, "tokenizer.json": {"model": {"vocab": pieces}}},
+  )
+  record = json.loads((folder / "tokenizer.json").read_text())
+  (folder / "tokenizer.json").write_text(json.dumps({**record, "added_tokens": []}))
+  assert bert.import_bert(folder, tmp_path / "out").vocabulary is not None
+  assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
+
+
 _OWN = {"query": "q: ", "passage": "p: "}
 _SAVED_AGAIN = {"query": "q: ", "document": "", "passage": "p: "}
 

@@ -168,8 +168,6 @@ def _chain(kind, steps):
       {"SpecialToken": {"id": "[CLS]", "type_id": 0}}]}}, "post_processor"),
     ({"normalizer": _chain("normalizers", [_LAM, {"type": "NFKC"}] * 9)}, "normalizer"),
     ({"decoder": _chain("decoders", [_CHARS])}, "decoder"),
-    ({"model": {"type": "WordPiece", "vocab": {}, "unk_token": "x", "max_input_chars_per_word": 9,
-                "continuing_subword_prefix": "#" * 9999}}, "model"),
     ({"model": {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}}, "dropout"),
   ],
 )  # fmt: skip

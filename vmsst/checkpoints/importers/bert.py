@@ -134,11 +134,10 @@ def import_bert(
       pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
       becomes the pooler and replaces the encoder's own. One in an object store is copied to this
       machine.
-    output: Folder to make, local or in an object store. It gets `checkpoint_0` and the tokenizer's
-      files. If there is a `tokenizer.json`, or XLM-R's SentencePiece model to make one from, it
-      gets `encoder.json` too.
-    prefix: Text before every sentence. None: the folder's default prompt; without one, "query: " if
-      the folder's name or config calls it an E5, and nothing otherwise.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
+      has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files.
+    prefix: Text before every sentence. None: the folder's default prompt; if its files do not
+      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
     pooling: How token states become a sentence vector: "mean" of all, "cls" for the first, "pooler"
       for the tanh layer on top of the first. None: as sentence-transformers' files say, or "mean".
 
@@ -188,9 +187,8 @@ def import_bert(
     has_pooler = any(name.startswith("pooler/") for row in found for name in row.targets)
     if pooling == "pooler" and not has_pooler:
       raise errors.InputError(f"pooling is 'pooler', but {local} has none")
-    max_length = sizes["max_positions"] - sizes["position_offset"]
-    if released.max_length is not None:
-      max_length = min(max_length, released.max_length)
+    positions = sizes["max_positions"] - sizes["position_offset"]
+    max_length = min(positions, released.max_length or positions)
     with atomic_files.atomic_folder(target) as partial:
       params = weight_tables.to_parameters(found, stored)
       table = params[weight_tables.TOKEN_TABLE]
@@ -228,7 +226,7 @@ def import_bert(
     ]
   else:
     notes.append(
-      f"Without a {TOKENIZER_FILE}, vmsst.load cannot open it; training can start from it with a "
+      "Without a tokenizer, vmsst.load cannot open it; training can start from it with a "
       "vocabulary of the same ids"
     )
   return Imported(
