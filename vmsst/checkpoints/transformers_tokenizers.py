@@ -228,7 +228,8 @@ def _pipeline(
 def _lowercase(made: tokenizers.Tokenizer) -> None:
   """Puts a normalizer that lowercases first, unless there is one."""
   own: Any = made.normalizer
-  steps = [] if own is None else list(own) if isinstance(own, normalizers.Sequence) else [own]
+  is_chain = isinstance(own, normalizers.Sequence)
+  steps = [] if own is None else list(own) if is_chain else [own]
   if not any(isinstance(step, normalizers.Lowercase) for step in steps):
     made.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
