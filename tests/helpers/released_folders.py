@@ -296,6 +296,7 @@ REFUSED = [
   )),
   *(("bert", {_PR: {key: value}}, (_PR, key)) for key, value in (
     ("prompts", {"query": 3}), ("prompts", ["query"]), ("default_prompt_name", "x"),
+    ("default_prompt_name", ["query"]),
     ("truncate_dim", 3), ("model_type", "SparseEncoder"),
   )),
   *(("bert", {_PO: change}, ("1_Pooling", key)) for change, key in (

@@ -141,7 +141,7 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
     listed[index] = kind, name
     is_root = kind == "Transformer" and not name
     is_plain = name not in ("", "..") and pathlib.PurePath(name).name == name
-    if not is_root and (not is_plain or set(name) & {"\\", "\0"}):
+    if not is_root and (not is_plain or len(name) > 99 or set(name) & {"\\", "\0"}):
       raise errors.InputError(
         f"{path}: the path of {kind} is {name!r}, not the name of a folder next to this file"
       )
@@ -210,7 +210,7 @@ def _prompts(
   if not isinstance(found, dict) or not all(isinstance(x, str | None) for x in found.values()):
     raise errors.InputError(f"{path}: 'prompts' is {found!r}, not strings by name")
   prompts = {"query": "", "document": ""} | {key: text or "" for key, text in found.items()}
-  if name is not None and name not in prompts:
+  if name is not None and name not in list(prompts):
     raise errors.InputError(f"{path}: 'default_prompt_name' is {name!r}, but no prompt has it")
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" with every model.
