@@ -80,7 +80,7 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
     kind = _class(folder, settings, config)
     record = hugging_face.read_object(path) if path.is_file() else _of_vocabulary(folder, kind)
     hugging_face_vocabulary.check(path, record)
-    _check_settings(folder / SETTINGS_FILE, settings, record)
+    check_settings(folder / SETTINGS_FILE, settings, record)
     if "added_tokens_decoder" not in settings:
       extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
       settings |= _read_if_present(folder / _SPECIAL_FILE)
@@ -135,8 +135,14 @@ def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
   return _CLASS_OF[config["model_type"]]
 
 
-def _check_settings(path: pathlib.Path, settings: _Record, record: _Record) -> None:
-  """Raises InputError if a setting changes ids in a way that `tokenizer.json` cannot express."""
+def check_settings(path: pathlib.Path, settings: _Record, record: _Record) -> None:
+  """Raises InputError if a setting changes ids in a way that this library cannot express.
+
+  Args:
+    path: The `tokenizer_config.json`.
+    settings: Its content.
+    record: Content of `tokenizer.json`, or nothing.
+  """
   for part, side in (("truncation", "truncation_side"), ("padding", "padding_side")):
     direction = (record.get(part) or {}).get("direction", "right")
     hugging_face.check_choice(path, settings, side, str(direction).lower(), ("right",))
