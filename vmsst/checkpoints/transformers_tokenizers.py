@@ -173,7 +173,9 @@ def _added_tokens(
   if "added_tokens_decoder" in settings:  # It replaces the other files.
     by_id = {int(i): _token(token) for i, token in settings["added_tokens_decoder"].items()}
   else:
-    special = set(map(str, named.values()))
+    listed = settings.get("extra_special_tokens")
+    given = {str(token) for name, token in named.items() if name in _NAMES and name in settings}
+    special = given | {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
     added = _read_if_present(folder / _ADDED_FILE).items()
     by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added}
     for token in record.get("added_tokens") or []:
