@@ -19,7 +19,7 @@ from trials import Reader
 
 import vmsst
 from vmsst.bitext import readers
-from vmsst.checkpoints import encoder_json, t5x
+from vmsst.checkpoints import encoder_json, t5x, transformers_tokenizers
 from vmsst.checkpoints.importers import (
   bert,
   ems,
@@ -266,8 +266,10 @@ def small() -> list[Reader]:
     ),
     Reader(
       "SentencePiece model of XLM-R",
-      {"x.model": xlmr},
-      lambda folder: hugging_face_vocabulary.tokenizer_of_xlmr(folder / "x.model"),
+      {"sentencepiece.bpe.model": xlmr},
+      lambda folder: transformers_tokenizers.build(
+        folder, {"model_type": "xlm-roberta"}, lowercase=False
+      ),
     ),
     Reader("vectors", _vectors(), _read_vectors, json=("vectors.json",)),
     Reader("vectors to resume", _vectors(), _resume_vectors, json=("vectors.json",)),

@@ -29,7 +29,7 @@ from vmsst.checkpoints.importers import bert, mt5, vmsst_release, weight_tables
 from vmsst.files import work_folders
 
 # Increase it if an import of the same files gives another encoder.
-_IMPORT_FORMAT = 1
+_IMPORT_FORMAT = 2
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 _WEIGHTS = ("*.safetensors", hugging_face.INDEX_FILE)
@@ -155,8 +155,7 @@ def _importer(
 ) -> Callable[[pathlib.Path, pathlib.Path], Any]:
   if (snapshot / encoder_json.ENCODER_FILE).is_file():
     return _import_export
-  modules = sentence_transformers_files.read_modules(snapshot)
-  kind = hugging_face.read_config(modules.transformer).get("model_type")
+  kind = sentence_transformers_files.read_config(snapshot).get("model_type")
   if kind not in _IMPORTERS:
     raise errors.InputError(
       f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: "

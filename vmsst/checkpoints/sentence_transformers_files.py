@@ -1,6 +1,7 @@
-"""Reads the files that sentence-transformers adds to a Hugging Face folder.
+"""Reads what the files of a released encoder say, as sentence-transformers understands them.
 
-They list the modules that follow the encoder and give the default prompt and the maximum length.
+They list the modules that follow the encoder, and give its tokenizer, prompts and maximum length.
+What this library cannot express is refused. The weights are read elsewhere.
 """
 
 import dataclasses
@@ -9,40 +10,116 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import tokenizers
+
 from vmsst import errors
-from vmsst.checkpoints import hugging_face
+from vmsst.checkpoints import hugging_face, transformers_tokenizers
 from vmsst.files import input_files
 
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
-# Files that may limit the tokens of a sentence, and the key that does.
-LENGTH_FILES = {
-  "sentence_bert_config.json": "max_seq_length",
-  "tokenizer_config.json": "model_max_length",
+# The options of the encoder are in the first of these files that is not empty.
+_OPTIONS_FILES = tuple(
+  f"sentence_{name}_config.json"
+  for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Options that may have one value, and those that are read or change no vectors.
+_OPTIONS: dict[str, Any] = {
+  "transformer_task": "feature-extraction",
+  "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+  "module_output_name": "token_embeddings",
 }
+_READ_OPTIONS = ("max_seq_length", "do_lower_case", "unpad_inputs")
+# Files with which transformers opens another model or another preprocessing.
+_OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json",
+           "chat_template.jinja")  # fmt: skip
 _E5 = {"query": "query: ", "passage": "passage: "}
+# The prompts of documents, by preference.
+_DOCUMENT = ("document", "passage", "corpus")
 # The name of the pooled vector on its way through the modules.
 _VECTOR = "sentence_embedding"
+_FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Modules:
-  """The modules that sentence-transformers applies in turn.
+class Released:
+  """What the files of a released encoder say.
 
   Attributes:
     transformer: The folder of the encoder.
+    config: Content of its `config.json`.
+    tokenizer: Its tokenizer, or None if there are no files of one.
+    max_length: The most tokens of a text, or None if no file limits them.
     pooling: How token states become a sentence vector: "mean", "cls", or "pooler" if a dense module
       follows [CLS] pooling.
     dense: Name of the dense module's folder, or None.
     normalize: Whether vectors are scaled to length 1.
+    prefix: The text before each sentence, if nothing else is requested.
+    prompts: The texts before those of which a name is requested. "query" and "document" are what
+      `encode_query` and `encode_document` use.
     pools_prompt: Whether the tokens of a prompt are pooled too.
   """
 
   transformer: pathlib.Path
-  pooling: str = "mean"
-  dense: str | None = None
-  normalize: bool = False
-  pools_prompt: bool = True
+  config: Mapping[str, Any]
+  tokenizer: tokenizers.Tokenizer | None
+  max_length: int | None
+  pooling: str
+  dense: str | None
+  normalize: bool
+  prefix: str
+  prompts: Mapping[str, str]
+  pools_prompt: bool
+
+
+def read(folder: pathlib.Path) -> Released:
+  """Returns what the files of a folder say; without a list of modules, the encoder is a mean.
+
+  Raises:
+    InputError: a file is damaged, or this library cannot express a setting; the message names it.
+  """
+  has_modules = (folder / MODULES_FILE).is_file()
+  paths = _chain(folder) if has_modules else {"Transformer": ""}
+  transformer = folder / paths["Transformer"]
+  for name in _OTHERS:
+    if (transformer / name).is_file():
+      raise errors.InputError(f"{transformer / name}: a model with this file cannot be imported")
+  config = hugging_face.read_config(transformer)
+  pooling, pools_prompt = "mean", True
+  if has_modules:
+    pooling, pools_prompt = _pooling(folder / paths["Pooling"])
+  if "Dense" in paths:
+    _check_dense(folder / paths["Dense"], pooling)
+    pooling = "pooler"
+  if "Normalize" in paths and (folder / paths["Normalize"] / hugging_face.CONFIG_FILE).is_file():
+    _check_names(folder / paths["Normalize"])
+  # sentence-transformers reads the other files only if there is a list of modules.
+  options_file, options = _options(transformer) if has_modules else (transformer, {})
+  prefix, prompts = _prompts(folder, config, has_modules)
+  return Released(
+    transformer=transformer,
+    config=config,
+    tokenizer=transformers_tokenizers.build(
+      transformer, config, lowercase=bool(options.get("do_lower_case"))
+    ),
+    max_length=_max_length(transformer, options_file, options),
+    pooling=pooling,
+    dense=paths.get("Dense"),
+    normalize="Normalize" in paths,
+    prefix=prefix,
+    prompts=prompts,
+    pools_prompt=pools_prompt,
+  )
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of the encoder's `config.json`.
+
+  Raises:
+    InputError: it or the list of modules is missing or damaged.
+  """
+  listed = list_modules(folder) if (folder / MODULES_FILE).is_file() else []
+  return hugging_face.read_config(folder / dict(listed).get("Transformer", ""))
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
@@ -53,31 +130,26 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """
   path = folder / MODULES_FILE
   try:
-    # The classes keep their names, but their packages differ between versions.
-    listed = [
-      (str(m["type"]).rsplit(".", 1)[-1], str(m["path"])) for m in input_files.read_json(path)
-    ]
+    listed = [(str(m["type"]), str(m["path"])) for m in input_files.read_json(path)]
   except (KeyError, TypeError):
     raise errors.InputError(f"{path} is not a list of modules with 'type' and 'path'") from None
-  for kind, name in listed:
+  for index, (kind, name) in enumerate(listed):
+    if not kind.startswith("sentence_transformers."):
+      raise errors.InputError(f"{path}: {kind} is code of its own, which is not run")
+    # The classes keep their names, but their packages differ between versions.
+    kind = kind.rsplit(".", 1)[-1]
+    listed[index] = kind, name
     is_root = kind == "Transformer" and not name
     is_plain = name not in ("", "..") and pathlib.PurePath(name).name == name
-    if not is_root and (not is_plain or set(name) & {"\\", "\0"}):
+    if not is_root and (not is_plain or len(name) > 99 or set(name) & {"\\", "\0"}):
       raise errors.InputError(
         f"{path}: the path of {kind} is {name!r}, not the name of a folder next to this file"
       )
   return listed
 
 
-def read_modules(folder: pathlib.Path) -> Modules:
-  """Returns the modules of a folder; without files of sentence-transformers, the mean.
-
-  Raises:
-    InputError: the files are damaged, or this library cannot express the modules.
-  """
-  path = folder / MODULES_FILE
-  if not path.is_file():
-    return Modules(folder)
+def _chain(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the folder's name of each module, if this library can express their chain."""
   listed = list_modules(folder)
   kinds = [kind for kind, _ in listed]
   if kinds not in (
@@ -85,85 +157,66 @@ def read_modules(folder: pathlib.Path) -> Modules:
     for dense in ([], ["Dense"])
     for end in ([], ["Normalize"])
   ):
-    raise errors.InputError(f"{path} lists {', '.join(kinds)}: this chain cannot be imported")
-  paths = dict(listed)
-  config = hugging_face.read_config(folder / paths["Pooling"])
-  pooling = _pooling(folder / paths["Pooling"], config)
-  if "Dense" in paths:
-    if pooling != "cls":
-      raise errors.InputError(
-        f"{folder / paths['Pooling']}: a dense module can be imported after 'cls' pooling only"
-      )
-    pooling = "pooler"
-    _check_dense(folder / paths["Dense"])
-  return Modules(
-    transformer=folder / paths["Transformer"],
-    pooling=pooling,
-    dense=paths.get("Dense"),
-    normalize="Normalize" in paths,
-    pools_prompt=config.get("include_prompt") is not False,
-  )
+    raise errors.InputError(
+      f"{folder / MODULES_FILE} lists {', '.join(kinds)}: this chain cannot be imported"
+    )
+  return dict(listed)
 
 
-def max_length(folder: pathlib.Path, positions: int) -> int:
-  """Returns the most tokens of a sentence: the least limit in a folder's files.
-
-  Args:
-    folder: The folder of the encoder.
-    positions: Tokens that the position table has rows for.
-
-  Raises:
-    InputError: a limit is not a number of at least 1.
-  """
-  limits = [positions]
-  for name, key in LENGTH_FILES.items():
-    path = folder / name
-    record = hugging_face.read_object(path) if path.is_file() else {}
-    value = record.get(key)
-    if value is None:
-      continue
-    # "No limit" is a huge number, possibly a float that has lost its last digits.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
-      raise errors.InputError(f"{path}: {key!r} is {value!r}, not a positive integer")
-    limits.append(int(min(value, positions)))
-  return min(limits)
+def _options(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+  """Returns the file of the encoder's options, and these, which must be known."""
+  for path in (folder / name for name in _OPTIONS_FILES):
+    options = hugging_face.read_object(path) if path.is_file() else {}
+    for key, value in options.items():
+      if key not in _READ_OPTIONS and value not in (None, {}, _OPTIONS.get(key)):
+        raise errors.InputError(
+          f"{path}: {key!r} is {input_files.shown(value)}, which cannot be imported; remove it if "
+          "it changes no vectors"
+        )
+    if options:
+      return path, options
+  return folder, {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompts:
-  """The texts that a model puts before sentences.
+def _max_length(folder: pathlib.Path, path: pathlib.Path, options: Mapping[str, Any]) -> int | None:
+  """Returns the limit in the encoder's options or, without one, that of its tokenizer."""
+  key, value = "max_seq_length", options.get("max_seq_length")
+  if value is None:
+    path = folder / transformers_tokenizers.SETTINGS_FILE
+    settings = transformers_tokenizers.read_settings(folder)
+    key = "model_max_length" if "model_max_length" in settings else "max_len"
+    value = settings.get(key)
+  if value is None:
+    return None
+  # "No limit" is a huge number, possibly a float that has lost its last digits.
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+    raise errors.InputError(f"{path}: {key!r} is {value!r}, not a positive integer")
+  return int(min(value, 1 << 31))
 
-  Attributes:
-    default: Before each sentence, if nothing else is requested.
-    by_name: Before those of which this name is requested.
-  """
 
-  default: str = ""
-  by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-def read_prompts(folder: pathlib.Path, config: Mapping[str, Any]) -> Prompts:
-  """Returns the prompts of a model.
-
-  Args:
-    folder: The folder of sentence-transformers.
-    config: Content of the encoder's `config.json`.
-
-  Raises:
-    InputError: the prompts are not strings, or the default one is missing.
-  """
+def _prompts(
+  folder: pathlib.Path, config: Mapping[str, Any], has_modules: bool
+) -> tuple[str, dict[str, str]]:
+  """Returns the prompt before each sentence, and those by name."""
   path = folder / PROMPTS_FILE
-  record = hugging_face.read_object(path) if path.is_file() else {}
-  name, prompts = record.get("default_prompt_name"), record.get("prompts") or {}
-  if not isinstance(prompts, dict) or not all(isinstance(x, str) for x in prompts.values()):
-    raise errors.InputError(f"{path}: 'prompts' is {prompts!r}, not strings by name")
-  if name is not None:
-    if not isinstance(name, str) or name not in prompts:
-      raise errors.InputError(f"{path}: 'default_prompt_name' is {name!r}, but no prompt has it")
-    return Prompts(prompts[name], prompts)
-  if _is_e5(folder, config):  # whose files do not mention its prompts
-    return Prompts(_E5["query"], _E5 | prompts)
-  return Prompts("", prompts)
+  record = hugging_face.read_object(path) if has_modules and path.is_file() else {}
+  kind = "SentenceTransformer"
+  hugging_face.check_choice(path, record, "model_type", kind, (kind,))
+  hugging_face.check_choice(path, record, "truncate_dim", None, (None,))
+  if not record.keys() & {"prompts", "default_prompt_name"} and _is_e5(folder, config):
+    # Its files do not mention its prompts.
+    return _E5["query"], _E5 | {"document": _E5["passage"]}
+  found, name = record.get("prompts") or {}, record.get("default_prompt_name")
+  if not isinstance(found, dict) or not all(isinstance(x, str | None) for x in found.values()):
+    raise errors.InputError(f"{path}: 'prompts' is {found!r}, not strings by name")
+  prompts = {"query": "", "document": ""} | {key: text or "" for key, text in found.items()}
+  if name is not None and name not in list(prompts):
+    raise errors.InputError(f"{path}: 'default_prompt_name' is {name!r}, but no prompt has it")
+  prefix = "" if name is None else prompts[name]
+  # sentence-transformers saves an empty "document" with every model.
+  documents = (prompts[key] for key in _DOCUMENT if prompts.get(key))
+  prompts["document"] = next(documents, "")
+  return prefix, prompts if any(prompts.values()) else {}
 
 
 def _is_e5(folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
@@ -176,29 +229,36 @@ def _is_e5(folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
   return False
 
 
-def _pooling(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
-  """Returns the one way of pooling in a module's config, which has a name or a flag for each."""
+def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
+  """Returns the way of pooling, which has a name or a flag, and whether prompts are pooled."""
+  config = hugging_face.read_config(folder)
   found = config.get("pooling_mode")
   if found is None:
-    flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-    found = [
-      flags.get(key, key)
-      for key, value in config.items()
-      if key.startswith("pooling_mode_") and value
-    ]
+    flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    found = [_FLAGS.get(key, key) for key in flags] or "mean"
   names = [found] if isinstance(found, str) else found
   if names not in (["mean"], ["cls"]):
     raise errors.InputError(
       f"{folder}: the pooling is {found!r}; only 'mean' or 'cls' can be imported"
     )
-  return str(names[0])
+  return str(names[0]), bool(config.get("include_prompt", True))
 
 
-def _check_dense(folder: pathlib.Path) -> None:
-  config = hugging_face.read_config(folder)
-  hugging_face.check_choice(folder, config, "module_input_name", _VECTOR, (_VECTOR,))
+def _check_dense(folder: pathlib.Path, pooling: str) -> None:
+  if pooling != "cls":
+    raise errors.InputError(f"{folder}: a dense module can be imported after 'cls' pooling only")
+  config = _check_names(folder)
+  hugging_face.check_choice(folder, config, "use_residual", False, (False,))
   activation = config.get("activation_function")
   if str(activation).rsplit(".", 1)[-1] != "Tanh":
     raise errors.InputError(
       f"{folder}: 'activation_function' is {activation!r}; only Tanh can be imported"
     )
+
+
+def _check_names(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the config of a module, which must replace the pooled vector."""
+  config = hugging_face.read_config(folder)
+  for key in ("module_input_name", "module_output_name"):
+    hugging_face.check_choice(folder, config, key, _VECTOR, (_VECTOR, None))
+  return config

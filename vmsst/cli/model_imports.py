@@ -12,7 +12,7 @@ def _import_bert_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     "--prefix",
     metavar="TEXT",
-    help="text before every sentence (default: the model's prompt; 'query: ' for E5)",
+    help="text before every sentence (default: the model's prompt, or 'query: ' for an E5 without)",
   )
   add(
     "--pooling",

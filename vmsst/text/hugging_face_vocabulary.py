@@ -5,10 +5,11 @@ with another id, that id and 0 are swapped, and so are their two rows in an impo
 (`vmsst.checkpoints.importers.bert`).
 """
 
+import base64
 import contextlib
 import dataclasses
 import functools
-import importlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,10 +24,13 @@ from vmsst.text.word_splitting import Languages
 
 TOKENIZER_FILE = "tokenizer.json"
 _PADDING = ("<pad>", "[PAD]")
-# XLM-R: the first pieces of the SentencePiece model, the tokens of the first ids, and the last.
-_SPM_SPECIAL = ["<unk>", "<s>", "</s>"]
-_XLMR_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-_MASK = "<mask>"
+# Keys of the steps in a sequence.
+_SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
+# The most characters that a step makes of one, if its settings do not matter (18: of U+FDFA).
+_GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 2, "BertNormalizer": 3,
+           "ByteLevel": 4}  # fmt: skip
+# Above those of released tokenizers: 1,296 times in 7 steps in ALBERT's.
+_MAX_GROWTH, _MAX_STEPS = 2048, 32
 # Texts of several scripts, which end a prefix in several ways.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
 
@@ -129,7 +133,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def _ids(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of every text, including special tokens before it, without EOS token."""
     loaded = self._loaded
-    with _package_errors(self.path):
+    with package_errors(self.path):
       found = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
     last = None if loaded.eos_id is None else -1
     return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in found]
@@ -141,73 +145,65 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     )
 
 
-def padding_id(path: str, record: Any) -> int:
-  """Returns the padding id of a tokenizer, given the JSON object in its file.
+def padding_id(path: str | os.PathLike[str], tokenizer: tokenizers.Tokenizer) -> int:
+  """Returns the padding id of a tokenizer.
 
   Raises:
     InputError: there is no padding id; the message names `path`.
   """
-  try:
-    found = {token["content"]: token["id"] for token in record["added_tokens"]}
-  except (KeyError, TypeError):
-    raise errors.InputError(f"{path}: no list of added tokens") from None
+  found = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
   for content in _PADDING:
-    if isinstance(found.get(content), int) and found[content] >= 0:
+    if content in found:
       return int(found[content])
-  raise errors.InputError(f"{path}: the added tokens contain neither '<pad>' nor '[PAD]'")
+  raise errors.InputError(
+    f"{os.fspath(path)}: the added tokens contain neither '<pad>' nor '[PAD]'"
+  )
 
 
-def tokenizer_of_xlmr(path: str | os.PathLike[str]) -> bytes:
-  """Returns the `tokenizer.json` that gives XLM-R's ids for its SentencePiece model.
+def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+  """Raises InputError if a tokenizer can exhaust the memory, or if its ids are random.
 
-  XLM-R's ids differ from the model's: <s>, <pad>, </s> and <unk> come first, then the model's
-  pieces without its first three, then <mask>.
-
-  Raises:
-    InputError: the file is not a unigram SentencePiece model with those three pieces, or the
-      package `tokenizers` is not installed.
+  Args:
+    path: Its file, for the message.
+    record: The JSON object in it.
   """
-  # It creates its classes at run time.
-  proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-  model = proto.ModelProto()
-  content = input_files.read_bytes(path)
-  try:
-    model.ParseFromString(content)
-  except Exception as error:  # protobuf's own, whose module depends on its version
-    raise errors.InputError(f"{path}: not a SentencePiece model: {error}") from None
-  first = [piece.piece for piece in model.pieces[:3]]
-  if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM or first != _SPM_SPECIAL:
-    raise errors.InputError(
-      f"{path}: not a unigram SentencePiece model that starts with {', '.join(_SPM_SPECIAL)}, as "
-      "that of XLM-R"
-    )
-  with _package_errors(path):
-    return _unigram_of_xlmr(tokenizers, model)
+  if record["model"].get("dropout"):
+    raise errors.InputError(f"{os.fspath(path)}: 'dropout' makes ids random; set it to null")
+  for keys in (("normalizer", "pre_tokenizer"), ("post_processor",), ("decoder",)):
+    chain = [step for key in keys for step in steps(record.get(key))]
+    growth = math.prod(map(_growth, chain))
+    if growth > _MAX_GROWTH or len(chain) > _MAX_STEPS:
+      raise errors.InputError(
+        f"{os.fspath(path)}: {' and '.join(keys)} can make a text {growth:.3g} times as long, in "
+        f"{len(chain)} steps; the most are {_MAX_GROWTH} times and {_MAX_STEPS} steps"
+      )
 
 
-def _unigram_of_xlmr(tokenizers: Any, model: Any) -> bytes:
-  """Returns the `tokenizer.json` for a parsed SentencePiece model."""
-  pieces = [(token, 0.0) for token in _XLMR_SPECIAL]
-  pieces += [(piece.piece, piece.score) for piece in model.pieces[3:]]
-  pieces.append((_MASK, 0.0))
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, _XLMR_SPECIAL.index("<unk>")))
-  tokenizer.normalizer = tokenizers.normalizers.Precompiled(
-    model.normalizer_spec.precompiled_charsmap
-  )
-  metaspace = {"replacement": "\u2581", "prepend_scheme": "always"}
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-    [
-      tokenizers.pre_tokenizers.WhitespaceSplit(),
-      tokenizers.pre_tokenizers.Metaspace(**metaspace),
-    ]
-  )
-  tokenizer.decoder = tokenizers.decoders.Metaspace(**metaspace)
-  tokenizer.add_special_tokens(list(_XLMR_SPECIAL))
-  tokenizer.add_special_tokens([tokenizers.AddedToken(_MASK, lstrip=True)])
-  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-    single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-  )
-  return str(tokenizer.to_str()).encode()
+def steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+  """Returns the steps of a part of `tokenizer.json`, without the sequences that join them."""
+  if part is None:
+    return []
+  inner = [part[key] for key in _SEQUENCES if key in part]
+  return [step for own in inner[0] for step in steps(own)] if inner else [part]
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+  """Returns a bound on the characters, or ids, that a step makes of one."""
+  kind = part.get("type")
+  if kind == "Replace":
+    literal, content = len(part["pattern"].get("String", "")), len(part["content"])
+    return max(1, content / literal) if literal else 1 + content
+  if kind == "Prepend":
+    return 1 + len(part["prepend"])
+  if kind == "Precompiled":
+    charsmap = base64.b64decode(part["precompiled_charsmap"])
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+    return max(1, *(len(text.decode(errors="replace")) for text in texts))
+  if kind == "TemplateProcessing":
+    ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
+    own = [x.get("SpecialToken") for x in part["single"]]  # None for the text
+    return sum(1 if x is None else ids[x["id"]] for x in own)
+  return _GROWTH.get(str(kind), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,8 +228,9 @@ class _Loaded:
 @functools.lru_cache(maxsize=4)
 def _parse(path: str, content: bytes) -> _Loaded:
   """Returns the tokenizer in a file; a large one takes about a second."""
-  with _package_errors(path):
+  with package_errors(path):
     record = input_files.parse_json(content, path)
+    check(path, record)
     tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -241,7 +238,7 @@ def _parse(path: str, content: bytes) -> _Loaded:
     tokenizer.encode("a \uffff")
   if not vocabulary:
     raise errors.InputError(f"{path}: empty vocabulary")
-  own = padding_id(path, record)
+  own = padding_id(path, tokenizer)
   swapped = {padding.PAD_ID: own, own: padding.PAD_ID}
   own_start, own_eos = _around(path, tokenizer)
   eos, unknown = (
@@ -265,10 +262,12 @@ def _parse(path: str, content: bytes) -> _Loaded:
 
 
 @contextlib.contextmanager
-def _package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
   """Turns exceptions and Rust panics of the package into InputError."""
   try:
     yield
+  except errors.InputError:
+    raise
   except BaseException as error:
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
       raise

@@ -89,7 +89,7 @@ def test_a_name_is_downloaded_and_imported_once_and_then_needs_no_network(hub, e
   assert path == f"{NAME}@{commit}"
   np.testing.assert_array_equal(np.float32(found), vectors)
   assert not [path for _, path in hub.requests if "onnx/" in path]
-  made = tmp_path / "hf" / "vmsst" / "1" / NAME.replace("/", "--") / commit
+  made = tmp_path / "hf" / "vmsst" / "2" / NAME.replace("/", "--") / commit
   before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
   asked = len(hub.requests)
   offline = load(hub, tmp_path, NAME, f"{NAME}@{commit}", path, HF_HUB_OFFLINE="1")

@@ -5,11 +5,12 @@ import json
 
 import numpy as np
 import pytest
+import released_folders
 
 from vmsst import errors
 from vmsst.arrays import padding
 from vmsst.checkpoints.importers import bert
-from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary, tokenizer_of_xlmr
+from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
 
 MARKS = {
   "bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
@@ -109,54 +110,12 @@ def test_tensorflow_gives_the_same_ids(tokenizer_files):
   assert wrapped.encode_rows(tf.constant(TEXTS)).to_list() == vocabulary.tokenize(TEXTS)
 
 
-@pytest.fixture(scope="module")
-def spm_file(tmp_path_factory):
-  """A SentencePiece model with the special tokens of XLM-R."""
-  import sentencepiece
-
-  path = tmp_path_factory.mktemp("spm") / "sentencepiece.bpe.model"
-  sentences = ["Hello, world! How are you today?", "Wie geht es dir heute, Welt?"] * 20
-  with open(path, "wb") as stream:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(sentences), model_writer=stream, vocab_size=60, minloglevel=2,
-      hard_vocab_limit=False,
-    )  # fmt: skip
-  return path
-
-
-def test_xlmr_s_sentencepiece_model_gives_its_ids(spm_file, tmp_path):
-  pytest.importorskip("tokenizers")
-  import sentencepiece
-
-  path = tmp_path / "tokenizer.json"
-  path.write_bytes(tokenizer_of_xlmr(spm_file))
-  vocabulary = HuggingFaceVocabulary(str(path))
-  processor = sentencepiece.SentencePieceProcessor(model_file=str(spm_file))
-  assert vocabulary.size == processor.get_piece_size() + 2
-  assert (vocabulary.padding_id, vocabulary.eos_id, vocabulary.unk_id) == (1, 2, 3)
-  texts = ["Hello,  world!", "Ｗｅｌｔ heute ☃", ""]
-  # XLM-R: <s> is 0, </s> 2, <unk> 3; all other pieces are at their model id + 1.
-  expected = [[0, *(x + 1 if x else 3 for x in processor.encode(text)), 2] for text in texts]
-  swapped = [bert.swap_padding(np.array(ids), 1).tolist() for ids in expected]
-  assert vocabulary.encode(texts, 99) == swapped
-
-
-def test_another_sentencepiece_model_is_refused(spm_file, tmp_path):
-  pytest.importorskip("tokenizers")
-  (tmp_path / "broken").write_bytes(b"\xff" * 20)
-  with pytest.raises(errors.InputError, match="broken"):
-    tokenizer_of_xlmr(tmp_path / "broken")
-  (tmp_path / "empty").touch()
-  with pytest.raises(errors.InputError, match="<unk>, <s>, </s>"):
-    tokenizer_of_xlmr(tmp_path / "empty")
-
-
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
     ({"added_tokens": []}, "neither '<pad>' nor"),
     ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
-    (None, "not a Hugging Face tokenizer"),
+    (None, "not JSON"),
   ],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
@@ -177,3 +136,87 @@ def test_a_changed_file_is_read_again(tokenizer_files, tmp_path):
     path.write_bytes(tokenizer_files[kind].read_bytes())
     sizes.add(dataclasses.replace(HuggingFaceVocabulary(str(path)), prefix="x").size)
   assert len(sizes) == 2
+
+
+_CHARS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 250_000}
+_LAM = {"type": "Replace", "pattern": {"String": "\u0644"}, "content": "\ufdfa"}  # NFKC: 18 letters
+_BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+_CHARSMAP = "AAAAAAAA" + "eHh4" * 999  # no tree, and one text
+_SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+_TWICE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+          "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}  # fmt: skip
+_MARK = {"[CLS]": {"id": "[CLS]", "ids": [2] * 3000, "tokens": ["[CLS]"] * 3000}}
+
+
+def _chain(kind, steps):
+  return {"type": "Sequence", kind: steps}
+
+
+@pytest.mark.parametrize(
+  ("changes", "key"),
+  [
+    ({"normalizer": _chain("normalizers", [_CHARS] * 4)}, "normalizer"),
+    ({"normalizer": _chain("normalizers", [_chain("normalizers", [_CHARS])])}, "normalizer"),
+    ({"normalizer": _chain("normalizers", [{**_SPACES, "content": "xxx"}] * 9)}, "normalizer"),
+    ({"normalizer": _chain("normalizers", [{"type": "Prepend", "prepend": "xx"}] * 9)}, "normal"),
+    ({"normalizer": _chain("normalizers", [{"type": "ByteLevel"}] * 9)}, "normalizer"),
+    ({"normalizer": _chain("normalizers", [{"type": "Nmt"}] * 99)}, "100 steps"),
+    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": _CHARSMAP}}, "normalizer"),
+    ({"pre_tokenizer": _chain("pretokenizers", [_BYTES] * 30)}, "pre_tokenizer"),
+    ({"post_processor": _chain("processors", [_TWICE] * 15)}, "post_processor"),
+    ({"post_processor": {**_TWICE, "special_tokens": _MARK, "single": [
+      {"SpecialToken": {"id": "[CLS]", "type_id": 0}}]}}, "post_processor"),
+    ({"normalizer": _chain("normalizers", [_LAM, {"type": "NFKC"}] * 9)}, "normalizer"),
+    ({"decoder": _chain("decoders", [_CHARS])}, "decoder"),
+    ({"model": {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}}, "dropout"),
+  ],
+)  # fmt: skip
+def test_a_file_that_could_exhaust_the_memory_is_refused(tokenizer_files, tmp_path, changes, key):
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | changes))
+  with pytest.raises(errors.InputError, match=key):
+    HuggingFaceVocabulary(str(path)).encode(["a" * 9], 5)
+
+
+_PREPEND = {"type": "Prepend", "prepend": "▁"}
+_LITERAL = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_QUOTES = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
+
+
+@pytest.mark.parametrize(
+  "steps",
+  [
+    [_PREPEND, _LITERAL],  # Llama
+    [_LITERAL],  # Gemma
+    [{"type": "NFC"}],  # Qwen and ModernBERT
+    [{"type": "Nmt"}, {"type": "NFKC"}, _SPACES],  # mT5
+    # ALBERT
+    [
+      _QUOTES,
+      _QUOTES,
+      {"type": "NFKD"},
+      {"type": "StripAccents"},
+      {"type": "Lowercase"},
+      {"type": "Precompiled", "precompiled_charsmap": None},
+      _SPACES,
+    ],
+    [{"type": "Strip", "strip_left": True, "strip_right": True}, _SPACES, _PREPEND],
+  ],
+)
+def test_normalizers_of_released_tokenizers_are_accepted(tokenizer_files, tmp_path, steps):
+  path = tmp_path / "tokenizer.json"
+  for step in steps:
+    if "precompiled_charsmap" in step:
+      step |= released_folders.tokenizer("xlmr")["normalizer"]
+  record = json.loads(tokenizer_files["xlmr"].read_text())
+  path.write_text(json.dumps(record | {"normalizer": _chain("normalizers", steps)}))
+  assert HuggingFaceVocabulary(str(path)).encode(["a"], 9)
+
+
+def test_a_pattern_that_backtracks_without_end_is_refused(tokenizer_files, tmp_path):
+  path = tmp_path / "tokenizer.json"
+  split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+  record = json.loads(tokenizer_files["bert"].read_text()) | {"pre_tokenizer": split}
+  path.write_text(json.dumps(record))
+  with pytest.raises(errors.InputError, match="retry-limit"):
+    HuggingFaceVocabulary(str(path)).encode(["a" * 40 + "b"], 9)

@@ -12,7 +12,6 @@ two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids o
 import dataclasses
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,12 +27,10 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import input_files, storage, work_folders
+from vmsst.files import storage, work_folders
 from vmsst.text import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
-XLMR_FILE = "sentencepiece.bpe.model"
-VOCABULARY_FILES = (TOKENIZER_FILE, XLMR_FILE, "vocab.txt")
 POOLINGS = ("mean", "cls", "pooler")
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "swish", "swish": "swish"}
 
@@ -137,11 +134,10 @@ def import_bert(
       pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
       becomes the pooler and replaces the encoder's own. One in an object store is copied to this
       machine.
-    output: Folder to make, local or in an object store. It gets `checkpoint_0` and the tokenizer's
-      files. If there is a `tokenizer.json`, or XLM-R's SentencePiece model to make one from, it
-      gets `encoder.json` too.
-    prefix: Text before every sentence. None: the folder's default prompt; without one, "query: " if
-      the folder's name or config calls it an E5, and nothing otherwise.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
+      has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files.
+    prefix: Text before every sentence. None: the folder's default prompt; if its files do not
+      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
     pooling: How token states become a sentence vector: "mean" of all, "cls" for the first, "pooler"
       for the tanh layer on top of the first. None: as sentence-transformers' files say, or "mean".
 
@@ -161,42 +157,45 @@ def import_bert(
       raise errors.InputError(
         f"{local} is a vmsst encoder, which needs no import; open it with vmsst.load"
       )
-    modules = sentence_transformers_files.read_modules(local)
-    source = modules.transformer
-    path, config = source / hugging_face.CONFIG_FILE, hugging_face.read_config(source)
-    sizes, padding_id = _sizes(path, config), _padding_id(source, config)
+    released = sentence_transformers_files.read(local)
+    source = released.transformer
+    path, tokenizer = source / hugging_face.CONFIG_FILE, released.tokenizer
+    sizes = _sizes(path, released.config)
+    padding_id = _padding_id(path, released)
     if padding_id >= sizes["vocab_size"]:
       raise errors.InputError(
         f"{source}: the padding id is {padding_id}, outside the table of {sizes['vocab_size']} rows"
       )
-    prompts = sentence_transformers_files.read_prompts(local, config)
+    prompts = released.prompts
+    if not released.pools_prompt:
+      if prefix or (prefix is None and (released.prefix or prompts)):
+        raise errors.InputError(
+          f"{local}: pooling without prompts ('include_prompt') is not supported; pass an empty "
+          "prefix"
+        )
+      prompts = {}
     if prefix is None:
-      prefix = prompts.default
-    if prefix and not modules.pools_prompt:
-      raise errors.InputError(
-        f"{local} leaves prompts out of the mean, which is not supported; pass an empty prefix"
-      )
+      prefix = released.prefix
     stored = hugging_face.open_tensors(source)
-    if modules.dense is not None:
-      opened = hugging_face.open_tensors(local / modules.dense)
-      stored |= {f"{modules.dense}/{name}": tensor for name, tensor in opened.items()}
-    found = _match(source, stored, sizes, modules.dense)
-    pooling = modules.pooling if pooling is None else pooling
+    if released.dense is not None:
+      opened = hugging_face.open_tensors(local / released.dense)
+      stored |= {f"{released.dense}/{name}": tensor for name, tensor in opened.items()}
+    found = _match(source, stored, sizes, released.dense)
+    pooling = released.pooling if pooling is None else pooling
     if pooling not in POOLINGS:
       raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
     has_pooler = any(name.startswith("pooler/") for row in found for name in row.targets)
     if pooling == "pooler" and not has_pooler:
       raise errors.InputError(f"pooling is 'pooler', but {local} has none")
-    max_length = sentence_transformers_files.max_length(
-      source, sizes["max_positions"] - sizes["position_offset"]
-    )
+    positions = sizes["max_positions"] - sizes["position_offset"]
+    max_length = min(positions, released.max_length or positions)
     with work_folders.atomic_folder(target) as partial:
       params = weight_tables.to_parameters(found, stored)
       table = params[weight_tables.TOKEN_TABLE]
       table[[0, padding_id]] = table[[padding_id, 0]]
       weight_tables.write_checkpoint(partial, params)
-      has_tokenizer = _copy_vocabulary(source, partial)
-      if has_tokenizer:
+      if tokenizer is not None:
+        tokenizer.save(str(partial / TOKENIZER_FILE), pretty=False)
         encoder_json.save_imported_encoder(
           partial,
           network={
@@ -206,10 +205,10 @@ def import_bert(
             "latent_dim": sizes["emb_dim"],
             "head": False,
             "pooling": pooling,
-            "normalize": modules.normalize,
+            "normalize": released.normalize,
           },
           vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(
-            str(partial / TOKENIZER_FILE), prefix, prompts.by_name if modules.pools_prompt else {}
+            str(partial / TOKENIZER_FILE), prefix, prompts
           ),
           max_length=max_length,
         )
@@ -219,38 +218,27 @@ def import_bert(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
       "table are swapped, and so are the ids of texts"
     )
-  if has_tokenizer:
+  if tokenizer is not None:
     notes += [
-      f"Sentence vectors: pooling {pooling!r}, normalize {modules.normalize}, prefix {prefix!r}, "
+      f"Sentence vectors: pooling {pooling!r}, normalize {released.normalize}, prefix {prefix!r}, "
       f"at most {max_length} tokens",
       f"vmsst.load({str(target)!r}) opens the encoder",
     ]
   else:
     notes.append(
-      f"Without a {TOKENIZER_FILE}, vmsst.load cannot open it; training can start from it with a "
+      "Without a tokenizer, vmsst.load cannot open it; training can start from it with a "
       "vocabulary of the same ids"
     )
   return Imported(
     checkpoint=target / weight_tables.CHECKPOINT,
     sizes=sizes,
     rows=tuple(found),
-    vocabulary=target / TOKENIZER_FILE if has_tokenizer else None,
+    vocabulary=target / TOKENIZER_FILE if tokenizer is not None else None,
     notes=tuple(notes),
     padding_id=padding_id,
     prefix=prefix,
     max_length=max_length,
   )
-
-
-def _copy_vocabulary(source: pathlib.Path, target: pathlib.Path) -> bool:
-  """Copies the tokenizer's files; returns whether there is a `tokenizer.json` among them."""
-  present = [name for name in VOCABULARY_FILES if (source / name).is_file()]
-  for name in present:
-    shutil.copyfile(source / name, target / name)
-  if TOKENIZER_FILE not in present and XLMR_FILE in present:
-    made = hugging_face_vocabulary.tokenizer_of_xlmr(source / XLMR_FILE)
-    (target / TOKENIZER_FILE).write_bytes(made)
-  return (target / TOKENIZER_FILE).is_file()
 
 
 def _match(
@@ -287,7 +275,7 @@ def _match(
   return [dataclasses.replace(row, source=source_of[row.source]) for row in used] + unused
 
 
-def _sizes(path: pathlib.Path, config: dict[str, Any]) -> dict[str, Any]:
+def _sizes(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns attributes of a BertConfig."""
 
   def number(key: str) -> int:
@@ -326,7 +314,7 @@ def _sizes(path: pathlib.Path, config: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def _config_padding_id(path: pathlib.Path, config: dict[str, Any]) -> int:
+def _config_padding_id(path: pathlib.Path, config: Mapping[str, Any]) -> int:
   default = 1 if config["model_type"] == "xlm-roberta" else 0
   value = config.get("pad_token_id", default)
   if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -334,14 +322,13 @@ def _config_padding_id(path: pathlib.Path, config: dict[str, Any]) -> int:
   return value
 
 
-def _padding_id(folder: pathlib.Path, config: dict[str, Any]) -> int:
+def _padding_id(path: pathlib.Path, released: sentence_transformers_files.Released) -> int:
   """Returns the id that the tokenizer pads with.
 
   The model's config may have another: a small E5 is a BERT, id 0, with the tokenizer of XLM-R.
   """
-  path = folder / TOKENIZER_FILE
-  if path.is_file():
-    return hugging_face_vocabulary.padding_id(str(path), input_files.read_json(path))
-  if (folder / XLMR_FILE).is_file() or str(config.get("tokenizer_class")).startswith("XLMRoberta"):
+  if released.tokenizer is not None:
+    return hugging_face_vocabulary.padding_id(path.parent / TOKENIZER_FILE, released.tokenizer)
+  if str(released.config.get("tokenizer_class")).startswith("XLMRoberta"):
     return 1
-  return _config_padding_id(folder / hugging_face.CONFIG_FILE, config)
+  return _config_padding_id(path, released.config)

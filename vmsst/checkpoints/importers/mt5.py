@@ -27,6 +27,7 @@ from vmsst.checkpoints import (
   t5x,
   t5x_legacy,
   tensors,
+  transformers_tokenizers,
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
@@ -314,6 +315,10 @@ def _open_hugging_face(folder: pathlib.Path) -> _Source:
     if name in found
   ]
   vocabulary = folder / VOCABULARY_FILE
+  settings = transformers_tokenizers.read_settings(folder)
+  transformers_tokenizers.check_settings(
+    folder / transformers_tokenizers.SETTINGS_FILE, settings, {}
+  )
   return _Source(found, expected, sizes, vocabulary if vocabulary.is_file() else None)
 
 

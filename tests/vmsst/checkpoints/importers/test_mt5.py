@@ -257,6 +257,13 @@ def test_with_its_vocabulary_the_encoder_can_be_loaded(tmp_path, capsys):
   assert not (tmp_path / "b").exists()
 
 
+def test_a_setting_of_the_tokenizer_that_cannot_be_expressed_is_refused(tmp_path):
+  folder = with_vocabulary(tmp_path / "hf")
+  (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+  with pytest.raises(errors.InputError, match=r"tokenizer_config\.json: 'truncation_side'"):
+    mt5.import_mt5(folder, tmp_path / "out")
+
+
 def test_its_vectors_are_the_means_of_the_states_in_transformers(tmp_path):
   torch = pytest.importorskip("torch")
   transformers = pytest.importorskip("transformers")

@@ -1,0 +1,318 @@
+"""Tiny released encoders, and variations of their files that change token ids or vectors."""
+
+import copy
+import io
+import json
+
+import numpy as np
+import tokenizers
+from safetensors.numpy import save_file
+
+from vmsst.checkpoints.importers import bert
+
+WORDS = [
+  "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "museum", "Museum", "is", "open",
+  "OPEN", "cafe", "Café", "café", "red", "apple", "ent", "ENT", "##s", "世", "界", "世界", "i",
+  "\u0307", "query", ":", "passage", "document",
+]  # fmt: skip
+TEXTS = [
+  "The Museum is OPEN",
+  "Café café cafe ENT ent xENTx ENTs",
+  "世界 İ [SEP] </s> <mask> [MASK] <s>",
+  "  red \t apple  ",
+  "the museum is open red apple cafe ent " * 4,
+  "",
+]
+SIZES = {
+  "vocab_size": 120, "emb_dim": 16, "num_heads": 2, "mlp_dim": 24, "num_layers": 2,
+  "max_positions": 42, "num_token_types": 2,
+}  # fmt: skip
+_MARKS = ("[CLS]", 2), ("[SEP]", 3)
+POSITIONS = 40
+_KIND = "sentence_transformers.models."
+
+
+def special(content, **changes):
+  """Returns an entry of `added_tokens_decoder`."""
+  entry = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+  return entry | {"content": content, "special": False} | changes
+
+
+def token(index, content, **changes):
+  """Returns an entry of `added_tokens` in `tokenizer.json`."""
+  return special(content, **changes) | {"id": index}
+
+
+def tokenizer(kind):
+  """Returns the `tokenizer.json` of a BERT or an XLM-R."""
+  return _xlmr_tokenizer(sentencepiece_model()) if kind == "xlmr" else _bert_tokenizer()
+
+
+def _bert_tokenizer():
+  made = tokenizers.Tokenizer(
+    tokenizers.models.WordPiece({x: i for i, x in enumerate(WORDS)}, unk_token="[UNK]")
+  )
+  made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+  made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  made.decoder = tokenizers.decoders.WordPiece()
+  made.add_special_tokens(WORDS[:5])
+  made.post_processor = tokenizers.processors.TemplateProcessing(
+    single="[CLS] $A [SEP]", special_tokens=_MARKS
+  )
+  return json.loads(made.to_str())
+
+
+def sentencepiece_model():
+  """Returns a SentencePiece model like that of XLM-R."""
+  import sentencepiece
+
+  stream = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXTS[:4] * 9), model_writer=stream, vocab_size=60, minloglevel=2,
+    hard_vocab_limit=False,
+  )  # fmt: skip
+  return stream.getvalue()
+
+
+def _xlmr_tokenizer(model):
+  from sentencepiece import sentencepiece_model_pb2
+
+  proto = sentencepiece_model_pb2.ModelProto()
+  proto.ParseFromString(model)
+  marks = ["<s>", "<pad>", "</s>", "<unk>"]
+  pieces = [(mark, 0.0) for mark in marks]
+  pieces += [(x.piece, x.score) for x in proto.pieces[3:]] + [("<mask>", 0.0)]
+  made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 3, False))
+  made.normalizer = tokenizers.normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
+  made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+  made.decoder = tokenizers.decoders.Metaspace()
+  made.add_special_tokens([*marks, tokenizers.AddedToken("<mask>", lstrip=True)])
+  made.post_processor = tokenizers.processors.TemplateProcessing(
+    single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+  )
+  return json.loads(made.to_str())
+
+
+def _files(kind):
+  model = sentencepiece_model() if kind == "xlmr" else b""
+  config = {
+    "model_type": "xlm-roberta" if kind == "xlmr" else "bert",
+    "vocab_size": SIZES["vocab_size"],
+    "hidden_size": SIZES["emb_dim"],
+    "num_attention_heads": SIZES["num_heads"],
+    "num_hidden_layers": SIZES["num_layers"],
+    "intermediate_size": SIZES["mlp_dim"],
+    "max_position_embeddings": SIZES["max_positions"],
+    "type_vocab_size": SIZES["num_token_types"],
+    "pad_token_id": 1 if kind == "xlmr" else 0,
+  }
+  classes = {
+    "bert": "BertTokenizer",
+    "xlmr": "XLMRobertaTokenizerFast",
+    "plain": "TokenizersBackend",
+  }
+  return {
+    "config.json": config,
+    "modules.json": [
+      {"idx": 0, "name": "0", "path": "", "type": f"{_KIND}Transformer"},
+      {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{_KIND}Pooling"},
+    ],
+    "1_Pooling/config.json": {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True},
+    "tokenizer.json": _xlmr_tokenizer(model) if kind == "xlmr" else _bert_tokenizer(),
+    "tokenizer_config.json": {
+      "tokenizer_class": classes[kind],
+      **({"model_max_length": 40} if kind == "xlmr" else {"pad_token": "[PAD]"}),
+    },
+    "config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": None},
+    **({"sentencepiece.bpe.model": model} if kind == "xlmr" else {"vocab.txt": "\n".join(WORDS)}),
+  }
+
+
+def write(folder, kind, changes):
+  """Writes an encoder; returns its folder.
+
+  Args:
+    folder: Folder to make.
+    kind: "bert" or "xlmr", by the class of the tokenizer, or "plain" for that of `tokenizer.json`.
+    changes: By file: keys to replace (with the value None in Python, to remove), a whole content
+      that is not an object, or None to leave the file out.
+  """
+  files = copy.deepcopy(_files(kind))
+  for name, change in changes.items():
+    if isinstance(change, dict):
+      change = {key: x for key, x in (files.get(name, {}) | change).items() if x is not REMOVED}
+    files[name] = change
+  for name, content in files.items():
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+      path.write_bytes(content)
+    elif content is not None:
+      path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+  rng, weights = np.random.default_rng(0), {}
+  sizes = {**SIZES, "vocab_size": files["config.json"]["vocab_size"]}
+  for row in bert.rows(sizes, pooler=False):
+    center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
+    weights[row.source] = rng.normal(center, 0.4, row.shape).astype(np.float32)
+  save_file(weights, folder / "model.safetensors")
+  return folder
+
+
+REMOVED = object()
+_ENT = special("ENT")
+_TC, _SM, _AT, _TJ = (
+  "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json",
+)  # fmt: skip
+_SB, _PR, _PO, _MO = (
+  "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+  "modules.json",
+)  # fmt: skip
+_E5 = {"query": "query: ", "passage": "passage: "}
+
+# Each: the kind of tokenizer and the changed files. The vectors are those of sentence-transformers.
+HONORED = [
+  ("bert", {}),
+  ("xlmr", {}),
+  ("plain", {}),
+  ("bert", {_TC: None}),
+  ("bert", {_TJ: None}),
+  ("xlmr", {_TJ: None}),
+  ("bert", {_TC: {"tokenizer_class": REMOVED}}),
+  ("bert", {_TC: None, "config.json": {"tokenizer_class": "BertTokenizer"}}),
+  ("bert", {_TC: {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}}),
+  *(("bert", {_TC: {key: value}}) for key, value in (
+    ("do_lower_case", False), ("strip_accents", False), ("strip_accents", True),
+    ("tokenize_chinese_chars", False), ("unk_token", "red"), ("cls_token", "apple"),
+    ("sep_token", "new"), ("mask_token", None), ("model_max_length", 9), ("max_len", 9),
+    ("model_max_length", 1e30), ("additional_special_tokens", ["ENT"]),
+    ("extra_special_tokens", ["ENT"]),
+    ("extra_special_tokens", {"image_token": "ENT"}), ("image_token", "ENT"),
+    ("clean_up_tokenization_spaces", True), ("do_basic_tokenize", False), ("never_split", ["ENT"]),
+    ("add_prefix_space", True), ("add_bos_token", True), ("add_eos_token", False),
+    ("model_input_names", ["input_ids", "attention_mask"]), ("legacy", True),
+    ("mask_token", {"__type": "AddedToken", **special("[MASK]", lstrip=True, special=True)}),
+  )),
+  ("bert", {_TC: {"do_lower_case": False, "strip_accents": True}}),
+  *(("bert", {_TC: {"do_lower_case": False, "added_tokens_decoder": tokens}}) for tokens in (
+    {}, {"29": _ENT}, {"40": _ENT}, {"18": _ENT}, {"29": _ENT | {"single_word": True}},
+    {"29": _ENT | {"normalized": True}}, {"29": _ENT | {"rstrip": True, "lstrip": True}},
+    {"4": special("[MASK]", special=True), "29": special("museum is", normalized=True)},
+  )),
+  ("bert", {_TC: {"added_tokens_decoder": {"29": _ENT | {"normalized": True}}}}),
+  ("bert", {_TJ: {"added_tokens": [token(0, "[PAD]"), token(29, "ENT")]}}),
+  ("bert", {_TJ: {"added_tokens": [token(29, "ENT")]}, _TC: {"added_tokens_decoder": {}}}),
+  ("bert", {_AT: {"ENT": 29}}),
+  ("bert", {_AT: {"ENT": 29}, _TC: {"do_lower_case": False}}),
+  ("bert", {_AT: {"ENTs": 30, "xENT": 29}, _TC: {"do_lower_case": False}}),
+  ("bert", {_AT: {"ENT": 29}, _TC: {"added_tokens_decoder": {}}}),
+  ("bert", {_AT: {"ENT": 29}, _TC: {"extra_special_tokens": {"image_token": "ENT"}}}),
+  ("bert", {_AT: {"ENT": 29}, _TC: {"extra_special_tokens": ["ENT"]}}),
+  ("bert", {_AT: {"ENT": 29}, _TC: {"additional_special_tokens": ["ENT"]}}),
+  ("bert", {_AT: {"ENT": 29}, _SM: {"additional_special_tokens": ["ENT"]}}),
+  ("bert", {_AT: {"ENT": 29}, _SM: {"mask_token": "ENT"}}),
+  ("bert", {_SM: {"additional_special_tokens": ["ENT"]}}),
+  ("bert", {_SM: {"additional_special_tokens": ["red apple"]},
+            _TC: {"additional_special_tokens": ["ENT"]}}),
+  ("bert", {_SM: {"cls_token": "apple", "sep_token": {**special("red")}}}),
+  ("bert", {_SM: {"cls_token": "apple"}, _TC: {"added_tokens_decoder": {}}}),
+  ("bert", {_TJ: {"normalizer": None, "pre_tokenizer": {"type": "Whitespace"}}}),
+  ("plain", {_TJ: {"normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}}}),
+  ("plain", {_TJ: {"added_tokens": [token(0, "[PAD]"), token(29, "ENT")]}}),
+  ("plain", {_TC: {"added_tokens_decoder": {"29": _ENT}}}),
+  ("plain", {_TC: {"added_tokens_decoder": {"4": special("[MASK]", lstrip=True, special=True)}}}),
+  ("plain", {_TC: {"extra_special_tokens": ["ENT"], "eos_token": "</s>", "bos_token": "<s>"}}),
+  ("plain", {_TC: {"do_lower_case": False, "strip_accents": False}}),
+  ("plain", {_AT: {"ENT": 29}}),
+  *(("xlmr", {_TC: {key: value}}) for key, value in (
+    ("do_lower_case", True), ("add_prefix_space", False), ("bos_token", "</s>"),
+    ("mask_token", {"__type": "AddedToken", **special("<mask>", lstrip=True, special=True)}),
+    ("additional_special_tokens", ["museum"]), ("added_tokens_decoder", {"100": special("museum")}),
+  )),
+  ("xlmr", {_TJ: {"normalizer": {"type": "Lowercase"}}}),
+  ("xlmr", {_AT: {"museum": 100}}),
+  *(("bert", {name: {"max_seq_length": 8}, _TC: {"model_max_length": 20}}) for name in (
+    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+    "sentence_camembert_config.json", "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json", "sentence_xlnet_config.json",
+  )),
+  ("bert", {_SB: {"max_seq_length": 20}, _TC: {"model_max_length": 8}}),
+  ("bert", {_SB: {"max_seq_length": None}, _TC: {"model_max_length": 8}}),
+  ("bert", {_SB: {}, "sentence_roberta_config.json": {"max_seq_length": 8}}),
+  ("bert", {_SB: {"max_seq_length": 20}, "sentence_roberta_config.json": {"max_seq_length": 8}}),
+  ("bert", {_SB: {"do_lower_case": True}, _TC: {"do_lower_case": False, "added_tokens_decoder": {
+    "29": _ENT | {"normalized": True}}}}),
+  ("xlmr", {_SB: {"do_lower_case": True}}),
+  ("plain", {_SB: {"do_lower_case": True}, _TJ: {"normalizer": {"type": "Sequence", "normalizers": [
+    {"type": "NFC"}, {"type": "Lowercase"}]}}}),
+  ("plain", {_SB: {"do_lower_case": True}, _TJ: {"normalizer": None}}),
+  ("bert", {_SB: {"unpad_inputs": False, "modality_config": {"text": {
+    "method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings", "transformer_task": "feature-extraction"}}),
+  ("bert", {_MO: None, _SB: {"max_seq_length": 8}, _PR: {"prompts": {"query": "query: "}}}),
+  *(("bert", {_PR: change}) for change in (
+    None, {"prompts": {"query": "query: ", "document": ""}}, {"prompts": {"query": None}},
+    {"prompts": {"a": "red "}, "default_prompt_name": "a"}, {"default_prompt_name": "query"},
+    {"prompts": {"query": "query: ", "document": "document: "}, "default_prompt_name": "document"},
+    {"similarity_fn_name": "dot"}, {"model_type": "SentenceTransformer", "truncate_dim": None},
+  )),
+]  # fmt: skip
+# As before, but not only the ids could be others.
+POOLED = [
+  ("bert", {}),
+  ("xlmr", {}),
+  *(("bert", {_PO: change}) for change in (
+    {"pooling_mode": "cls"}, {"pooling_mode": ["mean"]}, {"pooling_mode_mean_tokens": False},
+    {"pooling_mode_mean_tokens": REMOVED}, {"include_prompt": True},
+    {"word_embedding_dimension": REMOVED, "embedding_dimension": 16},
+    {"pooling_mode": "cls", "pooling_mode_mean_tokens": True},
+    {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+  )),
+]  # fmt: skip
+# Each: the kind of tokenizer, the changed files, and the file and the key that the message names.
+REFUSED = [
+  *(("bert", {_TC: {key: value}}, (_TC, key)) for key, value in (
+    ("truncation_side", "left"), ("padding_side", "left"), ("split_special_tokens", True),
+    ("tokenizer_class", "RobertaTokenizer"), ("do_lower_case", "yes"), ("strip_accents", "yes"),
+    ("tokenize_chinese_chars", 3), ("cls_token", None), ("model_max_length", 0),
+    ("model_input_names", ["input_ids"]), ("chat_template", "x"), ("vocab", {"a": 0}),
+    ("added_tokens_decoder", ["ENT"]), ("added_tokens_decoder", {"x": _ENT}),
+    ("auto_map", {"AutoTokenizer": ["x.Y", None]}), ("fast_tokenizer_files", ["tokenizer.4.json"]),
+  )),
+  ("bert", {"config.json": {"tokenizer_class": "T5Tokenizer"}, _TC: None},
+   ("config.json", "tokenizer_class")),
+  ("xlmr", {_TC: None, "config.json": {"model_type": "bert"}}, (_TC, "tokenizer_class")),
+  ("xlmr", {_TC: {"add_prefix_space": "no"}}, (_TC, "add_prefix_space")),
+  *((kind, {_TJ: {part: options | {"direction": "Left"}}}, (_TC, f"{part}_side"))
+    for kind in ("bert", "plain") for part, options in (
+      ("truncation", {"max_length": 9, "strategy": "LongestFirst", "stride": 0}),
+      ("padding", {"strategy": "BatchLongest", "pad_to_multiple_of": None, "pad_id": 0,
+                   "pad_type_id": 0, "pad_token": "[PAD]"}),
+    )),
+  ("plain", {_TJ: {"post_processor": {
+    "type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "single": [{"Sequence": {"id": "A", "type_id": 1}}], "special_tokens": {}}}},
+   (_TJ, "post_processor")),
+  *(("bert", {_SB: {key: value}}, (_SB, key)) for key, value in (
+    ("max_seq_length", 0), ("max_seq_length", "9"), ("query_length", 4), ("document_length", 4),
+    ("query_expansion", {"strategy": "min", "length": 4}), ("transformer_task", "fill-mask"),
+    ("processing_kwargs", {"text": {"max_length": 4}}), ("model_args", {"subfolder": "x"}),
+    ("tokenizer_args", {"do_lower_case": False}), ("config_args", {"hidden_act": "relu"}),
+    ("tokenizer_name_or_path", "other"), ("modality_config", {"message": {}}), ("other", 1),
+  )),
+  *(("bert", {_PR: {key: value}}, (_PR, key)) for key, value in (
+    ("prompts", {"query": 3}), ("prompts", ["query"]), ("default_prompt_name", "x"),
+    ("default_prompt_name", ["query"]),
+    ("truncate_dim", 3), ("model_type", "SparseEncoder"),
+  )),
+  *(("bert", {_PO: change}, ("1_Pooling", key)) for change, key in (
+    ({"pooling_mode": "max"}, "pooling"), ({"pooling_mode": ["cls", "mean"]}, "pooling"),
+    ({"pooling_mode_max_tokens": True}, "pooling"), ({"pooling_mode": "weightedmean"}, "pooling"),
+    ({"pooling_mode": "lasttoken"}, "pooling"),
+    ({"pooling_mode": "mean_sqrt_len_tokens"}, "pooling"),
+  )),
+  ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
+   ("", "include_prompt")),
+  *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (
+    "adapter_config.json", "processor_config.json", "preprocessor_config.json",
+  )),
+]  # fmt: skip

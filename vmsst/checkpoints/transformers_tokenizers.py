@@ -1,0 +1,273 @@
+"""Builds the tokenizer with which transformers opens a folder, to be one `tokenizer.json`.
+
+transformers rebuilds the tokenizers of BERT and XLM-R: it keeps the vocabulary of `tokenizer.json`
+and takes everything else from `tokenizer_config.json` and its own defaults. Added tokens come from
+up to four files. What one `tokenizer.json` cannot express is refused.
+"""
+
+import base64
+import importlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from vmsst import errors
+from vmsst.checkpoints import hugging_face
+from vmsst.files import input_files
+from vmsst.text import hugging_face_vocabulary
+
+TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
+SETTINGS_FILE = "tokenizer_config.json"
+_SPECIAL_FILE = "special_tokens_map.json"
+_ADDED_FILE = "added_tokens.json"
+# Files of a vocabulary without `tokenizer.json`.
+_BERT_FILE, _XLMR_FILE = "vocab.txt", "sentencepiece.bpe.model"
+
+_BERT, _XLMR, _PLAIN = "BertTokenizer", "XLMRobertaTokenizer", "PreTrainedTokenizer"
+# Classes of transformers, without "Fast". The last two keep `tokenizer.json` as it is.
+_CLASSES = (_BERT, _XLMR, _PLAIN, "TokenizersBackend")
+_CLASS_OF = {"bert": _BERT, "xlm-roberta": _XLMR}
+_NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+# The default of each special token.
+_DEFAULTS = {
+  _BERT: (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
+  _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
+}
+# The special tokens around a text.
+_ENDS = {_BERT: ("cls_token", "sep_token"), _XLMR: ("bos_token", "eos_token")}
+# Settings that replace parts of the tokenizer. Files of released encoders have none of them.
+_UNKNOWN = (
+  "_spm_precompiled_charsmap", "auto_map", "chat_template", "fast_tokenizer_files", "gguf_file",
+  "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
+  "tokenizer_object", "tokenizer_padding", "tokenizer_truncation", "vocab",
+)  # fmt: skip
+
+_Record = Mapping[str, Any]
+_Tokens = Mapping[str, tokenizers.AddedToken]
+
+
+def read_settings(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of `tokenizer_config.json`, if there is one.
+
+  Raises:
+    InputError: it is damaged.
+  """
+  return _read_if_present(folder / SETTINGS_FILE)
+
+
+def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenizers.Tokenizer | None:
+  """Returns the tokenizer that transformers makes from the files of a folder.
+
+  Args:
+    folder: Folder of a model.
+    config: Content of its `config.json`.
+    lowercase: Whether texts are lowercased first, as sentence-transformers can ask for.
+
+  Returns:
+    None if there is no file of a vocabulary.
+
+  Raises:
+    InputError: a file is damaged, or this library cannot express a setting; the message names it.
+  """
+  path, settings = folder / TOKENIZER_FILE, read_settings(folder)
+  if not any((folder / name).is_file() for name in (TOKENIZER_FILE, _BERT_FILE, _XLMR_FILE)):
+    return None
+  with hugging_face_vocabulary.package_errors(path):
+    kind = _class(folder, settings, config)
+    record = hugging_face.read_object(path) if path.is_file() else _of_vocabulary(folder, kind)
+    hugging_face_vocabulary.check(path, record)
+    check_settings(folder / SETTINGS_FILE, settings, record)
+    if "added_tokens_decoder" not in settings:
+      extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
+      settings |= _read_if_present(folder / _SPECIAL_FILE)
+      settings |= {"extra_special_tokens": extra} if extra else {}
+    try:
+      named = _special_tokens(settings, kind, record)
+      own = _added_tokens(folder, settings, record, named)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      raise errors.InputError(
+        f"{folder / SETTINGS_FILE}: its special tokens or 'added_tokens_decoder', or those in "
+        f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
+      ) from None
+    made = _pipeline(folder / SETTINGS_FILE, kind, settings, record, named)
+    present = set(map(repr, made.get_added_tokens_decoder().values()))
+    made.add_tokens([token for token in own if repr(token) not in present])
+    # A special token may be outside the model's table; then no text may spell it there.
+    room = config.get("vocab_size", 0) - made.get_vocab_size()
+    taken = {token.content for token in made.get_added_tokens_decoder().values()}
+    others = [
+      token
+      for name, token in named.items()
+      if room > 0 or name not in _NAMES or made.token_to_id(token.content) is not None
+    ]
+    made.add_tokens([token for token in others if token.content not in taken])
+    if kind in _ENDS:
+      start, end = (str(named[name]) for name in _ENDS[kind])
+      ids = [(token, made.token_to_id(token)) for token in (start, end)]
+      made.post_processor = processors.TemplateProcessing([start, "$A", end], special_tokens=ids)
+    if lowercase:
+      _lowercase(made)
+    made.no_padding()
+    made.no_truncation()
+    if any(made.encode("a").type_ids):
+      raise errors.InputError(f"{path}: 'post_processor' gives tokens types other than 0")
+  return made
+
+
+def _read_if_present(path: pathlib.Path) -> dict[str, Any]:
+  return hugging_face.read_object(path) if path.is_file() else {}
+
+
+def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
+  """Returns the name of the class that transformers makes, without "Fast"."""
+  key = "tokenizer_class"
+  for name, found in ((SETTINGS_FILE, settings), (hugging_face.CONFIG_FILE, config)):
+    if found.get(key):
+      kind = str(found[key]).removesuffix("Fast")
+      hugging_face.check_choice(folder / name, {key: kind}, key, None, _CLASSES)
+      return kind
+  kinds = tuple(_CLASS_OF)
+  hugging_face.check_choice(folder / hugging_face.CONFIG_FILE, config, "model_type", None, kinds)
+  return _CLASS_OF[config["model_type"]]
+
+
+def check_settings(path: pathlib.Path, settings: _Record, record: _Record) -> None:
+  """Raises InputError if a setting changes ids in a way that this library cannot express.
+
+  Args:
+    path: The `tokenizer_config.json`.
+    settings: Its content.
+    record: Content of `tokenizer.json`, or nothing.
+  """
+  for part, side in (("truncation", "truncation_side"), ("padding", "padding_side")):
+    direction = (record.get(part) or {}).get("direction", "right")
+    hugging_face.check_choice(path, settings, side, str(direction).lower(), ("right",))
+  hugging_face.check_choice(path, settings, "split_special_tokens", False, (False,))
+  for key in _UNKNOWN:
+    hugging_face.check_choice(path, settings, key, None, (None, [], {}))
+  if "attention_mask" not in settings.get("model_input_names", ["attention_mask"]):
+    raise errors.InputError(
+      f"{path}: 'model_input_names' lacks 'attention_mask', which is required"
+    )
+
+
+def _special_tokens(settings: _Record, kind: str, record: _Record) -> _Tokens:
+  """Returns the special tokens by name, in the order in which transformers adds them."""
+  found: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
+  if record.get("padding"):
+    found["pad_token"] = found["pad_token"] or record["padding"]["pad_token"]
+  found |= {name: token for name, token in settings.items() if name.endswith("_token")}
+  extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
+  found |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
+  return {name: _token(x) for name, x in found.items() if isinstance(x, (str, dict))}
+
+
+def _added_tokens(
+  folder: pathlib.Path, settings: _Record, record: _Record, named: _Tokens
+) -> list[tokenizers.AddedToken]:
+  """Returns the tokens that files add, in the order of their ids there."""
+  if "added_tokens_decoder" in settings:  # It replaces the other files.
+    by_id = {int(i): _token(token) for i, token in settings["added_tokens_decoder"].items()}
+  else:
+    listed = settings.get("extra_special_tokens")
+    given = {str(token) for name, token in named.items() if name in _NAMES and name in settings}
+    special = given | {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
+    added = _read_if_present(folder / _ADDED_FILE).items()
+    by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added}
+    for token in record.get("added_tokens") or []:
+      by_id[token["id"]] = _token({key: x for key, x in token.items() if key != "id"})
+  return [by_id[index] for index in sorted(by_id)]
+
+
+def _token(value: Any) -> tokenizers.AddedToken:
+  """Returns a token of a file: a text, which is special, or an object with its attributes."""
+  if isinstance(value, str):
+    return tokenizers.AddedToken(value, special=True)
+  return tokenizers.AddedToken(**{key: x for key, x in value.items() if key != "__type"})
+
+
+def _pipeline(
+  path: pathlib.Path, kind: str, settings: _Record, record: _Record, named: _Tokens
+) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a class, without added tokens and without special tokens around."""
+  if kind not in _ENDS:
+    return tokenizers.Tokenizer.from_str(json.dumps(record))
+  for name in ("unk_token", *_ENDS[kind]):
+    if name not in named:
+      raise errors.InputError(f"{path}: {name!r} is null, but {kind} requires it")
+
+  def flag(key: str, default: Any = True) -> Any:
+    hugging_face.check_choice(path, settings, key, default, (True, False, default))
+    return settings.get(key, default)
+
+  vocabulary = record["model"]["vocab"]
+  if isinstance(vocabulary, dict) != (kind == _BERT):
+    raise errors.InputError(
+      f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
+      "another kind of vocabulary"
+    )
+  if kind == _BERT:
+    made = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=str(named["unk_token"])))
+    made.normalizer = normalizers.BertNormalizer(
+      handle_chinese_chars=flag("tokenize_chinese_chars"),
+      strip_accents=flag("strip_accents", None),
+      lowercase=flag("do_lower_case"),
+    )
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return made
+  made = tokenizers.Tokenizer(models.Unigram([(x, score) for x, score in vocabulary], 3, False))
+  for step in hugging_face_vocabulary.steps(record.get("normalizer")):
+    if step["type"] == "Precompiled":
+      charsmap = base64.b64decode(step["precompiled_charsmap"])
+      made.normalizer = normalizers.Precompiled(charsmap)
+      break
+  scheme = "always" if flag("add_prefix_space") else "never"
+  metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+  made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+  made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+  return made
+
+
+def _lowercase(made: tokenizers.Tokenizer) -> None:
+  """Puts a normalizer that lowercases first, unless there is one."""
+  own: Any = made.normalizer
+  is_chain = isinstance(own, normalizers.Sequence)
+  steps = [] if own is None else list(own) if is_chain else [own]
+  if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+    made.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def _of_vocabulary(folder: pathlib.Path, kind: str) -> dict[str, Any]:
+  """Returns the vocabulary of a folder without `tokenizer.json`, as in such a file."""
+  path = folder / {_BERT: _BERT_FILE, _XLMR: _XLMR_FILE}.get(kind, TOKENIZER_FILE)
+  if not path.is_file():
+    raise errors.InputError(f"no {path}, which the 'tokenizer_class' {kind} requires")
+  if kind == _BERT:
+    return {"model": {"vocab": models.WordPiece.read_file(str(path))}}
+  # It creates its classes at run time.
+  proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+  model = proto.ModelProto()
+  content = input_files.read_bytes(path)
+  try:
+    model.ParseFromString(content)
+  except Exception as error:  # protobuf's own, whose module depends on its version
+    raise errors.InputError(f"{path}: not a SentencePiece model: {error}") from None
+  first = [piece.piece for piece in model.pieces[:3]]
+  if model.trainer_spec.model_type != 1 or first != ["<unk>", "<s>", "</s>"]:
+    raise errors.InputError(
+      f"{path}: not a unigram SentencePiece model that starts with <unk>, <s>, </s>, as that of "
+      "XLM-R"
+    )
+  # XLM-R has other tokens at its first ids, and one more.
+  pieces = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
+  pieces += [(piece.piece, piece.score) for piece in model.pieces[3:]]
+  charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
+  return {
+    "model": {"vocab": [*pieces, ("<mask>", 0.0)]},
+    "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
+  }
