@@ -4,29 +4,30 @@
 instant.
 """
 
-import argparse
-import contextlib
-import os
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from vmsst import interrupts
 
-import vmsst
-from vmsst import errors
-from vmsst.cli import (
-  compilation_cache,
-  downloads,
-  evaluation,
-  launching,
-  model_exports,
-  model_imports,
-  opus,
-  texts,
-  training_data,
-)
-from vmsst.cli.command import Command
-from vmsst.files import watchdog
+with interrupts.default_interrupt():
+  import argparse
+  import difflib
+  import re
+  from collections.abc import Sequence
+  from typing import NoReturn
+
+  import vmsst
+  from vmsst import process
+  from vmsst.cli import (
+    compilation_cache,
+    downloads,
+    evaluation,
+    launching,
+    model_exports,
+    model_imports,
+    opus,
+    texts,
+    training_data,
+  )
+  from vmsst.cli.command import Command
+  from vmsst.files import watchdog
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ _GROUPS = {
 
 def build_parser() -> argparse.ArgumentParser:
   """Returns the parser of all `COMMANDS`."""
-  parser = argparse.ArgumentParser(
+  parser = _Parser(
     prog="vmsst", description="Train, evaluate and use multilingual sentence encoders."
   )
   parser.add_argument("--version", action="version", version=f"vmsst {vmsst.__version__}")
@@ -81,45 +82,23 @@ def build_parser() -> argparse.ArgumentParser:
   return parser
 
 
-class _Terminated(KeyboardInterrupt):
-  """SIGTERM, which ends a command as Ctrl-C does."""
+class _Parser(argparse.ArgumentParser):
+  """A parser whose errors suggest the choice that was meant."""
 
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-  """Raises `_Terminated` at SIGTERM, so that a command removes its temporary files."""
-
-  def stop(number: int, frame: object) -> None:
-    raise _Terminated
-
-  in_main_thread = threading.current_thread() is threading.main_thread()
-  if not in_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-    yield
-    return
-  signal.signal(signal.SIGTERM, stop)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  def error(self, message: str) -> NoReturn:
+    """Exits with a message."""
+    wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+    near = wrong and difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
+    super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command line and returns its exit status."""
-  args = build_parser().parse_args(argv)
-  compilation_cache.enable()
-  try:
-    with _sigterm_raises(), watchdog.watching("vmsst", args.command.patience):
+  """Runs the command line, by default that of the process; returns its exit status."""
+  with process.Command("vmsst", own=argv is None) as command:
+    args = build_parser().parse_args(argv)
+    if args.command.resumable:
+      command.hint = "; rerun the same command to resume"
+    compilation_cache.enable()
+    with watchdog.watching("vmsst", args.command.patience):
       args.command(args)
-  except BrokenPipeError:
-    # The reader of the output has closed it. Without this Python complains when it flushes.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
-  except (errors.InputError, OSError) as error:
-    print(f"vmsst: error: {error}", file=sys.stderr)
-    return 1
-  except KeyboardInterrupt as stop:
-    terminated = isinstance(stop, _Terminated)
-    hint = "; rerun the same command to resume" if args.command.resumable else ""
-    print(f"vmsst: {'terminated' if terminated else 'interrupted'}{hint}", file=sys.stderr)
-    return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
-  return 0
+  return command.status

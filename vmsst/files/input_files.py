@@ -81,11 +81,12 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
 def read_json(path: str | os.PathLike[str]) -> Any:
   """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON.
 
-  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid.
+  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid, except
+  for those that stand for a byte of a file name that is not UTF-8.
   """
   found = parse_json(read_bytes(path), str(path))
   try:
-    json.dumps(found, ensure_ascii=False).encode()
+    json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
   except (UnicodeEncodeError, RecursionError) as error:
     raise errors.InputError(f"{path}: not JSON: {error}") from None
   return found

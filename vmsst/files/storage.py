@@ -116,8 +116,11 @@ def names(folder: str | os.PathLike[str]) -> set[str]:
 def matches(pattern: str) -> list[str]:
   """Returns the absolute paths of the files that match a shell pattern, sorted.
 
-  `**` matches any number of folders; `~` is the home folder.
+  `**` matches any number of folders; `~` is the home folder. A file whose name is the pattern
+  itself, as `news [2024].tsv` may be, is the only match.
   """
+  if glob.has_magic(pattern) and is_file(os.path.expanduser(pattern)):
+    return [absolute(os.path.expanduser(pattern))]
   if not is_url(pattern):
     full = os.path.abspath(os.path.expanduser(pattern))
     return sorted(path for path in glob.glob(full, recursive=True) if os.path.isfile(path))
