@@ -3,7 +3,7 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-from vmsst import interrupts
+from vmsst.process import interrupts
 
 with interrupts.default_interrupt():
   import argparse
@@ -18,11 +18,11 @@ with interrupts.default_interrupt():
   from collections.abc import Callable, Iterator, Sequence
   from typing import Any
 
-  from vmsst import process
   from vmsst.errors import InputError, requires
   from vmsst.files import watchdog
   from vmsst.launch import distributed, huge_pages, quiet
   from vmsst.paths import gin_dir
+  from vmsst.process import commands
 
 # Subcommand: (its function, as named in gin; module in the runtime; help).
 COMMANDS = {
@@ -149,19 +149,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """
   own_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  with process.Command("t5x", own=own_process) as command:
-    command.verbose = "--verbose" in arguments
+  with commands.CommandProcess("t5x", own=own_process) as process:
+    process.verbose = "--verbose" in arguments
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     if own_process:
       huge_pages.restart_with_huge_pages()
     try:
       _run(options)
     except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
-      if command.verbose or not (message := _message(error)):
+      if process.verbose or not (message := _message(error)):
         raise
       raise InputError(message) from None
-  if command.status:
-    sys.exit(command.status)
+  if process.status:
+    sys.exit(process.status)
 
 
 def _message(error: BaseException) -> str:

@@ -5,11 +5,9 @@ import errno
 import fcntl
 import os
 import pathlib
-import queue
 import re
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -28,7 +26,6 @@ _STARTUP = re.compile(
   r"\.lock(-\d+)?|\.write_test_.*|(config\.gin|model-info\.txt|encoder\.json|vocabulary\..*)(\.part.*)?"
   "|train|training_eval|inference_eval"
 )
-_STORE_SECONDS = 20
 _RERUN = "Fix this and rerun the same command"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -97,7 +94,6 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[Folder]
       the folder.
   """
   errors.check_text(name, model_dir)
-  check_store(model_dir)
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
       f"{name} must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
@@ -190,40 +186,6 @@ def _is_open_file(path: pathlib.Path, descriptor: int) -> bool:
     return os.path.samestat(os.stat(path), os.fstat(descriptor))
   except FileNotFoundError:
     return False
-
-
-def check_store(place: str) -> None:
-  """Checks that the object store of a URL such as gs://bucket/run answers; ignores local paths.
-
-  Raises:
-    InputError: The store is not supported, a package is missing, or the store cannot be reached.
-  """
-  if not storage.is_url(place):
-    return
-  storage.path(place)
-  answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-  def ask() -> None:
-    try:
-      storage.names(place)
-      answers.put(None)
-    except BaseException as error:
-      answers.put(error)
-
-  threading.Thread(target=ask, daemon=True, name="store").start()  # cannot be interrupted
-  try:
-    error = answers.get(timeout=_STORE_SECONDS)
-  except queue.Empty:
-    raise InputError(
-      f"{place} cannot be reached: no answer in {_STORE_SECONDS} s; check the network, or set a "
-      "local folder"
-    ) from None
-  if error is None:
-    return
-  raise InputError(
-    f"{place} cannot be reached: {storage.reason(error)}. Check the network and your credentials, "
-    "or set a local folder"
-  ) from error
 
 
 @contextlib.contextmanager

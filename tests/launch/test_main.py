@@ -62,15 +62,14 @@ try:
 except SystemExit as stop:
   print("exit:", stop.code)
 """
-  printed = commands.fresh_script(code, cwd=tmp_path).stdout
-  assert re.findall("exit: (.*)", printed) == [
-    "0",
-    "0",
+  done = commands.fresh_script(code, cwd=tmp_path)
+  assert re.findall("exit: (.*)", done.stdout) == ["0", "0", "1", "1"]
+  assert done.stderr.splitlines() == [
     f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
     "t5x: error: t5x needs the package seqio, which is not installed: pip install 'vmsst[train]'",
   ]
   for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
-    assert name in printed
+    assert name in done.stdout
 
 
 # --------------------------------------------------------------------------------------------
@@ -157,17 +156,18 @@ _EXPECTED = {
 
 # Runs the command for every entry of a JSON object; writes to a file how each ended.
 _DRIVER = """
-import json, sys, traceback
+import contextlib, io, json, sys, traceback
 import gin
 from vmsst.launch.main import main
 outcomes = {}
 for name, arguments in json.load(sys.stdin).items():
   gin.clear_config(clear_constants=True)
   try:
-    main(arguments)
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+      main(arguments)
     outcomes[name] = "no error"
   except SystemExit as stop:
-    outcomes[name] = stop.code
+    outcomes[name] = shown.getvalue().strip()
   except BaseException:
     outcomes[name] = traceback.format_exc()
 with open(sys.argv[1], "w") as stream:

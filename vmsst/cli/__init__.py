@@ -4,7 +4,7 @@
 instant.
 """
 
-from vmsst import interrupts
+from vmsst.process import interrupts
 
 with interrupts.default_interrupt():
   import argparse
@@ -14,7 +14,6 @@ with interrupts.default_interrupt():
   from typing import NoReturn
 
   import vmsst
-  from vmsst import process
   from vmsst.cli import (
     compilation_cache,
     downloads,
@@ -28,6 +27,7 @@ with interrupts.default_interrupt():
   )
   from vmsst.cli.command import Command
   from vmsst.files import watchdog
+  from vmsst.process import commands
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,11 +94,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line, by default that of the process; returns its exit status."""
-  with process.Command("vmsst", own=argv is None) as command:
+  with commands.CommandProcess("vmsst", own=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
-      command.hint = "; rerun the same command to resume"
+      process.hint = "; rerun the same command to resume"
     compilation_cache.enable()
     with watchdog.watching("vmsst", args.command.patience):
       args.command(args)
-  return command.status
+  return process.status

@@ -10,17 +10,21 @@ TensorFlow, so that Orbax and this library see the same files.
 
 import atexit
 import contextlib
+import errno
 import functools
 import glob
 import io
+import logging
 import os
 import pathlib
+import queue
 import re
 import shutil
 import socket
 import tempfile
+import threading
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from vmsst import errors
@@ -38,6 +42,7 @@ STORES = {"gs": "gcs", "s3": "s3"}
 UNFINISHED = ".vmsst.part"
 """Object in a folder that `upload_folder` has not finished."""
 
+_ANSWER_SECONDS = 20
 _BUFFER = 1 << 18
 _GAP = 1 << 18
 
@@ -70,26 +75,86 @@ def path(given: str | os.PathLike[str]) -> "Path":
 
 
 def filesystem(url: str) -> Any:
-  """Returns the fsspec file system of a URL.
+  """Returns the fsspec file system of a URL, whose methods raise InputError if the store fails.
 
-  It remembers no listings: other processes, and TensorStore in this one, write too.
+  They raise FileNotFoundError and FileExistsError unchanged. The file system remembers no listings:
+  other processes, and TensorStore in this one, write too.
 
   Raises:
-    InputError: the scheme is unknown, or its package is not installed; the message names it.
+    InputError: the scheme is unknown, its package is not installed, or the store cannot be reached;
+      the message says what to do.
   """
   import fsspec
 
   scheme = url.split("://")[0]
   for name in ("gs", "gcs", "s3", "s3a"):  # epath makes file systems of its own
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
+  logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
   try:
-    return fsspec.filesystem(scheme)
+    fsspec.get_filesystem_class(scheme)
   except ImportError as error:
     extra = STORES.get(scheme)
     how = f"pip install 'vmsst[{extra}]'" if extra else str(error)
     raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {how}") from None
   except ValueError as error:  # an unknown scheme
     raise errors.InputError(f"{url}: {error}") from None
+  bucket = "/".join(url.split("/")[:3])
+  if bucket not in _reached:
+    _reach(url, lambda: fsspec.filesystem(scheme).exists(url))
+    _reached.add(bucket)
+  return _Store(url, fsspec.filesystem(scheme))
+
+
+_reached: set[str] = set()
+"""URLs of the buckets that have answered this process."""
+
+
+def _reach(url: str, request: Callable[[], Any]) -> None:
+  """Raises InputError unless a store answers soon; clients repeat a request for a minute."""
+  answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+  def ask() -> None:
+    try:
+      request()
+      answers.put(None)
+    except BaseException as error:
+      answers.put(error)
+
+  threading.Thread(target=ask, daemon=True, name="store").start()  # cannot be interrupted
+  try:
+    error = answers.get(timeout=_ANSWER_SECONDS)
+  except queue.Empty:
+    error = TimeoutError(f"no answer in {_ANSWER_SECONDS} s")
+  # Credentials may be for a part of a bucket alone.
+  if error and not isinstance(error, FileNotFoundError | PermissionError):
+    raise errors.InputError(
+      f"{url} cannot be reached: {reason(error)}. Check the network, the address and your "
+      "credentials, or give a local path"
+    ) from error
+
+
+class _Store:
+  """A file system of fsspec with the errors of this library."""
+
+  def __init__(self, url: str, system: Any):
+    self._url = url
+    self._system = system
+
+  def __getattr__(self, name: str) -> Any:
+    method = getattr(self._system, name)
+    verb = {"put": "written", "pip": "written", "cp_": "written", "rm": "removed", "rm_": "removed"}
+
+    def call(*args: Any, **options: Any) -> Any:
+      try:
+        return method(*args, **options)
+      except FileExistsError:
+        raise
+      except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._url) from None
+      except Exception as error:
+        raise _failure(self._url, verb.get(name[:3], "read"), error) from error
+
+    return call
 
 
 def check_local(path: str | os.PathLike[str], what: str) -> None:
@@ -140,8 +205,7 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
     return sorted(folder.glob(pattern))
   url = os.fspath(folder)
   scheme = url.split("://")[0]
-  with explained(url, "read"):
-    found = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
+  found = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
   return sorted(path(f"{scheme}://{each.strip('/')}") for each in found)
 
 
@@ -150,8 +214,7 @@ def objects_below(url: str) -> list[str]:
   system = filesystem(url)
   root = system._strip_protocol(url).rstrip("/")
   # S3's consoles mark folders by objects whose names end with a slash.
-  with explained(url, "read"):
-    return [found[len(root) + 1 :] for found in system.find(root) if not found.endswith("/")]
+  return [found[len(root) + 1 :] for found in system.find(root) if not found.endswith("/")]
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -164,8 +227,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 def is_file(path: str | os.PathLike[str]) -> bool:
   """Returns whether there is a file at a path."""
   if is_url(path):
-    with explained(path, "read"):
-      return bool(filesystem(os.fspath(path)).isfile(os.fspath(path)))
+    return bool(filesystem(os.fspath(path)).isfile(os.fspath(path)))
   return pathlib.Path(path).is_file()
 
 
@@ -185,8 +247,7 @@ def sizes(url: str) -> dict[str, int]:
   """Returns the sizes of the objects below a URL in bytes, by their names relative to it."""
   system = filesystem(url)
   root = system._strip_protocol(url).rstrip("/")
-  with explained(url, "read"):
-    found = system.find(root, detail=True)
+  found = system.find(root, detail=True)
   return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
 
 
@@ -220,7 +281,7 @@ def remove_files(folder: str | os.PathLike[str], names: Collection[str]) -> None
     for name in names:
       remove(os.path.join(folder, name))
   elif names:
-    with explained(folder, "removed"):
+    with contextlib.suppress(FileNotFoundError):
       filesystem(os.fspath(folder)).rm([f"{os.fspath(folder)}/{name}" for name in names])
 
 
@@ -254,8 +315,7 @@ def check_writable(url: str) -> None:
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
   with uploaded(probe) as partial:
     partial.touch()
-  with explained(probe, "removed"):
-    remove(probe)
+  remove(probe)
 
 
 def download(url: str, target: pathlib.Path) -> None:
@@ -343,14 +403,12 @@ def uploaded(url: str) -> Iterator[pathlib.Path]:
 
 def upload(local: pathlib.Path, url: str) -> None:
   """Copies a file of this machine to an object, which appears as a whole."""
-  with explained(url, "written"):
-    filesystem(url).put_file(os.fspath(local), url)
+  filesystem(url).put_file(os.fspath(local), url)
 
 
 def is_new_folder(url: str) -> bool:
   """Returns whether `upload_folder` may write a folder: it has no objects, or is unfinished."""
-  with explained(url, "read"):
-    inside = names(url)
+  inside = names(url)
   return not inside or UNFINISHED in inside
 
 
@@ -408,19 +466,12 @@ def _remove_all_but(kept: str, system: Any, url: str) -> None:
 
 
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
-  """Opens a file to read; of an object store, without a local copy."""
-  if is_url(path):
-    # fsspec's own files do not read a line up to a length.
-    return io.BufferedReader(filesystem(os.fspath(path)).open(os.fspath(path), "rb"), _BUFFER)
-  return open(path, "rb")
+  """Opens a file to read; of an object store, without a local copy.
 
-
-def open_damaged(path: str | os.PathLike[str]) -> IO[bytes]:
-  """Opens a file whose content may be damaged; an error of its store is always an InputError.
-
-  So readers that continue after damage never take a lost connection for the end of the file.
+  A lost connection to a store is an InputError, never taken for the end of a damaged file.
   """
   if is_url(path):
+    # fsspec's own files do not read a line up to a length.
     return io.BufferedReader(_StoreFile(os.fspath(path)), _BUFFER)
   return open(path, "rb")
 
@@ -429,8 +480,7 @@ class _StoreFile(io.RawIOBase):
   def __init__(self, url: str):
     super().__init__()
     self._url = url
-    with explained(url, "read"):
-      self._stream = filesystem(url).open(url, "rb")
+    self._stream = filesystem(url).open(url, "rb")
 
   def readable(self) -> bool:
     return True
@@ -494,10 +544,16 @@ def explained(path: str | os.PathLike[str], verb: str) -> Iterator[None]:
   except errors.InputError:
     raise
   except Exception as error:
-    raise errors.InputError(f"{os.fspath(path)} cannot be {verb}: {reason(error)}") from error
+    raise _failure(path, verb, error) from error
+
+
+def _failure(path: str | os.PathLike[str], verb: str, error: Exception) -> errors.InputError:
+  return errors.InputError(f"{os.fspath(path)} cannot be {verb}: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:
   """Returns the message of an error of a store, in one line."""
+  if isinstance(error, FileNotFoundError):
+    return "no such file"
   message = " ".join(str(getattr(error, "message", None) or error).split())[:500]
   return f"{type(error).__name__}: {message}" if message else type(error).__name__

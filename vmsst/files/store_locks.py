@@ -106,7 +106,9 @@ def _take(folder: str, record: dict[str, Any], wait: Callable[[str], None]) -> i
   if stale:
     _wait_for_silence(folder, max(stale), wait)
   number = max(stale, default=0) + 1
-  if not storage.create(_url(folder, number), json.dumps(record).encode()):
+  url = _url(folder, number)
+  # The client repeats a request whose answer was lost, and finds its own lock.
+  if not storage.create(url, json.dumps(record).encode()) and _read(url) != record:
     raise InUseError(_owner(folder, number))
   # Another process may have created one at the same time, after the owner of a stale one removed
   # it: the later of the two sees both.

@@ -10,7 +10,8 @@ import traceback
 import types
 from typing import Any
 
-from vmsst import errors, interrupts
+from vmsst import errors
+from vmsst.process import interrupts
 
 _REPEAT_SECONDS = 0.1
 _ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -19,7 +20,7 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _MOVES = re.compile(r"\r|\n*(?:\x1b\[A)+$")  # what progress bars start with or write alone
 
 
-class Command:
+class CommandProcess:
   """A command, which runs inside `with`: there, errors become a message and an exit status.
 
   SIGINT and SIGTERM raise an exception, so that the command removes its temporary files. During an
@@ -46,7 +47,7 @@ class Command:
     self._signal: int | None = None
     self.ended = False
 
-  def __enter__(self) -> "Command":
+  def __enter__(self) -> "CommandProcess":
     """Prepares the process."""
     if self._own:
       interrupts.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
@@ -95,17 +96,17 @@ class Command:
 class _Stopped(KeyboardInterrupt):
   """Ends a command after a signal, which is sent again if a library drops this exception."""
 
-  def __init__(self, number: int, command: Command):
+  def __init__(self, number: int, process: CommandProcess):
     super().__init__()
     self._number = number
-    self._command = command
+    self._process = process
 
   def __del__(self) -> None:
     def repeat() -> None:
-      if not self._command.ended:
+      if not self._process.ended:
         os.kill(os.getpid(), self._number)
 
-    if not self._command.ended:
+    if not self._process.ended:
       timer = threading.Timer(_REPEAT_SECONDS, repeat)
       timer.daemon = True
       timer.start()
