@@ -371,11 +371,17 @@ def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
-@pytest.mark.parametrize(("before", "seen"), [(None, ["", "glibc.malloc.hugetlb=1"]), ("x", ["x"])])
+@pytest.mark.parametrize(
+  ("before", "seen"), [(None, [" False", "glibc.malloc.hugetlb=1 True"]), ("x", ["x False"])]
+)
 def test_the_process_is_re_executed_with_huge_pages(before, seen):
   code = (
-    "import os; print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), flush=True)\n"
-    "from vmsst.launch.main import main; main()"
+    "import os, signal\n"
+    "blocked = lambda: signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+    "print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), blocked(), flush=True)\n"
+    "from vmsst.launch.main import main\n"
+    "assert not blocked()\n"
+    "main()"
   )
   environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
   environment |= {} if before is None else {"GLIBC_TUNABLES": before}
@@ -386,7 +392,7 @@ def test_the_process_is_re_executed_with_huge_pages(before, seen):
     text=True,
     check=False,
   )
-  numbers, found = zip(*(line.split(" ") for line in done.stdout.splitlines()), strict=True)
+  numbers, found = zip(*(line.split(" ", 1) for line in done.stdout.splitlines()), strict=True)
   assert list(found) == seen
   assert len(set(numbers)) == 1
   assert done.returncode == 1

@@ -38,8 +38,8 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    parent = folder.parent
-    there = f"; {parent} holds {_listing(parent)}" if parent.is_dir() else ""
+    inside = storage.names(folder.parent)
+    there = f"; {folder.parent} holds {input_files.listed(inside)}" if inside else ""
     raise errors.InputError(f"no folder {folder}{there}")
   is_one = is_checkpoint(folder)
   storage.check_finished(folder.parent if is_one else folder)
@@ -51,7 +51,8 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     if is_checkpoint(child) and object_stores.is_complete(child)
   }
   if not steps:
-    raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {_listing(folder)}")
+    inside = input_files.listed(storage.names(folder))
+    raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
   return steps[max(steps)]
 
 
@@ -221,10 +222,3 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
       yield checkpointer
   finally:
     logging.set_verbosity(verbosity)
-
-
-def _listing(folder: epath.Path) -> str:
-  names = sorted(child.name for child in folder.iterdir())
-  return (
-    ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") or "nothing"
-  )

@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vmsst import errors
@@ -117,6 +117,13 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
   except ValueError:  # an integer with too many digits
     return f"a {type(value).__name__} that is too long"
+
+
+def listed(names: Iterable[str]) -> str:
+  """Returns names of files for a message, in order: the first ones, and how many more there are."""
+  found = sorted(names)
+  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in found[:8])
+  return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "") or "nothing"
 
 
 def reason(error: Exception) -> str:

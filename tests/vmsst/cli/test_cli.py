@@ -46,7 +46,25 @@ def test_gin_dir_prints_the_folder_of_the_gin_files(capsys):
 def test_unknown_commands_list_the_known_ones(capsys):
   with pytest.raises(SystemExit):
     cli.main(["embedd"])
-  assert "gin-dir" in capsys.readouterr().err
+  assert "gin-dir" in (shown := capsys.readouterr().err)
+  assert shown.endswith("; did you mean embed?\n")
+  with pytest.raises(SystemExit):
+    cli.main(["data", "mine-negativ"])
+  assert capsys.readouterr().err.endswith("; did you mean mine-negatives?\n")
+  with pytest.raises(SystemExit):
+    cli.main(["zzz"])
+  assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_missing_folder_is_named_with_some_of_what_is_there(tmp_path, capsys, monkeypatch):
+  for number in range(100):
+    (tmp_path / f"{number:03}{'x' * 200}").touch()
+  monkeypatch.chdir(tmp_path)
+  assert cli.main(["export", "onnx", "nowhere", "out"]) == 1
+  message = capsys.readouterr().err
+  assert "000xxx" in message
+  assert message.endswith(" and 92 more\n")
+  assert len(message) < 1000
 
 
 def test_messages_and_docstrings_name_commands_that_exist():

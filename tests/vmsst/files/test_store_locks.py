@@ -46,6 +46,16 @@ def test_a_lock_keeps_others_out_while_its_owner_renews_it(monkeypatch):
     assert locks() == [".lock-000001"]
 
 
+def test_a_repeated_request_finds_its_own_lock(monkeypatch):
+  """The store has created the lock, but its answer was lost: the client asks again."""
+  create = storage.create
+  monkeypatch.setattr(storage, "create", lambda *given: create(*given) and create(*given))
+  with store_locks.acquired(FOLDER) as lock:
+    assert locks() == [".lock-000001"]
+    lock.check()
+  assert locks() == []
+
+
 def test_a_silent_lock_is_taken_over_after_a_while():
   leave(4)
   began = time.monotonic()

@@ -17,7 +17,7 @@ from typing import Any
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors, torch_files
 from vmsst.checkpoints.importers import mt5, vmsst_decoder, weight_tables
-from vmsst.files import atomic_files, storage
+from vmsst.files import atomic_files, input_files, storage
 from vmsst.text import vocabularies
 
 PICKLED_FILE = "pytorch_model.bin"
@@ -159,7 +159,7 @@ def _open(path: pathlib.Path) -> _Source:
     return _open_state(path, hugging_face.open_tensors(path), path)
   checkpoint = mt5.open_t5x(path, decoder=False)
   if checkpoint is None:
-    inside = ", ".join(sorted(child.name for child in path.iterdir())[:20]) or "nothing"
+    inside = input_files.listed(child.name for child in path.iterdir())
     raise errors.InputError(
       f"{path} is neither a Hugging Face folder (config.json, model.safetensors) nor a T5X "
       f"checkpoint: it holds {inside}"
