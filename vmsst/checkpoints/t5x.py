@@ -38,9 +38,10 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    inside = storage.names(folder.parent)
-    there = f"; {folder.parent} holds {input_files.listed(inside)}" if inside else ""
+    nearby = storage.names(folder.parent)
+    there = f"; {folder.parent} holds {input_files.listed(nearby)}" if nearby else ""
     raise errors.InputError(f"no folder {folder}{there}")
+  input_files.utf8_path(folder, "a checkpoint")
   is_one = is_checkpoint(folder)
   storage.check_finished(folder.parent if is_one else folder)
   if is_one:

@@ -119,6 +119,13 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__} that is too long"
 
 
+def utf8_path(path: str | os.PathLike[str], what: str) -> str:
+  """Returns a path for a library that takes only UTF-8; else raises InputError, naming `what`."""
+  if not is_text(os.fspath(path)):
+    raise errors.InputError(f"{path}: the path of {what} must be UTF-8; rename the file or folder")
+  return os.fspath(path)
+
+
 def listed(names: Iterable[str]) -> str:
   """Returns names of files for a message, in order: the first ones, and how many more there are."""
   found = sorted(names)

@@ -128,8 +128,8 @@ def _reach(url: str, request: Callable[[], Any]) -> None:
   # Credentials may be for a part of a bucket alone.
   if error and not isinstance(error, FileNotFoundError | PermissionError):
     raise errors.InputError(
-      f"{url} cannot be reached: {reason(error)}. Check the network, the address and your "
-      "credentials, or give a local path"
+      f"{url} cannot be reached: {reason(error)}. Check the network, the store's address and "
+      "region and your credentials, or give a local path"
     ) from error
 
 

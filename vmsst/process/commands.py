@@ -54,7 +54,7 @@ class CommandProcess:
       sys.unraisablehook = _unraisable
     _open_closed_streams()
     self._streams = sys.stdout, sys.stderr
-    sys.stdout = _Printed(sys.stdout)
+    self._printed = sys.stdout = _Printed(sys.stdout)
     sys.stderr = _Messages(sys.stderr)
     self._handlers = interrupts.replace(self._stop, *_ENDS)
     return self
@@ -64,9 +64,9 @@ class CommandProcess:
     self.ended = True
     interrupts.restore(self._handlers)
     try:
-      sys.stdout.flush()
+      self._printed.flush()
     except OSError as unwritten:
-      sys.stdout.discard()  # type: ignore[attr-defined]
+      self._printed.discard()
       error = unwritten if error is None or isinstance(error, SystemExit) else error
     number = self._signal or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
     message = None

@@ -85,7 +85,7 @@ class StagedUnit(Unit):
 def digest(*parts: object) -> str:
   """Returns a hash of JSON values, for keys."""
   content = json.dumps(parts, ensure_ascii=False, sort_keys=True)
-  return hashlib.sha256(content.encode()).hexdigest()[:32]
+  return hashlib.sha256(content.encode(errors="backslashreplace")).hexdigest()[:32]
 
 
 def result(unit: Unit) -> dict[str, Any] | None:
@@ -165,7 +165,7 @@ def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
   made = make()
   saved = {"key": unit.key, "bytes": storage.size(unit.path), "made": made}
   with atomic_files.atomic_file(path, shared=True) as stream:
-    stream.write(json.dumps(saved, ensure_ascii=False).encode())
+    stream.write(json.dumps(saved, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
 def _saved(unit: Unit) -> dict[str, Any]:
