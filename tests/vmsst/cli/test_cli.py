@@ -183,6 +183,30 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   assert (tmp_path / "b.tsv").read_text() == ""
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9", "café \x1b]0;title\x07 [1]*".encode()])
+def test_any_name_of_a_file_works(name, sides, encoder, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  name = os.fsdecode(name)
+  x, y, vectors, out, scores, found = (f"{name}.{end}" for end in ("x", "y", "v", "m", "s", "f"))
+  for side, path in zip(sides, (x, y), strict=True):
+    os.rename(side, path)
+  encoder.fail_at = 2
+  assert cli.main(["mine", x, y, out, "--encoder", "a"]) == 130
+  encoder.fail_at = None
+  assert cli.main(["mine", x, y, out, "--encoder", "a"]) == 0  # resumes
+  for command in (
+    ["embed", "a", y, vectors],
+    ["index", vectors, "index"],
+    ["search", x, y, vectors, "--index", "index", "--output", found],
+    ["score", "a", x, x, "--output", scores],
+  ):
+    assert cli.main(command) == 0, capsys.readouterr().err
+  assert len(pathlib.Path(out).read_text().splitlines()) == len(SENTENCES)
+  printed = capsys.readouterr()
+  assert "caf" in printed.out
+  assert not {"\x1b", "\x07", "\udce9"} & {*printed.out, *printed.err}
+
+
 def test_embed_reports_that_it_resumes_after_an_interruption(sides, encoder, tmp_path, capsys):
   command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
   encoder.fail_at = 2
