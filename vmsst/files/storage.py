@@ -472,15 +472,20 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
   """
   if is_url(path):
     # fsspec's own files do not read a line up to a length.
-    return io.BufferedReader(_StoreFile(os.fspath(path)), _BUFFER)
+    url = os.fspath(path)
+    return io.BufferedReader(_StoreFile(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")
 
 
 class _StoreFile(io.RawIOBase):
-  def __init__(self, url: str):
+  def __init__(self, url: str, stream: IO[bytes]):
     super().__init__()
     self._url = url
-    self._stream = filesystem(url).open(url, "rb")
+    self._stream = stream
+
+  def close(self) -> None:
+    self._stream.close()
+    super().close()
 
   def readable(self) -> bool:
     return True
@@ -496,7 +501,7 @@ class _StoreFile(io.RawIOBase):
 
   def readinto(self, buffer: Any) -> int:
     with explained(self._url, "read"):
-      return int(self._stream.readinto(buffer))
+      return int(self._stream.readinto(buffer))  # type: ignore[attr-defined]
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
