@@ -1,6 +1,7 @@
 """Huge pages for a process that computes on CPUs."""
 
 import os
+import signal
 import sys
 
 _SETTING = "glibc.malloc.hugetlb=1"
@@ -15,6 +16,8 @@ def restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
+    # Until `interrupts.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,
       [sys.executable, *sys.orig_argv[1:]],

@@ -3,22 +3,26 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-import argparse
-import contextlib
-import gc
-import importlib
-import importlib.util
-import os
-import pathlib
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from vmsst.process import interrupts
 
-from vmsst.errors import InputError, requires
-from vmsst.files import watchdog
-from vmsst.launch import distributed, huge_pages, quiet
-from vmsst.paths import gin_dir
+with interrupts.default_interrupt():
+  import argparse
+  import contextlib
+  import gc
+  import importlib
+  import importlib.util
+  import os
+  import pathlib
+  import re
+  import sys
+  from collections.abc import Callable, Iterator, Sequence
+  from typing import Any
+
+  from vmsst.errors import InputError, requires
+  from vmsst.files import watchdog
+  from vmsst.launch import distributed, huge_pages, quiet
+  from vmsst.paths import gin_dir
+  from vmsst.process import commands
 
 # Subcommand: (its function, as named in gin; module in the runtime; help).
 COMMANDS = {
@@ -139,33 +143,31 @@ def _rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-  """Runs the `t5x` command; on an input error, exits with 1 and a message.
+  """Runs the `t5x` command; on an input error, exits with 1 after a message.
 
   Without `arguments`, takes those of the process and re-executes it with huge pages.
   """
   own_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  verbose = "--verbose" in arguments
-  try:
+  with commands.CommandProcess("t5x", own=own_process) as process:
+    process.verbose = "--verbose" in arguments
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     if own_process:
       huge_pages.restart_with_huge_pages()
-    _run(options)
-  except (InputError, FileNotFoundError, ModuleNotFoundError) as error:
-    if verbose:
-      raise
-    sys.exit(f"t5x: error: {_message(error)}")
-  except (TypeError, RuntimeError) as error:
-    unset = _unset(error)
-    if verbose or not unset:
-      raise
-    sys.exit(f"t5x: error: {unset}")
-  except KeyboardInterrupt:
-    sys.exit(130)
+    try:
+      _run(options)
+    except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
+      if process.verbose or not (message := _message(error)):
+        raise
+      raise InputError(message) from None
+  if process.status:
+    sys.exit(process.status)
 
 
 def _message(error: BaseException) -> str:
-  """Returns the message of an error, without the hints that gin appends."""
+  """Returns the message of an error users can fix, without the hints of gin; "" for others."""
+  if isinstance(error, TypeError | RuntimeError | BrokenPipeError):
+    return _unset(error)
   return str(error).split("\n  In call to configurable", 1)[0].strip()
 
 

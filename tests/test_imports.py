@@ -21,6 +21,7 @@ LAYERS = [
   "vmsst.errors",
   "vmsst.paths",
   "vmsst.languages",
+  "vmsst.process",
   "vmsst.arrays",
   "vmsst.files",
   "vmsst.units",

@@ -27,6 +27,7 @@ PACKAGES = {
   "vmsst.bitext": "Bitext files",
   "vmsst.text": "Text and vocabularies",
   "vmsst.files": "Files",
+  "vmsst.process": "Processes of commands",
   "vmsst.downloads": "Downloads",
   "vmsst.checkpoints": "Checkpoints and importers",
   "vmsst.launch": "The t5x command and its runtime",

@@ -224,7 +224,6 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
   found: list[epath.Path] = []
   for place in paths:
-    model_dir_lib.check_store(os.fspath(place))
     path = epath.Path(storage.path(place))
     if cfg.mode == "specific":
       if not (path / "state").is_dir():

@@ -4,11 +4,9 @@ import contextlib
 import errno
 import os
 import pathlib
-import queue
 import re
 import shutil
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +23,6 @@ _STARTUP = re.compile(
   r"\.lock(-\d+)?|\.write_test_.*|config\.gin|model-info\.txt|encoder\.json|vocabulary\..*"
   "|train|training_eval|inference_eval"
 )
-_STORE_SECONDS = 20
 _RERUN = "Fix this and rerun the same command"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 
@@ -91,7 +88,6 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[Folder]
       the folder.
   """
   errors.check_text(name, model_dir)
-  check_store(model_dir)
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
       f"{name} must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
@@ -145,40 +141,6 @@ def _locked(name: str, folder: storage.Path) -> Iterator[locks.Lock]:
       f"{name} {folder} is in use by another run ({error}); wait for it, stop it, or set another "
       f"{name}"
     ) from error
-
-
-def check_store(place: str) -> None:
-  """Checks that the object store of a URL such as gs://bucket/run answers; ignores local paths.
-
-  Raises:
-    InputError: The store is not supported, a package is missing, or the store cannot be reached.
-  """
-  if not storage.is_url(place):
-    return
-  storage.path(place)
-  answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-  def ask() -> None:
-    try:
-      storage.names(place)
-      answers.put(None)
-    except BaseException as error:
-      answers.put(error)
-
-  threading.Thread(target=ask, daemon=True, name="store").start()  # cannot be interrupted
-  try:
-    error = answers.get(timeout=_STORE_SECONDS)
-  except queue.Empty:
-    raise InputError(
-      f"{place} cannot be reached: no answer in {_STORE_SECONDS} s; check the network, or set a "
-      "local folder"
-    ) from None
-  if error is None:
-    return
-  raise InputError(
-    f"{place} cannot be reached: {storage.reason(error)}. Check the network and your credentials, "
-    "or set a local folder"
-  ) from error
 
 
 @contextlib.contextmanager

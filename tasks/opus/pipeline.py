@@ -301,4 +301,5 @@ def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
 
 
 def _sha256(content: object) -> str:
-  return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+  text = json.dumps(content, ensure_ascii=False)
+  return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()

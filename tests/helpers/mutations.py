@@ -35,7 +35,7 @@ _NUMBERS = (0, 1, 255, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, (1 << 64)
 _VALUES: tuple[Any, ...] = (
   None, True, -1, 0, 3, 1 << 31, 1 << 63, 10**18, 10**400, 0.5, -1e308, float("nan"), float("inf"),
   "", "x", "\ud800", "\0", "../../outside", "/etc/passwd", "file:///etc/passwd", "x" * 5000,
-  [], {}, [[]], [None], {"x": None}, [0] * 1000, _nested(800),
+  "\udce9", [], {}, [[]], [None], {"x": None}, [0] * 1000, _nested(800),
 )  # fmt: skip
 
 

@@ -62,15 +62,14 @@ try:
 except SystemExit as stop:
   print("exit:", stop.code)
 """
-  printed = commands.fresh_script(code, cwd=tmp_path).stdout
-  assert re.findall("exit: (.*)", printed) == [
-    "0",
-    "0",
+  done = commands.fresh_script(code, cwd=tmp_path)
+  assert re.findall("exit: (.*)", done.stdout) == ["0", "0", "1", "1"]
+  assert done.stderr.splitlines() == [
     f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
     "t5x: error: t5x needs the package seqio, which is not installed: pip install 'vmsst[train]'",
   ]
   for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
-    assert name in printed
+    assert name in done.stdout
 
 
 # --------------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ _DRY = (
 
 # Runs the command for every entry of a JSON object; writes to a file how each ended.
 _DRIVER = """
-import functools, json, sys, traceback
+import contextlib, functools, io, json, sys, traceback
 import gin
 from vmsst.launch import dry_run
 from vmsst.launch.main import main
@@ -186,10 +185,11 @@ outcomes = {}
 for name, arguments in json.load(sys.stdin).items():
   gin.clear_config(clear_constants=True)
   try:
-    main(arguments)
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+      main(arguments)
     outcomes[name] = "no error"
   except SystemExit as stop:
-    outcomes[name] = stop.code
+    outcomes[name] = shown.getvalue().strip()
   except BaseException:
     outcomes[name] = traceback.format_exc()
 with open(sys.argv[1], "w") as stream:
@@ -397,11 +397,17 @@ def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
-@pytest.mark.parametrize(("before", "seen"), [(None, ["", "glibc.malloc.hugetlb=1"]), ("x", ["x"])])
+@pytest.mark.parametrize(
+  ("before", "seen"), [(None, [" False", "glibc.malloc.hugetlb=1 True"]), ("x", ["x False"])]
+)
 def test_the_process_is_re_executed_with_huge_pages(before, seen):
   code = (
-    "import os; print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), flush=True)\n"
-    "from vmsst.launch.main import main; main()"
+    "import os, signal\n"
+    "blocked = lambda: signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+    "print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), blocked(), flush=True)\n"
+    "from vmsst.launch.main import main\n"
+    "assert not blocked()\n"
+    "main()"
   )
   environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
   environment |= {} if before is None else {"GLIBC_TUNABLES": before}
@@ -412,7 +418,7 @@ def test_the_process_is_re_executed_with_huge_pages(before, seen):
     text=True,
     check=False,
   )
-  numbers, found = zip(*(line.split(" ") for line in done.stdout.splitlines()), strict=True)
+  numbers, found = zip(*(line.split(" ", 1) for line in done.stdout.splitlines()), strict=True)
   assert list(found) == seen
   assert len(set(numbers)) == 1
   assert done.returncode == 1

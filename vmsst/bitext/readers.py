@@ -24,7 +24,7 @@ from typing import cast
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import dataset_shards, formats
-from vmsst.files import storage, text_files
+from vmsst.files import input_files, storage, text_files
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -272,8 +272,4 @@ def _nearby(full: str) -> str:
   folder = os.path.dirname(full)
   while not os.path.isdir(folder):
     folder = os.path.dirname(folder)
-  names = sorted(os.listdir(folder))
-  if not names:
-    return f"{folder} is empty"
-  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-  return f"{folder} contains {', '.join(names[:8])}{more}"
+  return f"{folder} contains {input_files.listed(os.listdir(folder))}"

@@ -38,9 +38,10 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    parent = folder.parent
-    there = f"; {parent} holds {_listing(parent)}" if parent.is_dir() else ""
+    nearby = storage.names(folder.parent)
+    there = f"; {folder.parent} holds {input_files.listed(nearby)}" if nearby else ""
     raise errors.InputError(f"no folder {folder}{there}")
+  input_files.utf8_path(folder, "a checkpoint")
   is_one = is_checkpoint(folder)
   storage.check_finished(folder.parent if is_one else folder)
   if is_one:
@@ -51,7 +52,8 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     if is_checkpoint(child) and object_stores.is_complete(child)
   }
   if not steps:
-    raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {_listing(folder)}")
+    inside = input_files.listed(storage.names(folder))
+    raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
   return steps[max(steps)]
 
 
@@ -221,10 +223,3 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
       yield checkpointer
   finally:
     logging.set_verbosity(verbosity)
-
-
-def _listing(folder: epath.Path) -> str:
-  names = sorted(child.name for child in folder.iterdir())
-  return (
-    ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") or "nothing"
-  )

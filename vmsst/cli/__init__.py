@@ -4,30 +4,29 @@
 instant.
 """
 
-import argparse
-import contextlib
-import os
-import re
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from vmsst.process import interrupts
 
-import vmsst
-from vmsst import errors
-from vmsst.cli import (
-  compilation_cache,
-  downloads,
-  evaluation,
-  model_exports,
-  model_imports,
-  opus,
-  texts,
-  training_data,
-)
-from vmsst.cli.command import Command
-from vmsst.files import watchdog
+with interrupts.default_interrupt():
+  import argparse
+  import difflib
+  import re
+  from collections.abc import Sequence
+  from typing import Any, NoReturn
+
+  import vmsst
+  from vmsst.cli import (
+    compilation_cache,
+    downloads,
+    evaluation,
+    model_exports,
+    model_imports,
+    opus,
+    texts,
+    training_data,
+  )
+  from vmsst.cli.command import Command
+  from vmsst.files import watchdog
+  from vmsst.process import commands
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +59,17 @@ _GROUPS = {
 
 
 class _Parser(argparse.ArgumentParser):
-  """A parser that reads every negative number as a value, also -1e-3 and -inf."""
+  """A parser that accepts every negative number as a value, and suggests the right choice."""
 
   def __init__(self, *args: Any, **options: Any):
     super().__init__(*args, **options)
     self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
+
+  def error(self, message: str) -> NoReturn:
+    """Exits with a message."""
+    wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+    near = wrong and difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
+    super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -88,45 +93,13 @@ def build_parser() -> argparse.ArgumentParser:
   return parser
 
 
-class _Terminated(KeyboardInterrupt):
-  """SIGTERM, which ends a command as Ctrl-C does."""
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-  """Raises `_Terminated` at SIGTERM, so that a command removes its temporary files."""
-
-  def stop(number: int, frame: object) -> None:
-    raise _Terminated
-
-  in_main_thread = threading.current_thread() is threading.main_thread()
-  if not in_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-    yield
-    return
-  signal.signal(signal.SIGTERM, stop)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command line and returns its exit status."""
-  args = build_parser().parse_args(argv)
-  compilation_cache.enable()
-  try:
-    with _sigterm_raises(), watchdog.watching("vmsst", args.command.patience):
+  """Runs the command line, by default that of the process; returns its exit status."""
+  with commands.CommandProcess("vmsst", own=argv is None) as process:
+    args = build_parser().parse_args(argv)
+    if args.command.resumable:
+      process.hint = "; rerun the same command to resume"
+    compilation_cache.enable()
+    with watchdog.watching("vmsst", args.command.patience):
       args.command(args)
-  except BrokenPipeError:
-    # The reader of the output has closed it. Without this Python complains when it flushes.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
-  except (errors.InputError, OSError) as error:
-    print(f"vmsst: error: {error}", file=sys.stderr)
-    return 1
-  except KeyboardInterrupt as stop:
-    terminated = isinstance(stop, _Terminated)
-    hint = "; rerun the same command to resume" if args.command.resumable else ""
-    print(f"vmsst: {'terminated' if terminated else 'interrupted'}{hint}", file=sys.stderr)
-    return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
-  return 0
+  return process.status

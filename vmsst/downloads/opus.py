@@ -189,8 +189,7 @@ def _fetch_into_store(
   fetcher: fetch.Fetcher, file: fetch.File, url: str, local: pathlib.Path
 ) -> bool:
   """Does what `Fetcher.fetch` does for an object; `local` is the file until it is uploaded."""
-  with storage.explained(url, "read"):
-    size = storage.size(url) if storage.exists(url) else None
+  size = storage.size(url) if storage.exists(url) else None
   if size is None:
     fetcher.fetch(file, local)
     storage.upload(local, url)

@@ -60,7 +60,7 @@ def members(path: str) -> list[Member]:
     DamagedError: the file is not a zip archive or cannot be read.
   """
   try:
-    with storage.open_damaged(path) as stream, zipfile.ZipFile(stream) as archive:
+    with storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
       return [
         Member(path, info.filename, number, info)
         for number, info in enumerate(archive.infolist())
@@ -102,7 +102,7 @@ def member_chunks(member: Member) -> Iterator[bytes]:
 
 def file_chunks(path: str) -> Iterator[bytes]:
   """Yields the content of a plain or gzipped (`.gz`) file in pieces; errors as `member_chunks`."""
-  with _damage(), storage.open_damaged(path) as stream:
+  with _damage(), storage.open_binary(path) as stream:
     if not path.endswith(".gz"):
       yield from _pieces(stream)
       return
@@ -212,7 +212,7 @@ def _directory_member(path: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
   try:
     with (
       _damage(),
-      storage.open_damaged(path) as file,
+      storage.open_binary(path) as file,
       zipfile.ZipFile(file) as archive,
       archive.open(unchecked) as stream,
     ):
@@ -250,7 +250,7 @@ def _members_by_header(path: str) -> Iterator[tuple[str, Iterator[bytes]]]:
     except stream_unzip.UnzipError:
       raise DamagedError("the compressed data is damaged") from None
 
-  with _damage(), storage.open_damaged(path) as stream, unzipping():
+  with _damage(), storage.open_binary(path) as stream, unzipping():
     unzipped = stream_unzip.stream_unzip(
       _pieces(stream),
       chunk_size=_PIECE_BYTES,

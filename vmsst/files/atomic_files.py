@@ -122,12 +122,14 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
   """Writes the content of a UTF-8 file atomically; see `atomic_path`."""
-  write_bytes(path, content.encode())
+  write_bytes(path, content.encode(errors="surrogateescape"))
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
   """Writes a JSON file atomically; see `atomic_path`."""
-  write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
+  # JSON's escapes are those of Python: file names that are not UTF-8 are read back as they were.
+  text = json.dumps(content, indent=1, ensure_ascii=False)
+  write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vmsst import errors
@@ -81,11 +81,12 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
 def read_json(path: str | os.PathLike[str]) -> Any:
   """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON.
 
-  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid.
+  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid, except
+  for those that stand for a byte of a file name that is not UTF-8.
   """
   found = parse_json(read_bytes(path), str(path))
   try:
-    json.dumps(found, ensure_ascii=False).encode()
+    json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
   except (UnicodeEncodeError, RecursionError) as error:
     raise errors.InputError(f"{path}: not JSON: {error}") from None
   return found
@@ -116,6 +117,20 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
   except ValueError:  # an integer with too many digits
     return f"a {type(value).__name__} that is too long"
+
+
+def utf8_path(path: str | os.PathLike[str], what: str) -> str:
+  """Returns a path for a library that takes only UTF-8; else raises InputError, naming `what`."""
+  if not is_text(os.fspath(path)):
+    raise errors.InputError(f"{path}: the path of {what} must be UTF-8; rename the file or folder")
+  return os.fspath(path)
+
+
+def listed(names: Iterable[str]) -> str:
+  """Returns names of files for a message, in order: the first ones, and how many more there are."""
+  found = sorted(names)
+  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in found[:8])
+  return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "") or "nothing"
 
 
 def reason(error: Exception) -> str:

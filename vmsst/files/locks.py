@@ -69,8 +69,7 @@ def held(path: str, wait: Callable[[str], None] = logging.info) -> Iterator[Lock
     InputError: the object store refuses it.
   """
   if storage.is_url(path):
-    with storage.explained(path, "written"):
-      lock = _StoreLock.acquired(path, wait)
+    lock = _StoreLock.acquired(path, wait)
     try:
       yield lock
     finally:

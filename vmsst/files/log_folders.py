@@ -53,9 +53,7 @@ class LogFolder:
     for path in sorted(self.local.rglob("*")):
       name = path.relative_to(self.local).as_posix()
       if path.is_file() and self._uploaded.get(name) != (version := _version(path)):
-        url = f"{self._url}/{name}"
-        with storage.explained(url, "written"):
-          storage.filesystem(url).put_file(os.fspath(path), url)
+        storage.upload(path, f"{self._url}/{name}")
         self._uploaded[name] = version
 
 

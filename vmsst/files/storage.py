@@ -10,16 +10,20 @@ TensorFlow, so that Orbax and this library see the same files.
 
 import atexit
 import contextlib
+import errno
 import functools
 import glob
 import io
+import logging
 import os
 import pathlib
+import queue
 import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from vmsst import errors
@@ -37,6 +41,7 @@ STORES = {"gs": "gcs", "s3": "s3"}
 UNFINISHED = ".vmsst"
 """Name of the work folder in a folder that is not finished; see `work_folders`."""
 
+_ANSWER_SECONDS = 20
 _BUFFER = 1 << 18
 _GAP = 1 << 18
 
@@ -69,26 +74,86 @@ def path(given: str | os.PathLike[str]) -> "Path":
 
 
 def filesystem(url: str) -> Any:
-  """Returns the fsspec file system of a URL.
+  """Returns the fsspec file system of a URL, whose methods raise InputError if the store fails.
 
-  It remembers no listings: other processes, and TensorStore in this one, write too.
+  They raise FileNotFoundError and FileExistsError unchanged. The file system remembers no listings:
+  other processes, and TensorStore in this one, write too.
 
   Raises:
-    InputError: the scheme is unknown, or its package is not installed; the message names it.
+    InputError: the scheme is unknown, its package is not installed, or the store cannot be reached;
+      the message says what to do.
   """
   import fsspec
 
   scheme = url.split("://")[0]
   for name in ("gs", "gcs", "s3", "s3a"):  # epath makes file systems of its own
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
+  logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
   try:
-    return fsspec.filesystem(scheme)
+    fsspec.get_filesystem_class(scheme)
   except ImportError as error:
     extra = STORES.get(scheme)
     how = f"pip install 'vmsst[{extra}]'" if extra else str(error)
     raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {how}") from None
   except ValueError as error:  # an unknown scheme
     raise errors.InputError(f"{url}: {error}") from None
+  bucket = "/".join(url.split("/")[:3])
+  if bucket not in _reached:
+    _reach(url, lambda: fsspec.filesystem(scheme).exists(url))
+    _reached.add(bucket)
+  return _Store(url, fsspec.filesystem(scheme))
+
+
+_reached: set[str] = set()
+"""URLs of the buckets that have answered this process."""
+
+
+def _reach(url: str, request: Callable[[], Any]) -> None:
+  """Raises InputError unless a store answers soon; clients repeat a request for a minute."""
+  answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+  def ask() -> None:
+    try:
+      request()
+      answers.put(None)
+    except BaseException as error:
+      answers.put(error)
+
+  threading.Thread(target=ask, daemon=True, name="store").start()  # cannot be interrupted
+  try:
+    error = answers.get(timeout=_ANSWER_SECONDS)
+  except queue.Empty:
+    error = TimeoutError(f"no answer in {_ANSWER_SECONDS} s")
+  # Credentials may be for a part of a bucket alone.
+  if error and not isinstance(error, FileNotFoundError | PermissionError):
+    raise errors.InputError(
+      f"{url} cannot be reached: {reason(error)}. Check the network, the store's address and "
+      "region and your credentials, or give a local path"
+    ) from error
+
+
+class _Store:
+  """A file system of fsspec with the errors of this library."""
+
+  def __init__(self, url: str, system: Any):
+    self._url = url
+    self._system = system
+
+  def __getattr__(self, name: str) -> Any:
+    method = getattr(self._system, name)
+    verb = {"put": "written", "pip": "written", "cp_": "written", "rm": "removed", "rm_": "removed"}
+
+    def call(*args: Any, **options: Any) -> Any:
+      try:
+        return method(*args, **options)
+      except FileExistsError:
+        raise
+      except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._url) from None
+      except Exception as error:
+        raise _failure(self._url, verb.get(name[:3], "read"), error) from error
+
+    return call
 
 
 def check_local(path: str | os.PathLike[str], what: str) -> None:
@@ -115,8 +180,11 @@ def names(folder: str | os.PathLike[str]) -> set[str]:
 def matches(pattern: str) -> list[str]:
   """Returns the absolute paths of the files that match a shell pattern, sorted.
 
-  `**` matches any number of folders; `~` is the home folder.
+  `**` matches any number of folders; `~` is the home folder. A file whose name is the pattern
+  itself, as `news [2024].tsv` may be, is the only match.
   """
+  if glob.has_magic(pattern) and is_file(os.path.expanduser(pattern)):
+    return [absolute(os.path.expanduser(pattern))]
   if not is_url(pattern):
     full = os.path.abspath(os.path.expanduser(pattern))
     return sorted(path for path in glob.glob(full, recursive=True) if os.path.isfile(path))
@@ -136,8 +204,7 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
     return sorted(folder.glob(pattern))
   url = os.fspath(folder)
   scheme = url.split("://")[0]
-  with explained(url, "read"):
-    found = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
+  found = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
   return sorted(path(f"{scheme}://{each.strip('/')}") for each in found)
 
 
@@ -146,8 +213,7 @@ def objects_below(url: str) -> list[str]:
   system = filesystem(url)
   root = system._strip_protocol(url).rstrip("/")
   # S3's consoles mark folders by objects whose names end with a slash.
-  with explained(url, "read"):
-    return [found[len(root) + 1 :] for found in system.find(root) if not found.endswith("/")]
+  return [found[len(root) + 1 :] for found in system.find(root) if not found.endswith("/")]
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -160,8 +226,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 def is_file(path: str | os.PathLike[str]) -> bool:
   """Returns whether there is a file at a path."""
   if is_url(path):
-    with explained(path, "read"):
-      return bool(filesystem(os.fspath(path)).isfile(os.fspath(path)))
+    return bool(filesystem(os.fspath(path)).isfile(os.fspath(path)))
   return pathlib.Path(path).is_file()
 
 
@@ -181,8 +246,7 @@ def sizes(url: str) -> dict[str, int]:
   """Returns the sizes of the objects below a URL in bytes, by their names relative to it."""
   system = filesystem(url)
   root = system._strip_protocol(url).rstrip("/")
-  with explained(url, "read"):
-    found = system.find(root, detail=True)
+  found = system.find(root, detail=True)
   return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
 
 
@@ -216,7 +280,7 @@ def remove_files(folder: str | os.PathLike[str], names: Collection[str]) -> None
     for name in names:
       remove(os.path.join(folder, name))
   elif names:
-    with explained(folder, "removed"):
+    with contextlib.suppress(FileNotFoundError):
       filesystem(os.fspath(folder)).rm([f"{os.fspath(folder)}/{name}" for name in names])
 
 
@@ -250,8 +314,7 @@ def check_writable(url: str) -> None:
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
   with uploaded(probe) as partial:
     partial.touch()
-  with explained(probe, "removed"):
-    remove(probe)
+  remove(probe)
 
 
 def download(url: str, target: pathlib.Path) -> None:
@@ -339,8 +402,7 @@ def uploaded(url: str) -> Iterator[pathlib.Path]:
 
 def upload(local: pathlib.Path, url: str) -> None:
   """Copies a file of this machine to an object, which appears as a whole."""
-  with explained(url, "written"):
-    filesystem(url).put_file(os.fspath(local), url)
+  filesystem(url).put_file(os.fspath(local), url)
 
 
 def check_finished(folder: str | os.PathLike[str], inside: Collection[str] | None = None) -> None:
@@ -358,29 +420,26 @@ def check_finished(folder: str | os.PathLike[str], inside: Collection[str] | Non
 
 
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
-  """Opens a file to read; of an object store, without a local copy."""
-  if is_url(path):
-    # fsspec's own files do not read a line up to a length.
-    return io.BufferedReader(filesystem(os.fspath(path)).open(os.fspath(path), "rb"), _BUFFER)
-  return open(path, "rb")
+  """Opens a file to read; of an object store, without a local copy.
 
-
-def open_damaged(path: str | os.PathLike[str]) -> IO[bytes]:
-  """Opens a file whose content may be damaged; an error of its store is always an InputError.
-
-  So readers that continue after damage never take a lost connection for the end of the file.
+  A lost connection to a store is an InputError, never taken for the end of a damaged file.
   """
   if is_url(path):
-    return io.BufferedReader(_StoreFile(os.fspath(path)), _BUFFER)
+    # fsspec's own files do not read a line up to a length.
+    url = os.fspath(path)
+    return io.BufferedReader(_StoreFile(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")
 
 
 class _StoreFile(io.RawIOBase):
-  def __init__(self, url: str):
+  def __init__(self, url: str, stream: IO[bytes]):
     super().__init__()
     self._url = url
-    with explained(url, "read"):
-      self._stream = filesystem(url).open(url, "rb")
+    self._stream = stream
+
+  def close(self) -> None:
+    self._stream.close()
+    super().close()
 
   def readable(self) -> bool:
     return True
@@ -396,7 +455,7 @@ class _StoreFile(io.RawIOBase):
 
   def readinto(self, buffer: Any) -> int:
     with explained(self._url, "read"):
-      return int(self._stream.readinto(buffer))
+      return int(self._stream.readinto(buffer))  # type: ignore[attr-defined]
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
@@ -444,10 +503,16 @@ def explained(path: str | os.PathLike[str], verb: str) -> Iterator[None]:
   except errors.InputError:
     raise
   except Exception as error:
-    raise errors.InputError(f"{os.fspath(path)} cannot be {verb}: {reason(error)}") from error
+    raise _failure(path, verb, error) from error
+
+
+def _failure(path: str | os.PathLike[str], verb: str, error: Exception) -> errors.InputError:
+  return errors.InputError(f"{os.fspath(path)} cannot be {verb}: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:
   """Returns the message of an error of a store, in one line."""
+  if isinstance(error, FileNotFoundError):
+    return "no such file"
   message = " ".join(str(getattr(error, "message", None) or error).split())[:500]
   return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -204,11 +204,12 @@ def _decode(raw: bytes, path: str, number: int) -> str:
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[IO[bytes]]:
   input_files.check_no_pipe(path)
-  with storage.explained(path, "read"):
-    try:
-      stream = storage.open_binary(path)
-    except (OSError, ValueError) as error:
-      raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
+  try:
+    stream = storage.open_binary(path)
+  except errors.InputError:  # of a store
+    raise
+  except (OSError, ValueError) as error:
+    raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
   with stream:
     if path.endswith(".gz"):
       # Its readline is C code, that of GzipFile is Python.
@@ -234,14 +235,8 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
       ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
       raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
-    except OSError as error:
+    except (OSError, errors.InputError) as error:  # the latter of a store
       raise errors.InputError(f"{path}: cannot be read, after line {number}: {error}") from None
-    except Exception as error:
-      if not storage.is_url(path):
-        raise
-      raise errors.InputError(
-        f"{path}: cannot be read, after line {number}: {storage.reason(error)}"
-      ) from error
     number += chunk.count(b"\n")
     size += len(chunk)
     if most is not None and size > most:

@@ -41,10 +41,7 @@ def watching(command: str, minutes: float) -> Iterator[None]:
     yield
     return
   ended = threading.Event()
-  try:
-    stderr = os.dup(2)  # it may be redirected later
-  except OSError:  # closed
-    stderr = os.open(os.devnull, os.O_WRONLY)
+  stderr = os.dup(2)  # it may be redirected later
 
   def watch() -> None:
     while not ended.wait(limit_s / _POLLS):

@@ -164,8 +164,7 @@ def is_new(target: storage.Path) -> bool:
   """Returns whether `atomic_folder` may write a folder: it is absent, empty or unfinished."""
   if not storage.is_url(target):
     return not target.exists() or (target.is_dir() and not any(target.iterdir()))
-  with storage.explained(target, "read"):
-    inside = storage.names(target)
+  inside = storage.names(target)
   return not inside or storage.UNFINISHED in inside
 
 
@@ -183,17 +182,16 @@ def upload(folder: pathlib.Path, url: str) -> None:
     if not lock.taken_over and storage.names(url) != {storage.UNFINISHED}:
       raise _exists(url)
     system = storage.filesystem(url)
-    with storage.explained(url, "written"):
-      try:
-        _remove_objects(system, url)
-        for path in inside:
-          system.put_file(os.fspath(folder / path), f"{url}/{path.as_posix()}")
+    try:
+      _remove_objects(system, url)
+      for path in inside:
+        system.put_file(os.fspath(folder / path), f"{url}/{path.as_posix()}")
+      lock.check()
+    except BaseException:
+      with contextlib.suppress(Exception):  # The first error is the reason.
         lock.check()
-      except BaseException:
-        with contextlib.suppress(Exception):  # The first error is the reason.
-          lock.check()
-          _remove_objects(system, url)
-        raise
+        _remove_objects(system, url)
+      raise
 
 
 def _remove_objects(system: Any, url: str) -> None:

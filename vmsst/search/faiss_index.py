@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.files import input_files
 
 # Training of codes: rounds of the rotation and of k-means, and vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
@@ -77,7 +78,7 @@ def write(index: Any, path: str | os.PathLike[str]) -> None:
     OSError: it cannot be written.
   """
   try:
-    library().write_index(index, os.fspath(path))
+    library().write_index(index, input_files.utf8_path(path, "an index"))
   except RuntimeError as error:
     raise OSError(f"{os.fspath(path)} cannot be written: {_reason(error)}") from None
 
@@ -94,7 +95,8 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
   """
   faiss = library()
   try:
-    return faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP if mapped else 0)
+    place = input_files.utf8_path(path, "an index")
+    return faiss.read_index(place, faiss.IO_FLAG_MMAP if mapped else 0)
   except RuntimeError as error:
     raise errors.InputError(
       f"{os.fspath(path)}: this version of FAISS cannot read it: {_reason(error)}"

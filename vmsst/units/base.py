@@ -85,7 +85,7 @@ class StagedUnit(Unit):
 def digest(*parts: object) -> str:
   """Returns a hash of JSON values, for keys."""
   content = json.dumps(parts, ensure_ascii=False, sort_keys=True)
-  return hashlib.sha256(content.encode()).hexdigest()[:32]
+  return hashlib.sha256(content.encode(errors="backslashreplace")).hexdigest()[:32]
 
 
 def result(unit: Unit, *, verify: bool = False) -> dict[str, Any] | None:
@@ -172,7 +172,7 @@ def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
   sha256 = made.get("sha256") or checksums.of_file(unit.path)
   saved = {"key": unit.key, "bytes": storage.size(unit.path), "sha256": sha256, "made": made}
   with atomic_files.atomic_file(path) as stream:
-    stream.write(json.dumps(saved, ensure_ascii=False).encode())
+    stream.write(json.dumps(saved, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
 def _saved(unit: Unit) -> dict[str, Any]:

@@ -102,11 +102,10 @@ def local_path(folder: str, bitext: BitextFile) -> str:
     InputError: the file is missing or cannot be read.
   """
   path = path_of(folder, bitext)
-  with storage.explained(path, "read"):
-    if not storage.exists(path):
-      raise errors.InputError(
-        f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
-      )
+  if not storage.exists(path):
+    raise errors.InputError(
+      f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
+    )
   return _copy(path) if storage.is_url(path) else path
 
 

@@ -79,7 +79,25 @@ def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(capsys):
 def test_unknown_commands_list_the_known_ones(capsys):
   with pytest.raises(SystemExit):
     cli.main(["embedd"])
-  assert "gin-dir" in capsys.readouterr().err
+  assert "gin-dir" in (shown := capsys.readouterr().err)
+  assert shown.endswith("; did you mean embed?\n")
+  with pytest.raises(SystemExit):
+    cli.main(["data", "mine-negativ"])
+  assert capsys.readouterr().err.endswith("; did you mean mine-negatives?\n")
+  with pytest.raises(SystemExit):
+    cli.main(["zzz"])
+  assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_missing_folder_is_named_with_some_of_what_is_there(tmp_path, capsys, monkeypatch):
+  for number in range(100):
+    (tmp_path / f"{number:03}{'x' * 200}").touch()
+  monkeypatch.chdir(tmp_path)
+  assert cli.main(["export", "onnx", "nowhere", "out"]) == 1
+  message = capsys.readouterr().err
+  assert "000xxx" in message
+  assert message.endswith(" and 92 more\n")
+  assert len(message) < 1000
 
 
 def test_messages_and_docstrings_name_commands_that_exist():
@@ -199,6 +217,30 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   assert cli.main(["mine", *sides, str(tmp_path / "b.tsv"), *options, "--threshold", "9"]) == 0
   assert len(encoder.calls) == calls
   assert (tmp_path / "b.tsv").read_text() == ""
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", "café \x1b]0;title\x07 [1]*".encode()])
+def test_any_name_of_a_file_works(name, sides, encoder, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  name = os.fsdecode(name)
+  x, y, vectors, out, scores, found = (f"{name}.{end}" for end in ("x", "y", "v", "m", "s", "f"))
+  for side, path in zip(sides, (x, y), strict=True):
+    os.rename(side, path)
+  encoder.fail_at = 2
+  assert cli.main(["mine", x, y, out, "--encoder", "a"]) == 130
+  encoder.fail_at = None
+  assert cli.main(["mine", x, y, out, "--encoder", "a"]) == 0  # resumes
+  for command in (
+    ["embed", "a", y, vectors],
+    ["index", vectors, "index"],
+    ["search", x, y, vectors, "--index", "index", "--output", found],
+    ["score", "a", x, x, "--output", scores],
+  ):
+    assert cli.main(command) == 0, capsys.readouterr().err
+  assert len(pathlib.Path(out).read_text().splitlines()) == len(SENTENCES)
+  printed = capsys.readouterr()
+  assert "caf" in printed.out
+  assert not {"\x1b", "\x07", "\udce9"} & {*printed.out, *printed.err}
 
 
 def test_embed_reports_that_it_resumes_after_an_interruption(sides, encoder, tmp_path, capsys):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from vmsst import errors
-from vmsst.files import atomic_files, work_folders
+from vmsst.files import atomic_files, input_files, work_folders
 
 
 @pytest.fixture
@@ -24,6 +24,14 @@ def full_disk():
 
 def names(folder):
   return sorted(path.name for path in folder.rglob("*"))
+
+
+def test_names_of_files_that_are_not_utf_8_are_written_and_read(tmp_path):
+  name = os.fsdecode(b"caf\xe9 \xc3\xa9")
+  atomic_files.write_json(tmp_path / "names.json", {name: name})
+  assert input_files.read_json(tmp_path / "names.json") == {name: name}
+  atomic_files.write_text(tmp_path / "names.txt", name)
+  assert (tmp_path / "names.txt").read_bytes() == b"caf\xe9 \xc3\xa9"
 
 
 def test_the_new_content_is_there_or_the_old(tmp_path):

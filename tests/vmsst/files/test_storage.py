@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 
 from vmsst import errors
-from vmsst.files import atomic_files, checksums, input_files, storage
+from vmsst.files import atomic_files, checksums, input_files, storage, text_files
 
 
 @pytest.fixture
@@ -114,6 +114,19 @@ def test_close_ranges_are_read_in_one_request(store, monkeypatch):
   assert storage.read_ranges("gs://bucket/a", [], 3) == []
 
 
+def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
+  for root in ("gs://bucket", str(tmp_path)):
+    for name in ("news [2024].tsv", "news 2.tsv", "a*.tsv", "ab.tsv"):
+      atomic_files.write_text(f"{root}/{name}", "text")
+    for pattern, found in (
+      ("news [2024].tsv", ["news [2024].tsv"]),
+      ("news [2-4].tsv", ["news 2.tsv"]),
+      ("a*.tsv", ["a*.tsv"]),
+      ("?b.tsv", ["ab.tsv"]),
+    ):
+      assert storage.matches(f"{root}/{pattern}") == [f"{root}/{name}" for name in found]
+
+
 def test_an_object_is_created_once(store):
   assert storage.create("gs://bucket/lock", b"1")
   assert not storage.create("gs://bucket/lock", b"2")
@@ -128,6 +141,46 @@ def test_errors_of_a_store_name_the_object(store, monkeypatch):
   with pytest.raises(errors.InputError, match=r"gs://bucket/a cannot be written: .*: no answer"):
     atomic_files.write_text("gs://bucket/a", "x")
   assert not store.find("bucket")
+
+
+@pytest.mark.parametrize(
+  "use",
+  [
+    storage.names,
+    storage.exists,
+    storage.is_file,
+    storage.size,
+    storage.sizes,
+    storage.version,
+    storage.objects_below,
+    storage.remove,
+    storage.is_new_folder,
+    storage.check_finished,
+    storage.check_writable,
+    lambda url: storage.matches(f"{url}*"),
+    lambda url: storage.find(epath.Path(url), "*"),
+    lambda url: storage.remove_files(url, ["a"]),
+    lambda url: storage.rename(url, "gs://bucket/b"),
+    lambda url: storage.create(url, b""),
+    lambda url: storage.download(url, pathlib.Path("nowhere")),
+    lambda url: storage.open_binary(url).read(),
+    lambda url: storage.read_ranges(url, [0], 1),
+    lambda url: list(text_files.read_lines(url)),
+    checksums.of_file,
+    input_files.read_json,
+  ],
+)
+def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):
+  storage.filesystem("gs://bucket")  # which has answered
+
+  def fail(*args, **kwargs):
+    raise TimeoutError("no\nanswer")
+
+  for name in dir(memory_store.MemoryStore):
+    if not name.startswith("_") and callable(getattr(memory_store.MemoryStore, name)):
+      monkeypatch.setattr(memory_store.MemoryStore, name, fail)
+  with pytest.raises(errors.InputError, match=r"gs://bucket/a.* cannot be .*: no answer"):
+    use("gs://bucket/a")
 
 
 def test_what_must_be_local_is_refused(tmp_path):

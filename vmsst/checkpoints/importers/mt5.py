@@ -31,7 +31,7 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Rule
-from vmsst.files import storage, work_folders
+from vmsst.files import input_files, storage, work_folders
 from vmsst.text import vocabularies
 
 VOCABULARY_FILE = "spiece.model"
@@ -277,7 +277,7 @@ def _open(folder: pathlib.Path) -> _Source:
     return _open_hugging_face(folder)
   checkpoint = open_t5x(folder, decoder=True)
   if checkpoint is None:
-    inside = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
+    inside = input_files.listed(path.name for path in folder.iterdir())
     raise errors.InputError(
       f"{folder} is neither a Hugging Face folder (config.json and model.safetensors) nor a T5X "
       f"checkpoint: it holds {inside}"

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors, torch_files
 from vmsst.checkpoints.importers import mt5, weight_tables
-from vmsst.files import storage, work_folders
+from vmsst.files import input_files, storage, work_folders
 from vmsst.text import vocabularies
 
 PICKLED_FILE = "pytorch_model.bin"
@@ -132,7 +132,7 @@ def _open(path: pathlib.Path) -> _Source:
     return _open_state(path, hugging_face.open_tensors(path), path)
   checkpoint = mt5.open_t5x(path, decoder=False)
   if checkpoint is None:
-    inside = ", ".join(sorted(child.name for child in path.iterdir())[:20]) or "nothing"
+    inside = input_files.listed(child.name for child in path.iterdir())
     raise errors.InputError(
       f"{path} is neither a Hugging Face folder (config.json, model.safetensors) nor a T5X "
       f"checkpoint: it holds {inside}"

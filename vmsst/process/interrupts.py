@@ -1,0 +1,37 @@
+"""Signal handlers of commands. Importing this module takes a millisecond."""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def default_interrupt() -> Iterator[None]:
+  """Makes Ctrl-C end the process inside, unless the process has a handler of its own.
+
+  Python would raise an exception, which libraries do not expect while they are imported.
+  """
+  former = replace(signal.SIG_DFL, signal.SIGINT)
+  if sys.platform != "win32":
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.huge_pages`
+  try:
+    yield
+  finally:
+    restore(former)
+
+
+def replace(handler: Any, *numbers: int) -> dict[int, Any]:
+  """Sets the handler of signals that have the one Python starts with; returns the former ones."""
+  usual = (signal.SIG_DFL, signal.default_int_handler)
+  try:
+    return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) in usual}
+  except ValueError:  # not in the main thread, which handles signals
+    return {}
+
+
+def restore(handlers: dict[int, Any]) -> None:
+  """Sets handlers that `replace` has returned."""
+  for number, handler in handlers.items():
+    signal.signal(number, handler)
