@@ -79,6 +79,11 @@ class StoredIndex:
   reader: faiss_index.Reader
   rows: StoredRows
 
+  @property
+  def exact(self) -> bool:
+    """Whether it holds the vectors as they are, so that it finds what an exact search finds."""
+    return self.settings.factory == "Flat"
+
 
 def build(
   rows: StoredRows,

@@ -90,7 +90,8 @@ def rounded(rows):
 
 def test_indexes_find_what_plain_loops_find(texts, tmp_path):
   for side in texts:
-    vector_indexes.build_index(side.folder, tmp_path / f"{side.folder.name}.index", progress=False)
+    folder = tmp_path / f"{side.folder.name}.index"
+    vector_indexes.build_index(side.folder, folder, factory="SQfp16", progress=False)
   indexes = tuple(
     vector_indexes.open_index(tmp_path / f"{side.folder.name}.index", side.folder) for side in texts
   )

@@ -116,7 +116,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
 def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):
   base, encoder = make_base(tmp_path, [*BASE, "", " "]), make_encoder()
-  vector_indexes.build_index(base.folder, tmp_path / "index", progress=False)
+  vector_indexes.build_index(base.folder, tmp_path / "index", factory="SQfp16", progress=False)
   index = vector_indexes.open_index(tmp_path / "index", base.folder)
   searcher = text_search.Searcher(encoder, base, index=index)
   monkeypatch.setattr(exact_search, "DistinctVectors", None)  # an index needs none
