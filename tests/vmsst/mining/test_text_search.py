@@ -107,7 +107,10 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
   monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
   monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
-  assert searcher.search(QUERIES[:4], 12) == first[:4]
+  again = searcher.search(QUERIES[:4], 12)
+  assert [[hit.line for hit in hits] for hits in again] == [
+    [hit.line for hit in hits] for hits in first[:4]
+  ]
   assert prepared == [4]  # the queries
   assert searcher.search([], 3) == []
   with pytest.raises(errors.InputError, match="count is 0"):
