@@ -172,13 +172,12 @@ def test_a_command_left_over_on_a_worker_is_stopped_first(tmp_path):
   left = subprocess.Popen(
     ["bash", "-c", tpu.worker_script(tpu.TpuJob(["sh", "-c", waits], **TPU))], env=environment
   )
-  for _ in range(500):
-    if (tmp_path / "waits").exists():
-      break
+  while not (tmp_path / "waits").exists():
+    assert left.poll() is None
     time.sleep(0.01)
   job = tpu.TpuJob(printed_by(["new"], tmp_path), **TPU)
-  subprocess.run(["bash", "-c", tpu.worker_script(job)], env=environment, check=True, timeout=20)
-  assert left.wait(10) == jobs.STOPPED
+  subprocess.run(["bash", "-c", tpu.worker_script(job)], env=environment, check=True, timeout=120)
+  assert left.wait(120) == jobs.STOPPED
   assert words_in(tmp_path) == ["new"]
 
 

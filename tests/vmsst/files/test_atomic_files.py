@@ -1,11 +1,10 @@
-import contextlib
 import errno
+import itertools
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -116,20 +115,16 @@ def test_what_a_killed_process_leaves_is_overwritten_or_removed(tmp_path):
   assert path.read_bytes() == b"new"
 
 
-def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path):
+def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path, monkeypatch):
   folder = tmp_path / "out"
+  numbers = iter(range(4))
 
-  def write_late():
-    for number in range(20):
-      with contextlib.suppress(OSError):
-        (folder / "arrays").mkdir(parents=True, exist_ok=True)
-        (folder / "arrays" / str(number)).write_bytes(b"late")
-      time.sleep(0.02)
+  def write_late(_):
+    for number in itertools.islice(numbers, 1):
+      (folder / "arrays").mkdir(parents=True)
+      (folder / "arrays" / str(number)).write_bytes(b"late")
 
-  thread = threading.Thread(target=write_late)
-  thread.start()
-  while not folder.exists():
-    time.sleep(0.001)
+  write_late(0)
+  monkeypatch.setattr(time, "sleep", write_late)  # Another thread would write meanwhile.
   atomic_files.remove_folder(folder)
-  thread.join()
-  assert list(tmp_path.iterdir()) == []
+  assert list(numbers) == list(tmp_path.iterdir()) == []

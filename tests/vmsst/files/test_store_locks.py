@@ -31,6 +31,7 @@ def locks():
 
 
 def test_a_lock_keeps_others_out_while_its_owner_renews_it(monkeypatch):
+  monkeypatch.setattr(store_locks, "STALE_SECONDS", 600)
   with store_locks.acquired(FOLDER) as lock:
     assert locks() == [".lock-000001"]
     messages = []
