@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-pytest_plugins = ["budget", "skips"]
+pytest_plugins = ["skips"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
