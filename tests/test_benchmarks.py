@@ -9,7 +9,7 @@ import pytest
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
 COMMANDS = {
-  "ems_step": "--batch=4 --steps=1 --rounds=1 --variants ours without_heads",
+  "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",
   "encode": "--data={data} --models=bert --sentences=50 --repeats=1 --rounds=1",
   "index_search": "--data={data} --sizes 2000",
   "mining": "--sizes 500 --width=16 --rounds=1",
@@ -31,5 +31,4 @@ def test_a_benchmark_runs(name, data_root, tmp_path):
     check=False,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  last = json.loads(done.stdout.splitlines()[-1])
-  assert last["gflops"] > 0
+  assert json.loads(done.stdout.splitlines()[-1])["benchmark"] == name
