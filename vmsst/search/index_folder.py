@@ -123,7 +123,10 @@ def build(
   settings = Settings(factory, vectors, shard_rows or _SHARD_ROWS)
   if storage.exists(folder / _STATE):
     before, checksum = _read_state(folder)
-    _check_same(folder, before, settings)
+    if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
+      raise errors.InputError(
+        f"{folder} has another index: {differences}; give another folder, or delete it"
+      )
     if checksum is not None:
       _check_sum(folder / _INDEX, checksum)
       _remove_parts(folder)
@@ -340,10 +343,3 @@ def _read_state(folder: storage.Path) -> tuple[Settings, Any]:
   if not good:
     raise errors.InputError(f"{path}: broken: {_AGAIN}")
   return settings, checksum
-
-
-def _check_same(folder: storage.Path, before: Settings, settings: Settings) -> None:
-  if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
-    raise errors.InputError(
-      f"{folder} has another index: {differences}; give another folder, or delete it"
-    )
