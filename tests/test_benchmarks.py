@@ -15,7 +15,7 @@ COMMANDS = {
   "mining": "--sizes 500 --width=16 --rounds=1",
   "opus_build": "--sizes 2000 --workers 1",
   "vmsst_step": "--batch=4 --length=8 --width=32 --vocabulary=500 --repeats=1 --rounds=1",
-  "vocab_projection": "--batch=4 --length=8 --width=32 --vocabulary=500 --repeats=1 --rounds=1",
+  "vocab_projection": "--batch=4 --length=8 --width=32 --vocabulary=512 --repeats=1 --rounds=1",
 }
 
 
