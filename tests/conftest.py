@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-pytest_plugins = ["budget", "skips"]
+pytest_plugins = ["skips"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
@@ -16,6 +16,8 @@ _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# For the processes that tests start; pyproject.toml has the same for this one.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compilation cache entry")
 # XLA's older code generator for CPUs, in one thread, takes half the CPU time. XLA aborts on unknown
 # flags, and other versions may not have these.
 _QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

@@ -26,12 +26,6 @@ def run(script, monkeypatch, capsys, *arguments):
   return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_seconds_are_interpolated_between_evaluations(script):
-  points = [{"seconds": 10.0, "accuracy": 20.0}, {"seconds": 14.0, "accuracy": 40.0}]
-  assert [script.seconds_to(x, points) for x in (5, 20, 35, 40, 41)] == [2.5, 10, 13, 14, None]
-  assert script.seconds_to(5, []) is None
-
-
 def test_variants_resume_until_they_have_passed(script, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(script.measure, "numpy_gflops", lambda: 100.0)
   calls = []

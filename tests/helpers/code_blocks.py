@@ -120,7 +120,7 @@ def bash(
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=900,
   )
   assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
   return done.stdout
@@ -137,7 +137,7 @@ def python(text: str, folder: pathlib.Path, replace: Mapping[str, str]) -> str:
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=900,
   )
   assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
   return done.stdout

@@ -62,7 +62,7 @@ def fresh_script(code, *arguments, cwd, text=""):
     input=text,
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=900,
   )
   assert done.returncode == 0, done.stderr
   return done
@@ -73,7 +73,7 @@ def t5x(*arguments, cwd, devices=1):
   return _run_fork(_T5X, ["t5x", *arguments], cwd, devices)
 
 
-def script(code, *arguments, cwd, devices=1, text="", timeout=300, variables=None):
+def script(code, *arguments, cwd, devices=1, text="", timeout=900, variables=None):
   """Runs a Python script with `text` as standard input; fails if the script fails.
 
   Its process starts with TensorFlow, seqio and JAX imported, and with more environment variables.
@@ -88,7 +88,7 @@ def start_t5x(*arguments, cwd, stream):
   return _start(_T5X, ["t5x", *arguments], cwd, environment(), [os.devnull, stream, stream])
 
 
-def _run_fork(code, arguments, cwd, devices, text="", timeout=300, variables=None):
+def _run_fork(code, arguments, cwd, devices, text="", timeout=900, variables=None):
   with tempfile.TemporaryDirectory() as folder:
     streams = [pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")]
     streams[0].write_text(text, encoding="utf-8")

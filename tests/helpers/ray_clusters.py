@@ -15,12 +15,13 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+
+import ports
 
 _HELPERS = pathlib.Path(__file__).parent
 _ROOT = _HELPERS.parents[1]
@@ -163,17 +164,16 @@ def _main(folder):
   from ray.cluster_utils import Cluster
 
   options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _MEMORY}
-  with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
-  made = Cluster(
-    initialize_head=True,
-    head_node_args={
-      **options,
-      "include_dashboard": False,
-      "temp_dir": folder,
-      "ray_client_server_port": port,
-    },
-  )
+  with ports.reserved() as port:
+    made = Cluster(
+      initialize_head=True,
+      head_node_args={
+        **options,
+        "include_dashboard": False,
+        "temp_dir": folder,
+        "ray_client_server_port": port,
+      },
+    )
 
   def tell(node):
     print(node.all_processes["raylet"][0].process.pid, flush=True)

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 
+import ports
 import pytest
 
 PACKAGES = {
@@ -29,21 +30,19 @@ def skip_without(scheme):
 @contextlib.contextmanager
 def running(scheme):
   """Runs a server; yields the environment variables of its clients."""
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
-  url = f"http://127.0.0.1:{port}"
-  command, environment = (_google if scheme == "gs" else _amazon)(port, url)
-  server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-  try:
-    _wait(port, server)
-    made = urllib.request.Request(*_bucket(scheme, url))
-    made.method = "POST" if scheme == "gs" else "PUT"
-    urllib.request.urlopen(made, timeout=30).close()
-    yield environment
-  finally:
-    server.kill()
-    server.wait()
+  with ports.reserved() as port:
+    url = f"http://127.0.0.1:{port}"
+    command, environment = (_google if scheme == "gs" else _amazon)(port, url)
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+      _wait(port, server)
+      made = urllib.request.Request(*_bucket(scheme, url))
+      made.method = "POST" if scheme == "gs" else "PUT"
+      urllib.request.urlopen(made, timeout=60).close()
+      yield environment
+    finally:
+      server.kill()
+      server.wait()
 
 
 def _google(port, url):

@@ -55,13 +55,17 @@ class Failing(Square):
 
 @dataclasses.dataclass(frozen=True)
 class Staged(base.StagedUnit):
-  """Squares in three stages, each of which takes some time and is noted in a log."""
+  """Squares in three stages, each of which takes some time and is noted in a log at its start.
+
+  Before it computes, it waits until stages of its neighbors have started.
+  """
 
   number: int
   path: str
   log: str = ""
   fails_in: str = ""
   seconds: float = 0.0
+  neighbors: tuple[str, ...] = ()
 
   @functools.cached_property
   def key(self):
@@ -70,10 +74,10 @@ class Staged(base.StagedUnit):
   def _stage(self, name):
     if self.fails_in == name:
       raise errors.InputError(f"{name} went wrong")
-    time.sleep(self.seconds)
     if self.log:
       with open(self.log, "a", encoding="utf-8") as stream:
         stream.write(f"{name} {self.number}\n")
+    time.sleep(self.seconds)
 
   def read(self):
     self._stage("read")
@@ -81,6 +85,10 @@ class Staged(base.StagedUnit):
 
   def compute(self, prepared):
     self._stage("compute")
+    end = time.monotonic() + 60
+    while self.neighbors and not {*self.neighbors} <= {*_lines(self.log)}:
+      assert time.monotonic() < end, f"{self.neighbors} have not started"
+      time.sleep(0.001)
     return prepared**2
 
   def write(self, computed):
@@ -88,6 +96,10 @@ class Staged(base.StagedUnit):
     with atomic_files.atomic_file(self.path) as stream:
       stream.write(str(computed).encode())
     return {"square": computed}
+
+
+def _lines(path):
+  return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
 
 
 class Pickling(engines.Engine):

@@ -240,6 +240,7 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's own figures")
 def test_no_parameter_is_made(tmp_path):
   code = """

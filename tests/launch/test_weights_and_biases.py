@@ -25,7 +25,7 @@ def records(folder):
 
 def ended(path):
   """Returns the records of a run; wandb writes the last ones after the run's process has ended."""
-  end = time.monotonic() + 10
+  end = time.monotonic() + 120
   while True:
     found = read(path)
     if "exit" in {x.WhichOneof("record_type") for x in found}:

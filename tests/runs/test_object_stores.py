@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import jax
 import killed_runs
 import line_files
 import numpy as np
+import ports
 import pytest
 import tiny_mt5
 import toy_runs
@@ -127,22 +127,20 @@ def test_several_processes_train_in_a_store_and_one_resumes(
   shards = tmp_path_factory.mktemp("tfds") if input_kind == "shares" else ""
   own = toy_runs.input_of(shards)  # writes the shards
   for count, steps in ((2, 5), (1, 10)):
-    with socket.socket() as listening:
-      listening.bind(("localhost", 0))
-      port = listening.getsockname()[1]
-    processes = [
-      subprocess.Popen(
-        [sys.executable, "-c", PROCESS, *map(str, (url, shards, port, count, index, steps))],
-        env=commands.environment(),
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-      for index in range(count)
-    ]
-    for process in processes:
-      _, problems = process.communicate(timeout=300)
-      assert process.returncode == 0, problems[-3000:]
+    with ports.reserved() as port:
+      processes = [
+        subprocess.Popen(
+          [sys.executable, "-c", PROCESS, *map(str, (url, shards, port, count, index, steps))],
+          env=commands.environment(),
+          cwd=tmp_path,
+          stderr=subprocess.PIPE,
+          text=True,
+        )
+        for index in range(count)
+      ]
+      for process in processes:
+        _, problems = process.communicate(timeout=300)
+        assert process.returncode == 0, problems[-3000:]
   assert not list(tmp_path.iterdir())
   storage.download(url, tmp_path / "several")
   toy_runs.run(tmp_path / "alone", total_steps=10, **own)

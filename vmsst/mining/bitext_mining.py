@@ -83,7 +83,8 @@ def mine(
       choose the threshold with the best F1. Excludes `threshold`.
     min_cosine: As in `margins.margin_pairs`.
     keep_duplicates: Compare all lines that are not blank.
-    indexes: Indexes of both texts' vectors, for an approximate search; None: an exact one.
+    indexes: Indexes of both texts' vectors, for an approximate search; None, or if both are exact:
+      an exact search of the vectors, with the same result.
     compare: Compares vectors in an exact search, in any process:
       `vmsst.search.device_search.anywhere` uses what the machine has.
     engine: Where to search; None: in this process.
@@ -125,7 +126,7 @@ def mine(
       units=engine or local.Local(),
       progress=progress,
     )
-    if indexes is None
+    if indexes is None or all(index.exact for index in indexes)
     else indexed_search.engine(
       *zip(indexes, (side.row_S for side in sides), strict=True), progress=progress
     )

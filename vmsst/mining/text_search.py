@@ -41,9 +41,9 @@ class Hit:
 class Searcher:
   """Searches the lines of a text for queries: opened once, it answers any number of calls.
 
-  The text and, without an index, the vectors are scanned once. Each call then reads the lines that
-  it finds and the vectors that it compares, which are memory-mapped: all of them without an index,
-  the candidates with one. Blank lines are never found.
+  The text and, in an exact search, the vectors are scanned once. Each call then reads the lines
+  that it finds and the vectors that it compares, which are memory-mapped: all of them in an exact
+  search, the candidates in an approximate one. Blank lines are never found.
   """
 
   def __init__(
@@ -62,7 +62,8 @@ class Searcher:
     Args:
       encoder: The encoder of the vectors, an object with `encode(texts)`; see `encoding.encode`.
       corpus: The text to search.
-      index: An index of its vectors, for an approximate search; None: an exact one.
+      index: An index of its vectors, for an approximate search; None, or if it is exact: an exact
+        search of the vectors, with the same result.
       language: Code of the queries' language, for encoders that need it.
       batch_size: Queries per batch.
       engine: Compares vectors in an exact search; `vmsst.search.device_search.engine` returns one
@@ -77,7 +78,7 @@ class Searcher:
     self._options = QueryOptions.of(corpus, language, batch_size)
     self._text_of = corpus.reader()
     self._nearest: Callable[[np.ndarray, int], exact_search.Neighbors]
-    if index is None:
+    if index is None or index.exact:
       exact = span_search.SpanSearch(corpus.vectors, blank_E, engine, keep=True)
       self._nearest = functools.partial(exact.nearest, title=corpus.path, progress=progress)
     else:

@@ -52,8 +52,7 @@ def parse(text: str) -> Factory:
   Raises:
     InputError: the string is not supported.
   """
-  found = _PATTERN.fullmatch(text)
-  if not found:
+  if not (found := _PATTERN.fullmatch(text)):
     raise errors.InputError(f"factory {text!r} is not supported: give one {_EXAMPLES}")
   lists = int(found["lists"] or 0)
   if found["lists"] and not lists:

@@ -162,12 +162,11 @@ class Allowed:
 def _new(factory: str, dimension: int) -> Any:
   faiss = library()
   try:
-    index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
   except RuntimeError as error:
     raise errors.InputError(
       f"factory {factory!r} does not suit vectors of width {dimension}: {_reason(error)}"
     ) from None
-  return index
 
 
 def _inverted(index: Any) -> Any:

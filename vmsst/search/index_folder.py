@@ -84,6 +84,11 @@ class StoredIndex:
   reader: faiss_index.Reader
   rows: StoredRows
 
+  @property
+  def exact(self) -> bool:
+    """Whether it holds the vectors as they are, so that it finds what an exact search finds."""
+    return self.settings.factory == "Flat"
+
 
 def build(
   rows: StoredRows,
@@ -124,7 +129,10 @@ def build(
   work = work_folders.path_of(folder, is_folder=True)
   if storage.exists(folder / _STATE):
     before, checksum = _read_state(folder)
-    _check_same(folder, before, settings)
+    if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
+      raise errors.InputError(
+        f"{folder} has another index: {differences}; give another folder, or delete it"
+      )
     if checksum is not None:
       _check_sum(folder / _INDEX, checksum)
       work_folders.clear(work)
@@ -338,10 +346,3 @@ def _read_state(folder: storage.Path) -> tuple[Settings, Any]:
   if not good:
     raise errors.InputError(f"{path}: broken: {_AGAIN}")
   return settings, checksum
-
-
-def _check_same(folder: storage.Path, before: Settings, settings: Settings) -> None:
-  if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
-    raise errors.InputError(
-      f"{folder} has another index: {differences}; give another folder, or delete it"
-    )

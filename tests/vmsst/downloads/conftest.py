@@ -124,5 +124,5 @@ def server(monkeypatch):
 def fetcher():
   from vmsst.downloads import fetch
 
-  with fetch.Fetcher(attempts=3, timeout=5.0, pause=0.001) as found:
+  with fetch.Fetcher(attempts=3, timeout=60.0, pause=0.001) as found:
     yield found

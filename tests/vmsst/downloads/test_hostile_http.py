@@ -95,7 +95,7 @@ def attempt(file, path):
   """How a download ends: "read" or "refused", or what is wrong."""
   done = "read"
   try:
-    with fetch.Fetcher(attempts=2, timeout=5.0, pause=0) as fetcher:
+    with fetch.Fetcher(attempts=2, timeout=60.0, pause=0) as fetcher:
       fetcher.fetch(file, path)
   except errors.InputError as error:
     done = "refused"

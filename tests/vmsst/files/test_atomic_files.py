@@ -1,10 +1,9 @@
-import contextlib
 import errno
+import itertools
 import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -140,20 +139,16 @@ def test_only_files_of_killed_writers_are_removed(tmp_path):
   assert names(tmp_path) == sorted([*foreign, "x"])
 
 
-def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path):
+def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path, monkeypatch):
   folder = tmp_path / "out"
+  numbers = iter(range(4))
 
-  def write_late():
-    for number in range(20):
-      with contextlib.suppress(OSError):
-        (folder / "arrays").mkdir(parents=True, exist_ok=True)
-        (folder / "arrays" / str(number)).write_bytes(b"late")
-      time.sleep(0.02)
+  def write_late(_):
+    for number in itertools.islice(numbers, 1):
+      (folder / "arrays").mkdir(parents=True)
+      (folder / "arrays" / str(number)).write_bytes(b"late")
 
-  thread = threading.Thread(target=write_late)
-  thread.start()
-  while not folder.exists():
-    time.sleep(0.001)
+  write_late(0)
+  monkeypatch.setattr(time, "sleep", write_late)  # Another thread would write meanwhile.
   work_folders.remove_folder(folder)
-  thread.join()
-  assert list(tmp_path.iterdir()) == []
+  assert list(numbers) == list(tmp_path.iterdir()) == []

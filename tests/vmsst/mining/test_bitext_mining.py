@@ -91,7 +91,8 @@ def rounded(rows):
 
 def test_indexes_find_what_plain_loops_find(texts, tmp_path):
   for side in texts:
-    vector_indexes.build_index(side.folder, tmp_path / f"{side.folder.name}.index", progress=False)
+    folder = tmp_path / f"{side.folder.name}.index"
+    vector_indexes.build_index(side.folder, folder, factory="SQfp16", progress=False)
   indexes = tuple(
     vector_indexes.open_index(tmp_path / f"{side.folder.name}.index", side.folder) for side in texts
   )
@@ -169,7 +170,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
     return most
 
   peak(4000)  # Allocates what is allocated once.
-  assert peak(12_000) < 1.2 * peak(4001)
+  assert peak(12_000) < 1.5 * peak(4001)
 
 
 def test_lines_that_are_the_same_count_once(texts, tmp_path):

@@ -76,9 +76,9 @@ def test_spans_of_a_large_corpus_are_units_too(
   corpus, tmp_path, monkeypatch, span_rows, comparisons
 ):
   encoder, output = Encoder(letters_vector), tmp_path / "out" / "found.jsonl"
+  monkeypatch.setattr(text_search, "WINDOW", 4)
   expected = text_search.nearest_lines(encoder, QUERIES, corpus, 5, progress=False)
   expected = [search_units.as_line(*found) for found in expected]
-  monkeypatch.setattr(text_search, "WINDOW", 4)
   monkeypatch.setattr(span_search, "_SPAN_ROWS", span_rows)
   compared = []
 

@@ -122,7 +122,10 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
   monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
   monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
-  assert searcher.search(QUERIES[:4], 12) == first[:4]
+  again = searcher.search(QUERIES[:4], 12)
+  assert [[hit.line for hit in hits] for hits in again] == [
+    [hit.line for hit in hits] for hits in first[:4]
+  ]
   assert prepared == [4]  # the queries
   assert searcher.search([], 3) == []
   with pytest.raises(errors.InputError, match="count is 0"):
@@ -135,7 +138,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
 def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):
   base, encoder = make_base(tmp_path, [*BASE, "", " \u2060"]), make_encoder()
-  vector_indexes.build_index(base.folder, tmp_path / "index", progress=False)
+  vector_indexes.build_index(base.folder, tmp_path / "index", factory="SQfp16", progress=False)
   index = vector_indexes.open_index(tmp_path / "index", base.folder)
   searcher = text_search.Searcher(encoder, base, index=index)
   monkeypatch.setattr(exact_search, "DistinctVectors", None)  # an index needs none

@@ -195,7 +195,7 @@ def test_evaluation_samples_latents_by_a_fixed_key_and_the_bounds_are_ordered(pa
   assert not {"elbo", "importance_weighted_bound"} & set(shapes[1])
 
 
-@pytest.mark.parametrize("language_mean", [False, True])
+@pytest.mark.parametrize("language_mean", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_latents_may_be_means_in_training(params, language_mean):
   batch = make_batch()
   model = make_model(
@@ -415,6 +415,7 @@ def test_contrastive_is_added_with_its_weight(params):
   )
 
 
+@pytest.mark.slow
 def test_slices_give_the_loss_metrics_and_gradient_of_the_whole_batch(params, monkeypatch):
   # Samples are as far above the mean in every slice.
   monkeypatch.setattr(gaussian, "sample", lambda mean, v, rng: mean + 0.7 * jnp.exp(v / 2))
@@ -435,6 +436,7 @@ def test_slices_give_the_loss_metrics_and_gradient_of_the_whole_batch(params, mo
   )
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close(params):
   config = dataclasses.replace(CONFIG, dtype="bfloat16")
   half = make_model(network=NETWORK.clone(config=config))

@@ -117,15 +117,9 @@ def test_scanned_layers_compute_the_same_function(name):
   assert_trees_close(found, (value, stacked(grad)), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ("name", "scan"),
-  [
-    ("t5", True),
-    pytest.param("t5", False, marks=pytest.mark.slow),
-    pytest.param("bert", True, marks=pytest.mark.slow),
-    pytest.param("bert", False, marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("name", STACKS)
 def test_recomputing_changes_nothing_with_dropout(name, scan):
   params = stacked(make_params(name)) if scan else make_params(name)
   expected = loss_and_gradients(name, params, dropout_rate=0.2, scan_layers=scan)

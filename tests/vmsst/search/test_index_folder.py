@@ -239,7 +239,9 @@ def test_an_index_in_a_store_is_copied_once(folder, vectors_ND, tmp_path, monkey
   assert not list(place.iterdir())
 
 
-def test_processes_write_the_same_bytes(stored, tmp_path):
+def test_processes_write_the_same_bytes(stored, tmp_path, monkeypatch):
+  for library in ("OMP", "OPENBLAS"):  # As many threads as in this process, on any machine.
+    monkeypatch.setenv(f"{library}_NUM_THREADS", "1")
   rows = vector_store.open_vectors(stored / "vectors")
   build(rows, tmp_path / "index", engine=local.Local(workers=2))
   assert files_of(tmp_path / "index") == files_of(stored / "index")

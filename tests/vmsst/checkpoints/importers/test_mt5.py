@@ -550,6 +550,7 @@ def test_an_existing_folder_is_not_written_into(tmp_path):
   mt5.import_mt5(tmp_path / "hf", tmp_path / "out")  # an empty one is filled
 
 
+@pytest.mark.slow
 def test_an_import_from_and_into_a_store_is_that_on_this_machine(
   tmp_path, imported, capsys, monkeypatch
 ):
