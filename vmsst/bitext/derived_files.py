@@ -80,10 +80,15 @@ def make_files(
         )
       description["started"].append(where)
       atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
-    with atomic_files.atomic_path(path) as partial:
-      counts = make(bitext, str(partial))
-      if _digest(bitext) != identity["bitext"]["digest"]:
-        raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
+    try:
+      with atomic_files.atomic_path(path) as partial:
+        counts = make(bitext, str(partial))
+        if _digest(bitext) != identity["bitext"]["digest"]:
+          raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
+    except BaseException:
+      if not files and description["started"] == [where]:
+        storage.remove(os.path.join(folder, DESCRIPTION))
+      raise
     files[where] = {**identity, **counts}
     description["started"] = [other for other in description["started"] if other != where]
     atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)

@@ -92,7 +92,6 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     metavar="D",
     help="store the first D dimensions only (default: all)",
   )
-  add("--part", help=argparse.SUPPRESS)  # of earlier versions
   _computing_arguments(parser)
   engines.add_arguments(parser)
 
@@ -103,11 +102,6 @@ def _embed(args: argparse.Namespace) -> None:
   from vmsst.inference import loading
   from vmsst.vectors import file_embedding, vector_store
 
-  if args.part:
-    raise errors.InputError(
-      "--part is no longer supported; use --workers N for N processes on this machine, or --engine "
-      "ray for several machines"
-    )
   engine = engines.chosen(args)
   single = outputs.STANDARD in (args.out, *args.file)
   if single and (len(args.file) > 1 or not engine.this_machine):

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import socket
@@ -20,8 +21,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from absl import logging
 
 from vmsst import errors
 from vmsst.files import storage
@@ -52,7 +51,7 @@ class Lock:
 
 
 @contextlib.contextmanager
-def held(path: str, wait: Callable[[str], None] = logging.info) -> Iterator[Lock]:
+def held(path: str, wait: Callable[[str], None] = logging.warning) -> Iterator[Lock]:
   """Yields the lock with a path, and removes it at the end.
 
   If another process owns a lock in an object store, waits up to STALE_SECONDS for a renewal, which

@@ -575,7 +575,6 @@ def test_embed_names_what_replaces_parts_and_refuses_what_cannot_be(
   out = str(tmp_path / "v")
   (tmp_path / "t.tsv").write_text("a\tb\n")
   for argv, message in (
-    ([sides[0], out, "--part", "1/2"], "--part is no longer supported; use --workers N"),
     ([*sides, "-"], "- needs a single FILE"),
     (["-", out, "--engine", "ray"], "- needs a single FILE, and an engine on this machine"),
     ([sides[0], str(tmp_path / "t.tsv"), out], "texts in different fields; give --field"),

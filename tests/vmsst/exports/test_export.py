@@ -26,7 +26,7 @@ from vmsst.exports import (
   sentence_transformers_folder,
   tokenizer_file,
 )
-from vmsst.files import storage
+from vmsst.files import locks, storage
 from vmsst.inference import loading
 from vmsst.networks import bert, lstm, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
@@ -326,7 +326,8 @@ def test_exports_in_a_store_are_those_on_this_machine(tmp_path, capsys, monkeypa
     assert in_process.vmsst("export", form, run, url) == 1
     assert f"{url} exists already" in capsys.readouterr().err
   assert loading.read(url).arrays.keys() == loading.read(run).arrays.keys()
-  store.pipe_file(f"{url}/{storage.UNFINISHED}", b"")
+  ended = {**locks._this_process(), "started": "of a killed command"}
+  store.pipe_file(f"{url}/{storage.UNFINISHED}/lock-000001", json.dumps(ended).encode())
   with pytest.raises(errors.InputError, match=f"{url} is not finished"):
     vmsst.load(url)
   again = safetensors_folder.export_safetensors(run, url)

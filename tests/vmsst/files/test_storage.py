@@ -154,7 +154,6 @@ def test_errors_of_a_store_name_the_object(store, monkeypatch):
     storage.version,
     storage.objects_below,
     storage.remove,
-    storage.is_new_folder,
     storage.check_finished,
     storage.check_writable,
     lambda url: storage.matches(f"{url}*"),

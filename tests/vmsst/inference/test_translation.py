@@ -483,7 +483,7 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")
   for option in (
-    ["--to", "sw"], ["--temperature", "nan"], ["--max-length", "0"], ["--seed", "-1"],
+    ["--to", "sw"], ["--temperature", "-1"], ["--max-length", "0"], ["--seed", "-1"],
     ["--beam-size", "0"], ["--length-penalty", "-1.0"],
   ):  # fmt: skip
     assert cli.main([*arguments, str(tmp_path / "in.txt"), *option]) == 1

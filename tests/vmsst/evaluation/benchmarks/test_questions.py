@@ -276,7 +276,7 @@ def test_vectors_that_are_not_finite_are_an_error(tmp_path):
       "no questions with an",
     ),
     ("paq/b.tsv", "x\ty\nx\ty\tz\n", "b.tsv:2: 3 fields"),
-    ("paq/b.tsv", "", "b.tsv: no question"),
+    ("paq/b.tsv", "", "b.tsv: empty; give a text"),
   ],
 )
 def test_broken_files_are_named(tmp_path, name, content, message):
