@@ -18,9 +18,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 from vmsst import cli
+from vmsst.files import work_folders
 
 SENTENCES = [f"{a} {b}" for a in ("old", "new", "big") for b in ("house", "river", "road")]
 
@@ -263,6 +265,29 @@ def check(command: Subcommand, situations: Sequence[Situation], place: pathlib.P
   return f"{name}: {len(situations)} situations, " + ", ".join(
     f"{n} {k}" for k, n in counts.items()
   )
+
+
+def check_owned(command: Subcommand, place: pathlib.Path) -> None:
+  """Asserts that a command is refused while another one writes its output."""
+  folder = place / "owned"
+  _lay_out(command, folder)
+  former = os.getcwd()
+  os.chdir(folder)
+  try:
+    # Only folders that appear at once are locked from outside.
+    inside = command.folder and command.argv[0] not in ("import", "export")
+    with futures.ThreadPoolExecutor(1) as other, contextlib.ExitStack() as owner:
+      other.submit(
+        owner.enter_context, work_folders.owned(str(folder / "OUT"), is_folder=inside)
+      ).result()
+      before = _snapshot()
+      code, message = _call(command, "OUT")
+      assert (code, message.count("\n")) == (1, 1), message
+      assert "OUT is being written by another command (process " in message
+      assert _snapshot() == before
+    assert _call(command, "OUT")[0] == 0
+  finally:
+    os.chdir(former)
 
 
 class _Reference:

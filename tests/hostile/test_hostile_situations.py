@@ -212,6 +212,11 @@ SLOW = {name: 170 for name in NAMES} | {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", SLOW)
+def test_an_output_has_one_writer(name, subcommands, tmp_path):
+  situations.check_owned(subcommands[name], tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_command_in_a_few_situations(name, subcommands, tmp_path):

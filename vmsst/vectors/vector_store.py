@@ -34,8 +34,8 @@ _MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usu
 _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
-_SHARD = re.compile(r"vectors-\d{5,}\..*")
-_RESULT = re.compile(r"vectors-\d{5,}\..*\.json")
+_SHARD = re.compile(r"vectors-\d{5,}\.npy(\.json)?")
+_RESULT = re.compile(r"vectors-\d{5,}\.npy\.json")
 
 
 def shard_path(folder: str | os.PathLike[str], number: int) -> str:

@@ -166,6 +166,35 @@ def test_an_interrupted_job_resumes_with_no_line_lost_or_doubled(text, tmp_path,
   np.testing.assert_array_equal(found, np.float32([digest_vector(line) for line in LINES]))
 
 
+def test_a_finished_shard_that_has_changed_is_computed_again(text, tmp_path):
+  with pytest.raises(KeyboardInterrupt):
+    embed(make_encoder(fail_at=4), text, tmp_path / "v")
+  shard = tmp_path / "v" / "vectors-00000.npy"
+  content = bytearray(shard.read_bytes())
+  content[-1] ^= 1
+  shard.write_bytes(content)
+  embed(make_encoder(), text, tmp_path / "v")
+  expected = np.array([digest_vector(line) for line in LINES]).astype(np.float32)
+  found = embedded_text.open_text(text, tmp_path / "v")
+  np.testing.assert_array_equal(found.vectors[:], expected)
+
+
+def test_files_of_other_programs_stay(text, tmp_path):
+  folder = tmp_path / "v"
+  names = ["download.part", "vectors-00000.npy.part-0a", "below/calibration.npy", "lines-00000.txt"]
+  for name in names:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("foreign")
+  embed(make_encoder(), text, folder, dtype="int8")
+  assert {(folder / name).read_text() for name in names} == {"foreign"}
+  other = tmp_path / "other"
+  other.mkdir()
+  (other / "vectors-00000.npy").write_text("foreign")
+  with pytest.raises(errors.InputError, match=r"vectors-00000\.npy is not by `vmsst embed`"):
+    embed(make_encoder(), text, other)
+  assert [path.read_text() for path in other.iterdir()] == ["foreign"]
+
+
 def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
   folder = tmp_path / "v"
   embed(make_encoder(), text, folder)
