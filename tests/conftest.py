@@ -1,10 +1,15 @@
 """Settings and fixtures shared by all tests."""
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
 
 import pytest
+
+# TensorFlow and Triton (of torch) each have an LLVM. The process aborts if Triton's is the second.
+with contextlib.suppress(ImportError):
+  import triton.knobs  # noqa: F401
 
 pytest_plugins = ["skips"]
 
