@@ -158,7 +158,7 @@ def write(folder, kind, changes):
   return folder
 
 
-REMOVED = object()
+REMOVED = type("Removed", (), {"__repr__": lambda _: "removed"})()
 _ENT = special("ENT")
 _TC, _SM, _AT, _TJ = (
   "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json",
