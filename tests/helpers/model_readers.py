@@ -27,7 +27,7 @@ from vmsst.checkpoints.importers import (
   vmsst_release,
   weight_tables,
 )
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, work_folders
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary, vocabularies
 from vmsst.vectors import bitext_vectors, shard_files, vector_store
@@ -235,7 +235,8 @@ def _read_vectors(folder: pathlib.Path) -> None:
 
 
 def _resume_vectors(folder: pathlib.Path) -> None:
-  with mock.patch.object(atomic_files, "write_json"):  # its own output, if there was no result
+  # Its own output, if there was no result, and its work folder, if there was one.
+  with mock.patch.object(atomic_files, "write_json"), mock.patch.object(work_folders, "clear"):
     vector_store.start(folder, shard_files.Kind(3), [4, 2], {"x": 1})
 
 

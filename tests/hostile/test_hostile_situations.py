@@ -135,7 +135,7 @@ def subcommands(tmp_path_factory):
       {"a.txt": LINES, **run_alone}, ("a.txt",),
     ),
     "vocab train": Subcommand(
-      ("vocab", "train", "--input", "a.txt", "--output", "OUT", "--size", "24"),
+      ("vocab", "train", "--input", "a.txt", "--output", "OUT", "--size", "21"),
       {"a.txt": LINES}, ("a.txt",), stream=False, empty=False, blank=False,
     ),
     **{

@@ -117,7 +117,8 @@ def _locked_file(path: str) -> int:
           raise
         logging.warning("Cannot lock %s; do not write the same output with another command.", path)
       if is_at(path, descriptor):  # or its owner has removed it before it was locked here
-        os.ftruncate(descriptor, 0)
+        if os.fstat(descriptor).st_size:  # of an owner that was killed
+          os.ftruncate(descriptor, 0)
         os.write(descriptor, _this_process()["owner"].encode())
         return descriptor
     except BaseException:

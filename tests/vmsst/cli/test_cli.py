@@ -656,7 +656,7 @@ def test_texts_vectors_and_results_in_a_store_are_as_local_ones(
       ["mine", source, target, f"{out}.n", "--encoder", "a"],
       ["mine", source, target, f"{out}.g", "--encoder", "a", "--gold", gold],
       ["score", "a", source, source, "--output", f"{out}.c"],
-      ["vocab", "train", "--input", source, "--output", f"{out}.model", "--size", "30"],
+      ["vocab", "train", "--input", source, "--output", f"{out}.model", "--size", "26"],
     ):
       assert cli.main(command) == 0, capsys.readouterr().err
     results.append(
