@@ -39,7 +39,6 @@ import scipy.sparse
 from vmsst.search import (
   exact_search,
   factory_strings,
-  faiss_index,
   index_folder,
   indexed_search,
   margins,
@@ -160,28 +159,6 @@ def recall(found_NK: np.ndarray, exact_NK: np.ndarray, k: int) -> float:
   return round(float(hits.mean()), 4)
 
 
-def rates(index: Any, query_ND: np.ndarray, vectors: Any) -> dict[str, float]:
-  """Returns the rates of docs/scaling.md: of filling, scanning codes and comparing candidates."""
-  rows = indexed_search.IndexedRows(index)
-  candidates = 64
-  runs = {
-    "few": lambda: index.reader.search(query_ND, candidates, rows.probes),
-    "many": lambda: index.reader.search(query_ND, candidates, 4 * rows.probes),
-    "rescored": lambda: rows.nearest(query_ND, 4),
-  }
-  seconds = {name: min(measure.timed(run, 2)["seconds"]) for name, run in runs.items()}
-  scanned = 3 * rows.probes * len(vectors) / index.reader.lists * len(query_ND)
-  filled = faiss_index.read(index.folder / "index.faiss")
-  unit_ND = exact_search.unit_rows(vectors[0:20_000])
-  fill = measure.timed(lambda: faiss_index.fill(filled, [unit_ND], len(vectors)), 2)["seconds"]
-  return {
-    "seconds_per_code": (seconds["many"] - seconds["few"]) / scanned,
-    "seconds_per_rescoring": (seconds["rescored"] - seconds["few"]) / len(query_ND),
-    "filled_per_s": len(unit_ND) / min(fill),
-    "gflops": measure.numpy_gflops(),
-  }
-
-
 def search_lines(
   size: int, sentences: list[str], held_out: list[str], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
@@ -242,8 +219,6 @@ def search_lines(
             "bytes": (place / "index.faiss").stat().st_size,
           }
         )
-      if name == PQ:  # the default of the sizes in docs/scaling.md
-        print(json.dumps({**common, "rates": rates(index, query_ND, vectors)}), flush=True)
       (place / "index.faiss").unlink()
     yield {
       **common,
@@ -319,7 +294,7 @@ def mining_line(size: int, sentences: list[str], options: argparse.Namespace) ->
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-  """Returns the Markdown table of docs/performance.md."""
+  """Returns a Markdown table, part of which is in docs/performance.md."""
   head = "| vectors | index | rescored | recall@1 | recall@4 | queries/s | GB | build, s |"
   rows = [head, "|---|---|---|---|---|---|---|---|"]
   for line in lines:

@@ -12,7 +12,7 @@ def restart_with_huge_pages() -> None:
 
   Does nothing outside Linux, or if GLIBC_TUNABLES is set, even to an empty value. XLA's CPU client
   allocates the temporary memory of every step again; in pages of 4 KiB that takes up to a third of
-  a step's CPU time (docs/performance.md).
+  a step's CPU time.
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()

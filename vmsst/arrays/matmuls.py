@@ -1,9 +1,8 @@
 """Matmuls by weights whose gradients are fast on CPUs too.
 
 The gradient of a kernel sums over the rows of two matrices. XLA's CPU backend multiplies transposed
-matrices at 0.4 to 0.7 of the rate of others (docs/performance.md), and folds a transpose into the
-matmul that follows. Here the smaller matrix is transposed first. Other backends read either layout
-at the same rate.
+matrices at 0.4 to 0.7 of the rate of others, and folds a transpose into the matmul that follows.
+Here the smaller matrix is transposed first. Other backends read either layout at the same rate.
 """
 
 from typing import Any
