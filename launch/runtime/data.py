@@ -152,7 +152,7 @@ def get_dataset(
   import seqio
 
   if continue_from_last_checkpoint:
-    raise InputError("continue_from_last_checkpoint: use upstream T5X (--runtime=upstream)")
+    raise InputError("continue_from_last_checkpoint: use upstream T5X (python -m t5x.main)")
   provider = get_mixture_or_task(cfg)
   if cfg.batch_size % num_shards:
     raise InputError(
