@@ -1,6 +1,7 @@
 """The trainer of upstream T5X, passing the training step to models whose loss depends on it.
 
-The bundled trainer does so by itself. `gin/runs/upstream.gin` binds this class.
+`gin/runs/upstream.gin` binds this class. The bundled trainer passes the step by itself; there the
+class changes nothing, so that `t5x eval` can parse the config.gin of a run on upstream T5X.
 """
 
 import functools
@@ -11,7 +12,10 @@ from t5x import trainer
 
 
 class StepTrainer(trainer.Trainer):
-  """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far."""
+  """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far.
+
+  Takes the arguments of `Trainer`, and computes no metrics of single weights.
+  """
 
   @functools.cached_property
   def _partitioned_train_step(self) -> Any:
@@ -24,7 +28,6 @@ class StepTrainer(trainer.Trainer):
         dropout_rng=self._get_step_rng(train_state.step),
         model=types.SimpleNamespace(loss_fn=loss_fn),
         num_microbatches=self._num_microbatches,
-        weight_metrics_computer=self._weight_metrics_computer,
         data_partition_spec=self._partitioner.data_partition_spec,
       )
 

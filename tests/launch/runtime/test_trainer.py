@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import toy_runs
 
-from vmsst.launch.runtime import checkpoints
+from vmsst.launch import aliases
+from vmsst.launch.runtime import checkpoints, trainer
 
 STEPS, ROWS = 7, 8
 
@@ -66,6 +67,19 @@ def test_the_training_evaluation_gets_the_number_of_updates_so_far(tmp_path):
   run_growing(tmp_path, train_eval_dataset_cfg=toy_runs.config("validation", shuffle=False))
   (folder,) = (tmp_path / "training_eval").iterdir()
   assert told(folder) == {4: 4, STEPS: STEPS}
+
+
+def test_the_trainer_for_upstream_changes_nothing_here(whole, tmp_path, monkeypatch):
+  aliases.install()
+  from vmsst.launch import step_trainer
+
+  assert issubclass(step_trainer.StepTrainer, trainer.Trainer)
+  monkeypatch.setattr(trainer, "Trainer", step_trainer.StepTrainer)
+  evaluation = toy_runs.config("validation", shuffle=False)
+  state, steps = run_growing(tmp_path, train_eval_dataset_cfg=evaluation)
+  assert steps == whole[1]
+  jax.tree.map(np.testing.assert_array_equal, state, whole[0])
+  assert told(tmp_path / "training_eval" / "toy") == {4: 4, STEPS: STEPS}
 
 
 @flax.struct.dataclass
