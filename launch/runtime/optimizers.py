@@ -160,9 +160,6 @@ class Optimizer(struct.PyTreeNode):
     return self.replace(target=target, state=state)
 
 
-OptimizerDefType = OptimizerDef  # in annotations of upstream's models
-
-
 class _TrainerHyperParams(struct.PyTreeNode):
   """Set by the trainer at each step; unused, since optax has its own schedule."""
 

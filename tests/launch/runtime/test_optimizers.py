@@ -187,27 +187,6 @@ def test_other_variables_are_saved_with_their_axes():
   np.testing.assert_array_equal(restored.params["mlp"]["kernel"], state.params["mlp"]["kernel"])
 
 
-def test_states_change_parameters_or_step_as_upstreams():
-  variables = {"params": PARAMS, "batch_stats": {"mean": np.ones(2)}}
-  training = train_state.FlaxOptimTrainState.create(
-    optimizers.OptaxWrapper(optax.adam(0.1)), variables
-  )
-  for state in (training, train_state.InferenceState.create(variables)):
-    assert isinstance(state, train_state.TrainState)
-    changed = state.replace_params(jax.tree.map(np.zeros_like, PARAMS)).replace_step(np.int32(7))
-    assert changed.step == 7
-    assert not any(map(np.any, jax.tree.leaves(changed.params)))
-    rest = {**state.state_dict(), "target": None}
-    rest["state"] = {**rest["state"], "step": changed.step}
-    assert_equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
-    assert_equal({**changed.state_dict(), "target": None}, rest)
-    restored = changed.restore_state(state.state_dict())
-    assert restored.step == state.step
-    assert_equal(flax.core.unfreeze(restored.params), PARAMS)
-  assert isinstance(restored.params, flax.core.FrozenDict)
-  assert optimizers.OptimizerDefType is optimizers.OptimizerDef
-
-
 def test_variables_without_axes_are_named():
   variables = {"params": PARAMS, "params_axes": {"mlp": {"bias_axes": AxisMetadata(("mlp",))}}}
   with pytest.raises(InputError, match="'params' have no logical axes: mlp/kernel"):
