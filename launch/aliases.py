@@ -1,6 +1,6 @@
 """Maps `import t5x.<module>` to the bundled runtime.
 
-The same gin files (`from t5x import utils`) thus run on the bundled runtime and on upstream T5X.
+The same gin files (`from t5x import utils`) thus run here and, by `python -m t5x.main`, upstream.
 """
 
 import importlib
@@ -22,8 +22,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     bundled = _PACKAGE + fullname.removeprefix("t5x")
     if importlib.util.find_spec(bundled) is None:
       raise ModuleNotFoundError(
-        f"{fullname} is not part of the bundled runtime; install upstream T5X and use "
-        "--runtime=upstream",
+        f"{fullname} is not part of the bundled runtime; run the gin file on upstream T5X by "
+        "`python -m t5x.main`",
         name=fullname,
       )
     return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == "t5x")

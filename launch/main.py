@@ -10,9 +10,7 @@ with interrupts.default_interrupt():
   import contextlib
   import gc
   import importlib
-  import importlib.util
   import os
-  import pathlib
   import re
   import sys
   from collections.abc import Callable, Iterator, Sequence
@@ -91,12 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
       "--topology", help="TPUs to compile for with --dry_run=memory, such as v5e:2x4; needs libtpu"
-    )
-    add(
-      "--runtime",
-      choices=("bundled", "upstream"),
-      default="bundled",
-      help="T5X runtime (default: bundled)",
     )
     add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
@@ -203,8 +195,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _profiled(function: Callable[[], Any], options: argparse.Namespace) -> Callable[[], Any]:
   """Returns a function that trains and writes a trace."""
-  if options.dry_run or options.runtime != "bundled":
-    raise InputError("--profile_steps works only when the bundled runtime trains; remove it")
+  if options.dry_run:
+    raise InputError("--profile_steps works only when a run trains; remove it")
   from vmsst.launch.runtime import profiling
 
   profile = profiling.Profile.parse(options.profile_steps)
@@ -242,24 +234,19 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
 
   tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
-  if options.runtime == "upstream":
-    package = "t5x"
-    search_paths.append(str(_upstream_root()))
-  else:
-    from vmsst.launch import aliases
+  from vmsst.launch import aliases
+  from vmsst.launch.runtime import gin_utils
 
-    package = "vmsst.launch.runtime"
-    aliases.install()
-  gin_utils = importlib.import_module(f"{package}.gin_utils")
+  aliases.install()
   functions = {
-    command: getattr(importlib.import_module(f"{package}.{module}"), name)
+    command: getattr(importlib.import_module(f"vmsst.launch.runtime.{module}"), name)
     for command, (name, module, _) in COMMANDS.items()
   }
   if options.topology and options.dry_run != "memory":
     raise InputError("--topology needs --dry_run=memory; add it")
   if options.dry_run:
-    if options.command != "train" or options.runtime != "bundled":
-      raise InputError("--dry_run works only with `t5x train` on the bundled runtime; remove it")
+    if options.command != "train":
+      raise InputError("--dry_run works only with `t5x train`; remove it")
     from vmsst.launch import dry_run
 
     functions["train"] = dry_run.train_function(options.dry_run == "memory", options.topology)
@@ -302,13 +289,6 @@ def _quiet(verbose: bool) -> None:
   logging.set_stderrthreshold("info" if verbose else "warning")
   if not verbose:
     quiet.drop_untrue_warnings()
-
-
-def _upstream_root() -> pathlib.Path:
-  spec = importlib.util.find_spec("t5x")
-  if spec is None or not spec.submodule_search_locations:
-    raise InputError("--runtime=upstream: upstream t5x is not installed; install it from GitHub")
-  return pathlib.Path(next(iter(spec.submodule_search_locations))).parent
 
 
 def _data_folders(options: argparse.Namespace) -> None:

@@ -20,7 +20,6 @@ def get_global_batches(
   num_shards: int,
   feature_converter_cls: Callable[..., seqio.FeatureConverter],
   num_epochs: int | None = None,
-  continue_from_last_checkpoint: bool = False,
   *,
   group_by_length: bool = False,
   one_language_pair: bool = False,
@@ -45,7 +44,6 @@ def get_global_batches(
     num_shards: Number of shares.
     feature_converter_cls: The model's feature converter.
     num_epochs: Number of epochs; None: endless. A mixture ends with the task that ends first.
-    continue_from_last_checkpoint: Must be False.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
       `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts
       them into batches; with `cfg.shuffle`, in random order.
@@ -57,8 +55,6 @@ def get_global_batches(
   Raises:
     InputError: the batch size is not a multiple of `num_shards`, or another value is wrong.
   """
-  if continue_from_last_checkpoint:
-    raise errors.InputError("continue_from_last_checkpoint is not supported; set it to False")
   check_batch_size(cfg.batch_size, num_shards)
   provider = mixture_or_task(cfg)
   seed = shared_seed() if cfg.seed is None else int(cfg.seed)

@@ -33,8 +33,6 @@ def get_sharded_batches(
   shard_id: int,
   num_shards: int,
   feature_converter_cls: Callable[..., seqio.FeatureConverter],
-  num_epochs: int | None = None,
-  continue_from_last_checkpoint: bool = False,
   *,
   group_by_length: bool = False,
   one_language_pair: bool = False,
@@ -50,8 +48,6 @@ def get_sharded_batches(
     shard_id: Number of this host's share.
     num_shards: Number of shares.
     feature_converter_cls: The model's feature converter.
-    num_epochs: Must be None: endless.
-    continue_from_last_checkpoint: Must be False.
     group_by_length: Must be False: rows of other hosts would be needed.
     one_language_pair: Must be False, for the same reason.
 
@@ -68,15 +64,11 @@ def get_sharded_batches(
         f"{name} needs the rows of all hosts; set it to False, or bind "
         "train_script.train.get_dataset_fn = @datasets.get_global_batches"
       )
-  unsupported = {
-    "num_epochs": num_epochs is not None,
-    "continue_from_last_checkpoint": continue_from_last_checkpoint,
-    "DatasetConfig.pack": cfg.pack,
-    "DatasetConfig.use_cached": cfg.use_cached,
-  }
-  for name, value in unsupported.items():
-    if value:
-      raise errors.InputError(f"{name} is not supported by get_sharded_batches; do not set it")
+  for name in ("pack", "use_cached"):
+    if getattr(cfg, name):
+      raise errors.InputError(
+        f"DatasetConfig.{name} is not supported by get_sharded_batches; do not set it"
+      )
   if not cfg.task_feature_lengths:
     raise errors.InputError("get_sharded_batches needs DatasetConfig.task_feature_lengths; set it")
   datasets.check_batch_size(cfg.batch_size, num_shards)

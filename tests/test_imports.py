@@ -222,7 +222,7 @@ def test_modules_load_only_the_packages_that_they_need():
       {*training, "jax", "torch"},
     ),
     ("import vmsst.tasks.sample", {*training, "jax"}),
-    (f"import vmsst.launch.step_trainer, {', '.join(outside)}", training),
+    (f"import {', '.join(outside)}", training),
   ]
   code = """
 import json, sys

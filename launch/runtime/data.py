@@ -142,7 +142,6 @@ def get_dataset(
   num_shards: int,
   feature_converter_cls: Callable[..., Any],
   num_epochs: int | None = None,
-  continue_from_last_checkpoint: bool = False,
 ) -> Any:
   """Returns a tf.data dataset of batches of model features, [batch / num_shards, ...] each.
 
@@ -151,8 +150,6 @@ def get_dataset(
   """
   import seqio
 
-  if continue_from_last_checkpoint:
-    raise InputError("continue_from_last_checkpoint: use upstream T5X (--runtime=upstream)")
   provider = get_mixture_or_task(cfg)
   if cfg.batch_size % num_shards:
     raise InputError(

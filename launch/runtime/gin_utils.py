@@ -1,6 +1,5 @@
 """Parsing gin configurations: `t5x.gin_utils` of the bundled runtime."""
 
-import collections.abc
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  (gin 0.5 uses it without importing it)
@@ -14,7 +13,7 @@ import re
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -172,45 +171,26 @@ def is_computed(parameter: str) -> bool:
 
 def _fits(value: Any, annotation: Any) -> bool:
   """Returns whether `value` may have the type of `annotation`; True if that cannot be checked."""
-  origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-  if value is _UNKNOWN or annotation in (inspect.Parameter.empty, Any, object):
+  kind, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+  if value is _UNKNOWN or kind in (inspect.Parameter.empty, Any):
     return True
-  if origin in (typing.Union, types.UnionType):
+  if kind in (typing.Union, types.UnionType):
     return any(_fits(value, part) for part in inner)
-  if annotation is None or annotation is types.NoneType:
-    return value is None
-  if origin is typing.Literal:
+  if kind is typing.Literal:
     return value in inner
-  if origin is collections.abc.Callable or annotation is collections.abc.Callable:
-    return callable(value)
-  kind = origin if isinstance(origin, type) else annotation
-  if not isinstance(kind, type):
-    return True
   if kind in (int, float):
     number = numbers.Integral if kind is int else numbers.Real
     infinite = value in (math.inf, -math.inf)
     return isinstance(value, number) and not isinstance(value, bool) and not infinite
-  if issubclass(kind, list | tuple | collections.abc.Collection) and not issubclass(
-    kind, str | bytes | collections.abc.Mapping
-  ):
-    if not isinstance(value, list | tuple | set | frozenset):
-      return not _is_plain(value)
-    repeated = len(inner) == 1 or (len(inner) == 2 and inner[1] is ...)
-    return not repeated or all(_fits(_literal(part), inner[0]) for part in value)
-  if not _is_plain(value) or kind.__module__.startswith("jaxtyping"):
+  if not isinstance(kind, type):
     return True
+  if issubclass(kind, Collection) and not issubclass(kind, str | bytes | Mapping):
+    part = inner[0] if len(inner) == 1 or inner[1:] == (...,) else Any
+    return isinstance(value, list | tuple | set) and all(_fits(_literal(x), part) for x in value)
   try:
     return isinstance(value, kind)
-  except TypeError:  # a protocol
-    members = {*vars(kind), *inspect.get_annotations(kind)}
-    return all(hasattr(value, name) for name in members if not name.startswith("_"))
-
-
-def _is_plain(value: Any) -> bool:
-  """Returns whether a gin file can spell `value` without a reference."""
-  return value is None or isinstance(
-    value, bool | int | float | complex | str | list | tuple | dict
-  )
+  except TypeError:  # a protocol, which no literal has
+    return callable(value)
 
 
 def unset_macros() -> list[str]:

@@ -11,8 +11,7 @@ file gives the same schedule to both:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,11 +23,6 @@ from vmsst.errors import InputError
 
 PyTree = Any
 Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None if replicated
-
-_ONLY_UPSTREAM = {
-  "amos": "it belongs to the jestimator package",
-  "MultiOptimizer": "use optax.partition inside `optimizers.wrap_optax_optimizer` instead",
-}
 
 
 def some_names(names: Sequence[str], count: int = 5) -> str:
@@ -166,9 +160,6 @@ class Optimizer(struct.PyTreeNode):
     return self.replace(target=target, state=state)
 
 
-OptimizerDefType = OptimizerDef  # in annotations of upstream's models
-
-
 class _TrainerHyperParams(struct.PyTreeNode):
   """Set by the trainer at each step; unused, since optax has its own schedule."""
 
@@ -229,44 +220,6 @@ class OptaxWrapper(OptimizerDef):
     )
 
 
-def wrap_optax_optimizer(
-  optax_optimizer: Callable[..., optax.GradientTransformation],
-) -> Callable[..., OptaxWrapper]:
-  """Returns a function with the arguments of `optax_optimizer` that returns an OptaxWrapper."""
-
-  @functools.wraps(optax_optimizer)
-  def wrapped(*args: Any, **kwargs: Any) -> OptaxWrapper:
-    return OptaxWrapper(optax_optimizer(*args, **kwargs))
-
-  return wrapped
-
-
-@wrap_optax_optimizer
-def chain(transformations: Sequence[optax.GradientTransformation]) -> optax.GradientTransformation:
-  """Returns `optax.chain` of one list, which gin can bind."""
-  return optax.chain(*transformations)
-
-
-adabelief = wrap_optax_optimizer(optax.adabelief)
-adagrad = wrap_optax_optimizer(optax.adagrad)
-adam = wrap_optax_optimizer(optax.adam)
-adamw = wrap_optax_optimizer(optax.adamw)
-fromage = wrap_optax_optimizer(optax.fromage)
-lars = wrap_optax_optimizer(optax.lars)
-lamb = wrap_optax_optimizer(optax.lamb)
-lion = wrap_optax_optimizer(optax.lion)
-noisy_sgd = wrap_optax_optimizer(optax.noisy_sgd)
-radam = wrap_optax_optimizer(optax.radam)
-rmsprop = wrap_optax_optimizer(optax.rmsprop)
-sgd = wrap_optax_optimizer(optax.sgd)
-yogi = wrap_optax_optimizer(optax.yogi)
-dpsgd = wrap_optax_optimizer(optax.contrib.dpsgd)
-
-
-def __getattr__(name: str) -> Any:
-  if name in _ONLY_UPSTREAM:
-    raise AttributeError(
-      f"t5x.optimizers.{name} is not in the bundled runtime ({_ONLY_UPSTREAM[name]}); install "
-      "upstream T5X and run the same gin files with --runtime=upstream"
-    )
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def chain(transformations: Sequence[optax.GradientTransformation]) -> OptaxWrapper:
+  """Returns `optax.chain` of one list, which gin can bind, as an OptimizerDef."""
+  return OptaxWrapper(optax.chain(*transformations))

@@ -25,7 +25,6 @@ LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 HardwareMesh = tuple[int, int, int, int]
 
 with_sharding_constraint = flax_partitioning.with_sharding_constraint
-param_with_axes = flax_partitioning.param_with_axes
 
 
 def standard_logical_axis_rules(
@@ -73,13 +72,11 @@ class DataLayout:
     batch_size: Examples in the global batch.
     shard_id: The shard of the data that this process reads.
     num_shards: Number of shards.
-    is_first_host_in_replica_set: Whether this process writes for its shard.
   """
 
   batch_size: int
   shard_id: int
   num_shards: int
-  is_first_host_in_replica_set: bool
 
 
 class PartitionedFunction:
@@ -194,13 +191,7 @@ class PjitPartitioner:
     }
     parts = sorted({tuple(part) for part in rows.values()})
     mine = tuple(rows[jax.process_index()])
-    sharing = [process for process, part in sorted(rows.items()) if tuple(part) == mine]
-    return DataLayout(
-      batch_size=batch_size,
-      shard_id=parts.index(mine),
-      num_shards=len(parts),
-      is_first_host_in_replica_set=sharing[0] == jax.process_index(),
-    )
+    return DataLayout(batch_size, shard_id=parts.index(mine), num_shards=len(parts))
 
   def _positions_by_process(self) -> dict[int, list[tuple[int, ...]]]:
     positions: dict[int, list[tuple[int, ...]]] = {}

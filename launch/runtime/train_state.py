@@ -129,15 +129,6 @@ class FlaxOptimTrainState(struct.PyTreeNode):
       flax_mutables=_mutables_of(state_dict),
     )
 
-  def replace_params(self, params: Variables) -> FlaxOptimTrainState:
-    """Returns the state with other parameters."""
-    return self.replace(_optimizer=self._optimizer.replace(target=params))
-
-  def replace_step(self, step: Int[jax.Array, ""]) -> FlaxOptimTrainState:
-    """Returns the state with another number of steps."""
-    state = self._optimizer.state.replace(step=step)
-    return self.replace(_optimizer=self._optimizer.replace(state=state))
-
   def apply_gradient(
     self, grads: PyTree, learning_rate: Any, flax_mutables: FrozenDict = EMPTY_DICT
   ) -> FlaxOptimTrainState:
@@ -197,14 +188,6 @@ class InferenceState(struct.PyTreeNode):
       flax_mutables=_mutables_of(state_dict),
     )
 
-  def replace_params(self, params: Variables) -> InferenceState:
-    """Returns the state with other parameters."""
-    return self.replace(params=params)
-
-  def replace_step(self, step: Int[jax.Array, ""]) -> InferenceState:
-    """Returns the state with another number of steps."""
-    return self.replace(step=step)
-
   def as_logical_axes(self) -> InferenceState:
     """Returns the state with logical axes, or None if replicated, in place of arrays.
 
@@ -215,6 +198,3 @@ class InferenceState(struct.PyTreeNode):
       params=_axes_of_params(self.params, self.params_axes),
       flax_mutables=flax_partitioning.get_axis_names(self.flax_mutables_axes or EMPTY_DICT),
     )
-
-
-TrainState = FlaxOptimTrainState | InferenceState  # in annotations of upstream's code

@@ -10,6 +10,7 @@ import concurrent.futures
 import dataclasses
 import enum
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -60,7 +61,7 @@ def accumulate_grads_microbatched(
     number of microbatches), metrics, and the mutable collections after the batch (None without
     any).
   """
-  grad_fn = jax.value_and_grad(model.loss_fn, has_aux=True)
+  grad_fn = jax.value_and_grad(_at_step(model.loss_fn, train_state), has_aux=True)
 
   def grads_of(part: Batch, rng: jax.Array, mutables: Any) -> tuple[Any, Metrics, Any]:
     if mutables is None:
@@ -97,6 +98,13 @@ def accumulate_grads_microbatched(
   return grads, metrics, mutables
 
 
+def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., Any]:
+  """Returns a function of the model that gets the number of updates so far, if it takes `step`."""
+  if "step" in inspect.signature(function).parameters:
+    return functools.partial(function, step=train_state.step)
+  return function
+
+
 def _check_divisible(batch_size: int, num_microbatches: int) -> None:
   if batch_size % num_microbatches:
     raise InputError(
@@ -118,7 +126,6 @@ def apply_grads(
   grad_accum: Any,
   metrics: Metrics,
   learning_rate: jax.Array,
-  weight_metrics_computer: "WeightMetricsComputer | None" = None,
   other_state_variables: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Metrics]:
   """Returns the state after one update, and the metrics including the learning rate."""
@@ -131,8 +138,6 @@ def apply_grads(
     "learning_rate": clu.metrics.Average.from_model_output(rate),
     "learning_rate/current": clu.metrics.LastValue.from_model_output(rate),
   }
-  if weight_metrics_computer is not None:
-    metrics.update(weight_metrics_computer.compute_metrics(grad_accum, train_state, new_state))
   return new_state, metrics
 
 
@@ -143,7 +148,6 @@ def train_with_lr(
   dropout_rng: jax.Array,
   model: Any,
   num_microbatches: int | None,
-  weight_metrics_computer: "WeightMetricsComputer | None" = None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics]:
   """Runs one step: the gradients of the batch, then the update."""
@@ -155,7 +159,6 @@ def train_with_lr(
     grads,
     metrics,
     learning_rate,
-    weight_metrics_computer,
     {"flax_mutables": mutables} if mutables else None,
   )
 
@@ -181,31 +184,9 @@ def _floats(tree: Any) -> list[jax.Array]:
 
 def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
   """Returns the metrics of one batch, without dropout."""
-  if train_state.flax_mutables:
-    _, metrics = model.eval_fn(train_state.params, batch, train_state.flax_mutables)
-  else:
-    _, metrics = model.eval_fn(train_state.params, batch)
-  return metrics
-
-
-class WeightMetricsComputer:
-  """Computes norms of gradients, weights and updates of each parameter as metrics."""
-
-  def compute_metrics(self, gradients: Any, old_train_state: Any, new_train_state: Any) -> Metrics:
-    """Returns `weight_norm/*`, `weight_gradient_norm/*` and `weight_update_norm/*`."""
-    updates = jax.tree.map(jnp.subtract, new_train_state.params, old_train_state.params)
-    groups = {
-      "weight_norm": new_train_state.params,
-      "weight_gradient_norm": gradients,
-      "weight_update_norm": updates,
-    }
-    metrics: Metrics = {}
-    for group, tree in groups.items():
-      for path, value in jax.tree_util.tree_leaves_with_path(tree):
-        name = "/".join(str(getattr(key, "key", key)) for key in path)
-        norm = jnp.sqrt(jnp.sum(jnp.square(value.astype(jnp.float32))))
-        metrics[f"{group}/{name}"] = clu.metrics.LastValue.from_model_output(norm[None])
-    return metrics
+  eval_fn = _at_step(model.eval_fn, train_state)
+  mutables = [train_state.flax_mutables] if train_state.flax_mutables else []
+  return eval_fn(train_state.params, batch, *mutables)[1]
 
 
 # --------------------------------------------------------------------------------------------
@@ -470,7 +451,6 @@ class Trainer(BaseTrainer):
     rng: See `BaseTrainer`.
     learning_rate_fn: Returns the learning rate of a step.
     num_microbatches: Number of microbatches per batch; None for 1.
-    weight_metrics_computer: Adds metrics of weights and updates, or None.
   """
 
   def __init__(
@@ -484,7 +464,6 @@ class Trainer(BaseTrainer):
     rng: jax.Array,
     learning_rate_fn: Callable[[jax.Array], jax.Array],
     num_microbatches: int | None,
-    weight_metrics_computer: WeightMetricsComputer | None = None,
   ):
     def name(parameter: str) -> str:
       return parameter_names.parameter_name(f"{type(self).__name__}", parameter)
@@ -497,7 +476,6 @@ class Trainer(BaseTrainer):
       model.check_microbatches(num_microbatches or 1)
     self._learning_rate_fn = learning_rate_fn
     self._num_microbatches = num_microbatches
-    self._weight_metrics_computer = weight_metrics_computer
     super().__init__(
       model, train_state, partitioner, eval_names, summary_dir, train_state_axes, rng
     )
@@ -516,7 +494,6 @@ class Trainer(BaseTrainer):
         dropout_rng=self._get_step_rng(train_state.step),
         model=self._model,
         num_microbatches=self._num_microbatches,
-        weight_metrics_computer=self._weight_metrics_computer,
         data_partition_spec=self._partitioner.data_partition_spec,
       )
 

@@ -163,7 +163,7 @@ _EXPECTED = {
   "nothing set": r"no value for train\.model, .*; add a gin file or binding that sets it",
   "no eval": r"no value for evaluate\.model, .*; add --gin_file=runs/eval\.gin",
   "data": r"no file matches '{folder}/a\.de-en\.tsv'",
-  "dry run": r"--dry_run works only with `t5x train` on the bundled runtime",
+  "dry run": r"--dry_run works only with `t5x train`; remove it",
   "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_mt5
 
+import vmsst
 from vmsst.checkpoints.importers import mt5
 from vmsst.tasks import sample
 
@@ -29,12 +30,18 @@ FEW_ULPS = 1e-5
 
 
 def train(folder, runtime, arguments=ARGUMENTS):
-  """Trains in `folder` with the `t5x` command."""
-  # With arguments, it does not restart this process, which is a fork.
-  code = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"
+  """Trains in `folder` with the `t5x` command, or with `python -m t5x.main`."""
   folder.mkdir(parents=True, exist_ok=True)
-  flags = (f"--runtime={runtime}", f"--gin.MODEL_DIR='{folder}'")
-  commands.script(code, "train", *arguments, *flags, cwd=folder)
+  where = f"--gin.MODEL_DIR='{folder}'"
+  if runtime == "bundled":
+    # With arguments, it does not restart this process, which is a fork.
+    code = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"
+    commands.script(code, "train", *arguments, where, cwd=folder)
+  else:
+    code = "import runpy; runpy.run_module('t5x.main', run_name='__main__', alter_sys=True)"
+    flags = ("--run_mode=train", f"--gin_search_paths={vmsst.gin_dir()}")
+    step = "--gin_file=runs/upstream.gin"
+    commands.script(code, *flags, *arguments, step, where, cwd=folder)
 
 
 def losses(folder):

@@ -166,8 +166,6 @@ def test_wrong_values_are_refused(mixture):
     _dataset(mixture, 0, 3)
   with pytest.raises(errors.InputError, match="ascending"):
     datasets.get_global_batches(_config(mixture), 0, 1, BitextFeatureConverter, boundaries=(8, 4))
-  with pytest.raises(errors.InputError, match="continue_from_last_checkpoint"):
-    datasets.get_global_batches(_config(mixture), 0, 1, BitextFeatureConverter, None, True)
   with pytest.raises(ValueError, match="no_such_task"):
     _dataset("no_such_task")
 

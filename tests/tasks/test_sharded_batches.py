@@ -58,13 +58,12 @@ def _config(mixture, **changes):
   return types.SimpleNamespace(**{**fields, **changes})
 
 
-def _dataset(mixture, shard=0, shards=1, *arguments, changes=None, **options):
+def _dataset(mixture, shard=0, shards=1, *, changes=None, **options):
   return sharded_batches.get_sharded_batches(
     _config(mixture, **(changes or {})),
     shard,
     shards,
     feature_converter.BitextFeatureConverter,
-    *arguments,
     **options,
   )
 
@@ -258,8 +257,6 @@ def test_what_needs_all_hosts_or_is_wrong_is_refused(mixture, tmp_path):
       _dataset(mixture, **{name: True})
   with pytest.raises(errors.InputError, match="batch_size 8 is not a multiple"):
     _dataset(mixture, 0, 3)
-  with pytest.raises(errors.InputError, match="num_epochs is not supported"):
-    _dataset(mixture, 0, 1, 2)
   with pytest.raises(errors.InputError, match="use_cached is not supported"):
     _dataset(mixture, changes={"use_cached": True})
   with pytest.raises(errors.InputError, match="task_feature_lengths; set it"):

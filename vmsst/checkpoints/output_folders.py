@@ -9,9 +9,13 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
   """Returns the absolute path of a folder that may be written, local or in an object store.
 
   Raises:
-    InputError: it exists and is not an empty folder, or it cannot be read.
+    InputError: it exists and is not an empty folder, is being written, or cannot be read.
   """
   target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
+  if not storage.is_url(target) and os.path.isdir(work_folders.path_of(target)):
+    # Another command writes it, or was killed just after it was complete.
+    with work_folders.owned(target):
+      pass
   work_folders.check_new(target)
   return target
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors
+from vmsst.errors import InputError
 from vmsst.losses import gaussian, likelihood_bounds
 from vmsst.models import base, contrastive, generation, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder, vmsst
@@ -118,7 +119,11 @@ class VmsstModel(base.BitextModel):
       params: Parameters of the network.
       batch: `inputs`, `targets`, `input_language` and `target_language`.
       dropout_rng: Key of latents and dropout; None: means instead of samples, no dropout.
-      step: Completed steps (see `vmsst.launch.step_trainer`); None: full KL weight.
+      step: Completed steps, which training must give if the KL terms are annealed; None: full KL
+        weight.
+
+    Raises:
+      InputError: Training would not anneal the KL terms, for want of a step.
 
     Metrics: loss; for translation and reconstruction, nll/ (nats per token) and token_accuracy/;
     for the latents semantic, input_language and target_language, kl/ (nats per sentence),
@@ -126,6 +131,11 @@ class VmsstModel(base.BitextModel):
     with the text; at most the logarithm of the pairs) and collapsed/ (1 if it is below
     COLLAPSED_BELOW); kl_weight; embedding_norm; tokens_per_example (real tokens of both sides).
     """
+    if step is None and dropout_rng is not None and self.kl_anneal_steps and self.kl_weight:
+      raise InputError(
+        "the trainer passes no step, so the KL weight would not rise; on upstream T5X, add "
+        "--gin_file=runs/upstream.gin, or set KL_ANNEAL_STEPS = 0"
+      )
     side_B = alternating_sides(batch["inputs"].shape[0], step)
     return self._objective(params, batch, side_B, dropout_rng, step)
 

@@ -64,7 +64,7 @@ def test_inference_reads_parameters_alone_and_casts_them(run_folder):
 
 
 def test_an_assignment_map_reads_some_arrays_and_makes_the_others(run_folder):
-  model = toy_runs.ToyModel(optimizer_def=optimizers.wrap_optax_optimizer(optax.adam)(0.1))
+  model = toy_runs.ToyModel(optimizer_def=optimizers.OptaxWrapper(optax.adam(0.1)))
   path = checkpoints.all_checkpoints(run_folder)[-1]
   rng = jax.random.PRNGKey(5)
   restored = initializer(model).from_checkpoint(
@@ -98,7 +98,7 @@ def test_another_shape_is_named_with_both_shapes(run_folder):
 
 
 def test_missing_arrays_are_named_with_the_way_out(run_folder):
-  model = toy_runs.ToyModel(optimizer_def=optimizers.wrap_optax_optimizer(optax.adam)(0.1))
+  model = toy_runs.ToyModel(optimizer_def=optimizers.OptaxWrapper(optax.adam(0.1)))
   path = checkpoints.all_checkpoints(run_folder)[-1]
   with pytest.raises(InputError, match=r"lacks state/param_states/.*fallback_to_scratch=True"):
     initializer(model).from_checkpoint(path)

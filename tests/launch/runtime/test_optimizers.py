@@ -17,7 +17,7 @@ from vmsst.launch.runtime.schedules import create_learning_rate_scheduler
 
 PARAMS = {"mlp": {"bias": np.ones(3, np.float32), "kernel": np.ones((2, 3), np.float32)}}
 AXES = {"mlp": {"bias": PartitionSpec("mlp"), "kernel": PartitionSpec("embed", "mlp")}}
-WRAPPED = "adabelief adagrad adam adamw fromage lamb lars lion radam rmsprop sgd yogi"
+WRAPPED = "adamw lamb lion sgd"
 
 
 def gradient(step):
@@ -45,8 +45,8 @@ def arrays_by_path(tree):
 
 @pytest.mark.parametrize("name", WRAPPED.split())
 def test_wrapped_optimizers_are_optaxs(name):
-  state = train_state_of(getattr(optimizers, name)(0.01))
   theirs = getattr(optax, name)(0.01)
+  state = train_state_of(optimizers.OptaxWrapper(theirs))
   params, opt_state = PARAMS, theirs.init(PARAMS)
   for step in range(3):
     state = state.apply_gradient(flax.core.freeze(gradient(step)), learning_rate=123.0)
@@ -96,7 +96,7 @@ def test_a_restored_state_continues_unchanged(make):
 
 
 def test_restoring_the_state_of_another_optimizer_names_what_is_missing():
-  saved = train_state_of(optimizers.sgd(0.1)).state_dict()
+  saved = train_state_of(optimizers.OptaxWrapper(optax.sgd(0.1))).state_dict()
   with pytest.raises(InputError, match="state/param_states/1/0/mu/mlp/kernel"):
     train_state_of(clip_and_adamw()).restore_state(saved)
 
@@ -170,14 +170,9 @@ def test_gin_makes_a_chain():
   jax.tree.map(np.testing.assert_array_equal, *(state.state_dict() for state in states))
 
 
-def test_what_only_upstream_has_is_named():
-  with pytest.raises(AttributeError, match="upstream T5X"):
-    optimizers.MultiOptimizer  # noqa: B018
-
-
 def test_other_variables_are_saved_with_their_axes():
   counter = {"anneal": {"count": jnp.zeros(())}, "anneal_axes": {"count_axes": AxisMetadata(())}}
-  state = train_state_of(optimizers.sgd(0.1), counter.items())
+  state = train_state_of(optimizers.OptaxWrapper(optax.sgd(0.1)), counter.items())
   state = state.apply_gradient(
     flax.core.freeze(gradient(0)), 0.1, flax_mutables=flax.core.freeze({"anneal": {"count": 7}})
   )
@@ -192,29 +187,12 @@ def test_other_variables_are_saved_with_their_axes():
   np.testing.assert_array_equal(restored.params["mlp"]["kernel"], state.params["mlp"]["kernel"])
 
 
-def test_states_change_parameters_or_step_as_upstreams():
-  variables = {"params": PARAMS, "batch_stats": {"mean": np.ones(2)}}
-  training = train_state.FlaxOptimTrainState.create(optimizers.adam(0.1), variables)
-  for state in (training, train_state.InferenceState.create(variables)):
-    assert isinstance(state, train_state.TrainState)
-    changed = state.replace_params(jax.tree.map(np.zeros_like, PARAMS)).replace_step(np.int32(7))
-    assert changed.step == 7
-    assert not any(map(np.any, jax.tree.leaves(changed.params)))
-    rest = {**state.state_dict(), "target": None}
-    rest["state"] = {**rest["state"], "step": changed.step}
-    assert_equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
-    assert_equal({**changed.state_dict(), "target": None}, rest)
-    restored = changed.restore_state(state.state_dict())
-    assert restored.step == state.step
-    assert_equal(flax.core.unfreeze(restored.params), PARAMS)
-  assert isinstance(restored.params, flax.core.FrozenDict)
-  assert optimizers.OptimizerDefType is optimizers.OptimizerDef
-
-
 def test_variables_without_axes_are_named():
   variables = {"params": PARAMS, "params_axes": {"mlp": {"bias_axes": AxisMetadata(("mlp",))}}}
   with pytest.raises(InputError, match="'params' have no logical axes: mlp/kernel"):
     train_state.InferenceState.create(variables)
-  without = train_state.FlaxOptimTrainState.create(optimizers.sgd(0.1), {"params": PARAMS})
+  without = train_state.FlaxOptimTrainState.create(
+    optimizers.OptaxWrapper(optax.sgd(0.1)), {"params": PARAMS}
+  )
   with pytest.raises(InputError, match="'params' has no logical axes"):
     without.as_logical_axes()

@@ -65,7 +65,7 @@ def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
   own_rows = fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).get_data_layout(8)
   assert (own_rows.num_shards, own_rows.shard_id) == (2, 0)
   shared_rows = fake_partitioner([[0, 1], [0, 1]]).get_data_layout(8)
-  assert (shared_rows.num_shards, shared_rows.is_first_host_in_replica_set) == (1, True)
+  assert (shared_rows.num_shards, shared_rows.shard_id) == (1, 0)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_a_multiple():

@@ -1,4 +1,4 @@
-"""Models of upstream T5X's form: metrics per step and per time, variables without axes."""
+"""The step that a model gets, and models of upstream T5X's form."""
 
 import json
 import re
@@ -13,9 +13,73 @@ import numpy as np
 import pytest
 import toy_runs
 
-from vmsst.launch.runtime import checkpoints
+from vmsst.launch import aliases
+from vmsst.launch.runtime import checkpoints, trainer
 
 STEPS, ROWS = 7, 8
+
+
+class Growing(toy_runs.ToyModel):
+  """A model whose loss and metrics grow with the step."""
+
+  def loss_fn(self, params, batch, dropout_rng, step):
+    loss, metrics = super().loss_fn(params, batch, dropout_rng)
+    weight = jnp.float32(step)
+    told = clu.metrics.Average.from_model_output(jnp.full(batch["inputs"].shape[:1], weight))
+    return loss * (1 + weight), {**metrics, "told": told}
+
+  def eval_fn(self, params, batch, step):
+    return self.loss_fn(params, batch, None, step)
+
+
+def run_growing(folder, *, microbatches=None, **overrides):
+  """Returns the last train state, and the step that the model got in each step."""
+  made = toy_runs.make_trainer(num_microbatches=microbatches)
+  options = {"model": Growing(), "trainer_cls": made, "total_steps": STEPS, "stats_period": 1}
+  _, state = toy_runs.run(folder, period=3, **{**options, **overrides})
+  return toy_runs.host(state.state_dict()), told(folder / "train")
+
+
+def told(folder):
+  """Returns the step that the model got, by the step of the metrics."""
+  rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+  return {row["step"]: row["told"] for row in rows if "told" in row}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  return run_growing(tmp_path_factory.mktemp("whole"))
+
+
+def test_a_loss_gets_the_number_of_updates_before_it_in_each_microbatch(whole, tmp_path):
+  assert whole[1] == {step: step - 1 for step in range(1, STEPS + 1)}
+  assert run_growing(tmp_path, microbatches=4)[1] == whole[1]
+
+
+def test_a_restarted_run_resumes_from_its_step_to_the_same_end(whole, tmp_path):
+  run_growing(tmp_path, total_steps=4)
+  state, steps = run_growing(tmp_path)
+  assert steps == whole[1]
+  jax.tree.map(np.testing.assert_array_equal, state, whole[0])
+
+
+def test_the_training_evaluation_gets_the_number_of_updates_so_far(tmp_path):
+  run_growing(tmp_path, train_eval_dataset_cfg=toy_runs.config("validation", shuffle=False))
+  (folder,) = (tmp_path / "training_eval").iterdir()
+  assert told(folder) == {4: 4, STEPS: STEPS}
+
+
+def test_the_trainer_for_upstream_changes_nothing_here(whole, tmp_path, monkeypatch):
+  aliases.install()
+  from vmsst.launch import step_trainer
+
+  assert issubclass(step_trainer.StepTrainer, trainer.Trainer)
+  monkeypatch.setattr(trainer, "Trainer", step_trainer.StepTrainer)
+  evaluation = toy_runs.config("validation", shuffle=False)
+  state, steps = run_growing(tmp_path, train_eval_dataset_cfg=evaluation)
+  assert steps == whole[1]
+  jax.tree.map(np.testing.assert_array_equal, state, whole[0])
+  assert told(tmp_path / "training_eval" / "toy") == {4: 4, STEPS: STEPS}
 
 
 @flax.struct.dataclass

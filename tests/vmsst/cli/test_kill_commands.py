@@ -210,5 +210,12 @@ def test_any_other_command(name, start):
   moments = 7, [10]
   argv = words.split()
   check(
-    *killed_commands.run(LOADING + imports, argv, start.parent, moments=moments, settings=settings)
+    *killed_commands.run(
+      LOADING + imports,
+      argv,
+      start.parent,
+      moments=moments,
+      settings=settings,
+      atomic=argv[0] in ("import", "export"),
+    )
   )

@@ -254,12 +254,20 @@ def test_a_key_decides_the_step_and_every_latent_has_its_own(params, monkeypatch
 
     with monkeypatch.context() as patch:
       patch.setattr(gaussian, "sample", spy)
-      return model.loss_fn(params, batch, rng)[0], used
+      return model.loss_fn(params, batch, rng, 0)[0], used
 
   first, keys = loss_and_keys(jax.random.key(1))
   assert len({tuple(np.asarray(key)) for key in keys[:3]}) == 3
   assert loss_and_keys(jax.random.key(1))[0] == first
   assert loss_and_keys(jax.random.key(2))[0] != first
+
+
+def test_training_without_a_step_is_refused_where_the_kl_weight_would_rise(params):
+  batch, key = make_batch(), jax.random.key(1)
+  with pytest.raises(errors.InputError, match=r"no step, so .* --gin_file=runs/upstream\.gin"):
+    loss_and_metrics(make_model(), params, batch, key)
+  for model in (make_model(kl_anneal_steps=0), make_model(kl_weight=0)):
+    loss_and_metrics(model, params, batch, key)
 
 
 def test_one_encoder_call_each_and_one_decoder_call_a_step(params, monkeypatch):
