@@ -102,8 +102,6 @@ def build(
     )
   with work_folders.owned(work, is_folder=True):
     work = work_folders.path_of(work, is_folder=True)
-    for folder, _, _ in os.walk(work):
-      atomic_files.remove_stale(folder)
     clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
     merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)

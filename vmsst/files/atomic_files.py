@@ -23,6 +23,8 @@ from typing import IO, Any, TextIO
 from vmsst.files import locks, storage
 
 _PARTIAL = ".vmsst-part-"
+_cleaned: set[str] = set()
+"""Folders without files of writers that were killed before this process wrote there."""
 _STALE = re.compile(rf"{re.escape(_PARTIAL)}[0-9a-f]{{32}}")
 
 
@@ -68,6 +70,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 def _new_partial(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
   """Creates a file of unique name in a folder, and locks it; returns its descriptor too."""
+  if str(folder) not in _cleaned:
+    _cleaned.add(str(folder))
+    remove_stale(folder)
   while True:
     partial = folder / f"{_PARTIAL}{uuid.uuid4().hex}"
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -68,9 +68,7 @@ class LineWriter:
     """Makes FILE of the lines."""
     self._target.finish(self._size)
     if self._work is not None:
-      storage.remove(f"{self._work}/{_STATE}")
-      storage.remove(f"{self._work}/{_LINES}")  # It is left in an object store.
-      work_folders.remove_if_empty(self._work)
+      work_folders.clear(self._work)
 
   def close(self) -> None:
     """Closes the file, which another writer can resume."""

@@ -145,7 +145,7 @@ COMMANDS = {
   "search": ("search b.txt a.txt a.vectors --output out/found", ["vmsst.mining.text_search"]),
   "translate": ("translate run --to de --input a.txt --output out/b.txt", []),
   "vocab train": (
-    "vocab train --input a.txt --output out/x.model --size 24",
+    "vocab train --input a.txt --output out/x.model --size 21",
     ["vmsst.text.vocabulary_training"],
   ),
   "export safetensors": ("export safetensors run out/e", ["vmsst.exports.safetensors_folder"]),
