@@ -308,10 +308,11 @@ for arguments in json.load(sys.stdin):
   gin.clear_config(clear_constants=True)
   before = snapshot()
   try:
-    main(arguments)
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+      main(arguments)
     outcome = "no error"
-  except SystemExit as stop:
-    outcome = str(stop.code)
+  except SystemExit:
+    outcome = shown.getvalue().strip()
   except BaseException:
     outcome = traceback.format_exc()
   outcomes.append((outcome, snapshot() == before))
