@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -87,19 +88,41 @@ def _locked(work: str) -> Iterator[locks.Lock]:
     with locks.held(f"{work}/{_LOCK}") as lock:
       yield lock
     return
-  with contextlib.ExitStack() as stack:
-    while True:
-      os.makedirs(work, exist_ok=True)
-      try:
-        lock = stack.enter_context(locks.held(f"{work}/{_LOCK}"))
-        break
-      except FileNotFoundError:  # Its last owner has removed the folder.
-        continue
-    try:
-      yield lock
-    finally:
+  stack = contextlib.ExitStack()
+  try:
+    with _undisturbed():
+      while True:
+        os.makedirs(work, exist_ok=True)
+        try:
+          lock = stack.enter_context(locks.held(f"{work}/{_LOCK}"))
+          break
+        except FileNotFoundError:  # Its last owner has removed the folder.
+          continue
+    yield lock
+  finally:
+    with _undisturbed():
       stack.close()
       remove_if_empty(work)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+  """Delays Ctrl-C and SIGTERM to the end, so that a lock is made or removed as a whole."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  seen: list[int] = []
+  former = {
+    number: signal.signal(number, lambda number, _: seen.append(number))
+    for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  try:
+    yield
+  finally:
+    for number, handler in former.items():
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    for each in seen:
+      signal.raise_signal(each)
 
 
 def remove_if_empty(folder: str) -> None:

@@ -192,9 +192,10 @@ def embed_file(
     "dimensions": dimensions,
   }
   with contextlib.ExitStack() as stack:
+    stack.callback(work_folders.remove_if_empty, place)
     stack.enter_context(work_folders.owned(folder, is_folder=True))
     work = work_folders.path_of(folder, is_folder=True)
-    stack.callback(_remove_copies, work, place)
+    stack.callback(_remove_copies, work)
     cut = line_spans.cut(paths, _SHARD_LINES, copies=work)
     settings = {
       "encoder": encoding.identity(encoder, name),
@@ -243,10 +244,9 @@ def _calibrated(
   return dataclasses.replace(kind, ranges=tuple(map(tuple, made["ranges"])))
 
 
-def _remove_copies(work: str, folder: str) -> None:
+def _remove_copies(work: str) -> None:
   line_spans.remove_copies(work)
   work_folders.remove_if_empty(work)
-  work_folders.remove_if_empty(folder)
 
 
 def embed_to_stream(
