@@ -27,6 +27,7 @@ import gzip
 import json
 import pathlib
 import random
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,12 +39,10 @@ import scipy.sparse
 
 from vmsst.search import (
   exact_search,
-  factory_strings,
-  index_folder,
-  indexed_search,
+  faiss_index,
   margins,
 )
-from vmsst.vectors import vector_store
+from vmsst.vectors import index_folder, vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
 _SAMPLE, _WINDOW = 50_000, 20_000
@@ -147,8 +146,8 @@ def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: i
 
 def factories(size: int, dimension: int) -> dict[str, str]:
   """Returns the factory of each index by name."""
-  default = factory_strings.default(size, dimension)
-  lists = max(64, factory_strings.parse(default).lists)
+  default = faiss_index.default_factory(size, dimension)
+  lists = max(64, int((re.search(r"IVF(\d+)", default) or [0, 0])[1]))
   others = f"IVF{lists},SQ8", f"OPQ64,IVF{lists},PQ64"
   return dict(zip(INDEXES, (default, *others), strict=True))
 
@@ -172,8 +171,8 @@ def search_lines(
   with tempfile.TemporaryDirectory(dir=options.folder) as folder:
     vectors = store(encoder, base, pathlib.Path(folder, "vectors"), options.width)
     query = exact_search.DistinctVectors(query_ND)
-    shards = [exact_search.DistinctVectors(shard) for shard in vectors.shards()]
-    exact = exact_search.nearest_in_blocks(query, shards, 4)
+    distinct = exact_search.DistinctVectors(vectors)
+    exact = exact_search.top_k(query, distinct, 4)
     common = {"benchmark": "index_search", "size": size, "width": options.width}
     exact_times: list[float] = []
     lines = []
@@ -182,26 +181,25 @@ def search_lines(
         continue
       place = pathlib.Path(folder, name)
       built = measure.timed(
-        lambda place=place, factory=factory: index_folder.build(
-          vectors, place, name="vectors", factory=factory
+        lambda place=place, factory=factory: index_folder.build_index(
+          vectors.folder, place, factory=factory
         ),
         1,
         warm_up=0,
       )
-      index = index_folder.open_index(place, vectors, name="vectors")
-      rows = indexed_search.IndexedRows(index)
+      index = index_folder.open_index(place, vectors)
       found: dict[bool, Any] = {}
 
-      def rescored(rows=rows, found=found):
-        found[True] = rows.nearest(query_ND, 4).index_NK
+      def rescored(index=index, found=found):
+        found[True] = index.nearest(query_ND, 4).index_NK
 
-      def plain(index=index, rows=rows, found=found):
-        found[False] = index.reader.search(query_ND, 4, rows.probes)
+      def plain(index=index, found=found):
+        found[False] = index.candidates(query_ND, 4)
 
       for run, is_rescored in ((rescored, True), (plain, False)):
-        exact_times += measure.timed(
-          lambda: exact_search.nearest_in_blocks(query, shards, 4), 1, warm_up=0
-        )["seconds"]
+        exact_times += measure.timed(lambda: exact_search.top_k(query, distinct, 4), 1, warm_up=0)[
+          "seconds"
+        ]
         seconds = min(measure.timed(run, 3)["seconds"])
         near_NK = found[is_rescored]
         lines.append(
@@ -255,20 +253,20 @@ def mining_line(size: int, sentences: list[str], options: argparse.Namespace) ->
       vectors = store(encoder, texts, pathlib.Path(folder, name), options.width)
       place = pathlib.Path(folder, f"{name}.index")
       start = time.perf_counter()
-      index_folder.build(vectors, place, name=name)
+      index_folder.build_index(vectors.folder, place)
       build += time.perf_counter() - start
       sides.append(vectors)
-      indexes.append((index_folder.open_index(place, vectors, name=name), np.arange(size)))
+      indexes.append(index_folder.open_index(place, vectors))
     result: dict[str, Any] = {"benchmark": "index_mining", "size": size, "width": options.width}
-    factory = indexes[0][0].settings.factory
+    factory = indexes[0].factory
     seconds, found = {}, {}
-    for name, engine in (
-      ("indexes", indexed_search.engine(*indexes)),
+    for name, compare in (
+      ("indexes", faiss_index.compare(*indexes)),
       (EXACT, exact_search.compare),
     ):
 
-      def run(name=name, engine=engine):
-        found[name] = margins.margin_pairs(*sides, engine=engine)
+      def run(name=name, compare=compare):
+        found[name] = margins.margin_pairs(*sides, compare=compare)
 
       times = measure.timed(run, 1, warm_up=0)
       seconds[name] = times["seconds"][0]

@@ -95,7 +95,9 @@ def with_search(source_ND, target_ND, k):
 def with_devices(source_ND, target_ND, k):
   from vmsst.search import device_search
 
-  pairs = margins.margin_pairs(source_ND, target_ND, neighbors=k, engine=device_search.compare)
+  pairs = margins.margin_pairs(
+    source_ND, target_ND, neighbors=k, compare=device_search.compare_on_devices
+  )
   return np.stack([pairs.source_P, pairs.target_P])
 
 

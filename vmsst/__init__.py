@@ -27,14 +27,14 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.inference.encoder import Encoder
   from vmsst.inference.loading import load, load_translator
   from vmsst.inference.translation import Translator
-  from vmsst.mining.text_search import Searcher, nearest_lines
+  from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
-  from vmsst.search.exact_search import nearest_in_blocks, unit_rows
+  from vmsst.search.exact_search import top_k, unit_rows
   from vmsst.search.margins import margin_pairs
   from vmsst.search.quantization import quantize
   from vmsst.tasks.sample.corpus import load_sample
   from vmsst.vectors.embedded_text import open_text
-  from vmsst.vectors.vector_indexes import build_index, open_index
+  from vmsst.vectors.index_folder import build_index, open_index
   from vmsst.vectors.vector_store import open_vectors
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ _PUBLIC = {
   "InputError": "vmsst.errors",
   "Searcher": "vmsst.mining.text_search",
   "Translator": "vmsst.inference.translation",
-  "build_index": "vmsst.vectors.vector_indexes",
+  "build_index": "vmsst.vectors.index_folder",
   "dendrogram": "vmsst.evaluation.report.plots",
   "evaluate": "vmsst.evaluation.suite",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
@@ -56,15 +56,14 @@ _PUBLIC = {
   "load_sample": "vmsst.tasks.sample.corpus",
   "load_translator": "vmsst.inference.loading",
   "margin_pairs": "vmsst.search.margins",
-  "nearest_in_blocks": "vmsst.search.exact_search",
-  "nearest_lines": "vmsst.mining.text_search",
-  "open_index": "vmsst.vectors.vector_indexes",
+  "open_index": "vmsst.vectors.index_folder",
   "open_text": "vmsst.vectors.embedded_text",
   "open_vectors": "vmsst.vectors.vector_store",
   "quantize": "vmsst.search.quantization",
   "sentence_plot": "vmsst.evaluation.report.plots",
   "training_curves": "vmsst.evaluation.report.plots",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
+  "top_k": "vmsst.search.exact_search",
   "unit_rows": "vmsst.search.exact_search",
 }
 __all__ = list(_PUBLIC)

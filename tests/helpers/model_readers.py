@@ -30,7 +30,7 @@ from vmsst.checkpoints.importers import (
 from vmsst.files import atomic_files, work_folders
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import hugging_face_vocabulary, vocabularies
-from vmsst.vectors import bitext_vectors, shard_files, vector_store
+from vmsst.vectors import bitext_vectors, vector_store
 
 _SENTENCES = ["hello world , how are you today ?", "wie geht es dir , welt ?"] * 9
 _SIZES = {
@@ -237,7 +237,7 @@ def _read_vectors(folder: pathlib.Path) -> None:
 def _resume_vectors(folder: pathlib.Path) -> None:
   # Its own output, if there was no result, and its work folder, if there was one.
   with mock.patch.object(atomic_files, "write_json"), mock.patch.object(work_folders, "clear"):
-    vector_store.start(folder, shard_files.Kind(3), [4, 2], {"x": 1})
+    vector_store.start(folder, vector_store.State(3, "float32", [4, 2], {"x": 1}))
 
 
 def _npy(array: np.ndarray) -> bytes:

@@ -235,7 +235,15 @@ def test_a_killed_embedding_of_a_store_resumes_to_the_same_bytes(bucket, tmp_pat
   url = f"{bucket}/texts/text.txt"
   storage.filesystem(url).put_file(str(text), url)
   out = f"{bucket}/vectors"
-  embed = [sys.executable, "-m", "vmsst.cli", "embed", str(tmp_path / "encoder"), "--dtype", "int8"]
+  embed = [
+    sys.executable,
+    "-m",
+    "vmsst.cli",
+    "embed",
+    str(tmp_path / "encoder"),
+    "--dtype",
+    "float16",
+  ]
   for shards in (1, 3):
     with subprocess.Popen(
       [*embed, url, out], env=commands.environment(), stderr=subprocess.DEVNULL
@@ -283,7 +291,7 @@ for name, array in found.items():
 INDEX = """
 import sys
 from vmsst import cli
-from vmsst.search import index_folder
+from vmsst.vectors import index_folder
 index_folder._SHARD_ROWS = 250
 sys.exit(cli.main(sys.argv[1:]))
 """

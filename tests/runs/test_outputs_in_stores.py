@@ -63,12 +63,11 @@ import vmsst.inference.encoder, vmsst.inference.loading, vmsst.inference.transla
 import vmsst.search.device_search, vmsst.vectors.bitext_vectors, vmsst.vectors.file_embedding
 from vmsst import cli
 from vmsst.files import storage
-import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.search_units
-from vmsst.mining import pair_scoring, span_search
+import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
+from vmsst.mining import pair_scoring
 from vmsst.search import sharded_search
 from vmsst.units import local
 pair_scoring._WINDOW = 16
-span_search._SPAN_ROWS = 30
 sharded_search._LEAST_SOURCES = 16
 upload, work = storage.upload, local.Local.work
 

@@ -104,7 +104,7 @@ def _eval(args: argparse.Namespace) -> None:
     name=args.name or name,
     seen=seen,
     report=say,
-    compare=device_search.engine(),
+    compare=device_search.compare,
     engine=engine,
     load=functools.partial(loading.open_encoder, name, **how),
     dimensions=args.dimensions,

@@ -69,8 +69,7 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     "out",
     metavar="OUT",
-    help="output folder, with one vector per line, including empty lines; - writes a single file "
-    "to standard output",
+    help="output folder, with one vector per line, including empty lines",
   )
   add(
     "--field",
@@ -81,10 +80,9 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
   add("--language", metavar="CODE", help="language of the text, for encoders that require it")
   add(
     "--dtype",
-    choices=("float32", "float16", "int8", "binary"),
+    choices=("float32", "float16"),
     default="float32",
-    help="numbers of the vectors; int8 has a byte per dimension, with the ranges of a sample, and "
-    "binary a bit (default: %(default)s)",
+    help="numbers of the vectors (default: %(default)s)",
   )
   add(
     "--dimensions",
@@ -103,11 +101,11 @@ def _embed(args: argparse.Namespace) -> None:
   from vmsst.vectors import file_embedding, vector_store
 
   engine = engines.chosen(args)
-  single = outputs.STANDARD in (args.out, *args.file)
-  if single and (len(args.file) > 1 or not engine.this_machine):
+  if args.out == outputs.STANDARD:
+    raise errors.InputError(f"{args.out} is not a folder; give a folder as OUT")
+  if outputs.STANDARD in args.file and (len(args.file) > 1 or not engine.this_machine):
     raise errors.InputError(
-      f"{outputs.STANDARD} needs a single FILE, and an engine on this machine; give files and a "
-      "folder"
+      f"{outputs.STANDARD} must be the only FILE, and needs an engine on this machine; give files"
     )
   fields = {args.field or text_fields.default_field(path) for path in args.file}
   if len(fields) > 1:
@@ -127,11 +125,6 @@ def _embed(args: argparse.Namespace) -> None:
   }
   with local_file(args.file[0]) as first:
     paths = [first, *args.file[1:]]
-    if args.out == outputs.STANDARD:
-      if not engine.in_process:
-        raise errors.InputError(f"{args.out} as OUT needs one local worker; give a folder")
-      file_embedding.embed_to_stream(encoder, paths[0], sys.stdout.buffer, **options)
-      return
     load = functools.partial(loading.open_encoder, name, **how)
     file_embedding.embed_file(
       encoder, paths, args.out, name=name, engine=engine, load=load, **options
@@ -246,12 +239,10 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _index(args: argparse.Namespace) -> None:
-  from vmsst.vectors import vector_indexes
+  from vmsst.vectors import index_folder
 
   engine = engines.chosen(args)
-  settings = vector_indexes.build_index(
-    args.vectors, args.index, factory=args.factory, engine=engine
-  )
+  settings = index_folder.build_index(args.vectors, args.index, factory=args.factory, engine=engine)
   print(f"{args.index}: {settings.factory} of {settings.vectors['count']:,} vectors")
 
 
@@ -378,7 +369,7 @@ def _mine(args: argparse.Namespace) -> None:
     min_cosine=args.min_cosine,
     keep_duplicates=args.keep_duplicates,
     indexes=indexes,
-    compare=device_search.anywhere,
+    compare=device_search.compare,
     engine=engine,
   )
   if found.best:
@@ -421,16 +412,21 @@ def _search(args: argparse.Namespace) -> None:
   from vmsst import errors
   from vmsst.files import atomic_files, outputs, stored_settings
   from vmsst.inference import loading
-  from vmsst.mining import search_units, text_search
+  from vmsst.mining import text_search
   from vmsst.search import device_search
-  from vmsst.vectors import embedded_text, encoder_sources, encoding
+  from vmsst.vectors import embedded_text, encoding
 
   engine = engines.chosen(args)
-  if not engine.in_process and args.output == outputs.STANDARD:
+  if args.index and not engine.in_process:
+    raise errors.InputError(
+      "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
+      "`vmsst index` have them)"
+    )
+  stream = args.output == outputs.STANDARD or atomic_files.is_stream(args.output)
+  if not engine.in_process and stream:
     raise errors.InputError("several processes need a file; give --output, or omit --workers")
   engines.leave_accelerators(engine)
   corpus = embedded_text.open_text(args.corpus, args.vectors)
-  queries = read_lines(args.queries)
   path = args.encoder or corpus.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{args.vectors} does not name its encoder: give --encoder")
@@ -446,16 +442,29 @@ def _search(args: argparse.Namespace) -> None:
   if differences:
     print(f"vmsst: note: {args.vectors}: {differences}", file=sys.stderr)
   index = corpus.open_index(args.index) if args.index else None
-  options = {"index": index, "language": args.language, "batch_size": args.batch_size}
-  if not engine.in_process:
+  options = {
+    "language": args.language,
+    "batch_size": args.batch_size,
+    "compare": device_search.compare,
+  }
+  if not stream and (index is None or index.exact):
     load = functools.partial(loading.open_encoder, name, backend=args.backend)
-    source = search_units.source(
-      encoder_sources.of(encoder, name, load), corpus, compare=device_search.anywhere, **options
-    )
-    search_units.search_file(source, corpus, queries, args.output, args.count, engine=engine)
+    with local_file(args.queries) as queries:
+      text_search.search_file(
+        encoder,
+        queries,
+        corpus,
+        args.output,
+        args.count,
+        name=name,
+        engine=engine,
+        load=load,
+        **options,
+      )
     return
-  searcher = text_search.Searcher(encoder, corpus, engine=device_search.engine(), **options)
-  lines = (search_units.as_line(*found) for found in searcher.stream(queries, args.count))
+  searcher = text_search.Searcher(encoder, corpus, index=index, **options)
+  found = searcher.stream(read_lines(args.queries), args.count)
+  lines = (text_search.as_line(query, hits) for query, hits in found)
   if args.output == "-":
     for line in lines:
       sys.stdout.buffer.write(f"{line}\n".encode())

@@ -100,7 +100,7 @@ class Tools:
   embedder: "Embedder"
   folder: storage.Path
   report: Callable[[str], None] = lambda line: None
-  compare: exact_search.Engine = exact_search.compare
+  compare: exact_search.Compare = exact_search.compare
   dimensions: int | None = None
 
   def embed(self, side: Side) -> np.ndarray:
@@ -225,7 +225,7 @@ def evaluate(
   name: str,
   seen: Iterable[languages.Language] | None = None,
   report: Callable[[str], None] = lambda line: None,
-  compare: exact_search.Engine = exact_search.compare,
+  compare: exact_search.Compare = exact_search.compare,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
   dimensions: Iterable[int] = (),

@@ -424,7 +424,7 @@ class Encoder:
       *self._sides(sources, targets, languages, options, pairs=True),
       neighbors=neighbors,
       margin=margin,
-      engine=device_search.engine(),
+      compare=device_search.compare,
     )
 
   def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:

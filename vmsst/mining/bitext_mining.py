@@ -1,8 +1,6 @@
 """Mines translations from two texts with vectors, as pairs of lines."""
 
 import dataclasses
-import hashlib
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,7 +9,6 @@ import numpy as np
 from vmsst import errors
 from vmsst.files import (
   atomic_files,
-  external_sort,
   large_arrays,
   storage,
   stored_settings,
@@ -19,12 +16,9 @@ from vmsst.files import (
   text_files,
   work_folders,
 )
-from vmsst.search import exact_search, indexed_search, margins, sharded_search
-from vmsst.search.index_folder import StoredIndex
+from vmsst.search import exact_search, faiss_index, margins, sharded_search
 from vmsst.units import engines, local
 from vmsst.vectors.embedded_text import EmbeddedText
-
-_LINES = 1 << 16  # Read at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +52,10 @@ def mine(
   gold: str | None = None,
   min_cosine: float | None = None,
   keep_duplicates: bool = False,
-  indexes: tuple[StoredIndex, StoredIndex] | None = None,
-  compare: exact_search.Engine = exact_search.compare,
+  indexes: tuple[faiss_index.Index, faiss_index.Index] | None = None,
+  compare: exact_search.Compare = exact_search.compare,
   engine: engines.Engine | None = None,
+  block: tuple[int, int] | None = None,
   progress: bool | None = None,
 ) -> Mined:
   """Writes pairs of lines that are likely translations: score TAB source TAB target.
@@ -86,8 +81,9 @@ def mine(
     indexes: Indexes of both texts' vectors, for an approximate search; None, or if both are exact:
       an exact search of the vectors, with the same result.
     compare: Compares vectors in an exact search, in any process:
-      `vmsst.search.device_search.anywhere` uses what the machine has.
+      `vmsst.search.device_search.compare` uses what the machine has.
     engine: Where to search; None: in this process.
+    block: As in `sharded_search.compare`.
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
@@ -119,25 +115,19 @@ def mine(
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
   work = work_folders.path_of(output)
   search = (
-    sharded_search.engine(
-      (sides[0].stored, sides[1].stored),
-      work,
-      compare=compare,
-      units=engine or local.Local(),
-      progress=progress,
+    sharded_search.compare(
+      work, compare=compare, engine=engine or local.Local(), block=block, progress=progress
     )
     if indexes is None or all(index.exact for index in indexes)
-    else indexed_search.engine(
-      *zip(indexes, (side.row_S for side in sides), strict=True), progress=progress
-    )
+    else faiss_index.compare(*indexes, progress=progress)
   )
   blocks = margins.margin_blocks(
-    *(side.vectors for side in sides),
+    *(exact_search.DistinctVectors(side.text.vectors, side.compared_N) for side in sides),
     neighbors=neighbors,
     margin=margin,
     retrieval=retrieval,
     min_cosine=min_cosine,
-    engine=search,
+    compare=search,
   )
   # Thresholds compare what is printed.
   found: Iterator[margins.Pairs] = (
@@ -155,7 +145,8 @@ def mine(
     threshold, found = best.threshold, iter([pairs])
   candidates, kept = _write(output, found, -np.inf if threshold is None else threshold, *sides)
   work_folders.clear(work)
-  return Mined(len(sides[0].row_S), len(sides[1].row_S), candidates, kept, best)
+  source_count, target_count = (int(np.count_nonzero(side.compared_N)) for side in sides)
+  return Mined(source_count, target_count, candidates, kept, best)
 
 
 def check_sentences(path: str) -> None:
@@ -169,81 +160,41 @@ class _Sentences:
 
   Attributes:
     text: The text.
-    lines: Number of its lines.
-    row_S: Row of each sentence in the text, ascending.
-    stored: Their rows in the stored vectors.
-    vectors: Their vectors.
+    first_N: Row of the first line that differs only in white space; of each line itself, if
+      duplicates are kept; -1 for blank lines.
+    compared_N: Whether each line is compared.
   """
 
   def __init__(self, text: EmbeddedText, keep_duplicates: bool):
     """Reads the text once, without keeping it in memory."""
-    self.text, self._keep_duplicates = text, keep_duplicates
-    self.lines = 0
-    with external_sort.Records(3) as records, external_sort.Records(1) as rows:
-      for key_B2 in _keys(text):
-        row_B = np.flatnonzero(key_B2.any(axis=1))
-        row_B1 = (self.lines + row_B).astype(np.uint64)[:, None]
-        self.lines += len(key_B2)
-        if keep_duplicates:
-          rows.add(row_B1)
-        else:
-          records.add(np.concatenate([key_B2[row_B], row_B1], axis=1))
-      for row_B in _first_rows(records.sorted()):
-        rows.add(row_B[:, None])
-      self.row_S = large_arrays.concatenated((x[:, 0] for x in rows.sorted()), np.int64)
-    if not len(self.row_S):
+    self.text = text
+    key_N = large_arrays.full(len(text), 0, np.int64)
+    visible_N = large_arrays.full(len(text), False, bool)
+    for row, line in enumerate(text.texts()):
+      key_N[row] = row if keep_duplicates else hash(" ".join(line.split()))
+      visible_N[row] = not text_fields.is_blank(line)
+    if not visible_N.any():
       raise errors.InputError(f"{text.path} contains no sentence")
-    self.stored = sharded_search.Side(text.vectors, self.row_S)
-    self.vectors = exact_search.SelectedRows(text.vectors, self.row_S)
+    self.first_N = exact_search.first_rows(key_N, visible_N)
+    self.compared_N = large_arrays.full(len(text), False, bool)
+    for rows in exact_search.blocks(len(text)):
+      np.equal(self.first_N[rows], np.arange(rows.start, rows.stop), out=self.compared_N[rows])
 
-  def places(self, rows: Sequence[int]) -> dict[int, int]:
-    """Returns the numbers of some rows' sentences, without those of blank lines."""
-    wanted = dict.fromkeys(rows)
-    key_of = {row: key for row, key in enumerate(self._row_keys()) if row in wanted and key}
-    if self._keep_duplicates:
-      first = {row: row for row in key_of}
-    else:
-      keys = set(key_of.values())
-      first_of: dict[tuple[int, int], int] = {}
-      for row, key in enumerate(self._row_keys()):
-        if key in keys:
-          first_of.setdefault(key, row)
-      first = {row: first_of[key] for row, key in key_of.items()}
-    return {row: int(np.searchsorted(self.row_S, each)) for row, each in first.items()}
-
-  def _row_keys(self) -> Iterator[tuple[int, int] | None]:
-    for key_B2 in _keys(self.text):
-      for high, low in key_B2.tolist():
-        yield (high, low) if high or low else None
-
-
-def _keys(text: EmbeddedText) -> Iterator[np.ndarray]:
-  """Yields keys of lines, uint64 [B, 2]: equal if they differ only in white space, else 0."""
-  lines = text_files.read_lines(text.path, text.digest)
-  while block := list(itertools.islice(lines, _LINES)):
-    keys = b"".join(map(_key, block))
-    yield np.frombuffer(keys, ">u8").reshape(-1, 2).astype(np.uint64)
-
-
-def _key(line: str) -> bytes:
-  """Returns a key that lines share if they differ only in white space; zeros for blank lines."""
-  if text_fields.is_blank(line):
-    return bytes(16)
-  return hashlib.blake2b(" ".join(line.split()).encode(), digest_size=16).digest()
-
-
-def _first_rows(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-  """Yields the row of the first of the records with the same key, which are sorted."""
-  before_12 = np.zeros((1, 2), np.uint64)
-  for record_B3 in blocks:
-    key_B2 = record_B3[:, :2]
-    same_B = (key_B2 == np.concatenate([before_12, key_B2[:-1]])).all(axis=1)
-    yield record_B3[~same_B, 2]
-    before_12 = key_B2[-1:]
+  def rows(self, lines: Sequence[int], path: str) -> list[int]:
+    """Returns the rows that represent some lines, which count from 1 and are from a gold file."""
+    for number, line in enumerate(lines, 1):
+      if not 1 <= line <= len(self.text):
+        raise errors.InputError(
+          f"{path}:{number}: there is no line {line} in {self.text.path}: it has "
+          f"{len(self.text):,} lines, counted from 1"
+        )
+      if self.first_N[line - 1] < 0:
+        raise errors.InputError(f"{path}:{number}: line {line} of {self.text.path} is empty")
+    return [int(self.first_N[line - 1]) for line in lines]
 
 
 def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
-  """Returns the known translations as numbers of their sentences, int64 [G, 2], without repeats."""
+  """Returns the rows of known translations, int64 [G, 2], without repeats."""
   gold = []
   for number, line in enumerate(text_files.read_lines(path), 1):
     fields = line.split("\t")
@@ -255,24 +206,10 @@ def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
   if not gold:
     raise errors.InputError(f"{path} is empty: add line numbers of known translations")
   columns = [
-    _places(side, lines, path)
+    side.rows(lines, path)
     for side, lines in zip((source, target), zip(*gold, strict=True), strict=True)
   ]
   return np.unique(np.array(columns, np.int64).T, axis=0)
-
-
-def _places(side: _Sentences, lines: Sequence[int], path: str) -> list[int]:
-  """Returns the numbers of the sentences of lines, which count from 1."""
-  place_of = side.places([line - 1 for line in lines])
-  for number, line in enumerate(lines, 1):
-    if not 1 <= line <= side.lines:
-      raise errors.InputError(
-        f"{path}:{number}: there is no line {line} in {side.text.path}: it has {side.lines:,} "
-        "lines, counted from 1"
-      )
-    if line - 1 not in place_of:
-      raise errors.InputError(f"{path}:{number}: line {line} of {side.text.path} is empty")
-  return [place_of[line - 1] for line in lines]
 
 
 def _write(
@@ -290,7 +227,7 @@ def _write(
       found += len(pairs)
       pairs = pairs.at_least(threshold)
       kept += len(pairs)
-      rows = source.row_S[pairs.source_P].tolist(), target.row_S[pairs.target_P].tolist()
+      rows = pairs.source_P.tolist(), pairs.target_P.tolist()
       for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
         fields = (text(row).replace("\t", " ") for text, row in zip(readers, (x, y), strict=True))
         stream.write("\t".join((f"{score:.6f}", *fields)) + "\n")

@@ -5,29 +5,22 @@ nearest to its source without translating it (Guo et al., 2018; mUSE, Yang et al
 with the new model for harder ones.
 """
 
-import functools
 import gzip
 import os
-import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.bitext import dataset_shards, derived_files, readers
 from vmsst.bitext.readers import BitextFile
-from vmsst.files import progress_bar, text_fields
+from vmsst.files import large_arrays, text_fields
 from vmsst.inference import loading
 from vmsst.inference.encoder import Encoder
-from vmsst.search import exact_search
-from vmsst.vectors import encoding, npy_files
+from vmsst.search import device_search, exact_search
+from vmsst.vectors import encoding
 
-# Sources and targets compared at once: their scores take 128 MB.
-_QUERIES, _CANDIDATES = 1 << 11, 1 << 14
 # Texts whose vectors are in memory at once.
 _WINDOW = 1 << 14
 # Characters that separate columns and lines of a TSV file.
@@ -135,23 +128,20 @@ def hard_negatives(
   translations: list[set[int]] = [set() for _ in sources.first]
   for source, target in zip(sources.of, targets.of, strict=True):
     translations[source].add(target)
-  with tempfile.TemporaryDirectory() as folder:
-    paths = [os.path.join(folder, f"{side}.npy") for side in ("source", "target")]
-    for texts, code, path in zip((sources, targets), languages, paths, strict=True):
-      windows = encoding.encode_windows(
-        encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
-        texts.first,
-        _WINDOW,
-        total=len(texts.first),
-        unit=" sentences",
-        title=title,
-        progress=progress,
-      )
-      npy_files.write(path, (len(texts.first), encoder.dimension), windows)
-    source_ND, target_MD = (npy_files.open_mapped(path, ("N", "D")) for path in paths)
-    index_NK = nearest_negatives(
-      source_ND, target_MD, translations, count, progress=progress, title=title
+  sides = []
+  for texts, code in zip((sources, targets), languages, strict=True):
+    windows = encoding.encode_windows(
+      encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
+      texts.first,
+      _WINDOW,
+      total=len(texts.first),
+      unit=" sentences",
+      title=title,
+      progress=progress,
     )
+    flat = large_arrays.concatenated(map(np.ravel, windows), np.float32)
+    sides.append(flat.reshape(len(texts.first), encoder.dimension))
+  index_NK = nearest_negatives(*sides, translations, count)
   found: list[list[str]] = [[] for _ in pairs]
   for number, source in zip(whole, sources.of, strict=True):
     found[number] = [targets.first[index] for index in index_NK[source] if index >= 0]
@@ -164,87 +154,37 @@ def nearest_negatives(
   translations: Sequence[set[int]],
   count: int,
   *,
-  progress: bool | None = None,
-  title: str = "",
+  compare: exact_search.Compare = device_search.compare,
 ) -> np.ndarray:
   """Returns the rows of the targets nearest to each source by cosine, int64 [N, K].
 
   Translations are excluded. Nearest first, among equal ones the lower row; -1 if none is left.
-  Runs on the default device, block by block.
 
   Args:
     source_ND: Vectors of the sources; may be memory-mapped.
     target_MD: Vectors of the targets; may be memory-mapped.
     translations: For each source, the rows of targets that translate it.
     count: K.
-    progress: Show a progress bar; None: on a terminal only.
-    title: Title of the progress bar.
+    compare: Compares vectors.
 
   Raises:
     ValueError: widths differ, or a value is not finite.
   """
-  if source_ND.shape[1] != target_MD.shape[1]:
-    raise ValueError(f"widths differ: {source_ND.shape[1]} and {target_MD.shape[1]}")
-  total = len(source_ND)
-  index_NK = np.full((total, count), -1, np.int64)
-  height = max(min(_CANDIDATES, len(target_MD)), count)
-  disable = None if progress is None else not progress
-  with progress_bar.Bar(total=total, unit=" searched", desc=title, disable=disable) as bar:
-    for start in range(0, total, _QUERIES):
-      query_QD = exact_search.unit_rows(source_ND[start : start + _QUERIES])
-      known = [(row, index) for row in range(len(query_QD)) for index in translations[start + row]]
-      known_P2 = np.array(known, np.int64).reshape(-1, 2)
-      best = jnp.full((len(query_QD), count), -jnp.inf), jnp.full((len(query_QD), count), -1)
-      for first in range(0, len(target_MD), height):
-        block_MD = exact_search.unit_rows(target_MD[first : first + height])
-        size = len(block_MD)
-        here_P2 = known_P2[(known_P2[:, 1] >= first) & (known_P2[:, 1] < first + size)]
-        best = _merge_block(
-          best,
-          query_QD,
-          np.pad(block_MD, [(0, height - size), (0, 0)]),
-          jnp.asarray([first, size]),
-          _padded(here_P2 - [0, first]),
-        )
-      index_NK[start : start + len(query_QD)] = best[1]
-      bar.update(len(query_QD))
+  index_NK = np.full((len(source_ND), count), -1, np.int64)
+  if not len(source_ND):
+    return index_NK
+  # A source with t translations has its negatives among the count + t nearest. Sources with few
+  # and with many are searched separately: in a search, all have one number of neighbors.
+  size_N = np.array([1 << (len(known) - 1).bit_length() if known else 0 for known in translations])
+  target = exact_search.DistinctVectors(target_MD)
+  for size in np.unique(size_N).tolist():
+    wanted_N = size_N == size
+    source = exact_search.DistinctVectors(source_ND, wanted_N)
+    near = exact_search.top_k(source, target, count + size, compare=compare)
+    for row in np.flatnonzero(wanted_N).tolist():
+      rivals = [index for index in near.index_NK[row].tolist() if index not in translations[row]]
+      index_NK[row, : len(rivals[:count])] = rivals[:count]
   return index_NK
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _merge_block(
-  best: tuple[Float[Array, "Q K"], Int[Array, "Q K"]],
-  query_QD: Float[Array, "Q D"],
-  block_MD: Float[Array, "M D"],
-  place_2: Int[Array, "2"],
-  known_P2: Int[Array, "P 2"],
-) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
-  """Merges a block of targets into the best so far; returns their scores and rows.
-
-  Args:
-    best: Scores and rows from earlier blocks.
-    query_QD: Unit vectors of sources.
-    block_MD: Unit vectors of targets, padded at the end.
-    place_2: Row of the block's first target, and number of targets without padding.
-    known_P2: Pairs of source and target, numbered within the block, that are excluded.
-  """
-  score_QM = jnp.matmul(query_QD, block_MD.T, precision=jax.lax.Precision.HIGHEST)
-  score_QM = jnp.where(jnp.arange(len(block_MD)) < place_2[1], score_QM, -jnp.inf)
-  score_QM = score_QM.at[known_P2[:, 0], known_P2[:, 1]].set(-jnp.inf, mode="drop")
-  score_QK, index_QK = jax.lax.top_k(score_QM, best[0].shape[1])
-  index_QK = jnp.where(score_QK > -jnp.inf, index_QK + place_2[0], -1)
-  # Blocks are in order and top_k prefers earlier entries: among equal scores the lower row wins.
-  score_QL = jnp.concatenate([best[0], score_QK], axis=1)
-  index_QL = jnp.concatenate([best[1], index_QK], axis=1)
-  score_QK, order_QK = jax.lax.top_k(score_QL, best[0].shape[1])
-  return score_QK, jnp.take_along_axis(index_QL, order_QK, axis=1)
-
-
-def _padded(known_P2: np.ndarray) -> np.ndarray:
-  """Pads the pairs with rows out of range, so that few shapes are compiled."""
-  size = 1 << max(len(known_P2) - 1, 15).bit_length()
-  outside = np.iinfo(np.int32).max
-  return np.pad(known_P2, [(0, size - len(known_P2)), (0, 0)], constant_values=outside)
 
 
 class _Texts:

@@ -13,6 +13,7 @@ from vmsst import errors
 from vmsst.files import progress_bar, resumable_lines, text_fields
 from vmsst.inference import translation
 from vmsst.search import exact_search
+from vmsst.text import length_limits
 from vmsst.vectors import embedded_text, encoding
 
 # Pairs in memory at once; an interruption costs at most these.
@@ -149,33 +150,25 @@ def pair_scores(
   source: TextColumn,
   target: TextColumn,
   *,
+  texts: Sequence[Mapping[str, Any]] | None = None,
+  start: int = 0,
   progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
-  """Returns the scores of line i of one side with line i of the other, [B, C], in windows.
+  """Yields the scores of line i of one side with line i of the other, [B, C], in windows.
 
   Args:
     scorer: Scores the pairs of a window.
     source: The sources.
     target: The targets; both sides can be in one file.
+    texts: `embedded_text.fingerprint` of both texts, if it is known.
+    start: First line to score, counted from 0.
     progress: Show a progress bar; None: on a terminal only.
 
   Raises:
     InputError: a file cannot be read or changes, the files differ in length, a score is not finite,
       or the scorer refuses its settings or languages.
   """
-  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
-  return _pair_scores(scorer, source, target, texts, 0, progress)
-
-
-def _pair_scores(
-  scorer: Scorer,
-  source: TextColumn,
-  target: TextColumn,
-  texts: Sequence[Mapping[str, Any]],
-  start: int,
-  progress: bool | None,
-) -> Iterator[np.ndarray]:
-  """Yields `pair_scores` from a line on, given the `embedded_text.fingerprint` of both texts."""
+  texts = texts or [embedded_text.fingerprint(side.path) for side in (source, target)]
   count, other = (text["lines"] for text in texts)
   if count != other:
     raise errors.InputError(
@@ -192,9 +185,12 @@ def _pair_scores(
   bar = progress_bar.Bar(
     total=count, initial=start, unit=" pairs", disable=None if progress is None else not progress
   )
-  with encoding.one_cut_warning(2 * (count - start)) as on_cut, bar:
+  cut: list[tuple[int, int, int]] = []
+  left = 2 * (count - start)
+  with bar:
     for sources, targets in zip(*sides, strict=True):
-      score_BC = scorer(sources, targets, (source.language, target.language), on_cut)
+      languages = source.language, target.language
+      score_BC = scorer(sources, targets, languages, lambda *counts: cut.append(counts))
       finite_B = np.isfinite(score_BC).all(axis=1)
       if not finite_B.all():
         raise errors.InputError(
@@ -204,6 +200,7 @@ def _pair_scores(
       yield score_BC
       start += len(score_BC)
       bar.update(len(score_BC))
+  length_limits.log_all_cut(cut, left)
 
 
 def score_file(
@@ -239,7 +236,9 @@ def score_file(
   }
   writer = resumable_lines.LineWriter(output, settings)
   with contextlib.closing(writer):
-    for score_BC in _pair_scores(scorer, source, target, texts, writer.done, progress):
+    for score_BC in pair_scores(
+      scorer, source, target, texts=texts, start=writer.done, progress=progress
+    ):
       writer.append(map(as_line, score_BC))
     writer.finish()
   return writer.done

@@ -1,22 +1,22 @@
 """Searches the lines of a file for texts, by their vectors."""
 
 import dataclasses
-import functools
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.mining import span_search
-from vmsst.search import exact_search, indexed_search
-from vmsst.search.index_folder import StoredIndex
+from vmsst.files import atomic_files, work_folders
+from vmsst.search import exact_search, faiss_index, sharded_search
 from vmsst.text import input_texts
-from vmsst.vectors import encoding
+from vmsst.units import base, engines, local
+from vmsst.vectors import embedded_text, encoding, file_embedding
 from vmsst.vectors.embedded_text import EmbeddedText
 
-WINDOW = 1 << 15
-"""Queries searched together, in one pass through the vectors."""
+_WINDOW = 1 << 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +51,10 @@ class Searcher:
     encoder: Any,
     corpus: EmbeddedText,
     *,
-    index: StoredIndex | None = None,
+    index: faiss_index.Index | None = None,
     language: str | None = None,
     batch_size: int = 128,
-    engine: exact_search.Engine = exact_search.compare,
-    progress: bool | None = None,
+    compare: exact_search.Compare = exact_search.compare,
   ):
     """Opens a corpus.
 
@@ -66,25 +65,24 @@ class Searcher:
         search of the vectors, with the same result.
       language: Code of the queries' language, for encoders that need it.
       batch_size: Queries per batch.
-      engine: Compares vectors in an exact search; `vmsst.search.device_search.engine` returns one
-        for this machine.
-      progress: Show a progress bar for each pass of an exact search; None: on a terminal only.
+      compare: Compares vectors in an exact search; `vmsst.search.device_search.compare` uses
+        accelerators.
 
     Raises:
       InputError: the corpus has no line with text.
     """
-    blank_E = blank_rows(corpus)
-    self._encoder = encoder
-    self._options = QueryOptions.of(corpus, language, batch_size)
+    visible_N = corpus.visible_rows()
+    self._encoder, self._corpus = encoder, corpus
+    self._options: dict[str, Any] = {"language": language, "batch_size": batch_size}
     self._text_of = corpus.reader()
     self._nearest: Callable[[np.ndarray, int], exact_search.Neighbors]
     if index is None or index.exact:
-      exact = span_search.SpanSearch(corpus.vectors, blank_E, engine, keep=True)
-      self._nearest = functools.partial(exact.nearest, title=corpus.path, progress=progress)
+      base = exact_search.DistinctVectors(corpus.vectors, visible_N)
+      self._nearest = lambda query_ND, k: exact_search.top_k(query_ND, base, k, compare=compare)
     else:
-      row_S = np.delete(np.arange(len(corpus)), blank_E) if len(blank_E) else None
-      rows = indexed_search.IndexedRows(index, row_S)
-      self._nearest = lambda query_ND, k: rows.nearest(exact_search.unit_rows(query_ND), k)
+      self._nearest = lambda query_ND, k: index.nearest(
+        exact_search.unit_rows(query_ND), k, visible_N
+      )
 
   def search(self, queries: input_texts.Texts, count: int) -> list[list[Hit]]:
     """Returns the lines nearest to each query by cosine, nearest first.
@@ -103,68 +101,124 @@ class Searcher:
     queries = input_texts.as_list(queries)
     if not queries:
       return []
-    query_ND = self._options.encode(self._encoder, queries)
-    return hits(self._nearest(query_ND, count), self._text_of)
-
-  def stream(self, queries: Iterable[str], count: int) -> Iterator[tuple[str, list[Hit]]]:
-    """Yields each query with its result of `search`; reads 32,768 queries at a time."""
-    input_texts.check(queries)
-    for window in encoding.windows(queries, WINDOW):
-      yield from zip(window, self.search(window, count), strict=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class QueryOptions:
-  """How to compute vectors of queries that compare with those of a corpus.
-
-  Attributes:
-    folder: The folder of the vectors, for messages.
-    width: Their width.
-    dimensions: How many of the encoder's dimensions they have; None: all.
-    language: Code of the queries' language, for encoders that need it.
-    batch_size: Queries per batch.
-  """
-
-  folder: str
-  width: int
-  dimensions: int | None
-  language: str | None
-  batch_size: int
-
-  @classmethod
-  def of(cls, corpus: EmbeddedText, language: str | None, batch_size: int) -> "QueryOptions":
-    """Returns the options for a corpus."""
-    width = corpus.vectors.shape[1]
-    return cls(str(corpus.folder), width, corpus.dimensions, language, batch_size)
-
-  def encode(self, encoder: Any, queries: Sequence[str]) -> np.ndarray:
-    """Returns the vectors, float32 [N, D]; see `Searcher.search` for errors."""
-    query_ND = encoding.encode(
-      encoder, queries, language=self.language, batch_size=self.batch_size, progress=False
-    )[:, : self.dimensions]
-    if query_ND.shape[1] != self.width:
-      raise errors.InputError(
-        f"{self.folder} has vectors of width {self.width}, the encoder's have width "
-        f"{query_ND.shape[1]}: give the encoder that computed them"
-      )
+    query_ND = encoding.encode(self._encoder, queries, progress=False, **self._options)
+    query_ND = query_ND[:, : self._corpus.dimensions]
+    _check_width(self._corpus, query_ND.shape[1])
     finite_N = np.isfinite(query_ND).all(axis=1)
     if not finite_N.all():
       text = queries[int(np.argmin(finite_N))]
       raise errors.InputError(
         f"the encoder's vector of {text!r} contains a value that is not finite"
       )
-    return query_ND
+    return _hits(self._nearest(query_ND, count), self._text_of)
+
+  def stream(
+    self, queries: Iterable[str], count: int, *, window: int = _WINDOW
+  ) -> Iterator[tuple[str, list[Hit]]]:
+    """Yields each query with its result of `search`.
+
+    Args:
+      queries: Texts to search for, read as they are searched.
+      count: Lines per query.
+      window: Queries searched together, in one pass through the vectors.
+    """
+    input_texts.check(queries)
+    for texts in encoding.windows(queries, window):
+      yield from zip(texts, self.search(texts, count), strict=True)
 
 
-def blank_rows(corpus: EmbeddedText) -> np.ndarray:
-  """Returns the rows of blank lines, int64 [E]; raises InputError if all lines are blank."""
-  blank_E = corpus.blank_rows()
-  if len(blank_E) == len(corpus):
-    raise errors.InputError(f"{corpus.path} has no line with text: give a corpus with lines")
-  return blank_E
+def search_file(
+  encoder: Any,
+  queries: str,
+  corpus: EmbeddedText,
+  output: str | os.PathLike[str],
+  count: int,
+  *,
+  name: str,
+  language: str | None = None,
+  batch_size: int = 128,
+  compare: exact_search.Compare = exact_search.compare,
+  engine: engines.Engine | None = None,
+  load: Callable[[], tuple[str, Any]] | None = None,
+  block: tuple[int, int] | None = None,
+  progress: bool | None = None,
+) -> None:
+  """Writes the result of an exact search as `as_line`, one query per line.
+
+  The vectors of the queries, and blocks of queries and lines that are compared, are units of work
+  with results in the work folder of `output`: an interrupted call resumes from there.
+
+  Args:
+    encoder: The encoder of the vectors, an object with `encode(texts)`; see `encoding.encode`.
+    queries: Text file, one query per line.
+    corpus: The text to search.
+    output: Output file, local or in an object store, written atomically.
+    count: Lines per query, a small number; all lines, if there are fewer.
+    name: Name or path of the encoder; see `file_embedding.embed_file`.
+    language: Code of the queries' language, for encoders that need it.
+    batch_size: Queries per batch.
+    compare: Compares vectors, in any process.
+    engine: Where to compute; None: in this process.
+    load: As in `file_embedding.embed_file`.
+    block: As in `sharded_search.compare`.
+    progress: Show progress bars; None: on a terminal only.
+
+  Raises:
+    InputError: as in `Searcher`, `Searcher.search` and `file_embedding.embed_file`.
+  """
+  count, engine = errors.as_integer("count", count), engine or local.Local()
+  with work_folders.owned(output):
+    work = work_folders.path_of(output)
+    visible_N = corpus.visible_rows()
+    text = embedded_text.fingerprint(queries)
+    identity = encoding.identity(encoder, name)
+    # Vectors of another search with this output, which was interrupted, have another name.
+    folder = f"{work}/queries-{base.digest(text['digest'], identity, language, corpus.dimensions)}"
+    file_embedding.embed_file(
+      encoder,
+      queries,
+      folder,
+      name=name,
+      language=language,
+      dimensions=corpus.dimensions,
+      batch_size=batch_size,
+      engine=engine,
+      load=load,
+      progress=progress,
+    )
+    embedded = embedded_text.open_text(queries, folder)
+    _check_width(corpus, embedded.vectors.shape[1])
+    near = exact_search.top_k(
+      embedded.vectors,
+      exact_search.DistinctVectors(corpus.vectors, visible_N),
+      count,
+      compare=sharded_search.compare(
+        work, compare=compare, engine=engine, block=block, progress=progress
+      ),
+    )
+    text_of, texts = corpus.reader(), embedded.texts()
+    with atomic_files.atomic_file(output) as stream:
+      for rows in exact_search.blocks(len(near)):
+        for hits, query in zip(_hits(near[rows], text_of), texts, strict=False):
+          stream.write(f"{as_line(query, hits)}\n".encode())
+    work_folders.clear(work)
 
 
-def hits(near: exact_search.Neighbors, text_of: Callable[[int], str]) -> list[list[Hit]]:
+def as_line(query: str, hits: Sequence[Hit]) -> str:
+  """Returns the result of a query as a line of JSON."""
+  results = [hit.as_json() for hit in hits]
+  return json.dumps({"query": query, "results": results}, ensure_ascii=False)
+
+
+def _check_width(corpus: EmbeddedText, width: int) -> None:
+  if corpus.vectors.shape[1] != width:
+    raise errors.InputError(
+      f"{corpus.folder} has vectors of width {corpus.vectors.shape[1]}, the encoder's have width "
+      f"{width}: give the encoder that computed them"
+    )
+
+
+def _hits(near: exact_search.Neighbors, text_of: Callable[[int], str]) -> list[list[Hit]]:
   """Returns the lines of rows found, given a function that returns the text of a row."""
   score_NK = np.clip(near.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
   texts = {row: text_of(row) for row in np.unique(near.index_NK).tolist()}
@@ -172,21 +226,3 @@ def hits(near: exact_search.Neighbors, text_of: Callable[[int], str]) -> list[li
     [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]
     for row_K, score_K in zip(near.index_NK.tolist(), score_NK.tolist(), strict=True)
   ]
-
-
-def nearest_lines(
-  encoder: Any, queries: Iterable[str], corpus: EmbeddedText, count: int, **options: Any
-) -> Iterator[tuple[str, list[Hit]]]:
-  """Yields each query with the lines nearest to it: a `Searcher` for one stream of queries.
-
-  Args:
-    encoder: The encoder of the vectors.
-    queries: Texts to search for, read 32,768 at a time.
-    corpus: The text to search.
-    count: Lines per query.
-    **options: Further arguments of `Searcher`.
-
-  Raises:
-    InputError: as in `Searcher` and its `search`.
-  """
-  yield from Searcher(encoder, corpus, **options).stream(queries, count)

@@ -1,21 +1,88 @@
-"""Indexes of FAISS: trained, filled, merged, stored and searched.
+"""Indexes of FAISS: approximate nearest neighbors, with exact cosines from the stored vectors.
 
-Vectors have length 1, and scores are inner products. Where FAISS finds GPUs, they compare vectors
-with the centers of lists, which is most of the work of training and filling.
+An index finds candidates by their codes; the vectors of these are read and compared exactly, as in
+`exact_search`. Thus scores are exact, but a vector that is not a candidate is never found.
+
+A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, a number of lists of nearby
+vectors, and the code of a vector. Vectors have length 1, and FAISS's scores are inner products.
 """
 
-import contextlib
+import math
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
+from concurrent import futures
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import input_files
+from vmsst.files import input_files, progress_bar
+from vmsst.search import exact_search
+from vmsst.search.sharded_search import StoredRows
 
+_PATTERN = re.compile(
+  r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
+  r"(?:IVF(?P<lists>\d{1,8}),)?"
+  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|PQ(?P<parts>\d{1,4}))"
+)
+_EXAMPLES = "such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ or Flat"
+# Fewer vectors than this are searched exactly in a few milliseconds.
+_FLAT_BELOW = 20_000
+# A bit per dimension is the default code of fewer vectors than this, of at least this width.
+_BITS_BELOW, _BITS_FROM = 10_000_000, 256
+_MOST_PARTS = 64  # Bytes of the other default code.
+_LEAST_PROBES = 32
+# Training vectors: FAISS asks for at least 39 per centroid and uses at most 256.
+_PER_CENTROID, _AT_LEAST = 64, 1 << 16
 # Training of codes: rounds of the rotation and of k-means, and vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
+_QUERIES = 1 << 11  # Searched together.
+_PIECE = 64  # Queries per thread when candidates are compared.
+_CANDIDATES, _PER_NEIGHBOR = 64, 8
+_TINY = 1e-12  # Squared lengths that float32 computes without loss are above.
+
+
+def training_rows(factory: str) -> int:
+  """Returns how many vectors to train a factory string on, if there are as many; 0: no training.
+
+  Codes are `Flat` (float32), `SQfp16`, `SQ8` (a byte per dimension), `RaBitQ` (a bit per dimension)
+  and `PQ64` (64 bytes). `IVF` with a number of lists may precede it, and `OPQ`, `PCA`, `PCAR` or
+  `RR` that. Indexes of other strings cannot be filled in shards, or not be searched among some of
+  the vectors.
+
+  Raises:
+    InputError: the string is not supported.
+  """
+  if not (found := _PATTERN.fullmatch(factory)):
+    raise errors.InputError(f"factory {factory!r} is not supported: give one {_EXAMPLES}")
+  lists = int(found["lists"] or 0)
+  if found["lists"] and not lists:
+    raise errors.InputError(f"factory {factory!r} has no lists: give one {_EXAMPLES}")
+  if found["parts"] and not lists:
+    raise errors.InputError(
+      f"factory {factory!r} needs lists: give IVF1,{factory} for a single one"
+    )
+  trained = found["transform"] or lists or found["code"] not in ("Flat", "SQfp16")
+  return max(_AT_LEAST, _PER_CENTROID * lists) if trained else 0
+
+
+def default_factory(count: int, dimension: int) -> str:
+  """Returns the default for a number of vectors.
+
+  `Flat`, which is exact, below 20,000 vectors. Above, inverted lists: the lowest power of two of at
+  least 4 sqrt(count), which is 4,096 at a million and 65,536 at 100 million. Their codes are
+  `RaBitQ` after a random rotation below 10 million vectors, the faster and more accurate one there,
+  and 64 bytes of `OPQ` and `PQ` from 10 million on, as in CCMatrix, and for vectors of fewer than
+  256 dimensions. For widths that are not a multiple of 64, PQ has the largest divisor below 64.
+  """
+  if count < _FLAT_BELOW:
+    return "Flat"
+  lists = 1 << math.ceil(math.log2(4 * math.sqrt(count)))
+  if count < _BITS_BELOW and dimension >= _BITS_FROM:
+    return f"RR{dimension},IVF{lists},RaBitQ"
+  parts = max(m for m in range(1, _MOST_PARTS + 1) if dimension % m == 0)
+  return f"OPQ{parts},IVF{lists},PQ{parts}"
 
 
 def library() -> Any:
@@ -25,9 +92,15 @@ def library() -> Any:
   return faiss
 
 
-def check(factory: str, dimension: int) -> None:
-  """Raises InputError if FAISS cannot build an index for vectors of this width."""
-  _new(factory, dimension)
+def new(factory: str, dimension: int) -> Any:
+  """Returns an empty index; raises InputError if FAISS cannot build it for this width."""
+  faiss = library()
+  try:
+    return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+  except RuntimeError as error:
+    raise errors.InputError(
+      f"factory {factory!r} does not suit vectors of width {dimension}: {_reason(error)}"
+    ) from None
 
 
 def train(factory: str, vectors_ND: np.ndarray) -> Any:
@@ -36,39 +109,27 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
   Raises:
     InputError: FAISS refuses the string, or there are too few vectors to train it.
   """
-  faiss = library()
-  index = _new(factory, vectors_ND.shape[1])
-  ivf = _inverted(index)
-  _train_briefly(index, ivf)
+  index = new(factory, vectors_ND.shape[1])
+  _train_briefly(index, _inverted(index))
   try:
-    if ivf is not None and faiss.get_num_gpus():
-      ivf.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(ivf.d))
     index.train(np.ascontiguousarray(vectors_ND, np.float32))
   except RuntimeError as error:
     raise errors.InputError(
       f"{factory} cannot be trained on {len(vectors_ND):,} vectors: {_reason(error)}; give a "
       "factory with fewer lists, or Flat"
     ) from None
-  if ivf is not None:
-    ivf.clustering_index = None
   return index
 
 
 def fill(index: Any, blocks: Iterable[np.ndarray], first: int) -> None:
   """Adds unit vectors, which are numbered from `first` on."""
   ivf = _inverted(index)
-  with _on_gpus(ivf):
-    for vectors_BD in blocks:
-      if ivf is None:
-        index.add(vectors_BD)
-      else:
-        index.add_with_ids(vectors_BD, np.arange(first, first + len(vectors_BD), dtype=np.int64))
-      first += len(vectors_BD)
-
-
-def merge(index: Any, other: Any) -> None:
-  """Moves the vectors of another index to the end of this one."""
-  index.merge_from(other, 0)
+  for vectors_BD in blocks:
+    if ivf is None:
+      index.add(vectors_BD)
+    else:
+      index.add_with_ids(vectors_BD, np.arange(first, first + len(vectors_BD), dtype=np.int64))
+    first += len(vectors_BD)
 
 
 def write(index: Any, path: str | os.PathLike[str]) -> None:
@@ -103,70 +164,129 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     ) from None
 
 
-class Reader:
-  """An index to search.
+class Index:
+  """An index to search, and the vectors from which it was built.
 
   Attributes:
+    factory: Its factory string.
+    rows: The vectors.
     lists: Number of inverted lists; 0: none.
-    count: Number of vectors.
-    width: Their width.
+    shape: Number and width of the vectors in it.
   """
 
-  def __init__(self, index: Any):
+  def __init__(self, index: Any, factory: str, rows: StoredRows):
     """Prepares a filled index."""
+    self.factory, self.rows = factory, rows
     self._index, self._ivf = index, _inverted(index)
     self.lists: int = 0 if self._ivf is None else self._ivf.nlist
-    self.count: int = index.ntotal
-    self.width: int = index.d
-    self._gpus = contextlib.ExitStack()
-    self._gpus.enter_context(_on_gpus(self._ivf))
+    self.shape: tuple[int, int] = (index.ntotal, index.d)
 
-  def search(
-    self, query_ND: np.ndarray, k: int, probes: int, allowed: "Allowed | None" = None
-  ) -> np.ndarray:
-    """Returns the rows of about the k nearest vectors of each query, int64 [N, K]; -1 for none.
+  @property
+  def exact(self) -> bool:
+    """Whether it holds the vectors as they are, so that it finds what an exact search finds."""
+    return self.factory == "Flat"
+
+  def nearest(
+    self,
+    query_ND: np.ndarray,
+    k: int,
+    wanted_N: np.ndarray | None = None,
+    *,
+    probes: int | None = None,
+    candidates: int | None = None,
+  ) -> exact_search.Neighbors:
+    """Returns about the k nearest rows of each query, or all; ties by lowest row.
 
     Args:
-      query_ND: Unit vectors.
-      k: Vectors per query.
-      probes: Lists to search for each query.
-      allowed: The rows to search among; None: all.
+      query_ND: Queries at length 1, float32.
+      k: Neighbors per query.
+      wanted_N: Whether to search each row; None: all.
+      probes: Lists to search per query; None: half the square root of their number, but at least
+        32.
+      candidates: Vectors per query to compare exactly; None: 8 per neighbor, but at least 64.
     """
+    total = self.shape[0] if wanted_N is None else int(np.count_nonzero(wanted_N))
+    k = min(k, total)
+    count = min(total, max(k, candidates or max(_CANDIDATES, _PER_NEIGHBOR * k)))
+    found = exact_search.no_neighbors(len(query_ND), k)
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      for block in exact_search.blocks(len(query_ND), _QUERIES):
+        query_BD = query_ND[block]
+        row_BC = self.candidates(query_BD, count, wanted_N, probes)
+        # The lists of a few queries have fewer vectors than requested.
+        lacking_P = np.flatnonzero((row_BC[:, :k] < 0).any(axis=1))
+        if len(lacking_P):
+          row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, wanted_N, self.lists)
+        parts = list(exact_search.blocks(len(query_BD), _PIECE))
+        args = ([x[part] for part in parts] for x in (query_BD, row_BC, found[block]))
+        list(pool.map(self._compare, *args))
+    return found
+
+  def candidates(
+    self,
+    query_ND: np.ndarray,
+    count: int,
+    wanted_N: np.ndarray | None = None,
+    probes: int | None = None,
+  ) -> np.ndarray:
+    """Returns the rows of about the nearest vectors by their codes, int64 [N, C]; -1 for none."""
     faiss = library()
-    selected = {} if allowed is None else {"sel": allowed.selector}
+    selected = {}
+    if wanted_N is not None and not wanted_N.all():
+      selected["sel"] = faiss.IDSelectorBitmap(np.packbits(wanted_N, bitorder="little"))
     if self._ivf is None:
       params = faiss.SearchParameters(**selected)
     else:
+      probes = probes or max(_LEAST_PROBES, math.isqrt(self.lists) // 2)
       params = faiss.SearchParametersIVF(nprobe=min(probes, self.lists), **selected)
     if isinstance(self._index, faiss.IndexPreTransform):
       params = faiss.SearchParametersPreTransform(index_params=params)
-    return self._index.search(np.ascontiguousarray(query_ND, np.float32), k, params=params)[1]
+    return self._index.search(np.ascontiguousarray(query_ND, np.float32), count, params=params)[1]
+
+  def _compare(
+    self, query_BD: np.ndarray, row_BC: np.ndarray, found: exact_search.Neighbors
+  ) -> None:
+    """Sets the nearest candidates by their vectors."""
+    stored_PD = self.rows.take(np.maximum(row_BC, 0).ravel())
+    score_BC = _cosines(query_BD, stored_PD.reshape(*row_BC.shape, -1))
+    score_BC[row_BC < 0] = -np.inf
+    order_BK = np.lexsort((row_BC, -score_BC))[:, : found.index_NK.shape[1]]
+    found.index_NK[:] = np.take_along_axis(row_BC, order_BK, axis=1)
+    found.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
-class Allowed:
-  """Some of the rows of an index, a bit each.
+def compare(source: Index, target: Index, *, progress: bool | None = None) -> exact_search.Compare:
+  """Returns a `Compare` that searches for the neighbors of both sides in indexes.
 
-  Attributes:
-    count: Number of rows.
-    selector: The rows, for FAISS.
+  Args:
+    source: The index of the sources' vectors.
+    target: That of the targets' vectors.
+    progress: Show a progress bar; None: on a terminal only.
   """
 
-  def __init__(self, row_S: np.ndarray, total: int):
-    """Takes distinct rows of `total`."""
-    chosen_N = np.zeros(total, bool)
-    chosen_N[row_S] = True
-    self.count: int = len(row_S)
-    self.selector = library().IDSelectorBitmap(np.packbits(chosen_N, bitorder="little"))
+  def search(
+    source_side: Any,
+    target_side: Any,
+    forward: exact_search.Neighbors,
+    backward: exact_search.Neighbors | None,
+    /,
+  ) -> None:
+    ways = [(source_side, target, target_side, forward)]
+    if backward is not None:
+      ways.append((target_side, source, source_side, backward))
+    with progress_bar.Bar(
+      total=sum(len(way[0]) for way in ways),
+      unit=" searches",
+      disable=None if progress is None else not progress,
+    ) as bar:
+      for queries, index, base, best in ways:
+        for number, query_BD in queries.unit_blocks(_QUERIES):
+          near = index.nearest(query_BD, best.index_NK.shape[1], base.kept_N)
+          part = best[number : number + len(query_BD)]
+          part.index_NK[:], part.score_NK[:] = base.number_N[near.index_NK], near.score_NK
+          bar.update(len(query_BD))
 
-
-def _new(factory: str, dimension: int) -> Any:
-  faiss = library()
-  try:
-    return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-  except RuntimeError as error:
-    raise errors.InputError(
-      f"factory {factory!r} does not suit vectors of width {dimension}: {_reason(error)}"
-    ) from None
+  return search
 
 
 def _inverted(index: Any) -> Any:
@@ -193,22 +313,18 @@ def _train_briefly(index: Any, ivf: Any) -> None:
     ivf.pq.cp.max_points_per_centroid = _PER_CODE
 
 
-@contextlib.contextmanager
-def _on_gpus(ivf: Any) -> Iterator[None]:
-  """Compares vectors with the centers of lists on GPUs, if FAISS finds some."""
-  faiss = library()
-  if ivf is None or not faiss.get_num_gpus():
-    yield
-    return
-  centers, owned = ivf.quantizer, ivf.own_fields
-  ivf.own_fields = False  # This Python object owns the copy.
-  ivf.quantizer = faiss.index_cpu_to_all_gpus(faiss.downcast_index(centers))
-  try:
-    yield
-  finally:
-    ivf.quantizer, ivf.own_fields = centers, owned
-
-
 def _reason(error: Exception) -> str:
   """Returns FAISS's message without the place in its source."""
   return str(error).rpartition("Error: ")[2].strip()
+
+
+def _cosines(query_BD: np.ndarray, vector_BCD: np.ndarray) -> np.ndarray:
+  """Returns the cosine of each unit query with each of its vectors, of any length."""
+  vector_BCD = vector_BCD.astype(np.float32, copy=False)
+  with np.errstate(over="ignore"):
+    square_BC = np.einsum("bcd,bcd->bc", vector_BCD, vector_BCD)
+  if not ((square_BC > _TINY) & (square_BC < 1 / _TINY)).all():  # Zeros, or of extreme lengths.
+    flat_PD = vector_BCD.reshape(-1, vector_BCD.shape[-1])
+    vector_BCD = exact_search.unit_rows(flat_PD).reshape(vector_BCD.shape)
+    square_BC = np.float32(1)
+  return np.einsum("bd,bcd->bc", query_BD, vector_BCD) / np.sqrt(square_BC)

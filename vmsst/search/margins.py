@@ -8,7 +8,7 @@ the vectors alone.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,9 @@ from vmsst.search import exact_search
 Margin = Literal["ratio", "distance", "absolute"]
 Retrieval = Literal["max", "forward", "backward", "intersection"]
 
-_BLOCK_ROWS = 2048
+Best = tuple[np.ndarray, np.ndarray]
+"""The best neighbor of each sentence of a side, int64 [N], and its score, float64 [N]."""
+
 _PAIR = np.dtype([("source", np.int64), ("target", np.int64), ("score", np.float64)])
 
 
@@ -63,29 +65,28 @@ def cosine_pairs(
   source_ND: exact_search.Rows,
   target_MD: exact_search.Rows,
   *,
-  engine: exact_search.Engine = exact_search.compare,
+  compare: exact_search.Compare = exact_search.compare,
 ) -> Pairs:
   """Returns each source with its nearest target and their cosine; targets may occur repeatedly.
 
   Raises:
     ValueError: shapes do not match, a side is empty, or a value is not finite.
   """
-  forward, _ = exact_search.mutual_top_k(source_ND, target_MD, 1, engine=engine)
-  return _best_first(
-    np.arange(len(forward.index_NK)), forward.index_NK[:, 0], forward.score_NK[:, 0]
-  )
+  near = exact_search.top_k(source_ND, target_MD, 1, compare=compare)
+  score_N = near.score_NK[:, 0].astype(np.float64)
+  order_N = np.argsort(-score_N, kind="stable")
+  return Pairs(order_N, near.index_NK[order_N, 0], score_N[order_N])
 
 
 def margin_pairs(
-  source_ND: exact_search.Rows,
-  target_MD: exact_search.Rows,
+  source_ND: exact_search.Rows | exact_search.DistinctVectors,
+  target_MD: exact_search.Rows | exact_search.DistinctVectors,
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
   retrieval: Retrieval = "max",
   min_cosine: float | None = None,
-  distinct: bool = False,
-  engine: exact_search.Engine = exact_search.compare,
+  compare: exact_search.Compare = exact_search.compare,
 ) -> Pairs:
   """Returns pairs by margin (Artetxe and Schwenk, 2019): a cosine relative to both neighborhoods.
 
@@ -105,14 +106,13 @@ def margin_pairs(
   * max: keeps the best pair of both, removes its two sentences, and repeats.
 
   Args:
-    source_ND: Vectors of the source side, of any length.
-    target_MD: Vectors of the target side.
+    source_ND: Vectors of the source side, of any length; `DistinctVectors` can leave out rows.
+    target_MD: Vectors of the target side, the same.
     neighbors: k; if a side has fewer sentences, all of them.
     margin: The score.
     retrieval: Which candidates to keep.
     min_cosine: Minimum cosine of candidates, which are rounded to 6 decimals for this.
-    distinct: Count identical vectors once, as the lowest row; else each is a neighbor of its own.
-    engine: Compares vectors; `vmsst.search.device_search.engine` returns one for this machine.
+    compare: Compares vectors; `vmsst.search.device_search.compare` uses accelerators.
 
   Raises:
     ValueError: shapes do not match, a side is empty, a value is not finite, k is not an integer of
@@ -132,22 +132,20 @@ def margin_pairs(
       margin=margin,
       retrieval=retrieval,
       min_cosine=min_cosine,
-      distinct=distinct,
-      engine=engine,
+      compare=compare,
     )
   )
 
 
 def margin_blocks(
-  source_ND: exact_search.Rows,
-  target_MD: exact_search.Rows,
+  source_ND: exact_search.Rows | exact_search.DistinctVectors,
+  target_MD: exact_search.Rows | exact_search.DistinctVectors,
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
   retrieval: Retrieval = "max",
   min_cosine: float | None = None,
-  distinct: bool = False,
-  engine: exact_search.Engine = exact_search.compare,
+  compare: exact_search.Compare = exact_search.compare,
 ) -> Iterator[Pairs]:
   """Searches, then yields the pairs of `margin_pairs` in blocks, best first.
 
@@ -158,24 +156,20 @@ def margin_blocks(
   neighbors = errors.as_integer("neighbors", neighbors)
   if min_cosine is not None:
     errors.check_number("min_cosine", min_cosine)
-  if distinct:
-    sides = exact_search.DistinctVectors(source_ND), exact_search.DistinctVectors(target_MD)
-    near = exact_search.mutual_top_k_distinct(*sides, neighbors, engine=engine)
-  else:
-    near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, engine=engine)
-  floor = -np.inf if min_cosine is None else min_cosine
-  blocks = keep(_Candidates(*near, margin, floor))
-  if not distinct:
-    return blocks
-  first_N, first_M = (side.first_F for side in sides)
-  return (
-    Pairs(first_N[pairs.source_P], first_M[pairs.target_P], pairs.score_P) for pairs in blocks
-  )
+  near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, compare=compare)
+  return keep(best_neighbors(*near, margin, -np.inf if min_cosine is None else min_cosine))
 
 
 def joined(blocks: Iterable[Pairs]) -> Pairs:
   """Returns the pairs of blocks as one."""
-  pair_P = large_arrays.concatenated(map(_records, blocks), _PAIR)
+
+  def records(pairs: Pairs) -> np.ndarray:
+    pair_P = np.empty(len(pairs), _PAIR)
+    pair_P["source"], pair_P["target"] = pairs.source_P, pairs.target_P
+    pair_P["score"] = pairs.score_P
+    return pair_P
+
+  pair_P = large_arrays.concatenated(map(records, blocks), _PAIR)
   return Pairs(*(pair_P[name] for name in _PAIR.names or ()))
 
 
@@ -184,7 +178,7 @@ def best_neighbors(
   backward: exact_search.Neighbors,
   margin: Margin,
   min_cosine: float = -np.inf,
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+) -> tuple[Best, Best]:
   """Returns the best of the k neighbors of every source and of every target, by margin.
 
   Args:
@@ -201,11 +195,9 @@ def best_neighbors(
     ValueError: the margin is unknown.
   """
   score = _choice(_MARGINS, margin, "margin")
-  mean_N, mean_M = _means(forward), _means(backward)
-  return (
-    _best_margin(score, forward, mean_N, mean_M, min_cosine),
-    _best_margin(score, backward, mean_M, mean_N, min_cosine),
-  )
+  means = _means(forward), _means(backward)
+  both = (forward, *means), (backward, *means[::-1])
+  return tuple(_best_of(score, *side, min_cosine) for side in both)  # type: ignore[return-value]
 
 
 def margin_scores(
@@ -214,7 +206,7 @@ def margin_scores(
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
-  engine: exact_search.Engine = exact_search.compare,
+  compare: exact_search.Compare = exact_search.compare,
 ) -> np.ndarray:
   """Returns the margin of row i of one side with row i of the other, float64 [N].
 
@@ -224,27 +216,24 @@ def margin_scores(
   """
   score = _choice(_MARGINS, margin, "margin")
   neighbors = errors.as_integer("neighbors", neighbors)
-  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, engine=engine)
+  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, compare=compare)
   count = len(forward.index_NK)
   if len(backward.index_NK) != count:
     raise ValueError(f"{count} sources and {len(backward.index_NK)} targets: give as many of each")
   cosine_N = np.empty(count)
-  for start in range(0, count, _BLOCK_ROWS):
-    rows = slice(start, start + _BLOCK_ROWS)
-    sides = (
-      exact_search.unit_rows(side[rows])
-      for side in map(exact_search.as_rows, (source_ND, target_ND))
-    )
+  for rows in exact_search.blocks(count):
+    sides = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))
     cosine_N[rows] = np.einsum("nd,nd->n", *sides, dtype=np.float64)
   return score(cosine_N, (_means(forward) + _means(backward)) / 2)
 
 
-def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
+def best_f1(pairs: Pairs, gold_G2: np.ndarray, *, block_rows: int = exact_search.BLOCK_ROWS) -> F1:
   """Returns the threshold with the highest F1 and its scores; the highest among equal ones.
 
   Args:
     pairs: Distinct candidates, best first.
     gold_G2: Distinct pairs (source row, target row) of translations.
+    block_rows: Candidates in memory at once.
 
   Raises:
     ValueError: there is no candidate or no gold pair.
@@ -253,15 +242,14 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
   if not gold or not len(pairs):
     raise ValueError(f"no F1 for {len(pairs)} candidates and {len(gold)} gold pairs")
   best, hits = None, 0
-  for start in range(0, len(pairs), _BLOCK_ROWS):
-    rows = slice(start, start + _BLOCK_ROWS)
+  for rows in exact_search.blocks(len(pairs), block_rows):
     candidates = zip(pairs.source_P[rows].tolist(), pairs.target_P[rows].tolist(), strict=True)
     hits_B = hits + np.cumsum([pair in gold for pair in candidates])
     hits = hits_B[-1]
-    kept_B = start + np.arange(1, len(hits_B) + 1)
+    kept_B = rows.start + np.arange(1, len(hits_B) + 1)
     f1_B = 2 * hits_B / (kept_B + len(gold))
     # A threshold keeps either all pairs of one score or none.
-    next_B = pairs.score_P[start + 1 : start + 1 + _BLOCK_ROWS]
+    next_B = pairs.score_P[rows.start + 1 : rows.stop + 1]
     f1_B[: len(next_B)][pairs.score_P[rows][: len(next_B)] == next_B] = -1
     place = int(np.argmax(f1_B))
     if best is None or f1_B[place] > best.f1:
@@ -269,7 +257,7 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
         f1=float(f1_B[place]),
         precision=float(hits_B[place] / kept_B[place]),
         recall=float(hits_B[place] / len(gold)),
-        threshold=float(pairs.score_P[start + place]),
+        threshold=float(pairs.score_P[rows.start + place]),
       )
   assert best is not None
   return best
@@ -294,71 +282,41 @@ def _choice(choices: Mapping[str, Callable], name: str, what: str) -> Callable:
 
 def _means(near: exact_search.Neighbors) -> np.ndarray:
   mean_N = large_arrays.full(len(near), 0, np.float64)
-  for start in range(0, len(near), _BLOCK_ROWS):
-    rows = slice(start, start + _BLOCK_ROWS)
+  for rows in exact_search.blocks(len(near)):
     near.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
   return mean_N
 
 
-def _best_margin(
+def _best_of(
   score: Callable[[np.ndarray, np.ndarray], np.ndarray],
   near: exact_search.Neighbors,
   mean_N: np.ndarray,
   mean_M: np.ndarray,
   floor: float,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Best:
   """Returns the best-scoring of K neighbors of each of N, and its score; -inf if none counts."""
-  score_NK = score(near.score_NK, (mean_N[:, None] + mean_M[near.index_NK]) / 2)
-  score_NK = np.where(exact_search.rounded(near.score_NK) >= floor, score_NK, -np.inf)
-  # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
-  best_N1 = score_NK.max(axis=1, keepdims=True)
-  last = mean_M.size
-  index_N = np.where(score_NK == best_N1, near.index_NK, last).min(axis=1)
-  return index_N, best_N1[:, 0]
+  index_N = large_arrays.full(len(near), 0, np.int64)
+  score_N = large_arrays.full(len(near), -np.inf, np.float64)
+  for rows in exact_search.blocks(len(near)):
+    cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
+    with np.errstate(invalid="ignore"):  # Rows without neighbors have no mean.
+      score_BK = score(cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
+    counts_BK = (cosine_BK > -np.inf) & (exact_search.rounded(cosine_BK) >= floor)
+    score_BK = np.where(counts_BK, score_BK, -np.inf)
+    score_N[rows] = score_BK.max(axis=1)
+    # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
+    best_BK = score_BK == score_N[rows, None]
+    index_N[rows] = np.where(best_BK, index_BK, mean_M.size).min(axis=1)
+  return index_N, score_N
 
 
-def _records(pairs: Pairs) -> np.ndarray:
-  pair_P = np.empty(len(pairs), _PAIR)
-  pair_P["source"], pair_P["target"] = pairs.source_P, pairs.target_P
-  pair_P["score"] = pairs.score_P
-  return pair_P
-
-
-def _best_first(source_P: np.ndarray, target_P: np.ndarray, score_P: np.ndarray) -> Pairs:
-  order_P = np.lexsort((target_P, source_P, -score_P))
-  return Pairs(source_P[order_P], target_P[order_P], score_P[order_P].astype(np.float64))
-
-
-class _Candidates:
-  """The best of the k neighbors of every sentence of two sides, computed in blocks.
-
-  Attributes:
-    sizes: Number of sources and of targets.
-  """
-
-  def __init__(
-    self,
-    forward: exact_search.Neighbors,
-    backward: exact_search.Neighbors,
-    margin: Margin,
-    floor: float,
-  ):
-    """Takes the arguments of `best_neighbors`."""
-    self._near, self._score, self._floor = (forward, backward), _MARGINS[margin], floor
-    self._means = [_means(near) for near in self._near]
-    self.sizes = len(forward), len(backward)
-
-  def of(self, side: int) -> Iterator[Pairs]:
-    """Yields those of the sources (0) or targets (1), in their order."""
-    near = self._near[side]
-    for start in range(0, len(near), _BLOCK_ROWS):
-      rows = slice(start, start + _BLOCK_ROWS)
-      means = self._means[side][rows], self._means[1 - side]
-      index_B, score_B = _best_margin(self._score, near[rows], *means, self._floor)
-      kept_P = np.flatnonzero(score_B > -np.inf)
-      own_P, other_P = start + kept_P, index_B[kept_P]
-      source_P, target_P = (own_P, other_P) if side == 0 else (other_P, own_P)
-      yield Pairs(source_P, target_P, score_B[kept_P])
+def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
+  """Yields the candidates of the sources (0) or targets (1), in their order."""
+  index_N, score_N = best[side]
+  for rows in exact_search.blocks(len(index_N)):
+    own_P = rows.start + np.flatnonzero(score_N[rows] > -np.inf)
+    pair = own_P, index_N[own_P]
+    yield Pairs(*(pair if side == 0 else pair[::-1]), score_N[own_P])
 
 
 def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
@@ -374,18 +332,18 @@ def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
       )
 
 
-def _intersection(candidates: _Candidates) -> Iterator[Pairs]:
-  source_M = large_arrays.full(candidates.sizes[1], -1, np.int64)
-  for pairs in candidates.of(1):
-    source_M[pairs.target_P] = pairs.source_P
-  both = (pairs._of(source_M[pairs.target_P] == pairs.source_P) for pairs in candidates.of(0))
-  return _sorted(both)
+def _intersection(best: Sequence[Best]) -> Iterator[Pairs]:
+  source_M, score_M = best[1]
+  for pairs in _sorted(_of_side(best, 0)):
+    target_P = pairs.target_P
+    both_P = (source_M[target_P] == pairs.source_P) & (score_M[target_P] > -np.inf)
+    yield pairs._of(both_P)
 
 
-def _one_to_one(candidates: _Candidates) -> Iterator[Pairs]:
+def _one_to_one(best: Sequence[Best]) -> Iterator[Pairs]:
   """Yields pairs whose sentences are in no better pair that is kept."""
-  used_N, used_M = (large_arrays.full(n, 0, np.uint8).data for n in candidates.sizes)
-  for pairs in _sorted(itertools.chain(candidates.of(0), candidates.of(1))):
+  used_N, used_M = (large_arrays.full(len(index_N), 0, np.uint8).data for index_N, _ in best)
+  for pairs in _sorted(itertools.chain(_of_side(best, 0), _of_side(best, 1))):
     kept = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
     for place, (source, target) in enumerate(both):
@@ -395,9 +353,9 @@ def _one_to_one(candidates: _Candidates) -> Iterator[Pairs]:
     yield pairs._of(kept)
 
 
-_RETRIEVALS: Mapping[str, Callable[[_Candidates], Iterator[Pairs]]] = {
+_RETRIEVALS: Mapping[str, Callable[[Sequence[Best]], Iterator[Pairs]]] = {
   "max": _one_to_one,
-  "forward": lambda candidates: _sorted(candidates.of(0)),
-  "backward": lambda candidates: _sorted(candidates.of(1)),
+  "forward": lambda best: _sorted(_of_side(best, 0)),
+  "backward": lambda best: _sorted(_of_side(best, 1)),
   "intersection": _intersection,
 }

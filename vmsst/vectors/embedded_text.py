@@ -2,15 +2,15 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import line_spans, storage, text_fields, text_files
-from vmsst.search import index_folder
-from vmsst.vectors import vector_store
+from vmsst.files import large_arrays, line_spans, storage, text_fields, text_files
+from vmsst.search import faiss_index
+from vmsst.vectors import index_folder, vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.
 
@@ -46,15 +46,26 @@ class EmbeddedText:
     found = self.vectors.settings.get("dimensions")
     return found if isinstance(found, int) else None
 
-  def open_index(self, folder: str | os.PathLike[str]) -> index_folder.StoredIndex:
-    """Returns an index of the vectors, see `vector_indexes.open_index`; they are not read again."""
-    return index_folder.open_index(folder, self.vectors, name=os.fspath(self.folder))
+  def open_index(self, folder: str | os.PathLike[str]) -> faiss_index.Index:
+    """Returns an index of the vectors, see `index_folder.open_index`; they are not read again."""
+    return index_folder.open_index(folder, self.vectors)
 
-  def blank_rows(self) -> np.ndarray:
-    """Returns the rows of texts without a visible character, int64 [E]; reads the file."""
-    texts = text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
-    blank = (row for row, text in enumerate(texts) if text_fields.is_blank(text))
-    return np.fromiter(blank, np.int64)
+  def texts(self) -> Iterator[str]:
+    """Yields all texts; reads the file once."""
+    return text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
+
+  def visible_rows(self) -> np.ndarray:
+    """Returns whether each text has a visible character, bool [N]; reads the file.
+
+    Raises:
+      InputError: no text has one.
+    """
+    visible_N = large_arrays.full(len(self), False, bool)
+    for row, text in enumerate(self.texts()):
+      visible_N[row] = not text_fields.is_blank(text)
+    if not visible_N.any():
+      raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
+    return visible_N
 
   def reader(self) -> Callable[[int], str]:
     """Returns a function of a row that reads its text; scans the file once and keeps it open."""

@@ -1,6 +1,5 @@
 """Calls any encoder: one of this library, or another object with `encode(texts)`."""
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -11,7 +10,6 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.files import progress_bar
-from vmsst.text import length_limits
 
 
 def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:
@@ -106,7 +104,6 @@ def encode_windows(
   size: int,
   *,
   total: int,
-  done: int = 0,
   unit: str,
   title: str | None = None,
   progress: bool | None = None,
@@ -118,13 +115,12 @@ def encode_windows(
     texts: The texts; read as they are embedded.
     size: Texts per window.
     total: Number of all texts, for the progress bar.
-    done: Number of texts before these, for the progress bar.
     unit: Name of a text in the progress bar, such as " lines".
     title: Title of the progress bar.
     progress: Show a progress bar; None: on a terminal only.
   """
   disable = None if progress is None else not progress
-  with progress_bar.Bar(total=total, initial=done, unit=unit, desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=total, unit=unit, desc=title, disable=disable) as bar:
     for window in windows(texts, size):
       yield embed(window)
       bar.update(len(window))
@@ -135,15 +131,3 @@ def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
   iterator = iter(texts)
   while window := list(itertools.islice(iterator, size)):
     yield window
-
-
-@contextlib.contextmanager
-def one_cut_warning(total: int) -> Iterator[Callable[[int, int, int], None]]:
-  """Yields an `on_cut` for many calls of `encode`, and logs one warning for all of them.
-
-  Args:
-    total: Number of texts of all calls.
-  """
-  cut: list[tuple[int, int, int]] = []
-  yield lambda *counts: cut.append(counts)
-  length_limits.log_all_cut(cut, total)

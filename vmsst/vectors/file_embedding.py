@@ -4,30 +4,20 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, line_spans, storage, text_fields, work_folders
-from vmsst.search import quantization
+from vmsst.files import line_spans, storage, text_fields, work_folders
 from vmsst.text import length_limits
 from vmsst.units import base, engines, local
-from vmsst.vectors import (
-  embedded_text,
-  encoder_sources,
-  encoding,
-  shard_files,
-  vector_store,
-)
+from vmsst.vectors import embedded_text, encoder_sources, encoding, npy_files, vector_store
 
 # Lines of a shard. An interruption costs at most the shards in work, which are in memory.
 _SHARD_LINES = 1 << 14
-# The ranges of int8 are those of the first lines of some spans, at equal distances.
-_CALIBRATION_SPANS, _CALIBRATION_LINES = 16, 256
-_CALIBRATION = "calibration.npy"
-_FORMAT = 2
+_FORMAT = 3
 """Version of the shards; increase it if the same lines get other vectors or facts."""
 
 
@@ -43,7 +33,8 @@ class EmbedShard(base.StagedUnit):
     long_texts: See `embed_file`.
     batch_size: See `embed_file`. The key does not contain it, so that a job that ran out of memory
       resumes with a smaller one; it changes rounding only.
-    kind: How the vectors are stored; an encoder's further dimensions are left out.
+    dimension: How many dimensions to store; an encoder's further ones are left out.
+    dtype: See `embed_file`.
     path: Output file.
   """
 
@@ -53,7 +44,8 @@ class EmbedShard(base.StagedUnit):
   language: str | None
   long_texts: str
   batch_size: int
-  kind: shard_files.Kind
+  dimension: int
+  dtype: str
   path: str
 
   @functools.cached_property
@@ -68,20 +60,17 @@ class EmbedShard(base.StagedUnit):
       self.field,
       self.language,
       self.long_texts,
-      dataclasses.astuple(self.kind),
+      self.dimension,
+      self.dtype,
     )
 
   def __str__(self) -> str:
     return str(self.span)
 
-  def texts(self) -> list[str]:
-    """Returns the texts."""
-    lines = self.span.read()
-    return list(text_fields.texts(lines, self.span.name, self.field, self.span.first))
-
   def read(self) -> Any:
     """Returns the texts, tokenized if the encoder supports it."""
-    return encoding.prepare(self.encoder.open(), self.texts(), self.language)
+    texts = text_fields.texts(self.span.read(), self.span.name, self.field, self.span.first)
+    return encoding.prepare(self.encoder.open(), list(texts), self.language)
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Returns the vectors, and how many texts were cut."""
@@ -93,44 +82,16 @@ class EmbedShard(base.StagedUnit):
       batch_size=self.batch_size,
       on_cut=lambda *counts: cut.append(counts),
     )
-    return embed(prepared)[:, : self.kind.dimension], cut
+    return embed(prepared)[:, : self.dimension], cut
 
   def write(self, computed: Any) -> dict[str, Any]:
     """Writes the file; returns its checksum and how many texts were cut."""
     vectors_ND, cut = computed
     try:
-      sha256 = shard_files.write(self.path, vectors_ND, self.kind)
+      sha256 = npy_files.write_shard(self.path, vectors_ND, self.dimension, self.dtype)
     except ValueError as error:
       raise errors.InputError(f"{error} (vector 0 is line {self.span.first})") from None
     return {"cut": cut, "sha256": sha256}
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibrate(base.Unit):
-  """Writes the ranges of a sample of vectors, which int8 needs.
-
-  Attributes:
-    sample: Units whose first lines are the sample.
-    path: Output file.
-  """
-
-  sample: tuple[EmbedShard, ...]
-  path: str
-
-  @functools.cached_property
-  def key(self) -> str:
-    """Hash of everything that the output depends on."""
-    return base.digest("calibrate", [unit.key for unit in self.sample])
-
-  def make(self) -> dict[str, Any]:
-    """Writes the file; returns the ranges."""
-    first = self.sample[0]
-    texts = [text for unit in self.sample for text in unit.texts()[:_CALIBRATION_LINES]]
-    vectors_ND, _ = first.compute(encoding.prepare(first.encoder.open(), texts, first.language))
-    ranges_2D = quantization.ranges(vectors_ND)
-    with atomic_files.atomic_file(self.path) as stream:
-      np.save(stream, ranges_2D)
-    return {"ranges": ranges_2D.tolist()}
 
 
 def embed_file(
@@ -145,6 +106,7 @@ def embed_file(
   dimensions: int | None = None,
   long_texts: str = "cut",
   batch_size: int = 128,
+  shard_lines: int | None = None,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
   progress: bool | None = None,
@@ -159,13 +121,13 @@ def embed_file(
     name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
     language: Code of the text's language, for encoders that need it.
-    dtype: float32, or float16 for half the space, int8 for a quarter, binary for a 32nd; see
-      `quantization`. The ranges of int8 are those of a sample of 4,096 lines.
+    dtype: float32, or float16 for half the space.
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
       for; None: all.
     long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
       support it.
     batch_size: Lines per batch.
+    shard_lines: Lines per shard; None: 16,384.
     engine: Where to compute; None: in this process.
     load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
       any.
@@ -184,7 +146,12 @@ def embed_file(
   engine = engine or local.Local()
   place = storage.absolute(folder)
   embed = encoding.embedder(encoder, language=language, long_texts=long_texts)
-  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype)
+  vector_store.check_dtype(dtype)
+  width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
+  if dimensions is not None and not 1 <= dimensions <= width:
+    raise errors.InputError(
+      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
+    )
   source = encoder_sources.of(encoder, name, load)
   special = {
     "field": field,
@@ -196,7 +163,7 @@ def embed_file(
     stack.enter_context(work_folders.owned(folder, is_folder=True))
     work = work_folders.path_of(folder, is_folder=True)
     stack.callback(_remove_copies, work)
-    cut = line_spans.cut(paths, _SHARD_LINES, copies=work)
+    cut = line_spans.cut(paths, shard_lines or _SHARD_LINES, copies=work)
     settings = {
       "encoder": encoding.identity(encoder, name),
       "language": language,
@@ -204,7 +171,9 @@ def embed_file(
       **{key: value for key, value in special.items() if value is not None},
     }
     vector_store.check_free(place)
-    if vector_store.start(place, kind, [span.lines for span in cut.spans], settings):
+    rows = [span.lines for span in cut.spans]
+    state = vector_store.State(dimensions or width, dtype, rows, settings)
+    if vector_store.start(place, state):
       return cut.lines
     units = [
       EmbedShard(
@@ -214,7 +183,8 @@ def embed_file(
         language=language,
         long_texts=long_texts,
         batch_size=batch_size,
-        kind=kind,
+        dimension=state.dimension,
+        dtype=dtype,
         path=vector_store.shard_path(place, number),
       )
       for number, span in enumerate(cut.spans)
@@ -222,95 +192,15 @@ def embed_file(
     if engine.in_process:
       stack.enter_context(encoder_sources.using(source, encoder))
     try:
-      if dtype == "int8" and units:
-        kind = _calibrated(kind, units, work, engine)
-        units = [dataclasses.replace(unit, kind=kind) for unit in units]
       made = engines.run("embed", units, engine, progress=progress)
     except BaseException:
       vector_store.abandon(place)
       raise
     length_limits.log_all_cut([count for each in made for count in each["cut"]], cut.lines)
-    vector_store.finish(place, kind, [each["sha256"] for each in made])
+    vector_store.finish(place, [each["sha256"] for each in made])
   return cut.lines
-
-
-def _calibrated(
-  kind: shard_files.Kind, units: Sequence[EmbedShard], folder: str, engine: engines.Engine
-) -> shard_files.Kind:
-  """Returns the kind with the ranges of a sample of the vectors."""
-  step = -(-len(units) // _CALIBRATION_SPANS)
-  calibrate = Calibrate(tuple(units[::step]), os.path.join(folder, _CALIBRATION))
-  (made,) = engines.run("calibrate", [calibrate], engine, progress=False)
-  return dataclasses.replace(kind, ranges=tuple(map(tuple, made["ranges"])))
 
 
 def _remove_copies(work: str) -> None:
   line_spans.remove_copies(work)
   work_folders.remove_if_empty(work)
-
-
-def embed_to_stream(
-  encoder: Any,
-  path: str,
-  stream: IO[bytes],
-  *,
-  field: str | None = None,
-  language: str | None = None,
-  dtype: str = "float32",
-  dimensions: int | None = None,
-  long_texts: str = "cut",
-  batch_size: int = 128,
-  progress: bool | None = None,
-) -> int:
-  """Writes the vectors of `embed_file` as a single file into a stream, such as a pipe.
-
-  Arguments and errors are those of `embed_file`; the dtype is not int8.
-
-  Returns:
-    Number of lines.
-  """
-  if dtype == "int8":
-    raise errors.InputError("dtype int8 cannot be written to a pipe: give a folder")
-  text = embedded_text.fingerprint(path)
-  embed = encoding.embedder(
-    encoder, language=language, long_texts=long_texts, batch_size=batch_size
-  )
-  kind = shard_files.Kind(_dimension(encoder, embed, dimensions), dtype)
-  done = 0
-  stream.write(shard_files.header(kind, text["lines"]))
-  for vectors_BD in _windows_of_vectors(embed, path, field, text, progress):
-    try:
-      stored_BC = shard_files.encoded(vectors_BD[:, : kind.dimension], kind, done)
-    except ValueError as error:
-      raise errors.InputError(f"{path}: {error} (vector 0 is line 1)") from None
-    stream.write(stored_BC.data)
-    done += len(stored_BC)
-  stream.flush()
-  return done
-
-
-def _dimension(encoder: Any, embed: Any, dimensions: int | None) -> int:
-  """Returns the number of dimensions to store."""
-  width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
-  if dimensions is None:
-    return width
-  if not 1 <= dimensions <= width:
-    raise errors.InputError(
-      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
-    )
-  return dimensions
-
-
-def _windows_of_vectors(
-  embed: Any, path: str, field: str | None, text: Mapping[str, Any], progress: bool | None
-) -> Iterator[np.ndarray]:
-  with encoding.one_cut_warning(text["lines"]) as on_cut:
-    yield from encoding.encode_windows(
-      functools.partial(embed, on_cut=on_cut),
-      text_fields.read_texts(path, field, text["digest"]),
-      _SHARD_LINES,
-      total=text["lines"],
-      unit=" lines",
-      title=path,
-      progress=progress,
-    )

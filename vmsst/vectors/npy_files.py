@@ -1,5 +1,7 @@
-"""NumPy files of vectors: written window by window, and opened as memory maps."""
+"""NumPy files of vectors, .npy: written whole or window by window, and opened as memory maps."""
 
+import functools
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Sequence
@@ -8,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import input_files
+from vmsst.files import atomic_files, checksums, input_files, storage
+
+_AGAIN = "delete the folder and embed again"
 
 
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
@@ -94,3 +98,84 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
       f"{array.dtype} {array.shape}"
     )
   return array
+
+
+def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> str:
+  """Writes a file atomically; several processes may write the same one.
+
+  Args:
+    path: The file.
+    vectors_ND: Its vectors.
+    dimension: Their width.
+    dtype: float32 or float16.
+    first: Number of the first vector, for error messages.
+
+  Returns:
+    The SHA-256 of the file.
+
+  Raises:
+    ValueError: as in `checked_rows`.
+    OSError: the file cannot be written.
+  """
+  array_ND = checked_rows(vectors_ND, dimension, dtype, first)
+  with atomic_files.atomic_path(path) as partial:
+    with open(partial, "wb") as stream:
+      stream.write(header(array_ND.shape, dtype))
+      stream.write(array_ND.data)
+    return checksums.of_file(partial)
+
+
+def check_shard(path: str, shape: tuple[int, int], dtype: str) -> None:
+  """Raises InputError unless a file has vectors of a shape and dtype, by its header and size."""
+  wanted = header(shape, dtype)
+  try:
+    found = input_files.read_bytes(path, len(wanted))
+    length = storage.size(path)
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {_AGAIN}") from None
+  if found != wanted:
+    raise errors.InputError(
+      f"{path}: broken: its header is not that of {shape[0]} {dtype} vectors of width {shape[1]}: "
+      f"{_AGAIN}"
+    )
+  if length < len(wanted) + shape[0] * shape[1] * np.dtype(dtype).itemsize:
+    raise errors.InputError(f"{path}: truncated: it has fewer than {shape[0]} vectors: {_AGAIN}")
+
+
+def read_shard(path: str, shape: tuple[int, int], dtype: str, sha256: str) -> np.ndarray:
+  """Returns the vectors of a file, read-only: a memory map if possible.
+
+  Files in object stores are read as a whole; the last two stay in memory.
+
+  Args:
+    path: The file.
+    shape: Shape of its array.
+    dtype: float32 or float16.
+    sha256: Checksum to verify if the file is in an object store.
+
+  Raises:
+    InputError: the file has another checksum or cannot be read.
+  """
+  stored, offset = np.dtype(dtype).newbyteorder("<"), len(header(shape, dtype))
+  if storage.is_url(path):
+    content = _downloaded(path, sha256)
+    return np.frombuffer(content, stored, shape[0] * shape[1], offset).reshape(shape)
+  return np.memmap(path, stored, "r", offset, shape).view(np.ndarray)
+
+
+def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
+  """Returns some vectors of a file in an object store."""
+  row_U, place_P = np.unique(row_P, return_inverse=True)
+  stored = np.dtype(dtype).newbyteorder("<")
+  size = shape[1] * stored.itemsize
+  starts = len(header(shape, dtype)) + row_U * size
+  parts = storage.read_ranges(url, starts.tolist(), size)
+  return np.frombuffer(b"".join(parts), stored).reshape(-1, shape[1])[place_P]
+
+
+@functools.lru_cache(maxsize=2)
+def _downloaded(url: str, sha256: str) -> bytes:
+  content = input_files.read_bytes(url)
+  if hashlib.sha256(content).hexdigest() != sha256:
+    raise errors.InputError(f"{url}: damaged: it has changed since it was written: {_AGAIN}")
+  return content

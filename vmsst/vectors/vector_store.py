@@ -1,11 +1,11 @@
 """A folder of sentence vectors: shards `vectors-00000.npy`, ... and `vectors.json`.
 
-Shards are written in any order, by any process, each atomically (`shard_files.write`); `start` and
-`finish` write `vectors.json` before and after them. Readers also accept folders of earlier
-versions, which may consist of subfolders `part-<i>-of-<n>`.
+Shards are written in any order, by any process, each atomically (`npy_files.write_shard`); `start`
+and `finish` write `vectors.json` before and after them.
 """
 
 import bisect
+import dataclasses
 import functools
 import hashlib
 import json
@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,21 +26,73 @@ from vmsst.files import (
   stored_settings,
   work_folders,
 )
-from vmsst.vectors import npy_files, shard_files
-from vmsst.vectors.shard_files import Kind
+from vmsst.vectors import npy_files
 
-_MOST_SHARDS = 10**7
+DTYPES = ("float32", "float16")
 _MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.
 _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
-_PART = re.compile(r"part-(\d+)-of-(\d+)")
 _SHARD = re.compile(r"vectors-\d{5,}\.npy(\.json)?")
 _RESULT = re.compile(r"vectors-\d{5,}\.npy\.json")
 
 
+@dataclasses.dataclass(frozen=True)
+class State:
+  """The content of `vectors.json`.
+
+  Attributes:
+    dimension: Width of the vectors.
+    dtype: float32, or float16 for half the space.
+    rows: Number of vectors of each shard.
+    settings: What the vectors are computed from, as for JSON.
+    sha256: Checksum of each shard; None: the folder is not finished.
+  """
+
+  dimension: int
+  dtype: str
+  rows: list[int]
+  settings: dict[str, Any]
+  sha256: list[str] | None = None
+
+  def differences(self, given: "State") -> str:
+    """Returns how these vectors differ from others, for messages; "" if they are the same."""
+    keys = ("dimension", "dtype")
+    return stored_settings.differences(
+      *({**{key: getattr(each, key) for key in keys}, **each.settings} for each in (self, given))
+    )
+
+  def write(self, folder: str | os.PathLike[str]) -> None:
+    """Writes the file."""
+    path = storage.path(folder) / _STATE
+    atomic_files.write_json(path, dict(sorted(dataclasses.asdict(self).items())))
+
+  @classmethod
+  def read(cls, folder: storage.Path) -> "State":
+    """Reads the file; raises InputError if it is broken."""
+    path = folder / _STATE
+    try:
+      state = cls(**input_files.read_json(path))
+      good = all(type(value) is int and value >= 0 for value in [state.dimension, *state.rows])
+      good = good and state.dtype in DTYPES and isinstance(state.settings, dict)
+      good = good and (state.sha256 is None or len(state.sha256) == len(state.rows))
+    except errors.InputError as error:
+      raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
+    except TypeError:
+      good = False
+    if not good:
+      raise errors.InputError(f"{path}: broken: {_AGAIN}")
+    return state
+
+
 def shard_path(folder: str | os.PathLike[str], number: int) -> str:
-  """Returns the path of a shard, numbered from 0; `shard_files.write` writes it."""
+  """Returns the path of a shard, numbered from 0; `npy_files.write_shard` writes it."""
   return os.path.join(folder, f"vectors-{number:05d}.npy")
+
+
+def check_dtype(dtype: str) -> None:
+  """Raises InputError unless vectors can be stored in this dtype."""
+  if dtype not in DTYPES:
+    raise errors.InputError(f"dtype is {dtype}; choose {', '.join(DTYPES)}")
 
 
 def check_free(folder: str | os.PathLike[str]) -> None:
@@ -54,63 +106,47 @@ def check_free(folder: str | os.PathLike[str]) -> None:
     )
 
 
-def start(
-  folder: str | os.PathLike[str], kind: Kind, rows: Sequence[int], settings: Mapping[str, Any]
-) -> bool:
+def start(folder: str | os.PathLike[str], state: State) -> bool:
   """Starts a folder, or resumes an unfinished one; returns whether it is finished already.
 
   Args:
     folder: The folder.
-    kind: What the vectors are.
-    rows: Number of vectors of each shard.
-    settings: What the vectors are computed from, as for JSON.
+    state: What the vectors are; without checksums.
 
   Raises:
     InputError: the folder has other vectors or broken files.
   """
   folder = storage.path(folder)
-  state = {
-    "dimension": int(kind.dimension),
-    "dtype": kind.dtype,
-    "settings": json.loads(json.dumps(dict(settings))),
-    "rows": list(rows),
-    "ranges": None,
-    "sha256": None,
-    "count": None,
-  }
+  state = dataclasses.replace(state, settings=json.loads(json.dumps(state.settings)))
   if storage.exists(folder / _STATE):
-    before = _read_state(folder)
-    if differences := _differences(before, state):
+    before = State.read(folder)
+    if differences := before.differences(state):
       raise errors.InputError(
         f"{folder} has other vectors: {differences}; give another folder, or delete it"
       )
-    if before["count"] is not None:
-      _finished_state(folder)
+    if before.sha256 is not None:
+      _finished_files(folder)
       _remove_results(folder)
       return True
-  atomic_files.write_json(folder / _STATE, dict(sorted(state.items())))
+  state.write(folder)
   return False
 
 
-def finish(folder: str | os.PathLike[str], kind: Kind, sha256: Sequence[str]) -> None:
+def finish(folder: str | os.PathLike[str], sha256: Sequence[str]) -> None:
   """Marks the vectors as complete, so that `open_vectors` accepts them.
 
   Args:
     folder: The folder.
-    kind: How its vectors are stored.
-    sha256: What `shard_files.write` has returned for each shard.
+    sha256: What `npy_files.write_shard` has returned for each shard.
 
   Raises:
     InputError: a shard is missing or broken.
   """
   folder = storage.path(folder)
-  state = _read_state(folder)
-  for number, rows in enumerate(state["rows"]):
-    shard_files.check(shard_path(folder, number), kind, rows)
-  state["ranges"] = kind.ranges
-  state["sha256"] = list(sha256)
-  state["count"] = sum(state["rows"])
-  atomic_files.write_json(folder / _STATE, dict(sorted(state.items())))
+  state = State.read(folder)
+  for number, rows in enumerate(state.rows):
+    npy_files.check_shard(shard_path(folder, number), (rows, state.dimension), state.dtype)
+  dataclasses.replace(state, sha256=list(sha256)).write(folder)
   _remove_results(folder)
 
 
@@ -147,21 +183,20 @@ class Writer:
 
     Args:
       folder: The folder.
-      dimension: See `Kind`.
-      dtype: See `Kind`.
+      dimension: Width of the vectors.
+      dtype: float32 or float16.
       settings: What the vectors are computed from, as for JSON.
       shard_rows: Vectors per shard.
 
     Raises:
-      InputError: the folder has vectors already, or see `Kind`.
+      InputError: the folder has vectors already, or the dtype is unknown.
     """
     self.done = 0
     self._folder = folder
-    self._kind = Kind(dimension, dtype)
-    self._settings = dict(settings or {})
+    check_dtype(dtype)
+    self._state = State(dimension, dtype, [], dict(settings or {}))
     self._shard_rows = shard_rows
     self._waiting: list[np.ndarray] = []
-    self._rows: list[int] = []
     self._sha256: list[str] = []
     if storage.exists(os.path.join(folder, _STATE)):
       raise errors.InputError(f"{folder} has vectors already; give another folder, or delete it")
@@ -173,69 +208,58 @@ class Writer:
     Raises:
       ValueError: the shape is not [N, dimension], or a value is not finite in the stored dtype.
     """
-    kind = self._kind
-    array_ND = npy_files.checked_rows(vectors_ND, kind.dimension, kind.read_dtype, self.done)
+    state = self._state
+    array_ND = npy_files.checked_rows(vectors_ND, state.dimension, state.dtype, self.done)
     self._waiting.append(array_ND)
     self.done += len(array_ND)
-    while self.done - sum(self._rows) >= self._shard_rows:
+    while self.done - sum(self._state.rows) >= self._shard_rows:
       self._flush(self._shard_rows)
 
   def finish(self) -> None:
     """Writes what is left, and marks the vectors as complete."""
     if self._waiting:
-      self._flush(self.done - sum(self._rows))
-    start(self._folder, self._kind, self._rows, self._settings)
-    finish(self._folder, self._kind, self._sha256)
+      self._flush(self.done - sum(self._state.rows))
+    start(self._folder, self._state)
+    finish(self._folder, self._sha256)
 
   def _flush(self, rows: int) -> None:
     waiting_ND = np.concatenate(self._waiting)
     if rows:
-      path = shard_path(self._folder, len(self._rows))
-      self._sha256.append(shard_files.write(path, waiting_ND[:rows], self._kind))
-      self._rows.append(rows)
+      state = self._state
+      path = shard_path(self._folder, len(state.rows))
+      self._sha256.append(
+        npy_files.write_shard(path, waiting_ND[:rows], state.dimension, state.dtype)
+      )
+      state.rows.append(rows)
     self._waiting = [waiting_ND[rows:]]
 
 
-class _File(NamedTuple):
-  """A shard: its path, what its vectors are, their number, and its checksum if it is known."""
-
-  path: str
-  kind: Kind
-  rows: int
-  sha256: str | None
-
-  def read(self) -> np.ndarray:
-    """Returns the vectors as they are stored."""
-    return shard_files.read(*self)
-
-
 class Vectors:
-  """Vectors of a folder; slices of rows are memory-mapped arrays, or decoded bytes and bits.
+  """Vectors of a finished folder; slices of rows are memory-mapped arrays.
 
   Attributes:
+    folder: The folder.
     shape: Number and width of the vectors.
-    dtype: Of the vectors that are returned: float16 if they are stored so, else float32.
-    settings: What the vectors were computed from (of the first part, if there are parts).
+    dtype: Of the vectors: float16 if they are stored so, else float32.
+    settings: What the vectors were computed from.
+    digest: Hash of the checksums of all files.
+    shard_rows: Number of rows of each shard.
   """
 
-  def __init__(self, parts: Sequence[tuple[storage.Path, Mapping[str, Any]]]):
-    """Joins finished parts.
-
-    Args:
-      parts: Folder and state of each part; at least one, all with one width and dtype.
-    """
-    state = parts[0][1]
-    self.dtype = np.dtype(_kind(state).read_dtype)
-    self.settings: dict[str, Any] = state["settings"]
-    self._files = [file for folder, own in parts for file in _files(folder, own)]
-    self._ends = np.cumsum([file.rows for file in self._files], dtype=np.int64).tolist()
-    self.shape: tuple[int, int] = (sum(own["count"] for _, own in parts), state["dimension"])
+  def __init__(self, folder: storage.Path):
+    """Reads and checks the files; see `open_vectors`."""
+    state, self._paths = _finished_files(folder)
+    self.folder = os.fspath(folder)
+    self.dtype, self._sha256 = np.dtype(state.dtype), state.sha256 or []
+    self.settings, self.shard_rows = state.settings, state.rows
+    self.digest = hashlib.sha256("".join(self._sha256).encode()).hexdigest()
+    self._ends = np.cumsum([0, *state.rows], dtype=np.int64).tolist()[1:]
+    self.shape: tuple[int, int] = (sum(state.rows), state.dimension)
 
   def __getstate__(self) -> dict[str, Any]:
     # Another process maps the files itself, and may run in another folder.
-    files = [file._replace(path=storage.absolute(file.path)) for file in self._files]
     state = {name: value for name, value in self.__dict__.items() if name != "_mapped"}
-    return {**state, "_files": files}
+    return {**state, "_paths": list(map(storage.absolute, self._paths))}
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -247,70 +271,49 @@ class Vectors:
       raise IndexError(f"rows can be read in order only, not in steps of {step}")
     index = bisect.bisect_right(self._ends, start)
     if start < stop <= self._ends[index]:
-      return self._read(index, start, stop)
+      return self._rows(index, start, stop)
     found_BD = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
     done = 0
     while done < len(found_BD):  # A copy, so that one file is open at a time.
       index = bisect.bisect_right(self._ends, start + done)
-      part_PD = self._read(index, start + done, min(stop, self._ends[index]))
+      part_PD = self._rows(index, start + done, min(stop, self._ends[index]))
       found_BD[done : done + len(part_PD)] = part_PD
       done += len(part_PD)
     return found_BD
 
-  @property
-  def shard_rows(self) -> list[int]:
-    """Number of rows of each shard."""
-    return [file.rows for file in self._files]
-
   def shards(self) -> Iterator[np.ndarray]:
     """Yields the arrays of the shards, read-only."""
-    for file in self._files:
-      yield shard_files.decoded(file.read(), file.kind)
+    return map(self._read, range(len(self._paths)))
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""
     shard_N = np.searchsorted(self._ends, row_N, side="right")
-    shards = np.unique(shard_N).tolist()
-    if len(shards) == 1:
-      return self._taken(shards[0], row_N)
     found_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
-    for index in shards:
+    for index in np.unique(shard_N).tolist():
       place_P = np.flatnonzero(shard_N == index)
-      found_ND[place_P] = self._taken(index, row_N[place_P])
+      row_P = row_N[place_P] - (self._ends[index] - self.shard_rows[index])
+      if storage.is_url(self._paths[index]):
+        shape = self.shard_rows[index], self.shape[1]
+        part_PD = npy_files.read_rows(self._paths[index], shape, self.dtype.name, row_P)
+      else:
+        part_PD = self._mapped(index)[row_P]
+      found_ND[place_P] = part_PD
     return found_ND
 
-  @functools.cached_property
-  def digest(self) -> str:
-    """Hash of the checksums of all files; of vectors of earlier versions, of the files."""
-    known = [file.sha256 for file in self._files]
-    if None in known:
-      known = list(_checksums(self._files))
-    return hashlib.sha256("".join(map(str, known)).encode()).hexdigest()
-
-  def _read(self, index: int, start: int, stop: int) -> np.ndarray:
+  def _rows(self, index: int, start: int, stop: int) -> np.ndarray:
     """Returns rows that are in one file."""
-    file = self._files[index]
-    first = self._ends[index] - file.rows
-    return shard_files.decoded(file.read()[start - first : stop - first], file.kind)
+    first = self._ends[index] - self.shard_rows[index]
+    return self._read(index)[start - first : stop - first]
 
-  def _taken(self, index: int, row_P: np.ndarray) -> np.ndarray:
-    """Returns some rows of the file that has them."""
-    file = self._files[index]
-    first = self._ends[index] - file.rows
-    return shard_files.decoded(self._stored(index, row_P - first), file.kind)
-
-  def _stored(self, index: int, row_P: np.ndarray) -> np.ndarray:
-    """Returns some rows of a file as they are stored."""
-    file = self._files[index]
-    if storage.is_url(file.path):
-      return shard_files.read_rows(file.path, file.kind, file.rows, row_P)
-    return np.take(self._mapped(index), row_P, axis=0)
+  def _read(self, index: int) -> np.ndarray:
+    """Returns the rows of a file."""
+    shape = self.shard_rows[index], self.shape[1]
+    return npy_files.read_shard(self._paths[index], shape, self.dtype.name, self._sha256[index])
 
   @functools.cached_property
   def _mapped(self) -> Callable[[int], np.ndarray]:
-    """A function that returns the memory map of a file; the last ones used stay open."""
-    files = self._files
-    return functools.lru_cache(_MAPS)(lambda index: files[index].read())
+    """`_read` of local files; the last ones used stay open."""
+    return functools.lru_cache(_MAPS)(self._read)
 
 
 def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:
@@ -319,132 +322,41 @@ def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:
   Raises:
     InputError: there is no folder of vectors, or it is not finished.
   """
-  state = _complete_state(storage.path(folder))
-  return state["count"], state["dimension"]
+  state = _finished_state(storage.path(folder))
+  return sum(state.rows), state.dimension
 
 
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
-  """Opens the vectors of a finished folder, or of all its parts in order.
+  """Opens the vectors of a finished folder.
 
   Checksums of local files are verified now, those of files in object stores when they are read.
 
   Raises:
-    InputError: there are no vectors, they are incomplete, a part is missing or does not match, or a
-      file is missing, broken or truncated.
+    InputError: there are no vectors, they are incomplete, or a file is missing, broken or
+      truncated.
   """
-  folder = storage.path(folder)
-  inside = sorted(storage.names(folder))
-  found = [match for match in map(_PART.fullmatch, inside) if match]
-  if _STATE in inside or not found:
-    return Vectors([(folder, _finished_state(folder))])
-  counts = sorted({int(match[2]) for match in found})
-  if len(counts) > 1:
-    raise errors.InputError(
-      f"{folder} has parts of {' and of '.join(map(str, counts))}: delete those that do not belong"
-    )
-  folders = [folder / f"part-{part}-of-{counts[0]}" for part in range(1, counts[0] + 1)]
-  missing = [path.name for path in folders if path.name not in inside]
-  if missing:
-    raise errors.InputError(f"{folder} lacks {', '.join(missing[:10])}: {_AGAIN}")
-  states = [_finished_state(path) for path in folders]
-  first = states[0]
-  for path, state in zip(folders, states, strict=True):
-    if differences := _differences(state, first):
-      raise errors.InputError(
-        f"{path} and {folders[0]} have different vectors: {differences}; {_AGAIN}"
-      )
-  return Vectors(list(zip(folders, states, strict=True)))
+  return Vectors(storage.path(folder))
 
 
-def _differences(state: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-  keys = ("dimension", "dtype")
-  return stored_settings.differences(
-    *({**{key: each[key] for key in keys}, **each["settings"]} for each in (state, given))
-  )
-
-
-def _complete_state(folder: storage.Path) -> dict[str, Any]:
-  """Reads the state of a finished folder."""
+def _finished_state(folder: storage.Path) -> State:
   if not storage.exists(folder / _STATE):
     raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
-  state = _read_state(folder)
-  if state["count"] is None:
+  state = State.read(folder)
+  if state.sha256 is None:
     raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
   return state
 
 
-def _finished_state(folder: storage.Path) -> dict[str, Any]:
-  """Reads and checks the state and files of a finished folder."""
-  state = _complete_state(folder)
-  files = _files(folder, state)
-  for file in files:
-    shard_files.check(file.path, file.kind, file.rows)
-  if state["sha256"] is None:  # of earlier versions
-    for file in files:
-      row_P = np.flatnonzero(~np.isfinite(shard_files.decoded(file.read(), file.kind)).all(axis=1))
-      if len(row_P):
-        raise errors.InputError(f"{file.path}: row {row_P[0]} is not finite: {_AGAIN}")
-  elif not storage.is_url(folder):
-    for file, own in zip(files, _checksums(files), strict=True):
-      if own != file.sha256:
-        raise errors.InputError(
-          f"{file.path}: damaged: it has changed since it was written: {_AGAIN}"
-        )
-  return state
-
-
-def _checksums(files: Sequence[_File]) -> list[str]:
-  """Returns the SHA-256 of files, computed on all cores."""
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    return list(pool.map(checksums.of_file, [file.path for file in files]))
-
-
-def _read_state(folder: storage.Path) -> dict[str, Any]:
-  path = folder / _STATE
-  try:
-    state = {"sha256": None, "ranges": None, **input_files.read_json(path)}
-    if "rows" not in state:
-      state["rows"] = _equal_shards(state.pop("done"), state.pop("shard_rows"))
-    whole = [state["dimension"], *state["rows"]]
-    good = all(type(value) is int and value >= 0 for value in whole)
-    good = good and state["count"] in (None, sum(state["rows"]))
-    good = good and state["dtype"] in shard_files.DTYPES
-    good = good and _are_ranges(state["ranges"], state)
-    good = good and isinstance(state["settings"], dict)
-    good = good and (state["sha256"] is None or len(state["sha256"]) == len(state["rows"]))
-  except errors.InputError as error:
-    raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
-  except (KeyError, OverflowError, TypeError, ValueError):
-    good = False
-  if not good:
-    raise errors.InputError(f"{path}: broken: {_AGAIN}")
-  return state
-
-
-def _are_ranges(ranges: Any, state: Mapping[str, Any]) -> bool:
-  """Returns whether finished vectors of int8 have ranges, and others none."""
-  if state["dtype"] != "int8" or state["count"] is None:
-    return ranges is None
-  ranges_2D = np.asarray(ranges, np.float32)
-  return ranges_2D.shape == (2, state["dimension"]) and bool(np.isfinite(ranges_2D).all())
-
-
-def _equal_shards(count: int, most: int) -> list[int]:
-  """Returns the rows of shards as earlier versions store them; raises TypeError or ValueError."""
-  starts = range(0, count, most)
-  if len(starts) > _MOST_SHARDS:
-    raise ValueError("there cannot be so many files")
-  return [min(most, count - start) for start in starts]
-
-
-def _kind(state: Mapping[str, Any]) -> Kind:
-  ranges = state["ranges"] and tuple(map(tuple, state["ranges"]))
-  return Kind(state["dimension"], state["dtype"], ranges)
-
-
-def _files(folder: storage.Path, state: Mapping[str, Any]) -> list[_File]:
-  kind, sha256 = _kind(state), state["sha256"] or [None] * len(state["rows"])
-  return [
-    _File(shard_path(folder, number), kind, rows, own)
-    for number, (rows, own) in enumerate(zip(state["rows"], sha256, strict=True))
-  ]
+def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
+  """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
+  state = _finished_state(folder)
+  paths = [shard_path(folder, number) for number in range(len(state.rows))]
+  for path, rows in zip(paths, state.rows, strict=True):
+    npy_files.check_shard(path, (rows, state.dimension), state.dtype)
+  if not storage.is_url(folder):
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      found = list(pool.map(checksums.of_file, paths))
+    for path, own, stored in zip(paths, found, state.sha256 or [], strict=True):
+      if own != stored:
+        raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
+  return state, paths

@@ -74,7 +74,6 @@ def mine(folder, spread, sizes):
   argv += ["--vectors", "source.vectors", "target.vectors"]
   settings = {
     "vmsst.search.sharded_search._LEAST_SOURCES": 64,
-    "vmsst.search.exact_search._HELD_ROWS": 64,
   }
   return killed_commands.run(MINE, argv, folder, moments=(spread, sizes), settings=settings)
 
@@ -89,8 +88,8 @@ def test_mine(start):
 def test_index(start):
   write_texts(start, 500)
   argv = ["index", "source.vectors", "out/index", "--factory", "IVF4,SQ8"]
-  settings = {"vmsst.search.index_folder._SHARD_ROWS": 150}
-  imports = ["vmsst.vectors.vector_indexes"]
+  settings = {"vmsst.vectors.index_folder._SHARD_ROWS": 150}
+  imports = ["vmsst.vectors.index_folder"]
   moments = 20, [200, 3000]
   check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
 

@@ -7,8 +7,8 @@ import pytest
 from vmsst import errors
 from vmsst.files import external_sort, large_arrays, text_files
 from vmsst.mining import bitext_mining
-from vmsst.search import device_search, exact_search, margins, sharded_search
-from vmsst.vectors import embedded_text, vector_indexes, vector_store
+from vmsst.search import device_search, exact_search
+from vmsst.vectors import embedded_text, index_folder, vector_store
 
 BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
@@ -25,9 +25,8 @@ def write_embedded(folder, name, lines, vectors, shard_rows=5):
 
 
 @pytest.fixture
-def texts(tmp_path, monkeypatch):
+def texts(tmp_path):
   """Two texts; the vectors of repeated lines would be found if they were compared."""
-  monkeypatch.setattr(exact_search, "_SPAN", 3)
   rng = np.random.default_rng(5)
   source, target = (rng.normal(size=[len(lines), 4]) + 1 for lines in (SOURCE, TARGET))
   for x, y in ((0, 0), (3, 4), (5, 2), (7, 6), (11, 7), (4, 8)):
@@ -91,11 +90,8 @@ def rounded(rows):
 
 def test_indexes_find_what_plain_loops_find(texts, tmp_path):
   for side in texts:
-    folder = tmp_path / f"{side.folder.name}.index"
-    vector_indexes.build_index(side.folder, folder, factory="SQfp16", progress=False)
-  indexes = tuple(
-    vector_indexes.open_index(tmp_path / f"{side.folder.name}.index", side.folder) for side in texts
-  )
+    index_folder.build_index(side.folder, f"{side.folder}.index", factory="SQfp16", progress=False)
+  indexes = tuple(side.open_index(f"{side.folder}.index") for side in texts)
   for keep in (False, True):
     _, lines = mine(texts, tmp_path, indexes=indexes, keep_duplicates=keep)
     wanted = as_output(naive(texts, keep_duplicates=keep))
@@ -138,12 +134,8 @@ def same_places(source, target, forward, backward, /):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
   sizes = {
-    bitext_mining: {"_LINES": 256},
-    sharded_search: {"_SOURCES": 2048, "_TARGETS": 2048, "_LEAST_SOURCES": 2048},
-    exact_search: {"_BLOCK_ROWS": 256, "_HELD_ROWS": 512, "_NUMBERED": 256, "_EXPANDED": 4096},
-    external_sort: {"_RECORDS": 1024},
+    external_sort: {"_RECORDS": 1 << 14},
     large_arrays: {"_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
-    margins: {"_BLOCK_ROWS": 256},
     text_files: {"_ENDS": 256},
   }
   for module, values in sizes.items():
@@ -159,18 +151,18 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
     vectors_ND[:, 0] = np.arange(count) // 2  # Each twice.
     sides = [
       write_embedded(
-        folder, name, [f"{name} {i % (count - 9)}" for i in range(count)], vectors_ND, 1024
+        folder, name, [f"{name} {i % (count - 9)}" for i in range(count)], vectors_ND, 1 << 14
       )
       for name in "ab"
     ]
     tracemalloc.start()
-    mine(sides, folder, compare=same_places, gold=str(gold))
+    mine(sides, folder, compare=same_places, gold=str(gold), block=(1 << 14, 1 << 14))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return most
 
-  peak(4000)  # Allocates what is allocated once.
-  assert peak(12_000) < 1.5 * peak(4001)
+  peak(20_000)  # Allocates what is allocated once.
+  assert peak(120_000) < 1.5 * peak(40_000)
 
 
 def test_lines_that_are_the_same_count_once(texts, tmp_path):
@@ -200,16 +192,13 @@ def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
   assert (again.kept, same) == (done.kept, found)
 
 
-def small_blocks(monkeypatch):
-  for name, size in {"_SOURCES": 6, "_LEAST_SOURCES": 3, "_TARGETS": 4}.items():
-    monkeypatch.setattr(sharded_search, name, size)
+SMALL = {"block": (4, 5)}
 
 
-@pytest.mark.parametrize("compare", [exact_search.compare, device_search.anywhere])
-def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monkeypatch, compare):
+@pytest.mark.parametrize("compare", [exact_search.compare, device_search.compare])
+def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, compare):
   _, expected = mine(texts, tmp_path)
   (tmp_path / "out.tsv").unlink()
-  small_blocks(monkeypatch)
   compared = []
 
   def failing(source, target, forward, backward, /):
@@ -219,7 +208,7 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monke
     compare(source, target, forward, backward)
 
   with pytest.raises(KeyboardInterrupt):
-    mine(texts, tmp_path, compare=failing)
+    mine(texts, tmp_path, compare=failing, **SMALL)
   assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
   broken = tmp_path / ".out.tsv.vmsst" / "block-0-1.npz"
   broken.write_bytes(broken.read_bytes()[::-1])
@@ -229,28 +218,20 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, monke
     again.append(sides)
     compare(*sides)
 
-  assert mine(texts, tmp_path, compare=watched)[1] == expected
-  assert len(again) == 6  # of 9; 4 were done, and one of these is broken
+  assert mine(texts, tmp_path, compare=watched, **SMALL)[1] == expected
+  assert len(again) == 9  # of 12; 4 were done, and one of these is broken
   assert [path.name for path in tmp_path.glob("*out*")] == ["out.tsv"]
 
 
-def test_blocks_of_another_search_are_not_used(texts, tmp_path, monkeypatch):
-  small_blocks(monkeypatch)
+def test_blocks_of_another_search_are_not_used(texts, tmp_path, capsys):
   expected = mine(texts, tmp_path, neighbors=2)[1]
-  monkeypatch.setattr(bitext_mining, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-  with pytest.raises(KeyboardInterrupt):
-    mine(texts, tmp_path)
+  gold = tmp_path / "gold.tsv"
+  gold.write_text("1\t13\n", encoding="utf-8")
+  with pytest.raises(errors.InputError, match="none of the 1 pairs"):
+    mine(texts, tmp_path, gold=str(gold), progress=True, **SMALL)
+  assert "12/12" in capsys.readouterr().err
   assert (tmp_path / ".out.tsv.vmsst").exists()
-  monkeypatch.undo()
-  small_blocks(monkeypatch)
-  assert mine(texts, tmp_path, neighbors=2)[1] == expected
-
-
-def test_progress_ends_when_all_is_compared(texts, tmp_path, capsys, monkeypatch):
-  small_blocks(monkeypatch)
-  mine(texts, tmp_path, progress=True)
-  assert "100%" in (shown := capsys.readouterr().err)
-  assert "9/9" in shown
+  assert mine(texts, tmp_path, neighbors=2, **SMALL)[1] == expected
 
 
 def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from vmsst.mining import bitext_mining, text_search
-from vmsst.search import indexed_search
-from vmsst.vectors import embedded_text, vector_indexes, vector_store
+from vmsst.vectors import embedded_text, index_folder, vector_store
 
 SHARDS, MORE = 150, 30
 ROWS = np.random.default_rng(0).normal(size=[2 * SHARDS, 8]).astype(np.float32)
@@ -37,7 +36,7 @@ def test_more_shards_than_descriptors(tmp_path):
     writer = vector_store.Writer(tmp_path / name, 8, shard_rows=2)
     writer.append(ROWS)
     writer.finish()
-    vector_indexes.build_index(tmp_path / name, tmp_path / f"{name}.index", factory="IVF4,SQ8")
+    index_folder.build_index(tmp_path / name, tmp_path / f"{name}.index", factory="IVF4,SQ8")
     sides.append(embedded_text.open_text(str(path), tmp_path / name))
     indexes.append(sides[-1].open_index(tmp_path / f"{name}.index"))
   encoder = fake_encoders.FakeEncoder(lambda text: ROWS[int(text)])
@@ -50,5 +49,3 @@ def test_more_shards_than_descriptors(tmp_path):
     found = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
     assert sorted(int(row) for _, row, _ in found) == sorted(map(int, expected))
     assert all(source == target for _, source, target in found)
-  rows = indexed_search.IndexedRows(indexes[1])
-  assert rows.nearest(ROWS[:1], 1).index_NK[0, 0] == 0

@@ -68,11 +68,7 @@ def brute_force(pairs, count):
 
 
 @pytest.mark.parametrize("count", [3, 40])
-@pytest.mark.parametrize("blocks", [None, (4, 5)])
-def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
-  if blocks:
-    monkeypatch.setattr(hard_negative_mining, "_QUERIES", blocks[0])
-    monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", blocks[1])
+def test_negatives_are_those_of_plain_loops(count):
   encoder = QuietEncoder()
   found = hard_negative_mining.hard_negatives(
     encoder, PAIRS, count, languages=("deu", "eng"), progress=False
@@ -85,13 +81,12 @@ def test_negatives_are_those_of_plain_loops(count, blocks, monkeypatch):
   assert encoder.batches == [("deu", 14), ("eng", 14)]
 
 
-def test_of_equally_near_targets_the_first_come_first(monkeypatch):
-  monkeypatch.setattr(hard_negative_mining, "_CANDIDATES", 2)
+def test_of_equally_near_targets_the_first_come_first():
   same = np.ones([5, 3])
-  found = hard_negative_mining.nearest_negatives(same[:2], same, [{0}, {1, 2}], 3, progress=False)
+  found = hard_negative_mining.nearest_negatives(same[:2], same, [{0}, {1, 2}], 3)
   assert found.tolist() == [[1, 2, 3], [0, 3, 4]]
-  found = hard_negative_mining.nearest_negatives(same[:1], same[:2], [{1}], 3, progress=False)
-  assert found.tolist() == [[0, -1, -1]]
+  found = hard_negative_mining.nearest_negatives(same[:3], same[:3], [{1}, set(), {0, 1, 2}], 3)
+  assert found.tolist() == [[0, 2, -1], [0, 1, 2], [-1, -1, -1]]
 
 
 def test_without_a_whole_pair_there_are_no_negatives():

@@ -3,14 +3,15 @@ import json
 
 import fake_encoders
 import line_files
+import memory_store
 import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.files import text_files
+from vmsst.files import storage, text_files
 from vmsst.mining import text_search
 from vmsst.search import exact_search
-from vmsst.vectors import embedded_text, file_embedding, vector_indexes, vector_store
+from vmsst.vectors import embedded_text, file_embedding, index_folder, vector_store
 
 
 def letters_vector(text):
@@ -27,6 +28,7 @@ QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
 
 
 def make_base(folder, lines):
+  folder.mkdir(exist_ok=True)
   path = line_files.write_lines(folder / "base.txt", lines)
   writer = vector_store.Writer(folder / "base", 3, shard_rows=10)
   if lines:
@@ -48,10 +50,14 @@ def naive(query, count):
 
 
 @pytest.mark.parametrize("window", [4, 99])
-def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, window):
-  monkeypatch.setattr(text_search, "WINDOW", window)
+def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, window):
   encoder, base = make_encoder(), make_base(tmp_path, BASE)
-  found = list(text_search.nearest_lines(encoder, iter(QUERIES), base, 12, progress=False))
+  read = []
+  queries = (read.append(query) or query for query in QUERIES)
+  stream = text_search.Searcher(encoder, base).stream(queries, 12, window=window)
+  found = [next(stream)]
+  assert len(read) == min(window, 9)
+  found += stream
   assert [query for query, _ in found] == QUERIES
   for query, hits in found:
     assert [(hit.line, hit.text) for hit in hits] == naive(query, 12)
@@ -60,16 +66,6 @@ def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, win
       y = np.array(letters_vector(hit.text)) / np.linalg.norm(letters_vector(hit.text))
       assert hit.score == pytest.approx(x @ y, abs=1e-6)
   assert encoder.sizes == ([4, 4, 1] if window == 4 else [9])
-
-
-def test_queries_are_read_when_they_are_looked_up(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_search, "WINDOW", 2)
-  read = []
-  queries = (read.append(query) or query for query in QUERIES)
-  base = make_base(tmp_path, BASE)
-  found = text_search.nearest_lines(make_encoder(), queries, base, 1, progress=False)
-  assert next(found)[0] == QUERIES[0]
-  assert read == QUERIES[:2]
 
 
 def test_cosines_are_at_most_1(tmp_path):
@@ -89,7 +85,7 @@ def test_cosines_are_at_most_1(tmp_path):
 
 def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
   base = make_base(tmp_path, BASE[:3])
-  ((_, hits),) = text_search.nearest_lines(make_encoder(), ["ab"], base, 9, progress=True)
+  (hits,) = text_search.Searcher(make_encoder(), base).search(["ab"], 9)
   assert sorted(hit.line for hit in hits) == [2, 3]  # the first is blank
   assert hits[0].as_json() == {
     "line": hits[0].line,
@@ -108,7 +104,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
     base = embedded_text.open_text(str(tmp_path / name), base.folder)
     base.vectors.settings["field"] = "t"
   encoder = make_encoder()
-  searcher = text_search.Searcher(encoder, base, progress=False)
+  searcher = text_search.Searcher(encoder, base)
   first = searcher.search(QUERIES, 12)
   assert [[(hit.line, hit.text) for hit in hits] for hits in first] == [
     naive(query, 12) for query in QUERIES
@@ -116,9 +112,9 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
   prepared, inner = [], exact_search.DistinctVectors.__init__
 
-  def init(self, rows, **options):
+  def init(self, rows, *args):
     prepared.append(len(rows))
-    inner(self, rows, **options)
+    inner(self, rows, *args)
 
   monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
   monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
@@ -138,11 +134,10 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
 
 def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):
   base, encoder = make_base(tmp_path, [*BASE, "", " \u2060"]), make_encoder()
-  vector_indexes.build_index(base.folder, tmp_path / "index", factory="SQfp16", progress=False)
-  index = vector_indexes.open_index(tmp_path / "index", base.folder)
+  index_folder.build_index(base.folder, tmp_path / "index", factory="SQfp16", progress=False)
+  index = index_folder.open_index(tmp_path / "index", base.folder)
   searcher = text_search.Searcher(encoder, base, index=index)
   monkeypatch.setattr(exact_search, "DistinctVectors", None)  # an index needs none
-  monkeypatch.setattr(vector_store.Vectors, "digest", property(lambda self: 1 / 0))
   for queries in (QUERIES, QUERIES[:2]):
     found = searcher.search(queries, 12)
     assert [[(hit.line, hit.text) for hit in hits] for hits in found] == [
@@ -155,7 +150,7 @@ def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
   path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
   encoder = make_encoder()
   file_embedding.embed_file(encoder, path, folder, name="a", dimensions=2, progress=False)
-  searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder), progress=False)
+  searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder))
   for query, hits in zip(QUERIES, searcher.search(QUERIES, 3), strict=True):
     x = np.array(letters_vector(query))[:2]
     cosine = {}
@@ -170,13 +165,69 @@ def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
 
 def test_broken_input_is_an_error(tmp_path):
   (tmp_path / "blank").mkdir()
-  base = make_base(tmp_path / "blank", ["", "\u200b\t"])
-  with pytest.raises(errors.InputError, match=r"base\.txt has no line with text"):
-    next(text_search.nearest_lines(make_encoder(), ["a"], base, 1))
+  blank = make_base(tmp_path / "blank", ["", "\u200b\t"])
+  with pytest.raises(errors.InputError, match=r"base\.txt contains no sentence"):
+    text_search.Searcher(make_encoder(), blank)
   base, encoder = make_base(tmp_path, BASE), make_encoder()
-  encoder.encode = lambda sentences: np.ones([len(sentences), 2])
-  with pytest.raises(errors.InputError, match=r"base has vectors of width 3, .* have width 2"):
-    next(text_search.nearest_lines(encoder, ["a"], base, 1))
-  encoder.encode = lambda sentences: np.full([len(sentences), 3], np.nan)
-  with pytest.raises(errors.InputError, match="vector of 'a' contains a value that is not finite"):
-    next(text_search.nearest_lines(encoder, ["a"], base, 1))
+  searcher = text_search.Searcher(encoder, base)
+  for vector, message in (
+    ([1, 1], r"base has vectors of width 3, .* have width 2"),
+    ([np.nan] * 3, "vector of 'a' contains a value that is not finite"),
+  ):
+    encoder.vector_of = lambda text, vector=vector: vector
+    with pytest.raises(errors.InputError, match=message):
+      searcher.search(["a"], 1)
+  line_files.write_lines(tmp_path / "base.txt", [*BASE[:-1], "other"])
+  with pytest.raises(errors.InputError, match=r"base\.txt has changed"):
+    text_search.Searcher(encoder, base)
+
+
+def search_file(base, queries, output, encoder=None, **options):
+  encoder = encoder or make_encoder()
+  options = {"name": "letters", "block": (8, 10), "progress": False, **options}
+  text_search.search_file(encoder, str(queries), base, output, 5, **options)
+  return encoder
+
+
+def lines_of(base):
+  found = text_search.Searcher(make_encoder(), base).stream(QUERIES, 5)
+  return "".join(f"{text_search.as_line(query, hits)}\n" for query, hits in found)
+
+
+@pytest.mark.parametrize("place", ["folder", "store"])
+def test_a_file_of_queries_resumes_to_the_same_bytes(tmp_path, monkeypatch, place):
+  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", QUERIES)
+  compared, output, folder = [], tmp_path / "out" / "found", tmp_path / "out"
+  if place == "store":
+    store = memory_store.installed(monkeypatch)
+    folder, output = "gs://bucket/out", "gs://bucket/out/found"
+
+  def failing(*sides):
+    compared.append(sides)
+    if len(compared) == 4:
+      raise errors.InputError("no memory")
+    exact_search.compare(*sides)
+
+  message = r"^compare of sources 1 to 8 and targets 31 to 31: no memory; .* resume"
+  with pytest.raises(errors.InputError, match=message):
+    search_file(base, queries, output, compare=failing)
+  assert storage.names(folder) == {".found.vmsst"}
+  # Queries are not encoded again, except for one to know the width, and finished blocks are kept.
+  assert search_file(base, queries, output, compare=failing).calls == [[""]]
+  assert len(compared) == 4 + 8 - 3
+  found = store.cat_file(output) if place == "store" else output.read_bytes()
+  assert found.decode() == lines_of(base)
+  assert storage.names(folder) == {"found"}
+
+
+def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path):
+  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", ["a"] * 9)
+  for changed in (queries, base):
+    with pytest.raises(ZeroDivisionError):
+      search_file(base, queries, tmp_path / "out", compare=lambda *sides: 1 / 0)
+    if changed is queries:
+      line_files.write_lines(queries, QUERIES)
+    else:
+      base = make_base(tmp_path / "other", BASE[::-1])
+    search_file(base, queries, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == lines_of(base)

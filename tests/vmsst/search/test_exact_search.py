@@ -1,3 +1,4 @@
+import functools
 import tracemalloc
 from concurrent import futures
 
@@ -7,7 +8,12 @@ import pytest
 import threadpoolctl
 
 from vmsst.files import external_sort, large_arrays
-from vmsst.search import exact_search
+from vmsst.search import device_search, exact_search, sharded_search
+from vmsst.units import local
+from vmsst.vectors import vector_store
+
+SMALL = functools.partial(exact_search.compare, held_rows=10, block_rows=5)
+DEVICES = functools.partial(device_search.compare_on_devices, sources=16, targets=24)
 
 
 def signs(rng, count, width=4):
@@ -25,35 +31,41 @@ def assert_best(near, score_NM, k):
   assert (near.index_NK.dtype, near.score_NK.dtype) == (np.int64, np.float32)
 
 
-@pytest.fixture(params=["one block", "many blocks"])
-def blocks(request, monkeypatch):
-  if request.param == "many blocks":
-    sizes = {
-      "_BLOCK_ROWS": 5,
-      "_HELD_ROWS": 10,
-      "_SEGMENT": 3,
-      "_GROUP": 2,
-      "_PIECE": 2,
-      "_EXPANDED": 40,
-      "_NUMBERED": 7,
-    }
-    for name, size in sizes.items():
-      monkeypatch.setattr(exact_search, name, size)
-    monkeypatch.setattr(external_sort, "_RECORDS", 8)
-    monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
+def distinct(vectors_ND, wanted_N=None):
+  return exact_search.DistinctVectors(vectors_ND, wanted_N, block_rows=7)
 
 
+@pytest.fixture
+def on_disk(monkeypatch):
+  """Makes what is stored per vector large."""
+  monkeypatch.setattr(external_sort, "_RECORDS", 8)
+  monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
+
+
+@pytest.mark.usefixtures("on_disk")
 @pytest.mark.parametrize("width", [4, 16])
-@pytest.mark.parametrize(("n", "m", "k"), [(23, 17, 5), (40, 61, 1), (3, 50, 4), (1, 1, 1)])
-def test_nearest_both_ways_are_those_of_a_stable_sort(n, m, k, width, blocks):
+@pytest.mark.parametrize(("n", "m", "k"), [(23, 17, 5), (40, 61, 1), (3, 50, 4), (1, 1, 99)])
+@pytest.mark.parametrize("compare", [exact_search.compare, SMALL, DEVICES])
+def test_the_nearest_are_those_of_a_stable_sort(compare, n, m, k, width):
   rng = np.random.default_rng(n)
   source, target = signs(rng, n, width), signs(rng, m, width)
-  forward, backward = exact_search.mutual_top_k(3 * source, target, k)
-  assert_best(forward, source @ target.T / width, k)
-  assert_best(backward, target @ source.T / width, k)
-  first, second = exact_search.mutual_neighbors(source.tolist(), target)
-  np.testing.assert_array_equal(first, (source @ target.T).argmax(axis=1))
-  np.testing.assert_array_equal(second, (target @ source.T).argmax(axis=1))
+  score = source @ target.T / width
+  sides = distinct(3 * source), distinct(target)
+  forward, backward = exact_search.mutual_top_k(*sides, k, compare=compare)
+  assert_best(forward, score, k)
+  assert_best(backward, score.T, k)
+  assert_best(exact_search.top_k(source.tolist(), target, k, compare=compare), score, k)
+  wanted_N, wanted_M = np.arange(n) % 3 != 1, np.arange(m) % 2 == 0
+  sides = distinct(source, wanted_N), distinct(target, wanted_M)
+  forward, backward = exact_search.mutual_top_k(*sides, k, compare=compare)
+  some = score[wanted_N][:, wanted_M]
+  for near, own, other, wanted in (
+    (forward, wanted_N, wanted_M, some),
+    (backward, wanted_M, wanted_N, some.T),
+  ):
+    assert (near.score_NK[~own] == -np.inf).all()
+    places = np.searchsorted(np.flatnonzero(other), near.index_NK[own])
+    assert_best(exact_search.Neighbors(places, near.score_NK[own]), wanted, k)
 
 
 def test_identical_vectors_are_equally_near_wherever_they_stand():
@@ -68,56 +80,38 @@ def test_identical_vectors_are_equally_near_wherever_they_stand():
   forward, backward = exact_search.mutual_top_k(source, target, 4)
   assert_best(forward, score, 4)
   assert_best(backward, score.T, 4)
-  parts = np.split(target, [1, 100, 101, 400])
-  assert_best(exact_search.nearest_in_blocks(source, parts, 4), score, 4)
 
 
-def test_fewer_than_k_give_all_and_zeros_are_near_nothing(blocks):
+def test_fewer_than_k_give_all_and_zeros_are_near_nothing():
   source, target = np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[-2.0, 0.0], [0.0, 0.0], [3.0, 0]])
   forward, backward = exact_search.mutual_top_k(source, target, 9)
   assert forward.index_NK.tolist() == [[2, 1, 0], [0, 1, 2]]
   assert forward.score_NK.tolist() == [[1, 0, -1], [0, 0, 0]]
   assert backward.index_NK.tolist() == [[1, 0], [0, 1], [0, 1]]
-  same = np.ones([7, 3])
-  forward, backward = exact_search.mutual_top_k(same, same[:4], 2)
-  assert forward.index_NK.tolist() == [[0, 1]] * 7
-  assert backward.index_NK.tolist() == [[0, 1]] * 4
 
 
-@pytest.mark.parametrize("k", [1, 3, 99])
-def test_a_streamed_knowledge_base_gives_what_a_whole_one_gives(k, blocks):
-  rng = np.random.default_rng(4)
-  query, base = signs(rng, 11), signs(rng, 60)
-  parts = iter([base[:1], base[1:1], base[1:20], 5 * base[20:]])
-  assert_best(exact_search.nearest_in_blocks(query, parts, k), query @ base.T / 4, k)
-
-
-def test_later_blocks_that_are_better_or_worse_throughout_change_nothing(blocks):
-  angle = np.linspace(0.1, 1.5, 57)
+@pytest.mark.parametrize("order", [1, -1])
+def test_later_blocks_that_are_better_or_worse_throughout_change_nothing(order):
+  angle = np.linspace(0.1, 1.5, 1500)[::order]
   rising = np.stack([np.sin(angle), np.cos(angle)], axis=1)
   query = np.array([[1.0, 0.0], [0.0, 1.0]])
-  assert_best(exact_search.nearest_in_blocks(query, np.split(rising, 3), 4), query @ rising.T, 4)
-
-
-def test_half_precision_and_scale(blocks):
-  rng = np.random.default_rng(1)
-  source, target = (rng.normal(size=[30, 8]).astype(np.float16) for _ in range(2))
-  whole = exact_search.mutual_top_k(source.astype(np.float64), 2 * target.astype(np.float32), 3)
-  for near, expected in zip(exact_search.mutual_top_k(source, target, 3), whole, strict=True):
-    np.testing.assert_array_equal(near.index_NK, expected.index_NK)
-    np.testing.assert_array_equal(near.score_NK, expected.score_NK)
+  compare = functools.partial(exact_search.compare, block_rows=600)
+  forward, backward = exact_search.mutual_top_k(query, rising, 4, compare=compare)
+  assert_best(forward, query @ rising.T, 4)
+  assert_best(backward, rising @ query.T, 4)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 16])
-def test_any_number_of_threads_finds_the_same(threads, blocks):
+def test_any_number_of_threads_finds_the_same(threads):
   rng = np.random.default_rng(6)
-  sides = [exact_search.DistinctVectors(rng.normal(size=[n, 8])) for n in (23, 31)]
-  expected = exact_search.mutual_top_k(*sides, 3)
-  near = [exact_search.no_neighbors(n, 3) for n in (23, 31)]
-  ((_, held_HD),) = sides[0].unit_blocks(23)
-  with futures.ThreadPoolExecutor(threads) as pool:
-    exact_search._Comparison(pool, threads, held_HD, 0, *near).run(sides[1])
-  for found, other in zip(near, expected, strict=True):
+  sides = [exact_search.DistinctVectors(rng.normal(size=[n, 8])) for n in (123, 1131)]
+  compare = functools.partial(exact_search.compare, held_rows=40, block_rows=50, threads=threads)
+  pairs = zip(
+    exact_search.mutual_top_k(*sides, 3, compare=compare),
+    exact_search.mutual_top_k(*sides, 3),
+    strict=True,
+  )
+  for found, other in pairs:
     np.testing.assert_array_equal(found.index_NK, other.index_NK)
     np.testing.assert_allclose(found.score_NK, other.score_NK, rtol=0, atol=1e-6)
 
@@ -145,31 +139,30 @@ class Recorded:
     return np.stack([np.cos(np.arange(self.shape[1]) * row) for row in range(start, stop)])
 
 
-def test_vectors_are_read_in_blocks(monkeypatch):
-  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 8)
-  monkeypatch.setattr(exact_search, "_HELD_ROWS", 16)
+def test_vectors_are_read_in_blocks_and_in_half_precision():
   source, target = Recorded(50, 6), Recorded(70, 6)
-  found = exact_search.mutual_top_k(source, target, 2)
-  assert (max(source.asked), max(target.asked)) == (16, 8)
-  expected = exact_search.mutual_top_k(source[:], target[:], 2)
-  for near, other in zip(found, expected, strict=True):
-    np.testing.assert_array_equal(near.index_NK, other.index_NK)
+  found = exact_search.mutual_top_k(distinct(source), distinct(target), 2, compare=SMALL)
+  assert (max(source.asked), max(target.asked)) == (10, 7)
+  assert 5 in target.asked
+  half = [side[:].astype(np.float16) for side in (source, target)]
+  for sides, exact in (([source[:], 2 * target[:].astype(np.float32)], True), (half, False)):
+    for near, other in zip(found, exact_search.mutual_top_k(*sides, 2), strict=True):
+      np.testing.assert_allclose(near.score_NK, other.score_NK, atol=1e-6 if exact else 2e-3)
+      assert not exact or (near.index_NK == other.index_NK).all()
 
 
-def test_memory_does_not_grow_with_the_knowledge_base(monkeypatch):
-  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 256)
-  query = np.random.default_rng(0).normal(size=[50, 64])
-  exact_search.nearest_in_blocks(query, [query], 3)  # allocates what is allocated once
-
+def test_memory_does_not_grow_with_the_vectors():
   def peak(count):
-    rng = np.random.default_rng(1)
+    sides = Recorded(50, 64), Recorded(count, 64)
     tracemalloc.start()
-    exact_search.nearest_in_blocks(query, (rng.normal(size=[2000, 64]) for _ in range(count)), 3)
+    compare = functools.partial(exact_search.compare, block_rows=256)
+    exact_search.top_k(*map(distinct, sides), 3, compare=compare)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return most
 
-  assert peak(9) < 1.5 * peak(2)
+  peak(100)  # allocates what is allocated once
+  assert peak(9000) < 1.5 * peak(2000)
 
 
 @pytest.mark.parametrize("scale", [1e-38, 3e38])
@@ -184,36 +177,26 @@ def test_lengths_that_float32_cannot_hold_do_not_matter(scale):
     np.testing.assert_allclose(found.score_NK, wanted.score_NK, atol=1e-6)
 
 
-def test_broken_input_is_an_error(monkeypatch):
-  monkeypatch.setattr(exact_search, "_BLOCK_ROWS", 2)
+@pytest.mark.parametrize("search", [exact_search.mutual_top_k, exact_search.top_k])
+def test_broken_input_is_an_error(search):
   good = np.eye(3)
   for value in (np.nan, np.inf, 1e300):
-    bad = good.copy()
-    bad[2, 0] = value
-    for sides in ((good, bad), (bad, good)):
-      with pytest.raises(ValueError, match="vector 2 contains"):
-        exact_search.mutual_top_k(*sides, 1)
+    bad = np.concatenate([np.ones([4, 3]), good])
+    bad[5, 0] = value
+    for sides in ((good, distinct), (distinct, good)):
+      with pytest.raises(ValueError, match="vector 5 contains"):
+        search(*(distinct(bad) if side is distinct else side for side in sides), 1)
     with pytest.raises(ValueError, match="vector 5 contains"):
-      exact_search.nearest_in_blocks(good, [good, bad])
-    with pytest.raises(ValueError, match="vector 2 contains"):
       exact_search.unit_rows(bad)
-  with pytest.raises(ValueError, match="one width"):
-    exact_search.mutual_top_k(good, good[:, :2], 1)
-  with pytest.raises(ValueError, match="one width"):
-    exact_search.nearest_in_blocks(good, [good, good[:, :2]])
-  with pytest.raises(ValueError, match="neighbors among 3 and 0"):
-    exact_search.mutual_top_k(good, good[:0], 1)
-  with pytest.raises(ValueError, match="knowledge base is empty"):
-    exact_search.nearest_in_blocks(good, [good[:0]])
-  for broken in (
-    exact_search.mutual_top_k,
-    lambda x, y, k: exact_search.nearest_in_blocks(x, [y], k),
+  for sides, k, message in (
+    ((good, good[:, :2]), 1, "one width, not 3 and 2"),
+    ((good, good[:0]), 1, "neighbors among (3 and )?0 vectors"),
+    ((good[0], good), 1, r"must be \[N, D\]"),
+    ((good, good), 0, "k is 0; it must be an integer of 1 or more"),
+    ((good, good), 2.5, "k is 2.5; it must"),
   ):
-    for k in (0, 2.5, None):
-      with pytest.raises(ValueError, match=f"k is {k}; it must be an integer of 1 or more"):
-        broken(good, good, k)
-    with pytest.raises(ValueError, match=r"must be \[N, D\]"):
-      broken(good[0], good, 1)
+    with pytest.raises(ValueError, match=message):
+      search(*sides, k)
 
 
 def test_faiss_finds_the_same():
@@ -230,27 +213,71 @@ def test_faiss_finds_the_same():
 
 
 def run_on_eight_devices(folder):
-  """Asserts that the device engine agrees with a stable sort, for any device and block of a row."""
+  """Asserts that devices agree with a stable sort, for any device and block of a row."""
   import jax
 
-  from vmsst.search import device_search
-
   assert jax.device_count() == 8
-  assert device_search.engine() is exact_search.compare  # CPUs are not accelerators
   rng = np.random.default_rng(0)
   source = np.concatenate([signs(rng, 30, 16)] * 2)
   target = np.concatenate([source[:20], signs(rng, 60, 16), source[10:20]])
-  device_search._SOURCES, device_search._TARGETS = 16, 24
-  for k in (1, 5):  # a device has fewer than 5 rows of a block
-    found = exact_search.mutual_top_k(source, target, k, engine=device_search.compare)
-    assert_best(found[0], source @ target.T / 16, k)
-    assert_best(found[1], target @ source.T / 16, k)
-  blocks = np.split(target, [40])
-  near = exact_search.nearest_in_blocks(source, blocks, 5, engine=device_search.compare)
-  assert_best(near, source @ target.T / 16, 5)
+  # A device has fewer than 5 rows of a block.
+  forward, backward = exact_search.mutual_top_k(source, target, 5, compare=DEVICES)
+  assert_best(forward, source @ target.T / 16, 5)
+  assert_best(backward, target @ source.T / 16, 5)
+  assert_best(exact_search.top_k(source, target, 5, compare=DEVICES), source @ target.T / 16, 5)
   print("the same")
 
 
 def test_devices_find_the_same_together(tmp_path):
   printed = eight_devices.run(__file__, tmp_path)
   assert printed.splitlines()[-1] == "the same"
+
+
+# --------------------------------------------------------------------------------------------
+# Units of work
+
+
+def stored_sides(tmp_path, *counts):
+  """Returns two stored sides, with repeated vectors in several blocks."""
+  rng = np.random.default_rng(0)
+  for name, count in zip("ab", counts, strict=True):
+    vectors_ND = rng.normal(size=(count, 6)).astype(np.float32)
+    vectors_ND[count // 2 :: 3] = vectors_ND[: len(vectors_ND[count // 2 :: 3])]
+    writer = vector_store.Writer(tmp_path / name, 6, shard_rows=50)
+    writer.append(vectors_ND)
+    writer.finish()
+    yield exact_search.DistinctVectors(
+      vector_store.open_vectors(tmp_path / name), np.arange(count) % 7 > 0
+    )
+
+
+@pytest.mark.parametrize("counts", [(30, 50), (40, 3), (9, 60)])
+@pytest.mark.parametrize("most", [100, 4])
+def test_units_give_what_one_search_gives_to_the_bit(tmp_path, monkeypatch, counts, most):
+  monkeypatch.setattr(sharded_search, "_MOST_BLOCKS", most)
+  sides = list(stored_sides(tmp_path, *counts))
+  compare = functools.partial(exact_search.compare, held_rows=8, block_rows=4)
+  for folder, search in (("one", exact_search.top_k), ("both", exact_search.mutual_top_k)):
+    units = sharded_search.compare(
+      tmp_path / folder, compare=compare, engine=local.Local(), block=(8, 16), progress=False
+    )
+    found, expected = (search(*sides, 3, compare=each) for each in (units, compare))
+    if search is exact_search.top_k:
+      found, expected = (found,), (expected,)
+    for own, whole in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(own.index_NK, whole.index_NK)
+      np.testing.assert_array_equal(own.score_NK, whole.score_NK)
+    made = len(list((tmp_path / folder).glob("*.npz")))
+    whole = -(-counts[0] // 8) * -(-counts[1] // 16)
+    assert made == whole if most == 100 else made <= 4
+
+
+def test_a_unit_names_its_rows_and_depends_on_the_vectors(tmp_path):
+  rows = next(stored_sides(tmp_path, 9, 9)).rows
+  one, other = (sharded_search.StoredSide(rows, "x", digest) for digest in "ab")
+  units = [
+    sharded_search.CompareBlock(sides, ((0, 8), (8, 9)), k, exact_search.compare, "p")
+    for sides, k in (((one, other), (2, 2)), ((one, one), (2, 2)), ((one, other), (2, None)))
+  ]
+  assert str(units[0]) == "sources 1 to 8 and targets 9 to 9"
+  assert len({unit.key for unit in units}) == 3

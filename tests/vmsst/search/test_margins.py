@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from vmsst.files import external_sort
 from vmsst.search import exact_search, margins
 
 
@@ -74,19 +75,45 @@ def make_sides(n, m):
 @pytest.mark.parametrize(
   ("n", "m", "k"), [(30, 43, 4), (43, 30, 1), (3, 9, 4), (1, 1, 4), (1, 5, 2)]
 )
-def test_pairs_are_those_of_plain_loops_in_blocks_too(n, m, k, monkeypatch):
+def test_pairs_are_those_of_plain_loops(n, m, k):
   source, target = make_sides(n, m)
   naive = Naive(source, target, k)
-  expected = naive.pairs()
-  for rows in (2048, 7):
-    monkeypatch.setattr(exact_search, "_BLOCK_ROWS", rows)
-    monkeypatch.setattr(margins, "_BLOCK_ROWS", rows)
-    found = margins.margin_pairs(source, target, neighbors=k)
-    assert rows_of(found) == expected
-    np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in expected], rtol=1e-5)
-    nearest = margins.cosine_pairs(3 * source, target)
-    assert sorted(rows_of(nearest)) == list(enumerate(naive.cosine.argmax(axis=1).tolist()))
-    assert (np.diff(nearest.score_P) <= 0).all()
+  found = margins.margin_pairs(source, target, neighbors=k)
+  assert rows_of(found) == naive.pairs()
+  np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in naive.pairs()], rtol=1e-5)
+  nearest = margins.cosine_pairs(3 * source, target)
+  assert sorted(rows_of(nearest)) == list(enumerate(naive.cosine.argmax(axis=1).tolist()))
+  assert (np.diff(nearest.score_P) <= 0).all()
+
+
+def test_many_pairs_are_chosen_and_sorted_in_blocks(monkeypatch):
+  monkeypatch.setattr(external_sort, "_RECORDS", 1000)
+  rng, count = np.random.default_rng(0), exact_search.BLOCK_ROWS + 500
+  sides = [exact_search.DistinctVectors(rng.normal(size=[count, 2])) for _ in range(2)]
+  near = [(rng.integers(count, size=[count, 1]), rng.random([count, 1], "f4")) for _ in range(2)]
+
+  def given(source, target, *best):
+    for each, (index, score) in zip(best, near, strict=True):
+      each.index_NK[:], each.score_NK[:] = index, score
+
+  (index, cosine), (index_back, cosine_back) = (
+    (index[:, 0], score[:, 0].astype(float)) for index, score in near
+  )
+  mean = [(cosine + cosine_back[index]) / 2, (cosine_back + cosine[index_back]) / 2]
+  forward = list(zip(-cosine / mean[0], range(count), index.tolist(), strict=True))
+  backward = list(zip(-cosine_back / mean[1], index_back.tolist(), range(count), strict=True))
+  used, best = (set(), set()), []
+  for _, i, j in sorted({*forward, *backward}):
+    if i not in used[0] and j not in used[1]:
+      used[0].add(i)
+      used[1].add(j)
+      best.append((i, j))
+  options = {"neighbors": 1, "compare": given}
+  assert rows_of(margins.margin_pairs(*sides, **options)) == best
+  found = margins.margin_pairs(*sides, retrieval="forward", **options)
+  assert rows_of(found) == [pair[1:] for pair in sorted(forward)]
+  both = {pair[1:] for pair in forward} & {pair[1:] for pair in backward}
+  assert set(rows_of(margins.margin_pairs(*sides, retrieval="intersection", **options))) == both
 
 
 @pytest.mark.parametrize("margin", MARGINS)
@@ -109,23 +136,23 @@ def test_every_margin_and_retrieval_is_that_of_plain_loops(margin, retrieval):
 
 
 @pytest.mark.parametrize("margin", MARGINS)
-def test_given_pairs_have_the_scores_of_plain_loops(margin, monkeypatch):
-  monkeypatch.setattr(margins, "_BLOCK_ROWS", 4)
+def test_given_pairs_have_the_scores_of_plain_loops(margin):
   source, target = make_sides(15, 15)
   naive = Naive(source, target, 4, margin)
   found = margins.margin_scores(source.tolist(), target, margin=margin)
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(15)], rtol=1e-5)
 
 
-def test_identical_vectors_can_count_once():
+def test_rows_that_are_left_out_change_nothing():
   source, target = make_sides(20, 24)
-  twice, places = np.repeat(target, 2, axis=0)[::-1], np.arange(0, 48, 2)
-  naive = Naive(source, target[::-1], 4)
-  found = margins.margin_pairs(source, twice, distinct=True)
-  assert rows_of(found) == [(i, places[j]) for i, j in naive.pairs()]
-  again = margins.margin_pairs(np.concatenate([source, source]), twice, distinct=True)
-  assert rows_of(again) == rows_of(found)
-  assert rows_of(margins.margin_pairs(source, twice)) != rows_of(found)
+  twice = np.repeat(target, 2, axis=0)
+  wanted = exact_search.DistinctVectors(twice, np.arange(48) % 2 == 1)
+  for margin in MARGINS:
+    for retrieval in ("max", "forward", "backward", "intersection"):
+      settings = {"margin": margin, "retrieval": retrieval}
+      found = margins.margin_pairs(source, wanted, **settings)
+      naive = Naive(source, target, 4, margin)
+      assert rows_of(found) == [(i, 2 * j + 1) for i, j in naive.pairs(retrieval)]
 
 
 def test_margin_prefers_what_stands_out_from_its_neighborhood():
@@ -152,15 +179,14 @@ def test_neighborhoods_without_similarity_score_zero():
 
 
 @pytest.mark.parametrize("rows", [1, 3, 2048])
-def test_f1_is_that_of_every_threshold_tried(rows, monkeypatch):
-  monkeypatch.setattr(margins, "_BLOCK_ROWS", rows)
+def test_f1_is_that_of_every_threshold_tried(rows):
   for seed in range(20):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 12))
     score = np.sort(rng.integers(0, 5, count))[::-1].astype(float)  # many ties
     pairs = margins.Pairs(np.arange(count), rng.integers(0, 3, count), score)
     gold = {(int(i), int(j)) for i, j in rng.integers(0, [count, 3], [5, 2])}
-    found = margins.best_f1(pairs, np.array(sorted(gold)))
+    found = margins.best_f1(pairs, np.array(sorted(gold)), block_rows=rows)
     expected = naive_f1(pairs, gold)
     assert (found.f1, found.precision, found.recall) == pytest.approx(expected[:3])
     assert found.threshold == expected[3]
@@ -174,24 +200,16 @@ def test_f1_checked_by_hand():
 
 def test_broken_input_is_an_error():
   good = np.eye(3)
-  bad = good.copy()
-  bad[2, 0] = np.nan
-  for pairs in (margins.cosine_pairs, margins.margin_pairs):
-    with pytest.raises(ValueError, match="vector 2 contains"):
-      pairs(good, bad)
-    with pytest.raises(ValueError, match="neighbors among 3 and 0"):
-      pairs(good, good[:0])
-    with pytest.raises(ValueError, match="one width"):
-      pairs(good, good[:, :2])
-  for search in (margins.margin_pairs, margins.margin_scores):
-    for neighbors in (0, 2.5, None):
-      with pytest.raises(ValueError, match=f"neighbors is {neighbors}; it must be an integer"):
-        search(good, good, neighbors=neighbors)
+  for search, options, message in (
+    (margins.margin_pairs, {"neighbors": 2.5}, "neighbors is 2.5; it must be an integer"),
+    (margins.margin_scores, {"neighbors": 0}, "neighbors is 0; it must be an integer"),
+    (margins.margin_pairs, {"margin": "rate"}, "margin is 'rate', not ratio or distance or abs"),
+    (margins.margin_scores, {"margin": "rate"}, "margin is 'rate'"),
+    (margins.margin_pairs, {"retrieval": "best"}, "retrieval is 'best', not max or forward"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      search(good, good, **options)
   with pytest.raises(ValueError, match="3 sources and 2 targets: give as many of each"):
     margins.margin_scores(good, good[:2])
-  with pytest.raises(ValueError, match="margin is 'rate', not ratio or distance or absolute"):
-    margins.margin_pairs(good, good, margin="rate")
-  with pytest.raises(ValueError, match="retrieval is 'best', not max or forward"):
-    margins.margin_pairs(good, good, retrieval="best")
   with pytest.raises(ValueError, match="0 gold pairs"):
     margins.best_f1(margins.cosine_pairs(good, good), np.zeros([0, 2], int))

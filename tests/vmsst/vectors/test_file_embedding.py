@@ -1,7 +1,6 @@
 import errno
 import functools
 import hashlib
-import io
 import os
 import time
 
@@ -30,13 +29,12 @@ def make_encoder(fail_at=None):
 
 
 @pytest.fixture
-def text(tmp_path, monkeypatch):
-  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 4)
+def text(tmp_path):
   return str(line_files.write_lines(tmp_path / "text.txt", LINES))
 
 
 def embed(encoder, path, folder, **options):
-  options = {"name": "a", "progress": False, **options}
+  options = {"name": "a", "shard_lines": 4, "progress": False, **options}
   return file_embedding.embed_file(encoder, path, folder, **options)
 
 
@@ -53,44 +51,6 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert list(map(found.reader(), [22, 3, 0, 3])) == ["line 22", "line 3", "", "line 3"]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "binary"])
-def test_bytes_and_bits_are_those_of_the_vectors(text, tmp_path, dtype):
-  options = {"dtype": dtype}
-  with pytest.raises(KeyboardInterrupt):
-    embed(make_encoder(fail_at=4), text, tmp_path / "v", **options)
-  for folder in ("v", "whole"):
-    embed(make_encoder(), text, tmp_path / folder, **options)
-  files = [{x.name: x.read_bytes() for x in (tmp_path / y).iterdir()} for y in ("v", "whole")]
-  assert files[0] == files[1]
-  assert sorted(files[0])[:2] == [f"vectors-0000{n}.npy" for n in range(2)]
-  vectors = vector_store.open_vectors(tmp_path / "v")
-  exact_ND = np.float32([digest_vector(line) for line in LINES])
-  if dtype == "binary":
-    assert vectors.shape == (23, 3)
-    expected_ND = np.where(exact_ND > 0, 1, -1)
-    np.testing.assert_array_equal(vectors[:], expected_ND)
-  else:
-    error_ND = np.abs(vectors[:] - exact_ND)  # All lines are in the sample.
-    assert 0 < error_ND.max() <= 0.501 * np.ptp(exact_ND, axis=0).max() / 255
-  row_N = np.array([22, 3, 3, 9])
-  np.testing.assert_array_equal(vectors.take(row_N), vectors[:][row_N])
-  np.testing.assert_array_equal(np.concatenate(list(vectors.shards())), vectors[:])
-  assert vectors.dtype == vectors.take(row_N).dtype == np.float32
-
-
-def test_the_ranges_are_of_lines_from_the_whole_text(text, tmp_path, monkeypatch):
-  monkeypatch.setattr(file_embedding, "_CALIBRATION_SPANS", 3)
-  monkeypatch.setattr(file_embedding, "_CALIBRATION_LINES", 2)
-  encoder = make_encoder()
-  embed(encoder, text, tmp_path / "v", dtype="int8")
-  sample = [LINES[0], LINES[1], LINES[8], LINES[9], LINES[16], LINES[17]]
-  assert encoder.calls[1] == sample
-  sample_ND = np.float32([digest_vector(line) for line in sample])
-  found_ND = vector_store.open_vectors(tmp_path / "v")[:]
-  np.testing.assert_allclose(found_ND.min(axis=0), sample_ND.min(axis=0))
-  np.testing.assert_allclose(found_ND.max(axis=0), sample_ND.max(axis=0))
-
-
 def test_the_first_dimensions_are_kept(text, tmp_path):
   embed(make_encoder(), text, tmp_path / "v", dimensions=2)
   expected_ND = np.float32([digest_vector(line) for line in LINES])[:, :2]
@@ -99,19 +59,6 @@ def test_the_first_dimensions_are_kept(text, tmp_path):
     embed(make_encoder(), text, tmp_path / "w", dimensions=4)
   with pytest.raises(errors.InputError, match=r"other vectors: .*dimension.* is 2, not 3"):
     embed(make_encoder(), text, tmp_path / "v")
-
-
-@pytest.mark.parametrize(("dtype", "dimensions"), [("float16", None), ("binary", 2)])
-def test_a_pipe_gets_the_same_array(text, tmp_path, dtype, dimensions):
-  stream = io.BytesIO()
-  options = {"dtype": dtype, "dimensions": dimensions}
-  assert file_embedding.embed_to_stream(make_encoder(), text, stream, **options) == 23
-  embed(make_encoder(), text, tmp_path / "v", **options)
-  files = sorted((tmp_path / "v").glob("*.npy"))
-  expected = np.concatenate([np.load(path) for path in files])
-  np.testing.assert_array_equal(np.load(io.BytesIO(stream.getvalue())), expected)
-  with pytest.raises(errors.InputError, match="dtype int8 cannot be written to a pipe"):
-    file_embedding.embed_to_stream(make_encoder(), text, stream, dtype="int8")
 
 
 def test_several_texts_are_one_whole(text, tmp_path):
@@ -185,7 +132,7 @@ def test_files_of_other_programs_stay(text, tmp_path):
   for name in names:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("foreign")
-  embed(make_encoder(), text, folder, dtype="int8")
+  embed(make_encoder(), text, folder)
   assert {(folder / name).read_text() for name in names} == {"foreign"}
   other = tmp_path / "other"
   other.mkdir()
@@ -291,10 +238,10 @@ def test_a_full_disk_is_reported_and_the_job_resumes(text, tmp_path, monkeypatch
   np.testing.assert_array_equal(found.vectors[:], expected)
 
 
-def embedded(folder, run, text, engine):
+def embedded(folder, run, text, **options):
   load = functools.partial(loading.open_encoder, str(run))
   name, encoder = load()
-  file_embedding.embed_file(encoder, text, folder, name=name, engine=engine, load=load)
+  file_embedding.embed_file(encoder, text, folder, name=name, load=load, **options)
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -304,11 +251,10 @@ def run(tmp_path):
   return tmp_path / "encoder"
 
 
-def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path, monkeypatch):
-  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 40)
+def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path):
   lines = list(embed_lines.make_lines(100))
   text = str(line_files.write_lines(tmp_path / "text.txt", lines))
-  embedded(tmp_path / "v", run, text, None)
+  embedded(tmp_path / "v", run, text, shard_lines=40)
   encoder = loading.load(run)
   expected = [encoder.encode(lines[start : start + 40]) for start in (0, 40, 80)]
   np.testing.assert_array_equal(
@@ -319,11 +265,11 @@ def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes(run, tmp_path):
   text = str(line_files.write_lines(tmp_path / "text.txt.gz", embed_lines.make_lines(40_000)))
-  expected = embedded(tmp_path / "one", run, text, local.Local())
+  expected = embedded(tmp_path / "one", run, text)
   assert sorted(expected) == [
     "vectors-00000.npy",
     "vectors-00001.npy",
     "vectors-00002.npy",
     "vectors.json",
   ]
-  assert embedded(tmp_path / "two", run, text, local.Local(2)) == expected
+  assert embedded(tmp_path / "two", run, text, engine=local.Local(2)) == expected

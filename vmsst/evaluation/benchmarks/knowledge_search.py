@@ -78,7 +78,7 @@ class SearchSpan(base.StagedUnit):
   encoder: encoder_sources.EncoderSource
   queries: Queries
   span: line_spans.Span
-  compare: exact_search.Engine
+  compare: exact_search.Compare
   path: str
 
   @functools.cached_property
@@ -108,7 +108,7 @@ class SearchSpan(base.StagedUnit):
     right_WQ = np.empty(score_WQ.shape, bool)
     for place, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
       unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
-      near = exact_search.nearest_in_blocks(query, [unit_MD], engine=self.compare)
+      near = exact_search.top_k(query, unit_MD, compare=self.compare)
       index_Q = near.index_NK[:, 0]
       found = {i: answers.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
       right = (not found[i].isdisjoint(own) for i, own in zip(index_Q.tolist(), gold, strict=True))

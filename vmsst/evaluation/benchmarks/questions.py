@@ -224,7 +224,7 @@ def _same_rows(
   codes: Sequence[str], knowledge_MD: np.ndarray, *queries: np.ndarray
 ) -> list[suite.Result]:
   """Scores how often the nearest question, or one of ten, is the query's translation."""
-  found = exact_search.nearest_in_blocks(np.concatenate(queries), [knowledge_MD], 10)
+  found = exact_search.top_k(np.concatenate(queries), knowledge_MD, 10)
   results, start = [], 0
   for code, query_ND in zip(codes, queries, strict=True):
     own = found[start : start + len(query_ND)]
