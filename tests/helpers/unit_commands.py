@@ -59,7 +59,7 @@ def mine(folder):
 
 
 def search(folder):
-  """Writes an encoder, a text with vectors and queries for three units; returns the arguments."""
+  """Writes an encoder, a text with vectors and queries for six shards; returns the arguments."""
   embed_lines.make_encoder(folder / "encoder")
   lines = list(embed_lines.make_lines(1_000))
   line_files.write_lines(folder / "corpus.txt", lines)
@@ -70,10 +70,10 @@ def search(folder):
 
 
 def search_spans(folder):
-  """Writes an encoder, a text of three spans and a few queries; returns the arguments."""
+  """Writes an encoder, a text of three blocks and a few queries; returns the arguments."""
   embed_lines.make_encoder(folder / "encoder")
   vectors_ND = np.random.default_rng(0).normal(size=(400_000, 64)).astype(np.float32)
-  vectors_ND = np.concatenate([vectors_ND, vectors_ND[:200_000]])  # In the first and last span.
+  vectors_ND = np.concatenate([vectors_ND, vectors_ND[:200_000]])  # In the first and last block.
   line_files.write_lines(folder / "corpus.txt", [f"line {n}" for n in range(len(vectors_ND))])
   line_files.write_lines(folder / "queries.txt", [f"query {n}" for n in range(1_000)])
   _write_vectors(folder / "vectors", vectors_ND)

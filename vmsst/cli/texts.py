@@ -105,7 +105,7 @@ def _embed(args: argparse.Namespace) -> None:
     raise errors.InputError(f"{args.out} is not a folder; give a folder as OUT")
   if outputs.STANDARD in args.file and (len(args.file) > 1 or not engine.this_machine):
     raise errors.InputError(
-      f"{outputs.STANDARD} must be the only FILE, and needs an engine on this machine; give files"
+      f"{outputs.STANDARD} needs a single FILE, and an engine on this machine; give files"
     )
   fields = {args.field or text_fields.default_field(path) for path in args.file}
   if len(fields) > 1:

@@ -141,7 +141,7 @@ def hard_negatives(
     )
     flat = large_arrays.concatenated(map(np.ravel, windows), np.float32)
     sides.append(flat.reshape(len(texts.first), encoder.dimension))
-  index_NK = nearest_negatives(*sides, translations, count)
+  index_NK = nearest_negatives(sides[0], sides[1], translations, count)
   found: list[list[str]] = [[] for _ in pairs]
   for number, source in zip(whole, sources.of, strict=True):
     found[number] = [targets.first[index] for index in index_NK[source] if index >= 0]

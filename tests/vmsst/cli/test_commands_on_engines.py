@@ -14,8 +14,8 @@ KILLED = {
   unit_commands.build: ("clean/*.json", 2),
   unit_commands.embed: ("vectors-*.npy.json", 2),
   unit_commands.mine: ("block-*.npz.json", 2),
-  unit_commands.search: ("queries-*.jsonl.json", 1),
-  unit_commands.search_spans: ("queries-*-span-*.npz.json", 1),
+  unit_commands.search: ("vectors-*.npy.json", 2),
+  unit_commands.search_spans: ("block-*.npz.json", 1),
   unit_commands.evaluate: ("best-*.npz.json", 1),
 }
 # An index of this size is built too quickly to be killed.

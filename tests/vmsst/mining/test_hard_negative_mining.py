@@ -81,20 +81,15 @@ def test_negatives_are_those_of_plain_loops(count):
   assert encoder.batches == [("deu", 14), ("eng", 14)]
 
 
-def test_of_equally_near_targets_the_first_come_first():
+def test_of_equally_near_targets_the_first_come_first_and_there_may_be_none():
   same = np.ones([5, 3])
   found = hard_negative_mining.nearest_negatives(same[:2], same, [{0}, {1, 2}], 3)
   assert found.tolist() == [[1, 2, 3], [0, 3, 4]]
+  blank = [("", "x"), ("y", "\u200b")]
+  options = {"languages": ("de", "en"), "progress": False}
+  assert hard_negative_mining.hard_negatives(QuietEncoder(), blank, 2, **options) == [[], []]
   found = hard_negative_mining.nearest_negatives(same[:3], same[:3], [{1}, set(), {0, 1, 2}], 3)
   assert found.tolist() == [[0, 2, -1], [0, 1, 2], [-1, -1, -1]]
-
-
-def test_without_a_whole_pair_there_are_no_negatives():
-  pairs = [("", "x"), ("y", "\u200b")]
-  found = hard_negative_mining.hard_negatives(
-    QuietEncoder(), pairs, 2, languages=("de", "en"), progress=False
-  )
-  assert found == [[], []]
 
 
 @pytest.fixture
@@ -212,15 +207,6 @@ def test_languages_that_are_given_come_into_the_name(folder):
   )
   (path,) = made
   assert readers.languages_of(path) == (language("zh-TW"), language("en"))
-
-
-def test_files_of_a_dataset_keep_their_numbers():
-  german, english = language("de"), language("en")
-  path = "/data/1.0.0/opus-train_deu_eng.tfrecord-00001-of-00002"
-  bitext = readers.BitextFile((path,), "tfrecord", german, english)
-  place = hard_negative_mining._place(bitext)
-  assert place == "1.0.0/opus_train_deu_eng_tfrecord_00001_of_00002.deu-eng.tsv.gz"
-  assert readers.languages_of(place) == (german, english)
 
 
 def test_a_bitext_that_changes_while_it_is_read_is_refused(tmp_path):

@@ -83,17 +83,6 @@ def test_cosines_are_at_most_1(tmp_path):
     assert max(sign * hit.as_json()["score"] for hits in found for hit in hits) == 1
 
 
-def test_few_lines_are_all_found_and_scores_are_short_in_json(tmp_path):
-  base = make_base(tmp_path, BASE[:3])
-  (hits,) = text_search.Searcher(make_encoder(), base).search(["ab"], 9)
-  assert sorted(hit.line for hit in hits) == [2, 3]  # the first is blank
-  assert hits[0].as_json() == {
-    "line": hits[0].line,
-    "score": round(hits[0].score, 6),
-    "text": BASE[hits[0].line - 1],
-  }
-
-
 @pytest.mark.parametrize("name", ["base.txt", "base.jsonl.gz"])
 def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
   """Later calls open no file, and neither hash nor check vectors of the corpus."""

@@ -155,14 +155,6 @@ def test_rows_that_are_left_out_change_nothing():
       assert rows_of(found) == [(i, 2 * j + 1) for i, j in naive.pairs(retrieval)]
 
 
-def test_margin_prefers_what_stands_out_from_its_neighborhood():
-  # Target 0 is near all sources, and the nearest to source 1 by cosine; its margin is lower.
-  target = np.array([[1.0, 0.2, 0.2], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-  source = np.array([[1.0, 0.0, 0.0], [1.0, 0.9, 0.0], [1.0, 0.0, 0.3]])
-  assert dict(rows_of(margins.cosine_pairs(source, target)))[1] == 0
-  assert (1, 1) in rows_of(margins.margin_pairs(source, target, neighbors=3))
-
-
 def test_duplicates_and_ties_go_by_row_numbers():
   same = np.ones([4, 2])
   assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
@@ -190,12 +182,6 @@ def test_f1_is_that_of_every_threshold_tried(rows):
     expected = naive_f1(pairs, gold)
     assert (found.f1, found.precision, found.recall) == pytest.approx(expected[:3])
     assert found.threshold == expected[3]
-
-
-def test_f1_checked_by_hand():
-  pairs = margins.Pairs(np.arange(4), np.array([0, 9, 2, 9]), np.array([0.9, 0.8, 0.7, 0.6]))
-  found = margins.best_f1(pairs, np.array([[0, 0], [2, 2], [7, 7]]))
-  assert found == margins.F1(f1=pytest.approx(2 / 3), precision=2 / 3, recall=2 / 3, threshold=0.7)
 
 
 def test_broken_input_is_an_error():

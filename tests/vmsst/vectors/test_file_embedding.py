@@ -1,7 +1,5 @@
-import errno
 import functools
 import hashlib
-import os
 import time
 
 import embed_lines
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.files import atomic_files
 from vmsst.inference import loading
 from vmsst.units import local
 from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
@@ -166,13 +163,6 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
   assert len(embedded_text.open_text(text, tmp_path / "foreign")) == 23
 
 
-def test_lines_without_ends(tmp_path):
-  for content, count in (("\n", 1), ("a\nb", 2), ("a\nb\n", 2)):
-    path = tmp_path / f"{len(content)}.txt"
-    path.write_text(content, encoding="utf-8")
-    assert embed(make_encoder(), str(path), tmp_path / f"{len(content)}") == count
-
-
 def test_broken_input_is_an_error(text, tmp_path):
   with pytest.raises(errors.InputError, match=r"none\.txt: cannot be opened"):
     embed(make_encoder(), str(tmp_path / "none.txt"), tmp_path / "v")
@@ -215,27 +205,6 @@ def test_encoders_get_what_they_know():
   encoder.encode = lambda sentences: np.zeros([3, 2])
   with pytest.raises(ValueError, match=r"returned an array \(3, 2\) for 2 texts"):
     encoding.encode(encoder, ["a", "b"])
-
-
-def test_a_full_disk_is_reported_and_the_job_resumes(text, tmp_path, monkeypatch):
-  replace = atomic_files.replace
-
-  def full(file, place):
-    if os.path.basename(place) == "vectors-00001.npy":
-      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    replace(file, place)
-
-  with monkeypatch.context() as patched:
-    patched.setattr(atomic_files, "replace", full)
-    full_disk = r"text\.txt, lines 5 to 8: .*No space left on device: .*vectors-00001\.npy"
-    with pytest.raises(errors.InputError, match=full_disk):
-      embed(make_encoder(), text, tmp_path / "v")
-  encoder = make_encoder()
-  assert embed(encoder, text, tmp_path / "v") == 23
-  assert sum(encoder.sizes) < 23
-  expected = np.array([digest_vector(line) for line in LINES]).astype(np.float32)
-  found = embedded_text.open_text(text, tmp_path / "v")
-  np.testing.assert_array_equal(found.vectors[:], expected)
 
 
 def embedded(folder, run, text, **options):

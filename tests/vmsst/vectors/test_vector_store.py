@@ -19,8 +19,10 @@ def write_vectors(folder, vectors=VECTORS, *, chunk=4, **settings):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("chunk", [1, 4, 23])
+@pytest.mark.parametrize("chunk", [1, 23])
 def test_what_was_written_is_read(tmp_path, dtype, chunk):
+  write_vectors(tmp_path / "none", VECTORS[:0])
+  assert vector_store.open_vectors(tmp_path / "none")[:].shape == (0, 3)
   write_vectors(tmp_path, chunk=chunk, dtype=dtype, settings={"encoder": "a", "ids": (1, 2)})
   vectors, expected = vector_store.open_vectors(tmp_path), VECTORS.astype(dtype)
   assert (vectors.shape, len(vectors), vectors.dtype) == ((23, 3), 23, np.dtype(dtype))
@@ -66,13 +68,6 @@ def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
   npy_files.write_shard(vector_store.shard_path(tmp_path / "v", 1), VECTORS[:2], 3, "float32")
   vector_store.abandon(tmp_path / "v")
   assert len(list((tmp_path / "v").iterdir())) == 2
-
-
-def test_no_vectors_and_full_files(tmp_path):
-  write_vectors(tmp_path / "none", VECTORS[:0])
-  assert vector_store.open_vectors(tmp_path / "none")[:].shape == (0, 3)
-  write_vectors(tmp_path / "full", VECTORS[:20])
-  np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "full")[:], VECTORS[:20])
 
 
 @pytest.mark.parametrize(
@@ -160,12 +155,11 @@ def test_a_changed_byte_is_found(tmp_path):
     vector_store.open_vectors(tmp_path / "0.0")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch, dtype):
+def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   store = memory_store.installed(monkeypatch)
   opened = []
   for folder in (tmp_path / "v", "gs://bucket/v"):
-    writer = vector_store.Writer(folder, 3, dtype=dtype, shard_rows=5)
+    writer = vector_store.Writer(folder, 3, dtype="float16", shard_rows=5)
     writer.append(VECTORS)
     writer.finish()
     opened.append(vector_store.open_vectors(folder))
