@@ -69,7 +69,7 @@ class Searcher:
         accelerators.
 
     Raises:
-      InputError: the corpus has no line with text.
+      InputError: the corpus has no line with a visible character.
     """
     visible_N = corpus.visible_rows()
     self._encoder, self._corpus = encoder, corpus

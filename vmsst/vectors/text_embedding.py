@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, progress_bar, storage
+from vmsst.files import atomic_files, input_files, npz_files, progress_bar
 from vmsst.text import length_limits
 from vmsst.units import base, engines
 from vmsst.vectors import encoder_sources, encoding
@@ -125,14 +125,12 @@ def embed(
     vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
-    if keep and all(base.result(unit, verify=True) is not None for unit in units):
-      return _joined(
-        [_read(unit.path) for unit in units]
-      )  # The first call has warned of cut texts.
-    cuts = [made["cut"] for made in engines.run("embed", units, engine)]
-    vectors = [_read(unit.path) for unit in units]
+    known = keep and all(base.result(unit, verify=True) is not None for unit in units)
+    # The first call has warned of cut texts.
+    cuts = [] if known else [made["cut"] for made in engines.run("embed", units, engine)]
+    vectors = [npz_files.read_array(unit.path) for unit in units]
   length_limits.log_all_cut([count for cut in cuts for count in cut], len(texts))
-  return _joined(vectors)
+  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 
 def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
@@ -151,12 +149,3 @@ def _computed(units: Sequence[EmbedTexts]) -> Iterator[tuple[np.ndarray, list[An
     for unit in units:
       yield unit.compute(unit.read())
       bar.update(len(unit.texts))
-
-
-def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:
-  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
-
-
-def _read(path: str) -> np.ndarray:
-  with storage.open_binary(path) as stream:
-    return np.load(stream, allow_pickle=False)

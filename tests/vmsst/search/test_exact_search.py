@@ -43,9 +43,18 @@ def on_disk(monkeypatch):
 
 
 @pytest.mark.usefixtures("on_disk")
-@pytest.mark.parametrize("width", [4, 16])
-@pytest.mark.parametrize(("n", "m", "k"), [(23, 17, 5), (40, 61, 1), (3, 50, 4), (1, 1, 99)])
-@pytest.mark.parametrize("compare", [exact_search.compare, SMALL, DEVICES])
+@pytest.mark.parametrize(
+  ("compare", "n", "m", "k", "width"),
+  [
+    (exact_search.compare, 23, 17, 5, 4),
+    (SMALL, 23, 17, 5, 16),
+    (SMALL, 40, 61, 1, 4),
+    (SMALL, 3, 50, 4, 16),
+    (SMALL, 1, 1, 99, 4),
+    (DEVICES, 23, 57, 5, 4),
+    (DEVICES, 3, 50, 4, 16),
+  ],
+)
 def test_the_nearest_are_those_of_a_stable_sort(compare, n, m, k, width):
   rng = np.random.default_rng(n)
   source, target = signs(rng, n, width), signs(rng, m, width)

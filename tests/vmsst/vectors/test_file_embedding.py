@@ -1,6 +1,5 @@
 import functools
 import hashlib
-import time
 
 import embed_lines
 import fake_encoders
@@ -74,25 +73,6 @@ def test_several_texts_are_one_whole(text, tmp_path):
   assert names == {"vectors.json", *(f"vectors-{n:05d}.npy" for n in range(15))}
   with pytest.raises(errors.InputError, match=r"text is .*text\.txt and 2 more .*give another"):
     embed(make_encoder(), [text, other], folder)
-
-
-def test_few_shards_are_in_memory(text, tmp_path):
-  class Watched(fake_encoders.FakeEncoder):
-    dimension, read = 3, 0
-
-    def prepare(self, texts, language):
-      self.read += len(texts)
-      return texts
-
-    def encode(self, texts):
-      ahead.append(self.read - sum(self.sizes))
-      time.sleep(0.05)  # Enough to read all, if nothing kept them from it.
-      return super().encode(texts)
-
-  ahead = []
-  assert embed(Watched(digest_vector), text, tmp_path / "v") == 23
-  assert max(ahead) <= 8
-  assert len(ahead) == 6
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 6])
@@ -218,17 +198,6 @@ def embedded(folder, run, text, **options):
 def run(tmp_path):
   embed_lines.make_encoder(tmp_path / "encoder")
   return tmp_path / "encoder"
-
-
-def test_vectors_are_bit_for_bit_those_of_the_encoder(run, tmp_path):
-  lines = list(embed_lines.make_lines(100))
-  text = str(line_files.write_lines(tmp_path / "text.txt", lines))
-  embedded(tmp_path / "v", run, text, shard_lines=40)
-  encoder = loading.load(run)
-  expected = [encoder.encode(lines[start : start + 40]) for start in (0, 40, 80)]
-  np.testing.assert_array_equal(
-    vector_store.open_vectors(tmp_path / "v")[:], np.concatenate(expected)
-  )
 
 
 @pytest.mark.slow
