@@ -52,19 +52,19 @@ def test_groups_of_the_ems_paper_are_those_whose_means_it_prints():
   means = []
   for number in published.load():
     if number.paper == "ems" and number.benchmark == "tatoeba":
-      if number.language is not None:
-        code = languages.language(number.language.removesuffix("-eng")).tatoeba
+      if number.of is not None:
+        code = languages.language(number.of.removesuffix("-eng")).tatoeba
         rows[number.system][code] = number.value
       else:
         means.append(number)
   checked = collections.Counter()
   for number in means:
-    if number.part in tatoeba.GROUPS and number.system in rows:
-      codes = tatoeba.GROUPS[number.part]
+    if number.name in tatoeba.GROUPS and number.system in rows:
+      codes = tatoeba.GROUPS[number.name]
       mean = np.mean([rows[number.system][code] for code in codes])
       # Both the languages' numbers and the mean are rounded.
-      assert mean == pytest.approx(number.value, abs=0.101), (number.system, number.part)
-      checked[number.part] += 1
+      assert mean == pytest.approx(number.value, abs=0.101), (number.system, number.name)
+      checked[number.name] += 1
   assert all(count >= 3 for count in checked.values())
   assert len(checked) == 10
 
