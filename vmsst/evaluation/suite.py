@@ -141,9 +141,10 @@ class Benchmark:
     source: Source of the files, for people.
     read: Reads the files under the data root. Raises InputError with file and line if they are
       broken.
-    summarize: Maps all results to the benchmark's own averages by name. Sets named by `missing`
-      mark an average as incomplete.
-    missing: Returns the names of the benchmark's sets without results.
+    averages: Maps all results, the test of seen languages and whether all sets have results to the
+      benchmark's own averages by name.
+    sets: Names of all results that the benchmark should have, if they are known.
+    codes: Codes of all languages that it should have, in any standard.
     files: Files under the data root, plain or gzipped, that must be present too, because their
       folder is shared.
     more_files: Glob patterns under the data root, of files in other folders that it reads if they
@@ -158,11 +159,26 @@ class Benchmark:
   layout: str
   source: str
   read: Callable[[storage.Path], Sequence[Task | LargeTask]]
-  summarize: Callable[[Sequence[Result], Seen], Numbers]
-  missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
+  averages: Callable[[Sequence[Result], Seen, bool], Numbers]
+  sets: Sequence[str] = ()
+  codes: Sequence[str] = ()
   files: tuple[str, ...] = ()
   more_files: tuple[str, ...] = ()
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def missing(self, results: Iterable[Result]) -> list[str]:
+    """Returns the sets and the languages without results."""
+    results = list(results)
+    names = {result.name for result in results}
+    known = {languages.language(code) for result in results for code in result.languages}
+    return [
+      *(name for name in self.sets if name not in names),
+      *(code for code in self.codes if languages.language(code) not in known),
+    ]
+
+  def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
+    """Returns the averages; names of those that lack sets are marked."""
+    return self.averages(results, seen, not self.missing(results))
 
 
 def absence(benchmark: Benchmark, root: storage.Path) -> str | None:

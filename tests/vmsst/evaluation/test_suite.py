@@ -42,7 +42,8 @@ def read(root):
   ]
 
 
-def summarize(results, seen):
+def averages(results, seen, complete):
+  assert not complete
   first = {result.name: result.metrics["first"] for result in results}
   known = {} if seen is None else {"seen": float(sum(seen(x.languages) for x in results))}
   return first | known
@@ -55,10 +56,10 @@ BENCHMARK = suite.Benchmark(
   layout="a list",
   source="made here",
   read=read,
-  summarize=summarize,
-  missing=lambda results: ["more words"],
+  averages=averages,
+  sets=["held", "more words"],
 )
-OTHER = suite.Benchmark("none", "None", ("nowhere",), "nothing", "ask", read, summarize)
+OTHER = suite.Benchmark("none", "None", ("nowhere",), "nothing", "ask", read, averages)
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root, tm
       BENCHMARK,
       name=name,
       read=lambda root: [suite.Task(name, (suite.Side("de", words),), score)],
-      summarize=lambda results, seen: results[0].metrics,
+      averages=lambda results, seen, complete: results[0].metrics,
     )
 
   encoder = fake_encoders.FakeEncoder(one_hot)
@@ -245,7 +246,7 @@ def test_a_benchmark_that_fails_does_not_stop_the_others(root, tmp_path):
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_score_that_is_not_a_number_is_a_failure(root, tmp_path, value):
-  bad = dataclasses.replace(named("one"), summarize=lambda results, seen: {"average": value})
+  bad = dataclasses.replace(named("one"), averages=lambda results, seen, complete: {"average": value})
   found = suite.evaluate(
     fake_encoders.FakeEncoder(one_hot), [bad, named("two")], root, tmp_path / "out", name="a"
   )

@@ -213,9 +213,7 @@ def _figure_results(
   return [*results, suite.Result(name, codes, shares)]
 
 
-def summarize(
-  results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool = True
-) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Summarizes errors over all ordered pairs, and their relation to language families.
 
   Returns mean, lowest and highest error; errors between versions in one language, and how much the

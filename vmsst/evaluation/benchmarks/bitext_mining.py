@@ -195,27 +195,11 @@ def read_mining(root: storage.Path) -> list[suite.Task]:
   return [suite.Task(x.name, *_read_pair(x)) for x in _mining_files(root / "mining")]
 
 
-def summarize_bucc(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Returns means over the four pairs."""
-  return _means(results, None, complete=not missing_bucc(results))
-
-
-def missing_bucc(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the language pairs without results."""
-  return averages.missing_names(PAIRS, results)
-
-
-def summarize_mining(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means over all pairs, and over pairs of seen and other languages."""
-  return _means(results, seen, complete=True)
-
-
-def _means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
   summary: suite.Numbers = {}
   for metric in METRICS:
-    summary |= averages.metric_mean(metric, results, metric, complete=complete)
-  for metric in METRICS:
-    summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
+    summary |= averages.mean_and_by_seen(metric, results, metric, seen, complete=complete)
   return summary
 
 
@@ -227,8 +211,8 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
     layout=f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
     source=_BUCC_SOURCE,
     read=functools.partial(_read_bucc, split),
-    summarize=summarize_bucc,
-    missing=missing_bucc,
+    averages=averages_of,
+    sets=PAIRS,
   )
 
 
@@ -241,5 +225,5 @@ MINING = suite.Benchmark(
   layout="xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
   source="create these files from any corpora",
   read=read_mining,
-  summarize=summarize_mining,
+  averages=averages_of,
 )

@@ -56,16 +56,9 @@ def _measure(
   return [suite.Result(name, (queries.language, candidates.language), {"accuracy": accuracy})]
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns `accuracy`, the mean over all pairs, and over pairs of seen and other languages."""
-  complete = not missing(results)
   return averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the paper's language pairs without results."""
-  there = {frozenset(result.languages) for result in results}
-  return [f"{code}-en" for code in LANGUAGES if {code, "en"} not in there]
 
 
 BENCHMARK = suite.Benchmark(
@@ -78,6 +71,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  codes=LANGUAGES,
 )

@@ -163,11 +163,11 @@ def _changed_rates(
   }
 
 
-def summarize(
-  codes: Sequence[str],
+def averages_of(
   groups: Mapping[str, Mapping[str, Sequence[str]]],
   results: Sequence[suite.Result],
   seen: suite.Seen,
+  complete: bool,
 ) -> suite.Numbers:
   """Returns means over ordered pairs of languages.
 
@@ -176,13 +176,12 @@ def summarize(
   group; `xsim++` and its types over all pairs that have them.
 
   Args:
-    codes: Language codes of the benchmark.
     groups: Language codes by metric and by name of the group.
     results: Results of the pairs.
     seen: Tests which languages were seen in training.
+    complete: Whether all languages have results.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
-  complete = not averages.missing_languages(codes, results)
   summary: suite.Numbers = {}
   for metric in METRICS:
     values = [result.metrics[metric] for result in results]
@@ -211,12 +210,6 @@ def summarize(
   return summary
 
 
-def _missing_flores(results: Sequence[suite.Result]) -> list[str]:
-  lacking = averages.missing_languages(_FLORES_CODES, results)
-  changed = any("xsim++" in result.metrics for result in results)
-  return lacking if changed else [*lacking, "changed English sentences (xSIM++)"]
-
-
 def _flores(name: str, split: str) -> suite.Benchmark:
   return suite.Benchmark(
     name=name,
@@ -229,8 +222,8 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     ),
     source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
-    summarize=functools.partial(summarize, _FLORES_CODES, GROUPS),
-    missing=_missing_flores,
+    averages=functools.partial(averages_of, GROUPS),
+    codes=_FLORES_CODES,
   )
 
 
@@ -243,6 +236,6 @@ NTREX = suite.Benchmark(
   layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
   source=NTREX_SOURCE,
   read=read_ntrex,
-  summarize=functools.partial(summarize, NTREX_CODES, {}),
-  missing=functools.partial(averages.missing_languages, NTREX_CODES),
+  averages=functools.partial(averages_of, {}),
+  codes=NTREX_CODES,
 )

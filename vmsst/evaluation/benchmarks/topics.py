@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files, transfer
+from vmsst.evaluation.benchmarks import files, transfer
 from vmsst.files import storage
 
 _NUSAX = {
@@ -168,49 +168,29 @@ def _rows(path: storage.Path, columns: tuple[str, ...]) -> list[list[str]]:
   return rows
 
 
-def _benchmark(
-  name: str,
-  title: str,
-  layout: str,
-  source: str,
-  read: Callable[[storage.Path], LabeledTexts],
-  codes: Iterable[str],
-) -> suite.Benchmark:
-  wanted = tuple(codes)
-
-  def missing(results: Sequence[suite.Result]) -> list[str]:
-    return averages.missing_languages(wanted, results)
-
-  def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-    own = next(x for x in results if x.languages[0] == x.languages[1])
-    means = transfer.means(results, seen, complete=not missing(results))
-    return {**means, "English": own.metrics["accuracy"]}
-
-  return suite.Benchmark(
-    name=name,
-    title=title,
-    folders=(name,),
-    layout=layout,
-    source=source,
-    read=lambda root: [transfer_task(read(root / name))],
-    summarize=summarize,
-    missing=missing,
-  )
+def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+  """Returns the means between languages, and the accuracy in English."""
+  (own,) = (x for x in results if x.languages[0] == x.languages[1])
+  return {**transfer.means(results, seen, complete), "English": own.metrics["accuracy"]}
 
 
-SIB200 = _benchmark(
-  "sib200",
-  "SIB-200, topics learned in English",
-  "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-  "download dadelani/sib-200; its sentences are those of FLORES-200",
-  sib200,
-  (each.flores[0] for each in languages.LANGUAGES if each.flores),
+SIB200 = suite.Benchmark(
+  name="sib200",
+  title="SIB-200, topics learned in English",
+  folders=("sib200",),
+  layout="CODE.tsv, plain or .gz (header: split, index_id, category, text)",
+  source="download dadelani/sib-200; its sentences are those of FLORES-200",
+  read=lambda root: [transfer_task(sib200(root / "sib200"))],
+  averages=_averages,
+  codes=[each.flores[0] for each in languages.LANGUAGES if each.flores],
 )
-NUSAX = _benchmark(
-  "nusax",
-  "NusaX, sentiments learned in English",
-  "LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
-  "download datasets/sentiment of IndoNLP/nusax",
-  nusax,
-  _NUSAX.values(),
+NUSAX = suite.Benchmark(
+  name="nusax",
+  title="NusaX, sentiments learned in English",
+  folders=("nusax",),
+  layout="LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
+  source="download datasets/sentiment of IndoNLP/nusax",
+  read=lambda root: [transfer_task(nusax(root / "nusax"))],
+  averages=_averages,
+  codes=tuple(_NUSAX.values()),
 )

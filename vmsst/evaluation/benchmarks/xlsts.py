@@ -64,24 +64,18 @@ def _languages(pairs: similarity.ScoredPairs) -> list[str]:
   return codes[::-1] if track in _ENGLISH_FIRST else codes
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means of both metrics: all (XL), same language (XL s.), different ones (XL d.)."""
-  found = {result.name: result.metrics for result in results}
+  parts = {
+    "": _ALL,
+    " same language": SAME_LANGUAGE,
+    " different languages": DIFFERENT_LANGUAGES,
+  }
   summary: suite.Numbers = {}
   for metric in similarity.METRICS:
-    for part, names in (
-      ("", _ALL),
-      (" same language", SAME_LANGUAGE),
-      (" different languages", DIFFERENT_LANGUAGES),
-    ):
-      values = [found[name][metric] for name in names if name in found]
-      summary |= averages.mean(metric + part, values, complete=len(values) == len(names))
+    groups = {metric + part: names for part, names in parts.items()}
+    summary |= averages.of_groups(results, metric, groups)
   return summary
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the tracks of the averages without results."""
-  return averages.missing_names(_ALL, results)
 
 
 BENCHMARK = suite.Benchmark(
@@ -94,6 +88,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  sets=_ALL,
 )

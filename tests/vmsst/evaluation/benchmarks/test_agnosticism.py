@@ -180,7 +180,7 @@ def test_the_papers_three_slavic_groups_are_told_apart():
     if (each.paper, each.table) == ("agnostic", "3") and each.of and "*" not in each.of
   }
   results = [suite.Result("->".join(pair), pair, {"error": x}) for pair, x in errors_of.items()]
-  summary = agnosticism_results.summarize(results, None)
+  summary = agnosticism_results.averages_of(results, None, True)
   groups = ["cs sk", "ru uk", "bg hr mk sl sr", "fr"]
   group_of = {code: group for group in groups for code in group.split()}
   within = [x for (a, b), x in errors_of.items() if group_of[a] == group_of[b]]

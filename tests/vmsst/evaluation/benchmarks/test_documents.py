@@ -111,15 +111,15 @@ def test_cls_reviews_are_read(tmp_path):
 @pytest.mark.parametrize(
   ("content", "message"),
   [
-    ("<items>\n" + ITEM.format("3.0") + "</items>", ":3: a rating of 3 stars"),
-    ("<items>\n" + ITEM.format("") + "</items>", ":3: a rating of '', not 1 to 5 stars"),
+    ("<items>\n" + ITEM.format("3.0") + "</items>", ": review 1 has 3 stars"),
+    ("<items>\n" + ITEM.format("") + "</items>", ": review 1: a rating of '', not 1 to 5 stars"),
     ("<items><item></items>", ":1: not well-formed XML"),
     ("<items></items>", ": contains no document"),
     (
       '<!DOCTYPE x [<!ENTITY a "b"><!ENTITY c "&a;&a;">]>\n<items>&c;</items>',
-      ":1: the file has a document type",
+      ": the file has a document type",
     ),
-    ('<!DOCTYPE x SYSTEM "file:///etc/passwd">\n<items>&c;</items>', ":2: the file has a document"),
+    ('<!DOCTYPE x SYSTEM "file:///etc/passwd">\n<items>&c;</items>', ": the file has a document"),
   ],
 )
 def test_broken_cls_files_are_named(tmp_path, content, message):

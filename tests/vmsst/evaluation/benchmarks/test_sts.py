@@ -155,4 +155,4 @@ def test_real_files_have_the_sets_that_their_readme_lists(data_root):
   ]
   left_out = {"STS12.MSRpar", "STS12.MSRvid", "STS13.SMT", "STS14.deft-forum", "STS14.deft-news"}
   left_out |= {"STS15.belief", *(f"STS16.{name}" for name in sts.SETS["2016"])}
-  assert set(sts.missing(results)) == left_out
+  assert set(sts.BENCHMARK.missing(results)) == left_out
