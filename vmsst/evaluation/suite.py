@@ -80,6 +80,10 @@ class Task:
     sides = self.sides if self.held_out is None else self.held_out
     return itertools.chain.from_iterable(side.texts for side in sides)
 
+  def streamed(self) -> "LargeTask":
+    """Returns the same task with vectors that exist only while it runs."""
+    return LargeTask(self.name, lambda tools: self.score(*map(tools.embed, self.sides)), self.texts)
+
 
 Embed = Callable[[Side], np.ndarray]
 """Maps texts to their vectors, [N, D]."""
@@ -335,7 +339,7 @@ def evaluate(
     report(f"{key}: reading{again}")
     tasks = benchmark.read(root)
     if not tasks:
-      leave_out(key, f"no file of it in {_folders(benchmark, root)} ({benchmark.layout})")
+      leave_out(key, f"no file of it in {root} ({benchmark.layout})")
       continue
     done.pop(key, None)
     waiting[key] = _Waiting(benchmark, tasks, data)
@@ -369,7 +373,9 @@ def evaluate(
     done[key] = found
     folder.save(key, found)
     folder.write_results(results())
-    _remove_unfinished(unfinished, key)
+    for unused in (key, _TEXTS):
+      storage.remove(unfinished / unused)
+    work_folders.remove_if_empty(os.fspath(unfinished))
   if failed and not set(names) & set(done):
     reasons = "; ".join(f"{key}: {reason}" for key, reason in failed.items())
     raise errors.InputError(f"no benchmark could be evaluated: {reasons}")
@@ -398,10 +404,6 @@ def _differences(
   return " and ".join(name for name, equal in same.items() if not equal)
 
 
-def _folders(benchmark: Benchmark, root: storage.Path) -> str:
-  return ", ".join(str(root / name) for name in benchmark.folders)
-
-
 def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
   if len(absent) == 1:
     return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
@@ -410,13 +412,6 @@ def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mappin
     f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
     "(see `vmsst eval --list`)"
   )
-
-
-def _remove_unfinished(folder: storage.Path, key: str) -> None:
-  """Removes the unfinished work of a benchmark, and the folder of all such work if it is empty."""
-  for name in (key, _TEXTS):
-    storage.remove(folder / name)
-  work_folders.remove_if_empty(os.fspath(folder))
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:

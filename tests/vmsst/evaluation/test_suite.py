@@ -210,7 +210,7 @@ def test_a_folder_without_files_of_the_benchmark_is_absent(root, tmp_path):
   empty = dataclasses.replace(BENCHMARK, name="other", read=lambda root: [])
   encoder = fake_encoders.FakeEncoder(one_hot)
   found = suite.evaluate(encoder, [empty, BENCHMARK], root, tmp_path / "out", name="a")
-  assert found["absent"] == {"other": f"no file of it in {root / 'words'} (a list)"}
+  assert found["absent"] == {"other": f"no file of it in {root} (a list)"}
   assert list(found["benchmarks"]) == ["words"]
 
 
@@ -246,7 +246,9 @@ def test_a_benchmark_that_fails_does_not_stop_the_others(root, tmp_path):
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_score_that_is_not_a_number_is_a_failure(root, tmp_path, value):
-  bad = dataclasses.replace(named("one"), averages=lambda results, seen, complete: {"average": value})
+  bad = dataclasses.replace(
+    named("one"), averages=lambda results, seen, complete: {"average": value}
+  )
   found = suite.evaluate(
     fake_encoders.FakeEncoder(one_hot), [bad, named("two")], root, tmp_path / "out", name="a"
   )

@@ -62,7 +62,7 @@ def mldoc(path: storage.Path) -> Documents:
   Raises:
     InputError: the file is broken.
   """
-  found = Documents([], [])
+  found, path = Documents([], []), files.plain_or_gzipped(path)
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     label, tab, text = line.partition("\t")
     if not tab or label not in _MLDOC_LABELS:
@@ -85,11 +85,9 @@ def _decoded(text: str, place: str) -> str:
 
 def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "mldoc"
-  parts = {"train": "train.1000", "dev": "dev", "test": "test"}
+  parts = ("train.1000", "dev", "test")
   found = {
-    code: Splits(
-      **{part: mldoc(_file(folder / name / f"{name}.{end}")) for part, end in parts.items()}
-    )
+    code: Splits(*(mldoc(folder / name / f"{name}.{part}") for part in parts))
     for code, name in _MLDOC_LANGUAGES.items()
     if (folder / name).is_dir()
   }
@@ -120,6 +118,7 @@ def cls(path: storage.Path) -> Documents:
     InputError: the file is not well-formed, has a document type definition, or a review has no
       rating or one of three stars.
   """
+  path = files.plain_or_gzipped(path)
   parser = ElementTree.XMLParser(target=_WithoutEntities())
   try:
     for chunk in text_files.read_chunks(str(path)):
@@ -161,21 +160,17 @@ def _sentiment(stars: int) -> str:
 
 def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "cls-acl10-unprocessed"
-  return [
-    _task("cls", f"{domain} ", _cls_splits(folder, domain), folder)
-    for domain in _CLS_DOMAINS
-    if _exist(folder, f"*/{domain}")
-  ]
-
-
-def _cls_splits(folder: storage.Path, domain: str) -> dict[str, Splits]:
-  """Reads the languages; the test set also chooses the epoch of its own language's classifier."""
-  found = {}
-  for code, name in _CLS_LANGUAGES.items():
-    if _exist(folder, f"{name}/{domain}"):
-      train, test = (cls(_file(folder / name / domain / f"{x}.review")) for x in ("train", "test"))
-      found[code] = Splits(train, test, test)
-  return found
+  tasks = []
+  for domain in _CLS_DOMAINS:
+    found = {}
+    for code, name in _CLS_LANGUAGES.items():
+      if storage.find(folder, f"{name}/{domain}"):
+        train, test = (cls(folder / name / domain / f"{x}.review") for x in ("train", "test"))
+        # The test set also chooses the epoch of its own language's classifier.
+        found[code] = Splits(train, test, test)
+    if found or storage.find(folder, f"*/{domain}"):
+      tasks.append(_task("cls", f"{domain} ", found, folder))
+  return tasks
 
 
 # --------------------------------------------------------------------------------------------
@@ -199,7 +194,7 @@ def amazon(path: storage.Path, code: str, limit: int | None = None) -> Documents
   Raises:
     InputError: the file is broken, has another language, or has fewer reviews than `limit`.
   """
-  found = Documents([], [])
+  found, path = Documents([], []), files.plain_or_gzipped(path)
   taken = {1: 0, 2: 0, 4: 0, 5: 0}
   for place, record in json_lines.records(path):
     if record.get("language") != code:
@@ -222,13 +217,10 @@ def _read_amazon(root: storage.Path) -> list[suite.LargeTask]:
   limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
   found = {
     code: Splits(
-      **{
-        part: amazon(_file(folder / part / f"dataset_{code}_{part}.json"), code, limit)
-        for part, limit in limits.items()
-      }
+      *(amazon(folder / x / f"dataset_{code}_{x}.json", code, limit) for x, limit in limits.items())
     )
     for code in _AMAZON_LANGUAGES
-    if _exist(folder, f"*/dataset_{code}_*")
+    if storage.find(folder, f"*/dataset_{code}_*")
   }
   return [_task("amazon", "", found, folder)]
 
@@ -291,14 +283,6 @@ def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
     for part in (own.test,) if own.test is own.dev else (own.dev, own.test):
       for document in part.texts:
         yield from sentence_splitting.sentences(document)
-
-
-def _file(path: storage.Path) -> storage.Path:
-  return files.plain_or_gzipped(path)
-
-
-def _exist(folder: storage.Path, pattern: str) -> bool:
-  return bool(storage.find(folder, pattern))
 
 
 def _not_empty(found: Documents, path: storage.Path) -> Documents:

@@ -144,7 +144,9 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
   """Reads the questions to search for, if their files exist, even without a knowledge base."""
   sets = []
   if (root / "nq").is_dir():
-    sets.append(nq_open(_nq_file(root / "nq")))
+    # Google calls the test set dev, others test.
+    names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
+    sets.append(nq_open(files.files_in(root / "nq", *names, source=_NQ_SOURCE)[-1]))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
   return sets
@@ -161,12 +163,6 @@ def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
   measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
   texts = functools.partial(itertools.chain.from_iterable, [own.texts for own in sets])
   return [suite.LargeTask("knowledge base", measure, texts)]
-
-
-def _nq_file(folder: storage.Path) -> storage.Path:
-  """Returns the file of the test set, which Google calls dev and others test."""
-  patterns = ("[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl")
-  return files.files_in(folder, *patterns, source=_NQ_SOURCE)[-1]
 
 
 def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:

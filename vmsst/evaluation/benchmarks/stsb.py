@@ -57,7 +57,9 @@ def _tables(folder: storage.Path) -> Iterator[tuple[str, similarity.ScoredPairs]
       raise errors.InputError(f"{path}: no pairs of dev or test")
     for split, pairs in rows.items():
       if pairs:
-        yield code, similarity.ScoredPairs(_name(code, split, len(pairs)), path, pairs)
+        complete = SPLITS[split]
+        part = "" if len(pairs) == complete else f" ({len(pairs)} of {complete} pairs)"
+        yield code, similarity.ScoredPairs(f"{code}.{split}{part}", path, pairs)
 
 
 def _pair(row: list[str], path: storage.Path, line: int) -> tuple[float, str, str]:
@@ -67,12 +69,6 @@ def _pair(row: list[str], path: storage.Path, line: int) -> tuple[float, str, st
       "score and two sentences"
     )
   return files.number(row[4], path, line), row[5], row[6]
-
-
-def _name(code: str, split: str, count: int) -> str:
-  whole = SPLITS[split]
-  part = "" if count == whole else f" ({count} of {whole} pairs)"
-  return f"{code}.{split}{part}"
 
 
 def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:

@@ -69,10 +69,7 @@ def sib200(folder: storage.Path) -> LabeledTexts:
   Raises:
     InputError: a file is broken, English is missing, or files differ in more than the text.
   """
-  paths = {}
-  for path in files.files_in(folder, "*.tsv"):
-    paths[files.known_code(files.plain_name(path).removesuffix(".tsv"), path)] = path
-  return _labeled("sib200", folder, paths, ("split", "index_id", "category", "text"))
+  return _labeled("sib200", folder, {}, ("split", "index_id", "category", "text"))
 
 
 def nusax(folder: storage.Path) -> LabeledTexts:
@@ -81,13 +78,7 @@ def nusax(folder: storage.Path) -> LabeledTexts:
   Raises:
     InputError: as in `sib200`.
   """
-  paths = {}
-  for path in files.files_in(folder, "*.tsv"):
-    name = files.plain_name(path).removesuffix(".tsv")
-    if name not in _NUSAX:
-      raise errors.InputError(f"{path}: {name!r} is not a language of NusaX: {', '.join(_NUSAX)}")
-    paths[_NUSAX[name]] = path
-  return _labeled("nusax", folder, paths, ("split", "id", "label", "text"))
+  return _labeled("nusax", folder, _NUSAX, ("split", "id", "label", "text"))
 
 
 def transfer_task(labeled: LabeledTexts, *, into_english: bool = False) -> suite.Task:
@@ -131,9 +122,13 @@ def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> l
 
 
 def _labeled(
-  name: str, folder: storage.Path, paths: Mapping[str, storage.Path], columns: tuple[str, ...]
+  name: str, folder: storage.Path, code_of: Mapping[str, str], columns: tuple[str, ...]
 ) -> LabeledTexts:
-  rows = {code: _rows(path, columns) for code, path in paths.items()}
+  """Reads the files, named by language codes or by the names of `code_of`."""
+  rows = {}
+  for path in files.files_in(folder, "*.tsv"):
+    language = files.plain_name(path).removesuffix(".tsv")
+    rows[files.known_code(code_of.get(language, language), path)] = _rows(path, columns)
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
   english = rows[codes[0]]
   if not transfer.is_english(codes[0]):

@@ -5,18 +5,6 @@ import numpy as np
 from vmsst.search import exact_search
 
 
-def similarity_correlations(
-  first_ND: np.ndarray, second_ND: np.ndarray, gold_N: np.ndarray
-) -> dict[str, float]:
-  """Returns `pearson` and `spearman` of the cosines of N vector pairs with their gold scores.
-
-  Raises:
-    ValueError: shapes differ, a value is not finite, or all cosines or scores are equal.
-  """
-  cosine_N = cosines(first_ND, second_ND)
-  return {"pearson": pearson(cosine_N, gold_N), "spearman": spearman(cosine_N, gold_N)}
-
-
 def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
   """Returns the cosine of row i of one array with row i of the other, float64 [N]; 0 for zeros.
 

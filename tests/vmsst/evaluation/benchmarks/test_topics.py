@@ -102,7 +102,7 @@ GOOD = HEADER + "\n" + row("train", 1) + row("valid", 2) + row("test", 3)
   [
     ({}, r"nusax has no \*\.tsv"),
     ({"javanese.tsv": GOOD}, "nusax has no English file"),
-    ({"english.tsv": GOOD, "klingon.tsv": GOOD}, r"klingon\.tsv: 'klingon' is not a language"),
+    ({"english.tsv": GOOD, "klingon.tsv": GOOD}, r"klingon\.tsv: unknown language code 'klingon'"),
     ({"english.tsv": ""}, r"english\.tsv:1: columns \(\), not split, id"),
     ({"english.tsv": GOOD.replace("label", "class")}, r"english\.tsv:1: columns"),
     ({"english.tsv": GOOD + "test\t4\tx\n"}, r"english\.tsv:5: 3 fields"),

@@ -91,16 +91,6 @@ def test_versions_of_one_language_are_spread_around_every_other_text():
     agnosticism.version_spreads(ALICE, ["en", "pl"])
 
 
-def test_nearest_languages_have_the_lowest_error_of_a_row():
-  assert agnosticism.nearest(ALICE) == [[2], [2], [0], [2], [0], [6], [2]]
-  assert agnosticism.nearest([[9, 0, 1, 0], [1, 9, 1, 1], [5, 6, 0, 7], [2, 1, 1, 0]]) == [
-    [1, 3],
-    [0, 2, 3],
-    [0],
-    [1, 2],
-  ]
-
-
 def test_distances_along_a_path_of_quarter_turns():
   english = np.array([[1.0, 0.0], [0.0, 2.0]])
   german = np.array([[0.0, 3.0], [0.0, 1.0]])

@@ -34,13 +34,13 @@ def test_no_score_where_a_part_is_missing():
   results, _ = printed_rows()["1", "VMSST 6L"]
   del results["benchmarks"]["sts"]
   results["absent"]["sts"] = "no folder"
-  del results["benchmarks"]["bucc"]["summary"]["margin_f1"]
-  results["benchmarks"]["tatoeba"]["missing"] = ["deu", "fra"]
-  results["benchmarks"]["questions"]["missing"] = ["mkqa de"]
+  for benchmark, key in (("bucc", "margin_f1"), ("tatoeba", "average"), ("questions", "mkqa")):
+    summary = results["benchmarks"][benchmark]["summary"]
+    summary[f"{key} (incomplete)"] = summary.pop(key)
   found = scores.overall(results)
   assert found.value is None
   assert found.parts == {"XL STS": 67.4, "NQ": 37.3}
   assert list(found.missing) == ["English STS", "Tatoeba", "BUCC", "MKQA"]
   assert found.missing["English STS"] == "sts is absent"
-  assert found.missing["Tatoeba"] == "tatoeba lacks 2 sets that are part of average"
-  assert found.missing["BUCC"] == "bucc has no margin_f1"
+  assert found.missing["Tatoeba"] == "tatoeba has no complete average"
+  assert found.missing["BUCC"] == "bucc has no complete margin_f1"
