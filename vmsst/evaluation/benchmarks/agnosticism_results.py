@@ -50,7 +50,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class SentenceFigure:
-  """One sentence in all its versions, the input of `plots.sentence_plot`.
+  """One sentence in all its versions, as in the paper's Fig. 1.
 
   Attributes:
     text: Name of the text; "" if the benchmark has only one.
