@@ -29,7 +29,6 @@ SETS: dict[str, tuple[str, ...]] = {
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
 _LEFT_OUT = "STS13.SMT"  # From Spearman's correlation.
-_SCORED_IN_PART = ("2015", "2016")  # Their score files have empty lines.
 _SOURCE = (
   "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS of "
   "https://github.com/facebookresearch/SentEval"
@@ -77,7 +76,7 @@ def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
     name = files.plain_name(path).split(".input.")[1].removesuffix(".txt").removeprefix("surprise.")
     official = _official(f"STS{year[1]}.{name}", path)
     gold = files.plain_or_gzipped(path.with_name(similarity.gold_name(path)), source=_SOURCE)
-    unscored = f"20{year[1]}" in _SCORED_IN_PART
+    unscored = year[1] in ("15", "16")  # Their score files have empty lines.
     yield similarity.semeval(path, gold, official, unscored=unscored)
 
 
