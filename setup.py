@@ -22,7 +22,7 @@ setuptools.setup(
   version=version(),
   packages=setuptools.find_packages(include=["vmsst*", "ems_jax*"]),
   package_data={
-    "": ["*.model", "*.tsv", "*.json", "py.typed"],
+    "": ["*.model", "*.tsv", "*.json", "*.j2", "py.typed"],
     "vmsst": ["gin/**/*.gin"],
     "vmsst.tasks.opus": ["recipe_files/*.yaml"],
     "vmsst.tasks.sample": ["phrases/*.json"],

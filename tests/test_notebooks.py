@@ -137,7 +137,7 @@ def test_training_on_your_own_data_runs(tmp_path):
   )
   assert "500 held out" in text
   assert "1,500 bpe pieces" in text
-  assert figures == ["image/svg+xml", "image/png"]
+  assert figures == ["image/png", "image/png"]
   assert (tmp_path / "own" / "run" / "checkpoint_20").is_dir()
 
 

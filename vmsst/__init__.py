@@ -16,13 +16,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.errors import InputError
   from vmsst.evaluation.benchmarks import get_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
-  from vmsst.evaluation.report.plots import (
-    Curve,
-    dendrogram,
-    heat_map,
-    sentence_plot,
-    training_curves,
-  )
   from vmsst.evaluation.suite import evaluate
   from vmsst.inference.encoder import Encoder
   from vmsst.inference.loading import load, load_translator
@@ -41,17 +34,14 @@ __version__ = "0.1.0"
 
 # The public API: each name and the module that defines it.
 _PUBLIC = {
-  "Curve": "vmsst.evaluation.report.plots",
   "Encoder": "vmsst.inference.encoder",
   "InputError": "vmsst.errors",
   "Searcher": "vmsst.mining.text_search",
   "Translator": "vmsst.inference.translation",
   "build_index": "vmsst.vectors.index_folder",
-  "dendrogram": "vmsst.evaluation.report.plots",
   "evaluate": "vmsst.evaluation.suite",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
-  "heat_map": "vmsst.evaluation.report.plots",
   "load": "vmsst.inference.loading",
   "load_sample": "vmsst.tasks.sample.corpus",
   "load_translator": "vmsst.inference.loading",
@@ -60,8 +50,6 @@ _PUBLIC = {
   "open_text": "vmsst.vectors.embedded_text",
   "open_vectors": "vmsst.vectors.vector_store",
   "quantize": "vmsst.search.quantization",
-  "sentence_plot": "vmsst.evaluation.report.plots",
-  "training_curves": "vmsst.evaluation.report.plots",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
   "top_k": "vmsst.search.exact_search",
   "unit_rows": "vmsst.search.exact_search",

@@ -69,15 +69,18 @@ _JSON_RECIPE = json.dumps(
 ).encode()
 _RESULTS = json.dumps(
   {
-    "encoder": "mine",
+    "encoder": {"name": "mine"},
     "seen": ["de", "en"],
     "absent": {"sts": "no folder"},
+    "failed": {},
     "benchmarks": {
       "tatoeba": {
         "title": "Tatoeba",
         "summary": {"average": 90.5},
         "missing": ["fra"],
         "seconds": {"embed": 1.5},
+        "data": {"digest": "0"},
+        "options": {},
         "results": [{"name": "deu", "languages": ["deu", "eng"], "metrics": {"average": 90}}],
       }
     },

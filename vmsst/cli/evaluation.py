@@ -147,15 +147,14 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     "--out",
     required=True,
     metavar="FOLDER",
-    help="output folder for report.{md,json,html} (local, gs:// or s3://)",
+    help="output folder for report.html (local, gs:// or s3://)",
   )
 
 
 def _report(args: argparse.Namespace) -> None:
   from vmsst.evaluation import report
 
-  for path in report.write_report(args.folders, args.out):
-    print(path)
+  print(report.write_report(args.folders, args.out))
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

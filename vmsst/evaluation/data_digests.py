@@ -29,7 +29,8 @@ class DataDigests:
       folders: Folders under the root, with all files at any depth.
       patterns: Glob patterns under the root, of further files.
     """
-    paths = {path for name in folders for path in self._files_below(self._root / name)}
+    below = self._objects_below if storage.is_url(self._root) else self._local_files_below
+    paths = {path for name in folders for path in below(self._root / name)}
     paths |= {
       path for each in patterns for path in storage.find(self._root, each) if storage.is_file(path)
     }
@@ -42,12 +43,6 @@ class DataDigests:
     if path not in self._digest_of:
       self._digest_of[path] = checksums.of_file(path)
     return self._digest_of[path]
-
-  def _files_below(self, folder: storage.Path) -> Iterator[storage.Path]:
-    """Yields all files that are not hidden."""
-    if storage.is_url(folder):
-      return self._objects_below(folder)
-    return self._local_files_below(folder)
 
   def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
     left_out = storage.path(self._left_out)

@@ -1,9 +1,8 @@
 """Texts of evaluation sets, to exclude from training data."""
 
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from vmsst import errors
 from vmsst.evaluation import suite
@@ -33,33 +32,27 @@ def iter_texts(
   """
   root = storage.path(root)
   found = False
-  for name, read in _readers(benchmarks, root):
-    for text in read(root):
+  for name, texts in _texts(benchmarks, root):
+    for text in texts:
       found = True
       yield name, text
   if not found:
     raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")
 
 
-def _readers(
+def _texts(
   benchmarks: Iterable[suite.Benchmark], root: storage.Path
-) -> Iterator[tuple[str, Callable[[storage.Path], Iterator[str]]]]:
-  """Yields the name of each set that is present and a function that reads its texts."""
+) -> Iterator[tuple[str, Iterable[str]]]:
+  """Yields the name and the texts of each set that is present."""
   for benchmark in benchmarks:
     if suite.absence(benchmark, root) is None:
-      yield benchmark.name, functools.partial(_held_out, benchmark)
+      tasks = benchmark.read(root)
+      yield benchmark.name, itertools.chain.from_iterable(task.texts() for task in tasks)
     elif benchmark.name == questions.QUESTIONS.name:
-      yield benchmark.name, _questions
+      for own in questions.question_sets(root):
+        yield benchmark.name, own.texts
   if (root / TICO19).is_dir():
-    yield TICO19, _tico19
-
-
-def _held_out(benchmark: suite.Benchmark, root: storage.Path) -> Iterator[str]:
-  return itertools.chain.from_iterable(task.texts() for task in benchmark.read(root))
-
-
-def _questions(root: storage.Path) -> Iterator[str]:
-  return itertools.chain.from_iterable(own.texts for own in questions.question_sets(root))
+    yield TICO19, _tico19(root)
 
 
 def _tico19(root: storage.Path) -> Iterator[str]:

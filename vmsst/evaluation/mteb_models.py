@@ -124,10 +124,10 @@ def evaluate(
   Raises:
     InputError: mteb is not installed, or the data of a task cannot be loaded.
   """
-  with errors.requires("mteb", "MTEB"):
-    import mteb
-    from mteb.cache import ResultCache
   model = MtebModel(encoder, name)
+  import mteb
+  from mteb.cache import ResultCache
+
   scores = {}
   for task in tasks:
     try:

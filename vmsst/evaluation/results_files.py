@@ -5,7 +5,6 @@ encoder and the languages of its training data. `benchmarks/NAME.json` has the r
 benchmark, and repeats these settings.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -17,128 +16,74 @@ _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"
 _LARGEST = 1e12
 
-
-@dataclasses.dataclass(frozen=True)
-class Value:
-  """A value of a JSON file and its path, for error messages.
-
-  Attributes:
-    path: The file.
-    fix: What to do if a part is missing or has another type.
-    value: The value.
-    where: Its place in the file.
-  """
-
-  path: storage.Path
-  fix: str
-  value: Any
-  where: str = ""
-
-  def key(self, name: str) -> "Value":
-    """Returns the value of a key, which must exist."""
-    if name not in self._of(dict, "an object"):
-      self._refuse(f"no {(self.where + '.' + name).lstrip('.')}")
-    return self._part(f".{name}", self.value[name])
-
-  def has(self, name: str) -> bool:
-    """Returns whether an object has a key."""
-    return name in self._of(dict, "an object")
-
-  def items(self) -> list[tuple[str, "Value"]]:
-    """Returns the keys and values of an object."""
-    parts = self._of(dict, "an object")
-    for name in parts:
-      self._part(".", name).text()
-    return [(name, self._part(f".{name}", value)) for name, value in parts.items()]
-
-  def elements(self) -> list["Value"]:
-    """Returns the elements of a list."""
-    return [self._part(f"[{n}]", x) for n, x in enumerate(self._of(list, "a list"))]
-
-  def text(self) -> None:
-    """Checks that this is a valid text."""
-    text = self._of(str, "a text")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-      self._wrong("valid text")
-
-  def texts(self) -> None:
-    """Checks that this is a list of texts."""
-    for each in self.elements():
-      each.text()
-
-  def named_texts(self) -> None:
-    """Checks that this is an object of texts."""
-    for _, each in self.items():
-      each.text()
-
-  def numbers(self) -> None:
-    """Checks that this is an object of finite numbers that can be averaged and drawn."""
-    for _, each in self.items():
-      if isinstance(each.value, bool) or not isinstance(each.value, int | float):
-        each._wrong("a number")
-      elif not abs(each.value) <= _LARGEST:
-        each._wrong(f"a finite number of at most {_LARGEST:g}")
-
-  def count(self) -> None:
-    """Checks that this is an integer above 0."""
-    if isinstance(self.value, bool) or self._of(int, "an integer") < 1:
-      self._wrong("an integer above 0")
-
-  def _part(self, step: str, value: Any) -> "Value":
-    return dataclasses.replace(self, value=value, where=(self.where + step).lstrip("."))
-
-  def _of(self, kind: type, name: str) -> Any:
-    if not isinstance(self.value, kind):
-      self._wrong(name)
-    return self.value
-
-  def _wrong(self, wanted: str) -> None:
-    shown = input_files.shown(self.value).encode("ascii", "backslashreplace").decode()
-    self._refuse(f"{self.where or 'the content'} is {shown}, not {wanted}")
-
-  def _refuse(self, problem: str) -> None:
-    raise errors.InputError(f"{self.path}: {problem}: {self.fix}")
+# The types of the JSON files. Leaves have a description and a test. Objects have their keys, with
+# "?" if they may be missing or null; "*" is for all keys.
+_TEXT = ("a text", input_files.is_text)
+_COUNT = ("an integer above 0", lambda value: type(value) is int and value > 0)
+_NUMBER = (
+  f"a finite number of at most {_LARGEST:g}",
+  lambda value: type(value) in (int, float) and abs(value) <= _LARGEST,
+)
+_NUMBERS, _TEXTS = {"*": _NUMBER}, {"*": _TEXT}
+_BENCHMARK = {
+  "title": _TEXT,
+  "summary": _NUMBERS,
+  "missing": [_TEXT],
+  "seconds": _NUMBERS,
+  "data": {"digest": _TEXT, "*": _TEXT},
+  "options": _TEXTS,
+  "dimensions?": [{"dimension": _COUNT, "summary": _NUMBERS}],
+  "results": [{"name": _TEXT, "languages": [_TEXT], "metrics": _NUMBERS}],
+}
+_RESULTS = {
+  "encoder": {"name": _TEXT, "*": _TEXT},
+  "max_length?": _COUNT,
+  "seen?": [_TEXT],
+  "absent": _TEXTS,
+  "failed": _TEXTS,
+  "benchmarks": {"*": _BENCHMARK},
+}
 
 
-def check_results(top: Value) -> None:
-  """Checks the content of results.json.
+def read_results(path: storage.Path) -> dict[str, Any]:
+  """Returns the content of results.json; raises InputError if it is not by `vmsst eval`."""
+  return _read(path, _RESULTS, "give a file of `vmsst eval`")
 
-  Older files have a text as `encoder`, and no `max_length` or `failed`.
-  """
-  encoder = top.key("encoder")
-  if isinstance(encoder.value, dict):
-    encoder.key("name").text()
-    encoder.named_texts()
+
+def _read(path: storage.Path, kind: Mapping[str, Any], fix: str) -> dict[str, Any]:
+  """Returns the object in a JSON file; raises InputError with the fix if it is of another type."""
+  try:
+    content: dict[str, Any] = input_files.read_json(path)
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {fix}") from None
+  if fault := _fault(content, kind):
+    raise errors.InputError(f"{path}: {fault}: {fix}")
+  return content
+
+
+def _fault(value: Any, kind: Any, where: str = "") -> str | None:
+  """Returns what the first part that is missing or of another type is; None if there is none."""
+  if isinstance(kind, tuple):
+    wanted, right = kind[0], kind[1](value)
   else:
-    encoder.text()
-  if top.value.get("max_length") is not None:
-    top.key("max_length").count()
-  if top.value.get("seen") is not None:
-    top.key("seen").texts()
-  top.key("absent").named_texts()
-  if top.has("failed"):
-    top.key("failed").named_texts()
-  for _, benchmark in top.key("benchmarks").items():
-    check_benchmark(benchmark)
-
-
-def check_benchmark(benchmark: Value) -> None:
-  """Checks the results of one benchmark; not all have `data`, `options` and `dimensions`."""
-  benchmark.key("title").text()
-  benchmark.key("summary").numbers()
-  benchmark.key("missing").texts()
-  benchmark.key("seconds").numbers()
-  for name in ("data", "options"):
-    if benchmark.has(name):
-      benchmark.key(name).named_texts()
-  if benchmark.has("dimensions"):
-    for cut in benchmark.key("dimensions").elements():
-      cut.key("dimension").count()
-      cut.key("summary").numbers()
-  for result in benchmark.key("results").elements():
-    result.key("name").text()
-    result.key("languages").texts()
-    result.key("metrics").numbers()
+    wanted = "an object" if isinstance(kind, dict) else "a list"
+    right = isinstance(value, type(kind))
+  if not right:
+    shown = input_files.shown(value).encode("ascii", "backslashreplace").decode()
+    return f"{where or 'the content'} is {shown}, not {wanted}"
+  if isinstance(kind, list):
+    parts = [(each, kind[0], f"{where}[{place}]") for place, each in enumerate(value)]
+  elif isinstance(kind, dict):
+    names = {key: value if key == "*" else [key.removesuffix("?")] for key in kind}
+    parts = [
+      (value.get(name), own, f"{where}.{name}".lstrip("."))
+      for key, own in kind.items()
+      for name in names[key]
+      if not key.endswith("?") or value.get(name) is not None
+    ]
+  else:
+    parts = []
+  return next((found for part in parts if (found := _fault(*part))), None)
 
 
 class Folder:
@@ -164,7 +109,7 @@ class Folder:
     outputs.check([], folder=str(self._folder), files=[self._path("results").name])
     outputs.check([], folder=str(self._benchmark("").parent))
     if storage.exists(self._path("settings")):
-      before = _read(self._path("settings")).value
+      before = _read(self._path("settings"), {}, _DELETE_IT)
       if differences := stored_settings.differences(before, self._settings):
         raise errors.InputError(
           f"{self._folder} has other results: {differences}; give another folder, or delete it"
@@ -184,14 +129,9 @@ class Folder:
     path = self._benchmark(name)
     if not storage.exists(path):
       return None
-    top = _read(path)
-    check_benchmark(top)
-    top.key("data").key("digest").text()
-    settings = top.key(_SETTINGS)
-    settings.items()
-    if stored_settings.differences(settings.value, self._settings):
-      return None
-    return {key: value for key, value in top.value.items() if key != _SETTINGS}
+    found = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
+    differences = stored_settings.differences(found.pop(_SETTINGS), self._settings)
+    return None if differences else found
 
   def names(self) -> list[str]:
     """Returns the names of all benchmarks with stored results, sorted."""
@@ -213,12 +153,3 @@ class Folder:
 
   def _benchmark(self, name: str) -> storage.Path:
     return self._folder / "benchmarks" / f"{name}.json"
-
-
-def _read(path: storage.Path) -> Value:
-  try:
-    top = Value(path, _DELETE_IT, input_files.read_json(path))
-  except errors.InputError as error:
-    raise errors.InputError(f"{error}: {_DELETE_IT}") from None
-  top.items()
-  return top

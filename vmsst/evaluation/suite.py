@@ -80,6 +80,10 @@ class Task:
     sides = self.sides if self.held_out is None else self.held_out
     return itertools.chain.from_iterable(side.texts for side in sides)
 
+  def streamed(self) -> "LargeTask":
+    """Returns the same task with vectors that exist only while it runs."""
+    return LargeTask(self.name, lambda tools: self.score(*map(tools.embed, self.sides)), self.texts)
+
 
 Embed = Callable[[Side], np.ndarray]
 """Maps texts to their vectors, [N, D]."""
@@ -141,9 +145,10 @@ class Benchmark:
     source: Source of the files, for people.
     read: Reads the files under the data root. Raises InputError with file and line if they are
       broken.
-    summarize: Maps all results to the benchmark's own averages by name. Sets named by `missing`
-      mark an average as incomplete.
-    missing: Returns the names of the benchmark's sets without results.
+    averages: Maps all results, the test of seen languages and whether all sets have results to the
+      benchmark's own averages by name.
+    sets: Names of all results that the benchmark should have, if they are known.
+    codes: Codes of all languages that it should have, in any standard.
     files: Files under the data root, plain or gzipped, that must be present too, because their
       folder is shared.
     more_files: Glob patterns under the data root, of files in other folders that it reads if they
@@ -158,11 +163,26 @@ class Benchmark:
   layout: str
   source: str
   read: Callable[[storage.Path], Sequence[Task | LargeTask]]
-  summarize: Callable[[Sequence[Result], Seen], Numbers]
-  missing: Callable[[Sequence[Result]], list[str]] = lambda results: []
+  averages: Callable[[Sequence[Result], Seen, bool], Numbers]
+  sets: Sequence[str] = ()
+  codes: Sequence[str] = ()
   files: tuple[str, ...] = ()
   more_files: tuple[str, ...] = ()
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def missing(self, results: Iterable[Result]) -> list[str]:
+    """Returns the sets and the languages without results."""
+    results = list(results)
+    names = {result.name for result in results}
+    known = {languages.language(code) for result in results for code in result.languages}
+    return [
+      *(name for name in self.sets if name not in names),
+      *(code for code in self.codes if languages.language(code) not in known),
+    ]
+
+  def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
+    """Returns the averages; names of those that lack sets are marked."""
+    return self.averages(results, seen, not self.missing(results))
 
 
 def absence(benchmark: Benchmark, root: storage.Path) -> str | None:
@@ -319,7 +339,7 @@ def evaluate(
     report(f"{key}: reading{again}")
     tasks = benchmark.read(root)
     if not tasks:
-      leave_out(key, f"no file of it in {_folders(benchmark, root)} ({benchmark.layout})")
+      leave_out(key, f"no file of it in {root} ({benchmark.layout})")
       continue
     done.pop(key, None)
     waiting[key] = _Waiting(benchmark, tasks, data)
@@ -353,7 +373,9 @@ def evaluate(
     done[key] = found
     folder.save(key, found)
     folder.write_results(results())
-    _remove_unfinished(unfinished, key)
+    for unused in (key, _TEXTS):
+      storage.remove(unfinished / unused)
+    work_folders.remove_if_empty(os.fspath(unfinished))
   if failed and not set(names) & set(done):
     reasons = "; ".join(f"{key}: {reason}" for key, reason in failed.items())
     raise errors.InputError(f"no benchmark could be evaluated: {reasons}")
@@ -382,10 +404,6 @@ def _differences(
   return " and ".join(name for name, equal in same.items() if not equal)
 
 
-def _folders(benchmark: Benchmark, root: storage.Path) -> str:
-  return ", ".join(str(root / name) for name in benchmark.folders)
-
-
 def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
   if len(absent) == 1:
     return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
@@ -394,13 +412,6 @@ def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mappin
     f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
     "(see `vmsst eval --list`)"
   )
-
-
-def _remove_unfinished(folder: storage.Path, key: str) -> None:
-  """Removes the unfinished work of a benchmark, and the folder of all such work if it is empty."""
-  for name in (key, _TEXTS):
-    storage.remove(folder / name)
-  work_folders.remove_if_empty(os.fspath(folder))
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:

@@ -51,7 +51,7 @@ def text(
     "## Training",
     _list(run_configuration.facts(exported.source)) or "Not recorded.",
     "## Results",
-    *_results(repository, results),
+    _results(results),
   ]
   return "\n\n".join(parts) + "\n"
 
@@ -121,10 +121,10 @@ def _use(exported: Exported, name: str) -> list[str]:
   return parts
 
 
-def _results(repository: str, results: str | os.PathLike[str] | None) -> list[str]:
+def _results(results: str | os.PathLike[str] | None) -> str:
   if results is None:
-    return ["Not evaluated (`vmsst push --results` adds the results of `vmsst eval`)."]
-  return [report.summary(results, repository, level=3)]
+    return "Not evaluated (`vmsst push --results` adds the results of `vmsst eval`)."
+  return report.summary(results)
 
 
 def _fenced(text: str, language: str) -> str:

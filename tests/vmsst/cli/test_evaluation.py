@@ -50,7 +50,8 @@ def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path, capsys):
   results = json.loads(place.read_text())
   assert (list(results["failed"]), list(results["benchmarks"])) == (["stsb"], ["tatoeba"])
   assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
-  assert "Benchmarks that failed" in (tmp_path / "report" / "report.md").read_text("utf-8")
+  page = (tmp_path / "report" / "report.html").read_text("utf-8")
+  assert "stsb failed: no correlations for de.test" in page
   capsys.readouterr()
   status, _, lines = evaluate(lambda text: [float("nan")], "--suite", "sts", "stsb")
   assert status == 1

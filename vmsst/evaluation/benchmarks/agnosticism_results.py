@@ -50,7 +50,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class SentenceFigure:
-  """One sentence in all its versions, the input of `plots.sentence_plot`.
+  """One sentence in all its versions, as in the paper's Fig. 1.
 
   Attributes:
     text: Name of the text; "" if the benchmark has only one.
@@ -171,23 +171,21 @@ def score(
   ]
   for way in steps:
     if len(way) > 1:
-      along = [vectors[steps.index(way[:place])] for place in range(1, len(way) + 1)]
+      path = agnosticism.path_distances(
+        [vectors[steps.index(way[:place])] for place in range(1, len(way) + 1)]
+      )
       results.append(
         suite.Result(
           f"{prefix}path {'+'.join(way)}",
           tuple(code_of(step) for step in way),
-          _path_metrics(agnosticism.path_distances(along)),
+          {
+            _SOURCE_DISTANCE: 100 * float(path.step_S[-1]),
+            "distance to the original": 100 * float(path.start_S[-1]),
+            "distance along the path": 100 * float(path.step_S.sum()),
+          },
         )
       )
   return results + _figure_results(prefix, steps, row_K, vectors)
-
-
-def _path_metrics(path: agnosticism.PathDistances) -> suite.Numbers:
-  return {
-    _SOURCE_DISTANCE: 100 * float(path.step_S[-1]),
-    "distance to the original": 100 * float(path.start_S[-1]),
-    "distance along the path": 100 * float(path.step_S.sum()),
-  }
 
 
 def _figure_results(
@@ -213,9 +211,7 @@ def _figure_results(
   return [*results, suite.Result(name, codes, shares)]
 
 
-def summarize(
-  results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool = True
-) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Summarizes errors over all ordered pairs, and their relation to language families.
 
   Returns mean, lowest and highest error; errors between versions in one language, and how much the

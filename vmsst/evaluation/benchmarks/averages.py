@@ -1,9 +1,8 @@
-"""Means over results, marked if sets are missing, and the names of missing sets."""
+"""Means over results, marked if sets are missing."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from vmsst import languages
 from vmsst.evaluation import suite
 
 INCOMPLETE = " (incomplete)"
@@ -17,11 +16,16 @@ def mean(name: str, values: Iterable[float], *, complete: bool) -> suite.Numbers
   return {name if complete else name + INCOMPLETE: statistics.fmean(values)}
 
 
-def metric_mean(
-  name: str, results: Sequence[suite.Result], metric: str, *, complete: bool
+def of_groups(
+  results: Iterable[suite.Result], metric: str, groups: Mapping[str, Collection[str]]
 ) -> suite.Numbers:
-  """Returns the mean of a metric over results."""
-  return mean(name, (result.metrics[metric] for result in results), complete=complete)
+  """Returns the mean of a metric over each group of results, given by their names."""
+  value_of = {result.name: result.metrics[metric] for result in results if metric in result.metrics}
+  found: suite.Numbers = {}
+  for name, group in groups.items():
+    values = [value_of[each] for each in group if each in value_of]
+    found |= mean(name, values, complete=len(values) == len(group))
+  return found
 
 
 def split_by_seen(
@@ -38,30 +42,16 @@ def by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
   """Returns means over results whose languages were all seen in training, and over the others."""
-  if seen is None:
-    return {}
-  found = split_by_seen(results, seen)
-  return metric_mean(f"{name} seen", found[True], metric, complete=complete) | metric_mean(
-    f"{name} unseen", found[False], metric, complete=complete
-  )
+  found: suite.Numbers = {}
+  for is_seen, own in ({} if seen is None else split_by_seen(results, seen)).items():
+    values = (result.metrics[metric] for result in own)
+    found |= mean(f"{name} {'seen' if is_seen else 'unseen'}", values, complete=complete)
+  return found
 
 
 def mean_and_by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
-  """Returns what `metric_mean` and `by_seen` return."""
-  return metric_mean(name, results, metric, complete=complete) | by_seen(
-    name, results, metric, seen, complete=complete
-  )
-
-
-def missing_names(names: Iterable[str], results: Iterable[suite.Result]) -> list[str]:
-  """Returns the names that no result has."""
-  present = {result.name for result in results}
-  return [name for name in names if name not in present]
-
-
-def missing_languages(codes: Iterable[str], results: Iterable[suite.Result]) -> list[str]:
-  """Returns the codes of languages that no result has, in any standard."""
-  present = {languages.language(code) for result in results for code in result.languages}
-  return [code for code in codes if languages.language(code) not in present]
+  """Returns the mean of a metric over results, and what `by_seen` returns."""
+  found = mean(name, (result.metrics[metric] for result in results), complete=complete)
+  return found | by_seen(name, results, metric, seen, complete=complete)

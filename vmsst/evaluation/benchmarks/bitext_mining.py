@@ -16,7 +16,6 @@ pairs of the test data.
 import collections
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -120,102 +119,50 @@ def f1_scores(
   return metrics
 
 
-@dataclasses.dataclass(frozen=True)
-class _Files:
-  name: str
-  foreign: storage.Path
-  english: storage.Path
-  gold: storage.Path
-
-  @property
-  def codes(self) -> tuple[str, ...]:
-    return tuple(files.known_code(code, self.gold) for code in self.name.split("-"))
-
-
-def _bucc_files(folder: storage.Path, split: str) -> list[_Files]:
-  found = []
+def _read_bucc(split: str, root: storage.Path) -> list[suite.LargeTask]:
+  """Returns one task per language pair; only one pair is in memory at a time."""
+  tasks = []
   for name in PAIRS:
     gold = [
       path
       for pattern in ("", "*/")
-      for path in storage.find(folder, f"{pattern}{name}.{split}.gold")
+      for path in storage.find(root / "bucc2018", f"{pattern}{name}.{split}.gold")
     ]
     if len(gold) > 1:
       raise errors.InputError(f"{gold[0]} and {gold[1]} have the same name: remove one")
-    for path in gold:
-      stem = path.with_name(f"{name}.{split}")
-      sides = [
-        files.plain_or_gzipped(stem.with_name(f"{stem.name}.{code}"), source=_BUCC_SOURCE)
-        for code in name.split("-")
-      ]
-      found.append(_Files(name, sides[0], sides[1], path))
-  return found
-
-
-def _mining_files(folder: storage.Path) -> list[_Files]:
-  found = []
-  for gold in files.files_in(folder, "??*-??*.gold"):
-    name = files.plain_name(gold).removesuffix(".gold")
-    sides = [files.plain_or_gzipped(gold.with_name(f"{name}.{code}")) for code in name.split("-")]
-    found.append(_Files(name, sides[0], sides[1], gold))
-  return found
-
-
-def _read_pair(paths: _Files) -> tuple[tuple[suite.Side, ...], Callable[..., list[suite.Result]]]:
-  """Returns both sides and a function from their vectors to the result of the language pair."""
-  corpora = read_corpus(paths.foreign), read_corpus(paths.english)
-  gold_G2 = read_gold(paths.gold, *corpora)
-  sides = tuple(
-    suite.Side(code, corpus.texts) for code, corpus in zip(paths.codes, corpora, strict=True)
-  )
-
-  def score(foreign_ND: np.ndarray, english_MD: np.ndarray) -> list[suite.Result]:
-    metrics = f1_scores(*corpora, gold_G2, foreign_ND, english_MD)
-    return [suite.Result(paths.name, paths.codes, metrics)]
-
-  return sides, score
-
-
-def _streamed(paths: _Files) -> suite.LargeTask:
-  sides, score = _read_pair(paths)
-  return suite.LargeTask(
-    paths.name,
-    measure=lambda tools: score(*(tools.embed(side) for side in sides)),
-    texts=lambda: itertools.chain.from_iterable(side.texts for side in sides),
-  )
-
-
-def _read_bucc(split: str, root: storage.Path) -> list[suite.LargeTask]:
-  """Returns one task per language pair; only one pair is in memory at a time."""
-  return [_streamed(paths) for paths in _bucc_files(root / "bucc2018", split)]
+    tasks += [_read_pair(name, path).streamed() for path in gold]
+  return tasks
 
 
 def read_mining(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair."""
-  return [suite.Task(x.name, *_read_pair(x)) for x in _mining_files(root / "mining")]
+  found = files.files_in(root / "mining", "??*-??*.gold")
+  return [_read_pair(files.plain_name(path).removesuffix(".gold"), path) for path in found]
 
 
-def summarize_bucc(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  """Returns means over the four pairs."""
-  return _means(results, None, complete=not missing_bucc(results))
+def _read_pair(name: str, gold: storage.Path) -> suite.Task:
+  """Reads the gold pairs and both sides, whose files have the same name up to the end."""
+  codes = tuple(files.known_code(code, gold) for code in name.split("-"))
+  start = files.plain_name(gold).removesuffix("gold")
+  foreign, english = (
+    read_corpus(files.plain_or_gzipped(gold.with_name(start + code), source=_BUCC_SOURCE))
+    for code in codes
+  )
+  gold_G2 = read_gold(gold, foreign, english)
+
+  def score(foreign_ND: np.ndarray, english_MD: np.ndarray) -> list[suite.Result]:
+    metrics = f1_scores(foreign, english, gold_G2, foreign_ND, english_MD)
+    return [suite.Result(name, codes, metrics)]
+
+  sides = suite.Side(codes[0], foreign.texts), suite.Side(codes[1], english.texts)
+  return suite.Task(name, sides, score)
 
 
-def missing_bucc(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the language pairs without results."""
-  return averages.missing_names(PAIRS, results)
-
-
-def summarize_mining(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means over all pairs, and over pairs of seen and other languages."""
-  return _means(results, seen, complete=True)
-
-
-def _means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
   summary: suite.Numbers = {}
   for metric in METRICS:
-    summary |= averages.metric_mean(metric, results, metric, complete=complete)
-  for metric in METRICS:
-    summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
+    summary |= averages.mean_and_by_seen(metric, results, metric, seen, complete=complete)
   return summary
 
 
@@ -227,8 +174,8 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
     layout=f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
     source=_BUCC_SOURCE,
     read=functools.partial(_read_bucc, split),
-    summarize=summarize_bucc,
-    missing=missing_bucc,
+    averages=averages_of,
+    sets=PAIRS,
   )
 
 
@@ -241,5 +188,5 @@ MINING = suite.Benchmark(
   layout="xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
   source="create these files from any corpora",
   read=read_mining,
-  summarize=summarize_mining,
+  averages=averages_of,
 )

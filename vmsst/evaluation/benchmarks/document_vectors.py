@@ -25,17 +25,12 @@ def mean_vectors(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.
     language: Language code of the documents.
     texts: The documents, at least one.
   """
-  return np.concatenate(
-    [
-      _block_means(embed, language, texts[start : start + BLOCK_DOCUMENTS])
-      for start in range(0, len(texts), BLOCK_DOCUMENTS)
-    ]
-  )
-
-
-def _block_means(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.ndarray:
-  split = [sentence_splitting.sentences(text) for text in texts]
-  count_N = np.array([len(pieces) for pieces in split])
-  vectors_SD = embed(suite.Side(language, [piece for pieces in split for piece in pieces]))
-  sum_ND = np.add.reduceat(vectors_SD, np.cumsum(count_N) - count_N, axis=0, dtype=np.float32)
-  return sum_ND / count_N[:, None].astype(np.float32)
+  means = []
+  for start in range(0, len(texts), BLOCK_DOCUMENTS):
+    block = texts[start : start + BLOCK_DOCUMENTS]
+    split = [sentence_splitting.sentences(text) for text in block]
+    count_N = np.array([len(pieces) for pieces in split])
+    vectors_SD = embed(suite.Side(language, [piece for pieces in split for piece in pieces]))
+    sum_ND = np.add.reduceat(vectors_SD, np.cumsum(count_N) - count_N, axis=0, dtype=np.float32)
+    means.append(sum_ND / count_N[:, None].astype(np.float32))
+  return np.concatenate(means)

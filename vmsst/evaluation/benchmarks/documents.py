@@ -8,16 +8,16 @@ English into each language and back; mean of five seeds.
 import ast
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 import numpy as np
 
 from vmsst import errors
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, document_vectors, files, json_lines, transfer
-from vmsst.files import storage, text_files, xml_files
+from vmsst.evaluation.benchmarks import document_vectors, files, json_lines, transfer
+from vmsst.files import storage, text_files
 from vmsst.text import sentence_splitting
 
 
@@ -62,7 +62,7 @@ def mldoc(path: storage.Path) -> Documents:
   Raises:
     InputError: the file is broken.
   """
-  found = Documents([], [])
+  found, path = Documents([], []), files.plain_or_gzipped(path)
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     label, tab, text = line.partition("\t")
     if not tab or label not in _MLDOC_LABELS:
@@ -85,11 +85,9 @@ def _decoded(text: str, place: str) -> str:
 
 def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "mldoc"
-  parts = {"train": "train.1000", "dev": "dev", "test": "test"}
+  parts = ("train.1000", "dev", "test")
   found = {
-    code: Splits(
-      **{part: mldoc(_file(folder / name / f"{name}.{end}")) for part, end in parts.items()}
-    )
+    code: Splits(*(mldoc(folder / name / f"{name}.{part}") for part in parts))
     for code, name in _MLDOC_LANGUAGES.items()
     if (folder / name).is_dir()
   }
@@ -103,6 +101,13 @@ _CLS_LANGUAGES = {"en": "en", "de": "de", "fr": "fr", "ja": "jp"}
 _CLS_DOMAINS = ("books", "dvd", "music")
 
 
+class _WithoutEntities(ElementTree.TreeBuilder):
+  """Refuses document type definitions, whose entities can expand without limit."""
+
+  def doctype(self, name: str, public: str | None, system: str | None) -> None:
+    raise ValueError("the file has a document type definition: remove it")
+
+
 def cls(path: storage.Path) -> Documents:
   """Reads a file of CLS: XML with `item` elements that have `rating`, `summary` and `text`.
 
@@ -110,65 +115,33 @@ def cls(path: storage.Path) -> Documents:
   the processed form of CLS.
 
   Raises:
-    InputError: the file is not well-formed, has a document type definition or entities, or a review
-      has no rating or one of three stars.
+    InputError: the file is not well-formed, has a document type definition, or a review has no
+      rating or one of three stars.
   """
-  parser = expat.ParserCreate()
-  reviews = _Reviews(path, parser)
-  for _ in xml_files.feed(str(path), parser):
-    pass
-  return _not_empty(reviews.found, path)
-
-
-class _Reviews:
-  """Collects the reviews while expat parses them."""
-
-  def __init__(self, path: storage.Path, parser: expat.XMLParserType):
-    self.found = Documents([], [])
-    self._path = path
-    self._parser = parser
-    self._fields: dict[str, list[str]] = {}
-    self._open: list[str] = []
-    parser.buffer_text = True
-    parser.StartElementHandler = self._start
-    parser.EndElementHandler = self._end
-    parser.CharacterDataHandler = self._characters
-    parser.StartDoctypeDeclHandler = self._doctype
-    parser.EntityDeclHandler = self._refuse
-    parser.SkippedEntityHandler = self._refuse
-
-  def _start(self, name: str, attributes: dict[str, str]) -> None:
-    if name == "item":
-      self._fields = {}
-    self._open.append(name)
-
-  def _end(self, name: str) -> None:
-    self._open.pop()
-    if name == "item":
-      summary, text = ("".join(self._fields.get(x, ())).strip() for x in ("summary", "text"))
-      stars = _stars("".join(self._fields.get("rating", ())).strip(), self._place)
-      if stars == 3:
-        raise errors.InputError(f"{self._place}: a rating of 3 stars: remove the review")
-      self.found.labels.append(_sentiment(stars))
-      self.found.texts.append(f"{summary}\n{text}".strip())
-
-  def _characters(self, text: str) -> None:
-    if self._open:
-      self._fields.setdefault(self._open[-1], []).append(text)
-
-  def _doctype(self, name: str, system: Any, public: Any, has_internal_subset: int) -> None:
-    if has_internal_subset:  # External ones are never fetched.
-      self._refuse()
-
-  def _refuse(self, *details: Any) -> None:
-    raise errors.InputError(
-      f"{self._place}: the file has a document type definition or entities, which can expand "
-      "without limit: remove them"
+  path = files.plain_or_gzipped(path)
+  parser = ElementTree.XMLParser(target=_WithoutEntities())
+  try:
+    for chunk in text_files.read_chunks(str(path)):
+      parser.feed(chunk)
+    items = parser.close().iter("item")
+  except errors.InputError:
+    raise
+  except ElementTree.ParseError as error:
+    raise errors.InputError(f"{path}:{error.position[0]}: not well-formed XML: {error}") from None
+  except (LookupError, ValueError) as error:  # Also encodings that are not supported.
+    raise errors.InputError(f"{path}: {error}") from None
+  found = Documents([], [])
+  for number, item in enumerate(items, 1):
+    fields = (item.find(name) for name in ("rating", "summary", "text"))
+    rating, summary, text = (
+      "" if field is None else "".join(field.itertext()).strip() for field in fields
     )
-
-  @property
-  def _place(self) -> str:
-    return f"{self._path}:{self._parser.CurrentLineNumber}"
+    stars = _stars(rating, f"{path}: review {number}")
+    if stars == 3:
+      raise errors.InputError(f"{path}: review {number} has 3 stars: remove it")
+    found.labels.append(_sentiment(stars))
+    found.texts.append(f"{summary}\n{text}".strip())
+  return _not_empty(found, path)
 
 
 def _stars(rating: Any, place: str) -> int:
@@ -187,21 +160,17 @@ def _sentiment(stars: int) -> str:
 
 def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "cls-acl10-unprocessed"
-  return [
-    _task("cls", f"{domain} ", _cls_splits(folder, domain), folder)
-    for domain in _CLS_DOMAINS
-    if _exist(folder, f"*/{domain}")
-  ]
-
-
-def _cls_splits(folder: storage.Path, domain: str) -> dict[str, Splits]:
-  """Reads the languages; the test set also chooses the epoch of its own language's classifier."""
-  found = {}
-  for code, name in _CLS_LANGUAGES.items():
-    if _exist(folder, f"{name}/{domain}"):
-      train, test = (cls(_file(folder / name / domain / f"{x}.review")) for x in ("train", "test"))
-      found[code] = Splits(train, test, test)
-  return found
+  tasks = []
+  for domain in _CLS_DOMAINS:
+    found = {}
+    for code, name in _CLS_LANGUAGES.items():
+      if storage.find(folder, f"{name}/{domain}"):
+        train, test = (cls(folder / name / domain / f"{x}.review") for x in ("train", "test"))
+        # The test set also chooses the epoch of its own language's classifier.
+        found[code] = Splits(train, test, test)
+    if found or storage.find(folder, f"*/{domain}"):
+      tasks.append(_task("cls", f"{domain} ", found, folder))
+  return tasks
 
 
 # --------------------------------------------------------------------------------------------
@@ -225,7 +194,7 @@ def amazon(path: storage.Path, code: str, limit: int | None = None) -> Documents
   Raises:
     InputError: the file is broken, has another language, or has fewer reviews than `limit`.
   """
-  found = Documents([], [])
+  found, path = Documents([], []), files.plain_or_gzipped(path)
   taken = {1: 0, 2: 0, 4: 0, 5: 0}
   for place, record in json_lines.records(path):
     if record.get("language") != code:
@@ -248,13 +217,10 @@ def _read_amazon(root: storage.Path) -> list[suite.LargeTask]:
   limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
   found = {
     code: Splits(
-      **{
-        part: amazon(_file(folder / part / f"dataset_{code}_{part}.json"), code, limit)
-        for part, limit in limits.items()
-      }
+      *(amazon(folder / x / f"dataset_{code}_{x}.json", code, limit) for x, limit in limits.items())
     )
     for code in _AMAZON_LANGUAGES
-    if _exist(folder, f"*/dataset_{code}_*")
+    if storage.find(folder, f"*/dataset_{code}_*")
   }
   return [_task("amazon", "", found, folder)]
 
@@ -319,76 +285,50 @@ def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
         yield from sentence_splitting.sentences(document)
 
 
-def _benchmark(
-  name: str,
-  title: str,
-  folder: str,
-  layout: str,
-  source: str,
-  read: Callable[[storage.Path], Sequence[suite.LargeTask]],
-  codes: Iterable[str],
-  prefixes: Sequence[str] = ("",),
-) -> suite.Benchmark:
-  others = [code for code in codes if code != "en"]
-  wanted = [
-    f"{prefix}{pair}" for prefix in prefixes for x in others for pair in (f"en->{x}", f"{x}->en")
-  ]
-
-  def missing(results: Sequence[suite.Result]) -> list[str]:
-    return averages.missing_names(wanted, results)
-
-  return suite.Benchmark(
-    name=name,
-    title=title,
-    folders=(folder,),
-    layout=layout,
-    source=source,
-    read=read,
-    summarize=lambda results, seen: transfer.means(results, seen, complete=not missing(results)),
-    missing=missing,
-  )
-
-
-def _file(path: storage.Path) -> storage.Path:
-  return files.plain_or_gzipped(path)
-
-
-def _exist(folder: storage.Path, pattern: str) -> bool:
-  return bool(storage.find(folder, pattern))
-
-
 def _not_empty(found: Documents, path: storage.Path) -> Documents:
   if not found.texts:
     raise errors.InputError(f"{path}: contains no document")
   return found
 
 
-MLDOC = _benchmark(
-  "mldoc",
-  "MLDoc, topics of news",
-  "mldoc",
-  "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
-  "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts them "
-  "to these files",
-  _read_mldoc,
-  _MLDOC_LANGUAGES,
+def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:
+  """Returns the names of results between English and each other language."""
+  others = [code for code in codes if code != "en"]
+  return [f"{prefix}{pair}" for x in others for pair in (f"en->{x}", f"{x}->en")]
+
+
+MLDOC = suite.Benchmark(
+  name="mldoc",
+  title="MLDoc, topics of news",
+  folders=("mldoc",),
+  layout="LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
+  source=(
+    "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts "
+    "them to these files"
+  ),
+  read=_read_mldoc,
+  averages=transfer.means,
+  sets=_sets(_MLDOC_LANGUAGES),
 )
-CLS = _benchmark(
-  "cls",
-  "CLS, sentiments of Amazon reviews (version 1)",
-  "cls-acl10-unprocessed",
-  "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
-  "download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
-  _read_cls,
-  _CLS_LANGUAGES,
-  [f"{domain} " for domain in _CLS_DOMAINS],
+CLS = suite.Benchmark(
+  name="cls",
+  title="CLS, sentiments of Amazon reviews (version 1)",
+  folders=("cls-acl10-unprocessed",),
+  layout="{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
+  source="download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  read=_read_cls,
+  averages=transfer.means,
+  sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_LANGUAGES, f"{domain} ")],
 )
-AMAZON = _benchmark(
-  "amazon",
-  "Sentiments of multilingual Amazon reviews (version 2)",
-  "amazon_reviews",
-  "PART/dataset_XX_PART.json, for PART train, dev and test",
-  "Amazon no longer distributes the Multilingual Amazon Reviews Corpus: use a copy that you have",
-  _read_amazon,
-  _AMAZON_LANGUAGES,
+AMAZON = suite.Benchmark(
+  name="amazon",
+  title="Sentiments of multilingual Amazon reviews (version 2)",
+  folders=("amazon_reviews",),
+  layout="PART/dataset_XX_PART.json, for PART train, dev and test",
+  source=(
+    "Amazon no longer distributes the Multilingual Amazon Reviews Corpus: use a copy that you have"
+  ),
+  read=_read_amazon,
+  averages=transfer.means,
+  sets=_sets(_AMAZON_LANGUAGES),
 )

@@ -190,9 +190,15 @@ def parse(span: line_spans.Span) -> Iterator[tuple[str, list[str]]]:
   Raises:
     InputError: the file is broken.
   """
-  of_line = _tsv_pair if span.name.removesuffix(".gz").endswith(".tsv") else _json_pair
+  is_table = span.name.removesuffix(".gz").endswith(".tsv")
   for number, line in enumerate(span.read(), span.first):
-    yield of_line(line, f"{span.name}:{number}")
+    place = f"{span.name}:{number}"
+    if is_table:
+      yield _tsv_pair(line, place)
+    else:
+      record = json_lines.parse(line, place)
+      question = json_lines.text(record, "question", place)
+      yield question, json_lines.text_list(record, "answer", place)
 
 
 def _store(
@@ -217,11 +223,6 @@ def _cosines(
     rows = slice(start, start + SHARD)
     parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_Q[rows]]))
   return np.concatenate(parts)
-
-
-def _json_pair(line: str, place: str) -> tuple[str, list[str]]:
-  record = json_lines.parse(line, place)
-  return json_lines.text(record, "question", place), json_lines.text_list(record, "answer", place)
 
 
 def _tsv_pair(line: str, place: str) -> tuple[str, list[str]]:

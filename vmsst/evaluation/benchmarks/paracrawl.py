@@ -6,8 +6,9 @@ published; take the first lines of shuffled ParaCrawl 5 files.
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
+
+import numpy as np
 
 from vmsst import errors
 from vmsst.evaluation import suite
@@ -42,30 +43,25 @@ def read(root: storage.Path) -> list[suite.LargeTask]:
         "translation on the line with the same number"
       )
     sides = suite.Side(codes[0], queries), suite.Side(codes[1], candidates)
-    texts = functools.partial(itertools.chain, queries, candidates)
-    tasks.append(suite.LargeTask(name, functools.partial(_measure, name, sides), texts))
+    tasks.append(suite.Task(name, sides, functools.partial(_score, name, sides)).streamed())
   return tasks
 
 
-def _measure(
-  name: str, sides: tuple[suite.Side, suite.Side], tools: suite.Tools
+def _score(
+  name: str,
+  sides: tuple[suite.Side, suite.Side],
+  query_ND: np.ndarray,
+  candidate_MD: np.ndarray,
 ) -> list[suite.Result]:
   queries, candidates = sides
-  forward, _ = xsim.nearest(tools.embed(queries), tools.embed(candidates))
+  forward, _ = xsim.nearest(query_ND, candidate_MD)
   accuracy = 100 * (1 - xsim.error_rate(forward.margin_N, candidates.texts))
   return [suite.Result(name, (queries.language, candidates.language), {"accuracy": accuracy})]
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns `accuracy`, the mean over all pairs, and over pairs of seen and other languages."""
-  complete = not missing(results)
   return averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the paper's language pairs without results."""
-  there = {frozenset(result.languages) for result in results}
-  return [f"{code}-en" for code in LANGUAGES if {code, "en"} not in there]
 
 
 BENCHMARK = suite.Benchmark(
@@ -78,6 +74,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  codes=LANGUAGES,
 )

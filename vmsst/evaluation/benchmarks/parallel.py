@@ -39,9 +39,6 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Languages that papers average over on FLORES, by metric and by name of the group."""
 
-# Metrics that are also averaged over the searches in each language of a group. The soft contrastive
-# paper does not state the direction of its Table 9; LASER's tool for xSIM prints these averages.
-_BY_LANGUAGE = ("xsim",)
 _ENGLISH = languages.language("en")
 _CHANGED = "eng_Latn"  # The language with changed sentences.
 FLORES_SOURCE = (
@@ -163,11 +160,11 @@ def _changed_rates(
   }
 
 
-def summarize(
-  codes: Sequence[str],
+def averages_of(
   groups: Mapping[str, Mapping[str, Sequence[str]]],
   results: Sequence[suite.Result],
   seen: suite.Seen,
+  complete: bool,
 ) -> suite.Numbers:
   """Returns means over ordered pairs of languages.
 
@@ -176,13 +173,12 @@ def summarize(
   group; `xsim++` and its types over all pairs that have them.
 
   Args:
-    codes: Language codes of the benchmark.
     groups: Language codes by metric and by name of the group.
     results: Results of the pairs.
     seen: Tests which languages were seen in training.
+    complete: Whether all languages have results.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
-  complete = not averages.missing_languages(codes, results)
   summary: suite.Numbers = {}
   for metric in METRICS:
     values = [result.metrics[metric] for result in results]
@@ -201,7 +197,9 @@ def summarize(
       inside = [x for x in zip(pairs, values, strict=True) if members >= {*x[0]}]
       whole = len(inside) >= len(members) * (len(members) - 1)
       summary |= averages.mean(f"{metric} {name}", (x for _, x in inside), complete=whole)
-      for code in own if metric in _BY_LANGUAGE else ():
+      # The soft contrastive paper does not state the direction of its Table 9; LASER's tool prints
+      # the averages of searches in each language.
+      for code in own if metric == "xsim" else ():
         target = languages.language(code)
         into = (x for pair, x in inside if pair[1] == target)
         summary |= averages.mean(f"{metric} {name}: {code}", into, complete=whole)
@@ -209,12 +207,6 @@ def summarize(
   for name in sorted({name for metrics in changed for name in metrics} - {*METRICS}):
     summary |= averages.mean(name, (x[name] for x in changed), complete=complete)
   return summary
-
-
-def _missing_flores(results: Sequence[suite.Result]) -> list[str]:
-  lacking = averages.missing_languages(_FLORES_CODES, results)
-  changed = any("xsim++" in result.metrics for result in results)
-  return lacking if changed else [*lacking, "changed English sentences (xSIM++)"]
 
 
 def _flores(name: str, split: str) -> suite.Benchmark:
@@ -229,8 +221,8 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     ),
     source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
-    summarize=functools.partial(summarize, _FLORES_CODES, GROUPS),
-    missing=_missing_flores,
+    averages=functools.partial(averages_of, GROUPS),
+    codes=_FLORES_CODES,
   )
 
 
@@ -243,6 +235,6 @@ NTREX = suite.Benchmark(
   layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
   source=NTREX_SOURCE,
   read=read_ntrex,
-  summarize=functools.partial(summarize, NTREX_CODES, {}),
-  missing=functools.partial(averages.missing_languages, NTREX_CODES),
+  averages=functools.partial(averages_of, {}),
+  codes=NTREX_CODES,
 )

@@ -28,6 +28,8 @@ MKQA_LANGUAGES = (
 # fmt: on
 """Languages of Table 12. MKQA's zh_hk and zh_tw are measured, but are not part of the mean."""
 
+_MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
+
 MkqaQuestions = Literal["answered", "all"]
 """Which of MKQA's questions count: those with an answer, or all of them."""
 MKQA_QUESTIONS: tuple[MkqaQuestions, ...] = get_args(MkqaQuestions)
@@ -130,28 +132,21 @@ def knowledge_retrieval(
   ]
 
 
-def _summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12."""
-  found = {x.name: x.metrics["accuracy"] for x in results if x.name == "nq"}
-  names = _mkqa_names()
-  own = [x for x in results if x.name in names]
-  complete = len(own) == len(names)
-  return found | averages.mean_and_by_seen("mkqa", own, "accuracy", seen, complete=complete)
-
-
-def _mkqa_names() -> list[str]:
-  return [f"mkqa {code}" for code in MKQA_LANGUAGES]
-
-
-def _missing(results: Sequence[suite.Result]) -> list[str]:
-  return averages.missing_names(("nq", *_mkqa_names()), results)
+  found = averages.of_groups(results, "accuracy", {"nq": ["nq"], "mkqa": _MKQA_SETS})
+  own = [result for result in results if result.name in _MKQA_SETS]
+  whole = len(own) == len(_MKQA_SETS)
+  return found | averages.by_seen("mkqa", own, "accuracy", seen, complete=whole)
 
 
 def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
   """Reads the questions to search for, if their files exist, even without a knowledge base."""
   sets = []
   if (root / "nq").is_dir():
-    sets.append(nq_open(_nq_file(root / "nq")))
+    # Google calls the test set dev, others test.
+    names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
+    sets.append(nq_open(files.files_in(root / "nq", *names, source=_NQ_SOURCE)[-1]))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
   return sets
@@ -168,12 +163,6 @@ def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
   measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
   texts = functools.partial(itertools.chain.from_iterable, [own.texts for own in sets])
   return [suite.LargeTask("knowledge base", measure, texts)]
-
-
-def _nq_file(folder: storage.Path) -> storage.Path:
-  """Returns the file of the test set, which Google calls dev and others test."""
-  patterns = ("[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl")
-  return files.files_in(folder, *patterns, source=_NQ_SOURCE)[-1]
 
 
 def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
@@ -195,8 +184,8 @@ def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
     source=f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
     read=functools.partial(_read, counted),
     options={MKQA_OPTION: counted},
-    summarize=_summarize,
-    missing=_missing,
+    averages=_averages,
+    sets=("nq", *_MKQA_SETS),
   )
 
 
@@ -237,16 +226,12 @@ def _same_rows(
   return results
 
 
-def _summarize_small(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-  complete = not _missing_small(results)
-  found: suite.Numbers = {}
-  for metric in ("accuracy", "R@10"):
-    found |= averages.metric_mean(metric, results, metric, complete=complete)
-  return found | averages.by_seen("accuracy", results, "accuracy", seen, complete=complete)
-
-
-def _missing_small(results: Sequence[suite.Result]) -> list[str]:
-  return averages.missing_names(_SMALL_LANGUAGES, results)
+def _small_averages(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool
+) -> suite.Numbers:
+  recall = averages.mean("R@10", (x.metrics["R@10"] for x in results), complete=complete)
+  accuracy = averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
+  return accuracy | recall
 
 
 MKQA_SMALL = suite.Benchmark(
@@ -257,8 +242,8 @@ MKQA_SMALL = suite.Benchmark(
   layout="mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
   source=f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
   read=_read_small,
-  summarize=_summarize_small,
-  missing=_missing_small,
+  averages=_small_averages,
+  sets=_SMALL_LANGUAGES,
 )
 
 

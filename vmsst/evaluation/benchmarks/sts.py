@@ -29,7 +29,6 @@ SETS: dict[str, tuple[str, ...]] = {
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
 _LEFT_OUT = "STS13.SMT"  # From Spearman's correlation.
-_SCORED_IN_PART = ("2015", "2016")  # Their score files have empty lines.
 _SOURCE = (
   "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS of "
   "https://github.com/facebookresearch/SentEval"
@@ -77,7 +76,7 @@ def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
     name = files.plain_name(path).split(".input.")[1].removesuffix(".txt").removeprefix("surprise.")
     official = _official(f"STS{year[1]}.{name}", path)
     gold = files.plain_or_gzipped(path.with_name(similarity.gold_name(path)), source=_SOURCE)
-    unscored = f"20{year[1]}" in _SCORED_IN_PART
+    unscored = year[1] in ("15", "16")  # Their score files have empty lines.
     yield similarity.semeval(path, gold, official, unscored=unscored)
 
 
@@ -109,33 +108,23 @@ def _score(
   return results
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
-  found = {result.name: result.metrics for result in results}
-  whole = {metric: True for metric in similarity.METRICS}
-  years: suite.Numbers = {}
-  values: dict[str, list[float]] = {metric: [] for metric in similarity.METRICS}
-  for year, names in _NAMES.items():
-    together = found.get(f"STS{year[2:]}", {})
-    numbers = {
-      "pearson": [found[name]["pearson"] for name in names if name in found],
-      "spearman": list(together.values()),
-    }
-    lacking = {name for name in names if name not in found}
-    for metric, needed in (("pearson", lacking), ("spearman", lacking - {_LEFT_OUT})):
-      mean = averages.mean(f"{metric} {year}", numbers[metric], complete=not needed)
-      years |= mean
-      values[metric] += mean.values()
-      whole[metric] &= not needed
+  names = {f"pearson {year}": own for year, own in _NAMES.items()}
+  years = {
+    "pearson": averages.of_groups(results, "pearson", names),
+    "spearman": {
+      key.replace("spearman", f"spearman 20{result.name[3:]}"): value
+      for result in results
+      if result.name[3:].isdecimal()  # All sets of a year.
+      for key, value in result.metrics.items()
+    },
+  }
   summary: suite.Numbers = {}
-  for metric in similarity.METRICS:
-    summary |= averages.mean(metric, values[metric], complete=whole[metric])
-  return summary | years
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the official sets without results."""
-  return averages.missing_names(itertools.chain.from_iterable(_NAMES.values()), results)
+  for metric, found in years.items():
+    whole = [key for key in found if not key.endswith(averages.INCOMPLETE)]
+    summary |= averages.mean(metric, found.values(), complete=len(whole) == len(SETS))
+  return summary | years["pearson"] | years["spearman"]
 
 
 BENCHMARK = suite.Benchmark(
@@ -145,6 +134,6 @@ BENCHMARK = suite.Benchmark(
   layout="YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
   source=_SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  sets=tuple(itertools.chain.from_iterable(_NAMES.values())),
 )

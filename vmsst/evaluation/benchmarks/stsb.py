@@ -5,6 +5,7 @@ pairs than published says so, as in "de.test (595 of 1379 pairs)"; averages over
 " (incomplete)". Training pairs are not read. JSTS is not part of averages.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from vmsst import errors
@@ -56,7 +57,9 @@ def _tables(folder: storage.Path) -> Iterator[tuple[str, similarity.ScoredPairs]
       raise errors.InputError(f"{path}: no pairs of dev or test")
     for split, pairs in rows.items():
       if pairs:
-        yield code, similarity.ScoredPairs(_name(code, split, len(pairs)), path, pairs)
+        complete = SPLITS[split]
+        part = "" if len(pairs) == complete else f" ({len(pairs)} of {complete} pairs)"
+        yield code, similarity.ScoredPairs(f"{code}.{split}{part}", path, pairs)
 
 
 def _pair(row: list[str], path: storage.Path, line: int) -> tuple[float, str, str]:
@@ -68,42 +71,29 @@ def _pair(row: list[str], path: storage.Path, line: int) -> tuple[float, str, st
   return files.number(row[4], path, line), row[5], row[6]
 
 
-def _name(code: str, split: str, count: int) -> str:
-  whole = SPLITS[split]
-  part = "" if count == whole else f" ({count} of {whole} pairs)"
-  return f"{code}.{split}{part}"
-
-
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means of each split over all languages, English, others, and seen and unseen ones."""
   summary: suite.Numbers = {}
-  for split in SPLITS:
+  for split, metric in itertools.product(SPLITS, reversed(similarity.METRICS)):
     found = {
-      result.name.split(".")[0]: result
+      code: result
       for result in results
-      if result.name != _JSTS and result.name.split(".")[1].split(" ")[0] == split
+      for code in LANGUAGES
+      if result.name.split(" ")[0] == f"{code}.{split}"
     }
     whole = {code for code, result in found.items() if result.name == f"{code}.{split}"}
-    for metric in reversed(similarity.METRICS):
-      name = f"{metric} {split}"
-      for part, codes in (
-        ("", LANGUAGES),
-        (" English", LANGUAGES[:1]),
-        (" other languages", LANGUAGES[1:]),
-      ):
-        values = [found[code].metrics[metric] for code in codes if code in found]
-        summary |= averages.mean(name + part, values, complete=whole >= {*codes})
-      there = list(found.values())
-      complete = whole >= {*LANGUAGES}
-      summary |= averages.by_seen(name, there, metric, seen, complete=complete)
+    for part, codes in (
+      ("", LANGUAGES),
+      (" English", LANGUAGES[:1]),
+      (" other languages", LANGUAGES[1:]),
+    ):
+      values = [found[code].metrics[metric] for code in codes if code in found]
+      summary |= averages.mean(f"{metric} {split}{part}", values, complete=whole >= {*codes})
+    there = list(found.values())
+    summary |= averages.by_seen(
+      f"{metric} {split}", there, metric, seen, complete=whole >= {*LANGUAGES}
+    )
   return summary
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns languages and splits without results, or with incomplete ones."""
-  parts = {result.name.split(" ")[0]: result.name for result in results}
-  names = [*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS]
-  return [parts.get(name, name) for name in names if parts.get(name) != name]
 
 
 BENCHMARK = suite.Benchmark(
@@ -117,6 +107,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  sets=(*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS),
 )

@@ -75,30 +75,19 @@ def _score(code: str, foreign_ND: np.ndarray, english_ND: np.ndarray) -> list[su
   return [suite.Result(code, (code, "eng"), metrics)]
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means over all, seen and unseen languages, and `average` over the `GROUPS`."""
-  found = {result.name: result.metrics for result in results}
-  complete = not missing(results)
+  foreign = without_english(results)
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
-    summary |= averages.metric_mean(name, results, name, complete=complete)
-  summary |= averages.by_seen(
-    "average", without_english(results), "average", seen, complete=complete
-  )
-  for name, codes in GROUPS.items():
-    values = [found[code]["average"] for code in codes if code in found]
-    summary |= averages.mean(name, values, complete=len(values) == len(codes))
-  return summary
+    summary |= averages.mean(name, (x.metrics[name] for x in results), complete=complete)
+  summary |= averages.by_seen("average", foreign, "average", seen, complete=complete)
+  return summary | averages.of_groups(results, "average", GROUPS)
 
 
 def without_english(results: Sequence[suite.Result]) -> list[suite.Result]:
   """Returns the results with their foreign language alone, which counts as seen or unseen."""
   return [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the codes of languages without results."""
-  return averages.missing_names(LANGUAGES, results)
 
 
 BENCHMARK = suite.Benchmark(
@@ -108,6 +97,6 @@ BENCHMARK = suite.Benchmark(
   layout="tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
   source=SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  sets=LANGUAGES,
 )

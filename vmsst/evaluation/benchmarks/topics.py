@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files, transfer
+from vmsst.evaluation.benchmarks import files, transfer
 from vmsst.files import storage
 
 _NUSAX = {
@@ -69,10 +69,7 @@ def sib200(folder: storage.Path) -> LabeledTexts:
   Raises:
     InputError: a file is broken, English is missing, or files differ in more than the text.
   """
-  paths = {}
-  for path in files.files_in(folder, "*.tsv"):
-    paths[files.known_code(files.plain_name(path).removesuffix(".tsv"), path)] = path
-  return _labeled("sib200", folder, paths, ("split", "index_id", "category", "text"))
+  return _labeled("sib200", folder, {}, ("split", "index_id", "category", "text"))
 
 
 def nusax(folder: storage.Path) -> LabeledTexts:
@@ -81,13 +78,7 @@ def nusax(folder: storage.Path) -> LabeledTexts:
   Raises:
     InputError: as in `sib200`.
   """
-  paths = {}
-  for path in files.files_in(folder, "*.tsv"):
-    name = files.plain_name(path).removesuffix(".tsv")
-    if name not in _NUSAX:
-      raise errors.InputError(f"{path}: {name!r} is not a language of NusaX: {', '.join(_NUSAX)}")
-    paths[_NUSAX[name]] = path
-  return _labeled("nusax", folder, paths, ("split", "id", "label", "text"))
+  return _labeled("nusax", folder, _NUSAX, ("split", "id", "label", "text"))
 
 
 def transfer_task(labeled: LabeledTexts, *, into_english: bool = False) -> suite.Task:
@@ -131,9 +122,13 @@ def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> l
 
 
 def _labeled(
-  name: str, folder: storage.Path, paths: Mapping[str, storage.Path], columns: tuple[str, ...]
+  name: str, folder: storage.Path, code_of: Mapping[str, str], columns: tuple[str, ...]
 ) -> LabeledTexts:
-  rows = {code: _rows(path, columns) for code, path in paths.items()}
+  """Reads the files, named by language codes or by the names of `code_of`."""
+  rows = {}
+  for path in files.files_in(folder, "*.tsv"):
+    language = files.plain_name(path).removesuffix(".tsv")
+    rows[files.known_code(code_of.get(language, language), path)] = _rows(path, columns)
   codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
   english = rows[codes[0]]
   if not transfer.is_english(codes[0]):
@@ -168,49 +163,29 @@ def _rows(path: storage.Path, columns: tuple[str, ...]) -> list[list[str]]:
   return rows
 
 
-def _benchmark(
-  name: str,
-  title: str,
-  layout: str,
-  source: str,
-  read: Callable[[storage.Path], LabeledTexts],
-  codes: Iterable[str],
-) -> suite.Benchmark:
-  wanted = tuple(codes)
-
-  def missing(results: Sequence[suite.Result]) -> list[str]:
-    return averages.missing_languages(wanted, results)
-
-  def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
-    own = next(x for x in results if x.languages[0] == x.languages[1])
-    means = transfer.means(results, seen, complete=not missing(results))
-    return {**means, "English": own.metrics["accuracy"]}
-
-  return suite.Benchmark(
-    name=name,
-    title=title,
-    folders=(name,),
-    layout=layout,
-    source=source,
-    read=lambda root: [transfer_task(read(root / name))],
-    summarize=summarize,
-    missing=missing,
-  )
+def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+  """Returns the means between languages, and the accuracy in English."""
+  (own,) = (x for x in results if x.languages[0] == x.languages[1])
+  return {**transfer.means(results, seen, complete), "English": own.metrics["accuracy"]}
 
 
-SIB200 = _benchmark(
-  "sib200",
-  "SIB-200, topics learned in English",
-  "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-  "download dadelani/sib-200; its sentences are those of FLORES-200",
-  sib200,
-  (each.flores[0] for each in languages.LANGUAGES if each.flores),
+SIB200 = suite.Benchmark(
+  name="sib200",
+  title="SIB-200, topics learned in English",
+  folders=("sib200",),
+  layout="CODE.tsv, plain or .gz (header: split, index_id, category, text)",
+  source="download dadelani/sib-200; its sentences are those of FLORES-200",
+  read=lambda root: [transfer_task(sib200(root / "sib200"))],
+  averages=_averages,
+  codes=[each.flores[0] for each in languages.LANGUAGES if each.flores],
 )
-NUSAX = _benchmark(
-  "nusax",
-  "NusaX, sentiments learned in English",
-  "LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
-  "download datasets/sentiment of IndoNLP/nusax",
-  nusax,
-  _NUSAX.values(),
+NUSAX = suite.Benchmark(
+  name="nusax",
+  title="NusaX, sentiments learned in English",
+  folders=("nusax",),
+  layout="LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
+  source="download datasets/sentiment of IndoNLP/nusax",
+  read=lambda root: [transfer_task(nusax(root / "nusax"))],
+  averages=_averages,
+  codes=tuple(_NUSAX.values()),
 )

@@ -26,7 +26,7 @@ def result(pair: tuple[str, str], accuracy_S: np.ndarray, prefix: str = "") -> s
   return suite.Result(f"{prefix}{pair[0]}->{pair[1]}", pair, metrics)
 
 
-def means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) -> suite.Numbers:
+def means(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means of `accuracy` over the results between two languages.
 
   Over all results; over those `from English` and `into English`, if both exist; and over those with
@@ -45,5 +45,5 @@ def means(results: Sequence[suite.Result], seen: suite.Seen, *, complete: bool) 
     parts |= {"accuracy from English": outward, "accuracy into English": inward}
   found: suite.Numbers = {}
   for name, part in parts.items():
-    found |= averages.metric_mean(name, part, "accuracy", complete=complete)
+    found |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
   return found | averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)

@@ -18,7 +18,6 @@ SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
 _ALL = (*SAME_LANGUAGE, *DIFFERENT_LANGUAGES)
 _ENGLISH_FIRST = ("track2", "track4b", "track6")  # In the files, unlike in their names.
-_MORE_PAIRS = "track6"  # Of 500 published pairs, the first 250 have a score.
 _SOURCE = (
   "download sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
   "(https://alt.qcri.org/semeval2017/task1), also in https://github.com/eduardofv/sts_eval"
@@ -47,7 +46,7 @@ def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
   gold_of = {files.plain_name(path): path for path in reversed(golds)}
   for path in storage.find(folder, "**/STS.input.track*.txt*"):
     name = files.plain_name(path).removeprefix("STS.input.").removesuffix(".txt")
-    more_pairs = name.split(".")[0] == _MORE_PAIRS
+    more_pairs = name.split(".")[0] == "track6"  # Of 500 published, the first 250 have a score.
     gold_name = similarity.gold_name(path)
     gold = gold_of.get(gold_name) or files.plain_or_gzipped(
       path.with_name(gold_name), source=_SOURCE
@@ -64,24 +63,18 @@ def _languages(pairs: similarity.ScoredPairs) -> list[str]:
   return codes[::-1] if track in _ENGLISH_FIRST else codes
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen) -> suite.Numbers:
+def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means of both metrics: all (XL), same language (XL s.), different ones (XL d.)."""
-  found = {result.name: result.metrics for result in results}
+  parts = {
+    "": _ALL,
+    " same language": SAME_LANGUAGE,
+    " different languages": DIFFERENT_LANGUAGES,
+  }
   summary: suite.Numbers = {}
   for metric in similarity.METRICS:
-    for part, names in (
-      ("", _ALL),
-      (" same language", SAME_LANGUAGE),
-      (" different languages", DIFFERENT_LANGUAGES),
-    ):
-      values = [found[name][metric] for name in names if name in found]
-      summary |= averages.mean(metric + part, values, complete=len(values) == len(names))
+    groups = {metric + part: names for part, names in parts.items()}
+    summary |= averages.of_groups(results, metric, groups)
   return summary
-
-
-def missing(results: Sequence[suite.Result]) -> list[str]:
-  """Returns the tracks of the averages without results."""
-  return averages.missing_names(_ALL, results)
 
 
 BENCHMARK = suite.Benchmark(
@@ -94,6 +87,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  summarize=summarize,
-  missing=missing,
+  averages=averages_of,
+  sets=_ALL,
 )

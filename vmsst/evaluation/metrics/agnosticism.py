@@ -163,17 +163,6 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
   return {name: float(np.mean(values)) for name, values in errors.items() if values}
 
 
-def nearest(error_LL: np.ndarray) -> list[list[int]]:
-  """Returns, for queries in each language, the languages that are searched with the lowest error.
-
-  Raises:
-    ValueError: as `averages`.
-  """
-  error_LL = square(error_LL)
-  off_LL = np.where(np.eye(len(error_LL), dtype=bool), np.inf, error_LL)
-  return [np.flatnonzero(row_L == row_L.min()).tolist() for row_L in off_LL]
-
-
 def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[Spread]:
   """Returns how much the versions in one language differ, for each text in another language.
 

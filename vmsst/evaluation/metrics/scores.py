@@ -50,15 +50,10 @@ def overall(results: Mapping[str, Any]) -> Score:
 
 
 def _lacking(results: Mapping[str, Any], benchmark: str, key: str) -> str | None:
-  """Returns why a benchmark's average is missing; None if it exists."""
-  found = results["benchmarks"].get(benchmark)
-  if found is None:
-    if benchmark in results.get("failed", {}):
-      return f"{benchmark} failed"
-    return f"{benchmark} {'is absent' if benchmark in results['absent'] else 'was not run'}"
-  sets = found["missing"]
-  if benchmark == "questions":  # It has two parts, which prefix the names of their sets.
-    sets = [name for name in sets if name.split()[0] == key]
-  if sets:
-    return f"{benchmark} lacks {len(sets)} sets that are part of {key}"
-  return None if key in found["summary"] else f"{benchmark} has no {key}"
+  """Returns why a benchmark's average is missing; None if it exists and lacks no sets."""
+  if found := results["benchmarks"].get(benchmark):
+    return None if key in found["summary"] else f"{benchmark} has no complete {key}"
+  for what, reason in (("failed", "failed"), ("absent", "is absent")):
+    if benchmark in results.get(what, {}):
+      return f"{benchmark} {reason}"
+  return f"{benchmark} was not run"

@@ -1,98 +1,48 @@
-"""Tables of a report, and columns of published numbers for them."""
+"""Tables of reports, and published numbers in them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from vmsst.evaluation.report import published
 
+_MOST_ROWS = 400  # Of the longest readable table.
 
-@dataclasses.dataclass(frozen=True)
-class Cell:
-  """A number of a table.
-
-  Attributes:
-    value: The number; None if missing.
-    difference: Difference from the first encoder; None for the first.
-    incomplete: Whether some of its sets are missing.
-    note: What the number is of, such as the nearest language.
-  """
-
-  value: float | None
-  difference: float | None = None
-  incomplete: bool = False
-  note: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-  """Label of a row or column.
-
-  Attributes:
-    name: The name.
-    detail: Further information, such as the source table.
-    published: Whether its numbers are published ones.
-  """
-
-  name: str
-  detail: str = ""
-  published: bool = False
+Cells = dict[tuple[str, str], str]
+"""Texts by row and column."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table; `cells` has a list for each row."""
+  """A table.
+
+  Attributes:
+    title: Its title.
+    header: What the rows are, then the columns.
+    rows: The texts of each row, by its name.
+  """
 
   title: str
-  corner: str
-  columns: list[Label]
-  rows: list[Label]
-  cells: list[list[Cell]]
+  header: list[str]
+  rows: dict[str, list[str]]
 
 
-def compared(values: Sequence[float | None]) -> list[Cell]:
-  """Returns the cells of one row, one per encoder; the others with differences from the first."""
-  first = values[0]
-  return [
-    Cell(value, None if not place or value is None or first is None else value - first)
-    for place, value in enumerate(values)
-  ]
+def table(title: str, corner: str, cells: Cells) -> Table:
+  """Returns a table of the rows and columns of `cells`, in the order of their first cell."""
+  columns = list(dict.fromkeys(column for _, column in cells))
+  rows = list(dict.fromkeys(row for row, _ in cells))
+  if len(rows) > _MOST_ROWS:
+    title += f" (the first {_MOST_ROWS} of {len(rows):,}; results.json has all)"
+  texts = {row: [cells.get((row, x), "–") for x in columns] for row in rows[:_MOST_ROWS]}
+  return Table(title, [corner, *columns], texts)
 
 
-@dataclasses.dataclass
-class _System:
-  """A row of published numbers: values by key, tables by paper."""
-
-  name: str
-  values: dict[str, float]
-  tables: dict[str, list[str]]
-
-  def takes(self, key: str, number: published.Published) -> bool:
-    """Whether a number belongs to this row: of the same paper, or repeated in another one."""
-    held = self.values.get(key)
-    same = held == number.value or (held is None and number.paper in self.tables)
-    return self.name == number.system and same
-
-  def label(self) -> Label:
-    sources = [
-      f"{paper}, Table{'s' * (len(tables) > 1)} {', '.join(tables)}"
-      for paper, tables in self.tables.items()
-    ]
-    return Label(self.name, "; ".join(sources), published=True)
-
-
-def systems(
-  numbers: Mapping[str, Sequence[published.Published]],
-) -> list[tuple[Label, dict[str, float]]]:
-  """Groups published numbers, given by key, into rows of systems."""
-  rows: list[_System] = []
-  for key, each in numbers.items():
-    for number in each:
-      row = next((row for row in rows if row.takes(key, number)), None)
-      if row is None:
-        row = _System(number.system, {}, {})
-        rows.append(row)
-      row.values[key] = number.value
-      tables = row.tables.setdefault(number.paper, [])
-      if number.table not in tables:
-        tables.append(number.table)
-  return [(row.label(), row.values) for row in rows]
+def published_cells(numbers: Mapping[str, Iterable[published.Published]]) -> Cells:
+  """Returns published numbers, given by key, by system and key; systems are named with table."""
+  return {
+    (f"{number.system} ({number.source})", key): (
+      # As many decimals as in the paper.
+      f"{number.value:.{1 if round(number.value, 1) == number.value else 2}f}"
+    )
+    for key, each in numbers.items()
+    for number in each
+  }

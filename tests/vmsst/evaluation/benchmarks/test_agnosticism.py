@@ -76,27 +76,6 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert not {"eng", "deu", "spa"} & set(found["missing"])
 
 
-def test_one_sentence_of_ntrex_can_be_plotted(tmp_path):
-  for code in ("eng", "deu", "fra"):
-    texts = sentences(code)
-    texts[0] = "" if code == "deu" else texts[0]
-    line_files.write_lines(tmp_path / "ntrex" / f"ntrex.{code}.txt", texts)
-  (figure,) = agnosticism_results.sentence_figures(
-    results_of(benchmark_runs.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path))
-  )
-  assert figure.labels == ("deu", "eng", "fra")
-  assert 2 <= figure.line <= SENTENCES  # line 1 has no German
-  assert figure.share_2[0] >= figure.share_2[1] > 0
-  vectors = Concepts().encode([f"{code} {figure.line - 1}" for code in figure.labels])
-  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-  for i in range(3):
-    for j in range(3):  # three points are in a plane
-      assert np.linalg.norm(figure.point_V2[i] - figure.point_V2[j]) == pytest.approx(
-        np.linalg.norm(vectors[i] - vectors[j]), abs=1e-5
-      )
-  assert not figure.edges
-
-
 def test_flores_is_read_by_its_own_codes(tmp_path):
   folder = tmp_path / "flores200" / "devtest"
   line_files.write_lines(folder / "eng_Latn.devtest", sentences("en"))
@@ -175,12 +154,12 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 
 def test_the_papers_three_slavic_groups_are_told_apart():
   errors_of = {
-    tuple(each.language.split("->")): each.value
+    tuple(each.of.rpartition(" ")[2].split("->")): each.value
     for each in published.load()
-    if (each.paper, each.table) == ("agnostic", "3") and each.language and "*" not in each.language
+    if (each.paper, each.table) == ("agnostic", "3") and each.of and "*" not in each.of
   }
   results = [suite.Result("->".join(pair), pair, {"error": x}) for pair, x in errors_of.items()]
-  summary = agnosticism_results.summarize(results, None)
+  summary = agnosticism_results.averages_of(results, None, True)
   groups = ["cs sk", "ru uk", "bg hr mk sl sr", "fr"]
   group_of = {code: group for group in groups for code in group.split()}
   within = [x for (a, b), x in errors_of.items() if group_of[a] == group_of[b]]
@@ -195,45 +174,3 @@ def test_the_papers_three_slavic_groups_are_told_apart():
   assert summary["error within branches"] < summary["error between branches"]
   # Four clusters are Russian, Ukrainian, Slovenian and the seven others.
   assert summary["purity of clusters, branches"] == pytest.approx(100 * (1 + 1 + 1 + 4) / 10)
-
-
-@pytest.mark.parametrize(
-  ("broken", "message"),
-  [
-    ({}, "ntrex has no .*MicrosoftTranslator"),
-    ({"ntrex.eng.txt": ["a"]}, r"ntrex\.eng\.txt: add another file of the same texts"),
-    ({"ntrex.eng.txt": ["a", "b"], "ntrex.deu.txt": ["c"]}, "2 lines|has 1"),
-    ({"ntrex.eng.txt": ["a"], "ntrex.qqq.txt": ["b"]}, r"ntrex\.qqq\.txt: unknown language code"),
-    (
-      {"ntrex.eng.txt": ["a"], "newstest2019-src.eng.txt": ["a"]},
-      r"newstest2019-src\.eng\.txt and .*ntrex\.eng\.txt are the same version",
-    ),
-    ({"ntrex.eng.txt": [""], "ntrex.deu.txt": ["a"]}, "every line has a text that is empty"),
-  ],
-)
-def test_broken_files_give_one_clear_error(tmp_path, broken, message):
-  (tmp_path / "ntrex").mkdir()
-  for name, lines in broken.items():
-    line_files.write_lines(tmp_path / "ntrex" / name, lines)
-  with pytest.raises(errors.InputError, match=message):
-    agnosticism.read_ntrex(tmp_path)
-
-
-def test_a_translation_of_what_is_not_there_is_an_error(tmp_path):
-  line_files.write_lines(tmp_path / "translations" / "talk.eng.txt", ["a"])
-  line_files.write_lines(tmp_path / "translations" / "talk.eng+deu+zho.txt", ["b"])
-  with pytest.raises(
-    errors.InputError, match=r"talk\.eng\+deu\+zho\.txt: its source eng\+deu is missing"
-  ):
-    agnosticism.read_translations(tmp_path)
-  line_files.write_lines(tmp_path / "translations" / "talk.eng+qqq.txt", ["b"])
-  with pytest.raises(errors.InputError, match=r"talk\.eng\+qqq\.txt: unknown language code"):
-    agnosticism.read_translations(tmp_path)
-
-
-def test_the_real_ntrex_is_read(data_root):
-  (task,) = agnosticism.BENCHMARK.read(data_root)
-  assert len(task.sides) == 37
-  for side in task.sides:
-    assert len(side.texts) == len(set(side.texts)) == len(task.sides[0].texts) > 1700
-    assert max(len(text.split()) for text in side.texts) <= 50

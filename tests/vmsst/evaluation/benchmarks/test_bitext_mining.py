@@ -4,7 +4,7 @@ import line_files
 import numpy as np
 import pytest
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import bitext_mining
 
@@ -136,32 +136,3 @@ def test_nothing_is_found_where_every_sentence_occurs_twice_or_is_like_all_other
   (task,) = bitext_mining.read_mining(tmp_path)
   (result,) = task.score(np.ones([2, 2]), np.ones([2, 2]))
   assert result.metrics["cosine_f1"] == 50  # Both find the first.
-
-
-@pytest.mark.parametrize(
-  ("german", "english", "gold", "message"),
-  [
-    ("d1 x\n", "e1\ty\n", "d1\te1\n", r"de-en.de:1: no TAB"),
-    ("d1\tx\nd1\tz\n", "e1\ty\n", "d1\te1\n", r"de-en.de:2: id 'd1' occurs twice"),
-    ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te2\n", r"de-en.gold:2: no sentence has the id 'e2'"),
-    ("d1\tx\n", "e1\ty\n", "d1\te1\nd1\te1\n", r"de-en.gold:2: repeats the pair of line 1"),
-    ("d1\tx\n", "e1\ty\n", "d1 e1\n", r"de-en.gold:1: 1 fields"),
-    ("d1\tx\n", "e1\ty\n", "", r"de-en.gold is empty"),
-    ("", "e1\ty\n", "d1\te1\n", r"de-en.de is empty"),
-    ("d1\tx\n", None, "d1\te1\n", r"neither .*de-en.en nor de-en.en.gz exists"),
-  ],
-)
-def test_broken_files_are_reported(tmp_path, german, english, gold, message):
-  folder = tmp_path / "mining"
-  folder.mkdir()
-  for name, content in (("de", german), ("en", english), ("gold", gold)):
-    if content is not None:
-      (folder / f"de-en.{name}").write_text(content, encoding="utf-8")
-  with pytest.raises(errors.InputError, match=message):
-    bitext_mining.read_mining(tmp_path)
-
-
-def test_real_files_are_read(data_root):
-  tasks = bitext_mining.read_mining(data_root)
-  assert [task.name for task in tasks] == list(bitext_mining.PAIRS)
-  assert [len(side.texts) for side in tasks[3].sides] == [4988, 5500]

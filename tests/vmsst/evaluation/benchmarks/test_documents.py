@@ -108,27 +108,6 @@ def test_cls_reviews_are_read(tmp_path):
   assert found.texts == ["Sum & é\nText.\nMore"] * 4
 
 
-@pytest.mark.parametrize(
-  ("content", "message"),
-  [
-    ("<items>\n" + ITEM.format("3.0") + "</items>", ":3: a rating of 3 stars"),
-    ("<items>\n" + ITEM.format("") + "</items>", ":3: a rating of '', not 1 to 5 stars"),
-    ("<items><item></items>", ":1: not well-formed XML"),
-    ("<items></items>", ": contains no document"),
-    (
-      '<!DOCTYPE x [<!ENTITY a "b"><!ENTITY c "&a;&a;">]>\n<items>&c;</items>',
-      ":1: the file has a document type",
-    ),
-    ('<!DOCTYPE x SYSTEM "file:///etc/passwd">\n<items>&c;</items>', ":2: the file has a document"),
-  ],
-)
-def test_broken_cls_files_are_named(tmp_path, content, message):
-  path = tmp_path / "test.review"
-  line_files.write_text(path, content)
-  with pytest.raises(errors.InputError, match=f"test\\.review{message}"):
-    benchmarks.cls(path)
-
-
 def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
   folder = tmp_path / "cls-acl10-unprocessed"
   for code in ("en", "jp"):
@@ -170,18 +149,3 @@ def test_amazon_reviews_are_balanced_and_without_three_stars(tmp_path):
   line_files.write_lines(path, amazon_lines("6"))
   with pytest.raises(errors.InputError, match=r"train\.json:1: a rating of '6'"):
     benchmarks.amazon(path, "en")
-
-
-def test_what_is_missing_is_named(tmp_path):
-  sizes = {"train.1000": 12, "dev": 4}
-  write_mldoc(tmp_path / "mldoc", "english", sizes)
-  with pytest.raises(errors.InputError, match=r"neither .*english\.test nor"):
-    benchmarks.MLDOC.read(tmp_path)
-  write_mldoc(tmp_path / "mldoc", "english", {"test": 4})
-  with pytest.raises(errors.InputError, match="mldoc needs English and another language"):
-    benchmarks.MLDOC.read(tmp_path)
-  line_files.write_text(tmp_path / "mldoc" / "english" / "english.dev", "XCAT\ttext\n")
-  with pytest.raises(errors.InputError, match=r"english\.dev:1: no label \(CCAT"):
-    benchmarks.MLDOC.read(tmp_path)
-  for benchmark in (benchmarks.CLS, benchmarks.AMAZON):
-    assert benchmark.folders[0] in (suite.absence(benchmark, tmp_path) or "")

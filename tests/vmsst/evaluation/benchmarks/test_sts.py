@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from vmsst import errors
-from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import sts
 
 OFFICIAL = {  # Names as in the archives.
@@ -110,34 +109,6 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
     sts.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-  ("year", "name", "lines", "scores", "message"),
-  [
-    ("2012", "MSRpar", "a\tb\nc\td\n", "1\n\n", r"gs.MSRpar.txt:2: '' is not a score"),
-    ("2015", "belief", "a\tb\nc\td\n", "\n\n", r"belief.txt: no pair with a score"),
-    ("2014", "images", "a\tb\nc\td\n", "1\n", r"images.txt has 2 lines and .*gs.images.txt has 1"),
-    ("2014", "images", "a\tb\nc d\n", "1\n2\n", r"images.txt:2: 1 field"),
-    ("2016", "headlines", "a\tb\n", "nan\n", r"headlines.txt:1: 'nan' is not a score"),
-    ("2013", "images", "a\tb\n", "1\n", r"not a test set of 2013 .FNWN, headlines"),
-    ("test-gold", "MSRpar", "a\tb\n", "1\n", r"unknown year: move the file"),
-    (
-      "2012",
-      "MSRpar",
-      "a\tb\n",
-      None,
-      r"neither .*STS.gs.MSRpar.txt nor .* exists; download the archives",
-    ),
-  ],
-)
-def test_broken_files_are_reported(tmp_path, year, name, lines, scores, message):
-  folder = tmp_path / "sts" / year
-  line_files.write_text(folder / f"STS.input.{name}.txt", lines)
-  if scores is not None:
-    line_files.write_text(folder / f"STS.gs.{name}.txt", scores)
-  with pytest.raises(errors.InputError, match=message):
-    sts.read(tmp_path)
-
-
 def test_vectors_that_are_all_equal_correlate_with_nothing(official):
   constant = fake_encoders.FakeEncoder(lambda text: [1, 1, 1])
   with pytest.raises(ValueError, match=r"STS12.MSRpar: all 6 values are"):
@@ -145,14 +116,3 @@ def test_vectors_that_are_all_equal_correlate_with_nothing(official):
   (official[0] / "empty" / "sts").mkdir(parents=True)
   with pytest.raises(errors.InputError, match=r"has no YEAR/STS\.input"):
     sts.read(official[0] / "empty")
-
-
-def test_real_files_have_the_sets_that_their_readme_lists(data_root):
-  results = [
-    suite.Result(pairs.name, ("en",), {})
-    for task in sts.read(data_root)
-    for pairs in task.score.args[1]
-  ]
-  left_out = {"STS12.MSRpar", "STS12.MSRvid", "STS13.SMT", "STS14.deft-forum", "STS14.deft-news"}
-  left_out |= {"STS15.belief", *(f"STS16.{name}" for name in sts.SETS["2016"])}
-  assert set(sts.missing(results)) == left_out

@@ -1,73 +1,73 @@
-import html
+import base64
 import html.parser
 import itertools
 import json
 import re
-import subprocess
+import statistics
 import sys
-from concurrent import futures
 
 import benchmark_trees
-import browsers
 import memory_store
+import numpy as np
 import pytest
 
-from vmsst import errors
-from vmsst.evaluation import report
-from vmsst.evaluation.report import figures
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
 
-NASTY = "<script>alert(1)</script> | `x` *y* [z](javascript:1) & co"
+from vmsst import errors, languages
+from vmsst.evaluation import report, suite
+from vmsst.evaluation.benchmarks import tatoeba as tatoeba_benchmark
+from vmsst.evaluation.report import plots, published
+from vmsst.tasks.opus import recipes
+
+NASTY = "_<script>alert(1)</script> | `x` *y* {{ 7 * 7 }} $z & \x1b[1m 学"
 CODES = ("deu", "eng", "rus", "ukr")
-# Runs in the page: finds elements that overflow it, and the width of scrollable content.
-PROBE = """<script>
-document.querySelectorAll('details').forEach(x => { x.open = true; });
-const inside = x => x.parentElement.closest('.scroll, figure');
-const out = x => x.getBoundingClientRect().right > document.documentElement.clientWidth + 1;
-const wide = [...document.body.querySelectorAll('*')].filter(x => !inside(x) && out(x));
-const boxes = [...document.querySelectorAll('.scroll')];
-Object.assign(document.documentElement.dataset, {
-  wide: wide.map(x => x.tagName).join(' ') || 'none',
-  page: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-  scrolling: boxes.filter(x => x.scrollWidth > x.clientWidth + 1).length,
-});
-</script>"""
+SYSTEM = "VMSST 24L mT5"
 
 
-def tatoeba(shift, codes=("deu", "fra", "rus"), summary="average", missing=()):
-  results = [
-    {
-      "name": code,
-      "languages": [code, "eng"],
-      "metrics": {"to English": 80 + shift, "from English": 70 + place, "average": 75.0 + shift},
-    }
-    for place, code in enumerate(codes)
-  ]
+def found(title, summary, results=(), **more):
+  """Returns what `vmsst eval` writes on a benchmark; results have languages and metrics by name."""
   return {
-    "title": "Tatoeba",
-    "summary": {summary: 75.0 + shift},
-    "missing": list(missing),
-    "results": results,
+    "title": title,
+    "summary": summary,
+    "missing": [],
+    "results": [{"name": x, "languages": list(y), "metrics": z} for x, (y, z) in results],
     "seconds": {"embedding": 1.0, "scoring": 0.5},
+    "data": {"name": "/data", "digest": "0" * 64},
+    "options": {},
+  } | more
+
+
+def tatoeba(shift, codes=("deu", "fra", "rus"), key="average", **more):
+  results = [
+    (code, ((code, "eng"), {"to English": 80 + shift, "average": 75 + shift})) for code in codes
+  ]
+  return found("Tatoeba", {key: 75.0 + shift}, results, **more)
+
+
+def pairwise(error_of, text=""):
+  """Returns the results of a benchmark of `agnosticism`."""
+  results = [
+    (f"{text} {x}->{y}".strip(), ((x.split("_")[0], y.split("_")[0]), {"error": error}))
+    for (x, y), error in error_of.items()
+  ]
+  return found("Agnosticism", {"error": 1.0}, results)
+
+
+def paper_table(number):
+  """Returns the errors of a table of the agnosticism paper by source and target ("*": the mean)."""
+  return {
+    tuple(each.of.rpartition(" ")[2].split("->")): each.value
+    for each in published.load()
+    if (each.paper, each.table) == ("agnostic", number) and each.of
   }
 
 
-def agnosticism(shift):
-  """Returns errors that are low within the Germanic and the Slavic languages."""
-  results = [
-    {
-      "name": f"{x}->{y}",
-      "languages": [x, y],
-      "metrics": {"error": shift + 10.0 * ((x in CODES[:2]) != (y in CODES[:2]))},
-    }
-    for x, y in itertools.permutations(CODES, 2)
-  ]
-  return tatoeba(0) | {"title": "Agnosticism", "summary": {"error": shift}, "results": results}
-
-
-def write_results(folder, encoder, benchmarks, absent=None):
-  folder.mkdir(parents=True)
-  content = {"encoder": encoder, "seen": None, "absent": absent or {}, "benchmarks": benchmarks}
-  (folder / "results.json").write_text(json.dumps(content), encoding="utf-8")
+def write(folder, encoder, benchmarks, **more):
+  folder.mkdir(parents=True, exist_ok=True)
+  results = {"encoder": {"name": encoder, "digest": "1"}, "seen": None, "absent": {}, "failed": {}}
+  text = json.dumps(results | {"benchmarks": benchmarks} | more)
+  (folder / "results.json").write_text(text, encoding="utf-8")
   return folder
 
 
@@ -83,297 +83,345 @@ def train(folder):
   return folder
 
 
-@pytest.fixture
-def folders(tmp_path):
-  """Evaluations of two encoders, the first with a run's metrics, the second with fewer sets."""
-  first = write_results(
-    tmp_path / "a",
-    "first",
-    {"tatoeba": tatoeba(0), "agnosticism": agnosticism(2.0)},
-    {"bucc": f"no folder /data/bucc2018 ({NASTY})"},
-  )
-  partial = tatoeba(1.5, ["deu"], "average (incomplete)", ["fra", NASTY])
-  second = write_results(tmp_path / "b", NASTY, {"tatoeba": partial})
-  return [train(first), second]
-
-
 class Page(html.parser.HTMLParser):
-  """Returns the elements of a page, and the texts of its tables' cells and headings."""
+  """The content of a page: elements, headings, list items, and tables by section and caption."""
 
-  def __init__(self, text):
+  def __init__(self, path):
     super().__init__()
-    self.elements, self.texts, self._open = [], [], []
-    self.feed(text)
+    self.elements, self.texts, self.tables = [], [], {}
+    self._rows = []
+    self.feed(path.read_text(encoding="utf-8"))
+    for section, caption, rows in self._rows:
+      (_, *columns), *lines = rows
+      self.tables[section, caption] = {x: dict(zip(columns, y, strict=True)) for x, *y in lines}
 
   def handle_starttag(self, tag, attrs):
     self.elements.append((tag, dict(attrs)))
-    if tag in ("td", "th", "h1", "h2", "h3", "caption", "li", "p", "svg"):
-      self.texts.append((tag, ""))
+    self.texts.append((tag, ""))
+    if tag == "table":
+      self._rows.append([self.of("h2")[-1], None, []])
+    elif tag == "tr":
+      self._rows[-1][2].append([])
+
+  def handle_endtag(self, tag):
+    last, text = self.texts[-1]
+    if tag == last == "caption":
+      self._rows[-1][1] = text
+    elif tag == last and tag in ("td", "th"):
+      self._rows[-1][2][-1].append(text)
+    if tag in ("td", "th", "li", "p", "h2", "style"):
+      self.texts.append(("", ""))
 
   def handle_data(self, data):
     if self.texts:
       self.texts[-1] = (self.texts[-1][0], self.texts[-1][1] + data)
 
   def of(self, tag):
-    return [text.strip() for each, text in self.texts if each == tag]
+    return [" ".join(text.split()) for each, text in self.texts if each == tag]
+
+  def figures(self):
+    """Returns the texts of each figure, by its title."""
+    prefix = "data:image/svg+xml;base64,"
+    return {
+      attrs["alt"]: svg_texts(attrs["src"].removeprefix(prefix))
+      for tag, attrs in self.elements
+      if tag == "img"
+    }
 
 
-def table(content, section, title):
-  """Returns a table of report.json: values by row and column."""
-  (found,) = (each for each in content["sections"] if each["name"] == section)
-  (found,) = (each for each in found["tables"] if each["title"] == title)
-  columns = [(each["name"], each["detail"]) for each in found["columns"]]
-  return {
-    row["name"]: dict(zip(columns, cells, strict=True))
-    for row, cells in zip(found["rows"], found["cells"], strict=True)
+def svg_texts(data):
+  svg = base64.b64decode(data, validate=True).decode()
+  return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+
+
+@pytest.fixture
+def page(tmp_path):
+  """Writes the report on results of benchmarks by encoder; returns the page."""
+
+  def written(results, **more):
+    folders = [
+      write(tmp_path / f"{i}", name, each, **more) for i, (name, each) in enumerate(results.items())
+    ]
+    return Page(report.write_report(folders, tmp_path / "out"))
+
+  return written
+
+
+def test_numbers_are_next_to_published_ones_and_other_encoders(page):
+  shown = page({"first": {"tatoeba": tatoeba(0)}, "second": {"tatoeba": tatoeba(1)}})
+  overview = shown.tables["Overview", "Main averages, next to the best published ones"]
+  assert overview == {
+    "first": {"tatoeba average": "75.00"},
+    "second": {"tatoeba average": "76.00"},
+    "VMSST Contrastive 24L mT5 (vmsst, Table 1)": {"tatoeba average": "85.4"},
   }
+  averages = shown.tables["Tatoeba", "Averages"]
+  assert [averages[x]["average"] for x in ("first", "second")] == ["75.00", "76.00"]
+  assert averages[f"{SYSTEM} (vmsst, Table 1)"]["average"] == "81.1"
+  row = shown.tables["Tatoeba", "Results"]["deu"]
+  assert row["second: average"] == "76.00"
+  assert row["EMS (ems, Table IV): average"] == "99.3"
 
 
-def cell(value, difference=None, incomplete=False, note=""):
-  return {"value": value, "difference": difference, "incomplete": incomplete, "note": note}
-
-
-def test_numbers_are_next_to_published_ones_and_other_encoders(folders, tmp_path):
-  paths = report.write_report(folders[:1], tmp_path / "out")
-  assert [path.name for path in paths] == ["report.md", "report.json", "report.html"]
-  content = json.loads(paths[1].read_text())
-  compared = table(content, "tatoeba", "Next to published numbers")
-  assert compared["first"]["average", ""]["value"] == 75.0
-  assert compared["VMSST 24L mT5"]["average", ""]["value"] == 81.1
-  assert "| VMSST 24L mT5 (vmsst, Tables 1, 3) | 81.1 |" in paths[0].read_text()
-  results = table(content, "tatoeba", "Results")
-  assert results["deu"]["average: EMS", "ems, Table IV"]["value"] == 99.3
-  missing = content["missing"]
-  assert missing["Benchmarks that were not run"] == [f"bucc: no folder /data/bucc2018 ({NASTY})"]
-  (line,) = missing["Parts of the overall Score"]
-  assert line.startswith("first: sts was not run; xlsts was not run; bucc is a")
-  assert content["results"]["first"]["benchmarks"]["tatoeba"]["summary"] == {"average": 75.0}
-
-
-def test_a_report_opens_with_the_main_averages_and_ends_with_what_is_missing(folders, tmp_path):
-  pytest.importorskip("matplotlib", reason="figures need matplotlib")
-  errors_found = tatoeba(0) | {"title": "WMT", "summary": {"error": 2.5}}
-  several = tatoeba(0) | {"title": "BUCC", "summary": {"margin_f1": 90.0, "cosine_f1": 80.0}}
-  unpublished = tatoeba(0) | {"title": "NTREX", "summary": {"accuracy": 50.0}}
-  benchmarks = {"wmt2012": errors_found, "bucc": several, "ntrex": unpublished}
-  other = write_results(tmp_path / "c", "third", benchmarks)
-  results = json.loads((other / "results.json").read_text())
-  (other / "results.json").write_text(json.dumps(results | {"seen": ["German", "English"]}))
-  markdown, path, page = report.write_report([*folders, other], tmp_path / "out")
-  content = json.loads(path.read_text())
-  (table,) = content["overview"]["tables"]
-  assert [(row["name"], row["detail"]) for row in table["rows"]] == [
-    ("Tatoeba", "average"),
-    ("WMT", "error, lower is better"),
-    ("BUCC", "margin_f1"),
-  ]
-  nothing = cell(None)
-  # The best published numbers, as the papers' tables have them.
-  assert table["cells"] == [
-    [
-      cell(75.0),
-      cell(76.5, incomplete=True),
-      nothing,
-      cell(85.4, note="VMSST Contrastive 24L mT5 (vmsst, Table 1)"),
-    ],
-    [nothing, nothing, cell(2.5), cell(1.06, note="LASER (agnostic, Table 1)")],
-    [nothing, nothing, cell(90.0), cell(93.7, note="Contrastive 24L mT5 (vmsst, Table 1)")],
-  ]
-  assert content["missing"]["Languages that were not in the training data"][-1] == (
-    "third: 2 of 4: French, Russian"
-  )
-  text = page.read_text(encoding="utf-8")
-  assert text.index("<svg") < text.index("<table")
-  for titles in (Page(text).of("h2"), re.findall("^## (.*)", markdown.read_text("utf-8"), re.M)):
-    assert (titles[0], titles[-1]) == ("Next to published numbers", "What is missing")
-
-
-def test_averages_of_cut_vectors_are_in_a_table_and_a_figure(tmp_path):
-  pytest.importorskip("matplotlib", reason="figures need matplotlib")
-
-  def cut(*values):
-    sizes = [{"dimension": 64 << i, "summary": {"average": x}} for i, x in enumerate(values)]
-    return {"tatoeba": tatoeba(0) | {"dimensions": sizes}}
-
-  folders = [
-    write_results(tmp_path / "a", "first", cut(50.0, 70.0, 75.0)),
-    write_results(tmp_path / "b", "second", cut(60.0, 75.0)),
-    write_results(tmp_path / "c", "whole", {"tatoeba": tatoeba(0)}),
-  ]
-  markdown, path, page = report.write_report(folders, tmp_path / "out")
-  found = table(json.loads(path.read_text()), "tatoeba", "Averages by number of dimensions")
-  assert {column: each["value"] for column, each in found["average"].items()} == {
-    ("64", "first"): 50.0,
-    ("128", "first"): 70.0,
-    ("256", "first"): 75.0,
-    ("64", "second"): 60.0,
-    ("128", "second"): 75.0,
+def test_incomplete_averages_are_not_next_to_published_ones(page):
+  partial = tatoeba(1.5, ["deu"], "average (incomplete)", missing=["fra", NASTY])
+  shown = page({"first": {"tatoeba": tatoeba(0)}, "second": {"tatoeba": partial}})
+  averages = shown.tables["Tatoeba", "Averages"]
+  assert averages["second"] == {"average": "–", "average (incomplete)": "76.50"}
+  assert {row["average (incomplete)"] for name, row in averages.items() if name != "second"} == {
+    "–"
   }
-  assert "| Average | 64 (first) |" in markdown.read_text("utf-8")
-  figure = page.read_text("utf-8").split("<svg")[-1]
-  assert "Number of dimensions: Tatoeba" in figure
-  shown = re.findall(r">([^<>]*)</text>", figure)
-  assert {"64", "128", "256", "first", "second"} <= set(shown)
-  assert "whole" not in shown
+  assert "second" not in shown.tables["Overview", "Main averages, next to the best published ones"]
+  notes = shown.of("li")
+  assert any("different sets: their averages are not comparable" in note for note in notes)
+  assert any(note.startswith("second: Tatoeba lacks fra, _<script>") for note in notes)
 
 
-def test_xsim_of_each_language_is_next_to_the_published_table(tmp_path):
-  keys = [
-    "xsim en fr ja ko ru",
-    *(f"xsim en fr ja ko ru: {code}" for code in ["en", "fr", "ja", "ko", "ru"]),
-  ]
-  found = tatoeba(0) | {"summary": {key: 0.1 * i for i, key in enumerate(keys)}}
-  folder = write_results(tmp_path / "a", "first", {"flores": found})
-  markdown, path, _ = report.write_report([folder], tmp_path / "out")
-  compared = table(json.loads(path.read_text()), "flores", "Next to published numbers")
-  # Table 9, whose columns are avg, en, ko, fr, ja, ru.
-  assert [compared["mE5-base"][key, ""]["value"] for key in keys] == [
-    0.16,
-    0.05,
-    0.12,
-    0.02,
-    0.4,
-    0.2,
-  ]
-  assert compared["first"]["xsim en fr ja ko ru: ko", ""]["value"] == pytest.approx(0.4)
-  assert (
-    "| LASER2 (soft, Tables 3, 9) | 0.2 | 0.1 | 0.1 | 0.1 | 0.32 | 0.4 |" in markdown.read_text()
-  )
-
-
-def test_what_cannot_be_compared_is_said_and_not_subtracted(folders, tmp_path):
-  same = write_results(tmp_path / "c", "third", {"tatoeba": tatoeba(-1)})
-  _, path, _ = report.write_report([*folders, same], tmp_path / "out")
-  content = json.loads(path.read_text())
-  row = table(content, "tatoeba", "Averages")["average"]
-  assert row["first", ""] == cell(75.0, None, False)
-  assert row[NASTY, ""] == cell(76.5, None, True)
-  assert row["third", ""] == cell(74.0, -1.0, False)
-  results = table(content, "tatoeba", "Results")
-  assert results["deu"]["average", NASTY]["difference"] == 1.5
-  assert results["fra"]["average", NASTY]["value"] is None
-  (section,) = (each for each in content["sections"] if each["name"] == "tatoeba")
-  assert content["missing"]["Sets without results"] == [f"Tatoeba ({NASTY}): fra, {NASTY}"]
-  assert any("different sets (2 are not common" in note for note in section["notes"])
-  absent = content["missing"]["Benchmarks that were not run"]
-  assert f"agnosticism ({NASTY}, third): not evaluated" in absent
-
-
-def test_the_choice_of_questions_is_noted_in_all_formats(tmp_path):
-  def questions(choice):
-    return tatoeba(0) | {"summary": {"mkqa": 30.0}, "options": {"mkqa_questions": choice}}
-
-  one, other = (
-    write_results(tmp_path / name, name, {"questions": questions(name)})
-    for name in ("answered", "all")
-  )
-  for folders, expected in (
-    ([one], ["here they are dropped"]),
-    ([one, other], ["answered: A third of MKQA's", "all: A third of MKQA's"]),
+def test_the_score_and_what_is_missing(page):
+  more = {"absent": {"bucc": "no folder"}, "failed": {"sts": "no correlations"}, "max_length": 32}
+  summary = {"pearson": 60.0, "pearson 2012": 50.0}
+  shown = page({"first": {"tatoeba": tatoeba(0), "xlsts": found("XL", summary)}}, **more)
+  parts = shown.tables["Overall Score of the VMSST paper", "Averages"]
+  assert parts["first"] == {"XL STS": "60.00", "Tatoeba": "75.00"}
+  notes = shown.of("li")
+  for line in (
+    "first: bucc was not run: no folder",
+    "first: sts failed: no correlations",
+    "first: Overall Score of the VMSST paper lacks sts failed, bucc is absent",
+    "first: its training languages are unknown",
   ):
-    paths = report.write_report(folders, tmp_path / "out")
-    content = json.loads(paths[1].read_text())
-    for section in (content["score"], content["sections"][0]):
-      assert all(any(text in note for note in section["notes"]) for text in expected)
-    for path in (paths[0], paths[2]):
-      text = html.unescape(path.read_text(encoding="utf-8"))
-      assert all(each in text for each in expected)
+    assert any(note.startswith(line) for note in notes), line
+  assert any("first 32 tokens" in text for text in shown.of("p"))
+  assert (shown.of("h2")[0], shown.of("h2")[-1]) == ("Overview", "What is missing")
 
 
-def test_what_results_hold_stays_text(folders, tmp_path):
-  markdown, _, path = report.write_report(folders, tmp_path / "out")
-  page = Page(path.read_text(encoding="utf-8"))
-  assert "script" not in {tag for tag, _ in page.elements}
-  assert NASTY in page.of("th")
-  assert not any("javascript" in str(attrs.get("href")) for _, attrs in page.elements)
-  text = markdown.read_text(encoding="utf-8")
-  assert "<" not in text
-  assert not re.search(r"(?<!\\)[`*]|(?<!\\)\[", text.replace("](", ""))
-  blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-  assert len(blocks) > 4
-  for lines in blocks:  # Every row has as many cells as the header.
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+def test_published_scores_are_next_to_a_complete_one(page):
+  summaries = {
+    "sts": {"pearson": 60.0},
+    "xlsts": {"pearson": 60.0},
+    "tatoeba": {"average": 60.0},
+    "bucc": {"cosine_f1": 50.0, "margin_f1": 70.0},
+    "questions": {"nq": 60.0, "mkqa": 60.0},
+  }
+  shown = page({"first": {name: found(name, each) for name, each in summaries.items()}})
+  scores = shown.tables["Overall Score of the VMSST paper", "Averages"]
+  assert scores["first"]["Score"] == "60.00"
+  (expected,) = {
+    number.value
+    for number in published.for_average("score", "Score")
+    if (number.system, number.table) == (SYSTEM, "1")
+  }
+  assert float(scores[f"{SYSTEM} (vmsst, Table 1)"]["Score"]) == expected
 
 
-def test_page_is_accessible_and_needs_nothing_else(folders, tmp_path):
-  pytest.importorskip("matplotlib", reason="figures need matplotlib")
-  _, _, path = report.write_report(folders, tmp_path / "out")
-  page_text = path.read_text(encoding="utf-8")
-  page = Page(page_text)
-  assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.elements if tag == "th")
-  assert len(page.of("caption")) == [tag for tag, _ in page.elements].count("table")
-  levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
-  assert levels[0] == 1
-  assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-  figures = [attrs for tag, attrs in page.elements if tag == "svg"]
-  # Comparison, heat map and tree, training, evaluation during training.
-  assert len(figures) == 5
-  assert {"deu, West Germanic", "rus, East Slavic"} <= set(
-    re.findall(r">([^<>]*)</text>", page_text)
-  )
-  assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in figures)
-  ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
-  assert len(set(ids)) == len(ids)
-  links = [
-    attrs[key] for _, attrs in page.elements for key in ("href", "xlink:href") if key in attrs
-  ]
-  assert all(link.startswith("data:image/png;") or link[1:] in ids for link in links)
-  assert {"#at-tatoeba", "#training", "#papers"} <= set(links)
-  assert not any("src" in attrs for _, attrs in page.elements)
+def test_averages_of_cut_vectors_have_rows_of_their_own(page):
+  sizes = [{"dimension": 64 << i, "summary": {"average": 50.0 + i}} for i in range(3)]
+  shown = page({"first": {"tatoeba": tatoeba(0, dimensions=sizes)}})
+  averages = shown.tables["Tatoeba", "Averages"]
+  rows = {name: row["average"] for name, row in averages.items() if name.startswith("first")}
+  assert rows == {
+    "first": "75.00",
+    "first, first 64 dimensions": "50.00",
+    "first, first 128 dimensions": "51.00",
+  }
 
 
-def test_without_matplotlib_the_report_says_how_to_get_figures(folders, tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, "matplotlib", None)
-  assert figures.hint()
-  markdown, _, page = report.write_report(folders, tmp_path / "out")
-  assert "pip install" in markdown.read_text(encoding="utf-8")
-  text = page.read_text(encoding="utf-8")
-  assert "<svg" not in text
-  assert "pip install" in text
-  assert "75.00" in text
+def test_the_choice_of_questions_is_noted(page):
+  own = {
+    name: {"questions": found("PAQ", {"mkqa": 30.0}, options={"mkqa_questions": name})}
+    for name in ("answered", "all")
+  }
+  notes = page(own).of("li")
+  for start, text in (("answered", "here they are dropped"), ("all", "they count as wrong")):
+    assert any(note.startswith(f"{start}: A third of") and text in note for note in notes)
 
 
-def test_run_without_evaluation_gives_its_curves(tmp_path):
-  pytest.importorskip("matplotlib", reason="figures need matplotlib")
-  run = train(tmp_path / "run")
-  _, _, path = report.write_report([run], tmp_path / "out")
-  page = Page(path.read_text(encoding="utf-8"))
-  assert page.of("h2") == ["Training", "Papers"]
-  assert [tag for tag, _ in page.elements].count("svg") == 2
+@pytest.mark.parametrize("number", ["1", "3", "4", "6"])
+def test_averages_of_languages_are_those_at_the_edges_of_the_papers_tables(page, number):
+  error_of = paper_table(number)
+  if number == "6":  # (en-)de and (de-)zh are written as paths here.
+    label = {"en": "en", "(en-)de": "en+de", "(en-)zh": "en+zh", "(de-)zh": "en+de+zh"}
+    error_of = {tuple(label.get(x, x) for x in pair): error for pair, error in error_of.items()}
+  own = {pair: error for pair, error in error_of.items() if "*" not in pair}
+  results = pairwise(own, "text")
+  for each in results["results"]:
+    each["languages"] = [code.split("+")[-1] for code in each["languages"]]
+  rows = page({"x": {"translations": results}}).tables["Agnosticism", "Results"]
+  edges = {pair: error for pair, error in error_of.items() if "*" in pair and set(pair) != {"*"}}
+  assert len(edges) == 2 * {"1": 5, "3": 10, "4": 7, "6": 4}[number]
+  for pair, error in edges.items():
+    assert float(rows[f"text {'->'.join(pair)}"]["x: error"]) == pytest.approx(error, abs=0.0101)
 
 
-def test_encoders_of_one_name_get_distinct_names(tmp_path):
-  folders = [write_results(tmp_path / name, "same", {"tatoeba": tatoeba(0)}) for name in "ab"]
-  _, path, _ = report.write_report(folders, tmp_path / "out")
-  assert json.loads(path.read_text())["encoders"] == [f"same ({x})" for x in folders]
-
-
-def test_encoders_are_shown_by_name_and_failures_by_reason(folders, tmp_path):
-  new = write_results(
-    tmp_path / "new",
-    {"name": "new", "digest": "1" * 64},
-    {"tatoeba": tatoeba(2) | {"data": {"name": "/data", "digest": "2" * 64}}},
-  )
-  content = json.loads((new / "results.json").read_text())
-  (new / "results.json").write_text(json.dumps(content | {"failed": {"sts": f"no {NASTY}"}}))
-  markdown, path, page = report.write_report([folders[0], new], tmp_path / "out")
-  found = json.loads(path.read_text())
-  assert found["encoders"] == ["first", "new"]
-  assert found["missing"]["Benchmarks that failed"] == [f"sts (new): no {NASTY}"]
+def test_errors_on_wmt_2012_are_next_to_the_papers_table_1(page):
+  half = {pair: error / 2 for pair, error in paper_table("1").items() if "*" not in pair}
+  shown = page({"x": {"wmt2012": pairwise(half)}})
+  rows = shown.tables["Agnosticism", "Results"]
+  assert len(rows) == 20 + 10
+  for row in rows.values():
+    laser = float(row["LASER (agnostic, Table 1): error"])
+    assert float(row["x: error"]) == pytest.approx(laser / 2, abs=0.0101)
+  averages = shown.tables["Agnosticism", "Averages"]
+  assert averages["LASER (agnostic, Table 1)"]["error"] == "1.06"
   assert any(
-    line.startswith("new: sts failed;") for line in found["missing"]["Parts of the overall Score"]
+    "the sum of its 20 errors divided by 16; their mean is 0.85" in x for x in shown.of("li")
   )
-  assert "### Benchmarks that failed" in markdown.read_text(encoding="utf-8")
-  shown = Page(page.read_text(encoding="utf-8"))
-  assert "Benchmarks that failed" in shown.of("h3")
-  assert f"sts (new): no {NASTY}" in shown.of("li")
+
+
+def test_errors_of_languages_are_averaged_over_texts(page):
+  tables = {text: paper_table(number) for text, number in (("alice", "4"), ("prince", "3"))}
+  both = found("Agnosticism", {"error": 1.0})
+  for text, error_of in tables.items():
+    own = {pair: error for pair, error in error_of.items() if "*" not in pair}
+    both["results"] += pairwise(own, text)["results"]
+  rows = page({"x": {"translations": both}}).tables["Agnosticism", "Results"]
+  # The means of the printed averages of rows and columns, of two versions in Polish.
+  polish = statistics.fmean(
+    tables["alice"][x] for x in [("pl_1", "*"), ("pl_2", "*"), ("*", "pl_1"), ("*", "pl_2")]
+  )
+  ukrainian = [statistics.fmean((each["uk", "*"], each["*", "uk"])) for each in tables.values()]
+  for code, expected in {
+    "pl": [polish, None, polish],
+    "uk": [*ukrainian, statistics.fmean(ukrainian)],
+  }.items():
+    for column, value in zip(("alice", "prince", "mean of texts"), expected, strict=True):
+      shown = rows[code][f"x: {column}"]
+      assert shown == "–" if value is None else float(shown) == pytest.approx(value, abs=0.0101)
+
+
+def test_figures_show_errors_trees_sentences_and_curves(tmp_path):
+  near = {
+    (x, y): 10.0 * ((x in CODES[:2]) != (y in CODES[:2]))
+    for x, y in itertools.permutations(CODES, 2)
+  }
+  own = pairwise(near)
+  for name, x, y in (
+    *((f"{code} of line 3", i, -i) for i, code in enumerate(CODES)),
+    ("picture of line 3", 60, 40),
+  ):
+    own["results"].append({"name": name, "languages": [CODES[0]], "metrics": {"x": x, "y": y}})
+  folder = write(train(tmp_path / "run"), NASTY, {"agnosticism": own})
+  shown = Page(report.write_report([folder], tmp_path / "out")).figures()
+  where = f"{NASTY}, Agnosticism"
+  errors_of = shown[f"Errors: {where}"]
+  assert [errors_of.count(x) for x in ("10.0", "0.0", "6.7")] == [8, 4, 9]  # 6.7: the averages
+  assert all(errors_of.count(x) == 2 for x in [*CODES, "average"])
+  families = {"deu, West Germanic", "eng, West Germanic", "rus, East Slavic", "ukr, East Slavic"}
+  assert families < set(shown[f"Languages by error: {where}"])
+  sentence = shown[f"One sentence in all versions: {where}, line 3"]
+  assert {*CODES, "first principal component (60 % of variance)"} < set(sentence)
+  curves = shown["Metrics over training steps"]
+  assert {"loss", "tatoeba: accuracy/average", NASTY} < set(curves)
+  assert "timing/x" not in curves
+
+
+def test_a_heat_map_of_many_languages_has_no_numbers_and_equal_errors_are_drawn():
+  labels = [f"l{number:03}" for number in range(45)]
+  many = plots.heat_map("Many", np.full([45, 45], 50.0), labels)
+  assert svg_texts(many.source.partition(",")[2]).count("50.0") == 0
+  same = plots.heat_map("Same", np.zeros([3, 3]), ["a", "b", "c"])
+  assert same == plots.heat_map("Same", np.zeros([3, 3]), ["a", "b", "c"])
+  assert "0.0" in svg_texts(same.source.partition(",")[2])
+
+
+def test_names_stay_text(page):
+  shown = page(
+    {NASTY: {"tatoeba": tatoeba(0) | {"title": NASTY}}}, absent={"bucc": f"no folder {NASTY}"}
+  )
+  tags = {tag for tag, _ in shown.elements}
+  assert not tags & {"script", "a:link", "link", "iframe"}
+  assert NASTY in shown.of("th")
+  assert NASTY in shown.of("h2")
+  assert f"{NASTY}: bucc was not run: no folder {NASTY}" in shown.of("li")
+  policy = next(x["content"] for tag, x in shown.elements if "http-equiv" in x)
+  assert policy.startswith("default-src 'none'; ")
+  links = [x[key] for _, x in shown.elements for key in ("href", "src") if key in x]
+  assert all(link.startswith(("#section-", "data:image/svg+xml;base64,")) for link in links)
+
+
+def test_a_card_lists_the_averages(tmp_path):
+  folder = write(tmp_path / "a", "first", {"tatoeba": tatoeba(0) | {"title": "<b>*T*"}})
+  assert report.summary(folder) == r"- \<b\>\*T\*, average: 75.00"
+  with pytest.raises(errors.InputError, match=r"no results\.json"):
+    report.summary(train(tmp_path / "run"))
+
+
+def test_runs_have_curves_and_distinct_names(tmp_path):
+  shown = Page(report.write_report([train(tmp_path / "run")], tmp_path / "out"))
+  assert shown.of("h2") == ["Training", "Papers"]
+  folders = [write(tmp_path / name, "same", {"tatoeba": tatoeba(0)}) for name in "ab"]
+  shown = Page(report.write_report([*folders, f"{folders[0]}/"], tmp_path / "out"))
+  own = [name for name in shown.tables["Tatoeba", "Averages"] if name.startswith("same")]
+  assert own == [f"same ({folder})" for folder in folders]
+
+
+def test_without_matplotlib_the_message_says_what_to_install(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[report\]'"):
+    report.write_report([train(tmp_path / "run")], tmp_path / "out")
+
+
+def reproduction(name, seen, codes=None):
+  """Returns the results of an encoder that reproduces the VMSST paper's Table 14 exactly."""
+  results = [
+    suite.Result(code, (code, "eng"), dict.fromkeys(("to English", "from English", "average"), x))
+    for code, x in table_14().items()
+    if codes is None or code in codes
+  ]
+  summary = tatoeba_benchmark.BENCHMARK.summarize(results, suite.seen_test(seen))
+  rows = [(x.name, (x.languages, x.metrics)) for x in results]
+  return {
+    "name": name,
+    "seen": sorted(x.name for x in seen),
+    "found": found("Tatoeba", summary, rows),
+  }
+
+
+def table_14():
+  return {
+    x.of.removesuffix("-eng"): x.value
+    for x in published.load()
+    if (x.paper, x.table, x.system) == ("vmsst", "14", SYSTEM)
+  }
+
+
+def test_published_averages_are_over_the_languages_of_each_encoder(tmp_path):
+  trained = {languages.language(code) for code in recipes.load("vmsst").languages}
+  two = {languages.language(code) for code in ("deu", "fra", "eng")}
+  folders = [
+    write(tmp_path / x["name"], x["name"], {"tatoeba": x["found"]}, seen=x["seen"])
+    for x in (
+      reproduction("first", trained),
+      reproduction("again", trained),
+      reproduction("second", two, codes=("deu", "fra", "xho")),
+    )
+  ]
+  rows = Page(report.write_report(folders, tmp_path / "out")).tables["Tatoeba", "Averages"]
+  numbers = table_14()
+  split = {True: [], False: []}
+  for code, value in numbers.items():
+    split[languages.language(code) in trained].append(value)
+  assert {seen: len(values) for seen, values in split.items()} == {True: 82, False: 30}
+  for part, values in zip(("seen", "unseen"), split.values(), strict=True):
+    own = rows[f"{SYSTEM} on the {part} languages of first (vmsst, Table 14)"][f"average {part}"]
+    assert float(own) == pytest.approx(statistics.fmean(values), abs=0.0051)
+    assert rows["first"][f"average {part}"] == f"{float(own):.2f}"
+    assert not any(f"on the {part} languages of again" in name for name in rows)
+  for part, mean in (("seen", (numbers["deu"] + numbers["fra"]) / 2), ("unseen", numbers["xho"])):
+    name = f"{SYSTEM} on the {part} languages of second (vmsst, Table 14)"
+    assert float(rows[name][f"average {part} (incomplete)"]) == pytest.approx(mean, abs=0.0051)
+  # Table 8's numbers have columns of their own, because its split is another one.
+  table_8 = rows[f"{SYSTEM} (vmsst, Table 8)"]
+  assert (table_8["seen (93)"], table_8["unseen (19)"]) == ("84.9", "62.2")
+  assert rows["first"]["seen (93)"] == "–"
 
 
 def contents(folder):
   return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_folders_that_cannot_be_read_or_written_are_one_line(folders, tmp_path):
+def test_folders_that_cannot_be_read_or_written_are_one_line(tmp_path):
+  write(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
   (tmp_path / "file").touch()
   (tmp_path / "empty").mkdir()
   (tmp_path / "taken" / "report.html").mkdir(parents=True)
@@ -381,156 +429,79 @@ def test_folders_that_cannot_be_read_or_written_are_one_line(folders, tmp_path):
   for given, out, message in (
     ("none", "out", "none: no such folder: give output folders"),
     ("file", "out", "file: not a folder: give output folders"),
-    ("empty", "out", "empty: neither results.json nor"),
-    ("a/results.json", "out", "results.json: not a folder"),
+    ("empty", "out", "empty: neither results.json nor train/metrics.jsonl"),
     ("a", "file", "file is not a folder; give another output folder"),
-    ("a", "a/results.json", "results.json is not a folder"),
+    ("a", "file/out", r"cannot be created, because .*file is not"),
     ("a", "a", "the output .*/a is also an input"),
     ("a", "empty/../a", "the output .*/a is also an input"),
     ("a", "taken", "report.html is a folder, not a file; delete it"),
   ):
     with pytest.raises(errors.InputError, match=message) as caught:
-      report.write_report([folders[1], tmp_path / given], tmp_path / out)
+      report.write_report([tmp_path / given], tmp_path / out)
     assert "\n" not in str(caught.value)
     assert contents(tmp_path) == before
-    assert not (tmp_path / "out").exists()
+  with pytest.raises(errors.InputError, match="no folder to report on"):
+    report.write_report([], tmp_path / "out")
+  assert not (tmp_path / "out").exists()
 
 
-def test_a_report_in_a_store_is_that_of_a_local_folder(folders, tmp_path, monkeypatch):
+def test_a_report_in_a_store_is_that_of_a_local_folder(tmp_path, monkeypatch):
   store = memory_store.installed(monkeypatch)
-  train(folders[1])
-  urls = [f"gs://bucket/{number}/run" for number, _ in enumerate(folders)]
-  for folder, url in zip(folders, urls, strict=True):
-    benchmark_trees.upload(folder, url)
-  written = []
-  former = memory_store.MemoryStore.put_file
-
-  def put_file(self, local, url, *args, **kwargs):
-    written.append(url)
-    former(self, local, url, *args, **kwargs)
-
-  monkeypatch.setattr(memory_store.MemoryStore, "put_file", put_file)
+  folders = [write(train(tmp_path / "a"), "x", {"tatoeba": tatoeba(0)})]
+  urls = ["gs://bucket/a"]
+  benchmark_trees.upload(folders[0], urls[0])
   local = report.write_report(folders, tmp_path / "report")
   remote = report.write_report([*urls, f"{urls[0]}/"], "gs://bucket/report")
-  assert written == [f"gs://bucket/report/report.{end}" for end in ("md", "json", "html")]
-  assert list(map(str, remote)) == written
-  for path, url in zip(local, remote, strict=True):
-    same = path.read_text()
-    assert url.read_text() == same
-  with pytest.raises(errors.InputError, match="gs://bucket/0/run is also an input"):
+  assert str(remote) == "gs://bucket/report/report.html"
+  assert remote.read_text() == local.read_text()
+  with pytest.raises(errors.InputError, match="gs://bucket/a is also an input"):
     report.write_report(urls, urls[0])
   with pytest.raises(errors.InputError, match="gs://bucket/none: no such folder"):
     report.write_report(["gs://bucket/none"], "gs://bucket/other")
   assert not store.find("bucket/other")
 
 
-def test_a_folder_that_is_given_twice_is_read_once(folders, tmp_path):
-  _, path, _ = report.write_report([folders[0], f"{folders[0]}/"], tmp_path / "out")
-  assert json.loads(path.read_text())["encoders"] == ["first"]
-
-
-def changed(path, value):
-  """Returns the text of a results.json with one part replaced."""
-  content = {"encoder": "x", "seen": None, "absent": {}, "benchmarks": {"tatoeba": tatoeba(0)}}
-  *way, last = path
-  place = content
-  for key in way:
-    place = place[key]
-  if value is KeyError:
-    del place[last]
-  else:
-    place[last] = value
-  return json.dumps(content)
-
-
 @pytest.mark.parametrize(
-  ("text", "message"),
+  ("path", "value", "message"),
   [
-    ("{", "not JSON"),
-    ("[" * 100_000, "not JSON"),
-    ("[]", "the content is \\[\\], not an object"),
-    ("{}", "no encoder: give a file of"),
-    (changed(["encoder"], 3), "encoder is 3, not a text"),
-    (changed(["encoder"], "\ud800"), "not valid text"),
-    (changed(["encoder"], {"digest": "1"}), "no encoder.name"),
-    (changed(["encoder"], {"name": "x", "digest": 1}), "encoder.digest is 1, not a text"),
-    (changed(["failed"], {"sts": []}), "failed.sts is \\[\\], not a text"),
-    (changed(["max_length"], "32"), "max_length is '32', not an integer"),
-    (changed(["max_length"], 0), "max_length is 0, not an integer above 0"),
+    ([], [], r"the content is \[\], not an object"),
+    (["encoder"], 3, "encoder is 3, not an object"),
+    (["encoder"], {"digest": "1"}, "encoder.name is None, not a text"),
+    (["max_length"], True, "max_length is True, not an integer above 0"),
+    (["seen"], "de", "seen is 'de', not a list"),
+    (["absent"], {"bucc": None}, "absent.bucc is None, not a text"),
+    (["benchmarks", "tatoeba", "title"], "\ud800", "not JSON"),
+    (["benchmarks", "tatoeba", "summary", "average"], "9", "average is '9', not a finite number"),
+    (["benchmarks", "tatoeba", "summary", "average"], float("nan"), "average is nan, not a finite"),
+    (["benchmarks", "tatoeba", "seconds", "scoring"], -1e308, "not a finite number of at most"),
     (
-      changed(["benchmarks", "tatoeba", "options"], {"x": 1}),
-      "benchmarks.tatoeba.options.x is 1, not a text",
+      ["benchmarks", "tatoeba", "dimensions"],
+      [{"dimension": 0, "summary": {}}],
+      r"tatoeba.dimensions\[0\].dimension is 0, not an integer above 0",
     ),
     (
-      changed(["benchmarks", "tatoeba", "dimensions"], [{"dimension": "64", "summary": {}}]),
-      r"dimensions\[0\].dimension is '64', not an integer",
-    ),
-    (changed(["seen"], "de"), "seen is 'de', not a list"),
-    (changed(["absent"], {"bucc": None}), "absent.bucc is None, not a text"),
-    (changed(["benchmarks", "tatoeba", "title"], KeyError), "no benchmarks.tatoeba.title"),
-    (changed(["benchmarks", "tatoeba", "summary", "average"], "9"), "average is '9', not a number"),
-    (changed(["benchmarks", "tatoeba", "summary", "average"], float("nan")), "not a finite number"),
-    (changed(["benchmarks", "tatoeba", "summary", "average"], -1e308), "not a finite number of at"),
-    (changed(["benchmarks", "tatoeba", "seconds", "scoring"], 10**13), "not a finite number of at"),
-    (
-      changed(["benchmarks", "tatoeba", "results", 1, "metrics"], []),
+      ["benchmarks", "tatoeba", "results", 1, "metrics"],
+      [],
       r"benchmarks.tatoeba.results\[1\].metrics is \[\], not an object",
     ),
   ],
 )
-def test_broken_results_are_named_by_file_and_key(tmp_path, text, message):
-  (tmp_path / "results.json").write_text(text, encoding="utf-8")
-  with pytest.raises(errors.InputError, match=rf"results\.json: .*{message}"):
+def test_broken_results_are_named_by_file_and_key(tmp_path, path, value, message):
+  file = write(tmp_path, "x", {"tatoeba": tatoeba(0)}) / "results.json"
+  whole = {"": json.loads(file.read_text())}
+  *way, last = ["", *path]
+  place = whole
+  for key in way:
+    place = place[key]
+  place[last] = value
+  file.write_text(json.dumps(whole[""]), encoding="utf-8")
+  with pytest.raises(errors.InputError, match=rf"results\.json: .*{message}.*: give a file"):
     report.write_report([tmp_path], tmp_path / "out")
-  assert not (tmp_path / "out").exists()
 
 
-def test_broken_metrics_and_missing_files_are_named(tmp_path):
-  with pytest.raises(errors.InputError, match=r"neither results\.json nor train/metrics\.jsonl"):
-    report.write_report([tmp_path], tmp_path / "out")
-  with pytest.raises(errors.InputError, match="no folder to report on"):
-    report.write_report([], tmp_path / "out")
+def test_broken_metrics_are_named_by_line(tmp_path):
   metrics = train(tmp_path / "run") / "train" / "metrics.jsonl"
-  metrics.write_text('{"step": 1, "loss": 2}\n{"loss": 2}\n')
-  with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
-    report.write_report([tmp_path / "run"], tmp_path / "out")
-  (tmp_path / "file").touch()
-  good = write_results(tmp_path / "a", "x", {"tatoeba": tatoeba(0)})
-  with pytest.raises(errors.InputError, match=r"cannot be created, because .*file is not"):
-    report.write_report([good], tmp_path / "file" / "out")
-  for key, empty in (("metrics", {}), ("languages", [])):
-    incomplete = agnosticism(1.0)
-    incomplete["results"][0][key] = empty
-    bad = write_results(tmp_path / key, "x", {"agnosticism": incomplete})
-    with pytest.raises(errors.InputError, match="agnosticism are not those of every pair"):
-      report.write_report([bad], tmp_path / "out")
-
-
-def browse(page):
-  """Shows a page in a browser; returns its content and the browser's complaints."""
-  command = browsers.command(page.with_suffix(""), "--window-size=600,800", "--dump-dom")
-  done = subprocess.run(
-    [*command, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
-  )
-  return done.stdout, browsers.complaints(done.stderr)
-
-
-@pytest.mark.slow
-def test_a_browser_shows_the_page_and_nothing_sticks_out(folders, tmp_path):
-  many = write_results(tmp_path / "c", "many_words_" * 12, {"tatoeba": tatoeba(0)})
-  _, _, path = report.write_report([*folders, many], tmp_path / "out")
-  # The page itself allows no script: a copy of it does.
-  text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text("utf-8"))
-  copy = path.with_name("copy.html")
-  copy.write_text(text.replace("</body>", f"{PROBE}</body>"), "utf-8")
-  with futures.ThreadPoolExecutor() as pool:
-    (shown, complaints), (probed, more_complaints) = pool.map(browse, (path, copy))
-  assert complaints == more_complaints == []
-  page = Page(shown)
-  assert {"Evaluation report"} == set(page.of("h1"))
-  assert {"Tatoeba", "Agnosticism", "What is missing"} <= set(page.of("h2"))
-  assert {"75.00", "76.50†", "81.1"} <= set(page.of("td"))
-  assert NASTY in page.of("th")
-  found = dict(Page(probed).elements)["html"]
-  assert (found["data-wide"], found["data-page"]) == ("none", "0")
-  assert int(found["data-scrolling"]) >= 2
+  for line in ('{"loss": 2}', "[]", "{", '{"step": 1, "loss": "x"}'):
+    metrics.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n')
+    with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
+      report.write_report([tmp_path / "run"], tmp_path / "out")
