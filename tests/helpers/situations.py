@@ -37,7 +37,6 @@ class Subcommand:
     texts: Names of the input files that situations change; lines of text.
     folder: Whether the output is a folder.
     stream: Whether the output may be a device or pipe.
-    empty: Whether texts without lines are accepted.
     blank: Whether texts of blank lines alone are accepted.
     resumes: Names that an interrupted command may leave, as suffixes of the output's name.
     result: Reads the output, by default all files.
@@ -48,7 +47,6 @@ class Subcommand:
   texts: tuple[str, ...]
   folder: bool = False
   stream: bool = True
-  empty: bool = True
   blank: bool = True
   resumes: tuple[str, ...] = ()
   result: Callable[[pathlib.Path], Any] | None = None
@@ -330,9 +328,8 @@ def _run_one(command: Subcommand, situation: Situation, reference: _Reference) -
   if command.texts:
     SOURCES[situation.source](pathlib.Path(situation.text))
   make, writable = targets(command)[situation.target]
-  writable |= (situation.source, situation.target) == ("empty", "/dev/full")  # nothing is written
   output = make(situation.text or next(iter(command.files)))
-  readable = situation.source in SAME or (situation.source == "empty" and command.empty)
+  readable = situation.source in SAME
   readable |= situation.source == "blank" and command.blank
   fine = readable and writable
   before = _snapshot()
@@ -525,8 +522,6 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     if _countdown[0] < 0:
       _, number = _countdown
       _countdown.clear()
-      if number == signal.SIGINT:  # test processes may ignore it
-        raise KeyboardInterrupt
       signal.raise_signal(number)
 
 
@@ -536,8 +531,10 @@ def _interrupted(rng: random.Random, number: int = signal.SIGINT):
   if not getattr(sys, "_vmsst_interrupts", False):
     sys.addaudithook(_hook)
     sys._vmsst_interrupts = True  # type: ignore[attr-defined]
+  former = signal.signal(signal.SIGINT, signal.default_int_handler)  # test processes may ignore it
   _countdown[:] = [rng.randrange(8), number]
   try:
     yield
   finally:
     _countdown.clear()
+    signal.signal(signal.SIGINT, former)

@@ -105,16 +105,16 @@ def subcommands(tmp_path_factory):
     ),
     "score": Subcommand(
       ("score", "encoder", "a.txt", "b.txt", "--output", "OUT"), {**two, **ENCODER},
-      ("a.txt", "b.txt"), resumes=(situations.WORK,), empty=False,
+      ("a.txt", "b.txt"), resumes=(situations.WORK,),
     ),
     "score by likelihood": Subcommand(
       ("score", "run", "a.txt", "b.txt", "--output", "OUT", "--by", "likelihood", "--languages",
        "en", "de"), {**two, **run_alone}, ("a.txt", "b.txt"),
-      resumes=(situations.WORK,), empty=False,
+      resumes=(situations.WORK,),
     ),
     "mine": Subcommand(
       ("mine", "a.txt", "b.txt", "OUT", "--encoder", "encoder"), {**two, **ENCODER},
-      ("a.txt", "b.txt"), stream=False, empty=False, blank=False,
+      ("a.txt", "b.txt"), stream=False, blank=False,
       resumes=(situations.WORK, ".source.vectors",
                ".target.vectors"),
     ),
@@ -136,7 +136,7 @@ def subcommands(tmp_path_factory):
     ),
     "vocab train": Subcommand(
       ("vocab", "train", "--input", "a.txt", "--output", "OUT", "--size", "21"),
-      {"a.txt": LINES}, ("a.txt",), stream=False, empty=False, blank=False,
+      {"a.txt": LINES}, ("a.txt",), stream=False, blank=False,
     ),
     **{
       f"export {kind}": Subcommand(
@@ -147,7 +147,7 @@ def subcommands(tmp_path_factory):
     **{
       f"data {kind}": Subcommand(
         ("data", kind, "run", "OUT", "t/x.de-en.tsv"), {**translations, **run_alone},
-        ("t/x.de-en.tsv",), folder=True, resumes=("",), result=arrays_of, empty=False, blank=False,
+        ("t/x.de-en.tsv",), folder=True, resumes=("",), result=arrays_of, blank=False,
       )
       for kind in ("embed", "mine-negatives")
     },
@@ -168,7 +168,7 @@ def subcommands(tmp_path_factory):
     ),
     "eval": Subcommand(
       ("eval", "--encoder", "encoder", "--data", "data", "--out", "OUT", "--suite", "tatoeba"),
-      {**benchmark, **ENCODER}, tuple(benchmark), folder=True, resumes=("",), empty=False,
+      {**benchmark, **ENCODER}, tuple(benchmark), folder=True, resumes=("",),
       blank=False, result=scores_of,
     ),
     "report": Subcommand(

@@ -1,6 +1,5 @@
 """A file of lines that is written in parts, and resumed after interruption."""
 
-import contextlib
 import functools
 import json
 import os
@@ -8,14 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any, Protocol
 
 from vmsst import errors
-from vmsst.files import (
-  atomic_files,
-  input_files,
-  locks,
-  storage,
-  stored_settings,
-  work_folders,
-)
+from vmsst.files import atomic_files, input_files, storage, stored_settings, work_folders
 
 _LINES, _STATE = "lines", "state.json"
 
@@ -23,9 +15,10 @@ _LINES, _STATE = "lines", "state.json"
 class LineWriter:
   """Writes lines that become FILE when it is complete.
 
-  Until then they are in the work folder of FILE (`work_folders`), with the state to resume from: in
-  a file, or in an object store in an object for each `append`. Nothing is written before the first
-  `append`. Devices, pipes and standard streams are written directly, without a state.
+  Until then they are in the work folder of FILE, with the state to resume from: in a file, or in an
+  object store in an object for each `append`. The caller owns FILE (`work_folders.owned`). Nothing
+  is written before the first `append`. Devices, pipes and standard streams are written directly,
+  without a state.
 
   Attributes:
     done: Number of lines written so far.
@@ -168,12 +161,6 @@ class _File:
   def _open(self, start: int) -> IO[bytes]:
     os.makedirs(os.path.dirname(self._lines), exist_ok=True)
     descriptor = os.open(self._lines, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    free = True
-    with contextlib.suppress(OSError):  # a file system without locks
-      free = locks.lock_file(descriptor)
-    if not free or os.path.getsize(self._lines) < start:
-      os.close(descriptor)
-      raise errors.InputError(f"{self._path} is being written by another process; wait for it")
     self._file = os.fdopen(descriptor, "r+b")
     self._file.truncate(start)
     self._file.seek(start)

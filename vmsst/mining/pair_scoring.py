@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import progress_bar, resumable_lines, text_fields
+from vmsst.files import progress_bar, resumable_lines, text_fields, work_folders
 from vmsst.inference import translation
 from vmsst.search import exact_search
 from vmsst.vectors import embedded_text, encoding
@@ -237,8 +237,10 @@ def score_file(
     "source": texts[0],
     "target": texts[1],
   }
-  writer = resumable_lines.LineWriter(output, settings)
-  with contextlib.closing(writer):
+  with (
+    work_folders.owned(output),
+    contextlib.closing(resumable_lines.LineWriter(output, settings)) as writer,
+  ):
     for score_BC in _pair_scores(scorer, source, target, texts, writer.done, progress):
       writer.append(map(as_line, score_BC))
     writer.finish()

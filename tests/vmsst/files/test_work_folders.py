@@ -86,16 +86,6 @@ def test_lines_of_a_link_in_the_work_folder_are_not_written_through(tmp_path):
   assert (tmp_path / "foreign").read_text() == "foreign"
 
 
-def test_two_line_writers_do_not_mix(tmp_path):
-  first, second = (resumable_lines.LineWriter(tmp_path / "out", {"x": x}) for x in (1, 2))
-  first.append(["one"])
-  with pytest.raises(errors.InputError, match="is being written by another process"):
-    second.append(["two"])
-  second.close()
-  first.finish()
-  assert (tmp_path / "out").read_text() == "one\n"
-
-
 def test_of_two_writers_of_a_new_folder_one_wins(place):
   """Both start before either has written."""
   barrier, failed = threading.Barrier(2), []
