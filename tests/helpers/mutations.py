@@ -1,9 +1,5 @@
-"""Malformed files, made of valid ones by a random generator: the same for the same seed.
+"""Malformed files, made of valid ones by a random generator: the same for the same seed."""
 
-A case is a function that is given the path of a valid file and puts something else there.
-"""
-
-import copy
 import gzip
 import json
 import os
@@ -14,13 +10,10 @@ from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-  """A malformed file: what it is, and what puts it in the place of a valid one."""
+  """What a malformed file is, and what puts it in the place of a valid one at a path."""
 
   name: str
-  apply: Callable[[str], None]
-
-
-_DEEP = 50_000
+  apply: Callable[[str], Any]
 
 
 def _nested(depth: int) -> list:
@@ -30,13 +23,58 @@ def _nested(depth: int) -> list:
   return value
 
 
-_LONE_SURROGATE = b"\xed\xa0\x80"
 _NUMBERS = (0, 1, 255, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 _VALUES: tuple[Any, ...] = (
   None, True, -1, 0, 3, 1 << 31, 1 << 63, 10**18, 10**400, 0.5, -1e308, float("nan"), float("inf"),
   "", "x", "\ud800", "\0", "../../outside", "/etc/passwd", "file:///etc/passwd", "x" * 5000,
   "\udce9", [], {}, [[]], [None], {"x": None}, [0] * 1000, _nested(800),
 )  # fmt: skip
+_INSERTED = (
+  b"\0", b"\n", b"\r", b"\t", b"\t\t\t", b'"', b"\\u0000", b"<", b"&x;", b"\xff", b"{", b"-",
+  b"nan", b"inf", b"1e999", b"9" * 400, "\u2028".encode(), b"<!DOCTYPE a [<!ENTITY x 'y'>]>",
+)  # fmt: skip
+_PLACES: dict[str, Callable[[str], Any]] = {
+  "a folder": os.mkdir,
+  "a pipe": os.mkfifo,
+  "a broken link": lambda path: os.symlink("nowhere", path),
+  "a link to itself": lambda path: os.symlink(os.path.basename(path), path),
+  "an endless device": lambda path: os.symlink("/dev/zero", path),
+  "missing": lambda path: None,
+}
+_CONTENTS: dict[str, Callable[[bytes], bytes]] = {
+  "empty": lambda valid: b"",
+  "a line end": lambda valid: b"\n",
+  "NULs": lambda valid: bytes(5000),
+  "0xFF": lambda valid: b"\xff" * 5000,
+  "a long line": lambda valid: b"a" * 3_000_000,
+  "deep lists": lambda valid: b"[" * 50_000,
+  "deep objects": lambda valid: b'{"a":' * 50_000,
+  "deep elements": lambda valid: b"<a>" * 50_000,
+  "a long number": lambda valid: b"9" * 5000,
+  "a pickle": lambda valid: b"\x80\x04\x8c\x08builtins\x8c\x05print\x93)R.",
+  "a zip": lambda valid: b"PK\x05\x06" + bytes(18),
+  "its first byte": lambda valid: valid[:1],
+  "its first half": lambda valid: valid[: len(valid) // 2],
+  "without its last byte": lambda valid: valid[:-1],
+  "twice": lambda valid: valid + valid,
+  "gzipped": lambda valid: gzip.compress(valid, mtime=0),
+  "half of its gzip": lambda valid: gzip.compress(valid, mtime=0)[: len(valid) // 4 + 12],
+  "with a byte order mark": lambda valid: b"\xef\xbb\xbf" + valid,
+  "with a lone surrogate": lambda valid: valid[: len(valid) // 2] + b"\xed\xa0\x80" + valid,
+  "all lines empty": lambda valid: b"\n" * (valid.count(b"\n") + 1),
+  "with CR line ends": lambda valid: valid.replace(b"\n", b"\r"),
+  "Latin-1": lambda valid: b"caf\xe9\n" * (valid.count(b"\n") + 1),
+  **{
+    f"said to be in {to.decode()}": lambda valid, to=to: valid.replace(b"UTF-8", to).replace(
+      b"utf-8", to
+    )
+    for to in (b"utf-16", b"shift_jis", b"rot13", b"unknown")
+  },
+  **{
+    f"in {to}": lambda valid, to=to: valid.decode("utf-8", "replace").encode(to, "replace")
+    for to in ("utf-16", "utf-32", "utf-7", "shift_jis", "cp500")
+  },
+}
 
 
 def _content(change: Callable[[bytes], bytes]) -> Callable[[str], None]:
@@ -49,165 +87,96 @@ def _content(change: Callable[[bytes], bytes]) -> Callable[[str], None]:
   return apply
 
 
-def _in_place(make: Callable[[str], Any]) -> Callable[[str], None]:
-  def apply(path: str) -> None:
-    os.remove(path)
-    make(path)
-
-  return apply
+def contents() -> list[Case]:
+  """Returns contents that are wrong for every format."""
+  return [Case(name, _content(change)) for name, change in _CONTENTS.items()]
 
 
-def places() -> Iterator[Case]:
-  """Other things in the place of a file."""
-  yield Case("a folder", _in_place(os.mkdir))
-  yield Case("a pipe", _in_place(os.mkfifo))
-  yield Case("a broken link", _in_place(lambda path: os.symlink("nowhere", path)))
-  yield Case("a link to itself", _in_place(lambda path: os.symlink(os.path.basename(path), path)))
-  yield Case("an endless device", _in_place(lambda path: os.symlink("/dev/zero", path)))
-  yield Case("nothing", os.remove)
-
-
-def contents() -> Iterator[Case]:
-  """Contents that are wrong for every format."""
-  fixed = {
-    "empty": b"",
-    "a line end": b"\n",
-    "NULs": bytes(5000),
-    "0xFF": b"\xff" * 5000,
-    "a long line": b"a" * 3_000_000,
-    "deep lists": b"[" * _DEEP,
-    "deep objects": b'{"a":' * _DEEP,
-    "deep elements": b"<a>" * _DEEP,
-    "a long number": b"9" * 5000,
-    "a pickle": b"\x80\x04\x8c\x08builtins\x8c\x05print\x93)R.",
-    "a zip": b"PK\x05\x06" + bytes(18),
-  }
-  for name, content in fixed.items():
-    yield Case(name, _content(lambda valid, content=content: content))
-  for name, change in {
-    "its first byte": lambda valid: valid[:1],
-    "its first half": lambda valid: valid[: len(valid) // 2],
-    "without its last byte": lambda valid: valid[:-1],
-    "twice": lambda valid: valid + valid,
-    "gzipped": lambda valid: gzip.compress(valid, mtime=0),
-    "half of its gzip": lambda valid: gzip.compress(valid, mtime=0)[: len(valid) // 4 + 12],
-    "with a byte order mark": lambda valid: b"\xef\xbb\xbf" + valid,
-    "with a lone surrogate": lambda valid: valid[: len(valid) // 2] + _LONE_SURROGATE + valid,
-    "all lines empty": lambda valid: b"\n" * (valid.count(b"\n") + 1),
-    "CR line ends": lambda valid: valid.replace(b"\n", b"\r"),
-  }.items():
-    yield Case(name, _content(change))
-  for encoding in (b"utf-16", b"shift_jis", b"rot13", b"unknown"):
-    yield Case(
-      f"said to be in {encoding.decode()}",
-      _content(lambda valid, to=encoding: valid.replace(b"UTF-8", to).replace(b"utf-8", to)),
-    )
-  for encoding in ("utf-16", "utf-32", "utf-7", "shift_jis", "cp500"):
-    yield Case(
-      f"in {encoding}",
-      _content(lambda valid, to=encoding: valid.decode("utf-8", "replace").encode(to, "replace")),
-    )
+def fixed() -> list[Case]:
+  """Returns `contents`, and other things in the place of a file."""
+  return [
+    *contents(),
+    *(
+      Case(name, lambda path, make=make: (os.remove(path), make(path)))
+      for name, make in _PLACES.items()
+    ),
+  ]
 
 
 def noise(random: Random) -> Iterator[Case]:
-  """Random changes of some bytes, without end."""
-  makers = (
-    _flipped,
-    _number_inside,
-    _removed,
-    _repeated,
-    _inserted,
-    _cut,
-    _shuffled,
-    _retabbed,
-  )
+  """Yields random changes of some bytes, without end."""
   while True:
-    make = makers[random.randrange(len(makers))]
-    own = Random(random.random())
-    yield Case(make.__name__.strip("_"), _content(lambda valid, m=make, r=own: m(valid, r)))
+    seed = random.random()
+    yield Case("noise", _content(lambda valid, seed=seed: _changed(valid, Random(seed))))
 
 
-def _flipped(valid: bytes, random: Random) -> bytes:
-  changed = bytearray(valid or b"\0")
-  for _ in range(random.choice((1, 1, 2, 8, 64))):
-    changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
-  return bytes(changed)
-
-
-def _number_inside(valid: bytes, random: Random) -> bytes:
-  """A count, length or offset of a header with another value."""
-  packed = struct.pack(random.choice(("<Q", ">Q")), random.choice(_NUMBERS))
-  number = packed[: random.choice((2, 4, 8))]
-  start = random.randrange(min(len(valid), 200) + 1)
-  return valid[:start] + number + valid[start + len(number) :]
-
-
-def _removed(valid: bytes, random: Random) -> bytes:
+def _changed(valid: bytes, random: Random) -> bytes:
   start = random.randrange(len(valid) + 1)
-  return valid[:start] + valid[start + random.choice((1, 3, 50)) :]
-
-
-def _repeated(valid: bytes, random: Random) -> bytes:
-  start = random.randrange(len(valid) + 1)
-  end = start + random.choice((1, 20, 200))
-  return valid[:end] + valid[start:end] * random.choice((1, 3, 100)) + valid[end:]
-
-
-def _inserted(valid: bytes, random: Random) -> bytes:
-  start = random.randrange(len(valid) + 1)
-  what = random.choice(
-    (b"\0", b"\n", b"\r", b"\t", b"\t\t\t", b'"', b"\\u0000", b"<", b"&x;", b"\xff", b"{", b"-",
-     b"nan", b"inf", b"1e999", "\u2028".encode(), b"<!DOCTYPE a [<!ENTITY x 'y'>]>",
-     random.randbytes(9))
-  )  # fmt: skip
-  return valid[:start] + what + valid[start:]
-
-
-def _cut(valid: bytes, random: Random) -> bytes:
-  return valid[: random.randrange(len(valid) + 1)]
-
-
-def _shuffled(valid: bytes, random: Random) -> bytes:
-  lines = valid.split(b"\n")
-  random.shuffle(lines)
-  return b"\n".join(lines[: random.randrange(1, len(lines) + 1)])
-
-
-def _retabbed(valid: bytes, random: Random) -> bytes:
-  fields = valid.split(b"\t")
-  fields[random.randrange(len(fields))] = random.choice(
-    (b"", b"-1", b"nan", b"x\ty", b"\n", b"9" * 400)
-  )
-  return b"\t".join(fields)
+  end = start + random.choice((1, 3, 20, 200))
+  kind = random.randrange(8)
+  if kind == 0:
+    changed = bytearray(valid or b"\0")
+    for _ in range(random.choice((1, 1, 2, 8, 64))):
+      changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+    return bytes(changed)
+  if kind == 1:  # a count, length or offset of a header
+    packed = struct.pack(random.choice(("<Q", ">Q")), random.choice(_NUMBERS))
+    number = packed[: random.choice((2, 4, 8))]
+    start = random.randrange(min(len(valid), 200) + 1)
+    return valid[:start] + number + valid[start + len(number) :]
+  if kind == 2:
+    return valid[:start] + valid[end:]
+  if kind == 3:
+    return valid[:end] + valid[start:end] * random.choice((1, 3, 100)) + valid[end:]
+  if kind == 4:
+    return valid[:start] + random.choice((*_INSERTED, random.randbytes(9))) + valid[start:]
+  if kind == 5:
+    return valid[:start]
+  parts = valid.split(mark := b"\n" if kind == 6 else b"\t")
+  if kind == 6:
+    random.shuffle(parts)
+    return mark.join(parts[: random.randrange(1, len(parts) + 1)])
+  parts[random.randrange(len(parts))] = random.choice((b"", b"-1", *_INSERTED))
+  return mark.join(parts)
 
 
 def json_values(valid: bytes, random: Random) -> Iterator[Case]:
-  """A JSON document in which one value is another, a key is missing or there twice; without end."""
-  record = json.loads(valid)
-  places = list(_paths(record))
-  while True:
-    changed = copy.deepcopy(record)
-    path = random.choice(places)
-    value = random.choice(_VALUES)
-    what = random.choice(("value", "value", "value", "value", "missing", "more", "twice"))
-    text = None
-    if not path:
-      changed = value
+  """Yields JSON with another value, without a key or with one more, without end.
+
+  Args:
+    valid: A JSON document; or JSON Lines, of which the first changes. None is yielded of others.
+    random: Chooses.
+  """
+  try:
+    json.loads(valid)
+    rest = b""
+  except ValueError:
+    valid, line_end, rest = valid.partition(b"\n")
+    rest = line_end + rest
+  try:
+    paths = list(_paths({"": json.loads(valid)}))[1:]
+  except ValueError:
+    return
+  while len(paths) > 1:
+    record = {"": json.loads(valid)}
+    path, value = random.choice(paths), random.choice(_VALUES)
+    what = random.choice(("value", "value", "value", "missing", "more"))
+    parent: Any = record
+    for step in path[:-1]:
+      parent = parent[step]
+    if what == "value" or len(path) == 1:
+      parent[path[-1]] = value
+    elif what == "missing":
+      del parent[path[-1]]
+    elif isinstance(parent, dict):
+      parent["\u0001"] = value
     else:
-      parent = changed
-      for step in path[:-1]:
-        parent = parent[step]
-      if what == "value":
-        parent[path[-1]] = value
-      elif what == "missing":
-        del parent[path[-1]]
-      elif isinstance(parent, dict):
-        text = _with_pair(changed, parent, path[-1] if what == "twice" else "unknown", value)
-      else:
-        parent.append(value)
-    text = json.dumps(changed) if text is None else text
+      parent.append(value)
+    # A key may be there twice.
+    key = json.dumps(random.choice((path[-1], "unknown")))
+    text = json.dumps(record[""]).replace(json.dumps("\u0001"), key).encode() + rest
     name = f"{what} at {'.'.join(map(str, path))}: {json.dumps(value)[:40]}"
-    yield Case(name, _content(lambda valid, text=text: text.encode()))
+    yield Case(name, _content(lambda _, text=text: text))
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -216,9 +185,3 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in list(items)[:12]:
       yield from _paths(inner, (*path, key))
-
-
-def _with_pair(record: Any, parent: dict, key: str, value: Any) -> str:
-  """The document with a pair more in one of its objects, whose key may be there already."""
-  parent["\u0001"] = value
-  return json.dumps(record).replace(json.dumps("\u0001"), json.dumps(key))

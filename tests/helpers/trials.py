@@ -1,7 +1,8 @@
-"""Runs readers on malformed files and says what is not as it should be.
+"""Runs readers on malformed files and describes what is not as it should be.
 
-Whatever a file holds, a reader either reads it or raises InputError; within its time and memory,
-without a process, a connection or a changed file, and without running what the file asks for.
+Whatever a file contains, a reader either reads it or raises InputError with a short message, within
+its time and memory. It starts no process and no connection, runs no code of the file, changes no
+file, and leaves nothing in its output folder `out` unless it succeeds.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -25,7 +26,7 @@ from vmsst import errors
 SECONDS = 20  # The machine may be busy: a reader takes milliseconds.
 BYTES = 1 << 30
 _LONGEST_MESSAGE = 3100
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _ACTIONS = (
   "socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen", "os.system",
   "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.remove", "os.rename", "os.rmdir",
@@ -40,122 +41,99 @@ class Reader:
   """A reader and files that it reads.
 
   Attributes:
-    name: Of it.
-    files: Content of valid files, by path below a folder.
-    read: Reads them, all of what they hold, given the folder.
-    hostile: The files that are spoilt, one at a time; None: all.
-    json: Those of them that hold a JSON document each.
-    writes: Whether it may write below the folder `out` next to the files.
+    name: Its name.
+    files: Content of valid files, by path below a folder. They are spoilt one at a time.
+    read: Reads all of them, given the folder; may write to `out` in it.
+    kept: Names of files in `out` that a refusal may leave.
   """
 
   name: str
   files: Mapping[str, bytes]
   read: Callable[[pathlib.Path], Any]
-  hostile: tuple[str, ...] | None = None
-  json: tuple[str, ...] = ()
-  writes: bool = False
+  kept: tuple[str, ...] = ()
 
 
-class _TookTooLongError(BaseException):
-  pass
+def lay_out(files: Mapping[str, bytes], folder: pathlib.Path) -> pathlib.Path:
+  """Writes files below a folder; returns it."""
+  for name, content in files.items():
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+  return folder
 
 
-def cases(reader: Reader, count: int, seed: int = 0) -> Iterator[tuple[str, mutations.Case]]:
-  """The first `count` cases of a reader: (file, case), files taking turns, as do kinds of case."""
+def files_below(folder: pathlib.Path) -> dict[str, bytes]:
+  """Returns the content of all files below a folder, by path."""
+  paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+  return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def _cases(reader: Reader, count: int, seed: int) -> Iterator[tuple[str, mutations.Case]]:
+  """Yields files with cases; the files take turns, as do kinds of case."""
   random = Random(f"{reader.name} {seed}")
-  names = list(reader.files if reader.hostile is None else reader.hostile)
   streams = []
-  for name in names:
-    fixed = [*mutations.places(), *mutations.contents()]
+  for name, content in reader.files.items():
+    fixed = mutations.fixed()
     random.shuffle(fixed)
     sources = [iter(fixed), mutations.noise(random)]
-    if name in reader.json:
-      values = mutations.json_values(reader.files[name], random)
-      sources += [values, values, values]
-    streams.append((name, itertools.cycle(range(len(sources))), sources))
-  done = 0
-  for name, turns, sources in itertools.cycle(streams):
-    if done == count:
-      return
-    case = next(sources[next(turns)], None)
-    if case is not None:
-      done += 1
-      yield name, case
+    sources += [mutations.json_values(content, random)] * 3
+    streams.append((name, itertools.cycle(sources)))
+  endless = ((name, next(next(turns), None)) for name, turns in itertools.cycle(streams))
+  return itertools.islice(((name, case) for name, case in endless if case), count)
 
 
-def run(reader: Reader, chosen: Iterable[tuple[str, mutations.Case]], folder: pathlib.Path) -> str:
-  """Runs cases; returns how they ended, in a line, and raises AssertionError for those that failed.
-
-  Args:
-    reader: Is checked on its valid files first.
-    chosen: File and case.
-    folder: To write to.
-  """
-  counts = {"refused": 0, "read": 0}
-  with _laid_out(reader, folder / "valid") as place:
-    reader.read(place)
+def check(reader: Reader, count: int, folder: pathlib.Path, seed: int = 0) -> None:
+  """Raises AssertionError with the malformed files, of `count`, that are not read or refused."""
+  reader.read(lay_out(reader.files, folder / "valid"))
   faults = []
-  for number, (name, case) in enumerate(chosen):
-    with _laid_out(reader, folder / str(number)) as place:
-      case.apply(str(place / name))
-      outcome, _ = attempt(reader, place)
-    if outcome in counts:
-      counts[outcome] += 1
-    else:
+  for number, (name, case) in enumerate(_cases(reader, count, seed)):
+    place = lay_out(reader.files, folder / str(number))
+    case.apply(str(place / name))
+    outcome, _ = attempt(reader.read, place, reader.kept)
+    if outcome not in ("read", "refused"):
       faults.append(f"{reader.name}, case {number}: {name} is {case.name}: {outcome}")
-  assert not faults, f"{len(faults)} of {sum(counts.values()) + len(faults)}\n" + "\n".join(faults)
-  total = sum(counts.values())
-  return f"{reader.name}: {total} cases, {counts['refused']} refused, {counts['read']} read"
+    shutil.rmtree(place)
+  assert not faults, f"{len(faults)} of {count}\n" + "\n".join(faults)
 
 
-def attempt(reader: Reader, place: pathlib.Path) -> tuple[str, str]:
-  """How it ends, and the message: "refused" or "read", or what is wrong."""
+def attempt(
+  read: Callable[[pathlib.Path], Any], place: pathlib.Path, kept: tuple[str, ...] = ()
+) -> tuple[str, str]:
+  """Returns how it ends, "refused", "read" or what is wrong, and the message."""
   before = _outside(place)
   done, message = "read", ""
   with _watched() as seen:
     try:
       with _limited():
-        reader.read(place)
+        read(place)
     except errors.InputError as error:
-      done = "refused"
-      message = str(error)
+      done, message = "refused", str(error)
       if not message or len(message) > _LONGEST_MESSAGE:
         done = f"a message of {len(message)} letters: {message[:80]}"
     except _TookTooLongError:
       done = f"took more than {SECONDS} seconds"
+    except KeyboardInterrupt:
+      raise
     except BaseException as error:
-      if isinstance(error, KeyboardInterrupt):
-        raise
       last = traceback.extract_tb(error.__traceback__)[-1]
       done = f"{type(error).__name__}: {str(error)[:100]!r} ({last.filename}:{last.lineno})"
-  allowed = str(place / "out")
-  strange = [each for each in seen if not (reader.writes and allowed in each)]
+  strange = [each for each in seen if str(place / "out") not in each]
   if strange:
     return f"did {strange[:3]}", message
-  after = _outside(place)
-  if after != before:
-    return f"changed {sorted(after ^ before)}", message
-  if done != "read" and (place / "out").exists() and any((place / "out").iterdir()):
-    return f"{done}, but left {sorted(_listing(place / 'out'))}", message
+  if changed := before ^ _outside(place):
+    return f"changed {sorted(changed)}", message
+  left = {path.name for path in (place / "out").glob("*")} - set(kept)
+  if done != "read" and left:
+    return f"{done}, but left {sorted(left)}", message
   return done, message
 
 
-@contextlib.contextmanager
-def _laid_out(reader: Reader, place: pathlib.Path) -> Iterator[pathlib.Path]:
-  for name, content in reader.files.items():
-    path = place / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-  yield place
-  shutil.rmtree(place)
-
-
 def _outside(place: pathlib.Path) -> set[str]:
-  return {path for path in _listing(place) if path.split(os.sep)[0] != "out"}
+  paths = (str(path.relative_to(place)) for path in place.rglob("*"))
+  return {path for path in paths if path.split(os.sep)[0] != "out"}
 
 
-def _listing(folder: pathlib.Path) -> set[str]:
-  return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+class _TookTooLongError(BaseException):
+  pass
 
 
 @contextlib.contextmanager
@@ -184,26 +162,23 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     return
   if event == "open":
     path, mode, flags = args
-    if (isinstance(flags, int) and flags & _WRITES) or (mode and set(mode) & set("wax+")):
+    if (isinstance(flags, int) and flags & WRITES) or (mode and set(mode) & set("wax+")):
       _seen.append(f"open {path} {mode}")
   elif event in _ACTIONS and not (event == "os.mkdir" and os.path.isdir(args[0])):
-    _seen.append(f"{event} {' '.join(map(str, (*_folder(args), *args)))}")
-
-
-def _folder(args: tuple[Any, ...]) -> list[str]:
-  """The folders that the paths of an event are relative to."""
-  opened = (each for each in args[1:] if isinstance(each, int) and 0 <= each < 1 << 16)
-  links = (f"/proc/self/fd/{each}" for each in opened)
-  return [os.readlink(link) for link in links if os.path.islink(link)]
+    # The folders that the paths of an event are relative to.
+    opened = (each for each in args[1:] if isinstance(each, int) and 0 <= each < 1 << 16)
+    links = (f"/proc/self/fd/{each}" for each in opened)
+    folders = (os.readlink(link) for link in links if os.path.islink(link))
+    _seen.append(f"{event} {' '.join(map(str, (*folders, *args)))}")
 
 
 @contextlib.contextmanager
 def _watched() -> Iterator[list[str]]:
-  """What happens that a reader has no business to do."""
+  """Yields what happens that a reader has no business to do."""
   global _seen
   if not getattr(sys, "_vmsst_audit", False):
     sys.addaudithook(_hook)
-    sys._vmsst_audit = True
+    sys._vmsst_audit = True  # type: ignore[attr-defined]
   _seen = []
   try:
     yield _seen

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vmsst import errors
 from vmsst.files import outputs, storage, text_files, work_folders
+from vmsst.process import interrupts
 
 ENCODER_HELP = (
   "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), a "
@@ -61,11 +62,12 @@ class Command:
     outputs.check(inputs, file=file, folder=folder)
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic
-    with (
-      outputs.no_empty_folders(output),
-      work_folders.owned(output, is_folder=not file) if locked else contextlib.nullcontext(),
-    ):
-      self.run(args)
+    with interrupts.Uninterrupted() as stack:
+      stack.enter_context(outputs.no_empty_folders(output))
+      if locked:
+        stack.enter_context(work_folders.owned(output, is_folder=not file))
+      with stack.outside():
+        self.run(args)
 
 
 def _values(args: argparse.Namespace, name: str) -> Sequence[str]:

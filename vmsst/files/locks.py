@@ -24,6 +24,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.files import storage
+from vmsst.process import interrupts
 
 RENEW_SECONDS = 20.0
 """Time between renewals of a lock in an object store."""
@@ -216,6 +217,7 @@ def _wait_for_silence(path: str, number: int, wait: Callable[[str], None]) -> No
   end = time.monotonic() + STALE_SECONDS
   while time.monotonic() < end:
     time.sleep(min(RENEW_SECONDS / 4, STALE_SECONDS / 4))
+    interrupts.check()
     now = _read(url)
     if now is None:
       return

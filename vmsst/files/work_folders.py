@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.files import atomic_files, locks, storage
+from vmsst.process import interrupts
 
 _LOCK = "lock"
 _LOCK_NAME = re.compile(r"lock(-\d+)?")
@@ -66,9 +66,9 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
   if own in _owned:
     yield _owned[own]
     return
-  with contextlib.ExitStack() as stack:
+  with interrupts.Uninterrupted() as stack:
     try:
-      lock = stack.enter_context(_locked(work))
+      lock = _locked(work, stack)
     except locks.InUseError as error:
       raise errors.InputError(
         f"{os.fspath(output)} is being written by another command ({error}); wait for it, or give "
@@ -79,50 +79,22 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     atomic_files.remove_stale(os.path.dirname(work))
     _owned[own] = lock
     stack.callback(_owned.pop, own)
-    yield lock
-
-
-@contextlib.contextmanager
-def _locked(work: str) -> Iterator[locks.Lock]:
-  if storage.is_url(work):
-    with locks.held(f"{work}/{_LOCK}") as lock:
+    with stack.outside():
       yield lock
-    return
-  stack = contextlib.ExitStack()
-  try:
-    with _undisturbed():
-      while True:
-        os.makedirs(work, exist_ok=True)
-        try:
-          lock = stack.enter_context(locks.held(f"{work}/{_LOCK}"))
-          break
-        except FileNotFoundError:  # Its last owner has removed the folder.
-          continue
-    yield lock
-  finally:
-    with _undisturbed():
-      stack.close()
-      remove_if_empty(work)
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-  """Delays Ctrl-C and SIGTERM to the end, so that a lock is made or removed as a whole."""
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  seen: list[int] = []
-  former = {
-    number: signal.signal(number, lambda number, _: seen.append(number))
-    for number in (signal.SIGINT, signal.SIGTERM)
-  }
-  try:
-    yield
-  finally:
-    for number, handler in former.items():
-      signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    for each in seen:
-      signal.raise_signal(each)
+def _locked(work: str, stack: contextlib.ExitStack) -> locks.Lock:
+  """Locks a work folder until a stack is closed, which also removes it if it is empty."""
+  stack.callback(remove_if_empty, work)
+  while True:
+    if not storage.is_url(work):
+      os.makedirs(work, exist_ok=True)
+    try:
+      return stack.enter_context(locks.held(f"{work}/{_LOCK}"))
+    except FileNotFoundError:
+      if storage.is_url(work):
+        raise
+      # Its last owner has removed the folder.
 
 
 def remove_if_empty(folder: str) -> None:

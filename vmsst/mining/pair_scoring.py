@@ -1,6 +1,5 @@
 """Scores the pairs in text files of any length, by cosine or by likelihood."""
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -10,10 +9,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import progress_bar, resumable_lines, text_fields
+from vmsst.files import (
+  atomic_files,
+  input_files,
+  progress_bar,
+  storage,
+  text_fields,
+  work_folders,
+)
 from vmsst.inference import translation
 from vmsst.search import exact_search
 from vmsst.text import length_limits
+from vmsst.units import base
 from vmsst.vectors import embedded_text, encoding
 
 # Pairs in memory at once; an interruption costs at most these.
@@ -224,7 +231,7 @@ def score_file(
     Number of pairs.
 
   Raises:
-    InputError: as in `pair_scores`, or an unfinished file is from other inputs.
+    InputError: as in `pair_scores`, or another process writes the output.
   """
   texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
   settings = {
@@ -234,14 +241,32 @@ def score_file(
     "source": texts[0],
     "target": texts[1],
   }
-  writer = resumable_lines.LineWriter(output, settings)
-  with contextlib.closing(writer):
+  count = int(texts[0]["lines"])
+  with work_folders.owned(output):
+    if not storage.is_url(output) and atomic_files.is_stream(output):
+      with atomic_files.atomic_file(output) as stream:
+        for score_BC in pair_scores(scorer, source, target, texts=texts, progress=progress):
+          stream.write(_as_lines(score_BC))
+      return count
+    # Parts of other settings are not read.
+    work = work_folders.path_of(output)
+    stem = f"pairs-{base.digest(settings, _WINDOW)}-"
+    parts = sorted(name for name in storage.names(work) if name.startswith(stem))
+    start = min(len(parts) * _WINDOW, count)
     for score_BC in pair_scores(
-      scorer, source, target, texts=texts, start=writer.done, progress=progress
+      scorer, source, target, texts=texts, start=start, progress=progress
     ):
-      writer.append(map(as_line, score_BC))
-    writer.finish()
-  return writer.done
+      parts.append(f"{stem}{len(parts):06d}")
+      atomic_files.write_bytes(f"{work}/{parts[-1]}", _as_lines(score_BC))
+    with atomic_files.atomic_file(output) as stream:
+      for name in parts:
+        stream.write(input_files.read_bytes(f"{work}/{name}"))
+    work_folders.clear(work)
+  return count
+
+
+def _as_lines(score_BC: np.ndarray) -> bytes:
+  return "".join(f"{as_line(scores)}\n" for scores in score_BC).encode()
 
 
 def as_line(scores: Sequence[float]) -> str:

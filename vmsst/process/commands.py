@@ -87,6 +87,7 @@ class CommandProcess:
   def _stop(self, number: int, frame: types.FrameType | None) -> None:
     stack = (inside.f_code.co_filename for inside, _ in traceback.walk_stack(frame))
     if self._own and any(path.startswith("<frozen importlib") for path in stack):
+      interrupts.close_all()
       signal.signal(number, signal.SIG_DFL)
       signal.raise_signal(number)
     self._signal = number

@@ -29,6 +29,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.files import atomic_files, checksums, storage
+from vmsst.process import interrupts
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
@@ -139,21 +140,28 @@ def _do_staged(title: str, units: Sequence[StagedUnit]) -> Iterator[Unit]:
     concurrent.futures.ThreadPoolExecutor(1, "read") as reader,
     concurrent.futures.ThreadPoolExecutor(1, "write") as writer,
   ):
-    reading = reader.submit(units[0].read)
+    reading = _submit(reader, units[0].read)
     for unit, after in zip(units, [*units[1:], None], strict=True):
       with naming(title, unit):
         prepared = reading.result()
         if after is not None:
-          reading = reader.submit(after.read)
+          reading = _submit(reader, after.read)
         computed = unit.compute(prepared)
       del prepared
       if behind is not None:
         yield _written(title, *behind)
       write = functools.partial(unit.write, computed)
-      behind = unit, writer.submit(_store, unit, write)
+      behind = unit, _submit(writer, functools.partial(_store, unit, write))
       del computed, write
     if behind is not None:
       yield _written(title, *behind)
+
+
+def _submit(
+  pool: concurrent.futures.Executor, work: Callable[[], Any]
+) -> "concurrent.futures.Future[Any]":
+  with interrupts.Uninterrupted():  # else the pool may not know its thread, nor wait for it
+    return pool.submit(work)
 
 
 def _written(title: str, unit: Unit, writing: "concurrent.futures.Future[None]") -> Unit:

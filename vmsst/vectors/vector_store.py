@@ -26,6 +26,7 @@ from vmsst.files import (
   stored_settings,
   work_folders,
 )
+from vmsst.process import interrupts
 from vmsst.vectors import npy_files
 
 DTYPES = ("float32", "float16")
@@ -152,9 +153,10 @@ def finish(folder: str | os.PathLike[str], sha256: Sequence[str]) -> None:
 
 def abandon(folder: str | os.PathLike[str]) -> None:
   """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
-  if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
-    storage.remove(os.path.join(folder, _STATE))
-    work_folders.remove_if_empty(os.fspath(folder))
+  with interrupts.Uninterrupted():
+    if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
+      storage.remove(os.path.join(folder, _STATE))
+      work_folders.remove_if_empty(os.fspath(folder))
 
 
 def _remove_results(folder: storage.Path) -> None:

@@ -65,15 +65,6 @@ def test_changed_and_broken_lines_are_named(tmp_path):
     first.read()
 
 
-def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_files, "LINE_BYTES", 5)
-  path = tmp_path / "x.txt"
-  path.write_bytes(b"a\nbbbbbbbbbbbbbbbbb\n")
-  (span,) = line_spans.cut([str(path)], 2).spans
-  with pytest.raises(errors.InputError, match=r"x\.txt:2: line longer than"):
-    span.read()
-
-
 def test_a_line_without_an_end_is_refused_before_it_is_all_read(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "LINE_BYTES", 1 << 20)
   (tmp_path / "endless").symlink_to("/dev/zero")

@@ -22,15 +22,6 @@ def test_lines_by_number_are_those_read_in_order(tmp_path, name):
   assert [lines[row] for row in range(4)] == list(text_files.read_lines(str(path)))
 
 
-def test_a_file_that_shrinks_is_an_error(tmp_path):
-  path = tmp_path / "x.txt"
-  path.write_text("one\ntwo\n")
-  lines = text_files.Lines(str(path))
-  path.write_text("one\n")
-  with pytest.raises(errors.InputError, match=r"x\.txt:2: the file has changed; open it again"):
-    _ = lines[1]
-
-
 def test_a_file_that_is_written_to_is_an_error_and_one_that_is_replaced_is_not(tmp_path):
   path = tmp_path / "x.txt"
   path.write_text("one\ntwo\n")
@@ -38,11 +29,13 @@ def test_a_file_that_is_written_to_is_an_error_and_one_that_is_replaced_is_not(t
   (tmp_path / "new").write_text("six\nten\n")
   os.replace(tmp_path / "new", path)
   assert lines[1] == "two"
-  lines = text_files.Lines(str(path))
-  path.write_text("one\ntwo\n")
-  os.utime(path, ns=(1, 1))
-  with pytest.raises(errors.InputError, match=r"x\.txt:2: the file has changed; open it again"):
-    _ = lines[1]
+  for content in ("one\n", "one\ntwo\n"):
+    lines = text_files.Lines(str(path))
+    path.write_text(content)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(errors.InputError, match=r"x\.txt:2: the file has changed; open it again"):
+      _ = lines[1]
+    path.write_text("one\ntwo\n")
 
 
 @pytest.mark.parametrize("content", ["two\n", "one\nmore\n", ""])

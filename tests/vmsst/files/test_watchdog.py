@@ -46,25 +46,3 @@ def test_other_limits_than_minutes_are_refused(monkeypatch, value):
     watchdog.watching("a command", minutes=1),
   ):
     pass
-
-
-@pytest.mark.parametrize(
-  ("module", "arguments"),
-  [
-    ("vmsst.launch.main", ["train", "--gin_file=quickstart.gin"]),
-    ("vmsst.cli", ["embed", "no_run", "texts.txt", "vectors"]),
-  ],
-)
-def test_commands_are_watched(tmp_path, module, arguments):
-  (tmp_path / "texts.txt").touch()
-  done = subprocess.run(
-    [sys.executable, "-m", module, *arguments],
-    env={**os.environ, watchdog.VARIABLE: "0.0005"},  # 30 ms, less than an import of JAX
-    capture_output=True,
-    text=True,
-    timeout=60,
-    cwd=tmp_path,
-  )
-  assert done.returncode == 1
-  name = {"vmsst.cli": "vmsst"}.get(module, "t5x")
-  assert done.stderr.splitlines()[-1].startswith(f"{name}: error: no progress for 0.0005 minutes")

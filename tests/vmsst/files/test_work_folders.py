@@ -6,7 +6,7 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, locks, resumable_lines, storage, work_folders
+from vmsst.files import atomic_files, input_files, locks, storage, work_folders
 
 
 @pytest.fixture
@@ -60,40 +60,17 @@ def test_links_lead_to_the_same_output(tmp_path):
     pass
 
 
-@pytest.mark.parametrize("part", [".part", ".part.json", ".search", ".vmsst-part"])
+@pytest.mark.parametrize("part", [".part", ".search", ".vmsst-part"])
 def test_foreign_files_of_similar_names_are_neither_read_nor_changed(tmp_path, part):
   foreign, linked = tmp_path / f"out{part}", tmp_path / f"out{part}-0a"
   foreign.write_text("foreign")
   linked.symlink_to(foreign)
   with work_folders.owned(tmp_path / "out"):
-    writer = resumable_lines.LineWriter(tmp_path / "out", {})
-    writer.append(["one"])
-    writer.finish()
     atomic_files.write_text(tmp_path / "out", "two")
   with work_folders.atomic_folder(tmp_path / "folder") as folder:
     (folder / "x").touch()
   assert foreign.read_text() == linked.read_text() == "foreign"
   assert {path.name for path in tmp_path.iterdir()} == {"out", "folder", foreign.name, linked.name}
-
-
-def test_lines_of_a_link_in_the_work_folder_are_not_written_through(tmp_path):
-  work = tmp_path / ".out.vmsst"
-  work.mkdir()
-  (work / "lines").symlink_to(tmp_path / "foreign")
-  (tmp_path / "foreign").write_text("foreign")
-  with pytest.raises(OSError, match="symbolic"):
-    resumable_lines.LineWriter(tmp_path / "out", {}).append(["one"])
-  assert (tmp_path / "foreign").read_text() == "foreign"
-
-
-def test_two_line_writers_do_not_mix(tmp_path):
-  first, second = (resumable_lines.LineWriter(tmp_path / "out", {"x": x}) for x in (1, 2))
-  first.append(["one"])
-  with pytest.raises(errors.InputError, match="is being written by another process"):
-    second.append(["two"])
-  second.close()
-  first.finish()
-  assert (tmp_path / "out").read_text() == "one\n"
 
 
 def test_of_two_writers_of_a_new_folder_one_wins(place):

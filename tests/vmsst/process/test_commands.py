@@ -34,6 +34,7 @@ def run(folder, body, **options):
   return process.returncode, output, messages
 
 
+_OWNED = "from vmsst.files import work_folders\nwith work_folders.owned('out'):"
 _DROPPED = """
 class Dropping:
   def __del__(self):
@@ -50,6 +51,8 @@ time.sleep(60)
   [
     # While a library is imported, the signal ends the process.
     ("import slow", lambda number: -number, ""),
+    (f"{_OWNED} import slow", lambda number: -number, ""),
+    (f"{_OWNED} ready()", lambda number: 128 + number, "it: {}\n"),
     ("ready()", lambda number: 128 + number, "it: {}\n"),
     ("process.hint = '; rerun'\nready()", lambda number: 128 + number, "it: {}; rerun\n"),
     # Libraries drop exceptions, or raise others.
@@ -67,6 +70,7 @@ def test_a_signal_ends_a_command_with_one_line(number, body, status, message, tm
   _, shown = process.communicate(timeout=60)
   name = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
   assert (process.returncode, shown.decode()) == (status(number), message.format(name))
+  assert {path.name for path in tmp_path.iterdir()} <= {"slow.py", "__pycache__"}
 
 
 @pytest.mark.parametrize("module", ["vmsst.cli", "vmsst.launch.main"])
