@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vmsst import errors
-from vmsst.bitext import dataset_shards
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -137,7 +136,7 @@ def build(
   held_out: InputFolder,
   output: OutputFolder,
   work: Annotated[str, Argument("FOLDER")] | None = None,
-  format: Literal[dataset_shards.FORMATS] = dataset_shards.FORMATS[0],  # type: ignore[valid-type]
+  format: Literal["tfrecord", "array_record"] = "tfrecord",
   engine: Workers,
 ) -> None:
   """Build a training dataset from OPUS releases, without duplicates and evaluation sentences.

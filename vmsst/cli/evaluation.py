@@ -98,7 +98,7 @@ def evaluate(
 
 def _evaluate_mteb(
   encoder: str,
-  tasks: "list[str]",
+  tasks: list[str],
   out: str,
   name: str | None,
   max_length: int | None,

@@ -171,8 +171,9 @@ def index(
     vectors: Vectors, as `vmsst embed` writes them.
     index: Output folder.
     factory: FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ (default:
-      Flat, which is exact, below 20,000 vectors, RR<width>,IVF<lists>,RaBitQ below 10 million, else
-      OPQ64,IVF<lists>,PQ64; 4,096 lists at a million vectors).
+      Flat, which is exact, below 20,000 vectors, RR<width>,IVF<lists>,RaBitQ below 10 million,
+      OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
+      vectors).
   """
   from vmsst.vectors import vector_indexes
 

@@ -115,17 +115,6 @@ def test_a_build_has_a_process_per_core(monkeypatch):
   assert shared_options.Workers(workers=2).chosen() == local.Local(2)
 
 
-def test_a_missing_folder_is_named_with_some_of_what_is_there(tmp_path, capsys, monkeypatch):
-  for number in range(100):
-    (tmp_path / f"{number:03}{'x' * 200}").touch()
-  monkeypatch.chdir(tmp_path)
-  assert cli.main(["export", "onnx", "nowhere", "out"]) == 1
-  message = capsys.readouterr().err
-  assert "000xxx" in message
-  assert message.endswith(" and 92 more\n")
-  assert len(message) < 1000
-
-
 def test_messages_and_docstrings_name_commands_that_exist():
   package = pathlib.Path(cli.__file__).parents[1]
   known = {words[:length] for words in cli.COMMANDS for length in range(1, len(words) + 1)}
