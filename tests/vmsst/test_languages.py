@@ -245,29 +245,6 @@ def test_tatoeba_files_are_the_tatoeba_column(data_root):
   assert all(language(code).tatoeba == code for code in codes)
 
 
-def test_codes_of_the_other_data(data_root):
-  codes = set()
-  for folder in ("bitext_tatoeba", "bitext_news", "bitext_other"):
-    codes |= {code for path in (data_root / folder).iterdir() for code in path.name[:7].split("-")}
-  codes |= {path.name.split(".")[0] for path in (data_root / "bible").iterdir()}
-  codes |= {path.name.split(".")[1] for path in (data_root / "stsb").iterdir()}
-  codes |= {path.name.split(".")[0] for path in (data_root / "nusax").iterdir()}
-  codes |= {path.name[:2] for path in (data_root / "mining").iterdir()}
-  codes |= {
-    code for path in (data_root / "xlsts").glob("*.tsv") for code in path.stem[-5:].split("-")
-  }
-  codes |= set(lines(data_root / "mkqa" / "mkqa.wide.tsv.gz", 1)[0].split()[2:])
-  codes |= set(lines(data_root / "tico19" / "tico19-test.wide.tsv.gz", 1)[0].split())
-  assert len(codes) > 90
-  unknown = set()
-  for code in codes:
-    try:
-      language(code)
-    except ValueError:
-      unknown.add(code)
-  assert not unknown
-
-
 def test_scripts_are_those_of_the_real_text(data_root):
   mixed = {"srp", "uzb", "lfn"}  # in Tatoeba in both Cyrillic and Latin script
   files = [(path.name.split(".")[2], path) for path in (data_root / "tatoeba").glob("*.gz")]
