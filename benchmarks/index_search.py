@@ -1,7 +1,6 @@
-"""Measures approximate search in FAISS indexes, and mining with them, against exact search.
+"""Measures approximate search in FAISS indexes against exact search.
 
   python benchmarks/index_search.py --data=../shared/data --sizes 100000           # needs faiss-cpu
-  python benchmarks/index_search.py --data=../shared/data --sizes 100000 --mining
   python benchmarks/index_search.py --data=../shared/data --sizes 100000 1000000 --plot=indexes.svg
 
 Vectors are of real sentences: both sides of the training bitexts below `--data`, in a random order.
@@ -13,13 +12,12 @@ queries are sentences of the base in which a word was dropped and two were swapp
 sentences that are not in the base.
 
 Search compares `exact_search` of all vectors with indexes, whose candidates are compared exactly
-("rescored") or not. Exact search and the index take turns. Mining (`--mining`) finds the planted
-edited copies of half of the sentences on the other side, by margin.
+("rescored") or not. Exact search and the index take turns.
 
 Prints a JSON line per variant, a Markdown table and a last JSON line: `ratio` is queries per second
-(for mining, seconds) of the default index with rescoring over those of exact search, `memory_ratio`
-the bytes of the vectors over those of the index, and `gflops` the rate of NumPy's float32 matmuls
-now: other work on the machine slows both down.
+of the default index with rescoring over those of exact search, `memory_ratio` the bytes of the
+vectors over those of the index, and `gflops` the rate of NumPy's float32 matmuls now: other work on
+the machine slows both down.
 """
 
 import argparse
@@ -29,7 +27,6 @@ import pathlib
 import random
 import re
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,11 +34,7 @@ import measure
 import numpy as np
 import scipy.sparse
 
-from vmsst.search import (
-  exact_search,
-  faiss_index,
-  margins,
-)
+from vmsst.search import exact_search, faiss_index
 from vmsst.vectors import index_folder, vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
@@ -234,63 +227,6 @@ def search_lines(
     yield from lines
 
 
-def mining_line(size: int, sentences: list[str], options: argparse.Namespace) -> dict[str, Any]:
-  """Returns time and F1 of exact mining and of mining with default indexes."""
-  rng = random.Random(2)
-  encoder = GramEncoder(sentences[:_SAMPLE], options.width)
-  base = extended(sentences, 2 * size)
-  source, other = base[:size], base[size:]
-  target = [edited(x, rng) for x in source[::2]] + other[: size - len(source[::2])]
-  place_T = np.random.default_rng(2).permutation(size)  # row of each target
-  placed = [""] * size
-  for text, place in zip(target, place_T.tolist(), strict=True):
-    placed[place] = text
-  planted = len(source[::2])
-  gold_G2 = np.stack([2 * np.arange(planted), place_T[:planted]], axis=1)
-  with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-    sides, indexes, build = [], [], 0.0
-    for name, texts in (("source", source), ("target", placed)):
-      vectors = store(encoder, texts, pathlib.Path(folder, name), options.width)
-      place = pathlib.Path(folder, f"{name}.index")
-      start = time.perf_counter()
-      index_folder.build_index(vectors.folder, place)
-      build += time.perf_counter() - start
-      sides.append(vectors)
-      indexes.append(index_folder.open_index(place, vectors))
-    result: dict[str, Any] = {"benchmark": "index_mining", "size": size, "width": options.width}
-    factory = indexes[0].factory
-    seconds, found = {}, {}
-    for name, compare in (
-      ("indexes", faiss_index.compare(*indexes)),
-      (EXACT, exact_search.compare),
-    ):
-
-      def run(name=name, compare=compare):
-        found[name] = margins.margin_pairs(*sides, compare=compare)
-
-      times = measure.timed(run, 1, warm_up=0)
-      seconds[name] = times["seconds"][0]
-      best = margins.best_f1(found[name], gold_G2)
-      result[name] = {
-        "seconds": round(seconds[name], 1),
-        "cpu_seconds": round(times["cpu_seconds"][0], 1),
-        "f1": round(100 * best.f1, 2),
-      }
-    pairs = {
-      name: set(zip(x.source_P.tolist(), x.target_P.tolist(), strict=True))
-      for name, x in found.items()
-    }
-    return {
-      **result,
-      "factory": factory,
-      "build_s": round(build, 1),
-      "agreement": round(len(pairs[EXACT] & pairs["indexes"]) / len(pairs[EXACT]), 4),
-      "ratio": round(seconds[EXACT] / seconds["indexes"], 2),
-      "ratio_with_build": round(seconds[EXACT] / (seconds["indexes"] + build), 2),
-      "gflops": measure.numpy_gflops(),
-    }
-
-
 def table(lines: list[dict[str, Any]]) -> str:
   """Returns a Markdown table, part of which is in docs/performance.md."""
   head = "| vectors | index | rescored | recall@1 | recall@4 | queries/s | GB | build, s |"
@@ -332,16 +268,11 @@ def main() -> None:
   add("--width", type=int, default=512, help="vector width (default: 512)")
   add("--queries", type=int, default=1000, help="queries (default: 1000)")
   add("--indexes", nargs="+", default=INDEXES, choices=INDEXES, help="indexes to compare with")
-  add("--mining", action="store_true", help="measure mining, with SIZES vectors per side")
   add("--folder", help="where vectors and indexes are written (default: a temporary folder)")
   add("--plot", help="output file of a figure of recall by queries/s")
   options = parser.parse_args()
   sentences = read_sentences(options.data)
   print(json.dumps({"sentences": len(sentences), **measure.machine("faiss-cpu", "numpy")}))
-  if options.mining:
-    for size in options.sizes:
-      print(json.dumps(mining_line(size, sentences, options)), flush=True)
-    return
   held_out, sentences = sentences[: options.queries], sentences[options.queries :]
   lines = []
   for size in sorted(options.sizes):

@@ -1,7 +1,6 @@
 """Measures whole training steps at the sizes of the papers: throughput, MFU and memory.
 
   python benchmarks/paper_step.py --model vmsst_24l contrastive_24l --pairs=256
-  python benchmarks/paper_step.py --model ems --profile
   python benchmarks/paper_step.py --size=tiny --peak_tflops=0.1
 
 A step is loss, gradients, optimizer update and metrics, by the functions of the bundled runtime
@@ -28,30 +27,21 @@ Z = sentence vector given to the decoder (D, in VMSST 2 D), V = vocabulary, L = 
 A pair is 2 sentences in each encoder, and 2 (BITRANSLATION) or 4 (VMSST) in the decoder. MFU is
 model FLOPs per second over the device's bfloat16 peak (--peak_tflops).
 
---profile traces two more steps and adds a line with milliseconds per step by component, by pass
-(forward, backward, recompute) and of the slowest operations. The vocabulary projection computes
-its gradients in the forward pass. On GPUs, command buffers are off in a profiled process.
-
 Prints a JSON line per model, and a last one: `ratio` is the smallest MFU over 0.5.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import functools
-import glob
 import importlib.metadata
 import json
-import os
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -82,8 +72,6 @@ MODELS = (
 )
 TARGET_MFU = 0.5
 FIRST_STEPS = 2  # not timed
-PROFILED_STEPS = 2
-TOP_OPERATIONS = 20
 CONTRASTIVE_DROPOUT = EMS_DROPOUT = 0.1
 LANGUAGES = {"input_language": 1, "target_language": 2}
 
@@ -271,125 +259,11 @@ def peak_tflops(device: jax.Device, given: float | None) -> float | None:
 
 
 # --------------------------------------------------------------------------------------------
-# Profiles
-
-# Of an instruction's scope, outermost first; the first match counts.
-COMPONENTS = {
-  "optimizer": r"\boptimizer\b",
-  "projection": r"\bprojection\b",
-  "embedding": r"\btoken_embedder\b",
-  "decoder": r"\bdecoder\b",
-  "language_encoder": r"\blanguage_encoder\b",
-  "encoder": r"\bencoder\b",
-}
-PARTS = {
-  "dense": r"\b(query|key|value|out|wi|wi_0|wi_1|wo|hidden|sentence)\b",
-  "attention": r"attention/|attention\b",
-  "norm": r"norm\b",
-  "mlp": r"\bmlp\b",
-}
-# Instructions that contain others.
-CONTAINERS = ("while", "call", "conditional", "async-start", "async-done")
-
-
-def component_of(scope: str) -> str:
-  """Returns the component of a scope, with its part in an encoder or decoder."""
-  matches = (name for name, pattern in COMPONENTS.items() if re.search(pattern, scope))
-  component = next(matches, "other" if scope else "unattributed")
-  if not component.endswith("coder"):
-    return component
-  parts = (name for name, pattern in PARTS.items() if re.search(pattern, scope))
-  return f"{component}/{next(parts, 'other')}"
-
-
-def pass_of(scope: str) -> str:
-  """Returns "forward", "backward", "recompute", "optimizer" or "unattributed"."""
-  if not scope or "optimizer" in scope:
-    return "optimizer" if scope else "unattributed"
-  if "rematted_computation" in scope:
-    return "recompute"
-  return "backward" if "transpose(" in scope else "forward"
-
-
-def instruction_scopes(hlo: str) -> dict[str, tuple[str, str]]:
-  """Returns the opcode and the scope of each instruction in the text of an optimized module.
-
-  A fusion without a scope gets that of the last instruction inside it that has one.
-  """
-  found: dict[str, tuple[str, str]] = {}
-  last_of: dict[str, str] = {}  # by computation
-  computation = ""
-  for line in hlo.splitlines():
-    if opened := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
-      computation = opened[1]
-    elif named := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)$", line):
-      opcode = re.search(r"(?:^|\s)([a-z][\w\-]*)\(", named[2])
-      called = re.search(r"\bcalls=%?([\w.\-]+)", named[2])
-      scope = re.search(r'op_name="([^"]*)"', named[2])
-      name = scope[1] if scope else last_of.get(called[1], "") if called else ""
-      found[named[1]] = (opcode[1] if opcode else "", name)
-      if name:
-        last_of[computation] = name
-  return found
-
-
-def operations(path: str) -> Iterator[tuple[str, float]]:
-  """Yields the name and seconds of each operation in a trace."""
-  data = jax.profiler.ProfileData.from_file(path)
-  planes = list(data.planes)
-  devices = [plane for plane in planes if plane.name.startswith("/device:")]
-  for plane in devices or planes:
-    lines = list(plane.lines)
-    own = [line for line in lines if line.name == "XLA Ops"]
-    for line in own or lines:
-      for event in line.events:
-        stats = dict(event.stats)
-        # Kernels of a GPU count even if their instruction is unknown, host threads' events do not.
-        if "hlo_op" in stats or (devices and line.name.startswith("Stream")):
-          yield str(stats.get("hlo_op", event.name)), event.duration_ns / 1e9
-
-
-def profile(run: Callable[[], Any], hlo: str) -> dict[str, Any]:
-  """Returns milliseconds per step by component and pass, and the slowest operations."""
-  scopes = instruction_scopes(hlo)
-  settings = jax.profiler.ProfileOptions()
-  settings.python_tracer_level = 0
-  with tempfile.TemporaryDirectory() as folder:
-    with jax.profiler.trace(folder, profiler_options=settings):
-      for _ in range(PROFILED_STEPS):
-        run()
-    (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-    by_operation: dict[str, float] = collections.Counter()
-    calls: dict[str, int] = collections.Counter()
-    for name, seconds in operations(path):
-      by_operation[name] += 1e3 * seconds / PROFILED_STEPS
-      calls[name] += 1
-  by_component: dict[str, float] = collections.Counter()
-  by_pass: dict[str, float] = collections.Counter()
-  top: list[str] = []
-  for name, ms in sorted(by_operation.items(), key=lambda item: -item[1]):
-    opcode, scope = scopes.get(name, ("", ""))
-    if opcode in CONTAINERS:
-      continue
-    by_component[component_of(scope)] += ms
-    by_pass[pass_of(scope)] += ms
-    if len(top) < TOP_OPERATIONS:
-      count = calls[name] // PROFILED_STEPS
-      top.append(f"{ms:.2f} ms, {count} calls: {name} ({opcode}) {scope[-120:]}")
-  return {
-    "ms": round(sum(by_component.values()), 2),
-    "by_component": {name: round(ms, 2) for name, ms in sorted(by_component.items())},
-    "by_pass": {name: round(ms, 2) for name, ms in sorted(by_pass.items())},
-    "top": top,
-  }
-
-
-# --------------------------------------------------------------------------------------------
 # One measurement
 
 
-def measure_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-  """Yields the line of a model, then that of its profile."""
+def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the line of a model."""
   jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as the runtime
   size = size_of(name, options)
   model = make_model(name, size, dtype=options.dtype, scan_layers=options.scan_layers)
@@ -427,7 +301,7 @@ def measure_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, 
   peak = peak_tflops(device, options.peak_tflops)
   tflops = work / median / 1e12
   analysis = compiled.memory_analysis()
-  yield {
+  return {
     "benchmark": "paper_step",
     "model": name,
     "device": f"{device.platform} {device.device_kind}",
@@ -451,27 +325,17 @@ def measure_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, 
     "temporary_gb": round(analysis.temp_size_in_bytes / 1e9, 3) if analysis else None,
     "losses": [float(f"{losses[i]:.6g}") for i in (0, -1)],
   }
-  if options.profile:
-    found = profile(run, compiled.as_text() or "")
-    yield {"benchmark": "paper_step", "model": name, "profile": found}
 
 
-def in_own_process(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-  """Prints the lines of a model and returns the first; None if it failed."""
-  environment = dict(os.environ)
-  flags = environment.get("XLA_FLAGS", "")
-  if options.profile:
-    environment["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_command_buffer="
+def in_own_process(name: str) -> dict[str, Any] | None:
+  """Prints the line of a model and returns it; None if it failed."""
   command = [sys.executable, __file__, *sys.argv[1:], f"--measure={name}"]
-  first = None
-  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-    assert process.stdout is not None
-    for line in process.stdout:
-      print(line, end="", flush=True)
-      first = first or json.loads(line)
-  if process.returncode:
-    print(f"{name} failed (exit code {process.returncode})", file=sys.stderr)
-  return first
+  done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+  print(done.stdout, end="", flush=True)
+  if done.returncode:
+    print(f"{name} failed (exit code {done.returncode})", file=sys.stderr)
+    return None
+  return json.loads(done.stdout)
 
 
 def main() -> None:
@@ -490,16 +354,14 @@ def main() -> None:
   parser.add_argument("--dtype", default="bfloat16", choices=t5.DTYPES, help="compute dtype")
   parser.add_argument("--steps", type=int, default=10, help="timed steps")
   parser.add_argument("--peak_tflops", type=float, help="of the device; default: by its name")
-  parser.add_argument("--profile", action="store_true", help="time per component")
   parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.steps, options.microbatches) < 1:
     parser.error("--steps and --microbatches must be at least 1")
   if options.measure:
-    for line in measure_model(options.measure, options):
-      print(json.dumps(line), flush=True)
+    print(json.dumps(measure_model(options.measure, options)))
     return
-  lines = [in_own_process(name, options) for name in options.model]
+  lines = [in_own_process(name) for name in options.model]
   found = [line["mfu"] for line in lines if line and line["mfu"]]
   ratio = round(min(found) / TARGET_MFU, 3) if found else None
   print(json.dumps({"benchmark": "paper_step", "ratio": ratio}))

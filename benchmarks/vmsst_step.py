@@ -19,11 +19,8 @@ Each measurement runs in its own process, and the variants take turns. Huge page
 them, as in `t5x train` (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Memory is the peak of the process
 (CPU, Linux) or the device beyond parameters, optimizer state and batch.
 
-Prints one JSON line per variant; a line `parts` with the seconds of each part of our step alone
-(with its gradients) and of the matmuls of one decoder call's projection; and a last one. `ratio` is
-the median time of direct over ours, `memory_ratio` that of memory; both are above 1 if ours is
-better. `lower_bound_seconds` is the time of all matmuls of our step at the measured rate,
-`share_of_lower_bound_seconds` its ratio to our median. `gflops` is the rate of NumPy's
+Prints one JSON line per variant, and a last one. `ratio` is the median time of direct over ours,
+`memory_ratio` that of memory; both are above 1 if ours is better. `gflops` is the rate of NumPy's
 float32 matmuls after the benchmark. On a shared machine, the values of CPU seconds are more
 reliable.
 """
@@ -39,11 +36,10 @@ import jax
 import jax.numpy as jnp
 import measure
 import numpy as np
-from vocab_projection import matmul, matmuls
+from vocab_projection import matmul
 
 from vmsst.arrays import padding
 from vmsst.launch.runtime import adafactor
-from vmsst.losses import vocabulary
 from vmsst.models import generation
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import t5
@@ -102,7 +98,6 @@ SCORES: dict[str, Callable[..., generation.Scores]] = {
   OURS: generation.score,
 }
 CONCATENATING = (BASELINE, "dense")
-PARTS = "parts"
 
 
 # --------------------------------------------------------------------------------------------
@@ -219,79 +214,6 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
   return {**times, "bytes": used, "device": measure.jax_device()}
 
 
-def measure_parts(options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the seconds of each part of our step with its gradients, and of matmuls alone."""
-  model = make_model(options)
-  network, params = model.network, make_params(model, OURS)
-  pairs = generation.pairs_of(make_batch(options, options.batch))
-  tokens_NT, mask_NT = generation.rows(pairs.tokens_B2T), generation.rows(pairs.mask_B2T)
-  languages_N = generation.rows(pairs.languages_B2)
-  tokens_MT = jnp.concatenate([tokens_NT, tokens_NT])
-  languages_M = jnp.concatenate([languages_N, languages_N])
-  embedded_NTD = generation.embed(network, params, pairs).reshape(*tokens_NT.shape, -1)
-  embedded_MTD = jnp.concatenate([embedded_NTD, embedded_NTD])
-  sentence_MZ = jax.random.normal(jax.random.key(3), (len(tokens_MT), network.sentence_dim))
-
-  def some(*prefixes):
-    return {name: value for name, value in params.items() if name.startswith(prefixes)}
-
-  def sum_of(x):
-    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(x))
-
-  def embedding(own, gradient_NTD):
-    return jnp.sum(gradient_NTD * network.apply({"params": own}, tokens_NT, method="embed"))
-
-  def encoders(own, embedded_NTD):
-    return sum_of(networks.run(network, own, "posteriors", embedded_NTD, mask_NT, languages_N))
-
-  def decoder(own, embedded_MTD, sentence_MZ):
-    return sum_of(networks.run(network, own, "decode", embedded_MTD, languages_M, sentence_MZ))
-
-  def projection(own, hidden_MTD, sentence_MZ):
-    projected = network.apply({"params": own}, hidden_MTD, sentence_MZ, method="project")
-    weights_MT = jnp.ones(tokens_MT.shape)
-    dtype = network.config.dtype
-    return vocabulary.weighted_nll(*projected, tokens_MT, weights_MT, dtype=dtype)[0]
-
-  semantic = ("encoder", "mean", "log_variance")
-  runs: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "embedding": (embedding, (some("token_embedder"), embedded_NTD)),
-    "encoders": (encoders, (some(*semantic, "language_"), embedded_NTD)),
-    "decoder": (decoder, (some("decoder"), embedded_MTD, sentence_MZ)),
-    "projection": (projection, (some(*KERNELS), embedded_MTD, sentence_MZ)),
-  }
-
-  def timed(function: Callable[..., Any], *arrays: Any) -> dict[str, float]:
-    compiled = jax.jit(function).lower(*arrays).compile()
-    return best_of(lambda: jax.block_until_ready(compiled(*arrays)), options.repeats)
-
-  found = {
-    name: timed(jax.grad(function, argnums=tuple(range(len(arrays)))), *arrays)
-    for name, (function, arrays) in runs.items()
-  }
-
-  kernels = [params[name]["kernel"] for name in reversed(KERNELS)]
-  quarter = (embedded_MTD[: options.batch], sentence_MZ[: options.batch], *kernels, None)
-  found["matmuls"] = timed(lambda *x: matmuls(*x, dtype=network.config.dtype), *quarter)
-  del quarter, kernels, runs
-
-  optimizer = jax.jit(model.optimizer_def.create)(params)
-  update = jax.jit(lambda x, grads: x.apply_gradient(grads, learning_rate=1e-3), donate_argnums=0)
-  grads = jax.tree.map(lambda x: 0.01 * x, params)
-  del params
-
-  def run():
-    nonlocal optimizer
-    optimizer = jax.block_until_ready(update(optimizer, grads))
-
-  return {**found, "optimizer": best_of(run, options.repeats)}
-
-
-def best_of(run: Callable[[], Any], repeats: int) -> dict[str, float]:
-  """Returns the smallest wall and CPU times of a call."""
-  return {name: min(values) for name, values in measure.timed(run, repeats).items()}
-
-
 # --------------------------------------------------------------------------------------------
 # All of them
 
@@ -341,42 +263,29 @@ def main() -> None:
   parser.add_argument("--variants", nargs="+", default=list(SCORES), choices=SCORES)
   parser.add_argument("--repeats", type=int, default=2, help="timed steps per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
-  parser.add_argument("--measure", choices=("check", PARTS, *SCORES), help=argparse.SUPPRESS)
+  parser.add_argument("--measure", choices=("check", *SCORES), help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:
     parser.error("--repeats and --rounds must be at least 1")
   if missing := {BASELINE, OURS} - set(options.variants):
     parser.error(f"add {', '.join(sorted(missing))} to --variants; the report needs them")
   if options.measure:
-    measured = {"check": check, PARTS: measure_parts}.get(options.measure)
-    print(json.dumps(measured(options) if measured else measure_step(options.measure, options)))
+    checked = options.measure == "check"
+    print(json.dumps(check(options) if checked else measure_step(options.measure, options)))
     return
 
   differences = in_own_process("check")
-  runs = measure.in_turns([*options.variants, PARTS], options.rounds, in_own_process)
-  parts = runs.pop(PARTS)
+  runs = measure.in_turns(options.variants, options.rounds, in_own_process)
   lines = {variant: report(variant, runs[variant], options) for variant in runs}
   for line in lines.values():
     print(json.dumps(line))
-  best = {
-    kind: {name: round(min(part[name][kind] for part in parts), 4) for name in parts[0]}
-    for kind in ("seconds", "cpu_seconds")
-  }
-  print(json.dumps({"benchmark": "vmsst_step", "variant": PARTS, **best}))
   ours, baseline = lines[OURS], lines[BASELINE]
-  work = flops(OURS, options)
-  # The measured matmuls are those of one of the four decoder calls.
-  all_over_measured = sum(work.values()) / (work["projection"] / 4)
   ratios = {
     "ratio": baseline["seconds"]["median"] / ours["seconds"]["median"],
     "ratio_of_minima": baseline["seconds"]["min"] / ours["seconds"]["min"],
     "memory_ratio": baseline["additional_gb"] / ours["additional_gb"],
     "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
   }
-  for kind in best:
-    bound = best[kind]["matmuls"] * all_over_measured
-    ratios[f"lower_bound_{kind}"] = bound
-    ratios[f"share_of_lower_bound_{kind}"] = bound / ours[kind]["median"]
   rounded = {name: round(value, 3) for name, value in ratios.items()}
   rounded["gflops"] = measure.numpy_gflops()
   checked = {f"{name}_difference": float(f"{x:.1e}") for name, x in differences.items()}

@@ -40,20 +40,6 @@ api, gins = hook("api_reference"), hook("gin_reference")
 GIN_FILES = gins.read_all(vmsst.gin_dir())
 
 
-def test_public_names_have_docstrings():
-  assert {"vmsst.inference.encoder", "vmsst.tasks.bitext", "ems_jax.losses.margin"} <= {
-    *api.modules()
-  }
-  assert not api.all_undocumented()
-
-
-def test_a_public_name_without_a_docstring_is_seen():
-  source = '"""Module."""\nclass A:\n  def b(self): ...\n  def _c(self): ...\n'
-  assert list(api.undocumented(source)) == ["A", "A.b"]
-  assert list(api.undocumented("def _f(): ...")) == ["module"]
-  assert not list(api.undocumented('"""M."""\n@typing.override\ndef f(): ...'))
-
-
 class Delegate(config_parser.ParserDelegate):
   """Returns references as they are written."""
 
@@ -64,19 +50,18 @@ class Delegate(config_parser.ParserDelegate):
     return f"%{macro_name}"
 
 
-@pytest.mark.parametrize("name", GIN_FILES)
-def test_the_reference_has_what_gin_reads(name):
-  text = (vmsst.gin_dir() / name).read_text(encoding="utf-8")
-  statements = list(config_parser.ConfigParser(text, Delegate()))
-  macros = [x for x in statements if isinstance(x, config_parser.BindingStatement)]
-  macros = {x.selector: x.value for x in macros if not x.arg_name}
-  file = GIN_FILES[name]
-  assert [macro.name for macro in file.macros] == list(macros)
-  for macro in file.macros:
-    with contextlib.suppress(ValueError, SyntaxError):
-      assert ast.literal_eval(macro.value) == macros[macro.name]
-  includes = [x.filename for x in statements if isinstance(x, config_parser.IncludeStatement)]
-  assert file.includes == includes
+def test_the_reference_has_what_gin_reads():
+  for name, file in GIN_FILES.items():
+    text = (vmsst.gin_dir() / name).read_text(encoding="utf-8")
+    statements = list(config_parser.ConfigParser(text, Delegate()))
+    macros = [x for x in statements if isinstance(x, config_parser.BindingStatement)]
+    macros = {x.selector: x.value for x in macros if not x.arg_name}
+    assert [macro.name for macro in file.macros] == list(macros)
+    for macro in file.macros:
+      with contextlib.suppress(ValueError, SyntaxError):
+        assert ast.literal_eval(macro.value) == macros[macro.name]
+    includes = [x.filename for x in statements if isinstance(x, config_parser.IncludeStatement)]
+    assert file.includes == includes
 
 
 def test_later_values_win_in_the_reference():
@@ -85,15 +70,6 @@ def test_later_values_win_in_the_reference():
   assert (macro.value, place) == ("128", "quickstart.gin")
   assert found["RANDOM_SEED"][1] == "runs/train.gin"
   assert found["EVAL_SPLIT"][0].value == "'validation'"  # eval/sample.gin, after its includes
-
-
-def test_links_of_the_gin_reference_lead_somewhere():
-  pages = {path.rpartition("/")[2]: text for path, (_, text) in gins.pages(GIN_FILES).items()}
-  anchors = {page: set(re.findall(r"\{ #(\S+) \}", text)) for page, text in pages.items()}
-  assert sum(map(len, anchors.values())) == len(GIN_FILES)
-  for page, text in pages.items():
-    for target, anchor in re.findall(r"\]\(([\w.]*)#([^)]+)\)", text):
-      assert anchor in anchors[target or page], f"{page}: {target}#{anchor}"
 
 
 def check_vmsst(words):
@@ -154,14 +130,6 @@ def public_names(source):
     elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vmsst":
       names.add(node.attr)
   return names | {name for name in imports if name.startswith(("vmsst.", "ems_jax"))}
-
-
-def test_internal_imports_are_found():
-  source = (
-    "import vmsst\nimport vmsst.errors\nfrom vmsst.text import x\nfrom vmsst import load, cli\n"
-  )
-  assert public_names(source) == {"vmsst.errors", "vmsst.text", "load", "cli"}
-  assert public_names("vmsst.tasks.bitext.files()") == {"tasks"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Commands run in the process of the test, faster than `commands` and open to monkeypatching."""
 
-import argparse
-
 from vmsst import cli
-from vmsst.cli import downloads
 
 
 def vmsst(*arguments):
@@ -12,8 +9,6 @@ def vmsst(*arguments):
 
 
 def download_data(*arguments):
-  """Runs `vmsst data download arguments`; raises its errors."""
-  command = downloads.COMMANDS["data", "download"]
-  parser = argparse.ArgumentParser()
-  command.add_arguments(parser)
-  command.run(parser.parse_args([str(argument) for argument in arguments]))
+  """Runs `vmsst data download arguments`, without a lock; raises its errors."""
+  args = cli.build_parser().parse_args(["data", "download", *map(str, arguments)])
+  args.command.function(**args.command.values(args))

@@ -1,117 +1,40 @@
-"""The type of a subcommand, and helpers that several subcommands share."""
+"""Subcommands are functions: their signatures and docstrings state every argument, once.
+
+A parameter without `*` before it is a positional argument, a keyword-only one an option; its
+annotation says how it is parsed, and the docstring what `--help` shows. A parameter whose type is a
+dataclass stands for its fields, the options that several commands share.
+"""
 
 import argparse
-import contextlib
 import dataclasses
+import difflib
+import inspect
 import math
-import pathlib
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NoReturn, cast
 
-from vmsst import errors
-from vmsst.files import outputs, storage, text_files, work_folders
+from vmsst.files import outputs, work_folders
 from vmsst.process import interrupts
-
-ENCODER_HELP = (
-  "a run's MODEL_DIR, one of its checkpoint_<step>, an import or export (local, gs:// or s3://), a "
-  "sentence-transformers folder, or a name on the Hugging Face Hub (owner/name)"
-)
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
-  """A subcommand.
+class Argument:
+  """How an argument is parsed, in an `Annotated` type.
 
   Attributes:
-    help: One line for `--help`.
-    add_arguments: Declares the arguments.
-    run: Runs the command; raises InputError for errors a user can fix.
-    resumable: Whether an interrupted command resumes when it is rerun.
-    inputs: Names of the arguments with files, folders or patterns to read.
-    output_file: Name of the argument with the file to write.
-    output_folder: Name of the argument with the folder to write to.
-    atomic: Whether the folder appears at once and is locked by who writes it; see
-      `files.work_folders.atomic_folder`.
-    patience: Minutes without progress after which the command ends; see `files.watchdog`.
-    urls: Names of those arguments that may be in an object store; URLs in others are an error.
+    metavar: What stands for the value in `--help`.
+    parse: Returns the value of a text; raises ValueError or ArgumentTypeError.
+    role: Whether the value is a path to read, or the file or folder to write.
+    help: The description where a docstring has none.
   """
 
-  help: str
-  add_arguments: Callable[[argparse.ArgumentParser], None]
-  run: Callable[[argparse.Namespace], None]
-  resumable: bool = False
-  inputs: Sequence[str] = ()
-  output_file: str | None = None
-  output_folder: str | None = None
-  atomic: bool = False
-  patience: float = 60.0
-  urls: Sequence[str] = ("encoder",)
-
-  def __call__(self, args: argparse.Namespace) -> None:
-    """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
-    file, folder = (
-      None if name is None else getattr(args, name)
-      for name in (self.output_file, self.output_folder)
-    )
-    for name in filter(None, (*self.inputs, self.output_file, self.output_folder)):
-      for path in _values(args, name) if name not in self.urls else ():
-        storage.check_local(path, name.upper())
-    inputs = [path for name in self.inputs for path in _values(args, name)]
-    outputs.check(inputs, file=file, folder=folder)
-    output = file or folder or outputs.STANDARD
-    locked = output != outputs.STANDARD and not self.atomic
-    with interrupts.Uninterrupted() as stack:
-      stack.enter_context(outputs.no_empty_folders(output))
-      if locked:
-        stack.enter_context(work_folders.owned(output, is_folder=not file))
-      with stack.outside():
-        self.run(args)
-
-
-def _values(args: argparse.Namespace, name: str) -> Sequence[str]:
-  """Returns the paths that are given for an argument."""
-  value = getattr(args, name)
-  return [value] if isinstance(value, str) else value or []
-
-
-def read_lines(path: str) -> list[str]:
-  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-".
-
-  Raises:
-    InputError: the file cannot be read or is empty.
-  """
-  with local_file(path) as local:
-    lines = list(text_files.read_lines(local))
-    if not lines:
-      raise errors.InputError(f"{local}: empty; give a text with at least one line")
-    return lines
-
-
-@contextlib.contextmanager
-def local_file(path: str) -> Iterator[str]:
-  """Yields the path, or for "-" that of a temporary file with the content of standard input."""
-  if path != "-":
-    yield path
-    return
-  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    kept = pathlib.Path(folder, "standard input")
-    with kept.open("wb") as stream:
-      shutil.copyfileobj(sys.stdin.buffer, stream)
-    with storage.naming(str(kept), kept.name):
-      yield str(kept)
-
-
-def backend_argument(parser: argparse.ArgumentParser) -> None:
-  """Adds --backend, of commands that compute vectors."""
-  parser.add_argument(
-    "--backend",
-    choices=("jax", "onnx", "openvino"),
-    default="jax",
-    help="what computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX "
-    "Runtime) (default: %(default)s)",
-  )
+  metavar: str
+  parse: Callable[[str], Any] = str
+  role: Literal["input", "file", "folder"] | None = None
+  help: str = ""
 
 
 def finite_number(text: str) -> float:
@@ -128,3 +51,182 @@ def at_least_1(text: str) -> int:
   if value < 1:
     raise argparse.ArgumentTypeError(f"{text} is below 1")
   return value
+
+
+_PLAIN = {str: Argument("TEXT"), int: Argument("N", int), float: Argument("X", finite_number)}
+
+_RUN = "A run's MODEL_DIR, one of its checkpoint_<step>, an import or export"
+_ENCODER = f"{_RUN}, a folder of sentence-transformers, or a name on the Hugging Face Hub"
+_TEXT = "Text file, one sentence per line, UTF-8, plain or gzipped; - is standard input"
+
+Positive = Annotated[int, Argument("N", at_least_1)]
+"""An integer above 0."""
+Language = Annotated[str, Argument("CODE")]
+"""The code of a language."""
+InputFile = Annotated[str, Argument("FILE", role="input")]
+"""A file to read."""
+InputFolder = Annotated[str, Argument("FOLDER", role="input")]
+"""A folder to read."""
+OutputFile = Annotated[str, Argument("FILE", role="file")]
+"""The file to write."""
+OutputFolder = Annotated[str, Argument("FOLDER", role="folder")]
+"""The folder to write to."""
+Encoder = Annotated[str, Argument("ENCODER", role="input", help=_ENCODER)]
+"""An encoder to open."""
+OwnEncoder = Annotated[str, Argument("ENCODER", role="input", help=_RUN)]
+"""An encoder of this library."""
+Text = Annotated[str, Argument("FILE", role="input", help=_TEXT)]
+"""A text to read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """A subcommand.
+
+  Attributes:
+    function: Runs the command; raises InputError for errors a user can fix.
+    resumable: Whether an interrupted command resumes when it is rerun.
+    atomic: Whether the output folder appears at once and is locked by who writes it; see
+      `files.work_folders.atomic_folder`.
+    patience: Minutes without progress after which the command ends; see `files.watchdog`.
+  """
+
+  function: Callable[..., None]
+  resumable: bool = False
+  atomic: bool = False
+  patience: float = 60.0
+
+  @property
+  def help(self) -> str:
+    """What the command does, in one line."""
+    return _summary(self.function)
+
+  def declare(self, parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    options: list[tuple[Any, Any, inspect.Parameter]] = []
+    for each in inspect.signature(self.function).parameters.values():
+      if dataclasses.is_dataclass(shared := each.annotation):
+        group = parser.add_argument_group(_summary(shared))
+        fields = inspect.signature(cast(Any, shared)).parameters.values()
+        options += [(group, shared, field) for field in fields]
+      else:
+        options.append((parser, self.function, each))
+    for into, documented, each in options:
+      settings = _settings(each, _descriptions(documented).get(each.name))
+      if each.kind is each.KEYWORD_ONLY:
+        required = each.default is each.empty
+        into.add_argument(f"--{each.name.replace('_', '-')}", required=required, **settings)
+      else:
+        into.add_argument(each.name, **{**settings, "metavar": each.name.upper()})
+
+  def values(self, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what parsed arguments pass to the function."""
+    found = {}
+    for name, parameter in inspect.signature(self.function).parameters.items():
+      if dataclasses.is_dataclass(parameter.annotation):
+        shared = cast(Any, parameter.annotation)
+        fields = (field.name for field in dataclasses.fields(shared))
+        found[name] = shared(**{field: getattr(args, field) for field in fields})
+      else:
+        found[name] = getattr(args, name)
+    return found
+
+  def __call__(self, args: argparse.Namespace) -> None:
+    """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
+    values = self.values(args)
+    paths: dict[str | None, list[str]] = {"input": [], "file": [], "folder": []}
+    for name, parameter in inspect.signature(self.function).parameters.items():
+      role = _argument(parameter.annotation).role
+      if role and (value := values[name]) is not None:
+        paths[role] += [value] if isinstance(value, str) else value
+    file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
+    outputs.check(paths["input"], file=file, folder=folder)
+    output = file or folder or outputs.STANDARD
+    locked = output != outputs.STANDARD and not self.atomic
+    with interrupts.Uninterrupted() as stack:
+      stack.enter_context(outputs.no_empty_folders(output))
+      if locked:
+        stack.enter_context(work_folders.owned(output, is_folder=not file))
+      with stack.outside():
+        self.function(**values)
+
+
+class Parser(argparse.ArgumentParser):
+  """A parser that accepts every negative number as a value, and suggests what was meant."""
+
+  def __init__(self, *args: Any, **options: Any):
+    super().__init__(*args, **options)
+    self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
+
+  def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    """Parses arguments; unknown ones are an error of the subcommand, which knows its options."""
+    parsed, unknown = super().parse_known_args(args, namespace)
+    if unknown:
+      self.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed, unknown
+
+  def error(self, message: str) -> NoReturn:
+    """Exits with a message."""
+    near: list[str] = []
+    if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+      near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
+    elif wrong := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+      near = difflib.get_close_matches(wrong[1], self._option_string_actions, 1)
+    super().error(f"{message}; did you mean {near[0]}?" if near else message)
+
+
+def _summary(documented: Any) -> str:
+  """Returns the first line of a docstring."""
+  return (inspect.getdoc(documented) or "").partition("\n")[0].rstrip(".")
+
+
+def _descriptions(documented: Any) -> dict[str, str]:
+  """Returns the descriptions of arguments in a docstring; a class has those of its bases."""
+  found: dict[str, str] = {}
+  for each in reversed(getattr(documented, "__mro__", [documented])):
+    text = inspect.getdoc(each) or ""
+    section = re.search(r"^(?:Args|Attributes):\n((?:  .*\n|\n)+)", f"{text}\n", re.MULTILINE)
+    parts = re.split(r"^  (\w+): ", section[1] if section else "", flags=re.MULTILINE)[1:]
+    items = zip(parts[::2], parts[1::2], strict=True)
+    found |= {name: " ".join(description.split()).rstrip(".") for name, description in items}
+  return found
+
+
+def _without_none(hint: Any) -> Any:
+  """Returns X for X | None."""
+  if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
+  return hint
+
+
+def _argument(hint: Any) -> Argument:
+  """Returns how a type is parsed: a plain or annotated one, or a list or tuple of it."""
+  hint = _without_none(hint)
+  if typing.get_origin(hint) in (list, tuple):
+    return _argument(typing.get_args(hint)[0])
+  if typing.get_origin(hint) is Annotated:
+    return hint.__metadata__[0]
+  return _PLAIN.get(hint, _PLAIN[str])
+
+
+def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str, Any]:
+  """Returns the settings of `add_argument` for a parameter."""
+  hint, argument = _without_none(parameter.annotation), _argument(parameter.annotation)
+  default = None if parameter.default is parameter.empty else parameter.default
+  text = description or argument.help
+  if default not in (None, False, ()) and "(default" not in text:
+    text += f" (default: {default})"
+  settings = {"default": default, "help": text.replace("%", "%%")}
+  if hint is bool:
+    return {**settings, "action": "store_true"}
+  if typing.get_origin(hint) is Literal:
+    return {**settings, "choices": typing.get_args(hint)}
+  settings |= {"type": argument.parse, "metavar": argument.metavar}
+  optional = parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is None
+  if typing.get_origin(hint) is list:
+    settings |= {"nargs": "*" if optional else "+", "action": "extend"}
+  elif typing.get_origin(hint) is tuple:
+    settings["nargs"] = len(typing.get_args(hint))
+  elif optional:
+    settings["nargs"] = "?"
+  return settings

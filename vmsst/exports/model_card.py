@@ -1,19 +1,87 @@
-"""Model cards: the README.md of an encoder on the Hugging Face Hub."""
+"""Model cards: the README.md of an encoder on the Hugging Face Hub.
+
+Facts about the run are from its `config.gin`, read without gin. Only names and numbers are taken:
+the file may contain paths, addresses, passwords and tokens.
+"""
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 
 from vmsst import languages
 from vmsst.checkpoints import encoder_json
 from vmsst.evaluation import report
-from vmsst.exports import run_configuration
 from vmsst.exports.sentence_transformers_folder import Exported
+from vmsst.files import storage, text_files
 from vmsst.networks import sentence_encoder, t5
 
 FILE = "README.md"
-_TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst")
-_EXAMPLES = '["How old are you?", "¿Cuántos años tienes?"]'
+_TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst"]
+_CARD = """\
+---
+{front_matter}
+---
+
+# {repository}
+
+A sentence encoder. It maps a sentence of at most {max_length} tokens to a vector of {dimension} \
+dimensions.
+
+## Use
+
+With vmsst:
+
+```python
+import vmsst
+
+encoder = vmsst.load({name})
+vectors = encoder.encode(["How old are you?", "¿Cuántos años tienes?"], normalize=True)
+```
+
+With sentence-transformers:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer({arguments})
+vectors = model.encode(["How old are you?", "¿Cuántos años tienes?"], normalize_embeddings=True)
+```
+{note}
+## Languages
+
+{languages}
+
+## Model
+
+{model}
+
+## Training
+
+{training}
+
+## Results
+
+{results}
+"""
+_NOTE = """
+For sentence-transformers, split texts into words first \
+(`vmsst.text.word_splitting.split_words(texts, language)`).
+"""
+_CONFIG = "config.gin"
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
+# `MACRO = value`; further lines of the value are indented.
+_MACRO = re.compile(r"^([A-Z_]+) = \\?\s*(.*(?:\n[ \t].*)*)", re.MULTILINE)
+_FUNCTION = r"\A@(?:[\w.]+/)*([\w.]+)\(\)\Z"
+# What is taken of a macro's value: numbers, and names of functions, tasks, recipes and files. A
+# file's name is the last part of its path, without what may follow it in an address.
+_FACTS = {
+  "MODEL": ("Model", _FUNCTION),
+  "BATCH_SIZE": ("Pairs per batch", r"\A(\d+)\Z"),
+  "MIXTURE_OR_TASK_NAME": ("Task", rf"{_FUNCTION}|\A'([\w.-]+)'\Z"),
+  "OPUS_CONFIG": ("Recipe of the OPUS dataset", r"\A'([\w-]+)'\Z"),
+  "PATTERNS": ("Files", r"['\"](?:[^'\"\s]*/)?([\w.*+-]+)['\"]"),
+}
 
 
 def text(
@@ -26,8 +94,7 @@ def text(
   """Returns the model card of an export: facts about the encoder and its run, without paths.
 
   Args:
-    exported: The export; the facts of `run_configuration` are of the run that it was made
-      from.
+    exported: The export; the facts are of the run that it was made from.
     name: `owner/name`, followed by `@` and the branch unless it is main.
     license_id: License, such as "apache-2.0"; None: the card names none.
     results: Output folder of `vmsst eval`, or None.
@@ -35,25 +102,34 @@ def text(
   Raises:
     InputError: the results or the configuration cannot be read.
   """
+  import huggingface_hub
+
   assets = encoder_json.load_encoder_assets(exported.folder)
   known = [languages.language(code) for code in assets.languages or ()]
-  repository = name.partition("@")[0]
-  parts = [
-    _front_matter(known, license_id),
-    f"# {repository}",
-    f"A sentence encoder. It maps a sentence of at most {exported.max_length} tokens to a vector "
-    f"of {assets.network.latent_dim} dimensions.",
-    *_use(exported, name),
-    "## Languages",
-    f"{', '.join(sorted(each.name for each in known))}." if known else "Not recorded.",
-    "## Model",
-    _list(_model(assets)),
-    "## Training",
-    _list(run_configuration.facts(exported.source)) or "Not recorded.",
-    "## Results",
-    _results(results),
-  ]
-  return "\n\n".join(parts) + "\n"
+  repository, _, revision = name.partition("@")
+  front_matter = huggingface_hub.ModelCardData(
+    language=sorted({each.iso639_1 or each.iso639_3 for each in known}) or None,
+    license=license_id,
+    library_name="sentence-transformers",
+    pipeline_tag="sentence-similarity",
+    tags=_TAGS,
+  )
+  option = f", revision={json.dumps(revision)}" if revision else ""
+  return _CARD.format(
+    front_matter=front_matter.to_yaml(),
+    repository=repository,
+    max_length=exported.max_length,
+    dimension=assets.network.latent_dim,
+    name=json.dumps(name),
+    arguments=f"{json.dumps(repository)}{option}",
+    note=_NOTE if exported.pretokenized else "",
+    languages=f"{', '.join(sorted(x.name for x in known))}." if known else "Not recorded.",
+    model=_list(_model(assets)),
+    training=_list(_facts(exported.source)) or "Not recorded.",
+    results="Not evaluated (`vmsst push --results` adds the results of `vmsst eval`)."
+    if results is None
+    else report.summary(results),
+  )
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -74,61 +150,16 @@ def _model(assets: encoder_json.EncoderAssets) -> list[str]:
   ]
 
 
-def _front_matter(known: Iterable[languages.Language], license_id: str | None) -> str:
-  codes = sorted({each.iso639_1 or each.iso639_3 for each in known})
-  lines = [
-    *_yaml_list("language", codes),
-    *([] if license_id is None else [f"license: {json.dumps(license_id)}"]),
-    "library_name: sentence-transformers",
-    "pipeline_tag: sentence-similarity",
-    *_yaml_list("tags", _TAGS),
-  ]
-  return "\n".join(["---", *lines, "---"])
-
-
-def _yaml_list(key: str, values: Sequence[str]) -> list[str]:
-  # Quoted: the code of Norwegian is YAML's "no".
-  return [f"{key}:", *(f"- {json.dumps(value)}" for value in values)] if values else []
-
-
-def _use(exported: Exported, name: str) -> list[str]:
-  repository, _, revision = name.partition("@")
-  option = f", revision={json.dumps(revision)}" if revision else ""
-  ours = [
-    "import vmsst",
-    "",
-    f"encoder = vmsst.load({json.dumps(name)})",
-    f"vectors = encoder.encode({_EXAMPLES}, normalize=True)",
-  ]
-  theirs = [
-    "from sentence_transformers import SentenceTransformer",
-    "",
-    f"model = SentenceTransformer({json.dumps(repository)}{option})",
-    f"vectors = model.encode({_EXAMPLES}, normalize_embeddings=True)",
-  ]
-  parts = [
-    "## Use",
-    "With vmsst:",
-    _fenced("\n".join(ours), "python"),
-    "With sentence-transformers:",
-    _fenced("\n".join(theirs), "python"),
-  ]
-  if exported.pretokenized:
-    parts.append(
-      "For sentence-transformers, split texts into words first "
-      "(`vmsst.text.word_splitting.split_words(texts, language)`)."
-    )
-  return parts
-
-
-def _results(results: str | os.PathLike[str] | None) -> str:
-  if results is None:
-    return "Not evaluated (`vmsst push --results` adds the results of `vmsst eval`)."
-  return report.summary(results)
-
-
-def _fenced(text: str, language: str) -> str:
-  fence = "```"
-  while fence in text:
-    fence += "`"
-  return f"{fence}{language}\n{text.strip()}\n{fence}"
+def _facts(parameters: str) -> list[str]:
+  """Returns facts about a run from the path of its `checkpoint_<step>`; none without its file."""
+  path = storage.path(parameters)
+  checkpoint = _CHECKPOINT.fullmatch(path.name)
+  if checkpoint is None or not storage.is_file(path.parent / _CONFIG):
+    return []
+  values = dict(_MACRO.findall("\n".join(text_files.read_lines(str(path.parent / _CONFIG)))))
+  found = [f"Steps: {checkpoint[1]}"]
+  for macro, (title, pattern) in _FACTS.items():
+    taken = re.finditer(pattern, values.get(macro, "").strip())
+    if names := sorted({f"`{x[x.lastindex]}`" for x in taken if x.lastindex}):
+      found.append(f"{title}: {', '.join(names)}")
+  return found

@@ -1,4 +1,3 @@
-import argparse
 import gzip
 import io
 import json
@@ -7,8 +6,6 @@ import pathlib
 import re
 import shutil
 import string
-import subprocess
-import sys
 
 import fake_encoders
 import line_files
@@ -18,11 +15,13 @@ import pytest
 
 import vmsst
 from vmsst import cli, errors
+from vmsst.cli import shared_options
 from vmsst.cli.command import finite_number
 from vmsst.files import storage, text_files
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
 from vmsst.text import vocabularies, vocabulary_training
+from vmsst.units import local, ray_cluster
 from vmsst.vectors import embedded_text, file_embedding, vector_store
 
 SENTENCES = [
@@ -40,79 +39,93 @@ def corpus(tmp_path):
   return tmp_path
 
 
-def test_gin_dir_prints_the_folder_of_the_gin_files(capsys):
-  assert cli.main(["gin-dir"]) == 0
-  assert capsys.readouterr().out.strip().endswith("gin")
-
-
-def all_options(parser, words=()):
-  """Yields every option with the words of its command."""
+def options_of(parser, words=()):
+  """Yields the words of each command, and each of its arguments."""
   for action in parser._actions:
     if isinstance(action.choices, dict):
       for word, inner in action.choices.items():
-        yield from all_options(inner, (*words, word))
+        yield from options_of(inner, (*words, word))
     yield words, action
 
 
+def usage_error(capsys, line):
+  with pytest.raises(SystemExit) as stop:
+    cli.main(line.split())
+  assert stop.value.code == 2
+  return capsys.readouterr().err
+
+
 def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(capsys):
-  assert [words for words, action in all_options(cli.build_parser()) if action.type is float] == []
-  required = {("mine",): "abc", ("translate",): ["a", "--to", "de"]}
-  required["vocab", "train"] = ["--input", "a", "--output", "b"]
-  names = []
-  for words, action in all_options(cli.build_parser()):
+  required = {("mine",): "a b c", ("translate",): "a --to de"}
+  required["vocab", "train"] = "--input a --output b"
+  names = set()
+  for words, action in options_of(cli.build_parser()):
+    assert action.help or action.choices, (words, action)
     if action.type is not finite_number:
       continue
     (name,) = action.option_strings
-    names.append(name)
-    start = [*words, *required[words], name]
-    for text in ("nan", "inf", "-inf", "-NaN", "1e999", "-1e999", "x", "-1x"):
-      with pytest.raises(SystemExit) as stop:
-        cli.main([*start, text])
-      assert stop.value.code == 2
-      assert f"argument {name}: " in (error := capsys.readouterr().err)
+    names.add(name)
+    start = f"{' '.join(words)} {required[words]} {name}"
+    for text in ("nan", "-inf", "1e999", "-1e999", "-1x"):
+      error = usage_error(capsys, f"{start} {text}")
+      assert f"argument {name}: " in error
       assert text in error
-    for text in ("-1e-3", "-.5", "-2", "-1E+2", "0.25"):
-      assert getattr(cli.build_parser().parse_args([*start, text]), action.dest) == float(text)
-  assert {"--threshold", "--min-cosine", "--temperature"} <= set(names)
+    for text in ("-1e-3", "-.5", "-1E+2", "0.25"):
+      args = cli.build_parser().parse_args([*start.split(), text])
+      assert getattr(args, action.dest) == float(text)
+  assert {"--threshold", "--min-cosine", "--temperature", "--character-coverage"} <= names
 
 
-def test_unknown_commands_list_the_known_ones(capsys):
-  with pytest.raises(SystemExit):
-    cli.main(["embedd"])
-  assert "gin-dir" in (shown := capsys.readouterr().err)
-  assert shown.endswith("; did you mean embed?\n")
-  with pytest.raises(SystemExit):
-    cli.main(["data", "mine-negativ"])
-  assert capsys.readouterr().err.endswith("; did you mean mine-negatives?\n")
-  with pytest.raises(SystemExit):
-    cli.main(["zzz"])
-  assert "did you mean" not in capsys.readouterr().err
+def test_usage_errors_suggest_what_was_meant(capsys):
+  for line, end in (
+    ("embedd", "; did you mean embed?"),
+    ("data mine-negativ", "; did you mean mine-negatives?"),
+    ("mine a b c --treshold 1", "arguments: --treshold 1; did you mean --threshold?"),
+    ("zzz", "'eval', 'report')"),
+    ("mine a b c --neighbors 0", "0 is below 1"),
+    ("import ems a b", "arguments are required: --vocabulary"),
+  ):
+    assert usage_error(capsys, line).endswith(f"{end}\n")
 
 
-def test_a_missing_folder_is_named_with_some_of_what_is_there(tmp_path, capsys, monkeypatch):
-  for number in range(100):
-    (tmp_path / f"{number:03}{'x' * 200}").touch()
-  monkeypatch.chdir(tmp_path)
-  assert cli.main(["export", "onnx", "nowhere", "out"]) == 1
-  message = capsys.readouterr().err
-  assert "000xxx" in message
-  assert message.endswith(" and 92 more\n")
-  assert len(message) < 1000
+@pytest.mark.parametrize(
+  ("argv", "engine"),
+  [
+    ("", local.Local(1)),
+    ("--engine local --gpus-per-worker 2 --workers 4", local.Local(4, 2)),
+    ("--engine ray", ray_cluster.Ray()),
+    (
+      "--engine ray --workers 64 --gpus-per-worker 1 --ray-address ray://head:10001",
+      ray_cluster.Ray("ray://head:10001", 64, 1),
+    ),
+    ("--ray-address head:6379", ray_cluster.Ray("head:6379")),
+  ],
+)
+def test_arguments_name_an_engine(argv, engine, monkeypatch):
+  monkeypatch.setattr("jax.config.update", lambda *setting: None)
+  args = cli.build_parser().parse_args(["index", "vectors", "index", *argv.split()])
+  assert args.command.values(args)["engine"].chosen() == engine
+
+
+def test_a_build_has_a_process_per_core(monkeypatch):
+  monkeypatch.setattr("os.cpu_count", lambda: 5)
+  assert shared_options.Workers().chosen() == local.Local(5)
+  assert shared_options.Workers(workers=2).chosen() == local.Local(2)
 
 
 def test_messages_and_docstrings_name_commands_that_exist():
   package = pathlib.Path(cli.__file__).parents[1]
-  commands = {words if len(words) == 2 else (*words, None) for words in cli.COMMANDS}
-  commands |= {(word, None) for word, _ in commands}
+  known = {words[:length] for words in cli.COMMANDS for length in range(1, len(words) + 1)}
   named = set()
   for folder in (package, *(package / name for name in ("tasks", "launch"))):
     for path in folder.rglob("*.py"):
-      found = re.findall(r"`vmsst ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", path.read_text("utf-8"))
-      named |= {(path.name, word, second or None) for word, second in found}
-  groups = {word for word, second in commands if second}
-  unknown = [x for x in named if (x[1], x[2] if x[1] in groups else None) not in commands]
-  assert unknown == []
-  assert len(named) > 20
+      found = re.findall(r"`vmsst ([a-z][a-z-]*(?: [a-z][a-z-]*)*)", path.read_text("utf-8"))
+      named |= {tuple(words.split()) for words in found}
+  groups = {words[:-1] for words in known}
+  for words in named:
+    length = next(i for i in range(1, 9) if words[:i] not in groups or i == len(words))
+    assert words[:length] in known, words
+  assert len(named) > 10
 
 
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
@@ -125,22 +138,13 @@ def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
   )
   printed, problems = capsys.readouterr()
   assert status == 0, problems
+  assert "SentencePieceVocabulary.lowercase = True" in printed
   assert "48 of 48 sentences" in printed
   assert "2 of 2 sentences" in printed
   vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
   assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
   assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
   assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
-
-
-def test_vocab_train_on_words_says_how_to_use_it(corpus, capsys):
-  pytest.importorskip("sacremoses")
-  files = ("--input", str(corpus / "*.tsv.gz"), "--output", str(corpus / "new.model"))
-  options = ("--size", "40", "--model-type", "bpe", "--lowercase", "--pretokenize")
-  assert cli.main(["vocab", "train", *files, *options]) == 0
-  printed = capsys.readouterr().out
-  assert "SentencePieceVocabulary.lowercase = True" in printed
-  assert "SentencePieceVocabulary.pretokenize = True" in printed
 
 
 def test_vocab_training_is_deterministic_and_draws_evenly(corpus):
@@ -327,25 +331,6 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
 
 
-@pytest.mark.usefixtures("encoder")
-def test_score_says_what_is_wrong_in_one_line(sides, tmp_path, capsys):
-  bad = tmp_path / "bad.jsonl"
-  bad.write_text('{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n')
-  for arguments, message in (
-    (sides, "x.txt has 24 lines and"),
-    ([sides[0]], "x.txt:1: 1 columns, but the text must be in column 2"),
-    ([str(bad)], "bad.jsonl:2: not a JSON object with a string 'target'"),
-    ([str(bad), "--fields", "source", "0"], "columns are counted from 1"),
-    ([sides[0], sides[0], "--fields", "a", "b"], "x.txt:1: not JSON"),
-    ([sides[0], sides[0], "--long-texts", "split"], "FakeEncoder does not support long_texts"),
-    ([sides[0], str(tmp_path / "none")], "none: cannot be opened"),
-  ):
-    assert cli.main(["score", "a", *arguments]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, monkeypatch):
   vectors = str(tmp_path / "v")
   assert cli.main(["embed", "a", sides[1], vectors]) == 0
@@ -367,6 +352,9 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
   assert out.read_text(encoding="utf-8") == printed
   assert capsys.readouterr() == ("", "")  # opens the encoder that made the vectors
+  (tmp_path / "q.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + queries.encode()))
+  assert cli.main(["search", str(tmp_path / "q.gz"), sides[1], vectors, "--count", "2"]) == 0
+  assert capsys.readouterr().out == printed
 
 
 @pytest.mark.usefixtures("encoder")
@@ -401,33 +389,46 @@ def test_search_and_mine_print_the_same_with_an_exact_index(sides, tmp_path, cap
 
 
 @pytest.mark.usefixtures("encoder")
-def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys):
-  vectors, folder = str(tmp_path / "v"), str(tmp_path)
-  cli.main(["embed", "a", sides[0], vectors])
+def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert cli.main(["embed", "a", *sides, "both"]) == 0
+  assert capsys.readouterr().out == "both: 52 vectors of width 26\n"
+  cli.main(["embed", "a", "x.txt", "v"])
+  bad = '{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n'
+  (tmp_path / "bad.jsonl").write_text(bad)
+  (tmp_path / "t.tsv").write_text("a\tb\n")
   for command, message in (
-    (["mine", *sides, f"{folder}/out.tsv"], "give --encoder to compute them, or --vectors"),
-    (["mine", *sides, "o", "--vectors", folder, vectors], "no vectors.json: give a folder that"),
-    (["mine", *sides, f"{folder}/o.tsv", "--vectors", vectors, vectors], "y.txt has 28 lines and"),
-    (["search", "-", sides[1], vectors], "has 24 vectors, not one per line"),
-    (["search", f"{folder}/none", sides[0], vectors], "none"),
-    (["embed", "b", sides[0], vectors], "give another folder"),
-    (["embed", "a", f"{folder}/none", vectors], "none: cannot be opened"),
-    (["embed", "a", sides[0], f"{sides[0]}/v"], "x.txt is not a folder"),
+    ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
+    ("mine x.txt y.txt o --vectors . v", "no vectors.json: give a folder that"),
+    ("mine x.txt y.txt o --vectors v v", "y.txt has 28 lines and"),
+    ("mine x.txt y.txt o --threshold 1 --gold x.txt", "--gold chooses the threshold"),
+    ("search - y.txt v", "has 24 vectors, not one per line"),
+    ("search none x.txt v", "none"),
+    ("embed b x.txt v", "give another folder"),
+    ("embed a none v", "none: cannot be opened"),
+    ("embed a x.txt x.txt/v", "x.txt is not a folder"),
+    ("embed a x.txt -", "- is not a folder"),
+    ("embed a x.txt - out", "- needs a single FILE"),
+    ("embed a - o --engine ray", "- needs a single FILE, and an engine on this machine"),
+    ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
+    ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
+    ("score a x.txt y.txt", "x.txt has 24 lines and"),
+    ("score a x.txt", "x.txt:1: 1 columns, but the text must be in column 2"),
+    ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
+    ("score a bad.jsonl --fields source 0", "columns are counted from 1"),
+    ("score a x.txt x.txt --fields a b", "x.txt:1: not JSON"),
+    ("score a x.txt x.txt --long-texts split", "FakeEncoder does not support long_texts"),
+    ("score a x.txt x.txt --per-token", "--per-token does not apply to --by cosine"),
+    ("score a - -", "standard input (-) is given twice"),
+    ("export onnx nowhere out", "nowhere"),
   ):
     capsys.readouterr()
-    assert cli.main(command) == 1
+    assert cli.main(command.split()) == 1, command
     error = capsys.readouterr().err
     assert error.startswith("vmsst: error: ")
     assert message in error
     assert error.count("\n") == 1
-  for command in (
-    ["mine", *sides, "o", "--neighbors", "0"],
-    ["mine", *sides, "o", "--threshold", "1", "--gold", "g"],
-    ["search", "-", sides[0], vectors, "--count", "many"],
-  ):
-    with pytest.raises(SystemExit) as stop:
-      cli.main(command)
-    assert stop.value.code == 2
+  assert not {"o", "out", "out.tsv"} & {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.usefixtures("encoder")
@@ -484,142 +485,37 @@ def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("encoder")
-@pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
-def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys, monkeypatch, name):
-  x, vectors, out = sides[0], str(tmp_path / "v"), str(tmp_path / "out")
-  cli.main(["embed", "a", x, vectors])
-  path = tmp_path / name
-  path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  cli.main(["embed", "a", "x.txt", "v"])
+  (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
   before = sorted(tmp_path.iterdir())
-  for arguments in (
-    ["embed", "a", str(path), out],
-    ["embed", "a", str(path), str(path), out],
-    ["embed", "a", "-", out],
-    ["score", "a", str(path), str(path), "--output", out],
-    ["score", "a", "-"],
-    ["mine", str(path), x, out, "--encoder", "a"],
-    ["mine", x, str(path), out, "--encoder", "a"],
-    ["search", str(path), x, vectors, "--output", out],
-    ["search", "-", x, vectors, "--output", out],
-    ["search", x, str(path), vectors, "--output", out],
-    ["translate", "run", "--to", "de", "--input", str(path)],
+  for line in (
+    "embed a empty.gz out",
+    "embed a empty.gz empty.gz out",
+    "embed a - out",
+    "score a empty.gz empty.gz --output out",
+    "score a -",
+    "mine empty.gz x.txt out --encoder a",
+    "mine x.txt empty.gz out --encoder a",
+    "search empty.gz x.txt v --output out",
+    "search - x.txt v --output out",
+    "search x.txt empty.gz v --output out",
+    "translate run --to de --input empty.gz",
   ):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    from_standard_input(monkeypatch, "")
     capsys.readouterr()
-    assert cli.main(arguments) == 1, arguments
+    assert cli.main(line.split()) == 1, line
     done = capsys.readouterr()
-    culprit = name if str(path) in arguments else "standard input"
-    what = " contains no sentence" if arguments[0] == "mine" else ": empty; give a text with at"
-    assert f"{culprit}{what}" in done.err, arguments
+    culprit = "empty.gz" if "empty.gz" in line else "standard input"
+    what = " contains no sentence" if line.startswith("mine") else ": empty; give a text with at"
+    assert f"{culprit}{what}" in done.err, line
     assert done.out == ""
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_who_reads_the_output_may_stop():
-  code = (
-    "import sys; from vmsst import cli; from vmsst.cli.command import Command\n"
-    "def run(args):\n"
-    "  for _ in range(10000): print('x' * 99)\n"
-    "cli.COMMANDS['much',] = Command('much', lambda parser: None, run)\n"
-    "sys.exit(cli.main(['much']))"
-  )
-  with subprocess.Popen(
-    [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-  ) as process:
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == 1
-
-
-@pytest.mark.usefixtures("encoder")
-def test_standard_input_is_read_once_and_queries_may_be_gzipped(sides, tmp_path, capsys):
-  assert cli.main(["score", "a", "-", "-"]) == 1
-  assert "standard input (-) is given twice" in capsys.readouterr().err
-  vectors = str(tmp_path / "v")
-  assert cli.main(["embed", "a", sides[1], vectors]) == 0
-  plain, packed = tmp_path / "q.txt", tmp_path / "q.txt.gz"
-  plain.write_text(f"{SENTENCES[3]}\nzz\n", encoding="utf-8")
-  packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
-  capsys.readouterr()
-  printed = []
-  for queries in (plain, packed):
-    assert cli.main(["search", str(queries), sides[1], vectors, "--encoder", "a"]) == 0
-    printed.append(capsys.readouterr().out)
-  assert printed[0] == printed[1]
-
-
-def test_a_build_that_fails_at_once_leaves_nothing(tmp_path, capsys):
-  pytest.importorskip("tensorflow_datasets")
-  (tmp_path / "opus").mkdir()
-  (tmp_path / "sets").mkdir()
-  command = ["data", "build", "--recipe", "ems", "--input", str(tmp_path / "opus")]
-  command += ["--held-out", str(tmp_path / "sets"), "--output", str(tmp_path / "new" / "tfds")]
-  assert cli.main(command) == 1
-  error = capsys.readouterr().err
-  assert error.startswith("vmsst: error: ")
-  assert error.count("\n") == 1
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["opus", "sets"]
-
-
-def test_embed_names_what_replaces_parts_and_refuses_what_cannot_be(
-  sides, encoder, tmp_path, capsys
-):
-  out = str(tmp_path / "v")
-  (tmp_path / "t.tsv").write_text("a\tb\n")
-  for argv, message in (
-    ([sides[0], "-"], "- is not a folder"),
-    ([sides[0], "-", out], "- needs a single FILE"),
-    (["-", out, "--engine", "ray"], "- needs a single FILE, and an engine on this machine"),
-    ([sides[0], str(tmp_path / "t.tsv"), out], "texts in different fields; give --field"),
-    ([sides[0], out, "--engine", "local", "--ray-address", "x:1"], "--ray-address does not apply"),
-  ):
-    assert cli.main(["embed", "a", *argv]) == 1
-    assert message in capsys.readouterr().err
-  assert not os.path.exists(out)
-  assert cli.main(["embed", "a", *sides, out]) == 0
-  assert capsys.readouterr().out == f"{out}: 52 vectors of width 26\n"
-
-
 # --------------------------------------------------------------------------------------------
 # Object stores
-
-
-def test_only_these_arguments_may_be_in_object_stores():
-  accepted = {}
-  for words, command in cli.COMMANDS.items():
-    names = [*command.inputs, command.output_file, command.output_folder]
-    names = [name for name in names if name]
-    accepted[" ".join(words)] = {name for name in names if name in command.urls}
-    for name in set(names) - set(command.urls):
-      given = argparse.Namespace(**dict.fromkeys(names), **{})
-      setattr(given, name, "gs://bucket/x")
-      message = f"gs://bucket/x: {name.upper()} cannot be in an object store; give a local path"
-      with pytest.raises(errors.InputError, match=re.escape(message)):
-        command(given)
-  assert {words: names for words, names in accepted.items() if names} == {
-    "data build": {"input", "held_out", "recipe", "output"},
-    "data download": {"output"},
-    "data embed": {"encoder", "patterns", "output"},
-    "data mine-negatives": {"encoder", "patterns", "output"},
-    "embed": {"encoder", "file", "out"},
-    "eval": {"encoder", "data", "out"},
-    "export onnx": {"encoder", "output"},
-    "export safetensors": {"encoder", "output"},
-    "export sentence-transformers": {"encoder", "output"},
-    "import bert": {"folder", "output"},
-    "import ems": {"file", "vocabulary", "output"},
-    "import mt5": {"folder", "output"},
-    "import vmsst": {"source", "vocabulary", "output"},
-    "mine": {"source", "target", "gold", "encoder", "vectors", "index", "out"},
-    "push": {"encoder", "results"},
-    "report": {"out"},
-    "score": {"encoder", "source", "target", "output"},
-    "index": {"vectors", "index"},
-    "search": {"queries", "corpus", "vectors", "index", "encoder", "output"},
-    "translate": {"folder", "input", "output"},
-    "vocab train": {"input", "output"},
-  }
 
 
 def test_texts_vectors_and_results_in_a_store_are_as_local_ones(

@@ -1,14 +1,18 @@
 import json
 import re
 import shutil
+import sys
 
 import fake_encoders
 import line_files
+import numpy as np
 import pytest
 import tiny_encoders
 
 import vmsst
 from vmsst import cli
+from vmsst.evaluation import mteb_models
+from vmsst.files import text_files
 from vmsst.inference import loading
 from vmsst.networks import sentence_encoder
 
@@ -109,3 +113,69 @@ def test_eval_does_not_keep_results_of_replaced_weights(data, tmp_path, capsys):
   assert "has other results: encoder is " in lines
   assert lines.count("\n") == 1
   assert (tmp_path / "out" / "results.json").read_bytes() == results
+
+
+# --------------------------------------------------------------------------------------------
+# MTEB
+
+LINES = [f"line {i}: {'abcdefghij'[i % 10] * (i % 7)}" for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  config = tiny_encoders.t5_config(emb_dim=16, head_dim=8, mlp_dim=16)
+  network = sentence_encoder.SentenceEncoder(config, latent_dim=12)
+  model = tiny_encoders.model_of(network, max_length=32)
+  return tiny_encoders.save_run(tmp_path_factory.mktemp("run"), model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mteb_compares_one_vector_with_another(run):
+  pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  encoder = vmsst.load(run)
+  model = mteb_models.MtebModel(encoder, "tiny")
+  vectors_ND = encoder.encode(LINES)
+  cosine_NN = encoder.similarity(vectors_ND)
+  # As its summarization tasks do.
+  assert float(model.similarity(vectors_ND[0], vectors_ND[1])) == pytest.approx(cosine_NN[0, 1])
+  assert model.similarity(vectors_ND, vectors_ND[1]).shape == (3, 1)
+  found_N = model.similarity_pairwise(vectors_ND[:2], vectors_ND[1:])
+  np.testing.assert_allclose(found_N, [cosine_NN[0, 1], cosine_NN[1, 2]], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, monkeypatch, capsys):
+  mteb = pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  datasets = pytest.importorskip("datasets")
+  paths = (data_root / "tatoeba" / f"tatoeba.deu-eng.{code}.gz" for code in ("deu", "eng"))
+  sides = [list(text_files.read_lines(str(path)))[:200] for path in paths]
+  task = mteb.get_task("Tatoeba", languages=["deu"])
+
+  def load_data(**options):
+    columns = {"sentence1": sides[0], "sentence2": sides[1]}
+    task.dataset = {"deu-eng": {"test": datasets.Dataset.from_dict(columns)}}
+    task.data_loaded = True
+
+  monkeypatch.setattr(task, "load_data", load_data)
+  monkeypatch.setattr(mteb, "get_task", lambda name: {"Tatoeba": task}[name])
+  command = ["eval", "--encoder", str(run), "--out", str(tmp_path), "--mteb"]
+  assert cli.main([*command, "Tatoeba"]) == 0
+  assert capsys.readouterr().out.startswith("Tatoeba ")
+  (path,) = tmp_path.rglob("Tatoeba.json")
+  saved = json.loads(path.read_text())["scores"]["test"][0]
+  german_ND, english_ND = map(vmsst.load(run).encode, sides)
+  unit_ND, base_ND = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (german_ND, english_ND))
+  expected = np.mean((unit_ND @ base_ND.T).argmax(axis=1) == np.arange(200))
+  assert saved["accuracy"] == pytest.approx(expected)
+  assert cli.main([*command, "Tatooine"]) == 1
+  assert "MTEB: " in capsys.readouterr().err
+
+
+def test_mteb_must_be_installed(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, "mteb", None)
+  command = ["eval", "--encoder", str(run), "--out", str(tmp_path / "out"), "--mteb", "Tatoeba"]
+  assert cli.main(command) == 1
+  assert "pip install 'vmsst[mteb]'" in capsys.readouterr().err
+  assert cli.main([*command, "--data", str(tmp_path)]) == 1
+  assert "--data and --suite do not apply to --mteb; omit them" in capsys.readouterr().err

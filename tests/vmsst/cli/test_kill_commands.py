@@ -69,19 +69,16 @@ def write_texts(start, count):
     writer.finish()
 
 
-def mine(folder, spread, sizes):
+@pytest.mark.slow
+def test_mine(start):
+  write_texts(start, 500)
   argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
   argv += ["--vectors", "source.vectors", "target.vectors"]
   settings = {
     "vmsst.search.sharded_search._LEAST_SOURCES": 64,
   }
-  return killed_commands.run(MINE, argv, folder, moments=(spread, sizes), settings=settings)
-
-
-@pytest.mark.slow
-def test_mine(start):
-  write_texts(start, 500)
-  check(*mine(start.parent, 40, [1, 500, 5000, 9000]))
+  moments = 40, [1, 500, 5000, 9000]
+  check(*killed_commands.run(MINE, argv, start.parent, moments=moments, settings=settings))
 
 
 @pytest.mark.slow

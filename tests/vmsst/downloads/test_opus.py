@@ -217,7 +217,6 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
       ("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"),
       "none of these language pairs",
     ),
-    ((), "choose `vmsst data download opus`"),
   ):
     with pytest.raises(errors.InputError, match=message):
       in_process.download_data(*arguments)

@@ -222,19 +222,3 @@ def test_an_interrupted_upload_sends_only_the_rest(hub, account, run, tmp_path, 
     assert in_process.vmsst("push", run, "me/interrupted") == 0
     sent.append(sum(method == "PUT" for method, _ in hub.requests[start:]))
   assert sent == [2, 0]  # the encoder and the projection
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_sentence_transformers_opens_it_by_its_name(hub, account, run, tmp_path):
-  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
-  assert in_process.vmsst("push", run, "me/theirs") == 0
-  code = (
-    "import json, sys\nfrom sentence_transformers import SentenceTransformer\n"
-    "model = SentenceTransformer('me/theirs', device='cpu')\n"
-    "print(json.dumps(model.encode(json.load(sys.stdin)).tolist()))"
-  )
-  done = commands.fresh_script(code, cwd=tmp_path, text=json.dumps(TEXTS))  # without TensorFlow
-  found = np.float32(json.loads(done.stdout.splitlines()[-1]))
-  np.testing.assert_allclose(found, vmsst.load(run).encode(TEXTS), atol=1e-5)

@@ -9,7 +9,6 @@ import sys
 import code_blocks
 import in_process
 import jax
-import memory_store
 import numpy as np
 import pytest
 import tiny_encoders
@@ -168,42 +167,21 @@ def test_the_model_is_named_as_in_optimum_and_reads_the_mask(tmp_path, monkeypat
   np.testing.assert_allclose(alone_BD[0], expected_BD[1], atol=1e-5, rtol=0)
 
 
-def test_a_model_in_a_store_is_that_on_this_machine(tmp_path, capsys, monkeypatch):
-  store = memory_store.installed(monkeypatch)
-  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
-  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
-  capsys.readouterr()
-  assert in_process.vmsst("export", "onnx", run, "gs://bucket/e/") == 0
-  assert "Copy gs://bucket/e to this machine first" in capsys.readouterr().out
-  for path in (tmp_path / "out").iterdir():
-    assert store.cat_file(f"gs://bucket/e/{path.name}") == path.read_bytes()
-
-
 def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path, capsys):
   vocabulary = dataclasses.replace(SAMPLE, pretokenize=True)
   model = tiny_encoders.model_of(NETWORKS["t5"], vocabulary)
   run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert in_process.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
+  assert "vmsst.text.word_splitting.split_words" in capsys.readouterr().err
   assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
-  printed = capsys.readouterr().out
-  assert "There is no tokenizer.json" in printed
+  assert "There is no tokenizer.json" in capsys.readouterr().out
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
   assert in_process.vmsst("export", "onnx", run, tmp_path / "words", "--pretokenized") == 0
   printed = capsys.readouterr().out
   assert "split into words first" in printed
   texts = ["Ein Satz .", "noch einer"]
-  found_BD = run_printed(printed, texts)
   unsplit = tiny_encoders.save_run(
     tmp_path / "unsplit", tiny_encoders.model_of(NETWORKS["t5"], SAMPLE)
   )
-  exported = onnx_folder.export_onnx(unsplit, tmp_path / "any")
-  expected_BD = run_printed(onnx_folder.describe(exported), texts)
-  np.testing.assert_allclose(found_BD, expected_BD, rtol=0, atol=1e-6)
-
-
-def test_without_onnx_the_message_names_the_extra(tmp_path, monkeypatch, capsys):
-  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
-  monkeypatch.setitem(sys.modules, "onnx", None)
-  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 1
-  assert "needs the package onnx" in (message := capsys.readouterr().err)
-  assert "pip install 'vmsst[onnx]'" in message
-  assert [path.name for path in tmp_path.iterdir()] == ["run"]
+  expected_BD = vmsst.load(unsplit).encode(texts)
+  np.testing.assert_allclose(run_printed(printed, texts), expected_BD, rtol=0, atol=1e-5)

@@ -1,0 +1,316 @@
+"""`vmsst vocab` and `vmsst data`: download and prepare data for training and evaluation."""
+
+import contextlib
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vmsst import errors
+from vmsst.cli.command import (
+  Argument,
+  Command,
+  InputFile,
+  InputFolder,
+  Language,
+  OutputFile,
+  OutputFolder,
+  OwnEncoder,
+)
+from vmsst.cli.shared_options import Workers
+from vmsst.files import storage
+
+if TYPE_CHECKING:
+  from vmsst.downloads import fetch
+
+Name = Annotated[str, Argument("NAME")]
+"""A name."""
+Pattern = Annotated[str, Argument("PATTERN", role="input")]
+"""A file to read, or a pattern of several."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+  """What the vocabulary is.
+
+  Attributes:
+    size: Number of pieces.
+    model_type: SentencePiece algorithm.
+    character_coverage: Share of characters that get their own pieces.
+    byte_fallback: Encode rare characters as bytes.
+    lowercase: Lower-case the text first.
+    pretokenize: Split the text into words by the rules of its language, before --lowercase.
+    max_sentences: Use at most N sentences, sampled evenly from the files (default: all).
+    languages: Languages of the two sides (default: from file names).
+  """
+
+  size: int = 32_000
+  model_type: Literal["unigram", "bpe"] = "unigram"
+  character_coverage: float = 0.9995
+  byte_fallback: bool = False
+  lowercase: bool = False
+  pretokenize: bool = False
+  max_sentences: int | None = None
+  languages: tuple[Language, Language] | None = None
+
+
+def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vocabulary) -> None:
+  """Train a SentencePiece vocabulary on bitext or text files.
+
+  Args:
+    input: Bitext files (as in training) or plain .txt files; quote patterns.
+    output: Model file to write.
+  """
+  from vmsst.text import vocabulary_training
+
+  report = vocabulary_training.train_vocabulary(input, output, **vars(vocabulary))
+  for name, (used, total) in report.sentences_by_file.items():
+    print(f"{used:>10,} of {total:,} sentences  {name}")
+  kind = vocabulary.model_type
+  print(f"{report.path}: {report.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
+  for option in ("lowercase", "pretokenize"):
+    if getattr(vocabulary, option):
+      print(f"Use it with SentencePieceVocabulary.{option} = True.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bitext:
+  """How bitext files are read and encoded.
+
+  Attributes:
+    languages: Languages of the two sides (default: from file names).
+    fields: Names of the two fields of JSONL files (default: language codes).
+    batch_size: Sentences per batch.
+    refresh: Make all files again, e.g. with another encoder.
+  """
+
+  languages: tuple[Language, Language] | None = None
+  fields: tuple[Name, Name] | None = None
+  batch_size: int = 128
+  refresh: bool = False
+
+
+def embed_bitext(
+  encoder: OwnEncoder, output: OutputFolder, patterns: list[Pattern], *, bitext: Bitext
+) -> None:
+  """Embed bitext files with a teacher, to distill it into a student.
+
+  Args:
+    output: Output folder; finished files are skipped.
+    patterns: Bitext files, as in training; quote patterns.
+  """
+  from vmsst.vectors import bitext_vectors
+
+  made = bitext_vectors.embed_files(encoder, patterns, output, **vars(bitext))
+  for path, counts in made.items():
+    print(f"{path}: {counts['lines']:,} pairs of vectors of dimension {counts['dimension']}")
+
+
+def mine_negatives(
+  encoder: OwnEncoder,
+  output: OutputFolder,
+  patterns: list[Pattern],
+  *,
+  count: int = 3,
+  bitext: Bitext,
+) -> None:
+  """Mine hard negatives for bitext files: plausible but wrong translations.
+
+  Args:
+    output: Output folder; finished files are skipped.
+    patterns: Bitext files, as in training; quote patterns.
+    count: Number of hard negatives per pair.
+  """
+  from vmsst.mining import hard_negative_mining
+
+  made = hard_negative_mining.mine_files(encoder, patterns, output, count=count, **vars(bitext))
+  for path, counts in made.items():
+    print(f"{path}: {counts['negatives']:,} hard negatives of {counts['pairs']:,} pairs")
+
+
+def build(
+  *,
+  recipe: InputFile,
+  input: InputFolder,
+  held_out: InputFolder,
+  output: OutputFolder,
+  work: Annotated[str, Argument("FOLDER")] | None = None,
+  format: Literal["tfrecord", "array_record"] = "tfrecord",
+  engine: Workers,
+) -> None:
+  """Build a training dataset from OPUS releases, without duplicates and evaluation sentences.
+
+  Args:
+    recipe: Recipe: vmsst, ems, soft_contrastive, or your own YAML file.
+    input: Folder of OPUS releases.
+    held_out: Folder of evaluation sets, whose sentences are excluded.
+    output: TFDS data folder for the dataset opus_bitext/NAME.
+    work: Local folder for intermediate files, kept for other recipes (default: a folder in
+      --output, removed at the end; required if --output is not local).
+    format: Format of the shards: tfrecord, or array_record for training in which every host reads
+      its share, with --gin_file=data/sharded.gin.
+  """
+  with errors.requires("opus", "building a dataset"):
+    from vmsst.tasks.opus import builder
+
+  folder = builder.build(
+    recipe, input, held_out, output, work=work, engine=engine.chosen(), file_format=format
+  )
+  print(f"{folder}: described in {builder.DATA_CARD}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Download:
+  """What happens to the files.
+
+  Attributes:
+    work: Local folder for files until they are uploaded; required if --output is not local.
+    list: List the files with sizes and licenses, and exit.
+  """
+
+  work: Annotated[str, Argument("FOLDER")] | None = None
+  list: bool = False
+
+  def places(self, output: str | None) -> tuple[storage.Path, pathlib.Path | None]:
+    """Returns the output folder, and the local folder for files until they are uploaded."""
+    if output is None:
+      raise errors.InputError("--output is missing; give the output folder")
+    if storage.is_url(output) != bool(self.work):
+      raise errors.InputError(
+        f"{output} is not local; give a local folder with --work, for files until they are uploaded"
+        if storage.is_url(output)
+        else f"--work does not apply to the local folder {output}; omit it"
+      )
+    if self.work:
+      storage.check_local(self.work, "--work")
+    return storage.path(output), pathlib.Path(self.work) if self.work else None
+
+
+def download_opus(
+  *,
+  corpus: list[Name] | None = None,
+  recipe: Name | None = None,
+  languages: list[Annotated[str, Argument("XX-YY")]] | None = None,
+  offline: bool = False,
+  output: OutputFolder | None = None,
+  download: Download,
+) -> None:
+  """Download OPUS releases.
+
+  Args:
+    corpus: Corpora, such as Europarl or Europarl=v8.
+    recipe: Corpora and language pairs of a recipe (a name or a YAML file).
+    languages: Language pairs (default: all).
+    offline: Use the list in opustools (pip install 'vmsst[opus]') instead of the OPUS API.
+    output: Output folder for CORPUS/VERSION/moses/de-en.txt.zip.
+  """
+  from vmsst.downloads import opus
+
+  if bool(corpus) == bool(recipe):
+    raise errors.InputError("give either --corpus or --recipe")
+  if recipe:
+    corpora, of_recipe = _recipe(recipe)
+  else:
+    named = (name.partition("=") for name in corpus or [])
+    corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
+  asked = opus.one_of(languages) if languages else opus.anything
+  root, work = (None, None) if download.list else download.places(output)
+  with contextlib.ExitStack() as stack:
+    progress = _Progress()
+    fetcher = stack.enter_context(progress.fetcher())
+    ask = stack.enter_context(opus.table()) if offline else opus.api(fetcher, opus.API)
+    chosen = opus.releases(ask, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
+    if not chosen:
+      raise errors.InputError("OPUS has none of these language pairs in these corpora")
+    for line in opus.describe(chosen):
+      print(line)
+    if root is not None:
+      say = progress.say
+      opus.download(fetcher, chosen, root, lambda release, _: say(str(release.path)), work=work)
+
+
+def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
+  """Returns the corpora of a recipe and its filter of language pairs."""
+  from vmsst import languages
+  from vmsst.tasks.opus import recipes
+
+  recipe = recipes.load(name)
+
+  def keep(source: str, target: str) -> bool:
+    first, second = map(languages.opus_language, (source, target))
+    return first is not None and second is not None and recipe.wants_pair(first, second)
+
+  return [(corpus.name, corpus.version) for corpus in recipe.corpora], keep
+
+
+def download_evaluation(
+  sets: list[Annotated[str, Argument("SET")]] | None = None,
+  *,
+  output: OutputFolder | None = None,
+  download: Download,
+) -> None:
+  """Download evaluation sets.
+
+  Args:
+    sets: Names of evaluation sets (see --list), or all.
+    output: Output folder for the evaluation sets.
+  """
+  from vmsst.downloads import evaluation_sets
+
+  if download.list:
+    shown = evaluation_sets.named(sets or [evaluation_sets.ALL])
+    print("\n\n".join(map(evaluation_sets.describe, shown)))
+    return
+  if not sets:
+    raise errors.InputError("name the evaluation sets (see --list), or give all")
+  chosen, (root, work) = evaluation_sets.choose(sets), download.places(output)
+  progress = _Progress()
+  with progress.fetcher() as fetcher:
+    for each in chosen:
+      progress.say(f"{each.name}: license {each.license}")
+      evaluation_sets.download(fetcher, each, root, progress.say, work=work)
+
+
+class _Progress:
+  """Shows the progress of a file on standard error, if that is a terminal."""
+
+  def __init__(self) -> None:
+    from vmsst.files import progress_bar
+
+    self._bar = progress_bar.Bar(
+      unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr
+    )
+    self._name = ""
+
+  @contextlib.contextmanager
+  def fetcher(self) -> "Iterator[fetch.Fetcher]":
+    """Yields a fetcher whose progress is shown."""
+    from vmsst.downloads import fetch
+
+    with contextlib.closing(self._bar), fetch.Fetcher(progress=self._show) as fetcher:
+      yield fetcher
+
+  def _show(self, name: str, done: int, total: int | None) -> None:
+    if name != self._name:
+      self._name = name
+      self._bar.set_description(name, refresh=False)
+    if done < self._bar.n or total != self._bar.total:
+      self._bar.reset(total)
+    self._bar.update(done - self._bar.n)
+
+  def say(self, line: str) -> None:
+    """Prints a line above the progress bar."""
+    self._bar.write(line, file=sys.stdout)
+
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+  # A file of the largest corpora takes long.
+  ("data", "build"): Command(build, resumable=True, patience=24 * 60),
+  ("data", "download", "opus"): Command(download_opus, resumable=True),
+  ("data", "download", "evaluation"): Command(download_evaluation, resumable=True),
+  ("data", "embed"): Command(embed_bitext, resumable=True),
+  ("data", "mine-negatives"): Command(mine_negatives, resumable=True),
+  # SentencePiece does not tell how far it is.
+  ("vocab", "train"): Command(train_vocabulary, patience=24 * 60),
+}

@@ -1,0 +1,192 @@
+"""`vmsst import`, `export` and `push`: encoders from and for other libraries and people."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from vmsst.cli.command import (
+  Argument,
+  Command,
+  InputFile,
+  InputFolder,
+  OutputFolder,
+  OwnEncoder,
+  Positive,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+  """How the texts of an export are split.
+
+  Attributes:
+    pretokenized: Texts will be split into words before they are encoded; required for a
+      tokenizer.json if the vocabulary splits them by the rules of their language (EMS), which it
+      cannot do.
+  """
+
+  pretokenized: bool = False
+
+
+def import_bert(
+  folder: InputFolder,
+  output: OutputFolder,
+  *,
+  prefix: str | None = None,
+  pooling: Literal["mean", "cls", "pooler"] | None = None,
+) -> None:
+  """Import XLM-R, mBERT, multilingual E5 or LaBSE as an encoder, to use or to train further.
+
+  Args:
+    folder: Hugging Face folder (config.json, safetensors, tokenizer.json).
+    output: Folder to make, for vmsst.load and for training to start from.
+    prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
+      without).
+    pooling: Pooling of token states (default: as in sentence-transformers' files, or mean).
+  """
+  from vmsst.checkpoints.importers import bert, weight_tables
+
+  print(weight_tables.describe(bert.import_bert(folder, output, prefix=prefix, pooling=pooling)))
+
+
+def import_ems(
+  file: InputFile, output: OutputFolder, *, vocabulary: InputFile, heads: int | None = None
+) -> None:
+  """Import the released EMS as an encoder, to use or to train further.
+
+  Args:
+    file: EMS_model.pt, or its state dict as .safetensors.
+    output: Folder to make, for vmsst.load and for training to start from.
+    vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
+    heads: Attention heads (default: width / 64).
+  """
+  from vmsst.checkpoints.importers import ems, weight_tables
+
+  imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
+  print(weight_tables.describe(imported))
+
+
+def import_mt5(folder: InputFolder, output: OutputFolder) -> None:
+  """Import mT5 as a checkpoint for training to start from.
+
+  Args:
+    folder: Hugging Face folder (config.json, safetensors) or T5X checkpoint of mT5.
+    output: Folder to make, for training to start from and, with spiece.model, for vmsst.load.
+  """
+  from vmsst.checkpoints.importers import mt5, weight_tables
+
+  print(weight_tables.describe(mt5.import_mt5(folder, output)))
+
+
+def import_vmsst(
+  source: InputFile,
+  output: OutputFolder,
+  *,
+  vocabulary: InputFile | None = None,
+  projection: Annotated[str, Argument("NAME")] | None = None,
+  max_length: Positive = 512,
+) -> None:
+  """Import the released VMSST as an encoder, to use or to train further.
+
+  Args:
+    source: VMSST as a Hugging Face folder, a state dict (.safetensors, .bin) or a T5X checkpoint.
+    output: Folder to make, for vmsst.load and for training to start from.
+    vocabulary: SentencePiece model of mT5 (default: spiece.model next to the source).
+    projection: Name of the projection after the mean (default: found by its name or shape).
+    max_length: Maximum tokens per sentence (default: 512, as in the release, trained on 32).
+  """
+  from vmsst.checkpoints.importers import vmsst_release, weight_tables
+
+  imported = vmsst_release.import_vmsst(
+    source, output, vocabulary=vocabulary, projection=projection, max_length=max_length
+  )
+  print(weight_tables.describe(imported))
+
+
+def export_sentence_transformers(
+  encoder: OwnEncoder, output: OutputFolder, *, tokenizer: Tokenizer
+) -> None:
+  """Export an encoder as a folder that SentenceTransformer opens.
+
+  Args:
+    output: Folder to make.
+  """
+  from vmsst.exports import sentence_transformers_folder as export
+
+  exported = export.export_sentence_transformers(
+    encoder, output, pretokenized=tokenizer.pretokenized
+  )
+  print(export.describe(exported))
+
+
+def export_safetensors(encoder: OwnEncoder, output: OutputFolder) -> None:
+  """Export an encoder alone, as plain files that vmsst.load opens.
+
+  Args:
+    output: Folder to make.
+  """
+  from vmsst.exports import safetensors_folder
+
+  folder = safetensors_folder.export_safetensors(encoder, output)
+  print(f"vmsst.load({str(folder)!r}) opens it")
+
+
+def export_onnx(encoder: OwnEncoder, output: OutputFolder, *, tokenizer: Tokenizer) -> None:
+  """Export an encoder as an ONNX model with its tokenizer, for ONNX Runtime and OpenVINO.
+
+  Args:
+    output: Folder to make.
+  """
+  from vmsst.exports import onnx_folder as export
+
+  exported = export.export_onnx(encoder, output, pretokenized=tokenizer.pretokenized)
+  print(export.describe(exported))
+
+
+def push(
+  encoder: OwnEncoder,
+  repository: Annotated[str, Argument("OWNER/NAME")],
+  *,
+  public: bool = False,
+  revision: Annotated[str, Argument("BRANCH")] | None = None,
+  commit_message: str | None = None,
+  license: Annotated[str, Argument("ID")] | None = None,
+  results: InputFolder | None = None,
+  tokenizer: Tokenizer,
+) -> None:
+  """Upload an encoder to the Hugging Face Hub, for vmsst.load and sentence-transformers.
+
+  Args:
+    repository: Repository (OWNER/NAME), made if it is new.
+    public: Let everyone see a new repository, or upload to a public one (default: private).
+    revision: Branch, made if it is new (default: main).
+    commit_message: Message of the commit.
+    license: License in the model card, such as apache-2.0.
+    results: Output folder of `vmsst eval`; the model card shows its averages next to published
+      ones.
+  """
+  from vmsst.exports import hub_upload
+
+  uploaded = hub_upload.push(
+    encoder,
+    repository,
+    public=public,
+    revision=revision,
+    message=commit_message,
+    license_id=license,
+    results=results,
+    pretokenized=tokenizer.pretokenized,
+  )
+  print(hub_upload.describe(uploaded))
+
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+  ("import", "bert"): Command(import_bert, atomic=True),
+  ("import", "ems"): Command(import_ems, atomic=True),
+  ("import", "mt5"): Command(import_mt5, atomic=True),
+  ("import", "vmsst"): Command(import_vmsst, atomic=True),
+  ("export", "sentence-transformers"): Command(export_sentence_transformers, atomic=True),
+  ("export", "safetensors"): Command(export_safetensors, atomic=True),
+  ("export", "onnx"): Command(export_onnx, atomic=True),
+  # Nothing shows the progress of an upload.
+  ("push",): Command(push, resumable=True, patience=6 * 60),
+}

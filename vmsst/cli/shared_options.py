@@ -1,0 +1,159 @@
+"""Options that several commands share, and their standard input."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vmsst import errors
+from vmsst.cli.command import Argument, Positive
+from vmsst.files import storage, text_files
+
+if TYPE_CHECKING:
+  from vmsst.units.engines import Engine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workers:
+  """Where the work is done, with the same results.
+
+  Attributes:
+    engine: Processes on this machine, or a Ray cluster, whose workers must see the same files
+      (default: local).
+    workers: Processes on this machine (default: one per core), or Ray tasks at a time (default: as
+      many as the cluster has room for).
+    ray_address: Ray cluster: HOST:PORT or ray://HOST:PORT (default: $RAY_ADDRESS, a cluster on this
+      machine, or a new one on this machine).
+  """
+
+  engine: Literal["local", "ray"] | None = None
+  workers: Positive | None = None
+  ray_address: Annotated[str, Argument("ADDRESS")] | None = None
+
+  def chosen(self, local_workers: int | None = None, gpus_per_worker: int = 0) -> "Engine":
+    """Returns the engine that the options name; `local_workers` is the default number.
+
+    Raises:
+      InputError: an option does not apply to the engine.
+    """
+    from vmsst.units import local, ray_cluster
+
+    name = self.engine or ("ray" if self.ray_address else "local")
+    if name == "local" and self.ray_address:
+      raise errors.InputError("--ray-address does not apply to --engine local; omit it")
+    if name == "ray":
+      return ray_cluster.Ray(self.ray_address, self.workers, gpus_per_worker)
+    workers = self.workers or local_workers or os.cpu_count() or 1
+    return local.Local(workers, gpus_per_worker)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuWorkers(Workers):
+  """Where the work is done, with the same results.
+
+  Attributes:
+    workers: Processes on this machine (default: 1), or Ray tasks at a time (default: as many as
+      the cluster has room for).
+    gpus_per_worker: GPUs of each worker (default: local workers share all devices, Ray workers have
+      none).
+  """
+
+  gpus_per_worker: Positive | None = None
+
+  def chosen(self, local_workers: int | None = 1, gpus_per_worker: int = 0) -> "Engine":
+    """Returns the engine; keeps this process off accelerators if others do the work."""
+    engine = super().chosen(local_workers, self.gpus_per_worker or gpus_per_worker)
+    if not engine.in_process:
+      import jax
+
+      jax.config.update("jax_platforms", "cpu")
+    return engine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backend:
+  """How vectors are computed.
+
+  Attributes:
+    backend: What computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX
+      Runtime).
+  """
+
+  backend: Literal["jax", "onnx", "openvino"] = "jax"
+
+  def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
+    """Returns an encoder's name, the encoder, and what opens it in another process."""
+    from vmsst.inference import loading
+
+    name, encoder = loading.open_encoder(path, backend=self.backend, **how)
+    load = functools.partial(loading.open_encoder, name, backend=self.backend, **how)
+    return name, encoder, load
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batches(Backend):
+  """How vectors are computed.
+
+  Attributes:
+    batch_size: Sentences per batch.
+  """
+
+  batch_size: Positive = 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computing(Batches):
+  """How vectors are computed.
+
+  Attributes:
+    long_texts: How to read texts above the encoder's maximum length: cut the end, or split them and
+      average the vectors of the parts.
+    compute_dtype: Compute dtype (default: as in training).
+  """
+
+  long_texts: Literal["cut", "split"] = "cut"
+  compute_dtype: Literal["float32", "bfloat16"] | None = None
+
+  def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
+    """Returns an encoder's name, the encoder, and what opens it in another process."""
+    return super().open(path, dtype=self.compute_dtype, **how)
+
+
+def read_lines(path: str) -> list[str]:
+  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-".
+
+  Raises:
+    InputError: the file cannot be read or is empty.
+  """
+  with local_file(path) as local:
+    lines = list(text_files.read_lines(local))
+    if not lines:
+      raise errors.InputError(f"{local}: empty; give a text with at least one line")
+    return lines
+
+
+@contextlib.contextmanager
+def local_file(path: str) -> Iterator[str]:
+  """Yields the path, or for "-" that of a temporary file with the content of standard input."""
+  if path != "-":
+    yield path
+    return
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    kept = pathlib.Path(folder, "standard input")
+    with kept.open("wb") as stream:
+      shutil.copyfileobj(sys.stdin.buffer, stream)
+    with storage.naming(str(kept), kept.name):
+      yield str(kept)
+
+
+def print_lines(lines: Iterator[str]) -> None:
+  """Prints lines in UTF-8, unescaped."""
+  for line in lines:
+    sys.stdout.buffer.write(f"{line}\n".encode())
+  sys.stdout.buffer.flush()
