@@ -287,11 +287,11 @@ def test_gzip_streams_that_break_or_continue(tmp_path):
   assert _read(_release(path)) == ([(i, "x" * 999, "y") for i in range(1, 2_001)], [])
 
 
-def test_tmx_resumes_after_what_is_ill_formed(tmp_path):
+def test_tmx_units_that_are_ill_formed_cost_no_others(tmp_path):
   body = _unit("eins", "one") + _unit("zwei &foo; zwei", "two") + _unit("drei", "three")
   body += b"<tu><tuv xml:lang=de><seg>x</seg></tuv></tu>\n" + _unit("\xff", "five")
   body += _unit("sechs \x0b", "six") + _unit("sieben\nsieben", "seven &amp; &#x37;")
-  body += _unit("x" * 2_000_000, "eight") + _unit("neun", "nine")
+  body += _unit("x" * 2_000_000, "eight") + _unit("neun", "nine") + b"<tu><tu <tu </tu>\n"
   body = body.replace("\xff".encode(), b"\xff")
   release = _tmx(tmp_path / "a.tmx", body)
   rows, faults = _read(release)
@@ -305,21 +305,29 @@ def test_tmx_resumes_after_what_is_ill_formed(tmp_path):
   assert faults == [
     ("a.tmx:4", "ill-formed XML: undefined entity"),
     ("a.tmx:6", bad),
-    ("a.tmx:7", bad),
+    ("a.tmx:7", "a character that cannot be decoded"),
     ("a.tmx:8", bad),
     ("a.tmx:11", "a side of the unit is too long"),
+    ("a.tmx:13", bad),
+    ("a.tmx:13", bad),
   ]
-  # Cut in a unit: without an end, and in compressed form.
   content = (tmp_path / "a.tmx").read_bytes()
-  (tmp_path / "a.tmx").write_bytes(content[: content.index(b"three")])
-  assert _read(release) == (
-    [(1, "eins", "one")],
-    [faults[0], ("a.tmx:5", "ill-formed XML: no element found")],
-  )
-  (tmp_path / "a.tmx").write_bytes(b"<tmx><body>" + b"<tu <" * 3_000 + _unit("eins", "one"))
-  rows, faults = _read(release)
-  assert (rows, len(faults)) == ([], 1_000)
-  assert faults[-1][1] == "broken in 1000 places: the rest is left out"
+  truncated = "truncated: there is no </tmx> after the last unit"
+  for cut in (b"three", b"<tu><tuv xml:lang=de"):  # in a unit, and between two
+    (tmp_path / "a.tmx").write_bytes(content[: content.index(cut)])
+    kept, cut_faults = _read(release)
+    assert kept == rows[: len(kept)]
+    assert cut_faults == [faults[0], (f"a.tmx:{4 + len(kept)}", truncated)]
+
+
+def test_tmx_in_other_encodings(tmp_path):
+  text = _unit("grün", "green").decode()
+  for encoding in ("utf-16", "iso-8859-1", "utf-8-sig"):
+    head = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n<tmx><body>'
+    (tmp_path / "a.tmx").write_bytes(f"{head}{text}</body></tmx>".encode(encoding))
+    assert _read(_release(tmp_path / "a.tmx")) == ([(1, "grün", "green")], [])
+  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="hex"?><tmx/>')
+  assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "an unknown encoding, hex"
 
 
 def test_tmx_entities_are_refused_unread(tmp_path):
@@ -328,14 +336,14 @@ def test_tmx_entities_are_refused_unread(tmp_path):
   laughs = b'<!DOCTYPE t [<!ENTITY a "ha">' + b"".join(
     b'<!ENTITY %c "%s">' % (98 + i, b"&%c;" % (97 + i) * 20) for i in range(20)
   )
-  refused = "an entity or a document type definition, which are refused"
   for head in (external, laughs + b"]>\n"):
     release = _tmx(tmp_path / "a.tmx", _unit("a &x; &u;", "b") + _unit("c", "d"), head)
-    assert _read(release) == ([], [("a.tmx:2", refused)])
+    assert _read(release) == ([], [("a.tmx:1", "a document type definition, which is refused")])
   # A reference to the format's own definition is common, and never followed.
   head = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
   release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)
-  assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", refused)])
+  undefined = "ill-formed XML: undefined entity"
+  assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", undefined)])
 
 
 @pytest.mark.slow
@@ -371,8 +379,8 @@ def test_bombs_take_little_memory(tmp_path):
   *found, megabytes = done.stdout.splitlines()
   assert found == [
     "the line is too long",
-    "ill-formed XML: no element found",
-    "a tag of more than 16 MB",
+    "a unit of more than 4 MB",
+    "a unit of more than 4 MB",
     "text that was compressed more than 500 times",
   ]
   assert int(megabytes) < 100
