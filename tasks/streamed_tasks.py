@@ -14,7 +14,7 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
-from vmsst.bitext import array_records, dataset_shards
+from vmsst.bitext import dataset_shards
 from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary
@@ -277,10 +277,10 @@ def records_of(paths: Sequence[str]) -> Callable[[tf.Tensor], tf.data.Dataset]:
     return tf.data.TFRecordDataset
 
   def count(path: bytes) -> np.int64:
-    return np.int64(len(array_records.opened(path.decode())))
+    return np.int64(len(dataset_shards.opened(path.decode())))
 
   def read(path: bytes, number_B: np.ndarray) -> np.ndarray:
-    records = array_records.opened(path.decode()).read(number_B.tolist())
+    records = dataset_shards.opened(path.decode()).read(number_B.tolist())
     return np.array(records, "O")
 
   def open_file(path: tf.Tensor) -> tf.data.Dataset:

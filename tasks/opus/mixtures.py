@@ -29,14 +29,13 @@ from google.protobuf import json_format
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.bitext import array_records, dataset_shards, readers
+from vmsst.bitext import dataset_shards, readers
 from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
-DATASET = "opus_bitext"
 SPLITS = ("train", "validation")
 # Rows are in a pseudo-random order already; this mixes the rows of several files, and reshuffles
 # small language pairs in every epoch.
@@ -222,7 +221,7 @@ class _Source(seqio.TfdsDataSource):
     vectors = None
     for file in np.unique(file_N).tolist():
       own = np.flatnonzero(file_N == file)
-      records = array_records.opened(paths[file], counts[file])
+      records = dataset_shards.opened(paths[file], counts[file])
       found[own] = records.read(place_N[own].tolist())
       if self._teacher is not None:
         stored = self._vectors(split)[file]
@@ -303,17 +302,21 @@ class _Source(seqio.TfdsDataSource):
 def _find(config: str, data_dir: str | None) -> tuple[str, epath.Path, str]:
   """Returns the mixture's name, and the folder and the TFDS name of the dataset's last version."""
   # The folder that seqio will read, with `t5x --tfds_data_dir` if given.
-  chosen = seqio.utils.LazyTfdsLoader(f"{DATASET}/{config}:1.0.0", data_dir=data_dir).data_dir
+  chosen = seqio.utils.LazyTfdsLoader(f"opus_bitext/{config}:1.0.0", data_dir=data_dir).data_dir
   root = epath.Path(chosen or tfds.core.constants.DATA_DIR).expanduser()
-  folder = root / DATASET / config
+  folder = root / "opus_bitext" / config
   versions = tfds.core.utils.version.list_all_versions(folder)
   if not versions:
     raise errors.InputError(
-      f"no dataset {DATASET}/{config} in {root}; build it with `vmsst data build --recipe {config} "
-      f"--output {root}`, or set OPUS_DATA_DIR to its folder; for your own files, add "
+      f"no dataset opus_bitext/{config} in {root}; build it with `vmsst data build --recipe "
+      f"{config} --output {root}`, or set OPUS_DATA_DIR to its folder; for your own files, add "
       "--gin_file=data/files.gin after the run file"
     )
-  return f"opus_{config}", folder / str(versions[-1]), f"{DATASET}/{config}:{versions[-1]}"
+  return (
+    f"opus_{config}",
+    folder / str(versions[-1]),
+    f"opus_bitext/{config}:{versions[-1]}",
+  )
 
 
 def _languages(codes: Sequence[str] | None) -> frozenset[Language]:

@@ -36,7 +36,7 @@ from vmsst.bitext import readers
 from vmsst.files import input_files, storage
 from vmsst.languages import Language
 from vmsst.tasks.opus import cleaning as cleaning_lib
-from vmsst.tasks.opus import records
+from vmsst.tasks.opus import releases
 
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
 _TOP = 1 << 64  # Above every rank.
@@ -129,7 +129,7 @@ class Recipe:
         return corpus
     return Corpus(name) if self.unlisted else None
 
-  def wants(self, release: records.Release) -> bool:
+  def wants(self, release: releases.Release) -> bool:
     """Returns whether a release is in the dataset."""
     corpus = self.corpus(release.corpus)
     return (
@@ -444,7 +444,7 @@ class _Reader:
     first, second = (languages.language(self.code(key, code)) for code in codes)
     if first == second:
       raise self.fail(key, f"has {input_files.shown(value)}; write two different languages")
-    return readers.pair_name(*records.ordered(first, second))
+    return readers.pair_name(*releases.ordered(first, second))
 
   def numbers(self, key: str, value: Any, name_of: Callable[[str, Any], str]) -> dict[str, int]:
     if not isinstance(value, dict):

@@ -119,7 +119,6 @@ def _opus(folder: pathlib.Path) -> None:
     for item in releases.read(release):
       assert isinstance(item, (formats.Row, formats.Fault))
     release.license()
-    release.readme()
 
 
 def _benchmark(name: str, folder: pathlib.Path) -> None:

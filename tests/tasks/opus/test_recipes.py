@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from vmsst import errors, languages
-from vmsst.tasks.opus import recipes, records
+from vmsst.tasks.opus import recipes, releases
 
 TOP = 1 << 64
 
 
 def release(corpus, version, source, target):
-  pair = records.ordered(languages.language(source), languages.language(target))
-  return records.Release(corpus, version, ("x",), "zip", *pair, size=1)
+  pair = releases.ordered(languages.language(source), languages.language(target))
+  return releases.Release(corpus, version, ("x",), "zip", *pair, size=1)
 
 
 def written(path, text):

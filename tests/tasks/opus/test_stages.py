@@ -18,7 +18,7 @@ RECIPE = recipes.Recipe(
   corpora=(recipes.Corpus("Europarl"), recipes.Corpus("Tatoeba")),
   validation=recipes.Validation(share=0.2),
 )
-CONTENT = "00513f3aef54d30adb731fba91574228cb3b060d95dc0e0de8a7c98cc44a73bf"
+CONTENT = "18e339ea2394fd2a05a04f23e114ee80252d7840dfb8c55b6d23eb8daa6b986b"
 HELD_OUT = decontamination.EvaluationSentences.of(
   [("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")]
 )
