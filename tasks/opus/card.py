@@ -1,11 +1,12 @@
 """The data card in Markdown: content of a dataset, its sources, and what was left out."""
 
-import dataclasses
 import json
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from vmsst.bitext import formats
 from vmsst.files import storage
@@ -34,7 +35,9 @@ def text(report: pipeline.Report) -> str:
     "## Faults in the sources",
     _faults(report),
     "## Recipe",
-    textwrap.indent(json.dumps(dataclasses.asdict(recipe), indent=2, ensure_ascii=False), "    "),
+    textwrap.indent(
+      json.dumps(msgspec.to_builtins(recipe, enc_hook=str), indent=2, ensure_ascii=False), "    "
+    ),
   ]
   return "\n\n".join(section for section in sections if section) + "\n"
 

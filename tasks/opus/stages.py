@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,7 +65,7 @@ class Clean(base.Unit):
       self.release.name,
       self.release.paths,
       files,
-      dataclasses.asdict(self.cleaning),
+      msgspec.structs.asdict(self.cleaning),
       self.held_out_digest,
       self.buckets,
     )

@@ -140,25 +140,6 @@ def test_keys():
     assert cleaning.keys(a, b) == expected
 
 
-@pytest.mark.parametrize(
-  ("field", "value"),
-  [
-    ("unicode_form", "NFD"),
-    ("max_characters", 0),
-    ("max_characters", 1.5),
-    ("max_characters", True),
-    ("max_ratio", 0.5),
-    ("max_ratio", float("nan")),
-    ("max_ratio", "3"),
-    ("min_script_share", 1.1),
-    ("identify_language", "yes"),
-  ],
-)
-def test_settings_are_checked(field, value):
-  with pytest.raises(errors.InputError, match=f"{field} is {value!r}; set it to"):
-    Cleaning(**{field: value})
-
-
 def test_language_identification():
   pytest.importorskip("py3langid")
   clean = Cleaner(Cleaning(identify_language=True), language("de"), language("en"))
