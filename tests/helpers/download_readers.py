@@ -4,21 +4,20 @@ import bz2
 import functools
 import gzip
 import hashlib
+import http.client
 import io
 import json
 import lzma
 import pathlib
 import shutil
-import sqlite3
 import tarfile
-import tempfile
+import types
 import urllib.parse
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import requests
-import urllib3
 from trials import Reader
 
 from vmsst import errors
@@ -37,40 +36,36 @@ _RECORDS = [
   }
   for target in ("en", "fr")
 ]  # fmt: skip
-_COLUMNS = tuple(_RECORDS[0])
 
 
-class _Site(requests.adapters.BaseAdapter):
+class _Site(urllib.request.BaseHandler):
   """A web site in memory: content by the path of an address, with ranges."""
 
+  handler_order = 1  # before that of urllib
+
   def __init__(self, pages: Mapping[str, bytes]):
-    super().__init__()
     self._pages = pages
 
-  def send(self, request: Any, **options: Any) -> requests.Response:
+  def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
     """Returns the response to a request."""
-    content = self._pages[urllib.parse.urlsplit(request.url).path]
-    headers, status = {"ETag": '"1"'}, 200
-    start = int(request.headers.get("Range", "bytes=0-")[6:-1])
-    if "Range" in request.headers and request.headers.get("If-Range") in (None, '"1"'):
-      status = 206 if start < len(content) else 416
-      headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    content = self._pages[urllib.parse.urlsplit(request.full_url).path]
+    head, start = "HTTP/1.1 200 OK", int(request.get_header("Range", "bytes=0-")[6:-1])
+    if start:
+      head = "HTTP/1.1 206 OK" if start < len(content) else "HTTP/1.1 416 No"
+      head += f"\r\nContent-Range: bytes {start}-{len(content) - 1}/{len(content)}"
       content = content[start:]
-    headers["Content-Length"] = str(len(content))
-    response = requests.Response()
-    response.status_code, response.reason, response.url = status, "OK", request.url
-    response.headers.update(headers)
-    response.raw = urllib3.HTTPResponse(io.BytesIO(content), headers, status, preload_content=False)
+    head += f'\r\nETag: "1"\r\nContent-Length: {len(content)}\r\n\r\n'
+    stream = io.BytesIO(head.encode() + content)
+    response = http.client.HTTPResponse(types.SimpleNamespace(makefile=lambda mode: stream))
+    response.begin()
+    response.msg = response.reason
     return response
-
-  def close(self) -> None:
-    """Does nothing."""
 
 
 def fetcher_of(pages: Mapping[str, bytes]) -> fetch.Fetcher:
   """Returns a fetcher of pages in memory, by path."""
   fetcher = _Fetcher(attempts=2, pause=0)
-  fetcher._session.mount("https://", _Site(pages))
+  fetcher._opener.add_handler(_Site(pages))
   return fetcher
 
 
@@ -106,19 +101,14 @@ def _resume(file: fetch.File, folder: pathlib.Path) -> None:
 
 
 def _partials() -> Iterator[Reader]:
-  about = {"url": URL, "validator": '"1"', "total": len(CONTENT), "pieces": 1}
-  files = {
-    "out/.a.vmsst-part": CONTENT[:2000],
-    "out/.a.vmsst-part.json": json.dumps(about).encode(),
-  }
-  kept = (".a.vmsst-part", ".a.vmsst-part.json")
   for name, file in (
     ("with a checksum", fetch.File(URL, checksum=SHA256)),
     ("with a size", fetch.File(URL, size=len(CONTENT))),
   ):
+    part = fetch.part_path(pathlib.Path("out/a"), file, '"1"', len(CONTENT))
     yield Reader(
-      f"partial download {name}", files, _ends(functools.partial(_resume, file), kept=kept),
-      json=("out/.a.vmsst-part.json",), writes=True,
+      f"partial download {name}", {str(part): CONTENT[:2000]},
+      _ends(functools.partial(_resume, file), kept=(part.name,)), writes=True,
     )  # fmt: skip
   whole = fetch.File(URL, size=len(CONTENT), checksum=SHA256)
 
@@ -183,7 +173,6 @@ def _archives() -> dict[str, bytes]:
     "a.tgz": gzip.compress(plain, mtime=0),
     "a.tar.bz2": bz2.compress(plain),
     "a.tar.xz": lzma.compress(plain),
-    "x.txt.gz": gzip.compress(CONTENT, mtime=0),
   }
 
 
@@ -225,31 +214,6 @@ def _check_releases(found: list[opus.Release]) -> None:
     fetch.check_address(release.url)
 
 
-def _table(folder: pathlib.Path) -> None:
-  import opustools
-
-  former = opustools.__file__, tempfile.tempdir
-  (folder / "out").mkdir()
-  opustools.__file__, tempfile.tempdir = str(folder / "__init__.py"), str(folder / "out")
-  try:
-    with opus.table() as ask:
-      _check_releases(opus.releases(ask, [("Europarl", None)], opus.one_of(["de-en"])))
-  finally:
-    opustools.__file__, tempfile.tempdir = former
-
-
-def _database() -> bytes:
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder, "x.db")
-    connection = sqlite3.connect(path)
-    connection.execute(f"CREATE TABLE opusfile ({', '.join(_COLUMNS)})")
-    rows = [[record[name] for name in _COLUMNS] for record in _RECORDS]
-    connection.executemany(f"INSERT INTO opusfile VALUES ({', '.join('?' * len(_COLUMNS))})", rows)
-    connection.commit()
-    connection.close()
-    return gzip.compress(path.read_bytes(), mtime=0)
-
-
 def readers() -> list[Reader]:
   """All of them; they take milliseconds."""
   quoted = b'a,b,c\n"x, y",1,"two\nlines"\n"say ""so""",2,z\n'
@@ -266,9 +230,3 @@ def readers() -> list[Reader]:
   answer = json.dumps({"corpora": _RECORDS}).encode()
   found.append(Reader("list of the OPUS API", {"list.json": answer}, _list, json=("list.json",)))
   return found
-
-
-def opustools_reader() -> Reader:
-  """Reads the table of the package opustools, which must be installed."""
-  files = {"opusdata.db.gz": _database()}
-  return Reader("table of opustools", files, _ends(_table), writes=True)

@@ -29,13 +29,6 @@ def test_many_more_malformed_files_are_read_or_refused(name, tmp_path):
   print(trials.run(reader, trials.cases(reader, 1500, seed=1), tmp_path))
 
 
-@pytest.mark.slow
-def test_malformed_tables_of_opustools_are_read_or_refused(tmp_path):
-  pytest.importorskip("opustools", reason="needs opustools")
-  reader = download_readers.opustools_reader()
-  print(trials.run(reader, trials.cases(reader, 300), tmp_path))
-
-
 def refused(read, folder, match):
   outcome, message = trials.attempt(trials.Reader("x", {}, read, writes=True), folder)
   assert outcome == "refused", outcome

@@ -27,11 +27,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     help="corpora and language pairs of a recipe (a name or a YAML file)",
   )
   add("--languages", nargs="+", metavar="XX-YY", help="language pairs (default: all)")
-  add(
-    "--offline",
-    action="store_true",
-    help="use the list in opustools (pip install 'vmsst[opus]') instead of the OPUS API",
-  )
   evaluation = kinds.add_parser(
     "evaluation", help="evaluation sets", description="Download evaluation sets."
   )
@@ -100,8 +95,7 @@ def _opus(args: argparse.Namespace) -> None:
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(_Progress())
     fetcher = stack.enter_context(fetch.Fetcher(progress=progress.show))
-    ask = stack.enter_context(opus.table()) if args.offline else opus.api(fetcher, opus.API)
-    chosen = opus.releases(ask, corpora, keep)
+    chosen = opus.releases(opus.api(fetcher, opus.API), corpora, keep)
     if not chosen:
       raise errors.InputError("OPUS has none of these language pairs in these corpora")
     for line in opus.describe(chosen):

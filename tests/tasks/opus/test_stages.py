@@ -4,6 +4,7 @@ import pathlib
 from concurrent import futures
 
 import broken_units
+import msgspec
 import numpy as np
 import opus_tree
 import pytest
@@ -129,7 +130,7 @@ def test_the_data_do_not_depend_on_workers_nor_on_the_folder(tree):
   assert two.content == one.content
   assert two.configuration == one.configuration
   assert card.text(two) == card.text(one)
-  other_seed = _build(tree, work="third", recipe=RECIPE.__class__(**{**vars(RECIPE), "seed": 1}))
+  other_seed = _build(tree, work="third", recipe=msgspec.structs.replace(RECIPE, seed=1))
   assert other_seed.content != one.content
 
 

@@ -1,4 +1,3 @@
-import gzip
 import io
 import os
 import tarfile
@@ -60,13 +59,6 @@ def test_chosen_members_arrive(tmp_path, name):
   assert everything(folder) == sorted(["../" + name, "x.txt", "deep/y.txt"])
 
 
-def test_a_gzip_file_of_one_member(tmp_path):
-  (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"text"))
-  found = archives.unpack(tmp_path / "a.tsv.gz", tmp_path, str, MOST)
-  assert found == [tmp_path / "a.tsv"]
-  assert found[0].read_bytes() == b"text"
-
-
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
 @pytest.mark.parametrize(
   "hostile",
@@ -108,13 +100,10 @@ def test_links_and_encrypted_members_of_zip_are_refused(tmp_path):
     assert everything(tmp_path / "b" / "out") == []
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.gz"])
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"])
 def test_bombs_are_stopped(tmp_path, name):
   path, bomb = tmp_path / name, bytes(4 << 20)
-  if name == "a.gz":
-    path.write_bytes(gzip.compress(bomb))
-  else:
-    write_archive(path, [("small", b"1"), ("bomb", bomb)])
+  write_archive(path, [("small", b"1"), ("bomb", bomb)])
   with pytest.raises(errors.InputError, match="more bytes than expected"):
     archives.unpack(path, tmp_path / "b" / "out", str, MOST)
   assert everything(tmp_path / "b" / "out") == []
@@ -124,7 +113,7 @@ def test_a_zip_that_understates_a_size_is_stopped(tmp_path):
   path = write_zip(tmp_path / "a.zip", [("bomb", bytes(4 << 20))])
   size = (4 << 20).to_bytes(4, "little")
   path.write_bytes(path.read_bytes().replace(size, (1000).to_bytes(4, "little")))
-  with pytest.raises(errors.InputError, match=r"broken.*CRC"):
+  with pytest.raises(errors.InputError, match=r"cannot be unpacked.*CRC"):
     archives.unpack(path, tmp_path / "b" / "out", str, MOST)
   assert everything(tmp_path / "b" / "out") == []
 
@@ -139,30 +128,17 @@ def test_a_bomb_in_the_header_of_a_tar_is_stopped(tmp_path):
     archives.unpack(tmp_path / "a.tar.gz", tmp_path / "out", str, MOST)
 
 
-@pytest.mark.parametrize("name", ["a.zip", *TARS, "a.gz"])
+@pytest.mark.parametrize("name", ["a.zip", *TARS])
 def test_broken_archives_leave_nothing(tmp_path, name):
   path = tmp_path / name
   noise = zlib.compress(bytes(range(256)) * 500, 0)
-  if name == "a.gz":
-    path.write_bytes(gzip.compress(noise))
-  else:
-    write_archive(path, [("one", noise), ("two", noise[::-1])])
+  write_archive(path, [("one", noise), ("two", noise[::-1])])
   content = path.read_bytes()
   for broken in (b"", b"<html>Not found</html>" * 90, content[: len(content) * 2 // 3]):
     path.write_bytes(broken)
-    with pytest.raises(errors.InputError, match=r"broken|none of the expected|empty"):
+    with pytest.raises(errors.InputError, match=r"cannot be unpacked|none of the expected"):
       archives.unpack(path, tmp_path / "b" / "out", str, MOST)
     assert everything(tmp_path / "b" / "out") == []
-
-
-def test_a_wrong_checksum_in_a_zip_is_refused(tmp_path):
-  path = tmp_path / "a.zip"
-  with zipfile.ZipFile(path, "w") as out:
-    out.writestr("one", b"content" * 100)
-  path.write_bytes(path.read_bytes().replace(b"contentcontent", b"contentCONTENT", 1))
-  with pytest.raises(errors.InputError, match=r"broken.*CRC"):
-    archives.unpack(path, tmp_path / "b" / "out", str, MOST)
-  assert everything(tmp_path / "b" / "out") == []
 
 
 def test_two_members_of_one_name_or_none(tmp_path):
@@ -181,7 +157,7 @@ def test_a_disk_that_is_full(tmp_path):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
   try:
-    with pytest.raises(errors.InputError, match=r"File too large while .*fix this"):
+    with pytest.raises(errors.InputError, match=r"\(File too large\); fix this"):
       archives.unpack(archive, tmp_path / "out", str, MOST)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
