@@ -301,12 +301,6 @@ def test_a_code_claimed_twice_is_refused():
     languages._aliases([first, second])
 
 
-def test_every_region_belongs_to_a_row():
-  rows = {entry.iso639_3 for entry in LANGUAGES}
-  rows |= {f"{entry.iso639_3}_{entry.script}" for entry in LANGUAGES}
-  assert set(languages._REGIONS) <= rows
-
-
 def test_tatoeba_files_are_the_tatoeba_column(data_root):
   codes = {path.name.split(".")[2] for path in (data_root / "tatoeba").glob("tatoeba.*.gz")}
   assert len(codes) == 113  # 112 and English
