@@ -4,20 +4,13 @@
     mixtures.opus.config = 'vmsst'
     mixtures.opus.vocabulary = %VOCABULARY
 
-If your own module must register a name, as for `seqio_cache_tasks` or T5X's `DatasetConfig.module`,
-that is one call:
+If your own module must register a name, as for T5X's `DatasetConfig.module`, that is one call:
 
     # my_data.py: registers opus_vmsst and its tasks opus_vmsst_deu_eng ...
     mixtures.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
-
-    seqio_cache_tasks --module_import=my_data --tasks='opus_vmsst_.*' --output_cache_dir=/cache
-
-The cache contains all token ids, including those of pairs that a run drops for their length. A run
-that uses the cache (USE_CACHED_TASKS) with another vocabulary raises an error.
 """
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -42,12 +35,6 @@ SPLITS = ("train", "validation")
 _SHUFFLE_BUFFER = 1000
 _RECORDS = 64
 _TEXTS = dict.fromkeys(("source", "target"), tf.io.FixedLenFeature([], tf.string))
-_PROBE = (
-  "In 1999 she'd read «it» twice - hadn't she?",
-  "Zwölf Größen, déjà vu, mañana, žluťoučký kůň, İstanbul",
-  "Она читала книгу. Διάβασε το βιβλίο. ספר قرأت الكتاب",
-  "उसने किताब पढ़ी। เธออ่านหนังสือ 她读了一本书 彼女は本を読んだ 그녀는 책을 읽었다",
-)
 
 
 def opus(
@@ -80,7 +67,7 @@ def opus(
     max_length: Pairs with a side of more tokens are dropped; None: no limit.
     both_directions: Whether each pair is also used with its sides swapped.
     teacher: Folder with the vectors of all files of the dataset, from `vmsst data embed`: the
-      features `teacher_inputs` and `teacher_targets`, float32 [S]. These tasks cannot be cached.
+      features `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
     InputError: the dataset does not exist, or it has no pair of these languages; vectors of a file
@@ -112,7 +99,6 @@ def opus(
       max_length=max_length,
       both_directions=both_directions,
       shuffle_buffer_size=_SHUFFLE_BUFFER,
-      fingerprint=None if teacher else _fingerprint(vocabulary, pair),
     )
     seqio.TaskRegistry.add_provider(task_name, task)
 
@@ -352,10 +338,3 @@ def _splits(
       f"{', '.join(sorted(info.splits))}"
     )
   return found
-
-
-def _fingerprint(vocabulary: vocabularies.Vocabulary, pair: Sequence[Language]) -> int:
-  """Returns a number that differs between vocabularies."""
-  ids = [vocabulary.tokenize(list(_PROBE), language) for language in pair]
-  digest = hashlib.blake2b(repr(ids).encode(), digest_size=4).digest()
-  return int.from_bytes(digest) >> 1

@@ -9,10 +9,9 @@ import numpy as np
 import opus_dataset
 import pytest
 import seqio
-import tensorflow as tf
 
 from vmsst import errors
-from vmsst.tasks import bitext, feature_converter, lanes, preprocessors, sharded_batches
+from vmsst.tasks import bitext, feature_converter, lanes, sharded_batches
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
 
@@ -192,43 +191,6 @@ def test_both_directions_are_rows_of_their_own(data_dir):
     ]  # fmt: skip
   assert len(set(rows["both"])) == 800
   assert set(rows["both"]) == {*rows["one"], *((b, a) for a, b in rows["one"])}
-
-
-@pytest.fixture(scope="module")
-def noisy(mixture):
-  """A task of other preprocessors of the same files: one is random, one leaves rows out."""
-  source = seqio.get_mixture_or_task(mixture).tasks[0].source
-
-  @functools.partial(seqio.map_over_dataset, num_seeds=1)
-  def noise(row, seed, sequence_length):
-    number = tf.random.stateless_uniform([4], seed, 1, 200, tf.int32)
-    return {**row, "inputs": number, "targets": tf.range(sequence_length["targets"])}
-
-  def odd(rows):
-    return rows.filter(lambda row: row["inputs"][0] % 2 == 1)
-
-  name = "noisy"
-  seqio.TaskRegistry.add(
-    name,
-    source=source,
-    preprocessors=[seqio.CacheDatasetPlaceholder(), noise, odd, seqio.preprocessors.append_eos],
-    output_features=preprocessors.pair_features(VOCABULARY),
-  )
-  return name
-
-
-def test_a_random_preprocessor_depends_on_the_place_of_a_row_alone(noisy):
-  whole, state, _ = _global(noisy, 1, 12)
-  _assert_equal(_global(noisy, 4, 12)[0], whole)
-  _, middle, _ = _global(noisy, 2, 5)
-  _assert_equal(_global(noisy, 1, 7, middle)[0], whole[5:])
-  tokens = np.concatenate([batch["inputs"] for batch in whole])
-  assert (tokens[:, 0] % 2 == 1).all()
-  assert len(set(map(tuple, tokens.tolist()))) == 12 * BATCH
-  assert sum(state["passed"]) == pytest.approx(2 * 12 * BATCH, rel=0.3)
-  assert (tokens[:, 4] == VOCABULARY.eos_id).all()  # the task's own preprocessors
-  other, _, _ = _global(noisy, 1, 12, changes=[("seed", 6)])
-  assert all((a["inputs"] != b["inputs"]).any() for a, b in zip(whole, other, strict=True))
 
 
 def test_a_state_is_for_the_same_batches_alone(mixture):

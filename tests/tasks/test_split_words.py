@@ -85,11 +85,11 @@ def test_training_from_memory(folder, vocabulary, expected):
 
 def test_training_from_a_stream(folder, vocabulary, expected):
   files = readers.find_bitext(str(folder / "*.tsv"))
-  stream = sources.StreamSource({"train": files}).get_dataset("train", shuffle=False)
-  rows = preprocessors.tokenize(stream, vocabulary).as_numpy_iterator()
-  for file, row in zip(files, rows, strict=True):
-    assert [*row["inputs"], 1] == expected[file.source.iso639_3]
-    assert [*row["targets"], 1] == expected["eng"]
+  name = bitext.files(str(folder / "*.tsv"), vocabulary, memory_limit=0)
+  for file, task in zip(files, seqio.MixtureRegistry.get(name).tasks, strict=True):
+    (row,) = task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
+    assert row["inputs"].tolist() == expected[file.source.iso639_3]
+    assert row["targets"].tolist() == expected["eng"]
 
 
 def test_evaluation_tasks(folder, vocabulary, expected):
@@ -141,11 +141,9 @@ def test_negatives_of_a_stream_are_split_as_targets():
     "negatives": [["he's", ""], ["a.", "b"]],
   }
   codes = {"input_language": [[83], [83]], "target_language": [[74], [74]]}
-  rows = preprocessors.split_words(tf.data.Dataset.from_tensor_slices(row | codes))
-  first, second = rows.as_numpy_iterator()
-  assert (first["inputs"], first["targets"]) == (b"L' eau", b"it 's")
-  assert first["negatives"].tolist() == [b"he 's", b""]
-  assert second["negatives"].tolist() == [b"a .", b"b"]
+  found = preprocessors.split_columns({k: tf.constant(v) for k, v in (row | codes).items()})
+  assert (found["inputs"][0], found["targets"][0]) == (b"L' eau", b"it 's")
+  assert found["negatives"].numpy().tolist() == [[b"he 's", b""], [b"a .", b"b"]]
 
 
 def test_a_missing_program_is_one_clear_error_for_streams_too(tmp_path, monkeypatch, vocabulary):

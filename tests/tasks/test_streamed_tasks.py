@@ -112,3 +112,13 @@ def test_mixed_samples_at_the_rates_and_resumes_from_a_checkpoint(tmp_path):
   again = iter(draw(True))
   tf.train.Checkpoint(it=again).read(path).assert_consumed()
   assert [int(x) for x in itertools.islice(again, 900)] == sampled[1100:2000]
+
+
+def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):
+  path = str(data_root / "vocab" / "ems_62languages_bpe_60000.model")
+  without_end = preprocessors.pair_features(vocabularies.SentencePieceVocabulary(path))
+  assert not without_end["inputs"].add_eos
+  features = preprocessors.pair_features(VOCABULARIES["bytes"])
+  assert features["inputs"].add_eos
+  assert not features["input_language"].add_eos
+  assert features["input_language"].vocabulary.vocab_size > len(languages.LANGUAGES)

@@ -10,14 +10,13 @@ import tensorflow as tf
 
 from vmsst import errors, languages
 from vmsst.bitext import dataset_shards, readers
-from vmsst.tasks import bitext, datasets, sample
+from vmsst.tasks import datasets
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
 BYTES = vocabularies.ByteVocabulary()
-PIECES = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
 LENGTHS = {"inputs": 12, "targets": 12, "input_language": 1, "target_language": 1}
 PAIRS = {
   ("de", "en"): [(f"Haus {i}", f"house {i}") for i in range(31)],
@@ -182,53 +181,6 @@ def test_what_is_no_dataset(data_dir, tmp_path):
     mixtures.opus("other", BYTES, str(tmp_path))
 
 
-def write_cache(task, folder):
-  """A SeqIO cache of a task, as `seqio_cache_tasks` writes it but for Beam."""
-  place = folder / seqio.get_task_dir_from_name(task.name)
-  place.mkdir(parents=True)
-  for split in task.splits:
-    rows = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
-    rows = list(rows.as_numpy_iterator())
-    with tf.io.TFRecordWriter(
-      f"{seqio.get_cached_tfrecord_prefix(place, split)}-00000-of-00001"
-    ) as out:
-      for row in rows:
-        out.write(seqio.dict_to_tfexample(row).SerializeToString())
-    info = {
-      "num_shards": 1,
-      "features": {name: {"shape": [None], "dtype": "int32"} for name in rows[0]},
-      "seqio_version": seqio.__version__,
-    }
-    (place / f"info.{split}.json").write_text(json.dumps(info))
-    (place / f"stats.{split}.json").write_text(json.dumps({"examples": len(rows)}))
-  (place / "COMPLETED").touch()
-
-
-def test_a_cache_gives_the_same_rows_and_is_refused_for_another_vocabulary(
-  data_dir, tmp_path, monkeypatch
-):
-  shutil.copytree(data_dir, tmp_path / "tfds")
-  (tmp_path / "tfds" / "opus_bitext" / "vmsst").rename(tmp_path / "tfds/opus_bitext/cached")
-  monkeypatch.setattr(seqio.utils, "_GLOBAL_CACHE_DIRECTORIES", [str(tmp_path / "cache")])
-  options = {"languages": ["de", "en"], "max_length": 7}
-  name = mixtures.opus("cached", BYTES, str(tmp_path / "tfds"), **options)
-  (task,) = seqio.MixtureRegistry.get(name).tasks
-  write_cache(task, tmp_path / "cache")
-  cached = texts(rows_of(name, num_epochs=1, use_cached=True))
-  assert cached == texts(rows_of(name, num_epochs=1))
-  assert len(cached) == 9
-  monkeypatch.setattr(bitext, "_NAMES", {})
-  for registry in (seqio.TaskRegistry, seqio.MixtureRegistry):
-    monkeypatch.setattr(
-      registry,
-      "_REGISTRY",
-      {k: v for k, v in registry._REGISTRY.items() if not k.startswith(name)},
-    )
-  assert mixtures.opus("cached", PIECES, str(tmp_path / "tfds"), **options) == name
-  with pytest.raises(tf.errors.InvalidArgumentError, match="made with another vocabulary; make it"):
-    next(iter(rows_of(name, num_epochs=1, use_cached=True)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", dataset_shards.FORMATS)
 def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path, file_format):
@@ -246,7 +198,6 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path, file_format):
   name = mixtures.opus("mine", BYTES, **options, teacher=str(tmp_path / "vectors"))
   assert name != mixtures.opus("mine", BYTES, **options)
   (task,) = seqio.MixtureRegistry.get(name).tasks
-  assert not task.supports_caching
   lengths = LENGTHS | dict.fromkeys(("teacher_inputs", "teacher_targets"), 3)
   seen = set()
   for index in range(2):
