@@ -134,36 +134,6 @@ def test_streamed_files_give_the_same_rows_as_those_in_memory(corpus):
   assert rows(memory_limit=0) <= everything
 
 
-def test_languages_reach_the_model_by_index(corpus):
-  mixture = seqio.MixtureRegistry.get(_files(corpus))
-  seen = {
-    (int(row["input_language"][0]), int(row["target_language"][0]))
-    for row in mixture.get_dataset(LENGTHS, seed=0).take(200).as_numpy_iterator()
-  }
-  assert seen == {(language(code).index, language("en").index) for code in ("de", "fr")}
-  assert bitext.file_languages(str(corpus / "*.tsv.gz")) == ["deu", "eng", "fra"]
-
-
-def test_gin_registers_the_mixture(corpus):
-  import gin
-
-  with gin.unlock_config():
-    gin.parse_config(
-      f"""
-      from __gin__ import dynamic_registration
-      from vmsst.text import vocabularies
-      from vmsst.tasks import bitext
-      NAME = @bitext.files()
-      bitext.files.patterns = ["{corpus}/*.tsv.gz"]
-      bitext.files.vocabulary = @vocabularies.ByteVocabulary()
-      """
-    )
-    names = {gin.query_parameter("%NAME").scoped_configurable_fn() for _ in range(2)}
-  gin.clear_config()
-  assert len(names) == 1
-  assert names <= set(seqio.MixtureRegistry.names())
-
-
 def test_the_sample_corpus_is_a_mixture_too():
   sample = pytest.importorskip("vmsst.tasks.sample")
   name = bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20)

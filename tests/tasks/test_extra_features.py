@@ -6,7 +6,6 @@ import line_files
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
 
 from vmsst import errors
 from vmsst.bitext import readers
@@ -121,19 +120,6 @@ def test_a_mixture_gives_what_seqio_itself_gives(corpus):
       np.testing.assert_array_equal(ours[feature], theirs[feature])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
-def test_features_without_a_length_are_not_made(corpus, memory_limit):
-  mixture = seqio.MixtureRegistry.get(files(corpus, negatives=3, memory_limit=memory_limit))
-  rows = mixture.get_dataset(PAIR, shuffle=True, seed=1)
-  assert set(rows.element_spec) == set(PAIR)
-  if memory_limit:
-    # Made by number: padded already.
-    assert rows.element_spec["inputs"].shape == [12]
-  some = {**PAIR, "teacher_targets": 4}
-  assert set(mixture.get_dataset(some, seed=1).element_spec) == set(some)
-
-
 def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   (tmp_path / "x.de-en.tsv").write_text("a\tb\t\n", encoding="utf-8")
   name = bitext.files(str(tmp_path / "*.tsv"), BYTES, negatives=1)
@@ -142,26 +128,6 @@ def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   assert row["negatives"].tolist() == [[0] * 5]
   task = seqio.MixtureRegistry.get(name).tasks[0]
   assert not next(task.get_dataset(None).as_numpy_iterator())["negatives"].any()
-
-
-def test_a_saved_iterator_resumes_with_vectors(corpus, tmp_path):
-  name = files(corpus, negatives=3, memory_limit=0)
-  source = seqio.MixtureRegistry.get(name).tasks[0].source
-
-  def make():
-    return iter(source.get_dataset(shuffle=True, seed=2).repeat())
-
-  iterator = make()
-  for _ in range(7):
-    next(iterator)
-  path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "state"))
-  expected = [next(iterator) for _ in range(20)]
-  restored = make()
-  tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
-  for row in expected:
-    again = next(restored)
-    for feature in row:
-      np.testing.assert_array_equal(again[feature], row[feature])
 
 
 def test_rows_with_another_number_of_columns_are_named(tmp_path):

@@ -172,12 +172,6 @@ def test_an_epoch_has_every_row_that_fits_once(data_dir):
   assert min(german, 200 - german) == pytest.approx(50, abs=15)
 
 
-def test_rates_of_a_mixture_hold(data_dir):
-  name = mixtures.opus("mine", VOCABULARY, str(data_dir), max_length=None, weighting="uniform")
-  codes = [code for code, _ in _numbers(_global(name, 1, 100)[0])]
-  assert codes.count(codes[0]) / 800 == pytest.approx(0.5, abs=0.05)
-
-
 def test_both_directions_are_rows_of_their_own(data_dir):
   name = mixtures.opus("mine", VOCABULARY, str(data_dir), both_directions=True, max_length=None)
   straight = mixtures.opus("mine", VOCABULARY, str(data_dir), max_length=None)
@@ -205,12 +199,6 @@ def test_a_state_is_for_the_same_batches_alone(mixture):
   # Without a seed, the seed is that of the state.
   rest, _, _ = _global(mixture, 1, 3, state, changes=[("seed", None)])
   _assert_equal(rest, _global(mixture, 1, 3, state)[0])
-
-
-def test_without_shuffling_rows_keep_their_order(data_dir):
-  name = mixtures.opus("mine", VOCABULARY, str(data_dir), languages=("de", "en"), max_length=None)
-  numbers = [n for _, n in _numbers(_global(name, 2, 5, changes=[("shuffle", False)])[0])]
-  assert numbers == [1 + 3 * i for i in range(40)]  # the first of three files
 
 
 def test_what_needs_all_hosts_or_is_wrong_is_refused(mixture, tmp_path):
@@ -241,42 +229,16 @@ def _written(folder, **options):
   return opus_dataset.write(folder, "other", pairs, **{"file_format": "array_record", **options})
 
 
-def _halve(path):
-  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def _replace(path):
-  (other,) = path.parent.glob("*validation*")
-  path.write_bytes(other.read_bytes())
-
-
-@pytest.mark.parametrize(
-  ("damage", "message"),
-  [
-    (lambda path: path.unlink(), "no such file; copy it or build"),
-    (_halve, "is truncated, or is not an ArrayRecord file"),
-    (lambda path: path.write_bytes(b"junk"), "is truncated, or is not an ArrayRecord file"),
-    (_replace, "has 1 records, but its dataset lists 49"),
-  ],
-)
-def test_a_damaged_shard_is_named(tmp_path, damage, message):
+def test_a_missing_or_damaged_shard_is_named(tmp_path):
   folder = _written(tmp_path, shards=2)
   name = mixtures.opus("other", VOCABULARY, str(tmp_path))
   (path,) = folder.glob("*train*-00001-of-00002")
-  damage(path)
-  with pytest.raises(errors.InputError, match=rf"{path}:? {message}"):
+  (other,) = folder.glob("*validation*")
+  path.write_bytes(other.read_bytes())
+  with pytest.raises(errors.InputError, match=f"{path} has 1 records, but its dataset lists 49"):
     _global(name, 1, 20)
-
-
-def test_a_damaged_record_is_named(tmp_path):
-  folder = _written(tmp_path)
-  name = mixtures.opus("other", VOCABULARY, str(tmp_path))
-  (path,) = folder.glob("*train*")
-  content = bytearray(path.read_bytes())
-  for place in range(1000, 1100):
-    content[place] ^= 0xFF
-  path.write_bytes(content)
-  with pytest.raises(errors.InputError, match=rf"{path}: Corrupted .*hash mismatch.*build"):
+  path.unlink()
+  with pytest.raises(errors.InputError, match=f"{path}: no such file; copy it or build"):
     _global(name, 1, 20)
 
 

@@ -15,7 +15,6 @@ from vmsst import errors
 from vmsst.bitext import readers
 from vmsst.inference import encoder as encoder_lib
 from vmsst.tasks import bitext, evaluation, preprocessors, sample, sources
-from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.text import vocabularies, vocabulary_training
 
 pytest.importorskip("sacremoses")
@@ -127,13 +126,6 @@ def test_inference(vocabulary, expected, monkeypatch):
     encoder.encode(texts, language=["de", "fr"])
 
 
-def test_other_vocabularies_do_not_look_at_the_language(vocabulary):
-  plain = vocabularies.SentencePieceVocabulary(vocabulary.path)
-  for other in (plain, vocabularies.ByteVocabulary()):
-    assert other.encode(["it's"], 9, "en") == other.encode(["it's"], 9)
-    assert other.tokenize(["it's"], "no code") == other.tokenize(["it's"])
-
-
 def test_negatives_of_a_stream_are_split_as_targets():
   row = {
     "inputs": ["L'eau", "x"],
@@ -153,27 +145,6 @@ def test_a_missing_program_is_one_clear_error_for_streams_too(tmp_path, monkeypa
     name = bitext.files(str(tmp_path / "*.tsv"), vocabulary, memory_limit=limit)
     with pytest.raises(errors.InputError, match="jumanpp is not on the PATH"):
       seqio.MixtureRegistry.get(name).get_dataset(LENGTHS)
-
-
-def test_a_stream_is_saved_and_resumes(tmp_path, vocabulary):
-  lines = (f"Satz Nr. {i}, z.B. so.\tSentence No. {i}, isn't it?\n" for i in range(700))
-  (tmp_path / "a.de-en.tsv").write_text("".join(lines), encoding="utf-8")
-  name = bitext.files(str(tmp_path / "*.tsv"), vocabulary, memory_limit=0)
-  dataset = seqio.get_dataset(
-    name,
-    LENGTHS,
-    feature_converter=BitextFeatureConverter(pack=False),
-    shuffle=False,
-    num_epochs=None,
-  )
-  iterator = iter(dataset)
-  for _ in range(600):
-    next(iterator)
-  tf.train.Checkpoint(ds=iterator).write(str(tmp_path / "state"))
-  expected = [next(iterator)["inputs"].numpy().tolist() for _ in range(200)]
-  resumed = iter(dataset)
-  tf.train.Checkpoint(ds=resumed).read(str(tmp_path / "state")).assert_consumed()
-  assert [next(resumed)["inputs"].numpy().tolist() for _ in range(200)] == expected
 
 
 def test_a_vocabulary_is_trained_on_words(tmp_path):

@@ -39,48 +39,36 @@ class Member:
 
   Attributes:
     archive: Path of the archive.
-    name: Name in the archive.
-    number: Position among the members, from 0.
-    info: Its entry in the archive's directory; None if the archive is truncated and has none.
+    info: Its entry in the archive's directory.
   """
 
   archive: str
-  name: str
-  number: int
-  info: zipfile.ZipInfo | None
+  info: zipfile.ZipInfo
+
+  @property
+  def name(self) -> str:
+    """Name in the archive."""
+    return self.info.filename
 
   def __str__(self) -> str:
     return f"{self.archive}/{self.name}"
 
 
 def members(path: str) -> list[Member]:
-  """Returns the members of a zip archive; of a truncated one, those with a header.
+  """Returns the members of a zip archive.
 
   Raises:
-    DamagedError: the file is not a zip archive or cannot be read.
+    DamagedError: the file is not a zip archive, is truncated or cannot be read.
   """
   try:
     with storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
-      return [
-        Member(path, info.filename, number, info)
-        for number, info in enumerate(archive.infolist())
-        if not info.is_dir()
-      ]
+      return [Member(path, info) for info in archive.infolist() if not info.is_dir()]
   except OSError as error:
     raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
   except errors.InputError:
     raise
   except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
-    pass
-  found = []
-  with contextlib.suppress(DamagedError):
-    for number, (name, pieces) in enumerate(_members_by_header(path)):
-      found.append(Member(path, name, number, None))
-      for _ in pieces:
-        pass
-  if not found:
-    raise DamagedError("no zip archive, or its beginning and end are damaged")
-  return found
+    raise DamagedError("not a zip archive, or a truncated one; download it again") from None
 
 
 def member_chunks(member: Member) -> Iterator[bytes]:
@@ -89,15 +77,30 @@ def member_chunks(member: Member) -> Iterator[bytes]:
   Raises:
     DamagedError: the rest cannot be read; everything before it was yielded.
   """
-  if member.info is not None:
-    yield from _directory_member(member.archive, member.info)
-    return
-  for number, (_, pieces) in enumerate(_members_by_header(member.archive)):
-    if number == member.number:
-      yield from pieces
-      return
-    for _ in pieces:
-      pass
+  path, info = member.archive, member.info
+  if info.flag_bits & 0x1:
+    raise DamagedError("encrypted")
+  if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    raise DamagedError("compressed in another way than by DEFLATE")
+  unchecked = copy.copy(info)
+  del unchecked.CRC  # zipfile would drop the last piece if the checksum is wrong.
+  checksum = 0
+  try:
+    with (
+      _damage(),
+      storage.open_binary(path) as file,
+      zipfile.ZipFile(file) as archive,
+      archive.open(unchecked) as stream,
+    ):
+      for piece in _bounded(_pieces(stream), min(info.compress_size, storage.size(path))):
+        checksum = zlib.crc32(piece, checksum)
+        yield piece
+  except errors.InputError:
+    raise
+  except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
+    raise DamagedError("the archive's directory is damaged") from None
+  if checksum != info.CRC:
+    raise DamagedError("wrong checksum: its content is damaged")
 
 
 def file_chunks(path: str) -> Iterator[bytes]:
@@ -198,63 +201,3 @@ def _bounded(pieces: Iterable[bytes], compressed: int) -> Iterator[bytes]:
     if left < 0:
       raise DamagedError(f"text that was compressed more than {_BOMB_RATIO} times")
     yield piece
-
-
-def _directory_member(path: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
-  """Yields the content of a member that the archive's directory lists."""
-  if info.flag_bits & 0x1:
-    raise DamagedError("encrypted")
-  if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-    raise DamagedError("compressed in another way than by DEFLATE")
-  unchecked = copy.copy(info)
-  del unchecked.CRC  # zipfile would drop the last piece if the checksum is wrong.
-  checksum = 0
-  try:
-    with (
-      _damage(),
-      storage.open_binary(path) as file,
-      zipfile.ZipFile(file) as archive,
-      archive.open(unchecked) as stream,
-    ):
-      for piece in _bounded(_pieces(stream), min(info.compress_size, storage.size(path))):
-        checksum = zlib.crc32(piece, checksum)
-        yield piece
-  except errors.InputError:
-    raise
-  except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, NotImplementedError):
-    raise DamagedError("the archive's directory is damaged") from None
-  if checksum != info.CRC:
-    raise DamagedError("wrong checksum: its content is damaged")
-
-
-def _members_by_header(path: str) -> Iterator[tuple[str, Iterator[bytes]]]:
-  """Yields name and content of the members from an archive's beginning to where it breaks off.
-
-  The content of each must be read before the next.
-  """
-  with errors.requires("opus", f"a truncated archive such as {path}"):
-    import stream_unzip
-
-  def checked(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    with unzipping():
-      yield from _bounded(pieces, storage.size(path))
-
-  @contextlib.contextmanager
-  def unzipping() -> Iterator[None]:
-    try:
-      yield
-    except stream_unzip.TruncatedDataError:
-      raise DamagedError("truncated") from None
-    except stream_unzip.EncryptionMechanismNotAllowed:
-      raise DamagedError("encrypted") from None
-    except stream_unzip.UnzipError:
-      raise DamagedError("the compressed data is damaged") from None
-
-  with _damage(), storage.open_binary(path) as stream, unzipping():
-    unzipped = stream_unzip.stream_unzip(
-      _pieces(stream),
-      chunk_size=_PIECE_BYTES,
-      allowed_encryption_mechanisms=(stream_unzip.NO_ENCRYPTION,),
-    )
-    for name, _, pieces in unzipped:
-      yield name.decode("utf-8", errors="replace"), checked(pieces)

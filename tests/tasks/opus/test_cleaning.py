@@ -2,12 +2,10 @@
 
 import gzip
 import hashlib
-import sys
 import unicodedata
 
 import pytest
 
-from vmsst import errors
 from vmsst.languages import LANGUAGES, language
 from vmsst.tasks.opus import cleaning
 from vmsst.tasks.opus.cleaning import Cleaner, Cleaning
@@ -151,10 +149,3 @@ def test_language_identification():
   assert clean("Tom.", "Tom!!x") == ("Tom.", "Tom!!x")
   talossan = Cleaner(Cleaning(identify_language=True), language("tzl"), language("en"))
   assert talossan(german, english) == (german, english)
-
-
-def test_language_identification_needs_its_package(monkeypatch):
-  monkeypatch.setitem(sys.modules, "py3langid", None)
-  cleaning._identifier.cache_clear()
-  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[opus\]'"):
-    Cleaner(Cleaning(identify_language=True), language("de"), language("en"))

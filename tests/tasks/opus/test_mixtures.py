@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from vmsst import errors, languages
 from vmsst.bitext import dataset_shards, readers
-from vmsst.tasks import datasets
-from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
@@ -113,53 +111,6 @@ def test_long_pairs_are_dropped_and_both_directions_given(data_dir):
   rows = texts(rows_of(name, num_epochs=1))
   assert len(rows) == 60
   assert {(*row[1::-1], *row[:1:-1]) for row in rows} == set(rows)
-
-
-def test_rows_are_shuffled_and_a_stopped_iterator_resumes(data_dir, tmp_path):
-  name = mixtures.opus("vmsst", BYTES, data_dir, languages=["de", "en"])
-  options = {"shuffle": True, "num_epochs": None}
-  rows = [
-    BYTES.decode(row["inputs"].tolist())
-    for row in rows_of(name, **options).take(600).as_numpy_iterator()
-  ]
-  assert len(set(rows)) == 30
-  assert rows[:30] != rows[30:60] != rows[60:90]
-  iterator = iter(rows_of(name, **options))
-  for _ in range(7):
-    next(iterator)
-  saved = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
-  wanted = [next(iterator)["inputs"].numpy().tolist() for _ in range(40)]
-  other = iter(rows_of(name, **options))
-  tf.train.Checkpoint(iterator=other).restore(saved)
-  assert [next(other)["inputs"].numpy().tolist() for _ in range(40)] == wanted
-
-
-def test_batches_of_one_language_pair(data_dir):
-  name = mixtures.opus("vmsst", BYTES, data_dir)
-  config = seqio_config(name)
-  batches = datasets.get_global_batches(
-    config, 0, 1, BitextFeatureConverter, one_language_pair=True
-  )
-  seen = set()
-  for batch in batches.take(12).as_numpy_iterator():
-    pairs = np.stack([batch["input_language"][:, 0], batch["target_language"][:, 0]])
-    assert (pairs == pairs[:, :1]).all()
-    seen.add(tuple(pairs[:, 0]))
-  assert len(seen) > 1
-
-
-def seqio_config(name):
-  """What T5X gives `get_dataset_fn`."""
-  from vmsst.launch.runtime import data
-
-  return data.DatasetConfig(
-    mixture_or_task_name=name,
-    task_feature_lengths=LENGTHS,
-    split="train",
-    batch_size=4,
-    shuffle=True,
-    seed=0,
-  )
 
 
 def test_what_is_no_dataset(data_dir, tmp_path):

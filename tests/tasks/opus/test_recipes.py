@@ -60,36 +60,20 @@ def test_the_recipes_of_the_papers():
   assert len(soft.expected) == 10
 
 
-@pytest.mark.parametrize(
-  ("recipe", "wanted", "unwanted"),
-  [
-    (
-      "vmsst",
-      [("OpenSubtitles", "v2018", "de", "en"), ("UNPC", "v20090831", "ar", "es")],
-      [
-        ("OpenSubtitles", "v2016", "de", "en"),
-        ("Tatoeba", "v2020-05-31", "de", "en"),
-        ("Europarl", "v8", "de", "fr"),
-        ("JW300", "v1", "de", "en"),
-        ("Tanzil", "v1", "en", "fa"),
-      ],
-    ),
-    (
-      "ems",
-      [("WikiMatrix", "v1", "en", "yo"), ("OpenSubtitles", "v2024", "en", "zh_TW")],
-      [("UNPC", "v1.0", "es", "ru"), ("UNPC", "v20090831", "en", "ru")],
-    ),
-    (
-      "soft_contrastive",
-      [("TED2020", "v1", "ja", "ko"), ("news-commentary", "v16", "en", "ru")],
-      [("TED2020", "v1", "de", "en"), ("OpenSubtitles", "v2016", "en", "fr")],
-    ),
-  ],
-)
-def test_a_recipe_takes_its_corpora_versions_and_pairs(recipe, wanted, unwanted):
-  loaded = recipes.load(recipe)
-  assert all(loaded.wants(release(*one)) for one in wanted)
-  assert not any(loaded.wants(release(*one)) for one in unwanted)
+def test_a_recipe_takes_its_corpora_versions_and_pairs():
+  for recipe, part, wanted in (
+    ("vmsst", ("OpenSubtitles", "v2018", "de", "en"), True),
+    ("vmsst", ("UNPC", "v20090831", "ar", "es"), True),
+    ("vmsst", ("OpenSubtitles", "v2016", "de", "en"), False),  # version
+    ("vmsst", ("Europarl", "v8", "de", "fr"), False),  # pivot
+    ("vmsst", ("JW300", "v1", "de", "en"), False),  # corpus
+    ("vmsst", ("Tanzil", "v1", "en", "fa"), False),  # language
+    ("ems", ("OpenSubtitles", "v2024", "en", "zh_TW"), True),
+    ("ems", ("UNPC", "v1.0", "es", "ru"), False),
+    ("soft_contrastive", ("news-commentary", "v16", "en", "ru"), True),
+    ("soft_contrastive", ("TED2020", "v1", "de", "en"), False),
+  ):
+    assert recipes.load(recipe).wants(release(*part)) == wanted, (recipe, part)
 
 
 def test_a_recipe_of_one_s_own(tmp_path):

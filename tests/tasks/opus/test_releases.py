@@ -3,7 +3,6 @@
 import gzip
 import io
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -168,50 +167,10 @@ def test_one_side_ends_before_the_other(tmp_path):
   assert _read(release) == ([], [("c.zip", "holds no pair of the two languages")])
 
 
-def _streamed(members):
-  """A zip archive as a pipe writes it: the sizes come after the members."""
-
-  class Pipe(io.BytesIO):
-    def seekable(self):
-      return False
-
-    def seek(self, *args):
-      raise io.UnsupportedOperation
-
-  stream = Pipe()
-  with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-    for name, data in members.items():
-      archive.writestr(name, data)
-  return stream.getvalue()
-
-
 LINES = [[f"{side} {i * 7919 % 10007} {i}" for i in range(20_000)] for side in ("Zeile", "line")]
 SIDES = dict(
   zip(("X.de-en.de", "X.de-en.en"), ("\n".join(x).encode() + b"\n" for x in LINES), strict=True)
 )
-
-
-@pytest.mark.parametrize("write", [opus_tree.zipped, _streamed])
-def test_a_truncated_archive_gives_what_can_be_read(tmp_path, write):
-  whole = write({**SIDES, "LICENSE": b"free"})
-  path = tmp_path / "a.zip"
-  path.write_bytes(whole)
-  full = [(i, *row) for i, row in enumerate(zip(*LINES, strict=True), 1)]
-  assert _read(_release(path)) == (full, [])
-  start = whole.index(b"X.de-en.en")
-  for cut in (len(whole) - 10, start + (len(whole) - start) * 2 // 3):
-    path.write_bytes(whole[:cut])
-    rows, faults = _read(_release(path))
-    assert rows == full[: len(rows)]
-    if cut == len(whole) - 10:  # The directory alone is damaged: both members are whole.
-      assert (len(rows), faults) == (20_000, [])
-    else:
-      assert 5_000 < len(rows) < 15_000
-      assert faults == [(f"a.zip/X.de-en.en:{len(rows) + 1}", "truncated")]
-  for cut in (start, 200, 5):
-    path.write_bytes(whole[:cut])
-    rows, (fault,) = _read(_release(path))
-    assert (rows, fault[0]) == ([], "a.zip")
 
 
 def test_damaged_content_is_found_by_its_checksum(tmp_path):
@@ -241,8 +200,9 @@ def test_archives_that_cannot_be_read_are_reported(tmp_path):
     for name, data in SIDES.items():
       archive.writestr(name, data)
   for content, what in {
-    b"": "no zip archive",
-    b"<html>not found</html>": "no zip archive",
+    b"": "not a zip archive",
+    b"<html>not found</html>": "not a zip archive",
+    good[:-30]: "or a truncated one; download it again",
     bytes(encrypted): "encrypted",
     other.getvalue(): "compressed in another way than by DEFLATE",
     opus_tree.zipped({"X.de-en.de": b"a\n"}): "no pair of members that end with .de and .en",
@@ -255,16 +215,6 @@ def test_archives_that_cannot_be_read_are_reported(tmp_path):
   missing = _release(tmp_path / "a.zip")
   os.remove(tmp_path / "a.zip")
   assert _read(missing) == ([], [("a.zip", "cannot be read: No such file or directory")])
-
-
-def test_an_archive_writes_nothing_and_other_folders_do_not_matter(tmp_path):
-  (tmp_path / "in").mkdir()
-  members = {f"../../{name}": data for name, data in SIDES.items()}
-  (tmp_path / "in" / "a.zip").write_bytes(opus_tree.zipped({**members, "/tmp/x.ids": b"1"}))
-  rows, faults = _read(_release(tmp_path / "in" / "a.zip"))
-  assert (len(rows), faults) == (20_000, [])
-  assert os.listdir(tmp_path) == ["in"]
-  assert os.listdir(tmp_path / "in") == ["a.zip"]
 
 
 def test_gzip_streams_that_break_or_continue(tmp_path):
@@ -383,24 +333,3 @@ def test_bombs_take_little_memory(tmp_path):
     "text that was compressed more than 500 times",
   ]
   assert int(megabytes) < 100
-
-
-def test_whatever_the_bytes_nothing_is_raised(tmp_path):
-  """Flips and cuts at random in every format."""
-  rng = random.Random(0)
-  small = {name: data[:3_000] for name, data in SIDES.items()}
-  tmx = b"".join(_unit(a, b) for a, b in zip(*LINES, strict=True))[:3_000]
-  originals = {
-    "a.zip": opus_tree.zipped(small),
-    "b.zip": _streamed(small),
-    "c.tsv.gz": gzip.compress(b"a\tb\n" * 500),
-    "d.tmx": b'<?xml version="1.0"?><tmx><body>' + tmx,
-  }
-  for name, original in originals.items():
-    for _ in range(100):
-      content = bytearray(original[: rng.randrange(1, 2 * len(original))])
-      for _ in range(rng.randrange(5)):
-        content[rng.randrange(len(content))] = rng.randrange(256)
-      (tmp_path / name).write_bytes(content)
-      for item in releases.read(_release(tmp_path / name)):
-        assert isinstance(item, formats.Row | formats.Fault)

@@ -111,14 +111,6 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
     download()
 
 
-def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
-  api = opus.api(fetcher, put_list(server, [record(server, "de-en", size=3)]))
-  found = opus.releases(api, [("Europarl", None)], opus.anything)
-  with pytest.raises(errors.InputError, match="3 KiB as published"):
-    opus.download(fetcher, found, tmp_path)
-  assert not list(tmp_path.rglob("*.zip*"))
-
-
 @pytest.mark.parametrize(
   "changes",
   [
