@@ -22,8 +22,6 @@ from vmsst.vectors import bitext_vectors
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
 # Rows whose words are split together: Juman++ starts once for each batch.
 SPLIT_ROWS = 256
-# Rows whose sides are swapped together.
-_ROWS = 64
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 
 
@@ -110,33 +108,3 @@ def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       words = tf.numpy_function(split, sides, tf.string, stateful=False)
       found[name] = tf.ensure_shape(words, columns[name].shape)
   return found
-
-
-def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Returns every pair of strings, followed by the same pair with swapped sides."""
-
-  def two(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    swapped = swap(columns)
-    found = {}
-    for name, column in columns.items():
-      both = tf.stack([column, swapped[name]], axis=1)
-      both = tf.reshape(both, tf.concat([[-1], tf.shape(column)[1:]], axis=0))
-      found[name] = tf.ensure_shape(both, [None, *spec[name].shape])
-    return found
-
-  spec = dataset.element_spec
-  return dataset.batch(_ROWS).map(two).unbatch()
-
-
-def swap(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """Returns the same pair with swapped sides, including a teacher's vectors of them."""
-  inputs, targets = TEACHER_SIDES
-  teacher = {inputs: row[targets], targets: row[inputs]} if inputs in row else {}
-  return {
-    **row,
-    "inputs": row["targets"],
-    "targets": row["inputs"],
-    "input_language": row["target_language"],
-    "target_language": row["input_language"],
-    **teacher,
-  }

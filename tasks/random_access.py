@@ -23,7 +23,6 @@ from vmsst.tasks import preprocessors, streamed_tasks
 
 Columns = Mapping[str, np.ndarray]
 Convert = Callable[[tf.data.Dataset], tf.data.Dataset]
-_SWAPPED = "swapped"
 
 
 class Examples:
@@ -69,10 +68,7 @@ class Examples:
   @functools.cached_property
   def counts(self) -> list[int]:
     """Number of rows of each task, before any are left out."""
-    return [
-      task.source.num_input_examples(self._split) * (2 if task.both_directions else 1)
-      for task in self._tasks
-    ]
+    return [task.source.num_input_examples(self._split) for task in self._tasks]
 
   @functools.cached_property
   def element_spec(self) -> dict[str, tf.TensorSpec]:
@@ -108,17 +104,13 @@ class Examples:
   ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Reads rows of tasks of one kind."""
     task_K = np.broadcast_to(task_K, row_K.shape)
-    doubled = self._tasks[task_K[0]].both_directions
-    number_K = row_K // 2 if doubled else row_K
     columns: dict[str, np.ndarray] = {}
     for task in np.unique(task_K).tolist():
       own = np.flatnonzero(task_K == task)
-      for name, part in self._tasks[task].source.read_rows(self._split, number_K[own]).items():
+      for name, part in self._tasks[task].source.read_rows(self._split, row_K[own]).items():
         if name not in columns:
           columns[name] = np.empty([len(row_K), *part.shape[1:]], part.dtype)
         columns[name][own] = part
-    if doubled:
-      columns[_SWAPPED] = row_K % 2 == 1
     tensors = {
       name: tf.constant(column, tf.string if column.dtype == object else column.dtype)
       for name, column in columns.items()
@@ -160,14 +152,7 @@ def _examples(
   trim: bool,
 ) -> tf.data.Dataset:
   """Returns the numbers of rows that are examples, and their model features."""
-  raw = {name: column for name, column in columns.items() if name != _SWAPPED}
-  rows = task.source.columns(raw)
-  if _SWAPPED in columns:
-    swapped_B = columns[_SWAPPED]
-    for name, other in preprocessors.swap(rows).items():
-      rank = other.shape.rank
-      here_B = tf.reshape(swapped_B, [-1] + [1] * (rank - 1))
-      rows[name] = tf.where(here_B, other, rows[name])
+  rows = task.source.columns(columns)
   names = preprocessors.wanted([x for x in task.output_features if x in rows], lengths)
   found, keep_B = task.finished(rows, {x: lengths.get(x) if trim else None for x in names})
   kept = {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}

@@ -41,7 +41,6 @@ class StreamedTask(seqio.Task):
     pair: The languages of all pairs.
     max_length: Pairs with a side of more tokens are dropped; None: no limit. Pairs with a side of
       no tokens are always dropped.
-    both_directions: Whether each pair is also used with its sides swapped.
     shuffle_buffer_size: Number of pairs in the shuffle buffer.
   """
 
@@ -54,20 +53,18 @@ class StreamedTask(seqio.Task):
     vocabulary: vocabularies.Vocabulary,
     pair: Sequence[Language],
     max_length: int | None,
-    both_directions: bool,
     shuffle_buffer_size: int,
   ):
     super().__init__(name, source, output_features, shuffle_buffer_size=shuffle_buffer_size)
     self._vocabulary = vocabulary
     self._pair = tuple(pair)
     self._max_length = max_length
-    self.both_directions = both_directions
 
   @property
   def recipe(self) -> tuple[Any, ...]:
     """What `finished` depends on: of tasks with the same recipe, it makes the same rows."""
     names = frozenset(self.output_features)
-    return id(self._vocabulary), self._max_length, self.both_directions, names
+    return id(self._vocabulary), self._max_length, names
 
   def require_splitter(self) -> None:
     """Raises InputError if the word splitter of a language of the pairs is not installed."""
@@ -110,8 +107,6 @@ class StreamedTask(seqio.Task):
     rows = self.source.get_dataset(split, shuffle, seed, shard if by_file else WHOLE)
     if not by_file:
       rows = rows.shard(shard.num_shards, shard.index)
-    if self.both_directions:
-      rows = preprocessors.both_directions(rows)
     if num_epochs != 1:
       rows = rows.repeat(num_epochs)
     if shuffle:

@@ -47,7 +47,6 @@ def opus(
   weighting: str = "proportional",
   temperature: float | None = None,
   max_length: int | None = 512,
-  both_directions: bool = False,
   teacher: str | None = None,
 ) -> str:
   """Returns the name of a mixture of a built dataset, with one task per language pair.
@@ -65,7 +64,6 @@ def opus(
     weighting: How often each language pair is sampled, as in `bitext.files`.
     temperature: As in `bitext.files`.
     max_length: Pairs with a side of more tokens are dropped; None: no limit.
-    both_directions: Whether each pair is also used with its sides swapped.
     teacher: Folder with the vectors of all files of the dataset, from `vmsst data embed`: the
       features `teacher_inputs` and `teacher_targets`, float32 [S].
 
@@ -77,7 +75,7 @@ def opus(
   name, folder, versioned = _find(config, data_dir)
   splits = _splits(folder, _languages(languages), _languages(pivots))
   mixture = bitext.unique_name(
-    name, str(folder), vocabulary, list(splits), power, max_length, both_directions, teacher
+    name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
   features = dict(preprocessors.pair_features(vocabulary))
   if teacher:
@@ -97,7 +95,6 @@ def opus(
       vocabulary=vocabulary,
       pair=pair,
       max_length=max_length,
-      both_directions=both_directions,
       shuffle_buffer_size=_SHUFFLE_BUFFER,
     )
     seqio.TaskRegistry.add_provider(task_name, task)

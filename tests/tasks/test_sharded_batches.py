@@ -172,21 +172,6 @@ def test_an_epoch_has_every_row_that_fits_once(data_dir):
   assert min(german, 200 - german) == pytest.approx(50, abs=15)
 
 
-def test_both_directions_are_rows_of_their_own(data_dir):
-  name = mixtures.opus("mine", VOCABULARY, str(data_dir), both_directions=True, max_length=None)
-  straight = mixtures.opus("mine", VOCABULARY, str(data_dir), max_length=None)
-  rows = {}
-  for key, mixture, count in (("both", name, 100), ("one", straight, 50)):
-    batches, _, _ = _global(mixture, 1, count)
-    rows[key] = [
-      tuple((tuple(batch[side][i]), int(batch[language][i, 0])) for side, language in (
-        ("inputs", "input_language"), ("targets", "target_language")))
-      for batch in batches for i in range(BATCH)
-    ]  # fmt: skip
-  assert len(set(rows["both"])) == 800
-  assert set(rows["both"]) == {*rows["one"], *((b, a) for a, b in rows["one"])}
-
-
 def test_a_state_is_for_the_same_batches_alone(mixture):
   _, state, _ = _global(mixture, 1, 3)
   for changes, message in (

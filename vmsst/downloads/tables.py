@@ -57,12 +57,16 @@ def join(
 
 def _rows(path: pathlib.Path, quoted: bool) -> Iterator[list[str]]:
   separator = "," if path.suffix == ".csv" else "\t"
-  quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
   input_files.check(path)
   with open(path, encoding="utf-8-sig", newline="") as stream:
     lines = _short_lines(stream, path)
     try:
-      yield from csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
+      yield from csv.reader(
+        lines,
+        delimiter=separator,
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        strict=True,
+      )
     except (csv.Error, UnicodeDecodeError) as error:
       raise errors.InputError(f"{path}: not a table in UTF-8: {error}") from None
 
