@@ -43,7 +43,6 @@ def files(
   weighting: str = "proportional",
   temperature: float | None = None,
   max_length: int | None = 512,
-  both_directions: bool = False,
   fields: tuple[str, str] | None = None,
   negatives: int = 0,
   teacher: str | None = None,
@@ -66,8 +65,6 @@ def files(
     temperature: 1 is proportional, infinity uniform.
     max_length: Pairs with a side of more tokens are dropped; None: no limit. Shorter sides are cut
       to TASK_FEATURE_LENGTHS, as in any task.
-    both_directions: Whether each pair is also used with its sides swapped. Symmetric losses, such
-      as the contrastive one, do not need it.
     fields: Names of the two fields of JSONL files, if not language codes.
     negatives: Number K of hard negatives of each pair, in TSV files of `vmsst data mine-negatives`:
       the feature `negatives`, int32 [K, T], in which a missing text is all 0.
@@ -77,16 +74,11 @@ def files(
 
   Raises:
     InputError: a pattern matches nothing, or a file name does not show format or languages; vectors
-      of a file are missing, or have several dimensions; negatives with both directions.
+      of a file are missing, or have several dimensions.
   """
   power = weight_power(weighting, temperature)
   if negatives < 0:
     raise errors.InputError(f"negatives is {negatives}; set it to at least 0")
-  if negatives and both_directions:
-    raise errors.InputError(
-      "both_directions with negatives: the files have hard negatives of the sources only; set "
-      "both_directions = False"
-    )
   found = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
   if validation_patterns:
     found["validation"] = readers.find_bitext(_below(root, validation_patterns), languages, fields)
@@ -98,7 +90,6 @@ def files(
     vocabulary,
     power,
     max_length,
-    both_directions,
     negatives,
     teacher,
     memory_limit,
@@ -124,9 +115,7 @@ def files(
         )
         for split, bitexts in splits.items()
       }
-      source = sources.InMemorySource(
-        loaders, eos_id=vocabulary.eos_id, both_directions=both_directions
-      )
+      source = sources.InMemorySource(loaders, eos_id=vocabulary.eos_id)
       add_in_memory_task(task_name, source, features)
     else:
       task = streamed_tasks.StreamedTask(
@@ -136,7 +125,6 @@ def files(
         vocabulary=vocabulary,
         pair=pair,
         max_length=max_length,
-        both_directions=both_directions,
         shuffle_buffer_size=_STREAM_BUFFER,
       )
       seqio.TaskRegistry.add_provider(task_name, task)

@@ -22,8 +22,6 @@ from vmsst.vectors import bitext_vectors
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
 # Rows whose words are split together: Juman++ starts once for each batch.
 SPLIT_ROWS = 256
-# Rows whose sides are swapped together.
-_ROWS = 64
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 
 
@@ -91,40 +89,6 @@ def require_splitter(
     vocabulary.tokenize([""], language)
 
 
-def tokenize(
-  dataset: tf.data.Dataset,
-  vocabulary: vocabularies.Vocabulary,
-  pair: Sequence[languages.Language] = (),
-) -> tf.data.Dataset:
-  """Returns rows with int32 token ids, without EOS tokens, for the strings of both sides.
-
-  Use it for rows that are cached; `streamed_tasks.StreamedTask` is faster for training.
-
-  Args:
-    dataset: Rows of strings and language ids.
-    vocabulary: Tokenizes the strings. If it splits text into words first, those under `negatives`
-      are split too.
-    pair: The languages, if they are the same in all rows.
-
-  Raises:
-    InputError: the word splitter of a language of `pair` is not installed. For other languages,
-      TensorFlow raises an error that quotes this one when the first row is read.
-  """
-  require_splitter(vocabulary, pair)
-  encoder = seqio_vocabulary.SeqioVocabulary(vocabulary)
-  if getattr(vocabulary, "pretokenize", False):
-    dataset = split_words(dataset)
-  return dataset.map(
-    lambda row: {**row, **{side: encoder.encode_tf(row[side]) for side in SIDES}},
-    num_parallel_calls=tf.data.AUTOTUNE,
-  )
-
-
-def split_words(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Returns rows whose strings are split into words by the rules of their languages."""
-  return dataset.batch(SPLIT_ROWS).map(split_columns, tf.data.AUTOTUNE).unbatch()
-
-
 def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
   """Returns columns whose strings are split into words by the rules of their languages.
 
@@ -144,39 +108,3 @@ def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       words = tf.numpy_function(split, sides, tf.string, stateful=False)
       found[name] = tf.ensure_shape(words, columns[name].shape)
   return found
-
-
-def both_directions(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Returns every pair, followed by the same pair with swapped sides; pads token ids with 0."""
-
-  def two(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    straight = dict(columns)
-    if straight["inputs"].shape.rank == 2:
-      widths = [tf.shape(straight[side])[1] for side in SIDES]
-      more = tf.reduce_max(widths) - widths
-      for side, missing in zip(SIDES, tf.unstack(more), strict=True):
-        straight[side] = tf.pad(straight[side], [[0, 0], [0, missing]])
-    swapped = swap(straight)
-    found = {}
-    for name, column in straight.items():
-      both = tf.stack([column, swapped[name]], axis=1)
-      both = tf.reshape(both, tf.concat([[-1], tf.shape(column)[1:]], axis=0))
-      found[name] = tf.ensure_shape(both, [None, *spec[name].shape])
-    return found
-
-  spec = dataset.element_spec
-  return dataset.padded_batch(_ROWS).map(two).unbatch()
-
-
-def swap(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """Returns the same pair with swapped sides, including a teacher's vectors of them."""
-  inputs, targets = TEACHER_SIDES
-  teacher = {inputs: row[targets], targets: row[inputs]} if inputs in row else {}
-  return {
-    **row,
-    "inputs": row["targets"],
-    "targets": row["inputs"],
-    "input_language": row["target_language"],
-    "target_language": row["input_language"],
-    **teacher,
-  }

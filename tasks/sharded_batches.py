@@ -219,9 +219,7 @@ class ShardedIterator:
     """Returns which of the rows at places of lanes are examples, and their features."""
     global_N = place_N * self._state.batch_size + self._state.first + lane_N
     task_N, row_N = self._order.locate(global_N)
-    high_N = global_N >> 31 ^ ((self._state.seed or 0) & 0x7FFFFFFF)
-    seed_N2 = np.stack([high_N, global_N & 0x7FFFFFFF], axis=1).astype(np.int32)
-    return self._batches.examples.read(task_N, row_N, seed_N2)
+    return self._batches.examples.read(task_N, row_N)
 
   def _receive(self) -> None:
     """Waits for the first chunk, and puts its rows into the rings."""

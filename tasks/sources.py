@@ -42,20 +42,12 @@ class InMemorySource(seqio.DataSource):
     splits: For each split, a function that makes its rows. Ragged columns are texts without EOS
       token, which `get_dataset` appends.
     eos_id: The EOS token; None if the vocabulary has none.
-    both_directions: Whether every pair is also used with its sides swapped, as another row.
   """
 
-  def __init__(
-    self,
-    splits: Mapping[str, Callable[[], Rows]],
-    *,
-    eos_id: int | None,
-    both_directions: bool = False,
-  ):
+  def __init__(self, splits: Mapping[str, Callable[[], Rows]], *, eos_id: int | None):
     super().__init__(splits=tuple(splits), performs_internal_shuffling=True)
     self._loaders = dict(splits)
     self.eos_id = eos_id
-    self.both_directions = both_directions
     self._rows: dict[str, Rows] = {}
     self._lock = threading.Lock()
 
@@ -77,7 +69,7 @@ class InMemorySource(seqio.DataSource):
 
   def num_input_examples(self, split: str) -> int:
     """Returns the number of rows of a split; makes them if needed."""
-    return len(next(iter(self.rows(split).values()))) * (2 if self.both_directions else 1)
+    return len(next(iter(self.rows(split).values())))
 
   def num_bytes(self, split: str, names: Iterable[str]) -> int:
     """Returns the memory of some columns of a split."""
@@ -112,12 +104,7 @@ class InMemorySource(seqio.DataSource):
     row_seed = _seed(seed) if shuffle else None
 
     def row(position: tf.Tensor) -> Mapping[str, tf.Tensor]:
-      number = _row_number(position, tf.constant(count, tf.int64), row_seed, shard)
-      if not self.both_directions:
-        return pick(number)
-      straight = pick(number // 2)
-      turned = number % 2 == 1
-      return tf.cond(turned, lambda: preprocessors.swap(straight), lambda: straight)
+      return pick(_row_number(position, tf.constant(count, tf.int64), row_seed, shard))
 
     # One stage with one number of state, because the overhead of a stage exceeds its work.
     return tf.data.Dataset.range(_positions(count, num_epochs)).map(row)
@@ -207,7 +194,6 @@ class InMemoryMixture(seqio.Mixture):
       and not uncommon
       and all(lengths.get(name) for name in names)
       and all(isinstance(task, InMemoryTask) for task in tasks)
-      and not any(task.source.both_directions for task in tasks)
       and sum(task.source.num_bytes(split, names) for task in tasks) <= _MIXTURE_LIMIT
     )
     if not by_number:

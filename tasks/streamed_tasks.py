@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
-from absl import logging
 
-from vmsst.bitext import array_records, dataset_shards
+from vmsst import errors
+from vmsst.bitext import dataset_shards
 from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary
 from vmsst.text import vocabularies
 
-FINGERPRINT = "vocabulary_fingerprint"
 WHOLE = seqio.ShardInfo(index=0, num_shards=1)
 """The only shard of unsharded data."""
 _ROWS = 64  # Rows per call of a function; for splitting words, see `preprocessors.SPLIT_ROWS`.
@@ -33,8 +32,6 @@ class StreamedTask(seqio.Task):
   It shuffles strings, which takes the least memory, then does everything else in one step. Rows are
   padded to the requested lengths.
 
-  A cache, made by `seqio_cache_tasks`, contains the token ids of all pairs, and the fingerprint.
-
   Args:
     name: Name of the task.
     source: Yields the pairs; with negatives also strings `negatives` [K], with a teacher also the
@@ -44,9 +41,7 @@ class StreamedTask(seqio.Task):
     pair: The languages of all pairs.
     max_length: Pairs with a side of more tokens are dropped; None: no limit. Pairs with a side of
       no tokens are always dropped.
-    both_directions: Whether each pair is also used with its sides swapped.
     shuffle_buffer_size: Number of pairs in the shuffle buffer.
-    fingerprint: A number that differs between vocabularies; required for caching the task.
   """
 
   def __init__(
@@ -58,45 +53,22 @@ class StreamedTask(seqio.Task):
     vocabulary: vocabularies.Vocabulary,
     pair: Sequence[Language],
     max_length: int | None,
-    both_directions: bool,
     shuffle_buffer_size: int,
-    fingerprint: int | None = None,
   ):
-    steps: list[Any] = []
-    if fingerprint is not None:
-      steps = [self._tokenized_and_signed, seqio.CacheDatasetPlaceholder()]
-    super().__init__(
-      name,
-      source,
-      output_features,
-      preprocessors=steps,
-      shuffle_buffer_size=shuffle_buffer_size,
-    )
+    super().__init__(name, source, output_features, shuffle_buffer_size=shuffle_buffer_size)
     self._vocabulary = vocabulary
     self._pair = tuple(pair)
     self._max_length = max_length
-    self._both_directions = both_directions
-    self._fingerprint = fingerprint
 
   @property
   def recipe(self) -> tuple[Any, ...]:
     """What `finished` depends on: of tasks with the same recipe, it makes the same rows."""
     names = frozenset(self.output_features)
-    return id(self._vocabulary), self._max_length, self._both_directions, names
-
-  @property
-  def both_directions(self) -> bool:
-    """Whether each pair is also used with its sides swapped."""
-    return self._both_directions
+    return id(self._vocabulary), self._max_length, names
 
   def require_splitter(self) -> None:
     """Raises InputError if the word splitter of a language of the pairs is not installed."""
     preprocessors.require_splitter(self._vocabulary, self._pair)
-
-  def _tokenized_and_signed(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-    number = tf.constant([self._fingerprint], tf.int32)
-    tokens = preprocessors.tokenize(rows, self._vocabulary, self._pair)
-    return tokens.map(lambda row: {**row, FINGERPRINT: number})
 
   # AutoGraph would translate the source code of every function that `map` reaches, which takes
   # longer than tracing them; none of them branches on tensors.
@@ -118,12 +90,23 @@ class StreamedTask(seqio.Task):
 
     That cache would be part of every checkpoint of the iterator. Features that not all data has
     (`preprocessors.EXTRA_FEATURES`) are included if their length is given.
+
+    Raises:
+      InputError: a cache is asked for, or the word splitter of a language is not installed.
     """
     del try_in_mem_cache
     self.require_splitter()
-    rows = self._read(split, use_cached, shuffle, seed, shard_info)
-    if self._both_directions:
-      rows = preprocessors.both_directions(rows)
+    if use_cached:
+      raise errors.InputError(
+        f"task {self.name} cannot be cached: its pairs are tokenized while they are read; set "
+        "USE_CACHED_TASKS = False"
+      )
+    shard = shard_info or WHOLE
+    files = self.source.list_shards(split)
+    by_file = self.source.supports_arbitrary_sharding or len(files) >= shard.num_shards
+    rows = self.source.get_dataset(split, shuffle, seed, shard if by_file else WHOLE)
+    if not by_file:
+      rows = rows.shard(shard.num_shards, shard.index)
     if num_epochs != 1:
       rows = rows.repeat(num_epochs)
     if shuffle:
@@ -135,68 +118,17 @@ class StreamedTask(seqio.Task):
       name: (sequence_length or {}).get(name) if trim_output_features else None for name in names
     }
     splits = getattr(self._vocabulary, "pretokenize", False)
-    rows = rows.padded_batch(preprocessors.SPLIT_ROWS if splits else _ROWS)
+    rows = rows.batch(preprocessors.SPLIT_ROWS if splits else _ROWS)
     rows = rows.map(lambda columns: self._finished(columns, lengths), tf.data.AUTOTUNE).unbatch()
     open_sides = [side for side in SIDES if not lengths[side]]
     if open_sides:
       rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
     return rows.prefetch(tf.data.AUTOTUNE)
 
-  def _read(
-    self,
-    split: str,
-    use_cached: bool,
-    shuffle: bool,
-    seed: int | None,
-    shard_info: seqio.ShardInfo | None,
-  ) -> tf.data.Dataset:
-    """Returns the strings of pairs, or the token ids of a cache; may shuffle files."""
-    if use_cached and not self.supports_caching:
-      logging.warning("Task %s cannot be cached: its pairs are tokenized while read.", self.name)
-      use_cached = False
-    shard = shard_info or WHOLE
-    if use_cached:
-      files = self._get_cached_source(split).list_shards(split)
-      arbitrary = False
-    else:
-      files = self.source.list_shards(split)
-      arbitrary = self.source.supports_arbitrary_sharding
-    by_file = arbitrary or len(files) >= shard.num_shards
-    own = shard if by_file else WHOLE
-    if use_cached:
-      rows = self._cached_rows(files, shuffle, seed, own)
-    else:
-      rows = self.source.get_dataset(split, shuffle, seed, own)
-    return rows if by_file else rows.shard(shard.num_shards, shard.index)
-
-  def _cached_rows(
-    self, files: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
-  ) -> tf.data.Dataset:
-    """Returns token ids, padded with 0 to any length, and language ids."""
-    fingerprint = tf.constant(self._fingerprint, tf.int64)
-    message = f"the cache of task {self.name} was made with another vocabulary; make it again"
-    spec = {
-      name: tf.io.RaggedFeature(tf.int64) if name in SIDES
-      else tf.io.FixedLenFeature([1], tf.int64)
-      for name in (*preprocessors.pair_features(self._vocabulary), FINGERPRINT)
-    }  # fmt: skip
-
-    def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
-      found = tf.io.parse_example(records_B, spec)
-      same = tf.debugging.assert_equal(found.pop(FINGERPRINT), fingerprint, message)
-      with tf.control_dependencies([same]):
-        return {
-          name: tf.cast(x.to_tensor() if name in SIDES else x, tf.int32)
-          for name, x in found.items()
-        }
-
-    records = read_records(files, shuffle, seed, shard)
-    return records.batch(_ROWS).map(parse).unbatch()
-
   def _finished(
     self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
   ) -> dict[str, tf.Tensor]:
-    """Returns the rows of a batch of strings or ids that fit, with the features in `lengths`."""
+    """Returns the rows of a batch of strings that fit, with the features in `lengths`."""
     found, keep_B = self.finished(columns, lengths)
     return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
 
@@ -206,18 +138,16 @@ class StreamedTask(seqio.Task):
     """Returns all rows of a batch, with the features in `lengths`, and which of them fit: bool [B].
 
     Args:
-      columns: Strings or token ids of both sides, and the other columns of the source.
+      columns: Strings of both sides, and the other columns of the source.
       lengths: Maximum length of each feature to return; None: no limit.
     """
-    if getattr(self._vocabulary, "pretokenize", False) and columns["inputs"].dtype == tf.string:
+    if getattr(self._vocabulary, "pretokenize", False):
       columns = preprocessors.split_columns(columns)
     encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
     found = {name: columns[name] for name in lengths}
     keep_B = tf.constant(True)
     for side in SIDES:
-      ids_BT = columns[side]
-      if ids_BT.dtype == tf.string:
-        ids_BT = encoder.encode_rows(ids_BT).to_tensor()
+      ids_BT = encoder.encode_rows(columns[side]).to_tensor()
       size_B = tf.math.count_nonzero(ids_BT, axis=1, dtype=tf.int32)
       fits_B = size_B > 0
       if self._max_length is not None:
@@ -277,10 +207,10 @@ def records_of(paths: Sequence[str]) -> Callable[[tf.Tensor], tf.data.Dataset]:
     return tf.data.TFRecordDataset
 
   def count(path: bytes) -> np.int64:
-    return np.int64(len(array_records.opened(path.decode())))
+    return np.int64(len(dataset_shards.opened(path.decode())))
 
   def read(path: bytes, number_B: np.ndarray) -> np.ndarray:
-    records = array_records.opened(path.decode()).read(number_B.tolist())
+    records = dataset_shards.opened(path.decode()).read(number_B.tolist())
     return np.array(records, "O")
 
   def open_file(path: tf.Tensor) -> tf.data.Dataset:

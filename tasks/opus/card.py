@@ -1,16 +1,16 @@
 """The data card in Markdown: content of a dataset, its sources, and what was left out."""
 
-import dataclasses
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from vmsst.bitext import formats
 from vmsst.files import storage
 from vmsst.tasks.opus import pipeline, stages
-
-_LICENSE_CHARACTERS = 2000
 
 
 def text(report: pipeline.Report) -> str:
@@ -35,9 +35,9 @@ def text(report: pipeline.Report) -> str:
     "## Faults in the sources",
     _faults(report),
     "## Recipe",
-    _code(json.dumps(dataclasses.asdict(recipe), indent=2, ensure_ascii=False)),
-    "## Licenses of the sources",
-    _licenses(report),
+    textwrap.indent(
+      json.dumps(msgspec.to_builtins(recipe, enc_hook=str), indent=2, ensure_ascii=False), "    "
+    ),
   ]
   return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -59,11 +59,12 @@ def _sources(report: pipeline.Report) -> str:
       release.pair_name,
       " ".join(_below(report.root, path) for path in release.paths),
       release.size,
-      _first_line(release.license()),
+      release.license(),
     ]
     for release in report.releases
   ]
-  return _table(["corpus", "version", "languages", "file", "bytes", "license"], rows)
+  what = "The licenses are in the archives, and at opus.nlpl.eu; here is the first line of each."
+  return f"{what}\n\n{_table(['corpus', 'version', 'languages', 'file', 'bytes', 'license'], rows)}"
 
 
 def _counts(report: pipeline.Report) -> str:
@@ -126,21 +127,6 @@ def _faults(report: pipeline.Report) -> str:
   return "\n".join(lines) or "None."
 
 
-def _licenses(report: pipeline.Report) -> str:
-  """Returns each license once, under the releases that have it."""
-  by_text: dict[str, dict[str, None]] = {}
-  for release in report.releases:
-    own = release.license().strip() or release.readme().strip()
-    by_text.setdefault(own, {})[f"{release.corpus} {release.version}"] = None
-  parts = []
-  for license, names in by_text.items():
-    parts.append(f"### {_plain(', '.join(names))}")
-    more = " [...]" if len(license) > _LICENSE_CHARACTERS else ""
-    kept = license[:_LICENSE_CHARACTERS] + more
-    parts.append(_code(kept) if license else "The files have no license: see opus.nlpl.eu.")
-  return "\n\n".join(parts)
-
-
 def _place(report: pipeline.Report, fault: formats.Fault) -> str:
   return _plain(f"{_below(report.root, fault.place)}: {fault.what}")
 
@@ -148,10 +134,6 @@ def _place(report: pipeline.Report, fault: formats.Fault) -> str:
 def _below(root: str, path: str) -> str:
   """Returns a path relative to the folder of releases, so that cards do not depend on it."""
   return storage.absolute(path).removeprefix(os.path.join(storage.absolute(root), ""))
-
-
-def _first_line(content: str) -> str:
-  return next((line.strip() for line in content.splitlines() if line.strip()), "")[:80]
 
 
 def _share(part: int, whole: int) -> str:
@@ -170,8 +152,3 @@ def _cell(value: object) -> str:
 def _plain(content: str) -> str:
   """Returns text from outside on one line, without anything that Markdown takes for HTML."""
   return " ".join(content.split()).replace("<", "&lt;")
-
-
-def _code(content: str) -> str:
-  """Returns text as an indented code block, whatever it contains."""
-  return "\n".join(f"    {line}" for line in content.splitlines())

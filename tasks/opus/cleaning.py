@@ -1,14 +1,15 @@
 """Normalizes and filters pairs of texts, and computes the keys that identify equal texts."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import re
 import sys
 import unicodedata
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from vmsst import errors, languages
 from vmsst.files import text_fields
@@ -98,8 +99,7 @@ _JOINING = (
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
 
 
-@dataclasses.dataclass(frozen=True)
-class Cleaning:
+class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """Rules for normalizing texts and dropping pairs.
 
   Attributes:
@@ -110,32 +110,13 @@ class Cleaning:
     min_script_share: Minimum share of the letters of a side in a script of its language.
     identify_language: Drop pairs with a side that is clearly in another language, as identified by
       the package py3langid (`pip install 'vmsst[opus]'`). Languages it does not support pass.
-
-  Raises:
-    InputError: a value has the wrong type or is out of range; the message names the field.
   """
 
   unicode_form: Literal["NFC", "NFKC"] | None = "NFC"
-  max_characters: int = 1000
-  max_ratio: float = 3.0
-  min_script_share: float = 0.5
+  max_characters: Annotated[int, msgspec.Meta(ge=1)] = 1000
+  max_ratio: Annotated[float, msgspec.Meta(ge=1)] = 3.0
+  min_script_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
   identify_language: bool = False
-
-  def __post_init__(self):
-    if self.unicode_form not in ("NFC", "NFKC", None):
-      raise errors.InputError(f"unicode_form is {self.unicode_form!r}; set it to NFC, NFKC or none")
-    if type(self.max_characters) is not int or self.max_characters < 1:
-      raise errors.InputError(
-        f"max_characters is {self.max_characters!r}; set it to a whole number above 0"
-      )
-    errors.check_number("max_ratio", self.max_ratio, minimum=1)
-    share = self.min_script_share
-    errors.check_number("min_script_share", share, minimum=0)
-    errors.check(share <= 1, "min_script_share", share, "a number from 0 to 1")
-    if type(self.identify_language) is not bool:
-      raise errors.InputError(
-        f"identify_language is {self.identify_language!r}; set it to true or false"
-      )
 
 
 class Cleaner:

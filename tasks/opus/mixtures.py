@@ -4,20 +4,13 @@
     mixtures.opus.config = 'vmsst'
     mixtures.opus.vocabulary = %VOCABULARY
 
-If your own module must register a name, as for `seqio_cache_tasks` or T5X's `DatasetConfig.module`,
-that is one call:
+If your own module must register a name, as for T5X's `DatasetConfig.module`, that is one call:
 
     # my_data.py: registers opus_vmsst and its tasks opus_vmsst_deu_eng ...
     mixtures.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
-
-    seqio_cache_tasks --module_import=my_data --tasks='opus_vmsst_.*' --output_cache_dir=/cache
-
-The cache contains all token ids, including those of pairs that a run drops for their length. A run
-that uses the cache (USE_CACHED_TASKS) with another vocabulary raises an error.
 """
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -29,26 +22,19 @@ from google.protobuf import json_format
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.bitext import array_records, dataset_shards, readers
+from vmsst.bitext import dataset_shards, readers
 from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
-DATASET = "opus_bitext"
 SPLITS = ("train", "validation")
 # Rows are in a pseudo-random order already; this mixes the rows of several files, and reshuffles
 # small language pairs in every epoch.
 _SHUFFLE_BUFFER = 1000
 _RECORDS = 64
 _TEXTS = dict.fromkeys(("source", "target"), tf.io.FixedLenFeature([], tf.string))
-_PROBE = (
-  "In 1999 she'd read «it» twice - hadn't she?",
-  "Zwölf Größen, déjà vu, mañana, žluťoučký kůň, İstanbul",
-  "Она читала книгу. Διάβασε το βιβλίο. ספר قرأت الكتاب",
-  "उसने किताब पढ़ी। เธออ่านหนังสือ 她读了一本书 彼女は本を読んだ 그녀는 책을 읽었다",
-)
 
 
 def opus(
@@ -61,7 +47,6 @@ def opus(
   weighting: str = "proportional",
   temperature: float | None = None,
   max_length: int | None = 512,
-  both_directions: bool = False,
   teacher: str | None = None,
 ) -> str:
   """Returns the name of a mixture of a built dataset, with one task per language pair.
@@ -79,9 +64,8 @@ def opus(
     weighting: How often each language pair is sampled, as in `bitext.files`.
     temperature: As in `bitext.files`.
     max_length: Pairs with a side of more tokens are dropped; None: no limit.
-    both_directions: Whether each pair is also used with its sides swapped.
     teacher: Folder with the vectors of all files of the dataset, from `vmsst data embed`: the
-      features `teacher_inputs` and `teacher_targets`, float32 [S]. These tasks cannot be cached.
+      features `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
     InputError: the dataset does not exist, or it has no pair of these languages; vectors of a file
@@ -91,7 +75,7 @@ def opus(
   name, folder, versioned = _find(config, data_dir)
   splits = _splits(folder, _languages(languages), _languages(pivots))
   mixture = bitext.unique_name(
-    name, str(folder), vocabulary, list(splits), power, max_length, both_directions, teacher
+    name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
   features = dict(preprocessors.pair_features(vocabulary))
   if teacher:
@@ -111,9 +95,7 @@ def opus(
       vocabulary=vocabulary,
       pair=pair,
       max_length=max_length,
-      both_directions=both_directions,
       shuffle_buffer_size=_SHUFFLE_BUFFER,
-      fingerprint=None if teacher else _fingerprint(vocabulary, pair),
     )
     seqio.TaskRegistry.add_provider(task_name, task)
 
@@ -222,7 +204,7 @@ class _Source(seqio.TfdsDataSource):
     vectors = None
     for file in np.unique(file_N).tolist():
       own = np.flatnonzero(file_N == file)
-      records = array_records.opened(paths[file], counts[file])
+      records = dataset_shards.opened(paths[file], counts[file])
       found[own] = records.read(place_N[own].tolist())
       if self._teacher is not None:
         stored = self._vectors(split)[file]
@@ -303,17 +285,21 @@ class _Source(seqio.TfdsDataSource):
 def _find(config: str, data_dir: str | None) -> tuple[str, epath.Path, str]:
   """Returns the mixture's name, and the folder and the TFDS name of the dataset's last version."""
   # The folder that seqio will read, with `t5x --tfds_data_dir` if given.
-  chosen = seqio.utils.LazyTfdsLoader(f"{DATASET}/{config}:1.0.0", data_dir=data_dir).data_dir
+  chosen = seqio.utils.LazyTfdsLoader(f"opus_bitext/{config}:1.0.0", data_dir=data_dir).data_dir
   root = epath.Path(chosen or tfds.core.constants.DATA_DIR).expanduser()
-  folder = root / DATASET / config
+  folder = root / "opus_bitext" / config
   versions = tfds.core.utils.version.list_all_versions(folder)
   if not versions:
     raise errors.InputError(
-      f"no dataset {DATASET}/{config} in {root}; build it with `vmsst data build --recipe {config} "
-      f"--output {root}`, or set OPUS_DATA_DIR to its folder; for your own files, add "
+      f"no dataset opus_bitext/{config} in {root}; build it with `vmsst data build --recipe "
+      f"{config} --output {root}`, or set OPUS_DATA_DIR to its folder; for your own files, add "
       "--gin_file=data/files.gin after the run file"
     )
-  return f"opus_{config}", folder / str(versions[-1]), f"{DATASET}/{config}:{versions[-1]}"
+  return (
+    f"opus_{config}",
+    folder / str(versions[-1]),
+    f"opus_bitext/{config}:{versions[-1]}",
+  )
 
 
 def _languages(codes: Sequence[str] | None) -> frozenset[Language]:
@@ -349,10 +335,3 @@ def _splits(
       f"{', '.join(sorted(info.splits))}"
     )
   return found
-
-
-def _fingerprint(vocabulary: vocabularies.Vocabulary, pair: Sequence[Language]) -> int:
-  """Returns a number that differs between vocabularies."""
-  ids = [vocabulary.tokenize(list(_PROBE), language) for language in pair]
-  digest = hashlib.blake2b(repr(ids).encode(), digest_size=4).digest()
-  return int.from_bytes(digest) >> 1

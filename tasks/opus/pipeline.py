@@ -17,7 +17,8 @@ import numpy as np
 from vmsst import errors
 from vmsst.bitext import dataset_shards, formats
 from vmsst.files import atomic_files, work_folders
-from vmsst.tasks.opus import decontamination, recipes, records, releases, stages
+from vmsst.tasks.opus import decontamination, recipes, stages
+from vmsst.tasks.opus import releases as releases_lib
 from vmsst.units import base, engines
 
 BUCKET_BYTES = 64 << 20
@@ -47,7 +48,7 @@ class Report:
 
   recipe: recipes.Recipe
   root: str
-  releases: Sequence[records.Release]
+  releases: Sequence[releases_lib.Release]
   left_out: Sequence[formats.Fault]
   cleaned: Mapping[str, Mapping[str, Any]]
   merged: Mapping[recipes.Cell, Mapping[str, int]]
@@ -72,7 +73,6 @@ def build(
   work: str,
   engine: engines.Engine,
   *,
-  name: str = "opus_bitext",
   bucket_bytes: int = BUCKET_BYTES,
   file_format: str = dataset_shards.FORMATS[0],
 ) -> Report:
@@ -85,7 +85,6 @@ def build(
     work: Folder for intermediate files. If other recipes use it later, they do not clean the same
       files again.
     engine: Where to do the units; see `vmsst.units`.
-    name: Prefix of the names of the shards.
     file_format: Format of the shards, one of `dataset_shards.FORMATS`.
     bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
@@ -93,7 +92,7 @@ def build(
     InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit
       failed.
   """
-  found, left_out = releases.scan(root)
+  found, left_out = releases_lib.scan(root)
   wanted = [release for release in found if recipe.wants(release)]
   if not wanted:
     raise errors.InputError(
@@ -109,7 +108,9 @@ def build(
     sources = [(release.name, release.size) for release in wanted]
     configuration = _sha256([stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes])
     folder = os.path.join(work, f"shards.{configuration[:16]}")
-    splits = _write(merge_units, ranks, cuts, os.path.join(folder, name), file_format, engine)
+    splits = _write(
+      merge_units, ranks, cuts, os.path.join(folder, "opus_bitext"), file_format, engine
+    )
   return Report(
     recipe=recipe,
     root=root,
@@ -128,7 +129,7 @@ def build(
 
 def _clean(
   recipe: recipes.Recipe,
-  wanted: Sequence[records.Release],
+  wanted: Sequence[releases_lib.Release],
   held: decontamination.EvaluationSentences,
   work: str,
   engine: engines.Engine,
@@ -161,7 +162,7 @@ def _clean(
   return units
 
 
-def _text_bytes(release: records.Release) -> int:
+def _text_bytes(release: releases_lib.Release) -> int:
   """Returns an estimate of a release's bytes of text from its size on disk."""
   return release.size * (_COMPRESSION if release.paths[0].endswith(_COMPRESSED) else 1)
 

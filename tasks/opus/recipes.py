@@ -20,14 +20,14 @@ The order of the corpora matters: if two have the same pair, the first keeps it.
 """
 
 import collections
-import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import yaml
 
@@ -36,35 +36,54 @@ from vmsst.bitext import readers
 from vmsst.files import input_files, storage
 from vmsst.languages import Language
 from vmsst.tasks.opus import cleaning as cleaning_lib
-from vmsst.tasks.opus import records
+from vmsst.tasks.opus import releases
 
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
 _TOP = 1 << 64  # Above every rank.
-_MOST = 1 << 63
 _LARGEST = 1 << 18  # Bytes.
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Cell = tuple[str, str]
 """Name of a language pair, and name of a corpus."""
 Ranks = Mapping[Cell, Sequence[np.ndarray]]
 """By cell, the ranks of its rows: ascending uint64 arrays, one per bucket."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
+class Code(str):
+  """A language by its `readers.compact_code`; in YAML any of its codes."""
+
+
+class Pair(str):
+  """A language pair by its `readers.pair_name`; in YAML two codes, such as de-en."""
+
+
+class CodeCounts(dict[str, int]):
+  """Numbers by `Code`."""
+
+
+class PairCounts(dict[str, int]):
+  """Numbers by `Pair`."""
+
+
+class Counts(dict[str, int]):
+  """Numbers by `Code` or `Pair`."""
+
+
+class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The part of a corpus in a recipe.
 
   Attributes:
     name: Name in OPUS, in upper or lower case.
     version: The version to use; None: every available version.
     cap: Maximum number of pairs of a language pair, including validation; None: no limit.
-    caps: Other limits, by name of the language pair ("deu_eng").
+    caps: Other limits, by language pair.
     only_where_nothing_else: Whether to use only language pairs that no other corpus has.
   """
 
-  name: str
+  name: Annotated[str, msgspec.Meta(min_length=1)]
   version: str | None = None
-  cap: int | None = None
-  caps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  cap: Count | None = None
+  caps: PairCounts = PairCounts()
   only_where_nothing_else: bool = False
 
   def limit(self, pair: str) -> int | None:
@@ -72,8 +91,7 @@ class Corpus:
     return self.caps.get(pair, self.cap)
 
 
-@dataclasses.dataclass(frozen=True)
-class Validation:
+class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The part of each corpus and language pair for validation.
 
   Attributes:
@@ -81,8 +99,8 @@ class Validation:
     at_most: Maximum number of pairs; None: no limit.
   """
 
-  share: float = 0.0
-  at_most: int | None = None
+  share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+  at_most: Count | None = None
 
   def count(self, size: int) -> int:
     """Returns how many of `size` pairs are for validation."""
@@ -90,8 +108,7 @@ class Validation:
     return count if self.at_most is None else min(count, self.at_most)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The content of a dataset.
 
   Attributes:
@@ -99,28 +116,48 @@ class Recipe:
     description: A sentence or two for the data card.
     corpora: The corpora in the order of precedence.
     unlisted: Whether to use all other corpora too, in the order of their names.
-    languages: Codes (`readers.compact_code`) of the languages; empty: all.
-    pivots: Codes of languages; every pair has one of them; empty: any pair.
-    pairs: Names of the language pairs; empty: all.
-    targets: Maximum number of training pairs of a language, by code, with all pivots together.
-    expected: Training pairs that a paper reports, by code or name of a pair; only for comparison.
+    languages: The languages; empty: all.
+    pivots: Languages; every pair has one of them; empty: any pair.
+    pairs: The language pairs; empty: all.
+    targets: Maximum number of training pairs of a language, with all pivots together.
+    expected: Training pairs that a paper reports; only for comparison.
     validation: The part for validation.
     cleaning: Rules for cleaning texts.
     seed: Seed of the pseudo-random sampling.
   """
 
-  name: str
+  name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]+\Z")]
   description: str = ""
   corpora: tuple[Corpus, ...] = ()
   unlisted: bool = False
-  languages: tuple[str, ...] = ()
-  pivots: tuple[str, ...] = ()
-  pairs: tuple[str, ...] = ()
-  targets: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  expected: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  languages: tuple[Code, ...] = ()
+  pivots: tuple[Code, ...] = ()
+  pairs: tuple[Pair, ...] = ()
+  targets: CodeCounts = CodeCounts()
+  expected: Counts = Counts()
   validation: Validation = Validation()
-  cleaning: cleaning_lib.Cleaning = dataclasses.field(default_factory=cleaning_lib.Cleaning)
-  seed: int = 0
+  cleaning: cleaning_lib.Cleaning = cleaning_lib.Cleaning()
+  seed: Count = 0
+
+  def __post_init__(self) -> None:
+    """Raises InputError if the values contradict each other."""
+    if not self.corpora and not self.unlisted:
+      raise errors.InputError("corpora is empty; list some, or set unlisted: true for all of them")
+    if self.targets and not self.pivots:
+      raise errors.InputError("targets are for pairs with pivots; set pivots, such as [en]")
+    for key, names in (
+      ("corpora", [corpus.name.casefold() for corpus in self.corpora]),
+      ("languages", self.languages),
+      ("pivots", self.pivots),
+      ("pairs", self.pairs),
+    ):
+      for name, count in collections.Counter(names).items():
+        if count > 1:
+          raise errors.InputError(f"{key} has {name} twice; remove one")
+    for key, codes in (("pivots", self.pivots), ("targets", self.targets)):
+      for code in codes:
+        if self.languages and code not in self.languages:
+          raise errors.InputError(f"{key} has {code}; add it to languages")
 
   def corpus(self, name: str) -> Corpus | None:
     """Returns the part of a corpus in the recipe; None: nothing."""
@@ -129,7 +166,7 @@ class Recipe:
         return corpus
     return Corpus(name) if self.unlisted else None
 
-  def wants(self, release: records.Release) -> bool:
+  def wants(self, release: releases.Release) -> bool:
     """Returns whether a release is in the dataset."""
     corpus = self.corpus(release.corpus)
     return (
@@ -157,7 +194,7 @@ class Recipe:
   @property
   def digest(self) -> str:
     """Hash, in 16 hexadecimal digits; the same for recipes that make the same data."""
-    content = dataclasses.asdict(self)
+    content = msgspec.to_builtins(self, enc_hook=str)
     for name in ("description", "expected"):
       del content[name]
     text = json.dumps(content, sort_keys=True)
@@ -227,7 +264,10 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
     raise errors.InputError(f"{place}: {getattr(error, 'problem', None) or error}") from None
   except (ValueError, RecursionError) as error:  # Dates, numbers, nesting.
     raise errors.InputError(f"{path} cannot be read as YAML: {error}") from None
-  return _Reader(str(path)).recipe(record)
+  try:
+    return msgspec.convert(record, Recipe, dec_hook=_normalized)
+  except (msgspec.ValidationError, errors.InputError) as error:
+    raise errors.InputError(f"{path}: {str(error).replace('$.', '')}") from None
 
 
 def language_codes(name_or_path: str | os.PathLike) -> tuple[str, ...]:
@@ -363,156 +403,25 @@ class _Loader(yaml.SafeLoader):
     return super().construct_mapping(node, deep=deep)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-  """Converts parsed YAML to a recipe; errors name file and key."""
-
-  path: str
-
-  def fail(self, key: str, what: str) -> errors.InputError:
-    return errors.InputError(f"{self.path}: {key} {what}")
-
-  def recipe(self, record: Any) -> Recipe:
-    known = {field.name: field for field in dataclasses.fields(Recipe)}
-    self.check_keys("", record, known)
-    if "name" not in record:
-      raise self.fail("name", "is missing")
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-      found[key] = getattr(self, f"read_{key}")(key, value)
-    name = found["name"]
-    if not name.isascii() or not name.replace("_", "").isalnum():
-      raise self.fail("name", f"is {name!r}; use letters, digits and _")
-    recipe = Recipe(**found)
-    if not recipe.corpora and not recipe.unlisted:
-      raise self.fail("corpora", "is empty; list some, or set unlisted: true for all of them")
-    if recipe.targets and not recipe.pivots:
-      raise self.fail("targets", "are for pairs with pivots; set pivots, such as [en]")
-    for corpus in recipe.corpora:
-      if not corpus.name:
-        raise self.fail("corpora", "has one without a name")
-    counted = collections.Counter(corpus.name.casefold() for corpus in recipe.corpora)
-    for corpus in recipe.corpora:
-      if counted[corpus.name.casefold()] > 1:
-        raise self.fail("corpora", f"has {corpus.name} twice")
-    for key in ("pivots", "targets"):
-      for code in getattr(recipe, key):
-        if recipe.languages and code not in recipe.languages:
-          raise self.fail(key, f"has {code}; add it to languages")
-    return recipe
-
-  def check_keys(self, key: str, record: Any, known: Iterable[str]) -> None:
-    if not isinstance(record, dict):
-      raise self.fail(key or "it", f"is not a mapping of {', '.join(known)}")
-    for name in record:
-      if name not in known:
-        place = f"{key}.{name}" if key else f"{name}"
-        raise self.fail(place, f"is not known; use {', '.join(known)}")
-
-  def text(self, key: str, value: Any) -> str:
-    if not isinstance(value, str):
-      shown = input_files.shown(value)
-      raise self.fail(key, f"is {shown}, not text; put it in quotes")
-    return value
-
-  def number(self, key: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
-      raise self.fail(key, f"is {input_files.shown(value)}, not a number from 0 to below 2^63")
-    return value
-
-  def flag(self, key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-      raise self.fail(key, f"is {input_files.shown(value)}; set it to true or false")
-    return value
-
-  def items(self, key: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-      raise self.fail(key, f"is {input_files.shown(value)}, not a list")
-    return value
-
-  def code(self, key: str, value: Any) -> str:
-    text = self.text(f"{key}: {input_files.shown(value)}", value)
-    try:
-      return readers.compact_code(languages.language(text))
-    except errors.InputError as error:
-      raise self.fail(key, f"has an unknown language: {error}") from None
-
-  def pair(self, key: str, value: Any) -> str:
-    codes = self.text(key, value).split("-")
-    if len(codes) != 2:
-      raise self.fail(key, f"has {input_files.shown(value)}; write two codes, such as de-en")
-    first, second = (languages.language(self.code(key, code)) for code in codes)
-    if first == second:
-      raise self.fail(key, f"has {input_files.shown(value)}; write two different languages")
-    return readers.pair_name(*records.ordered(first, second))
-
-  def numbers(self, key: str, value: Any, name_of: Callable[[str, Any], str]) -> dict[str, int]:
-    if not isinstance(value, dict):
-      raise self.fail(key, f"is {input_files.shown(value)}, not a mapping to numbers")
+def _normalized(kind: type, value: Any) -> Any:
+  """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
+  if issubclass(kind, dict):
     found: dict[str, int] = {}
-    for name, number in value.items():
-      own = name_of(key, name)
-      if own in found:
-        raise self.fail(key, f"has {own} twice, once as {name}")
-      found[own] = self.number(f"{key}.{name}", number)
-    return found
-
-  def unique(self, key: str, values: Sequence[str]) -> tuple[str, ...]:
-    if len(set(values)) < len(values):
-      twice = next(value for value in values if list(values).count(value) > 1)
-      raise self.fail(key, f"has {twice} twice")
-    return tuple(values)
-
-  def read_corpora(self, key: str, value: Any) -> tuple[Corpus, ...]:
-    known: dict[str, Callable[[str, Any], Any]] = {
-      "name": self.text,
-      "version": self.text,
-      "cap": self.number,
-      "caps": lambda key, value: self.numbers(key, value, self.pair),
-      "only_where_nothing_else": self.flag,
-    }
-    found = []
-    for place, record in enumerate(self.items(key, value), 1):
-      own = f"{key}[{place}]"
-      self.check_keys(own, record, known)
-      if "name" not in record:
-        raise self.fail(f"{own}.name", "is missing")
-      found.append(Corpus(**{name: known[name](f"{own}.{name}", record[name]) for name in record}))
-    return tuple(found)
-
-  def read_validation(self, key: str, value: Any) -> Validation:
-    self.check_keys(key, value, ("share", "at_most"))
-    share = value.get("share", 0.0)
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-      shown = input_files.shown(share)
-      raise self.fail(f"{key}.share", f"is {shown}, not a number from 0 to below 1")
-    at_most = value.get("at_most")
-    if at_most is not None:
-      self.number(f"{key}.at_most", at_most)
-    return Validation(float(share), at_most)
-
-  def read_cleaning(self, key: str, value: Any) -> cleaning_lib.Cleaning:
-    self.check_keys(key, value, [field.name for field in dataclasses.fields(cleaning_lib.Cleaning)])
-    try:
-      return cleaning_lib.Cleaning(**value)
-    except (errors.InputError, TypeError, ValueError) as error:
-      raise self.fail(key, f"cannot be used: {error}") from None
-
-  def read_languages(self, key: str, value: Any) -> tuple[str, ...]:
-    return self.unique(key, [self.code(key, code) for code in self.items(key, value)])
-
-  def read_pairs(self, key: str, value: Any) -> tuple[str, ...]:
-    return self.unique(key, [self.pair(key, pair) for pair in self.items(key, value)])
-
-  def read_expected(self, key: str, value: Any) -> dict[str, int]:
-    return self.numbers(
-      key, value, lambda key, name: (self.pair if "-" in str(name) else self.code)(key, name)
-    )
-
-  def read_targets(self, key: str, value: Any) -> dict[str, int]:
-    return self.numbers(key, value, self.code)
-
-  read_name = read_description = text
-  read_seed = number
-  read_unlisted = flag
-  read_pivots = read_languages
+    for name, count in msgspec.convert(value, dict[str, Count]).items():
+      is_pair = kind is PairCounts or (kind is Counts and "-" in name)
+      key = _normalized(Pair if is_pair else Code, name)
+      if key in found:
+        raise errors.InputError(f"{key} is there twice, once as {name}; remove one")
+      found[key] = count
+    return kind(found)
+  if not isinstance(value, str):
+    raise errors.InputError(f"{input_files.shown(value)} is not text; put it in quotes")
+  if kind is Code:
+    return Code(readers.compact_code(languages.language(value)))
+  codes = value.split("-")
+  if len(codes) != 2:
+    raise errors.InputError(f"{input_files.shown(value)}; write two codes, such as de-en")
+  first, second = map(languages.language, codes)
+  if first == second:
+    raise errors.InputError(f"{input_files.shown(value)}; write two different languages")
+  return Pair(readers.pair_name(*releases.ordered(first, second)))

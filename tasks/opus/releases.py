@@ -13,17 +13,19 @@ region of a code (pt_BR) is dropped if the table of languages has no such langua
 not.
 """
 
+import contextlib
+import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import formats
+from vmsst.bitext import formats, readers
 from vmsst.bitext.formats import Fault, Row
 from vmsst.files import archives, storage
-from vmsst.tasks.opus.records import Release, ordered
+from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
 _NAME = re.compile(
@@ -33,6 +35,90 @@ _NAME = re.compile(
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
 _FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
+_LICENSE = re.compile(r"LICEN[SC]E(\.txt|\.md)?", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+  """One language pair of one version of a corpus on disk.
+
+  Attributes:
+    corpus: Name in OPUS, such as "Europarl".
+    version: Version, such as "v8".
+    paths: The file, or the two files of a plain Moses pair (in the order of `codes`).
+    format: "zip" (a Moses pair in an archive), "moses", "tsv" or "tmx".
+    source: Language of the first side of the dataset's pairs; see `ordered`.
+    target: Language of the second side.
+    size: Bytes on disk.
+    codes: The language codes in the file name, in its order (the order of the columns of a TSV
+      file); None: the usual codes of the two languages, source first.
+  """
+
+  corpus: str
+  version: str
+  paths: tuple[str, ...]
+  format: str
+  source: Language
+  target: Language
+  size: int
+  codes: tuple[str, str] | None = None
+
+  @property
+  def pair(self) -> tuple[Language, Language]:
+    """The two languages, source first."""
+    return self.source, self.target
+
+  @property
+  def pair_name(self) -> str:
+    """Name of the language pair, such as "deu_eng"."""
+    return readers.pair_name(*self.pair)
+
+  @property
+  def file_codes(self) -> tuple[str, str]:
+    """The language codes in the file name, in its order."""
+    return self.codes or (usual_code(self.source), usual_code(self.target))
+
+  @property
+  def name(self) -> str:
+    """A unique name that is valid as a file name: "Europarl.v8.deu_eng".
+
+    Unusual codes are appended ("X.v1.eng_por.en-pt_BR"), because pt_BR and pt are one language but
+    two releases.
+    """
+    plain = f"{self.corpus}.{self.version}.{self.pair_name}"
+    usual = {usual_code(language) for language in self.pair}
+    return plain if set(self.file_codes) == usual else f"{plain}.{'-'.join(self.file_codes)}"
+
+  def license(self) -> str:
+    """Returns the first line of the license in the archive or next to it; "" if there is none."""
+    with contextlib.suppress(archives.DamagedError, OSError):
+      if self.format == "zip":
+        for member in archives.members(self.paths[0]):
+          if _LICENSE.fullmatch(os.path.basename(member.name)):
+            return _first_line(archives.member_chunks(member))
+      folder = os.path.dirname(self.paths[0])
+      for place in (folder, os.path.dirname(folder)):
+        for name in storage.names(place) if os.path.basename(place) == self.version else ():
+          if _LICENSE.fullmatch(name):
+            return _first_line(archives.file_chunks(os.path.join(place, name)))
+    return ""
+
+
+def ordered(first: Language, second: Language) -> tuple[Language, Language]:
+  """Returns two languages in the order of the dataset's pairs: alphabetical by `compact_code`."""
+  source, target = sorted((first, second), key=readers.compact_code)
+  return source, target
+
+
+def usual_code(language: Language) -> str:
+  """Returns the usual code of a language in OPUS: "de", "ceb", "sr_Latn"."""
+  short = language.iso639_1 or language.iso639_3
+  return short if languages.language(short) == language else f"{short}_{language.script}"
+
+
+def _first_line(chunks: Iterable[bytes]) -> str:
+  start = next(iter(chunks), b"").decode("utf-8-sig", errors="replace")
+  return next((line.strip() for line in start.splitlines() if line.strip()), "")[:80]
 
 
 def scan(root: str) -> tuple[list[Release], list[Fault]]:

@@ -15,13 +15,14 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vmsst.bitext import dataset_shards, formats
 from vmsst.files import atomic_files, storage
-from vmsst.tasks.opus import buckets, cleaning, decontamination, records, releases, shards
+from vmsst.tasks.opus import buckets, cleaning, decontamination, releases
 from vmsst.units import base
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
@@ -30,7 +31,7 @@ REASONS = (*cleaning.REASONS, HELD_OUT, DUPLICATE, NEAR_DUPLICATE)
 """Why a pair is left out, in the order of the checks."""
 FAULTS_KEPT = 20
 """Faults of a release that are kept with their places; all are counted."""
-FORMAT = 1
+FORMAT = 2
 """Version of the stages; increase it if a stage makes other output from the same input."""
 
 
@@ -48,7 +49,7 @@ class Clean(base.Unit):
     path: Output file.
   """
 
-  release: records.Release
+  release: releases.Release
   cleaning: cleaning.Cleaning
   held_out: str
   held_out_digest: str
@@ -64,7 +65,7 @@ class Clean(base.Unit):
       self.release.name,
       self.release.paths,
       files,
-      dataclasses.asdict(self.cleaning),
+      msgspec.structs.asdict(self.cleaning),
       self.held_out_digest,
       self.buckets,
     )
@@ -242,11 +243,11 @@ class Write(base.Unit):
 
   def make(self) -> dict[str, Any]:
     """Makes the file; returns the number of rows, the bytes of the records, and the file hash."""
-    examples = shards.Examples(self.source_language, self.target_language)
+    examples = dataset_shards.Examples(self.source_language, self.target_language)
     rows = heapq.merge(*(self._rows(each) for each in self.inputs))
     written = (examples.example(corpus, source, target) for _, corpus, source, target in rows)
     with atomic_files.atomic_path(self.path) as partial:
-      count, size = shards.write(partial, written, self.file_format)
+      count, size = dataset_shards.write(partial, written, self.file_format)
       with partial.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256")
     return {"rows": count, "bytes": size, "sha256": sha256.hexdigest()}

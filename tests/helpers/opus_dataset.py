@@ -9,7 +9,7 @@ from tensorflow_datasets.core import file_adapters, naming
 
 from vmsst import languages
 from vmsst.bitext import readers
-from vmsst.tasks.opus import records
+from vmsst.tasks.opus import releases
 
 COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
 
@@ -40,7 +40,7 @@ def write(
   infos = []
   for codes, rows in pairs.items():
     own = [languages.language(code) for code in codes]
-    pair = records.ordered(*own)
+    pair = releases.ordered(*own)
     turn = 1 if own == list(pair) else -1
     names = [readers.compact_code(language) for language in pair]
     examples = [

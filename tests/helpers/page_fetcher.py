@@ -1,49 +1,46 @@
 """Downloads of pages in memory, without a network."""
 
+import http.client
 import io
+import types
 import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from typing import Any
-
-import requests
-import urllib3
 
 from vmsst.downloads import evaluation_sets, fetch
 
 _Fetcher = fetch.Fetcher  # tests replace it
 
 
-class _Site(requests.adapters.BaseAdapter):
+class _Site(urllib.request.BaseHandler):
   """A web site: content by the path of an address, with ranges."""
 
+  handler_order = 1  # before that of urllib
+
   def __init__(self, pages: Mapping[str, bytes]):
-    super().__init__()
     self._pages = pages
 
-  def send(self, request: Any, **options: Any) -> requests.Response:
+  def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
     """Returns the response to a request."""
-    content = self._pages[urllib.parse.urlsplit(request.url).path]
-    headers, status = {"ETag": '"1"'}, 200
-    start = int(request.headers.get("Range", "bytes=0-")[6:-1])
-    if "Range" in request.headers and request.headers.get("If-Range") in (None, '"1"'):
-      status = 206 if start < len(content) else 416
-      headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    content = self._pages[urllib.parse.urlsplit(request.full_url).path]
+    head, start = "HTTP/1.1 200 OK", int(request.get_header("Range", "bytes=0-")[6:-1])
+    if start:
+      head = "HTTP/1.1 206 OK" if start < len(content) else "HTTP/1.1 416 No"
+      head += f"\r\nContent-Range: bytes {start}-{len(content) - 1}/{len(content)}"
       content = content[start:]
-    headers["Content-Length"] = str(len(content))
-    response = requests.Response()
-    response.status_code, response.reason, response.url = status, "OK", request.url
-    response.headers.update(headers)
-    response.raw = urllib3.HTTPResponse(io.BytesIO(content), headers, status, preload_content=False)
+    head += f'\r\nETag: "1"\r\nContent-Length: {len(content)}\r\n\r\n'
+    stream = io.BytesIO(head.encode() + content)
+    response = http.client.HTTPResponse(types.SimpleNamespace(makefile=lambda mode: stream))
+    response.begin()
+    response.msg = response.reason
     return response
-
-  def close(self) -> None:
-    """Does nothing."""
 
 
 def fetcher_of(pages: Mapping[str, bytes]) -> fetch.Fetcher:
   """Returns a fetcher of pages, by path."""
   fetcher = _Fetcher(attempts=2, pause=0)
-  fetcher._session.mount("https://", _Site(pages))
+  fetcher._opener.add_handler(_Site(pages))
   return fetcher
 
 

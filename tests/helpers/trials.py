@@ -31,7 +31,7 @@ _ACTIONS = (
   "socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen", "os.system",
   "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.remove", "os.rename", "os.rmdir",
   "os.mkdir", "os.symlink", "os.link", "os.truncate", "shutil.rmtree", "pty.spawn",
-  "urllib.Request", "pickle.find_class",
+  "pickle.find_class",
 )  # fmt: skip
 _seen: list[str] | None = None
 

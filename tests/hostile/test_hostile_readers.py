@@ -6,9 +6,7 @@ import hashlib
 import io
 import json
 import lzma
-import sqlite3
 import tarfile
-import tempfile
 
 import benchmark_trees
 import gin
@@ -193,16 +191,6 @@ def opus_list(folder):
     check_releases(opus.releases(ask, [("Europarl", None)], opus.anything))
 
 
-def opus_table(folder):
-  opustools = pytest.importorskip("opustools")
-  (folder / "out").mkdir()
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(opustools, "__file__", str(folder / "__init__.py"))
-    patch.setattr(tempfile, "tempdir", str(folder / "out"))
-    with opus.table() as ask:
-      check_releases(opus.releases(ask, [("Europarl", None)], opus.one_of(["de-en"])))
-
-
 def archive_files():
   zipped, tarred = io.BytesIO(), io.BytesIO()
   members = {"top/x.txt": CONTENT, "top/deep/y.txt": b"y\n", "top/z.bin": b"z"}
@@ -218,16 +206,6 @@ def archive_files():
   }  # fmt: skip
 
 
-def database(folder):
-  connection = sqlite3.connect(folder / "x.db")
-  connection.execute(f"CREATE TABLE opusfile ({', '.join(COLUMNS)})")
-  marks = ", ".join("?" * len(COLUMNS))
-  connection.execute(f"INSERT INTO opusfile VALUES ({marks})", list(COLUMNS.values()))
-  connection.commit()
-  connection.close()
-  return gzip.compress((folder / "x.db").read_bytes(), mtime=0)
-
-
 def readers_of_data(folder):
   """Returns readers of texts, benchmarks, settings and downloads."""
   opus_tree.write(folder / "opus", PARTS)
@@ -235,10 +213,12 @@ def readers_of_data(folder):
   plain = {k.removesuffix(".gz"): gzip.decompress(x) if ".gz" in k else x for k, x in tree.items()}
   amazon = plain["amazon_reviews/test/dataset_en_test.json"]
   moses = {"News/v1/moses/N.de-en.de": SIDES[0], "News/v1/moses/N.de-en.en": SIDES[1]}
-  part, note = "out/.a.vmsst-part", "out/.downloads/x.json"
-  about = json.dumps({"url": URL, "validator": '"1"', "total": len(CONTENT), "pieces": 1}).encode()
-  partial = {part: CONTENT[:2000], f"{part}.json": about}
-  left = (".a.vmsst-part", ".a.vmsst-part.json", "a", ".downloads", "x")
+  note = "out/.downloads/x.json"
+  file, checked = fetch.File(URL, size=len(CONTENT)), fetch.File(URL, checksum=SHA256)
+  part, other = (
+    fetch.part_path(pathlib.Path("out/a"), each, '"1"', len(CONTENT)) for each in (file, checked)
+  )
+  left = (part.name, other.name, "a", ".downloads", "x")
   zipped = archive_files()["a.zip"]
   how = evaluation_sets.Unpack("*.txt", "y", flat=True, most=1 << 20)
   sets = (
@@ -267,9 +247,8 @@ def readers_of_data(folder):
       "train/metrics.jsonl": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n'},
       lambda folder: reading.read_runs([folder])),
     Reader("gin files", {"x.gin": GIN, "other.gin": b"# More.\nWIDTH = 8\nLONG = 1\n"}, gin_files),
-    Reader("partial download with a checksum", partial, resume(fetch.File(URL, checksum=SHA256)),
-           left),
-    Reader("partial download", partial, resume(fetch.File(URL, size=len(CONTENT))), left),
+    Reader("partial download with a checksum", {str(other): CONTENT[:2000]}, resume(checked), left),
+    Reader("partial download", {str(part): CONTENT[:2000]}, resume(file), left),
     Reader("complete download", {"out/a": CONTENT},
            resume(fetch.File(URL, size=len(CONTENT), checksum=SHA256)), left),
     Reader("note of an evaluation set",
@@ -281,7 +260,6 @@ def readers_of_data(folder):
     Reader("tables", {"t.csv": quoted, "t.tsv": b"a\tb\tc\nx\ty\tz\n1\t2\t3\n"}, join, ("t.csv",)),
     Reader("list of the OPUS API", {"list.json": json.dumps({"corpora": [COLUMNS]}).encode()},
            opus_list),
-    Reader("table of opustools", {"opusdata.db.gz": database(folder)}, opus_table),
   ]  # fmt: skip
 
 
@@ -296,7 +274,7 @@ SMALL = (
   "bitext", "opus releases", "benchmarks", "questions", "documents", "texts", "recipes", "results",
   "gin files", "partial download with a checksum", "partial download", "complete download",
   "note of an evaluation set", "archive of an evaluation set", "archives", "tables",
-  "list of the OPUS API", "table of opustools", "SentencePiece model", "tokenizer.json", "vectors",
+  "list of the OPUS API", "SentencePiece model", "tokenizer.json", "vectors",
   "vectors to resume", "vectors of a teacher",
 )  # fmt: skip
 LARGE = (

@@ -109,7 +109,7 @@ def test_the_mixture_gives_what_seqio_itself_gives(corpus, shards, num_epochs):
 
 def test_streamed_files_give_the_same_rows_as_those_in_memory(corpus):
   def rows(**options):
-    name = _files(corpus, both_directions=True, **options)
+    name = _files(corpus, **options)
     dataset = seqio.get_dataset(name, LENGTHS, BitextFeatureConverter(), shuffle=True, seed=1)
     return {flat(row) for row in dataset.as_numpy_iterator()}
 
@@ -120,48 +120,18 @@ def test_streamed_files_give_the_same_rows_as_those_in_memory(corpus):
   assert isinstance(streamed.source, sources.StreamSource)
   in_memory = rows()
   # A mixture ends with its first empty task: one of the two has given all its rows.
-  assert len(in_memory) >= 10
+  assert len(in_memory) >= 5
   everything = {
     flat(row)
-    for task in seqio.MixtureRegistry.get(_files(corpus, both_directions=True)).tasks
+    for task in seqio.MixtureRegistry.get(_files(corpus)).tasks
     for row in BitextFeatureConverter()(
       task.get_dataset(LENGTHS, shuffle=False), LENGTHS
     ).as_numpy_iterator()
   }
-  assert len(everything) == 90
+  assert len(everything) == 45
   assert in_memory <= everything
-  assert len(rows(memory_limit=0)) >= 10
+  assert len(rows(memory_limit=0)) >= 5
   assert rows(memory_limit=0) <= everything
-
-
-def test_languages_reach_the_model_by_index(corpus):
-  mixture = seqio.MixtureRegistry.get(_files(corpus))
-  seen = {
-    (int(row["input_language"][0]), int(row["target_language"][0]))
-    for row in mixture.get_dataset(LENGTHS, seed=0).take(200).as_numpy_iterator()
-  }
-  assert seen == {(language(code).index, language("en").index) for code in ("de", "fr")}
-  assert bitext.file_languages(str(corpus / "*.tsv.gz")) == ["deu", "eng", "fra"]
-
-
-def test_gin_registers_the_mixture(corpus):
-  import gin
-
-  with gin.unlock_config():
-    gin.parse_config(
-      f"""
-      from __gin__ import dynamic_registration
-      from vmsst.text import vocabularies
-      from vmsst.tasks import bitext
-      NAME = @bitext.files()
-      bitext.files.patterns = ["{corpus}/*.tsv.gz"]
-      bitext.files.vocabulary = @vocabularies.ByteVocabulary()
-      """
-    )
-    names = {gin.query_parameter("%NAME").scoped_configurable_fn() for _ in range(2)}
-  gin.clear_config()
-  assert len(names) == 1
-  assert names <= set(seqio.MixtureRegistry.names())
 
 
 def test_the_sample_corpus_is_a_mixture_too():

@@ -141,26 +141,6 @@ def test_a_restored_iterator_resumes_exactly(mixture, tmp_path):
       np.testing.assert_array_equal(again[name], batch[name])
 
 
-def test_upstreams_own_get_dataset_can_be_restored_too(mixture, tmp_path):
-  def make():
-    return iter(
-      seqio.get_dataset(
-        mixture, LENGTHS, BitextFeatureConverter(), shuffle=True, seed=2, num_epochs=None,
-        batch_size=8,
-      )
-    )  # fmt: skip
-
-  iterator = make()
-  for _ in range(50):
-    next(iterator)
-  path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "plain"))
-  assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2e6
-  restored = make()
-  tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
-  for _ in range(100):
-    np.testing.assert_array_equal(next(restored)["inputs"], next(iterator)["inputs"])
-
-
 def test_wrong_values_are_refused(mixture):
   with pytest.raises(errors.InputError, match="batch_size 8 is not a multiple"):
     _dataset(mixture, 0, 3)
@@ -213,14 +193,6 @@ def test_batches_of_one_language_pair_come_in_proportion(two_pairs, tmp_path):
     again = next(restored)
     for name in LENGTHS:
       np.testing.assert_array_equal(again[name], batch[name])
-
-
-def test_batches_of_one_language_pair_have_all_lengths_by_default(two_pairs):
-  batches = _batches(_dataset(two_pairs, one_language_pair=True, group_by_length=False), 20)
-  for batch in batches:
-    both = np.concatenate([batch["input_language"], batch["target_language"]], axis=1)
-    assert len({frozenset(row) for row in both.tolist()}) == 1
-  assert np.mean([len(set(_classes(batch))) > 1 for batch in batches]) > 0.9
 
 
 def test_batches_of_one_language_pair_need_the_languages(two_pairs):

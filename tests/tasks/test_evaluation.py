@@ -1,6 +1,4 @@
-import benchmark_trees
 import line_files
-import memory_store
 import numpy as np
 import opus_dataset
 import pytest
@@ -86,12 +84,6 @@ def test_rows_carry_what_the_metric_needs(tatoeba_root):
   assert len(rows) == 8
 
 
-def test_tatoeba_is_registered_once_for_one_set_of_arguments(tatoeba_root):
-  name = evaluation.tatoeba(str(tatoeba_root), BYTES)
-  assert evaluation.tatoeba(str(tatoeba_root), BYTES) == name
-  assert evaluation.tatoeba(str(tatoeba_root), BYTES, max_length=9) != name
-
-
 def test_missing_test_sets_are_named(tatoeba_root):
   with pytest.raises(errors.InputError, match=r"no test set of French.*cmn, deu"):
     evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["fr"])
@@ -158,19 +150,6 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
     found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
     assert found == pytest.approx(wanted["benchmarks"][task.name[11:]]["summary"])
   assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
-
-
-def test_tasks_of_a_store_have_the_metrics_of_its_copy(small_root, monkeypatch):
-  memory_store.installed(monkeypatch)
-  benchmark_trees.upload(small_root, "gs://bucket/data")
-  found = []
-  for root in (str(small_root), "gs://bucket/data"):
-    mixture = evaluation.suite(root, BYTES)
-    names = [task.name for task in seqio.get_mixture_or_task(mixture).tasks]
-    names.append(evaluation.tatoeba(f"{root}/tatoeba", BYTES))
-    found.append([_evaluate(name, lambda text: np.eye(4)[NUMBERS[text]]) for name in names])
-  assert found[0] == found[1]
-  assert len(found[1]) == 3
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):

@@ -6,7 +6,6 @@ import line_files
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
 
 from vmsst import errors
 from vmsst.bitext import readers
@@ -52,16 +51,14 @@ def files(corpus, **options):
   )
 
 
-def check(row, *, turned=False):
+def check(row):
   """Whether everything in a row is of one line of one file; gives what tells the row."""
-  sides = [BYTES.decode(row[name].tolist()) for name in ("inputs", "targets")]
-  turned = turned and sides[0][0].isupper()
-  source, target = reversed(sides) if turned else sides
+  source, target = (BYTES.decode(row[name].tolist()) for name in ("inputs", "targets"))
   file, line = source[0], int(source[1:])
   assert target == f"{file.upper()}{line}"
   for side, name in enumerate(("teacher_inputs", "teacher_targets")):
-    assert row[name].tolist() == vector(file, line, 1 - side if turned else side)
-  return file, line, turned
+    assert row[name].tolist() == vector(file, line, side)
+  return file, line
 
 
 EXPECTED = {
@@ -82,25 +79,13 @@ def test_every_row_has_its_own_negatives_and_vectors(corpus, memory_limit):
       WITH_ALL, shuffle=True, seed=3, shard_info=seqio.ShardInfo(index=shard, num_shards=shards)
     )
     for row in BitextFeatureConverter()(rows, WITH_ALL).as_numpy_iterator():
-      file, line, _ = check(row)
+      file, line = check(row)
       seen.append((file, line))
       texts = BYTES.encode([f"n{line}", "", f"longer{line}"], 6)
       texts[1] = []  # an empty one has no EOS token: it does not exist
       assert row["negatives"].tolist() == [ids + [0] * (6 - len(ids)) for ids in texts]
   assert len(seen) == len(EXPECTED)
   assert set(seen) == EXPECTED
-
-
-@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
-def test_both_directions_exchange_vectors_too(corpus, memory_limit):
-  name = files(corpus, both_directions=True, memory_limit=memory_limit)
-  seen = [
-    check(row, turned=True)
-    for task in seqio.MixtureRegistry.get(name).tasks
-    for row in task.get_dataset(WITH_ALL, shuffle=True, seed=0).as_numpy_iterator()
-  ]
-  assert len(seen) == 2 * len(EXPECTED)
-  assert set(seen) == {(*row, turned) for row in EXPECTED for turned in (False, True)}
 
 
 def test_a_mixture_gives_what_seqio_itself_gives(corpus):
@@ -121,19 +106,6 @@ def test_a_mixture_gives_what_seqio_itself_gives(corpus):
       np.testing.assert_array_equal(ours[feature], theirs[feature])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
-def test_features_without_a_length_are_not_made(corpus, memory_limit):
-  mixture = seqio.MixtureRegistry.get(files(corpus, negatives=3, memory_limit=memory_limit))
-  rows = mixture.get_dataset(PAIR, shuffle=True, seed=1)
-  assert set(rows.element_spec) == set(PAIR)
-  if memory_limit:
-    # Made by number: padded already.
-    assert rows.element_spec["inputs"].shape == [12]
-  some = {**PAIR, "teacher_targets": 4}
-  assert set(mixture.get_dataset(some, seed=1).element_spec) == set(some)
-
-
 def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   (tmp_path / "x.de-en.tsv").write_text("a\tb\t\n", encoding="utf-8")
   name = bitext.files(str(tmp_path / "*.tsv"), BYTES, negatives=1)
@@ -142,26 +114,6 @@ def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   assert row["negatives"].tolist() == [[0] * 5]
   task = seqio.MixtureRegistry.get(name).tasks[0]
   assert not next(task.get_dataset(None).as_numpy_iterator())["negatives"].any()
-
-
-def test_a_saved_iterator_resumes_with_vectors(corpus, tmp_path):
-  name = files(corpus, negatives=3, memory_limit=0)
-  source = seqio.MixtureRegistry.get(name).tasks[0].source
-
-  def make():
-    return iter(source.get_dataset(shuffle=True, seed=2).repeat())
-
-  iterator = make()
-  for _ in range(7):
-    next(iterator)
-  path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "state"))
-  expected = [next(iterator) for _ in range(20)]
-  restored = make()
-  tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
-  for row in expected:
-    again = next(restored)
-    for feature in row:
-      np.testing.assert_array_equal(again[feature], row[feature])
 
 
 def test_rows_with_another_number_of_columns_are_named(tmp_path):
@@ -179,8 +131,6 @@ def test_rows_with_another_number_of_columns_are_named(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(corpus, tmp_path):
-  with pytest.raises(errors.InputError, match="both_directions"):
-    files(corpus, negatives=1, both_directions=True)
   with pytest.raises(errors.InputError, match="negatives is -1"):
     files(corpus, negatives=-1)
   data = seqio.MixtureRegistry.get(files(corpus)).get_dataset(

@@ -3,7 +3,7 @@
 import pytest
 import sentencepiece
 
-from vmsst import errors, languages
+from vmsst import errors
 from vmsst.tasks import sample
 from vmsst.tasks.sample import corpus, phrasebook
 from vmsst.tasks.sample.phrasebook import Meaning
@@ -20,16 +20,6 @@ WRITTEN = {
     "tr": "Kız kardeşim dün otelde eski bir dostla buluştu.",
     "zh": "我姐姐昨天在酒店和一位老朋友见了面。",
     "ar": "أختي التقت بصديق قديم في الفندق أمس.",
-  },
-  Meaning("present", "grandfather", "pick up a parcel", "station", "every Friday"): {
-    "en": "My grandfather picks up a parcel near the station every Friday.",
-    "es": "Mi abuelo recoge un paquete cerca de la estación todos los viernes.",
-    "de": "Mein Großvater holt jeden Freitag in der Nähe des Bahnhofs ein Paket ab.",
-    "fr": "Mon grand-père récupère un colis près de la gare tous les vendredis.",
-    "ru": "Мой дедушка каждую пятницу забирает посылку возле вокзала.",
-    "tr": "Dedem her cuma istasyonun yakınında bir paket teslim alıyor.",
-    "zh": "我爷爷每个星期五在车站附近取一个包裹。",
-    "ar": "جدي يستلم طردًا بالقرب من المحطة كل يوم جمعة.",
   },
   Meaning("want", "workers", "wait for the bus", "library", "tomorrow"): {
     "en": "The workers want to wait for the bus in front of the library tomorrow.",
@@ -109,17 +99,6 @@ def test_no_two_meanings_share_a_sentence(language):
 
 
 @pytest.mark.parametrize("language", sample.LANGUAGES)
-def test_sentences_are_clean_text(language):
-  assert languages.language(language).iso639_1 == language
-  for i in range(500):
-    text = sample.sentence(i, language)
-    assert text[-1] in ".。"
-    assert text == " ".join(text.split())
-    assert not any(mark in text for mark in "{}/-_|") or language == "fr"  # grand-mère, week-end
-    assert text[0] == text[0].upper()
-
-
-@pytest.mark.parametrize("language", sample.LANGUAGES)
 def test_the_vocabulary_writes_every_sentence(language):
   vocabulary = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
   assert vocabulary.eos_id == 1
@@ -156,12 +135,3 @@ def test_wrong_names_and_numbers_are_reported():
   for number in (-1, 2_160):
     with pytest.raises(IndexError, match=f"meaning {number} is not in 0..2159"):
       sample.slots(number, "validation")
-
-
-def test_load_sample_returns_parallel_sentences():
-  loaded = sample.load_sample("validation", 3)
-  assert tuple(loaded) == sample.LANGUAGES
-  for code, sentences in loaded.items():
-    assert sentences == [sample.sentence(x, code, "validation") for x in range(3)]
-  with pytest.raises(IndexError):
-    sample.load_sample("validation", 10**9)

@@ -9,10 +9,9 @@ import numpy as np
 import opus_dataset
 import pytest
 import seqio
-import tensorflow as tf
 
 from vmsst import errors
-from vmsst.tasks import bitext, feature_converter, lanes, preprocessors, sharded_batches
+from vmsst.tasks import bitext, feature_converter, lanes, sharded_batches
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
 
@@ -173,64 +172,6 @@ def test_an_epoch_has_every_row_that_fits_once(data_dir):
   assert min(german, 200 - german) == pytest.approx(50, abs=15)
 
 
-def test_rates_of_a_mixture_hold(data_dir):
-  name = mixtures.opus("mine", VOCABULARY, str(data_dir), max_length=None, weighting="uniform")
-  codes = [code for code, _ in _numbers(_global(name, 1, 100)[0])]
-  assert codes.count(codes[0]) / 800 == pytest.approx(0.5, abs=0.05)
-
-
-def test_both_directions_are_rows_of_their_own(data_dir):
-  name = mixtures.opus("mine", VOCABULARY, str(data_dir), both_directions=True, max_length=None)
-  straight = mixtures.opus("mine", VOCABULARY, str(data_dir), max_length=None)
-  rows = {}
-  for key, mixture, count in (("both", name, 100), ("one", straight, 50)):
-    batches, _, _ = _global(mixture, 1, count)
-    rows[key] = [
-      tuple((tuple(batch[side][i]), int(batch[language][i, 0])) for side, language in (
-        ("inputs", "input_language"), ("targets", "target_language")))
-      for batch in batches for i in range(BATCH)
-    ]  # fmt: skip
-  assert len(set(rows["both"])) == 800
-  assert set(rows["both"]) == {*rows["one"], *((b, a) for a, b in rows["one"])}
-
-
-@pytest.fixture(scope="module")
-def noisy(mixture):
-  """A task of other preprocessors of the same files: one is random, one leaves rows out."""
-  source = seqio.get_mixture_or_task(mixture).tasks[0].source
-
-  @functools.partial(seqio.map_over_dataset, num_seeds=1)
-  def noise(row, seed, sequence_length):
-    number = tf.random.stateless_uniform([4], seed, 1, 200, tf.int32)
-    return {**row, "inputs": number, "targets": tf.range(sequence_length["targets"])}
-
-  def odd(rows):
-    return rows.filter(lambda row: row["inputs"][0] % 2 == 1)
-
-  name = "noisy"
-  seqio.TaskRegistry.add(
-    name,
-    source=source,
-    preprocessors=[seqio.CacheDatasetPlaceholder(), noise, odd, seqio.preprocessors.append_eos],
-    output_features=preprocessors.pair_features(VOCABULARY),
-  )
-  return name
-
-
-def test_a_random_preprocessor_depends_on_the_place_of_a_row_alone(noisy):
-  whole, state, _ = _global(noisy, 1, 12)
-  _assert_equal(_global(noisy, 4, 12)[0], whole)
-  _, middle, _ = _global(noisy, 2, 5)
-  _assert_equal(_global(noisy, 1, 7, middle)[0], whole[5:])
-  tokens = np.concatenate([batch["inputs"] for batch in whole])
-  assert (tokens[:, 0] % 2 == 1).all()
-  assert len(set(map(tuple, tokens.tolist()))) == 12 * BATCH
-  assert sum(state["passed"]) == pytest.approx(2 * 12 * BATCH, rel=0.3)
-  assert (tokens[:, 4] == VOCABULARY.eos_id).all()  # the task's own preprocessors
-  other, _, _ = _global(noisy, 1, 12, changes=[("seed", 6)])
-  assert all((a["inputs"] != b["inputs"]).any() for a, b in zip(whole, other, strict=True))
-
-
 def test_a_state_is_for_the_same_batches_alone(mixture):
   _, state, _ = _global(mixture, 1, 3)
   for changes, message in (
@@ -243,12 +184,6 @@ def test_a_state_is_for_the_same_batches_alone(mixture):
   # Without a seed, the seed is that of the state.
   rest, _, _ = _global(mixture, 1, 3, state, changes=[("seed", None)])
   _assert_equal(rest, _global(mixture, 1, 3, state)[0])
-
-
-def test_without_shuffling_rows_keep_their_order(data_dir):
-  name = mixtures.opus("mine", VOCABULARY, str(data_dir), languages=("de", "en"), max_length=None)
-  numbers = [n for _, n in _numbers(_global(name, 2, 5, changes=[("shuffle", False)])[0])]
-  assert numbers == [1 + 3 * i for i in range(40)]  # the first of three files
 
 
 def test_what_needs_all_hosts_or_is_wrong_is_refused(mixture, tmp_path):
@@ -279,42 +214,16 @@ def _written(folder, **options):
   return opus_dataset.write(folder, "other", pairs, **{"file_format": "array_record", **options})
 
 
-def _halve(path):
-  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def _replace(path):
-  (other,) = path.parent.glob("*validation*")
-  path.write_bytes(other.read_bytes())
-
-
-@pytest.mark.parametrize(
-  ("damage", "message"),
-  [
-    (lambda path: path.unlink(), "no such file; copy it or build"),
-    (_halve, "is truncated, or is not an ArrayRecord file"),
-    (lambda path: path.write_bytes(b"junk"), "is truncated, or is not an ArrayRecord file"),
-    (_replace, "has 1 records, but its dataset lists 49"),
-  ],
-)
-def test_a_damaged_shard_is_named(tmp_path, damage, message):
+def test_a_missing_or_damaged_shard_is_named(tmp_path):
   folder = _written(tmp_path, shards=2)
   name = mixtures.opus("other", VOCABULARY, str(tmp_path))
   (path,) = folder.glob("*train*-00001-of-00002")
-  damage(path)
-  with pytest.raises(errors.InputError, match=rf"{path}:? {message}"):
+  (other,) = folder.glob("*validation*")
+  path.write_bytes(other.read_bytes())
+  with pytest.raises(errors.InputError, match=f"{path} has 1 records, but its dataset lists 49"):
     _global(name, 1, 20)
-
-
-def test_a_damaged_record_is_named(tmp_path):
-  folder = _written(tmp_path)
-  name = mixtures.opus("other", VOCABULARY, str(tmp_path))
-  (path,) = folder.glob("*train*")
-  content = bytearray(path.read_bytes())
-  for place in range(1000, 1100):
-    content[place] ^= 0xFF
-  path.write_bytes(content)
-  with pytest.raises(errors.InputError, match=rf"{path}: Corrupted .*hash mismatch.*build"):
+  path.unlink()
+  with pytest.raises(errors.InputError, match=f"{path}: no such file; copy it or build"):
     _global(name, 1, 20)
 
 

@@ -58,16 +58,6 @@ def test_shards_partition_the_rows_by_number():
   assert [sorted(x) for x in mixed] == ordered
 
 
-def test_both_directions_give_every_pair_turned_round_too():
-  source = _source(both_directions=True)
-  assert source.num_input_examples("train") == 20
-  rows = list(source.get_dataset(shuffle=True, seed=0).as_numpy_iterator())
-  seen = {(bytes(r["inputs"]), bytes(r["targets"]), int(r["input_language"][0])) for r in rows}
-  assert len(seen) == 20
-  other = {language("de").index: language("en").index, language("en").index: language("de").index}
-  assert seen == {(target, source, other[code]) for source, target, code in seen}
-
-
 def _streamed(tmp_path):
   line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
   line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\ns6\ns7")

@@ -15,7 +15,6 @@ from vmsst import errors
 from vmsst.bitext import readers
 from vmsst.inference import encoder as encoder_lib
 from vmsst.tasks import bitext, evaluation, preprocessors, sample, sources
-from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.text import vocabularies, vocabulary_training
 
 pytest.importorskip("sacremoses")
@@ -85,11 +84,11 @@ def test_training_from_memory(folder, vocabulary, expected):
 
 def test_training_from_a_stream(folder, vocabulary, expected):
   files = readers.find_bitext(str(folder / "*.tsv"))
-  stream = sources.StreamSource({"train": files}).get_dataset("train", shuffle=False)
-  rows = preprocessors.tokenize(stream, vocabulary).as_numpy_iterator()
-  for file, row in zip(files, rows, strict=True):
-    assert [*row["inputs"], 1] == expected[file.source.iso639_3]
-    assert [*row["targets"], 1] == expected["eng"]
+  name = bitext.files(str(folder / "*.tsv"), vocabulary, memory_limit=0)
+  for file, task in zip(files, seqio.MixtureRegistry.get(name).tasks, strict=True):
+    (row,) = task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
+    assert row["inputs"].tolist() == expected[file.source.iso639_3]
+    assert row["targets"].tolist() == expected["eng"]
 
 
 def test_evaluation_tasks(folder, vocabulary, expected):
@@ -127,13 +126,6 @@ def test_inference(vocabulary, expected, monkeypatch):
     encoder.encode(texts, language=["de", "fr"])
 
 
-def test_other_vocabularies_do_not_look_at_the_language(vocabulary):
-  plain = vocabularies.SentencePieceVocabulary(vocabulary.path)
-  for other in (plain, vocabularies.ByteVocabulary()):
-    assert other.encode(["it's"], 9, "en") == other.encode(["it's"], 9)
-    assert other.tokenize(["it's"], "no code") == other.tokenize(["it's"])
-
-
 def test_negatives_of_a_stream_are_split_as_targets():
   row = {
     "inputs": ["L'eau", "x"],
@@ -141,11 +133,9 @@ def test_negatives_of_a_stream_are_split_as_targets():
     "negatives": [["he's", ""], ["a.", "b"]],
   }
   codes = {"input_language": [[83], [83]], "target_language": [[74], [74]]}
-  rows = preprocessors.split_words(tf.data.Dataset.from_tensor_slices(row | codes))
-  first, second = rows.as_numpy_iterator()
-  assert (first["inputs"], first["targets"]) == (b"L' eau", b"it 's")
-  assert first["negatives"].tolist() == [b"he 's", b""]
-  assert second["negatives"].tolist() == [b"a .", b"b"]
+  found = preprocessors.split_columns({k: tf.constant(v) for k, v in (row | codes).items()})
+  assert (found["inputs"][0], found["targets"][0]) == (b"L' eau", b"it 's")
+  assert found["negatives"].numpy().tolist() == [[b"he 's", b""], [b"a .", b"b"]]
 
 
 def test_a_missing_program_is_one_clear_error_for_streams_too(tmp_path, monkeypatch, vocabulary):
@@ -155,27 +145,6 @@ def test_a_missing_program_is_one_clear_error_for_streams_too(tmp_path, monkeypa
     name = bitext.files(str(tmp_path / "*.tsv"), vocabulary, memory_limit=limit)
     with pytest.raises(errors.InputError, match="jumanpp is not on the PATH"):
       seqio.MixtureRegistry.get(name).get_dataset(LENGTHS)
-
-
-def test_a_stream_is_saved_and_resumes(tmp_path, vocabulary):
-  lines = (f"Satz Nr. {i}, z.B. so.\tSentence No. {i}, isn't it?\n" for i in range(700))
-  (tmp_path / "a.de-en.tsv").write_text("".join(lines), encoding="utf-8")
-  name = bitext.files(str(tmp_path / "*.tsv"), vocabulary, memory_limit=0)
-  dataset = seqio.get_dataset(
-    name,
-    LENGTHS,
-    feature_converter=BitextFeatureConverter(pack=False),
-    shuffle=False,
-    num_epochs=None,
-  )
-  iterator = iter(dataset)
-  for _ in range(600):
-    next(iterator)
-  tf.train.Checkpoint(ds=iterator).write(str(tmp_path / "state"))
-  expected = [next(iterator)["inputs"].numpy().tolist() for _ in range(200)]
-  resumed = iter(dataset)
-  tf.train.Checkpoint(ds=resumed).read(str(tmp_path / "state")).assert_consumed()
-  assert [next(resumed)["inputs"].numpy().tolist() for _ in range(200)] == expected
 
 
 def test_a_vocabulary_is_trained_on_words(tmp_path):

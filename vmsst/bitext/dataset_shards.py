@@ -1,23 +1,30 @@
-"""Reads the files of datasets of `vmsst data build` without TensorFlow.
+"""Files of datasets of `vmsst data build`, read and written without importing TensorFlow.
 
-They are TFRecord or ArrayRecord files of tf.train.Example messages, whose features are single
-texts. TensorFlow verifies the checksums of TFRecord files when it trains on them; these functions
-do not.
+A file is TFRecord or ArrayRecord; its records are tf.train.Example messages, whose features are
+single texts. TensorFlow verifies the checksums of TFRecord files when it trains on them, and
+`ArrayRecords` those of every record; `read_examples` does not verify those of TFRecord files.
 
-Format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
+Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and
+https://github.com/google/array_record.
 """
 
+import contextlib
+import errno
+import functools
 import os
+import pathlib
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from vmsst import errors
-from vmsst.bitext import array_records
 from vmsst.files import input_files, storage
 
 FORMATS = ("tfrecord", "array_record")
 """Formats of the files, by their names in TFDS; the default first."""
+FEATURES = ("corpus", "source", "source_language", "target", "target_language")
+"""Names of the texts of an example."""
 # "opus_bitext-train_deu_eng.tfrecord-00000-of-00002"; codes as of `readers.compact_code`.
 _NAME = re.compile(
   r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.(?:tfrecord|array_record)(?:-\d+-of-\d+)?"
@@ -25,6 +32,8 @@ _NAME = re.compile(
 _HEADER, _CHECKSUM = struct.Struct("<QI"), 4
 _READ_ROWS = 1024  # Records of an ArrayRecord file that are read together.
 _RECORD_BYTES = 1 << 26  # A longer record is not a pair of texts.
+# Each record is compressed alone, so that reading one reads no others; as in TFDS.
+_OPTIONS = "group_size:1"
 
 
 def format_of(path: str) -> str | None:
@@ -50,15 +59,15 @@ def read_examples(path: str) -> Iterator[dict[str, str]]:
   for number, record in enumerate(records, 1):
     try:
       yield texts(record)
-    except (ValueError, IndexError):
+    except ValueError:
       place = f"{path}: record {number}"
       raise errors.InputError(f"{place} is not an example of texts; build it again") from None
 
 
 def _array_records(path: str) -> Iterator[bytes]:
-  records = array_records.ArrayRecords(path)
+  records = ArrayRecords(path)
   for start in range(0, len(records), _READ_ROWS):
-    yield from records[start : start + _READ_ROWS]
+    yield from records.read(range(start, min(start + _READ_ROWS, len(records))))
 
 
 def _tfrecords(path: str) -> Iterator[bytes]:
@@ -80,46 +89,145 @@ def texts(example: bytes) -> dict[str, str]:
   """Returns the features of an Example, which are single texts.
 
   Raises:
-    ValueError, IndexError: it is not such an Example.
+    ValueError: it is not such an Example.
   """
-  found = {}
-  for features in _fields(example, 1):
-    for entry in _fields(features, 1):
-      (name,), (feature,) = _fields(entry, 1), _fields(entry, 2)
-      (listed,) = _fields(feature, 1)
-      (text,) = _fields(listed, 1)
-      found[name.decode()] = text.decode()
-  return found
+  from google.protobuf import message
+
+  try:
+    features = _example_class().FromString(example).features.feature
+    return {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
+  except (message.DecodeError, IndexError) as error:
+    raise ValueError(str(error)) from None
 
 
-def _fields(message: bytes, number: int) -> list[bytes]:
-  """Returns the contents of the fields of a protobuf message with a number.
+class Examples:
+  """Makes tf.train.Example messages of one language pair.
+
+  Args:
+    source_language: Code of the first side.
+    target_language: Code of the second side.
+  """
+
+  def __init__(self, source_language: str, target_language: str):
+    self._example = _example_class()()
+    codes = {"source_language": source_language, "target_language": target_language}
+    for name in FEATURES:
+      self._example.features.feature[name].bytes_list.value.append(codes.get(name, "").encode())
+
+  def example(self, corpus: bytes, source: bytes, target: bytes) -> bytes:
+    """Returns a serialized example; the texts are UTF-8."""
+    features = self._example.features.feature
+    features["corpus"].bytes_list.value[0] = corpus
+    features["source"].bytes_list.value[0] = source
+    features["target"].bytes_list.value[0] = target
+    return self._example.SerializeToString(deterministic=True)
+
+
+@functools.cache
+def _example_class() -> Any:
+  with errors.requires("train", "reading a dataset"):
+    from tensorflow_datasets.proto import tf_example_generated_pb2
+
+  return tf_example_generated_pb2.Example
+
+
+def write(
+  path: str | os.PathLike[str], records: Iterable[bytes], file_format: str
+) -> tuple[int, int]:
+  """Writes a file of one of FORMATS; the same records give the same bytes.
+
+  Returns:
+    The number of records, and the sum of their sizes in bytes.
 
   Raises:
-    ValueError: a field is not a length and as many bytes.
-    IndexError: the message ends within a field.
+    OSError: the file cannot be written.
   """
-  found, place = [], 0
-  while place < len(message):
-    key, place = _varint(message, place)
-    size, place = _varint(message, place)
-    if key & 7 != 2 or place + size > len(message):
-      raise ValueError("not a field of bytes")
-    if key >> 3 == number:
-      found.append(message[place : place + size])
-    place += size
-  return found
+  count = size = 0
+  with _writing(path, file_format) as put:
+    for record in records:
+      put(record)
+      count += 1
+      size += len(record)
+  return count, size
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-  """Returns the number at a place, and the place after it."""
-  value = shift = 0
-  while True:
-    byte = message[place]
-    place += 1
-    value |= (byte & 0x7F) << shift
-    if byte < 0x80:
-      return value, place
-    shift += 7
-    if shift > 63:
-      raise ValueError("not a number of 64 bits")
+@contextlib.contextmanager
+def _writing(path: str | os.PathLike[str], file_format: str) -> Iterator[Any]:
+  """Yields a function that writes a record to a file."""
+  if file_format == "tfrecord":
+    import google_crc32c
+
+    def masked_crc32c(content: bytes) -> bytes:
+      crc = google_crc32c.value(content)
+      rotated = crc >> 15 | crc << 17
+      return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
+    def put(record: bytes) -> None:
+      length = struct.pack("<Q", len(record))
+      stream.write(b"".join((length, masked_crc32c(length), record, masked_crc32c(record))))
+
+    with open(path, "wb") as stream:
+      yield put
+    return
+  try:
+    writer = _array_record_module().ArrayRecordWriter(os.fspath(path), _OPTIONS)
+    yield writer.write
+    writer.close()
+  except RuntimeError as error:
+    raise OSError(errno.EIO, str(error).splitlines()[0], os.fspath(path)) from None
+
+
+class ArrayRecords:
+  """The records of an ArrayRecord file, of which only those asked for are read.
+
+  Args:
+    path: The file, on this machine.
+    count: Number of records that the file should have; None: unknown.
+
+  Raises:
+    InputError: the file is missing, is not an ArrayRecord file, or has another number of records.
+  """
+
+  def __init__(self, path: str | os.PathLike[str], count: int | None = None):
+    storage.check_local(path, "reading an ArrayRecord file")
+    if not pathlib.Path(path).is_file():
+      raise errors.InputError(f"{path}: no such file; copy it or build the dataset again")
+    self._path = path
+    self._reader = _array_record_module().ArrayRecordReader(os.fspath(path))
+    if not self._reader.ok():
+      raise errors.InputError(
+        f"{path} is truncated, or is not an ArrayRecord file; copy or build it again"
+      )
+    self._count = self._reader.num_records()
+    if count is not None and self._count != count:
+      raise errors.InputError(
+        f"{path} has {self._count} records, but its dataset lists {count}; copy or build it again"
+      )
+
+  def __len__(self) -> int:
+    return self._count
+
+  def read(self, numbers: Sequence[int]) -> list[bytes]:
+    """Returns the records of these numbers.
+
+    Raises:
+      InputError: a record is damaged.
+    """
+    try:
+      return self._reader.read(list(numbers)) if numbers else []
+    except RuntimeError as error:
+      reason = str(error).splitlines()[0]
+      raise errors.InputError(f"{self._path}: {reason}; copy or build the file again") from None
+
+
+@functools.lru_cache(maxsize=512)  # files, of 1,024 that a process may usually open
+def opened(path: str, count: int | None = None) -> ArrayRecords:
+  """Returns the records of a file, which stays open for later calls; arguments as of the class."""
+  return ArrayRecords(path, count)
+
+
+def _array_record_module() -> Any:
+  with errors.requires("train", "the ArrayRecord format"):
+    from array_record.python import array_record_module
+
+  return array_record_module

@@ -7,27 +7,35 @@ Training uses STOP: the first fault is an error. Dataset builds use COUNT: fault
 counted, and everything else is read.
 """
 
-import collections
+import codecs
 import dataclasses
 import functools
 import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+from xml.etree import ElementTree
 from xml.parsers import expat
 
 from vmsst import errors, languages
 from vmsst.bitext import dataset_shards
-from vmsst.files import archives, input_files, text_files, xml_files
+from vmsst.files import archives, input_files, text_files
 from vmsst.languages import Language
 
 # TMX elements in a segment whose content is markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
-_TAG_BYTES = 16 << 20  # A file with a longer XML tag is not TMX.
-_MOST_BREAKS = 1000  # A file that is ill-formed in more places is left.
-_RESUMED = b"<tmx><body>"
-_UNIT = re.compile(rb"<tu[\s>]")
+_UNIT_START = re.compile(r"(?=<tu[\s>])")
+_UNIT_END = re.compile(r"</tu\s*>")
+_UNIT_CHARACTERS = 4 << 20  # A file with a longer unit is not TMX.
+_OWN_DEFINITION = re.compile(r"<!DOCTYPE[^>]*\[|<!ENTITY")
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+_MARKS = (
+  (codecs.BOM_UTF8, "utf-8-sig"),
+  (codecs.BOM_UTF16_LE, "utf-16"),
+  (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_DECLARED_ENCODING = re.compile(rb"<\?xml[^>]*\bencoding\s*=\s*[\"']([\w.-]+)")
 
 T = TypeVar("T")
 
@@ -230,202 +238,108 @@ def parse_tmx(
 ) -> Iterator[Row | Fault]:
   """Yields the rows of a TMX file: every `<tu>` with one of the languages.
 
-  The texts have single spaces; a missing side is "". Entities are never expanded: a document type
-  definition in the file, or an entity that XML does not define itself, is a fault.
+  The texts have single spaces; a missing side is "". Each unit is parsed on its own, so that an
+  ill-formed one costs no other. Entities are never expanded: a document type definition in the
+  file, or an entity that XML does not define itself, is a fault.
 
   Raises:
     InputError: the first fault, if the policy stops.
   """
-  parser = _TmxParser(path, (source, target), policy)
+  line, number, rest = 1, 0, ""
   try:
-    for chunk in policy.chunks(path):
-      yield from parser.feed(chunk)
-      if parser.done:
-        return
-    yield from parser.feed(b"", last=True)
-  except archives.DamagedError as error:
-    yield policy.fault(parser.place, str(error))
-
-
-class _RefusedError(Exception):
-  """A file has something that is refused; the message names it."""
-
-
-class _TmxParser:
-  """Parses a TMX file; after ill-formed XML, resumes at the next unit.
-
-  Attributes:
-    done: Whether the rest of the file is left out.
-  """
-
-  def __init__(self, path: str, pair: tuple[Language, Language], policy: FaultPolicy):
-    self.done = False
-    self._path = path
-    self._pair = pair
-    self._policy = policy
-    self._encoding: str | None = None
-    self._breaks = 0
-    self._number = 0  # Units so far.
-    self._found: collections.deque[Row | Fault] = collections.deque()
-    self._start_parser(line=1)
-    self._window = bytearray()  # The input of the parser, from its current event.
-    self._index = 0  # Start of the window in the whole input of the parser.
-    # While searching for the next unit: the current line and its content so far.
-    self._searched: tuple[int, bytes] | None = None
-
-  @property
-  def place(self) -> str:
-    """The current file and line."""
-    return f"{self._path}:{self._searched[0] if self._searched else self._line}"
-
-  def feed(self, data: bytes, last: bool = False) -> Iterator[Row | Fault]:
-    """Yields the rows and faults in the next piece of the file."""
-    while not self.done:
-      if self._searched is not None:
-        found = self._search(data)
-        if found is None:
+    for chunk in _decoded(path, policy):
+      *pieces, rest = _UNIT_END.split(rest + chunk)
+      for piece in pieces:
+        before, *units = _UNIT_START.split(piece)
+        if not number and _OWN_DEFINITION.search(before):
+          yield _refused_definition(path, line, policy)
           return
-        data = found
-      fault = self._parse(data, last)
-      yield from self._found
-      self._found.clear()
-      if fault is None:
+        place = line + (before.count("\n") if units else 0)
+        for unit in units or [before]:
+          number += 1
+          yield from _unit_row(unit, number, (path, place), (source, target), policy)
+          place += unit.count("\n")
+        line += piece.count("\n")
+      if len(rest) > _UNIT_CHARACTERS:
+        yield policy.fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
         return
-      yield fault
-      data = b""
+  except archives.DamagedError as error:
+    yield policy.fault(f"{path}:{line}", str(error))
+    return
+  if not number and _OWN_DEFINITION.search(rest):
+    yield _refused_definition(path, line, policy)
+  elif _UNIT_START.search(rest) or "</tmx" not in rest:
+    last = line + rest.count("\n")
+    yield policy.fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
 
-  def _start_parser(self, line: int) -> None:
-    """Makes a parser for content that begins on a line and outside of a unit."""
-    self._first_line = line
-    self._sides: dict[Language | None, str] = {}
-    self._language: Language | None = None
-    self._text: list[str] | None = None
-    self._length = 0
-    self._longest = 0
-    self._markup_depth = 0
-    self._parser = expat.ParserCreate(self._encoding)
-    self._parser.buffer_text = True
-    self._parser.XmlDeclHandler = self._on_declaration
-    self._parser.StartElementHandler = self._on_start
-    self._parser.EndElementHandler = self._on_end
-    self._parser.CharacterDataHandler = self._on_text
-    self._parser.StartDoctypeDeclHandler = self._on_doctype
-    self._parser.EntityDeclHandler = self._on_entity
-    self._parser.SkippedEntityHandler = self._on_entity
 
-  @property
-  def _line(self) -> int:
-    return self._first_line + self._parser.CurrentLineNumber - 1
+def _unit_row(
+  unit: str,
+  number: int,
+  place: tuple[str, int],
+  pair: tuple[Language, Language],
+  policy: FaultPolicy,
+) -> Iterator[Row | Fault]:
+  """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
+  path, line = place
+  if "\ufffd" in unit:
+    yield policy.fault(f"{path}:{line}", "a character that cannot be decoded")
+    return
+  sides: dict[Language | None, str] = {}
+  try:
+    for variant in ElementTree.fromstring(f"{unit}</tu>").iter("tuv"):
+      language = language_or_none(variant.get(_XML_LANG) or variant.get("lang") or "")
+      segment = variant.find("seg")
+      if segment is not None and language is not None:
+        for element in segment.iter():
+          if element.tag in _TMX_MARKUP:
+            after = element.tail
+            element.clear()
+            element.tail = after
+        sides.setdefault(language, " ".join("".join(segment.itertext()).split()))
+  except ElementTree.ParseError as error:
+    reason = expat.ErrorString(error.code)
+    yield policy.fault(
+      f"{path}:{line + error.position[0] - 1}",
+      f"ill-formed XML: {reason}",
+      f"not well-formed XML: {reason}; repair it",
+    )
+    return
+  if max(map(len, sides.values()), default=0) > policy.longest_side:
+    yield policy.fault(f"{path}:{line}", "a side of the unit is too long")
+    return
+  first, second = (_side(sides, language) or "" for language in pair)
+  if first or second:
+    yield Row(number, (first, second))
 
-  def _parse(self, data: bytes, last: bool) -> Fault | None:
-    self._window += data
-    try:
-      self._parser.Parse(data, last)
-    except expat.ExpatError as error:
-      reason = expat.ErrorString(error.code)
-      return self._break(f"ill-formed XML: {reason}", f"not well-formed XML: {reason}; repair it")
-    except _RefusedError as error:
-      self.done = not self._number  # It precedes the first unit.
-      return self._break(
-        "an entity or a document type definition, which are refused",
-        f"the file has {error}, which is refused (entities can expand without limit); remove it",
-      )
-    except xml_files.PARSE_ERRORS as error:
-      self.done = True
-      return self._policy.fault(
-        self.place,
-        "an encoding that cannot be read",
-        f"not well-formed XML: {error}; convert the file to UTF-8",
-      )
-    passed = self._parser.CurrentByteIndex - self._index
-    if passed > 0:
-      del self._window[:passed]
-      self._index += passed
-    if len(self._window) > _TAG_BYTES:
-      self.done = True
-      return self._policy.fault(self.place, f"a tag of more than {_TAG_BYTES >> 20} MB")
-    return None
 
-  def _break(self, what: str, error: str) -> Fault:
-    """Leaves the current unit; returns the fault."""
-    fault = self._policy.fault(self.place, what, error)
-    self._breaks += 1
-    if self._breaks >= _MOST_BREAKS:
-      self.done = True
-      return Fault(self.place, f"broken in {_MOST_BREAKS} places: the rest is left out")
-    rest = bytes(self._window[max(self._parser.CurrentByteIndex - self._index, 0) :])
-    # Without its first byte, which may begin a unit with an ill-formed tag.
-    line = self._line + rest[:1].count(b"\n")
-    self._window.clear()
-    self._searched = line, rest[1:]
-    return fault
+def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
+  """Yields the text of an XML file in pieces, with U+FFFD for what cannot be decoded.
 
-  def _search(self, data: bytes) -> bytes | None:
-    """Returns the content from the next unit on, with a new parser for it; None if not found."""
-    line, rest = self._searched or (1, b"")
-    data = rest + data
-    unit = _UNIT.search(data)
-    start = unit.start() if unit else max(len(data) - 3, 0)
-    line += data.count(b"\n", 0, start)
-    if unit is None:
-      self._searched = line, data[start:]
-      return None
-    self._searched = None
-    self._start_parser(line)
-    try:
-      self._parser.Parse(_RESUMED, False)
-    except xml_files.PARSE_ERRORS:  # The declared encoding does not include ASCII.
-      self.done = True
-      return None
-    self._index = len(_RESUMED)
-    return data[start:]
+  Raises:
+    archives.DamagedError: the encoding is unknown.
+  """
+  decoder = None
+  for chunk in policy.chunks(path):
+    if decoder is None:
+      encoding = next((name for mark, name in _MARKS if chunk.startswith(mark)), "")
+      declared = _DECLARED_ENCODING.match(chunk)
+      encoding = encoding or (declared[1].decode() if declared else "utf-8")
+      try:
+        " ".encode(encoding)  # Unlike `lookup`, it also refuses codecs that are not of text.
+      except LookupError:
+        raise archives.DamagedError(f"an unknown encoding, {encoding}") from None
+      decoder = codecs.getincrementaldecoder(encoding)("replace")
+    yield decoder.decode(chunk)
 
-  def _on_declaration(self, version: str, encoding: str | None, standalone: int) -> None:
-    self._encoding = encoding
 
-  def _on_start(self, name: str, attributes: dict[str, str]) -> None:
-    if name == "tu":
-      self._sides = {}
-      self._longest = 0
-      self._number += 1
-    elif name == "tuv":
-      self._language = language_or_none(attributes.get("xml:lang") or attributes.get("lang") or "")
-    elif name == "seg":
-      self._text = []
-      self._length = 0
-    elif name in _TMX_MARKUP:
-      self._markup_depth += 1
-
-  def _on_end(self, name: str) -> None:
-    if name == "tu":
-      if self._longest > self._policy.longest_side:
-        place = f"{self._path}:{self._line}"
-        self._found.append(self._policy.fault(place, "a side of the unit is too long"))
-        return
-      source, target = (_side(self._sides, language) or "" for language in self._pair)
-      if source or target:
-        self._found.append(Row(self._number, (source, target)))
-    elif name == "seg":
-      if self._language is not None:
-        self._sides.setdefault(self._language, " ".join("".join(self._text or ()).split()))
-        self._longest = max(self._longest, self._length)
-      self._text = None
-    elif name in _TMX_MARKUP:
-      self._markup_depth -= 1
-
-  def _on_text(self, text: str) -> None:
-    if self._text is not None and not self._markup_depth:
-      self._length += len(text)
-      if self._length <= self._policy.longest_side:
-        self._text.append(text)
-
-  def _on_doctype(self, name: str, system: Any, public: Any, has_internal_subset: int) -> None:
-    # A mere reference to tmx14.dtd is common and is never fetched.
-    if has_internal_subset:
-      raise _RefusedError("a document type definition of its own")
-
-  def _on_entity(self, name: str, *details: Any) -> None:
-    raise _RefusedError(f"the entity {name!r}")
+def _refused_definition(path: str, line: int, policy: FaultPolicy) -> Fault:
+  return policy.fault(
+    f"{path}:{line}",
+    "a document type definition, which is refused",
+    "the file has a document type definition of its own, which is refused (entities can expand "
+    "without limit); remove it",
+  )
 
 
 def _side(by_language: dict[Language | None, T], wanted: Language) -> T | None:

@@ -192,7 +192,6 @@ def download_opus(
   corpus: list[Name] | None = None,
   recipe: Name | None = None,
   languages: list[Annotated[str, Argument("XX-YY")]] | None = None,
-  offline: bool = False,
   output: OutputFolder | None = None,
   download: Download,
 ) -> None:
@@ -202,7 +201,6 @@ def download_opus(
     corpus: Corpora, such as Europarl or Europarl=v8.
     recipe: Corpora and language pairs of a recipe (a name or a YAML file).
     languages: Language pairs (default: all).
-    offline: Use the list in opustools (pip install 'vmsst[opus]') instead of the OPUS API.
     output: Output folder for CORPUS/VERSION/moses/de-en.txt.zip.
   """
   from vmsst.downloads import opus
@@ -219,7 +217,7 @@ def download_opus(
   with contextlib.ExitStack() as stack:
     progress = _Progress()
     fetcher = stack.enter_context(progress.fetcher())
-    ask = stack.enter_context(opus.table()) if offline else opus.api(fetcher, opus.API)
+    ask = opus.api(fetcher, opus.API)
     chosen = opus.releases(ask, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
     if not chosen:
       raise errors.InputError("OPUS has none of these language pairs in these corpora")

@@ -1,12 +1,10 @@
-"""Unpacks untrusted zip, tar and gzip files; nothing is written outside the target folder."""
+"""Unpacks untrusted zip and tar files; nothing is written outside the target folder."""
 
-import bz2
 import contextlib
-import gzip
+import functools
 import lzma
 import os
 import pathlib
-import re
 import stat
 import struct
 import tarfile
@@ -14,13 +12,15 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import IO, Any
 
 from vmsst import errors
 from vmsst.files import input_files
 
 Choose = Callable[[str], str | None]
 """Maps a member's name to its path below a folder, or to None to skip the member."""
+Open = Callable[[], IO[bytes] | None]
+"""Opens a member; returns None for a link or another special file."""
 
 _CHUNK_BYTES = 1 << 18
 _MOST_HEADER_BYTES = 1 << 20
@@ -31,13 +31,7 @@ _EXTENDED = (
   tarfile.GNUTYPE_LONGNAME,
   tarfile.GNUTYPE_LONGLINK,
 )
-_OPENERS: dict[str, Callable[..., Any]] = {
-  ".gz": gzip.open,
-  ".tgz": gzip.open,
-  ".bz2": bz2.open,
-  ".xz": lzma.open,
-}
-_BROKEN = (
+_FAILURES = (
   tarfile.TarError,
   zipfile.BadZipFile,
   zlib.error,
@@ -62,8 +56,7 @@ def unpack(
   names are replaced.
 
   Args:
-    archive: A .zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, or a .gz of one file, whose member has
-      its name without ".gz".
+    archive: A .zip, or a tar of any compression.
     folder: The target folder.
     choose: Selects members and their paths.
     most: Maximum total size of the unpacked members, in bytes.
@@ -77,27 +70,54 @@ def unpack(
       file, or the disk is full.
   """
   input_files.check(archive)
-  if not archive.stat().st_size:
-    raise errors.InputError(f"{archive}: empty; remove it to download it again")
-  with _made(folder), tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder) as stage:
-    names: dict[str, None] = {}
-    for target, stream in _members(archive, choose, most):
-      if target in names:
-        raise errors.InputError(f"{archive}: two members are {target}; nothing was unpacked")
-      names[target] = None
-      _copy(stream, pathlib.Path(stage, target), archive)
-    if not names:
-      raise errors.InputError(f"{archive}: contains none of the expected files")
-    for name in names:
-      try:
+  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    with tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder) as stage:
+      names = list(_unpacked(archive, pathlib.Path(stage), choose, most))
+      if not names:
+        raise errors.InputError(f"{archive}: contains none of the expected files")
+      for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(pathlib.Path(stage, name), folder / name)
-      except OSError as error:
-        raise errors.InputError(
-          f"{folder / name}: {error.strerror} while unpacking {archive}; fix this and rerun the "
-          "same command"
-        ) from None
+  except errors.InputError:
+    raise
+  except _FAILURES as error:
+    raise errors.InputError(
+      f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this, or "
+      "remove a broken archive to download it again"
+    ) from None
+  finally:
+    with contextlib.suppress(OSError):  # It has files.
+      folder.rmdir()
   return [folder / name for name in names]
+
+
+def _unpacked(
+  archive: pathlib.Path, stage: pathlib.Path, choose: Choose, most: int
+) -> Iterator[str]:
+  """Writes the chosen members to a folder; yields their paths below it."""
+  read = _zip_members if archive.suffix == ".zip" else _tar_members
+  for name, open_member in read(archive):
+    target = choose(safe_name(name, archive))
+    if target is None:
+      continue
+    stream, path = open_member(), stage / target
+    if stream is None:
+      raise errors.InputError(
+        f"{archive}: {name!r} is a link, encrypted or not a regular file; nothing was unpacked"
+      )
+    if path.exists():
+      raise errors.InputError(f"{archive}: two members are {target}; nothing was unpacked")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with stream, open(path, "xb") as out:
+      while chunk := stream.read(_CHUNK_BYTES):
+        most -= len(chunk)
+        if most < 0:
+          raise errors.InputError(
+            f"{archive}: untrusted: it contains more bytes than expected; nothing was unpacked"
+          )
+        out.write(chunk)
+    yield target
 
 
 def safe_name(name: str, archive: pathlib.Path) -> str:
@@ -110,20 +130,23 @@ def safe_name(name: str, archive: pathlib.Path) -> str:
   return path.as_posix()
 
 
-@contextlib.contextmanager
-def _made(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a folder, which an error removes again if it is empty."""
-  folder.mkdir(parents=True, exist_ok=True)
-  try:
-    yield
-  except BaseException:
-    with contextlib.suppress(OSError):
-      folder.rmdir()
-    raise
+def _zip_members(archive: pathlib.Path) -> Iterator[tuple[str, Open]]:
+  with zipfile.ZipFile(archive) as source:
+    for member in source.infolist():
+      if not member.is_dir():
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        special = kind not in (0, stat.S_IFREG) or member.flag_bits & 1
+        yield member.filename, (lambda: None) if special else functools.partial(source.open, member)
 
 
-class _Reader(Protocol):
-  def read(self, size: int, /) -> bytes: ...
+def _tar_members(archive: pathlib.Path) -> Iterator[tuple[str, Open]]:
+  """Yields the members of a tar; read each before the next."""
+  with tarfile.open(archive, "r|*", tarinfo=_Header) as source:
+    while (member := source.next()) is not None:
+      source.members.clear()  # type: ignore[attr-defined]  # Those of a bomb would fill the memory.
+      if not member.isdir():
+        opener = functools.partial(source.extractfile, member)
+        yield member.name, opener if member.isreg() else lambda: None
 
 
 class _Header(tarfile.TarInfo):
@@ -136,107 +159,3 @@ class _Header(tarfile.TarInfo):
     if found.type in _EXTENDED and found.size > _MOST_HEADER_BYTES:
       raise tarfile.ReadError(f"a header of {found.size:,} bytes")
     return found
-
-
-class _Limited:
-  """A stream of decompressed bytes that raises InputError after `most` bytes."""
-
-  def __init__(self, stream: _Reader, archive: pathlib.Path, most: int):
-    self._stream = stream
-    self._archive = archive
-    self._left = most
-
-  def read(self, size: int, /) -> bytes:
-    data = self._stream.read(size)
-    self._left -= len(data)
-    if self._left < 0:
-      raise _too_large(self._archive)
-    return data
-
-
-def _members(archive: pathlib.Path, choose: Choose, most: int) -> Iterator[tuple[str, _Reader]]:
-  """Yields chosen members by their paths; read each before the next."""
-  with _readable(archive), contextlib.ExitStack() as stack:
-    if archive.suffix == ".zip":
-      yield from _zip_members(stack.enter_context(zipfile.ZipFile(archive)), archive, choose, most)
-      return
-    opener = _OPENERS.get(archive.suffix, open)
-    content = _Limited(stack.enter_context(opener(archive, "rb")), archive, most)
-    if re.search(r"\.(tgz|tar(\.(gz|bz2|xz))?)$", archive.name):
-      with tarfile.open(fileobj=content, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
-        yield from _tar_members(tar, archive, choose)
-    elif archive.suffix == ".gz" and (target := choose(archive.stem)):
-      yield target, content
-
-
-def _zip_members(
-  source: zipfile.ZipFile, archive: pathlib.Path, choose: Choose, most: int
-) -> Iterator[tuple[str, _Reader]]:
-  for member in source.infolist():
-    target = choose(safe_name(member.filename, archive))
-    if target is None or member.is_dir():
-      continue
-    kind = stat.S_IFMT(member.external_attr >> 16)
-    if kind not in (0, stat.S_IFREG) or member.flag_bits & 1:
-      raise _special(archive, member.filename)
-    most -= member.file_size  # zipfile reads no more than that
-    if most < 0:
-      raise _too_large(archive)
-    with source.open(member) as stream:
-      yield target, stream
-
-
-def _tar_members(
-  source: tarfile.TarFile, archive: pathlib.Path, choose: Choose
-) -> Iterator[tuple[str, _Reader]]:
-  while (member := source.next()) is not None:
-    # Else those of a bomb would fill the memory.
-    source.members.clear()  # type: ignore[attr-defined]
-    target = choose(safe_name(member.name, archive))
-    if target is None or member.isdir():
-      continue
-    stream = source.extractfile(member) if member.isreg() else None
-    if stream is None:
-      raise _special(archive, member.name)
-    yield target, stream
-
-
-def _special(archive: pathlib.Path, name: str) -> errors.InputError:
-  return errors.InputError(
-    f"{archive}: {name!r} is a link, encrypted or not a regular file; nothing was unpacked"
-  )
-
-
-def _too_large(archive: pathlib.Path) -> errors.InputError:
-  return errors.InputError(
-    f"{archive}: untrusted: it contains more bytes than expected; nothing was unpacked"
-  )
-
-
-def _copy(stream: _Reader, path: pathlib.Path, archive: pathlib.Path) -> None:
-  def read() -> bytes:
-    with _readable(archive):
-      return stream.read(_CHUNK_BYTES)
-
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "xb") as out:
-      while chunk := read():
-        out.write(chunk)
-  except OSError as error:
-    raise errors.InputError(
-      f"{path.parent}: {error.strerror} while unpacking {archive}; fix this and rerun the same "
-      "command"
-    ) from None
-
-
-@contextlib.contextmanager
-def _readable(archive: pathlib.Path) -> Iterator[None]:
-  try:
-    yield
-  except errors.InputError:
-    raise
-  except _BROKEN as error:
-    raise errors.InputError(
-      f"{archive}: broken or not such an archive ({error}); remove it to download it again"
-    ) from None

@@ -1,23 +1,15 @@
 """Lists and downloads OPUS releases.
 
 A release is one corpus in one version for one language pair: a zip of two files of aligned lines,
-stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API or, offline, from
-the table in the package `opustools`. Files are not downloaded with that package, because it neither
-resumes nor reports an interrupted download.
+stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API.
 """
 
-import contextlib
 import dataclasses
-import gzip
 import json
 import os
 import pathlib
 import re
-import shutil
-import sqlite3
-import tempfile
 import urllib.parse
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,45 +84,11 @@ def api(fetcher: fetch.Fetcher, address: str) -> Ask:
   return ask
 
 
-@contextlib.contextmanager
-def table() -> Iterator[Ask]:
-  """Yields a function that queries the table in the package `opustools`, offline.
-
-  Raises:
-    InputError: the package is not installed.
-  """
-  with errors.requires("opus", "the offline list"):
-    import opustools
-  packed = pathlib.Path(opustools.__file__).with_name("opusdata.db.gz")
-  input_files.check(packed)
-  with tempfile.TemporaryDirectory(prefix="vmsst_opus_") as folder:
-    database = pathlib.Path(folder, "opusdata.db")
-    operations = opustools.DbOperations(db_file=str(database))
-
-    def ask(query: Mapping[str, str]) -> list[dict[str, Any]]:
-      with _readable(packed):
-        return list(operations.get_corpora(dict(query)))
-
-    with _readable(packed), gzip.open(packed) as source, open(database, "wb") as target:
-      shutil.copyfileobj(source, target)
-    yield ask
-
-
-@contextlib.contextmanager
-def _readable(table: pathlib.Path) -> Iterator[None]:
-  try:
-    yield
-  except (OSError, EOFError, zlib.error, sqlite3.Error) as error:
-    raise errors.InputError(
-      f"{table}: broken ({error}); reinstall it: pip install --force-reinstall opustools"
-    ) from None
-
-
 def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) -> list[Release]:
   """Returns the releases of some corpora, in their order, without files that have no pairs.
 
   Args:
-    ask: `api(...)` or `table()`.
+    ask: As of `api`.
     corpora: Names, each with a version or None for the latest.
     keep: Selects language pairs.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, text_files
+from vmsst.files import atomic_files, input_files
 
 PART = "@part"
 """Stands for a column that contains the name of a row's part."""
@@ -57,16 +57,18 @@ def join(
 
 def _rows(path: pathlib.Path, quoted: bool) -> Iterator[list[str]]:
   separator = "," if path.suffix == ".csv" else "\t"
-  if not quoted:
-    for line in text_files.read_lines(str(path)):
-      yield line.split(separator)
-    return
   input_files.check(path)
   with open(path, encoding="utf-8-sig", newline="") as stream:
+    lines = _short_lines(stream, path)
     try:
-      yield from csv.reader(_short_lines(stream, path), delimiter=separator, strict=True)
+      yield from csv.reader(
+        lines,
+        delimiter=separator,
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        strict=True,
+      )
     except (csv.Error, UnicodeDecodeError) as error:
-      raise errors.InputError(f"{path}: not a quoted table in UTF-8: {error}") from None
+      raise errors.InputError(f"{path}: not a table in UTF-8: {error}") from None
 
 
 def _short_lines(stream: TextIO, path: pathlib.Path) -> Iterator[str]:

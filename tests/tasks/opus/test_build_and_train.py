@@ -1,6 +1,5 @@
 """From OPUS releases on disk to a trained encoder, by the commands that a person types."""
 
-import gzip
 import json
 
 import commands
@@ -62,51 +61,6 @@ def arguments(folder, opus, evaluation, recipe, steps, **more):
 def losses(folder, part="train"):
   lines = (folder / "run" / part / "metrics.jsonl").read_text().splitlines()
   return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
-
-
-@pytest.mark.slow
-def test_releases_become_a_dataset_and_the_dataset_an_encoder(tmp_path):
-  english = [sample.sentence(i, "en") for i in range(120)]
-  german, spanish = ([sample.sentence(i, code) for i in range(120)] for code in ("de", "es"))
-  planted = english[7].upper() + " !!"
-  rows = list(zip(german, english, strict=True))
-  rows[7] = (german[7], planted)
-  parts = [
-    opus_tree.Part("Europarl", "v8", ("de", "en"), rows[:80]),
-    opus_tree.Part("Tanzil", "v1", ("de", "en"), rows[60:], format="tmx"),
-    opus_tree.Part(
-      "OpenSubtitles", "v2018", ("en", "es"), list(zip(english, spanish, strict=True))
-    ),
-    opus_tree.Part("OpenSubtitles", "v2016", ("de", "es"), list(zip(german, spanish, strict=True))),
-    opus_tree.Part("JW300", "v1", ("de", "en"), rows),
-  ]
-  opus_tree.write(tmp_path / "opus", parts)
-  (tmp_path / "evaluation" / "tatoeba").mkdir(parents=True)
-  for code, text in {"deu": "Etwas anderes.", "eng": english[7]}.items():
-    path = tmp_path / "evaluation" / "tatoeba" / f"tatoeba.deu-eng.{code}.gz"
-    path.write_bytes(gzip.compress(f"{text}\n".encode()))
-  plan = arguments(
-    tmp_path,
-    tmp_path / "opus",
-    tmp_path / "evaluation",
-    "vmsst",
-    4,
-    **{"train.train_eval_dataset_cfg": None},
-  )
-  done = commands.script(_RUN, cwd=tmp_path, text=json.dumps(plan))
-  (dataset,) = (tmp_path / "tfds" / "opus_bitext" / "vmsst").iterdir()
-  assert f"{dataset}: described in DATA_CARD.md" in done.stdout
-  card = (dataset / "DATA_CARD.md").read_text(encoding="utf-8")
-  assert "Europarl" in card
-  assert "JW300" not in card
-  content = b"".join(path.read_bytes() for path in dataset.glob("*.tfrecord*"))
-  assert planted.encode() not in content
-  assert english[7].encode() not in content  # of the Spanish pair too
-  assert content.count(english[8].encode()) == content.count(english[61].encode()) == 2
-  assert len(losses(tmp_path)) == 4
-  assert np.isfinite(losses(tmp_path)).all()
-  encoder = json.loads((tmp_path / "run" / "encoder.json").read_text())
-  assert encoder["languages"] == ["deu", "eng", "spa"]
 
 
 @pytest.mark.slow

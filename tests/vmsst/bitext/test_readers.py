@@ -117,13 +117,17 @@ BROKEN = {
   "c.de-en.jsonl": (b'{"de": "x", "en": 3}\n', r"c.de-en.jsonl:1: 'English'"),
   "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
   "e.de-en.jsonl": (b'{"de": "\\ud800", "en": "y"}\n', r"e.de-en.jsonl:1: .*surrogate"),
-  "f.de-en.tmx": (b"<tmx><tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),
+  "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),
   "g.de-en.tmx": (b"<tmx></tmx>", r"g.de-en.tmx: contains no pair"),
   "h.de-en.tmx": (
     b'<!DOCTYPE t [<!ENTITY a "b"><!ENTITY c "&a;&a;">]><t>&c;</t>',
     r"h.de-en.tmx:1: the file has a document type definition",
   ),
-  "i.de-en.tmx": (b'<!DOCTYPE t SYSTEM "t.dtd">\n<t>&c;</t>', r"i.de-en.tmx:2: .*entity 'c'"),
+  "i.de-en.tmx": (
+    b'<!DOCTYPE tmx SYSTEM "t.dtd">\n<tmx><tu>&c;</tu></tmx>',
+    r"i.de-en.tmx:2: not well-formed XML: undefined entity",
+  ),
+  "j.de-en.tmx": (b"<tmx>\n<tu></tmx>", r"j.de-en.tmx:2: truncated"),
 }
 
 

@@ -1,7 +1,4 @@
-import gzip
 import json
-import sqlite3
-import sys
 
 import in_process
 import killed_commands
@@ -114,14 +111,6 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
     download()
 
 
-def test_a_release_of_another_size_than_listed(server, fetcher, tmp_path):
-  api = opus.api(fetcher, put_list(server, [record(server, "de-en", size=3)]))
-  found = opus.releases(api, [("Europarl", None)], opus.anything)
-  with pytest.raises(errors.InputError, match="3 KiB as published"):
-    opus.download(fetcher, found, tmp_path)
-  assert not list(tmp_path.rglob("*.zip*"))
-
-
 @pytest.mark.parametrize(
   "changes",
   [
@@ -169,34 +158,6 @@ def test_unknown_corpora_and_wrong_names(server, fetcher):
     opus.releases(api, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.one_of(["de_en"])
-
-
-def test_the_table_of_opustools(server, monkeypatch, tmp_path):
-  """The package's own code reads a table of its format."""
-  opustools = pytest.importorskip("opustools", reason="needs opustools")
-  wanted = record(server, "de-en")
-  rows = [wanted, record(server, "en-fr", latest="False", version="v7")]
-  names = [*wanted, "updated"]
-  with sqlite3.connect(tmp_path / "data.db") as database:
-    database.execute(f"create table opusfile ({', '.join(names)})")
-    for row in rows:
-      marks = ", ".join("?" * len(names))
-      database.execute(f"insert into opusfile values ({marks})", [*row.values(), 0])
-  database.close()
-  packed = gzip.compress((tmp_path / "data.db").read_bytes())
-  (tmp_path / "opusdata.db.gz").write_bytes(packed)
-  monkeypatch.setattr(opustools, "__file__", str(tmp_path / "__init__.py"))
-  with opus.table() as ask:
-    found = opus.releases(ask, [("Europarl", None)], opus.anything)
-    assert pairs(found) == ["de-en"]
-    assert found[0].kib == wanted["size"]
-    assert pairs(opus.releases(ask, [("Europarl", "v7")], opus.anything)) == ["en-fr"]
-
-
-def test_without_opustools(monkeypatch):
-  monkeypatch.setitem(sys.modules, "opustools", None)
-  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[opus\]'"), opus.table():
-    pass
 
 
 def test_the_command(server, api, monkeypatch, tmp_path, capsys):
