@@ -1,8 +1,6 @@
 """The losses of a vocabulary projection, of tokens and of sentences (XTR), against dense forms."""
 
-import collections
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -101,22 +99,6 @@ def values(aux):
 def ours_with_gradients(name, arrays, targets, **options):
   """((sum, values), gradients for the arrays)."""
   return jax.value_and_grad(lambda x: ours(name, x, targets, **options), has_aux=True)(arrays)
-
-
-def test_xtr_is_that_of_the_equations():
-  (hidden_BE, kernel_EV, weights_B), targets = make_inputs("xtr")
-  losses = []
-  for hidden_E, tokens_T in zip(hidden_BE.tolist(), make_tokens(B, T, V).tolist(), strict=True):
-    sentence = [token for token in tokens_T if token]
-    logits = [sum(h * w for h, w in zip(hidden_E, row, strict=True)) for row in kernel_EV.T]
-    total = sum(math.exp(x) for x in logits)
-    q = [math.exp(x) / total for x in logits]  # equations 4 and 5
-    p = {w: n / len(sentence) for w, n in collections.Counter(sentence).items()}  # equation 7
-    losses.append(sum(p[w] * math.log(p[w] / q[w]) for w in p))  # equation 6
-  assert losses[2] == 0  # it has no tokens
-  value, kl_B = ours("xtr", (hidden_BE, kernel_EV, weights_B), targets)
-  np.testing.assert_allclose(kl_B, losses, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(value, np.dot(weights_B, losses), rtol=1e-5)
 
 
 # Of sentences: one, two (the last chunk has one); of tokens: a sentence, two (the last has one),

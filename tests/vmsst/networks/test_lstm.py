@@ -1,3 +1,5 @@
+"""The encoder against torch; tests/ems_jax/models/test_laser.py does the same for the decoder."""
+
 import dataclasses
 
 import jax
@@ -46,21 +48,6 @@ def encode(params, embedded_BTE=EMBEDDED_BTE, mask_BT=MASK_BT, **changes):
 def decode(params, embedded_BTE=EMBEDDED_BTE, languages_B=LANGUAGES_B, **changes):
   apply = jax.jit(decoder(**changes).apply)
   return apply({"params": params}, embedded_BTE, languages_B, SENTENCE_BZ)
-
-
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
-
-
-def read_in_numpy(gates_TQ, kernel_CQ, hidden_C, cell_C):
-  """Hidden states of one sentence, step by step in float64."""
-  states = []
-  for gates_Q in np.asarray(gates_TQ, np.float64):
-    i_C, f_C, g_C, o_C = np.split(gates_Q + hidden_C @ np.asarray(kernel_CQ, np.float64), 4)
-    cell_C = sigmoid(f_C) * cell_C + sigmoid(i_C) * np.tanh(g_C)
-    hidden_C = sigmoid(o_C) * np.tanh(cell_C)
-    states.append(hidden_C)
-  return np.array(states)
 
 
 @pytest.mark.filterwarnings("ignore")  # those of another library
@@ -137,24 +124,6 @@ def test_gradients_equal_those_of_a_plain_loop():
     value_and_gradients(lstm.lstm),
     value_and_gradients(plain),
   )
-
-
-def test_the_decoder_equals_a_loop_that_joins_its_inputs_at_every_step(decoder_params):
-  found_BTO = decode(decoder_params)
-  p = {name: np.asarray(array, np.float64) for name, array in decoder_params.items()}
-  kernel = np.concatenate([p["token_kernel"], p["sentence_kernel"], p["language_kernel"]])
-  for found_TO, embedded_TE, language, sentence_Z in zip(
-    found_BTO, EMBEDDED_BTE, LANGUAGES_B, SENTENCE_BZ, strict=True
-  ):
-    state = sentence_Z @ p["initial_state_kernel"] + p["initial_state_bias"]
-    gates = [
-      np.concatenate([token_E, sentence_Z, p["language_embedding"][language]]) @ kernel
-      + p["gates_bias"]
-      for token_E in (p["start_embedding"], *embedded_TE[:-1])
-    ]
-    states_TC = read_in_numpy(gates, p["recurrent_kernel"][0], state[:7], state[7:])
-    expected_TO = states_TC @ p["output_kernel"] + p["output_bias"]
-    np.testing.assert_allclose(found_TO, expected_TO, atol=5e-6)
 
 
 def test_a_language_outside_the_table_gives_nan(decoder_params):
