@@ -4,6 +4,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import tiny_models
 from flax import traverse_util
 
 from vmsst.networks import sentence_encoder, t5
@@ -87,6 +88,18 @@ def test_buckets_by_exact_arithmetic():
       # Bucket 8 + b holds distances of at least 8 * 16^(b/8): in integers, d^2 >= 64 * 2^b.
       expected += min(15, 8 + max(b for b in range(9) if distance**2 >= 64 * 2**b))
     assert found_TT[query, key] == expected, (query, key)
+
+
+def test_dropout_is_shared_along_the_length():
+  layer = t5.EncoderLayer(dataclasses.replace(CONFIG, dropout_rate=0.5), deterministic=False)
+  arrays = (np.broadcast_to(np.linspace(1, 2, 16, dtype=np.float32), (2, 7, 16)), np.zeros(()))
+  rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+  params = tiny_models.random_values(jax.eval_shape(layer.init, rngs, *arrays)["params"])
+  # Without attention, whose weights are dropped one by one, equal positions stay equal.
+  params["attention"]["out"]["kernel"] *= 0
+  found_BTD, _ = layer.apply({"params": params}, *arrays, rngs=rngs)
+  np.testing.assert_array_equal(found_BTD, np.broadcast_to(found_BTD[:, :1], found_BTD.shape))
+  assert not np.array_equal(found_BTD[0], found_BTD[1])
 
 
 def test_initial_distributions():
