@@ -1,21 +1,21 @@
 """Additive margin softmax (AMS): translations must outscore other sentences by a margin.
 
+Without a margin it is the contrastive loss of EMS (EMS paper, section III-C, equation 8), on the
+cosines of the outputs of the projection head. The denominators include sentences of the other side
+only: those of the same side are not negatives.
+
 References: Yang et al. 2019; Feng et al. 2022 (LaBSE, margin 0.3, scale 100); the EMS paper,
 section V (LaBSE-EMS, margin 0.3, scale 10).
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from ems_jax.losses import contrastive
+from vmsst.losses import contrastive
 
 
 def additive_margin_softmax(
-  cosine_BB: Float[Array, "B B"],
-  *,
-  margin: float,
-  scale: float,
-  same_BB: Bool[Array, "B B"] | None = None,
+  cosine_BB: Float[Array, "B B"], *, margin: float, scale: float
 ) -> Float[Array, "B"]:
   """Returns the loss of each pair, summed over both directions, in nats.
 
@@ -27,7 +27,6 @@ def additive_margin_softmax(
       diagonal.
     margin: Subtracted from the cosine of a pair.
     scale: Factor on every score, the inverse of a temperature.
-    same_BB: Pairs that are not negatives of each other (see `vmsst.losses.contrastive`).
 
   Examples:
     >>> loss_B = additive_margin_softmax(jnp.eye(2), margin=0.3, scale=10.0)
@@ -35,4 +34,4 @@ def additive_margin_softmax(
     [0.00182, 0.00182]
   """
   score_BB = scale * (cosine_BB - margin * jnp.eye(len(cosine_BB), dtype=cosine_BB.dtype))
-  return contrastive.in_batch_loss(score_BB, same_BB=same_BB)
+  return 2.0 * contrastive.contrastive_loss(score_BB)

@@ -320,8 +320,8 @@ def search(
       "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
       "`vmsst index` have them)"
     )
-  stream = output == outputs.STANDARD or atomic_files.is_stream(output)
-  if not chosen.in_process and stream:
+  streamed = output == outputs.STANDARD or atomic_files.is_stream(output)
+  if not chosen.in_process and streamed:
     raise errors.InputError("several processes need a file; give --output, or omit --workers")
   searched = embedded_text.open_text(corpus, vectors)
   path = encoder or searched.encoder.get("name")
@@ -344,7 +344,7 @@ def search(
     "compare": device_search.compare,
   }
   opened = searched.open_index(index) if index else None
-  if not stream and (opened is None or opened.exact):
+  if not streamed and (opened is None or opened.exact):
     with local_file(queries) as path:
       text_search.search_file(
         model, path, searched, output, count, name=name, engine=chosen, load=load, **options

@@ -213,11 +213,6 @@ def _t5_config(config: t5.T5Config) -> dict[str, Any]:
 
 
 def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
-  if not config.embedding_norm:
-    raise errors.InputError(
-      "the encoder has no layer norm after its embeddings (BertConfig.embedding_norm), which "
-      "transformers' BERT always has; use `vmsst export onnx`"
-    )
   activations = {ours: theirs for theirs, ours in bert_import.ACTIVATIONS.items()}
   return {
     "architectures": ["BertModel"],

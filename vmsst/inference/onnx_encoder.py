@@ -125,8 +125,7 @@ def _bert(graph: Graph, config: bert.BertConfig, x_BTD: str, mask_BT: str) -> st
   if config.num_token_types:
     table_RD = table_RD + graph.array("encoder/token_type_embedding")[0]
   x_BTD = graph.node("Add", x_BTD, graph.node("Gather", table_RD, _positions(graph)))
-  if config.embedding_norm:
-    x_BTD = _layer_norm(graph, config, x_BTD, "encoder/embedding_layer_norm")
+  x_BTD = _layer_norm(graph, config, x_BTD, "encoder/embedding_layer_norm")
   bias_B11T = _padding_bias(graph, mask_BT)
   heads = (config.num_heads, config.emb_dim // config.num_heads)
   for i in range(config.num_layers):

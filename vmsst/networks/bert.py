@@ -48,7 +48,6 @@ class BertConfig:
       most `max_positions - position_offset` tokens.
     num_token_types: Rows of the token type table, of which single sentences use the first; 0: no
       table.
-    embedding_norm: Whether to layer-norm the sum of token, position and type vectors.
     activation: Activation of the feed-forward layer: "gelu" (exact, not the tanh approximation),
       "relu" or "swish".
     layer_norm_eps: Added to the variance in layer norms.
@@ -72,7 +71,6 @@ class BertConfig:
   max_positions: int = 120
   position_offset: int = 0
   num_token_types: int = 0
-  embedding_norm: bool = True
   activation: str = "swish"
   layer_norm_eps: float = 1e-12
   initializer_std: float = 0.02
@@ -265,8 +263,7 @@ class BertEncoder(nn.Module):
     if cfg.num_token_types:
       added_TD = added_TD + table("token_type_embedding", cfg.num_token_types)[0]
     x_BTD = embedded_BTD.astype(cfg.dtype) + added_TD.astype(cfg.dtype)
-    if cfg.embedding_norm:
-      x_BTD = LayerNorm(cfg.layer_norm_eps, cfg.dtype, name="embedding_layer_norm")(x_BTD)
+    x_BTD = LayerNorm(cfg.layer_norm_eps, cfg.dtype, name="embedding_layer_norm")(x_BTD)
     x_BTD = dropout.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
 
     return t5.run_layers(

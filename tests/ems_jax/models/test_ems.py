@@ -1,41 +1,29 @@
+"""EMS against its equations in NumPy; test_every_model.py has what all models have."""
+
 import collections
 import dataclasses
-import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pair_batches
 import pytest
-from flax import traverse_util
+import tiny_models
+from tiny_models import jit
 
 from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json
-from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import bert, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
-
-# Compilation takes most of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 V, S, EOS, MASK = 300, 16, 1, 2
 BERT = bert.BertConfig(
-  vocab_size=V,
-  emb_dim=S,
-  num_heads=2,
-  mlp_dim=24,
-  num_layers=1,
-  max_positions=9,
+  vocab_size=V, emb_dim=S, num_heads=2, mlp_dim=24, num_layers=1, max_positions=9,
   initializer_std=0.3,
-)
-T5 = t5.T5Config(vocab_size=V, emb_dim=S, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1)
-LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=12, hidden_dim=8, num_layers=1)
-ENCODERS = {"bert": BERT, "t5": T5, "lstm": LSTM}
+)  # fmt: skip
 
-# Network attributes and model options of the rows in the paper's Table XIV and section V, of the
-# release, and of other encoders.
+# Network attributes and model options of the rows in the paper's Table XIV and section V, and of
+# the release.
 AMS = {"margin": 0.3}
 VARIANTS = {
   "ems": ({}, {}),
@@ -49,9 +37,6 @@ VARIANTS = {
   "labse_mlp": ({"xtr": False}, AMS),
   "labse_joint": ({}, AMS),
   "release": ({"xtr_layer_norm": True}, {"count_repeats": False, "negative_groups": 2}),
-  "t5_encoder": ({"config": T5}, {}),
-  "lstm_encoder": ({"config": LSTM}, {}),
-  "lstm_shared": ({"config": LSTM, "share_embedding": True, "language_dim": None}, {}),
 }
 ENCODER_NAMES = {"token_embedder", "encoder"}
 XTR_NAMES = {"language_embedder", "xtr_transform", "xtr_logits"}
@@ -72,17 +57,7 @@ def make_model(*, config=BERT, dropout_rate=0.0, network=(), vocabulary=None, **
 def make_batch(pairs=6, inputs_length=7, targets_length=9):
   """Sentences of 1 token and more, some with repeated tokens, each with EOS."""
   lengths = (inputs_length, targets_length)
-  return pair_batches.random_batch(pairs, pairs, lengths, (3, 12), eos=EOS, languages=range(1, 5))
-
-
-def make_params(model):
-  """Parameters none of which is zero or one."""
-  shapes = jax.eval_shape(model.network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
-  rng = np.random.default_rng(0)
-  return jax.tree.map_with_path(
-    lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)),
-    shapes["params"],
-  )
+  return tiny_models.random_batch(pairs, pairs, lengths, (3, 12), eos=EOS, languages=range(1, 5))
 
 
 def vectors_of(model, params, sides):
@@ -184,33 +159,35 @@ def equation_12(model, params, batch):
 def test_losses_and_metrics_are_those_of_the_equations(name):
   network, options = VARIANTS[name]
   model, batch = make_model(network=network, **options), make_batch()
-  params = make_params(model)
-  loss_and_gradients = jit(jax.value_and_grad(model.loss_fn, has_aux=True))
-  (loss, metrics), gradients = loss_and_gradients(params, batch, None)
+  params = tiny_models.random_params(model.network)
+  loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
   expected = equation_12(model, params, batch)
-  found = {key: float(metric.compute()) for key, metric in metrics.items()}
   assert found == pytest.approx(expected, rel=2e-5)
-  assert float(loss) == pytest.approx(expected["loss"], rel=2e-5)
-  # The loss depends on every parameter.
-  for path, gradient in traverse_util.flatten_dict(gradients, sep="/").items():
-    if not path.endswith("key/bias"):  # a softmax ignores it
-      assert np.abs(gradient).max() > 0, path
+  assert loss == pytest.approx(expected["loss"], rel=2e-5)
+  # What a variant leaves out has no parameters.
+  net = model.network
+  missing = {
+    *(() if net.xtr else XTR_NAMES),
+    *(() if net.contrastive and net.projection_dim else MLP_NAMES),
+    *(() if net.language_dim else ("language_embedder",)),
+    *(("xtr_logits",) if net.share_embedding else ()),
+  }
+  norms = {"language_layer_norm", "xtr_norm"} if net.xtr_layer_norm else set()
+  assert set(params) == (ENCODER_NAMES | XTR_NAMES | MLP_NAMES | norms) - missing
 
 
 def test_a_matryoshka_loss_is_the_mean_over_cut_vectors_before_the_mlp():
   model, batch = make_model(matryoshka_dims=(3, 5)), make_batch()
-  params = make_params(model)
-  _, metrics = jit(model.loss_fn)(params, batch, None)
-  found = {key: float(metric.compute()) for key, metric in metrics.items()}
+  params = tiny_models.random_params(model.network)
+  _, found = tiny_models.evaluate(model.eval_fn, params, batch)
   u_2BS = vectors_of(model, params, (batch["inputs"], batch["targets"]))
   params64 = jax.tree.map(np.float64, params)
   expected = []
-  for dim in (u_2BS.shape[-1], 3, 5):
-    cut = np.where(np.arange(u_2BS.shape[-1]) < dim, u_2BS, 0.0)
+  for dim in (S, 3, 5):
+    cut = np.where(np.arange(S) < dim, u_2BS, 0.0)
     losses, _ = contrastive(params64, model.network, cut, scale=model.scale)
     expected.append(losses.mean())
-  assert found["first_3/loss"] == pytest.approx(expected[1], rel=2e-5)
-  assert found["first_5/loss"] == pytest.approx(expected[2], rel=2e-5)
+  assert [found["first_3/loss"], found["first_5/loss"]] == pytest.approx(expected[1:], rel=2e-5)
   assert found["loss/contrastive"] == pytest.approx(np.mean(expected), rel=2e-5)
   assert found["loss"] == pytest.approx(np.mean(expected) + found["loss/xtr"], rel=2e-5)
 
@@ -224,7 +201,7 @@ def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, pref
   vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(path, prefix)
   config = dataclasses.replace(BERT, max_positions=40)
   model = make_model(config=config, vocabulary=vocabulary, network=VARIANTS["no_contrastive"][0])
-  params = make_params(model)
+  params = tiny_models.random_params(model.network)
   languages_B1 = np.ones((2, 1), np.int32)
   batch = {"input_language": languages_B1, "target_language": languages_B1}
   for side, pair in zip(("inputs", "targets"), texts, strict=True):
@@ -246,30 +223,10 @@ def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, pref
   assert float(loss) == pytest.approx(expected, rel=2e-5)
 
 
-@pytest.mark.parametrize(
-  ("name", "missing"),
-  [
-    ("ems", set()),
-    ("no_language_token", {"language_embedder"}),
-    ("no_contrastive", MLP_NAMES),
-    ("no_xtr", XTR_NAMES),
-    ("no_mlp", MLP_NAMES),
-    ("shared_embedding", {"xtr_logits"}),
-    ("labse_vanilla", XTR_NAMES | MLP_NAMES),
-    ("labse_mlp", XTR_NAMES),
-    ("labse_joint", set()),
-  ],
-)
-def test_what_a_variant_leaves_out_has_no_parameters(name, missing):
-  network = make_model(network=VARIANTS[name][0]).network
-  params = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
-  assert set(params) == (ENCODER_NAMES | XTR_NAMES | MLP_NAMES) - missing
-
-
 def test_the_parameters_are_those_of_table_iii():
   def count(**options):
     network = networks.EmsNetwork(bert.BertConfig(60_000), **options)
-    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
+    shapes = tiny_models.shapes_of(network)["params"]
     return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
   d, ffn, la, cntrs, vocabulary = 1024, 4096, 128, 128, 60_000
@@ -288,13 +245,16 @@ def test_the_parameters_are_those_of_table_iii():
 # Masking
 
 
+def mask(tokens_B2T, seed=0):
+  key = jax.random.key(seed) if isinstance(seed, int) else seed
+  found = models.mask_one_token(tokens_B2T, MASK, special_ids=(EOS,), rng=key)
+  return tuple(map(np.array, found))
+
+
 def test_one_token_of_one_side_is_masked():
   batch = make_batch(400, 6, 6)
   tokens_B2T = np.stack([batch["inputs"], batch["targets"]], axis=1)
-  found_B2T, masked_B2 = models.mask_one_token(
-    tokens_B2T, MASK, special_ids=(EOS,), rng=jax.random.key(0)
-  )
-  found_B2T, masked_B2 = np.array(found_B2T), np.array(masked_B2)
+  found_B2T, masked_B2 = mask(tokens_B2T)
   changed_B2T = found_B2T != tokens_B2T
   np.testing.assert_array_equal(changed_B2T.sum(axis=(1, 2)), 1)
   assert (found_B2T[changed_B2T] == MASK).all()
@@ -304,14 +264,10 @@ def test_one_token_of_one_side_is_masked():
   assert abs(changed_B2T[:, 0].any(axis=1).mean() - 0.5) < 0.1
   place_B2T = changed_B2T[(tokens_B2T != 0).sum(axis=2) == 6]
   assert (place_B2T.sum(axis=0)[:5] > 0).all()
-
-
-def test_a_side_without_tokens_is_not_changed():
-  tokens_B2T = np.array([[[EOS, 0], [EOS, 0]]] * 8)
-  found_B2T, masked_B2 = models.mask_one_token(
-    tokens_B2T, MASK, special_ids=(EOS,), rng=jax.random.key(0)
-  )
-  np.testing.assert_array_equal(found_B2T, tokens_B2T)
+  # A side without tokens is not changed.
+  empty_B2T = np.array([[[EOS, 0], [EOS, 0]]] * 8)
+  found_B2T, masked_B2 = mask(empty_B2T)
+  np.testing.assert_array_equal(found_B2T, empty_B2T)
   np.testing.assert_array_equal(masked_B2, 0)
 
 
@@ -319,12 +275,10 @@ def test_a_side_without_tokens_is_not_changed():
 def test_a_masked_sentence_predicts_the_masked_token_too(masking):
   network = {"contrastive": False}
   model = make_model(network=network, masking=masking, mask_id=MASK)
-  params, batch, key = make_params(model), make_batch(), jax.random.key(3)
+  params, batch, key = tiny_models.random_params(model.network), make_batch(), jax.random.key(3)
   mask_rng, _ = jax.random.split(key)
   tokens_B2T = np.stack([np.pad(batch["inputs"], ((0, 0), (0, 2))), batch["targets"]], axis=1)
-  read_B2T, masked_B2 = map(
-    np.array, models.mask_one_token(tokens_B2T, MASK, special_ids=(EOS,), rng=mask_rng)
-  )
+  read_B2T, masked_B2 = mask(tokens_B2T, mask_rng)
   if masking == "none":
     read_B2T = tokens_B2T
   total, u_2BS = 0.0, vectors_of(model, params, read_B2T.swapaxes(0, 1))
@@ -342,101 +296,53 @@ def test_a_masked_sentence_predicts_the_masked_token_too(masking):
       total += kl(p, log_q_V)
   loss, _ = jit(model.loss_fn)(params, batch, key)
   assert float(loss) == pytest.approx(total / len(tokens_B2T), rel=2e-5)
-
-
-def test_evaluation_masks_nothing():
-  masked, plain = make_model(masking="ugt", mask_id=MASK), make_model()
-  params, batch = make_params(plain), make_batch()
-  losses = [float(jit(model.eval_fn)(params, batch)[0]) for model in (masked, plain)]
-  assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+  # Evaluation masks nothing.
+  evaluated, _ = tiny_models.evaluate(model.eval_fn, params, batch)
+  plain, _ = tiny_models.evaluate(make_model(network=network).eval_fn, params, batch)
+  assert evaluated == pytest.approx(plain, rel=1e-6)
 
 
 # --------------------------------------------------------------------------------------------
-# The rest of the model
+# The rest
 
 
-def test_slices_give_the_plain_loss_and_gradient():
-  batch = make_batch()
-  params = make_params(make_model())
-
-  def loss_and_gradients(slices):
-    model = make_model(embedding_slices=slices)
-    return jit(jax.value_and_grad(model.loss_fn, has_aux=True))(params, batch, None)
-
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-    loss_and_gradients(3),
-    loss_and_gradients(1),
-  )
-
-
-def test_without_a_key_there_is_no_dropout():
-  noisy, calm, batch = make_model(dropout_rate=0.3), make_model(), make_batch()
-  params = make_params(calm)
-  assert jit(noisy.eval_fn)(params, batch)[0] == jit(calm.eval_fn)(params, batch)[0]
-  loss_fn = jit(noisy.loss_fn)
-  losses = [loss_fn(params, batch, jax.random.key(i))[0] for i in (1, 1, 2)]
-  assert losses[0] == losses[1] != losses[2]
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-def test_a_run_s_folder_gives_the_encoder_without_heads(encoder, tmp_path):
-  model = make_model(config=ENCODERS[encoder])
-  encoder_json.save_encoder_assets(model, tmp_path)
-  loaded = encoder_json.load_encoder_assets(tmp_path)
-  assert loaded.network == sentence_encoder.SentenceEncoder(ENCODERS[encoder], S, head=False)
-  assert loaded.generator is None
-  tokens_BT = make_batch()["targets"]
-  params = make_params(model)
-  wanted = jax.eval_shape(loaded.network.init, jax.random.key(0), tokens_BT)["params"]
-  assert set(wanted) == ENCODER_NAMES
-  own = {name: params[name] for name in wanted}
-  vector_BS = loaded.network.apply({"params": own}, tokens_BT)
-  expected_BS = model.score_batch(params, {"inputs": tokens_BT})
-  np.testing.assert_allclose(vector_BS, expected_BS, rtol=0, atol=1e-6)
-  assert vector_BS.dtype == np.float32
-  hidden_BTD = sentence_encoder.new_encoder(ENCODERS[encoder]).apply(
-    {"params": own["encoder"]},
-    np.asarray(own["token_embedder"]["embedding"])[tokens_BT],
-    tokens_BT != 0,
+def test_a_vector_is_the_mean_hidden_state():  # equation 1
+  model, tokens_BT = make_model(), make_batch()["targets"]
+  params = tiny_models.random_params(model.network)
+  vector_BS = model.score_batch(params, {"inputs": tokens_BT})
+  hidden_BTD = sentence_encoder.new_encoder(BERT).apply(
+    {"params": params["encoder"]}, params["token_embedder"]["embedding"][tokens_BT], tokens_BT != 0
   )
   for u_S, hidden_TD, tokens_T in zip(vector_BS, hidden_BTD, tokens_BT, strict=True):
-    mean_S = np.mean(hidden_TD[: np.count_nonzero(tokens_T)], axis=0)  # equation 1
+    mean_S = np.mean(hidden_TD[: np.count_nonzero(tokens_T)], axis=0)
     np.testing.assert_allclose(u_S, mean_S, rtol=1e-4, atol=1e-5)
 
 
 def test_a_language_outside_the_table_gives_nan():
   model, batch = make_model(network={"num_languages": 5}), make_batch()
   batch["input_language"][2] = 5
-  loss, _ = jit(model.eval_fn)(make_params(model), batch)
+  loss, _ = tiny_models.evaluate(model.eval_fn, tiny_models.random_params(model.network), batch)
   assert np.isnan(loss)
 
 
 @pytest.mark.parametrize(
-  ("options", "message"),
+  ("network", "options", "message"),
   [
-    ({"network": {"xtr": False, "contrastive": False}}, "both False"),
-    ({"network": {"language_dim": 0}}, "language_dim is 0"),
-    ({"network": {"num_languages": 1.5}}, "num_languages is 1.5"),
-    ({"network": {"xtr": False}, "masking": "ugt", "mask_id": 2}, "nothing predicts the token"),
-    ({"masking": "all"}, "masking is 'all'; known: none, input, ugt"),
-    ({"masking": "ugt"}, "mask_id is None"),
-    ({"masking": "input", "mask_id": V}, "mask_id is 300"),
-    ({"scale": 0.0}, "scale is 0.0"),
-    ({"margin": -0.1}, "margin is -0.1"),
-    ({"negative_groups": 0}, "negative_groups is 0"),
-    ({"embedding_slices": 0}, "embedding_slices is 0"),
+    ({"xtr": False, "contrastive": False}, {}, "both False"),
+    ({"language_dim": 0}, {}, "language_dim is 0"),
+    ({"num_languages": 1.5}, {}, "num_languages is 1.5"),
+    ({"xtr": False}, {"masking": "ugt", "mask_id": 2}, "nothing predicts the token"),
   ],
 )
-def test_options_that_cannot_be_used_are_named(options, message):
+def test_a_network_that_cannot_be_used_is_named(network, options, message):
   with pytest.raises(errors.InputError, match=message):
-    make_model(**options)
+    make_model(network=network, **options)
 
 
 def test_groups_of_negatives_must_divide_the_batch():
   model = make_model(negative_groups=4)
   with pytest.raises(ValueError, match="batch of 6 cannot be cut into 4"):
-    jax.eval_shape(lambda x: model.loss_fn(x, make_batch(), None), make_params(model))
+    jax.eval_shape(model.eval_fn, tiny_models.random_params(model.network), make_batch())
 
 
 def test_a_vector_without_a_head_has_the_encoder_s_width():

@@ -1,3 +1,5 @@
+"""Students of a teacher against the paper's equations; test_every_model.py has the rest."""
+
 import dataclasses
 import functools
 
@@ -5,12 +7,12 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pair_batches
 import pytest
-import sharded_models
+import tiny_models
 from etils import epath
 from flax import traverse_util
 from flax.linen import partitioning as flax_partitioning
+from tiny_models import jit
 
 from ems_jax import teachers
 from ems_jax.models import distillation, soft_contrastive
@@ -20,19 +22,11 @@ from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
 from vmsst.text import vocabularies
 
-# Compilation takes most of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
 B, S, TAU = 8, 16, 0.1
 BERT = bert.BertConfig(
-  vocab_size=260,
-  emb_dim=S,
-  num_heads=2,
-  mlp_dim=24,
-  num_layers=1,
-  max_positions=9,
+  vocab_size=260, emb_dim=S, num_heads=2, mlp_dim=24, num_layers=1, max_positions=9,
   initializer_std=0.3,
-)
+)  # fmt: skip
 BYTES = vocabularies.ByteVocabulary()
 CODES = ("en", "fr", "ko", "de", "tr")
 # Labels, whether to use TCM, whether both directions have the paper's labels.
@@ -62,17 +56,11 @@ def make_model(cls=soft_contrastive.SoftContrastiveModel, *, dropout_rate=0.0, *
 
 def make_batch():
   used = [languages.language(code).index for code in CODES]
-  return pair_batches.random_batch(2, B, (7, 9), (3, 260), eos=1, languages=used)
+  return tiny_models.random_batch(2, B, (7, 9), (3, 260), eos=1, languages=used)
 
 
 def make_params(seed):
-  """Parameters none of which is zero or one."""
-  shapes = jax.eval_shape(network().init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
-  rng = np.random.default_rng(seed)
-  return jax.tree.map_with_path(
-    lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)),
-    shapes["params"],
-  )
+  return tiny_models.random_params(network(), seed)
 
 
 embed = jit(functools.partial(sentence_encoder.embed, network()))
@@ -124,19 +112,17 @@ def evaluate(models, params, batches, rng=None):
     return {name: model.loss_fn(params, batches[name], rng) for name, model in models.items()}
 
   found = jit(run)(params, batches)
-  return {
-    name: (float(loss), {metric: float(x.compute()) for metric, x in metrics.items()})
-    for name, (loss, metrics) in found.items()
-  }
+  return {name: (float(loss), tiny_models.values(x)) for name, (loss, x) in found.items()}
 
 
 # --------------------------------------------------------------------------------------------
 # The paper's equations, term by term
 
 
-def inputs_are_anchors(batch):
-  order = ["en", "ru", "ja", "fr", "ko"]
+ORDER = ["en", "ru", "ja", "fr", "ko"]
 
+
+def inputs_are_anchors(batch, order=ORDER):
   def rank(index):
     codes = [i for i, code in enumerate(order) if languages.language(code).index == index]
     return codes[0] if codes else len(order) + index
@@ -198,18 +184,6 @@ def equations(batch, student, teacher, labels, monolingual, row_normalized):
   }
 
 
-def without_other_sides(batch, code):
-  """The batch without vectors of non-anchor sides if one language has the priority."""
-  index = languages.language(code).index
-  input_B1, target_B1 = batch["input_language"], batch["target_language"]
-  is_input_B1 = (input_B1 == index) | (target_B1 != index) & (input_B1 <= target_B1)
-  assert 0 < is_input_B1.sum() < B
-  return batch | {
-    "teacher_inputs": np.where(is_input_B1, batch["teacher_inputs"], np.nan),
-    "teacher_targets": np.where(is_input_B1, np.nan, batch["teacher_targets"]),
-  }
-
-
 @pytest.fixture(scope="module")
 def given(params, precomputed):
   """Loss and metrics of each variant and of distillation, from the vectors of the batch."""
@@ -217,11 +191,9 @@ def given(params, precomputed):
     str(x): make_model(labels=x[0], monolingual=x[1], row_normalized=x[2]) for x in VARIANTS
   }
   models["cut"] = make_model(matryoshka_dims=(3,))
-  models["mse"] = make_model(distillation.DistillationModel)
-  models["tr"] = models["tr alone"] = make_model(distillation.DistillationModel, priority=("tr",))
-  batches = dict.fromkeys(models, precomputed)
-  batches["tr alone"] = without_other_sides(precomputed, "tr")
-  return evaluate(models, params, batches)
+  models["en"] = make_model(distillation.DistillationModel)  # the first of the paper's order
+  models["tr"] = make_model(distillation.DistillationModel, priority=("tr",))
+  return evaluate(models, params, dict.fromkeys(models, precomputed))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -252,43 +224,13 @@ def test_a_matryoshka_loss_is_the_mean_over_cut_vectors(given, student, precompu
   assert metrics["loss/cross"] == pytest.approx(whole["loss/cross"], rel=1e-4)
 
 
-def swapped(batch, rows_B):
-  """The batch with the sides of some rows swapped."""
-  found = dict(batch)
-  for first, second in (
-    ("inputs", "targets"),
-    ("input_language", "target_language"),
-    teachers.FEATURES,
-  ):
-    width = max(batch[first].shape[1], batch[second].shape[1])
-    x, y = (np.pad(batch[k], ((0, 0), (0, width - batch[k].shape[1]))) for k in (first, second))
-    found[first], found[second] = (np.where(rows_B[:, None], *z) for z in ((y, x), (x, y)))
-  return found
-
-
-@pytest.mark.parametrize("codes", [("fr", "en"), ("tr", "de")])
-def test_the_labels_of_one_language_pair_are_monolingual(params, precomputed, codes):
-  """So the loss does not depend on which side of a pair is `inputs`."""
-  first, second = (np.full((B, 1), languages.language(code).index) for code in codes)
-  batch = precomputed | {"input_language": first, "target_language": second}
-  some_B = np.arange(B) % 3 == 0
-  batches = {"as is": batch, "all": swapped(batch, some_B | True), "some": swapped(batch, some_B)}
-  models, named = {}, {}
-  for labels in ("priority", "average"):
-    for way, batch in batches.items():
-      models[f"{labels} {way}"] = make_model(labels=labels, row_normalized=True)
-      named[f"{labels} {way}"] = batch
-  losses = {name: loss for name, (loss, _) in evaluate(models, params, named).items()}
-  for name, loss in losses.items():
-    assert loss == pytest.approx(losses[f"{name.split()[0]} as is"], rel=1e-4), name
-
-
-def test_distillation_is_the_squared_error_of_both_sides(given, student, precomputed):
-  loss, metrics = given["mse"]
-  anchors = [
-    precomputed["teacher_inputs"][i] if is_input else precomputed["teacher_targets"][i]
-    for i, is_input in enumerate(inputs_are_anchors(precomputed))
-  ]
+@pytest.mark.parametrize("first", ["en", "tr"])
+def test_distillation_is_the_squared_error_of_both_sides(given, student, precomputed, first):
+  loss, metrics = given[first]
+  are_inputs = inputs_are_anchors(precomputed, ORDER if first == "en" else ["tr"])
+  assert 0 < sum(are_inputs) < B
+  sides = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
+  anchors = [pair[0 if is_input else 1] for pair, is_input in zip(sides, are_inputs, strict=True)]
   total = 0
   for side, found in zip(("inputs", "targets"), student, strict=True):
     total += sum(np.mean((x - y) ** 2) for x, y in zip(found, anchors, strict=True)) / B
@@ -296,10 +238,6 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
     assert metrics[f"cosine/{side}"] == pytest.approx(np.mean(cosines), rel=1e-4)
   assert loss == pytest.approx(total, rel=1e-4)
   assert metrics["loss"] == pytest.approx(total, rel=1e-4)
-
-
-def test_the_other_side_of_a_pair_is_not_used(given):
-  assert given["tr"] == given["tr alone"] != given["mse"]
 
 
 # --------------------------------------------------------------------------------------------
@@ -310,7 +248,6 @@ MODELS = {
   "average": (soft_contrastive.SoftContrastiveModel, {"labels": "average"}),
   "mse": (distillation.DistillationModel, {}),
 }
-ON_EIGHT = ("priority", "average")
 
 
 @pytest.fixture(scope="module")
@@ -324,36 +261,24 @@ def test_a_teacher_in_the_step_gives_what_its_vectors_give(
 ):
   models, batches = {}, {}
   for name, (cls, options) in MODELS.items() if not dropout_rate else [("mse", MODELS["mse"])]:
-    in_step = {"teacher": teacher}
-    for way, how, batch in (("step", in_step, make_batch()), ("batch", {}, precomputed)):
-      models[f"{name} {way}"] = make_model(cls, dropout_rate=dropout_rate, **options, **how)
-      batches[f"{name} {way}"] = batch
+    for way, how, batch in (("step", {"teacher": teacher}, make_batch()), ("", {}, precomputed)):
+      models[name + way] = make_model(cls, dropout_rate=dropout_rate, **options, **how)
+      batches[name + way] = batch
   found = evaluate(models, params, batches, jax.random.key(0) if dropout_rate else None)
   for name in models:
-    if name.endswith("step"):
-      expected = found[name.replace("step", "batch")]
-      assert found[name][0] == pytest.approx(expected[0], rel=1e-4)
-      assert found[name][1] == pytest.approx(expected[1], rel=1e-4)
+    expected = found[name.removesuffix("step")]
+    assert found[name][0] == pytest.approx(expected[0], rel=1e-4)
+    assert found[name][1] == pytest.approx(expected[1], rel=1e-4)
 
 
 def test_given_vectors_have_no_gradient(precomputed):
   def total(given):
     batch = {**precomputed, **given}
-    is_input_B = np.arange(B) % 2 == 0
-    anchors_BS = teachers.anchor_vectors(None, batch, BYTES, is_input_B)
+    anchors_BS = teachers.anchor_vectors(None, batch, BYTES, np.arange(B) % 2 == 0)
     return jnp.sum(teachers.pair_vectors(None, batch, BYTES)) + jnp.sum(anchors_BS)
 
   gradient = jax.grad(total)({feature: precomputed[feature] for feature in teachers.FEATURES})
   assert not any(np.any(x) for x in gradient.values())
-
-
-def test_a_teacher_is_not_part_of_the_parameters(teacher, params):
-  model = make_model(teacher=teacher)
-  shapes = jax.eval_shape(
-    lambda rng: model.get_initial_variables(rng, {"inputs": (B, 9)}), jax.random.key(0)
-  )
-  assert set(shapes) == {"params", "params_axes"}
-  assert jax.tree.structure(shapes["params"]) == jax.tree.structure(params)
 
 
 def test_a_program_does_not_hold_the_teacher_s_parameters(teacher, params):
@@ -365,15 +290,14 @@ def test_a_program_does_not_hold_the_teacher_s_parameters(teacher, params):
   assert not any(table in line for line in text.splitlines() if 'dense<"' in line)
 
 
-def test_another_vocabulary_is_refused(tmp_path):
+def test_a_teacher_that_cannot_be_used_is_named(teacher, tmp_path):
   run = write_run(tmp_path, vocabulary=vocabularies.ByteVocabulary(lowercase=True))
   with pytest.raises(errors.InputError, match=r"another vocabulary .* teacher_inputs and"):
     make_model(teacher=teachers.from_run(run))
-
-
-def test_a_missing_run_is_reported_at_once(tmp_path):
   with pytest.raises(errors.InputError, match="no folder"):
     teachers.from_run(tmp_path / "missing")
+  with pytest.raises(errors.InputError, match="does not use a teacher"):
+    make_model(labels="hard", teacher=teacher)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -381,9 +305,8 @@ def test_there_is_one_teacher(teacher, params, precomputed, name):
   cls, options = MODELS[name]
   with pytest.raises(errors.InputError, match="no teacher, and the batch has no teacher_inputs"):
     make_model(cls, **options).loss_fn(params, make_batch(), None)
-  with pytest.raises(
-    errors.InputError, match="the batch has teacher_inputs and teacher_targets as"
-  ):
+  message = "the batch has teacher_inputs and teacher_targets as"
+  with pytest.raises(errors.InputError, match=message):
     make_model(cls, teacher=teacher, **options).loss_fn(params, precomputed, None)
 
 
@@ -398,80 +321,40 @@ def test_a_teacher_of_another_width_teaches_similarities_only(params, precompute
     jax.eval_shape(model.loss_fn, params, batch, None)
 
 
-def test_lengths_of_features():
-  plain = {"inputs": 9, "targets": 9, "input_language": 1, "target_language": 1}
-  lengths = functools.partial(teachers.feature_lengths, max_length=9)
-  assert lengths(dimension=S, teacher="/run") == plain
-  assert lengths(dimension=None, teacher=None) == plain
-  vectors = {"teacher_inputs": S, "teacher_targets": S}
-  assert lengths(dimension=S, teacher=None) == plain | vectors
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    ({"labels": "soft"}, "labels is 'soft'; known: priority, average, hard"),
-    ({"scale": 0}, "scale is 0"),
-    ({"cross_weight": -1}, "cross_weight is -1"),
-    ({"embedding_slices": 0}, "embedding_slices is 0"),
-    ({"priority": ("en", "xx")}, "xx"),
-  ],
-)
-def test_options_that_cannot_be_used_are_named(options, message):
-  with pytest.raises(errors.InputError, match=message):
-    make_model(**options)
-
-
-def test_hard_labels_do_not_use_a_teacher(teacher):
-  with pytest.raises(errors.InputError, match="does not use a teacher"):
-    make_model(labels="hard", teacher=teacher)
-
-
 # --------------------------------------------------------------------------------------------
 # Eight devices
 
 
-def make_step(teacher, **options):
-  """Maps parameters and a batch to loss and gradients of each model."""
-  models = {
-    name: make_model(cls, teacher=teacher, **own, **options)
-    for name, (cls, own) in MODELS.items()
-    if name in ON_EIGHT
-  }
-
-  def step(params, batch):
-    grad = functools.partial(jax.value_and_grad, has_aux=True)
-    found = {name: grad(model.loss_fn)(params, batch, None) for name, model in models.items()}
-    return {name: (loss, gradient) for name, ((loss, _), gradient) in found.items()}
-
-  return step
+def step_of(teacher, **options):
+  """Maps parameters and a batch to loss and gradients of the average labels."""
+  model = make_model(labels="average", teacher=teacher, **options)
+  return jax.value_and_grad(lambda params, batch: model.loss_fn(params, batch, None)[0])
 
 
 def run_on_eight_devices(folder):
-  """Saves loss and gradients of each model."""
+  """Saves loss and gradients with a teacher in the step."""
   from vmsst.launch.runtime import partitioning
 
   partitioner = partitioning.PjitPartitioner(num_partitions=2)
   assert dict(partitioner.mesh.shape) == {"data": 4, "model": 2}
   teacher = teachers.from_run(folder, partitioner=partitioner)
   with partitioner.context():
-    variables = jax.eval_shape(network().init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
-    shardings = partitioner.shardings(
-      jax.tree.map(
-        flax_partitioning.logical_to_mesh_axes,
-        flax_partitioning.get_axis_names(variables["params_axes"]).unfreeze(),
-        is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
-      )
+    axes = flax_partitioning.get_axis_names(tiny_models.shapes_of(network())["params_axes"])
+    specs = jax.tree.map(
+      flax_partitioning.logical_to_mesh_axes,
+      axes.unfreeze(),
+      is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
     )
+    shardings = partitioner.shardings(specs)
     step = jit(
-      make_step(teacher, embedding_slices=2), in_shardings=(shardings, partitioner.data_sharding)
+      step_of(teacher, embedding_slices=2), in_shardings=(shardings, partitioner.data_sharding)
     )
     params = jax.device_put(make_params(seed=0), shardings)
     for _ in range(2):  # the teacher's parameters survive the first step
       results = step(params, partitioner.to_devices(make_batch()))
   table_VD = teacher._parameters()["token_embedder"]["embedding"][...]
   assert table_VD.sharding.shard_shape(table_VD.shape) == (BERT.vocab_size // 2, S)
-  sharded_models.save(folder / "results.npz", jax.tree.leaves(results))
+  tiny_models.save(folder / "results.npz", jax.tree.leaves(results))
 
 
 @pytest.mark.slow
@@ -479,5 +362,5 @@ def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_giv
   run, params, precomputed
 ):
   eight_devices.run(__file__, run)
-  expected = jax.tree.leaves(jit(make_step(None))(params, precomputed))
-  sharded_models.assert_saved_equal(run / "results.npz", expected, rtol=1e-4, atol=1e-5)
+  expected = jax.tree.leaves(jit(step_of(None))(params, precomputed))
+  tiny_models.assert_saved_equal(run / "results.npz", expected, rtol=1e-4, atol=1e-5)

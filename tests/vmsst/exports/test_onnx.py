@@ -54,7 +54,7 @@ NETWORKS = {
   "t5 scanned": encoder(
     dataclasses.replace(T5, scan_layers=True, dtype="bfloat16"), 12, pooling="max", normalize=True
   ),
-  "ems": encoder(dataclasses.replace(BERT, embedding_norm=False), head=False),
+  "ems": encoder(BERT, head=False),
   "labse": encoder(
     dataclasses.replace(BERT, num_token_types=2, activation="gelu"),
     head=False,

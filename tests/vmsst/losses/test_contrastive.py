@@ -1,4 +1,4 @@
-import math
+"""Details of the loss, which vmsst/models/test_contrastive.py compares with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -15,38 +15,9 @@ SAME_BB = np.eye(5, dtype=bool)
 SAME_BB[0, 3] = SAME_BB[3, 0] = True
 
 
-def loop_loss(source_BS, target_BS, *, cosine=False, scale=1.0, same_BB=SAME_BB):
-  """The loss of section 6.3, pair by pair in Python floats."""
-  score = {}
-  for i, s in enumerate(source_BS.tolist()):
-    for j, t in enumerate(target_BS.tolist()):
-      dot = sum(a * b for a, b in zip(s, t, strict=True))
-      norm = math.hypot(*s) * math.hypot(*t) if cosine else 1.0
-      score[i, j] = scale * dot / norm
-  pairs = range(len(source_BS))
-  losses = []
-  for i in pairs:
-    rivals = [j for j in pairs if j == i or not same_BB[i, j]]
-    forward = math.exp(score[i, i]) / sum(math.exp(score[i, j]) for j in rivals)
-    backward = math.exp(score[i, i]) / sum(math.exp(score[j, i]) for j in rivals)
-    losses.append(-0.5 * (math.log(forward) + math.log(backward)))
-  return losses
-
-
 def loss(source_BS, target_BS, *, same_BB=None, **options):
   score_BB = contrastive.similarity(source_BS, target_BS, **options)
   return contrastive.contrastive_loss(score_BB, same_BB=same_BB)
-
-
-@pytest.mark.parametrize("options", [{}, {"cosine": True, "scale": 10.0}])
-@pytest.mark.parametrize("masked", [False, True])
-def test_loss_equals_a_loop_over_pairs(options, masked):
-  same_BB = SAME_BB if masked else np.eye(5, dtype=bool)
-  expected_B = loop_loss(SOURCE_BS, TARGET_BS, same_BB=same_BB, **options)
-  found_B = loss(SOURCE_BS, TARGET_BS, same_BB=same_BB if masked else None, **options)
-  np.testing.assert_allclose(found_B, expected_B, rtol=1e-5)
-  # The duplicate takes part in the loss unless it is masked.
-  assert masked == (found_B[0] < loss(SOURCE_BS, TARGET_BS, **options)[0])
 
 
 @pytest.mark.parametrize("options", [{}, {"cosine": True, "scale": 10.0}, {"same_BB": SAME_BB}])
@@ -74,12 +45,9 @@ def test_huge_scores_have_the_exact_loss_and_gradient():
   np.testing.assert_allclose(grad_BS, slope_BB @ TARGET_BS / 5, rtol=1e-4, atol=1e-6)
 
 
-def test_zero_vectors_have_a_finite_cosine_gradient():
+def test_zero_and_bfloat16_vectors():
   grad_BS = jax.grad(lambda s: loss(s, TARGET_BS, cosine=True).mean())(jnp.zeros((5, 3)))
   assert np.isfinite(grad_BS).all()
-
-
-def test_bfloat16_vectors_are_scored_in_float32():
   vector_BS = jnp.ones((2, 3), jnp.bfloat16)
   assert contrastive.similarity(vector_BS, vector_BS).dtype == jnp.float32
 
@@ -89,16 +57,7 @@ def test_accuracy_by_hand():
   forward_B, backward_B = contrastive.in_batch_accuracy(score_BB)
   assert forward_B.tolist() == [1, 1, 0]  # 9 beats 1 in the last row
   assert backward_B.tolist() == [0, 0, 0]  # 4 beats 3, 9 beats 5, 2 beats 1
-
-
-def test_a_masked_duplicate_is_not_a_rival():
-  score_BB = jnp.array([[3.0, 1.0], [4.0, 5.0]])
-  forward_B, backward_B = contrastive.in_batch_accuracy(score_BB, same_BB=jnp.ones((2, 2), bool))
-  assert forward_B.tolist() == backward_B.tolist() == [1, 1]
-
-
-def test_a_tie_is_wrong():
-  forward_B, backward_B = contrastive.in_batch_accuracy(jnp.zeros((3, 3)))
+  forward_B, backward_B = contrastive.in_batch_accuracy(jnp.zeros((3, 3)))  # a tie is wrong
   assert forward_B.sum() == backward_B.sum() == 0
 
 

@@ -8,14 +8,8 @@ MT5 = 250112
 
 def test_chunks_of_known_devices():
   chunks = {name: fused_gradients.default_chunk(MT5, x) for name, x in devices.BY_NAME.items()}
-  assert chunks == {
-    "TPU v4": 1024,
-    "TPU v5e": 512,
-    "TPU v5p": 4096,
-    "A100 SXM": 4096,
-    "H100 SXM": 4096,
-    "H200 SXM": 4096,
-  }
+  gpus = dict.fromkeys(("A100 SXM", "H100 SXM", "H200 SXM"), 4096)
+  assert chunks == {"TPU v4": 1024, "TPU v5e": 512, "TPU v5p": 4096, **gpus}
   assert fused_gradients.default_chunk(MT5, None) == 512
 
 

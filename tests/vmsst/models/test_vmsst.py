@@ -1,29 +1,22 @@
+"""VMSST and BITRANSLATION; tests/ems_jax/models/test_every_model.py has what all models have."""
+
 import dataclasses
 import functools
-import itertools
 
-import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
-import pair_batches
 import pytest
-import sharded_models
+import tiny_models
 from flax import traverse_util
-from flax.linen import partitioning
+from tiny_models import jit
 
-import vmsst as library
 from vmsst import errors
-from vmsst.checkpoints import encoder_json
 from vmsst.losses import gaussian
-from vmsst.models import bitranslation, contrastive, generation, vmsst
+from vmsst.models import bitranslation, contrastive, vmsst
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies
-
-# Compilation takes most of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 CONFIG = t5.T5Config(
   vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
@@ -40,35 +33,19 @@ def make_model(model_cls=vmsst.VmsstModel, network=NETWORK, **options):
 
 def make_batch(inputs_length=6, targets_length=8, pairs=PAIRS):
   lengths = (inputs_length, targets_length)
-  return pair_batches.random_batch(0, pairs, lengths, (2, 30), languages=range(1, 5))
-
-
-def fresh_params(model):
-  init = jit(lambda rng: model.get_initial_variables(rng, {"inputs": (PAIRS, 6)})["params"])
-  return init(jax.random.key(0))
-
-
-def random_params(model):
-  """Random parameters of about the size of initial ones, made without compiling anything."""
-  shapes = jax.eval_shape(model.network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
-  rng = np.random.default_rng(1)
-  return jax.tree.map_with_path(
-    lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)),
-    shapes["params"],
-  )
+  return tiny_models.random_batch(0, pairs, lengths, (2, 30), languages=range(1, 5))
 
 
 @pytest.fixture(scope="module")
 def params():
   # Larger heads, so that latents have an effect and log-variances are not small.
   scale = {"mean": 2, "log_variance": 3, "language_mean": 2, "language_log_variance": 3}
-  fresh = fresh_params(make_model())
+  fresh = tiny_models.random_params(NETWORK)
   return fresh | {name: {"kernel": by * fresh[name]["kernel"]} for name, by in scale.items()}
 
 
 def loss_and_metrics(model, params, batch, rng=None, step=None):
-  loss, metrics = jit(model.loss_fn)(params, batch, rng, step)
-  return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
+  return tiny_models.evaluate(model.loss_fn, params, batch, rng, step)
 
 
 @jit
@@ -88,7 +65,10 @@ def decode(params, tokens_1T, language_1, sentence_1Z):
 
 
 def nll(params, tokens_T, language_1, language_latent_G, semantic_S):
-  """Negative log-likelihood of a sentence, from one matmul over [z_lang; z_sem; h] in float64."""
+  """Negative log-likelihood of a sentence, from one matmul over [z_lang; z_sem; h] in float64.
+
+  The second result is the number of correct tokens.
+  """
   sentence_Z = np.concatenate([language_latent_G, semantic_S])
   hidden_TD = decode(params, tokens_T[None], language_1, np.float32(sentence_Z)[None])
   both = np.concatenate([np.tile(sentence_Z, (len(tokens_T), 1)), hidden_TD], axis=1)
@@ -96,7 +76,8 @@ def nll(params, tokens_T, language_1, language_latent_G, semantic_S):
   logits_TV = np.float64(both) @ np.float64(kernel)
   log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(axis=1, keepdims=True))
   real = np.flatnonzero(tokens_T)
-  return -log_p_TV[real, tokens_T[real]].sum()
+  correct_T = log_p_TV.argmax(axis=1) == tokens_T
+  return np.array([-log_p_TV[real, tokens_T[real]].sum(), correct_T[real].sum()])
 
 
 def chosen_posteriors(params, batch, row, step):
@@ -112,50 +93,56 @@ def chosen_posteriors(params, batch, row, step):
 
 def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight, language_mean=False):
   """Loss, sums of terms and KLs, pair by pair; samples are `noise` deviations above the mean."""
-  sums = dict.fromkeys(("translation", "reconstruction", *vmsst.LATENTS), 0.0)
+  sums = dict.fromkeys(vmsst.LATENTS, 0.0)
+  scored = {"translation": np.zeros(2), "reconstruction": np.zeros(2)}
+  norms = []
   for row in range(PAIRS):
     tokens = [batch["inputs"][row], batch["targets"][row]]
     codes = [batch["input_language"][row], batch["target_language"][row]]
     means = [posteriors_of(params, x[None], y)[0] for x, y in zip(tokens, codes, strict=True)]
+    norms += [np.linalg.norm(mean) for mean in means]
     chosen = chosen_posteriors(params, batch, row, step)
     z = {name: mean + noise * np.exp(v / 2) for name, (mean, v) in chosen.items()}
     for side, name in enumerate(vmsst.LATENTS[1:]):
-      sums["reconstruction"] += nll(params, tokens[side], codes[side], z[name], z["semantic"])
+      scored["reconstruction"] += nll(params, tokens[side], codes[side], z[name], z["semantic"])
       other_mean = np.float64(means[1 - side])
       language_G = chosen[name][0] if language_mean else np.zeros(6)
-      sums["translation"] += nll(params, tokens[side], codes[side], language_G, other_mean)
+      scored["translation"] += nll(params, tokens[side], codes[side], language_G, other_mean)
     for name, (mean, v) in chosen.items():
       sums[name] += 0.5 * np.sum(mean**2 + np.exp(v) - 1 - v)
-  kl = sum(sums[name] for name in vmsst.LATENTS)
+  kl = sum(sums.values())
+  for name, (sum_of_nll, correct) in scored.items():
+    sums |= {name: sum_of_nll, f"correct/{name}": correct}
+  sums["norm"] = np.mean(norms)
   elbo = -sums["reconstruction"] - kl_weight * kl
   return (sums["translation"] - elbo_weight * elbo) / PAIRS, sums
 
 
-@pytest.mark.parametrize("step", [0, 3, 1000])
-def test_elbo_and_translation_pair_by_pair(params, monkeypatch, step):
+def test_elbo_and_translation_pair_by_pair(params, monkeypatch):
   monkeypatch.setattr(gaussian, "sample", lambda mean, v, rng: mean + 0.7 * jnp.exp(v / 2))
   batch = make_batch()
-  model = make_model(elbo_weight=0.3, kl_anneal_steps=10)
-  loss, metrics = loss_and_metrics(model, params, batch, jax.random.key(0), step)
-  kl_weight = min(1, step / 10)
-  expected, sums = in_numpy(
-    params, batch, noise=0.7, step=step, elbo_weight=0.3, kl_weight=kl_weight
-  )
-  assert loss == pytest.approx(expected, rel=1e-5)
-  assert metrics["loss"] == pytest.approx(loss, rel=1e-6)
-  assert metrics["kl_weight"] == pytest.approx(kl_weight)
-  tokens = sum(np.count_nonzero(batch[name]) for name in ("inputs", "targets"))
-  for name in ("translation", "reconstruction"):
-    assert metrics[f"nll/{name}"] == pytest.approx(sums[name] / tokens, rel=1e-5)
-  for name in vmsst.LATENTS:
-    assert metrics[f"kl/{name}"] == pytest.approx(sums[name] / PAIRS, rel=1e-5)
-    assert metrics[f"kl_per_dim/{name}"] == pytest.approx(sums[name] / PAIRS / 6, rel=1e-5)
-  assert metrics["tokens_per_example"] == pytest.approx(tokens / PAIRS)
+  run = jit(make_model(elbo_weight=0.3, kl_anneal_steps=10).loss_fn)
+  for step, kl_weight in ((0, 0.0), (3, 0.3), (1000, 1.0)):
+    loss, metrics = run(params, batch, jax.random.key(0), step)
+    metrics = tiny_models.values(metrics)
+    settings = {"noise": 0.7, "step": step, "elbo_weight": 0.3, "kl_weight": kl_weight}
+    expected, sums = in_numpy(params, batch, **settings)
+    assert [float(loss), metrics["loss"]] == pytest.approx([expected] * 2, rel=1e-5)
+    assert metrics["kl_weight"] == pytest.approx(kl_weight)
+    tokens = sum(np.count_nonzero(batch[name]) for name in ("inputs", "targets"))
+    for name in ("translation", "reconstruction"):
+      assert metrics[f"nll/{name}"] == pytest.approx(sums[name] / tokens, rel=1e-5)
+      accuracy = sums[f"correct/{name}"] / tokens
+      assert metrics[f"token_accuracy/{name}"] == pytest.approx(accuracy)
+    for name in vmsst.LATENTS:
+      assert metrics[f"kl/{name}"] == pytest.approx(sums[name] / PAIRS, rel=1e-5)
+      assert metrics[f"kl_per_dim/{name}"] == pytest.approx(sums[name] / PAIRS / 6, rel=1e-5)
+    assert metrics["tokens_per_example"] == pytest.approx(tokens / PAIRS)
+    assert metrics["embedding_norm"] == pytest.approx(sums["norm"], rel=1e-5)
 
 
 def evaluate(model, params, batch, step=None):
-  loss, metrics = jit(model.eval_fn)(params, batch, step)
-  return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
+  return tiny_models.evaluate(model.eval_fn, params, batch, step)
 
 
 def test_evaluation_computes_the_training_objective_without_dropout(params, monkeypatch):
@@ -185,11 +172,14 @@ def test_evaluation_computes_the_training_objective_without_dropout(params, monk
 def test_evaluation_samples_latents_by_a_fixed_key_and_the_bounds_are_ordered(params):
   batch = make_batch()
   model = make_model(evaluation_samples=32)
-  first, metrics = evaluate(model, params, batch)
-  assert (first, metrics) == evaluate(model, params, batch)
+  run = jit(model.eval_fn)
+  first, metrics = run(params, batch)
+  again, _ = run(params, batch)
+  assert first == again
+  metrics = tiny_models.values(metrics)
   assert metrics["kl_weight"] == 1
   means, _ = in_numpy(params, batch, noise=0, step=0, elbo_weight=0.1, kl_weight=1)
-  assert first != pytest.approx(means, rel=1e-5)
+  assert float(first) != pytest.approx(means, rel=1e-5)
   assert metrics["importance_weighted_bound"] > metrics["elbo"]
   shapes = jax.eval_shape(make_model(evaluation_samples=0).eval_fn, params, batch)
   assert not {"elbo", "importance_weighted_bound"} & set(shapes[1])
@@ -206,11 +196,6 @@ def test_latents_may_be_means_in_training(params, language_mean):
     params, batch, noise=0, step=5, elbo_weight=0.3, kl_weight=0.5, language_mean=language_mean
   )
   assert loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_side_of_the_semantic_latent_alternates_by_row_and_step():
-  np.testing.assert_array_equal(vmsst.alternating_sides(5, None), [0, 1, 0, 1, 0])
-  np.testing.assert_array_equal(vmsst.alternating_sides(5, 7), [1, 0, 1, 0, 1])
 
 
 def test_a_collapsed_latent_shows(params):
@@ -233,7 +218,7 @@ def test_a_collapsed_latent_shows(params):
 def test_a_latent_that_ignores_the_text_shows_in_spite_of_its_kl():
   mean_BK = jnp.tile(jnp.array([3.0, -2.0]), (8, 1))
   found = vmsst.latent_metrics({"z": (mean_BK, jnp.zeros((8, 2)))}, jax.random.key(0))
-  values = {name: float(metric.compute()) for name, metric in found.items()}
+  values = tiny_models.values(found)
   assert values["kl/z"] == pytest.approx((9 + 4) / 2)
   assert values["kl_per_dim/z"] == pytest.approx((9 + 4) / 4)
   assert values["active_dims/z"] == 2
@@ -267,23 +252,7 @@ def test_training_without_a_step_is_refused_where_the_kl_weight_would_rise(param
   with pytest.raises(errors.InputError, match=r"no step, so .* --gin_file=runs/upstream\.gin"):
     loss_and_metrics(make_model(), params, batch, key)
   for model in (make_model(kl_anneal_steps=0), make_model(kl_weight=0)):
-    loss_and_metrics(model, params, batch, key)
-
-
-def test_one_encoder_call_each_and_one_decoder_call_a_step(params, monkeypatch):
-  shapes = []
-  for name in ("T5Encoder", "LatentDecoder"):
-    module = getattr(t5, name, None) or getattr(networks.decoder, name)
-    plain = module.__call__
-
-    def counted(self, x_BTD, *args, plain=plain, **kwargs):
-      shapes.append((type(self).__name__, x_BTD.shape[0]))
-      return plain(self, x_BTD, *args, **kwargs)
-
-    monkeypatch.setattr(module, "__call__", counted)
-  jax.eval_shape(lambda p, batch: make_model().loss_fn(p, batch, None), params, make_batch())
-  expected = [("LatentDecoder", 4 * PAIRS), *[("T5Encoder", 2 * PAIRS)] * 2]
-  assert sorted(shapes) == expected
+    jax.eval_shape(model.loss_fn, params, batch, key)
 
 
 def without_language(params):
@@ -301,61 +270,10 @@ def test_without_the_elbo_it_is_bitranslation(params):
   batch = make_batch()
   network = networks.BitranslationNetwork(CONFIG, latent_dim=6, num_languages=5)
   plain = make_model(bitranslation.BitranslationModel, network)
-  expected, plain_metrics = loss_and_metrics_without_step(plain, without_language(params), batch)
+  expected, plain_metrics = tiny_models.evaluate(plain.eval_fn, without_language(params), batch)
   loss, metrics = loss_and_metrics(make_model(elbo_weight=0), params, batch, jax.random.key(0), 5)
   assert loss == pytest.approx(expected, rel=1e-6)
-  for name in ("nll/translation", "token_accuracy/translation"):
-    assert metrics[name] == pytest.approx(plain_metrics[name], rel=1e-6)
-
-
-def loss_and_metrics_without_step(model, params, batch):
-  loss, metrics = jit(model.loss_fn)(params, batch, None)
-  return float(loss), {name: float(m.compute()) for name, m in metrics.items()}
-
-
-def test_padding_changes_nothing(params):
-  batch = make_batch()
-  wider = {**batch, "inputs": np.pad(batch["inputs"], ((0, 0), (0, 5)))}
-  expected, expected_metrics = loss_and_metrics(make_model(), params, batch)
-  loss, metrics = loss_and_metrics(make_model(), params, wider)
-  assert loss == pytest.approx(expected, rel=1e-5)
-  assert metrics == pytest.approx(expected_metrics, rel=1e-5)
-
-
-def token_nll(params, batch, monkeypatch):
-  """Negative log-likelihood of each token of the four rows of each pair: [B, 4, T]."""
-  score = generation.score
-
-  @jit
-  def run(batch):
-    kept = []
-    with monkeypatch.context() as patch:
-      patch.setattr(generation, "score", lambda *a, **k: kept.append(score(*a, **k)) or kept[0])
-      make_model().loss_fn(params, batch, None)
-    return kept[0].nll_BRT
-
-  return np.asarray(run(batch))
-
-
-def test_a_translation_does_not_use_its_target_s_own_latents(params, monkeypatch):
-  batch = make_batch(6, 6)
-  batch["inputs"][:] = np.arange(2, 8)
-  changed = {**batch, "inputs": batch["inputs"].copy()}
-  changed["inputs"][:, 4] = 20
-  before, after = (token_nll(params, x, monkeypatch) for x in (batch, changed))
-  moved_4T = np.abs(after - before).max(axis=0) > 1e-5
-  own_reconstruction, other_reconstruction, own_translation, other_translation = moved_4T
-  assert own_reconstruction.all()  # through its own language latent
-  assert other_reconstruction.any()  # through z_sem, if it is from this side
-  np.testing.assert_array_equal(own_translation, np.arange(6) >= 4)
-  assert other_translation.any()
-
-
-def test_only_the_language_encoder_uses_the_language(params):
-  tokens_1T, other = np.arange(2, 8)[None], np.array([3])
-  before, after = (posteriors_of(params, tokens_1T, x) for x in (np.array([1]), other))
-  for index, changes in enumerate((False, False, True, True)):
-    assert np.array_equal(before[index], after[index]) != changes
+  assert plain_metrics == pytest.approx({x: metrics[x] for x in plain_metrics}, rel=1e-6)
 
 
 def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
@@ -376,7 +294,7 @@ def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
   batch["inputs"][0, 2:] = 0
   batch |= {name: rng.integers(0, 3, (3, 1)) for name in ("input_language", "target_language")}
   with jax.enable_x64(True):
-    point = jax.tree.map(jnp.float64, random_params(model))
+    point = jax.tree.map(jnp.float64, tiny_models.random_params(model.network))
 
     def loss(p):
       return model.loss_fn(p, batch, jax.random.key(5), 4)[0]
@@ -407,7 +325,7 @@ def test_contrastive_is_added_with_its_weight(params):
   plain, plain_metrics = loss_and_metrics(make_model(), params, batch, jax.random.key(0), 7)
   alone = make_model(contrastive.ContrastiveModel, NETWORK_OF_ENCODER, **options)
   own = {name: params[name] for name in ("token_embedder", "encoder", "mean")}
-  expected, expected_metrics = loss_and_metrics_without_step(alone, own, batch)
+  expected, expected_metrics = tiny_models.evaluate(alone.eval_fn, own, batch)
   assert loss == pytest.approx(expected + 0.25 * plain, rel=1e-5)
   assert expected > 0.01 * plain  # the terms are of comparable size
   del plain_metrics["loss"], expected_metrics["loss"]
@@ -424,162 +342,9 @@ def test_contrastive_is_added_with_its_weight(params):
 
 
 @pytest.mark.slow
-def test_slices_give_the_loss_metrics_and_gradient_of_the_whole_batch(params, monkeypatch):
-  # Samples are as far above the mean in every slice.
-  monkeypatch.setattr(gaussian, "sample", lambda mean, v, rng: mean + 0.7 * jnp.exp(v / 2))
-  batch = make_batch(pairs=4)
-
-  def value_and_gradient(count):
-    model = make_model(
-      vmsst.VmsstContrastiveModel, vmsst_weight=0.25, kl_anneal_steps=10, embedding_slices=count
-    )
-    step = jit(jax.value_and_grad(model.loss_fn, has_aux=True))
-    (loss, metrics), gradient = step(params, batch, jax.random.key(0), 3)
-    return loss, {name: metric.compute() for name, metric in metrics.items()}, gradient
-
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
-    value_and_gradient(2),
-    value_and_gradient(1),
-  )
-
-
-@pytest.mark.slow
 def test_bfloat16_stays_close(params):
   config = dataclasses.replace(CONFIG, dtype="bfloat16")
   half = make_model(network=NETWORK.clone(config=config))
   expected, _ = loss_and_metrics(make_model(), params, make_batch())
   found, _ = loss_and_metrics(half, params, make_batch())
   assert 0 < abs(found - expected) < 0.02 * expected
-
-
-def stacked(params):
-  """Parameters of separate layers in the layout of scanned ones."""
-
-  def stack(part):
-    names = [f"layers_{i}" for i in range(sum(name.startswith("layers_") for name in part))]
-    others = {name: x for name, x in part.items() if name not in names}
-    layers = jax.tree.map(lambda *x: np.stack(x), *(part[name] for name in names))
-    return {**others, "layers": layers}
-
-  parts = ("encoder", "language_encoder", "decoder")
-  return {name: stack(x) if name in parts else x for name, x in params.items()}
-
-
-def value_and_gradient(params, **changes):
-  """Loss and gradients with two layers in every stack, by a key."""
-  config = dataclasses.replace(CONFIG, num_encoder_layers=2, **changes)
-  model = make_model(network=NETWORK.clone(config=config))
-  batch, key = make_batch(), jax.random.key(0)
-  return jit(jax.value_and_grad(lambda p: model.loss_fn(p, batch, key, 1)[0]))(params)
-
-
-@pytest.mark.slow
-def test_scanned_and_recomputed_layers_compute_the_same_loss_and_gradient():
-  config = dataclasses.replace(CONFIG, num_encoder_layers=2)
-  params = random_params(make_model(network=NETWORK.clone(config=config)))
-  loss, gradient = value_and_gradient(params)
-  found_loss, found = value_and_gradient(stacked(params), scan_layers=True, remat="full")
-  assert found_loss == pytest.approx(float(loss), rel=1e-5)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, stacked(gradient)
-  )
-
-
-@pytest.mark.slow
-def test_recomputing_changes_nothing_with_dropout():
-  config = dataclasses.replace(CONFIG, num_encoder_layers=2)
-  params = stacked(random_params(make_model(network=NETWORK.clone(config=config))))
-  options = {"scan_layers": True, "dropout_rate": 0.2}
-  loss, gradient = value_and_gradient(params, **options)
-  found_loss, found = value_and_gradient(params, **options, remat="full")
-  assert found_loss == pytest.approx(float(loss), rel=1e-5)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, gradient)
-  without, _ = value_and_gradient(params, scan_layers=True)
-  assert abs(found_loss - without) > 1e-3 * without
-
-
-MESHES = ((8, 1), (4, 2))
-
-
-def make_sharded():
-  """Model, loss function, parameters and batch of the test on eight devices."""
-  model = make_model(vmsst.VmsstContrastiveModel, vmsst_weight=1.0, embedding_slices=2)
-
-  def loss_fn(params, batch):
-    return model.loss_fn(params, batch, jax.random.key(1), 500_000)
-
-  return model, loss_fn, random_params(model), make_batch(pairs=16)
-
-
-def run_on_eight_devices(folder):
-  """Saves loss, metrics and gradients on each mesh."""
-  model, *arguments = make_sharded()
-  for shape in MESHES:
-    arrays, _ = sharded_models.leaves_on_mesh(
-      shape, model.network, *arguments, enter=lambda mesh: mesh
-    )
-    sharded_models.save(folder / f"{shape[0]}.npz", arrays)
-
-
-@pytest.mark.slow
-def test_eight_devices_equal_one(tmp_path):
-  eight_devices.run(__file__, tmp_path)
-  _, *arguments = make_sharded()
-  expected = sharded_models.leaves(*arguments)
-  for data, _ in MESHES:
-    sharded_models.assert_saved_equal(tmp_path / f"{data}.npz", expected, rtol=1e-3, atol=1e-5)
-
-
-def test_names_and_axes_of_parameters():
-  model = make_model()
-  made = jax.eval_shape(
-    lambda rng: model.get_initial_variables(rng=rng, input_shapes={"inputs": (PAIRS, 6)}),
-    jax.random.key(0),
-  )
-  assert set(made["params"]) == {
-    "token_embedder", "encoder", "mean", "log_variance", "language_encoder",
-    "encoder_language_embedder", "language_mean", "language_log_variance", "decoder",
-    "logits_hidden", "logits_latent",
-  }  # fmt: skip
-  axes = traverse_util.flatten_dict(partitioning.get_axis_names(made["params_axes"]).unfreeze())
-  assert set(axes) == set(traverse_util.flatten_dict(made["params"]))
-  known = {"vocab", "embed", "mlp", "heads", "kv", "joined_kv", "relpos_buckets"}
-  assert set(itertools.chain(*axes.values())) <= known
-  for name, rows in {"logits_hidden": 8, "logits_latent": 12}.items():
-    assert made["params"][name]["kernel"].shape == (rows, 30)
-    assert tuple(axes[name, "kernel"]) == ("embed", "vocab")
-
-
-def test_the_loaded_encoder_gives_the_semantic_mean(tmp_path):
-  config = dataclasses.replace(CONFIG, vocab_size=259)
-  model = make_model(network=networks.VmsstNetwork(config, latent_dim=6))
-  params = random_params(model)
-  encoder_json.save_encoder_assets(model, tmp_path)
-  tree = {"target": params, "state": {"step": jnp.int32(3)}}
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    checkpointer.save(tmp_path / "checkpoint_3" / "state", args=ocp.args.PyTreeSave(tree))
-  vectors_BS = library.load(tmp_path).encode(["one", "another"])
-  (ids,) = model.vocabulary.encode(["another"], 32)
-
-  def mean(net):
-    tokens_1T = jnp.array([ids])
-    return net.posteriors(net.embed(tokens_1T), tokens_1T != 0, jnp.array([0])).semantic_mean_BS
-
-  expected_1S = model.network.apply({"params": params}, method=mean)
-  np.testing.assert_allclose(vectors_BS[1:], expected_1S, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  "options",
-  [
-    {"elbo_weight": -1},
-    {"kl_anneal_steps": -1},
-    {"kl_weight": -1},
-    {"vmsst_weight": -1},
-    {"similarity": "l2"},
-  ],
-)
-def test_a_bad_option_is_named(options):
-  with pytest.raises(errors.InputError, match=next(iter(options))):
-    make_model(vmsst.VmsstContrastiveModel, **options)

@@ -1,12 +1,12 @@
 import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import traverse_util
-from flax.linen import partitioning
+import tiny_models
 
 from vmsst import errors
 from vmsst.networks import decoder, t5
@@ -32,11 +32,8 @@ def arrays(rows=ROWS, length=LENGTH):
 @pytest.fixture(scope="module")
 def params():
   embedded_BTD, sentence_BZ = arrays()
-  init = jax.jit(network().init)
-  fresh = init(jax.random.key(0), embedded_BTD, LANGUAGES_B, sentence_BZ)["params"]
-  # Fresh norms would hide mistakes.
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype), fresh)
+  init = functools.partial(network().init, jax.random.key(0), embedded_BTD, LANGUAGES_B)
+  return tiny_models.random_values(jax.eval_shape(init, sentence_BZ)["params"])
 
 
 def decode(params, embedded_BTD, sentence_BZ, languages_B=LANGUAGES_B, **changes):
@@ -99,25 +96,6 @@ def test_hidden_states_equal_those_of_a_loop_over_positions(params):
     np.testing.assert_allclose(found_BTD[row], expected_TD, atol=2e-4)
 
 
-def test_a_position_sees_only_earlier_tokens(params):
-  embedded_BTD, sentence_BZ = arrays()
-  changed_BTD = embedded_BTD.copy()
-  changed_BTD[:, 10] += 1
-  before, after = (decode(params, x, sentence_BZ) for x in (embedded_BTD, changed_BTD))
-  np.testing.assert_array_equal(after[:, :11], before[:, :11])  # the one at 10 predicts token 10
-  assert (np.abs(after - before)[:, 11:].max(axis=2) > 1e-4).all()
-
-
-def test_language_and_sentence_reach_every_position(params):
-  embedded_BTD, sentence_BZ = arrays(length=8)
-  plain = decode(params, embedded_BTD, sentence_BZ)
-  for other in (
-    decode(params, embedded_BTD, sentence_BZ, (LANGUAGES_B + 1) % LANGUAGES),
-    decode(params, embedded_BTD, sentence_BZ + 1),
-  ):
-    assert (np.abs(other - plain).max(axis=2) > 1e-4).all()
-
-
 def test_steps_with_cached_keys_and_values_equal_a_loop_over_positions(params):
   embedded_BTD, sentence_BZ = arrays(length=12)
 
@@ -162,15 +140,6 @@ def test_both_parts_of_a_split_kernel_start_as_one():
   fresh = net.init(jax.random.key(0), jnp.ones((1, 2, 128)), jnp.ones((1, 256)))["params"]
   for name in ("hidden", "sentence"):
     assert np.std(fresh[name]["kernel"]) == pytest.approx(1 / math.sqrt(384), rel=0.05)
-
-
-def test_every_parameter_has_axes_of_t5x():
-  embedded_BTD, sentence_BZ = arrays()
-  made = jax.eval_shape(network().init, jax.random.key(0), embedded_BTD, LANGUAGES_B, sentence_BZ)
-  axes = traverse_util.flatten_dict(partitioning.get_axis_names(made["params_axes"]).unfreeze())
-  assert set(axes) == set(traverse_util.flatten_dict(made["params"]))
-  known = {"mlp", "embed", "joined_kv", "heads", "relpos_buckets"}
-  assert {name for names in axes.values() for name in names} <= known
 
 
 def test_a_distance_that_leaves_no_room_for_buckets_is_named(params):

@@ -7,27 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import traverse_util
+import tiny_models
 from flax.linen import partitioning
+from tiny_models import assert_trees_close, jit
 
+from vmsst import errors
 from vmsst.networks import bert, lstm, sentence_encoder, t5
-
-# Compilation takes most of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 V = 50
 T5 = t5.T5Config(
   vocab_size=V, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
 )
 BERT = bert.BertConfig(
-  vocab_size=V,
-  emb_dim=12,
-  num_heads=3,
-  mlp_dim=20,
-  num_layers=2,
-  max_positions=16,
+  vocab_size=V, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
   num_token_types=2,
-)
+)  # fmt: skip
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=2)
 ENCODERS = {
   "t5": sentence_encoder.SentenceEncoder(T5, 10),
@@ -37,11 +31,6 @@ ENCODERS = {
 }
 STACKS = ("t5", "bert")  # those with layers to scan and to recompute
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
-# Axis names that T5X's partitioning rules and its Adafactor factor rules both have.
-STANDARD_AXES = {
-  "vocab", "embed", "mlp", "heads", "kv", "joined_kv", "relpos_buckets", "layers", "stack",
-  "mlp_activations",
-}  # fmt: skip
 
 
 def network(name, **changes):
@@ -49,18 +38,9 @@ def network(name, **changes):
   return net.clone(config=dataclasses.replace(net.config, **changes))
 
 
-def make_variables(net):
-  return jax.eval_shape(net.init, jax.random.key(0), TOKENS_BT)
-
-
 @functools.cache
 def make_params(name):
-  """Random parameters, none of which is zero or one."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map_with_path(
-    lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)),
-    make_variables(network(name))["params"],
-  )
+  return tiny_models.random_params(network(name))
 
 
 def encode(name, tokens_BT, **changes):
@@ -85,10 +65,6 @@ def loss_and_gradients(name, params, **changes):
     return jnp.sum(net.apply({"params": p}, TOKENS_BT, deterministic=False, rngs=rngs) ** 2)
 
   return loss(params)
-
-
-def assert_trees_close(found, expected, **tolerance):
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -141,7 +117,7 @@ def test_recomputing_saves_memory():
 
 @pytest.mark.parametrize("name", ["t5", "bert", "pooler"])
 def test_bfloat16_stays_close_with_float32_parameters_and_output(name):
-  fresh = make_variables(network(name, dtype="bfloat16"))["params"]
+  fresh = tiny_models.shapes_of(network(name, dtype="bfloat16"))["params"]
   assert {x.dtype for x in jax.tree.leaves(fresh)} == {jnp.dtype("float32")}
   found_BS = encode(name, TOKENS_BT, dtype="bfloat16")
   expected_BS = encode(name, TOKENS_BT)
@@ -150,31 +126,9 @@ def test_bfloat16_stays_close_with_float32_parameters_and_output(name):
   assert 0 < error < 0.03
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_dropout_needs_a_key_and_differs_by_key(name):
-  @jit
-  def noisy(seed):
-    net, rngs = network(name, dropout_rate=0.3), {"dropout": jax.random.key(seed)}
-    return net.apply({"params": make_params(name)}, TOKENS_BT, deterministic=False, rngs=rngs)
-
-  np.testing.assert_array_equal(noisy(1), noisy(1))
-  assert not np.allclose(noisy(1), noisy(2))
-  np.testing.assert_array_equal(encode(name, TOKENS_BT, dropout_rate=0.3), encode(name, TOKENS_BT))
-
-
-@pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("name", [*STACKS, "pooler"])
-def test_every_parameter_has_standard_logical_axes(name, scan):
-  variables = make_variables(network(name, scan_layers=scan))
-  axes = traverse_util.flatten_dict(
-    partitioning.get_axis_names(variables["params_axes"]).unfreeze()
-  )
-  shapes = traverse_util.flatten_dict(jax.tree.map(lambda x: x.shape, variables["params"]))
-  assert set(axes) == set(shapes)
-  for path, shape in shapes.items():
-    assert len(axes[path]) == len(shape), path
-    assert set(axes[path]) <= STANDARD_AXES, path
-    assert ("layers" in axes[path]) == (scan and "layers" in path), path
+def test_every_parameter_has_standard_logical_axes(name):
+  tiny_models.assert_standard_axes(tiny_models.shapes_of(network(name, scan_layers=True)))
 
 
 @pytest.mark.filterwarnings("ignore:.*context manager:DeprecationWarning")  # T5X enters meshes so
@@ -182,15 +136,30 @@ def test_every_parameter_has_standard_logical_axes(name, scan):
 @pytest.mark.parametrize("name", STACKS)
 def test_activations_are_laid_out_if_a_mesh_and_rules_are_set(name, enter):
   def program():
-    shapes = make_variables(network(name))["params"]
-    return str(jax.make_jaxpr(network(name).apply)({"params": shapes}, TOKENS_BT))
+    return str(jax.make_jaxpr(network(name).apply)({"params": make_params(name)}, TOKENS_BT))
 
   assert "sharding_constraint" not in program()
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
   with enter(mesh), partitioning.axis_rules([("batch", "data"), ("heads", "model")]):
-    # Table, vector and its kernel once; per layer three in attention, one each in feed-forward and
-    # output, and one for each kernel, which is gathered.
-    kernels = {"t5": 7, "bert": 6}[name]
-    count, expected = program().count("sharding_constraint["), 3 + (5 + kernels) * 2
-    # If flax sees the mesh, it adds those of parameters.
-    assert count > expected if enter is jax.set_mesh else count == expected
+    # At least three per layer in attention, one each in feed-forward and output, and one for each
+    # kernel, which is gathered.
+    assert program().count("sharding_constraint[") > (5 + 6) * 2
+
+
+@pytest.mark.parametrize(
+  ("config", "field", "value"),
+  [
+    *((config, "dtype", "float16") for config in (T5, BERT, LSTM)),
+    *((config, "emb_dim", 0) for config in (T5, LSTM)),
+    *((config, "dropout_rate", 1.0) for config in (T5, BERT, LSTM)),
+    *((config, "vocab_size", "9") for config in (T5, BERT, LSTM)),
+    *((config, "remat", "some") for config in (T5, BERT)),
+    (T5, "relpos_buckets", 6), (BERT, "emb_dim", 13), (BERT, "activation", "silu"),
+    (BERT, "num_token_types", -1), (BERT, "position_offset", 16), (BERT, "layer_norm_eps", 0.0),
+    (BERT, "initializer_std", float("nan")), (LSTM, "num_layers", True),
+    (LSTM, "initializer_range", 0.0),
+  ],
+)  # fmt: skip
+def test_a_configuration_names_the_bad_value(config, field, value):
+  with pytest.raises(errors.InputError, match=field):
+    dataclasses.replace(config, **{field: value})

@@ -1,0 +1,245 @@
+"""The losses of a vocabulary projection, of tokens and of sentences (XTR), against dense forms."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import assert_trees_close
+
+from ems_jax.losses import token_targets, xtr
+from vmsst.losses import vocabulary
+
+B, T, D, S, V = 5, 4, 6, 7, 50
+
+
+def make_tokens(batch, length, size):
+  """Tokens of sentences, some of which repeat; one has none, others end with padding."""
+  tokens_BT = np.random.default_rng(1).integers(1, size, size=(batch, length)).astype(np.int32)
+  tokens_BT[0, 1:3] = tokens_BT[0, 0]
+  tokens_BT[1, 2:] = tokens_BT[2] = 0
+  return tokens_BT
+
+
+def make_inputs(name, batch=B, length=T, width=D, size=V):
+  """Hidden states and kernels, then weights; then constants: tokens or targets."""
+  rng = np.random.default_rng(0)
+  shapes = {
+    "tokens": ((batch, length, width), (batch, S), (width, size), (S, size)),
+    "xtr": ((batch, width), (width, size)),
+  }[name]
+  arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+  tokens_BT = make_tokens(batch, length, size)
+  if name == "xtr":
+    targets = token_targets.xtr_targets(tokens_BT)
+    return (*arrays, rng.uniform(0.5, 2.0, size=batch).astype(np.float32)), targets
+  return (*arrays, rng.uniform(0.5, 2.0, size=(batch, length)).astype(np.float32)), tokens_BT
+
+
+def dense_nll(arrays, targets_BT):
+  """Loss of each token from one matmul over [sentence; hidden state], padding included."""
+  hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, *_ = arrays
+  sentence_BTS = jnp.broadcast_to(sentence_BS[:, None], (*targets_BT.shape, sentence_BS.shape[1]))
+  both_BTP = jnp.concatenate([sentence_BTS, hidden_BTD], axis=-1)
+  logits_BTV = both_BTP @ jnp.concatenate([sentence_kernel_SV, hidden_kernel_DV])
+  log_p_BTV = jax.nn.log_softmax(logits_BTV)
+  nll_BT = -jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1)[..., 0]
+  return jnp.where(targets_BT == 0, 0.0, nll_BT), jnp.argmax(logits_BTV, axis=-1) == targets_BT
+
+
+def dense_kl(arrays, targets):
+  hidden_BE, kernel_EV, *_ = arrays
+  target_BV = np.zeros((len(hidden_BE), kernel_EV.shape[1]), np.float32)
+  rows_B1 = np.arange(len(target_BV))[:, None]
+  np.add.at(target_BV, (rows_B1, np.asarray(targets.tokens_BT)), np.asarray(targets.share_BT))
+  log_p_BV = jnp.log(jnp.where(target_BV > 0, target_BV, 1.0))
+  return jnp.sum(target_BV * (log_p_BV - jax.nn.log_softmax(hidden_BE @ kernel_EV)), axis=1)
+
+
+class Loss(NamedTuple):
+  """A loss, and each token's or sentence's value; and the latter in its dense form."""
+
+  ours: Callable
+  dense: Callable
+
+
+def tokens_loss(arrays, targets_BT, **options):
+  return vocabulary.weighted_nll(*arrays[:4], targets_BT, arrays[4], **options)
+
+
+def xtr_loss(arrays, targets, **options):
+  return xtr.weighted_kl(arrays[0], arrays[1], targets, arrays[2], **options)
+
+
+LOSSES = {
+  "tokens": Loss(tokens_loss, lambda *x: dense_nll(*x)[0]),
+  "xtr": Loss(xtr_loss, dense_kl),
+}
+either = pytest.mark.parametrize("name", LOSSES)
+
+
+def dense_sum(name, arrays, targets):
+  return jnp.sum(arrays[-1] * LOSSES[name].dense(arrays, targets))
+
+
+@functools.partial(jax.jit, static_argnames=("name", "chunk", "dtype"))
+def ours(name, arrays, targets, **options):
+  return LOSSES[name].ours(arrays, targets, **options)
+
+
+def values(aux):
+  """The values of tokens or sentences."""
+  return aux.nll_BT if isinstance(aux, tuple) else aux
+
+
+@functools.partial(jax.jit, static_argnames=("name", "chunk", "dtype"))
+def ours_with_gradients(name, arrays, targets, **options):
+  """((sum, values), gradients for the arrays)."""
+  return jax.value_and_grad(lambda x: ours(name, x, targets, **options), has_aux=True)(arrays)
+
+
+# Of sentences: one, two (the last chunk has one); of tokens: a sentence, two (the last has one),
+# three; None is the default, all.
+@pytest.mark.parametrize(
+  ("name", "chunk"),
+  [*(("xtr", n) for n in (1, 2, None)), *(("tokens", n) for n in (1, 2 * T + 1, 3 * T, None))],
+)
+def test_value_and_gradients_equal_the_dense_form(name, chunk):
+  arrays, targets = make_inputs(name)
+  # A function of the sum, whose gradient must be scaled.
+  found = jax.value_and_grad(lambda x: ours(name, x, targets, chunk=chunk)[0] ** 2)(arrays)
+  expected = jax.value_and_grad(lambda x: dense_sum(name, x, targets) ** 2)(arrays)
+  assert_trees_close(found, expected, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("task", ["counted once", "ugt"])
+def test_other_targets_equal_the_dense_form(task):
+  arrays, _ = make_inputs("xtr")
+  tokens_BT = make_tokens(B, T, V)
+  targets = token_targets.xtr_targets(tokens_BT, count_repeats=task != "counted once")
+  if task == "ugt":
+    targets = token_targets.ugt_targets(targets, np.array([tokens_BT[0, 0], 0, 7, 8, 0], np.int32))
+  (value, _), gradients = ours_with_gradients("xtr", arrays, targets)
+  expected = jax.value_and_grad(lambda x: dense_sum("xtr", x, targets))(arrays)
+  assert_trees_close((value, gradients), expected, rtol=1e-4, atol=1e-4)
+
+
+@either
+def test_values_equal_the_dense_form_with_and_without_differentiation(name):
+  arrays, targets = make_inputs(name)
+  if name == "tokens":  # some of them easy, so that some are correct
+    best_BT = jnp.argmax(jnp.einsum("btd,dv->btv", arrays[0], arrays[2])
+                         + (arrays[1] @ arrays[3])[:, None], axis=-1)  # fmt: skip
+    targets = np.where((np.arange(T) % 2 == 0) & (targets != 0), best_BT, targets)
+  chunk = 2 * T if name == "tokens" else 2
+  plain = ours(name, arrays, targets, chunk=chunk)
+  assert_trees_close(
+    ours_with_gradients(name, arrays, targets, chunk=chunk)[0], plain, rtol=1e-6, atol=1e-6
+  )
+  expected = LOSSES[name].dense(arrays, targets)
+  np.testing.assert_allclose(values(plain[1]), expected, rtol=1e-5, atol=1e-5)
+  if name == "tokens":
+    correct_BT = dense_nll(arrays, targets)[1] & (targets != 0)
+    assert 0 < correct_BT.sum() < correct_BT.size
+    np.testing.assert_array_equal(plain[1].correct_BT, correct_BT)
+  gradients = jax.grad(lambda x: values(ours(name, x, targets)[1]).sum())(arrays)
+  assert not any(np.any(x) for x in gradients)  # they have none
+
+
+def test_padding_never_counts():
+  arrays, targets_BT = make_inputs("tokens")
+  padding_BT = targets_BT == 0
+  hidden_BTD, *others, weights_BT = arrays
+  noisy_BTD = np.where(padding_BT[..., None], 1e3, hidden_BTD)
+  expected = ours_with_gradients("tokens", arrays, targets_BT)
+  found = ours_with_gradients(
+    "tokens", (noisy_BTD, *others, 7 * padding_BT + weights_BT), targets_BT
+  )
+  assert_trees_close(found, expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_array_equal(expected[1][0][padding_BT], 0)
+  np.testing.assert_array_equal(expected[1][1][2], 0)
+
+
+def test_a_tie_and_padding_are_wrong():
+  kernel_DV = jnp.array([[0.0, 5, 5], [0, 1, 2], [9, 0, 0]])
+  targets_BT = jnp.array([[1, 2, 0]])
+  _, aux = vocabulary.weighted_nll(
+    jnp.eye(3)[None], None, kernel_DV, None, targets_BT, jnp.ones((1, 3))
+  )
+  assert aux.correct_BT.tolist() == [[False, True, False]]
+
+
+@either
+def test_huge_logits_give_the_dense_result(name):
+  (hidden, *others), targets = make_inputs(name)
+  arrays = (1e4 * hidden, *others)
+  (value, _), gradients = ours_with_gradients(name, arrays, targets)
+  expected, dense = jax.value_and_grad(lambda x: dense_sum(name, x, targets))(arrays)
+  assert float(value) == pytest.approx(float(expected), rel=1e-5)
+  for found, exact in zip(gradients, dense, strict=True):
+    np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-4 * np.abs(exact).max())
+
+
+@either
+def test_bfloat16_matmuls_are_close_to_float32(name):
+  (hidden, *others), targets = make_inputs(name, batch=8, width=32, size=200)
+  arrays = (jnp.bfloat16(0.3 * hidden), *others)
+  (value, aux), gradients = ours_with_gradients(name, arrays, targets, dtype="bfloat16")
+  (expected, _), expected_gradients = ours_with_gradients(name, arrays, targets)
+  assert values(aux).dtype == value.dtype == jnp.float32
+  assert [x.dtype for x in gradients] == [x.dtype for x in arrays]
+  np.testing.assert_allclose(value, expected, rtol=5e-3)
+  assert value != expected
+  for found, exact in zip(gradients, expected_gradients, strict=True):
+    found, exact = np.float32(found), np.float32(exact)
+    assert np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
+
+
+def test_the_factorized_form_is_a_projection_of_hidden_states_alone():
+  # Footnote 13: [z; h] F, then W; z F_s once per sentence.
+  (hidden_BTD, sentence_BS, _, _, weights_BT), targets_BT = make_inputs("tokens")
+  rng = np.random.default_rng(1)
+  kernels = [rng.normal(size=n).astype(np.float32) for n in ((D, D), (S, D), (D, V))]
+
+  def factorized(hidden_factor_DD, sentence_factor_SD, kernel_DV):
+    both_BTD = hidden_BTD @ hidden_factor_DD + (sentence_BS @ sentence_factor_SD)[:, None]
+    arrays = (both_BTD, None, kernel_DV, None, weights_BT)
+    return ours("tokens", arrays, targets_BT, chunk=2 * T)[0]
+
+  def dense(hidden_factor_DD, sentence_factor_SD, kernel_DV):
+    whole = (hidden_factor_DD @ kernel_DV, sentence_factor_SD @ kernel_DV)
+    return dense_sum("tokens", (hidden_BTD, sentence_BS, *whole, weights_BT), targets_BT)
+
+  found = jax.value_and_grad(factorized, (0, 1, 2))(*kernels)
+  assert_trees_close(found, jax.value_and_grad(dense, (0, 1, 2))(*kernels), rtol=1e-4, atol=1e-3)
+
+
+@either
+def test_logits_of_the_whole_batch_never_exist(name):
+  sizes = {"tokens": {"batch": 16, "length": 16}, "xtr": {"batch": 256}}[name]
+  arrays, targets = make_inputs(name, **sizes, size=1000)
+
+  def bytes_beyond_arguments(function):
+    compiled = jax.jit(jax.value_and_grad(function)).lower(arrays).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  logits = 4 * 256 * 1000
+  assert bytes_beyond_arguments(lambda x: dense_sum(name, x, targets)) >= logits
+  # Logits of a chunk, a few times, and the part that all tokens of a sentence share.
+  assert bytes_beyond_arguments(lambda x: ours(name, x, targets, chunk=16)[0]) < 0.4 * logits
+
+
+def test_inputs_that_cannot_be_used_are_errors():
+  arrays, targets_BT = make_inputs("tokens")
+  with pytest.raises(ValueError, match="both or neither"):
+    ours("tokens", (*arrays[:3], None, arrays[4]), targets_BT)
+  for name in LOSSES:
+    with pytest.raises(ValueError, match="at least 1"):
+      ours(name, *make_inputs(name), chunk=0)
+  tokens_BT = make_tokens(B, T, V)
+  tokens_BT[3, 0] = V  # outside the vocabulary
+  _, kl_B = ours("xtr", make_inputs("xtr")[0], token_targets.xtr_targets(tokens_BT))
+  assert np.isnan(kl_B).tolist() == [False, False, False, True, False]

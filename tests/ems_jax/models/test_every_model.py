@@ -1,0 +1,245 @@
+"""Properties that every model has, of both packages; its own test module has its equations."""
+
+import dataclasses
+import functools
+import re
+
+import eight_devices
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models
+from flax import traverse_util
+from tiny_models import jit
+
+from ems_jax import teachers
+from ems_jax.models import distillation, ems, hard_negatives, laser, soft_contrastive
+from ems_jax.networks import ems as ems_networks
+from ems_jax.networks import laser as laser_networks
+from vmsst import errors, languages
+from vmsst.checkpoints import encoder_json
+from vmsst.losses import gaussian
+from vmsst.models import bitranslation, contrastive, vmsst
+from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import vmsst as vmsst_networks
+from vmsst.text import vocabularies
+
+V, S, B = 260, 8, 16
+SIZES = {"vocab_size": V, "emb_dim": S, "num_heads": 2, "mlp_dim": 8}
+T5 = t5.T5Config(**SIZES, head_dim=4, num_encoder_layers=1)
+BERT = bert.BertConfig(**SIZES, num_layers=1, max_positions=9, initializer_std=0.3)
+# Its width is that of [token; language; sentence].
+DECODER = dataclasses.replace(BERT, emb_dim=16, activation="relu")
+LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=4, num_layers=2, initializer_range=0.5)
+LANGUAGES = [languages.language(code).index for code in ("en", "es", "fr", "de")]
+
+encoder_of = functools.partial(sentence_encoder.SentenceEncoder, latent_dim=S)
+ems_of = functools.partial(ems_networks.EmsNetwork, language_dim=4, projection_dim=6)
+vmsst_of = functools.partial(vmsst_networks.VmsstNetwork, latent_dim=6)
+laser_of = functools.partial(
+  laser_networks.LaserNetwork, target_emb_dim=4, decoder_dim=8, decoder_output_dim=6,
+  language_dim=4, initializer_range=0.5,
+)  # fmt: skip
+
+# Model, its network as a function of the encoder's configuration, the configuration, options.
+MODELS = {
+  "contrastive": (contrastive.ContrastiveModel, encoder_of, T5, {}),
+  "bitranslation": (
+    bitranslation.BitranslationModel,
+    functools.partial(vmsst_networks.BitranslationNetwork, latent_dim=6), T5, {},
+  ),
+  "vmsst": (vmsst.VmsstModel, vmsst_of, T5, {"kl_anneal_steps": 0}),
+  "vmsst_contrastive": (
+    vmsst.VmsstContrastiveModel, vmsst_of, T5, {"kl_anneal_steps": 0, "vmsst_weight": 1.0},
+  ),
+  "hard_negatives": (hard_negatives.HardNegativesModel, encoder_of, T5, {}),
+  "ems": (ems.EmsModel, ems_of, BERT, {}),
+  "ems_t5": (ems.EmsModel, ems_of, T5, {}),
+  "ems_lstm": (ems.EmsModel, ems_of, LSTM, {}),
+  "laser": (laser.LaserModel, laser_of, LSTM, {}),
+  "laser_transformer": (
+    laser.LaserModel, functools.partial(laser_of, transformer_decoder=DECODER), BERT, {},
+  ),
+  "soft": (soft_contrastive.SoftContrastiveModel, encoder_of, T5, {"labels": "average"}),
+  "distillation": (distillation.DistillationModel, encoder_of, T5, {}),
+}  # fmt: skip
+TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
+SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "distillation")
+
+
+def make_model(name, *, dropout_rate=0.0, **options):
+  cls, network_of, config, own = MODELS[name]
+  network = network_of(dataclasses.replace(config, dropout_rate=dropout_rate))
+  options = {"max_length": 9, **own, **options}
+  return cls(network=network, input_vocabulary=vocabularies.ByteVocabulary(), **options)
+
+
+def make_batch():
+  rng = np.random.default_rng(1)
+  batch = tiny_models.random_batch(0, B, (7, 9), (3, V), eos=1, languages=LANGUAGES)
+  batch["negatives"] = rng.integers(3, V, (B, 2, 9)).astype(np.int32)
+  for name in teachers.FEATURES:
+    batch[name] = rng.normal(size=(B, S)).astype(np.float32)
+  return batch
+
+
+def batch_of(name):
+  """The features that a model reads."""
+  batch = make_batch()
+  unread = [] if name == "hard_negatives" else ["negatives"]
+  unread += [] if name in ("soft", "distillation") else teachers.FEATURES
+  return {feature: x for feature, x in batch.items() if feature not in unread}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_padding_changes_nothing_and_a_key_decides_dropout(name):
+  calm, noisy, batch = make_model(name), make_model(name, dropout_rate=0.3), batch_of(name)
+  params = tiny_models.random_params(calm.network)
+  wide = {**batch, "inputs": np.pad(batch["inputs"], ((0, 0), (0, 2)))}
+
+  @jit
+  def losses(params, batch, wide, seeds):
+    def by_seed(seed):
+      return noisy.loss_fn(params, batch, jax.random.key(seed))[0]
+
+    calm_loss, noisy_loss = calm.loss_fn(params, wide, None)[0], noisy.eval_fn(params, batch)[0]
+    if name.startswith("vmsst"):  # evaluation samples latents
+      noisy_loss = noisy.loss_fn(params, batch, None)[0]
+    return calm_loss, noisy_loss, jax.lax.map(by_seed, seeds)
+
+  plain, without_key, by_seed = losses(params, batch, wide, np.array([1, 1, 2]))
+  assert float(without_key) == pytest.approx(float(plain), rel=1e-5)
+  assert by_seed[0] == by_seed[1] != by_seed[2]
+
+
+def above_the_mean(mean, log_variance, rng):
+  """A sample that does not depend on a key, which slices divide."""
+  return mean + 0.7 * jnp.exp(log_variance / 2)
+
+
+def value_and_gradient(model, params, batch):
+  run = jit(jax.value_and_grad(model.loss_fn, has_aux=True))
+  (loss, metrics), gradient = run(params, batch, None)
+  return {"loss": loss, "metrics": tiny_models.values(metrics), "gradient": gradient}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_reach_every_parameter_and_do_not_depend_on_slices(name, monkeypatch):
+  monkeypatch.setattr(gaussian, "sample", above_the_mean)
+  model, batch = make_model(name), batch_of(name)
+  params = tiny_models.random_params(model.network)
+  whole = value_and_gradient(model, params, batch)
+  for path, x in traverse_util.flatten_dict(whole["gradient"], sep="/").items():
+    if not path.endswith("key/bias"):  # a softmax ignores it
+      assert np.abs(x).max() > 0, path
+  if name in SLICED:
+    sliced = value_and_gradient(make_model(name, embedding_slices=4), params, batch)
+    tiny_models.assert_trees_close(sliced, whole, rtol=2e-4, atol=2e-5)
+    with pytest.raises(ValueError, match=f"batch of {B} cannot be cut into 3"):
+      make_model(name, embedding_slices=3).loss_fn(params, batch, None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_s_folder_gives_the_encoder_that_the_model_scores_with(name, tmp_path):
+  model, tokens_BT = make_model(name), make_batch()["targets"]
+  params = tiny_models.random_params(model.network)
+  tiny_models.assert_standard_axes(tiny_models.shapes_of(model.network))
+  made = jax.eval_shape(
+    lambda rng: model.get_initial_variables(rng=rng, input_shapes={"inputs": (B, 6)}),
+    jax.random.key(0),
+  )
+  assert jax.tree.structure(made["params"]) == jax.tree.structure(params)
+  encoder_json.save_encoder_assets(model, tmp_path)
+  loaded = encoder_json.load_encoder_assets(tmp_path).network
+  assert loaded == model.sentence_encoder
+  wanted = tiny_models.shapes_of(loaded)["params"]
+  own = {part: params[part] for part in wanted}  # without heads and decoders
+  assert jax.tree.map(lambda x: x.shape, own) == jax.tree.map(lambda x: x.shape, wanted)
+  found_BS = jit(loaded.apply)({"params": own}, tokens_BT)
+  expected_BS = jit(model.score_batch)(params, {"inputs": tokens_BT})
+  assert expected_BS.dtype == np.float32
+  np.testing.assert_allclose(found_BS, expected_BS, rtol=0, atol=1e-6)
+  with pytest.raises(NotImplementedError, match="score_batch"):
+    model.predict_batch(params, {"inputs": tokens_BT})
+
+
+# Mesh axes "data" and "model", the context of a mesh (the mesh itself as in T5X), slices.
+LAYOUTS = (((8, 1), lambda mesh: mesh, 2), ((4, 2), jax.set_mesh, 1))
+MOVED = re.compile(r"\w+\[\d+,\d+,[\d,]+\]\S* (?:all-gather|all-to-all|collective-permute)\(")
+
+
+def make_sharded(name, slices=1):
+  model = make_model(name, **({"embedding_slices": slices} if name in SLICED else {}))
+
+  def loss_fn(params, batch):
+    return model.loss_fn(params, batch, jax.random.key(1))
+
+  return model.network, loss_fn, tiny_models.random_params(model.network), batch_of(name)
+
+
+def run_on_eight_devices(folder):
+  """Saves loss, metrics and gradients of each model; prints what moves between devices."""
+  gaussian.sample = above_the_mean
+  for name in TRAINED:
+    for shape, enter, slices in LAYOUTS:
+      arrays, program = tiny_models.leaves_on_mesh(shape, *make_sharded(name, slices), enter=enter)
+      tiny_models.save(folder / f"{name}_{shape[0]}.npz", arrays)
+      # Vectors [B, S] of other devices are needed, tokens [..., 2, T] are not.
+      if name == "contrastive" and shape[1] == 1:
+        print(f"moved: {MOVED.findall(program)}")
+
+
+@pytest.mark.slow
+def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
+  assert "moved: []" in eight_devices.run(__file__, tmp_path)
+  monkeypatch.setattr(gaussian, "sample", above_the_mean)
+  for name in TRAINED:
+    expected = tiny_models.leaves(*make_sharded(name)[1:])
+    for (data, _), _, _ in LAYOUTS:
+      path = tmp_path / f"{name}_{data}.npz"
+      tiny_models.assert_saved_equal(path, expected, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "message"),
+  [
+    ("contrastive", {"similarity": "l2"}, "similarity"),
+    ("contrastive", {"scale": 0}, "scale is 0"),
+    ("contrastive", {"embedding_slices": 0}, "embedding_slices is 0"),
+    ("contrastive", {"max_length": 0}, "max_length is 0"),
+    *(
+      ("contrastive", {"matryoshka_dims": dims}, re.escape(f"matryoshka_dims is {dims!r}; set"))
+      for dims in (4, (0,), (4, 4), (True,), ("4",), (2.0,))
+    ),
+    ("vmsst", {"elbo_weight": -1}, "elbo_weight is -1"),
+    ("vmsst", {"kl_weight": -1}, "kl_weight is -1"),
+    ("vmsst", {"kl_anneal_steps": -1}, "kl_anneal_steps is -1"),
+    ("vmsst", {"elbo_sample": 1}, "elbo_sample"),
+    ("vmsst_contrastive", {"vmsst_weight": -1}, "vmsst_weight is -1"),
+    ("vmsst_contrastive", {"similarity": "l2"}, "similarity"),
+    ("ems", {"masking": "all"}, "masking is 'all'; known: none, input, ugt"),
+    ("ems", {"masking": "ugt"}, "mask_id is None"),
+    ("ems", {"masking": "input", "mask_id": V}, f"mask_id is {V}"),
+    ("ems", {"scale": 0.0}, "scale is 0.0"),
+    ("ems", {"margin": -0.1}, "margin is -0.1"),
+    ("ems", {"negative_groups": 0}, "negative_groups is 0"),
+    ("laser", {"target_languages": ()}, r"target_languages is \(\)"),
+    ("laser", {"target_languages": "en"}, "target_languages is 'en'"),
+    ("laser", {"target_languages": ("en", "klingon")}, "klingon"),
+    ("soft", {"labels": "soft"}, "labels is 'soft'; known: priority, average, hard"),
+    ("soft", {"scale": 0}, "scale is 0"),
+    ("soft", {"cross_weight": -1}, "cross_weight is -1"),
+    ("distillation", {"priority": ("en", "xx")}, "xx"),
+  ],
+)
+def test_options_that_cannot_be_used_are_named(name, options, message):
+  with pytest.raises(errors.InputError, match=message):
+    make_model(name, **options)
+
+
+def test_vectors_must_be_longer_than_they_are_cut():
+  model = make_model("contrastive", matryoshka_dims=(S,))
+  params = tiny_models.random_params(model.network)
+  with pytest.raises(errors.InputError, match="matryoshka_dims has 8, but vectors have 8 dim"):
+    jax.eval_shape(model.eval_fn, params, make_batch())
