@@ -133,7 +133,7 @@ def _reach(url: str, request: Callable[[], Any]) -> None:
 
 
 class _Store:
-  """A file system of fsspec with the errors of this library."""
+  """A file system or an open file of fsspec, with the errors of this library."""
 
   def __init__(self, url: str, system: Any):
     self._url = url
@@ -141,6 +141,8 @@ class _Store:
 
   def __getattr__(self, name: str) -> Any:
     method = getattr(self._system, name)
+    if not callable(method):
+      return method
     verb = {"put": "written", "pip": "written", "cp_": "written", "rm": "removed", "rm_": "removed"}
 
     def call(*args: Any, **options: Any) -> Any:
@@ -240,14 +242,6 @@ def size(path: str | os.PathLike[str]) -> int:
   if is_url(path):
     return int(filesystem(os.fspath(path)).size(os.fspath(path)))
   return os.path.getsize(path)
-
-
-def sizes(url: str) -> dict[str, int]:
-  """Returns the sizes of the objects below a URL in bytes, by their names relative to it."""
-  system = filesystem(url)
-  root = system._strip_protocol(url).rstrip("/")
-  found = system.find(root, detail=True)
-  return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
 
 
 def version(path: str | os.PathLike[str]) -> object:
@@ -427,35 +421,8 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
   if is_url(path):
     # fsspec's own files do not read a line up to a length.
     url = os.fspath(path)
-    return io.BufferedReader(_StoreFile(url, filesystem(url).open(url, "rb")), _BUFFER)
+    return io.BufferedReader(_Store(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")
-
-
-class _StoreFile(io.RawIOBase):
-  def __init__(self, url: str, stream: IO[bytes]):
-    super().__init__()
-    self._url = url
-    self._stream = stream
-
-  def close(self) -> None:
-    self._stream.close()
-    super().close()
-
-  def readable(self) -> bool:
-    return True
-
-  def seekable(self) -> bool:
-    return True
-
-  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-    return int(self._stream.seek(offset, whence))
-
-  def tell(self) -> int:
-    return int(self._stream.tell())
-
-  def readinto(self, buffer: Any) -> int:
-    with explained(self._url, "read"):
-      return int(self._stream.readinto(buffer))  # type: ignore[attr-defined]
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
