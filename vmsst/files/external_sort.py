@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_RECORDS = 1 << 18  # In memory at once.
+_RECORDS = 1 << 18  # In a block.
 
 
 class Records:
   """Records of whole numbers, sorted by the first number, then by the second, and so on.
 
-  They are in unnamed files, which vanish with the process. Memory holds about 260,000 records,
-  and twice as many while it sorts them.
+  They are in an unnamed file, which vanishes with the process. The system maps it into memory: as
+  much of it as is free, so that more records than fit are sorted on disk.
   """
 
   def __init__(self, width: int, folder: str | os.PathLike[str] | None = None):
@@ -26,9 +26,6 @@ class Records:
     self._type = np.dtype(f"S{8 * width}")
     self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
     self._width = width
-    self._waiting: list[np.ndarray] = []
-    self._count = 0  # of those waiting
-    self._ends = [0]
 
   def __enter__(self) -> "Records":
     return self
@@ -39,49 +36,19 @@ class Records:
   def add(self, record_NW: np.ndarray) -> None:
     """Adds records, uint64."""
     # Big-endian bytes are in the order of the numbers.
-    bytes_N = np.ascontiguousarray(record_NW, ">u8").view(self._type)[:, 0]
-    for start in range(0, len(bytes_N), _RECORDS):
-      self._waiting.append(bytes_N[start : start + _RECORDS])
-      self._count += len(self._waiting[-1])
-      if self._count >= _RECORDS:
-        self._write()
+    self._file.write(np.ascontiguousarray(record_NW, ">u8").data)
 
   def sorted(self) -> Iterator[np.ndarray]:
     """Yields all records, uint64 [B, width], ascending, in blocks of at most about 260,000."""
-    if self._waiting:
-      self._write()
-    place, ends = self._ends[:-1], self._ends[1:]
-    size = max(1, _RECORDS // max(1, len(place)))
-    held = [np.empty(0, self._type)] * len(place)
-    while True:
-      for run, end in enumerate(ends):
-        count = min(size - len(held[run]), end - place[run])
-        if count > 0:
-          held[run] = np.concatenate([held[run], self._read(place[run], count)])
-          place[run] += count
-      if not any(map(len, held)):
-        return
-      # Up to the first of the last records in memory, of runs with more in the file, all are here.
-      last = [own[-1] for own, at, end in zip(held, place, ends, strict=True) if at < end]
-      taken = []
-      for run, own in enumerate(held):
-        count = int(np.searchsorted(own, min(last), side="right")) if last else len(own)
-        taken.append(own[:count])
-        held[run] = own[count:]
-      block_B = np.sort(np.concatenate(taken))
+    self._file.flush()
+    count = self._file.tell() // self._type.itemsize
+    if not count:
+      return
+    bytes_N = np.memmap(self._file, self._type, "r+", shape=(count,))
+    bytes_N.sort()
+    for start in range(0, count, _RECORDS):
+      block_B = np.array(bytes_N[start : start + _RECORDS])
       yield block_B.view(">u8").reshape(-1, self._width).astype(np.uint64)
-
-  def _write(self) -> None:
-    """Writes those waiting as a sorted run."""
-    run_N = np.sort(np.concatenate(self._waiting))
-    self._file.seek(self._ends[-1] * self._type.itemsize)
-    self._file.write(run_N.data)
-    self._ends.append(self._ends[-1] + len(run_N))
-    self._waiting, self._count = [], 0
-
-  def _read(self, start: int, count: int) -> np.ndarray:
-    self._file.seek(start * self._type.itemsize)
-    return np.frombuffer(self._file.read(count * self._type.itemsize), self._type)
 
 
 def descending(score_N: np.ndarray) -> np.ndarray:
