@@ -13,8 +13,7 @@ from unittest import mock
 
 import numpy as np
 import safetensors.numpy
-import tensorstore
-from flax import serialization, traverse_util
+from flax import traverse_util
 from trials import Reader
 
 import vmsst
@@ -135,31 +134,6 @@ def _imports(run: Callable[..., Any], name: str, **files: str) -> Callable[[path
 
 def _arrays_of(rows: Iterable[weight_tables.Row]) -> dict[str, np.ndarray]:
   return _arrays({row.source: row.shape for row in rows})
-
-
-def _t5x_legacy() -> dict[str, bytes]:
-  folder = pathlib.Path(tempfile.mkdtemp())
-  tree: dict[str, Any] = {}
-  for name, array in _arrays_of(mt5.rows(_SIZES, t5x_names=True)).items():
-    tree[name] = array
-    if name.endswith("embedding"):
-      place = f"target.{name.replace('/', '.')}"
-      kvstore = {"driver": "file", "path": str(folder / place)}
-      tensorstore.open(
-        {"driver": "zarr", "kvstore": kvstore, "metadata": {"compressor": {"id": "gzip"}}},
-        create=True, dtype="float32", shape=array.shape,
-      ).result().write(array).result()  # fmt: skip
-      tree[name] = {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": place},
-        "metadata": {"shape": list(array.shape)},
-      }
-  optimizer = {"target": traverse_util.unflatten_dict(tree, sep="/"), "state": {"step": 7}}
-  record = {"version": 3, "optimizer": optimizer}
-  (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(record))
-  files = {f"checkpoint_7/{name}": content for name, content in _below(folder).items()}
-  shutil.rmtree(folder)
-  return files
 
 
 def _encoder(folder: pathlib.Path, vocabulary: Any, network: Any = _NETWORK) -> None:
@@ -334,7 +308,7 @@ def ems_files() -> dict[str, bytes]:
     "max_positions": 12,
   }
   heads = {"language_dim": None, "share_embedding": True, "projection_dim": 5}
-  weights = _arrays_of(ems.rows(sizes, heads))
+  weights = _arrays_of(ems.rows(sizes | heads))
   table = weights["model.bert.embedding.word_embedding.embedding.weight"]
   weights["model.target_embedding.weight"] = table  # shared
   return {"x.safetensors": safetensors.numpy.save(weights), "x.model": spm}
@@ -387,8 +361,6 @@ def large() -> list[Reader]:
              "m/model.safetensors.index.json": _json({"weight_map": halves}),
              **{f"m/{name}": content for name, content in shards.items()}},
            _imports(mt5.import_mt5, "m"), json=("m/model.safetensors.index.json",), writes=True),
-    Reader("import mt5, T5X before Orbax", {f"m/{k}": v for k, v in _t5x_legacy().items()},
-           _imports(mt5.import_mt5, "m"), writes=True),
     Reader("import bert", sentence_transformers, _imports(bert.import_bert, "m"), writes=True,
            json=tuple(name for name in sentence_transformers if name.endswith("json"))),
     Reader("import ems, torch", {"x.pt": _pickled(ems_weights, epoch=3), "x.model": spm},

@@ -12,12 +12,10 @@ import model_readers
 import numpy as np
 import pytest
 import trials
-from flax import serialization
 
 import vmsst
 from vmsst.bitext import formats
-from vmsst.checkpoints import torch_files
-from vmsst.checkpoints.importers import mt5
+from vmsst.checkpoints import tensors
 from vmsst.files import text_files
 from vmsst.tasks.opus import recipes, releases
 
@@ -109,8 +107,7 @@ def test_a_config_with_billions_of_layers(name, sizes, large, tmp_path):
   lay_out(
     reader, tmp_path, **{"m/config.json": edited(reader.files["m/config.json"], **{key: sizes})}
   )
-  outcome, _ = trials.attempt(reader, tmp_path)
-  assert outcome == ("read" if name == "import vmsst" else "refused")  # it does not read this key
+  assert trials.attempt(reader, tmp_path)[0] == "refused"
 
 
 @pytest.mark.parametrize(
@@ -131,26 +128,6 @@ def test_an_encoder_json_with_huge_sizes(changes, tmp_path):
   record["network"]["config"] |= changes
   lay_out(reader, tmp_path, **{"encoder.json": json.dumps(record).encode()})
   refused(vmsst.load, tmp_path, "encoder.json|layers")
-
-
-def test_a_zarr_array_of_terabytes_in_bytes(large, tmp_path):
-  lay_out(large["import mt5, T5X before Orbax"], tmp_path)
-  for name in ("target.token_embedder.embedding", "target.encoder.relpos_bias.rel_embedding"):
-    path = tmp_path / "m" / "checkpoint_7" / name / ".zarray"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "shape": [10**6, 10**6], "fill_value": 1.0}))
-  refused(lambda place: mt5.import_mt5(place / "m", place / "out" / "x"), tmp_path, "numbers, in")
-
-
-def test_a_deep_tree_and_other_versions_of_msgpack(tmp_path):
-  tree: dict = {}
-  for _ in range(900):
-    tree = {"x": tree}
-  for number, target in enumerate((tree, {"a": 1}, {"a": {}}, {"a": None}, [], {"a": b"x"})):
-    (tmp_path / str(number)).mkdir()
-    record = {"version": 3, "optimizer": {"target": target}}
-    (tmp_path / str(number) / "checkpoint").write_bytes(serialization.msgpack_serialize(record))
-    refused(lambda p, n=str(number): mt5.import_mt5(p / n, p / "out"), tmp_path, "checkpoint|lacks")
 
 
 class Touch:
@@ -199,7 +176,7 @@ def test_files_of_torch_that_run_code_or_grow(tmp_path, monkeypatch):
   for name, content in files.items():
     (tmp_path / name).write_bytes(content)
     read = lambda place, name=name: [  # noqa: E731
-      tensor.read() for tensor in torch_files.open_state_dict(place / name).values()
+      tensor.read() for tensor in tensors.open_file(place / name).values()
     ]
     outcome, _ = trials.attempt(trials.Reader("x", {}, read), tmp_path)
     assert outcome == "refused", (name, outcome)

@@ -130,10 +130,6 @@ def subcommands(tmp_path_factory):
       ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT"),
       {"a.txt": LINES, **run_alone}, ("a.txt",),
     ),
-    "translate by beam search": Subcommand(
-      ("translate", "run", "--to", "de", "--input", "a.txt", "--output", "OUT", "--beam-size", "2"),
-      {"a.txt": LINES, **run_alone}, ("a.txt",),
-    ),
     "vocab train": Subcommand(
       ("vocab", "train", "--input", "a.txt", "--output", "OUT", "--size", "21"),
       {"a.txt": LINES}, ("a.txt",), stream=False, empty=False, blank=False,
@@ -204,7 +200,7 @@ NAMES = (
   "embed", "score", "index", "mine", "search", "translate", "vocab train", "export safetensors",
 )  # fmt: skip
 SLOW = {name: 170 for name in NAMES} | {
-  "score by likelihood": 60, "translate by beam search": 60,
+  "score by likelihood": 60,
   "index": 40, "export safetensors": 40, "export sentence-transformers": 20,
   "export onnx": 20,
   "data embed": 40, "data mine-negatives": 40, "eval": 60, "report": 20, "data download": 40,

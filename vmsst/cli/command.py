@@ -105,10 +105,10 @@ def backend_argument(parser: argparse.ArgumentParser) -> None:
   """Adds --backend, of commands that compute vectors."""
   parser.add_argument(
     "--backend",
-    choices=("jax", "onnx", "openvino"),
+    choices=("jax", "openvino"),
     default="jax",
-    help="what computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX "
-    "Runtime) (default: %(default)s)",
+    help="what computes vectors: jax; or, faster on CPUs and in float32, openvino "
+    "(default: %(default)s)",
   )
 
 

@@ -2,12 +2,12 @@
 
 import argparse
 
-from vmsst.cli.command import Command, at_least_1
+from vmsst.cli.command import Command
 
 
 def _import_bert_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add("folder", help="Hugging Face folder (config.json, safetensors, tokenizer.json)")
+  add("folder", help="Hugging Face folder (config.json, weights, tokenizer.json)")
   add("output", help="folder to make, for vmsst.load and for training to start from")
   add(
     "--prefix",
@@ -51,9 +51,7 @@ def _import_ems(args: argparse.Namespace) -> None:
 
 
 def _import_mt5_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    "folder", help="mT5 as a Hugging Face folder (config.json, safetensors) or a T5X checkpoint"
-  )
+  parser.add_argument("folder", help="mT5 as a Hugging Face folder (config.json and weights)")
   parser.add_argument(
     "output",
     help="folder to make, for training to start from and, with spiece.model, for vmsst.load",
@@ -68,40 +66,19 @@ def _import_mt5(args: argparse.Namespace) -> None:
 
 def _import_vmsst_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add(
-    "source",
-    help="VMSST as a Hugging Face folder, a state dict (.safetensors, .bin) or a T5X checkpoint",
-  )
+  add("folder", help="VMSST as a Hugging Face folder (config.json and weights)")
   add("output", help="folder to make, for vmsst.load and for training to start from")
   add(
     "--vocabulary",
     metavar="FILE",
-    help="mT5's SentencePiece model (default: spiece.model next to the source)",
-  )
-  add(
-    "--projection",
-    metavar="NAME",
-    help="name of the projection after the mean (default: found by its name or shape)",
-  )
-  add(
-    "--max-length",
-    type=at_least_1,
-    default=512,
-    metavar="N",
-    help="maximum tokens per sentence (default: %(default)s, as in the release, trained on 32)",
+    help="mT5's SentencePiece model (default: spiece.model in the folder)",
   )
 
 
 def _import_vmsst(args: argparse.Namespace) -> None:
   from vmsst.checkpoints.importers import vmsst_release, weight_tables
 
-  imported = vmsst_release.import_vmsst(
-    args.source,
-    args.output,
-    vocabulary=args.vocabulary,
-    projection=args.projection,
-    max_length=args.max_length,
-  )
+  imported = vmsst_release.import_vmsst(args.folder, args.output, vocabulary=args.vocabulary)
   print(weight_tables.describe(imported))
 
 
@@ -137,9 +114,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     "import the released VMSST as an encoder, to use or to train further",
     _import_vmsst_arguments,
     _import_vmsst,
-    inputs=("source", "vocabulary"),
+    inputs=("folder", "vocabulary"),
     output_folder="output",
     atomic=True,
-    urls=("source", "vocabulary", "output"),
+    urls=("folder", "vocabulary", "output"),
   ),
 }

@@ -490,21 +490,6 @@ def _translate_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add("--seed", type=int, default=0, metavar="N", help="sampling seed (default: %(default)s)")
   add(
-    "--beam-size",
-    type=int,
-    default=1,
-    metavar="N",
-    help="hypotheses of a beam search; 1 does not search (default: %(default)s)",
-  )
-  add(
-    "--length-penalty",
-    type=finite_number,
-    default=0.6,
-    metavar="X",
-    help="compare hypotheses of n tokens by log-likelihood / ((5 + n) / 6)^X "
-    "(default: %(default)s)",
-  )
-  add(
     "--max-length", type=int, metavar="N", help="maximum tokens per sentence (default: training's)"
   )
   add(
@@ -526,8 +511,6 @@ def _translate(args: argparse.Namespace) -> None:
     args.to,
     temperature=args.temperature,
     seed=args.seed,
-    beam_size=args.beam_size,
-    length_penalty=args.length_penalty,
     max_length=args.max_length,
     batch_size=args.batch_size,
   )

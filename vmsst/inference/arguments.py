@@ -21,19 +21,6 @@ def temperature(value: Any, *, minimum: float, maximum: float) -> float:
   return float(value)
 
 
-def number(name: str, value: Any, *, minimum: float, maximum: float) -> float:
-  """Returns a number from `minimum` to `maximum`.
-
-  Raises:
-    InputError: it is something else, such as NaN.
-  """
-  if not _is_number(value) or not minimum <= value <= maximum:
-    raise errors.InputError(
-      f"{name} is {value!r}; it must be a number from {minimum:g} to {maximum:g}"
-    )
-  return float(value)
-
-
 def languages(value: Any, count: int) -> list[str]:
   """Returns the language code of each of `count` sentences.
 

@@ -23,7 +23,7 @@ from vmsst import errors, languages
 from vmsst.arrays import padding
 from vmsst.checkpoints import encoder_json
 from vmsst.files import progress_bar
-from vmsst.inference import arguments, batching, beam_search, decoding, likelihood
+from vmsst.inference import arguments, batching, decoding
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
 from vmsst.text import input_texts, length_limits
@@ -33,9 +33,6 @@ _TEMPERATURES = (1e-6, 1e6)
 # Most tokens of a generated sentence, unless training had longer ones: each step decodes all.
 _MOST_TOKENS = 4096
 _MOST_SEED = (1 << 32) - 1
-_MOST_BEAMS = 256
-# As in T5X.
-_LENGTH_PENALTY = 0.6
 
 
 class _Options(NamedTuple):
@@ -43,8 +40,6 @@ class _Options(NamedTuple):
 
   temperature: float
   seed: int
-  beam_size: int
-  length_penalty: float
   max_length: int
   batch_size: int
 
@@ -105,8 +100,6 @@ class Translator:
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    beam_size: int = 1,
-    length_penalty: float = _LENGTH_PENALTY,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
@@ -124,7 +117,7 @@ class Translator:
     sentences = input_texts.as_list(sentences)
     # Fail before encoding.
     self._language_rows(language, len(sentences))
-    options = self._options(temperature, seed, beam_size, length_penalty, max_length, batch_size)
+    options = self._options(temperature, seed, max_length, batch_size)
     return self.generate(
       self.encoder.encode(sentences, batch_size=options.batch_size, progress=False),
       language,
@@ -140,16 +133,13 @@ class Translator:
     language_latents_NG: Float[np.ndarray, "N G"] | None = None,
     temperature: float = 0.0,
     seed: int = 0,
-    beam_size: int = 1,
-    length_penalty: float = _LENGTH_PENALTY,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
   ) -> list[str]:
     """Returns a sentence for each vector, generated token by token up to EOS.
 
-    The likeliest token of each step, a sample, or the best sentence that a beam search finds. A
-    row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
+    A row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
     sampled sentence depends on the row's index.
 
     Args:
@@ -160,10 +150,6 @@ class Translator:
       temperature: 0: always take the most likely token; otherwise, from 1e-6 to 1e6, sample tokens
         from the softmax of logits divided by it.
       seed: Seed of the samples, 0 to 2^32 - 1.
-      beam_size: Hypotheses of a beam search, at most 256; 1: no search. Time and memory grow with
-        it. The search prefers sentences that end within `max_length` to those that are cut there.
-      length_penalty: Of a beam search: hypotheses of n tokens are compared by their log-likelihood,
-        divided by ((5 + n) / 6)^length_penalty. From 0 to 10; high values favor long sentences.
       max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
         more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
@@ -176,7 +162,7 @@ class Translator:
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.encoder.check_process()
-    options = self._options(temperature, seed, beam_size, length_penalty, max_length, batch_size)
+    options = self._options(temperature, seed, max_length, batch_size)
     sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
@@ -191,34 +177,22 @@ class Translator:
         row_B = np.arange(start, start + rows)
         real_B = row_B < count
         row_B = np.minimum(row_B, count - 1)
-        tokens_BT = self._tokens(sentence_NZ[row_B], language_N[row_B], real_B, row_B, options)
+        tokens_BT = decoding.generate_tokens(
+          self._network,
+          self._params,
+          sentence_NZ[row_B],
+          language_N[row_B],
+          real_B,
+          jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), row_B),
+          options.temperature,
+          length=options.max_length,
+          eos_id=self.encoder.vocabulary.eos_id,
+          pieces=self.encoder.vocabulary.size,
+          sampled=options.temperature > 0,
+        )
         texts += map(self.encoder.vocabulary.decode, np.asarray(tokens_BT)[real_B].tolist())
         bar.update(int(real_B.sum()))
     return texts
-
-  def _tokens(
-    self,
-    sentence_BZ: np.ndarray,
-    language_B: np.ndarray,
-    real_B: np.ndarray,
-    row_B: np.ndarray,
-    options: "_Options",
-  ) -> jax.Array:
-    """Returns the tokens of a batch of rows; `real_B` are those to generate."""
-    vocabulary = self.encoder.vocabulary
-    arrays = (self._network, self._params, sentence_BZ, language_B, real_B)
-    common = {
-      "length": options.max_length,
-      "eos_id": vocabulary.eos_id,
-      "pieces": vocabulary.size,
-    }
-    if options.beam_size > 1:
-      return beam_search.search_tokens(
-        *arrays, options.length_penalty, beams=options.beam_size, **common
-      )
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), row_B)
-    sampled = options.temperature > 0
-    return decoding.generate_tokens(*arrays, keys_B, options.temperature, sampled=sampled, **common)
 
   def log_likelihoods(
     self,
@@ -259,7 +233,7 @@ class Translator:
     found_N = np.empty(len(sentences), np.float32)
     for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
       index_R = np.resize(index_B, len(tokens_RT))  # repeated in padding rows
-      found_R = likelihood.log_likelihoods(
+      found_R = decoding.log_likelihoods(
         self._network, self._params, tokens_RT, language_N[index_R], sentence_NZ[index_R]
       )
       found_N[index_B] = np.asarray(found_R)[: len(index_B)]
@@ -349,8 +323,6 @@ class Translator:
     self,
     temperature: Any,
     seed: Any,
-    beam_size: Any,
-    length_penalty: Any,
     max_length: Any,
     batch_size: Any,
   ) -> "_Options":
@@ -359,20 +331,12 @@ class Translator:
     if max_length is not None:
       length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
     lowest, highest = _TEMPERATURES
-    options = _Options(
+    return _Options(
       arguments.temperature(temperature, minimum=lowest, maximum=highest),
       errors.as_integer("seed", seed, minimum=0, maximum=_MOST_SEED),
-      errors.as_integer("beam_size", beam_size, maximum=_MOST_BEAMS),
-      arguments.number("length_penalty", length_penalty, minimum=0.0, maximum=10.0),
       length,
       errors.as_integer("batch_size", batch_size),
     )
-    if options.temperature and options.beam_size > 1:
-      raise errors.InputError(
-        f"temperature is {temperature!r} and beam_size is {beam_size!r}; a beam search does not "
-        "sample: set only one of them"
-      )
-    return options
 
   def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
     """Returns the decoder's sentence input of each row."""

@@ -616,7 +616,7 @@ def test_only_these_arguments_may_be_in_object_stores():
     "import bert": {"folder", "output"},
     "import ems": {"file", "vocabulary", "output"},
     "import mt5": {"folder", "output"},
-    "import vmsst": {"source", "vocabulary", "output"},
+    "import vmsst": {"folder", "vocabulary", "output"},
     "mine": {"source", "target", "gold", "encoder", "vectors", "index", "out"},
     "push": {"encoder", "results"},
     "report": {"out"},
