@@ -18,7 +18,7 @@ from trials import Reader
 
 import vmsst
 from vmsst.bitext import readers
-from vmsst.checkpoints import encoder_json, t5x, transformers_tokenizers
+from vmsst.checkpoints import encoder_json, t5x
 from vmsst.checkpoints.importers import (
   bert,
   ems,
@@ -231,20 +231,12 @@ def _teacher(folder: pathlib.Path) -> None:
 def small() -> list[Reader]:
   """Those that take milliseconds."""
   spm, tokenizer = sentencepiece_model(pad_id=0, eos_id=1, unk_id=2, bos_id=-1), _tokenizer()
-  xlmr = sentencepiece_model(unk_id=0, bos_id=1, eos_id=2)
   npy = "teacher/data/x.de-en.tsv.npy"
   taught = {"data/x.de-en.tsv": b"a\tb\nc\td\n", npy: _npy(np.zeros((2, 2, 3), "<f4"))}
   return [
     Reader("SentencePiece model", {"x.model": spm}, _use_sentencepiece),
     Reader(
       "tokenizer.json", {"tokenizer.json": tokenizer}, _use_tokenizer, json=("tokenizer.json",)
-    ),
-    Reader(
-      "SentencePiece model of XLM-R",
-      {"sentencepiece.bpe.model": xlmr},
-      lambda folder: transformers_tokenizers.build(
-        folder, {"model_type": "xlm-roberta"}, lowercase=False
-      ),
     ),
     Reader("vectors", _vectors(), _read_vectors, json=("vectors.json",)),
     Reader("vectors to resume", _vectors(), _resume_vectors, json=("vectors.json",)),

@@ -33,7 +33,7 @@ _IMPORT_FORMAT = 2
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
-_FILES = ("*.json", "*.model", "vocab.txt")
+_FILES = ("*.json", "*.model")
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 # Copies of the model for other engines.

@@ -315,7 +315,7 @@ def _unknown_encoder(saved: SavedEncoder) -> errors.InputError:
   kind = type(saved.assets.network.config).__name__.removesuffix("Config").upper()
   return errors.InputError(
     f"{saved.name} is a {kind} encoder, which transformers does not have (only T5 and BERT-style "
-    "encoders); use `vmsst export onnx`, which exports any encoder"
+    "encoders); use `vmsst export safetensors`, which exports any encoder"
   )
 
 

@@ -7,7 +7,7 @@ import os
 import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,38 +29,12 @@ BACKENDS = (JAX, OPENVINO)
 _BATCH_TOKENS = 1024
 
 
-class Backend(Protocol):
-  """Computes the vectors of batches.
-
-  Attributes:
-    params: The parameters of the network, a tree.
-    in_flight: Batches to start before the first result is needed.
-  """
-
-  params: Any
-  in_flight: int
-
-  def batches(
-    self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches as (indices into `ids` [B], tokens [R, T]), R >= B, with zeros as padding.
-
-    Args:
-      ids: Token ids of every sentence.
-      batch_size: Most sentences of a batch.
-      max_length: Most tokens of a sentence.
-    """
-
-  def start(self, tokens_RT: np.ndarray) -> Callable[[], np.ndarray]:
-    """Starts a batch; returns a function that waits for its vectors, float32 [R, S]."""
-
-
 def new(
   name: str,
   network: sentence_encoder.SentenceEncoder,
   params: Any,
   devices: Sequence[jax.Device] | None,
-) -> Backend:
+) -> "JaxBackend | OpenVinoBackend":
   """Returns a backend.
 
   Args:
@@ -81,7 +55,12 @@ def new(
 
 
 class JaxBackend:
-  """Computes vectors by JAX, each batch on all devices."""
+  """Computes vectors by JAX, each batch on all devices.
+
+  Attributes:
+    params: The parameters of the network, a tree.
+    in_flight: Batches to start before the first result is needed.
+  """
 
   in_flight = 2
 
@@ -100,7 +79,15 @@ class JaxBackend:
   def batches(
     self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches of few shapes, as each is compiled."""
+    """Yields batches as (indices into `ids` [B], tokens [R, T]), R >= B, with zeros as padding.
+
+    They have few shapes, as each is compiled.
+
+    Args:
+      ids: Token ids of every sentence.
+      batch_size: Most sentences of a batch.
+      max_length: Most tokens of a sentence.
+    """
     return batching.padded_batches(ids, batch_size, max_length, self._devices)
 
   def start(self, tokens_RT: np.ndarray) -> Callable[[], np.ndarray]:
@@ -135,12 +122,9 @@ class OpenVinoBackend:
     """
     self.params = params
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
-    graph = onnx_graph.Graph(layer_stacks.separate(arrays))
-    vectors_BS = onnx_encoder.add_encoder(graph, network)
+    graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
     # OpenVINO uses the arrays of the weights, so that these must live as long.
-    model, self._weights = graph.without_weights(
-      **onnx_encoder.interface(vectors_BS, network.latent_dim)
-    )
+    model, self._weights = graph.without_weights()
     threads = _cores()
     self.in_flight = 2 * threads
     compiled = _compiled(model, self._weights, threads)

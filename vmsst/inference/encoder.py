@@ -56,8 +56,8 @@ class PreparedTexts:
 class Encoder:
   """Maps sentences to vectors.
 
-  Pickling stores the path and settings of an encoder that `vmsst.load` has read; unpickling loads
-  it again. Use an encoder in the process that has loaded it: JAX hangs in forked children.
+  Use an encoder in the process that has loaded it: JAX hangs in forked children. For others, pass
+  its path.
 
   Attributes:
     vocabulary: Maps sentences to token ids.
@@ -84,7 +84,6 @@ class Encoder:
     path: str | None = None,
     devices: Sequence[jax.Device] | None = None,
     backend: str = backends.JAX,
-    load_again: "Callable[[], Encoder] | None" = None,
   ):
     """Takes parameters in memory; `vmsst.load` reads them from a folder.
 
@@ -99,8 +98,6 @@ class Encoder:
         device if one is set.
       backend: "jax"; "openvino" computes in float32 on the CPU, with the parameters as NumPy arrays
         or on it.
-      load_again: Loads the same encoder, for unpickling; itself picklable. None: the encoder cannot
-        be pickled.
     """
     self.vocabulary = vocabulary
     self.max_length = max_length
@@ -108,7 +105,6 @@ class Encoder:
     self.languages = languages
     self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
     self.path = path
-    self._load_again = load_again
     self._process = os.getpid()
     self._network = network
     self._backend = backends.new(backend, network, params, devices)
@@ -130,21 +126,6 @@ class Encoder:
       total.update(f"{name} {array.dtype} {array.shape}".encode())
       total.update(array.view(np.uint8).data)
     return total.hexdigest()
-
-  def __reduce__(self) -> tuple[Any, ...]:
-    """Pickles how to load the encoder again, and attributes that may have been changed."""
-    if self._load_again is None:
-      raise TypeError(
-        "this encoder cannot be pickled: its parameters were passed in memory; save it as a run or "
-        "export, and send the path or the result of vmsst.load(path)"
-      )
-    return self._load_again, (), {"max_length": self.max_length, "languages": self.languages}
-
-  def __copy__(self) -> "Encoder":
-    """Returns a copy that shares the parameters."""
-    copy = object.__new__(type(self))
-    copy.__dict__.update(self.__dict__)
-    return copy
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None

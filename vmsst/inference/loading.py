@@ -131,7 +131,6 @@ def load(
     saved,
     saved.network,
     backend=backend,
-    load_again=functools.partial(load, saved.name, dtype=dtype, backend=backend),
   )
   if max_length is not None:
     most = getattr(saved.network.config, "max_tokens", None)  # None: any length
@@ -166,10 +165,8 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
     saved,
     saved.assets.network,
     devices=[decoder_device],
-    load_again=functools.partial(load, saved.name),
   )
-  again = functools.partial(load_translator, saved.name)
-  return Translator(saved.network, saved.params, encoder, again)
+  return Translator(saved.network, saved.params, encoder)
 
 
 def open_encoder(

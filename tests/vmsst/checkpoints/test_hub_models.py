@@ -140,25 +140,24 @@ print(json.dumps([
 def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   folder, vectors = e5
   hub.put("some/gated", folder, gated=True)
-  pickles = tmp_path / "pickles"
-  pickles.mkdir()
-  (pickles / "pytorch_model.bin").write_bytes(b"a pickle")
-  (pickles / "config.json").write_text('{"model_type": "bert"}')
-  hub.put("some/pickles", pickles)
+  empty = tmp_path / "empty"
+  empty.mkdir()
+  (empty / "config.json").write_text('{"model_type": "bert"}')
+  hub.put("some/empty", empty)
   other = tmp_path / "other"
   other.mkdir()
   (other / "model.safetensors").write_bytes(b"")
   (other / "config.json").write_text('{"model_type": "qwen3"}')
   hub.put("some/other", other)
   hub.put(NAME, folder)
-  names = ["nobody/nothing", "some/gated", "some/pickles", "some/other", f"{NAME}@v9"]
+  names = ["nobody/nothing", "some/gated", "some/empty", "some/other", f"{NAME}@v9"]
   found = load(hub, tmp_path, *names)
   for message, parts in zip(
     found,
     [
       ("no folder nobody/nothing here", f"no model nobody/nothing at {hub.url}", "HF_TOKEN"),
       ("some/gated is gated", f"{hub.url}/some/gated", "hf auth login"),
-      ("pytorch_model.bin is not a file of torch, is damaged, or holds more than tensors",),
+      ("some/empty has no weights",),
       ("some/other is of the type 'qwen3'", "bert, xlm-roberta, mt5, t5"),
       (f"{NAME} at {hub.url} has no branch, tag or commit v9",),
     ],
@@ -168,7 +167,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
     assert "\n" not in message
   ((_, granted),) = load(hub, tmp_path, "some/gated", HF_TOKEN="hf_granted")
   assert np.shape(granted) == vectors.shape
-  (offline,) = load(hub, tmp_path / "pickles", NAME, HF_HUB_OFFLINE="1")
+  (offline,) = load(hub, tmp_path / "empty", NAME, HF_HUB_OFFLINE="1")
   assert "not complete in the cache" in offline
   assert "HF_HUB_OFFLINE is set" in offline
 
@@ -235,6 +234,12 @@ def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tokenizer_files, tmp_pa
   }
   for name, (folder, _) in imports.items():
     hub.put(name, folder)
+  torch = pytest.importorskip("torch", reason="needs torch to write its files")
+  weights = load_file(mbert / "model.safetensors")
+  (mbert / "model.safetensors").unlink()
+  torch.save({n: torch.tensor(x) for n, x in weights.items()}, mbert / "pytorch_model.bin")
+  imports["some/mbert-of-torch"] = imports["some/mbert"]
+  hub.put("some/mbert-of-torch", mbert)
   *loaded, error = load(hub, tmp_path, *imports, "some/without-vocabulary")
   for (name, (folder, run)), (path, found) in zip(imports.items(), loaded, strict=True):
     assert path.startswith(f"{name}@")

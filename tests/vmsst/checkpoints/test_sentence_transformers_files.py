@@ -53,7 +53,6 @@ def ids_of(folder, texts, prompt=None):
       [2, 5, 7, 17, 14, 3],
     ),
     ("bert", {"sentence_xlnet_config.json": {"max_seq_length": 4}}, [2, 5, 7, 3]),
-    ("bert", {"tokenizer.json": None}, [2, 5, 7, 17, 12, 3]),
     ("plain", {"tokenizer.json": {"normalizer": None}}, [2, 6, 8, 18, 14, 3]),
   ],
 )

@@ -1,10 +1,8 @@
-import copy
 import dataclasses
 import gzip
 import io
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -435,24 +433,6 @@ def test_a_forked_child_reports_the_fork(encoder):
     message = forks.error_in_fork(use)
     assert message.startswith("RuntimeError: this encoder was loaded in process")
     assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
-
-
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_pickled_encoder_is_loaded_again(run, dtype):
-  encoder = vmsst.load(run, dtype=dtype)
-  encoder.max_length = 7
-  content = pickle.dumps(encoder)
-  assert len(content) < 1000  # no parameters
-  found = pickle.loads(content)
-  assert (found.path, found.max_length) == (encoder.path, 7)
-  np.testing.assert_array_equal(found.encode(SENTENCES), encoder.encode(SENTENCES))
-
-
-def test_an_encoder_in_memory_cannot_be_pickled_but_copied(params):
-  encoder = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=MAX_LENGTH)
-  with pytest.raises(TypeError, match=r"passed in memory; .* vmsst\.load\(path\)"):
-    pickle.dumps(encoder)
-  np.testing.assert_array_equal(copy.copy(encoder).encode(["a"]), encoder.encode(["a"]))
 
 
 # --------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
 import dataclasses
 import functools
 import itertools
-import pickle
 import re
 
 import forks
 import jax
-import jax.numpy as jnp
 import line_files
 import numpy as np
 import optax
@@ -220,29 +218,6 @@ def test_batches_change_nothing_and_a_seed_decides_all(translator):
   assert len({*translator.generate(same_NS, "de", temperature=1.5)}) > 1
 
 
-def test_language_latents_are_the_means_of_the_language_encoder(translator):
-  network, params = translator._network, translator._params
-
-  @jax.jit
-  def posteriors(tokens_1T, language_1):
-    def of(net):
-      return net.posteriors(net.embed(tokens_1T), tokens_1T != 0, language_1)
-
-    return network.apply({"params": params}, method=of)
-
-  texts = ["abc", "a", "CBA"]
-  found_NG = translator.language_latents(texts, ["en", "en", "de"])
-  for text, code, latent_G in zip(texts, (EN, EN, DE), found_NG, strict=True):
-    tokens_1T = jnp.array(VOCABULARY.encode([text], LENGTH))
-    expected_G = posteriors(tokens_1T, jnp.array([code])).language_mean_BG[0]
-    np.testing.assert_allclose(latent_G, expected_G, atol=1e-5)
-  # The decoder uses them: distant ones change the output.
-  vectors_NS = translator.encoder.encode(WORDS)
-  told = functools.partial(translator.generate, vectors_NS, "de")
-  assert told(language_latents_NG=np.zeros((len(WORDS), 16))) == told()
-  assert told(language_latents_NG=np.full((len(WORDS), 16), 50.0)) != told()
-
-
 def test_a_translation_is_likelier_than_another_word(translator):
   capitals = [word.upper() for word in WORDS]
   score = functools.partial(translator.pair_log_likelihoods, WORDS, languages=("en", "de"))
@@ -291,8 +266,6 @@ def test_a_language_without_training_data_is_refused(translator, code):
     translator.translate(["abc"], code)
   with pytest.raises(errors.InputError, match=message):
     translator.generate(np.zeros((2, 16)), ["de", code])
-  with pytest.raises(errors.InputError, match=message):
-    translator.language_latents(["abc"], code)
 
 
 def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknown():
@@ -330,31 +303,16 @@ def test_extreme_temperatures_and_seeds_give_sentences(translator):
   assert len({text[:1] for text in drawn}) > 5  # from all pieces
 
 
-def test_a_pickled_translator_is_loaded_again(translator):
-  found = pickle.loads(pickle.dumps(translator))
-  assert found.translate(WORDS, "de") == translator.translate(WORDS, "de")
-  with pytest.raises(TypeError, match="passed in memory"):
-    pickle.dumps(make_translator(NETWORKS["vmsst"], {}))
-
-
 def test_a_forked_child_reports_the_fork(translator):
-  for use in (
-    lambda: translator.generate(np.zeros((2, 16)), "de"),
-    lambda: translator.language_latents(["abc"], "de"),
-  ):
-    assert forks.error_in_fork(use).startswith("RuntimeError: this encoder was loaded in process")
+  message = forks.error_in_fork(lambda: translator.generate(np.zeros((2, 16)), "de"))
+  assert message.startswith("RuntimeError: this encoder was loaded in process")
 
 
-def test_what_a_network_does_not_have_is_refused():
+def test_a_language_without_a_decoder_is_refused():
   groups = tuple({EN: 0, DE: 1}.get(row, -1) for row in range(languages.NUM_LANGUAGES))
   network = networks.VmsstNetwork(CONFIG, latent_dim=6, decoder_groups=groups)
   with pytest.raises(errors.InputError, match="not trained on the language 'fr'"):
     make_translator(network, {}).generate(np.ones((1, 6)), "fr")
-  plain = make_translator(NETWORKS["bitranslation"], {})
-  with pytest.raises(errors.InputError, match="no language latent"):
-    plain.language_latents(WORDS[:2], "en")
-  with pytest.raises(errors.InputError, match="no language latent"):
-    plain.generate(np.zeros((1, 6)), "en", language_latents_NG=np.zeros((1, 6)))
 
 
 def test_a_run_without_a_decoder_says_so(tmp_path):

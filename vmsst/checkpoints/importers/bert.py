@@ -199,8 +199,8 @@ def _convert(local: pathlib.Path, prefix: str | None, pooling: str | None) -> Co
 
   if tokenizer is None:
     notes.append(
-      "Without a tokenizer, vmsst.load cannot open it; training can start from it with a "
-      "vocabulary of the same ids"
+      f"Without a {TOKENIZER_FILE}, vmsst.load cannot open it: save one with transformers' "
+      "AutoTokenizer. Training can start from it with a vocabulary of the same ids"
     )
   else:
     notes.append(
