@@ -39,6 +39,7 @@ machine, `ratio_of_cpu_seconds` is more reliable. `largest_difference` is that o
 """
 
 import argparse
+import dataclasses
 import gzip
 import importlib
 import json
@@ -157,59 +158,24 @@ def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> N
     model.save_pretrained(folder / name)
     fast.save_pretrained(folder / name)
     if is_mt5(name):
-      save_mt5(name, folder / name, folder / f"{name}.vmsst")
+      save_mt5(folder / name, folder / f"{name}.vmsst")
     else:
       importer.import_bert(folder / name, folder / f"{name}.vmsst", pooling="mean")
 
 
-def save_mt5(name: str, folder: pathlib.Path, target: pathlib.Path) -> None:
+def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
   """Writes an MT5EncoderModel as an encoder of this library."""
-  from safetensors.numpy import load_file
-
-  from vmsst.checkpoints import encoder_json, safetensors_files
+  from vmsst.checkpoints import encoder_json, hugging_face, tensors
+  from vmsst.checkpoints.importers import mt5, weight_tables
   from vmsst.text import hugging_face_vocabulary
 
-  shape = SHAPES[name]
-  sizes = {
-    "vocab_size": shape["vocab_size"],
-    "emb_dim": shape["d_model"],
-    "num_heads": shape["num_heads"],
-    "head_dim": shape["d_kv"],
-    "mlp_dim": shape["d_ff"],
-    "num_encoder_layers": shape["num_layers"],
-  }
-  network = {"class": "SentenceEncoder", "config_class": "T5Config", "config": sizes}
-  encoder_json.save_imported_encoder(
-    target,
-    network={**network, "latent_dim": shape["d_model"], "head": False},
-    vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(str(folder / "tokenizer.json")),
-    max_length=_MAX_LENGTH,
-  )
-  theirs = load_file(folder / "model.safetensors")
-  block = "encoder.block.{}.layer.{}"
-  ours = {
-    "token_embedder/embedding": theirs["shared.weight"],
-    "encoder/encoder_norm/scale": theirs["encoder.final_layer_norm.weight"],
-    "encoder/relpos_bias/rel_embedding": theirs[
-      f"{block.format(0, 0)}.SelfAttention.relative_attention_bias.weight"
-    ].T,
-  }
-  for layer in range(shape["num_layers"]):
-    attention, mlp = block.format(layer, 0), block.format(layer, 1)
-    names = {
-      "pre_attention_layer_norm/scale": f"{attention}.layer_norm",
-      "pre_mlp_layer_norm/scale": f"{mlp}.layer_norm",
-      **{
-        f"attention/{name}/kernel": f"{attention}.SelfAttention.{name[0]}"
-        for name in ("query", "key", "value", "out")
-      },
-      **{f"mlp/{name}/kernel": f"{mlp}.DenseReluDense.{name}" for name in ("wi_0", "wi_1", "wo")},
-    }
-    for name, their_name in names.items():
-      weight = theirs[f"{their_name}.weight"]
-      ours[f"encoder/layers_{layer}/{name}"] = weight.T if weight.ndim == 2 else weight
-  arrays = {name: np.ascontiguousarray(value) for name, value in ours.items()}
-  safetensors_files.write(target / "model.safetensors", arrays)
+  sizes = mt5.read_config(folder) | {"num_decoder_layers": 0}
+  stored = hugging_face.open_tensors(folder)
+  rows, _ = mt5.match(stored, sizes, folder)
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(str(folder / "tokenizer.json"))
+  assets = mt5.encoder_assets(sizes, vocabulary, sizes["emb_dim"], head=False)
+  encoder_json.save_assets(dataclasses.replace(assets, max_length=_MAX_LENGTH), target)
+  tensors.write_file(target / "model.safetensors", weight_tables.to_parameters(rows, stored))
 
 
 # --------------------------------------------------------------------------------------------
@@ -303,7 +269,7 @@ MAKERS: dict[str, Callable[[str, pathlib.Path, str, argparse.Namespace], Encode]
   "sentence_transformers": sentence_transformers,
   "transformers": transformers_mt5,
 }
-_OURS = tuple(("vmsst", backend) for backend in ("jax", "onnx", "openvino"))
+_OURS = tuple(("vmsst", backend) for backend in ("jax", "openvino"))
 _PEERS = tuple(("sentence_transformers", backend) for backend in ("torch", "onnx", "openvino"))
 _PEER_OF_MT5 = ("transformers", "torch")
 _INT8 = ("sentence_transformers", "onnx_int8")

@@ -12,10 +12,8 @@ import fake_encoders
 import numpy as np
 import released_folders
 import safetensors.numpy
-import tensorstore
 import tiny_encoders
 import trials
-from flax import serialization, traverse_util
 from trials import Reader
 
 import vmsst
@@ -127,26 +125,6 @@ def _pickled(state_dict: bytes, **others: Any) -> bytes:
   return stream.getvalue()
 
 
-def legacy(_: pathlib.Path, out: pathlib.Path) -> None:
-  """Writes a checkpoint as T5X did before Orbax: arrays in Zarr, norms in msgpack."""
-  out = out / "checkpoint_7"
-  tree: dict[str, Any] = {}
-  for name, array in _weights(mt5.rows(_SIZES, t5x_names=True)).items():
-    tree[name] = array
-    if name.endswith("embedding"):
-      place = f"target.{name.replace('/', '.')}"
-      spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(out / place)},
-              "metadata": {"compressor": {"id": "gzip"}}}  # fmt: skip
-      store = tensorstore.open(spec, create=True, dtype="float32", shape=array.shape).result()
-      store.write(array).result()
-      tree[name] = {"driver": "zarr", "kvstore": {"driver": "file", "path": place},
-                    "metadata": {"shape": list(array.shape)}}  # fmt: skip
-  optimizer = {"target": traverse_util.unflatten_dict(tree, sep="/"), "state": {"step": 7}}
-  content = serialization.msgpack_serialize({"version": 3, "optimizer": optimizer})
-  (out / "checkpoint").write_bytes(content)
-
-
-@functools.cache
 def run_files() -> Files:
   """Returns a training run `m`, with code that a stranger added."""
   with tempfile.TemporaryDirectory() as name:
@@ -246,7 +224,6 @@ def all_readers() -> list[Reader]:
     Reader("import mt5, shards",
            {"m/config.json": _MT5, "m/model.safetensors.index.json": index, **shards},
            _writes(mt5.import_mt5)),
-    Reader("import mt5, T5X before Orbax", made(legacy), _writes(mt5.import_mt5)),
     Reader("import bert", bert_files(), _writes(bert.import_bert)),
     Reader("import bert, XLM-R", bert_files("xlmr"), _writes(bert.import_bert)),
     Reader("import ems, torch",

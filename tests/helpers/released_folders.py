@@ -175,8 +175,6 @@ HONORED = [
   ("xlmr", {}),
   ("plain", {}),
   ("bert", {_TC: None}),
-  ("bert", {_TJ: None}),
-  ("xlmr", {_TJ: None}),
   ("bert", {_TC: {"tokenizer_class": REMOVED}}),
   ("bert", {_TC: None, "config.json": {"tokenizer_class": "BertTokenizer"}}),
   ("bert", {_TC: {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}}),

@@ -14,11 +14,10 @@ import numpy as np
 import opus_tree
 import pytest
 import trials
-from flax import serialization
 
 import vmsst
 from vmsst.bitext import formats
-from vmsst.checkpoints import torch_files
+from vmsst.checkpoints import tensors
 from vmsst.checkpoints.importers import bert, mt5
 from vmsst.downloads import archives, tables
 from vmsst.exports import safetensors_folder
@@ -157,25 +156,6 @@ def test_an_encoder_json_with_huge_sizes(changes, tmp_path):
   refused(lambda place: vmsst.load(place / "m"), tmp_path, "encoder.json|layers")
 
 
-def test_a_zarr_array_of_terabytes_in_bytes(tmp_path):
-  files = model_readers.made(model_readers.legacy)
-  for name in ("target.token_embedder.embedding", "target.encoder.relpos_bias.rel_embedding"):
-    place = f"m/checkpoint_7/{name}/.zarray"
-    files = edited(files, place, shape=[10**6, 10**6], fill_value=1.0)
-  trials.lay_out(files, tmp_path)
-  refused(lambda place: mt5.import_mt5(place / "m", place / "out" / "x"), tmp_path, "numbers, in")
-
-
-def test_a_deep_tree_and_other_versions_of_msgpack(tmp_path):
-  tree: dict = {}
-  for _ in range(900):
-    tree = {"x": tree}
-  for number, target in enumerate((tree, {"a": 1}, {"a": {}}, {"a": None}, [], {"a": b"x"})):
-    content = serialization.msgpack_serialize({"version": 3, "optimizer": {"target": target}})
-    trials.lay_out({f"{number}/checkpoint": content}, tmp_path)
-    refused(lambda p, n=str(number): mt5.import_mt5(p / n, p / "out"), tmp_path, "checkpoint|lacks")
-
-
 def zipped(kind=zipfile.ZIP_STORED, **members):
   stream = io.BytesIO()
   with zipfile.ZipFile(stream, "w", kind) as archive:
@@ -216,7 +196,7 @@ def test_files_of_torch_that_run_code_or_grow(tmp_path, monkeypatch):
   trials.lay_out(files, tmp_path)
   for name in files:
     read = lambda place, name=name: [  # noqa: E731
-      tensor.read() for tensor in torch_files.open_state_dict(place / name).values()
+      tensor.read() for tensor in tensors.open_file(place / name).values()
     ]
     assert (name, trials.attempt(read, tmp_path)[0]) == (name, "refused")
   assert not (tmp_path / "ran").exists()

@@ -280,7 +280,7 @@ SMALL = (
 LARGE = (
   "vmsst.load of a run", "vmsst.load of a safetensors export",
   "vmsst.load of a sentence-transformers export", "import mt5", "import mt5, shards",
-  "import mt5, T5X before Orbax", "import bert", "import bert, XLM-R", "import ems, torch",
+  "import bert", "import bert, XLM-R", "import ems, torch",
   "import ems, safetensors", "import vmsst", "export safetensors of a run",
   "export sentence-transformers of an import",
 )  # fmt: skip

@@ -73,7 +73,7 @@ def start(tmp_path_factory):
   tokenizers = tiny_tokenizers.save(folder, texts)
   sizes = tiny_hugging_face.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
   imported = bert.import_bert(folder / "multilingual-e5-tiny", folder / "me5")
-  assert imported.prefix == "query: "
+  assert vmsst.load(imported.checkpoint).vocabulary.prefix == "query: "
   pairs = {
     (code, "en"): [
       (sample.sentence(i, code), sample.sentence(i, "en"), "Tatoeba") for i in range(ROWS)

@@ -8,10 +8,9 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
@@ -20,7 +19,7 @@ from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face
 from vmsst.files import atomic_files, checksums, input_files, storage
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
@@ -38,8 +37,6 @@ GENERATORS: dict[str, type] = {
 _OF_EVERY_MODULE = {"parent", "name"}
 # Keys of a network that are read before its other attributes.
 _READ_FIRST = {"class", "config_class", "config"}
-# Attributes by their names in older files.
-_RENAMED = {"factorised": "factorized"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,94 +59,79 @@ class EncoderAssets:
 
 
 def save_encoder_assets(
-  model: Any,
-  directory: str | os.PathLike[str],
-  languages: Iterable[str] | None = None,
-  weights: Sequence[str] = (),
+  model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
 ) -> None:
-  """Writes `encoder.json` and the vocabulary's file into `directory`, each atomically.
+  """Writes `encoder.json` and the vocabulary's file of a model into `directory`, each atomically.
 
   Args:
     model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved, and its
       `network` if that has a decoder.
     directory: Folder to write to; made if missing.
     languages: Codes of the training languages, if known.
+
+  Raises:
+    InputError: as `save_assets`.
+  """
+  assets = EncoderAssets(
+    network=model.sentence_encoder,
+    vocabulary=model.vocabulary,
+    max_length=model.max_length,
+    generator=model.network if type(model.network).__name__ in GENERATORS else None,
+    languages=None if languages is None else tuple(sorted(languages)),
+  )
+  save_assets(assets, directory)
+
+
+def save_assets(
+  assets: EncoderAssets, directory: str | os.PathLike[str], weights: Sequence[str] = ()
+) -> str | None:
+  """Writes `encoder.json` and the vocabulary's file into `directory`, each atomically.
+
+  Args:
+    assets: What they describe.
+    directory: Folder to write to; made if missing.
     weights: Names of the safetensors files of an export, whose checksums are saved. None of
       them: the parameters are in a checkpoint, which has checksums of its own.
+
+  Returns:
+    The name of the vocabulary's file, if it has one.
 
   Raises:
     InputError: the vocabulary's file cannot be read, or has more pieces than the network's token
       table has rows.
   """
-  network, vocabulary = model.sentence_encoder, model.vocabulary
-  _check_vocabulary_fits(vocabulary, network, "the model")
-  record = {"network": _describe(network), "max_length": model.max_length}
-  if languages is not None:
-    record["languages"] = sorted(languages)
-  if type(model.network).__name__ in GENERATORS:
-    record["generator"] = _describe(model.network)
+  folder, vocabulary = epath.Path(storage.path(directory)), assets.vocabulary
+  _check_vocabulary_fits(vocabulary, assets.network, "the model")
+  record: dict[str, Any] = {
+    "format": FORMAT,
+    "network": _describe(assets.network),
+    "max_length": assets.max_length,
+  }
+  if assets.languages is not None:
+    record["languages"] = assets.languages
+  if assets.generator is not None:
+    record["generator"] = _describe(assets.generator)
   if weights:
-    folder = pathlib.Path(directory)
-    sums = {name: checksums.of_file(folder / name) for name in weights}
-    record["weights"] = {"sha256": sums.pop(hugging_face.WEIGHTS_FILE)}
-    if sums:
-      record["weights"]["others"] = sums
-  _save(record, vocabulary, epath.Path(storage.path(directory)))
-
-
-def save_assets(
-  assets: EncoderAssets, directory: str | os.PathLike[str], weights: Sequence[str] = ()
-) -> None:
-  """Writes the files of `save_encoder_assets` for an encoder without the decoder of its run.
-
-  Args:
-    assets: The encoder.
-    directory: Folder to write to.
-    weights: As in `save_encoder_assets`.
-  """
-  alone = types.SimpleNamespace(
-    network=assets.network,
-    sentence_encoder=assets.network,
-    vocabulary=assets.vocabulary,
-    max_length=assets.max_length,
-  )
-  save_encoder_assets(alone, directory, assets.languages, weights)
-
-
-def save_imported_encoder(
-  directory: str | os.PathLike[str],
-  *,
-  network: Mapping[str, Any],
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int,
-) -> None:
-  """Writes the files of `save_encoder_assets` for an encoder that another library has trained.
-
-  Args:
-    directory: Folder to write to; made if missing.
-    network: Entry of the network in `encoder.json`: its class, its config's, and their attributes.
-    vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence, EOS included. Longer sentences are cut.
-
-  Raises:
-    InputError: the network is unknown, or does not fit the vocabulary.
-  """
-  folder = epath.Path(storage.path(directory))
-  made = _network(dict(network), NETWORKS, folder / ENCODER_FILE)
-  _check_vocabulary_fits(vocabulary, made, "the import")
-  _save({"network": dict(network), "max_length": max_length}, vocabulary, folder)
+    record["weights"] = {name: checksums.of_file(folder / name) for name in weights}
+  record["vocabulary"] = _describe_vocabulary(vocabulary)
+  name, content = _vocabulary_file(vocabulary)
+  if name is not None:
+    record["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
+    atomic_files.write_bytes(folder / name, content)
+  atomic_files.write_bytes(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
+  return name
 
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
   """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
-  files = _vocabulary_files(vocabulary).values()
+  _, content = _vocabulary_file(vocabulary)
   described = _describe_vocabulary(vocabulary)
   described.pop("prompts", None)  # They are not used by default.
   record = {
     "network": _describe(network),
     "max_length": max_length,
     "vocabulary": described,
-    "files": [hashlib.sha256(content).hexdigest() for content in files],
+    "file": hashlib.sha256(content).hexdigest(),
   }
   return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -157,15 +139,23 @@ def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   """Returns the assets that `save_encoder_assets` has written.
 
-  If they have checksums of safetensors files in the folder, these files are checked. Exports of
-  older versions have none.
+  If they have checksums of safetensors files in the folder, these files are checked.
 
   Raises:
     InputError: a file is missing, damaged or of another format; the message names it.
   """
   folder = epath.Path(storage.path(directory))
   path = folder / ENCODER_FILE
-  record = _read(path)
+  if not path.exists():
+    raise errors.InputError(
+      f"{path} does not exist: no training run of vmsst wrote the folder, or its gin file does not "
+      "bind train_script.train.summarize_config_fn to run_summary.summarize_run"
+    )
+  record = hugging_face.read_object(path)
+  if record.get("format") != FORMAT:
+    raise errors.InputError(
+      f"{path}: format {record.get('format')!r}; this version of vmsst reads format {FORMAT}"
+    )
   network = _network(_get(record, "network", dict, path), NETWORKS, path)
   generator = None
   if "generator" in record:
@@ -175,25 +165,23 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   if "languages" in record:
     codes = tuple(_get(record, "languages", list, path))
     for code in codes:
-      _check_language(code, path)
+      try:
+        languages_lib.language(str(code))
+      except errors.InputError as error:
+        raise errors.InputError(f"{path}: 'languages': {error}") from None
   max_length = _get(record, "max_length", int, path)
   if max_length < 1:
     raise errors.InputError(f"{path}: max_length is {max_length}; it must be at least 1")
   for found_network in (network, generator or network):
     _check_vocabulary_fits(vocabulary, found_network, str(path))
-  if "weights" in record:
-    _check_weights(_get(record, "weights", dict, path), folder)
+  for name, expected in _get({"weights": {}, **record}, "weights", dict, path).items():
+    found = folder / name
+    if found.is_file() and checksums.of_file(found) != expected:
+      raise errors.InputError(
+        f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
+        f"{path}); copy or export it again"
+      )
   return EncoderAssets(network, vocabulary, max_length, generator, codes)
-
-
-def _save(record: dict[str, Any], vocabulary: Any, folder: epath.Path) -> None:
-  """Writes the vocabulary's file, if it has one, and then `encoder.json`."""
-  entry = _describe_vocabulary(vocabulary)
-  for name, content in _vocabulary_files(vocabulary).items():
-    atomic_files.write_bytes(folder / name, content)
-    entry["sha256"] = hashlib.sha256(content).hexdigest()
-  record = {"format": FORMAT, **record, "vocabulary": entry}
-  atomic_files.write_bytes(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
@@ -214,36 +202,13 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   return {"kind": "byte", "lowercase": vocabulary.lowercase}
 
 
-def _vocabulary_files(vocabulary: Any) -> dict[str, bytes]:
-  """Returns the file of a vocabulary by name; bytes have none."""
+def _vocabulary_file(vocabulary: Any) -> tuple[str | None, bytes]:
+  """Returns name and content of the file of a vocabulary; bytes have none."""
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-    return {hugging_face_vocabulary.TOKENIZER_FILE: vocabulary.content}
+    return hugging_face_vocabulary.TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
-    return {VOCABULARY_FILE: vocabulary.model_bytes}
-  return {}
-
-
-def _read(path: epath.Path) -> dict[str, Any]:
-  """Returns the content of an `encoder.json` of this format."""
-  record = _read_json(path)
-  found = record.get("format")
-  if found != FORMAT:
-    raise errors.InputError(
-      f"{path}: format {found!r}; this version of vmsst reads format {FORMAT}"
-    )
-  return record
-
-
-def _read_json(path: epath.Path) -> dict[str, Any]:
-  if not path.exists():
-    raise errors.InputError(
-      f"{path} does not exist: no training run of vmsst wrote the folder, or its gin file does not "
-      "bind train_script.train.summarize_config_fn to run_summary.summarize_run"
-    )
-  record = input_files.read_json(path)
-  if not isinstance(record, dict):
-    raise errors.InputError(f"{path} holds a JSON {type(record).__name__}, not an object")
-  return record
+    return VOCABULARY_FILE, vocabulary.model_bytes
+  return None, b""
 
 
 def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
@@ -279,8 +244,7 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
   name = _get(entry, "class", str, path)
   if name not in known:
     raise errors.InputError(f"{path}: unknown network {name!r}; known: {', '.join(known)}")
-  # Older files, all of T5 encoders, do not name the config's class.
-  config_name = _get({"config_class": t5.T5Config.__name__, **entry}, "config_class", str, path)
+  config_name = _get(entry, "config_class", str, path)
   hint = _attribute_types(known[name])["config"]
   configs = {cls.__name__: cls for cls in typing.get_args(hint) or (hint,)}
   if config_name not in configs:
@@ -288,7 +252,7 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
       f"{path}: {name} has no config {config_name!r}; known: {', '.join(configs)}"
     )
   values = _get(entry, "config", dict, path)
-  entry = {_RENAMED.get(key, key): value for key, value in entry.items() if key not in _READ_FIRST}
+  entry = {key: value for key, value in entry.items() if key not in _READ_FIRST}
   config = _made(configs[config_name], values, "the network's config", path)
   latent_dim = _get(entry, "latent_dim", int, path)
   if latent_dim < 1:
@@ -337,8 +301,7 @@ def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocab
   if kind == "byte":
     return vocabularies.ByteVocabulary(lowercase=lowercase)
   model_path = _checked_file(entry, folder, VOCABULARY_FILE)
-  # Older files, of vocabularies that do not split text into words, lack this key.
-  pretokenize = _get({"pretokenize": False, **entry}, "pretokenize", bool, path)
+  pretokenize = _get(entry, "pretokenize", bool, path)
   return vocabularies.SentencePieceVocabulary(model_path, lowercase, pretokenize)
 
 
@@ -369,26 +332,6 @@ def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
       f"(its SHA-256 differs from that in {path})"
     )
   return os.fspath(found)
-
-
-def _check_weights(entry: dict[str, Any], folder: epath.Path) -> None:
-  """Raises InputError if a safetensors file of an export does not have the saved checksum."""
-  path = folder / ENCODER_FILE
-  sums = {hugging_face.WEIGHTS_FILE: _get(entry, "sha256", str, path)}
-  for name, expected in (sums | _get({"others": {}, **entry}, "others", dict, path)).items():
-    found = folder / name
-    if found.is_file() and checksums.of_file(found) != expected:
-      raise errors.InputError(
-        f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
-        f"{path}); copy or export it again"
-      )
-
-
-def _check_language(code: Any, path: epath.Path) -> None:
-  try:
-    languages_lib.language(str(code))
-  except errors.InputError as error:
-    raise errors.InputError(f"{path}: 'languages': {error}") from None
 
 
 def _check_vocabulary_fits(vocabulary: vocabularies.Vocabulary, network: Any, where: str) -> None:

@@ -2,14 +2,15 @@
 
 huggingface_hub downloads them, with its cache, tokens and offline mode (HF_HOME, HF_TOKEN,
 HF_HUB_OFFLINE, HF_ENDPOINT). An encoder of another library is imported once per commit into
-HF_HOME/vmsst; nothing of it is unpickled or run.
+HF_HOME/vmsst; nothing of it is run.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import filelock
@@ -20,20 +21,21 @@ from flax import traverse_util
 from vmsst import errors
 from vmsst.checkpoints import (
   encoder_json,
-  hub_errors,
   hugging_face,
+  output_folders,
   restoring,
   sentence_transformers_files,
 )
 from vmsst.checkpoints.importers import bert, mt5, vmsst_release, weight_tables
-from vmsst.files import work_folders
 
 # Increase it if an import of the same files gives another encoder.
 _IMPORT_FORMAT = 2
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
-_WEIGHTS = ("*.safetensors", hugging_face.INDEX_FILE)
-_FILES = (*_WEIGHTS, "*.json", "*.model", "vocab.txt")
+LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
+_FILES = ("*.json", "*.model")
+# The first of these files that a repository has.
+_WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 # Copies of the model for other engines.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
@@ -116,31 +118,89 @@ def download(name: str) -> tuple[pathlib.Path, str]:
     f"there is no folder {name} here and no model {repository} at {hub}; check the name. A "
     "private model needs `hf auth login` or HF_TOKEN"
   )
-  with hub_errors.explained(repository, "downloaded from", missing=missing, revision=revision):
-    try:
-      snapshot = huggingface_hub.snapshot_download(
-        repository, revision=revision, allow_patterns=list(_FILES), ignore_patterns=list(_OTHERS)
-      )
-    except LocalEntryNotFoundError:
-      offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
-      raise errors.InputError(
-        f"there is no folder {name} here, {repository} is not complete in the cache at "
-        f"{constants.HF_HUB_CACHE}, and {offline}"
-      ) from None
-  folder = pathlib.Path(snapshot)
-  if not any(path.suffix == ".safetensors" for path in folder.rglob("*")):
+  with explained(repository, "downloaded from", missing=missing, revision=revision):
+    for weights in _WEIGHTS:
+      try:
+        snapshot = huggingface_hub.snapshot_download(
+          repository,
+          revision=revision,
+          allow_patterns=[*_FILES, weights],
+          ignore_patterns=list(_OTHERS),
+        )
+      except LocalEntryNotFoundError:
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} is unreachable"
+        raise errors.InputError(
+          f"there is no folder {name} here, {repository} is not complete in the cache at "
+          f"{constants.HF_HUB_CACHE}, and {offline}"
+        ) from None
+      if any(pathlib.Path(snapshot).rglob(weights)):
+        return pathlib.Path(snapshot), repository
+  raise errors.InputError(f"{repository} has no weights in safetensors or in a file of torch")
+
+
+@contextlib.contextmanager
+def explained(
+  repository: str, action: str, *, missing: str, revision: str | None = None
+) -> Iterator[None]:
+  """Raises InputError instead of the exceptions of huggingface_hub and of the packages it uses.
+
+  Args:
+    repository: `owner/name`.
+    action: What happens to it, such as "downloaded from"; the address of the Hub follows.
+    missing: The message if there is no such repository, or the token may not see it.
+    revision: The requested branch, tag or commit.
+  """
+  from huggingface_hub import constants
+  from huggingface_hub import errors as hub_errors
+
+  hub = constants.ENDPOINT
+  try:
+    yield
+  except errors.InputError:
+    raise
+  except hub_errors.GatedRepoError:
     raise errors.InputError(
-      f"{repository} has no safetensors. Other weights are pickles, which can run code and are not "
-      "read; ask its owner to add safetensors, or convert a copy that you trust"
-    )
-  return folder, repository
+      f"{repository} is gated: accept its conditions at {hub}/{repository}, then {LOG_IN}"
+    ) from None
+  except hub_errors.RepositoryNotFoundError:
+    raise errors.InputError(missing) from None
+  except hub_errors.RevisionNotFoundError:
+    raise errors.InputError(
+      f"{repository} at {hub} has no branch, tag or commit {revision}"
+    ) from None
+  except Exception as error:  # of several packages, whose classes differ between versions
+    raise errors.InputError(f"{repository} cannot be {action} {hub}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+  """Returns the reason of a failure and what to do."""
+  if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+    error = error.__cause__  # of one file of many
+  status = getattr(getattr(error, "response", None), "status_code", None)
+  if status == 401:
+    return f"the token is not valid; {LOG_IN}"
+  if status == 403:
+    return "the token has no permission; check the owner, and that the token allows this"
+  if status is None and isinstance(error, ValueError):  # such as an invalid name or model card
+    return " ".join(str(error).split())
+  reason = str(error).strip().partition("\n")[0] or type(error).__name__
+  return f"{reason}; rerun to resume"
 
 
 def _imported(snapshot: pathlib.Path, repository: str) -> pathlib.Path:
   """Returns the folder of a model after its import, with a checkpoint."""
   from huggingface_hub import constants
 
-  importer = _importer(snapshot, repository)
+  if (snapshot / encoder_json.ENCODER_FILE).is_file():
+    importer: Callable[[pathlib.Path, pathlib.Path], Any] = _import_export
+  else:
+    kind = sentence_transformers_files.read_config(snapshot).get("model_type")
+    if kind not in _IMPORTERS:
+      raise errors.InputError(
+        f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: "
+        f"{', '.join(_IMPORTERS)}, and exports of this library"
+      )
+    importer = _IMPORTERS[kind]
   place = pathlib.Path(constants.HF_HOME, "vmsst", str(_IMPORT_FORMAT))
   target = place / repository.replace("/", "--") / snapshot.name
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,28 +210,18 @@ def _imported(snapshot: pathlib.Path, repository: str) -> pathlib.Path:
   return target
 
 
-def _importer(
-  snapshot: pathlib.Path, repository: str
-) -> Callable[[pathlib.Path, pathlib.Path], Any]:
-  if (snapshot / encoder_json.ENCODER_FILE).is_file():
-    return _import_export
-  kind = sentence_transformers_files.read_config(snapshot).get("model_type")
-  if kind not in _IMPORTERS:
-    raise errors.InputError(
-      f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: "
-      f"{', '.join(_IMPORTERS)}, and exports of this library"
-    )
-  return _IMPORTERS[kind]
-
-
 def _import_export(snapshot: pathlib.Path, target: pathlib.Path) -> None:
   """Writes an export of this library as a checkpoint, for training to start from."""
   assets = encoder_json.load_encoder_assets(snapshot)
   weights = epath.Path(snapshot / hugging_face.WEIGHTS_FILE)
   params = traverse_util.flatten_dict(restoring.restore_params(weights, assets.network), sep="/")
-  with work_folders.atomic_folder(target) as partial:
-    weight_tables.write_checkpoint(partial, {name: np.asarray(x) for name, x in params.items()})
-    encoder_json.save_assets(assets, partial)
+  converted = weight_tables.Converted(
+    params={name: np.asarray(x) for name, x in params.items()},
+    sizes={},
+    left_out={},
+    assets=lambda _: assets,
+  )
+  weight_tables.save(converted, output_folders.new_folder(target))
 
 
 def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:
@@ -181,10 +231,9 @@ def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:
       f"{snapshot}: T5 with modules of sentence-transformers cannot be imported, unless `vmsst "
       "export` wrote it; sentence-transformers opens it"
     )
-  if mt5.TABLE_NAME in hugging_face.open_tensors(snapshot):
-    mt5.import_mt5(snapshot, target)
-  else:
-    vmsst_release.import_vmsst(snapshot, target)
+  names = hugging_face.open_tensors(snapshot)
+  released = any(name.startswith(vmsst_release.ENCODER) for name in names)
+  (vmsst_release.import_vmsst if released else mt5.import_mt5)(snapshot, target)
 
 
 # By the `model_type` of transformers.

@@ -1,7 +1,6 @@
 """Restores the parameters of a network from a checkpoint or an export."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,6 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import (
-  hugging_face,
   layer_stacks,
   sentence_transformers_files,
   tensors,
@@ -46,27 +44,21 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   elif (parameters.parent / sentence_transformers_files.MODULES_FILE).is_file():
     stored = transformers_weights.open_params(pathlib.Path(parameters.parent), network)
   else:
-    stored = hugging_face.open_file(parameters)
+    stored = tensors.open_file(pathlib.Path(parameters))
   shapes = traverse_util.flatten_dict(_shapes(network, stored, parameters), sep="/")
   sources = {name: _source(name, leaf.shape, stored, parameters) for name, leaf in shapes.items()}
   parts = {part: stored[part] for source in sources.values() for part in source.names}
-  arrays = _read_export(parts) if is_export else _read_checkpoint(parameters, parts)
+  if is_export:
+    # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
+    arrays = {
+      name: jax.block_until_ready(jax.device_put(part.read(), may_alias=True))
+      for name, part in parts.items()
+    }
+  else:
+    arrays = t5x_checkpoints.read_params(parameters, parts)
   return traverse_util.unflatten_dict(
     {name: source.make(arrays) for name, source in sources.items()}, sep="/"
   )
-
-
-def _read_checkpoint(
-  checkpoint: epath.Path, parts: Mapping[str, tensors.StoredTensor]
-) -> dict[str, jax.Array]:
-  read = t5x_checkpoints.read_params(checkpoint, traverse_util.unflatten_dict(parts, sep="/"))
-  return traverse_util.flatten_dict(read, sep="/")
-
-
-def _read_export(parts: Mapping[str, tensors.StoredTensor]) -> dict[str, jax.Array]:
-  # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
-  put = functools.partial(jax.device_put, may_alias=True)
-  return {name: jax.block_until_ready(put(part.view())) for name, part in parts.items()}
 
 
 def _shapes(
@@ -77,18 +69,14 @@ def _shapes(
   for owner in (network, config):
     for field in dataclasses.fields(owner):
       value = getattr(owner, field.name)
-      if field.name.endswith("_layers") and type(value) is int and not _scanned(config):
+      scanned = getattr(config, "scan_layers", False)  # one array holds all layers
+      if field.name.endswith("_layers") and type(value) is int and not scanned:
         tensors.check_layers(value, range(layer_stacks.most_layers(stored)), str(where))
   try:
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   except Exception as error:  # sizes that no array can have
     raise errors.InputError(f"{where}: encoder.json describes no valid network: {error}") from error
-
-
-def _scanned(config: Any) -> bool:
-  """Whether one array holds all layers."""
-  return bool(getattr(config, "scan_layers", False))
 
 
 def _source(

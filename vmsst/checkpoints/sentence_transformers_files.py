@@ -84,7 +84,7 @@ def read(folder: pathlib.Path) -> Released:
   for name in _OTHERS:
     if (transformer / name).is_file():
       raise errors.InputError(f"{transformer / name}: a model with this file cannot be imported")
-  config = hugging_face.read_config(transformer)
+  config = hugging_face.read_object(transformer / hugging_face.CONFIG_FILE)
   pooling, pools_prompt = "mean", True
   if has_modules:
     pooling, pools_prompt = _pooling(folder / paths["Pooling"])
@@ -119,7 +119,8 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     InputError: it or the list of modules is missing or damaged.
   """
   listed = list_modules(folder) if (folder / MODULES_FILE).is_file() else []
-  return hugging_face.read_config(folder / dict(listed).get("Transformer", ""))
+  transformer = folder / dict(listed).get("Transformer", "")
+  return hugging_face.read_object(transformer / hugging_face.CONFIG_FILE)
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
@@ -231,7 +232,7 @@ def _is_e5(folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
 
 def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
   """Returns the way of pooling, which has a name or a flag, and whether prompts are pooled."""
-  config = hugging_face.read_config(folder)
+  config = hugging_face.read_object(folder / hugging_face.CONFIG_FILE)
   found = config.get("pooling_mode")
   if found is None:
     flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
@@ -258,7 +259,7 @@ def _check_dense(folder: pathlib.Path, pooling: str) -> None:
 
 def _check_names(folder: pathlib.Path) -> dict[str, Any]:
   """Returns the config of a module, which must replace the pooled vector."""
-  config = hugging_face.read_config(folder)
+  config = hugging_face.read_object(folder / hugging_face.CONFIG_FILE)
   for key in ("module_input_name", "module_output_name"):
     hugging_face.check_choice(folder, config, key, _VECTOR, (_VECTOR, None))
   return config

@@ -1,11 +1,10 @@
 """T5X checkpoints: `checkpoint_<step>/state`, written by Orbax, with parameters under `target`.
 
-Both runtimes write and read this layout. `t5x_legacy` reads the layout before it.
+Both runtimes write and read this layout.
 """
 
 import contextlib
 import functools
-import gc
 import logging as standard_logging
 import math
 import os
@@ -105,20 +104,24 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   return found
 
 
-def read_params(checkpoint: epath.Path, shapes: Any) -> Any:
-  """Reads only some parameters, in float32, onto the default device.
+def read_params(
+  checkpoint: epath.Path, stored: Mapping[str, tensors.StoredTensor]
+) -> dict[str, jax.Array]:
+  """Reads only some parameters by name, in float32, onto the default device.
 
   Args:
     checkpoint: A `checkpoint_<step>` folder.
-    shapes: Tree of the parameters to read. Its leaves have the `shape` of the checkpoint's arrays.
+    stored: Those of `open_params` to read.
   """
   device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
-  item = {
-    PARAMETERS: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=device), shapes
+  args = {
+    f"{PARAMETERS}/{name}": ocp.ArrayRestoreArgs(
+      sharding=device, global_shape=tensor.shape, dtype=jnp.float32
     )
+    for name, tensor in stored.items()
   }
-  return _restore(checkpoint, item, ocp.checkpoint_utils.construct_restore_args(item))[PARAMETERS]
+  found = _restore(checkpoint, args)
+  return {name: found[f"{PARAMETERS}/{name}"] for name in stored}
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
@@ -138,18 +141,14 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
     with _orbax() as checkpointer:
       checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
   except Exception as error:  # Orbax raises a ValueError for a full disk
-    reason = str(error).partition("\n")[0]
-  else:
-    return
-  _drop_abandoned_io()
-  raise OSError(f"{checkpoint.name}: {reason}")
+    raise OSError(f"{checkpoint.name}: {str(error).partition(chr(10))[0]}") from None
 
 
 @functools.cache
 def ignore_abandoned_io() -> None:
   """Silences Orbax's reads and writes that fail after the first failure, until the process ends.
 
-  The first failure still raises.
+  The first failure still raises. Python would print a stack trace for each of the others.
   """
   former = sys.unraisablehook
 
@@ -160,53 +159,29 @@ def ignore_abandoned_io() -> None:
       former(unraisable)
 
   sys.unraisablehook = hook
+  log = standard_logging.getLogger("asyncio")
+  log.addFilter(lambda record: "orbax" not in record.getMessage())
 
 
 def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
-  flat = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
-  args = traverse_util.unflatten_dict(flat, sep="/")
-  restored = _restore(checkpoint, jax.tree.map(lambda _: 0, args), args)
-  return traverse_util.flatten_dict(restored, sep="/")[name]
+  return _restore(checkpoint, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
 
 
-def _restore(checkpoint: epath.Path, item: Any, restore_args: Any) -> Any:
+def _restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
+  """Returns the arrays of a checkpoint that have a key in `flat`."""
   state = checkpoint / "state"
+  args = traverse_util.unflatten_dict(dict(flat), sep="/")
+  item = jax.tree.map(lambda _: 0, args)
   ignore_abandoned_io()
   try:
     with _orbax() as checkpointer:
-      return checkpointer.restore(
-        state,
-        args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
+      found = checkpointer.restore(
+        state, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
       )
   except Exception as error:  # Orbax raises many types for damaged data
     reason = str(error).partition("\n")[0]
-  _drop_abandoned_io()
-  raise errors.InputError(f"{state} is damaged: {reason}; copy it again")
-
-
-def _drop_abandoned_io() -> None:
-  """Discards pending reads or writes of other arrays after one has failed.
-
-  Otherwise Python would print a stack trace for each, after the error.
-  """
-  hook = sys.unraisablehook
-  sys.unraisablehook = lambda _: None
-  try:
-    with _without_asyncio_log():
-      gc.collect()
-  finally:
-    sys.unraisablehook = hook
-
-
-@contextlib.contextmanager
-def _without_asyncio_log() -> Iterator[None]:
-  log = standard_logging.getLogger("asyncio")
-  level = log.level
-  log.setLevel(standard_logging.CRITICAL + 1)
-  try:
-    yield
-  finally:
-    log.setLevel(level)
+    raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from None
+  return dict(traverse_util.flatten_dict(found, sep="/"))
 
 
 @contextlib.contextmanager
@@ -219,7 +194,7 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
   logging.set_verbosity(logging.FATAL)
   object_stores.support_s3()
   try:
-    with _without_asyncio_log(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       yield checkpointer
   finally:
     logging.set_verbosity(verbosity)

@@ -1,17 +1,29 @@
-"""Tensors in files: shapes first, values on request, and checks against damaged files."""
+"""Tensors in files: shapes first, values on request, and checks against damaged files.
+
+`open_file` reads safetensors, and state dicts of PyTorch without running any code in them.
+"""
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterable, Sized
+import mmap
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
+import safetensors
 from ml_dtypes import bfloat16
 
 from vmsst import errors
+from vmsst.files import input_files
 
-_FLOATS = (np.float64, np.float32, np.float16, bfloat16)
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": bfloat16}
+# JAX uses mapped arrays only if they start at a multiple.
 _ALIGNMENT = 64
+# Values that are checked at once.
+_BLOCK = 1 << 22
 # Values that a file may hold however small it is, and at most for each of its bytes.
 _FEW_VALUES = 1 << 25
 _VALUES_PER_BYTE = 1000
@@ -25,17 +37,19 @@ class StoredTensor:
     shape: Its shape.
     where: File and name, for messages.
     load: Reads it as stored.
-    map: Maps its float32 values into memory, aligned for JAX, read-only and after `check_finite`;
-      None: the file does not allow it.
+    release: Returns the memory of a mapped file to the system, which reads it again when needed.
   """
 
   shape: tuple[int, ...]
   where: str
   load: Callable[[], np.ndarray]
-  map: Callable[[], np.ndarray] | None = None
+  release: Callable[[], None] = lambda: None
 
   def read(self) -> np.ndarray:
     """Returns the values in float32.
+
+    The array is read-only if the file is mapped into memory: the system reads the parts that are
+    used, and can drop them at any time. The file must not be changed in place while it is in use.
 
     Raises:
       InputError: the tensor cannot be read, or its values are not finite floating-point numbers.
@@ -46,24 +60,19 @@ class StoredTensor:
       raise
     except Exception as error:  # each format raises its own types for damaged data
       raise errors.InputError(f"{self.where} cannot be read: {error}") from error
-    if array.dtype not in _FLOATS:
-      raise errors.InputError(
-        f"{self.where} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
-        "dequantize the checkpoint first if it is quantized"
-      )
+    if array.dtype not in _FLOATS.values():
+      raise _unknown_type(self.where, array.dtype)
     if array.shape != self.shape:
       raise errors.InputError(f"{self.where} has shape {array.shape}, its header says {self.shape}")
     array = np.asarray(array, np.float32)
-    check_finite(array, self.where)
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+      block = flat[start : start + _BLOCK]
+      # Minimum and maximum are NaN if any value is.
+      if not np.isfinite([block.min(), block.max()]).all():
+        raise errors.InputError(f"{self.where} contains infinite or NaN values")
+      self.release()
     return array
-
-  def view(self) -> np.ndarray:
-    """Returns the values in float32 as `read` does, but without reading them if the file allows it.
-
-    The system reads the parts that are used, and can drop them at any time. The array is read-only.
-    The file must not be changed in place while it is in use.
-    """
-    return self.read() if self.map is None else self.map()
 
   def computed(
     self, load: Callable[[], np.ndarray], shape: tuple[int, ...] | None = None
@@ -72,19 +81,123 @@ class StoredTensor:
     return StoredTensor(self.shape if shape is None else shape, self.where, load)
 
 
-def check_finite(array: np.ndarray, where: str) -> None:
-  """Raises InputError if an array contains infinite or NaN values."""
-  # Minimum and maximum are NaN if any value is.
-  if array.size and not np.isfinite([array.min(), array.max()]).all():
-    raise errors.InputError(f"{where} contains infinite or NaN values")
+def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
+  """Returns the tensors of a model by name.
+
+  Args:
+    path: A `.safetensors` file, or a file of torch that holds a state dict, itself or under the key
+      `state_dict`. Other pickled objects are rejected: they could run code.
+
+  Raises:
+    InputError: the file is missing or damaged, holds other objects, or torch is required but not
+      installed.
+  """
+  input_files.check(path)
+  return _open_safetensors(path) if path.suffix == ".safetensors" else _open_torch(path)
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-  """Returns an uninitialized array that JAX can use on a CPU without a copy."""
-  size = math.prod(shape) * np.dtype(dtype).itemsize
-  memory = np.empty(size + _ALIGNMENT, np.uint8)
-  start = -memory.ctypes.data % _ALIGNMENT
-  return memory[start : start + size].view(dtype).reshape(shape)
+def write_file(
+  path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> None:
+  """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
+
+  The library's own writer does not align tensors, and gives the file the mode 0600.
+
+  Raises:
+    OSError: the file cannot be written; the message names it.
+  """
+  header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+  # Tensors follow each other without gaps: those that would misalign the next come last.
+  names = sorted(arrays, key=lambda name: (arrays[name].nbytes % _ALIGNMENT != 0, name))
+  end = 0
+  for name in names:
+    start, end = end, end + arrays[name].nbytes
+    header[name] = {"dtype": "F32", "shape": arrays[name].shape, "data_offsets": (start, end)}
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+  try:
+    with path.open("wb") as stream:
+      stream.write(len(text).to_bytes(8, "little") + text)
+      for name in names:
+        stream.write(np.ascontiguousarray(arrays[name], "<f4").data)
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, path.name) from error
+
+
+def _open_safetensors(path: pathlib.Path) -> dict[str, StoredTensor]:
+  try:
+    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
+      size = int.from_bytes(stream.read(8), "little")
+      header = json.loads(stream.read(size))
+      mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+  except (safetensors.SafetensorError, OSError) as error:
+    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
+
+  def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
+    where, shape, kind = f"{name} in {path}", tuple(entry["shape"]), entry["dtype"]
+
+    def load() -> np.ndarray:
+      if kind not in _FLOATS:
+        raise _unknown_type(where, kind)
+      start = 8 + size + entry["data_offsets"][0]
+      return np.frombuffer(mapped, _FLOATS[kind], math.prod(shape), start).reshape(shape)
+
+    return StoredTensor(shape, where, load, lambda: mapped.madvise(mmap.MADV_DONTNEED))
+
+  return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
+
+
+def _open_torch(path: pathlib.Path) -> dict[str, StoredTensor]:
+  with errors.requires("sentence-transformers", f"{path}, a file of torch,"):
+    import torch
+  if _is_compressed(path):  # torch never does that, and would read it however large it gets
+    raise errors.InputError(f"{path} is a compressed archive, which torch does not write")
+  try:
+    record = torch.load(path, map_location="cpu", weights_only=True)
+  except Exception:
+    # Not torch's own message, which recommends loading the file without protection.
+    raise errors.InputError(
+      f"{path} is not a file of torch, is damaged, or holds more than tensors and plain values, "
+      "which could run code and are not read; copy it again, or save only its state dict"
+    ) from None
+  state = record.get("state_dict", record) if isinstance(record, Mapping) else None
+  if not isinstance(state, Mapping):
+    raise errors.InputError(f"{path} holds no state_dict of names and tensors")
+  for name, value in state.items():
+    if not isinstance(name, str):
+      raise errors.InputError(f"{path} holds no state_dict of names and tensors")
+    if not isinstance(value, torch.Tensor):
+      raise errors.InputError(f"{path}: {name!r} is not a tensor: the file holds no state_dict")
+    # A file can claim tensors that are larger than memory without holding their values.
+    if value.layout != torch.strided or value.is_meta:
+      raise errors.InputError(f"{path}: {name!r} is not a dense tensor")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+      raise errors.InputError(f"{path}: {name!r} repeats its stored values")
+
+  def stored(name: str, tensor: Any) -> StoredTensor:
+    def load() -> np.ndarray:
+      # NumPy has no bfloat16; float32 represents it exactly.
+      plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+      return np.asarray(plain.numpy())
+
+    return StoredTensor(tuple(tensor.shape), f"{name} in {path}", load)
+
+  return {name: stored(name, tensor) for name, tensor in state.items()}
+
+
+def _is_compressed(path: pathlib.Path) -> bool:
+  try:
+    with zipfile.ZipFile(path) as archive:
+      return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+  except Exception:  # older files are not archives; torch reports what is wrong with a damaged one
+    return False
+
+
+def _unknown_type(where: str, kind: object) -> errors.InputError:
+  return errors.InputError(
+    f"{where} is of type {kind}, not float32, float16, bfloat16 or float64; dequantize the "
+    "checkpoint first if it is quantized"
+  )
 
 
 def check_layers(layers: int, tensors: Sized, where: str) -> None:

@@ -6,7 +6,6 @@ up to four files. What one `tokenizer.json` cannot express is refused.
 """
 
 import base64
-import importlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -17,15 +16,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face
-from vmsst.files import input_files
 from vmsst.text import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 SETTINGS_FILE = "tokenizer_config.json"
 _SPECIAL_FILE = "special_tokens_map.json"
 _ADDED_FILE = "added_tokens.json"
-# Files of a vocabulary without `tokenizer.json`.
-_BERT_FILE, _XLMR_FILE = "vocab.txt", "sentencepiece.bpe.model"
 
 _BERT, _XLMR, _PLAIN = "BertTokenizer", "XLMRobertaTokenizer", "PreTrainedTokenizer"
 # Classes of transformers, without "Fast". The last two keep `tokenizer.json` as it is.
@@ -68,17 +64,17 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
     lowercase: Whether texts are lowercased first, as sentence-transformers can ask for.
 
   Returns:
-    None if there is no file of a vocabulary.
+    None if there is no `tokenizer.json`.
 
   Raises:
     InputError: a file is damaged, or this library cannot express a setting; the message names it.
   """
   path, settings = folder / TOKENIZER_FILE, read_settings(folder)
-  if not any((folder / name).is_file() for name in (TOKENIZER_FILE, _BERT_FILE, _XLMR_FILE)):
+  if not path.is_file():
     return None
   with hugging_face_vocabulary.package_errors(path):
     kind = _class(folder, settings, config)
-    record = hugging_face.read_object(path) if path.is_file() else _of_vocabulary(folder, kind)
+    record = hugging_face.read_object(path)
     hugging_face_vocabulary.check(path, record)
     check_settings(folder / SETTINGS_FILE, settings, record)
     if "added_tokens_decoder" not in settings:
@@ -240,34 +236,3 @@ def _lowercase(made: tokenizers.Tokenizer) -> None:
   steps = [] if own is None else list(own) if is_chain else [own]
   if not any(isinstance(step, normalizers.Lowercase) for step in steps):
     made.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
-
-
-def _of_vocabulary(folder: pathlib.Path, kind: str) -> dict[str, Any]:
-  """Returns the vocabulary of a folder without `tokenizer.json`, as in such a file."""
-  path = folder / {_BERT: _BERT_FILE, _XLMR: _XLMR_FILE}.get(kind, TOKENIZER_FILE)
-  if not path.is_file():
-    raise errors.InputError(f"no {path}, which the 'tokenizer_class' {kind} requires")
-  if kind == _BERT:
-    return {"model": {"vocab": models.WordPiece.read_file(str(path))}}
-  # It creates its classes at run time.
-  proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-  model = proto.ModelProto()
-  content = input_files.read_bytes(path)
-  try:
-    model.ParseFromString(content)
-  except Exception as error:  # protobuf's own, whose module depends on its version
-    raise errors.InputError(f"{path}: not a SentencePiece model: {error}") from None
-  first = [piece.piece for piece in model.pieces[:3]]
-  if model.trainer_spec.model_type != 1 or first != ["<unk>", "<s>", "</s>"]:
-    raise errors.InputError(
-      f"{path}: not a unigram SentencePiece model that starts with <unk>, <s>, </s>, as that of "
-      "XLM-R"
-    )
-  # XLM-R has other tokens at its first ids, and one more.
-  pieces = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
-  pieces += [(piece.piece, piece.score) for piece in model.pieces[3:]]
-  charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
-  return {
-    "model": {"vocab": [*pieces, ("<mask>", 0.0)]},
-    "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
-  }

@@ -70,12 +70,10 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
     InputError: a file is missing or damaged.
   """
   config = network.config
-  if isinstance(config, bert.BertConfig):
-    layers = config.num_layers
-  elif isinstance(config, t5.T5Config):
-    layers = config.num_encoder_layers
-  else:
+  if not isinstance(config, (bert.BertConfig, t5.T5Config)):
     raise errors.InputError(f"{folder}: transformers has no encoder of {type(config).__name__}")
+  is_bert = isinstance(config, bert.BertConfig)
+  layers = getattr(config, "num_layers" if is_bert else "num_encoder_layers")
   stored = hugging_face.open_tensors(folder)
   tensors.check_layers(layers, stored, str(folder))
   path = folder / hugging_face.CONFIG_FILE

@@ -10,7 +10,6 @@ from vmsst.cli.command import (
   InputFolder,
   OutputFolder,
   OwnEncoder,
-  Positive,
 )
 
 
@@ -37,7 +36,7 @@ def import_bert(
   """Import XLM-R, mBERT, multilingual E5 or LaBSE as an encoder, to use or to train further.
 
   Args:
-    folder: Hugging Face folder (config.json, safetensors, tokenizer.json).
+    folder: Hugging Face folder (config.json, weights, tokenizer.json).
     output: Folder to make, for vmsst.load and for training to start from.
     prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
       without).
@@ -69,7 +68,7 @@ def import_mt5(folder: InputFolder, output: OutputFolder) -> None:
   """Import mT5 as a checkpoint for training to start from.
 
   Args:
-    folder: Hugging Face folder (config.json, safetensors) or T5X checkpoint of mT5.
+    folder: Hugging Face folder of mT5 (config.json and weights).
     output: Folder to make, for training to start from and, with spiece.model, for vmsst.load.
   """
   from vmsst.checkpoints.importers import mt5, weight_tables
@@ -78,27 +77,18 @@ def import_mt5(folder: InputFolder, output: OutputFolder) -> None:
 
 
 def import_vmsst(
-  source: InputFile,
-  output: OutputFolder,
-  *,
-  vocabulary: InputFile | None = None,
-  projection: Annotated[str, Argument("NAME")] | None = None,
-  max_length: Positive = 512,
+  folder: InputFolder, output: OutputFolder, *, vocabulary: InputFile | None = None
 ) -> None:
   """Import the released VMSST as an encoder, to use or to train further.
 
   Args:
-    source: VMSST as a Hugging Face folder, a state dict (.safetensors, .bin) or a T5X checkpoint.
+    folder: Hugging Face folder of VMSST (config.json and weights).
     output: Folder to make, for vmsst.load and for training to start from.
-    vocabulary: SentencePiece model of mT5 (default: spiece.model next to the source).
-    projection: Name of the projection after the mean (default: found by its name or shape).
-    max_length: Maximum tokens per sentence (default: 512, as in the release, trained on 32).
+    vocabulary: SentencePiece model of mT5 (default: spiece.model in the folder).
   """
   from vmsst.checkpoints.importers import vmsst_release, weight_tables
 
-  imported = vmsst_release.import_vmsst(
-    source, output, vocabulary=vocabulary, projection=projection, max_length=max_length
-  )
+  imported = vmsst_release.import_vmsst(folder, output, vocabulary=vocabulary)
   print(weight_tables.describe(imported))
 
 

@@ -368,16 +368,12 @@ class Decoding:
   Attributes:
     temperature: Sample tokens from the softmax of logits / X; 0 takes the likeliest.
     seed: Sampling seed.
-    beam_size: Hypotheses of a beam search; 1 does not search.
-    length_penalty: Compare hypotheses of n tokens by log-likelihood / ((5 + n) / 6)^X.
     max_length: Maximum tokens per sentence (default: training's).
     batch_size: Sentences per batch.
   """
 
   temperature: float = 0.0
   seed: int = 0
-  beam_size: int = 1
-  length_penalty: float = 0.6
   max_length: int | None = None
   batch_size: int = 64
 

@@ -10,7 +10,7 @@ import re
 import tempfile
 
 from vmsst import errors
-from vmsst.checkpoints import hub_errors, hub_models
+from vmsst.checkpoints import hub_models
 from vmsst.exports import model_card, sentence_transformers_folder
 
 # Files of former uploads, which the new encoder may lack.
@@ -78,7 +78,7 @@ def push(
     card = model_card.text(exported, where, license_id=license_id, results=results)
     (folder / model_card.FILE).write_text(card, encoding="utf-8")
     missing = f"there is no repository {repository} that the token may write to; check the owner"
-    with hub_errors.explained(repository, "uploaded to", missing=missing, revision=revision):
+    with hub_models.explained(repository, "uploaded to", missing=missing, revision=revision):
       url = _commit(folder, repository, public, revision, message or f"Upload by vmsst: {where}")
   return Uploaded(where, url, exported)
 
@@ -101,13 +101,13 @@ def _check_access(repository: str) -> None:
   from huggingface_hub.utils import validate_repo_id
 
   hub = constants.ENDPOINT
-  with hub_errors.explained(repository, "uploaded to", missing=""):
+  with hub_models.explained(repository, "uploaded to", missing=""):
     validate_repo_id(repository)
   if constants.HF_HUB_OFFLINE:
     raise errors.InputError(f"{repository} cannot be uploaded to {hub}: HF_HUB_OFFLINE is set")
   if huggingface_hub.get_token() is None:
     raise errors.InputError(
-      f"{repository} cannot be uploaded to {hub} without a token; {hub_errors.LOG_IN}"
+      f"{repository} cannot be uploaded to {hub} without a token; {hub_models.LOG_IN}"
     )
 
 

@@ -90,11 +90,9 @@ def export_onnx(
     problem = str(error)
   padding_id = padding.PAD_ID if tokenizer is None else tokenizer.padding_id
   arrays = layer_stacks.separate(saved.arrays)
-  graph = onnx_graph.Graph(_in_ids_of_tokenizer(arrays, padding_id))
-  vectors_BS = onnx_encoder.add_encoder(graph, saved.network)
-  dimension = saved.network.latent_dim
+  graph = onnx_encoder.build(_in_ids_of_tokenizer(arrays, padding_id), saved.network)
   with work_folders.atomic_folder(target) as partial:
-    graph.write(partial, **onnx_encoder.interface(vectors_BS, dimension))
+    graph.write(partial)
     if tokenizer is not None:
       path_of_tokenizer = partial / hugging_face_vocabulary.TOKENIZER_FILE
       path_of_tokenizer.write_bytes(_cutting_and_padding(tokenizer, max_length))
@@ -102,7 +100,7 @@ def export_onnx(
   return Exported(
     folder=target,
     max_length=max_length,
-    dimension=dimension,
+    dimension=saved.network.latent_dim,
     prefix=prefix,
     prompts=encoder.method_prompts(prefix, getattr(vocabulary, "prompts", {})),
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),

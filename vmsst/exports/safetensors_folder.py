@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from vmsst.checkpoints import encoder_json, hugging_face, output_folders, safetensors_files
+from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors
 from vmsst.files import storage, work_folders
 from vmsst.inference import loading
 
@@ -41,5 +41,5 @@ def write(saved: loading.SavedEncoder, folder: pathlib.Path) -> None:
   Raises:
     OSError: a file cannot be written.
   """
-  safetensors_files.write(folder / hugging_face.WEIGHTS_FILE, saved.arrays)
+  tensors.write_file(folder / hugging_face.WEIGHTS_FILE, saved.arrays)
   encoder_json.save_assets(saved.assets, folder, [hugging_face.WEIGHTS_FILE])

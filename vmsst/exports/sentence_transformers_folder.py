@@ -21,8 +21,8 @@ from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
   output_folders,
-  safetensors_files,
   sentence_transformers_files,
+  tensors,
   transformers_weights,
 )
 from vmsst.checkpoints.importers import bert as bert_import
@@ -108,7 +108,7 @@ def export_sentence_transformers(
   config, arrays = _transformer(saved, tokenizer.padding_id)
   with work_folders.atomic_folder(target) as partial:
     _write_json(partial / hugging_face.CONFIG_FILE, config)
-    safetensors_files.write(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
+    tensors.write_file(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
     _write_json(partial / "tokenizer_config.json", _tokenizer_config(tokenizer, max_length))
     _write_json(
@@ -124,7 +124,7 @@ def export_sentence_transformers(
         _write_json(folder / hugging_face.CONFIG_FILE, module.config)
       if module.arrays is not None:
         weights.append(f"{folder.name}/{hugging_face.WEIGHTS_FILE}")
-        safetensors_files.write(partial / weights[-1], module.arrays, _METADATA)
+        tensors.write_file(partial / weights[-1], module.arrays, _METADATA)
       kind = f"{_MODULES}.{module.kind}"
       listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
     _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)
@@ -310,7 +310,7 @@ def _unknown_encoder(saved: SavedEncoder) -> errors.InputError:
   kind = type(saved.assets.network.config).__name__.removesuffix("Config").upper()
   return errors.InputError(
     f"{saved.name} is a {kind} encoder, which transformers does not have (only T5 and BERT-style "
-    "encoders); use `vmsst export onnx`, which exports any encoder"
+    "encoders); use `vmsst export safetensors`, which exports any encoder"
   )
 
 

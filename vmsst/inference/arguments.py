@@ -1,37 +1,7 @@
 """Checks of the arguments of encoders and translators; each message names argument and value."""
 
-import numbers
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
-
-from vmsst import errors
-
-
-def temperature(value: Any, *, minimum: float, maximum: float) -> float:
-  """Returns a temperature: 0, or a number from `minimum` to `maximum`.
-
-  Raises:
-    InputError: it is something else, such as NaN.
-  """
-  if not _is_number(value) or not (value == 0 or minimum <= value <= maximum):
-    raise errors.InputError(
-      f"temperature is {value!r}; it must be 0, for the likeliest token, or a number from "
-      f"{minimum:g} to {maximum:g}"
-    )
-  return float(value)
-
-
-def number(name: str, value: Any, *, minimum: float, maximum: float) -> float:
-  """Returns a number from `minimum` to `maximum`.
-
-  Raises:
-    InputError: it is something else, such as NaN.
-  """
-  if not _is_number(value) or not minimum <= value <= maximum:
-    raise errors.InputError(
-      f"{name} is {value!r}; it must be a number from {minimum:g} to {maximum:g}"
-    )
-  return float(value)
 
 
 def languages(value: Any, count: int) -> list[str]:
@@ -73,7 +43,3 @@ def of_both_sides(languages: Any) -> tuple[Any, Any]:
       "('de', 'en')"
     )
   return languages[0], languages[1]
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,76 +1,57 @@
-"""Generates tokens one by one, with cached keys and values: greedily or by sampling.
+"""Generates tokens one by one, greedily or by sampling, and computes the likelihood of sentences.
 
-Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`; `N` rows of the decoder, one
-or more for each of `B` sentences.
+Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst.arrays import padding
+from vmsst.losses import vocabulary
 from vmsst.networks import decoder, vmsst
 
-Cache = Any
-# Maps the tokens of the last step [N], the position of the next ones and the cache to the next
-# tokens' logits [N, V] and the new cache.
-NextLogits = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
+_Cache = Any
+# Maps the tokens of the last step [B], the position of the next ones and the cache to the next
+# tokens' logits [B, V] and the new cache.
+_NextLogits = Callable[[jax.Array, jax.Array, _Cache], tuple[jax.Array, _Cache]]
 
 
-def start(
+def _start(
   network: vmsst.BitranslationNetwork,
   params: Any,
   sentence_BZ: Float[Array, "B Z"],
   languages_B: Int[Array, "B"],
-  *,
   length: int,
-  rows: int = 1,
-) -> tuple[NextLogits, Cache]:
-  """Returns the function of one step, and the cache before the first.
-
-  Args:
-    network: The network with the decoder and the vocabulary projection.
-    params: Its parameters.
-    sentence_BZ: The decoder's sentence input of each sentence.
-    languages_B: Language of each sentence, as an index of `vmsst.languages`.
-    length: Most tokens of a sentence.
-    rows: Rows of the decoder for each sentence; those of a sentence are next to each other.
-  """
+) -> tuple[_NextLogits, _Cache]:
+  """Returns the function of one step, and the cache before the first."""
 
   def apply(*arrays: Any, method: str, **options: Any) -> Any:
     return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
 
-  sentence_NZ, languages_N = (jnp.repeat(x, rows, axis=0) for x in (sentence_BZ, languages_B))
   # The sentence's part of the logits is the same for all its tokens.
   blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
   once, _ = apply(blank_B1D, sentence_BZ, method="project")
-  sentence_part_B1V = jnp.zeros(())
+  sentence_part_BV = jnp.zeros(())
   if once.sentence_BZ is not None:
-    sentence_part_B1V = _product(network, once.sentence_BZ, once.sentence_kernel_ZV)[:, None]
+    sentence_part_BV = _product(network, once.sentence_BZ, once.sentence_kernel_ZV)
 
-  def next_hidden(tokens_N: jax.Array, position: jax.Array, cache: Cache) -> tuple[Any, Any]:
+  def next_hidden(tokens_B: jax.Array, position: jax.Array, cache: _Cache) -> tuple[Any, Any]:
     step = decoder.Step(position, length)
-    return apply(tokens_N, languages_N, sentence_NZ, step, method="decode_next", **cache)
+    return apply(tokens_B, languages_B, sentence_BZ, step, method="decode_next", **cache)
 
-  def next_logits(tokens_N: jax.Array, position: jax.Array, cache: Cache) -> tuple[Any, Any]:
-    hidden_ND, cache = next_hidden(tokens_N, position, cache)
-    new, _ = apply(hidden_ND[:, None], sentence_NZ, method="project")
-    logits_NV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV)
-    logits_BRV = logits_NV.reshape(len(sentence_BZ), rows, -1) + sentence_part_B1V
-    return logits_BRV.reshape(logits_NV.shape), cache
+  def next_logits(tokens_B: jax.Array, position: jax.Array, cache: _Cache) -> tuple[Any, Any]:
+    hidden_BD, cache = next_hidden(tokens_B, position, cache)
+    new, _ = apply(hidden_BD[:, None], sentence_BZ, method="project")
+    logits_BV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV)
+    return logits_BV + sentence_part_BV, cache
 
-  _, shapes = jax.eval_shape(next_hidden, jnp.zeros_like(languages_N), jnp.zeros((), jnp.int32), {})
+  _, shapes = jax.eval_shape(next_hidden, jnp.zeros_like(languages_B), jnp.zeros((), jnp.int32), {})
   return next_logits, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-
-def possible_tokens(size: int, pieces: int) -> Bool[Array, "V"]:
-  """Returns which of `size` ids can be generated: the vocabulary's `pieces` except padding."""
-  id_V = jnp.arange(size)
-  return (id_V != padding.PAD_ID) & (id_V < pieces)
 
 
 class _State(NamedTuple):
@@ -80,7 +61,7 @@ class _State(NamedTuple):
   tokens_BT: Int[Array, "B T"]
   last_B: Int[Array, "B"]
   ended_B: Bool[Array, "B"]
-  cache: Cache
+  cache: _Cache
 
 
 @functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces", "sampled"))
@@ -113,10 +94,11 @@ def generate_tokens(
     pieces: Size of the vocabulary; the network's table may have more rows.
     sampled: Whether to sample tokens; otherwise the most likely one is taken.
   """
-  next_logits, cache = start(network, params, sentence_BZ, languages_B, length=length)
+  next_logits, cache = _start(network, params, sentence_BZ, languages_B, length)
 
   def choose(logits_BV: jax.Array, position: jax.Array) -> jax.Array:
-    possible_V = possible_tokens(logits_BV.shape[1], pieces)
+    id_V = jnp.arange(logits_BV.shape[1])
+    possible_V = (id_V != padding.PAD_ID) & (id_V < pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
     if not sampled:
       return _first_best(logits_BV)
@@ -139,6 +121,37 @@ def generate_tokens(
     lambda state: (state.position < length) & ~jnp.all(state.ended_B), step, first
   )
   return last.tokens_BT
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def log_likelihoods(
+  network: vmsst.BitranslationNetwork,
+  params: Any,
+  tokens_BT: Int[Array, "B T"],
+  languages_B: Int[Array, "B"],
+  sentence_BZ: Float[Array, "B Z"],
+) -> Float[Array, "B"]:
+  """Returns log p(tokens | sentence vector, language) of each row, in nats, float32.
+
+  It is the sum over real tokens that training maximizes, without weights. The softmax is over all
+  rows of the network's table.
+
+  Args:
+    network: The network with the decoder and the vocabulary projection.
+    params: Its parameters.
+    tokens_BT: Tokens of the sentences, EOS included; padding never counts.
+    languages_B: Language of each row, as an index of `vmsst.languages`.
+    sentence_BZ: The decoder's sentence input of each row.
+  """
+
+  def projection(net: vmsst.BitranslationNetwork) -> vmsst.Projection:
+    hidden_BTD = net.decode(net.embed(tokens_BT), languages_B, sentence_BZ)
+    return net.project(hidden_BTD, sentence_BZ)
+
+  parts = cast(vmsst.Projection, network.apply({"params": params}, method=projection))
+  ones_BT = jnp.ones(tokens_BT.shape)
+  _, aux = vocabulary.weighted_nll(*parts, tokens_BT, ones_BT, dtype=network.config.dtype)
+  return -jnp.sum(aux.nll_BT, axis=1)
 
 
 def _first_best(logits_BV: Float[Array, "B V"]) -> Int[Array, "B"]:

@@ -8,7 +8,7 @@ import itertools
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, voca
 from vmsst.text.input_texts import Texts
 
 LongTexts = Literal["cut", "split"]
-Output = Literal["numpy", "jax", "torch"]
 Language = str | Sequence[str] | None
 _Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]]
 
@@ -54,18 +53,11 @@ class PreparedTexts:
     return len(self.texts)
 
 
-class Translating(Protocol):
-  """The part of a `Translator` that `Encoder.translate` needs."""
-
-  def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:
-    """Returns one sentence in `language` for each input."""
-
-
 class Encoder:
   """Maps sentences to vectors.
 
-  Pickling stores the path and settings of an encoder that `vmsst.load` has read; unpickling loads
-  it again. Use an encoder in the process that has loaded it: JAX hangs in forked children.
+  Use an encoder in the process that has loaded it: JAX hangs in forked children. For others, pass
+  its path.
 
   Attributes:
     vocabulary: Maps sentences to token ids.
@@ -92,8 +84,6 @@ class Encoder:
     path: str | None = None,
     devices: Sequence[jax.Device] | None = None,
     backend: str = backends.JAX,
-    load_translator: Callable[[], Translating] | None = None,
-    load_again: "Callable[[], Encoder] | None" = None,
   ):
     """Takes parameters in memory; `vmsst.load` reads them from a folder.
 
@@ -106,11 +96,8 @@ class Encoder:
       path: Path of the parameters.
       devices: Devices that share each batch. None: all devices of this process, or JAX's default
         device if one is set.
-      backend: "jax"; "onnx" or "openvino" compute in float32 on the CPU, with the parameters as
-        NumPy arrays or on it.
-      load_translator: Loads the decoder of the same run; None: `translate` raises InputError.
-      load_again: Loads the same encoder, for unpickling; itself picklable. None: the encoder cannot
-        be pickled.
+      backend: "jax"; "openvino" computes in float32 on the CPU, with the parameters as NumPy arrays
+        or on it.
     """
     self.vocabulary = vocabulary
     self.max_length = max_length
@@ -118,8 +105,6 @@ class Encoder:
     self.languages = languages
     self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
     self.path = path
-    self._load_translator = load_translator
-    self._load_again = load_again
     self._process = os.getpid()
     self._network = network
     self._backend = backends.new(backend, network, params, devices)
@@ -141,21 +126,6 @@ class Encoder:
       total.update(f"{name} {array.dtype} {array.shape}".encode())
       total.update(array.view(np.uint8).data)
     return total.hexdigest()
-
-  def __reduce__(self) -> tuple[Any, ...]:
-    """Pickles how to load the encoder again, and attributes that may have been changed."""
-    if self._load_again is None:
-      raise TypeError(
-        "this encoder cannot be pickled: its parameters were passed in memory; save it as a run or "
-        "export, and send the path or the result of vmsst.load(path)"
-      )
-    return self._load_again, (), {"max_length": self.max_length, "languages": self.languages}
-
-  def __copy__(self) -> "Encoder":
-    """Returns a copy that shares the parameters."""
-    copy = object.__new__(type(self))
-    copy.__dict__.update(self.__dict__)
-    return copy
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None
@@ -181,7 +151,6 @@ class Encoder:
     normalize: bool = False,
     precision: quantization.Precision | None = "float32",
     long_texts: LongTexts = "cut",
-    output: Output = "numpy",
     progress: bool | None = None,
     on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
     prompt: str | None = None,
@@ -220,7 +189,6 @@ class Encoder:
       long_texts: How to encode texts of more than `max_length` tokens: "cut" reads their beginning;
         "split" averages the vectors of their sentences, and halves sentences that are too long
         themselves.
-      output: "numpy"; "jax", an array on JAX's default device; or "torch", a tensor on the CPU.
       progress: Show a progress bar; None: on a terminal only.
       on_cut: Called once if texts were cut, with their number, the number of all texts and
         `max_length`. The default logs one warning; None: no warning.
@@ -228,14 +196,14 @@ class Encoder:
       normalize_embeddings: `normalize` there.
       show_progress_bar: `progress` there.
       convert_to_numpy: False is a list of tensors there.
-      convert_to_tensor: `output="torch"` there.
+      convert_to_tensor: Return a tensor of torch on the CPU.
 
     Raises:
       TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
         item is not a string (None, bytes, a number); the message names it.
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
         fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
-        `precision`, `long_texts` or `output` is unknown.
+        `precision` or `long_texts` is unknown.
       InputError: the vocabulary requires the language and none is given, its word splitter or torch
         is not installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
@@ -243,10 +211,7 @@ class Encoder:
     self.check_process()
     batch_size = errors.as_integer("batch_size", batch_size)
     precision = precision or "float32"
-    if convert_to_tensor or not convert_to_numpy:
-      output = "torch"
     _check_choice("long_texts", long_texts, ("cut", "split"))
-    _check_choice("output", output, get_args(Output))
     _check_choice("precision", precision, get_args(quantization.Precision))
     if truncate_dim is not None:
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
@@ -288,10 +253,9 @@ class Encoder:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
     stored_NC = quantization.quantize(vectors_ND, precision)
-    if output == "numpy":
-      return stored_NC
-    found_NC = jnp.asarray(stored_NC) if output == "jax" else _tensor(stored_NC)
-    return found_NC if convert_to_numpy or convert_to_tensor else list(found_NC)
+    if convert_to_tensor:
+      return _tensor(stored_NC)
+    return stored_NC if convert_to_numpy else list(_tensor(stored_NC))
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
@@ -426,31 +390,6 @@ class Encoder:
       margin=margin,
       compare=device_search.compare,
     )
-
-  def translate(self, sentences: Texts, language: str | Sequence[str], **options: Any) -> list[str]:
-    """Returns one sentence in `language` for each input, generated from its vector.
-
-    The first call loads the run's decoder. `vmsst.load_translator` returns it with more methods.
-
-    Args:
-      sentences: Texts as in `encode`.
-      language: Code of the target language, or one for each sentence.
-      **options: Options of `vmsst.inference.translation.Translator.translate`, such as
-        `temperature`.
-
-    Raises:
-      InputError: the encoder was trained without a decoder or not read from a run, or the language
-        is not one of training.
-      RuntimeError: as `encode`.
-    """
-    self.check_process()
-    return self._translator.translate(input_texts.as_list(sentences), language, **options)
-
-  @functools.cached_property
-  def _translator(self) -> Translating:
-    if self._load_translator is None:
-      raise errors.InputError("this encoder has no decoder: it was not read from a run")
-    return self._load_translator()
 
   def _encode_ids(
     self,

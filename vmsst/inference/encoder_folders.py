@@ -15,7 +15,9 @@ The required files of a remote encoder (`gs://`, `s3://`) are copied to this mac
 import contextlib
 import dataclasses
 import os
+import pathlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 
 from etils import epath
@@ -28,8 +30,13 @@ from vmsst.checkpoints import (
   sentence_transformers_files,
   t5x,
 )
-from vmsst.files import storage
-from vmsst.inference import remote_folders
+from vmsst.files import checksums, storage
+from vmsst.text.hugging_face_vocabulary import TOKENIZER_FILE
+
+_EXPORT = {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
+_ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, TOKENIZER_FILE}
+# Further files of exports for sentence-transformers.
+_MODULES = {hugging_face.CONFIG_FILE, sentence_transformers_files.MODULES_FILE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +59,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
   """Yields an encoder's files. After the context, parameters copied from a store are deleted.
 
   Args:
-    path: An export, a checkpoint or a run; local, or in an object store that fsspec reads (`gs://`,
-      `s3://` and others); or a name on the Hugging Face Hub.
+    path: An export, a checkpoint or a run; local, or in an object store (`gs://`, `s3://`); or a
+      name on the Hugging Face Hub.
 
   Raises:
     TypeError: `path` is neither a string nor a path.
@@ -66,25 +73,53 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
     raise errors.InputError("the path of the encoder is empty; give the folder of a run or export")
   if hub_models.is_name(path):
     model = hub_models.find(os.fspath(path))
-    yield dataclasses.replace(find(model.folder), name=model.name)
+    yield dataclasses.replace(_find(model.folder), name=model.name)
     return
   if not storage.is_url(path):
-    yield find(path)
+    yield _find(path)
     return
-  with remote_folders.copied(os.fspath(path)) as copy:
-    found = find(copy.folder)
+  url = os.fspath(path).rstrip("/")
+  # The vocabulary's file is read as long as the process lives.
+  target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
+  with storage.explained(url, "read"):
+    name, around = _copy(url, target)
+  with storage.naming(str(target), around):
+    found = _find(target)
     try:
-      yield dataclasses.replace(found, name=copy.name)
+      yield dataclasses.replace(found, name=name)
     finally:
-      _remove(found.parameters)
+      if found.parameters.is_dir():
+        shutil.rmtree(found.parameters / "state")
+      else:
+        found.parameters.unlink()
 
 
-def find(path: str | os.PathLike[str]) -> EncoderFolder:
-  """Returns the files of an encoder on this machine.
+def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
+  """Copies an encoder from a store into a folder; returns the paths of its parameters and there."""
 
-  Raises:
-    InputError: there is no encoder; the message lists what is there instead.
-  """
+  def copy(folder: str, names: set[str], to: pathlib.Path) -> None:
+    to.mkdir(exist_ok=True)
+    for name in names:
+      storage.download(f"{folder}/{name}", to / name)
+
+  names = storage.names(url)
+  if names >= _EXPORT:
+    storage.check_finished(url, names)
+    dense = {name for name in names if name.endswith("_Dense")}
+    copy(url, names & (_EXPORT | _ASSETS | _MODULES) | dense, target)
+    return url, url
+  checkpoint = os.fspath(t5x.find_checkpoint(url))
+  around, _, name = checkpoint.rpartition("/")
+  inside, beside = storage.names(checkpoint), storage.names(around)
+  own = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
+  copy(checkpoint, inside & {checksums.NAME, "state", *own}, target / name)
+  if not own:
+    copy(around, beside & _ASSETS, target)
+  return checkpoint, around
+
+
+def _find(path: str | os.PathLike[str]) -> EncoderFolder:
+  """Returns the files of an encoder on this machine."""
   place = os.path.abspath(os.path.expanduser(path))
   if os.path.isfile(place):
     raise errors.InputError(
@@ -92,27 +127,16 @@ def find(path: str | os.PathLike[str]) -> EncoderFolder:
       "checkpoint_<step> folders, an imported encoder or an export"
     )
   folder = epath.Path(place)
-  weights = folder / hugging_face.WEIGHTS_FILE
-  if weights.is_file() and (folder / encoder_json.ENCODER_FILE).is_file():
-    return EncoderFolder(os.fspath(folder), weights, folder)
-  for name, use in (
-    (sentence_transformers_files.MODULES_FILE, "sentence-transformers, which opens it"),
-    (hugging_face.CONFIG_FILE, "another library"),
-  ):
+  if all((folder / name).is_file() for name in _EXPORT):
+    return EncoderFolder(os.fspath(folder), folder / hugging_face.WEIGHTS_FILE, folder)
+  for name in _MODULES:
     if (folder / name).is_file():
       raise errors.InputError(
-        f"{folder} holds {name} but no {encoder_json.ENCODER_FILE}: it is a model of {use}; `vmsst "
-        "import --help` lists importable models"
+        f"{folder} holds {name} but no {encoder_json.ENCODER_FILE}: it is a model of another "
+        "library; `vmsst import --help` lists importable models"
       )
   checkpoint = t5x.find_checkpoint(folder)
   inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()
   return EncoderFolder(
     os.fspath(checkpoint), checkpoint, checkpoint if inside else checkpoint.parent
   )
-
-
-def _remove(parameters: epath.Path) -> None:
-  if parameters.is_dir():
-    shutil.rmtree(parameters / "state")
-  else:
-    parameters.unlink()

@@ -102,9 +102,8 @@ def load(
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
       the length in training for runs.
-    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`), which is faster there, or "onnx"
-      for ONNX Runtime (`vmsst[onnx]`). These compute in float32; their vectors are those of JAX, up
-      to rounding error.
+    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`), which is faster there. It computes
+      in float32; its vectors are those of JAX, up to rounding error.
 
   Raises:
     InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
@@ -131,9 +130,7 @@ def load(
   encoder = _new_encoder(
     saved,
     saved.network,
-    load_translator=functools.partial(load_translator, saved.name),
     backend=backend,
-    load_again=functools.partial(load, saved.name, dtype=dtype, backend=backend),
   )
   if max_length is not None:
     most = getattr(saved.network.config, "max_tokens", None)  # None: any length
@@ -168,10 +165,8 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
     saved,
     saved.assets.network,
     devices=[decoder_device],
-    load_again=functools.partial(load, saved.name),
   )
-  again = functools.partial(load_translator, saved.name)
-  return Translator(saved.network, saved.params, encoder, again)
+  return Translator(saved.network, saved.params, encoder)
 
 
 def open_encoder(

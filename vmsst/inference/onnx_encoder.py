@@ -5,10 +5,11 @@ take the names of values and return the name of the new one.
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
+from vmsst import errors
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.inference.onnx_graph import Graph
 from vmsst.networks import bert, lstm, sentence_encoder, t5
@@ -18,27 +19,26 @@ TOKENS, MASK = "input_ids", "attention_mask"
 OUTPUT = "sentence_embedding"
 """Output of the graph, float32 [B, S]."""
 _AXES = ("batch_size", "sequence_length")
-# Of the gates of this library (input, forget, cell, output), those of ONNX in order.
-_GATES = (0, 3, 1, 2)
 
 
-def add_encoder(graph: Graph, network: sentence_encoder.SentenceEncoder) -> str:
-  """Adds the nodes from the inputs to the sentence vectors and returns the value of these.
+def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
+  """Returns the graph from token ids to sentence vectors.
 
   Args:
-    graph: Graph with the parameters of the network.
-    network: The network, with separate layers (`scan_layers` off).
+    params: Parameters of the network by name, with separate layers.
+    network: The network.
 
-  Returns:
-    The sentence vectors, float32 [B, S].
+  Raises:
+    InputError: it is a BiLSTM, or the package onnx is not installed.
   """
+  if isinstance(network.config, lstm.LstmConfig):
+    raise errors.InputError("there is no ONNX graph of an LSTM encoder; use the backend 'jax'")
+  graph = Graph(params, {TOKENS: _AXES, MASK: _AXES})
   config = network.config
   x_BTD = graph.node("Gather", graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
   mask_BT = graph.node("Greater", MASK, np.int64(0))
   if isinstance(config, bert.BertConfig):
     hidden_BTD = _bert(graph, config, x_BTD, mask_BT)
-  elif isinstance(config, lstm.LstmConfig):
-    hidden_BTD = _lstm(graph, config, x_BTD, mask_BT)
   else:
     hidden_BTD = _t5(graph, config, x_BTD, mask_BT)
   vector_BS = _pooled(graph, network.pooling, hidden_BTD, mask_BT)
@@ -49,21 +49,8 @@ def add_encoder(graph: Graph, network: sentence_encoder.SentenceEncoder) -> str:
     square_B1 = graph.node("ReduceSum", square_BS, np.array([-1]), keepdims=1)
     length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
     vector_BS = graph.node("Div", vector_BS, length_B1)
-  return vector_BS
-
-
-def interface(vectors_BS: str, dimension: int) -> dict[str, Any]:
-  """Returns the arguments of `Graph.write` that describe inputs and output of an encoder.
-
-  Args:
-    vectors_BS: The value of `add_encoder`.
-    dimension: Width of the vectors.
-  """
-  return {
-    "inputs": {TOKENS: _AXES, MASK: _AXES},
-    "output": (OUTPUT, vectors_BS),
-    "shape": (_AXES[0], dimension),
-  }
+  graph.finish(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
+  return graph
 
 
 # --------------------------------------------------------------------------------------------
@@ -155,51 +142,6 @@ def _activation(graph: Graph, name: str, x: str) -> str:
   error = graph.node("Erf", graph.node("Div", x, np.float32(math.sqrt(2))))
   gate = graph.node("Add", error, np.float32(1))
   return graph.node("Mul", graph.node("Mul", x, gate), np.float32(0.5))
-
-
-# --------------------------------------------------------------------------------------------
-# BiLSTM
-
-
-def _lstm(graph: Graph, config: lstm.LstmConfig, x_BTE: str, mask_BT: str) -> str:
-  x_TBD = graph.node("Transpose", x_BTE, perm=[1, 0, 2])
-  mask_TB1 = graph.node("Unsqueeze", graph.node("Transpose", mask_BT, perm=[1, 0]), np.array([2]))
-  count_BT = graph.node("Where", mask_BT, np.int64(1), np.int64(0))
-  length_B = graph.node("ReduceSum", count_BT, np.array([1]), keepdims=0)
-
-  # OpenVINO ignores LSTM's own lengths, so that its second direction would start in the padding.
-  def backward(y_TBD: str) -> str:
-    return graph.node("ReverseSequence", y_TBD, length_B, time_axis=0, batch_axis=1)
-
-  for i in range(config.num_layers):
-    layer = f"encoder/layers_{i}"
-    forward_TBC = _lstm_direction(graph, config, x_TBD, layer, 0)
-    backward_TBC = backward(_lstm_direction(graph, config, backward(x_TBD), layer, 1))
-    joined_TBM = graph.node("Concat", forward_TBC, backward_TBC, axis=2)
-    x_TBD = graph.node("Where", mask_TB1, joined_TBM, np.float32(0))
-  return graph.node("Transpose", x_TBD, perm=[1, 0, 2])
-
-
-def _lstm_direction(
-  graph: Graph, config: lstm.LstmConfig, x_TBD: str, layer: str, direction: int
-) -> str:
-  """Returns the states of one direction of a layer, [T, B, C]."""
-  width = config.hidden_dim
-
-  def gates(name: str, *shape: int) -> np.ndarray:
-    cut = np.split(graph.array(f"{layer}/{name}").reshape(*shape, 4 * width), 4, axis=-1)
-    return np.concatenate([cut[i] for i in _GATES], axis=-1)
-
-  states_T1BC = graph.node(
-    "LSTM",
-    x_TBD,
-    gates("input_kernel", -1, 2)[None, :, direction].transpose(0, 2, 1),
-    gates("recurrent_kernel", 2, width)[None, direction].transpose(0, 2, 1),
-    # ONNX adds a second bias, in the recurrence.
-    np.pad(gates("bias", 2)[None, direction], [(0, 0), (0, 4 * width)]),
-    hidden_size=width,
-  )
-  return graph.node("Squeeze", states_T1BC, np.array([1]))
 
 
 # --------------------------------------------------------------------------------------------

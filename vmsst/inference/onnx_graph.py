@@ -33,10 +33,11 @@ class Graph:
 
   Args:
     parameters: Arrays by name; those that `parameter` returns become part of the graph.
+    inputs: Names of the axes of each int64 input.
   """
 
-  def __init__(self, parameters: Mapping[str, np.ndarray]):
-    self._parameters = parameters
+  def __init__(self, parameters: Mapping[str, np.ndarray], inputs: Mapping[str, tuple[str, ...]]):
+    self._parameters, self._inputs = parameters, inputs
     self._constants: dict[str, np.ndarray] = {}
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
 
@@ -56,105 +57,70 @@ class Graph:
     self._nodes.append((operator, inputs, output, attributes))
     return output
 
-  def write(
-    self,
-    folder: pathlib.Path,
-    *,
-    inputs: Mapping[str, tuple[str, ...]],
-    output: tuple[str, str],
-    shape: tuple[str | int, ...],
-  ) -> None:
-    """Writes `model.onnx`, and for more than 2 GB of weights `model.onnx_data` next to it.
+  def finish(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
+    """Gives the graph its float32 output, of a name, a value, and sizes or names of axes."""
+    self._nodes.append(("Identity", [value], name, {}))
+    self._output, self._shape = name, shape
 
-    Args:
-      folder: Folder to write to.
-      inputs: Names of the axes of each int64 input of the graph.
-      output: Name of the graph's float32 output, and the value that it has.
-      shape: Sizes of the output's axes, or names for those that vary.
+  def write(self, folder: pathlib.Path) -> None:
+    """Writes `model.onnx`, and for more than 2 GB of weights `model.onnx_data` next to it.
 
     Raises:
       OSError: a file cannot be written.
     """
-    model = self._model(inputs, output, shape, self._tensors(folder))
+    model, large = self.without_weights()
+    onnx, initializers = library(), model.graph.initializer
+    if sum(array.nbytes for array in large.values()) <= _MOST_BYTES_IN_ONE_FILE:
+      initializers.extend(onnx.numpy_helper.from_array(x, name) for name, x in large.items())
+    else:
+      with open(folder / WEIGHTS_FILE, "wb") as stream:
+        for name, array in large.items():
+          # onnx's own writer copies the model as one message, which cannot exceed 2 GiB.
+          tensor = initializers.add(
+            name=name,
+            data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
+            dims=array.shape,
+            data_location=onnx.TensorProto.EXTERNAL,
+          )
+          stream.write(bytes(-stream.tell() % _PAGE))
+          place = {"location": WEIGHTS_FILE, "offset": stream.tell(), "length": array.nbytes}
+          for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+          stream.write(array.data)
     (folder / MODEL_FILE).write_bytes(model.SerializeToString())
 
-  def without_weights(
-    self,
-    *,
-    inputs: Mapping[str, tuple[str, ...]],
-    output: tuple[str, str],
-    shape: tuple[str | int, ...],
-  ) -> tuple[Any, dict[str, np.ndarray]]:
+  def without_weights(self) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the model without arrays of a page or more, and these by name, contiguous.
 
-    The caller passes them to a runtime, which need not copy them. Arguments: as in `write`.
+    The caller passes them to a runtime, which need not copy them.
     """
     large = {
       name: np.ascontiguousarray(array)
       for name, array in self._constants.items()
       if array.nbytes >= _PAGE
     }
-    from_array = library().numpy_helper.from_array
-    small = [from_array(x, name) for name, x in self._constants.items() if name not in large]
-    return self._model(inputs, output, shape, small), large
-
-  def _model(
-    self,
-    inputs: Mapping[str, tuple[str, ...]],
-    output: tuple[str, str],
-    shape: tuple[str | int, ...],
-    tensors: list[Any],
-  ) -> Any:
     onnx = library()
-    helper, kinds = onnx.helper, onnx.TensorProto
-    name, value = output
-    nodes = [
-      helper.make_node(operator, operands, [made], name=made, **attributes)
-      for operator, operands, made, attributes in self._nodes
-    ]
-    nodes.append(helper.make_node("Identity", [value], [name], name=name))
+    helper, kinds, from_array = onnx.helper, onnx.TensorProto, onnx.numpy_helper.from_array
     graph = helper.make_graph(
-      nodes,
+      [
+        helper.make_node(operator, operands, [made], name=made, **attributes)
+        for operator, operands, made, attributes in self._nodes
+      ],
       "sentence_encoder",
-      [helper.make_tensor_value_info(key, kinds.INT64, axes) for key, axes in inputs.items()],
-      [helper.make_tensor_value_info(name, kinds.FLOAT, shape)],
-      tensors,
+      [helper.make_tensor_value_info(x, kinds.INT64, axes) for x, axes in self._inputs.items()],
+      [helper.make_tensor_value_info(self._output, kinds.FLOAT, self._shape)],
+      # Runtimes read shapes and the like in the model.
+      [from_array(x, name) for name, x in self._constants.items() if name not in large],
     )
     operators = [helper.make_opsetid("", _OPERATOR_SET)]
-    return helper.make_model(
+    model = helper.make_model(
       graph,
       producer_name="vmsst",
       opset_imports=operators,
       # The oldest format, which the most runtimes read.
       ir_version=helper.find_min_ir_version_for(operators),
     )
-
-  def _tensors(self, folder: pathlib.Path) -> list[Any]:
-    """Returns the constants for the model; if they are many, writes them to a file of their own."""
-    onnx = library()
-    sizes = {name: array.nbytes for name, array in self._constants.items()}
-    if sum(sizes.values()) <= _MOST_BYTES_IN_ONE_FILE:
-      return [onnx.numpy_helper.from_array(x, name) for name, x in self._constants.items()]
-    tensors = []
-    with open(folder / WEIGHTS_FILE, "wb") as stream:
-      for name, array in self._constants.items():
-        if sizes[name] < _PAGE:  # runtimes read shapes and the like in the model
-          tensors.append(onnx.numpy_helper.from_array(array, name))
-          continue
-        # onnx's own writer copies the model as one message, which cannot exceed 2 GiB.
-        tensor = onnx.TensorProto(
-          name=name,
-          data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
-          dims=array.shape,
-          data_location=onnx.TensorProto.EXTERNAL,
-        )
-        stream.write(bytes(-stream.tell() % _PAGE))
-        place = {"location": WEIGHTS_FILE, "offset": stream.tell(), "length": sizes[name]}
-        for key, value in place.items():
-          tensor.external_data.add(key=key, value=str(value))
-        stream.write(np.ascontiguousarray(array).data)
-        tensors.append(tensor)
-    return tensors
+    return model, large
 
   def _value(self, operand: Operand) -> str:
     if isinstance(operand, str):

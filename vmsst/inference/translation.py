@@ -12,18 +12,18 @@ Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 
 import functools
 import hashlib
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float
 
 from vmsst import errors, languages
-from vmsst.arrays import padding
 from vmsst.checkpoints import encoder_json
 from vmsst.files import progress_bar
-from vmsst.inference import arguments, batching, beam_search, decoding, likelihood
+from vmsst.inference import arguments, batching, decoding
 from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
 from vmsst.text import input_texts, length_limits
@@ -33,9 +33,6 @@ _TEMPERATURES = (1e-6, 1e6)
 # Most tokens of a generated sentence, unless training had longer ones: each step decodes all.
 _MOST_TOKENS = 4096
 _MOST_SEED = (1 << 32) - 1
-_MOST_BEAMS = 256
-# As in T5X.
-_LENGTH_PENALTY = 0.6
 
 
 class _Options(NamedTuple):
@@ -43,16 +40,12 @@ class _Options(NamedTuple):
 
   temperature: float
   seed: int
-  beam_size: int
-  length_penalty: float
   max_length: int
   batch_size: int
 
 
 class Translator:
   """Generates and scores sentences given vectors, in any language of the decoder's training.
-
-  Pickling stores the path of a translator that `vmsst.load_translator` has read.
 
   Attributes:
     encoder: Maps sentences to the vectors that `generate` takes.
@@ -63,7 +56,6 @@ class Translator:
     network: vmsst.BitranslationNetwork,
     params: Any,
     encoder: Encoder,
-    load_again: "Callable[[], Translator] | None" = None,
   ):
     """Takes parameters in memory; `vmsst.load_translator` reads them from a checkpoint.
 
@@ -71,23 +63,10 @@ class Translator:
       network: The network with the decoder.
       params: Its parameters.
       encoder: Its semantic encoder.
-      load_again: Loads the same translator, for unpickling; itself picklable. None: the translator
-        cannot be pickled.
     """
     self.encoder = encoder
-    self._load_again = load_again
     self._network = network
     self._params = params
-    self._language_means = jax.jit(functools.partial(_apply, network, method=_language_means))
-
-  def __reduce__(self) -> tuple[Any, ...]:
-    """Pickles how to load the translator again."""
-    if self._load_again is None:
-      raise TypeError(
-        "this translator cannot be pickled: its parameters were passed in memory; save them as a "
-        "run, and send the path or the result of vmsst.load_translator(path)"
-      )
-    return self._load_again, ()
 
   @property
   def digest(self) -> str:
@@ -105,8 +84,6 @@ class Translator:
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    beam_size: int = 1,
-    length_penalty: float = _LENGTH_PENALTY,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
@@ -124,7 +101,7 @@ class Translator:
     sentences = input_texts.as_list(sentences)
     # Fail before encoding.
     self._language_rows(language, len(sentences))
-    options = self._options(temperature, seed, beam_size, length_penalty, max_length, batch_size)
+    options = self._options(temperature, seed, max_length, batch_size)
     return self.generate(
       self.encoder.encode(sentences, batch_size=options.batch_size, progress=False),
       language,
@@ -137,33 +114,26 @@ class Translator:
     vectors_NS: Float[np.ndarray, "N S"],
     language: str | Sequence[str],
     *,
-    language_latents_NG: Float[np.ndarray, "N G"] | None = None,
     temperature: float = 0.0,
     seed: int = 0,
-    beam_size: int = 1,
-    length_penalty: float = _LENGTH_PENALTY,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
   ) -> list[str]:
     """Returns a sentence for each vector, generated token by token up to EOS.
 
-    The likeliest token of each step, a sample, or the best sentence that a beam search finds. A
-    row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
+    The language latent, if the network has one, is zero: the prior's mean, as in the translation
+    terms of training.
+
+    A row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
     sampled sentence depends on the row's index.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
       language: Code of the language to generate (see `vmsst.languages`), or one for each row.
-      language_latents_NG: Language latents, as `language_latents` returns them. None: zero, the
-        prior's mean, as in training's translation terms.
       temperature: 0: always take the most likely token; otherwise, from 1e-6 to 1e6, sample tokens
         from the softmax of logits divided by it.
       seed: Seed of the samples, 0 to 2^32 - 1.
-      beam_size: Hypotheses of a beam search, at most 256; 1: no search. Time and memory grow with
-        it. The search prefers sentences that end within `max_length` to those that are cut there.
-      length_penalty: Of a beam search: hypotheses of n tokens are compared by their log-likelihood,
-        divided by ((5 + n) / 6)^length_penalty. From 0 to 10; high values favor long sentences.
       max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
         more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
@@ -171,13 +141,13 @@ class Translator:
 
     Raises:
       ValueError: an array has the wrong shape.
-      InputError: a language is unknown or not among those of training, an option is out of range,
-        or language latents are given to a network without them.
+      InputError: a language is unknown or not among those of training, or an option is out of
+        range.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.encoder.check_process()
-    options = self._options(temperature, seed, beam_size, length_penalty, max_length, batch_size)
-    sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
+    options = self._options(temperature, seed, max_length, batch_size)
+    sentence_NZ = self._sentence_vectors(vectors_NS)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
     batch_size = options.batch_size
@@ -191,34 +161,22 @@ class Translator:
         row_B = np.arange(start, start + rows)
         real_B = row_B < count
         row_B = np.minimum(row_B, count - 1)
-        tokens_BT = self._tokens(sentence_NZ[row_B], language_N[row_B], real_B, row_B, options)
+        tokens_BT = decoding.generate_tokens(
+          self._network,
+          self._params,
+          sentence_NZ[row_B],
+          language_N[row_B],
+          real_B,
+          jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), row_B),
+          options.temperature,
+          length=options.max_length,
+          eos_id=self.encoder.vocabulary.eos_id,
+          pieces=self.encoder.vocabulary.size,
+          sampled=options.temperature > 0,
+        )
         texts += map(self.encoder.vocabulary.decode, np.asarray(tokens_BT)[real_B].tolist())
         bar.update(int(real_B.sum()))
     return texts
-
-  def _tokens(
-    self,
-    sentence_BZ: np.ndarray,
-    language_B: np.ndarray,
-    real_B: np.ndarray,
-    row_B: np.ndarray,
-    options: "_Options",
-  ) -> jax.Array:
-    """Returns the tokens of a batch of rows; `real_B` are those to generate."""
-    vocabulary = self.encoder.vocabulary
-    arrays = (self._network, self._params, sentence_BZ, language_B, real_B)
-    common = {
-      "length": options.max_length,
-      "eos_id": vocabulary.eos_id,
-      "pieces": vocabulary.size,
-    }
-    if options.beam_size > 1:
-      return beam_search.search_tokens(
-        *arrays, options.length_penalty, beams=options.beam_size, **common
-      )
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), row_B)
-    sampled = options.temperature > 0
-    return decoding.generate_tokens(*arrays, keys_B, options.temperature, sampled=sampled, **common)
 
   def log_likelihoods(
     self,
@@ -226,7 +184,6 @@ class Translator:
     language: str | Sequence[str],
     vectors_NS: Float[np.ndarray, "N S"],
     *,
-    language_latents_NG: Float[np.ndarray, "N G"] | None = None,
     per_token: bool = False,
     batch_size: int = 64,
   ) -> Float[np.ndarray, "N"]:
@@ -238,7 +195,6 @@ class Translator:
       sentences: Strings.
       language: Code of their language, or one for each sentence.
       vectors_NS: Semantic latents to generate them from, as for `generate`.
-      language_latents_NG: Language latents, as for `generate`.
       per_token: Divide by the number of tokens, so that long sentences can be compared with short
         ones.
       batch_size: Sentences per batch.
@@ -251,7 +207,7 @@ class Translator:
     sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
     batch_size = errors.as_integer("batch_size", batch_size)
-    sentence_NZ = self._sentence_vectors(vectors_NS, language_latents_NG)
+    sentence_NZ = self._sentence_vectors(vectors_NS)
     if len(sentence_NZ) != len(sentences):
       raise ValueError(f"{len(sentence_NZ):,} vectors for {len(sentences):,} sentences")
     length = self.encoder.max_length
@@ -259,7 +215,7 @@ class Translator:
     found_N = np.empty(len(sentences), np.float32)
     for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
       index_R = np.resize(index_B, len(tokens_RT))  # repeated in padding rows
-      found_R = likelihood.log_likelihoods(
+      found_R = decoding.log_likelihoods(
         self._network, self._params, tokens_RT, language_N[index_R], sentence_NZ[index_R]
       )
       found_N[index_B] = np.asarray(found_R)[: len(index_B)]
@@ -313,44 +269,10 @@ class Translator:
     backward_N = score(sides[0], codes[0], target_NS)
     return np.stack([forward_N, backward_N], axis=1)
 
-  def language_latents(
-    self,
-    sentences: input_texts.Texts,
-    language: str | Sequence[str],
-    *,
-    batch_size: int = 128,
-  ) -> Float[np.ndarray, "N G"]:
-    """Returns the mean of each sentence's language latent (all but its meaning), float32.
-
-    Args:
-      sentences: Strings.
-      language: Code of their language, or one for each sentence.
-      batch_size: Sentences per batch.
-
-    Raises:
-      InputError: the network has no language latent, or a language is unknown.
-    """
-    self.encoder.check_process()
-    if not isinstance(self._network, vmsst.VmsstNetwork):
-      raise errors.InputError(f"{type(self._network).__name__} has no language latent")
-    sentences = input_texts.as_list(sentences)
-    language_N = self._language_rows(language, len(sentences))
-    batch_size = errors.as_integer("batch_size", batch_size)
-    latent_NG = np.empty((len(sentences), self._network.latent_dim), np.float32)
-    length = self.encoder.max_length
-    ids = self.encoder.vocabulary.encode(sentences, length, language)
-    for index_B, tokens_RT in batching.padded_batches(ids, batch_size, length):
-      language_R = np.resize(language_N[index_B], len(tokens_RT))  # repeated in padding rows
-      mean_RG = self._language_means(self._params, tokens_RT, language_R)
-      latent_NG[index_B] = np.asarray(mean_RG)[: len(index_B)]
-    return latent_NG
-
   def _options(
     self,
     temperature: Any,
     seed: Any,
-    beam_size: Any,
-    length_penalty: Any,
     max_length: Any,
     batch_size: Any,
   ) -> "_Options":
@@ -359,38 +281,26 @@ class Translator:
     if max_length is not None:
       length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
     lowest, highest = _TEMPERATURES
-    options = _Options(
-      arguments.temperature(temperature, minimum=lowest, maximum=highest),
+    is_number = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
+    if not is_number or not (temperature == 0 or lowest <= temperature <= highest):
+      raise errors.InputError(
+        f"temperature is {temperature!r}; it must be 0, for the likeliest token, or a number from "
+        f"{lowest:g} to {highest:g}"
+      )
+    return _Options(
+      float(temperature),
       errors.as_integer("seed", seed, minimum=0, maximum=_MOST_SEED),
-      errors.as_integer("beam_size", beam_size, maximum=_MOST_BEAMS),
-      arguments.number("length_penalty", length_penalty, minimum=0.0, maximum=10.0),
       length,
       errors.as_integer("batch_size", batch_size),
     )
-    if options.temperature and options.beam_size > 1:
-      raise errors.InputError(
-        f"temperature is {temperature!r} and beam_size is {beam_size!r}; a beam search does not "
-        "sample: set only one of them"
-      )
-    return options
 
-  def _sentence_vectors(self, vectors_NS: Any, language_latents_NG: Any) -> np.ndarray:
-    """Returns the decoder's sentence input of each row."""
-    semantic, language = self._network.latent_dim, self._network.sentence_dim
-    language -= semantic
+  def _sentence_vectors(self, vectors_NS: Any) -> np.ndarray:
+    """Returns the decoder's sentence input of each row; language latents are zero, their mean."""
+    semantic = self._network.latent_dim
     vectors_NS = np.asarray(vectors_NS, np.float32)
     if vectors_NS.ndim != 2 or vectors_NS.shape[1] != semantic:
       raise ValueError(f"vectors have shape {vectors_NS.shape}, not [N, {semantic}]")
-    if language_latents_NG is None:
-      language_latents_NG = np.zeros((len(vectors_NS), language), np.float32)
-    elif not language:
-      raise errors.InputError(f"{type(self._network).__name__} has no language latent")
-    language_latents_NG = np.asarray(language_latents_NG, np.float32)
-    if language_latents_NG.shape != (len(vectors_NS), language):
-      raise ValueError(
-        f"language latents have shape {language_latents_NG.shape}, not {len(vectors_NS), language}"
-      )
-    return np.concatenate([language_latents_NG, vectors_NS], axis=1)
+    return np.pad(vectors_NS, ((0, 0), (self._network.sentence_dim - semantic, 0)))
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
     """Returns the row of the language table for each of `count` sentences."""
@@ -407,17 +317,3 @@ class Translator:
         choose = f"; choose one of {', '.join(trained)}" if trained else ""
         raise errors.InputError(f"this run was not trained on the language {code!r}{choose}")
     return np.array([rows[code] for code in codes], np.int32)
-
-
-def _apply(
-  network: vmsst.BitranslationNetwork, params: Any, *arrays: jax.Array, method: Any
-) -> Any:
-  """Applies a method of the network, or a function that takes the network."""
-  return network.apply({"params": params}, *arrays, method=method)
-
-
-def _language_means(
-  network: vmsst.VmsstNetwork, tokens_BT: Int[Array, "B T"], languages_B: Int[Array, "B"]
-) -> Float[Array, "B G"]:
-  mask_BT = tokens_BT != padding.PAD_ID
-  return network.posteriors(network.embed(tokens_BT), mask_BT, languages_B).language_mean_BG

@@ -202,7 +202,7 @@ def test_archives_that_cannot_be_read_are_reported(tmp_path):
   for content, what in {
     b"": "lost its end",
     b"<html>not found</html>": "lost its end",
-    good[:-30]: "or a truncated one; download it again",
+    good[:-30]: "lost its end; download it again",
     bytes(encrypted): "encrypted",
     other.getvalue(): "compressed in another way than by DEFLATE",
     opus_tree.zipped({"X.de-en.de": b"a\n"}): "no pair of members that end with .de and .en",

@@ -10,7 +10,7 @@ from etils import epath
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, layer_stacks, restoring, safetensors_files, t5x
+from vmsst.checkpoints import encoder_json, layer_stacks, restoring, t5x, tensors
 from vmsst.networks import bert, sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -54,7 +54,7 @@ def stacked(params):
 def save(folder, params, kind):
   folder.mkdir()
   if kind == "export":
-    safetensors_files.write(folder / "model.safetensors", params)
+    tensors.write_file(folder / "model.safetensors", params)
     return epath.Path(folder / "model.safetensors")
   t5x.write_params(epath.Path(folder / "checkpoint_0"), params)
   return epath.Path(folder / "checkpoint_0")

@@ -53,7 +53,6 @@ def ids_of(folder, texts, prompt=None):
       [2, 5, 7, 17, 14, 3],
     ),
     ("bert", {"sentence_xlnet_config.json": {"max_seq_length": 4}}, [2, 5, 7, 3]),
-    ("bert", {"tokenizer.json": None}, [2, 5, 7, 17, 12, 3]),
     ("plain", {"tokenizer.json": {"normalizer": None}}, [2, 6, 8, 18, 14, 3]),
   ],
 )
@@ -95,6 +94,9 @@ _SAVED_AGAIN = {"query": "q: ", "document": "", "passage": "p: "}
     ),
     ("my-e5", None, ("query: ", {"query": "query: ", "passage": "passage: "})),
     ("my-e5", {"similarity_fn_name": "dot"}, ("query: ", {"query": "query: "})),
+    ("models--a--my-e5-base/snapshots/0a1b", None, ("query: ", {"passage": "passage: "})),
+    ("multilingual-e5-large-instruct", None, ("", {})),
+    ("e5000/labse", None, ("", {})),
     ("my-e5", {"prompts": {}}, ("", {})),
     ("my-e5", {"prompts": {"query": "", "document": ""}}, ("", {})),
     ("my-e5", {"prompts": _OWN, "default_prompt_name": None}, ("", {**_OWN, "document": "p: "})),

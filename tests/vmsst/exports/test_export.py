@@ -238,7 +238,7 @@ def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
   run = tiny_encoders.save_run(
     tmp_path / "run", tiny_encoders.model_of(encoder(config, 16), max_length=40)
   )
-  with pytest.raises(errors.InputError, match=r"LSTM encoder.*vmsst export onnx"):
+  with pytest.raises(errors.InputError, match=r"LSTM encoder.*vmsst export safetensors"):
     sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -330,7 +330,7 @@ def test_changed_weights_are_refused(tmp_path):
   # Exports of others have no checksums.
   path.write_bytes(content)
   record = json.loads((exported / "encoder.json").read_bytes())
-  assert record["weights"] == {"sha256": hashlib.sha256(content).hexdigest()}
+  assert record["weights"] == {"model.safetensors": hashlib.sha256(content).hexdigest()}
   (exported / "encoder.json").write_text(json.dumps({**record, "weights": 3}))
   with pytest.raises(errors.InputError, match=r"encoder\.json: 'weights' is 3"):
     vmsst.load(exported)

@@ -1,10 +1,8 @@
-import copy
 import dataclasses
 import gzip
 import io
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ import commands
 import forks
 import jax
 import jax.numpy as jnp
+import memory_store
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -23,7 +22,7 @@ from etils import epath
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, restoring
+from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.files import checksums
 from vmsst.inference import batching
@@ -99,15 +98,6 @@ def test_normalized_vectors_have_length_one(encoder, expected):
   np.testing.assert_allclose(found_ND, unit_ND, atol=2e-6)
 
 
-def test_properties(encoder):
-  assert (encoder.dimension, encoder.max_length) == (6, MAX_LENGTH)
-  assert encoder.vocabulary == vocabularies.ByteVocabulary()
-
-
-def test_no_sentences_give_no_rows(encoder):
-  assert encoder.encode([]).shape == (0, 6)
-
-
 def test_an_empty_sentence_without_eos_is_zero(params):
   @dataclasses.dataclass(frozen=True)
   class WithoutEnd(vocabularies.ByteVocabulary):
@@ -119,17 +109,6 @@ def test_an_empty_sentence_without_eos_is_zero(params):
   found_ND = encoder.encode(["", "a"], normalize=True)
   np.testing.assert_array_equal(found_ND[0], 0)
   assert np.linalg.norm(found_ND[1]) == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize("bad", [None, b"bytes", 3, ["nested"]])
-def test_what_is_no_string_is_named_by_its_index(encoder, bad):
-  with pytest.raises(TypeError, match="sentence 1 is of type"):
-    encoder.encode(["fine", bad])
-
-
-def test_one_string_is_not_a_list_of_letters(encoder):
-  with pytest.raises(TypeError, match="list of one"):
-    encoder.encode("hello")
 
 
 def test_progress_is_shown_when_asked_for(encoder, capsys):
@@ -176,11 +155,6 @@ def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
   assert not vmsst.load(str(run / "checkpoint_90")).encode(SENTENCES).any()
 
 
-def test_a_relative_path_is_fine(run, monkeypatch):
-  monkeypatch.chdir(run.parent)
-  assert vmsst.load(run.name).dimension == 6
-
-
 def test_a_missing_checkpoint_lists_what_is_there(run, tmp_path):
   (tmp_path / "train").mkdir()
   with pytest.raises(errors.InputError, match=r"no checkpoint_<step> folder in .*: it holds train"):
@@ -189,22 +163,6 @@ def test_a_missing_checkpoint_lists_what_is_there(run, tmp_path):
     t5x_checkpoints.find_checkpoint(run / "checkpoint_7")
   with pytest.raises(errors.InputError, match="no folder /nowhere/at/all"):
     vmsst.load("/nowhere/at/all")
-
-
-def test_another_shape_names_the_parameter_and_both_shapes(run):
-  wider = sentence_encoder.SentenceEncoder(NETWORK.config, latent_dim=7)
-  with pytest.raises(
-    errors.InputError, match=r"mean/kernel has shape \(8, 6\).* requires \(8, 7\)"
-  ):
-    restoring.restore_params(t5x_checkpoints.find_checkpoint(run), wider)
-
-
-def test_a_missing_parameter_is_named(run):
-  deeper = sentence_encoder.SentenceEncoder(
-    dataclasses.replace(NETWORK.config, num_encoder_layers=2), latent_dim=6
-  )
-  with pytest.raises(errors.InputError, match="encoder/layers_1/"):
-    restoring.restore_params(t5x_checkpoints.find_checkpoint(run), deeper)
 
 
 @pytest.mark.parametrize("content", [None, b"{", b'{"tree_metadata": {}}'])
@@ -293,20 +251,8 @@ def test_a_text_that_cannot_be_split_further_is_cut(params):
   np.testing.assert_allclose(found_ND[0], pieces_ND.mean(axis=0), atol=2e-6)
 
 
-def test_options_that_do_not_exist_are_named(encoder):
-  for options in ({"long_texts": "drop"}, {"output": "list"}, {"batch_size": 0}):
-    with pytest.raises(ValueError, match=next(iter(options))):
-      encoder.encode(["a"], **options)
-
-
 # --------------------------------------------------------------------------------------------
-# Scores and translations
-
-
-def test_jax_arrays_on_request(encoder, expected):
-  found_ND = encoder.encode(SENTENCES, output="jax")
-  assert isinstance(found_ND, jax.Array)
-  np.testing.assert_allclose(found_ND, expected, atol=2e-6)
+# Scores
 
 
 def cosines(one_ND, other_MD):
@@ -340,33 +286,20 @@ def test_margins_are_those_of_a_loop(encoder, expected):
     assert score == pytest.approx(cosine_NN[i, i] - sum(near) / 2, abs=5e-6)
 
 
-def test_an_encoder_without_decoder_says_so(encoder, params):
-  with pytest.raises(errors.InputError, match="names no network with a decoder"):
-    encoder.translate(["a"], "de")
-  bare = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=MAX_LENGTH)
-  with pytest.raises(errors.InputError, match="not read from a run"):
-    bare.translate(["a"], "de")
-
-
 @pytest.mark.parametrize(
   ("call", "message"),
   [
+    (lambda encoder: encoder.encode("hello"), "list of one"),
     (lambda encoder: encoder.encode(None), "sentences are of type NoneType"),
-    (lambda encoder: encoder.encode(3), "sentences are of type int"),
-    (lambda encoder: encoder.encode(np.array("a")), "sentences are of type ndarray"),
     (lambda encoder: encoder.encode(np.array([["a"]])), "sentences are of type ndarray"),
+    (lambda encoder: encoder.encode(["fine", b"bytes"]), "sentence 1 is of type bytes"),
     (
       lambda encoder: encoder.encode_query({"text": "a"}),
       "type dict; .*the values of a dictionary",
     ),
-    (lambda encoder: encoder.encode_document({"a"}), "sentences are of type set"),
     (lambda encoder: encoder.prepare(frozenset("a")), "sentences are of type frozenset"),
-    (lambda encoder: encoder.encode({"text": "a"}.items()), "sentence 0 is of type tuple"),
-    (lambda encoder: encoder.encode([["a"]]), "sentence 0 is of type list"),
-    (lambda encoder: encoder.encode(bytearray(b"a")), "sentence 0 is of type int"),
     (lambda encoder: encoder.similarity({"text": "a"}), "sentences are of type dict"),
     (lambda encoder: encoder.score_pairs(["a"], {"text": "a"}), "sentences are of type dict"),
-    (lambda encoder: encoder.margin_scores(["a"], {"text": "a"}), "sentences are of type dict"),
     (lambda encoder: encoder.encode(["a"], language=3), "language is 3"),
     (lambda encoder: encoder.encode(["a"], language=[None]), "language of sentence 0 is None"),
     (lambda encoder: encoder.encode(["a"], prefix=3), "prefix is 3"),
@@ -375,6 +308,27 @@ def test_an_encoder_without_decoder_says_so(encoder, params):
 def test_arguments_of_another_type_are_named(encoder, call, message):
   with pytest.raises(TypeError, match=message):
     call(encoder)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"long_texts": "drop"}, "long_texts is 'drop', not 'cut' or 'split'"),
+    ({"batch_size": 0}, "batch_size is 0; it must be an integer"),
+    ({"batch_size": 2.5}, "batch_size is 2.5"),
+    ({"batch_size": True}, "batch_size is True"),
+    ({"truncate_dim": 7}, "truncate_dim is 7"),
+    ({"truncate_dim": 0}, "truncate_dim is 0"),
+    ({"precision": "int4"}, "precision is 'int4', not 'float32' or 'int8'"),
+    ({"prompt_name": "q"}, "prompt_name is 'q'; this encoder has: none"),
+    ({"prompt_name": "query", "prefix": "x"}, "prefix and prompt_name are both given"),
+    ({"prompt": "", "prefix": "x"}, "prefix and prompt are both given"),
+    ({"language": ["de", "en"]}, "2 languages for 1 sentences"),
+  ],
+)
+def test_options_that_do_not_exist_are_named(encoder, options, message):
+  with pytest.raises(ValueError, match=message):
+    encoder.encode(["a"], **options)
 
 
 class Table:
@@ -416,12 +370,6 @@ def test_prompts_are_prefixes_by_name(params):
     (encoder.encode_query(SENTENCES, prompt=""), ""),
   ):
     np.testing.assert_array_equal(found_ND, encoder.encode(SENTENCES, prefix=prefix))
-  with pytest.raises(ValueError, match="prompt_name is 'q'; this encoder has: 'query', 'passage'"):
-    encoder.encode(SENTENCES, prompt_name="q")
-  with pytest.raises(ValueError, match="prefix and prompt_name are both given"):
-    encoder.encode(SENTENCES, prompt_name="query", prefix="x")
-  with pytest.raises(ValueError, match="prefix and prompt are both given"):
-    encoder.encode(SENTENCES, prompt="", prefix="x")
 
 
 def test_an_encoder_without_prompts_encodes_queries_and_documents_alike(encoder, expected):
@@ -436,34 +384,16 @@ def test_vectors_are_truncated_before_they_are_scaled_and_quantized(encoder, exp
   found_N1 = encoder.encode(SENTENCES, truncate_dim=3, precision="ubinary")
   bits_N = [int("".join("01"[int(x > 0)] for x in row) + "00000", 2) for row in expected[:, :3]]
   np.testing.assert_array_equal(found_N1[:, 0], bits_N)
-  assert encoder.encode(SENTENCES, precision="int8", output="jax").dtype == jnp.int8
-  for options, message in (
-    ({"truncate_dim": 7}, "truncate_dim is 7"),
-    ({"truncate_dim": 0}, "truncate_dim is 0"),
-    ({"precision": "int4"}, "precision is 'int4', not 'float32' or 'int8'"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      encoder.encode(SENTENCES, **options)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2.5, True, "8", 0, -1, float("nan")])
-def test_a_batch_size_that_is_not_a_positive_integer_is_named(encoder, batch_size):
-  with pytest.raises(ValueError, match=rf"batch_size is {batch_size!r}; it must be an integer"):
-    encoder.encode(["a"], batch_size=batch_size)
-
-
-def test_integers_of_numpy_are_batch_sizes(encoder, expected):
-  np.testing.assert_allclose(encoder.encode(SENTENCES, batch_size=np.int64(2)), expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("shape", [(2, 0), (2, 7), (7,), (2, 1, 6), ()])
-@pytest.mark.parametrize("side", ["sources", "targets"])
 @pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
-def test_vectors_of_another_shape_are_named(encoder, method, side, shape):
-  sides = {"sources": np.ones((2, 6)), "targets": np.ones((2, 6)), side: np.ones(shape)}
-  message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
-  with pytest.raises(ValueError, match=message):
-    getattr(encoder, method)(**sides)
+def test_vectors_of_another_shape_are_named(encoder, method):
+  for side in ("sources", "targets"):
+    for shape in ((2, 0), (2, 7), (7,), (2, 1, 6), ()):
+      sides = {"sources": np.ones((2, 6)), "targets": np.ones((2, 6)), side: np.ones(shape)}
+      message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
+      with pytest.raises(ValueError, match=message):
+        getattr(encoder, method)(**sides)
 
 
 def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
@@ -499,29 +429,10 @@ def test_a_forked_child_reports_the_fork(encoder):
   for use in (
     lambda: encoder.encode(["a"]),
     lambda: encoder.margin_scores(np.ones((2, 6)), np.ones((2, 6))),
-    lambda: encoder.translate(["a"], "de"),
   ):
     message = forks.error_in_fork(use)
     assert message.startswith("RuntimeError: this encoder was loaded in process")
     assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
-
-
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_pickled_encoder_is_loaded_again(run, dtype):
-  encoder = vmsst.load(run, dtype=dtype)
-  encoder.max_length = 7
-  content = pickle.dumps(encoder)
-  assert len(content) < 1000  # no parameters
-  found = pickle.loads(content)
-  assert (found.path, found.max_length) == (encoder.path, 7)
-  np.testing.assert_array_equal(found.encode(SENTENCES), encoder.encode(SENTENCES))
-
-
-def test_an_encoder_in_memory_cannot_be_pickled_but_copied(params):
-  encoder = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=MAX_LENGTH)
-  with pytest.raises(TypeError, match=r"passed in memory; .* vmsst\.load\(path\)"):
-    pickle.dumps(encoder)
-  np.testing.assert_array_equal(copy.copy(encoder).encode(["a"]), encoder.encode(["a"]))
 
 
 # --------------------------------------------------------------------------------------------
@@ -530,17 +441,15 @@ def test_an_encoder_in_memory_cannot_be_pickled_but_copied(params):
 
 def test_paths_that_cannot_be_of_an_encoder_are_named(run, tmp_path, monkeypatch):
   (tmp_path / "README.md").write_text("# Read me\n")
-  for path in (tmp_path / "README.md", run / "encoder.json"):
-    with pytest.raises(errors.InputError, match=rf"{path.name} is a file, .* give a folder"):
-      vmsst.load(path)
+  with pytest.raises(errors.InputError, match=r"README.md is a file, .* give a folder"):
+    vmsst.load(tmp_path / "README.md")
   monkeypatch.chdir(run)
   with pytest.raises(errors.InputError, match="path of the encoder is empty"):
     vmsst.load("")
   with pytest.raises(errors.InputError, match="no folder"):
     vmsst.load("a\0b")
-  for path in (None, 3, b"run"):
-    with pytest.raises(TypeError, match=rf"path of the encoder is {path!r}"):
-      vmsst.load(path)
+  with pytest.raises(TypeError, match=r"path of the encoder is b'run'"):
+    vmsst.load(b"run")
 
 
 def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
@@ -583,27 +492,26 @@ def test_folders_of_other_libraries_are_recognized(tmp_path, name):
     vmsst.load(tmp_path)
 
 
-def test_remote_folders_of_all_kinds(run, params, tmp_path):
-  fsspec = pytest.importorskip("fsspec")
-  store = fsspec.filesystem("memory")
-  store.put(str(run), "/bucket/run", recursive=True)
+def test_remote_folders_of_all_kinds(run, params, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  store.put(str(run), "gs://bucket/run", recursive=True)
   encoder_json.save_encoder_assets(MODEL, tmp_path)
   safetensors.numpy.save_file(tiny_encoders.flat(params), tmp_path / "model.safetensors")
-  store.put(str(tmp_path), "/bucket/export", recursive=True)
+  store.put(str(tmp_path), "gs://bucket/export", recursive=True)
   for path, name in (
     ("run", "run/checkpoint_100"),
     ("run/checkpoint_100/", "run/checkpoint_100"),
     ("export", "export"),
   ):
-    encoder = vmsst.load(f"memory://bucket/{path}")
-    assert encoder.path == f"memory://bucket/{name}"
+    encoder = vmsst.load(f"gs://bucket/{path}")
+    assert encoder.path == f"gs://bucket/{name}"
     assert_params(encoder, params)
     assert encoder.vocabulary.size == 259
-  with pytest.raises(errors.InputError, match="memory://bucket/none does not exist"):
-    vmsst.load("memory://bucket/none")
-  store.rm("/bucket/run/encoder.json")
-  with pytest.raises(errors.InputError, match=r"encoder\.json does not exist"):
-    vmsst.load("memory://bucket/run")
+  with pytest.raises(errors.InputError, match="no folder gs://bucket/none"):
+    vmsst.load("gs://bucket/none")
+  store.rm("gs://bucket/run/encoder.json")
+  with pytest.raises(errors.InputError, match=r"gs://bucket/run/encoder\.json does not exist"):
+    vmsst.load("gs://bucket/run")
 
 
 def test_a_missing_package_for_a_store_is_named(monkeypatch):

@@ -1,12 +1,10 @@
 import dataclasses
 import functools
 import itertools
-import pickle
 import re
 
 import forks
 import jax
-import jax.numpy as jnp
 import line_files
 import numpy as np
 import optax
@@ -203,11 +201,9 @@ def test_a_trained_run_translates_both_ways(translator):
   assert translator.translate(iter(capitals), "eng") == WORDS
   both = translator.translate(WORDS, ["de"] * 20 + ["en"] * 7)
   assert both == [*capitals[:20], *WORDS[20:]]
-
-
-def test_a_vector_is_all_that_generation_needs(translator):
+  assert translator.translate(["abc"], "de", max_length=2) == ["AB"]
   vectors_NS = translator.encoder.encode(WORDS)
-  assert translator.generate(vectors_NS, "de") == [word.upper() for word in WORDS]
+  assert translator.generate(vectors_NS, "de") == capitals  # they are all that it needs
   assert translator.generate(vectors_NS[:0], "de") == translator.translate([], "de") == []
 
 
@@ -220,39 +216,6 @@ def test_batches_change_nothing_and_a_seed_decides_all(translator):
   assert sampled != generate(temperature=1.5, seed=4)
   same_NS = np.repeat(vectors_NS[:1], len(WORDS), axis=0)
   assert len({*translator.generate(same_NS, "de", temperature=1.5)}) > 1
-
-
-def test_draws_are_near_the_likeliest_at_a_low_temperature(translator):
-  vectors_NS = translator.encoder.encode(WORDS)
-  greedy = translator.generate(vectors_NS, "de")
-  assert translator.generate(vectors_NS, "de", temperature=1e-3, seed=1) == greedy
-
-
-def test_sentences_are_no_longer_than_asked(translator):
-  assert translator.translate(["abc"], "de", max_length=2) == ["AB"]
-
-
-def test_language_latents_are_the_means_of_the_language_encoder(translator):
-  network, params = translator._network, translator._params
-
-  @jax.jit
-  def posteriors(tokens_1T, language_1):
-    def of(net):
-      return net.posteriors(net.embed(tokens_1T), tokens_1T != 0, language_1)
-
-    return network.apply({"params": params}, method=of)
-
-  texts = ["abc", "a", "CBA"]
-  found_NG = translator.language_latents(texts, ["en", "en", "de"])
-  for text, code, latent_G in zip(texts, (EN, EN, DE), found_NG, strict=True):
-    tokens_1T = jnp.array(VOCABULARY.encode([text], LENGTH))
-    expected_G = posteriors(tokens_1T, jnp.array([code])).language_mean_BG[0]
-    np.testing.assert_allclose(latent_G, expected_G, atol=1e-5)
-  # The decoder uses them: distant ones change the output.
-  vectors_NS = translator.encoder.encode(WORDS)
-  told = functools.partial(translator.generate, vectors_NS, "de")
-  assert told(language_latents_NG=np.zeros((len(WORDS), 16))) == told()
-  assert told(language_latents_NG=np.full((len(WORDS), 16), 50.0)) != told()
 
 
 def test_a_translation_is_likelier_than_another_word(translator):
@@ -296,16 +259,13 @@ def test_wrong_input_is_named(translator):
       translator.translate(["abc"], language)
 
 
-@pytest.mark.parametrize("code", ["sw", "swh_Latn", "fr"])
-def test_a_language_without_training_data_is_refused(translator, run, code):
+@pytest.mark.parametrize("code", ["swh_Latn", "fr"])
+def test_a_language_without_training_data_is_refused(translator, code):
   message = rf"not trained on the language '{code}'; choose one of deu, eng"
-  for translate in (translator.translate, vmsst.load(run).translate):
-    with pytest.raises(errors.InputError, match=message):
-      translate(["abc"], code)
+  with pytest.raises(errors.InputError, match=message):
+    translator.translate(["abc"], code)
   with pytest.raises(errors.InputError, match=message):
     translator.generate(np.zeros((2, 16)), ["de", code])
-  with pytest.raises(errors.InputError, match=message):
-    translator.language_latents(["abc"], code)
 
 
 def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknown():
@@ -317,12 +277,10 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
 @pytest.mark.parametrize(
   ("option", "values"),
   [
-    ("temperature", (-1, -0.1, 1e-9, 1e9, float("nan"), float("inf"), "hot", None, True)),
-    ("max_length", (0, -1, 5000, 10**12, 2.5, True)),
-    ("batch_size", (0, -1, 2.5, None, True)),
-    ("seed", (-1, 1 << 32, 1 << 70, 2.5, None)),
-    ("beam_size", (0, -1, 257, 2.5, None, True)),
-    ("length_penalty", (-0.1, 11, float("nan"), float("inf"), "x", None, True)),
+    ("temperature", (-0.1, 1e-9, 1e9, float("nan"), "hot", True)),
+    ("max_length", (0, 5000, 2.5)),
+    ("batch_size", (0, None)),
+    ("seed", (-1, 1 << 32)),
   ],
 )
 def test_options_out_of_range_are_named(translator, option, values):
@@ -335,48 +293,26 @@ def test_options_out_of_range_are_named(translator, option, values):
         call(**{option: value})
 
 
-def test_beam_search_finds_the_sentences_of_a_confident_decoder(translator):
-  capitals = [word.upper() for word in WORDS]
-  assert translator.translate(WORDS, "de", beam_size=3, batch_size=16) == capitals
-  # A finished sentence is preferred to a likelier one that is cut.
-  assert translator.translate(["abc"], "de", beam_size=3, max_length=2) == ["A"]
-  with pytest.raises(errors.InputError, match=r"temperature is 1\.0 and beam_size is 2"):
-    translator.translate(["abc"], "de", beam_size=2, temperature=1.0)
-
-
 def test_extreme_temperatures_and_seeds_give_sentences(translator):
   vectors_NS = translator.encoder.encode(WORDS)
   greedy = translator.generate(vectors_NS, "de")
-  assert translator.generate(vectors_NS, "de", temperature=1e-6, seed=(1 << 32) - 1) == greedy
+  for temperature in (1e-6, 1e-3):
+    options = {"temperature": temperature, "seed": (1 << 32) - 1}
+    assert translator.generate(vectors_NS, "de", **options) == greedy
   drawn = translator.generate(vectors_NS, "de", temperature=1e6)
   assert len({text[:1] for text in drawn}) > 5  # from all pieces
 
 
-def test_a_pickled_translator_is_loaded_again(translator):
-  found = pickle.loads(pickle.dumps(translator))
-  assert found.translate(WORDS, "de") == translator.translate(WORDS, "de")
-  with pytest.raises(TypeError, match="passed in memory"):
-    pickle.dumps(make_translator(NETWORKS["vmsst"], {}))
-
-
 def test_a_forked_child_reports_the_fork(translator):
-  for use in (
-    lambda: translator.generate(np.zeros((2, 16)), "de"),
-    lambda: translator.language_latents(["abc"], "de"),
-  ):
-    assert forks.error_in_fork(use).startswith("RuntimeError: this encoder was loaded in process")
+  message = forks.error_in_fork(lambda: translator.generate(np.zeros((2, 16)), "de"))
+  assert message.startswith("RuntimeError: this encoder was loaded in process")
 
 
-def test_what_a_network_does_not_have_is_refused():
+def test_a_language_without_a_decoder_is_refused():
   groups = tuple({EN: 0, DE: 1}.get(row, -1) for row in range(languages.NUM_LANGUAGES))
   network = networks.VmsstNetwork(CONFIG, latent_dim=6, decoder_groups=groups)
   with pytest.raises(errors.InputError, match="not trained on the language 'fr'"):
     make_translator(network, {}).generate(np.ones((1, 6)), "fr")
-  plain = make_translator(NETWORKS["bitranslation"], {})
-  with pytest.raises(errors.InputError, match="no language latent"):
-    plain.language_latents(WORDS[:2], "en")
-  with pytest.raises(errors.InputError, match="no language latent"):
-    plain.generate(np.zeros((1, 6)), "en", language_latents_NG=np.zeros((1, 6)))
 
 
 def test_a_run_without_a_decoder_says_so(tmp_path):
@@ -465,9 +401,6 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   assert (lines[0], lines[3:]) == ("ABC", ["BCA", ""])
   assert len(lines) == 5
   assert not any(capsys.readouterr())  # Progress is shown on terminals only.
-  assert cli.main([*arguments, *files, "--beam-size", "2"]) == 0
-  assert (tmp_path / "out.txt").read_text().split("\n")[0] == "ABC"
-  capsys.readouterr()
   assert cli.main([*arguments, *files, "--output", "-", "--temperature", "9", "--seed", "1"]) == 0
   sampled = capsys.readouterr().out
   assert sampled.count("\n") == 4
@@ -484,7 +417,6 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   (tmp_path / "in.txt").write_text("abc\n")
   for option in (
     ["--to", "sw"], ["--temperature", "-1"], ["--max-length", "0"], ["--seed", "-1"],
-    ["--beam-size", "0"], ["--length-penalty", "-1.0"],
   ):  # fmt: skip
     assert cli.main([*arguments, str(tmp_path / "in.txt"), *option]) == 1
     message = capsys.readouterr().err

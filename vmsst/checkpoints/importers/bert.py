@@ -9,11 +9,10 @@ two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids o
 `swap_padding` for ids from elsewhere.
 """
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,8 +25,9 @@ from vmsst.checkpoints import (
   tensors,
 )
 from vmsst.checkpoints.importers import weight_tables
-from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import storage, work_folders
+from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
+from vmsst.files import storage
+from vmsst.networks import bert, sentence_encoder
 from vmsst.text import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
@@ -90,27 +90,12 @@ _ENCODER = (
 _POOLER = dense("pooler.dense", "pooler/dense")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Imported(weight_tables.Imported):
-  """The result of an import.
-
-  Attributes:
-    padding_id: The tokenizer's padding id, which is swapped with id 0.
-    prefix: Text before every sentence.
-    max_length: Tokens of a sentence, special tokens included. Longer sentences are cut.
-  """
-
-  padding_id: int
-  prefix: str
-  max_length: int
-
-
 def swap_padding(ids: np.ndarray, padding_id: int) -> np.ndarray:
   """Returns ids with 0 and `padding_id` swapped: the tokenizer's as the table's, or back."""
   return np.where(ids == 0, padding_id, np.where(ids == padding_id, 0, ids)).astype(ids.dtype)
 
 
-def rows(sizes: Mapping[str, Any], *, pooler: bool) -> list[weight_tables.Row]:
+def rows(sizes: Mapping[str, Any], *, pooler: bool) -> list[Row]:
   """Returns the tensors of a BERT in transformers and the parameters that they become.
 
   Args:
@@ -146,133 +131,121 @@ def import_bert(
   """
   target = output_folders.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as local:
-    hugging_face.check_folder(
-      local, "a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
-    )
+    weight_tables.check_folder(local)
     own = local / hugging_face.CONFIG_FILE
     if own.is_file():
       # Before the modules, whose errors would hide that it is another kind of model.
-      hugging_face.check_choice(own, hugging_face.read_config(local), *_KINDS)
-    elif (local / encoder_json.ENCODER_FILE).is_file():
+      hugging_face.check_choice(own, hugging_face.read_object(own), *_KINDS)
+    return weight_tables.save(_convert(local, prefix, pooling), target)
+
+
+def _convert(local: pathlib.Path, prefix: str | None, pooling: str | None) -> Converted:
+  released = sentence_transformers_files.read(local)
+  source, tokenizer = released.transformer, cast(Any, released.tokenizer)
+  path = source / hugging_face.CONFIG_FILE
+  sizes = _sizes(path, released.config)
+  padding_id = _padding_id(path, released)
+  if padding_id >= sizes["vocab_size"]:
+    raise errors.InputError(
+      f"{source}: the padding id is {padding_id}, outside the table of {sizes['vocab_size']} rows"
+    )
+  prompts = released.prompts
+  if not released.pools_prompt:
+    if prefix or (prefix is None and (released.prefix or prompts)):
       raise errors.InputError(
-        f"{local} is a vmsst encoder, which needs no import; open it with vmsst.load"
+        f"{local}: pooling without prompts ('include_prompt') is not supported; pass an empty "
+        "prefix"
       )
-    released = sentence_transformers_files.read(local)
-    source = released.transformer
-    path, tokenizer = source / hugging_face.CONFIG_FILE, released.tokenizer
-    sizes = _sizes(path, released.config)
-    padding_id = _padding_id(path, released)
-    if padding_id >= sizes["vocab_size"]:
-      raise errors.InputError(
-        f"{source}: the padding id is {padding_id}, outside the table of {sizes['vocab_size']} rows"
-      )
-    prompts = released.prompts
-    if not released.pools_prompt:
-      if prefix or (prefix is None and (released.prefix or prompts)):
-        raise errors.InputError(
-          f"{local}: pooling without prompts ('include_prompt') is not supported; pass an empty "
-          "prefix"
-        )
-      prompts = {}
-    if prefix is None:
-      prefix = released.prefix
-    stored = hugging_face.open_tensors(source)
-    if released.dense is not None:
-      opened = hugging_face.open_tensors(local / released.dense)
-      stored |= {f"{released.dense}/{name}": tensor for name, tensor in opened.items()}
-    found = _match(source, stored, sizes, released.dense)
-    pooling = released.pooling if pooling is None else pooling
-    if pooling not in POOLINGS:
-      raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
-    has_pooler = any(name.startswith("pooler/") for row in found for name in row.targets)
-    if pooling == "pooler" and not has_pooler:
-      raise errors.InputError(f"pooling is 'pooler', but {local} has none")
-    positions = sizes["max_positions"] - sizes["position_offset"]
-    max_length = min(positions, released.max_length or positions)
-    with work_folders.atomic_folder(target) as partial:
-      params = weight_tables.to_parameters(found, stored)
-      table = params[weight_tables.TOKEN_TABLE]
-      table[[0, padding_id]] = table[[padding_id, 0]]
-      weight_tables.write_checkpoint(partial, params)
-      if tokenizer is not None:
-        tokenizer.save(str(partial / TOKENIZER_FILE), pretty=False)
-        encoder_json.save_imported_encoder(
-          partial,
-          network={
-            "class": "SentenceEncoder",
-            "config_class": "BertConfig",
-            "config": sizes,
-            "latent_dim": sizes["emb_dim"],
-            "head": False,
-            "pooling": pooling,
-            "normalize": released.normalize,
-          },
-          vocabulary=hugging_face_vocabulary.HuggingFaceVocabulary(
-            str(partial / TOKENIZER_FILE), prefix, prompts
-          ),
-          max_length=max_length,
-        )
+    prompts = {}
+  prefix = released.prefix if prefix is None else prefix
+  stored = hugging_face.open_tensors(source)
+  dense_module = {}
+  if released.dense is not None:
+    opened = hugging_face.open_tensors(local / released.dense)
+    dense_module = {name.replace("linear.", "pooler.dense."): x for name, x in opened.items()}
+  found, left_out = _named(source, stored, dense_module)
+  pooling = released.pooling if pooling is None else pooling
+  if pooling not in POOLINGS:
+    raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
+  has_pooler = "pooler.dense.weight" in found
+  if pooling == "pooler" and not has_pooler:
+    raise errors.InputError(f"pooling is 'pooler', but {local} has none")
+  tensors.check_layers(sizes["num_layers"], stored, str(source))
+  table = rows(sizes, pooler=has_pooler)
+  weight_tables.check(table, found, str(source))
+  params = weight_tables.to_parameters(table, found)
+  order = np.arange(sizes["vocab_size"])
+  params[weight_tables.TOKEN_TABLE] = params[weight_tables.TOKEN_TABLE][
+    swap_padding(order, padding_id)
+  ]
   notes = []
   if padding_id:
     notes.append(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
       "table are swapped, and so are the ids of texts"
     )
-  if tokenizer is not None:
-    notes += [
-      f"Sentence vectors: pooling {pooling!r}, normalize {released.normalize}, prefix {prefix!r}, "
-      f"at most {max_length} tokens",
-      f"vmsst.load({str(target)!r}) opens the encoder",
-    ]
+  positions = sizes["max_positions"] - sizes["position_offset"]
+  max_length = min(positions, released.max_length or positions)
+
+  def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
+    own = str(folder / TOKENIZER_FILE)
+    tokenizer.save(own, pretty=False)
+    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(own, prefix, prompts)
+    config, normalize = bert.BertConfig(**sizes), released.normalize
+    network = sentence_encoder.SentenceEncoder(
+      config, sizes["emb_dim"], head=False, pooling=pooling, normalize=normalize
+    )
+    return encoder_json.EncoderAssets(network, vocabulary, max_length)
+
+  if tokenizer is None:
+    notes.append(
+      f"Without a {TOKENIZER_FILE}, vmsst.load cannot open it: save one with transformers' "
+      "AutoTokenizer. Training can start from it with a vocabulary of the same ids"
+    )
   else:
     notes.append(
-      "Without a tokenizer, vmsst.load cannot open it; training can start from it with a "
-      "vocabulary of the same ids"
+      f"Sentence vectors: pooling {pooling!r}, normalize {released.normalize}, prefix {prefix!r}, "
+      f"at most {max_length} tokens"
     )
-  return Imported(
-    checkpoint=target / weight_tables.CHECKPOINT,
+  return Converted(
+    params=params,
     sizes=sizes,
-    rows=tuple(found),
-    vocabulary=target / TOKENIZER_FILE if tokenizer is not None else None,
+    left_out=left_out,
+    assets=None if tokenizer is None else assets,
     notes=tuple(notes),
-    padding_id=padding_id,
-    prefix=prefix,
-    max_length=max_length,
   )
 
 
-def _match(
+def _named(
   folder: pathlib.Path,
   stored: Mapping[str, tensors.StoredTensor],
-  sizes: Mapping[str, Any],
-  dense_module: str | None,
-) -> list[weight_tables.Row]:
-  """Returns what each tensor becomes: the parameters first, then the tensors left out."""
+  pooler: Mapping[str, tensors.StoredTensor],
+) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
+  """Returns the encoder's tensors by their names in a plain BERT, and why others are left out.
+
+  Args:
+    folder: The source, for messages.
+    stored: All tensors.
+    pooler: Tensors of a dense module, which replaces the model's own pooler.
+  """
   prefix = next((prefix for prefix in _PREFIXES if prefix + _WORDS in stored), None)
   if prefix is None:
     raise errors.InputError(f"{folder} lacks {_WORDS}: it is not a BERT or XLM-R")
-  source_of: dict[str, str] = {}
-  unused = []
-  for source in sorted(stored):
+  found, left_out = dict(pooler), {}
+  for source, tensor in stored.items():
     name = source.removeprefix(prefix)
-    note = next((note for start, note in _LEFT_OUT.items() if name.startswith(start)), None)
-    if dense_module is not None and name.startswith("pooler."):
-      note = f"{dense_module} replaces it"
-    if note is not None:
-      unused.append(weight_tables.Row(source, stored[source].shape, note=note))
-      continue
     for old, new in _OLD_NAMES.items():
       name = name.replace(old, new)
-    name = name.replace(f"{dense_module}/linear.", "pooler.dense.")
-    if name in source_of:
-      raise errors.InputError(f"{folder} holds {name} twice, as {source_of[name]} and {source}")
-    source_of[name] = source
-  tensors.check_layers(sizes["num_layers"], stored, str(folder))
-  used = rows(sizes, pooler="pooler.dense.weight" in source_of)
-  weight_tables.check(
-    used, {name: stored[source] for name, source in source_of.items()}, str(folder)
-  )
-  return [dataclasses.replace(row, source=source_of[row.source]) for row in used] + unused
+    reason = next((note for start, note in _LEFT_OUT.items() if name.startswith(start)), None)
+    if pooler and name.startswith("pooler."):
+      reason = "the dense module replaces it"
+    if reason is not None:
+      left_out[source] = reason
+    elif name in found:
+      raise errors.InputError(f"{folder} holds {name} twice, also as {source}")
+    else:
+      found[name] = tensor
+  return found, left_out
 
 
 def _sizes(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,14 +254,10 @@ def _sizes(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
   def number(key: str) -> int:
     return hugging_face.positive_integer(path, config, key)
 
-  choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-    _KINDS,
-    ("hidden_act", "gelu", tuple(ACTIVATIONS)),
-    ("position_embedding_type", "absolute", ("absolute",)),
-    ("is_decoder", False, (False,)),
-  )
-  for key, default, known in choices:
-    hugging_face.check_choice(path, config, key, default, known)
+  hugging_face.check_choice(path, config, *_KINDS)
+  hugging_face.check_choice(path, config, "hidden_act", "gelu", tuple(ACTIVATIONS))
+  hugging_face.check_choice(path, config, "position_embedding_type", "absolute", ("absolute",))
+  hugging_face.check_choice(path, config, "is_decoder", False, (False,))
   epsilon = config.get("layer_norm_eps", 1e-12)
   if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < 1:
     raise errors.InputError(f"{path}: 'layer_norm_eps' is {epsilon!r}, not between 0 and 1")

@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json, output_folders, tensors, torch_files
+from vmsst.checkpoints import encoder_json, output_folders, tensors
 from vmsst.checkpoints.importers import bert, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Rule, dense, norm
-from vmsst.files import storage, work_folders
+from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
+from vmsst.files import storage
+from vmsst.networks import bert as bert_networks
+from vmsst.networks import sentence_encoder
 from vmsst.text import vocabularies
 
 _PARALLEL = "module."
+_WORDS = "model.bert.embedding.word_embedding.embedding.weight"
+_POSITIONS = "model.bert.embedding.position_embedding.position_embeddings.weight"
+_LAYER = re.compile(r"model\.bert\.encoder\.layer\.(\d+)\.")
 _LANGUAGES = "model.la_tag_linear.embedding.weight"
 _LOGITS = "model.decoder.decoder.weight"
 # There only if the token table is the XTR head's vocabulary projection too.
@@ -31,21 +36,12 @@ _OLD_TRANSFORM, _TRANSFORM = "model.decoder.transform.", "model.transform."
 _POSITION_TABLE = "encoder/position_embedding"
 _LANGUAGE_TABLE = "language_embedder/embedding"
 _HEAD_DIM = 64
+_OF_CONFIG = ("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers", "max_positions")
 _EXPECTED = "EMS_model.pt of the release, or its state dict as .safetensors"
-_UNUSED = "EmsNetwork has no such parameter"
-_COPY = "a copy of the token table"
 
 _ENCODER = (
-  Rule(
-    "model.bert.embedding.word_embedding.embedding.weight",
-    weight_tables.TOKEN_TABLE,
-    ("vocab_size", "emb_dim"),
-  ),
-  Rule(
-    "model.bert.embedding.position_embedding.position_embeddings.weight",
-    _POSITION_TABLE,
-    ("position_rows", "emb_dim"),
-  ),
+  Rule(_WORDS, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
+  Rule(_POSITIONS, _POSITION_TABLE, ("position_rows", "emb_dim")),
   *norm("model.bert.embedding.layer_norm", "encoder/embedding_layer_norm"),
   *bert.layers("model.bert.encoder.layer", "self_attention"),
 )
@@ -70,7 +66,7 @@ def import_ems(
   *,
   vocabulary: str | os.PathLike[str],
   num_heads: int | None = None,
-) -> weight_tables.Imported:
+) -> Imported:
   """Writes EMS as a folder that `vmsst.load` opens and that training runs start from.
 
   As in the release, text is lowercased and split into words by the rules of its language, so
@@ -92,118 +88,102 @@ def import_ems(
   target = output_folders.new_folder(output)
   with storage.local_copy(storage.absolute(file)) as path:
     stored = _open(path)
-    config, heads, rows = _match(path, stored, num_heads)
+    sizes = _sizes(path, stored, num_heads)
+    table = rows(sizes)
+    names = {row.source for row in table}
+    weight_tables.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
     pieces = vocabularies.SentencePieceVocabulary(
       storage.absolute(vocabulary), lowercase=True, pretokenize=True
     )
-    if pieces.size != config["vocab_size"]:
+    if pieces.size != sizes["vocab_size"]:
       raise errors.InputError(
         f"{vocabulary} has {pieces.size} pieces, but the token table of {path} has "
-        f"{config['vocab_size']} rows; pass the vocabulary of this model"
+        f"{sizes['vocab_size']} rows; pass the vocabulary of this model"
       )
-    rows_of_languages: list[int] = []
-    if heads["num_source_languages"]:
-      rows_of_languages = _language_rows(pieces, heads["num_source_languages"])
-    with work_folders.atomic_folder(target) as partial:
-      params = weight_tables.to_parameters(rows, stored)
-      params[_POSITION_TABLE] = params[_POSITION_TABLE][1:]
-      if rows_of_languages:
-        table = np.zeros((languages.NUM_LANGUAGES, heads["language_dim"]), np.float32)
-        table[rows_of_languages] = params[_LANGUAGE_TABLE]
-        params[_LANGUAGE_TABLE] = table
-      weight_tables.write_checkpoint(partial, params)
-      encoder_json.save_imported_encoder(
-        partial,
-        network={
-          "class": "SentenceEncoder",
-          "config_class": "BertConfig",
-          "config": config,
-          "latent_dim": config["emb_dim"],
-          "head": False,
-        },
-        vocabulary=pieces,
-        max_length=config["max_positions"],
-      )
-  return weight_tables.Imported(
-    checkpoint=target / weight_tables.CHECKPOINT,
-    sizes=config | heads,
-    rows=tuple(rows),
-    vocabulary=target / encoder_json.VOCABULARY_FILE,
-    notes=(f"vmsst.load({str(target)!r}).encode(sentences, language='en') returns its vectors",),
-  )
+    params = weight_tables.to_parameters(table, stored)
+    params[_POSITION_TABLE] = params[_POSITION_TABLE][1:]
+    if sizes["language_dim"]:
+      own = _language_rows(pieces, sizes["num_source_languages"])
+      languages_LG = np.zeros((languages.NUM_LANGUAGES, sizes["language_dim"]), np.float32)
+      languages_LG[own] = params[_LANGUAGE_TABLE]
+      params[_LANGUAGE_TABLE] = languages_LG
+    copies = {_SHARED, _LOGITS} if sizes["share_embedding"] else set()
+    config = bert_networks.BertConfig(
+      **{key: sizes[key] for key in _OF_CONFIG}, activation="swish", layer_norm_eps=1e-12
+    )
+    network = sentence_encoder.SentenceEncoder(config, sizes["emb_dim"], head=False)
+    converted = Converted(
+      params=params,
+      sizes=sizes,
+      left_out={
+        name: "a copy of the token table" if name in copies else "EmsNetwork has no such parameter"
+        for name in sorted(stored.keys() - names)
+      },
+      assets=lambda _: encoder_json.EncoderAssets(network, pieces, sizes["max_positions"]),
+      notes=("`encode` needs the language of texts: encode(sentences, language='en')",),
+    )
+    return weight_tables.save(converted, target)
 
 
-def rows(config: Mapping[str, Any], heads: Mapping[str, Any]) -> list[weight_tables.Row]:
+def rows(sizes: Mapping[str, Any]) -> list[Row]:
   """Returns the tensors of the release that become parameters.
 
   Args:
-    config: Attributes of a BertConfig.
-    heads: Attributes of the EmsNetwork (`language_dim`, `share_embedding`, `projection_dim`), and
-      `num_source_languages`, the rows of the release's language table. None or 0: that part is
-      missing.
+    sizes: Attributes of a BertConfig and of the EmsNetwork (`language_dim`, `share_embedding`,
+      `projection_dim`), and `num_source_languages`, the rows of the release's language table. None
+      or 0: that part is missing.
   """
-  language_dim = heads["language_dim"] or 0
-  xtr_inputs = config["emb_dim"] + language_dim
+  language_dim = sizes["language_dim"] or 0
+  xtr_inputs = sizes["emb_dim"] + language_dim
   table = (
     *_ENCODER,
     *(_LANGUAGE if language_dim else ()),
     *_XTR,
-    *(() if heads["share_embedding"] else _XTR_LOGITS),
-    *(_PROJECTION if heads["projection_dim"] else ()),
+    *(() if sizes["share_embedding"] else _XTR_LOGITS),
+    *(_PROJECTION if sizes["projection_dim"] else ()),
   )
   derived = {
-    "position_rows": config["max_positions"] + 1,
+    "position_rows": sizes["max_positions"] + 1,
     "xtr_inputs": xtr_inputs,
-    "xtr_dim": config["emb_dim"] if heads["share_embedding"] else xtr_inputs,
+    "xtr_dim": sizes["emb_dim"] if sizes["share_embedding"] else xtr_inputs,
   }
-  return weight_tables.expand(table, {**config, **heads, **derived})
+  return weight_tables.expand(table, {**sizes, **derived})
 
 
-def _match(
+def _sizes(
   path: pathlib.Path, stored: Mapping[str, tensors.StoredTensor], num_heads: int | None
-) -> tuple[dict[str, Any], dict[str, Any], list[weight_tables.Row]]:
-  """Returns the encoder's config, the sizes of the heads, and what each tensor becomes."""
-  table = (
-    *_ENCODER,
-    *(_LANGUAGE if _LANGUAGES in stored else ()),
-    *(_PROJECTION if _PROJECTION[-2].source in stored else ()),
-  )
-  why = "it is not an EMS in the names of its release"
-  sizes = weight_tables.infer_sizes(table, stored, str(path), otherwise=why)
-  width = sizes["emb_dim"]
-  if num_heads is None:
-    num_heads = max(1, width // _HEAD_DIM)
-  if num_heads < 1 or width % num_heads:
+) -> dict[str, Any]:
+  """Returns the sizes that tensors show, as for `rows`."""
+
+  def shape(name: str) -> tuple[int, ...]:
+    found = stored[name].shape if name in stored else ()
+    if len(found) != 2 or 0 in found:
+      raise errors.InputError(
+        f"{path}: {name} is no matrix, so that it is not an EMS in the names of its release"
+      )
+    return found
+
+  vocab_size, width = shape(_WORDS)
+  heads = max(1, width // _HEAD_DIM) if num_heads is None else num_heads
+  if heads < 1 or width % heads:
     raise errors.InputError(
-      f"{path} has hidden size {width}, not a multiple of {num_heads} attention heads; pass their "
+      f"{path} has hidden size {width}, not a multiple of {heads} attention heads; pass their "
       "number (--heads)"
     )
-  config = {
-    "vocab_size": sizes["vocab_size"],
+  table = shape(_LANGUAGES) if _LANGUAGES in stored else (0, None)
+  projection = _PROJECTION[-2].source
+  return {
+    "vocab_size": vocab_size,
     "emb_dim": width,
-    "num_heads": num_heads,
-    "mlp_dim": sizes["mlp_dim"],
-    "num_layers": sizes["num_layers"],
-    "max_positions": sizes["position_rows"] - 1,
-    "activation": "swish",
-    "layer_norm_eps": 1e-12,
-  }
-  heads = {
-    "language_dim": sizes.get("language_dim"),
-    "num_source_languages": sizes.get("num_source_languages", 0),
+    "num_heads": heads,
+    "mlp_dim": shape("model.bert.encoder.layer.0.intermediate.dense.weight")[0],
+    "num_layers": len({found[1] for found in map(_LAYER.match, stored) if found}),
+    "max_positions": shape(_POSITIONS)[0] - 1,
+    "num_source_languages": table[0],
+    "language_dim": table[1],
     "share_embedding": _SHARED in stored,
-    "projection_dim": sizes.get("projection_dim"),
+    "projection_dim": shape(projection)[0] if projection in stored else None,
   }
-  used = rows(config, heads)
-  names = {row.source for row in used}
-  known = {name: tensor for name, tensor in stored.items() if name in names}
-  weight_tables.check(used, known, str(path))
-  copies = {_SHARED, _LOGITS} if heads["share_embedding"] else set()
-  unused = [
-    weight_tables.Row(name, stored[name].shape, note=_COPY if name in copies else _UNUSED)
-    for name in sorted(stored.keys() - names)
-  ]
-  return config, heads, used + unused
 
 
 def _language_rows(
@@ -231,12 +211,10 @@ def _language_rows(
 
 def _open(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Returns the state dict's tensors by their current names."""
-  if path.is_dir():
-    raise errors.InputError(f"{path} is a folder; give {_EXPECTED}")
   if not path.is_file():
-    raise errors.InputError(f"no file {path}; give {_EXPECTED}")
+    raise errors.InputError(f"{path} is not a file; give {_EXPECTED}")
   found: dict[str, tensors.StoredTensor] = {}
-  for source, tensor in torch_files.open_state_dict(path, expected=_EXPECTED).items():
+  for source, tensor in tensors.open_file(path).items():
     name = source.removeprefix(_PARALLEL)
     if name.startswith(_OLD_TRANSFORM):
       name = _TRANSFORM + name.removeprefix(_OLD_TRANSFORM)

@@ -1,23 +1,24 @@
 """Table-driven conversion of weights between other libraries and this one.
 
 A table has one `Rule` for each tensor of a format: its name there, its axes, and the parameter that
-it becomes. `infer_sizes` reads sizes off the tensors' shapes. `expand` makes the rows of a
-model of given sizes, `check` compares them with the tensors in a file, and `to_parameters`
-converts. Exports use the same rows backward (`to_tensors`).
+it becomes. `expand` makes the rows of a model of given sizes, `check` compares them with the
+tensors in a file, and `to_parameters` converts. Exports use the same rows backward (`to_tensors`).
+
+`save` writes what an import has converted.
 """
 
 import dataclasses
 import itertools
+import os
 import pathlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
-from vmsst.files import checksums, storage
+from vmsst.checkpoints import encoder_json, hugging_face, tensors
+from vmsst.files import checksums, storage, work_folders
 
 CHECKPOINT = "checkpoint_0"
 TOKEN_TABLE = "token_embedder/embedding"
@@ -56,19 +57,32 @@ class Row:
     shape: Its shape there.
     targets: Names of the parameters that it becomes.
     transposed: Whether they are its transpose.
-    note: Why it becomes no parameter, if so.
   """
 
   source: str
   shape: tuple[int, ...]
-  targets: tuple[str, ...] = ()
+  targets: tuple[str, ...]
   transposed: bool = False
-  note: str = ""
 
-  @property
-  def size(self) -> int:
-    """The number of values in the tensor."""
-    return int(np.prod(self.shape))
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Converted:
+  """A model of another library, converted.
+
+  Attributes:
+    params: The parameters by name.
+    sizes: Sizes of the model by the attributes of its config.
+    left_out: By the name of each tensor that became no parameter, the reason.
+    assets: Returns what `vmsst.load` needs next to the parameters, given the folder that they are
+      written to; it may write the vocabulary there. None: the source has no vocabulary.
+    notes: What to know before using the result, one sentence each.
+  """
+
+  params: Mapping[str, np.ndarray]
+  sizes: Mapping[str, Any]
+  left_out: Mapping[str, str]
+  assets: Callable[[pathlib.Path], encoder_json.EncoderAssets] | None
+  notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,41 +91,63 @@ class Imported:
 
   Attributes:
     checkpoint: The new checkpoint.
-    sizes: Sizes of the model by the attributes of its config.
-    rows: What each tensor of the source became.
     vocabulary: The vocabulary next to the checkpoint, or None.
-    notes: What to know before using the result, one sentence each.
+    converted: What it consists of.
   """
 
   checkpoint: storage.Path
-  sizes: Mapping[str, Any]
-  rows: tuple[Row, ...]
   vocabulary: storage.Path | None
-  notes: tuple[str, ...] = ()
+  converted: Converted
+
+
+def check_folder(folder: pathlib.Path) -> None:
+  """Raises InputError, with what to give instead, if a path is not a folder of another library."""
+  if not folder.is_dir():
+    problem = f"{folder} is a file" if folder.exists() else f"no folder {folder}"
+    raise errors.InputError(f"{problem}; give a Hugging Face folder (config.json and weights)")
+  exported = (folder / encoder_json.ENCODER_FILE).is_file()
+  if exported and not (folder / hugging_face.CONFIG_FILE).is_file():
+    raise errors.InputError(
+      f"{folder} is a vmsst encoder, which needs no import; open it with vmsst.load"
+    )
+
+
+def save(converted: Converted, target: storage.Path) -> Imported:
+  """Writes a converted model as a folder that training starts from and that `vmsst.load` opens.
+
+  Args:
+    converted: The model.
+    target: Folder to make: `output_folders.new_folder` has checked it.
+
+  Raises:
+    InputError: the folder cannot be written, or another command has written it.
+  """
+  name = None
+  with work_folders.atomic_folder(target) as partial:
+    write_checkpoint(partial, converted.params)
+    if converted.assets is not None:
+      name = encoder_json.save_assets(converted.assets(partial), partial)
+  vocabulary = None if name is None else target / name
+  return Imported(checkpoint=target / CHECKPOINT, vocabulary=vocabulary, converted=converted)
 
 
 def describe(imported: Imported) -> str:
-  """Returns a table of all tensors with totals and sizes, and how to use the result."""
-  used = [row for row in imported.rows if row.targets]
-  unused = [row for row in imported.rows if not row.targets]
-  parameters = sum(len(row.targets) for row in used)
-  values = sum(row.size * len(row.targets) for row in used)
-  width = max(len(row.source) for row in imported.rows)
-  lines = [
-    f"{row.source:{width}}  {'x'.join(map(str, row.shape)):>12}  "
-    + (" and ".join(row.targets) if row.targets else f"left out: {row.note}")
-    for row in imported.rows
-  ]
+  """Returns what was left out, the sizes of the model, and how to use the result."""
+  converted, folder = imported.converted, imported.checkpoint.parent
+  numbers = sum(array.size for array in converted.params.values())
+  reasons: dict[str, list[str]] = {}
+  for name, reason in converted.left_out.items():
+    reasons.setdefault(reason, []).append(name)
+  lines = [f"left out, {reason}: {tensors.some(names)}" for reason, names in reasons.items()]
   lines += [
-    f"{len(used)} tensors ({sum(row.size for row in used):,} numbers) became {parameters} "
-    f"parameters ({values:,} numbers)",
-    f"{len(unused)} tensors ({sum(row.size for row in unused):,} numbers) were left out",
-    "Sizes: " + ", ".join(f"{key}={value!r}" for key, value in imported.sizes.items()),
-    *imported.notes,
+    f"{len(converted.params)} parameters ({numbers:,} numbers)",
+    "Sizes: " + ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items()),
+    *converted.notes,
   ]
   if imported.vocabulary is not None:
-    lines.append(f"VOCABULARY_PATH = {str(imported.vocabulary)!r}")
-  return "\n".join([*lines, f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}"])
+    lines.append(f"vmsst.load({os.fspath(folder)!r}) opens the encoder")
+    lines.append(f"VOCABULARY_PATH = {os.fspath(imported.vocabulary)!r}")
+  return "\n".join([*lines, f"INITIAL_CHECKPOINT_PATH = {os.fspath(imported.checkpoint)!r}"])
 
 
 def dense(
@@ -156,55 +192,6 @@ def each_layer(layers: str, source: str, target: str, table: Table) -> tuple[Rul
     )
     for rule in table
   )
-
-
-def by_parameter(table: Table) -> tuple[Rule, ...]:
-  """Returns the rules of files that have the parameters' names and layouts already."""
-  return tuple(
-    dataclasses.replace(
-      rule,
-      source=rule.target,
-      axes=rule.axes[::-1] if rule.transposed else rule.axes,
-      transposed=False,
-    )
-    for rule in table
-  )
-
-
-def infer_sizes(
-  table: Table, stored: Mapping[str, tensors.StoredTensor], where: str, *, otherwise: str
-) -> dict[str, int]:
-  """Returns the sizes of all axes and the numbers of layers, as a file's tensors show them.
-
-  Each size is read off the first tensor that has it; `check` finds out whether the others agree.
-
-  Args:
-    table: Rules of the format.
-    stored: The file's tensors by name.
-    where: The file, for messages.
-    otherwise: What to tell the user if a tensor is missing.
-
-  Raises:
-    InputError: a tensor that shows a size is missing or has another number of axes.
-  """
-  sizes: dict[str, int] = {}
-  for rule in table:
-    if sizes.keys() >= set(rule.axes):
-      continue
-    name = rule.source.replace(_LAYER, "0")
-    if name not in stored:
-      raise errors.InputError(f"{where} lacks {name}: {otherwise}")
-    shape = stored[name].shape
-    if len(shape) != len(rule.axes) or 0 in shape:
-      raise errors.InputError(
-        f"{name} in {where} has shape {shape}; it must have {len(rule.axes)} axes, none of size 0"
-      )
-    sizes = dict(zip(rule.axes, shape, strict=True)) | sizes
-  for rule in table:
-    if rule.layers is not None and rule.layers not in sizes:
-      number = re.compile(re.escape(rule.source.partition(_LAYER)[0]) + r"(\d+)")
-      sizes[rule.layers] = len({found[1] for found in map(number.match, stored) if found})
-  return sizes
 
 
 def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
@@ -256,10 +243,9 @@ def to_parameters(
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
-    if row.targets:
-      array = stored[row.source].read()
-      array = np.ascontiguousarray(array.T) if row.transposed else array
-      params |= dict.fromkeys(row.targets, array)
+    array = stored[row.source].read()
+    array = np.ascontiguousarray(array.T) if row.transposed else array
+    params |= dict.fromkeys(row.targets, array)
   return params
 
 
