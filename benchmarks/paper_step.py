@@ -271,7 +271,7 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
   def start(rng):
     variables = model.get_initial_variables(rng, {"inputs": (1, size.length)})
-    return train_state.FlaxOptimTrainState.create(optimizer_def, variables)
+    return train_state.TrainState.create(optimizer_def, variables)
 
   state = jax.block_until_ready(jax.jit(start)(jax.random.key(0)))
   batch, rng = make_batch(size), jax.random.key(2)

@@ -39,7 +39,7 @@ import numpy as np
 from vocab_projection import matmul
 
 from vmsst.arrays import padding
-from vmsst.launch.runtime import adafactor
+from vmsst.launch.runtime import adafactor, train_state
 from vmsst.models import generation
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import t5
@@ -117,7 +117,7 @@ def make_model(options: argparse.Namespace) -> vmsst_model.VmsstModel:
   return vmsst_model.VmsstModel(
     network=networks.VmsstNetwork(config, latent_dim=options.width),
     input_vocabulary=vocabularies.ByteVocabulary(),  # not used
-    optimizer_def=adafactor.Adafactor(learning_rate=1e-3),
+    optimizer_def=adafactor.Adafactor(),
   )
 
 
@@ -188,17 +188,21 @@ def check(options: argparse.Namespace) -> dict[str, float]:
 # One measurement
 
 
+def make_state(model: Any, params: Any) -> train_state.TrainState:
+  return train_state.TrainState.create(model.optimizer_def, {"params": params})
+
+
 def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
   model = make_model(options)
   batch = make_batch(options, options.batch)
   compute = gradients(model, variant)
 
-  def step(optimizer, batch, rng):
-    (_, metrics), grads = compute(optimizer.target, batch, rng)
-    return optimizer.apply_gradient(grads, learning_rate=1e-3), metrics
+  def step(state, batch, rng):
+    (_, metrics), grads = compute(state.params, batch, rng)
+    return state.apply_gradient(grads, learning_rate=1e-3), metrics
 
   # With jit, no two parts of the state share a buffer, which could not be donated.
-  optimizer = jax.jit(model.optimizer_def.create)(make_params(model, variant))
+  optimizer = jax.jit(make_state, static_argnums=0)(model, make_params(model, variant))
   rng = jax.random.key(2)
   compiled = jax.jit(step, donate_argnums=0).lower(optimizer, batch, rng).compile()
   jax.block_until_ready((optimizer, batch))

@@ -1,18 +1,17 @@
-"""Multi-process runs: finds this process's place in the run and makes all processes end together.
+"""Multi-process runs: JAX finds and connects the processes; here they end together.
 
 Imports JAX only when a multi-process run starts.
 """
 
 import atexit
 import contextlib
-import dataclasses
 import itertools
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from vmsst.errors import InputError, check_integer
@@ -21,9 +20,6 @@ from vmsst.errors import InputError, check_integer
 HEARTBEAT_SECONDS = 30
 # The longest that processes wait for one, such as while it computes metrics.
 _BARRIER_SECONDS = 24 * 3600
-_LOOK_SECONDS = 1.0
-_FAILURE = "vmsst/failure"
-_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # In errors of collectives when another process is gone (gloo, NCCL, the coordinator).
 _CONNECTION_LOST = re.compile(
   r"gloo|nccl|socket closed|connection (reset|closed|refused)|heartbeat|coordination service",
@@ -31,287 +27,102 @@ _CONNECTION_LOST = re.compile(
 )
 
 
-class LostProcess(InputError):
-  """Another process of the run died."""
+def _on_cluster() -> bool:
+  """Returns whether JAX can find several processes: of a SLURM step, of Open MPI or of a TPU pod.
 
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """The place of a process in its run; JAX finds fields that are None.
-
-  Attributes:
-    coordinator_address: host:port of process 0.
-    count: Number of processes.
-    index: Index of this process, from 0.
-    found_by: How the run was recognized as multi-process, for messages.
+  On Kubernetes, JAX would ask the cluster's server in every pod; there, the user gives the address.
   """
-
-  coordinator_address: str | None
-  count: int | None
-  index: int | None
-  found_by: str
-
-
-def find(
-  *,
-  coordinator_address: str | None = None,
-  count: int | None = None,
-  index: int | None = None,
-  multi_process: bool = False,
-  environment: Mapping[str, str] = os.environ,
-) -> Place | None:
-  """Returns the place of this process in its run, or None if it is the only one.
-
-  Takes missing arguments from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
-  JOB_COMPLETION_INDEX, which an indexed Kubernetes job sets). JAX itself finds the processes of a
-  SLURM step or a TPU pod. `count=1` always means a single process.
-
-  Args:
-    coordinator_address: HOST:PORT of process 0.
-    count: Number of processes.
-    index: Index of this process.
-    multi_process: Whether the run is multi-process in any case; JAX then finds the processes.
-    environment: The environment variables; on a TPU, after JAX is imported.
-
-  Raises:
-    InputError: An argument is missing or invalid.
-  """
-  if count == 1 and index in (None, 0):
-    return None
-  address = coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS") or None
-  given = count is not None or index is not None
-  slurm = _slurm(environment)
-  if address:
-    count = _number(count, environment, "JAX_NUM_PROCESSES")
-    index = _number(index, environment, "JAX_PROCESS_ID", "JOB_COMPLETION_INDEX")
-    if slurm is None:
-      _check_complete(count, index)
-    found_by = "--coordinator_address or JAX_COORDINATOR_ADDRESS"
-  elif slurm is not None:
-    found_by = slurm
-  elif _on_tpu_pod(environment):
-    found_by = "the TPU's metadata"
-  elif multi_process:
-    found_by = "the cluster's environment"
-  elif given:
-    raise InputError(
-      "--process_count and --process_index need --coordinator_address (or "
-      "JAX_COORDINATOR_ADDRESS); set it to the HOST:PORT of process 0, reachable from all processes"
-    )
-  else:
-    return None
-  port = re.fullmatch(r".+:(\d{1,5})", address) if address else None
-  if address and (port is None or not 0 < int(port[1]) < 1 << 16):
-    raise InputError(f"coordinator address {address!r}: write HOST:PORT, with a port up to 65535")
-  if count is not None and count < 1:
-    raise InputError(f"process count {count}: it must be at least 1")
-  if index is not None and not 0 <= index < (count or sys.maxsize):
-    raise InputError(
-      f"process index {index}: with {count} processes it must be from 0 to {(count or 1) - 1}"
-    )
-  if count == 1:
-    return None
-  return Place(address, count, index, found_by)
-
-
-def _slurm(environment: Mapping[str, str]) -> str | None:
-  """Returns the variable that shows a SLURM step of several tasks; None outside of one."""
-  if any(name not in environment for name in _SLURM) or environment["SLURM_NTASKS"] == "1":
-    return None
-  return f"SLURM_NTASKS={environment['SLURM_NTASKS']}"
-
-
-def _on_tpu_pod(environment: Mapping[str, str]) -> bool:
-  """Returns whether there are TPUs, perhaps of a pod; importing JAX sets these variables."""
-  return "TPU_ML_PLATFORM" in environment and "TPU_SKIP_MDS_QUERY" not in environment
-
-
-def _number(given: int | None, environment: Mapping[str, str], *names: str) -> int | None:
-  if given is not None:
-    return given
-  for name in names:
-    if text := environment.get(name):
-      if not text.isdecimal():
-        raise InputError(f"{name} is {text!r}; set it to an integer")
-      return int(text)
-  return None
-
-
-def _check_complete(count: int | None, index: int | None) -> None:
-  if count is None:
-    raise InputError("no process count; set --process_count (or JAX_NUM_PROCESSES)")
-  if index is None and count != 1:
-    raise InputError(
-      "no process index; set --process_index (or JAX_PROCESS_ID, or JOB_COMPLETION_INDEX)"
-    )
+  found = os.environ
+  return (
+    ("SLURM_STEP_NODELIST" in found and found.get("SLURM_NTASKS") != "1")
+    or "OMPI_MCA_orte_hnp_uri" in found
+    or ("TPU_ML_PLATFORM" in found and "TPU_SKIP_MDS_QUERY" not in found)  # set by importing JAX
+  )
 
 
 @contextlib.contextmanager
-def joined(place: Place | None, initialization_timeout: int | None = None) -> Iterator[None]:
-  """Joins the processes of the run; a process that fails inside ends all of them.
+def joined(
+  coordinator_address: str | None = None,
+  count: int | None = None,
+  index: int | None = None,
+  *,
+  multi_process: bool = False,
+  initialization_timeout: int | None = None,
+) -> Iterator[None]:
+  """Joins the processes of the run, if there are several; they end together.
 
-  A failing process reports its error to the others and ends without waiting for them. The others
-  write the error to stderr and exit with 1, whatever they are doing. If a process is killed, JAX
-  aborts the others after `HEARTBEAT_SECONDS`; most collectives fail at once.
+  A process that fails inside ends without waiting for the others. Their next collective fails, or
+  JAX ends them after `HEARTBEAT_SECONDS`.
 
   Args:
-    place: See `find`; None does nothing.
+    coordinator_address: HOST:PORT of process 0; None: JAX finds it.
+    count: Number of processes; None: JAX finds it; 1 always means a single process.
+    index: Index of this process, from 0; None: JAX finds it.
+    multi_process: Whether the run is multi-process, also if nothing shows it.
     initialization_timeout: Seconds to wait for the other processes; None for JAX's default.
 
   Raises:
-    InputError: The processes could not connect, or the timeout is not positive.
-    LostProcess: A collective failed because another process died.
+    InputError: An argument is invalid, the processes could not connect, or a collective failed
+      because another process died.
   """
   if initialization_timeout is not None:
     check_integer("--initialization_timeout", initialization_timeout)
-  if place is None or not _connect(place, initialization_timeout):
+  shown = multi_process or any(x is not None for x in (coordinator_address, count, index))
+  if count == 1 or not (shown or _on_cluster()):
     yield
     return
-  from jax._src import distributed  # as Orbax and multihost_utils do: there is no public API
-
-  state = distributed.global_state
-  watch = _Watch(state.client, state.process_id, state.num_processes)
-  try:
-    yield
-    barrier()  # JAX's own shutdown gives up after five minutes
-  except BaseException as error:
-    if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
-      watch.fail(error)
-      raise
-    lost = LostProcess(
-      watch.reported()
-      or "another process of this run is gone: it was killed, or its machine or network failed "
-      f"({str(error).splitlines()[0][:300]}). Rerun the same command to resume from the last "
-      "checkpoint"
-    )
-    watch.fail(lost)
-    raise lost from None
-  watch.close()
-  _leave(state)
-
-
-def _leave(state: Any) -> None:
-  """Disconnects from the other processes; the service of process 0 stops after all have left.
-
-  JAX's own shutdown stops the service as soon as process 0 has left, which aborts a process that is
-  still leaving.
-  """
-  state.client.shutdown()
-  state.client = None
-  if state.service is not None:
-    time.sleep(2 * _LOOK_SECONDS)
-    state.service.shutdown()
-    state.service = None
-
-
-def _connect(place: Place, initialization_timeout: int | None) -> bool:
-  """Starts jax.distributed; returns False if there is only one process."""
   import jax
 
+  port = re.fullmatch(r".+:(\d{1,5})", coordinator_address or "_:1")
+  if port is None or not 0 < int(port[1]) < 1 << 16:
+    raise InputError(
+      f"coordinator address {coordinator_address!r}: write HOST:PORT, with a port up to 65535"
+    )
   given: dict[str, Any] = {
-    "coordinator_address": place.coordinator_address,
-    "num_processes": place.count,
-    "process_id": place.index,
+    "coordinator_address": coordinator_address,
+    "num_processes": count,
+    "process_id": index,
     "initialization_timeout": initialization_timeout,
   }
-  whole = None not in (place.coordinator_address, place.count, place.index)
-  if whole and _slurm(os.environ) is None:
-    given["cluster_detection_method"] = "deactivate"  # nothing to detect, and JAX would warn
-  # JAX aborts the process if the others do not connect, so the message comes before.
-  waiting = threading.Timer(min(10.0, (initialization_timeout or 300) / 2), _say_waiting, (place,))
-  waiting.daemon = True
-  waiting.start()
+  if shown:  # JAX ends a process that cannot connect, so the message comes before
+    place = coordinator_address or "the address that JAX finds"
+    print(f"t5x: connecting to the other processes at {place}", file=sys.stderr, flush=True)
   try:
     jax.distributed.initialize(
       **{name: value for name, value in given.items() if value is not None},
       heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
-  except ValueError as error:
-    if place.found_by == "the TPU's metadata" and "should be defined" in str(error):
-      return False  # a single TPU, not of a pod
-    raise InputError(f"multi-process run (by {place.found_by}): {error}") from error
-  except RuntimeError as error:
-    raise InputError(
-      f"multi-process run (by {place.found_by}): the processes could not connect "
-      f"({str(error).splitlines()[0][:300]}); check that process 0 is running and that its address "
-      f"{place.coordinator_address or ''} is free there and reachable from here"
-    ) from error
-  finally:
-    waiting.cancel()
-  from jax._src import distributed
+  except (ValueError, RuntimeError) as error:
+    if shown or "should be defined" not in str(error):
+      raise InputError(
+        f"multi-process run: {str(error).splitlines()[0][:300]}; set --coordinator_address, "
+        "--process_count and --process_index, and check that all processes reach process 0"
+      ) from error
+    yield  # on a single TPU, which is not of a pod
+    return
+  from jax._src import distributed  # as Orbax and multihost_utils do: there is no public API
 
-  return distributed.global_state.num_processes > 1
-
-
-def _say_waiting(place: Place) -> None:
-  print(
-    f"t5x: multi-process run (by {place.found_by}): waiting for "
-    f"{'the others' if place.index == 0 else 'process 0'}"
-    + (f" at {place.coordinator_address}" if place.coordinator_address else ""),
-    file=sys.stderr,
-    flush=True,
-  )
-
-
-class _Watch:
-  """Checks every second whether another process failed, and reports a failure of this one.
-
-  Args:
-    client: Client of the coordination service.
-    index: Index of this process.
-    count: Number of processes.
-  """
-
-  def __init__(self, client: Any, index: int, count: int):
-    self._client = client
-    self._name = f"process {index} of {count}"
-    self._first = index == 0
-    self._done = threading.Event()
-    self._thread = threading.Thread(target=self._look, daemon=True, name="processes")
-    self._thread.start()
-
-  def _look(self) -> None:
-    while not self._done.wait(_LOOK_SECONDS):
-      try:
-        reason = self.reason()
-      except Exception:  # its type is jaxlib's own
-        reason = "process 0, the coordinator, is gone"
-      if reason is not None and not self._done.is_set():
-        print(f"t5x: error: {self._name} stops: {reason}", file=sys.stderr, flush=True)
-        if self._first:  # the others read the failure from this process
-          time.sleep(4 * _LOOK_SECONDS)
-        os._exit(1)
-
-  def reason(self) -> str | None:
-    """Returns the failure that a process reported; raises if process 0 does not answer."""
-    try:
-      return self._client.key_value_try_get(_FAILURE)
-    except Exception as error:
-      if "NOT_FOUND" in str(error):
-        return None
-      raise
-
-  def reported(self) -> str | None:
-    """Returns `reason()`, or None if process 0 does not answer."""
-    with contextlib.suppress(Exception):
-      return self.reason()
-    return None
-
-  def fail(self, error: BaseException) -> None:
-    """Reports an error to the others and ends this process soon, without waiting for them."""
-    self.close()
-    text = " ".join(str(error).split())[:1000] or "no message"
-    if not isinstance(error, InputError):
-      text = f"{type(error).__name__}: {text}"
-    with contextlib.suppress(Exception):  # only the first report counts
-      self._client.key_value_set(_FAILURE, f"{self._name} failed: {text}")
-      # Lets the others read the report before they notice that this process is gone.
-      time.sleep((4 if self._first else 2) * _LOOK_SECONDS)
+  state: Any = distributed.global_state
+  try:
+    yield
+    barrier()  # JAX's own shutdown gives up after five minutes
+  except BaseException as error:
     _end_without_the_others()
-
-  def close(self) -> None:
-    """Stops checking."""
-    self._done.set()
+    if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
+      raise
+    raise InputError(
+      "another process of this run is gone: it failed or was killed, or its machine or network "
+      f"failed ({str(error).splitlines()[0][:300]}). Rerun the same command to resume from the "
+      "last checkpoint"
+    ) from None
+  # JAX's own shutdown stops the service as soon as process 0 has left, which aborts a process that
+  # is still leaving.
+  state.client.shutdown()
+  state.client = None
+  if state.service is not None:
+    time.sleep(2)
+    state.service.shutdown()
+    state.service = None
 
 
 def _end_without_the_others() -> None:

@@ -1,5 +1,6 @@
 """`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
 
+import copy
 import functools
 import inspect
 import json
@@ -13,9 +14,11 @@ import gin
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import Mesh
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, topologies, utils
+from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.launch.runtime import train as train_lib
 from vmsst.text import vocabularies
 
@@ -71,12 +74,11 @@ def train_function(with_memory: bool, topology: str | None = None) -> Callable[.
   @functools.wraps(train_lib.train)  # Gin checks names and types of its parameters.
   def train(**given: Any) -> None:
     try:
-      bound = inspect.signature(train_lib.train).bind(**given)
+      inspect.signature(train_lib.train).bind(**given)
     except TypeError as error:
       raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
-    bound.apply_defaults()
-    train_lib.check_arguments(bound.arguments)
     run = given["model"], given["train_dataset_cfg"], given["partitioner"], given["trainer_cls"]
+    train_lib.check_run(*run[:2])
     report = describe(*run, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
     if with_memory:
@@ -105,8 +107,6 @@ class _Step:
   def __init__(
     self, model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
   ):
-    if not cfg.task_feature_lengths:
-      raise InputError("--dry_run needs TASK_FEATURE_LENGTHS; set it")
     self._batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
     converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
     lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
@@ -248,17 +248,57 @@ def memory(
   """
   step = _Step(model, cfg, partitioner, trainer_cls)
   if topology is not None:
-    partitioner = topologies.on_topology(partitioner, topology)
-  lowered = step.function(partitioner).lower(step.state, step.batch)
-  parts = topologies.memory_parts(topologies.compile_step(lowered, partitioner.mesh))
-  peak = parts.pop("peak")
-  device = partitioner.mesh.devices.flat[0].device_kind
+    partitioner = _on_topology(partitioner, topology)
+  devices = f"{partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind}"
+  try:
+    compiled = step.function(partitioner).lower(step.state, step.batch).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise InputError(
+      f"a step does not fit {devices}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
+      "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
+    ) from None
+  found: Any = compiled.memory_analysis()
+  parts = {
+    "arguments": found.argument_size_in_bytes,
+    "results": found.output_size_in_bytes - found.alias_size_in_bytes,
+    "temporary": found.temp_size_in_bytes,
+  }
+  # Backends that do not report the peak return less than the arguments.
+  peak = found.peak_memory_in_bytes
+  peak = peak if peak > parts["arguments"] else sum(parts.values())
+  shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
   return {
-    "text": f"compiled for {partitioner.mesh.size} {device}, per device: "
-    + ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
-    + f"; peak {_mib(peak)}",
+    "text": f"compiled for {devices}, per device: {shown}; peak {_mib(peak)}",
     "peak_bytes_per_device": peak,
   }
+
+
+def _on_topology(
+  partitioner: partitioning.PjitPartitioner, topology: str
+) -> partitioning.PjitPartitioner:
+  """Returns the same mesh on TPUs that need not exist."""
+  # Without these, libtpu looks for a TPU, and for other processes that use it.
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  try:
+    devices = topologies.get_topology_desc(topology, platform="tpu").devices
+  except Exception as error:  # from libtpu, or from finding it
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise InputError(
+      f"no TPU topology {topology!r} in the package libtpu; install libtpu or name a topology such "
+      f"as v5e:2x4: {reason}"
+    ) from error
+  mesh = partitioner.mesh
+  if len(devices) < mesh.size:
+    raise InputError(
+      f"{topology} has {len(devices)} devices but the mesh has {mesh.size}; choose a larger one"
+    )
+  moved = copy.copy(partitioner)
+  on_tpus = mesh_utils.create_device_mesh(mesh.devices.shape, list(devices)[: mesh.size])
+  moved.mesh = Mesh(on_tpus, mesh.axis_names)
+  return moved
 
 
 def matmul_flops(jaxpr: Any) -> float:

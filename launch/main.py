@@ -12,13 +12,14 @@ with interrupts.default_interrupt():
   import importlib
   import os
   import re
+  import signal
   import sys
-  from collections.abc import Callable, Iterator, Sequence
+  from collections.abc import Callable, Sequence
   from typing import Any
 
   from vmsst.errors import InputError, requires
   from vmsst.files import watchdog
-  from vmsst.launch import distributed, huge_pages, quiet
+  from vmsst.launch import distributed, quiet
   from vmsst.paths import gin_dir
   from vmsst.process import commands
 
@@ -39,8 +40,9 @@ Gin bindings: --gin.NAME=VALUE sets a macro (--gin.TRAIN_STEPS=1000) or a parame
 
 Gin files are searched in the current folder, in --gin_search_paths and among the shipped files.
 
-Multi-process runs: start the same command in every process. Processes of a SLURM step or a TPU pod
-find each other; elsewhere, set --coordinator_address, --process_count and --process_index.
+Multi-process runs: start the same command in every process. Processes of a SLURM step, Open MPI or
+a TPU pod find each other; elsewhere, set --coordinator_address, --process_count and
+--process_index.
 """
 
 
@@ -93,28 +95,25 @@ def _parser() -> argparse.ArgumentParser:
     add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
     )
-    add(
-      "--coordinator_address",
-      metavar="HOST:PORT",
-      help="address of process 0 (default: JAX_COORDINATOR_ADDRESS)",
-    )
-    for option, text, variable in (
-      ("--process_count", "number of processes", "JAX_NUM_PROCESSES"),
-      ("--process_index", "index of this process, from 0", "JAX_PROCESS_ID"),
+    for option, kind, metavar, text, variable in (
+      (
+        "--coordinator_address",
+        str,
+        "HOST:PORT",
+        "address of process 0",
+        "JAX_COORDINATOR_ADDRESS",
+      ),
+      ("--process_count", int, "N", "number of processes", "JAX_NUM_PROCESSES"),
+      ("--process_index", int, "N", "index of this process, from 0", "JAX_PROCESS_ID"),
     ):
-      add(option, type=int, metavar="N", help=f"{text} (default: {variable})")
+      value = os.environ.get(variable) or None
+      add(option, type=kind, metavar=metavar, default=value, help=f"{text} (default: {variable})")
     add(
       "--initialization_timeout",
       type=int,
       metavar="SECONDS",
       help="time to wait for other processes",
     )
-    if name == "train":
-      add(
-        "--profile_steps",
-        metavar="FIRST:LAST",
-        help="write a trace of these steps to MODEL_DIR/profile, for XProf and Perfetto",
-      )
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":
       add("--shard_id", type=int, metavar="N", help="shard of the data to process")
@@ -145,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     process.verbose = "--verbose" in arguments
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     if own_process:
-      huge_pages.restart_with_huge_pages()
+      _restart_with_huge_pages()
     try:
       _run(options)
     except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
@@ -154,6 +153,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
       raise InputError(message) from None
   if process.status:
     sys.exit(process.status)
+
+
+def _restart_with_huge_pages() -> None:
+  """Re-executes this process (same PID) with glibc set to request huge pages.
+
+  Does nothing outside Linux, or if GLIBC_TUNABLES is set, even to an empty value. XLA's CPU client
+  allocates the temporary memory of every step again; in pages of 4 KiB that takes up to a third of
+  a step's CPU time.
+  """
+  if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+    sys.stdout.flush()
+    # Until `interrupts.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.execve(
+      sys.executable,
+      [sys.executable, *sys.orig_argv[1:]],
+      {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    )
 
 
 def _message(error: BaseException) -> str:
@@ -186,50 +203,20 @@ def _run(options: argparse.Namespace) -> None:
   _quiet(options.verbose)
   sys.path.insert(0, os.getcwd())  # for the user's task modules, as with `python -m`
   with watchdog.watching("t5x", _PATIENCE), contextlib.ExitStack() as ends:
-    with _without_garbage_collection():
+    gc.disable()  # imports create a million objects, which would take seconds
+    try:
       function = _configured(options, ends)
-    if getattr(options, "profile_steps", None):
-      function = _profiled(function, options)
+      gc.freeze()
+    finally:
+      gc.enable()
     function()
-
-
-def _profiled(function: Callable[[], Any], options: argparse.Namespace) -> Callable[[], Any]:
-  """Returns a function that trains and writes a trace."""
-  if options.dry_run:
-    raise InputError("--profile_steps works only when a run trains; remove it")
-  from vmsst.launch.runtime import profiling
-
-  profile = profiling.Profile.parse(options.profile_steps)
-
-  def train() -> None:
-    with profiling.requested(profile):
-      function()
-    if not profile.written:
-      print(
-        f"t5x: warning: the run did not train steps {options.profile_steps}, so their trace in "
-        f"MODEL_DIR/{profiling.FOLDER} is missing or incomplete",
-        file=sys.stderr,
-      )
-
-  return train
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-  """Disables garbage collection: imports create a million objects, which would take seconds."""
-  gc.disable()
-  try:
-    yield
-    gc.freeze()
-  finally:
-    gc.enable()
 
 
 def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:
   """Returns the command's function with its gin bindings; `ends` leaves the multi-process run."""
   notes = contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes()
   with requires("train", "t5x"), notes:
-    import seqio  # noqa: F401  (imports TensorFlow, which every command needs)
+    import seqio  # imports TensorFlow, which every command needs
     import tensorflow as tf
 
   tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
@@ -252,14 +239,19 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     functions["train"] = dry_run.train_function(options.dry_run == "memory", options.topology)
   import jax  # noqa: F401  (sets environment variables if there are TPUs)
 
-  place = distributed.find(
-    coordinator_address=options.coordinator_address,
-    count=options.process_count,
-    index=options.process_index,
-    multi_process=options.multiprocess_gpu,
+  ends.enter_context(
+    distributed.joined(
+      options.coordinator_address,
+      options.process_count,
+      options.process_index,
+      multi_process=options.multiprocess_gpu,
+      initialization_timeout=options.initialization_timeout,
+    )
   )
-  ends.enter_context(distributed.joined(place, options.initialization_timeout))
-  _data_folders(options)
+  if options.tfds_data_dir:
+    seqio.set_tfds_data_dir_override(options.tfds_data_dir)
+  if options.seqio_additional_cache_dirs:
+    seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
 
   import gin
 
@@ -289,18 +281,6 @@ def _quiet(verbose: bool) -> None:
   logging.set_stderrthreshold("info" if verbose else "warning")
   if not verbose:
     quiet.drop_untrue_warnings()
-
-
-def _data_folders(options: argparse.Namespace) -> None:
-  """Sets SeqIO's data folders; imports SeqIO only if a folder is given."""
-  if options.tfds_data_dir:
-    import seqio
-
-    seqio.set_tfds_data_dir_override(options.tfds_data_dir)
-  if options.seqio_additional_cache_dirs:
-    import seqio
-
-    seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
 
 
 if __name__ == "__main__":

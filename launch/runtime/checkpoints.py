@@ -8,10 +8,9 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-import flax
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -20,15 +19,13 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from vmsst import errors
 from vmsst.checkpoints import hub_models, layer_stacks, object_stores
 from vmsst.checkpoints import t5x as t5x_checkpoints
-from vmsst.errors import InputError
+from vmsst.errors import InputError, Range
 from vmsst.files import checksums, storage, work_folders
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
-from vmsst.launch.runtime import parameter_names
-from vmsst.launch.runtime.optimizers import some_names
+from vmsst.launch.runtime.train_state import some_names
 
 PREFIX = "checkpoint"
 _DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
@@ -49,28 +46,11 @@ class SaveCheckpointConfig:
       data.
   """
 
-  dtype: str = "float32"
-  period: int | None = None
-  checkpoint_steps: Sequence[int] | None = None
-  keep: int | None = None
+  dtype: Literal["float32", "bfloat16"] | None = "float32"
+  period: Annotated[int, Range(0)] | None = None
+  checkpoint_steps: Sequence[Annotated[int, Range(0)]] | None = None
+  keep: Annotated[int, Range(1)] | None = None
   save_dataset: bool = False
-
-  def __post_init__(self):
-    def name(parameter: str) -> str:
-      return parameter_names.parameter_name("utils.SaveCheckpointConfig", parameter)
-
-    errors.check_integer(name("period"), self.period, minimum=0, optional=True)
-    errors.check_integer(name("keep"), self.keep, optional=True)
-    errors.check_boolean(name("save_dataset"), self.save_dataset)
-    steps = self.checkpoint_steps
-    errors.check(
-      steps is None or (isinstance(steps, Collection) and not isinstance(steps, str)),
-      *(name("checkpoint_steps"), steps, "a list of steps, or None"),
-    )
-    for step in steps or ():
-      errors.check_integer(f"a step of {name('checkpoint_steps')}", step, minimum=0)
-    if self.dtype not in (None, "float32", "bfloat16"):
-      raise InputError(f"SaveCheckpointConfig.dtype={self.dtype!r}: use 'float32' or 'bfloat16'")
 
 
 @dataclasses.dataclass
@@ -89,45 +69,10 @@ class RestoreCheckpointConfig:
   """
 
   path: str | Sequence[str] | None
-  mode: str = "latest"
+  mode: Literal["specific", "latest", "all"] = "latest"
   assignment_map: AssignmentMap | None = None
   fallback_to_scratch: bool = False
-  dtype: str | None = None
-
-  def __post_init__(self):
-    if self.mode not in ("specific", "latest", "all"):
-      raise InputError(
-        f"RestoreCheckpointConfig.mode={self.mode!r}: use 'specific', 'latest' or 'all'"
-      )
-    if self.dtype not in (None, "float32", "float16", "bfloat16"):
-      raise InputError(
-        f"RestoreCheckpointConfig.dtype={self.dtype!r}: use None, 'float32', 'float16' or "
-        "'bfloat16'"
-      )
-
-    def name(parameter: str) -> str:
-      return parameter_names.parameter_name("utils.RestoreCheckpointConfig", parameter)
-
-    paths = self.path if isinstance(self.path, tuple | list) else [self.path or "/"]
-    valid = all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths)
-    errors.check(valid, name("path"), self.path, "the path of a checkpoint, in quotes")
-    errors.check_boolean(name("fallback_to_scratch"), self.fallback_to_scratch)
-    rules = self.assignment_map
-    wanted = "a list of pairs of a regular expression and the name of an array or None"
-    valid = rules is None or (isinstance(rules, tuple | list) and all(map(_is_rule, rules)))
-    errors.check(valid, name("assignment_map"), rules, wanted)
-
-
-def _is_rule(rule: Any) -> bool:
-  """Returns whether `rule` is a pair for an assignment map."""
-  if not isinstance(rule, tuple | list) or len(rule) != 2:
-    return False
-  pattern, source = rule
-  try:
-    re.compile(pattern)
-  except (re.error, TypeError):
-    return False
-  return source is None or isinstance(source, str)
+  dtype: Literal["float32", "float16", "bfloat16"] | None = None
 
 
 @dataclasses.dataclass
@@ -136,19 +81,6 @@ class CheckpointConfig:
 
   save: SaveCheckpointConfig | None = None
   restore: RestoreCheckpointConfig | None = None
-
-  def __post_init__(self):
-    for parameter, kind in (("save", SaveCheckpointConfig), ("restore", RestoreCheckpointConfig)):
-      value = getattr(self, parameter)
-      name = parameter_names.parameter_name("utils.CheckpointConfig", parameter)
-      wanted = f"@utils.{kind.__name__}(), or None"
-      errors.check(value is None or isinstance(value, kind), name, value, wanted)
-
-
-def check_restore_config(name: str, value: Any) -> None:
-  """Raises InputError unless `value` is a RestoreCheckpointConfig."""
-  valid = isinstance(value, RestoreCheckpointConfig)
-  errors.check(valid, name, value, "@utils.RestoreCheckpointConfig()")
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
@@ -278,6 +210,13 @@ def apply_assignment_map(
   Raises:
     InputError: A rule matches nothing, or names an array that the checkpoint lacks.
   """
+  for pattern, _ in assignment_map:
+    try:
+      re.compile(pattern)
+    except re.error as error:
+      raise InputError(
+        f"assignment_map: {pattern!r} is not a regular expression: {error}"
+      ) from error
   unused = {pattern for pattern, _ in assignment_map}
   absent: list[str] = []
   sources: dict[str, layer_stacks.Source | None] = {}
@@ -320,7 +259,7 @@ def _find(
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-  return traverse_util.flatten_dict(flax.core.unfreeze(dict(tree)), sep="/")
+  return traverse_util.flatten_dict(tree, sep="/")
 
 
 def find_arrays(
@@ -399,7 +338,6 @@ def restore(
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
-  object_stores.support_s3()
   with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.restore(
       path / "state",
@@ -415,7 +353,7 @@ def restore(
   for name, source in found.items():
     array = source.make(arrays)
     if source.stacked or source.layer is not None:
-      array = jax.jit(_unchanged, out_shardings=placement[name])(array)
+      array = jax.device_put(array, placement[name])
     # Training donates the state, so names that share a source need separate arrays.
     state[name] = jax.numpy.copy(array) if source.names[0] in taken else array
     taken.update(source.names)
@@ -423,10 +361,6 @@ def restore(
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
-
-
-def _unchanged(array: jax.Array) -> jax.Array:
-  return array
 
 
 def _sharding_of_parts(sharding: Any, source: layer_stacks.Source) -> Any:
@@ -484,7 +418,6 @@ class CheckpointManager:
     self._cfg = cfg
     self._failed = False
     t5x_checkpoints.ignore_abandoned_io()
-    object_stores.support_s3()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())
@@ -518,7 +451,9 @@ class CheckpointManager:
       return False
     state = train_state.state_dict()
     if self._cfg.dtype == "bfloat16":
-      state = {**state, "target": jax.tree.map(_to_bfloat16, state["target"])}
+      state["target"] = jax.tree.map(
+        lambda x: x.astype("bfloat16") if x.dtype == np.float32 else x, state["target"]
+      )
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
     with self._explained():
       self._manager.save(step, args=items, force=True)
@@ -556,7 +491,3 @@ class CheckpointManager:
         f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
         f"same command to {newest}"
       ) from error
-
-
-def _to_bfloat16(array: Any) -> Any:
-  return array.astype("bfloat16") if array.dtype == np.float32 else array

@@ -13,8 +13,8 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -22,15 +22,18 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.errors import InputError
+from vmsst.errors import InputError, Range, Seed
 from vmsst.files import storage
-from vmsst.launch.runtime import parameter_names, partitioning
+from vmsst.launch.runtime import partitioning
 from vmsst.tasks import lanes
 
 Batch = Mapping[str, np.ndarray]
 
 _LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
+
+
+Length = Annotated[int, Range(1)]
 
 
 @dataclasses.dataclass
@@ -53,47 +56,17 @@ class DatasetConfig:
   """
 
   mixture_or_task_name: Any
-  task_feature_lengths: Mapping[str, int] | None
+  task_feature_lengths: Mapping[str, Length | Sequence[Length] | None] | None
   split: str
-  batch_size: int
+  batch_size: Annotated[int, Range(1)]
   shuffle: bool
-  seed: int | None
+  seed: Seed | None
   use_cached: bool = False
   pack: bool = False
   use_custom_packing_ops: bool = False
   module: str | None = None
   use_memory_cache: bool = True
   trim_output_features: bool = True
-
-  def __post_init__(self):
-    def name(parameter: str) -> str:
-      return parameter_names.parameter_name("utils.DatasetConfig", parameter)
-
-    errors.check_integer(name("batch_size"), self.batch_size)
-    errors.check_seed(name("seed"), self.seed)
-    errors.check_text(name("split"), self.split)
-    errors.check_text(name("module"), self.module, optional=True)
-    for flag in (
-      *("shuffle", "use_cached", "pack", "use_custom_packing_ops"),
-      *("use_memory_cache", "trim_output_features"),
-    ):
-      errors.check_boolean(name(flag), getattr(self, flag))
-    lengths = self.task_feature_lengths
-    wanted = "a dict of maximum lengths by feature, or None"
-    errors.check(
-      lengths is None or isinstance(lengths, Mapping), name("task_feature_lengths"), lengths, wanted
-    )
-    for feature, length in (lengths or {}).items():
-      # SeqIO does not trim features of length None; those of higher rank have several lengths.
-      for part in length if isinstance(length, tuple | list) else (length,):
-        label = f"{name('task_feature_lengths')}[{feature!r}]"
-        errors.check_integer(label, part, optional=True)
-
-
-def check_dataset_config(name: str, cfg: Any, *, optional: bool = False) -> None:
-  """Raises InputError unless `cfg` is a DatasetConfig, or None if `optional`."""
-  wanted = "a DatasetConfig, such as @train/utils.DatasetConfig()" + (", or None" * optional)
-  errors.check(isinstance(cfg, DatasetConfig) or (optional and cfg is None), name, cfg, wanted)
 
 
 def check_split(cfg: DatasetConfig) -> None:

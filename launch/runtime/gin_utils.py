@@ -37,16 +37,11 @@ _UNPARSED = (
 )
 
 
-def get_gin_config_str() -> str:
-  """Returns the current gin configuration as text."""
-  return gin.config_str()
-
-
 def summarize_gin_config(model_dir: str, summary_writer: Any, step: int) -> None:
   """Writes the gin configuration to `model_dir`/config.gin and to TensorBoard."""
   if jax.process_index() != 0:
     return
-  text = get_gin_config_str()
+  text = gin.config_str()
   atomic_files.write_text(storage.path(model_dir) / "config.gin", text)
   if summary_writer is not None:
     summary_writer.write_texts(step, {"config": gin.markdown(text)})
@@ -62,7 +57,6 @@ def parse_gin_flags(
   gin_search_paths: Sequence[str],
   gin_files: Sequence[str],
   gin_bindings: Sequence[str],
-  skip_unknown: bool | Sequence[str] = False,
   finalize_config: bool = True,
 ) -> None:
   """Parses `gin_files` in order, then `gin_bindings`; later ones override earlier ones.
@@ -77,7 +71,7 @@ def parse_gin_flags(
   for file in gin_files:
     try:
       with _searching():
-        gin.parse_config_file(file, skip_unknown=skip_unknown)
+        gin.parse_config_file(file)
     except OSError as error:
       missing = re.search(r"file:? (\S+?)\.? ", str(error))
       name = missing.group(1) if missing else file
@@ -93,7 +87,7 @@ def parse_gin_flags(
     if re.fullmatch(r"\w+", name) and name not in known:
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{_nearest(name, known)}")
     try:
-      gin.parse_config(binding, skip_unknown=skip_unknown)
+      gin.parse_config(binding)
     except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
       raise InputError(
         f"--gin.{binding}: cannot parse the value; put strings in inner quotes, like "
@@ -131,23 +125,23 @@ def check_types() -> None:
     except (ValueError, TypeError, NameError, AttributeError, SyntaxError):
       continue  # no signature, or an annotation that exists for type checkers alone
     for name, bound in bindings.items():
-      if name not in signature.parameters:
-        continue
-      parameter = signature.parameters[name]
+      parameter = signature.parameters.get(name)
       value = _literal(bound)
-      if value is parameter.default or _fits(value, parameter.annotation):
+      if parameter is None or value is parameter.default or _fits(value, parameter.annotation):
         continue
       label = f"{'.'.join(selector.split('.')[-2:]).removeprefix('__main__.')}.{name}"
       if isinstance(bound, gin.config.ConfigurableReference):
         label += f" ({'/'.join(bound.scopes)})"
-      kind = inspect.formatannotation(parameter.annotation).replace("NoneType", "None")
       finite = "finite " if value in (math.inf, -math.inf) else ""
-      errors.check(False, label, value, f"a {finite}value of type {_short(kind)}")
+      wanted = f"a {finite}value of type {_shown(parameter.annotation)}"
+      errors.check(False, label, value, wanted)
 
 
-def _short(kind: str) -> str:
-  """Returns an annotation without the modules of its classes."""
-  return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", kind)
+def _shown(annotation: Any) -> str:
+  """Returns an annotation without the modules of its classes, such as `int >= 1 | None`."""
+  text = inspect.formatannotation(annotation).replace("NoneType", "None")
+  text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", text)
+  return re.sub(r"Annotated\[([^,\]]+), ([^\]]+)\]", r"\1 \2", text)
 
 
 def _literal(bound: Any, depth: int = 8) -> Any:
@@ -174,6 +168,9 @@ def _fits(value: Any, annotation: Any) -> bool:
   kind, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
   if value is _UNKNOWN or kind in (inspect.Parameter.empty, Any):
     return True
+  if kind is typing.Annotated:
+    ranges = [item for item in inner[1:] if isinstance(item, errors.Range)]
+    return _fits(value, inner[0]) and all(value in item for item in ranges)
   if kind in (typing.Union, types.UnionType):
     return any(_fits(value, part) for part in inner)
   if kind is typing.Literal:
@@ -184,9 +181,14 @@ def _fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, number) and not isinstance(value, bool) and not infinite
   if not isinstance(kind, type):
     return True
+  if issubclass(kind, Mapping) and isinstance(value, Mapping):
+    return not inner or all(_fits(_literal(x), inner[1]) for x in value.values())
   if issubclass(kind, Collection) and not issubclass(kind, str | bytes | Mapping):
-    part = inner[0] if len(inner) == 1 or inner[1:] == (...,) else Any
-    return isinstance(value, list | tuple | set) and all(_fits(_literal(x), part) for x in value)
+    if not isinstance(value, list | tuple | set):
+      return False
+    if kind is tuple and inner and inner[-1] is not ...:
+      return len(value) == len(inner) and all(map(_fits, map(_literal, value), inner))
+    return all(_fits(_literal(x), inner[0] if inner else Any) for x in value)
   try:
     return isinstance(value, kind)
   except TypeError:  # a protocol, which no literal has
@@ -198,12 +200,8 @@ def unset_macros() -> list[str]:
   return [
     scope
     for (scope, selector), bound in gin.config._CONFIG.items()
-    if selector == "gin.macro" and _is_required(bound.get("value"))
+    if selector == "gin.macro" and str(bound.get("value")) in (str(gin.REQUIRED), "%gin.REQUIRED")
   ]
-
-
-def _is_required(value: Any) -> bool:
-  return value is gin.REQUIRED or str(value) == "%gin.REQUIRED"
 
 
 @contextlib.contextmanager
@@ -289,17 +287,13 @@ def _macros() -> set[str]:
   return names
 
 
-def _registered() -> dict[str, Callable[..., Any]]:
-  return {name: entry.wrapped for name, entry in gin.config._REGISTRY.items()}
-
-
 def _configurables() -> set[str]:
-  full = set(_registered())
-  return full | {".".join(name.split(".")[-2:]) for name in full}
+  names = {name for name, _ in gin.config._REGISTRY.items()}
+  return names | {".".join(name.split(".")[-2:]) for name in names}
 
 
 def _parameters(selector: str) -> list[str]:
-  for name, function in _registered().items():
-    if name == selector or name.endswith("." + selector):
-      return list(inspect.signature(function).parameters)
+  for name, entry in gin.config._REGISTRY.items():
+    if f".{name}".endswith(f".{selector}"):
+      return list(inspect.signature(entry.wrapped).parameters)
   return []

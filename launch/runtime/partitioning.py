@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -17,19 +17,18 @@ from flax.linen import partitioning as flax_partitioning
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vmsst import errors
-from vmsst.errors import InputError
-from vmsst.launch.runtime import parameter_names
+from vmsst.errors import InputError, Range
 
 LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
-HardwareMesh = tuple[int, int, int, int]
+Size = Annotated[int, Range(1)]
+HardwareMesh = tuple[Size, Size, Size, Size]
 
 with_sharding_constraint = flax_partitioning.with_sharding_constraint
 
 
 def standard_logical_axis_rules(
-  activation_partitioning_dims: int = 1,
-  parameter_partitioning_dims: int = 1,
+  activation_partitioning_dims: Literal[1, 2] = 1,
+  parameter_partitioning_dims: Literal[1, 2] = 1,
   additional_rules: LogicalAxisRules | None = None,
 ) -> LogicalAxisRules:
   """Returns upstream's rules for T5X's standard axis names.
@@ -40,12 +39,6 @@ def standard_logical_axis_rules(
       parameters).
     additional_rules: Appended to the standard rules; the first matching rule applies.
   """
-  for name, dims in (
-    ("activation_partitioning_dims", activation_partitioning_dims),
-    ("parameter_partitioning_dims", parameter_partitioning_dims),
-  ):
-    if dims not in (1, 2):
-      raise InputError(f"{name}={dims!r}: it must be 1 or 2")
   rules: list[tuple[str, Any]] = [
     ("batch", "data"),
     ("vocab", "model"),
@@ -105,58 +98,29 @@ class PjitPartitioner:
     num_partitions: Size of the `model` axis.
     model_parallel_submesh: Instead of `num_partitions`, the (x, y, z, core) tile of a TPU pod for
       one model replica; its product is the size of the `model` axis.
-    backend: JAX backend to use the devices of; None for the default.
-    ici_mesh_shape: Explicit (data, model) mesh within one slice.
-    dcn_mesh_shape: Explicit (data, model) mesh over slices, multiplied with `ici_mesh_shape`.
     logical_axis_rules: See `standard_logical_axis_rules`.
   """
 
   def __init__(
     self,
-    num_partitions: int | None = None,
+    num_partitions: Size | None = None,
     model_parallel_submesh: HardwareMesh | None = None,
-    backend: str | None = None,
-    ici_mesh_shape: Sequence[int] | None = None,
-    dcn_mesh_shape: Sequence[int] | None = None,
     logical_axis_rules: LogicalAxisRules | None = None,
   ):
-    def name(parameter: str) -> str:
-      return parameter_names.parameter_name("PjitPartitioner", parameter)
-
-    errors.check_integer(name("num_partitions"), num_partitions, optional=True)
-    for parameter, sizes in (
-      ("model_parallel_submesh", model_parallel_submesh),
-      ("ici_mesh_shape", ici_mesh_shape),
-      ("dcn_mesh_shape", dcn_mesh_shape),
-    ):
-      valid = sizes is None or isinstance(sizes, tuple | list)
-      errors.check(valid, name(parameter), sizes, "a tuple of sizes, or None")
-      for size in sizes or ():
-        errors.check_integer(f"a size of {name(parameter)}", size)
-    if bool(num_partitions) == bool(model_parallel_submesh) and ici_mesh_shape is None:
+    if bool(num_partitions) == bool(model_parallel_submesh):
       raise InputError(
         f"PjitPartitioner has num_partitions={num_partitions!r} and "
         f"model_parallel_submesh={model_parallel_submesh!r}; set exactly one of them"
       )
-    if model_parallel_submesh is not None and len(model_parallel_submesh) != 4:
-      raise InputError(f"model_parallel_submesh={model_parallel_submesh!r}: it must have 4 numbers")
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
-    try:
-      devices = jax.devices(backend) if backend else jax.devices()
-    except RuntimeError as error:
-      if backend is None:
-        raise
-      raise InputError(f"PjitPartitioner.backend={backend!r}: {error}; set another") from error
-    if ici_mesh_shape is not None:
-      device_array = _explicit_mesh(devices, ici_mesh_shape, dcn_mesh_shape)
-    else:
-      if len(devices) % model_size:
-        raise InputError(
-          f"num_partitions={model_size} does not divide the {len(devices)} available devices; "
-          "choose a divisor"
-        )
-      shape = (len(devices) // model_size, model_size)
-      device_array = mesh_utils.create_device_mesh(shape, devices)
+    devices = jax.devices()
+    if len(devices) % model_size:
+      raise InputError(
+        f"num_partitions={model_size} does not divide the {len(devices)} available devices; choose "
+        "a divisor"
+      )
+    shape = (len(devices) // model_size, model_size)
+    device_array = mesh_utils.create_device_mesh(shape, devices)
     self.mesh = Mesh(device_array, ("data", "model"))
     self.logical_axis_rules = tuple(logical_axis_rules or standard_logical_axis_rules())
     self.data_partition_spec = PartitionSpec("data")
@@ -260,26 +224,3 @@ class PjitPartitioner:
     return {
       name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
     }
-
-
-def check_partitioner(name: str, value: Any) -> None:
-  """Raises InputError unless `value` is a partitioner."""
-  errors.check(isinstance(value, PjitPartitioner), name, value, "@partitioning.PjitPartitioner()")
-
-
-def _explicit_mesh(
-  devices, ici_shape: Sequence[int], dcn_shape: Sequence[int] | None
-) -> np.ndarray:
-  shapes = [tuple(ici_shape), tuple(dcn_shape or (1,) * len(ici_shape))]
-  if any(len(shape) != 2 for shape in shapes):
-    raise InputError(
-      f"ici_mesh_shape and dcn_mesh_shape are {shapes}; write (data, model) for each"
-    )
-  needed = math.prod(math.prod(shape) for shape in shapes)
-  if needed != len(devices):
-    raise InputError(
-      f"the mesh {shapes} needs {needed} devices but {len(devices)} are available; change its shape"
-    )
-  if dcn_shape is None:
-    return mesh_utils.create_device_mesh(shapes[0], devices)
-  return mesh_utils.create_hybrid_device_mesh(shapes[0], shapes[1], devices)

@@ -4,14 +4,13 @@ Gin files use them as `utils.create_learning_rate_scheduler`.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from vmsst import errors
-from vmsst.errors import InputError
-from vmsst.launch.runtime import parameter_names
+from vmsst.errors import InputError, Range
 
 Step = Int[jax.Array, ""] | int
 Schedule = Callable[[Step], Float[jax.Array, ""]]
@@ -23,13 +22,13 @@ _FACTORS_OF_WARMUP = frozenset(
 
 def create_learning_rate_scheduler(
   factors: str = "constant * linear_warmup * rsqrt_decay",
-  base_learning_rate: float = 0.5,
-  warmup_steps: int = 1000,
+  base_learning_rate: Annotated[float, Range(0)] = 0.5,
+  warmup_steps: Annotated[int, Range(0)] = 1000,
   decay_factor: float = 0.5,
-  steps_per_decay: int = 20000,
-  steps_per_cycle: int = 100000,
-  step_offset: int = 0,
-  min_learning_rate: float = 1e-8,
+  steps_per_decay: Annotated[int, Range(1)] = 20000,
+  steps_per_cycle: Annotated[int, Range(1)] = 100000,
+  step_offset: Annotated[int, Range(0)] = 0,
+  min_learning_rate: Annotated[float, Range(0)] = 1e-8,
 ) -> Schedule:
   """Returns a function from a step to its learning rate, a float32 scalar.
 
@@ -59,20 +58,8 @@ def create_learning_rate_scheduler(
     min_learning_rate: Lower bound; step 0 of a warm-up is therefore not exactly 0.
 
   Raises:
-    InputError: A number is invalid, or a factor is unknown or needs at least one warm-up step.
+    InputError: A factor is unknown or needs at least one warm-up step.
   """
-
-  def name_of(parameter: str) -> str:
-    return parameter_names.parameter_name("create_learning_rate_scheduler", parameter)
-
-  errors.check_text(name_of("factors"), factors)
-  errors.check_number(name_of("base_learning_rate"), base_learning_rate, minimum=0)
-  errors.check_number(name_of("min_learning_rate"), min_learning_rate, minimum=0)
-  errors.check_number(name_of("decay_factor"), decay_factor)
-  errors.check_integer(name_of("warmup_steps"), warmup_steps, minimum=0)
-  errors.check_integer(name_of("steps_per_decay"), steps_per_decay)
-  errors.check_integer(name_of("steps_per_cycle"), steps_per_cycle)
-  errors.check_integer(name_of("step_offset"), step_offset, minimum=0)
 
   def decay_by_cosine(rate, t):
     cycles = jnp.maximum(0.0, (t - warmup_steps) / float(steps_per_cycle))

@@ -38,14 +38,17 @@ def numbers(
 class SummaryWriter:
   """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
 
-  The first metrics or texts create the folder.
+  The first metrics or texts create the folder. Processes but the first write nothing.
 
   Args:
-    folder: The folder; None writes nothing (in all processes but the first).
+    folder: Folder of the run; None writes nothing.
+    kind: Folder below it.
   """
 
-  def __init__(self, folder: storage.Path | None):
-    self._folder = folder
+  def __init__(self, folder: str | None, kind: str):
+    self._folder: storage.Path | None = None
+    if folder is not None and jax.process_index() == 0:
+      self._folder = storage.path(folder) / kind
     self._logs: log_folders.LogFolder | None = None
     self._events: Any = None
     self._lines: TextIO | None = None
@@ -89,10 +92,3 @@ class SummaryWriter:
       self._lines.close()
       self._logs.upload()
       self._folder = self._logs = self._events = self._lines = None
-
-
-def writer(summary_dir: str | None, kind: str) -> Any:
-  """Returns a writer to `summary_dir`/`kind`, which writes nothing except in the first process."""
-  if summary_dir is None or jax.process_index() != 0:
-    return SummaryWriter(None)
-  return SummaryWriter(storage.path(summary_dir) / kind)

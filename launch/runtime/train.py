@@ -2,10 +2,10 @@
 
 import contextlib
 import dataclasses
-import functools
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -14,23 +14,22 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.errors import InputError
-from vmsst.files import storage
+from vmsst.errors import InputError, Range, Seed
+from vmsst.files import locks, storage
 from vmsst.launch.runtime import (
   checkpoints,
   gin_utils,
-  parameter_names,
   partitioning,
   progress,
-  signals,
   utils,
 )
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import evaluation as evaluation_lib
+from vmsst.launch.runtime import eval as eval_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import trainer as trainer_lib
 
 TRAIN_METRIC_KEY = "train"
+_MODES = ("TRAIN", "TRAIN_EVAL", "INFER_EVAL")
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
 
@@ -42,21 +41,22 @@ def train(
   infer_eval_dataset_cfg: data_lib.DatasetConfig | None,
   checkpoint_cfg: checkpoints.CheckpointConfig,
   partitioner: partitioning.PjitPartitioner,
-  trainer_cls: Callable[..., trainer_lib.BaseTrainer],
+  trainer_cls: Callable[..., trainer_lib.Trainer],
   model_dir: str,
-  total_steps: int,
-  eval_steps: int,
-  eval_period: int,
-  relative_steps: int | None = None,
-  stats_period: int | None = None,
-  random_seed: int | None,
+  total_steps: Annotated[int, Range(0)],
+  eval_steps: Annotated[int, Range(0)],
+  eval_period: Annotated[int, Range(0)],
+  relative_steps: Annotated[int, Range(1)] | None = None,
+  stats_period: Annotated[int, Range(1)] | None = None,
+  random_seed: Seed | None,
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
-  inference_evaluator_cls: Callable[..., Any] = evaluation_lib.seqio_evaluator,
+  inference_evaluator_cls: Callable[..., Any] = eval_lib.seqio_evaluator,
   get_dataset_fn: Callable[..., Any] = data_lib.get_dataset,
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,
+  profile_steps: tuple[int, int] | None = None,
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
@@ -90,6 +90,8 @@ def train(
       stop the run.
     train_eval_get_dataset_fn: Returns the data of the training evaluation.
     run_eval_before_training: Whether to evaluate before the first step too.
+    profile_steps: First and last step of a trace to write to `model_dir`/profile, for XProf and
+      Perfetto.
 
   Returns:
     The last step and the last train state.
@@ -97,13 +99,17 @@ def train(
   Raises:
     InputError: The configuration, the data or the disk cannot be used.
   """
-  check_arguments(locals())
+  check_run(model, train_dataset_cfg)
   began = time.time()
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
-  data_lib.get_mixture_or_task(train_dataset_cfg)  # raises if it is unknown
   data_lib.check_split(train_dataset_cfg)
-  actions_by_mode = _by_mode(actions or {})
-  init_rng, trainer_rng = jax.random.split(_root_key(random_seed, use_hardware_rng))
+  unknown = set(actions or {}) - set(_MODES)
+  if unknown:
+    raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
+  if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+  seed = data_lib.time_seed() if random_seed is None else random_seed
+  init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(seed))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   shard = (layout.shard_id, layout.num_shards)
   converter = model.FEATURE_CONVERTER_CLS
@@ -114,7 +120,7 @@ def train(
       return cleanup.enter_context(contextlib.closing(part))
 
     cleanup.enter_context(model_dir_lib.explained(model_dir))
-    folder = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, lock=True))
+    lock = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, lock=True))
     batches: data_lib.TrainIterator = closing(
       data_lib.TrainIterator(
         get_dataset_fn(train_dataset_cfg, *shard, converter),
@@ -128,7 +134,14 @@ def train(
         train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
-    initializer = _initializer(model, batches.element_spec, layout.batch_size, partitioner)
+    spec = batches.element_spec  # of this process's rows of a batch
+    initializer = utils.TrainStateInitializer(
+      optimizer_def=model.optimizer_def,
+      init_fn=model.get_initial_variables,
+      input_shapes={name: (layout.batch_size, *x.shape[1:]) for name, x in spec.items()},
+      input_types={name: x.dtype.as_numpy_dtype for name, x in spec.items()},
+      partitioner=partitioner,
+    )
     own_checkpoint = checkpoints.newest_intact(model_dir)
     train_state, data_state = _initial_state(
       initializer, checkpoint_cfg.restore, own_checkpoint, init_rng
@@ -157,11 +170,12 @@ def train(
       )
     )
     del train_state  # the trainer donates it
+    trainer.profile_steps = profile_steps
     trainer.check_batch_size(layout.batch_size)
     evaluator = None
     if infer_eval_dataset_cfg is not None:
       evaluator = closing(
-        evaluation_lib.InferenceEvaluator(
+        eval_lib.InferenceEvaluator(
           infer_eval_dataset_cfg, inference_evaluator_cls, model, partitioner, model_dir
         )
       )
@@ -181,17 +195,19 @@ def train(
       trainer=trainer,
       train_state_axes=initializer.train_state_axes,
       evaluator=evaluator,
-      actions=actions_by_mode,
+      actions=actions or {},
       manager=manager,
-      bar=progress.Progress(schedule.total_steps, layout.batch_size),
+      bar=progress.Progress(first_step, schedule.total_steps, layout.batch_size),
       model_dir=model_dir,
-      folder=folder,
+      lock=lock,
     )
     try:
-      # Explained before the cleanup, which may free the disk that is full.
-      with model_dir_lib.explained(model_dir), signals.stop_on_signal(run.stop):
+      with stop_on_signal(run.stop):
         run.prepare(run.lacks_evaluation() if own_checkpoint else run_eval_before_training)
-        progress.print_once(f"Ready after {time.time() - began:.1f} s; {run.plan()}.")
+        last = schedule.total_steps
+        done = f"already at the last step, {last}: nothing to train"
+        plan = done if first_step == last else f"training to step {last}"
+        progress.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
         run.train()
       run.finish()
     finally:
@@ -199,91 +215,17 @@ def train(
     return run.step, trainer.train_state
 
 
-def check_arguments(given: Mapping[str, Any]) -> None:
-  """Raises InputError, which names parameter and macro, unless arguments of `train` are valid."""
-  name = functools.partial(parameter_names.parameter_name, "train")
-
-  def check_integer(parameter: str, **options: Any) -> None:
-    errors.check_integer(name(parameter), given[parameter], **options)
-
-  errors.check_text(name("model_dir"), given["model_dir"])
-  check_integer("total_steps", minimum=0, optional=given["relative_steps"] is not None)
-  check_integer("eval_steps", minimum=1 if given["train_eval_dataset_cfg"] else 0)
-  check_integer("eval_period", minimum=0)
-  check_integer("relative_steps", optional=True)
-  check_integer("stats_period", optional=True)
-  errors.check_seed(name("random_seed"), given["random_seed"])
-  for parameter in ("use_hardware_rng", "run_eval_before_training"):
-    errors.check_boolean(name(parameter), given[parameter])
-  partitioning.check_partitioner(name("partitioner"), given["partitioner"])
-  saving = given["checkpoint_cfg"]
-  valid = isinstance(saving, checkpoints.CheckpointConfig)
-  errors.check(valid, name("checkpoint_cfg"), saving, "@utils.CheckpointConfig()")
-  for parameter in ("train_dataset_cfg", "train_eval_dataset_cfg", "infer_eval_dataset_cfg"):
-    optional = parameter != "train_dataset_cfg"
-    data_lib.check_dataset_config(name(parameter), given[parameter], optional=optional)
-  for cfg in filter(None, (given["train_dataset_cfg"], given["train_eval_dataset_cfg"])):
-    lengths = cfg.task_feature_lengths
-    wanted = "a dict of maximum lengths by feature"
-    errors.check(bool(lengths), "task_feature_lengths of training data", lengths, wanted)
-  for parameter in (
-    *("trainer_cls", "summarize_config_fn", "inference_evaluator_cls"),
-    *("get_dataset_fn", "train_eval_get_dataset_fn"),
-  ):
-    wanted = "a class or function, such as @f"
-    errors.check(callable(given[parameter]), name(parameter), given[parameter], wanted)
-  _check_model(name("model"), given["model"])
-
-
-def _check_model(name: str, model: Any) -> None:
-  """Raises InputError unless `model` can be trained."""
-  utils.check_model(name, model)
+def check_run(model: Any, train_dataset_cfg: data_lib.DatasetConfig) -> None:
+  """Raises InputError unless a model can be trained on this data."""
+  utils.check_model("train.model", model)
   optimizer = getattr(model, "optimizer_def", None)
   wanted = "an optimizer, such as @adafactor.Adafactor()"
   errors.check(
-    hasattr(optimizer, "create"), "the model's optimizer_def (OPTIMIZER)", optimizer, wanted
+    hasattr(optimizer, "apply_gradient"), "the model's optimizer_def (OPTIMIZER)", optimizer, wanted
   )
-
-
-def _by_mode(
-  actions: Mapping[str, Sequence[trainer_lib.BaseAction]],
-) -> dict[trainer_lib.ActionMode, list[trainer_lib.BaseAction]]:
-  modes = {mode.name: mode for mode in trainer_lib.ActionMode}
-  name = parameter_names.parameter_name("train", "actions")
-  wanted = "a dict of lists of actions, such as {'TRAIN': [@trainer.TerminateOnNanAction()]}"
-  errors.check(isinstance(actions, Mapping), name, actions, wanted)
-  for todo in actions.values():
-    valid = isinstance(todo, tuple | list) and all(hasattr(action, "run") for action in todo)
-    errors.check(valid, name, actions, wanted)
-  for name in sorted(actions):
-    if name not in modes:
-      raise InputError(f"actions: unknown mode {name!r}; use one of {', '.join(sorted(modes))}")
-  return {modes[name]: list(todo) for name, todo in actions.items()}
-
-
-def _root_key(random_seed: int | None, use_hardware_rng: bool) -> jax.Array:
-  if random_seed is None:
-    random_seed = data_lib.time_seed()
-    use_hardware_rng = True
-  if use_hardware_rng:
-    utils.set_hardware_rng_ops()
-  return jax.random.PRNGKey(random_seed)
-
-
-def _initializer(
-  model: Any,
-  element_spec: Mapping[str, Any],
-  batch_size: int,
-  partitioner: partitioning.PjitPartitioner,
-) -> utils.TrainStateInitializer:
-  """Returns what creates train states; `element_spec` is of this process's rows of a batch."""
-  return utils.TrainStateInitializer(
-    optimizer_def=model.optimizer_def,
-    init_fn=model.get_initial_variables,
-    input_shapes={name: (batch_size, *spec.shape[1:]) for name, spec in element_spec.items()},
-    input_types={name: spec.dtype.as_numpy_dtype for name, spec in element_spec.items()},
-    partitioner=partitioner,
-  )
+  lengths = train_dataset_cfg.task_feature_lengths
+  wanted = "a dict of maximum lengths by feature"
+  errors.check(bool(lengths), "TASK_FEATURE_LENGTHS", lengths, wanted)
 
 
 def _initial_state(
@@ -306,10 +248,80 @@ def _initial_state(
       storage.path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
     )
     return initializer.from_checkpoint(own_checkpoint), data_state
-  if restore is not None and restore.path:
+  if restore is not None and restore.path not in (None, [], ()):
     state = initializer.from_checkpoint(checkpoints.find_checkpoint(restore), restore, init_rng)
     return state, data_lib.DataState(int(state.step), None)
   return initializer.from_scratch(init_rng), None
+
+
+class _Interrupted(BaseException):
+  """Ends the work of `StopRequest.at_once`."""
+
+
+class StopRequest:
+  """Whether a signal asked the run to stop.
+
+  Attributes:
+    is_set: Whether it did.
+    name: Name of the signal, or "".
+  """
+
+  def __init__(self) -> None:
+    self.is_set = False
+    self.name = ""
+    self._interrupts = False
+
+  def set(self, name: str) -> None:
+    """Records the signal `name` and interrupts the work of `at_once`."""
+    self.is_set = True
+    self.name = name
+    if self._interrupts:
+      self._interrupts = False
+      raise _Interrupted
+
+  def agreed(self, step: int) -> bool:
+    """Returns whether to stop after `step`: the same in all processes, whichever got the signal."""
+    if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+      self.set("SIGTERM")
+    return self.is_set
+
+  def at_once(self, work: Callable[[], None]) -> None:
+    """Runs `work`, unless or until a signal arrives.
+
+    In a multi-process run, `work` always completes: no process may leave the others alone with it.
+    """
+    self._interrupts = jax.process_count() == 1
+    try:
+      if not self.is_set:
+        work()
+      self._interrupts = False
+    except _Interrupted:
+      pass
+
+
+@contextlib.contextmanager
+def stop_on_signal(stop: StopRequest) -> Iterator[None]:
+  """Makes SIGTERM and SIGINT set `stop`; a second SIGINT interrupts at once.
+
+  In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
+  """
+  previous: dict[int, Any] = {}
+
+  def handle(number: int, frame: Any) -> None:
+    if number == signal.SIGINT:
+      signal.signal(signal.SIGINT, previous[signal.SIGINT])
+    stop.set(signal.Signals(number).name)
+
+  try:
+    for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
+      previous[number] = signal.signal(number, handle)
+  except ValueError:  # not in the main thread: the caller handles signals
+    pass
+  try:
+    yield
+  finally:
+    for signum, handler in previous.items():
+      signal.signal(signum, handler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,7 +394,7 @@ class _Run:
     manager: Writes checkpoints, or None.
     bar: Shows the progress.
     model_dir: Folder of the run.
-    folder: The same folder, which a failure before any result empties.
+    lock: The lock of the folder.
     stop: Whether a signal arrived.
     log: Collects metrics for the tables at the end.
   """
@@ -391,15 +403,15 @@ class _Run:
   schedule: _Schedule
   batches: data_lib.TrainIterator
   train_eval_datasets: Mapping[str, Any]
-  trainer: trainer_lib.BaseTrainer
+  trainer: trainer_lib.Trainer
   train_state_axes: Any
-  evaluator: evaluation_lib.InferenceEvaluator | None
-  actions: Mapping[trainer_lib.ActionMode, Sequence[trainer_lib.BaseAction]]
+  evaluator: eval_lib.InferenceEvaluator | None
+  actions: Mapping[str, Sequence[trainer_lib.BaseAction]]
   manager: checkpoints.CheckpointManager | None
   bar: progress.Progress
   model_dir: str
-  folder: model_dir_lib.Folder
-  stop: signals.StopRequest = dataclasses.field(default_factory=signals.StopRequest)
+  lock: locks.Lock
+  stop: StopRequest = dataclasses.field(default_factory=StopRequest)
   log: progress.EvaluationLog = dataclasses.field(default_factory=progress.EvaluationLog)
 
   def prepare(self, evaluate_first: bool) -> None:
@@ -408,13 +420,6 @@ class _Run:
       self.stop.at_once(self.evaluate)
     if self.schedule.checkpoint_period:
       self.save()
-
-  def plan(self) -> str:
-    """Returns what `train` will do, for the user."""
-    last = self.schedule.total_steps
-    if self.step == last:
-      return f"already at the last step, {last}: nothing to train"
-    return f"training to step {last}"
 
   def train(self) -> None:
     """Trains to the last step, a signal or an action that stops the run; saves and evaluates."""
@@ -428,7 +433,7 @@ class _Run:
         self.stop.at_once(self.evaluate)
     if self._is_stopping():
       self.save()
-    self.bar.finish_line()
+    self.bar.end_line()
 
   def finish(self) -> None:
     """Waits for the metrics and shows why the run stopped early, if it did.
@@ -452,11 +457,10 @@ class _Run:
       self.batches, step - self.step, self.step, bar=self.bar, should_stop=self.stop.agreed
     )
     self.step += done
-    self.folder.has_results |= done > 0
     if self.manager is not None:
       self.manager.check()
-    self.folder.check_owned()
-    self._act(trainer_lib.ActionMode.TRAIN, lambda: {TRAIN_METRIC_KEY: summary.result()})
+    self.lock.check()
+    self._act("TRAIN", lambda: {TRAIN_METRIC_KEY: summary.result()})
 
   def save(self) -> None:
     """Writes a checkpoint of this step in the background, if there is none.
@@ -472,28 +476,25 @@ class _Run:
         "checkpoint is from before. Lower the learning rate or check the data. "
         + self._first_not_finite()
       )
-    self.folder.check_owned()
+    self.lock.check()
     self.trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
     self.manager.save(self.trainer.train_state, self.batches.state(self.step))
-    self.folder.has_results = True
 
   def evaluate(self) -> None:
     """Computes and writes the training evaluation and the SeqIO evaluation."""
-    resume = self.bar.pause(f"step {self.step}: evaluating")
+    self.bar.end_line(f"step {self.step}: evaluating")
     began = time.time()
     if self.train_eval_datasets:
       results = self.trainer.eval(
         {name: ds.as_numpy_iterator() for name, ds in self.train_eval_datasets.items()}
       )
-      self._act(trainer_lib.ActionMode.TRAIN_EVAL, lambda: results)
+      self._act("TRAIN_EVAL", lambda: results)
     if self.evaluator is not None:
-      future = self.evaluator.evaluate(self.trainer.train_state, self.train_state_axes)
-      values = future.result() or {}
+      values = self.evaluator.evaluate(self.trainer.train_state, self.train_state_axes)
       self.log.add(self.step, values)
-      self._act(trainer_lib.ActionMode.INFER_EVAL, lambda: values)
+      self._act("INFER_EVAL", lambda: values)
     self.trainer.train_writer.write_scalars(self.step, {_EVALUATED: time.time() - began})
-    self.folder.has_results |= bool(self.train_eval_datasets or self.evaluator)
-    resume()
+    self.bar.unpause()
 
   def lacks_evaluation(self) -> bool:
     """Returns whether the run trained up to this step earlier but did not finish evaluating."""
@@ -507,7 +508,7 @@ class _Run:
 
   def _act(
     self,
-    mode: trainer_lib.ActionMode,
+    mode: str,
     metrics: Callable[[], Mapping[str, Mapping[str, Any]]],
   ) -> None:
     """Runs the actions of `mode`; waits for the metrics only if there are any actions."""

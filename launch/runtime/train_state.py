@@ -1,34 +1,36 @@
 """The state of a run: parameters, optimizer state, other variables of the model, and their axes.
 
-Both states, like T5X checkpoints, store `{'target': ..., 'state': {'step': ..., ...}}`, and
+Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_states': ...}}`, and
 `flax_mutables` if the model has variables other than parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.core
-import jax
 import jax.numpy as jnp
-from flax import struct, traverse_util
-from flax.core import FrozenDict
+from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
-from jaxtyping import Int
 
 from vmsst.errors import InputError
-from vmsst.launch.runtime.optimizers import Optimizer, OptimizerDef, some_names
+from vmsst.launch.runtime.optimizers import OptimizerDef
 
 PyTree = Any
-Variables = dict[str, Any] | FrozenDict
-EMPTY_DICT: FrozenDict = flax.core.freeze({})
 _AXES = "_axes"
 
 
-def _check_axes(collection: str, variables: Variables, axes: Variables) -> None:
-  """Raises an InputError that names variables without axes."""
-  named = traverse_util.flatten_dict(flax_partitioning.get_axis_names(axes), sep="/")
+def some_names(names: Sequence[str], count: int = 5) -> str:
+  """Returns the first `count` names, sorted, and the number of others, for a message."""
+  more = f" and {len(names) - count} more" if len(names) > count else ""
+  return ", ".join(sorted(names)[:count]) + more
+
+
+def _axis_names(collection: str, variables: PyTree, axes: PyTree) -> PyTree:
+  """Returns a PartitionSpec for every variable; raises InputError if one has no axes."""
+  names = flax.core.unfreeze(flax_partitioning.get_axis_names(flax.core.freeze(axes)))
+  named = traverse_util.flatten_dict(names, sep="/")
   missing = sorted(set(traverse_util.flatten_dict(variables, sep="/")) - set(named))
   if missing:
     raise InputError(
@@ -36,165 +38,148 @@ def _check_axes(collection: str, variables: Variables, axes: Variables) -> None:
       f"{some_names(missing)}; create them with flax.linen.partitioning.param_with_axes or "
       "variable_with_axes"
     )
+  return names
 
 
-def _split(model_variables: Variables) -> tuple[Variables, dict[str, Any]]:
-  """Returns the parameters and the fields of a state for their axes and all other variables."""
-  collections = dict(model_variables)
-  all_axes = {
-    name.removesuffix(_AXES): collections.pop(name)
-    for name in list(collections)
-    if name.endswith(_AXES)
-  }
-  for name, axes in all_axes.items():
-    _check_axes(name, collections.get(name, {}), axes)
-  return collections.pop("params"), {
-    "params_axes": all_axes.pop("params", None),
-    "flax_mutables": flax.core.freeze(collections),
-    "flax_mutables_axes": flax.core.freeze(all_axes) if all_axes else None,
-  }
-
-
-def _mutables_of(state_dict: Mapping[str, Any]) -> FrozenDict:
-  return flax.core.freeze(dict(state_dict.get("flax_mutables", {})))
-
-
-def _axes_of_params(params: Variables, axes: Variables | None) -> Variables:
-  """Returns the axes of `params`, in the same kind of dict."""
-  if axes is None:
+def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
+  """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
+  expected = traverse_util.flatten_dict(
+    {"": serialization.to_state_dict(reference)}, keep_empty_nodes=True
+  )
+  given = traverse_util.flatten_dict({"": state_dict}, keep_empty_nodes=True)
+  missing = [
+    name + "/".join(path)
+    for path, leaf in expected.items()
+    if path not in given and leaf is not traverse_util.empty_node
+  ]
+  if missing:
     raise InputError(
-      "the model's collection 'params' has no logical axes, which a partitioner needs; create its "
-      "variables with flax.linen.partitioning.param_with_axes"
+      f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
+      f"{some_names(missing)}. Use the model and the optimizer that were saved."
     )
-  names = flax_partitioning.get_axis_names(axes)
-  return names if isinstance(params, FrozenDict) else flax.core.unfreeze(names)
+  complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
+  return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete)[""])
 
 
-class FlaxOptimTrainState(struct.PyTreeNode):
-  """The state of training.
-
-  Attributes:
-    params_axes: Axis metadata of the parameters.
-    flax_mutables: Variables of the model that are not parameters, by collection.
-    flax_mutables_axes: Axis metadata of `flax_mutables`.
-  """
-
-  _optimizer: Optimizer
-  params_axes: Variables | None = None
-  flax_mutables: FrozenDict = EMPTY_DICT
-  flax_mutables_axes: FrozenDict | None = None
-
-  @classmethod
-  def create(cls, optimizer_def: OptimizerDef, model_variables: Variables) -> FlaxOptimTrainState:
-    """Returns the state before the first step.
-
-    Args:
-      optimizer_def: The optimizer; gets the logical axes if it has `set_param_axes`.
-      model_variables: Return value of the model's `get_initial_variables`.
-
-    Raises:
-      InputError: Logical axes are missing.
-    """
-    params, others = _split(model_variables)
-    if hasattr(optimizer_def, "set_param_axes"):
-      optimizer_def.set_param_axes(_axes_of_params(params, others["params_axes"]))
-    return cls(_optimizer=optimizer_def.create(params), **others)
-
-  @property
-  def step(self) -> Int[jax.Array, ""]:
-    """The number of training steps so far."""
-    return self._optimizer.state.step
-
-  @property
-  def params(self) -> Variables:
-    """The parameters of the model."""
-    return self._optimizer.target
-
-  @property
-  def param_states(self) -> PyTree:
-    """The optimizer state of the parameters."""
-    return self._optimizer.state.param_states
-
-  def state_dict(self) -> dict[str, Any]:
-    """Returns the tree that a checkpoint stores."""
-    state_dict = self._optimizer.state_dict()
-    if self.flax_mutables:
-      state_dict["flax_mutables"] = flax.core.unfreeze(self.flax_mutables)
-    return state_dict
-
-  def restore_state(self, state_dict: Mapping[str, Any]) -> FlaxOptimTrainState:
-    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
-    return self.replace(
-      _optimizer=self._optimizer.restore_state(state_dict),
-      flax_mutables=_mutables_of(state_dict),
-    )
-
-  def apply_gradient(
-    self, grads: PyTree, learning_rate: Any, flax_mutables: FrozenDict = EMPTY_DICT
-  ) -> FlaxOptimTrainState:
-    """Returns the state after one more step, with new `flax_mutables`."""
-    optimizer = self._optimizer.apply_gradient(grads, learning_rate=learning_rate)
-    return self.replace(_optimizer=optimizer, flax_mutables=flax_mutables)
-
-  def as_logical_axes(self) -> FlaxOptimTrainState:
-    """Returns the state with logical axes, or None if replicated, in place of arrays.
-
-    Collections of the model without axes are left out.
-    """
-    optimizer_def = self._optimizer.optimizer_def
-    return FlaxOptimTrainState(
-      _optimizer=optimizer_def.derive_logical_axes(
-        self._optimizer, _axes_of_params(self.params, self.params_axes)
-      ),
-      flax_mutables=flax_partitioning.get_axis_names(self.flax_mutables_axes or EMPTY_DICT),
-    )
-
-
-class InferenceState(struct.PyTreeNode):
-  """The state of evaluation and inference, without an optimizer.
+class TrainState(struct.PyTreeNode):
+  """The state of training; without an optimizer, of evaluation and inference.
 
   Attributes:
     step: The number of training steps so far.
     params: The parameters of the model.
-    params_axes: Axis metadata of the parameters.
+    param_states: The state of the optimizer.
     flax_mutables: Variables of the model that are not parameters, by collection.
-    flax_mutables_axes: Axis metadata of `flax_mutables`.
+    optimizer_def: The optimizer, or None.
+    axes: Logical axes of the variables by collection; not an array.
   """
 
-  step: Int[jax.Array, ""] | None
-  params: Variables
-  params_axes: Variables | None = None
-  flax_mutables: FrozenDict = EMPTY_DICT
-  flax_mutables_axes: FrozenDict | None = None
+  step: Any  # int32 scalar; None in a tree of axes
+  params: PyTree
+  param_states: PyTree = None
+  flax_mutables: dict[str, Any] = struct.field(default_factory=dict)
+  optimizer_def: OptimizerDef | None = struct.field(pytree_node=False, default=None)
+  axes: Any = struct.field(pytree_node=False, default=None)
 
   @classmethod
-  def create(cls, model_variables: Variables) -> InferenceState:
-    """Returns the state at step 0 from the return value of `get_initial_variables`."""
-    params, others = _split(model_variables)
-    return cls(step=jnp.zeros((), jnp.int32), params=params, **others)
+  def create(cls, optimizer_def: OptimizerDef | None, variables: Any) -> TrainState:
+    """Returns the state before the first step.
 
-  def state_dict(self) -> dict[str, Any]:
-    """Returns the part of a checkpoint's tree that this state has."""
-    state_dict = {"target": flax.core.unfreeze(self.params), "state": {"step": self.step}}
-    if self.flax_mutables:
-      state_dict["flax_mutables"] = flax.core.unfreeze(self.flax_mutables)
-    return state_dict
+    Args:
+      optimizer_def: The optimizer; gets the logical axes if it has `set_param_axes`.
+      variables: Return value of the model's `get_initial_variables`.
 
-  def restore_state(self, state_dict: Mapping[str, Any]) -> InferenceState:
-    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
-    return self.replace(
-      params=flax.core.freeze(state_dict["target"]),
-      step=state_dict["state"]["step"],
-      flax_mutables=_mutables_of(state_dict),
+    Raises:
+      InputError: Logical axes are missing.
+    """
+    collections = flax.core.unfreeze(variables)
+    axes = flax.core.freeze(
+      {
+        name.removesuffix(_AXES): _axis_names(
+          name.removesuffix(_AXES),
+          collections.get(name.removesuffix(_AXES), {}),
+          collections.pop(name),
+        )
+        for name in list(collections)
+        if name.endswith(_AXES)
+      }
+    )
+    params = collections.pop("params")
+    set_axes = getattr(optimizer_def, "set_param_axes", None)
+    if "params" in axes and set_axes is not None:
+      set_axes(_params_axes(axes))
+    return cls(
+      step=jnp.zeros((), jnp.int32),
+      params=params,
+      param_states=optimizer_def.init_state(params) if optimizer_def else None,
+      flax_mutables=collections,
+      optimizer_def=optimizer_def,
+      axes=axes,
     )
 
-  def as_logical_axes(self) -> InferenceState:
+  def state_dict(self) -> dict[str, Any]:
+    """Returns the tree that a checkpoint stores.
+
+    Tuples become dicts with the keys '0', '1', ...; branches without arrays are omitted.
+    """
+    state = {"step": self.step, "param_states": serialization.to_state_dict(self.param_states)}
+    if self.optimizer_def is None:
+      del state["param_states"]
+    tree = {"target": self.params, "state": state, "flax_mutables": self.flax_mutables}
+    return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
+
+  def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
+    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`.
+
+    Raises:
+      InputError: Arrays are missing from `state_dict`; the message names them.
+    """
+    state = state_dict["state"]
+    param_states = None
+    if self.optimizer_def is not None:
+      param_states = _restored(
+        self.param_states, state.get("param_states", {}), "state/param_states"
+      )
+    return self.replace(
+      step=state["step"],
+      params=_restored(self.params, state_dict["target"], "target"),
+      param_states=param_states,
+      flax_mutables=dict(state_dict.get("flax_mutables", {})),
+    )
+
+  def apply_gradient(
+    self, grads: PyTree, learning_rate: Any, flax_mutables: Any = None
+  ) -> TrainState:
+    """Returns the state after one more step, with new `flax_mutables`."""
+    assert self.optimizer_def is not None
+    params, param_states = self.optimizer_def.apply_gradient(
+      self.params, self.param_states, grads, step=self.step, learning_rate=learning_rate
+    )
+    return self.replace(
+      step=self.step + 1,
+      params=params,
+      param_states=param_states,
+      flax_mutables=flax.core.unfreeze(flax_mutables or {}),
+    )
+
+  def as_logical_axes(self) -> TrainState:
     """Returns the state with logical axes, or None if replicated, in place of arrays.
 
     Collections of the model without axes are left out.
     """
-    return InferenceState(
-      step=None,
-      params=_axes_of_params(self.params, self.params_axes),
-      flax_mutables=flax_partitioning.get_axis_names(self.flax_mutables_axes or EMPTY_DICT),
+    axes = _params_axes(self.axes)
+    mutables = {
+      name: names for name, names in flax.core.unfreeze(self.axes).items() if name != "params"
+    }
+    param_states = None
+    if self.optimizer_def is not None:
+      param_states = self.optimizer_def.logical_axes(self.params, self.param_states, axes)
+    return self.replace(step=None, params=axes, param_states=param_states, flax_mutables=mutables)
+
+
+def _params_axes(axes: Any) -> PyTree:
+  if "params" not in axes:
+    raise InputError(
+      "the model's collection 'params' has no logical axes, which a partitioner needs; create its "
+      "variables with flax.linen.partitioning.param_with_axes"
     )
+  return flax.core.unfreeze(axes["params"])

@@ -8,12 +8,12 @@ import abc
 import collections
 import concurrent.futures
 import dataclasses
-import enum
 import functools
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import clu.metrics
 import jax
@@ -22,11 +22,10 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
-from vmsst import errors
-from vmsst.errors import InputError
-from vmsst.files import atomic_files, storage, watchdog
+from vmsst.errors import InputError, Range
+from vmsst.files import atomic_files, log_folders, storage, watchdog
 from vmsst.launch.runtime import data as data_lib
-from vmsst.launch.runtime import parameter_names, partitioning, profiling, progress, summaries
+from vmsst.launch.runtime import partitioning, progress, summaries
 
 Metrics = MutableMapping[str, clu.metrics.Metric]
 Scalars = Mapping[str, float]
@@ -210,10 +209,8 @@ class _Step:
   batch: Batch
 
 
-class BaseTrainer(abc.ABC):
+class Trainer:
   """Runs steps and evaluations of a model on a mesh, and writes their metrics.
-
-  Subclasses define the step (`_partitioned_train_step`), as in upstream T5X.
 
   Args:
     model: See docs/model_interface.md.
@@ -223,9 +220,12 @@ class BaseTrainer(abc.ABC):
     summary_dir: Folder for TensorBoard and JSONL; None writes nothing.
     train_state_axes: PartitionSpecs of `train_state`.
     rng: Random key of the run; each step folds its number into it.
+    learning_rate_fn: Returns the learning rate of a step.
+    num_microbatches: Number of microbatches per batch; None for 1.
 
   Attributes:
     first_not_finite: The first finished step with a NaN or infinite loss, or None.
+    profile_steps: First and last step of the trace to write, or None.
   """
 
   def __init__(
@@ -237,38 +237,64 @@ class BaseTrainer(abc.ABC):
     summary_dir: str | None,
     train_state_axes: Any,
     rng: jax.Array,
+    learning_rate_fn: Callable[[jax.Array], jax.Array],
+    num_microbatches: Annotated[int, Range(0)] | None,  # as in upstream T5X, 0 is 1
   ):
+    if hasattr(model, "check_microbatches"):
+      model.check_microbatches(num_microbatches or 1)
     self._model = model
     self.train_state = train_state
     self._partitioner = partitioner
     self._train_state_axes = train_state_axes
     self._base_rng = rng
+    self._learning_rate_fn = learning_rate_fn
+    self._num_microbatches = num_microbatches
     self.stop_training = False
-    self.train_writer = summaries.writer(summary_dir, "train")
+    self.train_writer = summaries.SummaryWriter(summary_dir, "train")
     self.eval_writers = {
-      name: summaries.writer(summary_dir, f"training_eval/{name}") for name in eval_names
+      name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
     self.first_not_finite: int | None = None
+    self.profile_steps: Sequence[int] | None = None
+    self._trace: log_folders.LogFolder | None = None
     self._summary_dir = summary_dir
     self._in_flight: collections.deque[_Step] = collections.deque()
     self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
     self._being_written: list[concurrent.futures.Future[Scalars]] = []
-    self._makers_of_sums: dict[tuple[Any, ...], Callable[[], Any]] = {}
+    self._make_sums: Callable[[], Any] | None = None
     self._start_time = time.time()
     self._metrics_ready = 0.0  # monotonic time; only the pool's thread uses it
 
-  @property
-  @abc.abstractmethod
-  def _partitioned_train_step(self) -> partitioning.PartitionedFunction:
-    """(train_state, batch) -> (train_state, metrics)."""
-
-  @property
-  @abc.abstractmethod
-  def _partitioned_eval_step(self) -> partitioning.PartitionedFunction:
-    """(train_state, batch) -> metrics."""
-
   def _get_step_rng(self, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(self._base_rng, step)
+
+  @functools.cached_property
+  def _partitioned_train_step(self) -> partitioning.PartitionedFunction:
+    def train_step(train_state: Any, batch: Batch) -> tuple[Any, Metrics]:
+      return train_with_lr(
+        train_state,
+        batch,
+        learning_rate=self._learning_rate_fn(train_state.step),
+        dropout_rng=self._get_step_rng(train_state.step),
+        model=self._model,
+        num_microbatches=self._num_microbatches,
+        data_partition_spec=self._partitioner.data_partition_spec,
+      )
+
+    return self._partitioner.partition(
+      train_step,
+      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+      out_axis_resources=(self._train_state_axes, None),
+      donate_argnums=(0,),
+    )
+
+  @functools.cached_property
+  def _partitioned_eval_step(self) -> partitioning.PartitionedFunction:
+    return self._partitioner.partition(
+      functools.partial(eval_step, self._model),
+      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+      out_axis_resources=None,
+    )
 
   @functools.cached_property
   def _traced_train_step(self) -> Callable[..., Any]:
@@ -297,16 +323,15 @@ class BaseTrainer(abc.ABC):
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Returns sums of no steps, for batches like `batch` (arrays or shapes)."""
-    key = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in batch.items()))
+    """Returns sums of no steps; `batch` is any one (arrays or shapes)."""
     with self._partitioner.context():
-      if key not in self._makers_of_sums:
+      if self._make_sums is None:
         _, shapes = jax.eval_shape(self._traced_train_step, self.train_state, batch)
-        self._makers_of_sums[key] = jax.jit(
+        self._make_sums = jax.jit(
           lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
           out_shardings=self._partitioner.shardings(None),
         )
-      return self._makers_of_sums[key]()
+      return self._make_sums()
 
   def train(
     self,
@@ -334,18 +359,18 @@ class BaseTrainer(abc.ABC):
     step_fn = self.summing_train_step
     sums = None
     done = 0
-    wait = functools.partial(self.finish_steps, bar)
     while done < num_steps and not should_stop(start_step + done):
-      with profiling.step(start_step + done + 1, self._summary_dir, wait):
+      done += 1
+      self._trace_before(start_step + done)
+      with jax.profiler.StepTraceAnnotation("train", step_num=start_step + done):
         batch = next(batches)
         if sums is None:
           sums = self.empty_sums(batch)
         self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
-        done += 1
         self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
         if len(self._in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
           self._finish_step(bar)
-    if bar is not None and start_step + done == bar.total_steps:
+    if bar is not None and start_step + done == bar.total:
       self.finish_steps(bar)
     if sums is None:
       finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
@@ -357,6 +382,24 @@ class BaseTrainer(abc.ABC):
     self._being_written = [*unfinished, written]
     return done, written
 
+  def _trace_before(self, step: int) -> None:
+    """Starts the trace before its first step, and ends it before the step after its last."""
+    if self.profile_steps and self._summary_dir and jax.process_index() == 0:
+      first, last = self.profile_steps
+      if self._trace is None and first <= step <= last:
+        self._trace = log_folders.LogFolder(os.path.join(self._summary_dir, "profile"))
+        jax.profiler.start_trace(self._trace.local)
+      elif step > last:
+        self._end_trace()
+
+  def _end_trace(self) -> None:
+    if self._trace is not None:
+      self.finish_steps()
+      self.profile_steps = None
+      trace, self._trace = self._trace, None
+      jax.profiler.stop_trace()
+      trace.upload()
+
   def _finish_step(self, bar: "progress.Progress | None" = None) -> None:
     """Waits for the oldest step in flight."""
     step = self._in_flight.popleft()
@@ -366,7 +409,7 @@ class BaseTrainer(abc.ABC):
         write_batch(not_finite_path(self._summary_dir, step.number), step.batch)
     watchdog.alive()
     if bar is not None:
-      bar.update(step.number, step.metrics)
+      bar.show(step.number, step.metrics)
 
   def finish_steps(self, bar: "progress.Progress | None" = None) -> None:
     """Waits for all steps, so that `first_not_finite` is up to date."""
@@ -412,11 +455,12 @@ class BaseTrainer(abc.ABC):
     return results
 
   def check_batch_size(self, batch_size: int) -> None:
-    """Raises InputError if the step cannot train on batches of this size."""
-    del batch_size  # a subclass may need it
+    """Raises InputError unless the batch can be divided into microbatches."""
+    _check_divisible(batch_size, self._num_microbatches or 1)
 
   def close(self) -> None:
-    """Finishes writing metrics."""
+    """Finishes writing the trace and the metrics."""
+    self._end_trace()
     self._pool.shutdown(wait=True)
     for writer in (self.train_writer, *self.eval_writers.values()):
       writer.close()
@@ -438,91 +482,8 @@ def write_batch(path: storage.Path, batch: Batch) -> None:
     np.savez(file, **rows)
 
 
-class Trainer(BaseTrainer):
-  """The T5X trainer: a learning-rate schedule and optional microbatches.
-
-  Args:
-    model: See `BaseTrainer`.
-    train_state: See `BaseTrainer`.
-    partitioner: See `BaseTrainer`.
-    eval_names: See `BaseTrainer`.
-    summary_dir: See `BaseTrainer`.
-    train_state_axes: See `BaseTrainer`.
-    rng: See `BaseTrainer`.
-    learning_rate_fn: Returns the learning rate of a step.
-    num_microbatches: Number of microbatches per batch; None for 1.
-  """
-
-  def __init__(
-    self,
-    model: Any,
-    train_state: Any,
-    partitioner: partitioning.PjitPartitioner,
-    eval_names: Sequence[str],
-    summary_dir: str | None,
-    train_state_axes: Any,
-    rng: jax.Array,
-    learning_rate_fn: Callable[[jax.Array], jax.Array],
-    num_microbatches: int | None,
-  ):
-    def name(parameter: str) -> str:
-      return parameter_names.parameter_name(f"{type(self).__name__}", parameter)
-
-    wanted = "a function of the step, such as @utils.create_learning_rate_scheduler()"
-    errors.check(callable(learning_rate_fn), name("learning_rate_fn"), learning_rate_fn, wanted)
-    # As in upstream T5X, 0 is 1.
-    errors.check_integer(name("num_microbatches"), num_microbatches, minimum=0, optional=True)
-    if hasattr(model, "check_microbatches"):
-      model.check_microbatches(num_microbatches or 1)
-    self._learning_rate_fn = learning_rate_fn
-    self._num_microbatches = num_microbatches
-    super().__init__(
-      model, train_state, partitioner, eval_names, summary_dir, train_state_axes, rng
-    )
-
-  def check_batch_size(self, batch_size: int) -> None:
-    """Raises InputError unless the batch can be divided into microbatches."""
-    _check_divisible(batch_size, self._num_microbatches or 1)
-
-  @functools.cached_property
-  def _partitioned_train_step(self) -> partitioning.PartitionedFunction:
-    def train_step(train_state: Any, batch: Batch) -> tuple[Any, Metrics]:
-      return train_with_lr(
-        train_state,
-        batch,
-        learning_rate=self._learning_rate_fn(train_state.step),
-        dropout_rng=self._get_step_rng(train_state.step),
-        model=self._model,
-        num_microbatches=self._num_microbatches,
-        data_partition_spec=self._partitioner.data_partition_spec,
-      )
-
-    return self._partitioner.partition(
-      train_step,
-      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
-      out_axis_resources=(self._train_state_axes, None),
-      donate_argnums=(0,),
-    )
-
-  @functools.cached_property
-  def _partitioned_eval_step(self) -> partitioning.PartitionedFunction:
-    return self._partitioner.partition(
-      functools.partial(eval_step, self._model),
-      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
-      out_axis_resources=None,
-    )
-
-
 # --------------------------------------------------------------------------------------------
 # Actions
-
-
-class ActionMode(enum.Enum):
-  """What an action follows."""
-
-  TRAIN = 1
-  TRAIN_EVAL = 2
-  INFER_EVAL = 3
 
 
 class BaseAction(abc.ABC):
@@ -539,16 +500,12 @@ class BaseAction(abc.ABC):
     """Returns whether to stop."""
 
 
-@dataclasses.dataclass
-class _Watched:
-  task: str
-  metric: str
-
-  def value(self, metrics_by_task: Mapping[str, Scalars]) -> float | None:
-    value = metrics_by_task.get(self.task, {}).get(self.metric)
-    if value is None:
-      logging.warning("%s has no metric %s.", self.task, self.metric)
-    return None if value is None else float(value)
+def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
+  """Returns a metric; warns and returns None if there is none."""
+  value = metrics_by_task.get(task, {}).get(metric)
+  if value is None:
+    logging.warning("%s has no metric %s.", task, metric)
+  return None if value is None else float(value)
 
 
 class EarlyStoppingAction(BaseAction):
@@ -565,16 +522,14 @@ class EarlyStoppingAction(BaseAction):
   def __init__(
     self,
     metric: tuple[str, str],
-    mode: str,
+    mode: Literal["min", "max"],
     patience: int = 3,
     atol: float = 0.0,
     rtol: float = 0.0,
   ):
-    if mode not in ("min", "max"):
-      raise InputError(f"EarlyStoppingAction.mode={mode!r}: use 'min' or 'max'")
-    self._watched = _Watched(*metric)
-    self._sign = 1.0 if mode == "max" else -1.0
-    self._patience = patience
+    self.metric = metric
+    self.sign = 1.0 if mode == "max" else -1.0
+    self.patience = patience
     self._atol = atol
     self._rtol = rtol
     self._best: float | None = None
@@ -582,15 +537,15 @@ class EarlyStoppingAction(BaseAction):
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns whether `patience` evaluations have passed without improvement."""
-    value = self._watched.value(metrics_by_task)
+    value = _watched(metrics_by_task, *self.metric)
     if value is None:
       return False
-    score = self._sign * value
+    score = self.sign * value
     if self._best is None or score - self._best > self._atol + self._rtol * abs(self._best):
       self._best, self._waited = score, 0
       return False
     self._waited += 1
-    return self._waited >= self._patience
+    return self._waited >= self.patience
 
 
 class TerminateOnNanAction(BaseAction):
@@ -602,15 +557,15 @@ class TerminateOnNanAction(BaseAction):
   """
 
   def __init__(self, task: str, metric: str = "loss"):
-    self._watched = _Watched(task, metric)
+    self._task, self._metric = task, metric
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns whether the metric is not finite."""
-    value = self._watched.value(metrics_by_task)
+    value = _watched(metrics_by_task, self._task, self._metric)
     if value is None or np.isfinite(value):
       return False
     self.failure = (
-      f"{self._watched.task} {self._watched.metric} is {value} by step {int(train_state.step)}; "
+      f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "
       "the last checkpoint is from before. Lower the learning rate or check the data"
     )
     return True

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,18 +40,7 @@ __all__ = [
   "get_infer_fn",
   "get_training_eval_datasets",
   "model_info",
-  "set_hardware_rng_ops",
 ]
-
-
-def set_hardware_rng_ops() -> None:
-  """Makes the hardware generator the default: fast, but reproducible only for one sharding."""
-  jax.config.update("jax_default_prng_impl", "unsafe_rbg")
-
-
-def optional_key(seed: int | None) -> jax.Array | None:
-  """Returns the random key of a seed, or None without one."""
-  return None if seed is None else jax.random.PRNGKey(seed)
 
 
 class TrainStateInitializer:
@@ -79,12 +67,8 @@ class TrainStateInitializer:
     input_types: Mapping[str, Any] | None = None,
   ):
     def initialize(rng: jax.Array) -> Any:
-      variables = flax.core.freeze(
-        init_fn(rng=rng, input_shapes=input_shapes, input_types=input_types)
-      )
-      if optimizer_def is None:
-        return train_state.InferenceState.create(variables)
-      return train_state.FlaxOptimTrainState.create(optimizer_def, variables)
+      variables = init_fn(rng=rng, input_shapes=input_shapes, input_types=input_types)
+      return train_state.TrainState.create(optimizer_def, variables)
 
     self._initialize = initialize
     self._partitioner = partitioner
@@ -121,15 +105,15 @@ class TrainStateInitializer:
     Args:
       path: A `checkpoint_<step>` folder.
       cfg: How to read it; None reads every array of the model as it is.
-      fallback_rng: Key to initialize missing arrays, needed if `cfg.fallback_to_scratch`.
+      fallback_rng: Key to initialize missing arrays in training, if `cfg.fallback_to_scratch`.
 
     Raises:
-      InputError: The checkpoint does not match the model, or the key is missing.
+      InputError: The checkpoint does not match the model.
     """
     scratch = None
     if cfg is not None and cfg.fallback_to_scratch:
       if fallback_rng is None:
-        raise InputError("fallback_to_scratch=True needs a seed; set fallback_init_rng")
+        raise InputError("fallback_to_scratch=True works only in training; set it to False")
       scratch = functools.partial(self._some_from_scratch, fallback_rng)
     shapes = self.global_train_state_shape
     state = checkpoints.restore(

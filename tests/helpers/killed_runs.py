@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import seqio
-import tensorflow as tf
 import toy_runs
 
 from vmsst.files import checksums, storage
-from vmsst.launch.runtime import checkpoints, data, evaluation
+from vmsst.launch.runtime import checkpoints, data
+from vmsst.launch.runtime import eval as eval_lib
 
 PERIOD = 5
 # Kills come some milliseconds after the n-th start of an event in an attempt.
@@ -77,7 +77,7 @@ def train(folder, total_steps, **overrides):
 
 
 def written_metrics(folder):
-  """Returns all metrics below `folder` except times, by file or event folder, step and name.
+  """Returns all metrics below `folder` except times, by file, step and name.
 
   Repeated steps must have the same values.
   """
@@ -94,13 +94,6 @@ def written_metrics(folder):
       step = record.pop("step")
       for name, value in record.items():
         add(str(path.relative_to(folder)), step, name, value)
-  for path in sorted(folder.rglob("events.out.tfevents.*")):
-    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-      event = tf.compat.v1.Event.FromString(record)
-      for value in event.summary.value:
-        number = float(tf.make_ndarray(value.tensor)) if value.tensor.dtype == 1 else None
-        if number is not None:
-          add(f"events of {path.parent.relative_to(folder)}", event.step, value.tag, number)
   return found
 
 
@@ -140,7 +133,7 @@ def _arm(event, count, milliseconds):
         "step": (data.TrainIterator, "__next__"),
         "save": (checkpoints.CheckpointManager, "save"),
         "checksums": (checksums, "write"),
-        "evaluate": (evaluation.InferenceEvaluator, "evaluate"),
+        "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
       }[event]
     )
 
@@ -176,7 +169,6 @@ def assert_same_runs(first, second, total_steps):
   assert len({wanted[lines, step + 1, "batch"] for step in range(total_steps)}) > total_steps // 2
   kinds = {place for place, _, _ in wanted}
   assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
-  assert kinds >= {"events of train", "events of training_eval/toy", "events of inference_eval/toy"}
 
 
 def main(folder, seed, kills):

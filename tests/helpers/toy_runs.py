@@ -80,7 +80,7 @@ class ToyModel:
     if dropout_rng is not None:
       loss += self._noise * jax.random.normal(dropout_rng, loss.shape) * vectors[:, 0]
     if self._poison is not None:
-      loss = jnp.where(batch["inputs"][0, 0] == self._poison, jnp.nan, loss)
+      loss *= jnp.where(batch["inputs"][0, 0] == self._poison, jnp.nan, 1.0)
     return jnp.mean(loss), {"loss": clu.metrics.Average.from_model_output(loss)}
 
   def eval_fn(self, params, batch):

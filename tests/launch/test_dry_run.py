@@ -1,7 +1,6 @@
 """`t5x train --dry_run`: sizes and FLOPs, compared with counts by hand."""
 
 import json
-import os
 import re
 
 import commands
@@ -191,8 +190,6 @@ def test_tpus_that_cannot_be_had_and_those_that_are_too_small_are_named(monkeypa
 
 
 def test_what_a_dry_run_needs_is_asked_for():
-  with pytest.raises(InputError, match="needs TASK_FEATURE_LENGTHS"):
-    tiny_report(tiny_model(), task_feature_lengths=None)
   gin.clear_config()
   with pytest.raises(InputError, match="do not configure training; add a run file"):
     dry_run.forget_data()
@@ -238,21 +235,3 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
   here = 2 * 4 * paper_size(layers=1, shared_by=2)
   assert here < report["bytes_per_device"] < 1.01 * here
   assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's own figures")
-def test_no_parameter_is_made(tmp_path):
-  code = """
-import sys
-from vmsst.launch.main import main
-main(sys.argv[1:])
-print(open("/proc/self/status").read(), file=sys.stderr)
-"""
-  scanned = "--gin.t5.T5Config.scan_layers=True"  # one traced layer, as many parameters
-  arguments = ("train", "--gin_file=contrastive_24l.gin", "--dry_run", scanned)
-  done = commands.script(code, *arguments, cwd=tmp_path)
-  report = json.loads(done.stdout.splitlines()[-1])
-  assert report["parameters"] == paper_size(layers=24)
-  peak_kib = int(re.search(r"VmHWM:\s+(\d+) kB", done.stderr)[1])
-  assert peak_kib * 1024 < 0.75 * 4 * report["parameters"]

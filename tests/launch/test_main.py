@@ -3,30 +3,17 @@
 import json
 import os
 import pathlib
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 
 import commands
 import numpy as np
 import pytest
 
 import vmsst
-from vmsst import languages
 from vmsst.tasks import sample
 
-# Parameters of a layer: query, key, value, out; wi_0, wi_1, wo; two norms. A stack adds a norm and
-# positions, the decoder's layer a norm and the kernel that takes [h; z_lang; z_sem].
-LAYER = 4 * 16 * (4 * 32) + 3 * 16 * 256 + 2 * 16
-STACK = LAYER + 16 + 4 * 32
-DECODER = STACK + 16 + 3 * 16 * 16
-# Tokens; two encoders and a decoder; two tables of languages; four heads; vocabulary projection.
-PARAMETERS = 3600 * 16 + 2 * STACK + DECODER + 2 * languages.NUM_LANGUAGES * 16
-PARAMETERS += 4 * 16 * 16 + 3 * 16 * 3600
 CODES = [code for code in sample.LANGUAGES if code != "en"]
 
 
@@ -75,104 +62,85 @@ except SystemExit as stop:
 # --------------------------------------------------------------------------------------------
 # Errors
 
-
-def test_an_error_is_one_line_and_exit_code_1(finished, tmp_path):
-  run, _ = finished  # the config.gin of a run is a valid gin file
-  done = commands.t5x(
-    "train", f"--gin_file={run / 'config.gin'}", "--gin.BATCH_SIZE=12", cwd=tmp_path, devices=8
-  )
-  assert done.returncode == 1
-  assert done.stdout == ""
-  (line,) = done.stderr.splitlines()
-  assert line.startswith(
-    "t5x: error: BATCH_SIZE=12 is not divisible by the data axis of the mesh (8"
-  )
-
-
-def _faulty(folder, run):
-  """Returns wrong arguments of `t5x train`, to add to those of the tiny run, by name."""
-  return {
-    "no such gin file": ["--gin_file=nowhere.gin"],
-    "macro": ["--gin.TRAIN_STEPZ=3"],
-    "parameter": ["--gin.utils.SaveCheckpointConfig.periodd=3"],
-    "no inner quotes": [f"--gin.MODEL_DIR={folder}"],
-    "value": ["--gin.TRAIN_STEPS=three"],
-    "open bracket": ["--gin.TRAIN_STEPS=[1,"],
-    "no equals sign": ["--gin.TRAIN_STEPS"],
-    "not set": ["--gin.MODEL_DIR=%gin.REQUIRED"],
-    "relative folder": ["--gin.MODEL_DIR='relative/run'"],
-    "unwritable folder": [model_dir(folder / "a_file" / "run")],
-    "task": ["--gin.MIXTURE_OR_TASK_NAME='nowhere'"],
-    "vocabulary": ["--gin.vocabularies.SentencePieceVocabulary.path='/nowhere/x.model'"],
-    "other shape": [model_dir(run), "--gin.EMBED_DIM=32"],
-    "fewer steps": [model_dir(run), "--gin.TRAIN_STEPS=1"],
-    "fraction of steps": ["--gin.TRAIN_STEPS=2.5"],
-    "text as batch size": ["--gin.BATCH_SIZE='x'"],
-    "negative batch size": ["--gin.BATCH_SIZE=-8"],
-    "boolean as steps": ["--gin.EVAL_PERIOD=True"],
-    "text as learning rate": ["--gin.utils.create_learning_rate_scheduler.base_learning_rate='x'"],
-    "no vocabulary": ["--gin.VOCABULARY=None"],
-    "no lengths": ["--gin.TASK_FEATURE_LENGTHS=None"],
-    "no optimizer": ["--gin.OPTIMIZER=None"],
-    "other encoder": [
-      "--gin_file=runs/from_encoder.gin",
-      f"--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'",
-      "--gin.EMBED_DIM=32",
-    ],
-    "no such encoder": [
-      "--gin_file=runs/from_encoder.gin",
-      f"--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_9'",
-    ],
-    "negative steps": ["--gin.TRAIN_STEPS=-1"],
-    "split": ["--gin.train/utils.DatasetConfig.split='nowhere'"],
-    "store": ["--gin.MODEL_DIR='az://bucket/run'"],
-  }
-
-
-_EXPECTED = {
-  "no such gin file": r"gin file 'nowhere\.gin' not found; searched: {folder}, {gin}",
-  "macro": r"--gin\.TRAIN_STEPZ: no gin file has a macro TRAIN_STEPZ; did you mean TRAIN_STEPS",
-  "parameter": r".*SaveCheckpointConfig has no parameter 'periodd'; did you mean period",
-  "no inner quotes": r"--gin\.MODEL_DIR = {folder}: .*inner quotes",
-  "value": r"--gin\.TRAIN_STEPS = three: (?!.*0x)",
-  "open bracket": r"--gin\.TRAIN_STEPS = \[1,: ",
-  "no equals sign": r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NAME=VALUE",
-  "not set": r"MODEL_DIR: no value; set --gin\.MODEL_DIR=VALUE",
-  "relative folder": r"MODEL_DIR must be an absolute path, got 'relative/run'; try '{folder}/rel",
-  "unwritable folder": r"MODEL_DIR {folder}/a_file/run cannot be written to: Not a directory",
-  "task": r"no task or mixture 'nowhere' is registered; known: .*check MIXTURE_OR_TASK_NAME",
-  "vocabulary": r"vocabulary /nowhere/x\.model: cannot be read: No such file or directory",
-  "other shape": (
-    r"target/\S+ has shape \(32,\) in the model and \(16,\) in {run}/checkpoint_2 .*"
-    "use a checkpoint of the same model and size"
+# Arguments to add to those of the tiny run, and the start of the message. A dry run refuses those
+# above the empty line too: all but data and MODEL_DIR.
+_FAULTY = {
+  "no such gin file": (
+    ["--gin_file=nowhere.gin"],
+    r"gin file 'nowhere\.gin' not found; searched: {folder}, {gin}",
   ),
-  "fewer steps": r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
-  "fraction of steps": r"train\.total_steps \(TRAIN_STEPS\) is 2\.5; set it to a value of type int",
-  "text as batch size": r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is 'x'; set it to ",
-  "negative batch size": r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is -8; it must be ",
-  "boolean as steps": r"train\.eval_period \(EVAL_PERIOD\) is True; set it to a value of type int",
-  "text as learning rate": r"utils\.create_learning_rate_scheduler\.base_learning_rate is 'x'; ",
-  "no vocabulary": r"\S+\.\w+ \(VOCABULARY\) is None; set it to a value of type Vocabulary",
-  "no lengths": r"task_feature_lengths of training data is None; set it to a dict",
-  "no optimizer": r".*\(OPTIMIZER\) is None; set it to an optimizer",
-  "other encoder": r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/",
-  "no such encoder": r"(?:{run}/checkpoint_9|no folder {run}/checkpoint_9)",
-  "negative steps": r"train\.total_steps \(TRAIN_STEPS\) is -1; it must be an integer of 0 or more",
-  "split": r"'sample' has no split 'nowhere'; set one of train, validation",
-  "store": r"az://bucket/run: az:// is not supported; give a local path, gs:// or s3://",
-  "nothing set": r"no value for train\.model, .*; add a gin file or binding that sets it",
-  "no eval": r"no value for evaluate\.model, .*; add --gin_file=runs/eval\.gin",
-  "data": r"no file matches '{folder}/a\.de-en\.tsv'",
-  "dry run": r"--dry_run works only with `t5x train`; remove it",
-  "verbose": r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
-}
+  "macro": (["--gin.TRAIN_STEPZ=3"], r"--gin\.TRAIN_STEPZ: no gin file has .*did you mean TRAIN_"),
+  "no inner quotes": (["--gin.MODEL_DIR={folder}"], r"--gin\.MODEL_DIR = {folder}: .*inner quotes"),
+  "no equals sign": (["--gin.TRAIN_STEPS"], r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NA"),
+  "fraction of steps": (
+    ["--gin.TRAIN_STEPS=2.5"],
+    r"train\.total_steps \(TRAIN_STEPS\) is 2\.5; set it to a value of type int >= 0$",
+  ),
+  "negative batch size": (
+    ["--gin.BATCH_SIZE=-8"],
+    r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is -8; set it to .* int >= 1",
+  ),
+  "no vocabulary": (
+    ["--gin.VOCABULARY=None"],
+    r"\S+\.\w+ \(VOCABULARY\) is None; set it to a value of type Vocabulary",
+  ),
+  "no optimizer": (["--gin.OPTIMIZER=None"], r".*\(OPTIMIZER\) is None; set it to an optimizer"),
+  "no lengths": (["--gin.TASK_FEATURE_LENGTHS=None"], "TASK_FEATURE_LENGTHS is None; set it to a"),
+  "other encoder": (
+    [
+      *("--gin_file=runs/from_encoder.gin", "--gin.EMBED_DIM=32"),
+      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'",
+    ],
+    r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/",
+  ),
+  "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
 
-# What a dry run refuses as the run does: all but data and MODEL_DIR.
-_DRY = (
-  *("no such gin file", "macro", "parameter", "value", "open bracket", "fraction of steps"),
-  *("text as batch size", "negative batch size", "boolean as steps", "text as learning rate"),
-  *("no vocabulary", "no optimizer", "other encoder", "no such encoder", "negative steps"),
-)
+  "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
+  "relative folder": (
+    ["--gin.MODEL_DIR='relative/run'"],
+    r"MODEL_DIR must be an absolute path, got 'relative/run'; try '{folder}/rel",
+  ),
+  "unwritable folder": (
+    ["--gin.MODEL_DIR='{folder}/a_file/run'"],
+    r"MODEL_DIR {folder}/a_file/run cannot be written to: Not a directory",
+  ),
+  "task": (
+    ["--gin.MIXTURE_OR_TASK_NAME='nowhere'"],
+    r"no task or mixture 'nowhere' is registered; known: .*check MIXTURE_OR_TASK_NAME",
+  ),
+  "other shape": (
+    ["--gin.MODEL_DIR='{run}'", "--gin.EMBED_DIM=32"],
+    r"target/\S+ has shape \(32,\) in the model and \(16,\) in {run}/checkpoint_2 .*of the same mo",
+  ),
+  "fewer steps": (
+    ["--gin.MODEL_DIR='{run}'", "--gin.TRAIN_STEPS=1"],
+    r"TRAIN_STEPS=1 is less than the checkpoint's step, 2; raise it",
+  ),
+  "split": (
+    ["--gin.train/utils.DatasetConfig.split='nowhere'"],
+    r"'sample' has no split 'nowhere'; set one of train, validation",
+  ),
+}  # fmt: skip
+_DRY = [*_FAULTY][: [*_FAULTY].index("not set")]
+# Other commands.
+_OTHERS = {
+  "nothing set": (
+    ["train", "--gin_file={folder}/empty.gin"],
+    r"no value for train\.model, .*; add a gin file or binding that sets it",
+  ),
+  "no eval": (
+    ["eval", "--gin_file=quickstart.gin"],
+    r"no value for evaluate\.model, .*; add --gin_file=runs/eval\.gin",
+  ),
+  "dry run": (
+    ["infer", "--gin_file=quickstart.gin", "--dry_run"],
+    r"--dry_run works only with `t5x train`; remove it",
+  ),
+  "verbose": (
+    ["train", "--gin_file=nowhere.gin", "--verbose"],
+    r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found",
+  ),
+}
 
 # Runs the command for every entry of a JSON object; writes to a file how each ended.
 _DRIVER = """
@@ -202,33 +170,26 @@ def outcomes(finished, tmp_path_factory):
   """Runs the faulty commands; returns how they ended, and the paths in their messages."""
   run, _ = finished
   folder = tmp_path_factory.mktemp("faulty")
-  (folder / "a_file").touch()
+  for name in ("a_file", "empty.gin"):
+    (folder / name).touch()
+  names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
   start = ["train", *commands.TINY, model_dir(folder / "run")]
-  faulty = {name: [*start, *more] for name, more in _faulty(folder, run).items()}
-  dry = {f"{name}, dry run": [*faulty[name], "--dry_run"] for name in _DRY}
-  faulty["data"] = [
-    *("train", "--gin_file=contrastive_6l.gin", "--gin_file=data/files.gin"),
-    model_dir(folder / "run"),
-    *("--gin.VOCABULARY_PATH='/nowhere/x.model'", f"--gin.PATTERNS='{folder}/a.de-en.tsv'"),
-  ]
-  (folder / "empty.gin").touch()
-  faulty["nothing set"] = ["train", f"--gin_file={folder / 'empty.gin'}"]
-  faulty["no eval"] = ["eval", "--gin_file=quickstart.gin"]
-  faulty["dry run"] = ["infer", "--gin_file=quickstart.gin", "--dry_run"]
-  faulty["verbose"] = ["train", "--gin_file=nowhere.gin", "--verbose"]
+  given = {name: [*start, *more] for name, (more, _) in _FAULTY.items()}
+  given |= {name: arguments for name, (arguments, _) in _OTHERS.items()}
+  dry = {f"{name}, dry run": [*given[name], "--dry_run"] for name in _DRY}
   ends = {}
-  for given in (faulty, dry):
-    commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(given))
+  for some in (given, dry):  # gin accepts one function `train` per process
+    text = {name: [x.format(**names) for x in arguments] for name, arguments in some.items()}
+    commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(text))
     ends |= json.loads((folder / "ends.json").read_text())
   assert sorted(path.name for path in folder.iterdir()) == ["a_file", "empty.gin", "ends.json"]
-  names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
   return ends, names
 
 
-@pytest.mark.parametrize("name", [*_EXPECTED, *(f"{name}, dry run" for name in _DRY)])
+@pytest.mark.parametrize("name", [*_FAULTY, *_OTHERS, *(f"{name}, dry run" for name in _DRY)])
 def test_errors_name_what_is_wrong_and_what_to_do(outcomes, name):
   ends, names = outcomes
-  pattern = _EXPECTED[name.removesuffix(", dry run")]
+  _, pattern = (_FAULTY | _OTHERS)[name.removesuffix(", dry run")]
   for key, path in names.items():
     pattern = pattern.replace("{" + key + "}", re.escape(str(path)))
   outcome = ends[name]
@@ -251,11 +212,6 @@ def read_table(text):
   return columns, rows
 
 
-def read_parameter_count(path):
-  """Returns the total in the last line of model-info.txt."""
-  return int(path.read_text().splitlines()[-1].removeprefix("parameters: ").replace(",", ""))
-
-
 def read_lines(path):
   """Returns the rows of a JSON lines file."""
   return [json.loads(line) for line in path.read_text().splitlines()]
@@ -264,9 +220,9 @@ def read_lines(path):
 def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   run, done = finished
   assert re.search(r"^Ready after \d+\.\d s; training to step 2\.$", done.stdout, re.MULTILINE)
-  first, line, last = done.stderr.splitlines()
+  first, *_, line, last = done.stderr.splitlines()  # more lines if steps take long
   assert (first, last) == ("step 0: evaluating", "step 2: evaluating")
-  assert re.match(r"step 2/2  loss \d+\.\d{4}", line)
+  assert re.match(r"step 2/2 \[.*, loss \d+\.\d{4}, .*\]", line)
   columns, rows = read_table(done.stdout)
   assert columns == ["step 0", "step 2"]
   metrics = read_lines(run / "inference_eval" / "sample_retrieval-metrics.jsonl")
@@ -284,7 +240,9 @@ def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   assert {"deu", "eng"} <= set(described["languages"])
   shipped = pathlib.Path(sample.vocabulary_path())
   assert (run / "vocabulary.model").read_bytes() == shipped.read_bytes()
-  assert read_parameter_count(run / "model-info.txt") == PARAMETERS
+  assert (
+    "target/token_embedder/embedding  float32[3600, 16]" in (run / "model-info.txt").read_text()
+  )
   assert list((run / "train").glob("events.out.tfevents.*"))
   written = read_lines(run / "train" / "metrics.jsonl")
   losses = {row["step"]: row["loss"] for row in written if "loss" in row}
@@ -331,69 +289,6 @@ def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_pat
       ):
         right = sum(nearest(source_D, targets) == i for i, source_D in enumerate(sources))
         assert rows[name][-1] == pytest.approx(100 * right / count, abs=0.005), name
-
-
-@pytest.mark.slow
-def test_training_a_finished_run_again_says_so_and_only_evaluates(finished):
-  run, first = finished
-  before = read_lines(run / "train" / "metrics.jsonl")
-  again = commands.t5x("train", *commands.TINY, model_dir(run), cwd=run.parent)
-  assert again.returncode == 0, again.stderr
-  assert "already at the last step, 2" in again.stdout
-  columns, rows = read_table(again.stdout)
-  assert columns == ["step 2"]
-  assert rows == {name: [values[-1]] for name, values in read_table(first.stdout)[1].items()}
-  after = read_lines(run / "train" / "metrics.jsonl")
-  assert not any("loss" in row for row in after[len(before) :])
-  assert sorted(path.name for path in run.glob("checkpoint_*")) == ["checkpoint_0", "checkpoint_2"]
-
-
-def read_until(terminal, done, text=""):
-  """Returns `text` and the terminal's output until `done(text)` or its end, in two minutes."""
-  deadline = time.monotonic() + 120
-  while not done(text):
-    assert time.monotonic() < deadline, text
-    if not select.select([terminal], [], [], 1)[0]:
-      continue
-    try:
-      text += os.read(terminal, 1 << 16).decode()
-    except OSError:  # on Linux, the other side is closed
-      break
-  return text
-
-
-@pytest.mark.slow
-def test_on_a_terminal_one_line_is_rewritten_and_sigterm_leaves_a_checkpoint(tmp_path):
-  ours, theirs = pty.openpty()
-  process = commands.start_t5x(
-    *("train", *commands.TINY, model_dir(tmp_path / "run")),
-    *("--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=100000"),
-    "--gin.train.infer_eval_dataset_cfg=None",
-    "--gin.train.run_eval_before_training=False",
-    cwd=tmp_path,
-    stream=os.ttyname(theirs),
-  )
-  try:
-    shown = read_until(ours, lambda text: "Ready" in text and text.count("\rstep ") >= 2)
-    os.close(theirs)  # reading ends when the process does
-    os.kill(process.pid, signal.SIGTERM)
-    shown = read_until(ours, lambda text: False, shown)
-    process.join(60)
-    assert process.exitcode == 0, shown
-  finally:
-    process.kill()
-    process.join()
-    os.close(ours)
-  _, live = re.split(r"Ready after .*?\r\n", shown)
-  lines = live.split("\r\n")[0].split("\r")[1:]
-  assert len(lines) >= 2
-  for line in lines:
-    assert re.fullmatch(
-      r"step \d+/100000  loss \d+\.\d{4}  \S+ examples/s  \S+ tokens/s  ETA \S+ *", line
-    )
-  stopped = re.search(r"Stopped by SIGTERM at step (\d+); rerun the same command to resume", shown)
-  assert stopped, shown
-  assert (tmp_path / "run" / f"checkpoint_{stopped[1]}" / "state").is_dir()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")

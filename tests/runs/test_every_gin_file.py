@@ -1,7 +1,4 @@
-"""Trains with every run file of the package, as `t5x train` does, at sizes that take seconds.
-
-All of them take minutes, so most are slow tests; test_gin_files.py parses them all.
-"""
+"""Trains with every run file of the package, as `t5x train` does; test_gin_files.py parses them."""
 
 import concurrent.futures
 import json
@@ -20,18 +17,17 @@ from vmsst.networks import bert, sentence_encoder
 from vmsst.tasks import sample
 from vmsst.text import vocabularies
 
+pytestmark = pytest.mark.slow
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
   path.relative_to(ROOT).as_posix()
   for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
-# Trained in every test run, on one device. test_main.py trains the quickstart, a VMSST.
-USUAL = ("ems.gin",)
-# Slow: with data and model axes, and all others on one device. The VMSST paper's models and EMS's
-# losses have tests on eight devices that are not slow.
+# Trained with data and model axes too. In every test run, test_main.py trains the quickstart, a
+# VMSST; the VMSST paper's models and EMS's losses have fast tests on eight devices.
 FAMILIES = (
-  *USUAL,
+  "ems.gin",
   "vmsst_6l.gin",
   "contrastive_6l.gin",
   "bitranslation_6l.gin",
@@ -41,7 +37,7 @@ FAMILIES = (
 )
 # Start from an import, as test_from_mt5.py, test_bert.py and test_soft_runs.py train.
 FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin")
-OTHERS = [file for file in RUN_FILES if file not in USUAL and not FROM_IMPORTS.fullmatch(file)]
+FILES = [file for file in RUN_FILES if not FROM_IMPORTS.fullmatch(file)]
 # These read a dataset like that of `vmsst data build`; the other files of paper size read text
 # files instead, which saves seconds.
 OF_OPUS = (
@@ -245,8 +241,7 @@ def train(folder, files, *, devices, steps):
 
 def train_in_parts(folder, files):
   """Runs `train` for files on one device, in parallel processes."""
-  # Files of other batch sizes give the same programs here as the files that they include.
-  ablations = [file for file in files if "ablations/" in file and "batch" not in file]
+  ablations = [file for file in files if "ablations/" in file]
   ems = [file for file in files if file.startswith("ems")]
   groups = [ablations, ems, [file for file in files if file not in (*ablations, *ems)]]
   with concurrent.futures.ThreadPoolExecutor() as pool:  # each waits for its own process
@@ -256,23 +251,13 @@ def train_in_parts(folder, files):
     return {file: report for part in parts for file, report in part.result().items()}
 
 
-def train_all(folder, files, families):
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
   """Returns reports of files on one device, and of some on 4 x 2 devices, by number of devices."""
+  folder = tmp_path_factory.mktemp
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    eight = pool.submit(train, folder("eight"), families, devices=8, steps=STEPS_ON_EIGHT)
-    return {1: train_in_parts(folder, files), 8: eight.result()}
-
-
-@pytest.fixture(scope="module")
-def usual_reports(tmp_path_factory):
-  """Reports of the usual files, trained in one process."""
-  return train(tmp_path_factory.mktemp("usual"), USUAL, devices=1, steps=STEPS)
-
-
-@pytest.fixture(scope="module")
-def other_reports(tmp_path_factory):
-  """Reports of all other run files, and of those that are compared with eight devices."""
-  return train_all(tmp_path_factory.mktemp, sorted({*OTHERS, *FAMILIES}), FAMILIES)
+    eight = pool.submit(train, folder("eight"), FAMILIES, devices=8, steps=STEPS_ON_EIGHT)
+    return {1: train_in_parts(folder, FILES), 8: eight.result()}
 
 
 def losses_of(report):
@@ -280,8 +265,9 @@ def losses_of(report):
   return [metrics["loss"] for metrics in report["metrics"]]
 
 
-def check(report):
-  """The losses of a file fall, and its checkpoint gives vectors that differ."""
+@pytest.mark.parametrize("file", FILES)
+def test_the_losses_fall_and_the_checkpoint_gives_vectors_that_differ(reports, file):
+  report = reports[1][file]
   losses = losses_of(report)
   assert len(losses) == STEPS / PERIOD
   assert losses[-1] < 0.95 * losses[0]
@@ -300,26 +286,9 @@ def check(report):
   assert np.abs(vectors_NS[0] - vectors_NS[1]).max() > 0
 
 
-@pytest.mark.parametrize("file", USUAL)
-def test_a_run_file_trains_and_its_checkpoint_gives_vectors(usual_reports, file):
-  check(usual_reports[file])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", OTHERS)
-def test_any_other_run_file_does_too(other_reports, file):
-  check(other_reports[1][file])
-
-
-def check_axes(reports, file):
-  """Data and model axes do not change the losses of a file."""
+@pytest.mark.parametrize("file", FAMILIES)
+def test_data_and_model_axes_do_not_change_the_losses(reports, file):
   assert reports[8][file]["devices"] == 8
   losses = losses_of(reports[8][file])
   assert len(losses) == STEPS_ON_EIGHT / PERIOD
   np.testing.assert_allclose(losses, losses_of(reports[1][file])[: len(losses)], rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", FAMILIES)
-def test_data_and_model_axes_do_not_change_the_losses(other_reports, file):
-  check_axes(other_reports, file)

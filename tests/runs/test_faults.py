@@ -2,18 +2,14 @@
 
 import contextlib
 import errno
-import functools
 import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 import warnings
 
-import clu.metrics
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -23,7 +19,8 @@ import toy_runs
 
 from vmsst.errors import InputError
 from vmsst.files import checksums
-from vmsst.launch.runtime import checkpoints, evaluation, model_dir, trainer
+from vmsst.launch.runtime import checkpoints, trainer
+from vmsst.launch.runtime import eval as eval_lib
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +75,6 @@ def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
     assert checksums.damage(path) or file.name == checksums.NAME
     file.write_bytes(before)
   assert checksums.damage(path) is None
-
-
-def test_sha256sum_checks_a_checkpoint_too(finished):
-  subprocess.run(
-    ["sha256sum", "--check", "--strict", "--quiet", checksums.NAME],
-    cwd=finished / "checkpoint_6",
-    check=True,
-  )
 
 
 def test_orbax_itself_reads_a_checkpoint_with_sums(finished):
@@ -187,36 +176,6 @@ def test_a_full_disk_ends_the_run_with_a_reason_and_a_whole_checkpoint(small_dis
   assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
 
 
-@pytest.mark.slow
-def test_a_disk_that_fills_up_in_an_evaluation_ends_the_run_with_a_reason(small_disk, monkeypatch):
-  run = small_disk / "run"
-  evaluate = evaluation.InferenceEvaluator.evaluate
-
-  def filling(self, train_state, axes):
-    fill(small_disk)
-    return evaluate(self, train_state, axes)
-
-  def go():
-    toy_runs.run(
-      run,
-      total_steps=4,
-      eval_period=4,
-      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
-      inference_evaluator_cls=functools.partial(
-        seqio.Evaluator, logger_cls=[seqio.TensorBoardLogger, seqio.JSONLogger]
-      ),
-    )
-
-  with monkeypatch.context() as patched:
-    patched.setattr(evaluation.InferenceEvaluator, "evaluate", filling)
-    with pytest.raises(InputError, match="No space left on device") as raised:
-      go()
-    print(raised.value)
-  (small_disk / "filler").unlink()
-  go()
-  assert (run / "inference_eval" / "toy-metrics.jsonl").read_text().count('"step": 4') == 1
-
-
 def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(tmp_path, monkeypatch):
   write = checksums.write
 
@@ -244,36 +203,10 @@ def test_a_read_only_folder_is_named(small_disk):
 # Two runs, signals
 
 
-HOLDER = """
-import pathlib, sys, time
-from vmsst.launch.runtime import model_dir
-with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
-  print("holds", flush=True)
-  time.sleep(600)
-"""
-
-
-def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(tmp_path):
-  holder = subprocess.Popen(
-    [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-  )
-  try:
-    assert holder.stdout.readline() == "holds\n"
-    with pytest.raises(InputError, match=rf"in use by another run \(process {holder.pid} on \S+, "):
-      toy_runs.run(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
-  finally:
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
-  with model_dir.opened("MODEL_DIR", str(tmp_path), lock=True):
-    pass
-
-
 @pytest.mark.slow
 def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatch, capsys):
   evaluated = []
-  evaluate = evaluation.InferenceEvaluator.evaluate
+  evaluate = eval_lib.InferenceEvaluator.evaluate
 
   def signaled(self, train_state, axes):
     evaluated.append(int(train_state.step))
@@ -281,7 +214,7 @@ def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatc
       os.kill(os.getpid(), signal.SIGTERM)
     return evaluate(self, train_state, axes)
 
-  monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", signaled)
+  monkeypatch.setattr(eval_lib.InferenceEvaluator, "evaluate", signaled)
 
   def go():
     return toy_runs.run(
@@ -303,16 +236,7 @@ def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatc
 # Numbers and data
 
 
-class BrokenModel(toy_runs.ToyModel):
-  """A model whose loss and gradients are NaN if the first row of a batch starts with 5."""
-
-  def loss_fn(self, params, batch, dropout_rng):
-    loss, _ = super().loss_fn(params, batch, dropout_rng)
-    loss *= jnp.where(batch["inputs"][0, 0] == 5, jnp.nan, 1.0)
-    return loss, {"loss": clu.metrics.Average.from_model_output(loss[None])}
-
-
-@pytest.mark.parametrize("watched", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("watched", [True, False])
 def test_a_loss_that_is_nan_is_named_with_its_step_and_batch(tmp_path, watched):
   actions = {"TRAIN": [trainer.TerminateOnNanAction(task="train")]} if watched else None
   cfg = checkpoints.CheckpointConfig(
@@ -322,13 +246,12 @@ def test_a_loss_that_is_nan_is_named_with_its_step_and_batch(tmp_path, watched):
   with pytest.raises(InputError, match=wanted) as raised:
     toy_runs.run(
       tmp_path,
-      model=BrokenModel(),
+      model=toy_runs.ToyModel(poison=5),
       total_steps=500,
       checkpoint_cfg=cfg,
       actions=actions,
       eval_period=0,
     )
-  print(raised.value)
   (path,) = (tmp_path / "not_finite").iterdir()
   step = int(path.stem.rpartition("_")[2])
   assert f"is that of step {step}; its batch is in {path}" in str(raised.value)

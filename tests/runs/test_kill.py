@@ -11,7 +11,7 @@ import pytest
 import toy_runs
 
 from vmsst.files import checksums
-from vmsst.launch.runtime import evaluation
+from vmsst.launch.runtime import eval as eval_lib
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_what_a_killed_run_leaves_on_disk_is_enough(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch):
   evaluated = []
-  evaluate = evaluation.InferenceEvaluator.evaluate
+  evaluate = eval_lib.InferenceEvaluator.evaluate
 
   def seen(self, train_state, axes):
     evaluated.append(int(train_state.step))
@@ -53,7 +53,7 @@ def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch):
       raise KeyboardInterrupt  # the checkpoint of step 4 is almost complete
     return evaluate(self, train_state, axes)
 
-  monkeypatch.setattr(evaluation.InferenceEvaluator, "evaluate", seen)
+  monkeypatch.setattr(eval_lib.InferenceEvaluator, "evaluate", seen)
 
   def go():
     toy_runs.run(

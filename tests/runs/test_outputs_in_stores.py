@@ -1,6 +1,5 @@
 """Outputs of commands in object stores, with real servers and kills; see test_object_stores.py."""
 
-import contextlib
 import json
 import pathlib
 import signal
@@ -15,11 +14,11 @@ import numpy as np
 import pytest
 import tiny_encoders
 
-from vmsst.bitext import readers
-from vmsst.files import atomic_files, input_files, storage
+from vmsst import cli
+from vmsst.files import input_files, storage
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
-from vmsst.vectors import bitext_vectors, vector_store
+from vmsst.vectors import vector_store
 
 # Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: after a number
 # of units, or before an object whose URL matches is uploaded, after a number of such objects.
@@ -45,6 +44,17 @@ KILLED = {
     "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
     [(r"/german\.txt$", 0)],
   ),
+  "search by index": (
+    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --index {data}/index "
+    "--output {out}/near",
+    [("/near$", 0)],
+  ),
+  "embed": ("embed {run} {data}/a.txt {out}/embedded", [(r"/embedded/.*\.npy$", 0)]),
+  "index": (
+    "index {data}/vectors {out}/index --factory IVF4,SQ8",
+    [("units", 2), (r"/index\.faiss$", 0)],
+  ),
+  "export": ("export safetensors {run} {out}/exported", [(r"/exported/", 1)]),
   "data embed": (
     "data embed {run} {out}/teacher {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
     [(r"/y\.fr-en\.tsv\.npy$", 0)],
@@ -106,28 +116,6 @@ for kill, argv in json.loads(sys.argv[1]):
 print(json.dumps(statuses))
 """
 
-TEACHER = """
-import sys
-import numpy as np
-import seqio
-from vmsst.tasks import bitext
-from vmsst.text import vocabularies
-lengths = {"inputs": 8, "targets": 8, "teacher_inputs": 6, "teacher_targets": 6}
-rows = []
-for teacher in sys.argv[2:]:
-  for memory_limit in (1 << 20, 0):  # in memory and streamed
-    name = bitext.files(
-      sys.argv[1], vocabularies.ByteVocabulary(), teacher=teacher, memory_limit=memory_limit
-    )
-    found = seqio.get_mixture_or_task(name).get_dataset(
-      sequence_length=lengths, split="train", shuffle=False, num_epochs=1
-    )
-    rows.append(np.stack([row["teacher_inputs"] for row in found.as_numpy_iterator()]))
-for each in rows:
-  np.testing.assert_array_equal(each, rows[0])
-assert len(rows[0]) == 100
-"""
-
 
 def write_texts(folder):
   """Writes inputs of the commands in KILLED: texts, vectors of one of them, and bitexts."""
@@ -137,6 +125,7 @@ def write_texts(folder):
   writer = vector_store.Writer(folder / "vectors", 6, shard_rows=30)
   writer.append(np.random.default_rng(0).normal(size=(200, 6)))
   writer.finish()
+  assert not cli.main(["index", f"{folder}/vectors", f"{folder}/index", "--factory", "IVF4,SQ8"])
   for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
     line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
 
@@ -198,70 +187,3 @@ def files_below(root):
     return storage.objects_below(root)
   inside = pathlib.Path(root).rglob("*")
   return [path.relative_to(root).as_posix() for path in inside if path.is_file()]
-
-
-@pytest.mark.slow
-def test_training_reads_the_vectors_of_a_teacher_in_a_store(bucket, tmp_path):
-  write_texts(tmp_path)
-  (bitext,) = readers.find_bitext(str(tmp_path / "t" / "x.de-en.tsv"))
-  vectors = np.random.default_rng(1).normal(size=(100, 2, 6)).astype(np.float32)
-  folders = f"{tmp_path}/teacher", f"{bucket}/teacher"
-  for folder in folders:
-    with atomic_files.atomic_file(bitext_vectors.path_of(folder, bitext)) as stream:
-      np.save(stream, vectors)
-  commands.script(TEACHER, bitext.paths[0], *folders, cwd=tmp_path)
-
-
-DOWNLOAD = """
-import os, signal, sys
-from vmsst import cli
-from vmsst.downloads import opus
-from vmsst.files import storage
-opus.API, kill = sys.argv[1], int(sys.argv[2])
-upload, before = storage.upload, []
-def upload_one(path, url):
-  if kill and before:
-    os.kill(os.getpid(), signal.SIGKILL)
-  before.append(upload(path, url))
-storage.upload = upload_one
-sys.exit(cli.main(sys.argv[3:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_download_into_a_store_resumes(bucket, tmp_path):
-  served = tmp_path / "served"
-  content = {
-    pair: np.random.default_rng(n).bytes(50_000) for n, pair in enumerate(("de-en", "en-fr"))
-  }
-  with (
-    subprocess.Popen(
-      [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "-d", str(tmp_path)],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      text=True,
-    ) as server,
-    contextlib.ExitStack() as cleanup,
-  ):
-    cleanup.callback(server.kill)
-    root = f"http://127.0.0.1:{server.stdout.readline().split()[5]}/served"
-    records = []
-    for pair, data in content.items():
-      line_files.write_text(served / f"{pair}.txt.zip", data)
-      source, target = pair.split("-")
-      about = {"source": source, "target": target, "url": f"{root}/{pair}.txt.zip", "size": 48}
-      records.append({"corpus": "Europarl", "version": "v8", "alignment_pairs": 9, **about})
-    line_files.write_text(served / "api", json.dumps({"corpora": records}))
-    url, work = f"{bucket}/opus", tmp_path / "work"
-    argv = ["data", "download", "opus", "--corpus=Europarl", f"--output={url}", f"--work={work}"]
-    for kill, status in ((1, -signal.SIGKILL), (0, 0), (0, 0)):
-      command = [sys.executable, "-c", DOWNLOAD, f"{root}/api", str(kill), *argv]
-      done = subprocess.run(command, env=commands.environment(), check=False, timeout=600)
-      assert done.returncode == status
-      names = [name for name in storage.objects_below(url) if not name.startswith(".vmsst/")]
-      assert len(names) == 2 - kill
-      for name in names:
-        pair = name.rsplit("/", 1)[-1].removesuffix(".txt.zip")
-        assert name == f"Europarl/v8/moses/{pair}.txt.zip"
-        assert storage.filesystem(url).cat_file(f"{url}/{name}") == content[pair]
-    assert not [path for path in work.rglob("*") if path.is_file()]

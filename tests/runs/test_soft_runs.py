@@ -12,12 +12,9 @@ import tiny_hugging_face
 import tiny_tokenizers
 
 import vmsst
-from vmsst.bitext import readers
 from vmsst.checkpoints.importers import bert
-from vmsst.mining import hard_negative_mining
 from vmsst.tasks import sample
 from vmsst.text import hugging_face_vocabulary
-from vmsst.vectors import bitext_vectors
 
 CODES = ("es", "fr")
 ROWS, VALIDATION, BATCH = 40, 12, 8
@@ -106,10 +103,6 @@ def metrics_of(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def losses_of(run):
-  return [row["loss"] for row in metrics_of(run / "train" / "metrics.jsonl") if "loss" in row]
-
-
 def steps_of(run):
   return sorted(int(path.name.split("_")[1]) for path in run.glob("checkpoint_*"))
 
@@ -192,31 +185,3 @@ def test_a_run_stops_when_the_validation_pairs_get_no_better(runs):
   found = [row["accuracy/average"] for row in metrics_of(path)]
   assert len(found) == 3
   assert len(set(found)) == 1
-
-
-@pytest.mark.slow
-def test_the_other_rows_train(start):
-  folder, _ = start
-  shards = str(folder / "opus_bitext/soft_contrastive/1.0.0/*-train_*.tfrecord*")
-  every = shards.replace("-train_", "-*_")
-  bitext_vectors.embed_files(str(folder / "me5"), every, str(folder / "vectors"), progress=False)
-  assert len(readers.find_bitext(every)) == 2 * len(CODES)
-  hard_negative_mining.mine_files(
-    str(folder / "me5"), shards, str(folder / "negatives"), count=3, progress=False
-  )
-  fast = ["LEARNING_RATE = 0.01", "EPOCHS = 3"]
-  teacher = [f"TEACHER = {str(folder / 'me5')!r}", *fast]
-  given = ["TEACHER = None", f"TEACHER_VECTORS = {str(folder / 'vectors')!r}", *fast]
-  negatives = [f"PATTERNS = [{str(folder / 'negatives/*/*.tsv.gz')!r}]", *fast]
-  found = train(
-    start,
-    {
-      "soft/priority.gin": teacher,
-      "soft/average.gin": given,
-      "soft/mse.gin": given,
-      "soft/muse.gin": negatives,
-    },
-  )
-  for file, run in found.items():
-    losses = losses_of(run)
-    assert np.mean(losses[-5:]) < 0.99 * np.mean(losses[:3]), file

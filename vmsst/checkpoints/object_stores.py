@@ -1,19 +1,9 @@
-"""Lets Orbax write and read checkpoints in Amazon's S3 as it does in Google's object store.
+"""Checkpoints in Google's object store, where Orbax marks the complete ones."""
 
-TensorStore supports `s3://`, and Orbax leaves all other files to etils.epath, but Orbax writes
-arrays only to local paths and `gs://`. Three functions of Orbax that describe the place of arrays
-to TensorStore are replaced here, for `s3://` alone; a test with an S3 server fails if Orbax changes
-them.
-"""
-
-import functools
-import os
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from etils import epath
-from orbax.checkpoint._src.path import atomicity, gcs_utils
-from orbax.checkpoint._src.serialization import tensorstore_utils
+from orbax.checkpoint._src.path import atomicity
 
 from vmsst.files import checksums, input_files, storage
 
@@ -24,7 +14,6 @@ TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
 """Orbax's class for folders that COMMIT_FILE completes."""
 
 _ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
-_S3 = "s3://"
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
@@ -58,25 +47,3 @@ def prepare(checkpoints: Iterable[epath.Path]) -> None:
       record = input_files.read_json(checkpoint / _ORBAX_FILE)
       if not (isinstance(record, dict) and record.get("commit_timestamp_nsecs")):
         storage.remove(checkpoint)
-
-
-@functools.cache
-def support_s3() -> None:
-  """Replaces the functions of Orbax; does nothing the second time."""
-  store_of, is_remote = gcs_utils.get_kvstore_for_gcs, tensorstore_utils._use_gcs_driver
-  normalized = tensorstore_utils._normalize_path
-
-  def place(path: str) -> dict[str, Any]:
-    if not path.startswith(_S3):
-      return store_of(path)
-    bucket, _, inside = path.removeprefix(_S3).partition("/")
-    spec = {"driver": "s3", "bucket": bucket, "path": inside}
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint:
-      spec["endpoint"] = endpoint
-      spec["aws_region"] = os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return spec
-
-  gcs_utils.get_kvstore_for_gcs = place
-  tensorstore_utils._use_gcs_driver = lambda path: path.startswith(_S3) or is_remote(path)
-  tensorstore_utils._normalize_path = lambda path: normalized(path).replace("s3:/", _S3)

@@ -71,6 +71,8 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
   is_local = not storage.is_url(state)
   if is_local:
     input_files.check_below(state)
+  elif os.fspath(state).startswith("s3://"):  # TensorStore can, but Orbax does not ask it to
+    raise errors.InputError(f"{checkpoint}: Orbax reads no s3://; copy it to a local disk or gs://")
   try:
     with _orbax() as checkpointer:
       tree = dict(checkpointer.metadata(state).item_metadata)
@@ -192,7 +194,6 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
   """
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
-  object_stores.support_s3()
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       yield checkpointer

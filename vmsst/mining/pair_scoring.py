@@ -11,7 +11,6 @@ import numpy as np
 from vmsst import errors
 from vmsst.files import (
   atomic_files,
-  input_files,
   progress_bar,
   storage,
   text_fields,
@@ -20,7 +19,7 @@ from vmsst.files import (
 from vmsst.inference import translation
 from vmsst.search import exact_search
 from vmsst.text import length_limits
-from vmsst.units import base
+from vmsst.units import resumable_lines
 from vmsst.vectors import embedded_text, encoding
 
 # Pairs in memory at once; an interruption costs at most these.
@@ -246,27 +245,16 @@ def score_file(
     if not storage.is_url(output) and atomic_files.is_stream(output):
       with atomic_files.atomic_file(output) as stream:
         for score_BC in pair_scores(scorer, source, target, texts=texts, progress=progress):
-          stream.write(_as_lines(score_BC))
+          stream.writelines(f"{as_line(scores)}\n".encode() for scores in score_BC)
       return count
-    # Parts of other settings are not read.
-    work = work_folders.path_of(output)
-    stem = f"pairs-{base.digest(settings, _WINDOW)}-"
-    parts = sorted(name for name in storage.names(work) if name.startswith(stem))
-    start = min(len(parts) * _WINDOW, count)
+    writer = resumable_lines.LineWriter(output, [settings, _WINDOW])
+    start = min(writer.parts * _WINDOW, count)
     for score_BC in pair_scores(
       scorer, source, target, texts=texts, start=start, progress=progress
     ):
-      parts.append(f"{stem}{len(parts):06d}")
-      atomic_files.write_bytes(f"{work}/{parts[-1]}", _as_lines(score_BC))
-    with atomic_files.atomic_file(output) as stream:
-      for name in parts:
-        stream.write(input_files.read_bytes(f"{work}/{name}"))
-    work_folders.clear(work)
+      writer.append(map(as_line, score_BC))
+    writer.finish()
   return count
-
-
-def _as_lines(score_BC: np.ndarray) -> bytes:
-  return "".join(f"{as_line(scores)}\n" for scores in score_BC).encode()
 
 
 def as_line(scores: Sequence[float]) -> str:

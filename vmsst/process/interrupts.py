@@ -16,7 +16,7 @@ def default_interrupt() -> Iterator[None]:
   """
   former = replace(signal.SIG_DFL, signal.SIGINT)
   if sys.platform != "win32":
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.huge_pages`
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.main`
   try:
     yield
   finally:

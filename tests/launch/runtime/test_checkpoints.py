@@ -91,52 +91,40 @@ def test_arrays_can_be_read_from_other_names(tmp_path, run_folder):
   np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
 
 
-def test_another_shape_is_named_with_both_shapes(run_folder):
+ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
+
+
+@pytest.mark.parametrize(
+  ("model", "rules", "message"),
+  [
+    ({"width": 6}, None, r"target/table has shape \(16, 6\) .* and \(16, 4\) in "),
+    (ADAM, None, r"lacks state/param_states/.*fallback_to_scratch=True"),
+    ({}, [("target/tabel", None)], "'target/tabel' matches no array of the model"),
+    ({}, [("target/table", "target/tabel")], "lacks target/tabel, which assignment_map reads"),
+    ({}, [("(", None)], r"assignment_map: '\(' is not a regular expression"),
+  ],
+)
+def test_what_does_not_match_is_named(run_folder, model, rules, message):
   path = checkpoints.all_checkpoints(run_folder)[-1]
-  with pytest.raises(InputError, match=r"target/table has shape \(16, 6\) .* and \(16, 4\) in "):
-    initializer(toy_runs.ToyModel(width=6)).from_checkpoint(path)
+  with pytest.raises(InputError, match=message):
+    initializer(toy_runs.ToyModel(**model)).from_checkpoint(path, reading(assignment_map=rules))
 
 
-def test_missing_arrays_are_named_with_the_way_out(run_folder):
-  model = toy_runs.ToyModel(optimizer_def=optimizers.OptaxWrapper(optax.adam(0.1)))
-  path = checkpoints.all_checkpoints(run_folder)[-1]
-  with pytest.raises(InputError, match=r"lacks state/param_states/.*fallback_to_scratch=True"):
-    initializer(model).from_checkpoint(path)
-
-
-def test_a_rule_that_matches_nothing_is_an_error(run_folder):
-  path = checkpoints.all_checkpoints(run_folder)[-1]
-  with pytest.raises(InputError, match="'target/tabel' matches no array of the model"):
-    initializer().from_checkpoint(path, reading(assignment_map=[("target/tabel", None)]))
-
-
-def test_an_array_that_a_rule_names_has_to_be_there(run_folder):
-  path = checkpoints.all_checkpoints(run_folder)[-1]
-  with pytest.raises(InputError, match="lacks target/tabel, which assignment_map reads"):
-    initializer().from_checkpoint(
-      path,
-      reading(assignment_map=[("target/table", "target/tabel")], fallback_to_scratch=True),
-      fallback_rng=jax.random.PRNGKey(0),
-    )
-
-
-def test_what_is_not_a_checkpoint_is_refused(tmp_path, run_folder):
+def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
-  with pytest.raises(InputError, match=r"is not a T5X checkpoint .*it contains checkpoint_0"):
-    checkpoints.find_checkpoints(config(path=str(run_folder), mode="specific"))
-  with pytest.raises(InputError, match="no checkpoint_<step> in"):
-    checkpoints.find_checkpoints(config(path=str(tmp_path), mode="latest"))
+  for place, mode, message in (
+    (str(run_folder), "specific", r"is not a T5X checkpoint .*it contains checkpoint_0"),
+    ("", "specific", "is not a T5X checkpoint"),
+    (str(tmp_path), "latest", "no checkpoint_<step> in"),
+    (str(run_folder), "all", "one checkpoint is needed"),
+    ([str(run_folder)], "latest", "one checkpoint is needed"),
+  ):
+    with pytest.raises(InputError, match=message):
+      checkpoints.find_checkpoint(config(path=place, mode=mode))
   every = checkpoints.find_checkpoints(config(path=str(run_folder), mode="all"))
   assert [checkpoints.checkpoint_step(path) for path in every] == [0, 3, 4]
-
-
-def test_one_checkpoint_is_not_chosen_out_of_many(run_folder):
-  config = checkpoints.RestoreCheckpointConfig
   newest = checkpoints.find_checkpoint(config(path=str(run_folder), mode="latest"))
   assert checkpoints.checkpoint_step(newest) == 4
-  for many in (config(path=str(run_folder), mode="all"), config(path=[str(run_folder)])):
-    with pytest.raises(InputError, match="one checkpoint is needed"):
-      checkpoints.find_checkpoint(many)
 
 
 def test_a_checkpoint_without_metadata_is_named(tmp_path, run_folder):

@@ -1,6 +1,6 @@
 """Gin parsing: the dialect, and errors that name place and problem."""
 
-import functools
+import re
 
 import gin
 import memory_store
@@ -8,7 +8,7 @@ import pytest
 
 from vmsst.errors import InputError
 from vmsst.launch import aliases
-from vmsst.launch.runtime import gin_utils, parameter_names
+from vmsst.launch.runtime import gin_utils
 
 CONFIG = """
 from __gin__ import dynamic_registration
@@ -24,6 +24,7 @@ OFFSET = 0
 """
 
 CONFIGS = """
+utils.CheckpointConfig.save = None
 utils.SaveCheckpointConfig.period = 1
 utils.RestoreCheckpointConfig.mode = 'latest'
 utils.DatasetConfig.seed = 1
@@ -93,8 +94,9 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     ),
     (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
-    (["STEPS = 2.5"], "config.gin", r"r\.warmup_steps \(STEPS\) is 2\.5; .* of type int"),
+    (["STEPS = 2.5"], "config.gin", r"r\.warmup_steps \(STEPS\) is 2\.5; .* of type int >= 0$"),
     (["STEPS = True"], "config.gin", r"r\.warmup_steps \(STEPS\) is True; .* of type int"),
+    (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1; .* of type int >= 0$"),
     (["STEPS = None"], "config.gin", r"r\.warmup_steps \(STEPS\) is None; .* of type int"),
     (
       ["STEPS = %SIZE", "SIZE = 'x'"],
@@ -104,12 +106,32 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     (
       ["utils.SaveCheckpointConfig.checkpoint_steps = [1, 2.0]", "STEPS = 1"],
       "configs.gin",
-      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]; .* Sequence\[int\] \| None",
+      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]; .*Sequence\[int >= 0\]",
     ),
     (
       ["utils.create_learning_rate_scheduler.decay_factor = 1e999", "STEPS = 1"],
       "config.gin",
       r"decay_factor is inf; set it to a finite value of type float",
+    ),
+    *(
+      ([f"utils.{binding}", "STEPS = 1"], "configs.gin", re.escape(binding.split(" ")[0]) + " is ")
+      for binding in (
+        "DatasetConfig.batch_size = 0",
+        "DatasetConfig.shuffle = 'False'",
+        "DatasetConfig.split = 3",
+        "DatasetConfig.seed = 9223372036854775808",
+        "DatasetConfig.task_feature_lengths = ['inputs']",
+        "DatasetConfig.task_feature_lengths = {'inputs': 0}",
+        "DatasetConfig.task_feature_lengths = {'inputs': 'x'}",
+        "SaveCheckpointConfig.period = -1",
+        "SaveCheckpointConfig.keep = 0",
+        "SaveCheckpointConfig.dtype = 'float16'",
+        "RestoreCheckpointConfig.mode = 'newest'",
+        "RestoreCheckpointConfig.path = ['a', 3]",
+        "RestoreCheckpointConfig.assignment_map = [('a',)]",
+        "RestoreCheckpointConfig.assignment_map = [('a', 3)]",
+        "CheckpointConfig.save = 3",
+      )
     ),
     ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
     ([], "syntax.gin", r"syntax\.gin: line 2: cannot parse"),
@@ -129,19 +151,11 @@ def test_values_of_their_parameters_types_are_accepted(parse):
     "utils.SaveCheckpointConfig.period = None",
     "utils.SaveCheckpointConfig.checkpoint_steps = (1, %SIZE)",
     "utils.RestoreCheckpointConfig.path = []",
-    "utils.DatasetConfig.task_feature_lengths = {'inputs': %SIZE}",
+    "utils.RestoreCheckpointConfig.assignment_map = [('a', None), ('b', 'c')]",
+    "utils.DatasetConfig.task_feature_lengths = {'inputs': %SIZE, 'b': (2, %SIZE), 'c': None}",
     "utils.DatasetConfig.seed = @utils.create_learning_rate_scheduler()",  # known when called
     file="configs.gin",
   )
-
-
-def test_a_parameter_is_named_with_its_macro_in_the_current_scope(parse):
-  parse("STEPS = 7", "run/utils.create_learning_rate_scheduler.warmup_steps = %SIZE")
-  name = functools.partial(parameter_names.parameter_name, "create_learning_rate_scheduler")
-  assert name("warmup_steps") == "create_learning_rate_scheduler.warmup_steps (STEPS)"
-  assert name("factors") == "create_learning_rate_scheduler.factors"
-  with gin.config_scope("run"):
-    assert name("warmup_steps") == "create_learning_rate_scheduler.warmup_steps (SIZE)"
 
 
 def test_parts_of_t5x_that_are_not_bundled_are_said_to_be_upstream_s():

@@ -1,7 +1,6 @@
 import functools
 
 import flax.core
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
-from vmsst.launch import aliases
 from vmsst.launch.runtime import adafactor, optimizers, train_state
 from vmsst.launch.runtime.schedules import create_learning_rate_scheduler
 
@@ -33,7 +31,7 @@ def train_state_of(optimizer_def, collections=()):
     },
     **dict(collections),
   }
-  return train_state.FlaxOptimTrainState.create(optimizer_def, flax.core.freeze(variables))
+  return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
 
 def arrays_by_path(tree):
@@ -49,13 +47,13 @@ def test_wrapped_optimizers_are_optaxs(name):
   state = train_state_of(optimizers.OptaxWrapper(theirs))
   params, opt_state = PARAMS, theirs.init(PARAMS)
   for step in range(3):
-    state = state.apply_gradient(flax.core.freeze(gradient(step)), learning_rate=123.0)
+    state = state.apply_gradient(gradient(step), learning_rate=123.0)
     updates, opt_state = theirs.update(gradient(step), opt_state, params)
     params = optax.apply_updates(params, updates)
   assert state.step == 3
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-6),
-    flax.core.unfreeze(state.params),
+    state.params,
     params,
   )
 
@@ -86,10 +84,10 @@ def test_checkpoint_tree_of_a_chain():
 def test_a_restored_state_continues_unchanged(make):
   trained = train_state_of(make())
   for step in range(3):
-    trained = trained.apply_gradient(flax.core.freeze(gradient(step)), learning_rate=0.1)
+    trained = trained.apply_gradient(gradient(step), learning_rate=0.1)
   restored = train_state_of(make()).restore_state(jax.tree.map(np.asarray, trained.state_dict()))
   one_more = [
-    state.apply_gradient(flax.core.freeze(gradient(3)), learning_rate=0.1).state_dict()
+    state.apply_gradient(gradient(3), learning_rate=0.1).state_dict()
     for state in (trained, restored)
   ]
   jax.tree.map(np.testing.assert_array_equal, *one_more)
@@ -144,43 +142,15 @@ def test_axes_are_known_before_any_array_exists():
   assert jax.tree.leaves(axes.param_states).count(PartitionSpec("embed", "mlp")) == 2
 
 
-def test_gin_makes_a_chain():
-  # Uses the names of the gin files: gin keeps a function's first name for the process.
-  aliases.install()
-  gin.clear_config()
-  try:
-    gin.parse_config("""
-      from __gin__ import dynamic_registration
-      import optax
-      from t5x import optimizers
-      from t5x import utils
-      OPTIMIZER = @optimizers.chain()
-      optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
-      optax.clip_by_global_norm.max_norm = 1.0
-      optax.adamw.learning_rate = @utils.create_learning_rate_scheduler()
-      utils.create_learning_rate_scheduler.warmup_steps = 4
-    """)
-    configured = gin.query_parameter("%OPTIMIZER").scoped_configurable_fn()
-  finally:
-    gin.clear_config()
-  states = [train_state_of(made) for made in (configured, clip_and_adamw())]
-  grad = flax.core.freeze(gradient(0))
-  for _ in range(2):
-    states = [state.apply_gradient(grad, learning_rate=None) for state in states]
-  jax.tree.map(np.testing.assert_array_equal, *(state.state_dict() for state in states))
-
-
 def test_other_variables_are_saved_with_their_axes():
   counter = {"anneal": {"count": jnp.zeros(())}, "anneal_axes": {"count_axes": AxisMetadata(())}}
   state = train_state_of(optimizers.OptaxWrapper(optax.sgd(0.1)), counter.items())
   state = state.apply_gradient(
-    flax.core.freeze(gradient(0)), 0.1, flax_mutables=flax.core.freeze({"anneal": {"count": 7}})
+    gradient(0), 0.1, flax_mutables=flax.core.freeze({"anneal": {"count": 7}})
   )
   assert state.state_dict()["flax_mutables"] == {"anneal": {"count": 7}}
   assert state.as_logical_axes().flax_mutables == {"anneal": {"count": PartitionSpec()}}
-  inference = train_state.InferenceState.create(
-    flax.core.freeze({"params": PARAMS, "anneal": {"count": 0}})
-  )
+  inference = train_state.TrainState.create(None, {"params": PARAMS, "anneal": {"count": 0}})
   restored = inference.restore_state(state.state_dict())
   assert restored.flax_mutables["anneal"]["count"] == 7
   assert restored.step == 1
@@ -190,8 +160,8 @@ def test_other_variables_are_saved_with_their_axes():
 def test_variables_without_axes_are_named():
   variables = {"params": PARAMS, "params_axes": {"mlp": {"bias_axes": AxisMetadata(("mlp",))}}}
   with pytest.raises(InputError, match="'params' have no logical axes: mlp/kernel"):
-    train_state.InferenceState.create(variables)
-  without = train_state.FlaxOptimTrainState.create(
+    train_state.TrainState.create(None, variables)
+  without = train_state.TrainState.create(
     optimizers.OptaxWrapper(optax.sgd(0.1)), {"params": PARAMS}
   )
   with pytest.raises(InputError, match="'params' has no logical axes"):

@@ -64,12 +64,3 @@ def test_a_schedule_that_cannot_work_is_refused_at_once():
     create_learning_rate_scheduler(factors="constant * linear_warmpu")
   with pytest.raises(InputError, match="warmup_steps = 0"):
     create_learning_rate_scheduler(warmup_steps=0)
-  for parameter, value in (
-    ("base_learning_rate", float("nan")),
-    ("base_learning_rate", -1.0),
-    ("decay_factor", "x"),
-    ("warmup_steps", 2.5),
-    ("steps_per_cycle", 0),
-  ):
-    with pytest.raises(InputError, match=rf"scheduler\.{parameter} is {value!r}; "):
-      create_learning_rate_scheduler(**{parameter: value})

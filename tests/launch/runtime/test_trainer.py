@@ -20,9 +20,12 @@ STEPS, ROWS = 7, 8
 
 
 class Growing(toy_runs.ToyModel):
-  """A model whose loss and metrics grow with the step."""
+  """A model whose loss and metrics grow with the step; counts how often its loss is traced."""
+
+  traces = 0
 
   def loss_fn(self, params, batch, dropout_rng, step):
+    self.traces += 1
     loss, metrics = super().loss_fn(params, batch, dropout_rng)
     weight = jnp.float32(step)
     told = clu.metrics.Average.from_model_output(jnp.full(batch["inputs"].shape[:1], weight))
@@ -48,7 +51,10 @@ def told(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  return run_growing(tmp_path_factory.mktemp("whole"))
+  model = Growing()
+  found = run_growing(tmp_path_factory.mktemp("whole"), model=model)
+  assert model.traces == 1
+  return found
 
 
 def test_a_loss_gets_the_number_of_updates_before_it_in_each_microbatch(whole, tmp_path):
@@ -196,7 +202,7 @@ def test_metrics_per_step_and_per_time_get_their_steps_and_seconds(tmp_path, cap
       assert row["rows_per_second"] * row["seconds"] == pytest.approx(steps * ROWS, rel=1e-5)
       assert row["steps_per_second"] * row["seconds"] == pytest.approx(steps, rel=1e-5)
   assert sum(row["seconds"] for rows in written.values() for row in rows) < took
-  shown = re.search(rf"step {STEPS}/{STEPS}  loss ([\d.]+)", capsys.readouterr().err)
+  shown = re.search(rf"step {STEPS}/{STEPS} \[.*, loss ([\d.]+)", capsys.readouterr().err)
   assert float(shown[1]) == pytest.approx(written["train"][-1]["loss"], abs=1e-4)
   single = run(tmp_path / "each", microbatches, stats_period=1)["train"]
   losses = np.reshape([row["loss"] for row in single[:6]], (2, 3)).mean(axis=1)
