@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import os
 import pathlib
+import signal
 
 import pytest
 
@@ -28,6 +29,9 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compila
 _QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
   os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
+
+# A shell ignores Ctrl-C in what it runs in the background, and so would the processes of tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # These take longest. They run first, so that all processes of a run end at about the same time.
 _LONG = ("runs", "launch", "test_readme.py", "test_notebooks.py")
