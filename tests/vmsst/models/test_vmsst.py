@@ -339,12 +339,3 @@ def test_contrastive_is_added_with_its_weight(params):
     },
     rel=1e-5,
   )
-
-
-@pytest.mark.slow
-def test_bfloat16_stays_close(params):
-  config = dataclasses.replace(CONFIG, dtype="bfloat16")
-  half = make_model(network=NETWORK.clone(config=config))
-  expected, _ = loss_and_metrics(make_model(), params, make_batch())
-  found, _ = loss_and_metrics(half, params, make_batch())
-  assert 0 < abs(found - expected) < 0.02 * expected

@@ -181,8 +181,6 @@ _QUOTES = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
   "steps",
   [
     [_PREPEND, _LITERAL],  # Llama
-    [_LITERAL],  # Gemma
-    [{"type": "NFC"}],  # Qwen and ModernBERT
     [{"type": "Nmt"}, {"type": "NFKC"}, _SPACES],  # mT5
     # ALBERT
     [
@@ -194,7 +192,6 @@ _QUOTES = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
       {"type": "Precompiled", "precompiled_charsmap": None},
       _SPACES,
     ],
-    [{"type": "Strip", "strip_left": True, "strip_right": True}, _SPACES, _PREPEND],
   ],
 )
 def test_normalizers_of_released_tokenizers_are_accepted(tokenizer_files, tmp_path, steps):
