@@ -100,18 +100,6 @@ def test_huge_scores_have_the_exact_loss_and_finite_gradients():
     assert np.isfinite(gradient_BB).all()
 
 
-def test_soft_labels_are_distributions_of_each_query_whose_minimum_is_the_teacher():
-  score_BB = 2 * cosines(SOURCE_BS, SOURCE_BS)
-  labels = soft.priority_labels(score_BB)
-  np.testing.assert_allclose(labels.row_BB.sum(axis=1), 1, rtol=1e-5)
-  np.testing.assert_allclose(labels.column_BB.sum(axis=0), 1, rtol=1e-5)
-  # The paper's labels of the second direction are not distributions.
-  paper = soft.priority_labels(score_BB, row_normalized=True)
-  assert abs(paper.column_BB.sum(axis=0) - 1).max() > 0.01
-  gradient_BB = jax.grad(lambda x: soft.cross_lingual_loss(x, labels).sum())(score_BB)
-  np.testing.assert_allclose(gradient_BB, 0, atol=1e-6)
-
-
 def test_huge_vectors_have_the_exact_contrastive_loss_and_gradient():
   huge_BS = 1e4 * SOURCE_BS
   value, grad_BS = jax.value_and_grad(lambda s: contrastive_loss(s, TARGET_BS).mean())(huge_BS)

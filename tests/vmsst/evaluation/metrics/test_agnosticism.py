@@ -45,12 +45,6 @@ def test_error_matrix_is_that_of_loops_over_single_vectors():
   assert 0 < error_LL[0, 2] < error_LL[0, 1]
 
 
-def test_equal_vectors_are_all_errors_but_one_and_one_sentence_is_none():
-  error_LL = agnosticism.error_matrix([np.ones([5, 3])] * 3)
-  np.testing.assert_allclose(error_LL, 0.8 * (1 - np.eye(3)))
-  np.testing.assert_array_equal(agnosticism.error_matrix([np.ones([1, 3])] * 2), np.zeros([2, 2]))
-
-
 def test_versions_of_one_language_are_spread_around_every_other_text():
   found = agnosticism.version_spreads(ALICE, ["en", "pl", "pl", "ru", "ru", "ru", "uk"])
   assert [(each.group, each.queries, each.other) for each in found] == [

@@ -483,16 +483,6 @@ def test_broken_metrics_are_named_by_line(tmp_path):
       report.write_report([tmp_path / "run"], tmp_path / "out")
 
 
-def values(paper, table, benchmark=None, name=None):
-  """Returns the numbers of one table, by system."""
-  found = collections.defaultdict(list)
-  for number in published.load():
-    wanted = benchmark in (None, number.benchmark) and name in (None, number.name)
-    if (number.paper, number.table) == (paper, table) and wanted:
-      found[number.system].append(number.value)
-  return found
-
-
 def systems(numbers):
   return {number.system: number.value for number in numbers}
 
@@ -533,31 +523,6 @@ def test_averages_are_those_of_the_same_rows(paper, table):
     assert statistics.fmean(row) == pytest.approx(printed[system], abs=0.056)
 
 
-def test_vmsst_tables_of_parts_give_its_table_1():
-  for table, benchmark, name, whole in (
-    ("9", "sts", None, "pearson"),
-    ("10", "xlsts", "pearson", "pearson"),
-    ("11", "questions", None, "nq"),
-    ("13", "bucc", "cosine_f1", "cosine_f1"),
-    ("13", "bucc", "margin_f1", "margin_f1"),
-    ("14", "tatoeba", None, "average"),
-  ):
-    average = values("vmsst", "1", benchmark, whole)
-    parts = values("vmsst", table, benchmark, name)
-    assert len(parts) == 4
-    for system, row in parts.items():
-      row = row[:5] if table == "9" else row  # Pearson's; then Spearman's
-      assert statistics.fmean(row) == pytest.approx(average[system][0], abs=0.09)
-  # As the table's note says, two rows are exchanged.
-  average = values("vmsst", "1", "questions", "mkqa")
-  mkqa = {system: statistics.fmean(row) for system, row in values("vmsst", "12").items()}
-  expected = sorted(average[system][0] for system in mkqa)
-  assert sorted(mkqa.values()) == pytest.approx(expected, abs=0.12)
-  assert mkqa["BiTranslation 24L mT5"] < mkqa["VMSST Contrastive 24L mT5"]
-  (first, *_) = published.for_result("questions", "mkqa de", ["de"], "accuracy")
-  assert "exchanged" in first.note
-
-
 def test_numbers_are_found_by_the_names_of_averages_and_results():
   average, result = published.for_average, published.for_result
   assert systems(average("tatoeba", "average"))["VMSST 24L mT5"] == 81.1
@@ -576,6 +541,7 @@ def test_numbers_are_found_by_the_names_of_averages_and_results():
   ):
     assert result("mldoc", name, codes, "accuracy")[0].value == value
   assert systems(result("questions", "mkqa de", ("de",), "accuracy"))["VMSST 24L mT5"] == 32.5
+  assert "exchanged" in result("questions", "mkqa de", ["de"], "accuracy")[0].note
   assert systems(result("cls", "dvd en->fr", ("en", "fr"), "accuracy"))["EMS"] == 78.0
   assert systems(result("wmt2012", "*->fr", ("*", "fra"), "error")) == {"LASER": 0.86}
   assert systems(result("xlsts", "track4a.es-en", ("es", "en"), "pearson"))
