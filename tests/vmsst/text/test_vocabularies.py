@@ -1,4 +1,4 @@
-"""Vocabularies of Hugging Face models against the tokenizers of transformers."""
+"""Vocabularies against TensorFlow and against the tokenizers of transformers."""
 
 import dataclasses
 import io
