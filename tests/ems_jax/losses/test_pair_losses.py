@@ -1,6 +1,9 @@
 """Losses of pairs of vectors: gradients and limits. Their models are compared with equations."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import test_util  # noqa: F401 (makes jax.test_util an attribute)
@@ -22,6 +25,11 @@ GIVEN_BK[1, 0] = GIVEN_BK[2] = False
 
 def cosines(x_BS=SOURCE_BS, y_BS=TARGET_BS):
   return contrastive.similarity(x_BS, y_BS, cosine=True)
+
+
+def contrastive_loss(source_BS, target_BS, *, same_BB=None, **options):
+  score_BB = contrastive.similarity(source_BS, target_BS, **options)
+  return contrastive.contrastive_loss(score_BB, same_BB=same_BB)
 
 
 def margin_loss(source_BS, target_BS):
@@ -47,6 +55,9 @@ def soft_loss(source_BS, target_BS, teacher_source_BS, teacher_target_BS):
 @pytest.mark.parametrize(
   ("loss", "arrays", "constants"),
   [
+    (contrastive_loss, (SOURCE_BS, TARGET_BS), ()),
+    (functools.partial(contrastive_loss, cosine=True, scale=10.0), (SOURCE_BS, TARGET_BS), ()),
+    (functools.partial(contrastive_loss, same_BB=SAME_BB), (SOURCE_BS, TARGET_BS), ()),
     (margin_loss, (SOURCE_BS, TARGET_BS), ()),
     (hard_negatives_loss, (SOURCE_BS, TARGET_BS, NEGATIVE_BKS), ()),
     (soft_loss, (SOURCE_BS, TARGET_BS), (TEACHER_SOURCE_BS, TEACHER_TARGET_BS)),
@@ -89,13 +100,31 @@ def test_huge_scores_have_the_exact_loss_and_finite_gradients():
     assert np.isfinite(gradient_BB).all()
 
 
-def test_soft_labels_are_distributions_of_each_query_whose_minimum_is_the_teacher():
-  score_BB = 2 * cosines(SOURCE_BS, SOURCE_BS)
-  labels = soft.priority_labels(score_BB)
-  np.testing.assert_allclose(labels.row_BB.sum(axis=1), 1, rtol=1e-5)
-  np.testing.assert_allclose(labels.column_BB.sum(axis=0), 1, rtol=1e-5)
-  # The paper's labels of the second direction are not distributions.
-  paper = soft.priority_labels(score_BB, row_normalized=True)
-  assert abs(paper.column_BB.sum(axis=0) - 1).max() > 0.01
-  gradient_BB = jax.grad(lambda x: soft.cross_lingual_loss(x, labels).sum())(score_BB)
-  np.testing.assert_allclose(gradient_BB, 0, atol=1e-6)
+def test_huge_vectors_have_the_exact_contrastive_loss_and_gradient():
+  huge_BS = 1e4 * SOURCE_BS
+  value, grad_BS = jax.value_and_grad(lambda s: contrastive_loss(s, TARGET_BS).mean())(huge_BS)
+  score_BB = np.float64(huge_BS) @ np.float64(TARGET_BS).T
+  total, slope_BB = 0.0, -np.eye(5)
+  for axis in (0, 1):
+    norm = np.logaddexp.reduce(score_BB, axis=axis, keepdims=True)
+    total += 0.5 * np.mean(norm.ravel() - np.diag(score_BB))
+    slope_BB += 0.5 * np.exp(score_BB - norm)
+  assert value == pytest.approx(total, rel=1e-5)
+  np.testing.assert_allclose(grad_BS, slope_BB @ TARGET_BS / 5, rtol=1e-4, atol=1e-6)
+
+
+def test_zero_and_bfloat16_vectors():
+  loss = functools.partial(contrastive_loss, cosine=True)
+  grad_BS = jax.grad(lambda s: loss(s, TARGET_BS).mean())(jnp.zeros((5, 3)))
+  assert np.isfinite(grad_BS).all()
+  vector_BS = jnp.ones((2, 3), jnp.bfloat16)
+  assert contrastive.similarity(vector_BS, vector_BS).dtype == jnp.float32
+
+
+def test_accuracy_by_hand():
+  score_BB = jnp.array([[3.0, 1.0, 2.0], [4.0, 5.0, 0.0], [0.0, 9.0, 1.0]])
+  forward_B, backward_B = contrastive.in_batch_accuracy(score_BB)
+  assert forward_B.tolist() == [1, 1, 0]  # 9 beats 1 in the last row
+  assert backward_B.tolist() == [0, 0, 0]  # 4 beats 3, 9 beats 5, 2 beats 1
+  forward_B, backward_B = contrastive.in_batch_accuracy(jnp.zeros((3, 3)))  # a tie is wrong
+  assert forward_B.sum() == backward_B.sum() == 0

@@ -1,5 +1,6 @@
 """The losses of a vocabulary projection, of tokens and of sentences (XTR), against dense forms."""
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,6 +30,7 @@ def make_inputs(name, batch=B, length=T, width=D, size=V):
   rng = np.random.default_rng(0)
   shapes = {
     "tokens": ((batch, length, width), (batch, S), (width, size), (S, size)),
+    "hidden states alone": ((batch, length, width), (width, size)),
     "xtr": ((batch, width), (width, size)),
   }[name]
   arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
@@ -70,15 +72,29 @@ def tokens_loss(arrays, targets_BT, **options):
   return vocabulary.weighted_nll(*arrays[:4], targets_BT, arrays[4], **options)
 
 
+def hidden_loss(arrays, targets_BT, **options):
+  hidden_BTD, kernel_DV, weights_BT = arrays
+  return vocabulary.weighted_nll(
+    hidden_BTD, None, kernel_DV, None, targets_BT, weights_BT, **options
+  )
+
+
+def dense_hidden_nll(arrays, targets_BT):
+  hidden_BTD, kernel_DV, _ = arrays
+  nothing = (np.zeros((len(hidden_BTD), 1)), kernel_DV, np.zeros((1, kernel_DV.shape[1])))
+  return dense_nll((hidden_BTD, *nothing), targets_BT)[0]
+
+
 def xtr_loss(arrays, targets, **options):
   return xtr.weighted_kl(arrays[0], arrays[1], targets, arrays[2], **options)
 
 
 LOSSES = {
   "tokens": Loss(tokens_loss, lambda *x: dense_nll(*x)[0]),
+  "hidden states alone": Loss(hidden_loss, dense_hidden_nll),
   "xtr": Loss(xtr_loss, dense_kl),
 }
-either = pytest.mark.parametrize("name", LOSSES)
+either = pytest.mark.parametrize("name", ["tokens", "xtr"])
 
 
 def dense_sum(name, arrays, targets):
@@ -105,7 +121,11 @@ def ours_with_gradients(name, arrays, targets, **options):
 # three; None is the default, all.
 @pytest.mark.parametrize(
   ("name", "chunk"),
-  [*(("xtr", n) for n in (1, 2, None)), *(("tokens", n) for n in (1, 2 * T + 1, 3 * T, None))],
+  [
+    *(("xtr", n) for n in (1, 2, None)),
+    *(("tokens", n) for n in (1, 2 * T + 1, 3 * T, None)),
+    ("hidden states alone", 2 * T),
+  ],
 )
 def test_value_and_gradients_equal_the_dense_form(name, chunk):
   arrays, targets = make_inputs(name)
@@ -198,25 +218,6 @@ def test_bfloat16_matmuls_are_close_to_float32(name):
     assert np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
 
 
-def test_the_factorized_form_is_a_projection_of_hidden_states_alone():
-  # Footnote 13: [z; h] F, then W; z F_s once per sentence.
-  (hidden_BTD, sentence_BS, _, _, weights_BT), targets_BT = make_inputs("tokens")
-  rng = np.random.default_rng(1)
-  kernels = [rng.normal(size=n).astype(np.float32) for n in ((D, D), (S, D), (D, V))]
-
-  def factorized(hidden_factor_DD, sentence_factor_SD, kernel_DV):
-    both_BTD = hidden_BTD @ hidden_factor_DD + (sentence_BS @ sentence_factor_SD)[:, None]
-    arrays = (both_BTD, None, kernel_DV, None, weights_BT)
-    return ours("tokens", arrays, targets_BT, chunk=2 * T)[0]
-
-  def dense(hidden_factor_DD, sentence_factor_SD, kernel_DV):
-    whole = (hidden_factor_DD @ kernel_DV, sentence_factor_SD @ kernel_DV)
-    return dense_sum("tokens", (hidden_BTD, sentence_BS, *whole, weights_BT), targets_BT)
-
-  found = jax.value_and_grad(factorized, (0, 1, 2))(*kernels)
-  assert_trees_close(found, jax.value_and_grad(dense, (0, 1, 2))(*kernels), rtol=1e-4, atol=1e-3)
-
-
 @either
 def test_logits_of_the_whole_batch_never_exist(name):
   sizes = {"tokens": {"batch": 16, "length": 16}, "xtr": {"batch": 256}}[name]
@@ -243,3 +244,35 @@ def test_inputs_that_cannot_be_used_are_errors():
   tokens_BT[3, 0] = V  # outside the vocabulary
   _, kl_B = ours("xtr", make_inputs("xtr")[0], token_targets.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]
+
+
+SENTENCES = [[3, 3, 4, 5], [7], [2, 5, 2, 2, 6, 1], []]  # an unknown word (1) is a token
+TOKENS_BT = np.array([sentence + [0] * (6 - len(sentence)) for sentence in SENTENCES], np.int32)
+
+
+def dense_rows(targets):
+  """The distributions as rows of vocabulary size."""
+  found_BV = np.zeros((len(targets.tokens_BT), 9))
+  for b, (tokens_T, share_T) in enumerate(zip(*map(np.asarray, targets), strict=True)):
+    for token, share in zip(tokens_T, share_T, strict=True):
+      found_BV[b, token] += share
+  return found_BV
+
+
+def equation_7(sentence):
+  counts = collections.Counter(sentence)
+  return [counts[w] / len(sentence) if w in counts else 0.0 for w in range(9)]
+
+
+def test_targets_are_equation_7():
+  found_BV = dense_rows(token_targets.xtr_targets(TOKENS_BT))
+  np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES], rtol=1e-6)
+  np.testing.assert_allclose(found_BV.sum(axis=1), [1, 1, 1, 0], rtol=1e-6)
+  # The release counts repeated tokens once.
+  found_BV = dense_rows(token_targets.xtr_targets(TOKENS_BT, count_repeats=False))
+  np.testing.assert_allclose(found_BV[0], [0, 0, 0, 1 / 4, 1 / 4, 1 / 4, 0, 0, 0])
+  np.testing.assert_allclose(found_BV.sum(axis=1), [3 / 4, 1, 4 / 6, 0], rtol=1e-6)
+  # Special ids are not part of a sentence.
+  tokens_BT = np.array([[8, 3, 3, 4, 5, 1], [8, 7, 1, 0, 0, 0]])
+  found_BV = dense_rows(token_targets.xtr_targets(tokens_BT, special_ids=(1, 8)))
+  np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES[:2]], rtol=1e-6)

@@ -306,37 +306,11 @@ def test_a_masked_sentence_predicts_the_masked_token_too(masking):
 # The rest
 
 
-def test_a_vector_is_the_mean_hidden_state():  # equation 1
-  model, tokens_BT = make_model(), make_batch()["targets"]
-  params = tiny_models.random_params(model.network)
-  vector_BS = model.score_batch(params, {"inputs": tokens_BT})
-  hidden_BTD = sentence_encoder.new_encoder(BERT).apply(
-    {"params": params["encoder"]}, params["token_embedder"]["embedding"][tokens_BT], tokens_BT != 0
-  )
-  for u_S, hidden_TD, tokens_T in zip(vector_BS, hidden_BTD, tokens_BT, strict=True):
-    mean_S = np.mean(hidden_TD[: np.count_nonzero(tokens_T)], axis=0)
-    np.testing.assert_allclose(u_S, mean_S, rtol=1e-4, atol=1e-5)
-
-
 def test_a_language_outside_the_table_gives_nan():
   model, batch = make_model(network={"num_languages": 5}), make_batch()
   batch["input_language"][2] = 5
   loss, _ = tiny_models.evaluate(model.eval_fn, tiny_models.random_params(model.network), batch)
   assert np.isnan(loss)
-
-
-@pytest.mark.parametrize(
-  ("network", "options", "message"),
-  [
-    ({"xtr": False, "contrastive": False}, {}, "both False"),
-    ({"language_dim": 0}, {}, "language_dim is 0"),
-    ({"num_languages": 1.5}, {}, "num_languages is 1.5"),
-    ({"xtr": False}, {"masking": "ugt", "mask_id": 2}, "nothing predicts the token"),
-  ],
-)
-def test_a_network_that_cannot_be_used_is_named(network, options, message):
-  with pytest.raises(errors.InputError, match=message):
-    make_model(network=network, **options)
 
 
 def test_groups_of_negatives_must_divide_the_batch():

@@ -68,9 +68,9 @@ TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
 SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "distillation")
 
 
-def make_model(name, *, dropout_rate=0.0, **options):
+def make_model(name, *, dropout_rate=0.0, network=(), **options):
   cls, network_of, config, own = MODELS[name]
-  network = network_of(dataclasses.replace(config, dropout_rate=dropout_rate))
+  network = network_of(dataclasses.replace(config, dropout_rate=dropout_rate), **dict(network))
   options = {"max_length": 9, **own, **options}
   return cls(network=network, input_vocabulary=vocabularies.ByteVocabulary(), **options)
 
@@ -224,6 +224,18 @@ def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
     ("ems", {"scale": 0.0}, "scale is 0.0"),
     ("ems", {"margin": -0.1}, "margin is -0.1"),
     ("ems", {"negative_groups": 0}, "negative_groups is 0"),
+    ("ems", {"network": {"xtr": False, "contrastive": False}}, "both False"),
+    ("ems", {"network": {"language_dim": 0}}, "language_dim is 0"),
+    ("ems", {"network": {"num_languages": 1.5}}, "num_languages is 1.5"),
+    (
+      "ems",
+      {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2},
+      "nothing predicts the token",
+    ),
+    ("laser", {"network": {"num_languages": 50}}, "num_languages is 50"),
+    ("laser", {"network": {"decoder_dim": 0}}, "decoder_dim is 0"),
+    ("laser", {"network": {"language_dim": 1.5}}, "language_dim is 1.5"),
+    ("laser_transformer", {"network": {"language_dim": 5}}, "emb_dim is 16; set it to 17"),
     ("laser", {"target_languages": ()}, r"target_languages is \(\)"),
     ("laser", {"target_languages": "en"}, "target_languages is 'en'"),
     ("laser", {"target_languages": ("en", "klingon")}, "klingon"),

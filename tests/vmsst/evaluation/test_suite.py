@@ -1,18 +1,24 @@
+import collections
 import dataclasses
 import functools
+import itertools
 import json
 import shutil
 import types
 
+import benchmark_trees
 import fake_encoders
 import memory_store
 import numpy as np
 import pytest
+import toy_units
 
 from vmsst import errors
-from vmsst.evaluation import suite
+from vmsst.evaluation import benchmarks, suite
+from vmsst.evaluation.benchmarks import knowledge_search
 from vmsst.files import input_files, storage
 from vmsst.languages import language
+from vmsst.vectors import text_embedding
 
 WORDS = ("one", "two", "three", "eins", "zwei", "drei")
 
@@ -346,23 +352,15 @@ def test_broken_results_are_one_line_with_the_fix(root, tmp_path, name):
   assert again == whole
 
 
-def test_data_and_output_that_cannot_be_used_are_errors(root, tmp_path):
+def test_outputs_that_cannot_be_used_are_errors(root, tmp_path):
   encoder = fake_encoders.FakeEncoder(one_hot)
   (tmp_path / "file").touch()
-  for data, out, message in (
-    (tmp_path / "none", "out", "none: not a folder"),
-    (tmp_path / "file", "out", "file: not a folder"),
-    (root / "words", "out", "words is absent: no folder"),
-    (root, "file", "file is not a folder; give another output folder"),
-    (root, "file/out", "out cannot be created, because .*file is not a folder"),
-  ):
-    with pytest.raises(errors.InputError, match=message):
-      suite.evaluate(encoder, [BENCHMARK], data, tmp_path / out, name="a")
-  assert not (tmp_path / "out").exists()
   (tmp_path / "taken" / "results.json").mkdir(parents=True)
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "benchmarks").touch()
   for out, message in (
+    ("file", "file is not a folder; give another output folder"),
+    ("file/out", "out cannot be created, because .*file is not a folder"),
     ("taken", "results.json is a folder, not a file; delete it"),
     ("other", "benchmarks is not a folder; give another output folder"),
   ):
@@ -385,26 +383,125 @@ def test_vectors_that_cannot_be_scored_are_an_error(root, tmp_path, made, messag
   assert not (tmp_path / "out" / "benchmarks").exists()
 
 
-def test_one_vector_that_is_not_finite_fails_only_its_benchmark(root, tmp_path):
-  encoder = fake_encoders.FakeEncoder(lambda word: [1e300 if word == "one" else 1.0])
-  both = [named("one"), named("two")]
-  found = suite.evaluate(encoder, both[::-1], root, tmp_path / "out", name="a")
-  assert "'one' contains a value that is not finite" in found["failed"]["one"]
-  encoder.calls.clear()
+def test_vectors_that_do_not_fit_fail_only_their_benchmark(root, tmp_path):
+  both, widths = [named("one"), named("two")], iter([2, 3])
+  widening = types.SimpleNamespace(encode=lambda texts: np.ones((len(texts), next(widths))))
+  huge = fake_encoders.FakeEncoder(lambda word: [1e38, 3e38 if word == "two" else 0])
+  infinite = fake_encoders.FakeEncoder(lambda word: [1e300 if word == "two" else 1.0])
+  for number, (encoder, message) in enumerate(
+    (
+      (widening, "the encoder returned vectors of width 3 after those of width 2"),
+      (huge, "'two' contains a value that is not finite or is too large"),
+      (infinite, "'two' contains a value that is not finite"),
+    )
+  ):
+    found = suite.evaluate(encoder, both, root, tmp_path / str(number), name="a")
+    assert list(found["failed"]) == ["two"]
+    assert message in found["failed"]["two"]
+  infinite.calls.clear()
   with pytest.raises(suite.UnusableEncoderError, match="as do all others"):
-    suite.evaluate(encoder, both, root, tmp_path / "new", name="a")
-  assert encoder.calls == [["one"]]
+    suite.evaluate(infinite, both[::-1], root, tmp_path / "new", name="a")
+  assert infinite.calls == [["two"]]
   assert not (tmp_path / "new").exists()
 
 
-def test_vectors_of_two_widths_or_huge_values_are_a_failure(root, tmp_path):
-  widths = iter([2, 3])
-  encoder = types.SimpleNamespace(encode=lambda texts: np.ones((len(texts), next(widths))))
-  both = [named("one"), named("two")]
-  found = suite.evaluate(encoder, both, root, tmp_path / "out", name="a")
-  assert found["failed"] == {
-    "two": "the encoder returned vectors of width 3 after those of width 2"
-  }
-  encoder = fake_encoders.FakeEncoder(lambda word: [1e38, 3e38 if word == "two" else 0])
-  found = suite.evaluate(encoder, both, root, tmp_path / "new", name="a")
-  assert "'two' contains a value that is not finite or is too large" in found["failed"]["two"]
+# --------------------------------------------------------------------------------------------
+# Vectors that are cut to their first dimensions
+
+TRAINED = ("mldoc", "cls", "amazon", "sib200", "nusax")  # Their classifiers need more data.
+NAMES = [name for name in benchmarks.BENCHMARKS if name not in TRAINED]
+LARGE = ("bucc", "paracrawl", "questions")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  """Data of all benchmarks."""
+  return benchmark_trees.write(tmp_path_factory.mktemp("data"))
+
+
+def random_encoder(width=6):
+  return fake_encoders.FakeEncoder(lambda text: fake_encoders.random_vector(text)[:width])
+
+
+def evaluate(encoder, data, output, names=NAMES, **options):
+  """Returns the results of benchmarks by name."""
+  chosen = benchmarks.get_benchmarks(names)
+  found = suite.evaluate(encoder, chosen, data, output, name="E", **options)
+  assert not found["failed"]
+  return found["benchmarks"]
+
+
+def of_sizes(found):
+  return {cut["dimension"]: cut["summary"] for cut in found["dimensions"]}
+
+
+def embedded(encoder):
+  """Returns how often each text was embedded."""
+  return collections.Counter(itertools.chain.from_iterable(encoder.calls))
+
+
+def test_scores_of_cut_vectors_are_those_of_narrower_encoders(data, tmp_path):
+  whole, encoder = random_encoder(), random_encoder()
+  expected = evaluate(whole, data, tmp_path / "whole")
+  found = evaluate(encoder, data, tmp_path / "out", dimensions=[4, 3])
+  assert not (tmp_path / "out" / ".vmsst").exists()
+  narrow = {size: evaluate(random_encoder(size), data, tmp_path / str(size)) for size in (3, 4)}
+  for name, own in found.items():
+    assert own["results"] == expected[name]["results"]
+    assert list(of_sizes(own)) == [3, 4, 6]
+    assert of_sizes(own)[6] == expected[name]["summary"]
+    for size, each in narrow.items():
+      assert of_sizes(own)[size] == pytest.approx(each[name]["summary"], abs=1e-4), (name, size)
+  # Large tasks share vectors only if these are kept for several numbers of dimensions.
+  assert set(embedded(encoder)) == set(embedded(whole))
+  assert not embedded(encoder) - embedded(whole)
+
+
+def load_encoder():
+  return "E", random_encoder()
+
+
+def test_other_processes_find_the_same(data, tmp_path, monkeypatch):
+  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  monkeypatch.setattr(text_embedding, "WINDOW", 3)
+  expected = evaluate(random_encoder(), data, tmp_path / "here", LARGE, dimensions=[2, 4])
+  engine, encoder = toy_units.Pickling(), random_encoder()
+  options = {"dimensions": [2, 4], "engine": engine, "load": load_encoder}
+  there = evaluate(encoder, data, tmp_path / "there", LARGE, **options)
+  assert engine.done
+  assert not encoder.calls
+  for name, own in expected.items():
+    assert there[name]["dimensions"] == own["dimensions"]
+
+
+def test_further_dimensions_are_evaluated_and_fewer_are_not(data, tmp_path):
+  def run(*sizes):
+    encoder = random_encoder()
+    found = evaluate(encoder, data, tmp_path / "out", ["tatoeba"], dimensions=sizes)
+    return bool(encoder.calls), list(of_sizes(found["tatoeba"]))
+
+  assert run(2, 4) == (True, [2, 4, 6])
+  assert run(4) == (False, [2, 4, 6])
+  assert run() == (False, [2, 4, 6])
+  assert run(3, 6) == (True, [3, 6])
+
+
+def test_dimensions_that_vectors_do_not_have_are_an_error(data, tmp_path):
+  for sizes, message in (([2, 7], "dimensions is 7: .* give 1 to 6"), ([0], "dimensions is 0")):
+    with pytest.raises(errors.InputError, match=message):
+      evaluate(random_encoder(), data, tmp_path / "out", dimensions=sizes)
+  encoder = random_encoder()
+  encoder.dimension = 6
+  with pytest.raises(errors.InputError, match="dimensions is 7"):
+    evaluate(encoder, data, tmp_path / "out", dimensions=[7])
+  assert not encoder.calls
+  assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_names_the_number_of_dimensions(data, tmp_path):
+  encoder = fake_encoders.FakeEncoder(lambda text: [1.0, *fake_encoders.random_vector(text)])
+  (chosen,) = benchmarks.get_benchmarks(["stsb"])
+  with pytest.raises(errors.InputError, match="stsb: of the first 1 dimensions: no correlations"):
+    suite.evaluate(encoder, [chosen], data, tmp_path / "out", name="E", dimensions=[1])
+  found = suite.evaluate(encoder, [chosen], data, tmp_path / "out", name="E")
+  assert "dimensions" not in found["benchmarks"]["stsb"]

@@ -1,14 +1,12 @@
 """Each ablation in Tables 4 and 6 of the VMSST paper has the effect that its name says."""
 
-import math
-
 import jax
 import numpy as np
 import pytest
 import tiny_models
 from tiny_models import random_params
 
-from vmsst import errors, languages
+from vmsst import errors
 from vmsst.models import generation
 from vmsst.models import vmsst as models
 from vmsst.networks import t5
@@ -104,21 +102,6 @@ def test_factorized_scores_are_those_of_two_products_with_sentence_and_hidden_st
   assert found.weighted == pytest.approx(expected, rel=1e-5)
 
 
-def test_factorization_saves_509_million_parameters_of_the_paper_s_24_layers():
-  sizes = {"emb_dim": 1024, "num_heads": 16, "head_dim": 64, "mlp_dim": 2816}
-  config = t5.T5Config(250_112, **sizes, num_encoder_layers=24, scan_layers=True)
-  plain = networks.VmsstNetwork(config, latent_dim=1024)
-
-  def count(network):
-    return sum(
-      math.prod(x.shape) for x in jax.tree.leaves(tiny_models.shapes_of(network)["params"])
-    )
-
-  d, v = 1024, 250_112
-  saved = count(plain) - count(plain.clone(factorized=True))
-  assert saved == 3 * d * v - (d * v + 3 * d * d) == 509_083_648
-
-
 # --------------------------------------------------------------------------------------------
 # 4 enc.; full enc., full dec.
 
@@ -155,7 +138,7 @@ def test_a_language_of_no_group_gives_nan():
 
 
 def test_a_full_model_has_an_encoder_and_a_decoder_for_each_language_and_shares_the_rest():
-  params = tiny_models.shapes_of(PLAIN.clone(**FULL))["params"]
+  params = tiny_models.shapes_of(PLAIN.clone(**FULL, num_decoder_layers=2))["params"]
   assert set(params) == {
     "token_embedder", "encoder", "mean", "log_variance", "language_mean", "language_log_variance",
     *(f"{name}_{copy}" for name in ("language_encoders", "decoders") for copy in range(3)),
@@ -163,41 +146,12 @@ def test_a_full_model_has_an_encoder_and_a_decoder_for_each_language_and_shares_
   }  # fmt: skip
   starts = [params[f"decoders_{copy}"]["language_embedder"]["embedding"] for copy in range(3)]
   assert [x.shape for x in starts] == [(1, 8)] * 3
+  assert all({"layers_0", "layers_1"} < set(params[f"decoders_{copy}"]) for copy in range(3))
+  assert "layers_2" not in params["decoders_0"]
 
 
 # --------------------------------------------------------------------------------------------
 # 12L dec., 1L dec., no KL, 1 enc., no enc. l.e., no dec. l.e.
-
-
-@pytest.mark.parametrize("count", [1, 12])
-def test_the_decoder_has_as_many_layers_as_it_is_given(count):
-  """networks/test_decoder.py compares their states with a loop over layers."""
-  found, plain = (
-    tiny_models.shapes_of(x)["params"] for x in (PLAIN.clone(num_decoder_layers=count), PLAIN)
-  )
-  layers = {name for name in found["decoder"] if name.startswith("layers_")}
-  assert layers == {f"layers_{i}" for i in range(count)}
-  assert without(found, "decoder") == without(plain, "decoder")
-
-
-@pytest.mark.slow
-def test_without_kl_the_loss_is_only_the_expectation_of_the_same_samples():
-  params, batch, key = random_params(PLAIN), make_batch(), jax.random.key(3)
-
-  def loss_and_metrics(**options):
-    model = make_model(PLAIN, elbo_weight=0.3, kl_anneal_steps=10, **options)
-    return tiny_models.evaluate(model.loss_fn, params, batch, key, 5)
-
-  whole, metrics = loss_and_metrics()
-  loss, without_kl = loss_and_metrics(kl_weight=0.0)
-  kl = sum(metrics[f"kl/{name}"] for name in models.LATENTS)
-  assert kl > 1
-  assert loss == pytest.approx(whole - 0.3 * 0.5 * kl, rel=1e-5)
-  assert without_kl.pop("kl_weight") == 0
-  del without_kl["loss"]
-  assert without_kl == pytest.approx({name: metrics[name] for name in without_kl}, rel=1e-5)
-  deterministic, _ = make_model(PLAIN, elbo_weight=0.3, kl_weight=0).loss_fn(params, batch, None)
-  assert abs(loss - deterministic) > 1e-3  # samples, not means
 
 
 def test_an_omitted_kl_may_be_infinite():
@@ -209,6 +163,7 @@ def test_an_omitted_kl_may_be_infinite():
     loss, metrics = model.loss_fn(params, make_batch(), None)  # without samples
     assert np.isinf(metrics["kl/input_language"].compute())
     assert np.isfinite(loss) == (kl_weight == 0)
+    assert metrics["kl_weight"].compute() == kl_weight
 
 
 @pytest.mark.parametrize("embedding", [True, False])
@@ -281,10 +236,3 @@ def test_every_parameter_has_axes_of_t5x(changes):
 def test_invalid_groups_are_reported(changes, message):
   with pytest.raises(errors.InputError, match=message):
     PLAIN.clone(**changes)
-
-
-def test_groups_of_the_table_of_languages_fit_a_network():
-  groups = languages.random_groups(4)
-  network = networks.VmsstNetwork(CONFIG, latent_dim=6, language_encoder_groups=groups)
-  made = tiny_models.shapes_of(network)["params"]
-  assert sum(name.startswith("language_encoders_") for name in made) == 4

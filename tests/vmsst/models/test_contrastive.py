@@ -1,4 +1,9 @@
-"""CONTRASTIVE and what models share; tests/ems_jax/models/test_every_model.py has the rest."""
+"""CONTRASTIVE, with and without hard negatives, and what models share.
+
+tests/ems_jax/models/test_every_model.py has the rest.
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +13,24 @@ import tiny_models
 from flax import traverse_util
 from tiny_models import jit
 
+from ems_jax.models import hard_negatives
 from vmsst.models import base, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, t5
 from vmsst.text import vocabularies
 
+B, K, S = 8, 3, 16
 CONFIG = t5.T5Config(
-  vocab_size=60, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
+  vocab_size=60, emb_dim=S, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
 )
 
 
-def make_model(**options):
-  network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=16)
+def make_model(model_cls=contrastive.ContrastiveModel, **options):
+  network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=S)
   vocabulary = vocabularies.ByteVocabulary()
-  return contrastive.ContrastiveModel(network=network, input_vocabulary=vocabulary, **options)
+  return model_cls(network=network, input_vocabulary=vocabulary, **options)
 
 
-def make_batch(pairs=8, inputs_length=6, targets_length=6):
+def make_batch(pairs=B, inputs_length=6, targets_length=6):
   return tiny_models.random_batch(pairs, pairs, (inputs_length, targets_length), (2, 60))
 
 
@@ -39,69 +46,82 @@ def side_vectors(params, batch):
   return [np.float64(score_batch(params, {"inputs": batch[x]})) for x in ("inputs", "targets")]
 
 
-def loss_of_scores(score_BB, rival_BB=None):
-  """The loss from scores, pair by pair; `rival_BB` is False for pairs that are not negatives."""
-  if rival_BB is None:
-    rival_BB = np.ones(score_BB.shape, bool)
-  losses = []
-  for i in range(len(score_BB)):
-    for scores, rivals in ((score_BB[i], rival_BB[i]), (score_BB[:, i], rival_BB[:, i])):
-      losses.append(np.log(np.exp(scores[rivals]).sum()) - scores[i])
-  return np.mean(losses)
+def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplicates=False):
+  """Loss and accuracies of vectors of sources, targets and hard negatives, pair by pair."""
+  source, target, wrong = vectors
+
+  def score(x, y):
+    length = np.linalg.norm(x) * np.linalg.norm(y) if similarity == "cosine" else 1.0
+    return scale * float(x @ y) / length
+
+  def is_rival(i, j):
+    same = any(np.array_equal(batch[side][i], batch[side][j]) for side in ("inputs", "targets"))
+    return i != j and not (mask_duplicates and same)
+
+  losses, forward_right, backward_right, mined_right = [], [], [], []
+  for i in range(B):
+    right = score(source[i], target[i])
+    others = [j for j in range(B) if is_rival(i, j)]
+    forward = [score(source[i], target[j]) for j in others]
+    backward = [score(source[j], target[i]) for j in others]
+    mined = [score(source[i], wrong[i, k]) for k in range(K) if batch["negatives"][i, k].any()]
+    sums = (sum(map(math.exp, [right, *x])) for x in (forward + mined, backward))
+    losses.append(sum(map(math.log, sums)) / 2 - right)
+    forward_right.append(right > max(forward))
+    backward_right.append(right > max(backward))
+    mined_right += [x < right for x in mined]
+  accuracies = {
+    "accuracy/forward": np.mean(forward_right),
+    "accuracy/backward": np.mean(backward_right),
+  }
+  if mined_right:
+    accuracies["accuracy/negatives"] = np.mean(mined_right)
+  return np.mean(losses), accuracies
 
 
-def test_loss_and_metrics_from_the_vectors_of_each_side(params):
-  model, batch = make_model(), make_batch(targets_length=9)
-  loss, metrics = tiny_models.evaluate(model.eval_fn, params, batch)
-  source_BS, target_BS = side_vectors(params, batch)
-  score_BB = source_BS @ target_BS.T
-  expected = loss_of_scores(score_BB)
-  assert loss == pytest.approx(expected, rel=1e-4)
-  assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
-  assert metrics["accuracy/forward"] == np.mean(score_BB.argmax(axis=1) == np.arange(8))
-  assert metrics["accuracy/backward"] == np.mean(score_BB.argmax(axis=0) == np.arange(8))
-  tokens = sum(np.count_nonzero(x) for x in batch.values())
-  assert metrics["tokens_per_example"] == pytest.approx(tokens / 8)
-  norms = np.linalg.norm(np.concatenate([source_BS, target_BS]), axis=1)
-  assert metrics["embedding_norm"] == pytest.approx(norms.mean(), rel=1e-4)
+CONTRASTIVE, HARD = contrastive.ContrastiveModel, hard_negatives.HardNegativesModel
 
 
-def test_a_matryoshka_loss_is_the_mean_over_cut_vectors(params):
-  model, batch = make_model(similarity="cosine", scale=5.0, matryoshka_dims=(4, 9)), make_batch()
-  loss, metrics = tiny_models.evaluate(model.eval_fn, params, batch)
-  expected = {}
-  for dim in (16, 4, 9):
-    cut = [vectors[:, :dim] for vectors in side_vectors(params, batch)]
-    source_BS, target_BS = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in cut)
-    score_BB = 5.0 * source_BS @ target_BS.T
-    expected[dim] = loss_of_scores(score_BB)
-    prefix = "" if dim == 16 else f"first_{dim}/"
-    accuracy = np.mean(score_BB.argmax(axis=1) == np.arange(8))
-    assert metrics[f"{prefix}accuracy/forward"] == accuracy
-  assert metrics["first_4/loss"] == pytest.approx(expected[4], rel=1e-4)
-  assert metrics["first_9/loss"] == pytest.approx(expected[9], rel=1e-4)
-  assert loss == pytest.approx(np.mean([*expected.values()]), rel=1e-4)
-  assert metrics["loss"] == pytest.approx(np.mean([*expected.values()]), rel=1e-4)
-
-
-def test_cosine_and_duplicates_are_options(params):
-  batch = make_batch()
-  batch["targets"][3] = batch["targets"][0]
+@pytest.mark.parametrize(
+  ("model_cls", "options"),
+  [
+    (CONTRASTIVE, {}),
+    (CONTRASTIVE, {"similarity": "cosine", "scale": 5.0, "matryoshka_dims": (4, 9)}),
+    (CONTRASTIVE, {"similarity": "cosine", "scale": 7.0, "mask_duplicates": True}),
+    (HARD, {"similarity": "cosine", "scale": 10.0, "matryoshka_dims": (3,)}),
+    (HARD, {"scale": 0.5, "mask_duplicates": True}),
+  ],
+)
+def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
+  model, batch = make_model(model_cls, **options), make_batch(targets_length=9)
   batch["inputs"][5] = batch["inputs"][6]
-  model = make_model(similarity="cosine", scale=7.0, mask_duplicates=True)
-  loss, metrics = tiny_models.evaluate(model.eval_fn, params, batch)
-  source_BS, target_BS = (
-    x / np.linalg.norm(x, axis=1, keepdims=True) for x in side_vectors(params, batch)
-  )
-  score_BB = 7.0 * source_BS @ target_BS.T
-  rival_BB = np.ones((8, 8), bool)
-  for i, j in ((3, 0), (5, 6)):
-    rival_BB[i, j] = rival_BB[j, i] = False
-  assert loss == pytest.approx(loss_of_scores(score_BB, rival_BB), rel=1e-4)
-  assert loss != pytest.approx(loss_of_scores(score_BB), rel=1e-3)
-  rivals_BB = np.where(rival_BB, score_BB, -np.inf)
-  assert metrics["accuracy/forward"] == np.mean(rivals_BB.argmax(axis=1) == np.arange(8))
-  assert metrics["accuracy/backward"] == np.mean(rivals_BB.argmax(axis=0) == np.arange(8))
+  batch["targets"][3] = batch["targets"][0]
+  batch["negatives"] = np.random.default_rng(0).integers(2, 60, (B, K, 7), dtype=np.int32)
+  batch["negatives"][1, :, 3:] = 0
+  batch["negatives"][0, 1] = batch["negatives"][2] = 0  # do not exist
+  if model_cls is CONTRASTIVE:
+    batch["negatives"][:] = 0
+  loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
+  source_BS, target_BS = side_vectors(params, batch)
+  tokens_NT = batch["negatives"].reshape(-1, 7)
+  wrong_NS = np.float64(jit(make_model().score_batch)(params, {"inputs": tokens_NT}))
+  dims = options.pop("matryoshka_dims", ())
+  losses = []
+  for dim in (S, *dims):
+    cut = (source_BS[:, :dim], target_BS[:, :dim], wrong_NS.reshape(B, K, S)[..., :dim])
+    mean, accuracies = by_loops(cut, batch, **options)
+    losses.append(mean)
+    prefix = "" if dim == S else f"first_{dim}/"
+    assert {name: found[f"{prefix}{name}"] for name in accuracies} == pytest.approx(accuracies)
+    if prefix:
+      assert found[f"{prefix}loss"] == pytest.approx(mean, rel=1e-4)
+  assert [loss, found["loss"]] == pytest.approx([np.mean(losses)] * 2, rel=1e-4)
+  real = sum(np.count_nonzero(batch[side]) for side in ("inputs", "targets"))
+  assert found["tokens_per_example"] == pytest.approx(real / B)
+  norms = np.linalg.norm(np.concatenate([source_BS, target_BS]), axis=1)
+  assert found["embedding_norm"] == pytest.approx(norms.mean(), rel=1e-4)
+  if model_cls is HARD:
+    assert found["negatives_per_example"] == (B * K - 1 - K) / B
 
 
 def test_each_slice_has_its_own_dropout():
@@ -111,14 +131,6 @@ def test_each_slice_has_its_own_dropout():
   out_BD = gradient_caching.map_slices(encode, jnp.ones((4, 64)), slices=2, rng=jax.random.key(0))
   # Rows 0 and 2 are the first slice, rows 1 and 3 the second.
   assert not np.array_equal(out_BD[0::2], out_BD[1::2])
-
-
-def test_slices_keep_the_order_and_structure_of_the_batch():
-  batch = {"a": jnp.arange(12), "b": jnp.arange(24).reshape(12, 2)}
-  found = gradient_caching.map_slices(
-    lambda x, rng: {"sum": x["a"][:, None] + x["b"]}, batch, slices=3
-  )
-  np.testing.assert_array_equal(found["sum"], batch["a"][:, None] + batch["b"])
 
 
 def test_slices_need_less_memory(params):

@@ -121,8 +121,8 @@ def in_numpy(params, batch, *, noise, step, elbo_weight, kl_weight, language_mea
 def test_elbo_and_translation_pair_by_pair(params, monkeypatch):
   monkeypatch.setattr(gaussian, "sample", lambda mean, v, rng: mean + 0.7 * jnp.exp(v / 2))
   batch = make_batch()
-  run = jit(make_model(elbo_weight=0.3, kl_anneal_steps=10).loss_fn)
-  for step, kl_weight in ((0, 0.0), (3, 0.3), (1000, 1.0)):
+  run = jit(make_model(elbo_weight=0.3, kl_weight=0.8, kl_anneal_steps=10).loss_fn)
+  for step, kl_weight in ((0, 0.0), (3, 0.24), (1000, 0.8)):
     loss, metrics = run(params, batch, jax.random.key(0), step)
     metrics = tiny_models.values(metrics)
     settings = {"noise": 0.7, "step": step, "elbo_weight": 0.3, "kl_weight": kl_weight}
@@ -339,12 +339,3 @@ def test_contrastive_is_added_with_its_weight(params):
     },
     rel=1e-5,
   )
-
-
-@pytest.mark.slow
-def test_bfloat16_stays_close(params):
-  config = dataclasses.replace(CONFIG, dtype="bfloat16")
-  half = make_model(network=NETWORK.clone(config=config))
-  expected, _ = loss_and_metrics(make_model(), params, make_batch())
-  found, _ = loss_and_metrics(half, params, make_batch())
-  assert 0 < abs(found - expected) < 0.02 * expected

@@ -130,21 +130,6 @@ def test_a_language_outside_the_table_gives_nan(decoder_params):
   assert np.isnan(decode(decoder_params, languages_B=np.array([0, 0, 0, 3]))[3]).all()
 
 
-def test_bfloat16_stays_close_with_float32_parameters(params, decoder_params):
-  for run, tree in ((encode, params), (decode, decoder_params)):
-    expected, found = run(tree), run(tree, dtype="bfloat16")
-    assert found.dtype == jnp.bfloat16
-    found = np.asarray(found, np.float32)
-    assert 0 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.03
-
-  @jax.jit
-  @jax.grad
-  def gradients(p):
-    return jnp.sum(encoder(dtype="bfloat16").apply({"params": p}, EMBEDDED_BTE, MASK_BT) ** 2)
-
-  assert {x.dtype for x in jax.tree.leaves((params, gradients(params)))} == {jnp.dtype("float32")}
-
-
 def test_every_parameter_starts_uniform():
   for net, inputs in (
     (encoder(initializer_range=0.1), (EMBEDDED_BTE, MASK_BT)),

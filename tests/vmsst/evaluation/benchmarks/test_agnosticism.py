@@ -76,19 +76,6 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert not {"eng", "deu", "spa"} & set(found["missing"])
 
 
-def test_flores_is_read_by_its_own_codes(tmp_path):
-  folder = tmp_path / "flores200" / "devtest"
-  line_files.write_lines(folder / "eng_Latn.devtest", sentences("en"))
-  line_files.write_lines(folder / "zho_Hans.devtest.gz", sentences("zh"))
-  found = benchmark_runs.run_benchmark(agnosticism.FLORES, Concepts(), tmp_path)
-  assert {x.name: x.metrics for x in results_of(found) if "->" in x.name} == {
-    "eng_Latn->zho_Hans": {"error": 0},
-    "zho_Hans->eng_Latn": {"error": 0},
-  }
-  assert "zho_Hant" in found["missing"]
-  assert not [name for name in found["summary"] if "clusters" in name]  # two are not enough
-
-
 def test_wmt_2012_is_scored_on_all_lines_of_the_papers_five_languages(tmp_path):
   for code in ("cs", "de", "en", "es", "fr", "ru"):
     lines = sentences(code.title() if code == "es" else code)

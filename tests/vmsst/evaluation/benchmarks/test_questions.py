@@ -113,13 +113,6 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   assert len(questions.QUESTIONS.missing(results)) == 22
 
 
-def test_an_encoder_that_needs_languages_gets_one_per_text(tmp_path):
-  write_all(tmp_path)
-  encoder = fake_encoders.PolyglotEncoder(functools.partial(signs, width=16))
-  assert measure(tmp_path, encoder)
-  assert (encoder.languages["de 1"], encoder.languages["paq 7"]) == ("de", "en")
-
-
 def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
   write_all(tmp_path)
   encoder = sign_encoder()

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vmsst import errors
-from vmsst.evaluation.benchmarks import sts
+from vmsst import languages
+from vmsst.evaluation.benchmarks import sts, stsb, xlsts
 
 OFFICIAL = {  # Names as in the archives.
   "STS12-en-test": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
@@ -104,15 +104,103 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
   expected = stats.pearsonr(cosines([("a", "b"), ("c", "d"), ("e", "f")]), [1, 3.5, 2]).statistic
   assert found["summary"]["pearson (incomplete)"] == pytest.approx(100 * expected, abs=1e-3)
   assert len(found["missing"]) == sum(map(len, sts.SETS.values())) - 1
-  write_pairs(folder / "2012", "surprise.SMTnews", [("a", "b")], [1])
-  with pytest.raises(errors.InputError, match=r"SMTnews.tsv and .* are both STS12.SMTnews"):
-    sts.read(tmp_path)
 
 
-def test_vectors_that_are_all_equal_correlate_with_nothing(official):
-  constant = fake_encoders.FakeEncoder(lambda text: [1, 1, 1])
-  with pytest.raises(ValueError, match=r"STS12.MSRpar: all 6 values are"):
-    benchmark_runs.run_benchmark(sts.BENCHMARK, constant, official[0])
-  (official[0] / "empty" / "sts").mkdir(parents=True)
-  with pytest.raises(errors.InputError, match=r"has no YEAR/STS\.input"):
-    sts.read(official[0] / "empty")
+ROW = "{split}\tfile\t2012\t{i}\t{gold}\t{code} {x}\tand {code} {y}\n"
+
+
+def rows(code, split, count, rng):
+  numbers = np.round(rng.uniform(0, 1, [count, 3]), 3)
+  lines = [
+    ROW.format(split=split, i=i, code=code, gold=gold, x=x, y=y)
+    for i, (gold, x, y) in enumerate(numbers)
+  ]
+  gold, x, y = numbers.T
+  return "".join(lines), {
+    "pearson": 100 * stats.pearsonr(np.cos(x - y), gold).statistic,
+    "spearman": 100 * stats.spearmanr(np.cos(x - y), gold).statistic,
+  }
+
+
+def test_splits_and_languages_are_averaged_apart(tmp_path):
+  rng = np.random.default_rng(0)
+  folder = tmp_path / "stsb"
+  text, english = rows("main-news", "main-news", 1379, rng)  # The genre is in the first column.
+  line_files.write_text(folder / "sts-test.csv", text)
+  train, _ = rows("de", "train", 3, rng)
+  test, german = rows("de", "test", 1379, rng)
+  dev, german_dev = rows("de", "dev", 5, rng)
+  line_files.write_text(folder / "stsb.de.mt.tsv.gz", train + test + dev)
+  text, korean = rows("ko", "dev", 4, rng)
+  line_files.write_text(folder / "stsb.ko.tsv", text)
+  rated = [(1, "a 1", "b 2"), (2, "c 1", "d 1")]
+  line_files.write_tsv(tmp_path / "sts" / "JSTS.ja.valid.tsv", rated)
+  encoder = fake_encoders.FakeEncoder(fake_encoders.angle_vector)
+  found = benchmark_runs.run_benchmark(
+    stsb.BENCHMARK, encoder, tmp_path, seen=[languages.language("de")]
+  )
+  by_name = {each["name"]: each["metrics"] for each in found["results"]}
+  names = ["eng.test", "de.test", "de.dev (5 of 1500 pairs)", "ko.dev (4 of 1500 pairs)"]
+  assert sorted(by_name) == sorted([*names, "JSTS.ja.valid"])
+  for name, expected in zip(names, (english, german, german_dev, korean), strict=True):
+    assert by_name[name] == pytest.approx(expected, abs=1e-2)
+  summary = found["summary"]
+  assert summary["spearman test English"] == pytest.approx(english["spearman"], abs=1e-2)
+  for name, expected in {
+    "pearson test (incomplete)": (english["pearson"] + german["pearson"]) / 2,
+    "pearson test other languages (incomplete)": german["pearson"],
+    "pearson test seen (incomplete)": german["pearson"],
+    "pearson test unseen (incomplete)": english["pearson"],
+    "spearman dev (incomplete)": (german_dev["spearman"] + korean["spearman"]) / 2,
+  }.items():
+    assert summary[name] == pytest.approx(expected, abs=1e-2)
+  assert not {"pearson test", "spearman dev", "spearman dev English"} & summary.keys()
+  assert {"eng.dev", "de.dev", "ko.test"} <= set(found["missing"])
+  assert not {"eng.test", "de.test", "JSTS.ja.valid"} & set(found["missing"])
+
+
+TRACKS = ("1.ar-ar", "2.ar-en", "3.es-es", "4a.es-en", "4b.es-en", "5.en-en", "6.tr-en")
+
+
+@pytest.fixture
+def archives(tmp_path):
+  """Writes both archives, unpacked next to each other; returns angles and scores by track."""
+  rng = np.random.default_rng(0)
+  texts, golds = (tmp_path / "xlsts" / name for name in ("STS2017.eval.v1.1", "STS2017.gs"))
+  sets = {}
+  for track in TRACKS:
+    angles, scores = np.round(rng.uniform(0, 1, [5, 2]), 2), np.round(rng.uniform(0, 5, 5), 1)
+    lines = [f"{track} first {x}\t{track} second {y}\tnote\tnote\n" for x, y in angles]
+    if track == "6.tr-en":
+      lines += ["not\tscored\n"] * 5
+    line_files.write_text(texts / f"STS.input.track{track}.txt", "".join(lines))
+    line_files.write_lines(golds / f"STS.gs.track{track}.txt", scores)
+    sets[track] = np.cos(angles[:, 0] - angles[:, 1]), scores
+  return tmp_path, sets
+
+
+def test_averages_are_those_of_the_paper_and_encoders_get_languages(archives):
+  root, sets = archives
+  encoder = fake_encoders.PolyglotEncoder(fake_encoders.angle_vector)
+  found = benchmark_runs.run_benchmark(xlsts.BENCHMARK, encoder, root)
+  assert [each["name"] for each in found["results"]] == [f"track{track}" for track in TRACKS]
+  for metric, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
+    value = {
+      track[-5:]: 100 * function(*sets[track]).statistic for track in TRACKS if "b" not in track
+    }
+    same, different = [value["ar-ar"], value["es-es"]], ["ar-en", "es-en", "tr-en"]
+    different = [value[pair] for pair in different]
+    summary = found["summary"]
+    assert summary[metric] == pytest.approx(np.mean(same + different), abs=1e-3)
+    assert summary[f"{metric} same language"] == pytest.approx(np.mean(same), abs=1e-3)
+    assert summary[f"{metric} different languages"] == pytest.approx(np.mean(different), abs=1e-3)
+  assert len(found["summary"]) == 6
+  told = {tuple(text.split()[:2]): code for text, code in encoder.languages.items()}
+  # English comes first in these three files, and second in track 4a.
+  assert [told[f"{track}-en", "first"] for track in ("2.ar", "4b.es", "6.tr")] == ["en"] * 3
+  assert [told[f"{track}-en", "second"] for track in ("2.ar", "4b.es", "6.tr")] == [
+    "ar",
+    "es",
+    "tr",
+  ]
+  assert (told["4a.es-en", "first"], told["4a.es-en", "second"]) == ("es", "en")

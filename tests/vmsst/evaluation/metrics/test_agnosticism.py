@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vmsst.evaluation.metrics import agnosticism
+from vmsst.evaluation.metrics import agnosticism, clustering
 from vmsst.evaluation.report import published
 
 # Table 4 of the paper, with its averages: en, two Polish versions, three Russian ones, uk.
@@ -45,30 +45,6 @@ def test_error_matrix_is_that_of_loops_over_single_vectors():
   assert 0 < error_LL[0, 2] < error_LL[0, 1]
 
 
-def test_equal_vectors_are_all_errors_but_one_and_one_sentence_is_none():
-  error_LL = agnosticism.error_matrix([np.ones([5, 3])] * 3)
-  np.testing.assert_allclose(error_LL, 0.8 * (1 - np.eye(3)))
-  np.testing.assert_array_equal(agnosticism.error_matrix([np.ones([1, 3])] * 2), np.zeros([2, 2]))
-
-
-def test_averages_are_those_that_the_paper_prints():
-  found = agnosticism.averages(ALICE + 100 * np.eye(7))  # the diagonal does not count
-  np.testing.assert_allclose(found.source_L, [PRINTED[x, "*"] for x in LABELS], atol=0.0051)
-  np.testing.assert_allclose(found.target_L, [PRINTED["*", x] for x in LABELS], atol=0.0051)
-  assert found.overall == pytest.approx(24.24, abs=0.0051)
-
-
-def test_versions_of_one_language_stand_apart_from_other_pairs():
-  found = agnosticism.within_and_between(ALICE, ["en", "pl", "pl", "ru", "ru", "ru", "uk"])
-  within = [18.26, 20.22, 21.63, 33.99, 21.35, 27.25, 35.67, 29.78]
-  assert found["within"] == pytest.approx(sum(within) / 8)
-  assert found["between"] == pytest.approx((ALICE.sum() - sum(within)) / 34)
-  assert set(agnosticism.within_and_between(ALICE[:2, :2], ["en", "pl"])) == {"between"}
-  assert set(agnosticism.within_and_between(ALICE[1:3, 1:3], ["pl", "pl"])) == {"within"}
-  with pytest.raises(ValueError, match="2 groups for 7"):
-    agnosticism.within_and_between(ALICE, ["en", "pl"])
-
-
 def test_versions_of_one_language_are_spread_around_every_other_text():
   found = agnosticism.version_spreads(ALICE, ["en", "pl", "pl", "ru", "ru", "ru", "uk"])
   assert [(each.group, each.queries, each.other) for each in found] == [
@@ -84,15 +60,6 @@ def test_versions_of_one_language_are_spread_around_every_other_text():
   assert agnosticism.version_spreads(ALICE, ["en"] * 7) == []
   with pytest.raises(ValueError, match="2 groups for 7"):
     agnosticism.version_spreads(ALICE, ["en", "pl"])
-
-
-def test_distances_along_a_path_of_quarter_turns():
-  english = np.array([[1.0, 0.0], [0.0, 2.0]])
-  german = np.array([[0.0, 3.0], [0.0, 1.0]])
-  chinese = np.array([[-1.0, 0.0], [5.0, 0.0]])
-  path = agnosticism.path_distances([english, german, chinese])
-  np.testing.assert_allclose(path.step_S, [2**0.5 / 2, 2**0.5])
-  np.testing.assert_allclose(path.start_S, [2**0.5 / 2, (2 + 2**0.5) / 2])
 
 
 def test_the_typical_row_is_neither_the_tightest_nor_the_widest():
@@ -122,29 +89,93 @@ def test_versions_without_differences_lie_on_one_point(count):
   np.testing.assert_array_equal(plane.share_2, [0, 0])
 
 
-def test_two_versions_lie_on_a_line_as_far_apart_as_they_are():
-  plane = agnosticism.principal_plane(np.array([[2.0, 0.0], [0.0, 1.0]]))
-  np.testing.assert_allclose(plane.point_V2, [[0.5**0.5, 0], [-(0.5**0.5), 0]], atol=1e-6)
-  np.testing.assert_allclose(plane.share_2, [1, 0])
-
-
 def test_what_is_no_number_or_of_no_shape_is_an_error():
   good = np.eye(3)
   bad = good.copy()
   bad[1, 1] = np.nan
-  for function in (
-    agnosticism.error_matrix,
-    agnosticism.path_distances,
-    agnosticism.typical_row,
-  ):
-    with pytest.raises(ValueError, match="finite"):
-      function([good, bad])
-    for wrong in ([good, good[:2]], [good], [good[:0], good[:0]]):
-      with pytest.raises(ValueError, match="one shape"):
-        function(wrong)
+  with pytest.raises(ValueError, match="finite"):
+    agnosticism.error_matrix([good, bad])
+  for wrong in ([good, good[:2]], [good], [good[:0], good[:0]]):
+    with pytest.raises(ValueError, match="one shape"):
+      agnosticism.error_matrix(wrong)
   with pytest.raises(ValueError, match="finite"):
     agnosticism.principal_plane(bad)
   with pytest.raises(ValueError, match="row 1, column 1 is not finite"):
     agnosticism.averages(bad)
   with pytest.raises(ValueError, match="at least two languages"):
     agnosticism.averages(np.zeros([1, 1]))
+
+
+# Table 3 of the paper, "The Little Prince", without French.
+def random_distances(seed: int, count: int) -> np.ndarray:
+  return clustering.distances(np.random.default_rng(seed).uniform(1, 100, [count, count]))
+
+
+def members(tree_M4: np.ndarray) -> list[frozenset[int]]:
+  """Returns the languages of each cluster of a tree: single ones first, then those of its rows."""
+  found = [frozenset([leaf]) for leaf in range(len(tree_M4) + 1)]
+  for first, second, *_ in tree_M4:
+    found.append(found[int(first)] | found[int(second)])
+  return found
+
+
+def test_distances_are_the_mean_of_both_directions():
+  distance = clustering.distances([[7.0, 1.0], [4.0, 9.0]])
+  np.testing.assert_array_equal(distance, [[0, 2.5], [2.5, 0]])
+  for wrong in ([[0, -1], [1, 0]], [[0, np.nan], [1, 0]], [[0, 1, 2], [1, 0, 3]]):
+    with pytest.raises(ValueError, match=r"negative|finite|matrix"):
+      clustering.distances(wrong)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clusters_are_those_of_scikit_learn(seed):
+  cluster = pytest.importorskip("sklearn.cluster")
+  distance = random_distances(seed, 14)
+  tree = clustering.tree(distance)
+  assert sorted(clustering.leaf_order(tree)) == list(range(14))
+  for count in (1, 2, 5, 13, 14):
+    found = clustering.clusters(tree, count)
+    peer = cluster.AgglomerativeClustering(count, metric="precomputed", linkage="average")
+    assert found.tolist() == clustering.numbered(peer.fit_predict(distance).tolist()).tolist()
+  for count in (0, 15):
+    with pytest.raises(ValueError, match=f"cannot form {count} clusters"):
+      clustering.clusters(tree, count)
+
+
+def test_a_cut_makes_as_many_clusters_as_asked_for_even_of_equal_distances():
+  tree = clustering.tree(clustering.distances(np.full([6, 6], 0.25)))
+  for count in range(1, 7):
+    assert len(set(clustering.clusters(tree, count).tolist())) == count
+
+
+def test_agreement_of_groupings_is_that_of_scikit_learn():
+  metrics = pytest.importorskip("sklearn.metrics")
+  rng = np.random.default_rng(4)
+  cases = [(rng.integers(0, 4, 20).tolist(), rng.integers(0, 6, 20).tolist()) for _ in range(5)]
+  cases += [([0] * 4, [0] * 4), (list("abcd"), list("wxyz")), ([0] * 4, list("abcd")), ([1], [2])]
+  cases += [([0, 0, 1, 1], list("aabb")), ([0, 0, 1, 1], list("abab"))]
+  for first, second in cases:
+    expected = metrics.adjusted_rand_score(first, second)
+    assert clustering.adjusted_rand_index(first, second) == pytest.approx(expected, abs=1e-12)
+  table = metrics.cluster.contingency_matrix(*cases[0])
+  assert clustering.purity(*cases[0]) == pytest.approx(table.max(axis=1).sum() / 20)
+  for function in (clustering.purity, clustering.adjusted_rand_index):
+    for first, second in (([0, 1], [0]), ([], [])):
+      with pytest.raises(ValueError, match=f"{len(first)} and {len(second)}"):
+        function(first, second)
+
+
+def test_cophenetic_correlation_is_that_of_the_heights_at_which_pairs_meet():
+  distance = random_distances(5, 8)
+  tree = clustering.tree(distance)
+  branches = members(tree)
+  pairs = [(i, j) for i in range(8) for j in range(i)]
+  heights = []
+  for i, j in pairs:
+    rows = [row for row in range(7) if {i, j} <= branches[8 + row]]
+    heights.append(min(tree[row, 2] for row in rows))
+  expected = np.corrcoef(heights, [distance[pair] for pair in pairs])[0, 1]
+  assert clustering.cophenetic_correlation(tree, distance) == pytest.approx(expected)
+  same = clustering.distances(np.full([3, 3], 0.1))
+  with pytest.raises(ValueError, match=r"all 3 distances are 0\.1"):
+    clustering.cophenetic_correlation(clustering.tree(same), same)

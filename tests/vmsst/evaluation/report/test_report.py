@@ -1,4 +1,5 @@
 import base64
+import collections
 import html.parser
 import itertools
 import json
@@ -11,14 +12,17 @@ import memory_store
 import numpy as np
 import pytest
 
+from vmsst import errors, languages
+from vmsst.evaluation import benchmarks, report, suite
+from vmsst.evaluation.benchmarks import parallel
+from vmsst.evaluation.benchmarks import tatoeba as tatoeba_benchmark
+from vmsst.evaluation.metrics import scores
+from vmsst.evaluation.report import plots, published
+from vmsst.tasks.opus import recipes
+
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from vmsst import errors, languages
-from vmsst.evaluation import report, suite
-from vmsst.evaluation.benchmarks import tatoeba as tatoeba_benchmark
-from vmsst.evaluation.report import plots, published
-from vmsst.tasks.opus import recipes
 
 NASTY = "_<script>alert(1)</script> | `x` *y* {{ 7 * 7 }} $z & \x1b[1m 学"
 CODES = ("deu", "eng", "rus", "ukr")
@@ -253,21 +257,6 @@ def test_averages_of_languages_are_those_at_the_edges_of_the_papers_tables(page,
     assert float(rows[f"text {'->'.join(pair)}"]["x: error"]) == pytest.approx(error, abs=0.0101)
 
 
-def test_errors_on_wmt_2012_are_next_to_the_papers_table_1(page):
-  half = {pair: error / 2 for pair, error in paper_table("1").items() if "*" not in pair}
-  shown = page({"x": {"wmt2012": pairwise(half)}})
-  rows = shown.tables["Agnosticism", "Results"]
-  assert len(rows) == 20 + 10
-  for row in rows.values():
-    laser = float(row["LASER (agnostic, Table 1): error"])
-    assert float(row["x: error"]) == pytest.approx(laser / 2, abs=0.0101)
-  averages = shown.tables["Agnosticism", "Averages"]
-  assert averages["LASER (agnostic, Table 1)"]["error"] == "1.06"
-  assert any(
-    "the sum of its 20 errors divided by 16; their mean is 0.85" in x for x in shown.of("li")
-  )
-
-
 def test_errors_of_languages_are_averaged_over_texts(page):
   tables = {text: paper_table(number) for text, number in (("alice", "4"), ("prince", "3"))}
   both = found("Agnosticism", {"error": 1.0})
@@ -392,7 +381,6 @@ def test_published_averages_are_over_the_languages_of_each_encoder(tmp_path):
     write(tmp_path / x["name"], x["name"], {"tatoeba": x["found"]}, seen=x["seen"])
     for x in (
       reproduction("first", trained),
-      reproduction("again", trained),
       reproduction("second", two, codes=("deu", "fra", "xho")),
     )
   ]
@@ -406,7 +394,6 @@ def test_published_averages_are_over_the_languages_of_each_encoder(tmp_path):
     own = rows[f"{SYSTEM} on the {part} languages of first (vmsst, Table 14)"][f"average {part}"]
     assert float(own) == pytest.approx(statistics.fmean(values), abs=0.0051)
     assert rows["first"][f"average {part}"] == f"{float(own):.2f}"
-    assert not any(f"on the {part} languages of again" in name for name in rows)
   for part, mean in (("seen", (numbers["deu"] + numbers["fra"]) / 2), ("unseen", numbers["xho"])):
     name = f"{SYSTEM} on the {part} languages of second (vmsst, Table 14)"
     assert float(rows[name][f"average {part} (incomplete)"]) == pytest.approx(mean, abs=0.0051)
@@ -430,10 +417,8 @@ def test_folders_that_cannot_be_read_or_written_are_one_line(tmp_path):
     ("none", "out", "none: no such folder: give output folders"),
     ("file", "out", "file: not a folder: give output folders"),
     ("empty", "out", "empty: neither results.json nor train/metrics.jsonl"),
-    ("a", "file", "file is not a folder; give another output folder"),
     ("a", "file/out", r"cannot be created, because .*file is not"),
     ("a", "a", "the output .*/a is also an input"),
-    ("a", "empty/../a", "the output .*/a is also an input"),
     ("a", "taken", "report.html is a folder, not a file; delete it"),
   ):
     with pytest.raises(errors.InputError, match=message) as caught:
@@ -465,20 +450,11 @@ def test_a_report_in_a_store_is_that_of_a_local_folder(tmp_path, monkeypatch):
   ("path", "value", "message"),
   [
     ([], [], r"the content is \[\], not an object"),
-    (["encoder"], 3, "encoder is 3, not an object"),
     (["encoder"], {"digest": "1"}, "encoder.name is None, not a text"),
     (["max_length"], True, "max_length is True, not an integer above 0"),
-    (["seen"], "de", "seen is 'de', not a list"),
-    (["absent"], {"bucc": None}, "absent.bucc is None, not a text"),
     (["benchmarks", "tatoeba", "title"], "\ud800", "not JSON"),
-    (["benchmarks", "tatoeba", "summary", "average"], "9", "average is '9', not a finite number"),
     (["benchmarks", "tatoeba", "summary", "average"], float("nan"), "average is nan, not a finite"),
     (["benchmarks", "tatoeba", "seconds", "scoring"], -1e308, "not a finite number of at most"),
-    (
-      ["benchmarks", "tatoeba", "dimensions"],
-      [{"dimension": 0, "summary": {}}],
-      r"tatoeba.dimensions\[0\].dimension is 0, not an integer above 0",
-    ),
     (
       ["benchmarks", "tatoeba", "results", 1, "metrics"],
       [],
@@ -505,3 +481,92 @@ def test_broken_metrics_are_named_by_line(tmp_path):
     metrics.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n')
     with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
       report.write_report([tmp_path / "run"], tmp_path / "out")
+
+
+def systems(numbers):
+  return {number.system: number.value for number in numbers}
+
+
+def test_tables_hold_shares_of_known_languages():
+  numbers = published.load()
+  assert len(numbers) > 3000
+  assert all(0 <= number.value <= 100 for number in numbers)
+  for number in numbers:
+    if number.of and number.paper != "agnostic":
+      for code in number.of.rpartition(" ")[2].replace("->", "-").split("-"):
+        languages.language(code)
+  keys = [(x.paper, x.table, x.system, x.benchmark, x.name, x.of) for x in numbers]
+  assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+  ("paper", "table"),
+  [
+    *(("ems", table) for table in ("IV", "VI", "IX", "X", "XI", "XII", "XIII")),
+    *(("ems-short", table) for table in "12"),
+    ("vmsst", "5"),
+    ("soft", "7"),
+  ],
+)
+def test_averages_are_those_of_the_same_rows(paper, table):
+  rows = collections.defaultdict(list)
+  printed = {}
+  for number in published.load():
+    if (number.paper, number.table) == (paper, table):
+      if number.of is None:
+        assert number.system not in printed
+        printed[number.system] = number.value
+      else:
+        rows[number.system].append(number.value)
+  assert len(printed) == len(rows) > 3
+  for system, row in rows.items():
+    assert statistics.fmean(row) == pytest.approx(printed[system], abs=0.056)
+
+
+def test_numbers_are_found_by_the_names_of_averages_and_results():
+  average, result = published.for_average, published.for_result
+  assert systems(average("tatoeba", "average"))["VMSST 24L mT5"] == 81.1
+  assert systems(average("tatoeba", "mUSE (15)"))["EMS"] == 96.6
+  korean = systems(average("flores", "xsim en fr ja ko ru: ko"))
+  assert (len(korean), korean["mE5-base"], korean["LaBSE"]) == (13, 0.4, 0.0)
+  for key in ("average seen", "average (incomplete)", "to English"):
+    assert average("tatoeba", key) == []
+  # Languages match in any code and, without an arrow, in either order.
+  first, *_ = result("tatoeba", "deu", ("de", "en"), "average")
+  assert first == result("tatoeba", "deu", ("eng", "deu"), "average")[0]
+  assert (first.system, first.value, first.source) == ("LASER", 99.0, "ems, Table IV")
+  for name, codes, value in (
+    ("en->de", ("eng", "deu"), 86.3),
+    ("de->en", ("deu", "eng"), 76.7),
+  ):
+    assert result("mldoc", name, codes, "accuracy")[0].value == value
+  assert systems(result("questions", "mkqa de", ("de",), "accuracy"))["VMSST 24L mT5"] == 32.5
+  assert "exchanged" in result("questions", "mkqa de", ["de"], "accuracy")[0].note
+  assert systems(result("cls", "dvd en->fr", ("en", "fr"), "accuracy"))["EMS"] == 78.0
+  assert systems(result("wmt2012", "*->fr", ("*", "fra"), "error")) == {"LASER": 0.86}
+  assert systems(result("xlsts", "track4a.es-en", ("es", "en"), "pearson"))
+  for benchmark, name, codes, metric in (
+    ("xlsts", "track4b.es-en", ("es", "en"), "pearson"),
+    ("questions", "nq", ("en",), "accuracy"),
+    ("tatoeba", "deu", ("deu", "eng"), "to English"),
+    ("tatoeba", "deu", ("deu", "fra"), "average"),
+  ):
+    assert result(benchmark, name, codes, metric) == []
+
+
+def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
+  keys = [
+    *published.content()["main"],
+    *(key for part in scores.PARTS.values() for key in part),
+    *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
+    *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
+    *(("tatoeba", name) for name in tatoeba_benchmark.GROUPS),
+    *(("flores", f"{x} {name}") for x, each in parallel.GROUPS.items() for name in each),
+    *(("mldoc", f"accuracy {way} English") for way in ("from", "into")),
+  ]
+  for benchmark, name in keys:
+    assert benchmark in benchmarks.BENCHMARKS
+    assert published.for_average(benchmark, name), (benchmark, name)
+    better = published.best(benchmark, name).value
+    others = [x.value for x in published.for_average(benchmark, name)]
+    assert better == (min if name.startswith(("error", "xsim")) else max)(others)

@@ -5,13 +5,39 @@ import tempfile
 import pytest
 
 from vmsst import errors
-from vmsst.text import word_splitting
+from vmsst.text import sentence_splitting, word_splitting
 from vmsst.text.word_splitting import split_words
 
-sacremoses = pytest.importorskip("sacremoses")
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ('J. S. Bach came. "Why?" he asked. So (it is.) At 3.5 km. it ended... Ok… no', 5),
+    ("One!!! Two?! Three", 3),
+    ("今天好。明天呢？「好！」她说。", 4),
+    ("هل هذا؟ نعم. لا۔ہاں", 4),
+    ("नमस्ते। कैसे", 2),
+    ("first line\n\n second line \n", 2),
+    ("Straße. é una frase", 1),
+    ("  spare \t space. Here  ", 2),
+    ("", 1),
+    (" \n ", 1),
+  ],
+)
+def test_documents_are_split_into_sentences(text, expected):
+  found = sentence_splitting.sentences(text)
+  assert len(found) == expected, found
+  assert "".join("".join(found).split()) == "".join(text.split())  # nothing is lost
+  assert all(x == x.strip() for x in found)
+  assert expected == 1 or all(found)
+
+
+def test_what_looks_like_many_ends_is_split_in_linear_time():
+  assert len(sentence_splitting.sentences("!" * 100_000 + " " * 100_000)) == 1
 
 
 def test_rules_are_those_of_sacremoses():
+  sacremoses = pytest.importorskip("sacremoses")
   texts = ["M. le Dr. A.B. Ça i.e. là. Etc. a. Ab.", "т.е. А.С. Пушкин. да", "No. 5 No. a ... x.y"]
   texts += [
     "Mr. Smith's dog isn't \"here\".",
@@ -28,6 +54,7 @@ def test_rules_are_those_of_sacremoses():
 
 
 def test_each_text_can_have_its_own_language():
+  pytest.importorskip("sacremoses")
   texts = ["it's", "geht's", "l'eau", "geht's", ""]
   codes = ["en", "de", "fra", "deu_Latn", "de"]
   assert split_words(texts, codes) == ["it 's", "geht ' s", "l' eau", "geht ' s", ""]

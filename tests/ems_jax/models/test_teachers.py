@@ -8,19 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
+import tiny_encoders
 import tiny_models
 from etils import epath
 from flax import traverse_util
 from flax.linen import partitioning as flax_partitioning
 from tiny_models import jit
 
-from ems_jax import teachers
+import vmsst
+from ems_jax import prefixes, teachers
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, t5x
 from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
-from vmsst.text import vocabularies
+from vmsst.text import hugging_face_vocabulary, vocabularies
 
 B, S, TAU = 8, 16, 0.1
 BERT = bert.BertConfig(
@@ -131,56 +134,40 @@ def inputs_are_anchors(batch, order=ORDER):
   return [rank(source[0]) <= rank(target[0]) for source, target in sides]
 
 
-def score(x, y):
-  return x @ y / np.sqrt((x @ x) * (y @ y)) / TAU
+def scores(x_BS, y_BS):
+  x_BS, y_BS = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (x_BS, y_BS))
+  return x_BS @ y_BS.T / TAU
 
 
-def softmax(values):
-  values = np.exp(np.array(values) - max(values))
-  return values / values.sum()
+def softmax(score_BB, axis):
+  exponential_BB = np.exp(score_BB - score_BB.max(axis=axis, keepdims=True))
+  return exponential_BB / exponential_BB.sum(axis=axis, keepdims=True)
 
 
 def anchors_first(batch, sides):
   """Vectors of the anchors and of the other sides: the paper's s and t."""
-  pairs = zip(*sides, inputs_are_anchors(batch), strict=True)
-  return zip(*((x, y) if is_input else (y, x) for x, y, is_input in pairs), strict=True)
+  is_input_B1 = np.array(inputs_are_anchors(batch))[:, None]
+  assert 0 < is_input_B1.sum() < B
+  return np.where(is_input_B1, *sides), np.where(is_input_B1, *sides[::-1])
 
 
 def equations(batch, student, teacher, labels, monolingual, row_normalized):
   s, t = anchors_first(batch, student)
   gs, gt = anchors_first(batch, teacher)
-  assert 0 < sum(inputs_are_anchors(batch)) < B
-
-  def similarity(i, j):
-    if labels == "priority":
-      return score(gs[i], gs[j])
-    return (score(gs[i], gs[j]) + score(gt[i], gt[j])) / 2
-
-  def weight(i, j, query):
-    """w(i, j), if the softmax of the loss runs over the candidates of `query`."""
-    if labels == "hard":
-      return float(i == j)
-    if query == "row" or row_normalized:
-      return softmax([similarity(i, n) for n in range(B)])[j]
-    return softmax([similarity(n, j) for n in range(B)])[i]
-
-  cross = mono = 0
-  for i in range(B):
-    for j in range(B):
-      p_row = softmax([score(s[i], t[n]) for n in range(B)])[j]
-      p_column = softmax([score(s[n], t[j]) for n in range(B)])[i]
-      cross -= weight(i, j, "row") * np.log(p_row) / B
-      cross -= weight(i, j, "column") * np.log(p_column) / B
-      for x in (s, t):
-        p = softmax([score(x[n], x[j]) for n in range(B)])[i]
-        mono -= weight(i, j, "column") * np.log(p) / B
-  rows = [[weight(i, j, "row") for j in range(B)] for i in range(B)]
+  teacher_BB = scores(gs, gs) if labels == "priority" else (scores(gs, gs) + scores(gt, gt)) / 2
+  # w(i, j) of the loss whose softmax runs over the columns of row i, and over the rows of column j.
+  row_BB, column_BB = softmax(teacher_BB, 1), softmax(teacher_BB, 1 if row_normalized else 0)
+  if labels == "hard":
+    row_BB = column_BB = np.eye(B)
+  cross = -np.sum(row_BB * np.log(softmax(scores(s, t), 1))) / B
+  cross -= np.sum(column_BB * np.log(softmax(scores(s, t), 0))) / B
+  mono = -sum(np.sum(column_BB * np.log(softmax(scores(x, x), 0))) for x in (s, t)) / B
   return {
     "loss/cross": cross,
     "loss/mono": mono,
     "loss": 0.1 * cross + mono if monolingual else cross,
-    "label/entropy": np.mean([-sum(w * np.log(w) for w in row if w) for row in rows]),
-    "label/translation": np.mean(np.diag(rows)),
+    "label/entropy": scipy.special.entr(row_BB).sum() / B,
+    "label/translation": np.mean(np.diag(row_BB)),
   }
 
 
@@ -206,7 +193,7 @@ def test_the_loss_is_that_of_the_equations(given, student, precomputed, variant)
     del expected["loss/mono"]
   assert loss == pytest.approx(expected["loss"], rel=1e-4)
   assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-  score_BB = np.array([[score(x, y) for y in student[1]] for x in student[0]])
+  score_BB = scores(*student)
   assert metrics["accuracy/forward"] == np.mean(score_BB.argmax(axis=1) == np.arange(B))
   assert metrics["accuracy/backward"] == np.mean(score_BB.argmax(axis=0) == np.arange(B))
 
@@ -234,8 +221,8 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
   total = 0
   for side, found in zip(("inputs", "targets"), student, strict=True):
     total += sum(np.mean((x - y) ** 2) for x, y in zip(found, anchors, strict=True)) / B
-    cosines = [TAU * score(x, np.float64(y)) for x, y in zip(found, anchors, strict=True)]
-    assert metrics[f"cosine/{side}"] == pytest.approx(np.mean(cosines), rel=1e-4)
+    cosine_B = TAU * np.diag(scores(found, np.float64(anchors)))
+    assert metrics[f"cosine/{side}"] == pytest.approx(np.mean(cosine_B), rel=1e-4)
   assert loss == pytest.approx(total, rel=1e-4)
   assert metrics["loss"] == pytest.approx(total, rel=1e-4)
 
@@ -364,3 +351,59 @@ def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_giv
   eight_devices.run(__file__, run)
   expected = jax.tree.leaves(jit(step_of(None))(params, precomputed))
   tiny_models.assert_saved_equal(run / "results.npz", expected, rtol=1e-4, atol=1e-5)
+
+
+TEXTS = ["Hello, world!", "Wie geht es dir heute, Welt? " * 3, "世界 你好", "(Привет)", "x"]
+LENGTH = 16  # of which the second text needs more
+
+
+def padded(rows, width):
+  return np.array([[*row, *[0] * (width - len(row))] for row in rows], np.int32)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+@pytest.mark.parametrize(("old", "new"), [("", "query: "), ("query: ", ""), ("a: ", "the text - ")])
+def test_ids_are_those_of_texts_with_the_other_prefix(tokenizer_files, kind, old, new):
+  path = str(tokenizer_files[kind])
+  first, second = (hugging_face_vocabulary.HuggingFaceVocabulary(path, x) for x in (old, new))
+  whole = padded(first.encode([*TEXTS, ""], 99), 99)
+  whole[-1] = 0  # a row of padding
+  for length in (LENGTH, 99):
+    found = prefixes.replace(
+      whole, first.leading_ids, second.leading_ids, eos_id=first.eos_id, max_length=length
+    )
+    expected = padded([*second.encode(TEXTS, length), []], length)
+    width = min(found.shape[1], length)
+    np.testing.assert_array_equal(found[:, :width], expected[:, :width])
+    assert not np.any(expected[:, width:])
+
+
+def test_ids_without_eos_token_are_cut():
+  tokens_NT = np.array([[7, 5, 6, 8], [7, 5, 0, 0]], np.int32)
+  found = prefixes.replace(tokens_NT, (7,), (1, 2), eos_id=None, max_length=4)
+  np.testing.assert_array_equal(found, [[1, 2, 5, 6], [1, 2, 5, 0]])
+
+
+def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
+  prompts = {"query": "query: ", "passage": "passage: "}
+  student, own = (
+    hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
+    for prefix, own in (("", {}), ("query: ", prompts))
+  )
+  config = bert.BertConfig(
+    vocab_size=150, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=LENGTH
+  )
+  network = sentence_encoder.SentenceEncoder(config, 8, head=False, normalize=True)
+  model = tiny_encoders.model_of(network, own, max_length=LENGTH)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  expected = vmsst.load(run).encode(TEXTS, progress=False)
+  teacher = teachers.from_run(run)
+  teacher.check_vocabulary(student)
+  for vocabulary in (student, own):
+    tokens = padded(vocabulary.encode(TEXTS, 99), 99)
+    found = teacher.embed(tokens, vocabulary)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+  other = hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["bert"]), "query: ")
+  for vocabulary in (other, vocabularies.ByteVocabulary()):
+    with pytest.raises(errors.InputError, match="another vocabulary"):
+      teacher.check_vocabulary(vocabulary)

@@ -1,0 +1,312 @@
+"""Encoders and pooling; tests/vmsst/checkpoints/importers compares values with transformers."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models
+from flax import traverse_util
+from tiny_models import assert_trees_close, jit
+
+from vmsst import errors
+from vmsst.networks import bert, dropout, lstm, pooling, sentence_encoder, t5
+
+V = 50
+T5 = t5.T5Config(
+  vocab_size=V, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
+)
+BERT = bert.BertConfig(
+  vocab_size=V, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
+  num_token_types=2,
+)  # fmt: skip
+LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=2)
+ENCODERS = {
+  "t5": sentence_encoder.SentenceEncoder(T5, 10),
+  "bert": sentence_encoder.SentenceEncoder(BERT, 10),
+  "pooler": sentence_encoder.SentenceEncoder(BERT, 12, head=False, pooling="pooler"),
+  "lstm": sentence_encoder.SentenceEncoder(LSTM, 10, head=False, pooling="max"),
+}
+STACKS = ("t5", "bert")  # those with layers to scan and to recompute
+TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
+
+
+def network(name, **changes):
+  net = ENCODERS[name]
+  return net.clone(config=dataclasses.replace(net.config, **changes))
+
+
+@functools.cache
+def make_params(name):
+  return tiny_models.random_params(network(name))
+
+
+def encode(name, tokens_BT, **changes):
+  return jit(network(name, **changes).apply)({"params": make_params(name)}, tokens_BT)
+
+
+def stacked(params):
+  """Parameters of separate layers in the layout of scanned ones."""
+  encoder = dict(params["encoder"])
+  layers = [encoder.pop(f"layers_{i}") for i in range(2)]
+  encoder["layers"] = jax.tree.map(lambda *x: np.stack(x), *layers)
+  return {**params, "encoder": encoder}
+
+
+def loss_and_gradients(name, params, **changes):
+  rngs = {"dropout": jax.random.key(3)}
+
+  @jit
+  @jax.value_and_grad
+  def loss(p):
+    net = network(name, **changes)
+    return jnp.sum(net.apply({"params": p}, TOKENS_BT, deterministic=False, rngs=rngs) ** 2)
+
+  return loss(params)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_trailing_padding_never_changes_a_sentence_vector(name):
+  whole_BS = encode(name, TOKENS_BT)
+  wider_BT = np.pad(TOKENS_BT, ((0, 0), (0, 7)))
+  np.testing.assert_allclose(encode(name, wider_BT), whole_BS, atol=1e-5)
+  np.testing.assert_allclose(encode(name, TOKENS_BT[1:2, :3]), whole_BS[1:2], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "lstm"])
+def test_a_row_of_padding_is_zero(name):
+  np.testing.assert_array_equal(encode(name, np.zeros((2, 4), np.int32)), 0)
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "pooler"])
+def test_an_id_outside_the_table_gives_nan(name):
+  assert np.isnan(encode(name, np.array([[V, 1]]))).all()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_scanned_layers_compute_the_same_function(name):
+  params = make_params(name)
+  value, grad = loss_and_gradients(name, params)
+  found = loss_and_gradients(name, stacked(params), scan_layers=True)
+  assert_trees_close(found, (value, stacked(grad)), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("name", STACKS)
+def test_recomputing_changes_nothing_with_dropout(name, scan):
+  params = stacked(make_params(name)) if scan else make_params(name)
+  expected = loss_and_gradients(name, params, dropout_rate=0.2, scan_layers=scan)
+  for remat in ("minimal", "full"):
+    found = loss_and_gradients(name, params, dropout_rate=0.2, scan_layers=scan, remat=remat)
+    assert_trees_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_recomputing_saves_memory():
+  def temporaries(policy):
+    net = network("t5", remat=policy, num_encoder_layers=4, scan_layers=True)
+    tokens_BT = jnp.ones((64, 32), jnp.int32)
+    p = jax.eval_shape(net.init, jax.random.key(0), tokens_BT)["params"]
+    grad = jax.jit(jax.grad(lambda p, x: jnp.sum(net.apply({"params": p}, x) ** 2)))
+    return grad.lower(p, tokens_BT).compile().memory_analysis().temp_size_in_bytes
+
+  assert temporaries("full") < 0.7 * temporaries("none")
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_bfloat16_stays_close_with_float32_parameters_and_output(name):
+  fresh = tiny_models.shapes_of(network(name, dtype="bfloat16"))["params"]
+  assert {x.dtype for x in jax.tree.leaves(fresh)} == {jnp.dtype("float32")}
+  found_BS = encode(name, TOKENS_BT, dtype="bfloat16")
+  expected_BS = encode(name, TOKENS_BT)
+  assert found_BS.dtype == jnp.float32
+  error = np.linalg.norm(found_BS - expected_BS) / np.linalg.norm(expected_BS)
+  assert 0 < error < 0.03
+
+
+@pytest.mark.parametrize("name", [*STACKS, "pooler"])
+def test_every_parameter_has_standard_logical_axes(name):
+  tiny_models.assert_standard_axes(tiny_models.shapes_of(network(name, scan_layers=True)))
+
+
+@pytest.mark.parametrize(
+  ("config", "field", "value"),
+  [
+    *((config, "dtype", "float16") for config in (T5, BERT, LSTM)),
+    *((config, "emb_dim", 0) for config in (T5, LSTM)),
+    *((config, "dropout_rate", 1.0) for config in (T5, BERT, LSTM)),
+    *((config, "vocab_size", "9") for config in (T5, BERT, LSTM)),
+    *((config, "remat", "some") for config in (T5, BERT)),
+    (T5, "relpos_buckets", 6), (BERT, "emb_dim", 13), (BERT, "activation", "silu"),
+    (BERT, "num_token_types", -1), (BERT, "position_offset", 16), (BERT, "layer_norm_eps", 0.0),
+    (BERT, "initializer_std", float("nan")), (LSTM, "num_layers", True),
+    (LSTM, "initializer_range", 0.0),
+  ],
+)  # fmt: skip
+def test_a_configuration_names_the_bad_value(config, field, value):
+  with pytest.raises(errors.InputError, match=field):
+    dataclasses.replace(config, **{field: value})
+
+
+def test_a_sentence_longer_than_the_position_table_is_refused():
+  encoder = bert.BertEncoder(dataclasses.replace(BERT, position_offset=2))
+  with pytest.raises(errors.InputError, match=r"15 tokens.*positions for 14"):
+    encoder.init(jax.random.key(0), jnp.zeros((1, 15, 12)), np.ones((1, 15), bool))
+
+
+def test_initial_distributions_of_bert():
+  sizes = {"emb_dim": 96, "mlp_dim": 128, "vocab_size": 200, "max_positions": 60}
+  config = dataclasses.replace(BERT, **sizes, initializer_std=0.02, scan_layers=True)
+  wide = sentence_encoder.SentenceEncoder(config, 96, head=False, pooling="pooler")
+  variables = jax.jit(wide.init)(jax.random.key(0), TOKENS_BT)
+  flat = traverse_util.flatten_dict(variables["params"], sep="/")
+  for name, array in flat.items():
+    if name.endswith(("kernel", "embedding")):
+      assert np.std(array) == pytest.approx(0.02, rel=0.15), name
+    else:
+      np.testing.assert_array_equal(array, float(name.endswith("/scale")), name)
+  kernel_LDM = flat["encoder/layers/mlp/wi/kernel"]
+  assert not np.allclose(kernel_LDM[0], kernel_LDM[1])
+
+
+def test_buckets_by_exact_arithmetic():
+  found_TT = t5.relative_position_buckets(300, buckets=32, max_distance=128)
+  for query, key in [(0, d) for d in range(300)] + [(d, 0) for d in range(300)]:
+    distance = abs(query - key)
+    expected = 16 if key > query else 0
+    if distance < 8:
+      expected += distance
+    else:
+      # Bucket 8 + b holds distances of at least 8 * 16^(b/8): in integers, d^2 >= 64 * 2^b.
+      expected += min(15, 8 + max(b for b in range(9) if distance**2 >= 64 * 2**b))
+    assert found_TT[query, key] == expected, (query, key)
+
+
+def test_dropout_is_shared_along_the_length():
+  layer = t5.EncoderLayer(dataclasses.replace(T5, dropout_rate=0.5), deterministic=False)
+  arrays = (np.broadcast_to(np.linspace(1, 2, 16, dtype=np.float32), (2, 7, 16)), np.zeros(()))
+  rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+  params = tiny_models.random_values(jax.eval_shape(layer.init, rngs, *arrays)["params"])
+  # Without attention, whose weights are dropped one by one, equal positions stay equal.
+  params["attention"]["out"]["kernel"] *= 0
+  found_BTD, _ = layer.apply({"params": params}, *arrays, rngs=rngs)
+  np.testing.assert_array_equal(found_BTD, np.broadcast_to(found_BTD[:, :1], found_BTD.shape))
+  assert not np.array_equal(found_BTD[0], found_BTD[1])
+
+
+def test_initial_distributions_of_t5():
+  cfg = t5.T5Config(
+    vocab_size=400, emb_dim=256, num_heads=8, head_dim=32, mlp_dim=512, num_encoder_layers=1
+  )
+  init = jax.jit(sentence_encoder.SentenceEncoder(cfg, latent_dim=256).init)
+  variables = init(jax.random.key(0), TOKENS_BT)
+  flat = traverse_util.flatten_dict(variables["params"], sep="/")
+  layer = "encoder/layers_0"
+  expected_std = {
+    "token_embedder/embedding": 1,
+    f"{layer}/attention/query/kernel": 1 / math.sqrt(256 * 32),
+    f"{layer}/attention/key/kernel": 1 / math.sqrt(256),
+    f"{layer}/attention/value/kernel": 1 / math.sqrt(256),
+    f"{layer}/attention/out/kernel": 1 / math.sqrt(256),
+    f"{layer}/mlp/wi_0/kernel": 1 / math.sqrt(256),
+    f"{layer}/mlp/wi_1/kernel": 1 / math.sqrt(256),
+    f"{layer}/mlp/wo/kernel": 1 / math.sqrt(512),
+    "encoder/relpos_bias/rel_embedding": 1 / math.sqrt((8 + 32) / 2),
+    "mean/kernel": 1 / math.sqrt(256),
+  }
+  for name, std in expected_std.items():
+    assert np.std(flat[name]) == pytest.approx(std, rel=0.1), name
+  norms = {name for name in flat if name.endswith("/scale")}
+  assert set(flat) == set(expected_std) | norms
+  for name in norms:
+    np.testing.assert_array_equal(flat[name], 1)
+  # Truncated at two standard deviations of the underlying normal; a plain normal is not.
+  assert np.max(np.abs(flat[f"{layer}/mlp/wi_0/kernel"])) * 16 < 2.3
+  assert np.max(np.abs(flat[f"{layer}/attention/key/kernel"])) * 16 > 3
+
+
+def test_bfloat16_is_summed_in_float32():
+  hidden_BTD = jnp.ones((1, 1000, 1), jnp.bfloat16)  # a bfloat16 sum would stop at 256
+  mean_BD = pooling.masked_mean(hidden_BTD, jnp.ones((1, 1000), bool))
+  assert mean_BD.dtype == jnp.float32
+  assert mean_BD[0, 0] == 1
+
+
+@pytest.mark.parametrize("padding", [100.0, np.nan])
+def test_pooled_values_and_gradients_ignore_padding(padding):
+  hidden_BTD = np.random.default_rng(0).integers(-4, 5, size=(3, 6, 40)).astype(np.float32)
+  counts = (6, 2, 0)
+  noisy_BTD = np.where(np.arange(6)[:, None] < np.array(counts)[:, None, None], hidden_BTD, padding)
+  mask_BT = np.arange(6) < np.array(counts)[:, None]
+  largest_BD, of_largest = jax.vjp(lambda x: pooling.masked_max(x, mask_BT), noisy_BTD)
+  mean_BD, of_mean = jax.vjp(lambda x: pooling.masked_mean(x, mask_BT), noisy_BTD)
+  slope_BD = np.full((3, 40), 2.0, np.float32)
+  for b, count in enumerate(counts[:2]):
+    real_TD = hidden_BTD[b, :count]
+    np.testing.assert_array_equal(largest_BD[b], real_TD.max(axis=0))
+    first_D = real_TD.argmax(axis=0)  # of equal values
+    expected_TD = 2.0 * (np.arange(6)[:, None] == first_D)
+    np.testing.assert_array_equal(of_largest(slope_BD)[0][b], expected_TD)
+    np.testing.assert_allclose(mean_BD[b], real_TD.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(of_mean(slope_BD)[0][b, :count], 2 / count, rtol=1e-6)
+    assert not np.any(of_mean(slope_BD)[0][b, count:])
+  for found_BD, vjp in ((largest_BD, of_largest), (mean_BD, of_mean)):  # a row without tokens
+    assert not np.any(found_BD[2])
+    assert not np.any(vjp(slope_BD)[0][2])
+
+
+def apply(x, rate, *, seed=0, **options):
+  module = dropout.Dropout(rate, deterministic=False, **options)
+  return np.asarray(module.apply({}, jnp.asarray(x), rngs={"dropout": jax.random.key(seed)}))
+
+
+def test_random_levels_are_uniform_and_independent():
+  """Tests each bit, and the correlations between neighbors in any direction."""
+  levels = np.asarray(dropout.random_levels(jax.random.key(0), (64, 33, 65)))
+  assert levels.shape == (64, 33, 65)
+  assert levels.max() < 2**16
+  bits = (levels[..., None] >> np.arange(16)) & 1
+  tolerance = 5 * 0.5 / np.sqrt(levels.size)  # five standard deviations
+  np.testing.assert_allclose(bits.mean(axis=(0, 1, 2)), 0.5, atol=tolerance)
+  noise = (levels - levels.mean()) / levels.std()
+  for axis, size in enumerate(levels.shape):
+    for distance in (1, size // 2, (size + 1) // 2):
+      products = noise * np.roll(noise, distance, axis)
+      assert abs(products.mean()) < 10 * tolerance
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 1, 5), (2, 128, 256)])
+def test_random_words_are_those_of_jax(shape):
+  key = jax.random.key(3, impl="threefry2x32")
+  found = jax.jit(lambda key: dropout.random_words(key, shape))(jax.random.key_data(key))
+  np.testing.assert_array_equal(found, jax.random.bits(key, shape, jnp.uint32))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.75])
+def test_values_are_zero_at_the_rate_and_keep_their_mean(rate):
+  dropped = apply(np.ones((64, 31, 512), np.float32), rate)
+  deviation = 5 * np.sqrt(rate * (1 - rate) / dropped.size)
+  assert abs(np.mean(dropped == 0) - rate) < deviation
+  np.testing.assert_allclose(dropped[dropped != 0], 1 / (1 - rate), rtol=1e-4)
+
+
+def test_broadcast_axes_share_their_fate():
+  dropped = apply(np.ones((8, 16, 32), np.float32), 0.5, broadcast_dims=(-2,))
+  np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
+  assert 0 < np.mean(dropped[:, 0] == 0) < 1
+
+
+def test_keys_differ_and_infinities_vanish():
+  x = np.full((4, 8, 16), np.inf, np.float32)
+  first, second = (apply(x, 0.5, seed=seed) for seed in range(2))
+  assert set(np.unique(first)) == {0.0, np.inf}
+  assert np.any(first != second)
+
+
+def test_nothing_changes_without_dropout():
+  x = np.ones((2, 3, 4), np.float32)
+  np.testing.assert_array_equal(dropout.Dropout(0.5).apply({}, x, deterministic=True), x)
+  np.testing.assert_array_equal(dropout.Dropout(0.0, deterministic=False).apply({}, x), x)
