@@ -42,7 +42,7 @@ def test_the_new_content_is_there_or_the_old(tmp_path):
   path = tmp_path / "new" / "x.json"
   atomic_files.write_json(path, {"ä": 1})
   assert path.read_text(encoding="utf-8") == '{\n "ä": 1\n}'
-  with pytest.raises(ZeroDivisionError), atomic_files.atomic_text(path) as stream:
+  with pytest.raises(ZeroDivisionError), atomic_files.atomic_text(path) as stream:  # noqa: PT012
     stream.write("half")
     raise ZeroDivisionError
   assert path.read_text(encoding="utf-8").startswith('{\n "ä"')
@@ -67,7 +67,7 @@ def test_a_full_disk_or_an_unusable_place_is_named_and_leaves_what_was_there(tmp
     stream.write(b"a" * 200_000)
   assert caught.value.errno == errno.EFBIG
   assert path.read_bytes() == b"old"
-  with (
+  with (  # noqa: PT012
     full_disks.largest_file(100_000),
     pytest.raises(errors.InputError, match=r"folder cannot be written: .*File too large"),
     work_folders.atomic_folder(tmp_path / "folder") as folder,
@@ -210,12 +210,12 @@ def test_folders_are_checked_for_permission_and_for_what_is_in_the_way(working, 
 def test_failed_work_leaves_no_empty_folders(working):
   (working / "old" / "empty").mkdir(parents=True)
   for output in ("new/deep/file", "old/more/file", "old"):
-    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folders(output):
+    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folders(output):  # noqa: PT012
       (working / output / "inner").mkdir(parents=True)
       raise KeyboardInterrupt
     assert not (working / "new").exists()
     assert [path.name for path in (working / "old").rglob("*")] == ["empty"]
-  with pytest.raises(OSError, match="disk"), outputs.no_empty_folders("new/deep"):
+  with pytest.raises(OSError, match="disk"), outputs.no_empty_folders("new/deep"):  # noqa: PT012
     for name in ("state", "empty"):
       (working / "new" / "deep" / name).mkdir(parents=True)
     (working / "new" / "deep" / "state" / "file").write_text("resumable")

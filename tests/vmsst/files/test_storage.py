@@ -95,7 +95,7 @@ def test_only_what_is_named_is_removed(store):
 def test_a_failed_write_leaves_the_former_object(store):
   url = "gs://bucket/a"
   atomic_files.write_text(url, "old")
-  with pytest.raises(RuntimeError), atomic_files.atomic_text(url) as file:
+  with pytest.raises(RuntimeError), atomic_files.atomic_text(url) as file:  # noqa: PT012
     file.write("new")
     raise RuntimeError
   assert input_files.read_bytes(url) == b"old"
