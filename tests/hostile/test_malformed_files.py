@@ -75,8 +75,8 @@ seed: 0x10
 
 RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"sts": "no folder"},
   "failed": {}, "benchmarks": {"tatoeba": {"title": "Tatoeba", "summary": {"average": 90.5},
-    "missing": ["fra"], "seconds": {"embed": 1.5}, "data": {"digest": "0"}, "options": {}, "results":
-      [{"name": "deu", "languages": ["deu", "eng"], "metrics": {"average": 90}}]}}}"""
+    "missing": ["fra"], "seconds": {"embed": 1.5}, "data": {"digest": "0"}, "options": {},
+    "results": [{"name": "deu", "languages": ["deu", "eng"], "metrics": {"average": 90}}]}}}"""
 GIN = b"""\
 from __gin__ import dynamic_registration
 from vmsst.networks import t5
