@@ -1,17 +1,14 @@
 """Normalizes and filters pairs of texts, and computes the keys that identify equal texts."""
 
-import contextlib
 import functools
 import hashlib
 import re
 import sys
 import unicodedata
-from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from vmsst import errors, languages
 from vmsst.files import text_fields
 from vmsst.languages import Language
 
@@ -21,23 +18,17 @@ TOO_LONG = "too_long"
 COPY = "copy"
 RATIO = "ratio"
 SCRIPT = "script"
-LANGUAGE = "language"
-REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT, LANGUAGE)
+REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT)
 """Why `Cleaner` drops a pair, in the order of its checks.
 
 A side is blank; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
 `text_key`; one side is too long for the other; a side has too few letters in a script of its
-language; a side is in another language.
+language.
 """
 
 # Factor by which a text gets longer in an alphabet, by its script.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
 _SLACK = 20  # Characters that a translation may always be longer: "No." is "Certainly not.".
-
-# A text is in another language if one has at least the first probability and its own language has
-# less than the second.
-_SURE = 0.5
-_UNLIKELY = 0.05
 
 # Unicode blocks of letters and of the marks on them.
 _HAN = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -103,20 +94,15 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """Rules for normalizing texts and dropping pairs.
 
   Attributes:
-    unicode_form: Normal form of the texts, "NFC" or "NFKC"; None keeps the characters.
     max_characters: Pairs with a longer side are dropped.
     max_ratio: Pairs are dropped if one side is longer than this times the other, plus 20. A
       character that writes a syllable or a word counts as more than one (Han as 3).
     min_script_share: Minimum share of the letters of a side in a script of its language.
-    identify_language: Drop pairs with a side that is clearly in another language, as identified by
-      the package py3langid (`pip install 'vmsst[opus]'`). Languages it does not support pass.
   """
 
-  unicode_form: Literal["NFC", "NFKC"] | None = "NFC"
   max_characters: Annotated[int, msgspec.Meta(ge=1)] = 1000
   max_ratio: Annotated[float, msgspec.Meta(ge=1)] = 3.0
   min_script_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-  identify_language: bool = False
 
 
 class Cleaner:
@@ -133,23 +119,16 @@ class Cleaner:
       cleaning: The rules.
       source: Language of the first text.
       target: Language of the second text.
-
-    Raises:
-      InputError: `identify_language` is set and py3langid is not installed.
     """
-    self._form = cleaning.unicode_form
     self._max_characters = cleaning.max_characters
     self._max_ratio = cleaning.max_ratio
     self._densities = _DENSITY.get(source.script, 1.0), _DENSITY.get(target.script, 1.0)
     self._share = cleaning.min_script_share
     self._letters = _letters(source), _letters(target)
-    self._foreign: tuple[Callable[[str], bool], ...] = ()
-    if cleaning.identify_language:
-      self._foreign = _foreign(source), _foreign(target)
 
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
     """Returns the normalized texts, or the reason why the pair is dropped."""
-    source, target = normalize(source, self._form), normalize(target, self._form)
+    source, target = normalize(source), normalize(target)
     if text_fields.is_blank(source) or text_fields.is_blank(target):
       return EMPTY
     if "\ufffd" in source or "\ufffd" in target:
@@ -166,13 +145,11 @@ class Cleaner:
       and _has_share(target, *self._letters[1], self._share)
     ):
       return SCRIPT
-    if self._foreign and (self._foreign[0](source) or self._foreign[1](target)):
-      return LANGUAGE
     return source, target
 
 
-def normalize(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
-  """Returns a text in a Unicode normal form, with single spaces and no invisible characters.
+def normalize(text: str) -> str:
+  """Returns a text in the Unicode form NFC, with single spaces and no invisible characters.
 
   Control and format characters are removed (byte order marks, directions, soft hyphens, zero width
   spaces), but joiners and non-joiners stay after letters that they change, and in emoji. Every run
@@ -180,8 +157,8 @@ def normalize(text: str, form: Literal["NFC", "NFKC"] | None = "NFC") -> str:
   """
   if not text.isprintable():
     text = _invisible().sub("", text)
-  if form is not None and not text.isascii():
-    text = unicodedata.normalize(form, text)
+  if not text.isascii():
+    text = unicodedata.normalize("NFC", text)
   return " ".join(text.split())
 
 
@@ -203,13 +180,8 @@ def sentence_key(text: str) -> int:
   return _bits(_key(text))
 
 
-def pair_key(source: str, target: str) -> int:
-  """Returns 64 bits of both texts' `text_key`; of a text itself if it is all punctuation."""
-  return _bits(f"{_key(source)}\0{_key(target)}")
-
-
 def keys(source: str, target: str) -> tuple[int, int, int]:
-  """Returns the `sentence_key` of both texts, and their `pair_key`, at less cost."""
+  """Returns the `sentence_key` of both texts, and 64 bits of their pair."""
   first, second = _key(source), _key(target)
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
 
@@ -272,30 +244,3 @@ def _has_share(text: str, own: re.Pattern[str], other: re.Pattern[str], share: f
     return own.search(text) is not None
   count = sum(map(len, own.findall(text)))
   return count > 0 and count >= share * (count + sum(map(len, others)))
-
-
-def _foreign(language: Language) -> Callable[[str], bool]:
-  """Returns a function that checks if a text is clearly in another language."""
-  rank, known = _identifier()
-  own = {label for label, code in known.items() if code == language.iso639_3}
-
-  def foreign(text: str) -> bool:
-    ranking = rank(text)
-    if ranking[0][0] in own or ranking[0][1] < _SURE:
-      return False
-    return sum(share for label, share in ranking if label in own) < _UNLIKELY
-
-  return foreign if own else lambda text: False
-
-
-@functools.cache
-def _identifier() -> tuple[Callable[[str], list[tuple[str, float]]], dict[str, str]]:
-  """Returns a function that ranks the languages of a text, and the codes of its labels."""
-  with errors.requires("opus", "identify_language"):
-    from py3langid import langid
-  identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-  known = {}
-  for label in identifier.labels:
-    with contextlib.suppress(errors.InputError):
-      known[label] = languages.language(label).iso639_3
-  return identifier.rank, known

@@ -11,14 +11,12 @@ import array
 import bisect
 import hashlib
 import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.files import atomic_files, npz_files
 from vmsst.tasks.opus import cleaning
 
 MAX_SETS = 64
@@ -102,13 +100,7 @@ class EvaluationSentences:
   @classmethod
   def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
     """Returns what `save` wrote; raises InputError if the file is missing or damaged."""
-    try:
-      with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as content:
-        names, keys_K, sets_K = (content[name] for name in ("names", "keys", "sets"))
-      if keys_K.dtype != np.uint64 or sets_K.dtype != np.uint64 or keys_K.shape != sets_K.shape:
-        raise ValueError("arrays of other types")
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-      raise errors.InputError(
-        f"{path}: not a file of evaluation sentences ({error}); delete it and build again"
-      ) from None
+    names, keys_K, sets_K = npz_files.read(path, ["names", "keys", "sets"])
+    if keys_K.dtype != np.uint64 or sets_K.dtype != np.uint64 or keys_K.shape != sets_K.shape:
+      raise errors.InputError(f"{path}: not a file of evaluation sentences; delete it")
     return cls([str(name) for name in names], keys_K, sets_K)

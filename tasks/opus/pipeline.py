@@ -6,8 +6,6 @@ per pair, which are memory-mapped.
 
 import collections
 import dataclasses
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -63,7 +61,7 @@ class Report:
   def content(self) -> str:
     """Hash of all shards: the same for the same data, however it was built."""
     hashes = [(name, [shard["sha256"] for shard in shards]) for name, shards in self.splits.items()]
-    return _sha256(sorted(hashes))
+    return base.digest(sorted(hashes))
 
 
 def build(
@@ -106,7 +104,7 @@ def build(
     merged, ranks = _ranks(clean_units, merge_units, work)
     cuts = recipes.plan(recipe, ranks)
     sources = [(release.name, release.size) for release in wanted]
-    configuration = _sha256([stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes])
+    configuration = base.digest(stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes)
     folder = os.path.join(work, f"shards.{configuration[:16]}")
     splits = _write(
       merge_units, ranks, cuts, os.path.join(folder, "opus_bitext"), file_format, engine
@@ -297,8 +295,3 @@ def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
     sum(rows.stop - rows.start for rows in own) for own in zip(*split, strict=True)
   )
   return train, validation
-
-
-def _sha256(content: object) -> str:
-  text = json.dumps(content, ensure_ascii=False)
-  return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()

@@ -19,8 +19,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from absl import logging
-
 from vmsst import errors, languages
 from vmsst.bitext import formats, readers
 from vmsst.bitext.formats import Fault, Row
@@ -161,14 +159,6 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
       f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{_first(faults)}"
     )
   return sorted(found.values(), key=lambda release: release.name), faults
-
-
-def find(root: str) -> list[Release]:
-  """Returns the releases that `scan` finds; logs the files left out."""
-  releases, faults = scan(root)
-  for fault in faults:
-    logging.warning("%s: left out: %s", fault.place, fault.what)
-  return releases
 
 
 def read(release: Release) -> Iterator[Row | Fault]:

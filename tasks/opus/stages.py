@@ -45,7 +45,7 @@ class Clean(base.Unit):
     held_out: File of the sentences to exclude (`EvaluationSentences.save`).
     held_out_digest: Hash of these sentences.
     buckets: Number of buckets of the language pair; a pair of texts is in bucket
-      `pair_key % buckets`.
+      `key % buckets`, with the key of `cleaning.keys`.
     path: Output file.
   """
 

@@ -83,11 +83,6 @@ def script(code, *arguments, cwd, devices=1, text="", timeout=900, variables=Non
   return done
 
 
-def start_t5x(*arguments, cwd, stream):
-  """Starts `t5x arguments` with output to a file or terminal; returns its process."""
-  return _start(_T5X, ["t5x", *arguments], cwd, environment(), [os.devnull, stream, stream])
-
-
 def _run_fork(code, arguments, cwd, devices, text="", timeout=900, variables=None):
   with tempfile.TemporaryDirectory() as folder:
     streams = [pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")]

@@ -17,12 +17,11 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.bitext import readers
 from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release
 from vmsst.exports import safetensors_folder, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
-from vmsst.vectors import bitext_vectors, file_embedding, vector_store
+from vmsst.vectors import file_embedding, vector_store
 
 _SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
@@ -97,9 +96,9 @@ def ems_files() -> Files:
   pieces = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
   sizes = {
     "vocab_size": pieces, "emb_dim": 16, "mlp_dim": 24, "num_layers": 1, "max_positions": 12,
+    "language_dim": None, "share_embedding": True, "projection_dim": 5,
   }  # fmt: skip
-  heads = {"language_dim": None, "share_embedding": True, "projection_dim": 5}
-  weights = _weights(ems.rows(sizes, heads))
+  weights = _weights(ems.rows(sizes))
   table = weights["model.bert.embedding.word_embedding.embedding.weight"]
   weights["model.target_embedding.weight"] = table  # shared
   return {"x.safetensors": safetensors.numpy.save(weights), "x.model": model}
@@ -178,12 +177,6 @@ def _vectors(folder: pathlib.Path) -> None:
   opened[0 : min(len(opened), 6)].sum()
 
 
-def _teacher(folder: pathlib.Path) -> None:
-  bitext = readers.find_bitext(str(folder / "data" / "x.de-en.tsv"))[0]
-  bitext_vectors.open_vectors(str(folder / "teacher"), bitext)[:10].sum()
-  bitext_vectors.check_count(str(folder / "teacher"), bitext, 2)
-
-
 def all_readers() -> list[Reader]:
   """Returns readers of vocabularies, vectors, checkpoints and exports."""
   model = {"m/spiece.model": sentencepiece_model()}
@@ -201,12 +194,8 @@ def all_readers() -> list[Reader]:
     folder = trials.lay_out({"text": _TEXT}, pathlib.Path(name))
     _embed(folder)
     vectors = trials.files_below(folder / "out")
-  stream = io.BytesIO()
-  np.save(stream, np.zeros((2, 2, 3), "<f4"))
-  taught = {"data/x.de-en.tsv": b"a\tb\nc\td\n", "teacher/data/x.de-en.tsv.npy": stream.getvalue()}
   to_safetensors = safetensors_folder.export_safetensors
   to_theirs = sentence_transformers_folder.export_sentence_transformers
-  imported = made(bert.import_bert, bert_files())
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),
@@ -216,7 +205,6 @@ def all_readers() -> list[Reader]:
     Reader("vectors to resume",
            {"text": _TEXT, **{f"out/{path}": content for path, content in vectors.items()}},
            _embed, kept=tuple(vectors)),
-    Reader("vectors of a teacher", taught, _teacher),
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
@@ -225,14 +213,9 @@ def all_readers() -> list[Reader]:
            {"m/config.json": _MT5, "m/model.safetensors.index.json": index, **shards},
            _writes(mt5.import_mt5)),
     Reader("import bert", bert_files(), _writes(bert.import_bert)),
-    Reader("import bert, XLM-R", bert_files("xlmr"), _writes(bert.import_bert)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
            _writes(ems.import_ems, "x.pt", vocabulary="x.model")),
-    Reader("import ems, safetensors", ems_one,
-           _writes(ems.import_ems, "x.safetensors", vocabulary="x.model")),
     Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
            _writes(vmsst_release.import_vmsst)),
-    Reader("export safetensors of a run", run, _writes(to_safetensors)),
-    Reader("export sentence-transformers of an import", imported, _writes(to_theirs)),
   ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs readers on malformed files and describes what is not as it should be.
+"""Runs readers on malformed files, made of valid ones by a random generator with a fixed seed.
 
 Whatever a file contains, a reader either reads it or raises InputError with a short message, within
 its time and memory. It starts no process and no connection, runs no code of the file, changes no
@@ -7,32 +7,38 @@ file, and leaves nothing in its output folder `out` unless it succeeds.
 
 import contextlib
 import dataclasses
+import gzip
 import itertools
+import json
 import os
 import pathlib
 import resource
 import shutil
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
-from typing import Any
-
-import mutations
+from typing import Any, NamedTuple
 
 from vmsst import errors
 
 SECONDS = 20  # The machine may be busy: a reader takes milliseconds.
+
 BYTES = 1 << 30
+
 _LONGEST_MESSAGE = 3100
+
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
 _ACTIONS = (
   "socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen", "os.system",
   "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.remove", "os.rename", "os.rmdir",
   "os.mkdir", "os.symlink", "os.link", "os.truncate", "shutil.rmtree", "pty.spawn",
   "pickle.find_class",
 )  # fmt: skip
+
 _seen: list[str] | None = None
 
 
@@ -67,15 +73,182 @@ def files_below(folder: pathlib.Path) -> dict[str, bytes]:
   return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def _cases(reader: Reader, count: int, seed: int) -> Iterator[tuple[str, mutations.Case]]:
+class Case(NamedTuple):
+  """What a malformed file is, and what puts it in the place of a valid one at a path."""
+
+  name: str
+  apply: Callable[[str], Any]
+
+
+_NUMBERS = (0, 1, 255, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
+
+_VALUES: tuple[Any, ...] = (
+  None, True, -1, 0, 3, 1 << 31, 1 << 63, 10**18, 10**400, 0.5, -1e308, float("nan"), float("inf"),
+  "", "x", "\ud800", "\0", "../../outside", "/etc/passwd", "file:///etc/passwd", "x" * 5000,
+  "\udce9", [], {}, [[]], [None], {"x": None}, [0] * 1000, json.loads("[" * 800 + "]" * 800),
+)  # fmt: skip
+
+_INSERTED = (
+  b"\0", b"\n", b"\r", b"\t", b"\t\t\t", b'"', b"\\u0000", b"<", b"&x;", b"\xff", b"{", b"-",
+  b"nan", b"inf", b"1e999", b"9" * 400, "\u2028".encode(), b"<!DOCTYPE a [<!ENTITY x 'y'>]>",
+)  # fmt: skip
+
+_PLACES: dict[str, Callable[[str], Any]] = {
+  "a folder": os.mkdir,
+  "a pipe": os.mkfifo,
+  "a broken link": lambda path: os.symlink("nowhere", path),
+  "a link to itself": lambda path: os.symlink(os.path.basename(path), path),
+  "an endless device": lambda path: os.symlink("/dev/zero", path),
+  "missing": lambda path: None,
+}
+
+_CONTENTS: dict[str, Callable[[bytes], bytes]] = {
+  "empty": lambda valid: b"",
+  "a line end": lambda valid: b"\n",
+  "NULs": lambda valid: bytes(5000),
+  "0xFF": lambda valid: b"\xff" * 5000,
+  "a long line": lambda valid: b"a" * 3_000_000,
+  "deep lists": lambda valid: b"[" * 50_000,
+  "deep objects": lambda valid: b'{"a":' * 50_000,
+  "deep elements": lambda valid: b"<a>" * 50_000,
+  "a long number": lambda valid: b"9" * 5000,
+  "a pickle": lambda valid: b"\x80\x04\x8c\x08builtins\x8c\x05print\x93)R.",
+  "a zip": lambda valid: b"PK\x05\x06" + bytes(18),
+  "its first byte": lambda valid: valid[:1],
+  "its first half": lambda valid: valid[: len(valid) // 2],
+  "without its last byte": lambda valid: valid[:-1],
+  "twice": lambda valid: valid + valid,
+  "gzipped": lambda valid: gzip.compress(valid, mtime=0),
+  "half of its gzip": lambda valid: gzip.compress(valid, mtime=0)[: len(valid) // 4 + 12],
+  "with a byte order mark": lambda valid: b"\xef\xbb\xbf" + valid,
+  "with a lone surrogate": lambda valid: valid[: len(valid) // 2] + b"\xed\xa0\x80" + valid,
+  "all lines empty": lambda valid: b"\n" * (valid.count(b"\n") + 1),
+  "with CR line ends": lambda valid: valid.replace(b"\n", b"\r"),
+  "Latin-1": lambda valid: b"caf\xe9\n" * (valid.count(b"\n") + 1),
+  **{
+    f"said to be in {to.decode()}": lambda valid, to=to: valid.replace(b"UTF-8", to).replace(
+      b"utf-8", to
+    )
+    for to in (b"utf-16", b"shift_jis", b"rot13", b"unknown")
+  },
+  **{
+    f"in {to}": lambda valid, to=to: valid.decode("utf-8", "replace").encode(to, "replace")
+    for to in ("utf-16", "utf-32", "utf-7", "shift_jis", "cp500")
+  },
+}
+
+
+def _content(name: str, change: Callable[[bytes], bytes]) -> Case:
+  def apply(path: str) -> None:
+    with open(path, "rb") as stream:
+      valid = stream.read()
+    with open(path, "wb") as stream:
+      stream.write(change(valid))
+
+  return Case(name, apply)
+
+
+def contents() -> list[Case]:
+  """Returns contents that are wrong for every format."""
+  return [_content(name, change) for name, change in _CONTENTS.items()]
+
+
+def fixed() -> list[Case]:
+  """Returns `contents`, and other things in the place of a file."""
+  places = (
+    Case(name, lambda path, make=make: (os.remove(path), make(path)))
+    for name, make in _PLACES.items()
+  )
+  return [*contents(), *places]
+
+
+def noise(random: Random) -> Iterator[Case]:
+  """Yields random changes of some bytes, without end."""
+  while True:
+    seed = random.random()
+    yield _content("noise", lambda valid, seed=seed: _changed(valid, Random(seed)))
+
+
+def _changed(valid: bytes, random: Random) -> bytes:
+  start = random.randrange(len(valid) + 1)
+  end = start + random.choice((1, 3, 20, 200))
+  kind = random.randrange(8)
+  if kind == 0:
+    changed = bytearray(valid or b"\0")
+    for _ in range(random.choice((1, 1, 2, 8, 64))):
+      changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+    return bytes(changed)
+  if kind == 1:  # a count, length or offset of a header
+    packed = struct.pack(random.choice(("<Q", ">Q")), random.choice(_NUMBERS))
+    number = packed[: random.choice((2, 4, 8))]
+    start = random.randrange(min(len(valid), 200) + 1)
+    return valid[:start] + number + valid[start + len(number) :]
+  if kind == 2:
+    return valid[:start] + valid[end:]
+  if kind == 3:
+    return valid[:end] + valid[start:end] * random.choice((1, 3, 100)) + valid[end:]
+  if kind == 4:
+    return valid[:start] + random.choice((*_INSERTED, random.randbytes(9))) + valid[start:]
+  if kind == 5:
+    return valid[:start]
+  parts = valid.split(mark := b"\n" if kind == 6 else b"\t")
+  if kind == 6:
+    random.shuffle(parts)
+    return mark.join(parts[: random.randrange(1, len(parts) + 1)])
+  parts[random.randrange(len(parts))] = random.choice((b"", b"-1", *_INSERTED))
+  return mark.join(parts)
+
+
+def json_values(valid: bytes, random: Random) -> Iterator[Case]:
+  """Yields JSON with another value, without a value or with an unknown key, without end.
+
+  Args:
+    valid: A JSON document; or JSON Lines, of which the first changes. None is yielded of others.
+    random: Chooses.
+  """
+  rest = b""
+  try:
+    json.loads(valid)
+  except ValueError:
+    valid, line_end, rest = valid.partition(b"\n")
+    rest = line_end + rest
+  try:
+    paths = list(_paths({"": json.loads(valid)}))[1:]
+  except ValueError:
+    return
+  while len(paths) > 1:
+    record = {"": json.loads(valid)}
+    path, value = random.choice(paths), random.choice(_VALUES)
+    parent: Any = record
+    for step in path[:-1]:
+      parent = parent[step]
+    what = random.choice(("value", "value", "value", "missing", "unknown"))
+    if what == "missing" and len(path) > 1:
+      del parent[path[-1]]
+    elif what == "unknown" and isinstance(parent, dict) and len(path) > 1:
+      parent[what] = value
+    else:
+      parent[path[-1]] = value
+    text = json.dumps(record[""]).encode() + rest
+    name = f"{what} at {'.'.join(map(str, path))}: {json.dumps(value)[:40]}"
+    yield _content(name, lambda _, text=text: text)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+  yield path
+  if isinstance(value, (dict, list)):
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in list(items)[:12]:
+      yield from _paths(inner, (*path, key))
+
+
+def _cases(reader: Reader, count: int, seed: int) -> Iterator[tuple[str, Case]]:
   """Yields files with cases; the files take turns, as do kinds of case."""
   random = Random(f"{reader.name} {seed}")
   streams = []
   for name, content in reader.files.items():
-    fixed = mutations.fixed()
-    random.shuffle(fixed)
-    sources = [iter(fixed), mutations.noise(random)]
-    sources += [mutations.json_values(content, random)] * 3
+    sources = [iter(random.sample(found := fixed(), len(found))), noise(random)]
+    sources += [json_values(content, random)] * 3
     streams.append((name, itertools.cycle(sources)))
   endless = ((name, next(next(turns), None)) for name, turns in itertools.cycle(streams))
   return itertools.islice(((name, case) for name, case in endless if case), count)

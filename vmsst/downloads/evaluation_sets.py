@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.downloads import archives, fetch, tables
-from vmsst.files import atomic_files, input_files, storage
+from vmsst.downloads import fetch, tables
+from vmsst.files import archives, atomic_files, input_files, storage
 
 ALL = "all"
 

@@ -18,13 +18,17 @@ from vmsst.files import input_files, storage
 
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
+BOMB_RATIO = 500
+"""Large content that was compressed more often is not text: DEFLATE reaches 1000 on repetition."""
 
 _CHUNK_BYTES = 1 << 16
 _ENDS = 1 << 13  # Places of lines in memory while they are found.
-# Content beyond _BOMB_BYTES that was compressed more than _BOMB_RATIO times is not text: DEFLATE
-# reaches 1000 only on repetition.
-_BOMB_BYTES = 1 << 28
-_BOMB_RATIO = 500
+_BOMB_BYTES = 1 << 28  # Text of up to this size may be compressed even more.
+
+
+def most_unpacked(compressed: int) -> int:
+  """Returns how many bytes so many compressed bytes of text can expand to."""
+  return max(_BOMB_BYTES, BOMB_RATIO * compressed)
 
 
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
@@ -222,7 +226,7 @@ def _open(path: str) -> Iterator[IO[bytes]]:
 def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
   """Yields the same chunks; errors of decompression and of the disk name the file."""
   number = size = 0
-  most = max(_BOMB_BYTES, _BOMB_RATIO * _size(path)) if path.endswith(".gz") else None
+  most = most_unpacked(_size(path)) if path.endswith(".gz") else None
   iterator = iter(chunks)
   while True:
     try:
@@ -241,7 +245,7 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     size += len(chunk)
     if most is not None and size > most:
       raise errors.InputError(
-        f"{path}: not text: it was compressed more than {_BOMB_RATIO} times, after line {number}"
+        f"{path}: not text: it was compressed more than {BOMB_RATIO} times, after line {number}"
       )
     yield chunk
 

@@ -1,8 +1,12 @@
+"""From OPUS releases on disk to a dataset, and to a trained encoder."""
+
 import hashlib
 import json
 import pathlib
 
+import commands
 import memory_store
+import numpy as np
 import opus_tree
 import pytest
 import tensorflow_datasets as tfds
@@ -86,13 +90,19 @@ def test_tfds_reads_what_was_built(tree):
   assert info.metadata["content"] in text
 
 
-def test_what_is_built_is_not_built_again_but_for_another_recipe(tree):
-  folder = _build(tree)
+def test_the_command_builds_once_and_refuses_another_recipe(tree, capsys):
+  arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
+  arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
+  assert cli.main(arguments) == 0
+  assert "1.0.0: described in DATA_CARD.md" in capsys.readouterr().out
   (tree / "opus").rename(tree / "elsewhere")
-  assert _build(tree) == folder
+  assert cli.main(arguments) == 0
   (tree / "mine.yaml").write_text(opus_tree.RECIPE.replace("0.2", "0.1"))
-  with pytest.raises(errors.InputError, match="was built by another recipe of that name"):
-    _build(tree)
+  assert cli.main(arguments) == 1
+  assert "was built by another recipe of that name" in capsys.readouterr().err
+  arguments[5] = f"--output={tree}/more"
+  assert cli.main(arguments) == 1
+  assert f"{tree}/opus" in capsys.readouterr().err
 
 
 def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
@@ -135,19 +145,6 @@ def test_the_same_rows_are_written_as_array_records(tree):
     _build(tree, output="random")
 
 
-def test_the_command_builds(tree, capsys):
-  arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
-  arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
-  assert cli.main(arguments) == 0
-  assert "1.0.0: described in DATA_CARD.md" in capsys.readouterr().out
-  saved = json.loads((tree / "tfds/opus_bitext/mine/1.0.0/dataset_info.json").read_text())
-  assert len(saved["splits"]) == 4
-  arguments[3] = f"--input={tree}/nowhere"
-  arguments[5] = f"--output={tree}/more"
-  assert cli.main(arguments) == 1
-  assert f"{tree}/nowhere" in capsys.readouterr().err
-
-
 def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
   expected = pathlib.Path(_build(tree))
   store = memory_store.installed(monkeypatch)
@@ -158,12 +155,18 @@ def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
   with pytest.raises(errors.InputError, match="in an object store: give --work"):
     builder.build(*arguments)
 
-  def build(**options):
-    return builder.build(*arguments, work=str(tree / "work"), engine=local.Local(), **options)
+  def build():
+    return builder.build(*arguments, work=str(tree / "work"), engine=local.Local())
 
   put = memory_store.MemoryStore.put_file
+
+  def fails(self, path, url, **options):
+    if url.endswith("dataset_info.json"):
+      raise TimeoutError("no connection")
+    put(self, path, url, **options)
+
   with monkeypatch.context() as patched:
-    patched.setattr(memory_store.MemoryStore, "put_file", put_fails_at("dataset_info.json", put))
+    patched.setattr(memory_store.MemoryStore, "put_file", fails)
     with pytest.raises(errors.InputError, match=r"1\.0\.0 cannot be written: .*no connection"):
       build()
   assert store.find("gs://data/tfds") == []
@@ -175,30 +178,16 @@ def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
     path.name for path in expected.iterdir()
   }
   assert _hash(tree / "copy") == _hash(expected)
-  card = (expected / builder.DATA_CARD).read_text()
-  assert (tree / "copy" / builder.DATA_CARD).read_text() == card
+  assert (tree / "copy/DATA_CARD.md").read_text() == (expected / "DATA_CARD.md").read_text()
   assert not list((tree / "work").rglob("*upload*"))
   monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)  # Nothing is uploaded again.
   assert build() == url
-  recipe = tree / "mine.yaml"
-  recipe.write_text(recipe.read_text() + "\n# changed\n" + "seed: 7\n")
-  with pytest.raises(errors.InputError, match=r"1\.0\.0 was built by another recipe of that name"):
-    build()
-
-
-def put_fails_at(name, put):
-  def fails(self, path, url, **options):
-    if url.endswith(name):
-      raise TimeoutError("no connection")
-    put(self, path, url, **options)
-
-  return fails
 
 
 def test_a_lost_connection_is_not_taken_for_the_end_of_a_file(tree, monkeypatch):
   store = memory_store.installed(monkeypatch)
   store.put(str(tree / "opus"), "gs://data/opus", recursive=True)
-  (release, _) = releases.find("gs://data/opus")
+  (release, _) = releases.scan("gs://data/opus")[0]
   assert len(list(releases.read(release))) == 41
 
   def readinto(self, buffer):
@@ -207,3 +196,64 @@ def test_a_lost_connection_is_not_taken_for_the_end_of_a_file(tree, monkeypatch)
   monkeypatch.setattr(memory.MemoryFile, "readinto", readinto)
   with pytest.raises(errors.InputError, match="cannot be read: ConnectionResetError: lost"):
     list(releases.read(release))
+
+
+# Builds, then trains a tiny model, in one process: importing takes longer than both.
+_RUN = """
+import json, sys
+from vmsst import cli
+from vmsst.launch.main import main
+
+plan = json.load(sys.stdin)
+assert cli.main(plan["build"]) == 0
+main(plan["train"])
+"""
+
+TINY = {
+  "VOCAB_SIZE": 60000,
+  "EMBED_DIM": 64,
+  "MAX_LENGTH": 16,
+  "BATCH_SIZE": 32,
+  "STATS_PERIOD": 1,
+  "EVAL_STEPS": 1,
+  "TRAIN_STEPS": 100,
+  "EVAL_PERIOD": 100,
+  "SIMILARITY": "'cosine'",
+  "SCALE": 20.0,
+  "vocabularies.SentencePieceVocabulary.lowercase": True,
+  "t5.T5Config.num_encoder_layers": 1,
+  "t5.T5Config.num_heads": 2,
+  "t5.T5Config.head_dim": 8,
+  "t5.T5Config.mlp_dim": 16,
+  "utils.create_learning_rate_scheduler.factors": "'constant'",
+  "utils.create_learning_rate_scheduler.base_learning_rate": 0.05,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", dataset_shards.FORMATS)
+def test_a_hundred_steps_on_real_releases(tmp_path, data_root, file_format):
+  codes = ("de", "es", "fr", "ru", "tr")
+  opus_tree.write(tmp_path / "opus", opus_tree.parts_of(data_root, codes, rows=3000))
+  build = ["data", "build", "--recipe", "vmsst", "--input", tmp_path / "opus", "--workers", 1]
+  build += ["--held-out", data_root, "--output", tmp_path / "tfds", "--format", file_format]
+  macros = {
+    **TINY,
+    "VOCABULARY_PATH": f"'{data_root / 'vocab' / 'ems_62languages_bpe_60000.model'}'",
+    "MODEL_DIR": f"'{tmp_path / 'run'}'",
+    "OPUS_DATA_DIR": f"'{tmp_path / 'tfds'}'",
+  }
+  train = ["train", "--gin_file=contrastive_6l.gin"]
+  train += ["--gin_file=data/sharded.gin"] if file_format == "array_record" else []
+  train += [f"--gin.{name}={value}" for name, value in macros.items()]
+  plan = json.dumps({"build": list(map(str, build)), "train": train})
+  commands.script(_RUN, cwd=tmp_path, text=plan, timeout=1200)
+
+  def losses(part):
+    lines = (tmp_path / "run" / part / "metrics.jsonl").read_text().splitlines()
+    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+  found = losses("train")
+  assert len(found) == 100
+  assert np.mean(found[-10:]) < 0.9 * np.mean(found[:10])
+  assert np.isfinite(losses("training_eval/opus_vmsst")).all()

@@ -1,17 +1,24 @@
-"""Normalizing, filtering and keys of texts."""
+"""Normalizing, filtering and keys of texts; sentences of evaluation sets."""
 
 import gzip
 import hashlib
 import unicodedata
 
+import numpy as np
 import pytest
 
+from vmsst import errors
+from vmsst.evaluation import evaluation_texts
+from vmsst.evaluation.benchmarks import BENCHMARKS
 from vmsst.languages import LANGUAGES, language
 from vmsst.tasks.opus import cleaning
 from vmsst.tasks.opus.cleaning import Cleaner, Cleaning
+from vmsst.tasks.opus.decontamination import MAX_SETS, EvaluationSentences
 
 PERSIAN = "می\u200cخواهم"  # Written apart, in one word.
+
 MALAYALAM = "അവന്\u200d"  # The joiner makes the last letter a chillu.
+
 FAMILY = "\U0001f469\U0001f3fd\u200d\U0001f467"
 
 
@@ -37,17 +44,14 @@ def test_normalize(text, expected):
 
 
 def test_normal_forms():
-  assert cleaning.normalize("ﬁ ① ｱ\u00a0½", "NFKC") == "fi 1 ア 1⁄2"
-  assert cleaning.normalize("u\u0308 \u00a8", None) == "u\u0308 \u00a8"
   # Nothing is left to normalize, whatever stands side by side.
   odd = [chr(code) for code in range(0x3000)] + ["\u200c", "\u200d", "\ufeff", "\ufdfa", "\ufe0f"]
-  for form in ("NFC", "NFKC", None):
-    for shift in (1, 7, 1000):
-      text = "".join(a + b for a, b in zip(odd, odd[shift:] + odd[:shift], strict=True))
-      once = cleaning.normalize(text, form)
-      assert cleaning.normalize(once, form) == once
-      assert all(character == " " or not character.isspace() for character in once)
-      assert not {unicodedata.category(x) for x in once} & {"Cc", "Cs", "Zl", "Zp"}
+  for shift in (1, 7, 1000):
+    text = "".join(a + b for a, b in zip(odd, odd[shift:] + odd[:shift], strict=True))
+    once = cleaning.normalize(text)
+    assert cleaning.normalize(once) == once
+    assert all(character == " " or not character.isspace() for character in once)
+    assert not {unicodedata.category(x) for x in once} & {"Cc", "Cs", "Zl", "Zp"}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,8 @@ def test_scripts_and_lengths_suit_the_language():
     assert Cleaner(Cleaning(), language(code), language("en"))(text, english) == (text, english)
     other = Cleaner(Cleaning(), language("ru"), language("en"))(text, english)
     assert other in ("script", "ratio")
-  assert {entry.script for entry in LANGUAGES} == set(cleaning._BLOCKS)
+  for entry in LANGUAGES:  # Every script is known.
+    Cleaner(Cleaning(), entry, entry)
 
 
 def test_letters_of_every_script_are_its_own():
@@ -131,21 +136,68 @@ def test_keys():
     digest = hashlib.blake2b(cleaning.text_key(text).encode(), digest_size=8).digest()
     assert varied == int.from_bytes(digest, "little")
   pairs = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("?", "!"), ("!", "?"), ("a", "?")]
-  assert len({cleaning.pair_key(*pair) for pair in pairs}) == len(pairs)
-  assert cleaning.pair_key("A, b", "C") == cleaning.pair_key("ab", "c.")
+  assert len({cleaning.keys(*pair)[2] for pair in pairs}) == len(pairs)
+  assert cleaning.keys("A, b", "C") == cleaning.keys("ab", "c.")
   for a, b in [*pairs, ("\ud800", "x")]:
-    expected = cleaning.sentence_key(a), cleaning.sentence_key(b), cleaning.pair_key(a, b)
-    assert cleaning.keys(a, b) == expected
+    assert cleaning.keys(a, b)[:2] == (cleaning.sentence_key(a), cleaning.sentence_key(b))
 
 
-def test_language_identification():
-  pytest.importorskip("py3langid")
-  clean = Cleaner(Cleaning(identify_language=True), language("de"), language("en"))
-  german, english = "Das Wetter war gestern sehr schön.", "The weather was very nice yesterday."
-  assert clean(german, english) == (german, english)
-  assert clean("Prosím ťa, zapísaj, čo hovorí.", english) == "language"
-  assert clean(german, "Le temps était très beau hier.") == "language"
-  # Too short to be sure of; and a language that the identifier does not know.
-  assert clean("Tom.", "Tom!!x") == ("Tom.", "Tom!!x")
-  talossan = Cleaner(Cleaning(identify_language=True), language("tzl"), language("en"))
-  assert talossan(german, english) == (german, english)
+TEXTS = [
+  ("tatoeba", "Hello, world!"),
+  ("tatoeba", "Wo ist Tom?"),
+  ("ntrex", "hello world"),
+  ("ntrex", "今天天气很好。"),
+  ("sts", "…?!"),
+]
+
+
+def sets_of(held_out, text):
+  return held_out.sets(cleaning.sentence_key(text))
+
+
+def test_sets_that_hold_a_sentence(tmp_path):
+  held_out = EvaluationSentences.of(TEXTS)
+  path = tmp_path / "below" / "held_out.npz"
+  held_out.save(path)
+  assert [each.name for each in path.parent.iterdir()] == ["held_out.npz"]
+  for found in (held_out, EvaluationSentences.load(path)):
+    assert sets_of(found, "HELLO WORLD") == ("ntrex", "tatoeba")
+    assert sets_of(found, "«Wo ist Tom»") == ("tatoeba",)
+    assert sets_of(found, "今天 天气很好") == ("ntrex",)
+    for other in ("Hello, worlds!", "Wo ist Tim?", "Hello", "", "?", "…?!"):
+      assert sets_of(found, other) == ()
+    assert len(found) == 3
+    assert found.counts == {"ntrex": 2, "sts": 0, "tatoeba": 2}
+    assert found.digest == held_out.digest
+  # The digest tells content, not order.
+  assert EvaluationSentences.of(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
+  assert EvaluationSentences.of(TEXTS[:-2]).digest != held_out.digest
+  renamed = [(name.replace("ntrex", "xtrex"), text) for name, text in TEXTS]
+  assert EvaluationSentences.of(renamed).digest != held_out.digest
+  EvaluationSentences.of([]).save(path)
+  assert EvaluationSentences.load(path).sets(0) == ()
+
+
+def test_other_arrays_and_too_many_sets_are_refused(tmp_path):
+  path = tmp_path / "held_out.npz"
+  for content in ({"keys": np.array([{}])}, {"keys": np.zeros(2)}, {"other": np.zeros(2)}):
+    np.savez(path, names=np.array(["a"]), sets=np.zeros(2, np.uint64), **content)
+    with pytest.raises(errors.InputError, match="delete it"):
+      EvaluationSentences.load(path)
+  with pytest.raises(ValueError, match="65 sets"):
+    EvaluationSentences.of((f"set {i}", "text") for i in range(MAX_SETS + 1))
+
+
+def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
+  held_out = EvaluationSentences.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
+  with gzip.open(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz", "rt", encoding="utf-8") as lines:
+    german = [line.rstrip("\n") for line in lines]
+  for text in german:
+    for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):
+      assert sets_of(held_out, planted) == ("tatoeba",), planted
+    for near in (f"{text} xyzzy", f"xyzzy {text}", text.replace(" ", " xyzzy ", 1) + "x"):
+      assert sets_of(held_out, near) == (), near
+  # As the README of the data says, a few sentences match one of another language, such as Malay.
+  with gzip.open(data_root / "bitext_tatoeba" / "ind-eng.tsv.gz", "rt", encoding="utf-8") as lines:
+    matches = sum(bool(sets_of(held_out, text)) for line in lines for text in line.split("\t"))
+  assert 0 < matches <= 23

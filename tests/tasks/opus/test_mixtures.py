@@ -15,7 +15,9 @@ from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
 BYTES = vocabularies.ByteVocabulary()
+
 LENGTHS = {"inputs": 12, "targets": 12, "input_language": 1, "target_language": 1}
+
 PAIRS = {
   ("de", "en"): [(f"Haus {i}", f"house {i}") for i in range(31)],
   ("fr", "en"): [(f"maison {i}", f"house {i}") for i in range(11)],
@@ -28,11 +30,6 @@ def data_dir(tmp_path_factory):
   folder = tmp_path_factory.mktemp("tfds")
   opus_dataset.write(folder, "vmsst", PAIRS)
   return str(folder)
-
-
-def rows_of(name, split="train", **options):
-  mixture = seqio.MixtureRegistry.get(name)
-  return mixture.get_dataset(LENGTHS, split, **{"shuffle": False, "seed": 1, **options})
 
 
 def texts(rows):
@@ -77,11 +74,13 @@ def test_one_task_a_language_pair_with_its_splits_weights_and_languages(data_dir
     assert len(rows) == count
 
 
-def test_weights_by_temperature_and_chosen_languages(data_dir):
+def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypatch):
   def tasks(**options):
-    mixture = seqio.MixtureRegistry.get(mixtures.opus("vmsst", BYTES, data_dir, **options))
+    mixture = seqio.MixtureRegistry.get(mixtures.opus("vmsst", BYTES, **options))
     return {task.name.split("_", 2)[2]: mixture.get_rate(task) for task in mixture.tasks}
 
+  # What `t5x --tfds_data_dir` does.
+  monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", data_dir)
   roots = tasks(weighting="temperature", temperature=2.0)
   assert sorted(roots.values()) == pytest.approx(sorted([5**0.5, 30**0.5, 10**0.5]))
   assert {name[-7:] for name in tasks(pivots=["en"])} == {"deu_eng", "eng_fra"}
@@ -90,20 +89,10 @@ def test_weights_by_temperature_and_chosen_languages(data_dir):
     errors.InputError, match=r"no language pair of these languages; choose among tra"
   ):
     tasks(pivots=["tr"])
-
-
-def test_tfds_own_folder_is_the_default(data_dir, monkeypatch):
-  # What `t5x --tfds_data_dir` does.
-  monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", data_dir)
-  mixture = seqio.MixtureRegistry.get(
-    mixtures.opus("vmsst", BYTES, temperature=3.0, weighting="temperature")
-  )
-  assert len(mixture.tasks) == 3
-
-
-def test_long_pairs_are_dropped(data_dir):
+  # Longer pairs are dropped.
   name = mixtures.opus("vmsst", BYTES, data_dir, max_length=7, languages=["de", "en"])
-  rows = texts(rows_of(name, num_epochs=1))
+  mixture = seqio.MixtureRegistry.get(name)
+  rows = texts(mixture.get_dataset(LENGTHS, "train", shuffle=False, seed=1, num_epochs=1))
   assert rows == collections.Counter(
     (f"Haus {i}", f"house {i}", "German", "English") for i in range(1, 10)
   )

@@ -13,11 +13,6 @@ def release(corpus, version, source, target):
   return releases.Release(corpus, version, ("x",), "zip", *pair, size=1)
 
 
-def written(path, text):
-  path.write_text(text, encoding="utf-8")
-  return path
-
-
 def random_ranks(sizes, seed=0, buckets=3):
   """Ranks of cells of these sizes, in buckets."""
   rng = np.random.default_rng(seed)
@@ -77,8 +72,8 @@ def test_a_recipe_takes_its_corpora_versions_and_pairs():
 
 
 def test_a_recipe_of_one_s_own(tmp_path):
-  path = written(
-    tmp_path / "mine.yaml",
+  path = tmp_path / "mine.yaml"
+  path.write_text(
     "name: mine\npairs: [en-de, tr-en]\nunlisted: true\nseed: 7\n"
     "corpora:\n- {name: B, version: v2, cap: 10, caps: {de-en: 5}}\n- {name: A}\n"
     "cleaning: {max_ratio: 4.0}\nvalidation: {share: 0.25, at_most: 3}\n",
@@ -92,63 +87,50 @@ def test_a_recipe_of_one_s_own(tmp_path):
   assert mine.corpus("b").limit("deu_eng") == 5
   assert mine.cleaning.max_ratio == 4.0
   assert [mine.validation.count(size) for size in (3, 8, 100)] == [0, 2, 3]
-  again = recipes.load(path)
-  assert again.digest == mine.digest
+  assert recipes.load(path).digest == mine.digest
   assert msgspec.structs.replace(mine, description="x").digest == mine.digest
   assert msgspec.structs.replace(mine, seed=8).digest != mine.digest
+  with pytest.raises(errors.InputError, match=r"recipe vmst: .*one of ems, soft_contrastive, vms"):
+    recipes.load("vmst")
 
 
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("name: x\ncorpora: [{name: A}]\ncap: 3\n", "unknown field `cap`"),
     ("name: x\ncorpora: [{nam: A}]\n", r"unknown field `nam` - at `corpora\[0\]`"),
-    ("name: x\ncorpora: [{version: v1}]\n", r"field `name` - at `corpora\[0\]`"),
     ("name: x\ncorpora: [{name: A, cap: -1}]\n", r">= 0 - at `corpora\[0\]\.cap`"),
-    ("name: x\ncorpora: [{name: A, version: 7}]\n", r"`int` - at `corpora\[0\]\.version`"),
     ("name: x\ncorpora: [{name: A}, {name: a}]\n", "corpora has a twice"),
     ("name: x\ncorpora: [{name: A, caps: {de: 1}}]\n", r"'de'; write two codes.*\[0\]\.caps`"),
     ("name: x\n", "corpora is empty"),
     ("corpora: [{name: A}]\n", "missing required field `name`"),
-    ("name: a/b\nunlisted: true\n", "regex .* - at `name`"),
+    ("name: ../../x\nunlisted: true\n", "regex .* - at `name`"),
     ("name: x\nunlisted: true\nlanguages: [en, no]\n", r"False is not text.*`languages\[1\]`"),
     ("name: x\nunlisted: true\nlanguages: [en, qq]\n", r"unknown language.*`languages\[1\]`"),
     ("name: x\nunlisted: true\nlanguages: [en, eng]\n", "languages has eng twice"),
     ("name: x\nunlisted: true\npairs: [en-eng]\n", r"'en-eng'; write two different.*`pairs\[0\]`"),
     ("name: x\nunlisted: true\ntargets: {de: 1}\n", "targets are for pairs with pivots"),
-    (
-      "name: x\nunlisted: true\nexpected: {de: 1, deu: 2}\n",
-      "deu is there twice, once as deu",
-    ),
+    ("name: x\nunlisted: true\nexpected: {de: 1, deu: 2}\n", "deu is there twice, once as deu"),
     ("name: x\nunlisted: true\nlanguages: [de]\npivots: [en]\n", "pivots has eng; add it to langu"),
     ("name: x\nunlisted: true\nvalidation: {share: 1}\n", r"< 1\.0 - at `validation\.share`"),
-    (
-      "name: x\nunlisted: true\ncleaning: {max_rat: 1}\n",
-      "unknown field `max_rat` - at `cleaning`",
-    ),
-    ("name: x\nunlisted: true\ncleaning: {unicode_form: NFD}\n", r"`cleaning\.unicode_form`"),
     ("name: x\nunlisted: true\ncleaning: {max_ratio: .nan}\n", r">= 1\.0 - at `cleaning\.max_r"),
     ("name: x\nname: y\n", r"bad\.yaml:2: 'name' is repeated"),
-    ("name: [\n", r"bad\.yaml:2: "),
-    ("a: &a [x]\nb: *a\n", r"bad\.yaml:2: aliases"),
-    ("a: !!python/object/apply:os.system [x]\n", r"bad\.yaml:1: "),
+    ("a: &a [x, x]\nb: [*a, *a]\n", r"bad\.yaml:2: aliases"),
+    ("name: !!python/object/apply:os.system ['touch ran']\n", r"bad\.yaml:1: "),
+    (f"name: x\nunlisted: true\nseed: -0x{'f' * 9000}\n", "bad.yaml:"),
+    (f"name: x\ntargets: {{0x{'f' * 9000}: 1}}\n", "bad.yaml:"),
     ("- a\n", "bad.yaml: Expected `object`, got `array`"),
     ("seed: 2020-13-45\n", "cannot be read as YAML"),
     ("? [a]\n: b\n", r"bad\.yaml:1: "),
+    ("<<: {name: x}\n", "bad.yaml:"),
     ("[" * 3000, "cannot be read"),
   ],
 )
 def test_a_wrong_recipe_is_refused_with_file_and_key(tmp_path, text, message):
+  (tmp_path / "bad.yaml").write_text(text)
   with pytest.raises(errors.InputError, match=message) as caught:
-    recipes.load(written(tmp_path / "bad.yaml", text))
+    recipes.load(tmp_path / "bad.yaml")
   assert str(tmp_path / "bad.yaml") in str(caught.value)
-
-
-def test_no_such_recipe():
-  with pytest.raises(
-    errors.InputError, match=r"recipe vmst: .*one of ems, soft_contrastive, vmsst"
-  ):
-    recipes.load("vmst")
+  assert len(str(caught.value)) < 3100
 
 
 def test_caps_and_validation_are_exact_and_the_lowest_ranks_are_taken():

@@ -1,18 +1,25 @@
+"""Evaluation sets: their catalog, download, archives and tables."""
+
 import dataclasses
+import functools
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zipfile
+import zlib
 
+import full_disks
 import in_process
 import memory_store
+import opus_tree
 import pytest
 
 from vmsst import errors
 from vmsst.downloads import evaluation_sets, fetch, tables
 from vmsst.evaluation import benchmarks
-from vmsst.files import storage
+from vmsst.files import archives, storage
 
 
 def blob(content):
@@ -31,24 +38,6 @@ def served(server, name, contents):
         items.append(dataclasses.replace(item, file=file))
   assert len(items) == len(contents)
   return dataclasses.replace(whole, items=tuple(items))
-
-
-def tar(members, compression):
-  out = io.BytesIO()
-  with tarfile.open(fileobj=out, mode=f"w:{compression}") as archive:
-    for name, content in members.items():
-      info = tarfile.TarInfo(name)
-      info.size = len(content)
-      archive.addfile(info, io.BytesIO(content))
-  return out.getvalue()
-
-
-def zipped(members):
-  out = io.BytesIO()
-  with zipfile.ZipFile(out, "w") as archive:
-    for name, content in members.items():
-      archive.writestr(name, content)
-  return out.getvalue()
 
 
 def files(root):
@@ -76,19 +65,13 @@ def test_the_catalog_is_sound():
       assert bool(item.to) != bool(each.unpack or each.tables), each.name
     for place in (*(item.to for item in each.items), *each.joined):
       assert not place or place.startswith(each.folder + "/")
-  assert len(known["tatoeba"].items) == 2 * 112
-  assert len(known["sib200"].joined) == 205
-  assert len(known["nusax"].joined) == 12
-
-
-def test_every_benchmark_has_its_sets():
-  folders = {each.folder for each in evaluation_sets.catalog().values()}
-  for benchmark in benchmarks.BENCHMARKS.values():
-    if benchmark.name == "mining":
-      continue  # It accepts any corpora.
-    for folder in benchmark.folders:
-      top = folder.split("/")[0]
-      assert any(each.split("/")[0] == top for each in folders), benchmark.name
+  assert [len(known[x].joined or known[x].items) for x in ("tatoeba", "sib200", "nusax")] == [
+    224, 205, 12,
+  ]  # fmt: skip
+  folders = {each.folder.split("/")[0] for each in known.values()}
+  for benchmark in benchmarks.BENCHMARKS.values():  # Of these, mining accepts any corpora.
+    tops = {folder.split("/")[0] for folder in benchmark.folders}
+    assert tops <= folders or benchmark.name == "mining", benchmark.name
 
 
 def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path):
@@ -116,8 +99,7 @@ def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path)
 def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   memory_store.installed(monkeypatch)
   root, work = storage.path("gs://bucket/data"), tmp_path / "work"
-  ends = {"en": b"en-1\tone\n", "gold": b"de-1\ten-1\n", "de": b"de-1\teins\n"}
-  archive = zipped({f"bucc2018/de-en/de-en.training.{end}": x for end, x in ends.items()})
+  archive = opus_tree.zipped({f"bucc2018/de-en/de-en.training.{end}": x for end, x in BUCC.items()})
   chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
   (item,) = chosen.items
   chosen = dataclasses.replace(chosen, items=(dataclasses.replace(item, path="x.zip"),))
@@ -138,7 +120,7 @@ def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
     evaluation_sets.download(fetcher, chosen, root, lines.append, work=work)
   assert len(server.requests) == 1
   assert lines[-2:] == ["bucc2018: 3 files in gs://bucket/data/bucc2018", "bucc2018: complete"]
-  for end, content in ends.items():
+  for end, content in BUCC.items():
     assert (root / f"bucc2018/de-en.training.{end}").read_bytes() == content
   assert not list(work.iterdir())
   storage.remove(root / "bucc2018/de-en.training.de")
@@ -146,32 +128,29 @@ def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   assert len(server.requests) == 2
 
 
+BUCC = {"en": b"en-1\tone\n", "gold": b"de-1\ten-1\n", "de": b"de-1\teins\n"}
+
+
 def test_archives_are_unpacked(server, fetcher, tmp_path):
-  ends = {"en": b"en-1\tone\n", "gold": b"de-1\ten-1\n", "de": b"de-1\teins\n"}
-  archive = tar(
-    {f"bucc2018/de-en/de-en.training.{end}": content for end, content in ends.items()}
-    | {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"},
-    "bz2",
-  )
+  members = {f"bucc2018/de-en/de-en.training.{end}": content for end, content in BUCC.items()}
+  members |= {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"}
+  archive = write(tmp_path / "x.tar.bz2", members.items()).read_bytes()
   chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
-  evaluation_sets.download(fetcher, chosen, tmp_path)
-  assert files(tmp_path) == {
-    f"bucc2018/de-en.training.{end}": content for end, content in ends.items()
-  }
-  assert len(benchmarks.BENCHMARKS["bucc"].read(tmp_path)) == 1
-
-
-def test_archives_keep_folders(server, fetcher, tmp_path):
-  members = {
-    f"flores200_dataset/{split}/{code}.{split}": b"text\n"
+  root = tmp_path / "data"
+  evaluation_sets.download(fetcher, chosen, root)
+  assert files(root) == {f"bucc2018/de-en.training.{end}": x for end, x in BUCC.items()}
+  assert len(benchmarks.BENCHMARKS["bucc"].read(root)) == 1
+  # Folders are kept.
+  members = [
+    (f"./flores200_dataset/{split}/{code}.{split}", b"text\n")
     for split in ("dev", "devtest")
     for code in ("eng_Latn", "deu_Latn")
-  }
-  archive = tar({f"./{name}": content for name, content in members.items()}, "gz")
+  ]
+  archive = write(tmp_path / "x.tar.gz", members).read_bytes()
   chosen = served(server, "flores200", {"flores200_dataset.tar.gz": archive})
-  evaluation_sets.download(fetcher, chosen, tmp_path)
-  assert "flores200/devtest/eng_Latn.devtest" in files(tmp_path)
-  assert benchmarks.BENCHMARKS["flores"].read(tmp_path)
+  evaluation_sets.download(fetcher, chosen, root)
+  assert "flores200/devtest/eng_Latn.devtest" in files(root)
+  assert benchmarks.BENCHMARKS["flores"].read(root)
 
 
 def test_tables_are_joined(server, fetcher, tmp_path):
@@ -193,36 +172,33 @@ def test_tables_are_joined(server, fetcher, tmp_path):
   assert len(task.sides[0].texts) == 3
 
 
-@pytest.mark.parametrize("quoted", [True, False])
-def test_quotes_depend_on_the_table(tmp_path, quoted):
+def test_quotes_depend_on_the_table(tmp_path):
   part, out = tmp_path / "a.tsv", tmp_path / "out.tsv"
   part.write_text('id\ttext\n1\t"""so"" she says"\n', encoding="utf-8")
   columns = {"text": "text", "split": tables.PART}
-  tables.join({"dev": part}, columns, out, quoted=quoted, header=False)
-  assert out.read_text() == ('"so" she says\tdev\n' if quoted else '"""so"" she says"\tdev\n')
+  for quoted, expected in ((True, '"so" she says\tdev\n'), (False, '"""so"" she says"\tdev\n')):
+    tables.join({"dev": part}, columns, out, quoted=quoted, header=False)
+    assert out.read_text() == expected
 
 
-@pytest.mark.parametrize("quoted", [True, False])
-@pytest.mark.parametrize(
-  ("content", "message"),
-  [
+def test_broken_tables(tmp_path):
+  part, out = tmp_path / "a.tsv", tmp_path / "out.tsv"
+  columns = {"split": tables.PART, "id": "id"}
+  for content, message in (
     (b"", "no column id"),
     (b"id\ttext\n", "no rows"),
     (b"name\ttext\n1\tx\n", "no column id"),
     (b"id\ttext\n1\n", "row 2 has 1 fields, not 2"),
     (b"id\ttext\n1\t\xff\n", "UTF-8"),
-  ],
-)
-def test_broken_tables(tmp_path, content, message, quoted):
-  part, out = tmp_path / "a.tsv", tmp_path / "out.tsv"
-  part.write_bytes(content)
-  columns = {"split": tables.PART, "id": "id"}
-  with pytest.raises(errors.InputError, match=message):
-    tables.join({"dev": part}, columns, out, quoted=quoted, header=True)
-  assert not out.exists()
+  ):
+    part.write_bytes(content)
+    with pytest.raises(errors.InputError, match=message):
+      tables.join({"dev": part}, columns, out, quoted=False, header=True)
+    assert not out.exists()
 
 
-def test_a_file_with_and_without_gz_is_refused(server, fetcher, tmp_path):
+@pytest.mark.parametrize("note", [b"{", b"[]", b"{}", b'{"nq/NQ-open.dev.jsonl": 5}'])
+def test_a_wrong_note_is_ignored_and_a_twin_with_gz_refused(server, fetcher, tmp_path, note):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
   twin = tmp_path / "nq" / "NQ-open.dev.jsonl.gz"
   twin.parent.mkdir()
@@ -230,31 +206,13 @@ def test_a_file_with_and_without_gz_is_refused(server, fetcher, tmp_path):
   with pytest.raises(errors.InputError, match=r"NQ-open\.dev\.jsonl\.gz exists already"):
     evaluation_sets.download(fetcher, chosen, tmp_path)
   assert not server.requests
-
-
-@pytest.mark.parametrize("note", [b"{", b"[]", b"{}", b'{"nq/NQ-open.dev.jsonl": 5}'])
-def test_a_wrong_note_is_ignored(server, fetcher, tmp_path, note):
-  chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
-  (tmp_path / ".downloads").mkdir()
-  (tmp_path / ".downloads" / "nq.json").write_bytes(note)
+  twin.unlink()
+  path = tmp_path / ".downloads" / "nq.json"
+  path.parent.mkdir(exist_ok=True)
+  path.write_bytes(note)
   evaluation_sets.download(fetcher, chosen, tmp_path)
   assert (tmp_path / "nq" / "NQ-open.dev.jsonl").read_bytes() == b"{}\n"
-  assert json.loads((tmp_path / ".downloads" / "nq.json").read_text()) == {
-    "nq/NQ-open.dev.jsonl": 3
-  }
-
-
-def test_sets_by_name():
-  assert [each.name for each in evaluation_sets.choose(["nq", "tatoeba"])] == ["tatoeba", "nq"]
-  everything = evaluation_sets.choose(["all"])
-  assert len(everything) > 8
-  assert not any(each.by_hand for each in everything)
-  with pytest.raises(
-    errors.InputError, match=r"mldoc must be downloaded by hand, into mldoc.*NIST"
-  ):
-    evaluation_sets.choose(["nq", "mldoc"])
-  with pytest.raises(errors.InputError, match="no evaluation set nothing; choose from tatoeba, "):
-    evaluation_sets.choose(["nothing"])
+  assert json.loads(path.read_text()) == {"nq/NQ-open.dev.jsonl": 3}
 
 
 def test_the_command(server, monkeypatch, tmp_path, capsys):
@@ -263,9 +221,8 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(evaluation_sets, "catalog", lambda: known)
   in_process.download_data("evaluation", "--list")
   everything = capsys.readouterr().out
-  assert "tatoeba: Tatoeba v1" in everything
-  assert "CC BY-SA 4.0" in everything
-  assert "BY HAND" in everything
+  for text in ("tatoeba: Tatoeba v1", "CC BY-SA 4.0", "BY HAND"):
+    assert text in everything
   in_process.download_data("evaluation", "mldoc", "--list")
   out = capsys.readouterr().out
   assert out.startswith("mldoc: MLDoc")
@@ -276,9 +233,146 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   assert "nq: license CC BY-SA 3.0" in out
   assert "nq: 1 files" in out
   for arguments, message in (
-    (("evaluation", "nq"), "--output"),
-    (("evaluation", "--output", "x"), "name the evaluation sets"),
-    (("evaluation", "nothing", "--list"), "no evaluation set nothing"),
+    (("nq",), "--output"),
+    (("--output", "x"), "name the evaluation sets"),
+    (("nothing", "--list"), "no evaluation set nothing; choose from tatoeba, "),
+    (("nq", "mldoc", "--output", "x"), r"mldoc must be downloaded by hand, into mldoc.*NIST"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      in_process.download_data(*arguments)
+      in_process.download_data("evaluation", *arguments)
+  assert [each.name for each in evaluation_sets.choose(["nq", "tatoeba"])] == ["tatoeba", "nq"]
+  everything = evaluation_sets.choose(["all"])
+  assert len(everything) > 8
+  assert not any(each.by_hand for each in everything)
+
+
+MOST = 1 << 20
+
+ARCHIVES = ("a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz")
+
+
+def write(path, members, kind=tarfile.REGTYPE, headers=None):
+  """Writes members of (name or ZipInfo, content), in a tar as one kind of member."""
+  if path.suffix == ".zip":
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+      for name, content in members:
+        out.writestr(name, content)
+    return path
+  mode = {"gz": "w:gz", "tgz": "w:gz", "bz2": "w:bz2", "xz": "w:xz"}.get(path.suffix[1:], "w")
+  with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as out:
+    for name, content in members:
+      info = tarfile.TarInfo(name)
+      info.size, info.type, info.linkname = len(content), kind, "/etc/passwd"
+      info.pax_headers = headers or {}
+      out.addfile(info, io.BytesIO(content))
+  return path
+
+
+def everything(folder):
+  """Names of all files in the parent of a folder, relative to the folder."""
+  return sorted(
+    os.path.relpath(os.path.join(place, name), folder)
+    for place, _, names in os.walk(folder.parent)
+    for name in names
+  )
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_chosen_members_arrive_and_broken_archives_leave_nothing(tmp_path, name):
+  noise = zlib.compress(bytes(range(256)) * 500, 0)
+  members = [("./top/x.txt", noise), ("top/deep/y.txt", b"y"), ("top/z.bin", b"z")]
+  archive = write(tmp_path / name, members)
+  folder = tmp_path / "b" / "out"
+
+  def choose(member):
+    assert not member.startswith("./")
+    return member.removeprefix("top/") if member.endswith(".txt") else None
+
+  content = archive.read_bytes()
+  for broken in (b"", b"<html>Not found</html>" * 90, content[: len(content) // 2]):
+    archive.write_bytes(broken)
+    with pytest.raises(errors.InputError, match=r"cannot be unpacked|none of the expected"):
+      archives.unpack(archive, folder, choose, MOST)
+    assert everything(folder) == []
+  archive.write_bytes(content)
+  found = archives.unpack(archive, folder, choose, MOST)
+  assert found == [folder / "x.txt", folder / "deep" / "y.txt"]
+  assert found[0].read_bytes() == noise
+  assert everything(folder) == sorted(["x.txt", "deep/y.txt"])
+
+
+def zip_of(path, name="x", attributes=0, edit=bytes):
+  info = zipfile.ZipInfo(name)
+  info.external_attr = attributes << 16
+  info.compress_type = zipfile.ZIP_DEFLATED
+  write(path, [(info, bytes(4 << 20) if name == "bomb" else b"/etc/passwd")])
+  path.write_bytes(edit(path.read_bytes()))
+
+
+def encrypted(content):
+  place = content.index(b"PK\x01\x02") + 8
+  return content[:place] + bytes([content[place] | 1]) + content[place + 1 :]
+
+
+def understated(content):
+  return content.replace((4 << 20).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+
+
+def of(kind):
+  return functools.partial(write, members=[("link", b"")], kind=kind)
+
+
+SPECIAL = "is a link, encrypted or not a regular file; nothing was unpacked"
+
+HOSTILE = {
+  "link.tar": (of(tarfile.SYMTYPE), SPECIAL),
+  "hardlink.tar": (of(tarfile.LNKTYPE), SPECIAL),
+  "pipe.tar": (of(tarfile.FIFOTYPE), SPECIAL),
+  "device.tar": (of(tarfile.CHRTYPE), SPECIAL),
+  "link.zip": (functools.partial(zip_of, attributes=0o120777), SPECIAL),
+  "encrypted.zip": (functools.partial(zip_of, edit=encrypted), SPECIAL),
+  "understated.zip": (functools.partial(zip_of, name="bomb", edit=understated), "unpacked.*CRC"),
+  "header.tar.gz": (
+    functools.partial(write, members=[("a", b"")], headers={"path": "x" * (2 << 20)}),
+    "a header of 2,097,",
+  ),
+  "two.tar": (functools.partial(write, members=[("x", b"1"), ("x", b"2")]), "two members are x"),
+}
+
+
+for _name in ("a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"):
+  _members = [("small", b"1"), ("bomb", bytes(4 << 20))]
+  HOSTILE[f"bomb-{_name}"] = (
+    functools.partial(write, members=_members),
+    "more bytes than expected; nothing was unpacked",
+  )
+
+
+for _number, _hostile in enumerate(
+  ["../evil", "/evil", "a/../../evil", "..", "..\\evil", "C:evil", "\\\\host\\evil", "a\nb"]
+):
+  for _ending in ("zip", "tar.gz"):
+    _members = [("good", b"1"), (_hostile, b"evil")]
+    HOSTILE[f"{_number}.{_ending}"] = (
+      functools.partial(write, members=_members),
+      "outside of itself; nothing was unpacked",
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_archives_are_refused_as_a_whole(tmp_path, name):
+  make, message = HOSTILE[name]
+  make(tmp_path / name)
+  folder = tmp_path / "deep" / "out"
+  with pytest.raises(errors.InputError, match=message):
+    archives.unpack(tmp_path / name, folder, str, MOST)
+  assert everything(folder) == []
+
+
+def test_a_disk_that_is_full(tmp_path):
+  archive = write(tmp_path / "a.zip", [("x", bytes(900_000))])
+  message = r"\(File too large\); fix this"
+  with full_disks.largest_file(400_000), pytest.raises(errors.InputError, match=message):
+    archives.unpack(archive, tmp_path / "out", str, MOST)
+  assert everything(tmp_path / "out") == ["../a.zip"]

@@ -1,14 +1,19 @@
+"""Downloads over HTTP: resumed, verified, and one clear error for any malformed response."""
+
 import hashlib
+import itertools
 import random
-import resource
 import subprocess
 
+import full_disks
 import pytest
+import trials
 
 from vmsst import errors
 from vmsst.downloads import fetch
 
 CONTENT = random.Random(0).randbytes(700_001)
+
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -17,11 +22,6 @@ def leftovers(folder):
   return sorted(
     "part" if path.name.endswith(".vmsst-part") else path.name for path in folder.iterdir()
   )
-
-
-def part_of(folder):
-  (found,) = folder.glob(".a.*.vmsst-part")
-  return found
 
 
 def test_a_file_arrives_whole_and_is_not_fetched_again(server, fetcher, tmp_path):
@@ -41,6 +41,10 @@ def test_broken_connections_are_resumed(server, fetcher, tmp_path):
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == CONTENT
   assert [asked for _, asked, _ in server.requests][:3] == [None, "bytes=99999-", "bytes=199998-"]
+  # A server without ranges sends all again.
+  url = server.put("/b", CONTENT, stops=[300_000], ranges=False)
+  fetcher.fetch(fetch.File(url), tmp_path / "b")
+  assert (tmp_path / "b").read_bytes() == CONTENT
 
 
 def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
@@ -54,12 +58,6 @@ def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
   assert (tmp_path / "a").read_bytes() == CONTENT
   assert server.requests[-1][1] == "bytes=49999-"
   assert leftovers(tmp_path) == ["a"]
-
-
-def test_a_server_without_ranges_sends_all_again(server, fetcher, tmp_path):
-  url = server.put("/a", CONTENT, stops=[300_000], ranges=False)
-  fetcher.fetch(fetch.File(url), tmp_path / "a")
-  assert (tmp_path / "a").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("tags", [{}, {"etag": None, "modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
@@ -125,31 +123,28 @@ def test_wrong_files_and_responses_are_named_and_not_kept(
   assert "a" not in leftovers(tmp_path)
 
 
-def test_retry_after_and_redirects_are_followed(server, fetcher, tmp_path):
-  server.put("/b", CONTENT, statuses=[503, 429], headers={"Retry-After": "0"})
-  url = server.put("/a", location="/b")
-  fetcher.fetch(fetch.File(url, checksum=SHA256), tmp_path / "a")
-  assert (tmp_path / "a").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize(
-  "url",
-  ["http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "https:///a", "a"],
-)
-def test_only_https_is_downloaded(fetcher, tmp_path, url):
-  with pytest.raises(errors.InputError, match="not an HTTPS"):
-    fetcher.fetch(fetch.File(url), tmp_path / "a")
-
-
-def test_only_this_machine_may_redirect_to_itself():
+def test_only_https_is_downloaded_except_from_this_machine(fetcher, tmp_path):
+  for url in (
+    "http://example.org/a",
+    "ftp://example.org/a",
+    "file:///etc/passwd",
+    "https:///a",
+    "a",
+  ):
+    with pytest.raises(errors.InputError, match="not an HTTPS"):
+      fetcher.fetch(fetch.File(url), tmp_path / "a")
+  with pytest.raises(errors.InputError, match="gave up after 3"):
+    fetcher.fetch(fetch.File("http://127.0.0.1:9/a"), tmp_path / "a")
   fetch.check_address("http://localhost:1/b", "http://127.0.0.1:2/a")
   with pytest.raises(errors.InputError, match="redirects to"):
     fetch.check_address("http://localhost:1/b", "https://example.org/a")
 
 
-def test_no_server_at_all(fetcher, tmp_path):
-  with pytest.raises(errors.InputError, match="gave up after 3"):
-    fetcher.fetch(fetch.File("http://127.0.0.1:9/a"), tmp_path / "a")
+def test_retry_after_and_redirects_are_followed(server, fetcher, tmp_path):
+  server.put("/b", CONTENT, statuses=[503, 429], headers={"Retry-After": "0"})
+  url = server.put("/a", location="/b")
+  fetcher.fetch(fetch.File(url, checksum=SHA256), tmp_path / "a")
+  assert (tmp_path / "a").read_bytes() == CONTENT
 
 
 def test_another_existing_file_is_kept(server, fetcher, tmp_path):
@@ -172,7 +167,8 @@ def test_interrupted_by_the_user(server, tmp_path):
 
   with fetch.Fetcher(progress=interrupt) as impatient, pytest.raises(KeyboardInterrupt):
     impatient.fetch(fetch.File(url), tmp_path / "a")
-  there = part_of(tmp_path).stat().st_size
+  (part,) = tmp_path.glob(".a.*.vmsst-part")
+  there = part.stat().st_size
   assert 200_000 < there < len(CONTENT)
   with fetch.Fetcher() as patient:
     patient.fetch(fetch.File(url), tmp_path / "a")
@@ -212,13 +208,11 @@ def test_a_link_in_place_of_a_part_is_not_followed(server, fetcher, tmp_path):
 
 def test_a_full_disk_is_one_clear_error(server, fetcher, tmp_path, monkeypatch):
   url = server.put("/a", CONTENT)
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
-  try:
-    with pytest.raises(errors.InputError, match=r"\.vmsst-part: no room on the disk.*make room"):
-      fetcher.fetch(fetch.File(url), tmp_path / "a")
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  with (
+    full_disks.largest_file(400_000),
+    pytest.raises(errors.InputError, match=r"\.vmsst-part: no room on the disk.*make room"),
+  ):
+    fetcher.fetch(fetch.File(url), tmp_path / "a")
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert server.requests[-1][1] is not None  # resumed
   assert (tmp_path / "a").read_bytes() == CONTENT
@@ -245,3 +239,94 @@ def test_small_files_are_read_into_memory(server, fetcher):
   assert fetcher.read(url, len(CONTENT)) == CONTENT
   with pytest.raises(errors.InputError, match="more than 1,000 bytes"):
     fetcher.read(url, 1000)
+
+
+NUMBERS = b"".join(b"%d\n" % i for i in range(300))
+
+SIZE = len(NUMBERS)
+
+_END = b'\r\nETag: "1"\r\n\r\n'
+
+_LENGTH = b"Content-Length: %d" % SIZE
+
+_RANGE = b"Content-Range: bytes 900-%d/%d\r\nContent-Length: %d" % (SIZE - 1, SIZE, SIZE - 900)
+
+_CHUNKS = b"".join(b"%x\r\n%s\r\n" % (len(x), x) for x in (NUMBERS[:700], NUMBERS[700:]))
+
+ANSWERS = {
+  "whole": b"HTTP/1.1 200 OK\r\n" + _LENGTH + _END + NUMBERS,
+  "range": b"HTTP/1.1 206 Partial Content\r\n" + _RANGE + _END + NUMBERS[900:],
+  "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked" + _END + _CHUNKS + b"0\r\n\r\n",
+  "redirect": b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0" + _END,
+  "busy": b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nContent-Length: 3" + _END + b"not",
+  "past": b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */9\r\n\r\n",
+}
+
+_TEXTS = (
+  "", "-1", "0", "7", "9" * 19, "9" * 5000, "1e9", "\u0663", "x", "\x7f\x00", "a\r\n b", '"',
+  '"' + "x" * 60_000 + '"', "W/1", "bytes */*", "bytes -5-9/9", "bytes \u0669-9/9", "bytes 900-1/0",
+  f"bytes 900-{SIZE - 1}/{'9' * 5000}", "gzip", "Thu, 99 Foo 99999 99:99:99 GMT",
+  "Thu, 01 Jan 9999999999 00:00:00 GMT", "http://[", "https://", "http://[::1]:99999999/",
+  "http://127.0.0.1:x/", "file:///etc/passwd", "https://\u2028/", "http://example.org/a",
+)  # fmt: skip
+
+NAMES = (
+  "Content-Length", "Content-Range", "ETag", "Last-Modified", "Retry-After", "Location",
+  "Transfer-Encoding", "Content-Encoding", "Connection", "Content-Length:1\r\nContent-Length",
+)  # fmt: skip
+
+
+def malformed_responses(count, scratch):
+  """Responses by what they are: with a malformed header, and with random changes."""
+  generator = random.Random(0)
+  headers = list(itertools.product(NAMES, _TEXTS, ANSWERS))
+  for header, text, kind in generator.sample(headers, min(count, len(headers))):
+    head, _, body = ANSWERS[kind].partition(b"\r\n\r\n")
+    kept = [x for x in head.split(b"\r\n") if not x.startswith(f"{header}:".encode())]
+    line = f"{header}: {text}".encode()
+    yield f"{kind} with {header}: {text[:40]!r}", b"\r\n".join([*kept, line, b"", body])
+  fixed, noise = trials.contents(), trials.noise(generator)
+  for _ in range(count):
+    kind = generator.choice(list(ANSWERS))
+    case = generator.choice(fixed) if generator.random() < 0.1 else next(noise)
+    scratch.write_bytes(ANSWERS[kind])
+    case.apply(str(scratch))
+    yield f"{kind} is {case.name}", scratch.read_bytes()
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_file_arrives_or_one_error_is_raised_for_malformed_responses(
+  server, tmp_path, monkeypatch, count
+):
+  monkeypatch.setattr(fetch, "_MAX_PAUSE", 0.0)
+  faults = []
+
+  def attempt(file, path):
+    try:
+      with fetch.Fetcher(attempts=2, timeout=60.0, pause=0) as fetcher:
+        fetcher.fetch(file, path)
+      done, expected = "read", ["a"]
+    except errors.InputError as error:
+      done, expected = "refused", []
+      if not 0 < len(str(error)) < 3100:
+        return f"a message of {len(str(error))} letters"
+    except Exception as error:
+      return f"{type(error).__name__}: {str(error)[:200]}"
+    left = [name for name in leftovers(path.parent) if name != "part"]
+    return done if left == expected else f"{done}, but left {left}"
+
+  for number, (name, raw) in enumerate(malformed_responses(count, tmp_path / "scratch")):
+    for size in (SIZE, None):
+      path = tmp_path / f"{number}-{size}" / "a"
+      path.parent.mkdir()
+      file = fetch.File(server.put("/a", raw=raw), size)
+      if "range" in name:
+        fetch.part_path(path, file, '"1"', SIZE).write_bytes(NUMBERS[:901])
+      outcomes = [attempt(file, path)]
+      if not path.exists():
+        # What is left neither prevents nor spoils a later download.
+        server.put("/a", NUMBERS)
+        outcomes += [attempt(file, path), path.stat().st_size == SIZE]
+      if outcomes not in (["read"], ["refused", "read", True]):
+        faults.append(f"{name}, size {size}: {outcomes}")
+  assert not faults, f"{len(faults)}\n" + "\n".join(faults[:40])

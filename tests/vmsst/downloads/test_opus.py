@@ -44,45 +44,28 @@ def api(server, fetcher):
   return opus.api(fetcher, put_list(server, records))
 
 
-def pairs(found):
-  return [f"{x.source}-{x.target}" for x in found]
+def test_releases_are_listed_in_any_order_and_codes(server, api):
+  def pairs(chosen):
+    found = opus.releases(api, [("Europarl", None)], chosen)
+    return [f"{x.source}-{x.target}" for x in found]
 
-
-def test_releases_are_listed(server, api):
-  found = opus.releases(api, [("Europarl", None)], opus.anything)
-  assert pairs(found) == ["de-en", "en-fr", "en-zh_cn", "bg-cs"]
+  assert pairs(opus.anything) == ["de-en", "en-fr", "en-zh_cn", "bg-cs"]
   query = server.requests[-1][0]
   assert query == "/opusapi/?corpus=Europarl&version=latest&preprocessing=moses"
-  opus.releases(api, [("Europarl", "v7")], opus.anything)
+  for wanted, expected in (
+    (["en-de"], ["de-en"]),
+    (["deu-eng", "fr-en"], ["de-en", "en-fr"]),
+    (["zh-en"], ["en-zh_cn"]),
+    (["sw-en"], []),
+  ):
+    assert pairs(opus.one_of(wanted)) == expected
+  found = opus.releases(api, [("Europarl", "v7")], opus.anything)
   assert "version=v7" in server.requests[-1][0]
   lines = list(opus.describe(found))
   assert "Europarl" in lines[0]
   assert "1,961,119 pairs" in lines[0]
   assert lines[4].startswith("4 files, 7,844,476 pairs")
   assert "license" in lines[5]
-
-
-@pytest.mark.parametrize(
-  ("wanted", "found"),
-  [
-    (["en-de"], ["de-en"]),
-    (["deu-eng", "fr-en"], ["de-en", "en-fr"]),
-    (["zh-en"], ["en-zh_cn"]),
-    (["sw-en"], []),
-  ],
-)
-def test_pairs_in_any_order_and_codes(api, wanted, found):
-  assert pairs(opus.releases(api, [("Europarl", None)], opus.one_of(wanted))) == found
-
-
-def test_releases_are_fetched_once_into_opus_s_layout(server, api, fetcher, tmp_path):
-  found = opus.releases(api, [("Europarl", None)], opus.one_of(["de-en"]))
-  reported = []
-  for _ in range(2):
-    opus.download(fetcher, found, tmp_path, lambda release, fetched: reported.append(fetched))
-  path = tmp_path / "Europarl" / "v8" / "moses" / "de-en.txt.zip"
-  assert path.read_bytes() == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
-  assert reported == [True, False]
 
 
 def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypatch):
@@ -122,6 +105,7 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
     {"source": "../de"},
     {"source": "fr"},
     {"url": "https://example.org/passwd"},
+    {"url": "http://example.org/de-en.txt.zip"},
     {"url": 5},
     {"size": "200"},
     {"size": -1},
@@ -130,28 +114,19 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
 )
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   api = opus.api(fetcher, put_list(server, [record(server, "de-en", **changes)]))
-  with pytest.raises(errors.InputError, match="not a release in Moses format"):
+  with pytest.raises(errors.InputError, match=r"not a release in Moses format|not an HTTPS"):
     opus.releases(api, [("Europarl", None)], opus.anything)
 
 
-def test_a_list_of_files_without_https(server, fetcher):
-  url = "http://example.org/de-en.txt.zip"
-  api = opus.api(fetcher, put_list(server, [record(server, "de-en", url=url)]))
-  with pytest.raises(errors.InputError, match="not an HTTPS"):
-    opus.releases(api, [("Europarl", None)], opus.anything)
-
-
-@pytest.mark.parametrize(
-  "answer", [b"", b"<html>", b"[]", b"{}", b'{"corpora": 3}', b'{"corpora": ["a"]}', b"[" * 9999]
-)
-def test_a_response_that_is_not_a_list(server, fetcher, answer):
-  api = opus.api(fetcher, server.put("/opusapi/", answer))
-  with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
-    opus.releases(api, [("Europarl", None)], opus.anything)
-
-
-def test_unknown_corpora_and_wrong_names(server, fetcher):
+def test_other_responses_and_names_are_refused(server, fetcher):
   api = opus.api(fetcher, put_list(server, []))
+  for answer in (
+    b"", b"<html>", b"[]", b"{}", b'{"corpora": 3}', b'{"corpora": ["a"]}', b"[" * 9999,
+  ):  # fmt: skip
+    server.put("/opusapi/", answer)
+    with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
+      opus.releases(api, [("Europarl", None)], opus.anything)
+  put_list(server, [])
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
     opus.releases(api, [("Europarl", "v99")], opus.anything)
   with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
@@ -165,31 +140,27 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
   chosen = ("--corpus", "Europarl=v8", "--languages", "de-en", "fr-en")
   in_process.download_data("opus", *chosen, "--list")
   assert "2 files" in capsys.readouterr().out
-  in_process.download_data("opus", *chosen, "--output", str(tmp_path))
-  assert "Europarl/v8/moses/de-en.txt.zip" in capsys.readouterr().out
+  requests = len(server.requests)
+  for count in (3, 4):  # Two files and the list; then the list alone.
+    in_process.download_data("opus", *chosen, "--output", str(tmp_path))
+    assert "Europarl/v8/moses/de-en.txt.zip" in capsys.readouterr().out
+    assert len(server.requests) == requests + count
   folder = tmp_path / "Europarl" / "v8" / "moses"
   assert sorted(path.name for path in folder.iterdir()) == ["de-en.txt.zip", "en-fr.txt.zip"]
+  content = server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
+  assert (folder / "de-en.txt.zip").read_bytes() == content
+  none = ("--corpus", "Europarl", "--languages", "sw-en", "--list")
   for arguments, message in (
-    (("opus", *chosen), "--output"),
-    (("opus", "--output", "x"), "--corpus or --recipe"),
-    (("opus", *chosen, "--output", "gs://bucket/x"), "is not local; give a local folder with --w"),
-    (("opus", *chosen, "--output", "x", "--work", "y"), "--work does not apply to the local fo"),
-    (
-      ("opus", "--corpus", "Europarl", "--languages", "sw-en", "--list"),
-      "none of these language pairs",
-    ),
+    (chosen, "--output"),
+    (("--output", "x"), "--corpus or --recipe"),
+    ((*chosen, "--output", "gs://bucket/x"), "is not local; give a local folder with --w"),
+    ((*chosen, "--output", "x", "--work", "y"), "--work does not apply to the local fo"),
+    (none, "none of these language pairs"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      in_process.download_data(*arguments)
-
-
-def test_a_recipe_chooses(server, fetcher, monkeypatch, tmp_path, capsys):
+      in_process.download_data("opus", *arguments)
   yaml = tmp_path / "mine.yaml"
-  yaml.write_text(
-    "name: mine\ndescription: x\nlanguages: [de, en]\ncorpora:\n  - {name: Europarl, version: v8}\n"
-  )
-  put_list(server, [record(server, pair) for pair in ("de-en", "en-fr", "de-xyz")])
-  monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
+  yaml.write_text("name: mine\nlanguages: [de, en]\ncorpora: [{name: Europarl, version: v8}]\n")
   in_process.download_data("opus", "--recipe", str(yaml), "--list")
   out = capsys.readouterr().out
   assert "1 files" in out

@@ -1,3 +1,6 @@
+"""Files and folders in object stores, and what of them is the same on this machine."""
+
+import gzip
 import os
 import pathlib
 
@@ -6,7 +9,8 @@ import pytest
 from etils import epath
 
 from vmsst import errors
-from vmsst.files import atomic_files, checksums, input_files, storage, text_files
+from vmsst.bitext import readers
+from vmsst.files import atomic_files, checksums, input_files, log_folders, storage, text_files
 
 
 @pytest.fixture
@@ -14,11 +18,18 @@ def store(monkeypatch):
   return memory_store.installed(monkeypatch)
 
 
-def test_urls_and_local_paths_are_told_apart():
+def test_urls_and_local_paths_are_told_apart(tmp_path):
   for url in ("gs://bucket/x", "s3://bucket", "memory://a"):
     assert storage.is_url(url)
   for local in ("/a/b", "a", pathlib.Path("a"), "/search/path/gs://bucket/x", "C:/x", ""):
     assert not storage.is_url(local)
+  storage.check_local(tmp_path, "the output")
+  with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
+    storage.check_local("gs://b/a", "the output")
+  logs = log_folders.LogFolder(tmp_path / "a" / "b")
+  assert logs.local == tmp_path / "a" / "b"
+  assert logs.local.is_dir()
+  logs.upload()
 
 
 def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):
@@ -84,14 +95,9 @@ def test_only_what_is_named_is_removed(store):
 def test_a_failed_write_leaves_the_former_object(store):
   url = "gs://bucket/a"
   atomic_files.write_text(url, "old")
-
-  def write():
-    with atomic_files.atomic_text(url) as file:
-      file.write("new")
-      raise RuntimeError
-
-  with pytest.raises(RuntimeError):
-    write()
+  with pytest.raises(RuntimeError), atomic_files.atomic_text(url) as file:  # noqa: PT012
+    file.write("new")
+    raise RuntimeError
   assert input_files.read_bytes(url) == b"old"
   assert store.find("bucket") == ["/bucket/a"]
 
@@ -133,16 +139,6 @@ def test_an_object_is_created_once(store):
   assert input_files.read_bytes("gs://bucket/lock") == b"1"
 
 
-def test_errors_of_a_store_name_the_object(store, monkeypatch):
-  def refuse(*args, **kwargs):
-    raise TimeoutError("no\nanswer")
-
-  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
-  with pytest.raises(errors.InputError, match=r"gs://bucket/a cannot be written: .*: no answer"):
-    atomic_files.write_text("gs://bucket/a", "x")
-  assert not store.find("bucket")
-
-
 @pytest.mark.parametrize(
   "use",
   [
@@ -181,12 +177,57 @@ def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):
     use("gs://bucket/a")
 
 
-def test_what_must_be_local_is_refused(tmp_path):
-  storage.check_local(tmp_path, "the output")
-  with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
-    storage.check_local("gs://b/a", "the output")
-
-
 def test_epath_sees_the_same_objects(store):
   epath.Path("gs://bucket/a").write_text("x")  # not with TensorFlow, which has other credentials
   assert storage.filesystem("gs://").cat_file("gs://bucket/a") == b"x"
+
+
+def test_lines_in_a_store_are_appended_to(store):
+  url = "gs://bucket/run/train"
+  for text in ("one\n", "two\n"):
+    logs = log_folders.LogFolder(url)
+    with (logs.local / "metrics.jsonl").open("a") as file:
+      file.write(text)
+    (logs.local / "inner").mkdir()
+    (logs.local / "inner" / f"events.{text[:3]}").write_text(text)
+    logs.upload(after_seconds=100)
+    assert text[:3] not in "".join(storage.names(f"{url}/inner"))
+    logs.upload()
+  assert input_files.read_bytes(f"{url}/metrics.jsonl") == b"one\ntwo\n"
+  assert storage.names(f"{url}/inner") == {"events.one", "events.two"}
+  modified = store.modified(f"{url}/metrics.jsonl")
+  logs.upload()  # nothing has changed
+  assert store.modified(f"{url}/metrics.jsonl") == modified
+
+
+@pytest.fixture
+def bitext_store(store):
+  for name, content in {
+    "x.de-en.de": b"eins\nzwei\n",
+    "x.de-en.en": b"one\ntwo\n",
+    "inner/y.de-en.tsv.gz": gzip.compress(b"drei\tthree\n"),
+  }.items():
+    store.pipe_file(f"gs://bucket/data/{name}", content)
+  return store
+
+
+def test_bitext_is_found_and_read_as_on_this_machine(bitext_store):
+  found = readers.find_bitext(["gs://bucket/data/*.de", "gs://bucket/data/**/*.tsv.gz"])
+  assert [bitext.paths for bitext in found] == [
+    ("gs://bucket/data/x.de-en.de", "gs://bucket/data/x.de-en.en"),
+    ("gs://bucket/data/inner/y.de-en.tsv.gz",),
+  ]
+  pairs = [list(readers.read_pairs(bitext)) for bitext in found]
+  assert pairs == [[("eins", "one"), ("zwei", "two")], [("drei", "three")]]
+  assert found[0].text_bytes == len(b"eins\nzwei\none\ntwo\n")
+  for read, name, message in (
+    (readers.find_bitext, "data/*.fr", r"no file matches 'gs://bucket/data/\*\.fr'; check"),
+    (text_files.Lines, "none", "gs://bucket/none: cannot be opened: "),
+    (text_files.Lines, "cut.gz", r"gs://bucket/cut\.gz: truncated gzip file"),
+    (readers.find_bitext, "data/*.de", r"its counterpart in English is missing"),
+  ):
+    bitext_store.pipe_file("gs://bucket/cut.gz", gzip.compress(b"one\n" * 1000)[:-20])
+    if name == "data/*.de":
+      bitext_store.rm("gs://bucket/data/x.de-en.en")
+    with pytest.raises(errors.InputError, match=message):
+      read(f"gs://bucket/{name}")

@@ -1,4 +1,7 @@
+"""Lines of text files: by number, in spans, and which are blank."""
+
 import gzip
+import hashlib
 import io
 import os
 
@@ -6,7 +9,7 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.files import text_files
+from vmsst.files import line_spans, text_fields, text_files
 
 CONTENT = "\ufeffone\r\n\nzwölf\nlast"
 
@@ -52,21 +55,14 @@ def test_content_with_another_digest_is_an_error(tmp_path, content):
       read(str(path), digest.hexdigest())
 
 
-def test_a_file_that_is_not_text_is_an_error(tmp_path):
-  (tmp_path / "x.gz").write_bytes(gzip.compress(b"a\nb\n")[:-6])
-  with pytest.raises(errors.InputError, match="truncated gzip file"):
-    text_files.Lines(str(tmp_path / "x.gz"))
-
-
-class LostConnection(Exception):
-  """An error of a store's client, which is not an OSError."""
-
-
 def test_a_store_that_fails_while_it_is_read_is_named(monkeypatch):
+  class LostConnectionError(Exception):
+    """An error of a store's client, which is not an OSError."""
+
   class Broken(io.BytesIO):
     def readinto(self, buffer):
       if self.tell():
-        raise LostConnection("no\nanswer")
+        raise LostConnectionError("no\nanswer")
       buffer[:4] = b"one\n"
       self.seek(4)
       return 4
@@ -79,9 +75,69 @@ def test_a_store_that_fails_while_it_is_read_is_named(monkeypatch):
   with pytest.raises(errors.InputError, match=r"gs://bucket/a.txt: cannot be read, after line 1: "):
     next(lines)
 
-  def refuse(*args, **kwargs):
-    raise LostConnection
 
-  monkeypatch.setattr(memory_store.MemoryStore, "open", refuse)
-  with pytest.raises(errors.InputError, match=r"gs://bucket/a.txt cannot be read: LostConnection"):
-    next(text_files.read_lines("gs://bucket/a.txt"))
+TEXTS = [
+  b"",
+  b"\n",
+  b"one",
+  b"\xef\xbb\xbfone\r\n\ntwo",
+  b"".join(b"line %d\n" % n for n in range(20)),
+  b"".join(b"x" * n + b"\n" for n in range(9)) + b"end",
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
+@pytest.mark.parametrize("lines", [1, 2, 7, 100])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_spans_have_the_lines_of_their_files(tmp_path, monkeypatch, lines, chunk, zipped):
+  monkeypatch.setattr(text_files, "_CHUNK_BYTES", chunk)
+  paths, expected = [], []
+  for number, content in enumerate(TEXTS):
+    path = tmp_path / f"{number}.txt{'.gz' * zipped}"
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    paths.append(str(path))
+    whole = list(text_files.read_lines(str(path)))
+    expected += [whole[start : start + lines] for start in range(0, len(whole), lines)]
+  cut = line_spans.cut(paths, lines, copies=str(tmp_path / "copies"))
+  assert [span.read() for span in cut.spans] == expected
+  assert cut.lines == sum(map(len, expected))
+  firsts = {span.name: span.first for span in reversed(cut.spans)}
+  assert set(firsts.values()) == {1}
+  joined = b"\n".join(content.removesuffix(b"\n") for content in TEXTS if content) + b""
+  assert cut.digest == hashlib.blake2b(joined, digest_size=16).hexdigest()
+  if zipped:
+    assert len(list((tmp_path / "copies").iterdir())) == len(TEXTS)
+    line_spans.remove_copies(str(tmp_path / "copies"))
+    assert not list((tmp_path / "copies").iterdir())
+
+
+def test_changed_broken_and_equal_lines(tmp_path, monkeypatch):
+  path = tmp_path / "x.txt"
+  path.write_bytes(b"a\nb\nc\xff\n")
+  first, second = line_spans.cut([str(path)], 2).spans
+  assert str(second) == f"{path}, lines 3 to 3"
+  with pytest.raises(errors.InputError, match=r"x\.txt:3: not UTF-8"):
+    second.read()
+  (tmp_path / "y").write_bytes(b"0\n0\na\nb\n")
+  assert line_spans.cut([str(tmp_path / "y")], 2).spans[1].digest == first.digest
+  path.write_bytes(b"a\nB\nc\n")
+  with pytest.raises(errors.InputError, match=r"x\.txt has changed"):
+    first.read()
+  path.unlink()
+  with pytest.raises(errors.InputError, match=r"x\.txt: cannot be opened"):
+    first.read()
+  # A line without an end is refused before it is all read.
+  monkeypatch.setattr(text_files, "LINE_BYTES", 1 << 20)
+  (tmp_path / "endless").symlink_to("/dev/zero")
+  with pytest.raises(errors.InputError, match=r"endless:1: line longer than 1 MB: not a text file"):
+    line_spans.cut([str(tmp_path / "endless")], 2, copies=str(tmp_path / "copies"))
+
+
+def test_a_text_without_a_visible_character_is_blank():
+  for text in (
+    "", " \t\n\u00a0\u2028\u3000", "\u200b\u2060\ufeff\u200d\u00ad\u200f", "\x00\x1b\x7f\x85",
+    "\ufe0f\u034f\u3164\u2800\U000e0041",
+  ):  # fmt: skip
+    assert text_fields.is_blank(text), ascii(text)
+  for text in (".", "\u200ba\u200b", "\u0301", "\u263a\ufe0f", "\ufffd"):
+    assert not text_fields.is_blank(text), ascii(text)

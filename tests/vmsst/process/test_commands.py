@@ -1,9 +1,16 @@
+"""Signals, streams and hanging file systems of a command."""
+
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from vmsst import errors
+from vmsst.files import watchdog
+from vmsst.process import interrupts
 
 # Runs a body as a command does; `ready` reports that a signal may come.
 _COMMAND = """
@@ -35,6 +42,7 @@ def run(folder, body, **options):
 
 
 _OWNED = "from vmsst.files import work_folders\nwith work_folders.owned('out'):"
+
 _DROPPED = """
 class Dropping:
   def __del__(self):
@@ -93,9 +101,13 @@ for _ in progress_bar.Bar(range(3)): pass
 print('done')
 open('file', 'w').write('content')
 """
+
 _HELP = "import argparse\nargparse.ArgumentParser().parse_args(['--help'])"
+
 _FULL = "it: error: [Errno 28] No space left on device: 'standard output'\n"
+
 _CLOSED = "it: error: [Errno 9] Bad file descriptor: 'standard output'\n"
+
 _NO_INPUT = "it: error: [Errno 9] Bad file descriptor\n"
 
 
@@ -142,6 +154,7 @@ def test_closed_and_full_streams_do_not_change_the_outcome(
 
 
 _NAME = r"""caf\udce9 \x1b]0;title\x07 \x9b2J \r\ud800"""
+
 _SHOWN = r"caf\xe9 \x1b]0;title\x07 \x9b2J \x0d\ud800"
 
 
@@ -190,3 +203,90 @@ def test_a_caller_gets_its_streams_and_signal_handlers_back():
     raise ZeroDivisionError
   after = sys.stdout, sys.stderr, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
   assert after == before
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
+def interrupt(request, monkeypatch):
+  """Returns a function that sends this process a signal, which raises KeyboardInterrupt."""
+
+  def stop(number, frame):
+    raise KeyboardInterrupt
+
+  former = signal.signal(request.param, stop)
+  yield lambda: signal.raise_signal(request.param)
+  signal.signal(request.param, former)
+
+
+def test_what_is_made_and_removed_as_a_whole_is_not_interrupted(interrupt):
+  done = []
+
+  @contextlib.contextmanager
+  def made():
+    with interrupts.Uninterrupted() as stack:
+      interrupt()
+      done.append("made")
+      stack.callback(lambda: (interrupt(), done.append("removed")))
+      with stack.outside():
+        yield
+
+  def work():
+    with interrupts.Uninterrupted() as stack:
+      stack.enter_context(made())  # The signal waits for `outside`.
+      done.append("entered")
+      with stack.outside():
+        done.append("not reached")
+
+  with pytest.raises(KeyboardInterrupt):
+    work()
+  assert done == ["made", "entered", "removed"]
+  with pytest.raises(KeyboardInterrupt):
+    interrupt()  # It has its handler again.
+
+
+def test_long_work_lets_waiting_signals_interrupt(interrupt):
+  with interrupts.Uninterrupted():
+    interrupts.check()
+    interrupt()
+    with pytest.raises(KeyboardInterrupt):
+      interrupts.check()
+
+
+# Works for longer than the limit, then opens a FIFO that nobody writes to.
+_HANGS = """
+import sys, time
+from vmsst.files import progress_bar, watchdog
+with watchdog.watching("a command", minutes=60):
+  with progress_bar.Bar(total=5, disable=True) as bar:
+    for _ in range(5):
+      time.sleep(0.6)
+      bar.update()
+  print("worked", flush=True)
+  open(sys.argv[1]).read()
+"""
+
+
+def test_a_command_that_hangs_ends_with_its_stack_traces(tmp_path):
+  os.mkfifo(tmp_path / "fifo")
+  done = subprocess.run(
+    [sys.executable, "-c", _HANGS, tmp_path / "fifo"],
+    env={
+      **os.environ,
+      watchdog.VARIABLE: "0.04",
+    },  # 2.4 s: much longer than a step, for a busy machine
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert (done.returncode, done.stdout) == (1, "worked\n")
+  assert 'File "<string>", line 10 in <module>' in done.stderr
+  assert done.stderr.splitlines()[-1].startswith("a command: error: no progress for 0.04 minutes")
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "an hour"])
+def test_other_limits_than_minutes_are_refused(monkeypatch, value):
+  monkeypatch.setenv(watchdog.VARIABLE, value)
+  with (
+    pytest.raises(errors.InputError, match=f"{watchdog.VARIABLE} is '{value}'"),
+    watchdog.watching("a command", minutes=1),
+  ):
+    pass
