@@ -95,22 +95,10 @@ def check(valid: bool, name: str, value: Any, wanted: str) -> None:
     raise InputError(f"{name} is {shown}; set it to {wanted}")
 
 
-def check_integer(name: str, value: Any, *, minimum: int = 1, optional: bool = False) -> None:
-  """Raises InputError unless `value` is an integer of at least `minimum`, or None if `optional`."""
-  if value is None and optional:
-    return
+def check_integer(name: str, value: Any, *, minimum: int = 1) -> None:
+  """Raises InputError unless `value` is an integer of at least `minimum`."""
   if not _is_integer(value) or value < minimum:
-    or_none = ", or None" if optional else ""
-    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more{or_none}")
-
-
-def check_seed(name: str, value: Any, *, optional: bool = True) -> None:
-  """Raises InputError unless `value` is an integer of 64 bits, or None if `optional`."""
-  if value is None and optional:
-    return
-  or_none = ", or None" if optional else ""
-  valid = _is_integer(value) and -(2**63) <= value < 2**63
-  check(valid, name, value, f"an integer from -2**63 to 2**63 - 1{or_none}")
+    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more")
 
 
 def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:
@@ -127,12 +115,6 @@ def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:
 def check_boolean(name: str, value: Any) -> None:
   """Raises InputError unless `value` is True or False."""
   check(isinstance(value, bool), name, value, "True or False")
-
-
-def check_text(name: str, value: Any, *, optional: bool = False) -> None:
-  """Raises InputError unless `value` is a text that is not empty, or None if `optional`."""
-  valid = (isinstance(value, str) and bool(value)) or (value is None and optional)
-  check(valid, name, value, "a text in quotes" + (", or None" if optional else ""))
 
 
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:

@@ -88,7 +88,7 @@ def test_errors_are_counted_by_text_and_by_type():
     ([[1.0, 0.0]], [[1.0]], {}, "width"),
     (np.zeros([0, 2]), [[1.0, 0.0]], {}, "0"),
     ([[1.0]], [[1.0]], {"neighbors": 0}, "0"),
-    ([[1.0]], [[1.0]], {"margin": "sum"}, "'sum', not ratio or distance or absolute"),
+    ([[1.0]], [[1.0]], {"margin": "sum"}, "'sum'; known: ratio, distance, absolute"),
   ],
 )
 def test_what_cannot_be_compared_is_an_error(source, target, options, message):
