@@ -286,7 +286,7 @@ POOLED = [
   }),
   ("xlmr", {
     _MO: modules(_NORMALIZE), "Normalize/config.json": {}, "config.json": {"layer_norm_eps": 1e-5},
-    _PR: {"prompts": {"query": "query: ", "passage": "passage: "}},
+    _PR: {"prompts": {"query": "query: ", "document": "passage: "}},
   }),
   *(("bert", {_PO: change}) for change in (
     {"pooling_mode": "cls"}, {"pooling_mode": ["mean"]}, {"pooling_mode_mean_tokens": False},
