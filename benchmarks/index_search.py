@@ -35,7 +35,7 @@ import numpy as np
 import scipy.sparse
 
 from vmsst.search import exact_search, faiss_index
-from vmsst.vectors import index_folder, vector_store
+from vmsst.vectors import index_folder, npy_files, vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
 _SAMPLE, _WINDOW = 50_000, 20_000
@@ -126,10 +126,16 @@ def gram_counts(texts: list[str]) -> Any:
 
 
 def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: int) -> Any:
-  writer = vector_store.Writer(folder, width)
-  for start in range(0, len(texts), _WINDOW):
-    writer.append(encoder(texts[start : start + _WINDOW]))
-  writer.finish()
+  """Writes the vectors of texts to a folder, as `vmsst embed` does."""
+  starts = range(0, len(texts), _WINDOW)
+  rows = [min(_WINDOW, len(texts) - start) for start in starts]
+  vector_store.start(folder, vector_store.State(width, "float32", rows, {}))
+  sha256 = []
+  for number, start in enumerate(starts):
+    path = vector_store.shard_path(folder, number)
+    vectors_ND = encoder(texts[start : start + _WINDOW])
+    sha256.append(npy_files.write_shard(path, vectors_ND, width, "float32"))
+  vector_store.finish(folder, sha256)
   return vector_store.open_vectors(folder)
 
 

@@ -4,7 +4,6 @@ import ast
 import collections
 import functools
 import graphlib
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -224,13 +223,3 @@ for line in sys.stdin:
     loaded = set(json.loads(line))
     wrong = loaded - {"vmsst"} if heavy == "anything" else loaded & heavy
     assert not wrong, step
-
-
-@pytest.mark.parametrize("command", ["t5x", "vmsst"])
-def test_the_commands_that_the_installation_makes_can_be_called(command):
-  (script,) = (
-    script
-    for script in importlib.metadata.distribution("vmsst").entry_points
-    if script.group == "console_scripts" and script.name == command
-  )
-  assert callable(script.load())

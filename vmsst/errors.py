@@ -95,13 +95,10 @@ def check(valid: bool, name: str, value: Any, wanted: str) -> None:
     raise InputError(f"{name} is {shown}; set it to {wanted}")
 
 
-def check_integer(name: str, value: Any, *, minimum: int = 1, optional: bool = False) -> None:
-  """Raises InputError unless `value` is an integer of at least `minimum`, or None if `optional`."""
-  if value is None and optional:
-    return
+def check_integer(name: str, value: Any, *, minimum: int = 1) -> None:
+  """Raises InputError unless `value` is an integer of at least `minimum`."""
   if not _is_integer(value) or value < minimum:
-    or_none = ", or None" if optional else ""
-    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more{or_none}")
+    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more")
 
 
 def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import tokenizers
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from vmsst.checkpoints.importers import bert
 
@@ -254,10 +254,40 @@ HONORED = [
     {"similarity_fn_name": "dot"}, {"model_type": "SentenceTransformer", "truncate_dim": None},
   )),
 ]  # fmt: skip
+
+
+def modules(*kinds):
+  """Returns a `modules.json` of an encoder with further modules, in files of different years."""
+  listed = [*_files("bert")["modules.json"]]
+  listed += [{"idx": 2 + i, "name": str(2 + i), "path": kind.rpartition(".")[2], "type": kind}
+             for i, kind in enumerate(kinds)]  # fmt: skip
+  return listed
+
+
+_DENSE = {
+  "in_features": 16, "out_features": 16, "bias": True,
+  "activation_function": "torch.nn.modules.activation.Tanh",
+}  # fmt: skip
+_WEIGHTS = {
+  f"linear.{name}": np.random.default_rng(1).normal(size=shape).astype(np.float32)
+  for name, shape in (("weight", (16, 16)), ("bias", 16))
+}
+_NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 # As before, but not only the ids could be others.
 POOLED = [
   ("bert", {}),
   ("xlmr", {}),
+  # As LaBSE, and as a small E5.
+  ("bert", {
+    _MO: modules(f"{_KIND}Dense", _NORMALIZE), "Normalize/config.json": {},
+    _PO: {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+    "Dense/config.json": _DENSE, "Dense/model.safetensors": save(_WEIGHTS),
+    _SB: {"max_seq_length": 10, "do_lower_case": False},
+  }),
+  ("xlmr", {
+    _MO: modules(_NORMALIZE), "Normalize/config.json": {}, "config.json": {"layer_norm_eps": 1e-5},
+    _PR: {"prompts": {"query": "query: ", "document": "passage: "}},
+  }),
   *(("bert", {_PO: change}) for change in (
     {"pooling_mode": "cls"}, {"pooling_mode": ["mean"]}, {"pooling_mode_mean_tokens": False},
     {"pooling_mode_mean_tokens": REMOVED}, {"include_prompt": True},

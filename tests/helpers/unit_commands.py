@@ -9,8 +9,7 @@ import embed_lines
 import line_files
 import numpy as np
 import opus_tree
-
-from vmsst.vectors import vector_store
+import vector_folders
 
 
 def build(folder):
@@ -45,7 +44,7 @@ def embed(folder):
 
 def index(folder):
   """Writes vectors; returns the arguments that index them."""
-  _write_vectors(folder / "a.vectors", _vectors(0))
+  vector_folders.write(folder / "a.vectors", _vectors(0))
   return ["index", "a.vectors", "out/index", "--factory=IVF256,PQ8"]
 
 
@@ -54,7 +53,7 @@ def mine(folder):
   for number, side in enumerate("ab", 1):
     vectors_ND = _vectors(0) + _vectors(number)
     line_files.write_lines(folder / f"{side}.txt", [f"{side} {n}" for n in range(len(vectors_ND))])
-    _write_vectors(folder / f"{side}.vectors", vectors_ND)
+    vector_folders.write(folder / f"{side}.vectors", vectors_ND)
   return ["mine", "a.txt", "b.txt", "out/pairs.tsv", "--vectors", "a.vectors", "b.vectors"]
 
 
@@ -76,7 +75,7 @@ def search_spans(folder):
   vectors_ND = np.concatenate([vectors_ND, vectors_ND[:200_000]])  # In the first and last block.
   line_files.write_lines(folder / "corpus.txt", [f"line {n}" for n in range(len(vectors_ND))])
   line_files.write_lines(folder / "queries.txt", [f"query {n}" for n in range(1_000)])
-  _write_vectors(folder / "vectors", vectors_ND)
+  vector_folders.write(folder / "vectors", vectors_ND)
   command = ["search", "queries.txt", "corpus.txt", "vectors", "--encoder=encoder"]
   return [*command, "--output=out/found"]
 
@@ -97,9 +96,3 @@ def evaluate(folder):
 
 def _vectors(seed):
   return np.random.default_rng(seed).normal(size=(30_000, 16)).astype(np.float32)
-
-
-def _write_vectors(folder, vectors_ND):
-  writer = vector_store.Writer(folder, vectors_ND.shape[1])
-  writer.append(vectors_ND)
-  writer.finish()

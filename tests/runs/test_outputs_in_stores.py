@@ -13,12 +13,12 @@ import line_files
 import numpy as np
 import pytest
 import tiny_encoders
+import vector_folders
 
 from vmsst import cli
 from vmsst.files import input_files, storage
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
-from vmsst.vectors import vector_store
 
 # Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: after a number
 # of units, or before an object whose URL matches is uploaded, after a number of such objects.
@@ -122,9 +122,8 @@ def write_texts(folder):
   lines = [line for line in embed_lines.make_lines(220) if line][:200]
   line_files.write_lines(folder / "a.txt", lines)
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
-  writer = vector_store.Writer(folder / "vectors", 6, shard_rows=30)
-  writer.append(np.random.default_rng(0).normal(size=(200, 6)))
-  writer.finish()
+  vectors_ND = np.random.default_rng(0).normal(size=(200, 6))
+  vector_folders.write(folder / "vectors", vectors_ND, shard_rows=30)
   assert not cli.main(["index", f"{folder}/vectors", f"{folder}/index", "--factory", "IVF4,SQ8"])
   for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
     line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])

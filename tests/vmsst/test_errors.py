@@ -11,7 +11,6 @@ from vmsst import errors
   [
     (errors.check_integer, [1, 7], [0, -1, 1.0, "9", True, None]),
     (lambda name, x: errors.check_integer(name, x, minimum=0), [0, np.int64(3)], [-1, np.True_]),
-    (lambda name, x: errors.check_integer(name, x, optional=True), [1, None], [0, 1.5]),
     (lambda name, x: errors.check_number(name, x, minimum=0), [0, 0.5], [-1, "1", True, None]),
     (errors.check_number, [-1.5], [float("nan"), float("inf"), -float("inf"), "x"]),
     (errors.check_boolean, [True, False], [0, 1, None, "True"]),

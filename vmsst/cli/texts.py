@@ -198,6 +198,15 @@ class Pairs:
   keep_duplicates: bool = False
 
 
+def _check_index(index: object, engine: Any) -> None:
+  """Raises InputError if an index would be searched elsewhere than in this process."""
+  if index and not engine.in_process:
+    raise errors.InputError(
+      "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
+      "`vmsst index` have them)"
+    )
+
+
 def mine(
   source: InputFile,
   target: InputFile,
@@ -242,11 +251,7 @@ def mine(
   for path in paths:
     bitext_mining.check_sentences(path)
   chosen = engine.chosen()
-  if index and not chosen.in_process:
-    raise errors.InputError(
-      "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
-      "`vmsst index` have them)"
-    )
+  _check_index(index, chosen)
   if encoder:
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
@@ -315,11 +320,7 @@ def search(
   from vmsst.vectors import embedded_text, encoding
 
   chosen = engine.chosen()
-  if index and not chosen.in_process:
-    raise errors.InputError(
-      "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
-      "`vmsst index` have them)"
-    )
+  _check_index(index, chosen)
   streamed = output == outputs.STANDARD or atomic_files.is_stream(output)
   if not chosen.in_process and streamed:
     raise errors.InputError("several processes need a file; give --output, or omit --workers")

@@ -211,8 +211,8 @@ class Encoder:
     self.check_process()
     batch_size = errors.as_integer("batch_size", batch_size)
     precision = precision or "float32"
-    _check_choice("long_texts", long_texts, ("cut", "split"))
-    _check_choice("precision", precision, get_args(quantization.Precision))
+    errors.check_choice("long_texts", long_texts, ("cut", "split"))
+    errors.check_choice("precision", precision, get_args(quantization.Precision))
     if truncate_dim is not None:
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
     prefix = self._prompt(prefix, prompt, prompt_name)
@@ -531,8 +531,3 @@ def _tensor(array: np.ndarray) -> Any:
   with errors.requires("sentence-transformers", "a tensor of torch"):
     import torch
   return torch.from_numpy(array)
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-  if value not in known:
-    raise ValueError(f"{name} is {value!r}, not {' or '.join(map(repr, known))}")

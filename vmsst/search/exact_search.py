@@ -302,14 +302,6 @@ def mutual_top_k(
   return source.of_all(target.rows_of(forward, k)), target.of_all(source.rows_of(backward, k))
 
 
-def mutual_neighbors(
-  source_ND: Rows | DistinctVectors, target_MD: Rows | DistinctVectors
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the nearest target of every source [N] and source of every target [M], by cosine."""
-  forward, backward = mutual_top_k(source_ND, target_MD, 1)
-  return forward.index_NK[:, 0], backward.index_NK[:, 0]
-
-
 def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
   """Returns the rows at length 1, float32; rows of zeros stay zeros.
 

@@ -151,13 +151,14 @@ def margin_blocks(
 
   Candidates are in temporary files. Arguments and errors are those of `margin_pairs`.
   """
-  _choice(_MARGINS, margin, "margin")  # Before the search, which can take long.
-  keep = _choice(_RETRIEVALS, retrieval, "retrieval")
+  errors.check_choice("margin", margin, _MARGINS)  # Before the search, which can take long.
+  errors.check_choice("retrieval", retrieval, _RETRIEVALS)
   neighbors = errors.as_integer("neighbors", neighbors)
   if min_cosine is not None:
     errors.check_number("min_cosine", min_cosine)
   near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, compare=compare)
-  return keep(best_neighbors(*near, margin, -np.inf if min_cosine is None else min_cosine))
+  floor = -np.inf if min_cosine is None else min_cosine
+  return _RETRIEVALS[retrieval](best_neighbors(*near, margin, floor))
 
 
 def joined(blocks: Iterable[Pairs]) -> Pairs:
@@ -194,10 +195,10 @@ def best_neighbors(
   Raises:
     ValueError: the margin is unknown.
   """
-  score = _choice(_MARGINS, margin, "margin")
+  errors.check_choice("margin", margin, _MARGINS)
   means = _means(forward), _means(backward)
   both = (forward, *means), (backward, *means[::-1])
-  return tuple(_best_of(score, *side, min_cosine) for side in both)  # type: ignore[return-value]
+  return tuple(_best_of(_MARGINS[margin], *side, min_cosine) for side in both)  # type: ignore[return-value]
 
 
 def margin_scores(
@@ -214,7 +215,7 @@ def margin_scores(
     ValueError: the shapes are not equal and [N, D], a side is empty, a value is not finite, k is
       not an integer of 1 or more, or the margin is unknown.
   """
-  score = _choice(_MARGINS, margin, "margin")
+  errors.check_choice("margin", margin, _MARGINS)
   neighbors = errors.as_integer("neighbors", neighbors)
   forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, compare=compare)
   count = len(forward.index_NK)
@@ -224,7 +225,7 @@ def margin_scores(
   for rows in exact_search.blocks(count):
     sides = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))
     cosine_N[rows] = np.einsum("nd,nd->n", *sides, dtype=np.float64)
-  return score(cosine_N, (_means(forward) + _means(backward)) / 2)
+  return _MARGINS[margin](cosine_N, (_means(forward) + _means(backward)) / 2)
 
 
 def best_f1(pairs: Pairs, gold_G2: np.ndarray, *, block_rows: int = exact_search.BLOCK_ROWS) -> F1:
@@ -272,12 +273,6 @@ _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
   "distance": lambda cosine, mean: cosine - mean,
   "absolute": lambda cosine, mean: np.minimum(cosine.astype(np.float64), 1),
 }
-
-
-def _choice(choices: Mapping[str, Callable], name: str, what: str) -> Callable:
-  if name not in choices:
-    raise ValueError(f"{what} is {name!r}, not {' or '.join(choices)}")
-  return choices[name]
 
 
 def _means(near: exact_search.Neighbors) -> np.ndarray:

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
+from vmsst import errors
+
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _LEVELS = 255
 
@@ -32,9 +34,7 @@ def quantize(
     ValueError: the precision is unknown, or the ranges have another shape.
   """
   vectors_ND = np.asarray(vectors_ND)
-  if precision not in get_args(Precision):
-    known = ", ".join(map(repr, get_args(Precision)))
-    raise ValueError(f"precision is {precision!r}; choose {known}")
+  errors.check_choice("precision", precision, get_args(Precision))
   if precision == "float32":
     return vectors_ND.astype(np.float32, copy=False)
   if precision in ("binary", "ubinary"):

@@ -1,12 +1,12 @@
 """Encoders for units of work: what identifies one, and how any process gets it."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vmsst import errors
-from vmsst.units import kept_values
 from vmsst.vectors import encoding
 
 
@@ -36,7 +36,11 @@ class EncoderSource:
     Raises:
       InputError: it cannot be loaded in this process, or has changed.
     """
-    return _encoders.get(self, self._load)
+    with _lock:
+      if self not in _opened:
+        _opened.clear()  # before the next encoder takes memory
+        _opened[self] = self._load()
+      return _opened[self]
 
   def _load(self) -> Any:
     if self.load is None:
@@ -49,7 +53,8 @@ class EncoderSource:
     return encoder
 
 
-_encoders: kept_values.LastOpened[EncoderSource, Any] = kept_values.LastOpened()
+_lock = threading.Lock()
+_opened: dict[EncoderSource, Any] = {}  # The one that was opened last.
 
 
 def of(encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None) -> EncoderSource:
@@ -57,6 +62,14 @@ def of(encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = Non
   return EncoderSource(name, encoding.identity(encoder, name).get("digest", ""), load)
 
 
-def using(source: EncoderSource, encoder: Any) -> AbstractContextManager[None]:
-  """Lets `source.open()` return this encoder in this process."""
-  return _encoders.using(source, encoder)
+@contextlib.contextmanager
+def using(source: EncoderSource, encoder: Any) -> Iterator[None]:
+  """Lets `source.open()` return this encoder in this process while the context lasts."""
+  with _lock:
+    _opened.clear()
+    _opened[source] = encoder
+  try:
+    yield
+  finally:
+    with _lock:
+      _opened.clear()

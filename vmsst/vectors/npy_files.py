@@ -100,7 +100,7 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
   return array
 
 
-def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> str:
+def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str) -> str:
   """Writes a file atomically; several processes may write the same one.
 
   Args:
@@ -108,7 +108,6 @@ def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str, first: i
     vectors_ND: Its vectors.
     dimension: Their width.
     dtype: float32 or float16.
-    first: Number of the first vector, for error messages.
 
   Returns:
     The SHA-256 of the file.
@@ -117,7 +116,7 @@ def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str, first: i
     ValueError: as in `checked_rows`.
     OSError: the file cannot be written.
   """
-  array_ND = checked_rows(vectors_ND, dimension, dtype, first)
+  array_ND = checked_rows(vectors_ND, dimension, dtype)
   with atomic_files.atomic_path(path) as partial:
     with open(partial, "wb") as stream:
       stream.write(header(array_ND.shape, dtype))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -163,77 +163,6 @@ def _remove_results(folder: storage.Path) -> None:
   """Removes the results of the units that wrote the shards, and what killed ones have left."""
   storage.remove_files(folder, list(filter(_RESULT.fullmatch, storage.names(folder))))
   work_folders.clear(work_folders.path_of(folder, is_folder=True))
-
-
-class Writer:
-  """Writes vectors from another source to a new folder, in order.
-
-  Attributes:
-    done: Number of vectors appended.
-  """
-
-  def __init__(
-    self,
-    folder: str | os.PathLike[str],
-    dimension: int,
-    *,
-    dtype: str = "float32",
-    settings: Mapping[str, Any] | None = None,
-    shard_rows: int = 1 << 14,
-  ):
-    """Starts the folder.
-
-    Args:
-      folder: The folder.
-      dimension: Width of the vectors.
-      dtype: float32 or float16.
-      settings: What the vectors are computed from, as for JSON.
-      shard_rows: Vectors per shard.
-
-    Raises:
-      InputError: the folder has vectors already, or the dtype is unknown.
-    """
-    self.done = 0
-    self._folder = folder
-    check_dtype(dtype)
-    self._state = State(dimension, dtype, [], dict(settings or {}))
-    self._shard_rows = shard_rows
-    self._waiting: list[np.ndarray] = []
-    self._sha256: list[str] = []
-    if storage.exists(os.path.join(folder, _STATE)):
-      raise errors.InputError(f"{folder} has vectors already; give another folder, or delete it")
-    check_free(folder)
-
-  def append(self, vectors_ND: Any) -> None:
-    """Appends vectors.
-
-    Raises:
-      ValueError: the shape is not [N, dimension], or a value is not finite in the stored dtype.
-    """
-    state = self._state
-    array_ND = npy_files.checked_rows(vectors_ND, state.dimension, state.dtype, self.done)
-    self._waiting.append(array_ND)
-    self.done += len(array_ND)
-    while self.done - sum(self._state.rows) >= self._shard_rows:
-      self._flush(self._shard_rows)
-
-  def finish(self) -> None:
-    """Writes what is left, and marks the vectors as complete."""
-    if self._waiting:
-      self._flush(self.done - sum(self._state.rows))
-    start(self._folder, self._state)
-    finish(self._folder, self._sha256)
-
-  def _flush(self, rows: int) -> None:
-    waiting_ND = np.concatenate(self._waiting)
-    if rows:
-      state = self._state
-      path = shard_path(self._folder, len(state.rows))
-      self._sha256.append(
-        npy_files.write_shard(path, waiting_ND[:rows], state.dimension, state.dtype)
-      )
-      state.rows.append(rows)
-    self._waiting = [waiting_ND[rows:]]
 
 
 class Vectors:

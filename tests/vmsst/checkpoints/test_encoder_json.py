@@ -6,13 +6,14 @@ import gin
 import jax
 import jax.numpy as jnp
 import pytest
+import small_networks
 import tiny_encoders
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json
+from vmsst.checkpoints import encoder_json, starting_encoders
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
-from vmsst.text import vocabularies
+from vmsst.text import hugging_face_vocabulary, vocabularies
 
 CONFIG = tiny_encoders.t5_config(vocab_size=300, dropout_rate=0.1, dtype="bfloat16")
 ENCODER = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
@@ -173,3 +174,39 @@ def test_each_bad_value_is_named(saved, changes, message):
   with pytest.raises(errors.InputError, match=message) as caught:
     encoder_json.load_encoder_assets(saved)
   assert "encoder.json" in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------
+# Runs that start from an encoder
+
+
+def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files):
+  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
+    str(tokenizer_files["bert"]), "query: ", {"query": "query: ", "passage": "passage: "}
+  )
+  network = sentence_encoder.SentenceEncoder(
+    small_networks.BERT, 16, head=False, pooling="pooler", normalize=True
+  )
+  model = tiny_encoders.model_of(network, vocabulary, max_length=7)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  for path in (run, run / "checkpoint_0"):
+    assert starting_encoders.pooling(path) == "pooler"
+    assert starting_encoders.normalize(path) is True
+  assert starting_encoders.prefix(run) == "query: "
+  assert starting_encoders.prompts(run) == vocabulary.prompts
+  assert starting_encoders.max_length(run) == 7
+  assert starting_encoders.tokenizer(run) == str(run / "tokenizer.json")
+  with pytest.raises(errors.InputError, match=r"no vocabulary.model next to .*checkpoint_0"):
+    starting_encoders.sentencepiece_model(run)
+  (run / encoder_json.ENCODER_FILE).unlink()
+  with pytest.raises(errors.InputError, match=r"encoder.json does not exist.* Set sentence_enc"):
+    starting_encoders.pooling(run / "checkpoint_0")
+  with pytest.raises(errors.InputError, match=r"no folder .*checkpoint_1"):
+    starting_encoders.normalize(run / "checkpoint_1")
+
+
+def test_a_dry_run_has_no_encoder():
+  assert (starting_encoders.prefix(None), starting_encoders.prompts(None)) == ("", {})
+  assert starting_encoders.max_length(None) == 512
+  assert starting_encoders.pooling(None) == "mean"
+  assert starting_encoders.normalize(None) is False

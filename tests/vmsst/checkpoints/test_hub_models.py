@@ -10,6 +10,7 @@ import fake_hub
 import line_files
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
 import tiny_hugging_face
 import tiny_mt5
@@ -172,41 +173,6 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   assert "HF_HUB_OFFLINE is set" in offline
 
 
-def save_mbert(folder, tokenizer_file):
-  """Writes a folder like that of multilingual BERT: a pre-trained model, no modules."""
-  sizes = {
-    **tiny_hugging_face.SIZES,
-    "vocab_size": 150,
-    "position_offset": 0,
-    "num_token_types": 2,
-    "layer_norm_eps": 1e-12,
-  }
-  folder.mkdir()
-  shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
-  rng = np.random.default_rng(0)
-  weights = {
-    f"bert.{row.source}": rng.normal(0, 0.5, row.shape).astype(np.float32)
-    for row in bert.rows(sizes, pooler=True)
-  }
-  weights["cls.predictions.bias"] = np.ones(150, np.float32)
-  save_file(weights, folder / "model.safetensors")
-  config = {
-    "model_type": "bert",
-    "architectures": ["BertForMaskedLM"],
-    "vocab_size": 150,
-    "hidden_size": sizes["emb_dim"],
-    "num_attention_heads": sizes["num_heads"],
-    "num_hidden_layers": sizes["num_layers"],
-    "intermediate_size": sizes["mlp_dim"],
-    "max_position_embeddings": sizes["max_positions"],
-    "type_vocab_size": 2,
-    "pad_token_id": 0,
-    "pooler_type": "first_token_transform",
-  }
-  (folder / "config.json").write_text(json.dumps(config))
-  return folder
-
-
 def save_release(folder):
   """Writes a folder like that of the released VMSST, with safetensors."""
   tiny_mt5.save_mt5(folder)
@@ -220,9 +186,10 @@ def save_release(folder):
 
 
 @pytest.mark.slow
-def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tokenizer_files, tmp_path):
+def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tmp_path):
   """The vectors are those of the imports from disk, which are tested with transformers."""
-  mbert = save_mbert(tmp_path / "mbert", tokenizer_files["bert"])
+  plain = {"modules.json": None, "1_Pooling/config.json": None}
+  mbert = released_folders.write(tmp_path / "mbert", "bert", plain)
   small = tiny_mt5.save_mt5(tmp_path / "mt5")
   hub.put("some/without-vocabulary", small)
   shutil.copyfile(sample.vocabulary_path(), small / "spiece.model")

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import io
 import json
@@ -6,20 +7,25 @@ import pathlib
 import re
 import shutil
 import string
+import subprocess
+import sys
 
 import fake_encoders
 import line_files
 import memory_store
 import numpy as np
 import pytest
+import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.cli import shared_options
+from vmsst.cli import compilation_cache, shared_options
 from vmsst.cli.command import finite_number
 from vmsst.files import storage, text_files
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
+from vmsst.networks import sentence_encoder
+from vmsst.networks import vmsst as networks
 from vmsst.text import vocabularies, vocabulary_training
 from vmsst.units import local, ray_cluster
 from vmsst.vectors import embedded_text, file_embedding, vector_store
@@ -247,29 +253,25 @@ def test_any_name_of_a_file_works(name, sides, encoder, tmp_path, capsys, monkey
   assert not {"\x1b", "\x07", "\udce9"} & {*printed.out, *printed.err}
 
 
-def test_embed_reports_that_it_resumes_after_an_interruption(sides, encoder, tmp_path, capsys):
-  command = ["embed", "a", sides[0], str(tmp_path / "v"), "--dtype", "float16"]
-  encoder.fail_at = 2
-  assert cli.main(command) == 130
-  assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
-  assert cli.main(["search", "-", sides[0], str(tmp_path / "v")]) == 1
-  assert "v is not finished; rerun the same command" in capsys.readouterr().err
-  assert cli.main(command) == 0
-  assert capsys.readouterr().out == f"{tmp_path / 'v'}: 24 vectors of width 26\n"
-  assert len(encoder.calls) == 5
-
-
 def from_standard_input(monkeypatch, text):
   monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
 
-def test_embed_reads_a_pipe_and_resumes_when_it_gets_the_same_again(encoder, tmp_path, monkeypatch):
+def test_embed_reads_a_pipe_and_resumes_when_it_gets_the_same_again(
+  encoder, tmp_path, capsys, monkeypatch
+):
   lines = [*SENTENCES[:7], "", "last"]
   folder = str(tmp_path / "v")
   encoder.calls, encoder.fail_at = [], 1
-  for status in (130, 0):
-    from_standard_input(monkeypatch, "\n".join(lines))
-    assert cli.main(["embed", "a", "-", folder]) == status
+  from_standard_input(monkeypatch, "\n".join(lines))
+  assert cli.main(["embed", "a", "-", folder]) == 130
+  assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
+  (tmp_path / "x").write_text("".join(f"{line}\n" for line in lines))
+  assert cli.main(["search", "-", str(tmp_path / "x"), folder]) == 1
+  assert "v is not finished; rerun the same command" in capsys.readouterr().err
+  from_standard_input(monkeypatch, "\n".join(lines))
+  assert cli.main(["embed", "a", "-", folder]) == 0
+  assert capsys.readouterr().out == f"{folder}: 9 vectors of width 26\n"
   np.testing.assert_array_equal(vector_store.open_vectors(folder)[:], encoder.encode(lines))
 
 
@@ -313,17 +315,12 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
     assert cli.main(["score", "a", *arguments]) == 0
     printed = capsys.readouterr().out.splitlines()
     np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
-  # Into a file, interrupted and resumed; another encoder's file is not resumed.
+  # Into a file, interrupted and resumed.
   out = tmp_path / "new" / "scores.txt"
   encoder.calls, encoder.fail_at = [], 3
   command = ["score", "a", str(one), str(other), "--output", str(out)]
   assert cli.main(command) == 130
   assert not out.exists()
-  assert cli.main(["score", "b", *command[2:]]) == 1
-  assert (
-    ".scores.txt.vmsst: this unfinished output of an earlier command is from other inputs"
-    in capsys.readouterr().err
-  )
   calls = len(encoder.calls)
   assert cli.main(command) == 0
   assert len(encoder.calls) - calls == 4  # 5 of 12 pairs were finished
@@ -562,3 +559,153 @@ def test_texts_vectors_and_results_in_a_store_are_as_local_ones(
   vectors = {f"x.{end}.{side}.vectors" for end in "ng" for side in ("source", "target")}
   results = {f"x.{end}" for end in ("s", "i", "m", "j", "n", "g", "c", "model")}
   assert storage.names("gs://bucket/out") == vectors | results
+
+
+# --------------------------------------------------------------------------------------------
+# Encoders that have changed
+
+NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
+
+
+def save(folder, seed, network=NETWORK, **options):
+  shutil.rmtree(folder, ignore_errors=True)
+  model = tiny_encoders.model_of(network, **options)
+  return tiny_encoders.save_run(folder, model, tiny_encoders.random_params(network, seed))
+
+
+@pytest.fixture
+def run(tmp_path):
+  return save(tmp_path / "run", 0)
+
+
+@pytest.fixture
+def text(tmp_path):
+  path = tmp_path / "text.txt"
+  path.write_text("one\ntwo\nthree\n")
+  return path
+
+
+def command(*words):
+  return cli.main([*map(str, words)])
+
+
+def test_the_digest_is_of_content(run, tmp_path):
+  digest = vmsst.load(run).digest
+  assert vmsst.load(shutil.copytree(run, tmp_path / "copy")).digest == digest
+  config = dataclasses.replace(NETWORK.config, dropout_rate=0.5)
+  others = [
+    save(tmp_path / "weights", 1),
+    save(tmp_path / "length", 0, max_length=21),
+    save(tmp_path / "network", 0, dataclasses.replace(NETWORK, config=config)),
+    save(
+      tmp_path / "vocabulary",
+      0,
+      vocabulary=dataclasses.replace(tiny_encoders.BYTES, lowercase=True),
+    ),
+  ]
+  digests = {vmsst.load(folder).digest for folder in others}
+  assert len(digests - {digest}) == len(others)
+  assert loading.load(run, dtype="bfloat16").digest not in {digest, *digests}
+
+
+def test_the_digest_of_a_translator_depends_on_its_decoder(tmp_path):
+  network = networks.BitranslationNetwork(NETWORK.config, latent_dim=6)
+  params = tiny_encoders.random_params(network)
+  kernel_DV = params["logits_hidden"]["kernel"] + 1
+  other = {**params, "logits_hidden": {"kernel": kernel_DV}}
+  model = tiny_encoders.model_of(NETWORK, network=network)
+  digests = []
+  for name, weights in (("run", params), ("copy", params), ("other", other)):
+    (tmp_path / name).mkdir()
+    tiny_encoders.save_run(tmp_path / name, model, weights)
+    digests.append(vmsst.load_translator(tmp_path / name).digest)
+  assert digests[0] == digests[1] != digests[2]
+
+
+def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tmp_path, capsys):
+  folder = tmp_path / "vectors"
+  assert command("embed", run, text, folder) == 0
+  files = {path: path.read_bytes() for path in folder.iterdir()}
+  assert command("embed", run, text, folder) == 0  # nothing to do
+  moved = run.rename(tmp_path / "moved")
+  assert command("embed", moved, text, folder) == 0  # the same encoder
+  save(run, 1)
+  capsys.readouterr()
+  for words, message in (
+    (("embed", run, text, folder), "has other vectors: encoder is "),
+    (("search", text, text, folder), "has changed since it computed"),
+    (
+      ("mine", text, text, tmp_path / "out", "--vectors", folder, folder, "--encoder", run),
+      "encoder",
+    ),
+  ):
+    assert command(*words) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert "{" not in error
+  assert {path: path.read_bytes() for path in folder.iterdir()} == files
+  assert not (tmp_path / "out").exists()
+  other = tmp_path / "other"
+  assert command("embed", run, text, other) == 0
+  assert command("mine", text, text, tmp_path / "out", "--vectors", folder, other) == 1
+  assert "different encoders" in capsys.readouterr().err
+  assert command("search", text, text, folder, "--encoder", moved) == 0
+
+
+# --------------------------------------------------------------------------------------------
+# A second command compiles nothing again
+
+COUNTED = """
+import collections, json, sys
+from vmsst import cli
+from vmsst.cli import compilation_cache
+compilation_cache.enable()  # before JAX is imported
+import jax
+counts = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **kwargs: counts.update([event]))
+assert cli.main(sys.argv[1:]) == 0
+print(json.dumps({name.rsplit("/", 1)[-1]: count for name, count in counts.items()}))
+"""
+_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path):
+  network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), 12)
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
+  text = tmp_path / "text"
+  text.write_text("eins\nzwei und drei\n", encoding="utf-8")
+  environment = {k: v for k, v in os.environ.items() if k not in _VARIABLES}
+  environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+  found = []
+  for name in ("first", "second"):
+    done = subprocess.run(
+      [sys.executable, "-c", COUNTED, "embed", run, text, tmp_path / name],
+      env=environment,
+      check=True,
+      stdout=subprocess.PIPE,
+    )
+    found.append(json.loads(done.stdout.splitlines()[-1]))
+  first, second = found
+  assert first["cache_misses"] == first["compile_requests_use_cache"] > 0
+  assert "cache_misses" not in second
+  assert second["cache_hits"] == first["cache_misses"]
+
+
+def test_the_folder_is_the_users_own(tmp_path, monkeypatch):
+  monkeypatch.setattr(os, "environ", {"XDG_CACHE_HOME": str(tmp_path)})
+  compilation_cache.enable()
+  folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
+  assert os.path.isdir(folder)
+  assert os.path.dirname(folder) == str(tmp_path / "vmsst" / "jax")
+  # A folder that is chosen, or none, stays.
+  for chosen in ("", "/elsewhere"):
+    monkeypatch.setattr(os, "environ", {"JAX_COMPILATION_CACHE_DIR": chosen})
+    compilation_cache.enable()
+    assert os.environ == {"JAX_COMPILATION_CACHE_DIR": chosen}
+  # A home that cannot be written to.
+  (tmp_path / "file").touch()
+  monkeypatch.setattr(os, "environ", {"XDG_CACHE_HOME": str(tmp_path / "file")})
+  compilation_cache.enable()
+  assert "JAX_COMPILATION_CACHE_DIR" not in os.environ

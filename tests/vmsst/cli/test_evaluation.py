@@ -63,9 +63,10 @@ def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path, capsys):
   assert "as do all others" in lines[-1]
 
 
-def test_eval_without_data_is_an_error(evaluate, data, tmp_path):
+def test_eval_without_data_is_an_error(evaluate, data, tmp_path, capsys):
   for options, message in (
     (["--suite", "sts", "bucc"], "expected folders sts, bucc2018"),
+    (["--suite", "tatoebas"], "unknown benchmark tatoebas; choose from sts,"),
     (["--data", str(tmp_path / "none")], "none: not a folder"),
     (["--data", str(data / "stsb" / "stsb.de.tsv")], "stsb.de.tsv: not a folder"),
   ):
@@ -76,6 +77,10 @@ def test_eval_without_data_is_an_error(evaluate, data, tmp_path):
   status, table, _ = evaluate(fake_encoders.random_vector, "--suite", "sts", "tatoeba", "tatoeba")
   assert status == 0
   assert any(re.match("sts +absent: no folder", line) for line in table)
+  assert cli.main(["eval", "--encoder", "E", "--data", str(data)]) == 1
+  assert "--out is missing" in capsys.readouterr().err
+  assert cli.main(["eval", "--list"]) == 0
+  assert "ROOT/ntrex" in capsys.readouterr().out
 
 
 def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import re
 
-import embed_lines
 import killed_commands
 import line_files
 import model_readers
@@ -10,15 +9,13 @@ import numpy as np
 import opus_tree
 import pytest
 import tiny_encoders
+import vector_folders
 
 import vmsst
 from vmsst.inference import loading
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
-from vmsst.vectors import file_embedding, vector_store
-
-MINE = ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vectors.file_embedding"]
-
+from vmsst.vectors import file_embedding
 
 _RANDOM = "/checkpoint_0/"  # their files have random names
 _SECONDS = re.compile(rb'"(embedding|scoring)": [0-9.e-]+')
@@ -64,42 +61,7 @@ def write_texts(start, count):
     line_files.write_lines(start / f"{side}.txt", [f"{side} {i}" for i in range(count)])
     near_ND = vectors_ND + 0.1 * rng.normal(size=vectors_ND.shape).astype(np.float32)
     settings = {"lines": count, "encoder": "x", "language": None}
-    writer = vector_store.Writer(start / f"{side}.vectors", 8, settings=settings)
-    writer.append(near_ND)
-    writer.finish()
-
-
-@pytest.mark.slow
-def test_mine(start):
-  write_texts(start, 500)
-  argv = ["mine", "source.txt", "target.txt", "out/pairs.tsv"]
-  argv += ["--vectors", "source.vectors", "target.vectors"]
-  settings = {
-    "vmsst.search.sharded_search._LEAST_SOURCES": 64,
-  }
-  moments = 40, [1, 500, 5000, 9000]
-  check(*killed_commands.run(MINE, argv, start.parent, moments=moments, settings=settings))
-
-
-@pytest.mark.slow
-def test_index(start):
-  write_texts(start, 500)
-  argv = ["index", "source.vectors", "out/index", "--factory", "IVF4,SQ8"]
-  settings = {"vmsst.vectors.index_folder._SHARD_ROWS": 150}
-  imports = ["vmsst.vectors.index_folder"]
-  moments = 20, [200, 3000]
-  check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
-
-
-@pytest.mark.slow
-def test_embed(start):
-  embed_lines.make_encoder(start / "encoder")
-  line_files.write_lines(start / "text.txt", embed_lines.make_lines(100))
-  argv = ["embed", "encoder", "text.txt", "out/vectors"]
-  settings = {"vmsst.vectors.file_embedding._SHARD_LINES": 16}
-  imports = ["vmsst.vectors.file_embedding", "vmsst.inference.encoder", "vmsst.inference.loading"]
-  moments = 8, [200, 4000]
-  check(*killed_commands.run(imports, argv, start.parent, moments=moments, settings=settings))
+    vector_folders.write(start / f"{side}.vectors", near_ND, settings=settings)
 
 
 @pytest.mark.slow
@@ -132,7 +94,32 @@ def test_build(start):
 
 NETWORK = networks.VmsstNetwork(tiny_encoders.t5_config(), latent_dim=6)
 LOADING = ["vmsst.inference.loading", "orbax.checkpoint"]
+# By command: its words, what it imports, and options of `killed_commands.run`.
 COMMANDS = {
+  "mine": (
+    "mine source.txt target.txt out/pairs.tsv --vectors source.vectors target.vectors",
+    ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vectors.file_embedding"],
+    {
+      "settings": {"vmsst.search.sharded_search._LEAST_SOURCES": 64},
+      "moments": (40, [1, 500, 5000, 9000]),
+    },
+  ),
+  "index": (
+    "index source.vectors out/index --factory IVF4,SQ8",
+    ["vmsst.vectors.index_folder"],
+    {
+      "settings": {"vmsst.vectors.index_folder._SHARD_ROWS": 150},
+      "moments": (20, [200, 3000]),
+    },
+  ),
+  "embed": (
+    "embed run source.txt out/vectors",
+    ["vmsst.vectors.file_embedding", "vmsst.inference.encoder"],
+    {
+      "settings": {"vmsst.vectors.file_embedding._SHARD_LINES": 80},
+      "moments": (8, [200, 4000]),
+    },
+  ),
   "score": ("score run a.txt b.txt --output out/scores", ["vmsst.mining.pair_scoring"]),
   "score by likelihood": (
     "score run a.txt b.txt --output out/scores --by likelihood --languages en de",
@@ -175,10 +162,11 @@ COMMANDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_any_other_command(name, start):
+def test_a_killed_command_is_resumed(name, start):
   if name == "export onnx":
     pytest.importorskip("onnx", reason="needs onnx to write models")
-  words, imports = COMMANDS[name]
+  words, imports, *options = COMMANDS[name]
+  write_texts(start, 500)
   encoder = sentence_encoder.SentenceEncoder(NETWORK.config, NETWORK.latent_dim)
   tiny_encoders.save_run(start / "run", tiny_encoders.model_of(encoder, network=NETWORK))
   texts = [f"{a} {b}" for a in ("old", "new", "big") for b in ("house", "river", "road")]
@@ -203,15 +191,11 @@ def test_any_other_command(name, start):
     chosen = vmsst.get_benchmarks(["tatoeba"])
     vmsst.evaluate(loaded, chosen, start / "data", start / "results", name="run")
   settings = {"vmsst.mining.pair_scoring._WINDOW": 4} if name.startswith("score") else {}
-  moments = 7, [10]
   argv = words.split()
-  check(
-    *killed_commands.run(
-      LOADING + imports,
-      argv,
-      start.parent,
-      moments=moments,
-      settings=settings,
-      atomic=argv[0] in ("import", "export"),
-    )
-  )
+  known = {
+    "moments": (7, [10]),
+    "settings": settings,
+    "atomic": argv[0] in ("import", "export"),
+    **dict(*options),
+  }
+  check(*killed_commands.run(LOADING + imports, argv, start.parent, **known))

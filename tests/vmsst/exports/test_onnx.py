@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tiny_encoders
 import tiny_hugging_face
+from small_networks import NETWORKS
 
 import vmsst
 from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.exports import onnx_folder
 from vmsst.inference import onnx_graph
-from vmsst.networks import bert, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
@@ -26,41 +26,9 @@ onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "how-to" / "mining_and_search.md"
 # Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "▁a\tb\u3000c", "今日は。", "a <pad> </s>"]
-T5 = tiny_encoders.t5_config(
-  vocab_size=3700, emb_dim=16, num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12
-)
-BERT = bert.BertConfig(
-  vocab_size=400,
-  emb_dim=16,
-  num_heads=2,
-  mlp_dim=24,
-  num_layers=2,
-  max_positions=30,
-  initializer_std=0.3,
-)
 SAMPLE = vocabularies.SentencePieceVocabulary(
   str(vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model")
 )
-
-
-def encoder(config, width=16, **options):
-  return sentence_encoder.SentenceEncoder(config, width, **options)
-
-
-NETWORKS = {
-  "t5": encoder(T5, 12),
-  "t5 scanned": encoder(
-    dataclasses.replace(T5, scan_layers=True, dtype="bfloat16"), 12, pooling="max", normalize=True
-  ),
-  "ems": encoder(BERT, head=False),
-  "labse": encoder(
-    dataclasses.replace(BERT, num_token_types=2, activation="gelu"),
-    head=False,
-    pooling="pooler",
-    normalize=True,
-  ),
-  "cls": encoder(dataclasses.replace(BERT, activation="relu", position_offset=1), 8, pooling="cls"),
-}
 
 
 def saved(name, folder, tokenizer_files):
@@ -91,7 +59,7 @@ def run_printed(text, texts):
   [
     "t5",
     "e5",
-    *(pytest.param(x, marks=pytest.mark.slow) for x in NETWORKS if x != "t5"),
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("t5 scanned", "ems", "labse", "cls")),
   ],
 )
 def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_path, capsys):

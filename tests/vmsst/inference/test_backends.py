@@ -1,6 +1,5 @@
 """Encoders on CPUs by OpenVINO: the vectors of JAX, and which options apply."""
 
-import dataclasses
 import importlib.util
 import sys
 
@@ -8,12 +7,13 @@ import commands
 import in_process
 import numpy as np
 import pytest
+import small_networks
 import tiny_encoders
 
 import vmsst
 from vmsst import errors
 from vmsst.inference import batching
-from vmsst.networks import bert, lstm, sentence_encoder
+from vmsst.networks import lstm, sentence_encoder
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
 # Not imported here: the backend imports OpenVINO without its telemetry.
@@ -23,32 +23,15 @@ pytestmark = pytest.mark.skipif(
 
 # Empty, blank, longer than the maximum of all encoders here, and of many lengths.
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n for n in range(20))]
-T5 = tiny_encoders.t5_config(num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12)
-BERT = bert.BertConfig(
-  vocab_size=259,
-  emb_dim=16,
-  num_heads=2,
-  mlp_dim=80,  # its kernels are larger than a page
-  num_layers=2,
-  max_positions=30,
-  initializer_std=0.3,
-)
-NETWORKS = {
-  "t5": sentence_encoder.SentenceEncoder(T5, 12),
-  "t5 scanned": sentence_encoder.SentenceEncoder(
-    dataclasses.replace(T5, scan_layers=True, dtype="bfloat16"), 12, pooling="max", normalize=True
-  ),
-  "bert": sentence_encoder.SentenceEncoder(BERT, 16, head=False, pooling="pooler"),
-}
 
 
 def saved(name, folder):
   """Saves the encoder of a name and returns its folder."""
-  network = NETWORKS[name]
+  network = small_networks.NETWORKS[name]
   return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["t5", "t5 scanned", "labse"])
 def test_the_vectors_are_those_of_jax(name, tmp_path):
   run = saved(name, tmp_path)
   encoder = vmsst.load(run, backend="openvino")
@@ -78,7 +61,7 @@ def test_openvino_reports_nothing_and_forks_no_process(tmp_path):
 
 
 def test_commands_take_a_backend(tmp_path):
-  run, text = saved("bert", tmp_path / "run"), tmp_path / "text"
+  run, text = saved("labse", tmp_path / "run"), tmp_path / "text"
   text.write_text("eins\nzwei\n", encoding="utf-8")
   for backend in ("jax", "openvino"):
     arguments = ("embed", run, text, tmp_path / backend, "--backend", backend)

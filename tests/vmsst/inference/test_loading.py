@@ -147,17 +147,3 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, dat
   (tmp_path / "theirs" / "modules.json").write_text("{")
   with pytest.raises(errors.InputError, match="theirs"):
     loading.open_encoder(str(tmp_path / "theirs"))
-
-
-def test_what_cannot_be_done_is_said_in_a_line(run, data, tmp_path, capsys):
-  command = ["eval", "--encoder", str(run), "--data", str(data), "--out", str(tmp_path / "out")]
-  assert cli.main([*command, "--suite", "tatoebas"]) == 1
-  assert "unknown benchmark tatoebas; choose from sts," in capsys.readouterr().err
-  assert cli.main([*command[:3], "--data", str(data)]) == 1
-  assert "--out is missing" in capsys.readouterr().err
-  assert cli.main(["eval", "--encoder", str(tmp_path / "nothing"), *command[3:]]) == 1
-  assert "nothing" in capsys.readouterr().err
-  assert cli.main(["eval", "--list"]) == 0
-  listed = capsys.readouterr().out
-  assert "tatoeba.XXX-eng.XXX" in listed
-  assert "ROOT/ntrex" in listed

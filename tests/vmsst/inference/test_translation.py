@@ -15,7 +15,6 @@ import vmsst
 from vmsst import cli, errors, languages
 from vmsst.checkpoints import encoder_json
 from vmsst.inference import decoding, loading, translation
-from vmsst.mining import pair_scoring
 from vmsst.models import vmsst as vmsst_models
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -224,48 +223,40 @@ def test_a_translation_is_likelier_than_another_word(translator):
   right_N2, wrong_N2 = score(capitals), score(capitals[1:] + capitals[:1])
   assert (right_N2 <= 0).all()
   assert (right_N2 > wrong_N2 + 1).all()
+  assert translator.pair_log_likelihoods([], [], languages=("en", "de")).shape == (0, 2)
 
 
-def test_likelihoods_of_no_pairs(translator):
-  score = functools.partial(translator.pair_log_likelihoods, languages=("en", "de"))
-  assert score([], []).shape == (0, 2)
-  for call, error, message in (
-    (lambda: score(["a"], ["b", "c"]), ValueError, "1 sources and 2 targets are not pairs"),
-    (lambda: score(["a"], ["b"], languages="de"), ValueError, "two values"),
-    (lambda: score(["a"], ["b"], languages=("en", "sw")), errors.InputError, "not trained on"),
-    (lambda: score(["a"], [None]), TypeError, "None"),
-    (lambda: score(["a"], ["b"], batch_size=0), ValueError, "batch_size is 0"),
+@pytest.mark.parametrize(
+  ("call", "error", "message"),
+  [
+    (lambda t: t.translate(["abc"], "klingon"), errors.InputError, "unknown language code 'kling"),
+    (lambda t: t.translate(["abc", "b"], ["de"]), ValueError, "1 languages for 2 sentences"),
+    (lambda t: t.translate("abc", "de"), TypeError, "list of one"),
+    (lambda t: t.generate(np.zeros((2, 3)), "de"), ValueError, r"shape \(2, 3\), not \[N, 16\]"),
+    (lambda t: t.translate(["abc"], None), TypeError, "language"),
+    (lambda t: t.translate(["abc"], [None]), TypeError, "language"),
+    (lambda t: t.translate(["abc"], {"de"}), TypeError, "language"),
     (
-      lambda: translator.log_likelihoods(["a"], "de", np.zeros((2, 16))),
-      ValueError,
-      "2 vectors for 1 sentences",
+      lambda t: t.translate(["abc"], "swh_Latn"),
+      errors.InputError,
+      "swh_Latn'; .* deu, eng",
     ),
-  ):
-    with pytest.raises(error, match=message):
-      call()
+    (lambda t: t.generate(np.zeros((2, 16)), ["de", "fr"]), errors.InputError, "not trained on"),
+    (lambda t: score(t, ["a"], ["b", "c"]), ValueError, "1 sources and 2 targets are not pairs"),
+    (lambda t: score(t, ["a"], ["b"], languages="de"), ValueError, "two values"),
+    (lambda t: score(t, ["a"], ["b"], languages=("en", "sw")), errors.InputError, "not trained on"),
+    (lambda t: score(t, ["a"], [None]), TypeError, "None"),
+    (lambda t: score(t, ["a"], ["b"], batch_size=0), ValueError, "batch_size is 0"),
+    (lambda t: t.log_likelihoods(["a"], "de", np.zeros((2, 16))), ValueError, "2 vectors for 1 se"),
+  ],
+)
+def test_wrong_input_is_named(translator, call, error, message):
+  with pytest.raises(error, match=message):
+    call(translator)
 
 
-def test_wrong_input_is_named(translator):
-  with pytest.raises(errors.InputError, match="unknown language code 'klingon'"):
-    translator.translate(["abc"], "klingon")
-  with pytest.raises(ValueError, match="1 languages for 2 sentences"):
-    translator.translate(["abc", "b"], ["de"])
-  with pytest.raises(TypeError, match="list of one"):
-    translator.translate("abc", "de")
-  with pytest.raises(ValueError, match=r"shape \(2, 3\), not \[N, 16\]"):
-    translator.generate(np.zeros((2, 3)), "de")
-  for language in (None, 3, [None], {"de"}):
-    with pytest.raises(TypeError, match="language"):
-      translator.translate(["abc"], language)
-
-
-@pytest.mark.parametrize("code", ["swh_Latn", "fr"])
-def test_a_language_without_training_data_is_refused(translator, code):
-  message = rf"not trained on the language '{code}'; choose one of deu, eng"
-  with pytest.raises(errors.InputError, match=message):
-    translator.translate(["abc"], code)
-  with pytest.raises(errors.InputError, match=message):
-    translator.generate(np.zeros((2, 16)), ["de", code])
+def score(translator, sources, targets, **options):
+  return translator.pair_log_likelihoods(sources, targets, **{"languages": ("en", "de"), **options})
 
 
 def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknown():
@@ -285,12 +276,8 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
 )
 def test_options_out_of_range_are_named(translator, option, values):
   for value in values:
-    for call in (
-      functools.partial(translator.translate, ["abc"], "de"),
-      functools.partial(translator.generate, np.zeros((2, 16)), "de"),
-    ):
-      with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
-        call(**{option: value})
+    with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
+      translator.generate(np.zeros((2, 16)), "de", **{option: value})
 
 
 def test_extreme_temperatures_and_seeds_give_sentences(translator):
@@ -360,38 +347,6 @@ def test_score_by_likelihood_writes_both_directions(run, translator, tmp_path, c
     assert error.count("\n") == 1
 
 
-@pytest.mark.usefixtures("loaded")
-def test_scores_resume_only_with_the_same_method(run, tmp_path, capsys, monkeypatch):
-  line_files.write_tsv(tmp_path / "pairs.tsv", [(word, word.upper()) for word in WORDS[:5]])
-  out = tmp_path / "scores"
-  command = ["score", str(run), str(tmp_path / "pairs.tsv"), "--output", str(out)]
-  command += ["--languages", "en", "de", "--by", "likelihood"]
-  assert cli.main(command) == 0
-  whole = out.read_bytes()
-  out.unlink()
-  monkeypatch.setattr(pair_scoring, "_WINDOW", 2)
-  score, calls = pair_scoring.ByLikelihood.__call__, []
-
-  def interrupted(*arguments):
-    calls.append(arguments)
-    if len(calls) == 2:
-      raise KeyboardInterrupt
-    return score(*arguments)
-
-  monkeypatch.setattr(pair_scoring.ByLikelihood, "__call__", interrupted)
-  assert cli.main(command) == 130
-  capsys.readouterr()
-  for options, message in (
-    (["--by", "cosine"], 'by is "likelihood", not "cosine"'),
-    (["--per-token"], "per_token is false, not true"),
-  ):
-    assert cli.main([*command, *options]) == 1
-    assert message in capsys.readouterr().err
-  assert cli.main(command) == 0
-  assert len(calls) == 4  # 2 of 5 pairs were finished
-  assert out.read_bytes() == whole
-
-
 def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   (tmp_path / "in.txt").write_bytes("abc\r\n\ncba\u2028\nbca".encode())
   arguments = ["translate", str(run), "--to", "de"]
@@ -409,17 +364,18 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
 
 def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
   (tmp_path / "latin.txt").write_bytes("gut\ngrün\n".encode("latin-1"))
-  arguments = ["translate", str(run), "--to", "de", "--input"]
-  assert cli.main([*arguments, str(tmp_path / "latin.txt")]) == 1
-  assert "latin.txt:2: not UTF-8" in capsys.readouterr().err
-  assert cli.main([*arguments, str(tmp_path / "none.txt")]) == 1
-  assert "none.txt" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("abc\n")
-  for option in (
-    ["--to", "sw"], ["--temperature", "-1"], ["--max-length", "0"], ["--seed", "-1"],
-  ):  # fmt: skip
-    assert cli.main([*arguments, str(tmp_path / "in.txt"), *option]) == 1
-    message = capsys.readouterr().err
-    assert message.startswith("vmsst: error: ")
-    assert message.count("\n") == 1
-    assert option[-1] in message
+  for name, *option, message in (
+    ("latin.txt", "latin.txt:2: not UTF-8"),
+    ("none.txt", "none.txt"),
+    ("in.txt", "--to", "sw", "'sw'"),
+    ("in.txt", "--temperature", "-1", "temperature is -1"),
+    ("in.txt", "--max-length", "0", "max_length is 0"),
+    ("in.txt", "--seed", "-1", "seed is -1"),
+  ):
+    arguments = ["translate", str(run), "--to", "de", "--input", str(tmp_path / name), *option]
+    assert cli.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("vmsst: error: ")
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,12 +1,25 @@
+import os
+import resource
 import tracemalloc
 
+import fake_encoders
 import line_files
+import memory_store
+import naive_margins
 import numpy as np
 import pytest
+import vector_folders
 
 from vmsst import errors
-from vmsst.files import external_sort, large_arrays, text_files
-from vmsst.mining import bitext_mining
+from vmsst.files import (
+  external_sort,
+  input_files,
+  large_arrays,
+  storage,
+  text_files,
+  work_folders,
+)
+from vmsst.mining import bitext_mining, pair_scoring, text_search
 from vmsst.search import device_search, exact_search
 from vmsst.vectors import embedded_text, index_folder, vector_store
 
@@ -18,9 +31,7 @@ TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t
 
 def write_embedded(folder, name, lines, vectors, shard_rows=5):
   path = line_files.write_lines(folder / f"{name}.txt", lines)
-  writer = vector_store.Writer(folder / name, vectors.shape[1], shard_rows=shard_rows)
-  writer.append(vectors)
-  writer.finish()
+  vector_folders.write(folder / name, vectors, shard_rows=shard_rows)
   return embedded_text.open_text(str(path), folder / name)
 
 
@@ -48,26 +59,9 @@ def naive(texts, k=4, floor=-2.0, keep_duplicates=False):
   for lines in (SOURCE, TARGET):
     kept = [row for row, line in enumerate(lines) if line not in ("", BLANK)]
     rows.append(kept if keep_duplicates else first_rows(lines))
-  unit = []
-  for own, text in zip(rows, texts, strict=True):
-    vectors = text.vectors[:].astype(float)
-    unit.append({row: vectors[row] / np.linalg.norm(vectors[row]) for row in own})
-  cosine = {(x, y): unit[0][x] @ unit[1][y] for x in rows[0] for y in rows[1]}
-  near_x = {x: sorted(rows[1], key=lambda y, x=x: -cosine[x, y])[:k] for x in rows[0]}
-  near_y = {y: sorted(rows[0], key=lambda x, y=y: -cosine[x, y])[:k] for y in rows[1]}
-  mean_x = {x: np.mean([cosine[x, y] for y in near]) for x, near in near_x.items()}
-  mean_y = {y: np.mean([cosine[x, y] for x in near]) for y, near in near_y.items()}
-  score = {(x, y): 2 * c / (mean_x[x] + mean_y[y]) for (x, y), c in cosine.items()}
-  found = set()
-  for x, near in near_x.items():
-    found.add(max(((x, y) for y in near if cosine[x, y] >= floor), key=score.get, default=None))
-  for y, near in near_y.items():
-    found.add(max(((x, y) for x in near if cosine[x, y] >= floor), key=score.get, default=None))
-  kept = []
-  for pair in sorted(found - {None}, key=lambda pair: -score[pair]):
-    if all(pair[0] != x and pair[1] != y for _, x, y in kept):
-      kept.append((score[pair], *pair))
-  return kept
+  vectors = (text.vectors[:][own] for own, text in zip(rows, texts, strict=True))
+  found = naive_margins.Naive(*vectors, k)
+  return [(found.score(i, j), rows[0][i], rows[1][j]) for i, j in found.pairs(floor=floor)]
 
 
 def mine(texts, tmp_path, **options):
@@ -88,22 +82,19 @@ def rounded(rows):
   return [[f"{float(score):.4f}", *texts] for score, *texts in rows]
 
 
-def test_indexes_find_what_plain_loops_find(texts, tmp_path):
-  for side in texts:
-    index_folder.build_index(side.folder, f"{side.folder}.index", factory="SQfp16", progress=False)
-  indexes = tuple(side.open_index(f"{side.folder}.index") for side in texts)
-  for keep in (False, True):
-    _, lines = mine(texts, tmp_path, indexes=indexes, keep_duplicates=keep)
-    wanted = as_output(naive(texts, keep_duplicates=keep))
-    assert [[f"{float(score):.4f}", *rest] for score, *rest in lines] == wanted
-
-
 @pytest.mark.parametrize("options", [{}, {"keep_duplicates": True}, {"min_cosine": 0.8}])
-def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options):
+@pytest.mark.parametrize("factory", [None, "SQfp16"])
+def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options, factory):
   names = {"min_cosine": "floor"}
   expected = naive(texts, **{names.get(key, key): value for key, value in options.items()})
+  if factory:
+    for side in texts:
+      index_folder.build_index(side.folder, f"{side.folder}.index", factory=factory, progress=False)
+    indexes = tuple(side.open_index(f"{side.folder}.index") for side in texts)
+    options = {**options, "indexes": indexes}
   done, found = mine(texts, tmp_path, **options)
   assert rounded(found) == as_output(expected)
+  assert (done.source, done.target) == ((11, 12) if "keep_duplicates" in options else (8, 9))
   assert (done.candidates, done.kept, done.best) == (len(expected), len(expected), None)
   middle = expected[len(expected) // 2][0]
   done, found = mine(texts, tmp_path, threshold=middle - 1e-6, **options)
@@ -163,14 +154,6 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
 
   peak(20_000)  # Allocates what is allocated once.
   assert peak(120_000) < 1.5 * peak(40_000)
-
-
-def test_lines_that_are_the_same_count_once(texts, tmp_path):
-  done, found = mine(texts, tmp_path)
-  assert (done.source, done.target) == (8, 9)
-  assert all(field.strip() for row in found for field in row)
-  done, _ = mine(texts, tmp_path, keep_duplicates=True)
-  assert (done.source, done.target) == (11, 12)
 
 
 def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
@@ -269,3 +252,96 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
   assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
   done, found = mine(texts, tmp_path, min_cosine=1.5)
   assert (done.kept, found) == (0, [])
+
+
+# --------------------------------------------------------------------------------------------
+# More shards than a process may open files
+
+SHARDS, MORE = 150, 30
+ROWS = np.random.default_rng(0).normal(size=[2 * SHARDS, 8]).astype(np.float32)
+
+
+@pytest.fixture
+def few_descriptors(monkeypatch):
+  """At most `MORE` files more than are open now."""
+  monkeypatch.setattr(vector_store, "_MAPS", 8)
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  used = max(map(int, os.listdir("/proc/self/fd")))
+  resource.setrlimit(resource.RLIMIT_NOFILE, (used + MORE, limits[1]))
+  yield
+  resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors on Linux")
+@pytest.mark.usefixtures("few_descriptors")
+def test_more_shards_than_descriptors(tmp_path):
+  sides, indexes = [], []
+  for name, blank in (("x", 7), ("y", None)):
+    lines = ["" if row == blank else str(row) for row in range(len(ROWS))]
+    path = line_files.write_lines(tmp_path / f"{name}.txt", lines)
+    vector_folders.write(tmp_path / name, ROWS, shard_rows=2)
+    index_folder.build_index(tmp_path / name, tmp_path / f"{name}.index", factory="IVF4,SQ8")
+    sides.append(embedded_text.open_text(str(path), tmp_path / name))
+    indexes.append(sides[-1].open_index(tmp_path / f"{name}.index"))
+  encoder = fake_encoders.FakeEncoder(lambda text: ROWS[int(text)])
+  expected = [str(row) for row in range(len(ROWS)) if row != 7]
+  for index in (None, indexes[0]):
+    searcher = text_search.Searcher(encoder, sides[0], index=index)
+    assert [hits[0].text for hits in searcher.search(expected, 2)] == expected
+  for both in (None, tuple(indexes)):
+    bitext_mining.mine(*sides, tmp_path / "out.tsv", indexes=both, threshold=1.01)
+    found = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+    assert sorted(int(row) for _, row, _ in found) == sorted(map(int, expected))
+    assert all(source == target for _, source, target in found)
+
+
+# --------------------------------------------------------------------------------------------
+# Scores of given pairs
+
+
+class Scorer:
+  """Scores a pair by its lengths; Ctrl-C interrupts it after some windows."""
+
+  def __init__(self, name, windows):
+    self.settings, self.windows, self.texts = {"scorer": name}, windows, []
+
+  def __call__(self, sources, targets, languages, on_cut):
+    self.windows -= 1
+    if self.windows < 0:
+      raise KeyboardInterrupt
+    self.texts += sources
+    return np.array([[len(x), len(y)] for x, y in zip(sources, targets, strict=True)], float)
+
+
+@pytest.mark.parametrize("kind", ["local", "store"])
+def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
+  memory_store.installed(monkeypatch)
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
+  place = str(tmp_path / "new") if kind == "local" else "gs://bucket/new"
+  lines = ["x" * n for n in range(10)]
+  (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
+  text = pair_scoring.TextColumn(str(tmp_path / "text"))
+
+  def score(scorer):
+    return pair_scoring.score_file(scorer, text, text, f"{place}/out", progress=False)
+
+  with pytest.raises(KeyboardInterrupt):
+    score(Scorer("a", 2))
+  assert storage.names(place) == {".out.vmsst"}
+  for name, windows in (("a", 1), ("b", 3)):  # the rest, or all if it has other settings
+    scorer = Scorer(name, windows)
+    assert score(scorer) == 10
+    assert scorer.texts == (lines[8:] if name == "a" else lines)
+    found = input_files.read_bytes(f"{place}/out").decode()
+    assert found == "".join(f"{n}.000000\t{n}.000000\n" for n in range(10))
+    assert storage.names(place) == {"out"}
+  with pytest.raises(KeyboardInterrupt):
+    score(Scorer("a", 0))
+  assert storage.names(place) == {"out"}
+  assert not storage.names(work_folders.path_of(f"{place}/out"))
+
+
+def test_scores_of_a_stream_are_written_directly(tmp_path):
+  (tmp_path / "text").write_text("a\n")
+  text = pair_scoring.TextColumn(str(tmp_path / "text"))
+  assert pair_scoring.score_file(Scorer("a", 1), text, text, "/dev/null", progress=False) == 1

@@ -6,12 +6,13 @@ import line_files
 import memory_store
 import numpy as np
 import pytest
+import vector_folders
 
 from vmsst import errors
 from vmsst.files import storage, text_files
 from vmsst.mining import text_search
 from vmsst.search import exact_search
-from vmsst.vectors import embedded_text, file_embedding, index_folder, vector_store
+from vmsst.vectors import embedded_text, file_embedding, index_folder
 
 
 def letters_vector(text):
@@ -30,10 +31,8 @@ QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
 def make_base(folder, lines):
   folder.mkdir(exist_ok=True)
   path = line_files.write_lines(folder / "base.txt", lines)
-  writer = vector_store.Writer(folder / "base", 3, shard_rows=10)
-  if lines:
-    writer.append(np.array([letters_vector(line) for line in lines]))
-  writer.finish()
+  vectors_ND = np.array([letters_vector(line) for line in lines])
+  vector_folders.write(folder / "base", vectors_ND, shard_rows=10)
   return embedded_text.open_text(str(path), folder / "base")
 
 

@@ -6,11 +6,11 @@ import eight_devices
 import numpy as np
 import pytest
 import threadpoolctl
+import vector_folders
 
 from vmsst.files import external_sort, large_arrays
 from vmsst.search import device_search, exact_search, sharded_search
 from vmsst.units import local
-from vmsst.vectors import vector_store
 
 SMALL = functools.partial(exact_search.compare, held_rows=10, block_rows=5)
 DEVICES = functools.partial(device_search.compare_on_devices, sources=16, targets=24)
@@ -131,7 +131,7 @@ def test_searches_in_several_threads_leave_blas_as_it_was():
 
   before, side = blas_threads(), np.random.default_rng(7).normal(size=[300, 8])
   with futures.ThreadPoolExecutor(4) as pool:
-    found = list(pool.map(lambda _: exact_search.mutual_neighbors(side, side)[0], range(8)))
+    found = list(pool.map(lambda _: exact_search.top_k(side, side).index_NK[:, 0], range(8)))
   np.testing.assert_array_equal(found, np.tile(np.arange(300), [8, 1]))
   assert blas_threads() == before
 
@@ -252,12 +252,8 @@ def stored_sides(tmp_path, *counts):
   for name, count in zip("ab", counts, strict=True):
     vectors_ND = rng.normal(size=(count, 6)).astype(np.float32)
     vectors_ND[count // 2 :: 3] = vectors_ND[: len(vectors_ND[count // 2 :: 3])]
-    writer = vector_store.Writer(tmp_path / name, 6, shard_rows=50)
-    writer.append(vectors_ND)
-    writer.finish()
-    yield exact_search.DistinctVectors(
-      vector_store.open_vectors(tmp_path / name), np.arange(count) % 7 > 0
-    )
+    rows = vector_folders.write(tmp_path / name, vectors_ND, shard_rows=50)
+    yield exact_search.DistinctVectors(rows, np.arange(count) % 7 > 0)
 
 
 @pytest.mark.parametrize("counts", [(30, 50), (40, 3), (9, 60)])

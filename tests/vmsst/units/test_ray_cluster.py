@@ -1,14 +1,12 @@
 import concurrent.futures
-import pathlib
 import sys
 import types
 
 import pytest
-import ray_clusters
 import toy_units
 
 from vmsst import errors
-from vmsst.units import base, engines, ray_cluster
+from vmsst.units import engines, ray_cluster
 
 
 class RayError(Exception):
@@ -103,34 +101,3 @@ def test_a_cluster_that_does_not_answer_is_an_error(tmp_path, monkeypatch, addre
   ray.is_initialized = lambda: False
   with pytest.raises(errors.InputError, match=f"no Ray cluster at {address}: .*; start it"):
     run(monkeypatch, ray, toy_units.squares(tmp_path, 1), address=address)
-
-
-@pytest.fixture(scope="module")
-def nodes():
-  pytest.importorskip("ray")
-  with ray_clusters.cluster() as found:
-    yield found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["worker", "driver", "node"])
-def test_killing_a_part_of_a_cluster_changes_nothing(nodes, tmp_path, fault):
-  driver = str(pathlib.Path(ray_clusters.__file__).with_name("toy_driver.py"))
-  command = [sys.executable, driver, nodes.address, str(tmp_path), "8", "0.7"]
-  process = nodes.driver(command)
-  ray_clusters.wait_for_files(process, tmp_path, "*.json", 1)
-  if fault == "driver":
-    process.kill()
-    process.wait()
-    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
-    process = nodes.driver(command)
-  elif fault == "node":
-    nodes.kill_node()
-  else:
-    nodes.kill_worker()
-  assert process.wait(timeout=300) == 0
-  assert toy_units.contents(tmp_path) == {f"{n}.txt": str(n**2) for n in range(8)}
-  if fault == "driver":
-    assert all(path.stat().st_mtime_ns == time for path, time in done.items())
-  units = toy_units.squares(tmp_path, 8, toy_units.Staged)
-  assert all(base.result(unit) for unit in units)

@@ -1,16 +1,19 @@
-import functools
 import hashlib
 
-import embed_lines
 import fake_encoders
 import line_files
 import numpy as np
 import pytest
+import vector_folders
 
 from vmsst import errors
-from vmsst.inference import loading
-from vmsst.units import local
-from vmsst.vectors import embedded_text, encoding, file_embedding, vector_store
+from vmsst.vectors import (
+  embedded_text,
+  encoder_sources,
+  encoding,
+  file_embedding,
+  vector_store,
+)
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
@@ -137,9 +140,7 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
     stream.writelines(f"{line}\n" for line in reversed(LINES))
   with pytest.raises(errors.InputError, match="vectors of another text than"):
     embedded_text.open_text(text, folder)
-  writer = vector_store.Writer(tmp_path / "foreign", 3)
-  writer.append(np.ones([23, 3]))
-  writer.finish()
+  vector_folders.write(tmp_path / "foreign", np.ones([23, 3]))
   assert len(embedded_text.open_text(text, tmp_path / "foreign")) == 23
 
 
@@ -187,27 +188,46 @@ def test_encoders_get_what_they_know():
     encoding.encode(encoder, ["a", "b"])
 
 
-def embedded(folder, run, text, **options):
-  load = functools.partial(loading.open_encoder, str(run))
-  name, encoder = load()
-  file_embedding.embed_file(encoder, text, folder, name=name, load=load, **options)
-  return {path.name: path.read_bytes() for path in folder.iterdir()}
+# --------------------------------------------------------------------------------------------
+# Encoders in other processes
+
+LOADED = []
 
 
-@pytest.fixture
-def run(tmp_path):
-  embed_lines.make_encoder(tmp_path / "encoder")
-  return tmp_path / "encoder"
+class Named(fake_encoders.FakeEncoder):
+  def __init__(self, digest):
+    super().__init__(fake_encoders.random_vector)
+    self.digest = digest
 
 
-@pytest.mark.slow
-def test_two_processes_write_the_same_bytes(run, tmp_path):
-  text = str(line_files.write_lines(tmp_path / "text.txt.gz", embed_lines.make_lines(40_000)))
-  expected = embedded(tmp_path / "one", run, text)
-  assert sorted(expected) == [
-    "vectors-00000.npy",
-    "vectors-00001.npy",
-    "vectors-00002.npy",
-    "vectors.json",
-  ]
-  assert embedded(tmp_path / "two", run, text, engine=local.Local(2)) == expected
+def load(digest):
+  LOADED.append(digest)
+  return "name", Named(digest)
+
+
+def test_a_process_loads_an_encoder_once_and_keeps_one():
+  LOADED.clear()
+  first, second = (
+    encoder_sources.EncoderSource("name", digest, lambda digest=digest: load(digest))
+    for digest in "ab"
+  )
+  assert first.open() is first.open()
+  assert second.open().digest == "b"
+  assert first.open().digest == "a"
+  assert LOADED == ["a", "b", "a"]
+
+
+def test_another_encoder_at_the_same_place_is_an_error():
+  changed = encoder_sources.EncoderSource("name", "before", lambda: load("after"))
+  with pytest.raises(errors.InputError, match="name has changed"):
+    changed.open()
+
+
+def test_an_encoder_in_memory_is_for_this_process_and_this_time():
+  encoder = Named("a")
+  source = encoder_sources.of(encoder, "name")
+  assert (source.name, source.digest) == ("name", "a")
+  with encoder_sources.using(source, encoder):
+    assert source.open() is encoder
+  with pytest.raises(errors.InputError, match="name cannot be loaded in other processes"):
+    source.open()

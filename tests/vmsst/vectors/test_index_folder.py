@@ -9,6 +9,7 @@ import tempfile
 import memory_store
 import numpy as np
 import pytest
+import vector_folders
 
 from vmsst import errors
 from vmsst.files import atomic_files, storage
@@ -17,13 +18,6 @@ from vmsst.vectors import index_folder, vector_store
 
 COUNT, WIDTH = 900, 8
 FACTORIES = ["Flat", "SQ8", "RR8,RaBitQ", "IVF8,SQfp16", "PCAR8,IVF8,RaBitQ", "OPQ4,IVF2,PQ4"]
-
-
-def make_vectors(folder, vectors_ND, **options):
-  writer = vector_store.Writer(folder, vectors_ND.shape[1], **options)
-  writer.append(vectors_ND)
-  writer.finish()
-  return vector_store.open_vectors(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +43,7 @@ def vectors_ND():
 def stored(tmp_path_factory, vectors_ND):
   """A folder of vectors and an index of them in two shards."""
   folder = tmp_path_factory.mktemp("stored")
-  rows = make_vectors(folder / "vectors", vectors_ND, shard_rows=250)
+  rows = vector_folders.write(folder / "vectors", vectors_ND, shard_rows=250)
   build(rows, folder / "index")
   return folder
 
@@ -83,7 +77,7 @@ def nearest(vectors_ND, query_ND, k, rows=None):
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_rescored_candidates_of_all_lists_are_the_nearest(tmp_path, vectors_ND, factory):
-  rows = make_vectors(tmp_path / "vectors", vectors_ND, shard_rows=250)
+  rows = vector_folders.write(tmp_path / "vectors", vectors_ND, shard_rows=250)
   build(rows, tmp_path / "index", factory)
   query_ND = exact_search.unit_rows(vectors_ND[:70] + 0.1)
   some_S = np.arange(0, COUNT, 3)
@@ -103,7 +97,7 @@ def test_an_exact_index_compares_vectors_of_any_length_by_their_direction(tmp_pa
   changed_ND[1] *= 1e-20
   changed_ND[2] *= 1e25
   changed_ND[3] = 0
-  make_vectors(tmp_path / "vectors", changed_ND)
+  vector_folders.write(tmp_path / "vectors", changed_ND)
   built = [index_folder.build_index(tmp_path / "vectors", tmp_path / "index") for _ in range(2)]
   assert built[0] == built[1]
   index = open_index(tmp_path)
@@ -117,7 +111,7 @@ def test_an_exact_index_compares_vectors_of_any_length_by_their_direction(tmp_pa
 
 def test_queries_whose_lists_are_nearly_empty_find_enough(tmp_path):
   vectors_ND = np.repeat(np.eye(4, dtype=np.float32), 50, axis=0)
-  make_vectors(tmp_path / "vectors", vectors_ND + 1e-3 * np.arange(200)[:, None] / 200)
+  vector_folders.write(tmp_path / "vectors", vectors_ND + 1e-3 * np.arange(200)[:, None] / 200)
   build(tmp_path / "vectors", tmp_path / "index", "IVF4,Flat")
   wanted_N = np.isin(np.arange(200), [0, 50, 51, 199])
   found = open_index(tmp_path).nearest(np.eye(4, dtype=np.float32)[:1], 9, wanted_N, probes=1)
@@ -219,7 +213,7 @@ def test_other_settings_and_vectors_are_refused(folder, vectors_ND):
   shutil.rmtree(folder / "vectors")
   vectors_ND = vectors_ND.copy()
   vectors_ND[700, 3] += 1e-3
-  rows = make_vectors(folder / "vectors", vectors_ND)
+  rows = vector_folders.write(folder / "vectors", vectors_ND)
   with pytest.raises(errors.InputError, match="another index: vectors is "):
     build(rows, folder / "index")
   with pytest.raises(errors.InputError, match=r"index of other vectors than .*vectors, or of an e"):
@@ -227,7 +221,7 @@ def test_other_settings_and_vectors_are_refused(folder, vectors_ND):
 
 
 def test_damage_is_found_before_faiss_reads_a_file(folder, vectors_ND, monkeypatch):
-  build(make_vectors(folder / "other", vectors_ND[:400]), folder / "short")
+  build(vector_folders.write(folder / "other", vectors_ND[:400]), folder / "short")
   path, state = folder / "index" / "index.faiss", folder / "index" / "index.json"
   content = bytearray(path.read_bytes())
   content[100] ^= 1
@@ -292,7 +286,7 @@ def test_broken_states_are_errors(folder, change):
 
 
 def test_broken_requests_are_errors(tmp_path, vectors_ND):
-  rows = make_vectors(tmp_path / "vectors", vectors_ND)
+  rows = vector_folders.write(tmp_path / "vectors", vectors_ND)
   for factory, message in (
     ("HNSW32", "not supported: give one such as OPQ64"),
     ("IVF0,Flat", "has no lists"),
@@ -304,8 +298,7 @@ def test_broken_requests_are_errors(tmp_path, vectors_ND):
     assert not (tmp_path / "index").exists()
   with pytest.raises(errors.InputError, match=r"cannot be trained on 900 vectors: .*fewer lists"):
     build(rows, tmp_path / "index", "IVF1000,Flat")
-  empty = vector_store.Writer(tmp_path / "empty", 3)
-  empty.finish()
+  vector_folders.write(tmp_path / "empty", vectors_ND[:0])
   with pytest.raises(errors.InputError, match="empty has no vectors"):
     index_folder.build_index(tmp_path / "empty", tmp_path / "other")
   with pytest.raises(errors.InputError, match=r"no index\.json: give a folder that `vmsst index`"):

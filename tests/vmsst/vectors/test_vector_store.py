@@ -1,8 +1,10 @@
+import io
 import pickle
 
 import memory_store
 import numpy as np
 import pytest
+import vector_folders
 
 from vmsst import errors
 from vmsst.vectors import npy_files, vector_store
@@ -10,21 +12,15 @@ from vmsst.vectors import npy_files, vector_store
 VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
 
-def write_vectors(folder, vectors=VECTORS, *, chunk=4, **settings):
-  """Appends a few rows at a time."""
-  writer = vector_store.Writer(folder, vectors.shape[1], **{"shard_rows": 10, **settings})
-  for start in range(0, len(vectors), chunk):
-    writer.append(vectors[start : start + chunk])
-  writer.finish()
+def write_vectors(folder, vectors=VECTORS, **options):
+  return vector_folders.write(folder, vectors, **{"shard_rows": 10, **options})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("chunk", [1, 23])
-def test_what_was_written_is_read(tmp_path, dtype, chunk):
-  write_vectors(tmp_path / "none", VECTORS[:0])
-  assert vector_store.open_vectors(tmp_path / "none")[:].shape == (0, 3)
-  write_vectors(tmp_path, chunk=chunk, dtype=dtype, settings={"encoder": "a", "ids": (1, 2)})
-  vectors, expected = vector_store.open_vectors(tmp_path), VECTORS.astype(dtype)
+def test_what_was_written_is_read(tmp_path, dtype):
+  assert write_vectors(tmp_path / "none", VECTORS[:0])[:].shape == (0, 3)
+  vectors = write_vectors(tmp_path, dtype=dtype, settings={"encoder": "a", "ids": (1, 2)})
+  expected = VECTORS.astype(dtype)
   assert (vectors.shape, len(vectors), vectors.dtype) == ((23, 3), 23, np.dtype(dtype))
   assert vectors.settings == {"encoder": "a", "ids": [1, 2]}
   for rows in (slice(None), slice(2, 7), slice(8, 21), slice(10, 20), slice(20, 99), slice(5, 5)):
@@ -105,31 +101,15 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
   ):
     with pytest.raises(errors.InputError, match=message):
       vector_store.start(tmp_path, vector_store.State(dimension, dtype, [23], {"encoder": encoder}))
-  with pytest.raises(errors.InputError, match="has vectors already"):
-    vector_store.Writer(tmp_path, 3)
   with pytest.raises(errors.InputError, match="dtype is float64; choose float32, float16"):
-    vector_store.Writer(tmp_path / "other", 3, dtype="float64")
+    vector_store.check_dtype("float64")
   (tmp_path / "vectors-00001.npy").unlink()
   with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such file"):
     vector_store.start(tmp_path, vector_store.State(3, "float32", [23], {"encoder": "a"}))
 
 
-def test_what_cannot_be_kept_is_an_error_and_nothing_of_it_is_written(tmp_path):
-  writer = vector_store.Writer(tmp_path, 3, dtype="float16")
-  writer.append(VECTORS[:2])
-  for value in (np.nan, 1e5):  # too large for float16
-    with pytest.raises(ValueError, match="vector 3 contains a value that is not finite as float16"):
-      writer.append([[1, 2, 3], [1, value, 3]])
-  with pytest.raises(ValueError, match=r"the shape must be \[N, 3\], not \(2, 2\)"):
-    writer.append(VECTORS[:2, :2])
-  assert writer.done == 2
-  assert not list(tmp_path.iterdir())
-
-
 def test_rows_are_taken_in_any_order(tmp_path, monkeypatch):
-  writer = vector_store.Writer(tmp_path, 3, shard_rows=5)
-  writer.append(VECTORS)
-  writer.finish()
+  write_vectors(tmp_path, shard_rows=5)
   monkeypatch.chdir(tmp_path.parent)
   vectors = vector_store.open_vectors(tmp_path.name)
   row_N = np.array([22, 0, 5, 4, 5, 21])
@@ -142,10 +122,7 @@ def test_rows_are_taken_in_any_order(tmp_path, monkeypatch):
 def test_a_changed_byte_is_found(tmp_path):
   digests = set()
   for change in (0.0, 1e-6):
-    writer = vector_store.Writer(tmp_path / f"{change}", 3, shard_rows=5)
-    writer.append(VECTORS + change)
-    writer.finish()
-    digests.add(vector_store.open_vectors(tmp_path / f"{change}").digest)
+    digests.add(write_vectors(tmp_path / f"{change}", VECTORS + change, shard_rows=5).digest)
   assert len(digests) == 2
   path = tmp_path / "0.0" / "vectors-00003.npy"
   content = bytearray(path.read_bytes())
@@ -157,15 +134,10 @@ def test_a_changed_byte_is_found(tmp_path):
 
 def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   store = memory_store.installed(monkeypatch)
-  opened = []
-  for folder in (tmp_path / "v", "gs://bucket/v"):
-    writer = vector_store.Writer(folder, 3, dtype="float16", shard_rows=5)
-    writer.append(VECTORS)
-    writer.finish()
-    opened.append(vector_store.open_vectors(folder))
-    with pytest.raises(errors.InputError, match="has vectors already"):
-      vector_store.Writer(folder, 3)
-  local, remote = opened
+  local, remote = (
+    write_vectors(folder, dtype="float16", shard_rows=5)
+    for folder in (tmp_path / "v", "gs://bucket/v")
+  )
   assert local.digest == remote.digest
   row_N = np.array([22, 0, 5, 4, 5, 21])
   np.testing.assert_array_equal(remote.take(row_N), local.take(row_N))
@@ -183,3 +155,59 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   store.rm_file(path)
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002"):
     vector_store.open_vectors("gs://bucket/v")
+
+
+# --------------------------------------------------------------------------------------------
+# Single files
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [(0, 3), (7, 3), (10**9, 1024), (4, 2, 3)])
+def test_headers_are_numpy_s_and_of_one_size(shape, dtype):
+  header = npy_files.header(shape, dtype)
+  assert len(header) == 128
+  stream = io.BytesIO(header)
+  assert np.lib.format.read_magic(stream) == (1, 0)
+  expected = shape, False, np.dtype(dtype).newbyteorder("<")
+  assert np.lib.format.read_array_header_1_0(stream) == expected
+
+
+def test_windows_become_the_file_that_numpy_would_write(tmp_path):
+  array = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+  rows = array.reshape(8, 3)
+  npy_files.write(tmp_path / "a.npy", array.shape, (rows[:5], rows[5:]))
+  np.save(tmp_path / "b.npy", array)
+  assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+  found = npy_files.open_mapped(tmp_path / "a.npy", (4, 2, "D"))
+  assert isinstance(found, np.memmap)
+  np.testing.assert_array_equal(found, array)
+  with pytest.raises(ValueError, match="vector 2 contains a value that is not finite"):
+    npy_files.write(tmp_path / "c.npy", (3, 3), (rows[:2], [[1, np.inf, 1]]))
+  for shard, message in (
+    ([[1, 2, 3], [1, np.nan, 3]], "vector 1 contains a value that is not finite as float16"),
+    ([[1, 2, 1e5]], "vector 0 contains"),  # too large for float16
+    (rows[:2, :2], r"the shape must be \[N, 3\], not \(2, 2\)"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      npy_files.write_shard(str(tmp_path / "d.npy"), shard, 3, "float16")
+    assert not (tmp_path / "d.npy").exists()
+
+
+@pytest.mark.parametrize(
+  "array",
+  [
+    np.zeros([2, 3]),
+    np.zeros(3, "f4"),
+    np.zeros([2, 4], "f4"),
+    np.zeros([2, 3], "f4", "F"),
+  ],
+)
+def test_other_arrays_and_files_are_an_error(array, tmp_path):
+  np.save(tmp_path / "x.npy", array)
+  with pytest.raises(
+    errors.InputError, match=r"x\.npy: vectors must be float32 \[N, 3\] in C order"
+  ):
+    npy_files.open_mapped(tmp_path / "x.npy", ("N", 3))
+  (tmp_path / "x.npy").write_bytes(b"something else")
+  with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file of vectors"):
+    npy_files.open_mapped(tmp_path / "x.npy", ("N", 3))

@@ -21,7 +21,7 @@ from vmsst.evaluation.benchmarks import json_lines
 from vmsst.evaluation.metrics import answers
 from vmsst.files import atomic_files, line_spans, storage
 from vmsst.search import exact_search
-from vmsst.units import base, engines, kept_values
+from vmsst.units import base, engines
 from vmsst.vectors import encoder_sources, encoding, text_embedding
 
 SHARD = 1 << 16
@@ -46,21 +46,15 @@ class Queries:
   digest: str
   sizes: tuple[int | None, ...]
 
-  def open(self) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
-    """Returns the vectors of each size, and each query's right answers; a process keeps them."""
-    return _queries.get(self, self._open)
 
-  def _open(self) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
-    with storage.open_binary(self.path) as stream:
-      found = np.load(stream, allow_pickle=False)
-      vectors_QD, gold = found["vectors"], json.loads(found["gold"].tobytes())
-    cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in self.sizes]
-    return cut, [frozenset(each) for each in gold]
-
-
-_queries: kept_values.LastOpened[
-  Queries, tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]
-] = kept_values.LastOpened()
+@functools.lru_cache(1)
+def _opened(queries: Queries) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
+  """Returns the vectors of each size, and each query's right answers; a process keeps them."""
+  with storage.open_binary(queries.path) as stream:
+    found = np.load(stream, allow_pickle=False)
+    vectors_QD, gold = found["vectors"], json.loads(found["gold"].tobytes())
+  cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in queries.sizes]
+  return cut, [frozenset(each) for each in gold]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +94,7 @@ class SearchSpan(base.StagedUnit):
   def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns float32 [W, Q] and bool [W, Q]. Among equally near questions the first counts."""
     texts, tokens, found_answers = prepared
-    queries, gold = self.queries.open()
+    queries, gold = _opened(self.queries)
     codes = [_LANGUAGE] * len(texts)
     vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
     text_embedding.check_finite(vectors_MD, texts)
@@ -166,7 +160,7 @@ def search(
     with tools.embedder.opened():
       engines.run("search", units, tools.embedder.engine)
   finally:
-    _queries.forget()
+    _opened.cache_clear()
   place = stored.sizes.index(tools.dimensions)
   best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
   for unit in units:

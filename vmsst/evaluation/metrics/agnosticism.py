@@ -124,9 +124,9 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   sides = [exact_search.DistinctVectors(each) for each in vectors]
   for i, source in enumerate(sides):
     for j in range(i):
-      forward_N, backward_N = exact_search.mutual_neighbors(source, sides[j])
-      error_LL[i, j] = np.mean(forward_N != gold_N)
-      error_LL[j, i] = np.mean(backward_N != gold_N)
+      forward, backward = exact_search.mutual_top_k(source, sides[j], 1)
+      error_LL[i, j] = np.mean(forward.index_NK[:, 0] != gold_N)
+      error_LL[j, i] = np.mean(backward.index_NK[:, 0] != gold_N)
   return error_LL
 
 

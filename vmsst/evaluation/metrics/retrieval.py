@@ -26,10 +26,11 @@ def translation_accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[s
     raise ValueError(
       f"both arrays must have one shape [N, D], not {source_ND.shape} and {target_ND.shape}"
     )
-  forward_N, backward_N = exact_search.mutual_neighbors(source_ND, target_ND)
   gold_N = np.arange(len(source_ND))
-  forward = float(np.mean(forward_N == gold_N))
-  backward = float(np.mean(backward_N == gold_N))
+  forward, backward = (
+    float(np.mean(near.index_NK[:, 0] == gold_N))
+    for near in exact_search.mutual_top_k(source_ND, target_ND, 1)
+  )
   return {"forward": forward, "backward": backward, "average": (forward + backward) / 2}
 
 

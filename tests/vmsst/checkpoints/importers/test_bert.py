@@ -4,7 +4,6 @@ import json
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_encoders
@@ -13,7 +12,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import errors
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.networks import bert as networks
 from vmsst.networks import t5
@@ -31,18 +30,6 @@ CONFIG = {
   "type_vocab_size": 2,
   "layer_norm_eps": 1e-12,
   "pad_token_id": 0,
-}
-SIZES = {
-  "vocab_size": 40,
-  "emb_dim": 12,
-  "num_heads": 3,
-  "mlp_dim": 10,
-  "num_layers": 2,
-  "max_positions": 9,
-  "position_offset": 0,
-  "num_token_types": 2,
-  "activation": "gelu",
-  "layer_norm_eps": 1e-12,
 }
 
 
@@ -161,49 +148,6 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
     np.testing.assert_allclose(pooled_BD, expected.pooler_output.numpy(), atol=1e-5, rtol=1e-5)
 
 
-def test_every_weight_is_where_it_belongs(imported):
-  stored, found = weights(), tiny_encoders.read_arrays(imported.checkpoint)
-
-  def expect(name, source, transposed=False):
-    array = found.pop(name)
-    assert array.dtype == np.float32
-    expected = np.asarray(stored[source], np.float32)
-    np.testing.assert_array_equal(array, expected.T if transposed else expected)
-
-  def expect_dense(name, source):
-    expect(f"{name}/kernel", f"{source}.weight", transposed=True)
-    expect(f"{name}/bias", f"{source}.bias")
-
-  def expect_norm(name, source):
-    expect(f"{name}/scale", f"{source}.weight")
-    expect(f"{name}/bias", f"{source}.bias")
-
-  expect("token_embedder/embedding", "embeddings.word_embeddings.weight")
-  expect("encoder/position_embedding", "embeddings.position_embeddings.weight")
-  expect("encoder/token_type_embedding", "embeddings.token_type_embeddings.weight")
-  expect_norm("encoder/embedding_layer_norm", "embeddings.LayerNorm")
-  expect_dense("pooler/dense", "pooler.dense")
-  for i in range(2):
-    ours, theirs = f"encoder/layers_{i}", f"encoder.layer.{i}"
-    for name in ("query", "key", "value"):
-      expect_dense(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}")
-    expect_dense(f"{ours}/attention/out", f"{theirs}.attention.output.dense")
-    expect_norm(f"{ours}/post_attention_layer_norm", f"{theirs}.attention.output.LayerNorm")
-    expect_dense(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense")
-    expect_dense(f"{ours}/mlp/wo", f"{theirs}.output.dense")
-    expect_norm(f"{ours}/post_mlp_layer_norm", f"{theirs}.output.LayerNorm")
-  assert not found
-
-
-def test_they_are_the_whole_network(imported):
-  assert imported.converted.sizes == SIZES
-  network = Network(networks.BertConfig(**SIZES))
-  shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
-  wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
-  arrays = tiny_encoders.read_arrays(imported.checkpoint)
-  assert {name: array.shape for name, array in arrays.items()} == wanted
-
-
 def test_old_names_and_heads_of_pre_training(tmp_path, imported):
   arrays = weights("bert.", norm=("gamma", "beta")) | {
     "bert.embeddings.position_ids": np.arange(9)[None],
@@ -242,150 +186,6 @@ def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
   assert ours_BT.dtype == np.int32
   assert found.vocabulary == tmp_path / "out" / "tokenizer.json"
   assert "swap" in weight_tables.describe(found)
-
-
-SENTENCES = [
-  "Hello, world!",
-  "Wie geht es dir heute, Welt? " * 9,  # longer than any of the encoders takes
-  "Привет, мир. 世界 你好",
-  "",
-  "आज अच्छा है।",
-]
-TYPES = {  # as files of different years name the same classes
-  "1_Pooling": "sentence_transformers.models.Pooling",
-  "2_Dense": "sentence_transformers.models.Dense",
-  "3_Normalize": "sentence_transformers.base.modules.normalize.Normalize",
-}
-# Each family's model class, changes of the config, modules and other files.
-FOLDERS = {
-  "labse": (
-    "Bert",
-    {},
-    {
-      "1_Pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-      "2_Dense": {
-        "in_features": 12,
-        "out_features": 12,
-        "bias": True,
-        "activation_function": "torch.nn.modules.activation.Tanh",
-      },
-      "3_Normalize": {},
-    },
-    {"sentence_bert_config.json": {"max_seq_length": 10, "do_lower_case": False}},
-  ),
-  "multilingual-e5-tiny": (
-    "XLMRoberta",
-    {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
-    {"1_Pooling": {"pooling_mode": "mean"}, "3_Normalize": {}},
-    {"tokenizer_config.json": {"model_max_length": 18}},
-  ),
-  "xlmr": ("XLMRoberta", {}, {}, {"tokenizer_config.json": {"model_max_length": 18}}),
-  "prompted": (
-    "Bert",
-    {},
-    {"1_Pooling": {"pooling_mode": "cls"}},
-    {
-      "config_sentence_transformers.json": {
-        "prompts": {"query": "Welt: ", "document": ""},
-        "default_prompt_name": "query",
-      }
-    },
-  ),
-}
-
-
-def save_folder(folder, family, tokenizer_files):
-  """Saves a random model as its authors would, for sentence-transformers; returns the folder."""
-  torch = pytest.importorskip("torch", reason="needs torch to compare with")
-  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
-  torch.manual_seed(0)
-  kind, changes, modules, files = FOLDERS[family]
-  sizes = {
-    "vocab_size": 150,
-    "hidden_size": 12,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 1,
-    "intermediate_size": 10,
-    "max_position_embeddings": 20,
-    "pad_token_id": 1 if kind == "XLMRoberta" else 0,
-  }
-  config = getattr(transformers, f"{kind}Config")(**sizes | changes)
-  model = getattr(transformers, f"{kind}Model")(config).eval()
-  with torch.no_grad():
-    for weight in model.parameters():
-      weight += 0.3 * torch.randn_like(weight)
-  model.save_pretrained(folder)
-  marks = ["<s>", "<pad>", "</s>", "<unk>"] if config.pad_token_id else None
-  marks = dict(
-    zip(
-      ("cls_token", "pad_token", "sep_token", "unk_token"),
-      marks or ["[CLS]", "[PAD]", "[SEP]", "[UNK]"],
-      strict=True,
-    )
-  )
-  shutil.copyfile(
-    tokenizer_files["xlmr" if config.pad_token_id else "bert"], folder / "tokenizer.json"
-  )
-  files = {"tokenizer_config.json": {}} | files
-  files["tokenizer_config.json"] |= {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
-  if modules:
-    listed = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
-    listed += [{"type": TYPES[name], "path": name} for name in modules]
-    files["modules.json"] = [
-      {"idx": i, "name": str(i), **module} for i, module in enumerate(listed)
-    ]
-  for name, content in modules.items():
-    (folder / name).mkdir()
-    files[f"{name}/config.json"] = content | (
-      {"word_embedding_dimension": 12} if name == "1_Pooling" else {}
-    )
-  for name, content in files.items():
-    (folder / name).write_text(json.dumps(content))
-  if "2_Dense" in modules:
-    rng = np.random.default_rng(0)
-    dense = {"linear.weight": rng.normal(size=(12, 12)), "linear.bias": rng.normal(size=12)}
-    save_file(
-      {name: x.astype(np.float32) for name, x in dense.items()},
-      folder / "2_Dense" / "model.safetensors",
-    )
-  return folder
-
-
-@pytest.mark.parametrize("family", FOLDERS)
-@pytest.mark.filterwarnings("ignore")  # those of other libraries
-def test_sentence_vectors_equal_those_of_sentence_transformers(
-  tmp_path, family, tokenizer_files, capsys
-):
-  st = pytest.importorskip(
-    "sentence_transformers", reason="needs sentence-transformers to compare with"
-  )
-  folder = save_folder(tmp_path / family, family, tokenizer_files)
-  assert cli.main(["import", "bert", str(folder), str(tmp_path / "out")]) == 0
-  printed = capsys.readouterr().out
-  assert f"vmsst.load('{tmp_path / 'out'}')" in printed
-  theirs = st.SentenceTransformer(str(folder), device="cpu")
-  is_e5 = "e5" in family
-  expected_ND = theirs.encode(SENTENCES, prompt="query: " if is_e5 else None)
-  encoder = vmsst.load(tmp_path / "out")
-  assert encoder.max_length == {"labse": 10, "prompted": 20}.get(family, 18)
-  found_ND = encoder.encode(SENTENCES, progress=False)
-  np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
-  normalized = family in ("labse", "multilingual-e5-tiny")
-  assert np.allclose(np.linalg.norm(found_ND, axis=1), 1, atol=1e-5) == normalized
-  if is_e5 or family == "prompted":
-    assert encoder.vocabulary.prefix == ("query: " if is_e5 else "Welt: ")
-    for prefix in ("passage: ", ""):
-      expected_ND = theirs.encode(SENTENCES, prompt=prefix)
-      found_ND = encoder.encode(SENTENCES, prefix=prefix, progress=False)
-      np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
-    for name, other in (("query", "query"), ("document", "passage" if is_e5 else "document")):
-      ask = {"prompt": encoder.prompts[other]} if is_e5 else {}
-      expected_ND = getattr(theirs, f"encode_{name}")(SENTENCES, **ask)
-      found_ND = getattr(encoder, f"encode_{name}")(SENTENCES, progress=False)
-      np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
-  else:
-    assert encoder.vocabulary.prefix == ""
-    assert not encoder.prompts
 
 
 @pytest.mark.slow
@@ -437,16 +237,6 @@ def save_modules(folder, weights, *, pooling=True, activation="Tanh", names=("1_
 
 
 DENSE = {"linear.weight": np.full((12, 12), 0.5), "linear.bias": np.full(12, 0.25)}
-
-
-def test_the_dense_module_of_sentence_transformers_becomes_the_pooler(tmp_path, imported):
-  save_modules(save_hugging_face(tmp_path / "hf", weights()), DENSE)
-  found = bert.import_bert(tmp_path / "hf", tmp_path / "out")
-  arrays = tiny_encoders.read_arrays(found.checkpoint)
-  assert set(arrays) == set(tiny_encoders.read_arrays(imported.checkpoint))
-  np.testing.assert_array_equal(arrays["pooler/dense/kernel"], 0.5)
-  np.testing.assert_array_equal(arrays["pooler/dense/bias"], 0.25)
-  assert found.converted.left_out.keys() == {"pooler.dense.weight", "pooler.dense.bias"}
 
 
 @pytest.mark.parametrize(

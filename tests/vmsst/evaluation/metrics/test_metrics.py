@@ -79,8 +79,8 @@ def test_accuracy_of_a_matrix_checked_by_hand():
   #   1.0*+  0.8    0.96+
   source = np.array([[0.0, 2.0], [1.0, 0.0], [0.6, 0.8]])
   target = np.array([[6.0, 8.0], [0.0, 1.0], [8.0, 6.0]])
-  forward, backward = exact_search.mutual_neighbors(source, target)
-  assert (forward.tolist(), backward.tolist()) == ([1, 2, 0], [2, 0, 2])
+  near = exact_search.mutual_top_k(source, target, 1)
+  assert [x.index_NK[:, 0].tolist() for x in near] == [[1, 2, 0], [2, 0, 2]]
   accuracy = retrieval.translation_accuracy(source, target)
   assert accuracy == pytest.approx({"forward": 0, "backward": 1 / 3, "average": 1 / 6})
   aligned = retrieval.translation_accuracy(source, target[[1, 2, 0]])
@@ -271,7 +271,7 @@ def test_errors_are_counted_by_text_and_by_type():
     ([[1.0, 0.0]], [[1.0]], {}, "width"),
     (np.zeros([0, 2]), [[1.0, 0.0]], {}, "0"),
     ([[1.0]], [[1.0]], {"neighbors": 0}, "0"),
-    ([[1.0]], [[1.0]], {"margin": "sum"}, "'sum', not ratio or distance or absolute"),
+    ([[1.0]], [[1.0]], {"margin": "sum"}, "'sum'; known: ratio, distance, absolute"),
   ],
 )
 def test_what_cannot_be_compared_is_an_error(source, target, options, message):

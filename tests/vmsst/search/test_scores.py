@@ -1,54 +1,13 @@
 import numpy as np
 import pytest
+from naive_margins import MARGINS, Naive
 
 from vmsst.files import external_sort
-from vmsst.search import exact_search, margins
+from vmsst.search import exact_search, margins, quantization
 
 
 def rows_of(pairs):
   return list(zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True))
-
-
-MARGINS = {
-  "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
-  "distance": lambda cosine, mean: cosine - mean,
-  "absolute": lambda cosine, mean: cosine,
-}
-
-
-class Naive:
-  """Computes scores by plain loops in float64; row numbers break ties."""
-
-  def __init__(self, source, target, k, margin="ratio"):
-    unit = [[np.array(x, float) / np.linalg.norm(x) for x in side] for side in (source, target)]
-    self.cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
-    near_x = [sorted(range(len(x)), key=lambda j, x=x: (-x[j], j))[:k] for x in self.cosine]
-    near_y = [sorted(range(len(y)), key=lambda i, y=y: (-y[i], i))[:k] for y in self.cosine.T]
-    self.mean_x = [np.mean([self.cosine[i, j] for j in near]) for i, near in enumerate(near_x)]
-    self.mean_y = [np.mean([self.cosine[i, j] for i in near]) for j, near in enumerate(near_y)]
-    self.near_x, self.near_y, self.margin = near_x, near_y, MARGINS[margin]
-
-  def score(self, i, j):
-    return self.margin(self.cosine[i, j], (self.mean_x[i] + self.mean_y[j]) / 2)
-
-  def pairs(self, retrieval="max", floor=-2.0):
-    forward, backward = [], []
-    for i, near in enumerate(self.near_x):
-      if near := [j for j in near if self.cosine[i, j] >= floor]:
-        forward.append((i, max(near, key=lambda j, i=i: self.score(i, j))))
-    for j, near in enumerate(self.near_y):
-      if near := [i for i in near if self.cosine[i, j] >= floor]:
-        backward.append((max(near, key=lambda i, j=j: self.score(i, j)), j))
-    if retrieval == "max":
-      kept = []
-      both = set(forward) | set(backward)
-      for i, j in sorted(both, key=lambda pair: (-self.score(*pair), pair)):
-        if all(i != x and j != y for x, y in kept):
-          kept.append((i, j))
-      return kept
-    both = [pair for pair in forward if pair in backward]
-    kept = {"forward": forward, "backward": backward, "intersection": both}[retrieval]
-    return sorted(kept, key=lambda pair: (-self.score(*pair), pair))
 
 
 def naive_f1(pairs, gold):
@@ -189,9 +148,9 @@ def test_broken_input_is_an_error():
   for search, options, message in (
     (margins.margin_pairs, {"neighbors": 2.5}, "neighbors is 2.5; it must be an integer"),
     (margins.margin_scores, {"neighbors": 0}, "neighbors is 0; it must be an integer"),
-    (margins.margin_pairs, {"margin": "rate"}, "margin is 'rate', not ratio or distance or abs"),
+    (margins.margin_pairs, {"margin": "rate"}, "margin is 'rate'; known: ratio, distance, abs"),
     (margins.margin_scores, {"margin": "rate"}, "margin is 'rate'"),
-    (margins.margin_pairs, {"retrieval": "best"}, "retrieval is 'best', not max or forward"),
+    (margins.margin_pairs, {"retrieval": "best"}, "retrieval is 'best'; known: max, forward"),
   ):
     with pytest.raises(ValueError, match=message):
       search(good, good, **options)
@@ -199,3 +158,59 @@ def test_broken_input_is_an_error():
     margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="0 gold pairs"):
     margins.best_f1(margins.cosine_pairs(good, good), np.zeros([0, 2], int))
+
+
+# --------------------------------------------------------------------------------------------
+# Bytes and bits of vectors
+
+RNG = np.random.default_rng(0)
+VECTORS = (RNG.normal(size=[40, 13]) * RNG.uniform(0.01, 9, 13) + RNG.normal(size=13)).astype("f4")
+
+
+def test_bytes_are_the_nearest_of_256_levels():
+  low_D, high_D = VECTORS.min(axis=0), VECTORS.max(axis=0)
+  levels_DL = np.linspace(low_D.astype(float), high_D, 256).T
+  code_ND = quantization.quantize(VECTORS, "int8")
+  assert (code_ND.dtype, code_ND.min(), code_ND.max()) == (np.int8, -128, 127)
+  for vector_D, code_D in zip(VECTORS, code_ND, strict=True):
+    for value, code, level_L in zip(vector_D, code_D, levels_DL, strict=True):
+      distance_L = np.abs(level_L - value)
+      assert distance_L[int(code) + 128] <= distance_L.min() + 1e-6 * np.ptp(level_L)
+
+
+@pytest.mark.parametrize("width", [1, 8, 13])
+def test_bits_are_signs(width):
+  code_NC = quantization.quantize(VECTORS[:, :width], "ubinary")
+  assert (code_NC.dtype, code_NC.shape) == (np.uint8, (40, -(-width // 8)))
+  bits = [f"{''.join(str(int(x > 0)) for x in row):0<16}" for row in VECTORS[:, :width]]
+  for code_C, row in zip(code_NC, bits, strict=True):
+    assert code_C.tolist() == [int(row[8 * i : 8 * i + 8], 2) for i in range(len(code_C))]
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_quantize_agrees_with_sentence_transformers(precision):
+  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+  from sentence_transformers.util import quantization as theirs
+
+  vectors_ND = RNG.normal(size=[200, 16]).astype(np.float32)
+  expected_NC = theirs.quantize_embeddings(vectors_ND, precision)
+  found_NC = quantization.quantize(vectors_ND, precision)
+  assert found_NC.dtype == expected_NC.dtype
+  if precision.endswith("binary"):
+    np.testing.assert_array_equal(found_NC, expected_NC)
+  else:  # It does not round but truncates.
+    assert np.abs(found_NC.astype(int) - expected_NC.astype(int)).max() <= 1
+
+
+def test_quantize_takes_ranges_of_other_vectors():
+  ranges_2D = np.array([[0, 5], [255, 5]], np.float32)
+  given_ND = np.array([[999, 5], [-9, 5], [3.4, 5]])
+  found_ND = quantization.quantize(given_ND, "uint8", ranges_2D)
+  assert (found_ND.dtype, found_ND.tolist()) == (np.uint8, [[255, 0], [0, 0], [3, 0]])
+  found_ND = quantization.quantize(given_ND, "int8", ranges_2D)
+  assert (found_ND.dtype, found_ND.tolist()) == (np.int8, [[127, -128], [-128, -128], [-125, -128]])
+  assert quantization.quantize(VECTORS[:0], "int8").dtype == np.int8
+  with pytest.raises(ValueError, match=r"ranges have the shape \(2, 2\), not \(2, 13\)"):
+    quantization.quantize(VECTORS, "int8", ranges_2D)
+  with pytest.raises(ValueError, match="precision is 'int4'; known: float32, int8"):
+    quantization.quantize(VECTORS, "int4")

@@ -1,0 +1,44 @@
+"""Margins, and the pairs that are mined by them, by plain loops."""
+
+import numpy as np
+
+MARGINS = {
+  "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
+  "distance": lambda cosine, mean: cosine - mean,
+  "absolute": lambda cosine, mean: cosine,
+}
+
+
+class Naive:
+  """Computes scores by plain loops in float64; row numbers break ties."""
+
+  def __init__(self, source, target, k, margin="ratio"):
+    unit = [[np.array(x, float) / np.linalg.norm(x) for x in side] for side in (source, target)]
+    self.cosine = np.array([[x @ y for y in unit[1]] for x in unit[0]])
+    near_x = [sorted(range(len(x)), key=lambda j, x=x: (-x[j], j))[:k] for x in self.cosine]
+    near_y = [sorted(range(len(y)), key=lambda i, y=y: (-y[i], i))[:k] for y in self.cosine.T]
+    self.mean_x = [np.mean([self.cosine[i, j] for j in near]) for i, near in enumerate(near_x)]
+    self.mean_y = [np.mean([self.cosine[i, j] for i in near]) for j, near in enumerate(near_y)]
+    self.near_x, self.near_y, self.margin = near_x, near_y, MARGINS[margin]
+
+  def score(self, i, j):
+    return self.margin(self.cosine[i, j], (self.mean_x[i] + self.mean_y[j]) / 2)
+
+  def pairs(self, retrieval="max", floor=-2.0):
+    forward, backward = [], []
+    for i, near in enumerate(self.near_x):
+      if near := [j for j in near if self.cosine[i, j] >= floor]:
+        forward.append((i, max(near, key=lambda j, i=i: self.score(i, j))))
+    for j, near in enumerate(self.near_y):
+      if near := [i for i in near if self.cosine[i, j] >= floor]:
+        backward.append((max(near, key=lambda i, j=j: self.score(i, j)), j))
+    if retrieval == "max":
+      kept = []
+      both = set(forward) | set(backward)
+      for i, j in sorted(both, key=lambda pair: (-self.score(*pair), pair)):
+        if all(i != x and j != y for x, y in kept):
+          kept.append((i, j))
+      return kept
+    both = [pair for pair in forward if pair in backward]
+    kept = {"forward": forward, "backward": backward, "intersection": both}[retrieval]
+    return sorted(kept, key=lambda pair: (-self.score(*pair), pair))

@@ -1,0 +1,182 @@
+"""Units of work, the engines that do them, and several processes on one machine."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import threading
+
+import pytest
+import toy_units
+
+from vmsst import errors
+from vmsst.units import base, engines, local
+
+
+def do(units):
+  return list(base.do("squares", units))
+
+
+def test_a_unit_writes_its_file_and_what_it_returns(tmp_path):
+  (unit,) = toy_units.squares(tmp_path, 4)[3:]
+  assert base.result(unit) is None
+  assert do([unit]) == [unit]
+  assert toy_units.contents(tmp_path) == {"3.txt": "9"}
+  assert base.result(unit)["square"] == 9
+  assert str(unit) == unit.path
+
+
+def test_a_unit_is_done_again_only_if_its_key_file_or_result_differ(tmp_path):
+  (unit,) = toy_units.squares(tmp_path, 3)[2:]
+  do([unit])
+  path, result = pathlib.Path(unit.path), pathlib.Path(base.result_path(unit.path))
+  time = result.stat().st_mtime_ns
+  do([unit])
+  assert result.stat().st_mtime_ns == time
+  other = dataclasses.replace(unit, number=5)
+  assert other.key != unit.key
+  assert base.result(other) is None
+  for broken in (b"", b"[]", b"{}", b'{"key": "x"}', result.read_bytes()[:-1]):
+    result.write_bytes(broken)
+    assert base.result(unit) is None
+    do([unit])
+    assert base.result(unit)["square"] == 4
+  path.write_text("44")
+  assert base.result(unit) is None
+  path.unlink()
+  assert base.result(unit) is None
+  do([unit])
+  assert path.read_text() == "4"
+
+
+def test_a_file_of_another_unit_does_not_keep_an_old_result(tmp_path):
+  first, second = (toy_units.Square(n, str(tmp_path / "x")) for n in (2, 3))
+  do([first])
+  with pytest.raises(errors.InputError):
+    do([toy_units.Failing(3, str(tmp_path / "x"))])
+  assert base.result(first) is None
+  assert base.result(second) is None
+
+
+def test_stages_overlap_in_order_with_those_of_the_neighbors(tmp_path):
+  log = tmp_path / "log"
+  units = toy_units.squares(tmp_path, 6, toy_units.Staged, log=str(log))
+  for n in range(6):
+    neighbors = [f"write {n - 1}"] * (n > 0) + [f"read {n + 1}"] * (n < 5)
+    units[n] = dataclasses.replace(units[n], neighbors=tuple(neighbors))
+  assert do(units) == units
+  assert toy_units.contents(tmp_path) == {f"{n}.txt": str(n**2) for n in range(6)}
+  lines = log.read_text().splitlines()
+  for stage in ("read", "compute", "write"):
+    assert [line for line in lines if stage in line] == [f"{stage} {n}" for n in range(6)]
+  # At most three are in memory: one is read only when the one before the last is being written.
+  for n in range(6 - 3):
+    assert lines.index(f"compute {n + 1}") > lines.index(f"compute {n}")
+    assert lines.index(f"read {n + 3}") > lines.index(f"compute {n + 1}")
+
+
+@pytest.mark.parametrize("stage", ["read", "compute", "write"])
+def test_what_is_done_before_a_failure_is_kept_and_the_failed_unit_is_named(tmp_path, stage):
+  units = toy_units.squares(tmp_path, 5, toy_units.Staged)
+  broken = [dataclasses.replace(u, fails_in=stage) if u.number == 2 else u for u in units]
+  with pytest.raises(errors.InputError, match=rf"squares of .*2\.txt: {stage} .*to resume"):
+    do(broken)
+  assert {"0.txt", "1.txt"} <= set(toy_units.contents(tmp_path)) <= {"0.txt", "1.txt", "3.txt"}
+  assert all(base.result(unit) is not None for unit in units[:2])
+  do(units)
+  assert len(toy_units.contents(tmp_path)) == 5
+
+
+def test_errors_of_the_program_keep_their_type(tmp_path):
+  unit = toy_units.Square("no number", str(tmp_path / "x"))
+  with pytest.raises(TypeError):
+    do([unit])
+
+
+class Elsewhere(engines.Engine):
+  """An engine whose workers see other files, or whose files are seen late."""
+
+  in_process = this_machine = False
+
+  def __init__(self, seen_after=None):
+    self.seen_after = seen_after
+
+  def work(self, title, units):
+    if self.seen_after is not None:
+      make = functools.partial(list, base.do(title, units))
+      threading.Timer(self.seen_after, make).start()
+    return iter(units)
+
+
+def test_only_missing_results_are_made(tmp_path):
+  units = toy_units.squares(tmp_path, 4)
+  engines.run("squares", units[:2], local.Local())
+  stamps = [base.result(unit) for unit in units[:2]]
+  made = []
+
+  class Noting(local.Local):
+    def work(self, title, units):
+      made.extend(units)
+      return super().work(title, units)
+
+  engines.run("squares", units, Noting())
+  assert made == units[2:]
+  assert [base.result(unit) for unit in units[:2]] == stamps
+  engines.run("squares", units, Elsewhere())  # Nothing is to be done.
+
+
+def test_a_result_that_is_not_here_is_an_error_that_names_the_unit(tmp_path, monkeypatch):
+  monkeypatch.setattr(engines, "_VISIBLE_SECONDS", 0.2)
+  with pytest.raises(
+    errors.InputError, match=r"squares of .*0\.txt: its result is missing .*share"
+  ):
+    engines.run("squares", toy_units.squares(tmp_path, 2), Elsewhere())
+
+
+def test_results_that_a_network_file_system_shows_late_are_awaited(tmp_path):
+  units = toy_units.squares(tmp_path, 2)
+  engines.run("squares", units, Elsewhere(seen_after=0.3))
+  assert len(toy_units.contents(tmp_path)) == 2
+
+
+def test_staged_units_come_in_portions_that_keep_all_workers_busy(tmp_path):
+  staged = toy_units.squares(tmp_path, 200, toy_units.Staged)
+  for units, workers, size in [(staged, 4, 8), (staged, 20, 2), (staged[:9], 4, 1)]:
+    portions = engines.tasks(units, workers)
+    assert [unit for portion in portions for unit in portion] == units
+    assert {len(portion) for portion in portions[:-1]} == {size}
+  assert set(map(len, engines.tasks(toy_units.squares(tmp_path, 200), 4))) == {1}
+
+
+def test_several_processes_make_the_same_files_as_this_one(tmp_path, monkeypatch):
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+  whole = toy_units.squares(tmp_path / "one", 5)
+  engines.run("squares", whole, local.Local())
+  assert {base.result(unit)["process"] for unit in whole} == {os.getpid()}
+  units = toy_units.squares(tmp_path / "two", 5)
+  engines.run("squares", units, local.Local(2, gpus_per_worker=1))
+  assert toy_units.contents(tmp_path / "two") == toy_units.contents(tmp_path / "one")
+  made = [base.result(unit) for unit in units]
+  assert os.getpid() not in {each["process"] for each in made}
+  gpu_of = {each["process"]: each["gpus"] for each in made}
+  assert len(set(gpu_of.values())) == len(gpu_of)
+  assert set(gpu_of.values()) <= {"5", "6"}
+
+
+def test_gpus_that_do_not_exist_are_an_error(tmp_path, monkeypatch):
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+  with pytest.raises(errors.InputError, match=r"3 workers .* CUDA_VISIBLE_DEVICES=5,6"):
+    engines.run("squares", toy_units.squares(tmp_path, 5), local.Local(3, gpus_per_worker=1))
+
+
+def test_a_killed_or_failing_worker_is_one_error_that_names_the_unit(tmp_path):
+  units = toy_units.squares(tmp_path, 3)
+  for kind, problem in (
+    (toy_units.Fatal, "a worker process was killed at .*2.txt"),
+    (toy_units.Failing, "squares of .*2.txt: .*No space left"),
+  ):
+    broken = [*units[:2], kind(2, units[2].path)]
+    with pytest.raises(errors.InputError, match=f"{problem}.*to resume"):
+      engines.run("squares", broken[2:], local.Local(2))
+  engines.run("squares", units, local.Local(2))
+  assert len(toy_units.contents(tmp_path)) == 3
