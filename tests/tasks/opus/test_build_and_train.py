@@ -81,7 +81,6 @@ def test_a_hundred_steps_on_real_releases(tmp_path, data_root, file_format):
   plan = arguments(tmp_path, tmp_path / "opus", data_root, "vmsst", 100, **of_ems)
   if file_format == "array_record":
     plan["build"] += ["--format", file_format]
-    plan["train"].insert(2, "--gin_file=data/sharded.gin")
   commands.script(_RUN, cwd=tmp_path, text=json.dumps(plan), timeout=1200)
   found = losses(tmp_path)
   assert len(found) == 100
