@@ -392,7 +392,7 @@ def add_mixture(
         add_task(pair, task_name)
     rate = functools.partial(_rate, power=power)
     parts = [(task_name, rate) for task_name in tasks.values()]
-    seqio.MixtureRegistry.add_provider(name, sources.InMemoryMixture(name, parts))
+    seqio.MixtureRegistry.add_provider(name, sources.PairMixture(name, parts))
   return name
 
 

@@ -1,20 +1,21 @@
-"""Training batches, the same on any number of hosts: a replacement of T5X's `get_dataset`."""
+"""Batches of SeqIO tasks and mixtures, of which each host reads its share of the rows."""
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import seqio
 import tensorflow as tf
+from jax.experimental import multihost_utils
 
 from vmsst import errors, languages
 from vmsst.bitext.tokenized_pairs import SIDES
 
 
-def get_global_batches(
+def get_batches(
   cfg: Any,
   shard_id: int,
   num_shards: int,
@@ -26,17 +27,14 @@ def get_global_batches(
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
   group_batches: int = 16,
 ) -> tf.data.Dataset:
-  """Returns training batches; bind to `train_script.train.get_dataset_fn`.
+  """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
-  As `get_dataset` of T5X, with random batches by default, but the sequence of batches depends on
-  the seed, not on the number of hosts: each host reads all data and takes its rows of every batch.
+  Without the keyword arguments, it is `get_dataset` of T5X: each host reads its share of every
+  task, and the hosts' rows together are a batch. So the order of the rows depends on the seed and
+  on the number of hosts.
 
   Batches of sentences of similar length have less padding. With in-batch negatives, they change the
   loss: the negatives have the length of the translation.
-
-  The dataset has the attributes `whole_batches`, the dataset of global batches, and
-  `rows_of_whole`, the slice of their rows that it contains. The bundled runtime reads them, so that
-  all hosts cut the same padding and runs can resume on any number of hosts.
 
   Args:
     cfg: A `DatasetConfig` of T5X, or an object with its fields.
@@ -46,18 +44,30 @@ def get_global_batches(
     num_epochs: Number of epochs; None: endless. A mixture ends with the task that ends first.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
       `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts
-      them into batches; with `cfg.shuffle`, in random order.
+      them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
     one_language_pair: Whether all rows of a batch have the same two languages, in either direction;
-      see `group_by_language_pair`. With `group_by_length`, a batch has one length class too.
+      see `group_by_language_pair`. With `group_by_length`, on one host only, a batch has one length
+      class too. With several hosts, all pairs of a task of a mixture must have the same languages,
+      as those of this package have: hosts take tasks in the same order.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
     group_batches: Number of batches that are sorted together.
 
   Raises:
-    InputError: the batch size is not a multiple of `num_shards`, or another value is wrong.
+    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, or another
+      value is wrong.
   """
-  check_batch_size(cfg.batch_size, num_shards)
-  provider = mixture_or_task(cfg)
-  seed = shared_seed() if cfg.seed is None else int(cfg.seed)
+  provider = get_mixture_or_task(cfg)
+  if cfg.batch_size % num_shards:
+    raise errors.InputError(
+      f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
+    )
+  if group_by_length and one_language_pair and num_shards > 1:
+    raise errors.InputError(
+      "several hosts cannot group batches by length and by language pair at once; set "
+      "GROUP_BY_LENGTH or ONE_LANGUAGE_PAIR to False"
+    )
+  size = cfg.batch_size // num_shards
+  seed = time_seed() if cfg.seed is None else int(cfg.seed)
   converter = feature_converter_cls(
     pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
   )
@@ -67,53 +77,75 @@ def get_global_batches(
     use_cached=cfg.use_cached,
     shuffle=cfg.shuffle,
     seed=seed,
+    shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
     num_epochs=num_epochs,
     trim_output_features=cfg.trim_output_features,
   )
   rows = converter(rows, cfg.task_feature_lengths)
-  bounds = _boundaries(boundaries, cfg.task_feature_lengths)
   if one_language_pair:
-    pair_bounds = bounds if group_by_length else ()
-    batches = group_by_language_pair(rows, cfg.batch_size, boundaries=pair_bounds)
+    bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else ()
+    batches = group_by_language_pair(rows, size, boundaries=bounds)
   elif group_by_length:
     batches = sort_by_length(
       rows,
-      cfg.batch_size,
-      boundaries=bounds,
+      size,
+      boundaries=_boundaries(boundaries, cfg.task_feature_lengths),
       group_batches=group_batches,
       shuffle_seed=seed if cfg.shuffle else None,
     )
   else:
-    batches = rows.batch(cfg.batch_size, drop_remainder=True)
-  return _share(batches.prefetch(2), cfg.batch_size // num_shards, shard_id, num_shards)
+    batches = rows.batch(size, drop_remainder=True)
+  return batches.prefetch(2)
 
 
-def mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
-  """Returns the mixture or task of a `DatasetConfig`, after importing the module of its tasks."""
+def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
+  """Returns the mixture or task of a `DatasetConfig`, after importing the module of its tasks.
+
+  Raises:
+    InputError: no such task or mixture is registered.
+  """
   if cfg.module:
     importlib.import_module(cfg.module)
-  found = cfg.mixture_or_task_name
-  return found if isinstance(found, seqio.DatasetProviderBase) else seqio.get_mixture_or_task(found)
-
-
-def check_batch_size(batch_size: int, num_shards: int) -> None:
-  """Raises InputError unless the batch size is a multiple of the number of data shards."""
-  if batch_size % num_shards:
+  provider = cfg.mixture_or_task_name
+  if isinstance(provider, seqio.DatasetProviderBase):
+    return provider
+  label = "utils.DatasetConfig.mixture_or_task_name"
+  errors.check(isinstance(provider, str), label, provider, "the name of a task or mixture")
+  try:
+    return seqio.get_mixture_or_task(provider)
+  except ValueError as error:
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     raise errors.InputError(
-      f"batch_size {batch_size} is not a multiple of the number of data shards, {num_shards}; "
-      "change it"
+      f"no task or mixture {provider!r} is registered; known: {', '.join(known) or 'none'}. Import "
+      "the module that registers it in the gin file, or check MIXTURE_OR_TASK_NAME"
+    ) from error
+
+
+def epoch_steps(
+  mixture_or_task_name: str, *, epochs: float, batch_size: int, split: str = "train"
+) -> int:
+  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @datasets.epoch_steps()`.
+
+  An epoch is as many pairs as the mixture has, before those that are too long are dropped.
+
+  Args:
+    mixture_or_task_name: A SeqIO mixture or task.
+    epochs: Number of epochs.
+    batch_size: Pairs of a batch.
+    split: The training split.
+
+  Raises:
+    InputError: an argument is invalid, or the data does not count its pairs.
+  """
+  errors.check_positive("epochs", epochs)
+  errors.check_integer("batch_size", batch_size)
+  pairs = seqio.get_mixture_or_task(mixture_or_task_name).num_input_examples(split)
+  if not pairs:
+    raise errors.InputError(
+      f"the number of pairs of {mixture_or_task_name} ({split}) is unknown, so epochs have no "
+      "number of steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
     )
-
-
-def _share(batches: tf.data.Dataset, size: int, shard_id: int, num_shards: int) -> tf.data.Dataset:
-  """Returns one host's rows of every batch, with the attributes of `get_global_batches`."""
-  rows = slice(shard_id * size, (shard_id + 1) * size)
-  share = batches
-  if num_shards > 1:
-    share = batches.map(lambda batch: tf.nest.map_structure(lambda x: x[rows], batch))
-  share.whole_batches = batches
-  share.rows_of_whole = rows
-  return share
+  return math.ceil(epochs * pairs / batch_size)
 
 
 def sort_by_length(
@@ -207,11 +239,6 @@ def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[i
   return [*(bound for bound in boundaries if bound < longest), longest]
 
 
-def shared_seed() -> int:
-  """Returns the time of the first host."""
-  now = np.int32(time.time())
-  if jax.process_count() == 1:
-    return int(now)
-  from jax.experimental import multihost_utils
-
-  return int(multihost_utils.broadcast_one_to_all(now))
+def time_seed() -> int:
+  """Returns the time as a seed, the same one in all processes."""
+  return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))

@@ -81,14 +81,6 @@ def wanted(names: Iterable[str], lengths: Mapping[str, Any] | None) -> list[str]
   return [x for x in names if lengths is None or x not in EXTRA_FEATURES or lengths.get(x)]
 
 
-def require_splitter(
-  vocabulary: vocabularies.Vocabulary, pair: Sequence[languages.Language]
-) -> None:
-  """Raises InputError if the word splitter of a language of `pair` is not installed."""
-  for language in pair:
-    vocabulary.tokenize([""], language)
-
-
 def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
   """Returns columns whose strings are split into words by the rules of their languages.
 

@@ -10,7 +10,7 @@ No pipeline runs Python code with state, so that `tf.train.Checkpoint` can save 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from absl import logging
 
 from vmsst import errors
 from vmsst.bitext.readers import BitextFile, read_rows
-from vmsst.bitext.tokenized_pairs import TEACHER_SIDES, Ragged, Rows, concatenate_rows
+from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES, Ragged, Rows
 from vmsst.files import storage
 from vmsst.tasks import preprocessors, streamed_tasks
 from vmsst.vectors import bitext_vectors
@@ -29,10 +29,8 @@ from vmsst.vectors import bitext_vectors
 MEMORY_LIMIT = 64 << 20
 # Maximum bytes of teacher vectors in memory per byte of this limit.
 VECTOR_BYTES = 16
-_LOOK_UP = 1024
-_LINES = 64
-# Maximum bytes of tokens of which a mixture makes a second copy, joined over its tasks.
-_MIXTURE_LIMIT = 1 << 30
+_ROWS = 64  # Rows per call of a function; up to as many are part of a checkpoint of an iterator.
+_CHOICES = 1024
 
 
 class InMemorySource(seqio.DataSource):
@@ -53,7 +51,7 @@ class InMemorySource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True: shard i of n has rows i, i + n, i + 2n ..."""
+    """True: shard i of n has rows i, i + n, i + 2n ... of the order of all epochs."""
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
@@ -70,14 +68,6 @@ class InMemorySource(seqio.DataSource):
   def num_input_examples(self, split: str) -> int:
     """Returns the number of rows of a split; makes them if needed."""
     return len(next(iter(self.rows(split).values())))
-
-  def num_bytes(self, split: str, names: Iterable[str]) -> int:
-    """Returns the memory of some columns of a split."""
-    columns = self.rows(split)
-    return sum(
-      column.values.nbytes + column.ends.nbytes if isinstance(column, Ragged) else column.nbytes
-      for column in map(columns.__getitem__, names)
-    )
 
   @tf.autograph.experimental.do_not_convert  # as in streamed_tasks.py
   def get_dataset(
@@ -97,17 +87,24 @@ class InMemorySource(seqio.DataSource):
     """
     del use_cached
     shard = shard_info or streamed_tasks.WHOLE
-    count = len(range(shard.index, self.num_input_examples(split), shard.num_shards))
-    rows = self.rows(split)
-    names = preprocessors.wanted(rows, sequence_length)
-    pick = _picker({name: rows[name] for name in names}, self.eos_id, sequence_length or {})
+    count = self.num_input_examples(split)
+    columns, lengths = self.rows(split), sequence_length or {}
+    names = preprocessors.wanted(columns, sequence_length)
+    look_up = _looker({name: columns[name] for name in names}, self.eos_id, lengths)
     row_seed = _seed(seed) if shuffle else None
-
-    def row(position: tf.Tensor) -> Mapping[str, tf.Tensor]:
-      return pick(_row_number(position, tf.constant(count, tf.int64), row_seed, shard))
-
-    # One stage with one number of state, because the overhead of a stage exceeds its work.
-    return tf.data.Dataset.range(_positions(count, num_epochs)).map(row)
+    end = tf.int64.max if num_epochs is None and count else count * (num_epochs or 0)
+    rows = (
+      tf.data.Dataset.range(shard.index, end, shard.num_shards)
+      .batch(_ROWS)
+      .map(lambda position_B: look_up(_row_number(position_B, count, row_seed)))
+      .unbatch()
+    )
+    open_texts = [name for name in names if name in SIDES and not lengths.get(name)]
+    if not open_texts:
+      return rows
+    return rows.map(
+      lambda row: {**row, **{name: streamed_tasks.stripped(row[name]) for name in open_texts}}
+    )
 
 
 class InMemoryTask(seqio.Task):
@@ -143,13 +140,8 @@ class InMemoryTask(seqio.Task):
     )
 
 
-class InMemoryMixture(seqio.Mixture):
-  """A seqio mixture that makes many rows of its `InMemoryTask`s at a time.
-
-  It samples the same rows as seqio's mixture, but by number, and looks up and pads a thousand at a
-  time: ten times less work per row. Rows are padded to `sequence_length`. If a task is streamed, it
-  samples whole rows with `streamed_tasks.mixed`.
-  """
+class PairMixture(seqio.Mixture):
+  """A seqio mixture that samples whole rows with `streamed_tasks.mixed`."""
 
   @tf.autograph.experimental.do_not_convert  # as in streamed_tasks.py
   def get_dataset(
@@ -164,7 +156,7 @@ class InMemoryMixture(seqio.Mixture):
     trim_output_features: bool = True,
     **options,
   ) -> tf.data.Dataset:
-    """Returns rows as seqio.Mixture.
+    """Returns rows as seqio.Mixture; all shards take the tasks in the same order.
 
     With `num_epochs`, it ends with the task that ends first, and the other tasks are not read to
     their ends. To read every row, get the dataset of each task.
@@ -178,74 +170,30 @@ class InMemoryMixture(seqio.Mixture):
       "num_epochs": num_epochs,
       "trim_output_features": trim_output_features,
     }
-    tasks = [task for task in self.tasks if split in task.splits]
-    lengths = sequence_length or {}
-    names = preprocessors.wanted(self.output_features, sequence_length)
-    uncommon = any(options.get(name) for name in ("copy_pretokenized", "passthrough_features"))
-    streamed = any(isinstance(task, streamed_tasks.StreamedTask) for task in tasks)
-    if streamed and not uncommon:
-      self._check_compatible_features()
-      datasets = [task.get_dataset(sequence_length, **arguments) for task in tasks]
-      stream_seed = _seed(seed) if seed is not None or shuffle else 42
-      return streamed_tasks.mixed(datasets, [self.get_rate(task) for task in tasks], stream_seed)
-    by_number = (
-      tasks
-      and trim_output_features
-      and not uncommon
-      and all(lengths.get(name) for name in names)
-      and all(isinstance(task, InMemoryTask) for task in tasks)
-      and sum(task.source.num_bytes(split, names) for task in tasks) <= _MIXTURE_LIMIT
-    )
-    if not by_number:
+    if any(options.get(name) for name in ("copy_pretokenized", "passthrough_features")):
       return super().get_dataset(sequence_length, **arguments, **options)
     self._check_compatible_features()
-    shard = shard_info or streamed_tasks.WHOLE
-    row_seed = _seed(seed)
-    totals = [task.source.num_input_examples(split) for task in tasks]
-    counts = [len(range(shard.index, total, shard.num_shards)) for total in totals]
-    # Position n in the stream of task t is the number n * len(tasks) + t.
-    numbers = [
-      tf.data.Dataset.range(t, _positions(count * len(tasks), num_epochs), len(tasks))
-      for t, count in enumerate(counts)
-    ]
-    sample_seed = seed if seed is not None or shuffle else 42
-    sampled = self._sample_fn(numbers, [self.get_rate(task) for task in tasks], sample_seed)
-    parts = [task.source.rows(split) for task in tasks]
-    columns = concatenate_rows([{name: part[name] for name in names} for part in parts])
-    look_up = _looker(columns, tasks[0].source.eos_id, lengths)
-    with tf.device("cpu"):
-      count_by_task = tf.constant(counts, tf.int64)
-      offset_by_task = tf.constant(np.cumsum([0, *totals[:-1]]), tf.int64)
-
-    def rows(number_B: tf.Tensor) -> Mapping[str, tf.Tensor]:
-      task_B, position_B = number_B % len(tasks), number_B // len(tasks)
-      row_B = _row_number(
-        position_B, tf.gather(count_by_task, task_B), row_seed if shuffle else None, shard
-      )
-      return look_up(tf.gather(offset_by_task, task_B) + row_B)
-
-    return sampled.batch(_LOOK_UP).map(rows).unbatch()
+    tasks = [task for task in self.tasks if split in task.splits]
+    datasets = [task.get_dataset(sequence_length, **arguments) for task in tasks]
+    mixing_seed = _seed(seed) if seed is not None or shuffle else 42
+    return streamed_tasks.mixed(datasets, [self.get_rate(task) for task in tasks], mixing_seed)
 
 
-def _row_number(
-  position: tf.Tensor, count: tf.Tensor, seed: int | None, shard: seqio.ShardInfo
-) -> tf.Tensor:
-  """Returns the row at a position of a stream of epochs of `count` rows.
+def _row_number(position_B: tf.Tensor, count: int, seed: int | None) -> tf.Tensor:
+  """Returns the rows at positions of a stream of epochs of `count` rows.
 
   Each epoch has its own order; without a seed, all have the order of the rows.
   """
-  number = position % count
-  if seed is not None:
-    epoch = position // count
-    seeds = tf.stack([tf.fill(tf.shape(epoch), tf.constant(seed, tf.int64)), epoch, count], axis=-1)
-    # The public tf.random.experimental.index_shuffle does not support a seed for each index.
-    number = tf.raw_ops.RandomIndexShuffle(index=number, seed=seeds, max_index=count - 1, rounds=4)
-  return number * shard.num_shards + shard.index
-
-
-def _positions(count: int, num_epochs: int | None) -> int:
-  """Returns the length of a stream of epochs of `count` rows; endless if `num_epochs` is None."""
-  return tf.int64.max if num_epochs is None and count else count * (num_epochs or 0)
+  number_B = position_B % count
+  if seed is None:
+    return number_B
+  epoch_B = position_B // count
+  zero_B = tf.zeros_like(epoch_B)
+  seed_B3 = tf.stack([zero_B + seed, epoch_B, zero_B + count], axis=-1)
+  # The public tf.random.experimental.index_shuffle does not support a seed for each index.
+  return tf.raw_ops.RandomIndexShuffle(
+    index=number_B, seed=seed_B3, max_index=tf.constant(count - 1, tf.int64), rounds=4
+  )
 
 
 def _seed(seed: int | None) -> int:
@@ -255,44 +203,42 @@ def _seed(seed: int | None) -> int:
 def _looker(
   rows: Rows, eos_id: int | None, lengths: Mapping[str, Any]
 ) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-  """Returns a function as `_picker`, for many rows at once, padded to `lengths`."""
+  """Returns a function from numbers of rows to the rows, with EOS tokens, cut and padded.
+
+  Texts are padded to their length in `lengths`, without one to that of the longest.
+  """
   with tf.device("cpu"):
-    columns = {
-      name: (_values(column), tf.constant(_spans(column, eos_id, lengths.get(name))))
-      if isinstance(column, Ragged)
-      else (tf.constant(column), None)
-      for name, column in rows.items()
-    }
+    dense, ragged = {}, {}
+    for name, column in rows.items():
+      if not isinstance(column, Ragged):
+        dense[name] = tf.constant(column)
+        continue
+      length = lengths.get(name)
+      spans = _spans(column, eos_id, length)
+      longest = int(spans[..., 1].max(initial=0)) + (eos_id is not None)
+      width = max(longest, 1) if length is None else int(np.ravel(length)[-1])
+      # A value to look up if all texts are empty.
+      values = column.values if len(column.values) else np.zeros(1, np.int32)
+      ragged[name] = tf.constant(values), tf.constant(spans), width
 
   def look_up(number_B: tf.Tensor) -> dict[str, tf.Tensor]:
-    found = {}
-    for name, (values, spans) in columns.items():
-      if spans is None:
-        found[name] = tf.gather(values, number_B)
-        continue
-      width = np.ravel(lengths[name])[-1]
+    found = {name: tf.gather(column, number_B) for name, column in dense.items()}
+    for name, (values, spans, width) in ragged.items():
       found[name] = _padded_texts(values, tf.gather(spans, number_B), width, eos_id)
     return found
 
   return look_up
 
 
-def _padded_texts(
-  values: tf.Tensor, spans: tf.Tensor, width: int | tf.Tensor, eos_id: int | None
-) -> tf.Tensor:
+def _padded_texts(values: tf.Tensor, spans: tf.Tensor, width: int, eos_id: int | None) -> tf.Tensor:
   """Returns the texts [..., width] at spans [B, 2] or [..., K, 2] with EOS tokens; see `Ragged`."""
-  place_T = tf.range(tf.cast(width, tf.int64))
+  place_T = tf.range(width, dtype=tf.int64)
   size_1 = spans[..., 1:]
   index_T = tf.minimum(spans[..., :1] + place_T, tf.size(values, tf.int64) - 1)
   text_T = tf.where(place_T < size_1, tf.gather(values, index_T), 0)
   if eos_id is None:
     return text_T
   return tf.where(place_T == size_1, eos_id, text_T)
-
-
-def _values(column: Ragged) -> tf.Tensor:
-  # A value to look up if all texts are empty.
-  return tf.constant(column.values if len(column.values) else np.zeros(1, np.int32))
 
 
 def _spans(column: Ragged, eos_id: int | None, length: Any) -> np.ndarray:
@@ -316,35 +262,6 @@ def _spans(column: Ragged, eos_id: int | None, length: Any) -> np.ndarray:
       begins = np.pad(begins[:, :count], more)
       sizes = np.pad(sizes[:, :count], more, constant_values=-1)
   return np.stack([begins, sizes], axis=-1)
-
-
-def _picker(
-  rows: Rows, eos_id: int | None, lengths: Mapping[str, Any]
-) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-  """Returns a function from the number of a row to the row, with EOS tokens, cut to `lengths`."""
-  end = [] if eos_id is None else [eos_id]
-  with tf.device("cpu"):
-    dense, ragged = {}, {}
-    for name, column in rows.items():
-      if isinstance(column, Ragged):
-        spans = tf.constant(_spans(column, eos_id, lengths.get(name)))
-        ragged[name] = _values(column), spans
-      else:
-        dense[name] = tf.constant(column)
-
-  def pick(number: tf.Tensor) -> dict[str, tf.Tensor]:
-    row = {name: tf.gather(column, number) for name, column in dense.items()}
-    for name, (values, spans) in ragged.items():
-      span = tf.gather(spans, number)
-      if span.shape.rank == 2:
-        width = tf.reduce_max(span[:, 1]) + len(end)
-        row[name] = _padded_texts(values, span, tf.maximum(width, 1), eos_id)
-        continue
-      text = tf.slice(values, span[:1], span[1:])
-      row[name] = tf.concat([text, tf.constant(end, tf.int32)], 0) if end else text
-    return row
-
-  return pick
 
 
 class StreamSource(seqio.DataSource):
@@ -374,12 +291,12 @@ class StreamSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True: shard i of n has lines i, i + n, i + 2n ... of each file."""
-    return True
+    """False: the task shards the rows."""
+    return False
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """Returns the files."""
-    return [str(file) for file in self._files[split]]
+    """Returns one shard, the split itself."""
+    return [split]
 
   def num_input_examples(self, split: str) -> int:
     """Returns the number of pairs in the files, before filtering; checks the files if needed."""
@@ -402,11 +319,10 @@ class StreamSource(seqio.DataSource):
     shard_info: seqio.ShardInfo | None = None,
     **unused,
   ) -> tf.data.Dataset:
-    """Returns the pairs, in the order of the files or mixed."""
+    """Returns all pairs, in the order of the files or mixed; there is one shard."""
     files = self._files[split]
-    shard = shard_info or streamed_tasks.WHOLE
-    counts = [len(range(shard.index, self._count(file), shard.num_shards)) for file in files]
-    datasets = [self._stream(file, shard) for file in files]
+    counts = [self._count(file) for file in files]
+    datasets = [self._stream(file) for file in files]
     if shuffle and len(files) > 1:
       return tf.data.Dataset.choose_from_datasets(datasets, _choices(counts, _seed(seed)))
     whole = datasets[0]
@@ -414,22 +330,22 @@ class StreamSource(seqio.DataSource):
       whole = whole.concatenate(dataset)
     return whole
 
-  def _stream(self, file: BitextFile, shard: seqio.ShardInfo) -> tf.data.Dataset:
-    rows = _stream(file, self._negatives, shard)
+  def _stream(self, file: BitextFile) -> tf.data.Dataset:
+    rows = _stream(file, self._negatives)
     if not self._teacher:
       return rows
     array = bitext_vectors.open_vectors(self._teacher, file)
     shape = array.shape[1:]
     records = tf.data.FixedLengthRecordDataset(
       bitext_vectors.local_path(self._teacher, file), array[0].nbytes, header_bytes=array.offset
-    ).shard(shard.num_shards, shard.index)
+    )
 
     def join(columns: Mapping[str, tf.Tensor], record_B: tf.Tensor) -> dict[str, tf.Tensor]:
       vector_B2S = tf.reshape(tf.io.decode_raw(record_B, tf.float32), [-1, *shape])
       sides = tf.unstack(vector_B2S, axis=1)
       return {**columns, **dict(zip(TEACHER_SIDES, sides, strict=True))}
 
-    return tf.data.Dataset.zip((rows, records)).batch(_LINES).map(join).unbatch()
+    return tf.data.Dataset.zip((rows, records)).batch(_ROWS).map(join).unbatch()
 
 
 def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
@@ -441,14 +357,13 @@ def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
   ends, total = np.cumsum(counts), int(np.sum(counts))
 
   def choose(position_B: tf.Tensor) -> tf.Tensor:
-    count_B = tf.fill(tf.shape(position_B), tf.constant(total, tf.int64))
-    place_B = _row_number(position_B, count_B, seed, streamed_tasks.WHOLE)
+    place_B = _row_number(position_B, total, seed)
     return tf.searchsorted(ends, place_B, side="right", out_type=tf.int64)
 
-  return tf.data.Dataset.range(total).batch(_LOOK_UP).map(choose).unbatch()
+  return tf.data.Dataset.range(total).batch(_CHOICES).map(choose).unbatch()
 
 
-def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data.Dataset:
+def _stream(file: BitextFile, negatives: int) -> tf.data.Dataset:
   if file.format not in ("moses", "tsv"):
     raise errors.InputError(
       f"{file}: only Moses and TSV files can be streamed; convert it, or raise memory_limit"
@@ -459,8 +374,7 @@ def _stream(file: BitextFile, negatives: int, shard: seqio.ShardInfo) -> tf.data
         f"{path}: TensorFlow streams files of this machine and of gs:// only; copy it, build a "
         "dataset (vmsst data build), or raise memory_limit"
       )
-  lines = tf.data.Dataset.zip(tuple(_lines(path) for path in file.paths))
-  lines = lines.shard(shard.num_shards, shard.index).batch(_LINES)
+  lines = tf.data.Dataset.zip(tuple(_lines(path) for path in file.paths)).batch(_ROWS)
 
   def rows(*line_B: tf.Tensor) -> dict[str, tf.Tensor]:
     columns = line_B if file.format == "moses" else _columns(line_B[0], 2 + negatives)

@@ -60,16 +60,6 @@ class StreamedTask(seqio.Task):
     self._pair = tuple(pair)
     self._max_length = max_length
 
-  @property
-  def recipe(self) -> tuple[Any, ...]:
-    """What `finished` depends on: of tasks with the same recipe, it makes the same rows."""
-    names = frozenset(self.output_features)
-    return id(self._vocabulary), self._max_length, names
-
-  def require_splitter(self) -> None:
-    """Raises InputError if the word splitter of a language of the pairs is not installed."""
-    preprocessors.require_splitter(self._vocabulary, self._pair)
-
   # AutoGraph would translate the source code of every function that `map` reaches, which takes
   # longer than tracing them; none of them branches on tensors.
   @tf.autograph.experimental.do_not_convert
@@ -95,20 +85,20 @@ class StreamedTask(seqio.Task):
       InputError: a cache is asked for, or the word splitter of a language is not installed.
     """
     del try_in_mem_cache
-    self.require_splitter()
+    for language in self._pair:
+      self._vocabulary.tokenize([""], language)  # raises if its word splitter is not installed
     if use_cached:
       raise errors.InputError(
         f"task {self.name} cannot be cached: its pairs are tokenized while they are read; set "
         "USE_CACHED_TASKS = False"
       )
     shard = shard_info or WHOLE
-    files = self.source.list_shards(split)
-    by_file = self.source.supports_arbitrary_sharding or len(files) >= shard.num_shards
+    by_file = len(self.source.list_shards(split)) >= shard.num_shards
     rows = self.source.get_dataset(split, shuffle, seed, shard if by_file else WHOLE)
-    if not by_file:
-      rows = rows.shard(shard.num_shards, shard.index)
     if num_epochs != 1:
       rows = rows.repeat(num_epochs)
+    if not by_file:  # of the repeated rows, so that a share of few rows is not empty
+      rows = rows.shard(shard.num_shards, shard.index)
     if shuffle:
       rows = rows.shuffle(shuffle_buffer_size or self._shuffle_buffer_size, seed=seed)
     names = preprocessors.wanted(
@@ -122,20 +112,13 @@ class StreamedTask(seqio.Task):
     rows = rows.map(lambda columns: self._finished(columns, lengths), tf.data.AUTOTUNE).unbatch()
     open_sides = [side for side in SIDES if not lengths[side]]
     if open_sides:
-      rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
+      rows = rows.map(lambda row: {**row, **{side: stripped(row[side]) for side in open_sides}})
     return rows.prefetch(tf.data.AUTOTUNE)
 
   def _finished(
     self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
   ) -> dict[str, tf.Tensor]:
-    """Returns the rows of a batch of strings that fit, with the features in `lengths`."""
-    found, keep_B = self.finished(columns, lengths)
-    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
-
-  def finished(
-    self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
-  ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns all rows of a batch, with the features in `lengths`, and which of them fit: bool [B].
+    """Returns the rows of a batch that fit, with the features in `lengths`.
 
     Args:
       columns: Strings of both sides, and the other columns of the source.
@@ -167,7 +150,7 @@ class StreamedTask(seqio.Task):
         missing = length[0] - ids_BKT.shape[1]
         ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
         found["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
-    return found, keep_B
+    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
 
 
 def _ended(
@@ -187,7 +170,8 @@ def _ended(
   return tf.ensure_shape(ids_BT, [None, length or None])
 
 
-def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
+def stripped(ids_T: tf.Tensor) -> tf.Tensor:
+  """Returns the tokens of a text without its padding."""
   return ids_T[: tf.math.count_nonzero(ids_T, dtype=tf.int32)]
 
 

@@ -391,7 +391,6 @@ class _DataStateHandler(ocp.CheckpointHandler):
       state = checkpoint / "state"
       if not state.is_dir():
         raise RuntimeError(f"Orbax did not finish {state} before {directory}")
-      data_lib.DataState.join_lanes(storage.path(directory))
       checksums.write(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:

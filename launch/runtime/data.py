@@ -1,18 +1,18 @@
 """Loads batches of SeqIO tasks onto the devices.
 
 `TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. Its state
-can be saved, so that a restarted run sees the same batches as an uninterrupted one.
+can be saved, so that a run restarted on as many processes sees the same batches as an uninterrupted
+one.
 """
 
+import collections
 import dataclasses
-import importlib
 import json
 import pathlib
 import queue
 import re
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -21,16 +21,16 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
-from vmsst import errors
 from vmsst.errors import InputError, Range, Seed
 from vmsst.files import storage
 from vmsst.launch.runtime import partitioning
-from vmsst.tasks import lanes
+from vmsst.tasks import datasets
 
 Batch = Mapping[str, np.ndarray]
 
 _LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
+_TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
 
 
 Length = Annotated[int, Range(1)]
@@ -72,41 +72,11 @@ class DatasetConfig:
 def check_split(cfg: DatasetConfig) -> None:
   """Raises InputError if the task of `cfg` lacks its split."""
   split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
-  splits = sorted(get_mixture_or_task(cfg).splits)
+  splits = sorted(datasets.get_mixture_or_task(cfg).splits)
   if split and split[0] not in splits:
     raise InputError(
       f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
     )
-
-
-def get_mixture_or_task(cfg: DatasetConfig) -> Any:
-  """Returns the SeqIO Task or Mixture that `cfg` names.
-
-  Raises:
-    InputError: No such task or mixture is registered.
-  """
-  import seqio
-
-  if cfg.module:
-    importlib.import_module(cfg.module)
-  provider = cfg.mixture_or_task_name
-  if isinstance(provider, seqio.DatasetProviderBase):
-    return provider
-  label = "utils.DatasetConfig.mixture_or_task_name"
-  errors.check(isinstance(provider, str), label, provider, "the name of a task or mixture")
-  try:
-    return seqio.get_mixture_or_task(provider)
-  except ValueError as error:
-    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
-    raise InputError(
-      f"no task or mixture {provider!r} is registered; known: {', '.join(known) or 'none'}. Import "
-      "the module that registers it in the gin file, or check MIXTURE_OR_TASK_NAME"
-    ) from error
-
-
-def time_seed() -> int:
-  """Returns the time as a seed, the same one in all processes."""
-  return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
 
 
 def get_dataset(
@@ -116,33 +86,8 @@ def get_dataset(
   feature_converter_cls: Callable[..., Any],
   num_epochs: int | None = None,
 ) -> Any:
-  """Returns a tf.data dataset of batches of model features, [batch / num_shards, ...] each.
-
-  Raises:
-    InputError: The task is unknown, or the batch size is not divisible by the number of shards.
-  """
-  import seqio
-
-  provider = get_mixture_or_task(cfg)
-  if cfg.batch_size % num_shards:
-    raise InputError(
-      f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
-    )
-  return seqio.get_dataset(
-    mixture_or_task_name=provider,
-    task_feature_lengths=cfg.task_feature_lengths,
-    dataset_split=cfg.split,
-    shuffle=cfg.shuffle,
-    num_epochs=num_epochs,
-    feature_converter=feature_converter_cls(
-      pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
-    ),
-    shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
-    use_cached=cfg.use_cached,
-    seed=time_seed() if cfg.seed is None else cfg.seed,
-    trim_output_features=cfg.trim_output_features,
-    batch_size=cfg.batch_size // num_shards,
-  )
+  """Returns batches of model features, [batch / num_shards, ...]; see `tasks.datasets`."""
+  return datasets.get_batches(cfg, shard_id, num_shards, feature_converter_cls, num_epochs)
 
 
 def get_training_eval_datasets(
@@ -160,7 +105,7 @@ def get_training_eval_datasets(
   """
   import seqio
 
-  provider = get_mixture_or_task(cfg)
+  provider = datasets.get_mixture_or_task(cfg)
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
   providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
 
@@ -202,33 +147,44 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
   return {name: value[rows] for name, value in batch.items()}
 
 
-def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
+def used_eighths(batch: Batch) -> int:
+  """Returns how many eighths of their lengths the texts of a batch need: 2, 3, 4, 6 or 8.
+
+  Texts are the rank-2 integer features [B, T].
+  """
+  return next(
+    eighths
+    for eighths in _LENGTH_EIGHTHS
+    if not any(value[:, cut:].any() for value, cut in _cuts(batch, eighths).values())
+  )
+
+
+def trim_padding(batch: Batch, eighths: int | None = None) -> dict[str, np.ndarray]:
   """Returns `batch` without columns that are padding in every row.
 
-  All rank-2 integer features [B, T] keep the same fraction of their length: 2, 3, 4, 6 or 8
-  eighths, rounded up to a multiple of 4, so that few shapes are compiled.
+  All texts keep the same fraction of their length, rounded up to a multiple of 4, so that few
+  shapes are compiled.
+
+  Args:
+    batch: The batch.
+    eighths: The fraction, at least `used_eighths(batch)`; None: that.
   """
-  sequences = {
-    name: value
+  cuts = _cuts(batch, used_eighths(batch) if eighths is None else eighths)
+  return {**batch, **{name: value[:, :cut] for name, (value, cut) in cuts.items()}}
+
+
+def _cuts(batch: Batch, eighths: int) -> dict[str, tuple[np.ndarray, int]]:
+  """Returns the texts of a batch, and the lengths to cut them to."""
+  unit = 8 * _LENGTH_MULTIPLE
+  return {
+    name: (value, min(value.shape[1], -(-value.shape[1] * eighths // unit) * _LENGTH_MULTIPLE))
     for name, value in batch.items()
     if value.ndim == 2 and value.shape[1] > 1 and np.issubdtype(value.dtype, np.integer)
   }
 
-  def cut_length(length: int, eighths: int) -> int:
-    return min(length, -(-length * eighths // (8 * _LENGTH_MULTIPLE)) * _LENGTH_MULTIPLE)
-
-  def fits(eighths: int) -> bool:
-    return not any(v[:, cut_length(v.shape[1], eighths) :].any() for v in sequences.values())
-
-  eighths = next(part for part in _LENGTH_EIGHTHS if fits(part))
-  return {
-    name: value[:, : cut_length(value.shape[1], eighths)] if name in sequences else value
-    for name, value in batch.items()
-  }
-
 
 def can_trim() -> bool:
-  """Returns whether this process may trim its batches: all processes need the same shapes."""
+  """Returns whether this process may trim batches alone: all processes need the same shapes."""
   return jax.process_count() == 1
 
 
@@ -239,28 +195,17 @@ class DataState:
   Attributes:
     position: Step of the next batch.
     prefix: Path prefix of the files of tf.train.Checkpoint; None if a fresh iterator is at
-      `position`, or if there are `lanes`.
-    whole: Whether every process reads whole batches, so that the state fits any number of
-      processes. Otherwise it is the state of this process's part of the batches.
-    lanes: State of the lanes that this process reads, or of all; see `tasks.sharded_batches`.
+      `position`.
   """
 
   position: int
   prefix: storage.Path | None
-  whole: bool = False
-  lanes: Mapping[str, Any] | None = None
 
   def copy_to(self, folder: storage.Path, process: int, processes: int) -> None:
     """Writes the state below `folder`, under upstream T5X's names, and a JSON file next to it.
 
-    Upstream assumes that the state is that of the checkpoint's step and ignores the JSON file. Only
-    the first process writes a state of whole batches, as in a single-process run. The parts of the
-    state of lanes are for `join_lanes`.
+    Upstream assumes that the state is that of the checkpoint's step and ignores the JSON file.
     """
-    if self.whole:
-      if process:
-        return
-      processes = 1
     folder, name = _state_path(folder, process, processes)
     folder.mkdir(parents=True, exist_ok=True)
     if self.prefix is not None:
@@ -268,84 +213,45 @@ class DataState:
         if path.suffix != ".json":
           target = folder / (name + path.name[len(self.prefix.name) :])
           target.write_bytes(path.read_bytes())
-    description: dict[str, Any] = {"batches": self.position, "saved": self.prefix is not None}
-    if self.whole:
-      description["whole_batches"] = True
-    if self.lanes is not None:
-      description["lanes"] = self.lanes
+    description = {"batches": self.position, "saved": self.prefix is not None}
     (folder / (name + ".json")).write_text(json.dumps(description))
-
-  @classmethod
-  def join_lanes(cls, folder: storage.Path) -> None:
-    """Joins the states that all processes wrote below `folder`, if they are of lanes.
-
-    The result is the state of a single process that reads whole batches, which any number of
-    processes can read.
-    """
-    parts = sorted(folder.glob("process_*/*.json"))
-    states = [cls._parse(part, None) for part in parts]
-    if not states or any(state.lanes is None for state in states):
-      return
-    whole = lanes.joined([state.lanes for state in states if state.lanes is not None])
-    cls(states[0].position, None, True, whole).copy_to(folder, 0, 1)
-    for part in parts:
-      part.unlink()
-      if not storage.is_url(part):
-        part.parent.rmdir()
 
   @classmethod
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state in `folder`, or None if there is none for this process.
 
-    A state of whole batches is for all processes. Any other is only for the number of processes
-    that saved it, since another number reads other rows: returns None then, with a warning.
+    A state is only for the number of processes that saved it, since another number reads other
+    rows: returns None then, with a warning.
 
     A state saved by upstream T5X has no JSON file. It is that of the checkpoint's step, which ends
     the name of the parent of `folder`. At step 0 it is one batch ahead; returns None then.
     """
-    state = cls._read(folder, process, processes)
-    if state is None and processes > 1:
-      alone = cls._read(folder, 0, 1)
-      state = alone if alone is not None and alone.whole else None
-    mine = _state_path(folder, process, processes)[1]
-    if state is None and any(not name.startswith(mine) for name in _state_names(folder)):
+    own, name = _state_path(folder, process, processes)
+    prefix = own / name if (own / (name + ".index")).is_file() else None
+    description = own / (name + ".json")
+    if description.is_file():
+      try:
+        record = json.loads(description.read_text())
+        position, saved = int(record["batches"]), bool(record["saved"])
+        if saved and prefix is None:
+          raise ValueError("files are missing")
+      except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+          f"{description} is damaged; delete the folder {description.parent} to replay the data "
+          "instead"
+        ) from error
+      return cls(position, prefix)
+    if prefix is not None:
+      step = int(folder.parent.name.rpartition("_")[2])
+      return cls(step, prefix) if step else None
+    if any(_state_names(folder)):
       logging.warning(
         "The data iterator state in %s is not of %d processes; the data starts over, so rows may "
         "repeat before all others are seen.",
         folder,
         processes,
       )
-    return state
-
-  @classmethod
-  def _read(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
-    """Returns the state that process `process` of `processes` saved."""
-    checkpoint = folder.parent.name
-    folder, name = _state_path(folder, process, processes)
-    prefix = folder / name if (folder / (name + ".index")).is_file() else None
-    description = folder / (name + ".json")
-    if not description.is_file():
-      step = int(checkpoint.rpartition("_")[2]) if prefix else 0
-      return cls(step, prefix) if step else None
-    return cls._parse(description, prefix)
-
-  @classmethod
-  def _parse(cls, description: storage.Path, prefix: storage.Path | None) -> "DataState":
-    """Returns the state that a JSON file describes."""
-    try:
-      record = json.loads(description.read_text())
-      position, saved = int(record["batches"]), bool(record["saved"])
-      if saved and prefix is None:
-        raise ValueError("files are missing")
-      own = record.get("lanes")
-      if own is not None:
-        lanes.Lanes.from_json(own)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise InputError(
-        f"{description} is damaged; delete the folder {description.parent} to replay the data "
-        "instead"
-      ) from error
-    return cls(position, prefix, bool(record.get("whole_batches")), own)
+    return None
 
 
 def _state_names(folder: storage.Path) -> Iterator[str]:
@@ -366,15 +272,10 @@ class TrainIterator:
 
   Args:
     dataset: tf.data dataset of this process's rows of batches, starting with the batch of step 0.
-      If it has the attributes `whole_batches` and `rows_of_whole` (see
-      `tasks.datasets.get_global_batches`), reads and trims whole batches, then takes these
-      rows. Instead of tf.data, it may be one of `tasks.sharded_batches`, whose iterators have
-      `get_state`, `set_state` and `close`.
     partitioner: The mesh.
     snapshot_period: Steps between saved iterator states, for `state`; None saves none, so that a
-      restart rereads the data from the start, without training on it. The state of lanes, which is
-      small, is saved at every step, unless this is None.
-    ahead: Number of batches to prefetch to the devices.
+      restart rereads the data from the start, without training on it.
+    ahead: Number of batches to prefetch.
 
   Attributes:
     element_spec: Spec of the dataset.
@@ -389,23 +290,17 @@ class TrainIterator:
     ahead: int = 2,
   ):
     self.element_spec = dataset.element_spec
-    self._rows: slice | None = getattr(dataset, "rows_of_whole", None)
-    self._whole = self._rows is not None
-    self._iterator = iter(dataset.whole_batches if self._whole else dataset)
-    self._has_lanes = hasattr(self._iterator, "set_state")
+    self._iterator = iter(dataset)
     self._partitioner = partitioner
-    if self._whole and jax.process_index() > 0:
-      snapshot_period = None  # the first process writes the same state
-    if self._has_lanes and snapshot_period is not None:
-      snapshot_period = 1
     self._snapshot_period = snapshot_period
     self._position = 0  # step of the dataset's next batch, in the thread that reads
-    self._snapshots = [DataState(0, None, self._whole or self._has_lanes)]
+    self._snapshots = [DataState(0, None)]
     self._snapshot_steps: frozenset[int] = frozenset()
     self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
-    self._queue: queue.Queue[Any] = queue.Queue(maxsize=ahead)
-    self._lane_states = ahead + 50  # more than the steps between reading and training
-    self._lock = threading.Lock()  # of the saved states
+    # Batches that processes trim together, so that all of them have the same shapes.
+    self._together = 1 if can_trim() else _TOGETHER
+    self._trimmed: collections.deque[dict[str, jax.Array]] = collections.deque()
+    self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(ahead, self._together))
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
 
@@ -433,18 +328,8 @@ class TrainIterator:
   def _restore(self, saved: DataState) -> None:
     import tensorflow as tf
 
-    if saved.lanes is not None:
+    if saved.prefix is not None:
       try:
-        if not self._has_lanes:
-          raise ValueError("it is of sharded batches; this run reads others")
-        self._iterator.set_state(saved.lanes)
-      except ValueError as error:
-        logging.warning("Cannot use the data iterator state of the checkpoint: %s.", error)
-        return
-    elif saved.prefix is not None:
-      try:
-        if self._has_lanes:
-          raise ValueError("it is not of sharded batches, which this run reads")
         with storage.local_copy(saved.prefix.parent) as folder:  # TensorFlow reads no s3://
           state = tf.train.Checkpoint(ds=self._iterator).read(str(folder / saved.prefix.name))
         state.assert_consumed()
@@ -466,11 +351,8 @@ class TrainIterator:
           self._snapshot()
         batch = {name: np.asarray(value) for name, value in next(self._iterator).items()}
         self._position += 1
-        if self._whole or can_trim():
-          batch = trim_padding(batch)
-        if self._rows is not None:
-          batch = take_rows(batch, self._rows)
-        self._put(self._partitioner.to_devices(batch))
+        alone = self._together == 1
+        self._put(self._partitioner.to_devices(trim_padding(batch)) if alone else batch)
     except StopIteration:
       self._put(InputError("the training data ended: the dataset does not repeat; add .repeat()"))
     except BaseException as error:  # raised in the training thread
@@ -487,13 +369,7 @@ class TrainIterator:
     import tensorflow as tf
 
     newest = self._snapshots[-1]
-    if newest.position == self._position and (newest.prefix or newest.lanes) is not None:
-      return
-    if self._has_lanes:
-      alone = jax.process_count() == 1
-      state = DataState(self._position, None, alone, self._iterator.get_state())
-      with self._lock:
-        self._snapshots = [*self._snapshots[-self._lane_states :], state]
+    if newest.position == self._position and newest.prefix is not None:
       return
     prefix = pathlib.Path(self._folder.name) / str(self._position)
     try:
@@ -505,22 +381,33 @@ class TrainIterator:
       )
       self._snapshot_period = None
       return
-    self._snapshots.append(DataState(self._position, prefix, self._whole))
+    self._snapshots.append(DataState(self._position, prefix))
 
   def state(self, step: int) -> DataState:
     """Returns the latest saved state at or before `step`; deletes older ones."""
-    with self._lock:
-      while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
-        old = self._snapshots.pop(0)
-        if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):
-          for path in old.prefix.parent.glob(old.prefix.name + ".*"):
-            path.unlink()
-      return self._snapshots[0]
+    while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
+      old = self._snapshots.pop(0)
+      if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):
+        for path in old.prefix.parent.glob(old.prefix.name + ".*"):
+          path.unlink()
+    return self._snapshots[0]
 
   def __iter__(self) -> Iterator[dict[str, jax.Array]]:
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
+    if self._together == 1:
+      return self._take()
+    if not self._trimmed:
+      batches = [self._take() for _ in range(self._together)]
+      own = np.array([used_eighths(batch) for batch in batches])
+      all_processes = np.reshape(multihost_utils.process_allgather(own), [-1, self._together])
+      eighths = all_processes.max(axis=0)
+      for batch, part in zip(batches, eighths.tolist(), strict=True):
+        self._trimmed.append(self._partitioner.to_devices(trim_padding(batch, part)))
+    return self._trimmed.popleft()
+
+  def _take(self) -> Any:
     item = self._queue.get()
     if isinstance(item, BaseException):
       raise item
@@ -531,6 +418,4 @@ class TrainIterator:
     self._closed.set()
     if self._thread is not None:
       self._thread.join(timeout=10)
-    if self._has_lanes:
-      self._iterator.close()
     self._folder.cleanup()

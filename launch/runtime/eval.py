@@ -19,6 +19,7 @@ from vmsst.launch.runtime import (
 )
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
+from vmsst.tasks import datasets
 
 
 def seqio_evaluator(**arguments: Any) -> Any:
@@ -50,7 +51,7 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    data_lib.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
+    datasets.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner

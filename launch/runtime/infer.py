@@ -24,6 +24,7 @@ from vmsst.launch.runtime import (
 )
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
+from vmsst.tasks import datasets
 from vmsst.units import resumable_lines
 
 MODES = {
@@ -75,7 +76,7 @@ def infer(
   wanted = f"a number below num_shards={num_shards}"
   errors.check(shard_id < num_shards, "infer.shard_id", shard_id, wanted)
   utils.check_model("infer.model", model)
-  provider = data_lib.get_mixture_or_task(dataset_cfg)
+  provider = datasets.get_mixture_or_task(dataset_cfg)
   data_lib.check_split(dataset_cfg)
   for task in seqio.get_subtasks(provider) if mode != "score" else ():
     features = task.output_features

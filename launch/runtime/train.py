@@ -27,6 +27,7 @@ from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import eval as eval_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.launch.runtime import trainer as trainer_lib
+from vmsst.tasks import datasets
 
 TRAIN_METRIC_KEY = "train"
 _MODES = ("TRAIN", "TRAIN_EVAL", "INFER_EVAL")
@@ -108,7 +109,7 @@ def train(
     raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
-  seed = data_lib.time_seed() if random_seed is None else random_seed
+  seed = datasets.time_seed() if random_seed is None else random_seed
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(seed))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   shard = (layout.shard_id, layout.num_shards)

@@ -23,7 +23,7 @@ from google.protobuf import json_format
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import dataset_shards, readers
-from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
+from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
 from vmsst.languages import Language
 from vmsst.tasks import bitext, preprocessors, streamed_tasks
 from vmsst.text import vocabularies
@@ -190,56 +190,10 @@ class _Source(seqio.TfdsDataSource):
       )
     return stored
 
-  def read_rows(self, split: str, number_N: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns rows by their numbers, for `columns`.
-
-    Raises:
-      InputError: the files are not ArrayRecord files, or one of them is missing or damaged.
-    """
-    paths, counts = self._files(split)
-    ends_F = np.cumsum(counts)
-    file_N = np.searchsorted(ends_F, number_N, side="right")
-    place_N = number_N - (ends_F - counts)[file_N]
-    found = np.empty(len(number_N), "O")
-    vectors = None
-    for file in np.unique(file_N).tolist():
-      own = np.flatnonzero(file_N == file)
-      records = dataset_shards.opened(paths[file], counts[file])
-      found[own] = records.read(place_N[own].tolist())
-      if self._teacher is not None:
-        stored = self._vectors(split)[file]
-        if vectors is None:
-          vectors = np.empty([len(number_N), *stored.shape[1:]], stored.dtype)
-        vectors[own] = stored[place_N[own]]
-    row = {
-      name: np.full([len(number_N), 1], language.index, np.int32)
-      for name, language in zip(SIDES.values(), self._pair, strict=True)
-    }
-    return {"record": found, **row, **({} if vectors is None else {"vectors": vectors})}
-
-  @functools.cache  # noqa: B019
-  def _files(self, split: str) -> tuple[list[str], list[int]]:
-    """Returns the paths of the files of a split, and their numbers of rows."""
-    paths = list(self.list_shards(split))
-    if wrong := [path for path in paths if dataset_shards.format_of(path) != "array_record"]:
-      raise errors.InputError(
-        f"{wrong[0]}: rows of this file cannot be read in any order; build the dataset with "
-        "--format array_record, or bind train_script.train.get_dataset_fn = "
-        "@datasets.get_global_batches"
-      )
-    return paths, list(self.tfds_dataset.info.splits[self._names[split]].shard_lengths)
-
-  def columns(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns strings, language ids and the teacher's vectors of rows.
-
-    Args:
-      rows: Columns `record`, serialized examples [B], and language ids [B, 1]; with a teacher also
-        `vectors` [B, 2, S].
-    """
+  def _columns(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns the strings of serialized examples `record` [B], and all other columns."""
     found = dict(rows)
     texts = tf.io.parse_example(found.pop("record"), _TEXTS)
-    if "vectors" in found:
-      found |= zip(TEACHER_SIDES, tf.unstack(found.pop("vectors"), axis=1), strict=True)
     return {"inputs": texts["source"], "targets": texts["target"], **found}
 
   def get_dataset(
@@ -256,7 +210,7 @@ class _Source(seqio.TfdsDataSource):
 
     def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
       ids = preprocessors.language_columns(self._pair, tf.size(records_B))
-      return self.columns({"record": records_B, **ids})
+      return self._columns({"record": records_B, **ids})
 
     paths, order = self.list_shards(split), (shuffle, seed, shard)
     if self._teacher is None:
@@ -274,7 +228,8 @@ class _Source(seqio.TfdsDataSource):
     def parse_both(records_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
       vector_B2S = tf.reshape(tf.io.decode_raw(vectors_B, tf.float32), [-1, *shape])
       ids = preprocessors.language_columns(self._pair, tf.size(records_B))
-      return self.columns({"record": records_B, "vectors": vector_B2S, **ids})
+      sides = dict(zip(TEACHER_SIDES, tf.unstack(vector_B2S, axis=1), strict=True))
+      return self._columns({"record": records_B, **sides, **ids})
 
     where = [bitext_vectors.local_path(self._teacher, each) for each in shards]
     offsets = [array.offset for array in stored]

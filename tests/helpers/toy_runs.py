@@ -1,25 +1,19 @@
 """A model and a task small enough to train in a test."""
 
-import dataclasses
-import pathlib
 import warnings
-import zlib
 
 import clu.metrics
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import opus_dataset
 import orbax.checkpoint as ocp
 import seqio
 import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
 
 from vmsst.launch.runtime import adafactor, checkpoints, data, partitioning, train, trainer, utils
-from vmsst.tasks import datasets, sharded_batches
-from vmsst.tasks.opus import mixtures
-from vmsst.text import vocabularies
+from vmsst.tasks import datasets
 
 FEATURES = {"inputs": 8}
 
@@ -137,39 +131,13 @@ def config(split="train", batch_size=8, shuffle=True):
   )
 
 
-def sharded_config(data_dir, batch_size=8):
-  """Returns a DatasetConfig of a task for `sharded_batches`, whose files it writes if needed."""
-  if not (pathlib.Path(data_dir) / "opus_bitext").exists():
-    texts = ["".join(chr(96 + token) for token in row[row != 0]) for row in rows(100, seed=1)]
-    pairs = {("de", "en"): [(text, "x") for text in texts]}
-    opus_dataset.write(data_dir, "toy", pairs, shards=2, file_format="array_record")
-  name = f"toy_shards_{zlib.crc32(str(data_dir).encode())}"
-  if name not in seqio.TaskRegistry.names():
-    mixture = mixtures.opus("toy", vocabularies.ByteVocabulary(), str(data_dir))
-
-    def tokens(row):
-      return {"inputs": tf.cast(tf.io.decode_raw(row["inputs"], tf.uint8), tf.int32) - 96}
-
-    seqio.TaskRegistry.add(
-      name,
-      source=seqio.get_mixture_or_task(mixture).tasks[0].source,
-      preprocessors=[
-        lambda pairs: pairs.map(tokens),
-        lambda pairs: pairs.filter(lambda row: row["inputs"][0] > 3),
-      ],
-      output_features=seqio.TaskRegistry.get(add_task()).output_features,
-    )
-  return dataclasses.replace(config(batch_size=batch_size), mixture_or_task_name=name)
-
-
-def input_of(shards):
-  """Returns arguments of `run` for the input of a folder of `sharded_config`; "": the usual one."""
-  if not shards:
-    return {"get_dataset_fn": datasets.get_global_batches}
-  return {
-    "get_dataset_fn": sharded_batches.get_sharded_batches,
-    "train_dataset_cfg": sharded_config(shards),
-  }
+def slices(cfg, shard_id, num_shards, converter, **options):
+  """Returns this process's rows of the batches of one process: the same for any number of them."""
+  size = cfg.batch_size // num_shards
+  rows = slice(shard_id * size, (shard_id + 1) * size)
+  return datasets.get_batches(cfg, 0, 1, converter, **options).map(
+    lambda batch: {name: value[rows] for name, value in batch.items()}
+  )
 
 
 def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overrides):

@@ -18,7 +18,6 @@ from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.launch import distributed
 from vmsst.launch.runtime import data
-from vmsst.tasks import datasets
 
 # Sums over the batch have another order.
 TOLERANCE = 1e-6
@@ -27,9 +26,9 @@ TOLERANCE = 1e-6
 SCRIPT = """
 import functools, json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-folder, port, count, steps, evaluates, fate, victim, shards = (
+folder, port, count, steps, evaluates, fate, victim, shares = (
   sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6] == "True", sys.argv[7], int(sys.argv[8]),
-  sys.argv[9])
+  sys.argv[9] == "True")
 import toy_runs
 from vmsst.errors import InputError
 from vmsst.launch import distributed
@@ -38,9 +37,7 @@ from vmsst.tasks import datasets
 
 widths = []
 own = {"get_dataset_fn": functools.partial(
-  datasets.get_global_batches, group_by_length=True, boundaries=(4,))}
-if shards:
-  own = toy_runs.input_of(shards)
+  datasets.get_batches if shares else toy_runs.slices, group_by_length=True, boundaries=(4,))}
 
 def train(index):
   make = toy_runs.make_trainer()
@@ -86,14 +83,17 @@ for index in sorted(range(count), key=lambda index: index == victim):
   codes[index] = os.waitstatus_to_exitcode(os.waitpid(children[index], 0)[1])
 print(json.dumps([codes[index] for index in range(count)]))
 """
-DATASET = functools.partial(datasets.get_global_batches, group_by_length=True, boundaries=(4,))
+DATASET = functools.partial(toy_runs.slices, group_by_length=True, boundaries=(4,))
 
 
-def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shards=""):
-  """Returns the exit codes of the processes and their output on both streams."""
+def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shares=False):
+  """Returns the exit codes of the processes and their output on both streams.
+
+  With `shares`, each process reads its share of the rows; otherwise the batches are those of one.
+  """
   here = pathlib.Path(__file__).parent
   with ports.reserved() as port:
-    arguments = (here, folder, port, count, steps, evaluates, fate, victim, shards)
+    arguments = (here, folder, port, count, steps, evaluates, fate, victim, shares)
     codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
   texts = [
     [pathlib.Path(f"{folder}.{index}.{stream}").read_text() for stream in (1, 2)]
@@ -141,7 +141,7 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   assert widths[0] == widths[1]
   assert len(set(json.loads(widths[0]))) > 1  # trimmed, the same in all processes
   state = tmp_path / "four" / "checkpoint_10" / "dataset"
-  assert len([*state.glob("**/train_ds-*")]) == 3  # whole batches, from the first process
+  assert len([*state.glob("process_*-of-4/train_ds-*")]) == 12  # each process's own
   validation = toy_runs.config("validation")
   run_alone(
     tmp_path / "one",
@@ -186,31 +186,27 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     assert run(folder, first, steps=5)[0] == [0] * first
     codes, texts = run(folder, then, steps=10)
     assert codes == [0] * then, texts
-    assert "not of" not in texts[0][1]
+    assert f"not of {then} processes" in texts[0][1]
     assert_same(folder, whole)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", ["whole batches", "shares"])
-def test_sigterm_to_one_process_stops_all_at_one_step_and_one_resumes(tmp_path, reads):
-  steps, shards = 60, tmp_path / "tfds" if reads == "shares" else ""
-  if shards:
-    toy_runs.run(tmp_path / "one", total_steps=steps, **toy_runs.input_of(shards))
+@pytest.mark.parametrize("shares", [False, True])
+def test_sigterm_to_one_process_stops_all_at_one_step_and_they_resume(tmp_path, shares):
+  steps = 60
+  if shares:
+    assert run(tmp_path / "whole", 2, steps, shares=True)[0] == [0, 0]
   else:
-    run_alone(tmp_path / "one", steps)
-  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1, shards=shards)
+    run_alone(tmp_path / "whole", steps)
+  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1, shares=shares)
   assert codes == [0, 0], texts
   assert "Stopped by SIGTERM at step" in texts[0][0]
   step = max(int(path.name.split("_")[1]) for path in (tmp_path / "two").glob("checkpoint_*"))
   assert 7 <= step < steps
-  if shards:
-    (state,) = (tmp_path / "two" / f"checkpoint_{step}" / "dataset").glob("**/train_ds-*")
-    saved = json.loads(state.read_text())
-    assert saved["batches"] == step  # nothing between the state and the checkpoint is read again
-    assert len(saved["lanes"]["passed"]) == 8
-  codes, texts = run(tmp_path / "two", 1, steps, shards=shards)
-  assert codes == [0], texts
-  assert_same_parameters(tmp_path / "two", tmp_path / "one", steps)
+  count = 2 if shares else 1
+  codes, texts = run(tmp_path / "two", count, steps, shares=shares)
+  assert codes == [0] * count, texts
+  assert_same_parameters(tmp_path / "two", tmp_path / "whole", steps)
 
 
 def test_a_state_of_each_process_s_own_rows_is_not_for_another_number(tmp_path, caplog):

@@ -85,7 +85,7 @@ from vmsst.launch import aliases
 aliases.install()
 from vmsst.launch.runtime import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.launch.runtime import train as train_lib
-from vmsst.tasks import epochs
+from vmsst.tasks import datasets
 from vmsst.tasks.opus import recipes
 
 given = {}
@@ -103,7 +103,7 @@ class Table11:
     table = {tuple(k.split("_")): n for k, n in recipes.load("soft_contrastive").expected.items()}
     return sum(n for k, n in table.items() if own.issuperset(k) and of_pivots.intersection(k))
 
-epochs.seqio = type("Seqio", (), {"get_mixture_or_task": lambda name: Table11()})
+datasets.seqio = type("Seqio", (), {"get_mixture_or_task": lambda name: Table11()})
 def stand_in(function):
   def keep(**arguments):
     given[function.__name__] = arguments
@@ -254,7 +254,6 @@ def reports(tmp_path_factory):
   """Parses all files; returns reports by file."""
   folder = tmp_path_factory.mktemp("gin_files")
   extra = {
-    "sharded.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/sharded.gin'\n",
     "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
     **{f"open_{file}": f"include '{file}'\n{bindings}" for file, bindings in OPEN.items()},
     "own_student.gin": "".join(
@@ -293,14 +292,14 @@ def test_every_macro_of_a_run_file_is_used_defined_and_named_if_required(reports
     assert required <= set(re.findall(r"[A-Z_]+", header.partition("Required:")[2])), file
     name = file.removesuffix(".gin")
     assert report["get_dataset_fn"] == {
-      "name": "get_global_batches",
+      "name": "get_batches",
       "group_by_length": SMALL.fullmatch(name) is not None,
       "one_language_pair": OF_ONE_PAIR.fullmatch(name) is not None,
     }, file
 
 
 def test_every_layer_is_included_by_a_run_file():
-  added = {*FOLLOWING, *MESHES, "eval/files.gin", "data/sharded.gin"}
+  added = {*FOLLOWING, *MESHES, "eval/files.gin"}
   added |= {"runs/wandb.gin", "runs/upstream.gin"}
   reached, new = set(), {*RUN_FILES, *added}
   while new:
@@ -323,13 +322,12 @@ def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
       assert "set NUM_MICROBATCHES=None and EMBEDDING_SLICES" in found
     else:
       assert found == {"microbatches": parts[0], "slices": parts[1], "scan_layers": True}
-  plain, own, sharded = (reports[x] for x in ("vmsst_24l_mt5.gin", "own_files.gin", "sharded.gin"))
+  plain, own = reports["vmsst_24l_mt5.gin"], reports["own_files.gin"]
   assert set(own["required"]) == {*plain["required"], "PATTERNS"}
-  assert sharded["get_dataset_fn"]["name"] == "get_sharded_batches"
   student = reports["own_student.gin"]
   wanted = {*reports["soft/me5.gin"]["required"], "PATTERNS", "VALIDATION_PATTERNS"}
   assert set(student["required"]) == wanted - {"OPUS_DATA_DIR"}
-  for report in (own, sharded, student):
+  for report in (own, student):
     assert report["unused"] == report["undefined"] == []
 
 

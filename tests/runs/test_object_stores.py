@@ -109,26 +109,21 @@ PROCESS = """
 import functools, sys
 import toy_runs
 from vmsst.launch import distributed
-url, shards, port, count, index, steps = *sys.argv[1:3], *map(int, sys.argv[3:])
+url, port, count, index, steps = sys.argv[1], *map(int, sys.argv[2:])
 with distributed.joined(f"localhost:{port}", count, index):
-  toy_runs.run(url, total_steps=steps, **toy_runs.input_of(shards))
+  toy_runs.run(url, total_steps=steps, get_dataset_fn=toy_runs.slices)
 """
 
 
 @of_training
 @pytest.mark.slow
-@pytest.mark.parametrize("input_kind", ["whole", "shares"])
-def test_several_processes_train_in_a_store_and_one_resumes(
-  bucket, tmp_path, tmp_path_factory, input_kind
-):
-  url = f"{bucket}/several_{input_kind}"
-  shards = tmp_path_factory.mktemp("tfds") if input_kind == "shares" else ""
-  own = toy_runs.input_of(shards)  # writes the shards
+def test_several_processes_train_in_a_store_and_one_resumes(bucket, tmp_path):
+  url = f"{bucket}/several"
   for count, steps in ((2, 5), (1, 10)):
     with ports.reserved() as port:
       processes = [
         subprocess.Popen(
-          [sys.executable, "-c", PROCESS, *map(str, (url, shards, port, count, index, steps))],
+          [sys.executable, "-c", PROCESS, *map(str, (url, port, count, index, steps))],
           env=commands.environment(),
           cwd=tmp_path,
           stderr=subprocess.PIPE,
@@ -141,7 +136,7 @@ def test_several_processes_train_in_a_store_and_one_resumes(
         assert process.returncode == 0, problems[-3000:]
   assert not list(tmp_path.iterdir())
   storage.download(url, tmp_path / "several")
-  toy_runs.run(tmp_path / "alone", total_steps=10, **own)
+  toy_runs.run(tmp_path / "alone", total_steps=10)
   several, alone = (
     toy_runs.read_checkpoint(tmp_path / name / "checkpoint_10") for name in ("several", "alone")
   )

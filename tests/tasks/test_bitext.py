@@ -86,25 +86,21 @@ def test_validation_files_are_a_split_of_their_own(corpus):
   assert _texts(dataset, "targets") == ["V1", "V2"]
 
 
-@pytest.mark.parametrize("num_epochs", [None, 1, 2])
-@pytest.mark.parametrize("shards", [1, 2])
-def test_the_mixture_gives_what_seqio_itself_gives(corpus, shards, num_epochs):
-  mixture = seqio.MixtureRegistry.get(_files(corpus, weighting="uniform"))
-  assert isinstance(mixture, sources.InMemoryMixture)
-  plain = seqio.Mixture("plain", [(task, mixture.get_rate(task)) for task in mixture.tasks])
-  for index in range(shards):
-    shard = seqio.ShardInfo(index, shards)
-    options = {"shuffle": True, "seed": 7, "num_epochs": num_epochs, "shard_info": shard}
-    fast = list(mixture.get_dataset(LENGTHS, **options).take(150).as_numpy_iterator())
-    slow = list(plain.get_dataset(LENGTHS, **options).take(150).as_numpy_iterator())
-    for ours, theirs in zip(fast, slow, strict=True):
-      for name, length in LENGTHS.items():
-        padded = np.pad(theirs[name], (0, length - len(theirs[name])))
-        np.testing.assert_array_equal(ours[name], padded)
-    # With epochs, the mixture ends with the task that ends first: here the smaller one.
-    french = [row for row in fast if row["input_language"][0] == language("fr").index]
-    few = len(range(index, 5, shards))
-    assert len(french) == few * num_epochs if num_epochs else len(fast) == 150
+@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
+def test_a_mixture_samples_its_tasks_at_their_rates_and_ends_with_the_first(
+  corpus, memory_limit, monkeypatch
+):
+  monkeypatch.setattr(bitext, "_STREAM_BUFFER", 10)
+  name = _files(corpus, weighting="temperature", temperature=2.0, memory_limit=memory_limit)
+  mixture = seqio.MixtureRegistry.get(name)
+  rows = mixture.get_dataset(LENGTHS, shuffle=True, seed=7).take(3000).as_numpy_iterator()
+  french = [row["input_language"][0] == language("fr").index for row in rows]
+  assert np.mean(french) == pytest.approx(5**0.5 / (5**0.5 + 40**0.5), abs=0.03)
+  for epochs in (1, 2):  # ends with the task that ends first: here the smaller one
+    found = _texts(mixture.get_dataset(LENGTHS, shuffle=True, seed=7, num_epochs=epochs))
+    assert sorted(text for text in found if text[0] == "c") == sorted(
+      [f"c{i}" for i in range(5)] * epochs
+    )
 
 
 def test_streamed_files_give_the_same_rows_as_those_in_memory(corpus):

@@ -1,7 +1,9 @@
+import collections
 import itertools
 import types
 
 import numpy as np
+import opus_dataset
 import pytest
 import seqio
 import tensorflow as tf
@@ -9,21 +11,29 @@ import tensorflow as tf
 from vmsst import errors
 from vmsst.tasks import bitext, datasets
 from vmsst.tasks.feature_converter import BitextFeatureConverter
+from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
 
+BYTES = vocabularies.ByteVocabulary()
 LENGTHS = {"inputs": 24, "targets": 24, "input_language": 1, "target_language": 1}
 BOUNDARIES = (8, 12, 16)
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
+def patterns(tmp_path_factory):
+  """Three times as many rows of German and English, in either direction, as of French."""
   folder = tmp_path_factory.mktemp("bitext")
   rng = np.random.default_rng(0)
-  for pair, count in {"de-en": 170, "fr-en": 90}.items():
+  for pair, count in {"de-en": 170, "en-de": 100, "fr-en": 90}.items():
     sizes = rng.integers(1, 20, [count, 2])
     lines = [f"{'s' * a}\t{'t' * b}\n" for a, b in sizes]
     (folder / f"x.{pair}.tsv").write_text("".join(lines), encoding="utf-8")
-  return bitext.files(str(folder / "*.tsv"), vocabularies.ByteVocabulary())
+  return str(folder / "*.tsv")
+
+
+@pytest.fixture(scope="module")
+def mixture(patterns):
+  return bitext.files(patterns, BYTES)
 
 
 def _config(mixture, **changes):
@@ -36,7 +46,7 @@ def _config(mixture, **changes):
 
 
 def _dataset(mixture, shard=0, shards=1, num_epochs=None, *, changes=None, **options):
-  return datasets.get_global_batches(
+  return datasets.get_batches(
     _config(mixture, **(changes or {})),
     shard,
     shards,
@@ -69,7 +79,7 @@ def test_batches_are_of_one_length_class_and_of_static_shape(mixture):
   assert np.mean([len(set(_classes(b))) > 1 for b in plain]) > 0.9
 
 
-def _stream(mixture, batch_size):
+def _stream(mixture, batch_size, shard=0, shards=1):
   """What T5X trains on: rows in the order of SeqIO's shuffled stream."""
   return seqio.get_dataset(
     mixture,
@@ -78,19 +88,24 @@ def _stream(mixture, batch_size):
     seed=5,
     shuffle=True,
     num_epochs=None,
+    shard_info=seqio.ShardInfo(shard, shards),
     batch_size=batch_size,
   )
 
 
+def _assert_equal(batches, others):
+  for batch, other in zip(batches, others, strict=True):
+    assert batch.keys() == other.keys()
+    for name in batch:
+      np.testing.assert_array_equal(batch[name], other[name])
+
+
 def test_batches_are_those_of_the_shuffled_stream_by_default(mixture):
-  whole = _batches(_dataset(mixture, group_by_length=False), 20)
-  halves = [_batches(_dataset(mixture, i, 2, group_by_length=False), 20) for i in range(2)]
-  for batch, first, second, expected in zip(
-    whole, *halves, _batches(_stream(mixture, 8), 20), strict=True
-  ):
-    for name in LENGTHS:
-      np.testing.assert_array_equal(batch[name], expected[name])
-      np.testing.assert_array_equal(np.concatenate([first[name], second[name]]), expected[name])
+  for place in ((0, 1), (1, 2)):
+    ours = _batches(_dataset(mixture, *place, group_by_length=False), 20)
+    _assert_equal(ours, _batches(_stream(mixture, 8 // place[1], *place), 20))
+  other = _batches(_dataset(mixture, 1, 2, group_by_length=False, changes={"seed": 6}), 20)
+  assert any((a["inputs"] != b["inputs"]).any() for a, b in zip(ours, other, strict=True))
 
 
 def test_groups_hold_the_same_rows_as_the_stream(mixture):
@@ -111,14 +126,50 @@ def test_shuffled_batches_come_in_mixed_order_and_unshuffled_ones_sorted(mixture
   assert longest == sorted(longest)
 
 
-def test_one_seed_gives_one_sequence_for_any_number_of_hosts(mixture):
-  whole = _batches(_dataset(mixture), 20)
-  halves = [_batches(_dataset(mixture, shard, 2), 20) for shard in range(2)]
-  for batch, first, second in zip(whole, *halves, strict=True):
-    for name in LENGTHS:
-      np.testing.assert_array_equal(batch[name], np.concatenate([first[name], second[name]]))
-  other = _batches(_dataset(mixture, changes={"seed": 6}), 20)
-  assert any((a["inputs"] != b["inputs"]).any() for a, b in zip(whole, other, strict=True))
+@pytest.mark.parametrize("memory_limit", [1 << 20, 0])
+def test_hosts_read_every_row_of_an_epoch_once(patterns, memory_limit):
+  name = bitext.files(patterns, BYTES, memory_limit=memory_limit)
+  task = seqio.MixtureRegistry.get(name).tasks[0]
+
+  def rows(shard=0, shards=1, epochs=1):
+    changes = {"batch_size": shards}
+    dataset = _dataset(task, shard, shards, epochs, changes=changes, group_by_length=False)
+    return [tuple(np.concatenate([*batch.values()], 1)[0].tolist()) for batch in
+            dataset.as_numpy_iterator()]  # fmt: skip
+
+  shares = [rows(shard, 4) for shard in range(4)]
+  assert [len(share) for share in shares] == [43, 43, 42, 42]
+  assert sum(map(collections.Counter, shares), collections.Counter()) == collections.Counter(rows())
+
+
+def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path, monkeypatch):
+  monkeypatch.setattr(bitext, "_STREAM_BUFFER", 10)
+  (tmp_path / "x.de-en.tsv").write_text("a\tb\nc\td\n", encoding="utf-8")
+  for limit in (1 << 20, 0):
+    name = bitext.files(str(tmp_path / "*.tsv"), BYTES, memory_limit=limit)
+    last = _dataset(name, 2, 3, changes={"batch_size": 3}, group_by_length=False)
+    assert {len(batch["inputs"]) for batch in _batches(last, 9)} == {1}
+
+
+def test_hosts_batch_similar_lengths_and_one_language_pair_together(mixture):
+  def halves(**options):
+    return zip(*(_batches(_dataset(mixture, shard, 2, **options), 160) for shard in (0, 1)),
+               strict=True)  # fmt: skip
+
+  far = [abs(_classes(first).mean() - _classes(second).mean()) for first, second in halves()]
+  assert np.mean(far) < 0.3
+  plain = halves(group_by_length=False)
+  assert np.mean([abs(_classes(a).mean() - _classes(b).mean()) for a, b in plain]) > 0.4
+  pairs = [
+    {frozenset(row) for half in both for row in _languages(half)}
+    for both in halves(group_by_length=False, one_language_pair=True)
+  ]
+  assert {len(both) for both in pairs} == {1}
+  assert len(set.union(*pairs)) == 2
+
+
+def _languages(batch):
+  return np.hstack([batch["input_language"], batch["target_language"]]).tolist()
 
 
 def test_an_epoch_ends_with_the_last_full_batch(mixture):
@@ -127,75 +178,64 @@ def test_an_epoch_ends_with_the_last_full_batch(mixture):
   assert len(batches) == 170 // 8
 
 
-def test_a_restored_iterator_resumes_exactly(mixture, tmp_path):
-  iterator = iter(_dataset(mixture))
+@pytest.mark.parametrize(
+  "options", [{}, {"one_language_pair": True, "group_by_length": False}, {"group_by_length": False}]
+)
+def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, tmp_path, options):
+  iterator = iter(_dataset(mixture, 1, 2, **options))
   for _ in range(37):
     next(iterator)
   path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "state"))
   expected = [next(iterator) for _ in range(60)]
-  restored = iter(_dataset(mixture))
+  restored = iter(_dataset(mixture, 1, 2, **options))
   tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
-  for batch in expected:
-    again = next(restored)
-    for name in LENGTHS:
-      np.testing.assert_array_equal(again[name], batch[name])
+  _assert_equal([next(restored) for _ in expected], expected)
 
 
 def test_wrong_values_are_refused(mixture):
-  with pytest.raises(errors.InputError, match="batch_size 8 is not a multiple"):
+  with pytest.raises(errors.InputError, match="BATCH_SIZE=8 is not divisible by 3 data shards"):
     _dataset(mixture, 0, 3)
   with pytest.raises(errors.InputError, match="ascending"):
-    datasets.get_global_batches(_config(mixture), 0, 1, BitextFeatureConverter, boundaries=(8, 4))
-  with pytest.raises(ValueError, match="no_such_task"):
+    datasets.get_batches(
+      _config(mixture), 0, 1, BitextFeatureConverter, group_by_length=True, boundaries=(8, 4)
+    )
+  with pytest.raises(errors.InputError, match="no task or mixture 'no_such_task' is registered"):
     _dataset("no_such_task")
+  with pytest.raises(errors.InputError, match="GROUP_BY_LENGTH or ONE_LANGUAGE_PAIR to False"):
+    _dataset(mixture, 0, 2, one_language_pair=True)
+  lengths = {"inputs": 24, "targets": 24}
+  with pytest.raises(errors.InputError, match="add input_language and target_language to TASK"):
+    _dataset(mixture, changes={"task_feature_lengths": lengths}, one_language_pair=True)
 
 
-@pytest.fixture(scope="module")
-def two_pairs(tmp_path_factory):
-  """Three times as many rows of German and English, in either direction, as of French."""
-  folder = tmp_path_factory.mktemp("pairs")
-  rng = np.random.default_rng(1)
-  for pair, count in {"de-en": 200, "en-de": 100, "fr-en": 100}.items():
-    lines = [f"{'s' * a}\t{'t' * b}\n" for a, b in rng.integers(1, 20, [count, 2])]
-    (folder / f"x.{pair}.tsv").write_text("".join(lines), encoding="utf-8")
-  return bitext.files(str(folder / "*.tsv"), vocabularies.ByteVocabulary())
-
-
-def test_batches_of_one_language_pair_come_in_proportion(two_pairs, tmp_path):
-  def make(shard=0, shards=1):
-    return _dataset(two_pairs, shard, shards, one_language_pair=True)
-
-  assert make().element_spec["inputs"].shape == [8, 24]
-  batches = _batches(make(), 200)
+def test_batches_of_one_language_pair_come_in_proportion(mixture, tmp_path):
+  dataset = _dataset(mixture, one_language_pair=True)
+  assert dataset.element_spec["inputs"].shape == [8, 24]
   pairs, orders = [], set()
-  for batch in batches:
-    languages = np.concatenate([batch["input_language"], batch["target_language"]], axis=1)
-    (pair,) = {frozenset(row) for row in languages.tolist()}
+  for batch in _batches(dataset, 200):
+    languages = _languages(batch)
+    (pair,) = {frozenset(row) for row in languages}
     pairs.append(pair)
-    orders |= {tuple(row) for row in languages.tolist()}
+    orders |= {tuple(row) for row in languages}
     assert len(set(_classes(batch))) == 1
   assert len(orders) == 3
   shares = [pairs.count(pair) / len(pairs) for pair in set(pairs)]
   assert sorted(shares) == pytest.approx([0.25, 0.75], abs=0.06)
   # They take turns: a run of one pair is what chance makes it.
   assert 40 < sum(a != b for a, b in itertools.pairwise(pairs)) < 120
-  halves = [_batches(make(shard, 2), 30) for shard in range(2)]
-  for batch, first, second in zip(batches, *halves, strict=False):
-    for name in LENGTHS:
-      np.testing.assert_array_equal(batch[name], np.concatenate([first[name], second[name]]))
-  iterator = iter(make())
-  for _ in range(21):
-    next(iterator)
-  path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "state"))
-  restored = iter(make())
-  tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
-  for batch in batches[21:60]:
-    again = next(restored)
-    for name in LENGTHS:
-      np.testing.assert_array_equal(again[name], batch[name])
 
 
-def test_batches_of_one_language_pair_need_the_languages(two_pairs):
-  lengths = {"inputs": 24, "targets": 24}
-  with pytest.raises(errors.InputError, match="add input_language and target_language to TASK"):
-    _dataset(two_pairs, changes={"task_feature_lengths": lengths}, one_language_pair=True)
+def test_steps_of_epochs(tmp_path):
+  pairs = [(f"s{i}", f"t{i}") for i in range(25)]
+  opus_dataset.write(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
+  built = mixtures.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
+  assert datasets.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
+  assert datasets.epoch_steps(built, epochs=0.5, batch_size=7) == 3
+  assert datasets.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2
+  for change, message in (
+    ({"epochs": 0}, "epochs is 0"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"split": "test"}, "unknown.*set TRAIN_STEPS"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      datasets.epoch_steps(built, **{"epochs": 1, "batch_size": 1, **change})

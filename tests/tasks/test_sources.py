@@ -55,7 +55,8 @@ def test_shards_partition_the_rows_by_number():
   ordered = [_targets(_source().get_dataset(shuffle=False, shard_info=x)) for x in shards]
   assert ordered[1] == ["t1", "t4", "t7"]
   mixed = [_targets(_source().get_dataset(shuffle=True, seed=1, shard_info=x)) for x in shards]
-  assert [sorted(x) for x in mixed] == ordered
+  whole = _targets(_source().get_dataset(shuffle=True, seed=1))
+  assert mixed == [whole[i::3] for i in range(3)]
 
 
 def _streamed(tmp_path):
@@ -77,11 +78,6 @@ def test_streamed_files_give_their_lines_in_order(tmp_path):
   assert int(rows[7]["target_language"][0]) == language("en").index
   mixed = source.get_dataset(shuffle=True, seed=0).as_numpy_iterator()
   assert sorted(x["inputs"] for x in mixed) == [f"s{i}".encode() for i in range(8)]
-  shards = [seqio.ShardInfo(index=i, num_shards=2) for i in range(2)]
-  parts = [source.get_dataset(shuffle=False, shard_info=shard) for shard in shards]
-  assert sorted(x["inputs"] for part in parts for x in part.as_numpy_iterator()) == sorted(
-    x["inputs"] for x in rows
-  )
 
 
 def test_streamed_files_are_checked_before_the_first_line(tmp_path):

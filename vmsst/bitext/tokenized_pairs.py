@@ -143,14 +143,3 @@ def _fitting(
     else:
       counts.kept += 1
       yield place, inputs, targets
-
-
-def concatenate_rows(parts: Sequence[Rows]) -> Rows:
-  """Returns the rows of all parts, which have the same columns, one part after the other."""
-  joined: dict[str, np.ndarray | Ragged] = {}
-  for name in parts[0]:
-    columns = [part[name] for part in parts]
-    ragged = [column for column in columns if isinstance(column, Ragged)]
-    dense = [column for column in columns if not isinstance(column, Ragged)]
-    joined[name] = Ragged.concatenate(ragged) if ragged else np.concatenate(dense)
-  return joined

@@ -148,8 +148,7 @@ def build(
     output: TFDS data folder for the dataset opus_bitext/NAME.
     work: Local folder for intermediate files, kept for other recipes (default: a folder in
       --output, removed at the end; required if --output is not local).
-    format: Format of the shards: tfrecord, or array_record for training in which every host reads
-      its share, with --gin_file=data/sharded.gin.
+    format: Format of the shards: tfrecord or array_record.
   """
   with errors.requires("opus", "building a dataset"):
     from vmsst.tasks.opus import builder
