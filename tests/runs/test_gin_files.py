@@ -482,9 +482,6 @@ def test_ems_has_the_numbers_of_table_ii_and_section_iv_c(reports):
     assert rate == pytest.approx(3e-4 * min(int(step) / 10_000, 1), rel=1e-6), step
 
 
-NO_XTR, NO_MLP, AMS = {"xtr": False}, {"projection_dim": None}, {"margin": 0.3}
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_changes_what_its_name_says_and_nothing_else(reports, name):
   kind, base = re.fullmatch(r"(ablations/|open_|ems/)(.*)", name).groups()
