@@ -165,11 +165,9 @@ def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between():
   assert report["peak_bytes_per_device"] > state + 4 * PARAMETERS
 
 
-def test_tpus_that_cannot_be_had_and_those_that_are_too_small_are_named(monkeypatch):
+def test_devices_that_are_too_small_are_named(monkeypatch):
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
   run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
-  with pytest.raises(InputError, match=r"no TPU topology 'v9:1x1' .*libtpu"):
-    dry_run.memory(*run, "v9:1x1")
 
   def compile_nothing(self):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")

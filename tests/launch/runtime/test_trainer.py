@@ -293,11 +293,6 @@ def fake_partitioner(process_of_device):
   return partitioner
 
 
-def test_one_process_reads_the_whole_batch():
-  layout = partitioning.PjitPartitioner(num_partitions=1).get_data_layout(8)
-  assert (layout.batch_size, layout.shard_id, layout.num_shards) == (8, 0, 1)
-
-
 def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
   own_rows = fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).get_data_layout(8)
   assert (own_rows.num_shards, own_rows.shard_id) == (2, 0)
