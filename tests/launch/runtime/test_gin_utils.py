@@ -162,4 +162,4 @@ def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s(
   assert t5x.trainer is trainer
   assert trainer.__spec__.name == "vmsst.launch.runtime.trainer"
   with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
-    import t5x.decoding  # noqa: F401
+    import t5x.decoding

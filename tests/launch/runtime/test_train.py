@@ -196,7 +196,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
     (
       "run",
       {"model": toy_runs.ToyModel(width=6)},
-      r"target/table has shape \(16, 6\) .*checkpoint_2",
+      r"shape \(16, 6\) .*/checkpoint_2",
     ),
     ("new", {"actions": {"train": []}}, "unknown modes"),
   ):
