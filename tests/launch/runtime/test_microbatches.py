@@ -6,8 +6,8 @@ import pkgutil
 
 import jax
 import numpy as np
-import pair_batches
 import pytest
+import tiny_models
 import toy_runs
 
 import ems_jax.models
@@ -69,7 +69,7 @@ def make_model(name, **options):
 
 def make_batch():
   """Sentences of one length, of which both halves have the same tokens per pair."""
-  batch = pair_batches.random_batch(0, PAIRS, (LENGTH, LENGTH), (2, 12), languages=[0, 1])
+  batch = tiny_models.random_batch(0, PAIRS, (LENGTH, LENGTH), (2, 12), languages=[0, 1])
   rng = np.random.default_rng(0)
   for side in ("inputs", "targets"):
     batch[side] = rng.integers(2, 12, (PAIRS, LENGTH), dtype=np.int32)
