@@ -1,6 +1,5 @@
 """`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
 
-import copy
 import functools
 import inspect
 import json
@@ -14,8 +13,7 @@ import gin
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
-from jax.experimental import mesh_utils, topologies
-from jax.sharding import Mesh
+from jax._src.core import jaxprs_in_params
 
 from vmsst.errors import InputError
 from vmsst.launch.runtime import checkpoints, gin_utils, partitioning, progress, utils
@@ -55,7 +53,7 @@ def forget_data() -> None:
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
 
 
-def train_function(with_memory: bool, topology: str | None = None) -> Callable[..., None]:
+def train_function(with_memory: bool) -> Callable[..., None]:
   """Returns a replacement of the training function, which prints sizes, shardings and FLOPs.
 
   The last line it prints is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of
@@ -65,10 +63,7 @@ def train_function(with_memory: bool, topology: str | None = None) -> Callable[.
   Args:
     with_memory: Also compile the step and report the memory that XLA allocates on each device. The
       JSON then has `peak_bytes_per_device`, the total memory of a step. Compiling takes minutes for
-      deep models. A program that does not fit a TPU raises InputError.
-    topology: TPUs to compile for, such as "v5e:2x4"; needs the package libtpu and as many devices
-      of another kind (XLA_FLAGS=--xla_force_host_platform_device_count=8). None compiles for the
-      available devices.
+      deep models. A program that does not fit raises InputError.
   """
 
   @functools.wraps(train_lib.train)  # Gin checks names and types of its parameters.
@@ -82,7 +77,7 @@ def train_function(with_memory: bool, topology: str | None = None) -> Callable[.
     report = describe(*run, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
     if with_memory:
-      report |= memory(*run, topology)
+      report |= memory(*run)
       print(report.pop("text"))
     print(json.dumps(report))
 
@@ -232,7 +227,6 @@ def memory(
   cfg: Any,
   partitioner: partitioning.PjitPartitioner,
   trainer_cls: Any,
-  topology: str | None = None,
 ) -> dict[str, Any]:
   """Returns the memory of the compiled step on each device, by XLA's analysis; also as `text`.
 
@@ -241,14 +235,11 @@ def memory(
     cfg: The training data.
     partitioner: The mesh.
     trainer_cls: Creates the trainer.
-    topology: See `train_function`.
 
   Raises:
-    InputError: The TPUs' memory is too small, or there are no such TPUs.
+    InputError: The devices' memory is too small.
   """
   step = _Step(model, cfg, partitioner, trainer_cls)
-  if topology is not None:
-    partitioner = _on_topology(partitioner, topology)
   devices = f"{partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind}"
   try:
     compiled = step.function(partitioner).lower(step.state, step.batch).compile()
@@ -275,32 +266,6 @@ def memory(
   }
 
 
-def _on_topology(
-  partitioner: partitioning.PjitPartitioner, topology: str
-) -> partitioning.PjitPartitioner:
-  """Returns the same mesh on TPUs that need not exist."""
-  # Without these, libtpu looks for a TPU, and for other processes that use it.
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  try:
-    devices = topologies.get_topology_desc(topology, platform="tpu").devices
-  except Exception as error:  # from libtpu, or from finding it
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    raise InputError(
-      f"no TPU topology {topology!r} in the package libtpu; install libtpu or name a topology such "
-      f"as v5e:2x4: {reason}"
-    ) from error
-  mesh = partitioner.mesh
-  if len(devices) < mesh.size:
-    raise InputError(
-      f"{topology} has {len(devices)} devices but the mesh has {mesh.size}; choose a larger one"
-    )
-  moved = copy.copy(partitioner)
-  on_tpus = mesh_utils.create_device_mesh(mesh.devices.shape, list(devices)[: mesh.size])
-  moved.mesh = Mesh(on_tpus, mesh.axis_names)
-  return moved
-
-
 def matmul_flops(jaxpr: Any) -> float:
   """Returns the FLOPs of all matmuls in a jaxpr, with loops unrolled.
 
@@ -316,7 +281,7 @@ def matmul_flops(jaxpr: Any) -> float:
         2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
       )
       continue
-    inner = [matmul_flops(sub) for sub in _sub_jaxprs(equation)]
+    inner = [matmul_flops(sub) for sub in jaxprs_in_params(equation.params)]
     if equation.primitive.name == "cond":
       total += max(inner, default=0.0)
     elif equation.primitive.name == "scan":
@@ -324,14 +289,3 @@ def matmul_flops(jaxpr: Any) -> float:
     else:
       total += sum(inner)
   return total
-
-
-def _sub_jaxprs(equation: Any) -> list[Any]:
-  found: list[Any] = []
-  for value in equation.params.values():
-    for item in value if isinstance(value, tuple | list) else (value,):
-      if hasattr(item, "eqns"):
-        found.append(item)
-      elif hasattr(item, "jaxpr") and hasattr(item.jaxpr, "eqns"):
-        found.append(item.jaxpr)
-  return found

@@ -90,9 +90,6 @@ def _parser() -> argparse.ArgumentParser:
       "allocates) and exit",
     )
     add(
-      "--topology", help="TPUs to compile for with --dry_run=memory, such as v5e:2x4; needs libtpu"
-    )
-    add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
     )
     for option, kind, metavar, text, variable in (
@@ -229,14 +226,12 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     command: getattr(importlib.import_module(f"vmsst.launch.runtime.{module}"), name)
     for command, (name, module, _) in COMMANDS.items()
   }
-  if options.topology and options.dry_run != "memory":
-    raise InputError("--topology needs --dry_run=memory; add it")
   if options.dry_run:
     if options.command != "train":
       raise InputError("--dry_run works only with `t5x train`; remove it")
     from vmsst.launch import dry_run
 
-    functions["train"] = dry_run.train_function(options.dry_run == "memory", options.topology)
+    functions["train"] = dry_run.train_function(options.dry_run == "memory")
   import jax  # noqa: F401  (sets environment variables if there are TPUs)
 
   ends.enter_context(

@@ -64,15 +64,6 @@ class _Layout(NamedTuple):
   columns: tuple[int, ...] = ()
 
 
-def _matrix_layout(shape: Sequence[int], min_size: int) -> _Layout:
-  """Returns a layout whose rows are the shorter side, or the first of two equal sides."""
-  averaged = tuple(range(len(shape)))
-  if len(shape) != 2 or min(shape) < min_size:
-    return _Layout(averaged)
-  row = int(shape[1] < shape[0])
-  return _Layout(averaged, (row,), (1 - row,))
-
-
 def _layout(
   roles: Sequence[Role] | None, shape: Sequence[int], min_size: int, path: str
 ) -> _Layout:
@@ -82,7 +73,11 @@ def _layout(
   parameters with more axes.
   """
   if len(shape) <= 2 and "batch" not in (roles or ()):
-    return _matrix_layout(shape, min_size)
+    averaged = tuple(range(len(shape)))
+    if len(shape) != 2 or min(shape) < min_size:
+      return _Layout(averaged)
+    row = int(shape[1] < shape[0])  # the shorter side, or the first of two equal ones
+    return _Layout(averaged, (row,), (1 - row,))
   if roles is None:
     raise InputError(
       f"Adafactor: parameter {path} of shape {tuple(shape)} has more than two axes and no factor "
@@ -125,17 +120,6 @@ def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
   return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
-def _scaled_by_factors(grad: Array, v_row: Array, v_col: Array, layout: _Layout) -> Array:
-  """Returns `grad` divided by the root of the second moment, given its row and column means."""
-  rows_of_v_row = tuple(row - sum(column < row for column in layout.columns) for row in layout.rows)
-  mean = jnp.mean(v_row, axis=rows_of_v_row, keepdims=True)
-  row_factor = (v_row / mean) ** -0.5
-  col_factor = v_col**-0.5
-  return (
-    grad * jnp.expand_dims(row_factor, layout.columns) * jnp.expand_dims(col_factor, layout.rows)
-  )
-
-
 def _mean(values: Array, axes: tuple[int, ...]) -> Array:
   """Returns the mean over axes; on CPUs as a product, since XLA's sums over rows are slow there."""
 
@@ -161,7 +145,10 @@ def _divided_by_second_moment(
   if layout.rows:
     v_row = decay * state.v_row + mixing * _mean(squared, layout.columns)
     v_col = decay * state.v_col + mixing * _mean(squared, layout.rows)
-    update = _scaled_by_factors(grad, v_row, v_col, layout)
+    rows_of_v_row = tuple(row - sum(other < row for other in layout.columns) for row in layout.rows)
+    mean = jnp.mean(v_row, axis=rows_of_v_row, keepdims=True)
+    row_factor = jnp.expand_dims((v_row / mean) ** -0.5, layout.columns)
+    update = grad * row_factor * jnp.expand_dims(v_col**-0.5, layout.rows)
     return update, state.replace(v_row=v_row, v_col=v_col)
   v = decay * state.v + mixing * squared
   return grad * v**-0.5, state.replace(v=v)

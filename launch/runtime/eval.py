@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import seqio
 
 from vmsst.errors import InputError
 from vmsst.files import log_folders, storage
@@ -20,13 +21,6 @@ from vmsst.launch.runtime import (
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
 from vmsst.tasks import datasets
-
-
-def seqio_evaluator(**arguments: Any) -> Any:
-  """Returns a `seqio.Evaluator`; imports SeqIO."""
-  import seqio
-
-  return seqio.Evaluator(**arguments)
 
 
 class InferenceEvaluator:
@@ -133,7 +127,7 @@ def evaluate(
   restore_checkpoint_cfg: checkpoints.RestoreCheckpointConfig,
   partitioner: partitioning.PjitPartitioner,
   output_dir: str,
-  inference_evaluator_cls: Callable[..., Any] = seqio_evaluator,
+  inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> dict[int, Any]:
   """Evaluates one checkpoint, or all of a folder, and prints a table of the metrics.

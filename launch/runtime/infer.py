@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
+import seqio
+import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors
@@ -70,9 +72,6 @@ def infer(
   Raises:
     InputError: The configuration, the data or the checkpoint cannot be used.
   """
-  import seqio
-  import tensorflow as tf
-
   wanted = f"a number below num_shards={num_shards}"
   errors.check(shard_id < num_shards, "infer.shard_id", shard_id, wanted)
   utils.check_model("infer.model", model)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import jax
 import numpy as np
+import seqio
 from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
@@ -47,12 +48,11 @@ def train(
   total_steps: Annotated[int, Range(0)],
   eval_steps: Annotated[int, Range(0)],
   eval_period: Annotated[int, Range(0)],
-  relative_steps: Annotated[int, Range(1)] | None = None,
   stats_period: Annotated[int, Range(1)] | None = None,
   random_seed: Seed | None,
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
-  inference_evaluator_cls: Callable[..., Any] = eval_lib.seqio_evaluator,
+  inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
   get_dataset_fn: Callable[..., Any] = data_lib.get_dataset,
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
@@ -78,7 +78,6 @@ def train(
     total_steps: Last step.
     eval_steps: Batches of each training evaluation.
     eval_period: Steps between evaluations.
-    relative_steps: Steps to train from the start of the run, instead of `total_steps`.
     stats_period: Steps that training metrics are averaged over; by default the shorter of the
       evaluation and checkpoint periods.
     random_seed: Seed of initialization, dropout and latents; None takes the time and the hardware
@@ -150,7 +149,7 @@ def train(
     first_step = int(train_state.step)
     schedule = _Schedule(
       first_step=first_step,
-      total_steps=first_step + relative_steps if relative_steps else total_steps,
+      total_steps=total_steps,
       eval_period=eval_period if train_eval_dataset_cfg or infer_eval_dataset_cfg else 0,
       checkpoint_period=save_cfg.period or 0,
       checkpoint_steps=frozenset(save_cfg.checkpoint_steps or ()),

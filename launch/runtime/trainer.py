@@ -162,13 +162,6 @@ def train_with_lr(
   )
 
 
-def is_finite(metrics: Metrics) -> jax.Array:
-  """Returns whether the loss among the metrics is finite; True without a loss."""
-  if "loss" not in metrics:
-    return jnp.asarray(True)
-  return jnp.all(jnp.isfinite(metrics["loss"].compute()))
-
-
 @jax.jit
 def state_is_finite(train_state: Any) -> jax.Array:
   """Returns whether all parameters are finite and no optimizer state is NaN, bool []."""
@@ -303,7 +296,7 @@ class Trainer:
 
   @functools.cached_property
   def summing_train_step(self) -> partitioning.PartitionedFunction:
-    """(train_state, sums, batch) -> (train_state, sums, metrics and `is_finite` of this step).
+    """(train_state, sums, batch) -> (train_state, sums, (its metrics, is its loss finite)).
 
     `sums` is (steps summed, metrics); `train_state` and `sums` are donated.
     """
@@ -313,7 +306,10 @@ class Trainer:
       count, total = sums
       train_state, metrics = step(train_state, batch)
       total = _where(count == 0, metrics, merge_metrics(total, metrics))
-      return train_state, (count + 1, total), (metrics, is_finite(metrics))
+      finite = jnp.asarray(True)
+      if "loss" in metrics:
+        finite = jnp.all(jnp.isfinite(metrics["loss"].compute()))
+      return train_state, (count + 1, total), (metrics, finite)
 
     return self._partitioner.partition(
       summing_step,
@@ -406,7 +402,12 @@ class Trainer:
     if self.first_not_finite is None and not np.asarray(step.finite):  # waits for the devices
       self.first_not_finite = step.number
       if self._summary_dir is not None:
-        write_batch(not_finite_path(self._summary_dir, step.number), step.batch)
+        rows: dict[str, Any] = {}  # of this process
+        for name, value in step.batch.items():
+          parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
+          rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+        with atomic_files.atomic_file(not_finite_path(self._summary_dir, step.number)) as file:
+          np.savez(file, **rows)
     watchdog.alive()
     if bar is not None:
       bar.show(step.number, step.metrics)
@@ -470,16 +471,6 @@ def not_finite_path(model_dir: str, step: int) -> storage.Path:
   """Returns the file for the batch of a step with a loss that is not finite, per process."""
   part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
   return storage.path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
-
-
-def write_batch(path: storage.Path, batch: Batch) -> None:
-  """Writes this process's rows of a batch, by feature."""
-  rows: dict[str, Any] = {}
-  for name, value in batch.items():
-    parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
-    rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
-  with atomic_files.atomic_file(path) as file:
-    np.savez(file, **rows)
 
 
 # --------------------------------------------------------------------------------------------

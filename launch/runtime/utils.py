@@ -39,7 +39,6 @@ __all__ = [
   "get_dataset",
   "get_infer_fn",
   "get_training_eval_datasets",
-  "model_info",
 ]
 
 
@@ -133,8 +132,10 @@ def check_model(name: str, model: Any) -> None:
   errors.check(valid, name, model, "a model, such as @vmsst.VmsstModel()")
 
 
-def model_info(shapes: Any, axes: Any) -> str:
-  """Returns a line per array of a train state (name, shape, logical and mesh axes), then totals."""
+def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
+  """Writes the arrays of a train state (names, shapes, axes) to `folder`/model-info.txt."""
+  if jax.process_index() != 0:
+    return
   logical = traverse_util.flatten_dict(shapes.as_logical_axes().state_dict(), sep="/")
   mesh = traverse_util.flatten_dict(axes.state_dict(), sep="/")
   arrays = traverse_util.flatten_dict(shapes.state_dict(), sep="/")
@@ -145,13 +146,8 @@ def model_info(shapes: Any, axes: Any) -> str:
   parameters = sum(
     int(np.prod(array.shape)) for name, array in arrays.items() if name.startswith("target/")
   )
-  return "\n".join([*lines, f"parameters: {parameters:,}", ""])
-
-
-def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
-  """Writes `model_info` to `folder`/model-info.txt."""
-  if jax.process_index() == 0:
-    atomic_files.write_text(storage.path(folder) / "model-info.txt", model_info(shapes, axes))
+  text = "\n".join([*lines, f"parameters: {parameters:,}", ""])
+  atomic_files.write_text(storage.path(folder) / "model-info.txt", text)
 
 
 InferFn = Callable[..., Any]

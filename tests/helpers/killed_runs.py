@@ -1,21 +1,18 @@
-"""Kills training runs of the toy model and compares their results with an undisturbed run.
-
-`python killed_runs.py FOLDER SEED KILLS` trains FOLDER/whole undisturbed, and FOLDER/killed with
-KILLS SIGKILLs, each at a moment sampled with SEED, and a run that finishes it. FOLDER may be in an
-object store.
-"""
+"""Kills training runs of the toy model and compares their results with an undisturbed run."""
 
 import functools
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 
 import clu.metrics
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,30 +46,21 @@ class Model(toy_runs.ToyModel):
     return loss, {**metrics, "batch": clu.metrics.LastValue.from_model_output(number)}
 
 
-def train(folder, total_steps, **overrides):
+def train(folder, total_steps):
   """Runs training with checkpoints, both evaluations and metrics of every step."""
-  return toy_runs.run(
+  loggers = [seqio.TensorBoardLogger, functools.partial(seqio.JSONLogger, write_n_results=0)]
+  save = checkpoints.SaveCheckpointConfig(period=PERIOD, keep=2, save_dataset=True)
+  toy_runs.run(
     folder,
-    **{
-      "model": Model(noise=0.5),
-      "total_steps": total_steps,
-      "stats_period": 1,
-      "eval_period": 2 * PERIOD,
-      "train_eval_dataset_cfg": toy_runs.config("validation", shuffle=False),
-      "infer_eval_dataset_cfg": toy_runs.config("validation", batch_size=24, shuffle=False),
-      "inference_evaluator_cls": functools.partial(
-        seqio.Evaluator,
-        logger_cls=[
-          seqio.TensorBoardLogger,
-          functools.partial(seqio.JSONLogger, write_n_results=0),
-        ],
-      ),
-      "run_eval_before_training": True,
-      "checkpoint_cfg": checkpoints.CheckpointConfig(
-        save=checkpoints.SaveCheckpointConfig(period=PERIOD, keep=2, save_dataset=True)
-      ),
-      **overrides,
-    },
+    model=Model(noise=0.5),
+    total_steps=total_steps,
+    stats_period=1,
+    eval_period=2 * PERIOD,
+    train_eval_dataset_cfg=toy_runs.config("validation", shuffle=False),
+    infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    inference_evaluator_cls=functools.partial(seqio.Evaluator, logger_cls=loggers),
+    run_eval_before_training=True,
+    checkpoint_cfg=checkpoints.CheckpointConfig(save=save),
   )
 
 
@@ -111,31 +99,24 @@ def _kill_after(milliseconds):
 
 def _arm(event, count, milliseconds):
   """Kills this process some milliseconds after `event` begins for the `count`-th time."""
-  seen = []
-
-  def before(owner, name):
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def wrapped(*args, **kwargs):
-      seen.append(1)
-      if len(seen) == count:
-        _kill_after(milliseconds)
-      return inner(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
   if event == "start":
     _kill_after(milliseconds)
-  else:
-    before(
-      *{
-        "step": (data.TrainIterator, "__next__"),
-        "save": (checkpoints.CheckpointManager, "save"),
-        "checksums": (checksums, "write"),
-        "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
-      }[event]
-    )
+    return
+  owner, name = {
+    "step": (data.TrainIterator, "__next__"),
+    "save": (checkpoints.CheckpointManager, "save"),
+    "checksums": (checksums, "write"),
+    "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
+  }[event]
+  inner, seen = getattr(owner, name), []
+
+  def wrapped(*args, **kwargs):
+    seen.append(1)
+    if len(seen) == count:
+      _kill_after(milliseconds)
+    return inner(*args, **kwargs)
+
+  setattr(owner, name, wrapped)
 
 
 def _in_a_child(work):
@@ -171,12 +152,24 @@ def assert_same_runs(first, second, total_steps):
   assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
 
 
-def main(folder, seed, kills):
-  """Trains both folders and prints how the killed attempts ended."""
+def kill(folder, kills, cwd):
+  """Trains `folder`/whole undisturbed, and `folder`/killed with SIGKILLs until it is finished."""
+  done = subprocess.run(
+    [sys.executable, __file__, str(folder), str(kills)],
+    env=commands.environment(),
+    cwd=cwd,
+    capture_output=True,
+    text=True,
+    timeout=3000,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def _main(folder, kills):
   steps = 10 * kills
   assert _in_a_child(lambda: train(folder / "whole", steps)) == 0
-  draw = random.Random(seed)
-  done = 0
+  draw = random.Random(0)
   for number in range(kills):
     event, counts, delays = MOMENTS[number % len(MOMENTS)]
     count, milliseconds = draw.randint(1, counts), draw.uniform(0, delays)
@@ -186,18 +179,10 @@ def main(folder, seed, kills):
       train(folder / "killed", steps)
 
     status = _in_a_child(attempt)
-    left = [x for x in storage.names(folder / "killed") if x.startswith("checkpoint_")]
-    partial = len(left) - len(checkpoints.all_checkpoints(folder / "killed"))
-    print(
-      f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}; "
-      f"{len(left) - partial} checkpoints, {partial} partial",
-      flush=True,
-    )
+    print(f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}", flush=True)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    done += 1
   assert _in_a_child(lambda: train(folder / "killed", steps)) == 0
-  print(f"{done} kills")
 
 
 if __name__ == "__main__":
-  main(storage.path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+  _main(storage.path(sys.argv[1]), int(sys.argv[2]))

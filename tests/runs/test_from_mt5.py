@@ -23,10 +23,6 @@ ROOT = vmsst.gin_dir()
 FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))
 STEPS = 20
 ALL_PARAMETERS = "INITIAL_ASSIGNMENT_MAP = [('state/.*', None)]"
-READ_TWICE = [
-  (r"target/language_encoder/(.*)", r"target/encoder/\1"),
-  (r"state/param_states/.*", None),
-]
 
 # Does all runs in one process: importing takes longer than training.
 _TRAIN = """
@@ -87,8 +83,6 @@ def runs(tmp_path_factory):
     "runs": [
       *(run(file, file, STEPS, initial) for file in FILES),
       run("scratch", "vmsst_24l.gin", 0),
-      run("twice", "vmsst_24l_mt5.gin", 2, initial, f"INITIAL_ASSIGNMENT_MAP = {READ_TWICE}"),
-      run("scanned", "vmsst_24l_mt5.gin", 0, initial, *tiny_mt5.AS_TINY, mesh=[tiny_mt5.MESH]),
       again("separate_again", STEPS, "vmsst_24l_mt5.gin"),
       again("scanned_again", STEPS, "vmsst_24l_mt5.gin", mesh=[tiny_mt5.MESH]),
       again("back", 0, "scanned_again"),
@@ -159,27 +153,6 @@ def test_what_mt5_has_nothing_for_starts_as_without_it(runs):
   assert "state/param_states/token_embedder/embedding/v_row" in fresh
   for name in fresh:
     np.testing.assert_array_equal(start[name], scratch[name], err_msg=name)
-
-
-def test_one_array_can_be_read_for_two_parameters(runs):
-  folder, _ = runs
-  expected = arrays(folder / "vmsst_24l_mt5.gin" / "checkpoint_0")
-  found = arrays(folder / "twice" / "checkpoint_0")
-  assert set(found) == set(expected)
-  for name, array in expected.items():
-    np.testing.assert_array_equal(found[name], array, err_msg=name)
-  assert (folder / "twice" / "checkpoint_2").is_dir()
-
-
-def test_a_model_with_scanned_layers_starts_from_the_same_import(runs):
-  folder, _ = runs
-  imported = parameters(folder / "import" / "checkpoint_0")
-  start = parameters(folder / "scanned" / "checkpoint_0")
-  assert "target/decoder/layers/injection/hidden/kernel" in start
-  found = separated(start)
-  assert found.keys() == parameters(folder / "vmsst_24l_mt5.gin" / "checkpoint_0").keys()
-  for name, array in imported.items():
-    np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def test_both_layouts_have_the_same_losses_vectors_and_exports(runs):

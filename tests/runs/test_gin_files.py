@@ -40,27 +40,107 @@ ON_MESH = {
   ("contrastive_24l.gin", "meshes/24l_8.gin"): None,
   ("contrastive_24l.gin", "meshes/contrastive_24l_8.gin"): (1, 4),
 }
-# Model and options of each file of the soft contrastive paper.
-_SOFT = {"cross_weight": 0.1, "scale": 10, "row_normalized": False}
-SOFT_FILES = {
-  "me5": ("SoftContrastiveModel", {**_SOFT, "labels": "priority", "monolingual": True}),
-  "priority": ("SoftContrastiveModel", {**_SOFT, "labels": "priority", "monolingual": False}),
-  "average": ("SoftContrastiveModel", {**_SOFT, "labels": "average", "monolingual": False}),
-  "hard": ("SoftContrastiveModel", {**_SOFT, "labels": "hard", "monolingual": False}),
-  "mse": ("DistillationModel", {}),
-  "muse": ("HardNegativesModel", {"scale": 10}),
-}
-# Pairs of Table 11 by the bindings that select them, as soft/me5.gin documents.
+# Pairs of Table 11 of the soft contrastive paper by the bindings that select them, as soft/me5.gin
+# documents.
 ONE_PAIR = {
   f"OPUS_LANGUAGES = ('en', '{code}')": pairs
   for code, pairs in {"ko": 66_800, "fr": 153_900, "ja": 78_500, "ru": 133_800}.items()
 }
-_OTHERS = 61_200 + 57_600 + 58_700 + 76_800 + 132_900 + 76_600
-SEVERAL_PAIRS = {"": sum(ONE_PAIR.values())}
-SEVERAL_PAIRS["OPUS_PIVOTS = None"] = sum(ONE_PAIR.values()) + _OTHERS
-TABLE_11 = ONE_PAIR | SEVERAL_PAIRS
-SOFT_ROWS = [("me5", pairs) for pairs in TABLE_11]  # Tables 2, 4 and 5
-SOFT_ROWS += [(file, next(iter(ONE_PAIR))) for file in SOFT_FILES if file != "me5"]
+FROM_ENGLISH = sum(ONE_PAIR.values())
+ALL_PAIRS = FROM_ENGLISH + 61_200 + 57_600 + 58_700 + 76_800 + 132_900 + 76_600
+TABLE_11 = {**ONE_PAIR, "": FROM_ENGLISH, "OPUS_PIVOTS = None": ALL_PAIRS}
+# Model and options of each file of that paper.
+_SOFT = {"cross_weight": 0.1, "scale": 10, "row_normalized": False}
+SOFT_FILES = {
+  "soft_contrastive": (
+    "SoftContrastiveModel",
+    {**_SOFT, "labels": "priority", "monolingual": True},
+  ),
+  "soft/me5": ("SoftContrastiveModel", {**_SOFT, "labels": "priority", "monolingual": True}),
+  "soft/priority": ("SoftContrastiveModel", {**_SOFT, "labels": "priority", "monolingual": False}),
+  "soft/average": ("SoftContrastiveModel", {**_SOFT, "labels": "average", "monolingual": False}),
+  "soft/hard": ("SoftContrastiveModel", {**_SOFT, "labels": "hard", "monolingual": False}),
+  "soft/mse": ("DistillationModel", {}),
+  "soft/muse": ("HardNegativesModel", {"scale": 10}),
+}
+# Tables 2, 4 and 5: a file, and the binding that selects its pairs.
+SOFT_ROWS = [("soft/me5", binding) for binding in TABLE_11] + [
+  (file, "" if file == "soft_contrastive" else next(iter(ONE_PAIR)))
+  for file in SOFT_FILES
+  if file != "soft/me5"
+]
+
+# Changes of the variants from the files that they are named after: the ablations (Tables 4, 6 and
+# 7), EMS's (Table XIV, section V), and other readings of the papers, which are macros.
+_FOUR = languages.own_groups(["es", "en", "ar", "tr"])
+_MEANS = {"elbo_sample": False, "language_mean": True}
+_NO_XTR, _NO_MLP, _AMS = {"xtr": False}, {"projection_dim": None}, {"margin": 0.3}
+VARIANTS = {
+  "ablations/vmsst_24l_factorized": {"factorized": True},
+  "ablations/vmsst_24l_4_encoders": {
+    "language_encoder_groups": languages.random_groups(4, codes=recipes.language_codes("vmsst"))
+  },
+  "ablations/vmsst_24l_12_decoder_layers": {"num_decoder_layers": 12},
+  "ablations/vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},
+  "ablations/vmsst_24l_no_kl": {"kl_weight": 0},
+  "ablations/vmsst_24l_single_encoder": {"single_encoder": True},
+  "ablations/vmsst_24l_single_encoder_no_language": {
+    "single_encoder": True,
+    "encoder_language_embedding": False,
+  },
+  "ablations/vmsst_24l_no_encoder_language": {"encoder_language_embedding": False},
+  "ablations/vmsst_24l_no_decoder_language": {"decoder_language_embedding": False},
+  "ablations/vmsst_6l_full": {
+    "language_encoder_groups": _FOUR,
+    "decoder_groups": _FOUR,
+    "encoder_language_embedding": False,
+    "decoder_language_embedding": False,
+    "opus": {"OPUS_CONFIG": "vmsst", "OPUS_LANGUAGES": ["es", "en", "ar", "tr"]},
+  },
+  "open_vmsst_6l": _MEANS,
+  "open_vmsst_contrastive_6l": {
+    **_MEANS,
+    "weights": {"elbo_weight": 1.0, "kl_anneal_steps": 10**6, "vmsst_weight": 0.0005},
+  },
+  "open_ems": {"negative_groups": 4},
+  "open_laser_transformer": {"transformer_decoder": None},
+  "ems/no_language_token": {"language_dim": None},
+  "ems/no_contrastive": {"contrastive": False},
+  "ems/no_xtr": _NO_XTR,
+  "ems/no_mlp": _NO_MLP,
+  "ems/shared_embedding": {"share_embedding": True},
+  "ems/ugt": {"masking": "ugt", "mask_id": 2},
+  "ems/labse_vanilla": {**_NO_XTR, **_NO_MLP, **_AMS},
+  "ems/labse_vanilla_scale_100": {**_NO_XTR, **_NO_MLP, **_AMS, "scale": 100},
+  "ems/labse_mlp": {**_NO_XTR, **_AMS},
+  "ems/labse_joint": _AMS,
+  "ems/language_table": {"num_languages": 60_000},
+  "ems/release": {
+    "masking": "input",
+    "mask_id": 2,
+    "xtr_layer_norm": True,
+    "count_repeats": False,
+    "negative_groups": 4,
+    "rates": ...,  # any other value
+  },
+  "ems/t5_encoder": {"network": ...},
+  "ems/lstm_encoder": {"network": ...},
+}
+OPEN = {
+  "vmsst_6l.gin": "ELBO_SAMPLE = False\nLANGUAGE_MEAN = True\n",
+  "vmsst_contrastive_6l.gin": (
+    "ELBO_SAMPLE = False\nLANGUAGE_MEAN = True\nELBO_WEIGHT = 1.0\n"  # a single lambda
+  ),
+  "ems.gin": "NEGATIVE_GROUPS = 4\n",
+  "laser_transformer.gin": "TRANSFORMER_DECODER = None\n",
+}
+
+
+def row_name(file, binding):
+  """Returns the name of a gin file that selects the language pairs of a row."""
+  return re.sub(r"\W+", "_", f"row {file} {binding}") + ".gin"
+
+
 STARTS_FROM = sentence_encoder.SentenceEncoder(
   bert.BertConfig(vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9),
   latent_dim=8,
@@ -68,11 +148,6 @@ STARTS_FROM = sentence_encoder.SentenceEncoder(
   pooling="pooler",
   normalize=True,
 )
-
-
-def row_name(file, binding):
-  """Returns the name of a gin file that selects the language pairs of a row."""
-  return re.sub(r"\W+", "_", f"row {file} {binding}") + ".gin"
 
 
 # Parses all given files and writes reports to the first argument. Stand-ins have the parameters of
@@ -239,16 +314,6 @@ with open(sys.argv[1], "w") as stream:
 """
 
 
-# Readings of the papers other than the default, by macro.
-_MEANS = "ELBO_SAMPLE = False\nLANGUAGE_MEAN = True\n"
-OPEN = {
-  "vmsst_6l.gin": _MEANS,
-  "vmsst_contrastive_6l.gin": f"{_MEANS}ELBO_WEIGHT = 1.0\n",  # a single lambda
-  "ems.gin": "NEGATIVE_GROUPS = 4\n",
-  "laser_transformer.gin": "TRANSFORMER_DECODER = None\n",
-}
-
-
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
   """Parses all files; returns reports by file."""
@@ -259,7 +324,7 @@ def reports(tmp_path_factory):
     "own_student.gin": "".join(
       f"include '{file}'\n" for file in ("soft/me5.gin", "data/files.gin", "eval/files.gin")
     ),
-    **{row_name(*row): f"include 'soft/{row[0]}.gin'\n{row[1]}\n" for row in SOFT_ROWS},
+    **{row_name(*row): f"include '{row[0]}.gin'\n{row[1]}\n" for row in SOFT_ROWS},
   }
   for name, text in extra.items():
     (folder / name).write_text(text)
@@ -363,68 +428,6 @@ def test_the_paper_s_files_have_the_numbers_of_section_6_4(reports, model, layer
     assert rate == pytest.approx(wanted, rel=1e-6), step
 
 
-# Changes of the ablations (Tables 4, 6 and 7) from the files that they are named after.
-_FOUR = languages.own_groups(["es", "en", "ar", "tr"])
-ABLATIONS = {
-  "vmsst_24l_factorized": {"factorized": True},
-  "vmsst_24l_4_encoders": {
-    "language_encoder_groups": languages.random_groups(4, codes=recipes.language_codes("vmsst"))
-  },
-  "vmsst_24l_12_decoder_layers": {"num_decoder_layers": 12},
-  "vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},
-  "vmsst_24l_no_kl": {"kl_weight": 0},
-  "vmsst_24l_single_encoder": {"single_encoder": True},
-  "vmsst_24l_single_encoder_no_language": {
-    "single_encoder": True,
-    "encoder_language_embedding": False,
-  },
-  "vmsst_24l_no_encoder_language": {"encoder_language_embedding": False},
-  "vmsst_24l_no_decoder_language": {"decoder_language_embedding": False},
-  "vmsst_6l_full": {
-    "language_encoder_groups": _FOUR,
-    "decoder_groups": _FOUR,
-    "encoder_language_embedding": False,
-    "decoder_language_embedding": False,
-    "opus": {"OPUS_CONFIG": "vmsst", "OPUS_LANGUAGES": ["es", "en", "ar", "tr"]},
-  },
-}
-
-
-def flat(report):
-  """Returns a report with the model's options added."""
-  return {**report, **report["options"], "options": None}
-
-
-@pytest.mark.parametrize("name", [x[10:-4] for x in RUN_FILES if x.startswith("ablations/")])
-def test_an_ablation_changes_what_its_name_says_and_nothing_else(reports, name):
-  changes = {key: json.loads(json.dumps(value)) for key, value in ABLATIONS[name].items()}
-  plain = flat(reports[re.match(r"[a-z]+_\d+l", name).group() + ".gin"])
-  assert plain | changes != plain
-  assert flat(reports[f"ablations/{name}.gin"]) == plain | changes
-
-
-@pytest.mark.parametrize(
-  ("file", "changes"),
-  [
-    ("vmsst_6l.gin", {"elbo_sample": False, "language_mean": True}),
-    (
-      "vmsst_contrastive_6l.gin",
-      {
-        "elbo_sample": False,
-        "language_mean": True,
-        "weights": {"elbo_weight": 1.0, "kl_anneal_steps": 10**6, "vmsst_weight": 0.0005},
-      },
-    ),
-    ("ems.gin", {"negative_groups": 4}),
-    ("laser_transformer.gin", {"transformer_decoder": None}),
-  ],
-)
-def test_other_readings_of_the_papers_are_macros(reports, file, changes):
-  plain = flat(reports[file])
-  assert plain | changes != plain
-  assert flat(reports[f"open_{file}"]) == plain | changes
-
-
 @pytest.mark.parametrize("model", ["bitranslation", "contrastive", "vmsst", "vmsst_contrastive"])
 def test_files_that_start_from_mt5_differ_in_what_section_6_4_says(reports, model):
   scratch, report = reports[f"{model}_24l.gin"], reports[f"{model}_24l_mt5.gin"]
@@ -477,50 +480,26 @@ def test_ems_has_the_numbers_of_table_ii_and_section_iv_c(reports):
     assert rate == pytest.approx(3e-4 * min(int(step) / 10_000, 1), rel=1e-6), step
 
 
-# Changes of EMS's variants (Table XIV, section V) from ems.gin.
-NO_XTR, NO_MLP, AMS = {"xtr": False}, {"projection_dim": None}, {"margin": 0.3}
-EMS_VARIANTS = {
-  "no_language_token": {"language_dim": None},
-  "no_contrastive": {"contrastive": False},
-  "no_xtr": NO_XTR,
-  "no_mlp": NO_MLP,
-  "shared_embedding": {"share_embedding": True},
-  "ugt": {"masking": "ugt", "mask_id": 2},
-  "labse_vanilla": {**NO_XTR, **NO_MLP, **AMS},
-  "labse_vanilla_scale_100": {**NO_XTR, **NO_MLP, **AMS, "scale": 100},
-  "labse_mlp": {**NO_XTR, **AMS},
-  "labse_joint": AMS,
-  "language_table": {"num_languages": 60_000},
-  "release": {
-    "masking": "input",
-    "mask_id": 2,
-    "xtr_layer_norm": True,
-    "count_repeats": False,
-    "negative_groups": 4,
-    "rates": None,
-  },
-  "t5_encoder": {"network": None},
-  "lstm_encoder": {"network": None},
-}
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_changes_what_its_name_says_and_nothing_else(reports, name):
+  kind, base = re.fullmatch(r"(ablations/|open_|ems/)(.*)", name).groups()
+  base = {"ablations/": base[: base.find("l_") + 1], "open_": base, "ems/": "ems"}[kind]
+  plain, found = (
+    {**reports[f"{x}.gin"], **reports[f"{x}.gin"]["options"], "options": None} for x in (base, name)
+  )
+  changes = {key: json.loads(json.dumps(x)) for key, x in VARIANTS[name].items() if x is not ...}
+  assert {key for key in plain if found[key] != plain[key]} == {*VARIANTS[name]}
+  assert found | changes == found
 
 
-@pytest.mark.parametrize("name", [x[4:-4] for x in RUN_FILES if x.startswith("ems/")])
-def test_a_variant_of_ems_changes_what_its_name_says_and_nothing_else(reports, name):
-  plain, found = flat(reports["ems.gin"]), flat(reports[f"ems/{name}.gin"])
-  changes = EMS_VARIANTS[name]
-  assert {key for key in plain if found[key] != plain[key]} == set(changes)
-  for key, value in changes.items():
-    if key not in ("rates", "network"):
-      assert found[key] == value
-  assert found["latent_dim"] == 1024
-
-
-def check_soft_contrastive(report, pairs):
-  """A report has the numbers of section 4.1 and footnote 2, for a number of training pairs."""
+@pytest.mark.parametrize(("file", "binding"), SOFT_ROWS)
+def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(reports, file, binding):
+  report, pairs = reports[row_name(file, binding)], TABLE_11[binding]
+  assert report["unused"] == report["undefined"] == []
   assert report["batch_size"] == 32
   assert report["steps"] == math.ceil(30 * pairs / 32)
   assert report["periods"] == [math.ceil(pairs / 32)] * 2
-  # Of the best four epochs one is the best: the last three were not better.
+  # Of the best four epochs one is the best: the last three were not better (footnote 2).
   assert report["stopping"] == [["placeholder", "accuracy/average", 1.0, 3]]
   assert report["keep"] == 4
   network = {"num_layers": 12, "num_heads": 12, "emb_dim": 768, "mlp_dim": 3072}
@@ -528,29 +507,14 @@ def check_soft_contrastive(report, pairs):
   for step, rate in report["rates"].items():
     expected = 3e-5 * max(0, 1 - int(step) / report["steps"])
     assert rate == pytest.approx(expected, rel=1e-3, abs=1e-10), step
-
-
-def test_soft_contrastive_learning_has_the_numbers_of_section_4_1(reports):
-  report = reports["soft_contrastive.gin"]
-  check_soft_contrastive(report, 66_800 + 153_900 + 78_500 + 133_800)
-  assert report["model"] == "SoftContrastiveModel"
-  assert report["opus"] == {"OPUS_CONFIG": "soft_contrastive", "OPUS_PIVOTS": ["en"]}
-  options = {"labels": "priority", "monolingual": True, "cross_weight": 0.1, "scale": 1 / 0.1}
-  assert report["options"] | options | {"row_normalized": False} == report["options"]
-  vectors = {"teacher_inputs": 768, "teacher_targets": 768}
-  assert report["lengths"] | vectors == report["lengths"]
-
-
-@pytest.mark.parametrize(("file", "binding"), SOFT_ROWS)
-def test_a_row_of_the_soft_contrastive_paper_starts_from_me5(reports, file, binding):
-  report = reports[row_name(file, binding)]
-  check_soft_contrastive(report, TABLE_11[binding])
-  assert report["unused"] == report["undefined"] == []
-  assert "INITIAL_CHECKPOINT_PATH" in report["required"]
-  assert "VOCABULARY_PATH" not in report["required"]  # it is next to the checkpoint
-  # Of the encoder that it starts from.
-  inherited = {"pooling": "pooler", "normalize": True, "head": False}
-  assert report["options"] | inherited == report["options"]
   model, options = SOFT_FILES[file]
   assert report["model"] == model
+  if file == "soft_contrastive":
+    assert report["opus"] == {"OPUS_CONFIG": "soft_contrastive", "OPUS_PIVOTS": ["en"]}
+    vectors = {"teacher_inputs": 768, "teacher_targets": 768}
+    assert report["lengths"] | vectors == report["lengths"]
+  else:  # starts from mE5: from its pooling, normalization and vocabulary
+    assert "INITIAL_CHECKPOINT_PATH" in report["required"]
+    assert "VOCABULARY_PATH" not in report["required"]
+    options = {**options, "pooling": "pooler", "normalize": True, "head": False}
   assert report["options"] | options == report["options"]

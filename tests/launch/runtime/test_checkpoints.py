@@ -48,14 +48,6 @@ def test_the_layout_is_t5x_s(run_folder):
   assert state["target"]["table"].shape == (16, 4)
 
 
-def test_plain_orbax_checkpoints_are_read(tmp_path, run_folder):
-  state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    checkpointer.save(tmp_path / "checkpoint_7" / "state", state)
-  restored = initializer().from_checkpoint(checkpoints.all_checkpoints(tmp_path)[0])
-  np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
-
-
 def test_inference_reads_parameters_alone_and_casts_them(run_folder):
   path = checkpoints.all_checkpoints(run_folder)[-1]
   restored = initializer(with_optimizer=False).from_checkpoint(path, reading(dtype="bfloat16"))
@@ -97,7 +89,6 @@ ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
 @pytest.mark.parametrize(
   ("model", "rules", "message"),
   [
-    ({"width": 6}, None, r"target/table has shape \(16, 6\) .* and \(16, 4\) in "),
     (ADAM, None, r"lacks state/param_states/.*fallback_to_scratch=True"),
     ({}, [("target/tabel", None)], "'target/tabel' matches no array of the model"),
     ({}, [("target/table", "target/tabel")], "lacks target/tabel, which assignment_map reads"),
@@ -114,7 +105,6 @@ def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
   for place, mode, message in (
     (str(run_folder), "specific", r"is not a T5X checkpoint .*it contains checkpoint_0"),
-    ("", "specific", "is not a T5X checkpoint"),
     (str(tmp_path), "latest", "no checkpoint_<step> in"),
     (str(run_folder), "all", "one checkpoint is needed"),
     ([str(run_folder)], "latest", "one checkpoint is needed"),

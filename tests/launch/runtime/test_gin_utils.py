@@ -86,7 +86,6 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
   [
     ([], "config.gin", "STEPS: no value; set --gin.STEPS=VALUE"),
     (["STEP = 3"], "config.gin", r"--gin\.STEP: no gin file has a macro STEP; did you mean STEPS"),
-    (["OFSET = 3"], "config.gin", "did you mean OFFSET"),
     (
       ["utils.create_learning_rate_scheduler.factor = 'x'"],
       "config.gin",
@@ -95,9 +94,7 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
     (["STEPS = 2.5"], "config.gin", r"r\.warmup_steps \(STEPS\) is 2\.5; .* of type int >= 0$"),
-    (["STEPS = True"], "config.gin", r"r\.warmup_steps \(STEPS\) is True; .* of type int"),
     (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1; .* of type int >= 0$"),
-    (["STEPS = None"], "config.gin", r"r\.warmup_steps \(STEPS\) is None; .* of type int"),
     (
       ["STEPS = %SIZE", "SIZE = 'x'"],
       "config.gin",
@@ -122,13 +119,11 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
         "DatasetConfig.seed = 9223372036854775808",
         "DatasetConfig.task_feature_lengths = ['inputs']",
         "DatasetConfig.task_feature_lengths = {'inputs': 0}",
-        "DatasetConfig.task_feature_lengths = {'inputs': 'x'}",
         "SaveCheckpointConfig.period = -1",
         "SaveCheckpointConfig.keep = 0",
         "SaveCheckpointConfig.dtype = 'float16'",
         "RestoreCheckpointConfig.mode = 'newest'",
         "RestoreCheckpointConfig.path = ['a', 3]",
-        "RestoreCheckpointConfig.assignment_map = [('a',)]",
         "RestoreCheckpointConfig.assignment_map = [('a', 3)]",
         "CheckpointConfig.save = 3",
       )
@@ -158,13 +153,7 @@ def test_values_of_their_parameters_types_are_accepted(parse):
   )
 
 
-def test_parts_of_t5x_that_are_not_bundled_are_said_to_be_upstream_s():
-  aliases.install()
-  with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
-    import t5x.decoding  # noqa: F401
-
-
-def test_the_alias_is_the_bundled_module_itself():
+def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s():
   aliases.install()
   import t5x.trainer
 
@@ -172,7 +161,5 @@ def test_the_alias_is_the_bundled_module_itself():
 
   assert t5x.trainer is trainer
   assert trainer.__spec__.name == "vmsst.launch.runtime.trainer"
-
-
-def test_sums_for_gin_files():
-  assert gin_utils.sum_fn("a", "b") == "ab"
+  with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
+    import t5x.decoding

@@ -27,8 +27,7 @@ from vmsst.units import resumable_lines
 
 
 @pytest.mark.parametrize(
-  ("stop", "save_dataset"),
-  [(3, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, True), (5, False)))],
+  ("stop", "save_dataset"), [(3, True), pytest.param(5, False, marks=pytest.mark.slow)]
 )
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(
   tmp_path, stop, save_dataset
@@ -156,8 +155,6 @@ def test_microbatches_sum_the_gradients_of_their_parts(tmp_path):
   np.testing.assert_allclose(grads["table"], wanted, rtol=1e-5)
   whole, _ = model.loss_fn(state.params, batch, None)
   np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
-  with pytest.raises(InputError, match="8 is not divisible by num_microbatches=3"):
-    trainer.accumulate_grads_microbatched(model, state, batch, jax.random.PRNGKey(1), 3)
 
 
 def test_early_stopping_waits_for_its_patience():
@@ -191,13 +188,19 @@ def _contents(folder):
 def test_a_failed_restart_changes_nothing(tmp_path):
   toy_runs.run(tmp_path / "run", total_steps=2)
   before = _contents(tmp_path)
-  for folder, change in (
-    ("run", {"total_steps": 1}),
-    ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}),
-    ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}),
-    ("new", {"actions": {"train": []}}),
+  for folder, change, message in (
+    ("run", {"total_steps": 1}, "TRAIN_STEPS=1 is less than the checkpoint's step, 2"),
+    ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
+    ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
+    ("run", {"train_dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of tr"),
+    (
+      "run",
+      {"model": toy_runs.ToyModel(width=6)},
+      r"shape \(16, 6\) .*/checkpoint_2",
+    ),
+    ("new", {"actions": {"train": []}}, "unknown modes"),
   ):
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=message):
       toy_runs.run(tmp_path / folder, **change)
     assert _contents(tmp_path) == before
   assert not (tmp_path / "new").exists()
@@ -275,7 +278,6 @@ def test_a_failed_evaluation_or_inference_leaves_no_results(tmp_path):
       r"infer\.output_vocab_feature_name is 'targets'; set it to a fea.*: inputs",
     ),
     ({"shard_id": 1}, r"infer\.shard_id is 1; set it to a number below num_shards=1"),
-    ({"dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of train, valid"),
   ):
     model = toy_runs.ToyModel()
     model.predict_batch = _cannot_predict

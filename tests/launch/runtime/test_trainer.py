@@ -1,8 +1,11 @@
-"""The step that a model gets, and models of upstream T5X's form."""
+"""The trainer: steps, metrics, progress, meshes and shares of a batch."""
 
+import io
 import json
 import re
+import sys
 import time
+import types
 from typing import Any
 
 import clu.metrics
@@ -13,8 +16,9 @@ import numpy as np
 import pytest
 import toy_runs
 
+from vmsst.errors import InputError
 from vmsst.launch import aliases
-from vmsst.launch.runtime import checkpoints, trainer
+from vmsst.launch.runtime import checkpoints, partitioning, progress, trainer
 
 STEPS, ROWS = 7, 8
 
@@ -60,19 +64,6 @@ def whole(tmp_path_factory):
 def test_a_loss_gets_the_number_of_updates_before_it_in_each_microbatch(whole, tmp_path):
   assert whole[1] == {step: step - 1 for step in range(1, STEPS + 1)}
   assert run_growing(tmp_path, microbatches=4)[1] == whole[1]
-
-
-def test_a_restarted_run_resumes_from_its_step_to_the_same_end(whole, tmp_path):
-  run_growing(tmp_path, total_steps=4)
-  state, steps = run_growing(tmp_path)
-  assert steps == whole[1]
-  jax.tree.map(np.testing.assert_array_equal, state, whole[0])
-
-
-def test_the_training_evaluation_gets_the_number_of_updates_so_far(tmp_path):
-  run_growing(tmp_path, train_eval_dataset_cfg=toy_runs.config("validation", shuffle=False))
-  (folder,) = (tmp_path / "training_eval").iterdir()
-  assert told(folder) == {4: 4, STEPS: STEPS}
 
 
 def test_the_trainer_for_upstream_changes_nothing_here(whole, tmp_path, monkeypatch):
@@ -217,3 +208,98 @@ def test_variables_without_axes_are_replicated_saved_and_resumed(tmp_path):
   assert written["eval"][-1]["calls"] == STEPS
   info = (tmp_path / "model-info.txt").read_text()
   assert "flax_mutables/seen/calls  int32[]  axes=None  mesh=None" in info
+
+
+# --------------------------------------------------------------------------------------------
+# Progress
+
+
+class Terminal(io.StringIO):
+  """A stream that is a terminal."""
+
+  def isatty(self):
+    return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_line_shows_loss_and_rates_in_place_or_as_further_lines(monkeypatch, stream):
+  monkeypatch.setattr(sys, "stderr", stream())
+  bar = progress.Progress(100, 1000, 64)
+  now = [bar.start_t]
+  bar._time = lambda: now[0]
+  average = clu.metrics.Average.from_model_output
+  for step, loss in ((110, 1.0), (130, 2.5), (1000, 3.5)):
+    now[0] += 20
+    bar.show(step, {name: average(jnp.asarray([loss])) for name in ("loss", "tokens_per_example")})
+  bar.end_line("evaluating")
+  text = sys.stderr.getvalue()
+  lines = re.split(r"[\r\n]+", text.strip())
+  assert lines[-1] == "evaluating"
+  assert text.count("\r") == (3 if stream is Terminal else 0)
+  assert re.match(
+    r"step 130/1000 \[00:40<.*, loss 2.5000, \S+ examples/s, \S+ tokens/s\]", lines[1]
+  )
+  assert "step 1000/1000" in lines[-2]
+
+
+def test_tables_show_the_first_and_the_newest_evaluation(capsys):
+  log = progress.EvaluationLog()
+  for step, value in ((0, 1.0), (10, 50.0), (20, 91.25)):
+    log.add(step, {"retrieval": {"accuracy/de": value, "note": "text"}})
+  log.print_tables()
+  assert capsys.readouterr().out.splitlines() == [
+    "",
+    "retrieval    step 0  step 20",
+    "----------------------------",
+    "accuracy/de    1.00    91.25",
+  ]
+
+
+# --------------------------------------------------------------------------------------------
+# Meshes, rules and data layouts
+
+
+def test_default_rules_shard_the_vocabulary_and_replicate_the_width():
+  rules = dict(partitioning.standard_logical_axis_rules())
+  assert rules["batch"] == "data"
+  assert rules["vocab"] == "model"
+  assert rules["embed"] is None
+  assert dict(partitioning.standard_logical_axis_rules(1, 2))["embed"] == "data"
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    {},
+    {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)},
+    {"num_partitions": 1 << 20},
+  ],
+)
+def test_meshes_that_cannot_be_are_refused(arguments):
+  with pytest.raises(InputError):
+    partitioning.PjitPartitioner(**arguments)
+
+
+def fake_partitioner(process_of_device):
+  """A partitioner whose devices belong to other processes; has only what the layout reads."""
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  devices = np.vectorize(lambda p: types.SimpleNamespace(process_index=p), otypes=[object])(
+    np.asarray(process_of_device)
+  )
+  data, model = devices.shape
+  partitioner.mesh = types.SimpleNamespace(
+    devices=devices, shape={"data": data, "model": model}, size=devices.size
+  )
+  return partitioner
+
+
+def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
+  own_rows = fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).get_data_layout(8)
+  assert (own_rows.num_shards, own_rows.shard_id) == (2, 0)
+  shared_rows = fake_partitioner([[0, 1], [0, 1]]).get_data_layout(8)
+  assert (shared_rows.num_shards, shared_rows.shard_id) == (1, 0)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_a_multiple():
+  with pytest.raises(InputError, match=r"BATCH_SIZE=6 .*data axis .*\(4 of 4.*multiple of 4"):
+    fake_partitioner([[0], [0], [0], [0]]).get_data_layout(6)

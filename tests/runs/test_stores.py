@@ -1,0 +1,436 @@
+"""Whole jobs and outputs of commands in object stores, with kills.
+
+The servers are real: Google's is fake-gcs-server, Amazon's is moto.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import benchmark_trees
+import commands
+import embed_lines
+import jax
+import killed_runs
+import line_files
+import numpy as np
+import ports
+import pytest
+import store_servers
+import tiny_encoders
+import toy_runs
+import unit_commands
+import vector_folders
+
+from vmsst import cli
+from vmsst.errors import InputError
+from vmsst.evaluation import benchmarks, data_digests, evaluation_texts
+from vmsst.files import input_files, storage
+from vmsst.launch.runtime import model_dir
+from vmsst.networks import sentence_encoder
+from vmsst.networks import vmsst as networks
+
+
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def bucket(request, tmp_path_factory):
+  """URL of the bucket of a server, which all processes find, or a local folder."""
+  if request.param == "local":
+    yield str(tmp_path_factory.mktemp("bucket"))
+    return
+  with store_servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
+    for name, value in variables.items():
+      patch.setenv(name, value)
+    yield f"{request.param}://bucket"
+
+
+of_training = pytest.mark.parametrize("bucket", ["gs"], indirect=True)  # not s3://
+
+
+@of_training
+@pytest.mark.slow
+def test_training_in_a_store_is_killed_and_resumes_exactly(bucket, tmp_path):
+  killed_runs.kill(f"{bucket}/killed_runs", 5, cwd=tmp_path)
+  assert not list(tmp_path.iterdir())  # no folder named "gs:"
+  storage.download(f"{bucket}/killed_runs", tmp_path)
+  killed_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 50)
+  for run in ("whole", "killed"):
+    names = storage.names(f"{bucket}/killed_runs/{run}")
+    assert {name for name in names if "checkpoint" in name} == {"checkpoint_45", "checkpoint_50"}
+    assert not {name for name in names if "lock" in name}
+
+
+ENCODE = """
+import sys, vmsst
+sentences = ["hello world", "guten tag"]
+remote, local = (vmsst.load(path).encode(sentences) for path in sys.argv[1:])
+assert (remote == local).all() and remote.shape[0] == 2
+"""
+
+
+@of_training
+@pytest.mark.slow
+def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_path):
+  def t5x(*arguments):
+    done = commands.t5x(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+  run = f"{bucket}/runs/first"
+  (tmp_path / "tiny.gin").write_text(f"include 'quickstart.gin'\nMODEL_DIR = '{run}'\n")
+  storage.filesystem(bucket).put_file(str(tmp_path / "tiny.gin"), f"{bucket}/gin/tiny.gin")
+  (tmp_path / "tiny.gin").unlink()
+  tiny = [f"--gin_file={bucket}/gin/tiny.gin", *commands.TINY[1:]]
+  t5x("train", *tiny)
+  t5x("train", *tiny, "--gin.TRAIN_STEPS=4")
+  assert storage.names(run) >= {
+    *("checkpoint_2", "checkpoint_4", "config.gin", "model-info.txt", "encoder.json"),
+    *("train", "inference_eval"),
+  }
+  # The stored configuration is a gin file in the store as well.
+  evaluate = [f"--gin_file={run}/config.gin", "--gin_file=runs/eval.gin"]
+  output = f"{bucket}/results"
+  t5x("eval", *evaluate, f"--gin.EVAL_OUTPUT_DIR='{output}'")
+  assert "sample_retrieval-metrics.jsonl" in storage.names(f"{output}/inference_eval")
+  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", ["ja", "nein"])
+  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", ["yes", "no"])
+  benchmark_trees.upload(tmp_path / "tatoeba", f"{bucket}/benchmarks/tatoeba")
+  shutil.rmtree(tmp_path / "tatoeba")
+  t5x(
+    *("eval", evaluate[0], "--gin_file=eval/suite.gin"),
+    f"--gin.DATA_ROOT='{bucket}/benchmarks'",
+    f"--gin.EVAL_OUTPUT_DIR='{output}'",
+  )
+  assert "vmsst_eval_tatoeba-metrics.jsonl" in storage.names(f"{output}/inference_eval")
+  t5x(
+    *("infer", f"--gin_file={run}/config.gin", "--gin_file=runs/infer.gin"),
+    f"--gin.CHECKPOINT_PATH='{run}/checkpoint_4'",
+    f"--gin.INFER_OUTPUT_DIR='{output}'",
+  )
+  assert any(".jsonl-00000-of-00001" in name for name in storage.names(output))
+  t5x(
+    *("train", *commands.TINY, f"--gin.MODEL_DIR='{bucket}/runs/second'"),
+    f"--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_4'",
+    "--gin.TRAIN_STEPS=6",  # from step 4
+  )
+  assert not list(tmp_path.iterdir())
+  storage.download(run, tmp_path / "run")
+  commands.script(ENCODE, run, tmp_path / "run", cwd=tmp_path)
+
+
+PROCESS = """
+import functools, sys
+import toy_runs
+from vmsst.launch import distributed
+url, port, count, index, steps = sys.argv[1], *map(int, sys.argv[2:])
+with distributed.joined(f"localhost:{port}", count, index):
+  toy_runs.run(url, total_steps=steps, get_dataset_fn=toy_runs.slices)
+"""
+
+
+@of_training
+@pytest.mark.slow
+def test_several_processes_train_in_a_store_and_one_resumes(bucket, tmp_path):
+  url = f"{bucket}/several"
+  for count, steps in ((2, 5), (1, 10)):
+    with ports.reserved() as port:
+      processes = [
+        subprocess.Popen(
+          [sys.executable, "-c", PROCESS, *map(str, (url, port, count, index, steps))],
+          env=commands.environment(),
+          cwd=tmp_path,
+        )
+        for index in range(count)
+      ]
+      assert [process.wait(timeout=300) for process in processes] == [0] * count
+  assert not list(tmp_path.iterdir())
+  storage.download(url, tmp_path / "several")
+  toy_runs.run(tmp_path / "alone", total_steps=10)
+  several, alone = (
+    toy_runs.read_checkpoint(tmp_path / name / "checkpoint_10") for name in ("several", "alone")
+  )
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), several, alone)
+
+
+DAMAGE = """
+import sys
+import numpy as np, toy_runs
+from vmsst.files import storage
+url = sys.argv[1]
+parameters = [np.asarray(toy_runs.run(url, total_steps=10)[1].params["table"])]
+for name in storage.names(f"{url}/checkpoint_10/state/d"):
+  place = f"{url}/checkpoint_10/state/d/{name}"
+  content = storage.filesystem(place).cat_file(place)
+  changed = bytes([content[0] ^ 1]) + content[1:]
+  storage.filesystem(place).pipe_file(place, changed)
+parameters.append(np.asarray(toy_runs.run(url, total_steps=10)[1].params["table"]))
+np.testing.assert_array_equal(*parameters)
+"""
+
+
+@of_training
+@pytest.mark.slow
+def test_a_damaged_checkpoint_in_a_store_is_set_aside(bucket, tmp_path):
+  url = f"{bucket}/damaged"
+  done = commands.script(DAMAGE, url, cwd=tmp_path)
+  assert "checkpoint_10 is damaged: state/d/" in done.stderr
+  checkpoints = {"checkpoint_0", "checkpoint_5", "checkpoint_10", "damaged_checkpoint_10"}
+  assert {name for name in storage.names(url) if "checkpoint" in name} == checkpoints
+  inside = {f"{url}/{name}/state" for name in ("checkpoint_10", "damaged_checkpoint_10")}
+  assert len({frozenset(storage.names(folder)) for folder in inside}) == 1
+
+
+HOLDER = """
+import sys, time
+from vmsst.launch.runtime import model_dir
+with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
+  print("holds", flush=True)
+  time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+  "bucket", ["local", pytest.param("gs", marks=pytest.mark.slow)], indirect=True
+)
+def test_two_runs_cannot_share_a_folder(bucket):
+  url = f"{bucket}/locked"
+  holder = subprocess.Popen(
+    [sys.executable, "-c", HOLDER, url],
+    env=commands.environment(),
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  with contextlib.ExitStack() as cleanup:
+    cleanup.callback(holder.stdout.close)
+    cleanup.callback(holder.wait)
+    cleanup.callback(holder.kill)
+    assert holder.stdout.readline() == "holds\n"
+    wanted = rf"is in use by another run \(process {holder.pid} on "
+    with pytest.raises(InputError, match=wanted), model_dir.opened("MODEL_DIR", url, lock=True):
+      pass
+    assert len(storage.names(url)) == 1  # the lock
+  with model_dir.opened("MODEL_DIR", url, lock=True) as lock:  # the first was killed
+    lock.check()
+  assert storage.names(url) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_killed_build_in_a_store_writes_the_bytes_of_a_local_one(bucket, tmp_path):
+  argv = unit_commands.build(tmp_path)
+  url = f"{bucket}/build"
+  for name in ("opus", "evaluation"):
+    benchmark_trees.upload(tmp_path / name, f"{url}/{name}")
+  inputs = [f"--input={url}/opus", f"--held-out={url}/evaluation"]
+  remote = [*argv[:3], *inputs, f"--output={url}/out", "--work=work", "--workers=2"]
+
+  def build(arguments, is_done=lambda: False):
+    command = [sys.executable, "-m", "vmsst.cli", *arguments]
+    with subprocess.Popen(command, env=commands.environment(), cwd=tmp_path) as process:
+      while process.poll() is None and not is_done():
+        time.sleep(0.02)
+      process.kill()
+    return process.returncode
+
+  assert build([*argv, "--workers=2"]) == 0
+  assert build(remote, lambda: len([*(tmp_path / "work").glob(".vmsst/clean/*.json")]) >= 2) < 0
+  assert storage.names(f"{url}/out") == {".vmsst"}  # the lock
+  assert build(remote) == 0
+  storage.download(f"{url}/out/opus_bitext/mine/1.0.0", tmp_path / "copy")
+  local = tmp_path / "out" / "opus_bitext" / "mine" / "1.0.0"
+  expected, found = ({x.name: x for x in folder.iterdir()} for folder in (local, tmp_path / "copy"))
+  assert {*found} == {*expected}
+  for name, path in expected.items():
+    if name.startswith("opus_bitext-"):
+      assert found[name].read_bytes() == path.read_bytes(), name
+
+
+@pytest.mark.slow
+def test_all_benchmarks_are_read_from_a_store(bucket, tmp_path):
+  remote = benchmark_trees.upload(benchmark_trees.write(tmp_path), f"{bucket}/all benchmarks/[1]")
+  texts, digests = [], []
+  for root in (tmp_path, remote):
+    texts.append(list(evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)))
+    identify = data_digests.DataDigests(root, leave_out=root / "sts" / "STS13-en").identity
+    digests.append(
+      {
+        name: identify(each.folders, each.more_files)["digest"]
+        for name, each in benchmarks.BENCHMARKS.items()
+      }
+    )
+  assert texts[0] == texts[1]
+  assert digests[0] == digests[1]
+
+
+# --------------------------------------------------------------------------------------------
+# Outputs of commands
+
+# Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: after a number
+# of units, or before an object whose URL matches is uploaded, after a number of such objects.
+KILLED = {
+  "mine": (
+    "mine {data}/a.txt {data}/b.txt {out}/pairs.tsv --encoder {run}",
+    [("units", 1), ("units", 4), (r"/pairs\.tsv$", 0)],
+  ),
+  "search": (
+    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --output {out}/found "
+    "--workers 2",
+    [("units", 3), ("/found$", 0)],
+  ),
+  "score": (
+    "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
+    [(r"/\.scores\.vmsst/lines/", 3), (r"/\.scores\.vmsst/state\.json$", 1), ("/scores$", 0)],
+  ),
+  "score by likelihood": (
+    "score {run} {data}/a.txt {data}/b.txt --output {out}/likely --by likelihood --languages en de",
+    [(r"/\.likely\.vmsst/lines/", 3)],
+  ),
+  "translate": (
+    "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
+    [(r"/german\.txt$", 0)],
+  ),
+  "search by index": (
+    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --index {data}/index "
+    "--output {out}/near",
+    [("/near$", 0)],
+  ),
+  "embed": ("embed {run} {data}/a.txt {out}/embedded", [(r"/embedded/.*\.npy$", 0)]),
+  "index": (
+    "index {data}/vectors {out}/index --factory IVF4,SQ8",
+    [("units", 2), (r"/index\.faiss$", 0)],
+  ),
+  "export": ("export safetensors {run} {out}/exported", [(r"/exported/", 1)]),
+  "data embed": (
+    "data embed {run} {out}/teacher {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
+    [(r"/y\.fr-en\.tsv\.npy$", 0)],
+  ),
+  "data mine-negatives": (
+    "data mine-negatives {run} {out}/negatives {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
+    [(r"/description\.json$", 1)],
+  ),
+}
+
+# Each job is a fork of a process that has imported what they need.
+JOBS = """
+import json, os, re, signal, sys
+import orbax.checkpoint
+import vmsst.inference.encoder, vmsst.inference.loading, vmsst.inference.translation
+import vmsst.search.device_search, vmsst.vectors.bitext_vectors, vmsst.vectors.file_embedding
+from vmsst import cli
+from vmsst.files import storage
+import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
+from vmsst.mining import pair_scoring
+from vmsst.search import sharded_search
+from vmsst.units import local
+pair_scoring._WINDOW = 16
+sharded_search._LEAST_SOURCES = 16
+upload, work = storage.upload, local.Local.work
+
+def kill_at(kind, left):
+  def count():
+    nonlocal left
+    if not left:
+      os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+
+  def counted_upload(path, url):
+    if re.search(kind, url):
+      count()
+    upload(path, url)
+
+  def counted_work(self, title, units):
+    for unit in work(self, title, units):
+      if kind == "units":
+        count()
+      yield unit
+
+  storage.upload, local.Local.work = counted_upload, counted_work
+
+statuses = []
+for kill, argv in json.loads(sys.argv[1]):
+  child = os.fork()
+  if not child:
+    status = 70
+    try:
+      if kill:
+        kill_at(*kill)
+      status = cli.main(argv)
+    finally:
+      os._exit(status)
+  statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(statuses))
+"""
+
+
+def write_texts(folder):
+  """Writes inputs of the commands in KILLED: texts, vectors of one of them, and bitexts."""
+  lines = [line for line in embed_lines.make_lines(220) if line][:200]
+  line_files.write_lines(folder / "a.txt", lines)
+  line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
+  vectors_ND = np.random.default_rng(0).normal(size=(200, 6))
+  vector_folders.write(folder / "vectors", vectors_ND, shard_rows=30)
+  assert not cli.main(["index", f"{folder}/vectors", f"{folder}/index", "--factory", "IVF4,SQ8"])
+  for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
+    line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
+
+
+@pytest.mark.slow
+def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_path):
+  write_texts(tmp_path / "data")
+  url, work = f"{bucket}/killed_commands", tmp_path / "work"
+  work.mkdir()
+  benchmark_trees.upload(tmp_path / "data", f"{url}/data")
+  network = networks.VmsstNetwork(tiny_encoders.t5_config(), latent_dim=6)
+  encoder = sentence_encoder.SentenceEncoder(network.config, network.latent_dim)
+  model = tiny_encoders.model_of(encoder, network=network)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+
+  def do(root, jobs):
+    """Returns the exit codes of commands, each with the moment when it is killed or None."""
+    places = {"run": run, "data": f"{root}/data", "out": f"{root}/out"}
+    given = [(kill, KILLED[name][0].format(**places).split()) for kill, name in jobs]
+    process = subprocess.run(
+      [sys.executable, "-c", JOBS, json.dumps(given)],
+      env=commands.environment(),
+      cwd=work,
+      stdout=subprocess.PIPE,
+      text=True,
+      check=True,
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+  def contents(root):
+    """Returns the bytes of all outputs by name, without the places of inputs and outputs."""
+    found = {}
+    for name in files_below(f"{root}/out"):
+      found[name] = input_files.read_bytes(f"{root}/out/{name}")
+      for place in (url, str(tmp_path)):
+        found[name] = found[name].replace(place.encode(), b"ROOT")
+    return found
+
+  undisturbed = [(None, name) for name in KILLED]
+  assert set(do(tmp_path, undisturbed)) == {0}
+  expected = contents(tmp_path)
+  assert {"pairs.tsv", "found", "scores", "likely", "german.txt"} < expected.keys()
+  assert {"teacher/t/y.fr-en.tsv.npy", "negatives/t/y.fr-en.tsv.gz"} < expected.keys()
+  kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
+  assert do(url, kills) == [-signal.SIGKILL] * len(kills)
+  unfinished = storage.names(f"{url}/out")
+  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores", "likely")} < unfinished
+  assert not {"pairs.tsv", "found", "scores", "likely", "german.txt"} & unfinished
+  assert set(do(url, undisturbed)) == {0}
+  found = contents(url)
+  assert sorted(found) == sorted(expected)
+  assert [name for name in expected if found[name] != expected[name]] == []
+  assert not list(work.iterdir())
+
+
+def files_below(root):
+  """Returns the names of all files below a folder, relative to it."""
+  if storage.is_url(root):
+    return storage.objects_below(root)
+  inside = pathlib.Path(root).rglob("*")
+  return [path.relative_to(root).as_posix() for path in inside if path.is_file()]
