@@ -210,7 +210,7 @@ def test_mbert_mt5_and_the_release_of_vmsst_by_name(hub, tmp_path):
   *loaded, error = load(hub, tmp_path, *imports, "some/without-vocabulary")
   for (name, (folder, run)), (path, found) in zip(imports.items(), loaded, strict=True):
     assert path.startswith(f"{name}@")
-    expected = vmsst.load(run(folder, tmp_path / f"{folder.name}_out").checkpoint.parent)
+    expected = vmsst.load(run(folder, tmp_path / name.replace("/", "-")).checkpoint.parent)
     np.testing.assert_allclose(found, expected.encode(TEXTS), rtol=0, atol=1e-6)
   assert np.shape(loaded[2][1]) == (2, 6)
   assert "some/without-vocabulary has neither a tokenizer.json nor a spiece.model" in error

@@ -117,7 +117,7 @@ COMMANDS = {
     ["vmsst.vectors.file_embedding", "vmsst.inference.encoder"],
     {
       "settings": {"vmsst.vectors.file_embedding._SHARD_LINES": 80},
-      "moments": (8, [200, 4000]),
+      "moments": (8, [200, 1500]),
     },
   ),
   "score": ("score run a.txt b.txt --output out/scores", ["vmsst.mining.pair_scoring"]),
