@@ -35,7 +35,7 @@ FAMILIES = (
   "ablations/vmsst_6l_full.gin",
   "ablations/vmsst_24l_factorized.gin",
 )
-# Start from an import, as test_from_mt5.py, test_bert.py and test_soft_runs.py train.
+# Start from an import, as test_from_imports.py and test_bert.py train.
 FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin")
 FILES = [file for file in RUN_FILES if not FROM_IMPORTS.fullmatch(file)]
 # These read a dataset like that of `vmsst data build`; the other files of paper size read text

@@ -1,0 +1,342 @@
+"""Runs that start from an imported mT5 or mE5, as with `t5x train`; they take minutes."""
+
+import json
+import math
+
+import commands
+import numpy as np
+import opus_dataset
+import pytest
+import tiny_encoders
+import tiny_hugging_face
+import tiny_mt5
+import tiny_tokenizers
+import toy_runs
+from flax import traverse_util
+
+import vmsst
+from vmsst.checkpoints.importers import bert, mt5
+from vmsst.exports import safetensors_folder
+from vmsst.tasks import sample
+from vmsst.text import hugging_face_vocabulary
+
+pytestmark = pytest.mark.slow
+
+ROOT = vmsst.gin_dir()
+FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))
+STEPS = 20
+ALL_PARAMETERS = "INITIAL_ASSIGNMENT_MAP = [('state/.*', None)]"
+
+# Does all runs in one process: importing takes longer than training.
+_TRAIN = """
+import json, sys
+import gin, jax
+from vmsst.launch import aliases
+aliases.install()
+import vmsst
+from vmsst.errors import InputError
+from vmsst.launch import quiet
+from vmsst.launch.runtime import gin_utils
+from vmsst.launch.runtime.train import train
+
+plan = json.load(sys.stdin)
+quiet.drop_untrue_warnings()
+jax.config.update("jax_compilation_cache_dir", plan["cache"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+def infer(model, **others):
+  assert model.optimizer_def is None
+
+def parse(files, bindings):
+  gin.clear_config()
+  gin_utils.parse_gin_flags([str(vmsst.gin_dir())], files, bindings)
+
+gin.register(train, "__main__")
+gin.register(infer, "__main__")
+for files, bindings in plan["runs"]:
+  parse(files, [*plan["bindings"], *bindings])
+  try:
+    gin.get_configurable(train)()
+  except InputError as error:
+    print(f"refused: {error}")
+  if files[0].startswith("soft"):
+    # Inference does not read the training data, which tell the number of steps.
+    folder = gin.query_parameter("MODEL_DIR/gin.macro.value")
+    elsewhere = ["OPUS_DATA_DIR = '/missing'", "EVAL_TASK = 'x'", "CHECKPOINT_PATH = '/x'"]
+    parse([f"{folder}/config.gin", "runs/infer.gin"], elsewhere)
+    gin.get_configurable(infer)()
+"""
+
+
+@pytest.fixture(scope="module")
+def mt5_runs(tmp_path_factory):
+  """Does all runs; returns their folder and the output of the process."""
+  folder = tmp_path_factory.mktemp("from_mt5")
+  checkpoint = mt5.import_mt5(tiny_mt5.save_mt5(folder / "hf"), folder / "import").checkpoint
+  pairs = tiny_mt5.save_pairs(folder)
+
+  def run(name, file, steps, *bindings, mesh=()):
+    return [file, "data/files.gin", *mesh], [
+      f"MODEL_DIR = {str(folder / name)!r}",
+      f"TRAIN_STEPS = {steps}",
+      f"CHECKPOINT_PERIOD = {STEPS}",
+      *bindings,
+    ]
+
+  def start(path):
+    return f"INITIAL_CHECKPOINT_PATH = {str(path)!r}"
+
+  def again(name, steps, origin, **options):
+    """Starts from all parameters of another run, so that the layouts have the same."""
+    path = start(folder / origin / "checkpoint_0")
+    return run(name, "vmsst_24l_mt5.gin", steps, path, ALL_PARAMETERS, *tiny_mt5.AS_TINY, **options)
+
+  initial = start(checkpoint)
+  plan = {
+    "cache": str(folder / "cache"),
+    "bindings": [
+      *tiny_mt5.TINY.strip().splitlines(),
+      f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
+      f"PATTERNS = [{str(pairs)!r}]",
+    ],
+    "runs": [
+      *(run(file, file, STEPS, initial) for file in FILES),
+      run("scratch", "vmsst_24l.gin", 0),
+      again("separate_again", STEPS, "vmsst_24l_mt5.gin"),
+      again("scanned_again", STEPS, "vmsst_24l_mt5.gin", mesh=[tiny_mt5.MESH]),
+      again("back", 0, "scanned_again"),
+      run("scanned_again", "vmsst_24l_mt5.gin", 2 * STEPS, *tiny_mt5.AS_TINY, initial),
+      run("deeper", "contrastive_24l_mt5.gin", 1, initial, "t5.T5Config.num_encoder_layers = 3"),
+    ],
+  }
+  done = commands.script(_TRAIN, cwd=folder, text=json.dumps(plan))
+  return folder, done.stdout.splitlines()
+
+
+def arrays(checkpoint):
+  """Returns all arrays of a checkpoint by name."""
+  return traverse_util.flatten_dict(toy_runs.read_checkpoint(checkpoint), sep="/")
+
+
+def parameters(checkpoint):
+  return {name: x for name, x in arrays(checkpoint).items() if name.startswith("target/")}
+
+
+def losses(run):
+  """Returns the loss of each step."""
+  lines = (run / "train" / "metrics.jsonl").read_text().splitlines()
+  return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+
+def separated(arrays):
+  """Returns arrays by name with scanned layers under the names of separate ones."""
+  found = {}
+  for name, array in arrays.items():
+    if "/layers/" not in name:
+      found[name] = array
+      continue
+    for i, layer in enumerate(array):
+      found[name.replace("/layers/", f"/layers_{i}/")] = layer
+  return found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_model_starts_from_the_same_import_and_learns(mt5_runs, file):
+  folder, _ = mt5_runs
+  imported = parameters(folder / "import" / "checkpoint_0")
+  start = parameters(folder / file / "checkpoint_0")
+  shared = set(imported) & set(start)
+  expected = {"target/token_embedder/embedding"}
+  expected |= {name for name in imported if name.startswith("target/encoder/")}
+  if not file.startswith("contrastive"):
+    expected |= {name for name in imported if name.startswith(("target/decoder/", "target/logits"))}
+  if file.startswith("vmsst"):
+    expected = set(imported)
+  assert shared == expected
+  for name in shared:
+    np.testing.assert_array_equal(start[name], imported[name], err_msg=name)
+  found = losses(folder / file)
+  assert len(found) == STEPS
+  assert np.mean(found[-4:]) < 0.95 * np.mean(found[:4])
+
+
+def test_what_mt5_has_nothing_for_starts_as_without_it(mt5_runs):
+  folder, _ = mt5_runs
+  imported = parameters(folder / "import" / "checkpoint_0")
+  start, scratch = (
+    arrays(folder / name / "checkpoint_0") for name in ("vmsst_24l_mt5.gin", "scratch")
+  )
+  fresh = set(start) - set(imported)
+  assert set(start) == set(scratch)
+  assert "target/logits_latent/kernel" in fresh
+  assert "state/param_states/token_embedder/embedding/v_row" in fresh
+  for name in fresh:
+    np.testing.assert_array_equal(start[name], scratch[name], err_msg=name)
+
+
+def test_both_layouts_have_the_same_losses_vectors_and_exports(mt5_runs):
+  folder, _ = mt5_runs
+  scanned, separate = folder / "scanned_again", folder / "separate_again"
+  first = parameters(folder / "vmsst_24l_mt5.gin" / "checkpoint_0")
+  back = parameters(folder / "back" / "checkpoint_0")
+  start = separated(parameters(scanned / "checkpoint_0"))
+  for name, array in first.items():
+    np.testing.assert_array_equal(start[name], array, err_msg=name)
+    np.testing.assert_array_equal(back[name], array, err_msg=name)
+  np.testing.assert_allclose(losses(scanned), losses(separate), rtol=1e-4)
+  assert losses(scanned)[-1] < 0.9 * losses(scanned)[0]
+  texts = [sample.sentence(i, "es") for i in range(5)]
+  expected = vmsst.load(separate).encode(texts)
+  np.testing.assert_allclose(vmsst.load(scanned).encode(texts), expected, rtol=1e-3, atol=1e-4)
+  exported = safetensors_folder.export_safetensors(scanned, folder / "exported")
+  np.testing.assert_allclose(vmsst.load(exported).encode(texts), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_that_does_not_fit_is_refused(mt5_runs):
+  folder, printed = mt5_runs
+  other_layout, deeper = (line for line in printed if line.startswith("refused: "))
+  assert "lacks state/param_states/decoder/layers_0/" in other_layout
+  assert "keep the run's scan_layers" in other_layout
+  assert not (folder / "scanned_again" / f"checkpoint_{2 * STEPS}").exists()
+  assert "lacks target/encoder/layers_2/attention/key/kernel" in deeper
+  assert not (folder / "deeper" / "checkpoint_0").exists()
+
+
+# --------------------------------------------------------------------------------------------
+# The soft contrastive paper's files, from a tiny folder like that of mE5
+
+CODES = ("es", "fr")
+ROWS, VALIDATION, BATCH = 40, 12, 8
+PAIRS = len(CODES) * (ROWS - VALIDATION)  # of training
+EPOCH = math.ceil(PAIRS / BATCH)
+
+TINY_SOFT = """
+MAX_LENGTH = 32
+BATCH_SIZE = 8
+EVAL_BATCH_SIZE = 8
+STATS_PERIOD = 1
+DROPOUT_RATE = 0.0
+train.train_eval_dataset_cfg = None
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+  """A folder with an import of a tiny mE5 and a dataset; returns it and bindings."""
+  folder = tmp_path_factory.mktemp("soft")
+  texts = [sample.sentence(i, code) for code in (*CODES, "en") for i in range(ROWS)]
+  tokenizers = tiny_tokenizers.save(folder, texts)
+  sizes = tiny_hugging_face.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
+  imported = bert.import_bert(folder / "multilingual-e5-tiny", folder / "me5")
+  assert vmsst.load(imported.checkpoint).vocabulary.prefix == "query: "
+  pairs = {
+    (code, "en"): [
+      (sample.sentence(i, code), sample.sentence(i, "en"), "Tatoeba") for i in range(ROWS)
+    ]
+    for code in CODES
+  }
+  opus_dataset.write(folder, "soft_contrastive", pairs, validation=VALIDATION)
+  macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
+  bindings = [
+    *TINY_SOFT.strip().splitlines(),
+    *(f"{macros.get(k, f'bert.BertConfig.{k}')} = {value!r}" for k, value in sizes.items()),
+    f"OPUS_DATA_DIR = {str(folder)!r}",
+    f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
+  ]
+  return folder, bindings
+
+
+def train(start, files):
+  """Trains with files and their own bindings; returns the folders of their runs."""
+  folder, bindings = start
+  runs = {file: folder / "runs" / file.removesuffix(".gin") for file in files}
+  given = [([file], [*own, f"MODEL_DIR = {str(runs[file])!r}"]) for file, own in files.items()]
+  plan = {"cache": str(folder / "cache"), "bindings": bindings, "runs": given}
+  done = commands.script(_TRAIN, cwd=folder, text=json.dumps(plan))
+  assert "refused" not in done.stdout
+  return runs
+
+
+def metrics_of(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steps_of(run):
+  return sorted(int(path.name.split("_")[1]) for path in run.glob("checkpoint_*"))
+
+
+@pytest.fixture(scope="module")
+def soft_runs(start):
+  folder, _ = start
+  return train(
+    start,
+    {
+      "soft/me5.gin": [
+        f"TEACHER = {str(folder / 'me5')!r}",
+        "LEARNING_RATE = 0.01",
+        "EPOCHS = 3",
+        "train.infer_eval_dataset_cfg = None",
+      ],
+      "soft/hard.gin": ["LEARNING_RATE = 0.0", "PATIENCE = 2"],
+    },
+  )
+
+
+def test_a_run_keeps_prompts_and_limit_of_the_encoder_that_it_starts_from(start, tmp_path):
+  folder, bindings = start
+  source = tmp_path / "source"
+  tiny_hugging_face.save_me5(source, folder / "xlmr.json")
+  prompts = {"query": "ask: ", "passage": "text: ", "topic": "topic: "}
+  settings = {
+    "sentence_bert_config.json": {"max_seq_length": 11},
+    "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": "topic"},
+  }
+  for name, content in settings.items():
+    (source / name).write_text(json.dumps(content))
+  checkpoint = bert.import_bert(source, tmp_path / "import").checkpoint
+  file = tmp_path / "mine.gin"
+  file.write_text("include 'soft/hard.gin'\ninclude 'runs/from_bert.gin'\n")
+  own = [x for x in bindings if not x.startswith("MAX_LENGTH")]
+  own += [f"INITIAL_CHECKPOINT_PATH = {str(checkpoint)!r}", "TRAIN_STEPS = 0", "EPOCHS = 1"]
+  run = train((folder, own), {str(file): []})[str(file)]
+  trained, expected = vmsst.load(run), vmsst.load(tmp_path / "import")
+  assert trained.max_length == expected.max_length == 11
+  assert trained.prompts == expected.prompts
+  texts = ["a text of more than eleven tokens, which both encoders cut", "short"]
+  for method in ("encode", "encode_query", "encode_document"):
+    found_ND, expected_ND = (getattr(x, method)(texts, on_cut=None) for x in (trained, expected))
+    np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5)
+
+
+def test_me5_teaches_itself(start, soft_runs):
+  folder, _ = start
+  run = soft_runs["soft/me5.gin"]
+  rows = [row for row in metrics_of(run / "train" / "metrics.jsonl") if "loss" in row]
+  assert len(rows) == steps_of(run)[-1] == math.ceil(3 * PAIRS / BATCH)
+  # The student starts near its teacher, which has another prefix: L_mono is a little above its
+  # lower bound, the entropy of both directions.
+  excess = [row["loss/mono"] - 2 * row["label/entropy"] for row in rows]
+  assert min(excess) > 0
+  assert np.mean(excess[-5:]) < 0.7 * np.mean(excess[:5])
+  found, expected = (
+    tiny_encoders.read_arrays(path / "checkpoint_0") for path in (run, folder / "me5")
+  )
+  assert set(found) == set(expected)
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+  # The student has its start's pooling and normalization, and no prefix; its teacher has one.
+  encoder = vmsst.load(run)
+  vector_NS = encoder.encode(["Hello", "a b c"], progress=False)
+  np.testing.assert_allclose(np.linalg.norm(vector_NS, axis=1), 1, rtol=1e-5)
+  assert encoder.vocabulary == hugging_face_vocabulary.HuggingFaceVocabulary(
+    encoder.vocabulary.path, ""
+  )
+
+
+def test_a_run_stops_when_the_validation_pairs_get_no_better(soft_runs):
+  run = soft_runs["soft/hard.gin"]
+  assert steps_of(run) == [0, EPOCH, 2 * EPOCH, 3 * EPOCH]  # the first is the best
+  (path,) = (run / "inference_eval").glob("opus_validation*metrics.jsonl")
+  found = [row["accuracy/average"] for row in metrics_of(path)]
+  assert len(found) == 3
+  assert len(set(found)) == 1
