@@ -257,7 +257,7 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
 # --------------------------------------------------------------------------------------------
 # More shards than a process may open files
 
-SHARDS, MORE = 150, 30
+SHARDS, MORE = 150, 100
 ROWS = np.random.default_rng(0).normal(size=[2 * SHARDS, 8]).astype(np.float32)
 
 
