@@ -166,7 +166,6 @@ class _Source(seqio.TfdsDataSource):
     teacher: str | None = None,
   ):
     super().__init__(name, data_dir, splits, read_only=True)
-    self._names = dict(splits)
     self._pair = pair
     self._teacher = teacher
 

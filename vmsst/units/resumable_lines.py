@@ -27,9 +27,8 @@ class LineWriter:
     """
     self._path = path
     self._work = work_folders.path_of(path)
-    stem = f"lines-{base.digest(settings)}-"
-    self._stem = stem
-    self.parts = sum(name.startswith(stem) for name in storage.names(self._work))
+    self._stem = f"lines-{base.digest(settings)}-"
+    self.parts = sum(name.startswith(self._stem) for name in storage.names(self._work))
 
   def append(self, lines: Iterable[str]) -> None:
     """Writes a part, atomically."""

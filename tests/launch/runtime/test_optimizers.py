@@ -192,13 +192,6 @@ def train_state_of(optimizer_def, collections=()):
   return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
 
-def arrays_by_path(tree):
-  return {
-    "/".join(str(key.key) for key in path): np.asarray(leaf)
-    for path, leaf in jax.tree.leaves_with_path(tree)
-  }
-
-
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_wrapped_optimizers_are_optaxs(name):
   theirs = getattr(optax, name)(0.01)
