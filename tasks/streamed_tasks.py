@@ -14,7 +14,6 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.bitext import dataset_shards
 from vmsst.bitext.tokenized_pairs import SIDES
 from vmsst.languages import Language
 from vmsst.tasks import preprocessors, seqio_vocabulary
@@ -179,34 +178,7 @@ def read_records(
   paths: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
 ) -> tf.data.Dataset:
   """Returns the records of a shard's files, read as by `interleave_files`."""
-  return interleave_files((paths,), records_of(paths), shuffle, seed, shard)
-
-
-def records_of(paths: Sequence[str]) -> Callable[[tf.Tensor], tf.data.Dataset]:
-  """Returns a function from the path of a file, one of `paths`, to its records.
-
-  The files are all TFRecord or all ArrayRecord files.
-  """
-  if any(dataset_shards.format_of(path) != "array_record" for path in paths):
-    return tf.data.TFRecordDataset
-
-  def count(path: bytes) -> np.int64:
-    return np.int64(len(dataset_shards.opened(path.decode())))
-
-  def read(path: bytes, number_B: np.ndarray) -> np.ndarray:
-    records = dataset_shards.opened(path.decode()).read(number_B.tolist())
-    return np.array(records, "O")
-
-  def open_file(path: tf.Tensor) -> tf.data.Dataset:
-    size = tf.ensure_shape(tf.numpy_function(count, [path], tf.int64, stateful=False), [])
-
-    def rows(number_B: tf.Tensor) -> tf.Tensor:
-      record_B = tf.numpy_function(read, [path, number_B], tf.string, stateful=False)
-      return tf.ensure_shape(record_B, [None])
-
-    return tf.data.Dataset.range(size).batch(_ROWS).map(rows).unbatch()
-
-  return open_file
+  return interleave_files((paths,), tf.data.TFRecordDataset, shuffle, seed, shard)
 
 
 def interleave_files(

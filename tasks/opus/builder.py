@@ -32,7 +32,6 @@ def build(
   *,
   work: str | None = None,
   engine: engines.Engine | None = None,
-  file_format: str = dataset_shards.FORMATS[0],
 ) -> str:
   """Builds a dataset unless it exists; returns its folder.
 
@@ -44,13 +43,12 @@ def build(
     work: Folder on disk for intermediate files, which are kept for other recipes; required if
       `output` is not on disk. None: a folder next to the dataset, which is removed at the end.
     engine: Where to do the work; see `vmsst.units`. None: one process per core.
-    file_format: Format of the shards, one of `dataset_shards.FORMATS`.
 
   Folders may be in object stores.
 
   Raises:
     InputError: see `pipeline.build`; or the dataset exists, built by another recipe of the same
-      name or in another format.
+      name.
   """
   if work is not None:
     storage.check_local(work, "the folder of intermediate files (--work)")
@@ -75,16 +73,15 @@ def build(
         _evaluation_sentences(evaluation),
         own_work,
         engine or local.Local(os.cpu_count() or 1),
-        file_format=file_format,
       )
       with work_folders.atomic_folder(folder) as partial:
-        _write(report, partial, file_format)
+        _write(report, partial)
       shutil.rmtree(report.folder)
     if storage.is_url(url):
-      _check(folder, loaded, file_format)
+      _check(folder, loaded)
       work_folders.upload(folder, url)
       shutil.rmtree(folder)
-  _check(target, loaded, file_format)
+  _check(target, loaded)
   if work is None:
     work_folders.clear(work_folder)
     for empty in (own_work, os.path.dirname(own_work)):  # Another recipe may be using the latter.
@@ -100,7 +97,7 @@ def _evaluation_sentences(root: str) -> decontamination.EvaluationSentences:
   )
 
 
-def _write(report: pipeline.Report, folder: pathlib.Path, file_format: str) -> None:
+def _write(report: pipeline.Report, folder: pathlib.Path) -> None:
   """Moves the shards of a build to a folder, and describes them there for TFDS and for people."""
   infos = []
   for split, made in report.splits.items():
@@ -122,14 +119,13 @@ def _write(report: pipeline.Report, folder: pathlib.Path, file_format: str) -> N
       data_dir=folder,
       template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
       dataset_name="opus_bitext",
-      filetype_suffix=file_format,
+      filetype_suffix="tfrecord",
     ),
     check_data=False,
     description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
     homepage="https://opus.nlpl.eu",
     metadata=tfds.core.MetadataDict(
       recipe=report.recipe.digest,
-      file_format=file_format,
       configuration=report.configuration,
       content=report.content,
     ),
@@ -137,8 +133,8 @@ def _write(report: pipeline.Report, folder: pathlib.Path, file_format: str) -> N
   atomic_files.write_text(folder / DATA_CARD, card.text(report))
 
 
-def _check(folder: storage.Path, recipe: recipes.Recipe, file_format: str) -> None:
-  """Raises InputError if a dataset was built by another recipe, or in another format."""
+def _check(folder: storage.Path, recipe: recipes.Recipe) -> None:
+  """Raises InputError if a dataset was built by another recipe."""
   with storage.explained(folder, "read"):
     try:
       metadata = json.loads((folder / "metadata.json").read_bytes())
@@ -147,8 +143,4 @@ def _check(folder: storage.Path, recipe: recipes.Recipe, file_format: str) -> No
   if metadata.get("recipe") != recipe.digest:
     raise errors.InputError(
       f"{folder} was built by another recipe of that name; remove it, or rename the recipe"
-    )
-  if metadata.get("file_format") != file_format:
-    raise errors.InputError(
-      f"{folder} is not of format {file_format}; choose its format, or another output folder"
     )

@@ -172,8 +172,7 @@ class _Source(seqio.TfdsDataSource):
   def files_of(self, split: str) -> list[readers.BitextFile]:
     """Returns the files of a split."""
     return [
-      readers.BitextFile((path,), dataset_shards.format_of(path) or "tfrecord", *self._pair)
-      for path in self.list_shards(split)
+      readers.BitextFile((path,), "tfrecord", *self._pair) for path in self.list_shards(split)
     ]
 
   @functools.cache  # noqa: B019 (a source lives as long as its task, which is registered)
@@ -218,11 +217,9 @@ class _Source(seqio.TfdsDataSource):
     stored = self._vectors(split)
     shape, size = stored[0].shape[1:], stored[0][0].nbytes
 
-    records_of = streamed_tasks.records_of(paths)
-
     def open_file(path: tf.Tensor, vectors: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
       rows = tf.data.FixedLengthRecordDataset(vectors, size, header_bytes=tf.cast(offset, tf.int64))
-      return tf.data.Dataset.zip((records_of(path), rows))
+      return tf.data.Dataset.zip((tf.data.TFRecordDataset(path), rows))
 
     def parse_both(records_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
       vector_B2S = tf.reshape(tf.io.decode_raw(vectors_B, tf.float32), [-1, *shape])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.bitext import dataset_shards, formats
+from vmsst.bitext import formats
 from vmsst.files import atomic_files, work_folders
 from vmsst.tasks.opus import decontamination, recipes, stages
 from vmsst.tasks.opus import releases as releases_lib
@@ -72,7 +72,6 @@ def build(
   engine: engines.Engine,
   *,
   bucket_bytes: int = BUCKET_BYTES,
-  file_format: str = dataset_shards.FORMATS[0],
 ) -> Report:
   """Makes the shards of a dataset; resumes an interrupted build.
 
@@ -83,7 +82,6 @@ def build(
     work: Folder for intermediate files. If other recipes use it later, they do not clean the same
       files again.
     engine: Where to do the units; see `vmsst.units`.
-    file_format: Format of the shards, one of `dataset_shards.FORMATS`.
     bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
   Raises:
@@ -106,9 +104,7 @@ def build(
     sources = [(release.name, release.size) for release in wanted]
     configuration = base.digest(stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes)
     folder = os.path.join(work, f"shards.{configuration[:16]}")
-    splits = _write(
-      merge_units, ranks, cuts, os.path.join(folder, "opus_bitext"), file_format, engine
-    )
+    splits = _write(merge_units, ranks, cuts, os.path.join(folder, "opus_bitext"), engine)
   return Report(
     recipe=recipe,
     root=root,
@@ -235,7 +231,6 @@ def _write(
   ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
   cuts: Mapping[recipes.Cell, recipes.Cut],
   prefix: str,
-  file_format: str,
   engine: engines.Engine,
 ) -> dict[str, list[dict[str, Any]]]:
   """Writes all shards; returns their paths, sizes and hashes by split."""
@@ -249,8 +244,7 @@ def _write(
           bounds=bounds,
           source_language=source,
           target_language=target,
-          path=f"{prefix}-{split}.{file_format}-{place:05d}-of-{len(inputs):05d}",
-          file_format=file_format,
+          path=f"{prefix}-{split}.tfrecord-{place:05d}-of-{len(inputs):05d}",
         )
         for place, merged in enumerate(inputs)
       ]

@@ -225,7 +225,6 @@ class Write(base.Unit):
     source_language: Code of the first side.
     target_language: Code of the second side.
     path: File to write.
-    file_format: One of `dataset_shards.FORMATS`.
   """
 
   inputs: tuple[Merge, ...]
@@ -233,11 +232,10 @@ class Write(base.Unit):
   source_language: str
   target_language: str
   path: str
-  file_format: str = dataset_shards.FORMATS[0]
 
   @functools.cached_property
   def key(self) -> str:
-    """Hash of everything that the output depends on, without the path and its format."""
+    """Hash of everything that the output depends on, without the path."""
     inputs = [each.key for each in self.inputs]
     return _digest("write", inputs, self.bounds, self.source_language, self.target_language)
 
@@ -247,7 +245,7 @@ class Write(base.Unit):
     rows = heapq.merge(*(self._rows(each) for each in self.inputs))
     written = (examples.example(corpus, source, target) for _, corpus, source, target in rows)
     with atomic_files.atomic_path(self.path) as partial:
-      count, size = dataset_shards.write(partial, written, self.file_format)
+      count, size = dataset_shards.write(partial, written)
       with partial.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256")
     return {"rows": count, "bytes": size, "sha256": sha256.hexdigest()}

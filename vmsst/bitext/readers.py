@@ -10,7 +10,6 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone |
 | TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
-| ArrayRecord | `x-train_deu_eng.array_record-00000-of-00001` | the same |
 
 Every error names the file and, if there is one, the line. Nothing here imports TensorFlow.
 """
@@ -39,7 +38,7 @@ class BitextFile:
 
   Attributes:
     paths: The file, or the two files of a Moses pair (source side first).
-    format: "moses", "tsv", "tmx", "jsonl", "tfrecord" or "array_record".
+    format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
     source: Language of the source side.
     target: Language of the target side.
     fields: JSONL only: names of the two fields if they are not language codes.
@@ -103,8 +102,8 @@ def find_bitext(
   bitexts: dict[BitextFile, None] = {}
   for path in find_files(patterns):
     kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
-    if shard_format := dataset_shards.format_of(path):
-      bitexts[BitextFile((path,), shard_format, *(given or _languages_of_shard(path)))] = None
+    if dataset_shards.is_shard(path):
+      bitexts[BitextFile((path,), "tfrecord", *(given or _languages_of_shard(path)))] = None
     elif kind is None:
       bitexts[_moses_pair(path, given)] = None
     else:
@@ -195,7 +194,7 @@ def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats
       return formats.parse_tsv(bitext.paths[0], formats.STOP, negatives)
     case "tmx":
       return formats.parse_tmx(bitext.paths[0], *languages, formats.STOP)
-    case "tfrecord" | "array_record":
+    case "tfrecord":
       return formats.parse_shard(bitext.paths[0])
     case _:
       return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields)

@@ -136,7 +136,6 @@ def build(
   held_out: InputFolder,
   output: OutputFolder,
   work: Annotated[str, Argument("FOLDER")] | None = None,
-  format: Literal["tfrecord", "array_record"] = "tfrecord",
   engine: Workers,
 ) -> None:
   """Build a training dataset from OPUS releases, without duplicates and evaluation sentences.
@@ -148,14 +147,11 @@ def build(
     output: TFDS data folder for the dataset opus_bitext/NAME.
     work: Local folder for intermediate files, kept for other recipes (default: a folder in
       --output, removed at the end; required if --output is not local).
-    format: Format of the shards: tfrecord or array_record.
   """
   with errors.requires("opus", "building a dataset"):
     from vmsst.tasks.opus import builder
 
-  folder = builder.build(
-    recipe, input, held_out, output, work=work, engine=engine.chosen(), file_format=format
-  )
+  folder = builder.build(recipe, input, held_out, output, work=work, engine=engine.chosen())
   print(f"{folder}: described in {builder.DATA_CARD}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.bitext import dataset_shards, derived_files, readers
+from vmsst.bitext import derived_files, readers
 from vmsst.bitext.readers import BitextFile
 from vmsst.files import large_arrays, text_fields
 from vmsst.inference import loading
@@ -212,7 +212,7 @@ def _normalized(text: str) -> str:
 def _place(bitext: BitextFile) -> str:
   """Returns the output path: the bitext's name, with languages added if it lacks them."""
   stem = os.path.basename(bitext.paths[0]).removesuffix(".gz")
-  if bitext.format not in dataset_shards.FORMATS:  # whose ending has the number of the file
+  if bitext.format != "tfrecord":  # whose ending has the number of the file
     stem = os.path.splitext(stem)[0]
   try:
     named = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
