@@ -111,12 +111,9 @@ class Computing(Batches):
   """How vectors are computed.
 
   Attributes:
-    long_texts: How to read texts above the encoder's maximum length: cut the end, or split them and
-      average the vectors of the parts.
     compute_dtype: Compute dtype (default: as in training).
   """
 
-  long_texts: Literal["cut", "split"] = "cut"
   compute_dtype: Literal["float32", "bfloat16"] | None = None
 
   def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:

@@ -76,7 +76,6 @@ def embed(
     "language": language,
     "dtype": dtype,
     "dimensions": dimensions,
-    "long_texts": computing.long_texts,
     "batch_size": computing.batch_size,
   }
   with local_file(file[0]) as first:
@@ -123,7 +122,6 @@ def score(
     chosen = [text_fields.default_field(source, side) or str(side) for side in (1, 2)]
   given = {
     "--per-token": (per_token, "likelihood"),
-    "--long-texts": (computing.long_texts != "cut", "cosine"),
     "--compute-dtype": (computing.compute_dtype, "cosine"),
     "--backend": (computing.backend != "jax", "cosine"),
   }
@@ -133,7 +131,7 @@ def score(
   scorer: Any
   if by == "cosine":
     name, model, _ = computing.open(encoder)
-    scorer = pair_scoring.ByCosine(model, name, computing.long_texts, computing.batch_size)
+    scorer = pair_scoring.ByCosine(model, name, computing.batch_size)
   else:
     translator = loading.load_translator(encoder)
     name = str(translator.encoder.path)

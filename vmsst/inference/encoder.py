@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,6 @@ from vmsst.search import device_search, exact_search, margins, quantization
 from vmsst.text import hugging_face_vocabulary, input_texts, length_limits, vocabularies
 from vmsst.text.input_texts import Texts
 
-LongTexts = Literal["cut", "split"]
 Language = str | Sequence[str] | None
 _Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]]
 
@@ -150,7 +148,6 @@ class Encoder:
     truncate_dim: int | None = None,
     normalize: bool = False,
     precision: quantization.Precision | None = "float32",
-    long_texts: LongTexts = "cut",
     progress: bool | None = None,
     on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
     prompt: str | None = None,
@@ -162,7 +159,8 @@ class Encoder:
     """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
     Sentences are sorted by length and padded to few shapes, to save compute and compilation.
-    Vectors do not depend on other inputs beyond rounding error. An empty sentence has the vector of
+    Of a sentence with more than `max_length` tokens, the first are read. Vectors do not depend on
+    other inputs beyond rounding error. An empty sentence has the vector of
     its EOS token alone, or zeros if the vocabulary has no EOS. Half of a surrogate pair, which is
     not valid UTF-8, counts as U+FFFD.
 
@@ -186,9 +184,6 @@ class Encoder:
         "uint8", a byte per dimension, for 256 levels between the lowest and the highest value of
         the dimension in these vectors (`vmsst.quantize` takes other ranges); "binary" or "ubinary",
         8 signs in each int8 or uint8. None: "float32".
-      long_texts: How to encode texts of more than `max_length` tokens: "cut" reads their beginning;
-        "split" averages the vectors of their sentences, and halves sentences that are too long
-        themselves.
       progress: Show a progress bar; None: on a terminal only.
       on_cut: Called once if texts were cut, with their number, the number of all texts and
         `max_length`. The default logs one warning; None: no warning.
@@ -203,7 +198,7 @@ class Encoder:
         item is not a string (None, bytes, a number); the message names it.
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
         fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
-        `precision` or `long_texts` is unknown.
+        `precision` is unknown.
       InputError: the vocabulary requires the language and none is given, its word splitter or torch
         is not installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
@@ -211,7 +206,6 @@ class Encoder:
     self.check_process()
     batch_size = errors.as_integer("batch_size", batch_size)
     precision = precision or "float32"
-    errors.check_choice("long_texts", long_texts, ("cut", "split"))
     errors.check_choice("precision", precision, get_args(quantization.Precision))
     if truncate_dim is not None:
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
@@ -240,12 +234,8 @@ class Encoder:
         else:
           ids = prepared.ids[rows]
           long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
-        if long and long_texts == "split":
-          self._encode_split(texts[rows], codes, ids, long, tokenize, batch_size, vectors_ND[rows])
-          bar.update(len(ids))
-        else:
-          were_cut += len(long)
-          self._encode_ids(ids, batch_size, vectors_ND[rows], bar.update)
+        were_cut += len(long)
+        self._encode_ids(ids, batch_size, vectors_ND[rows], bar.update)
     if were_cut and on_cut is not None:
       on_cut(were_cut, len(texts), self.max_length)
     vectors_ND = vectors_ND[:, :truncate_dim]
@@ -413,33 +403,6 @@ class Encoder:
         collect()
     while pending:
       collect()
-
-  def _encode_split(
-    self,
-    texts: Sequence[str],
-    codes: Language,
-    ids: Sequence[list[int]],
-    long: Sequence[int],
-    tokenize: _Tokenize,
-    batch_size: int,
-    vectors_ND: np.ndarray,
-  ) -> None:
-    """Fills in the vectors of texts; for long ones, the mean over their pieces."""
-    pieces_of: list[list[list[int]]] = [[own] for own in ids]
-    for index in long:
-      code = codes if codes is None or isinstance(codes, str) else codes[index]
-
-      def fits(pieces: Sequence[str], code: Language = code) -> list[bool]:
-        too_long = set(tokenize(pieces, code if code is None else [str(code)] * len(pieces))[1])
-        return [place not in too_long for place in range(len(pieces))]
-
-      pieces_of[index] = tokenize(length_limits.split(texts[index], fits), code)[0]
-    count_N = np.array([len(pieces) for pieces in pieces_of])
-    vectors_PD = np.empty((int(count_N.sum()), self.dimension), np.float32)
-    flat = list(itertools.chain.from_iterable(pieces_of))
-    self._encode_ids(flat, batch_size, vectors_PD, lambda count: None)
-    sum_ND = np.add.reduceat(vectors_PD, np.cumsum(count_N) - count_N, axis=0)
-    vectors_ND[:] = sum_ND / count_N[:, None].astype(np.float32)
 
   def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
     """Returns the vectors or texts that the argument `name` has passed; checks vectors."""

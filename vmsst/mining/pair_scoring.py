@@ -65,29 +65,24 @@ class ByCosine:
   Attributes:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
     name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
-    long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
-      support it.
     batch_size: Texts per batch.
   """
 
   encoder: Any
   name: str
-  long_texts: str = "cut"
   batch_size: int = 128
 
   @property
   def settings(self) -> dict[str, Any]:
-    """The method, the encoder and how it reads long texts."""
+    """The method and the encoder."""
     encoder = encoding.identity(self.encoder, self.name)
-    return {"by": "cosine", "encoder": encoder, "long_texts": self.long_texts}
+    return {"by": "cosine", "encoder": encoder}
 
   def __call__(
     self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
     """Returns the cosine of each pair, [N, 1]; NaN if a vector is not finite."""
-    embed = encoding.embedder(
-      self.encoder, long_texts=self.long_texts, batch_size=self.batch_size, on_cut=on_cut
-    )
+    embed = encoding.embedder(self.encoder, batch_size=self.batch_size, on_cut=on_cut)
     vectors = [
       embed(list(texts), language=language)
       for texts, language in zip((sources, targets), languages, strict=True)

@@ -1,9 +1,9 @@
-"""Texts longer than an encoder reads: cut them, or split them into pieces that fit."""
+"""Texts longer than an encoder reads are cut."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from vmsst.text import sentence_splitting, vocabularies
+from vmsst.text import vocabularies
 from vmsst.text.vocabularies import Vocabulary
 from vmsst.text.word_splitting import Languages
 
@@ -13,8 +13,7 @@ _log = logging.getLogger(__name__)
 def log_cut(count: int, total: int, max_length: int) -> None:
   """Logs a warning that `count` of `total` texts were cut to `max_length` tokens."""
   _log.warning(
-    "%s of %s texts have more than the %s tokens that the encoder reads and were cut "
-    "(long_texts='split' averages the vectors of their parts)",
+    "%s of %s texts have more than the %s tokens that the encoder reads and were cut",
     *(f"{number:,}" for number in (count, total, max_length)),
   )
 
@@ -40,30 +39,3 @@ def cut(
   for index in long:
     ids[index] = vocabularies.cut_with_eos(ids[index], max_length, vocabulary.eos_id)
   return ids, long
-
-
-def split(text: str, fits: Callable[[Sequence[str]], Sequence[bool]]) -> list[str]:
-  """Returns the pieces of a text, in order: its sentences, halved at white space until they fit.
-
-  Args:
-    text: A text that is too long.
-    fits: Returns whether pieces are short enough; a piece of one character is never split.
-  """
-  pieces = sentence_splitting.sentences(text)
-  while True:
-    parts = [
-      [piece] if fit or len(piece) < 2 else _halves(piece)
-      for piece, fit in zip(pieces, fits(pieces), strict=True)
-    ]
-    if len(parts) == sum(map(len, parts)):
-      return pieces
-    pieces = [piece for own in parts for piece in own]
-
-
-def _halves(text: str) -> list[str]:
-  """Returns both halves of a text, split at the white space nearest to its middle, if any."""
-  middle = len(text) // 2
-  before, after = text.rfind(" ", 1, middle + 1), text.find(" ", middle, len(text) - 1)
-  places = [place for place in (before, after) if place > 0]
-  place = min(places, key=lambda place: abs(place - middle), default=middle)
-  return [text[:place], text[place:].lstrip(" ")]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
 from vmsst.files import progress_bar
 
 
@@ -77,25 +76,15 @@ def max_length(encoder: Any) -> int | None:
   return None
 
 
-def embedder(
-  encoder: Any, *, long_texts: str = "cut", batch_size: int = 128, **options: Any
-) -> Callable[..., np.ndarray]:
+def embedder(encoder: Any, *, batch_size: int = 128, **options: Any) -> Callable[..., np.ndarray]:
   """Returns `encode` of an encoder without a progress bar; callers may add more options.
 
   Args:
     encoder: An object with `encode(texts)`.
-    long_texts: "cut", or "split" for encoders that support it.
     batch_size: Texts per batch.
     **options: Further options of `encode`.
-
-  Raises:
-    InputError: the encoder does not support this `long_texts`.
   """
-  if long_texts != "cut" and "long_texts" not in inspect.signature(encoder.encode).parameters:
-    raise errors.InputError(f"{type(encoder).__name__} does not support long_texts: leave it out")
-  return functools.partial(
-    encode, encoder, long_texts=long_texts, batch_size=batch_size, progress=False, **options
-  )
+  return functools.partial(encode, encoder, batch_size=batch_size, progress=False, **options)
 
 
 def encode_windows(

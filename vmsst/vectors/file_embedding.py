@@ -30,7 +30,6 @@ class EmbedShard(base.StagedUnit):
     span: The lines.
     field: See `embed_file`.
     language: See `embed_file`.
-    long_texts: See `embed_file`.
     batch_size: See `embed_file`. The key does not contain it, so that a job that ran out of memory
       resumes with a smaller one; it changes rounding only.
     dimension: How many dimensions to store; an encoder's further ones are left out.
@@ -42,7 +41,6 @@ class EmbedShard(base.StagedUnit):
   span: line_spans.Span
   field: str | None
   language: str | None
-  long_texts: str
   batch_size: int
   dimension: int
   dtype: str
@@ -59,7 +57,6 @@ class EmbedShard(base.StagedUnit):
       self.span.first == 1,  # A byte order mark is removed there.
       self.field,
       self.language,
-      self.long_texts,
       self.dimension,
       self.dtype,
     )
@@ -78,7 +75,6 @@ class EmbedShard(base.StagedUnit):
     embed = encoding.embedder(
       self.encoder.open(),
       language=self.language,
-      long_texts=self.long_texts,
       batch_size=self.batch_size,
       on_cut=lambda *counts: cut.append(counts),
     )
@@ -104,7 +100,6 @@ def embed_file(
   language: str | None = None,
   dtype: str = "float32",
   dimensions: int | None = None,
-  long_texts: str = "cut",
   batch_size: int = 128,
   shard_lines: int | None = None,
   engine: engines.Engine | None = None,
@@ -124,8 +119,6 @@ def embed_file(
     dtype: float32, or float16 for half the space.
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
       for; None: all.
-    long_texts: "cut", or "split" to average the vectors of a long text's parts, for encoders that
-      support it.
     batch_size: Lines per batch.
     shard_lines: Lines per shard; None: 16,384.
     engine: Where to compute; None: in this process.
@@ -138,14 +131,13 @@ def embed_file(
 
   Raises:
     InputError: a text cannot be read or changes while it is read, the folder has other vectors or
-      files or is being written, a value is not finite in this dtype, or the encoder does not
-      support this `long_texts`.
+      files or is being written, or a value is not finite in this dtype.
     ValueError: the encoder returns arrays of another shape.
   """
   paths = [path] if isinstance(path, str) else list(path)
   engine = engine or local.Local()
   place = storage.absolute(folder)
-  embed = encoding.embedder(encoder, language=language, long_texts=long_texts)
+  embed = encoding.embedder(encoder, language=language)
   vector_store.check_dtype(dtype)
   width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
   if dimensions is not None and not 1 <= dimensions <= width:
@@ -155,7 +147,6 @@ def embed_file(
   source = encoder_sources.of(encoder, name, load)
   special = {
     "field": field,
-    "long_texts": None if long_texts == "cut" else long_texts,
     "dimensions": dimensions,
   }
   with contextlib.ExitStack() as stack:
@@ -181,7 +172,6 @@ def embed_file(
         span=span,
         field=field,
         language=language,
-        long_texts=long_texts,
         batch_size=batch_size,
         dimension=state.dimension,
         dtype=dtype,

@@ -414,7 +414,6 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
     ("score a bad.jsonl --fields source 0", "columns are counted from 1"),
     ("score a x.txt x.txt --fields a b", "x.txt:1: not JSON"),
-    ("score a x.txt x.txt --long-texts split", "FakeEncoder does not support long_texts"),
     ("score a x.txt x.txt --per-token", "--per-token does not apply to --by cosine"),
     ("score a - -", "standard input (-) is given twice"),
     ("export onnx nowhere out", "nowhere"),

@@ -226,32 +226,6 @@ def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
   assert len(caplog.records) == 1
 
 
-def test_long_texts_are_split_into_sentences_and_halves(encoder, caplog):
-  texts = [
-    "short. Stays whole",
-    "One sentence. Another one.\nThis one has to be halved.",
-    "x" * 40,
-    "",
-  ]
-  pieces = [
-    ["short. Stays whole"],
-    ["One sentence.", "Another one.", "This one has", "to be halved."],
-    ["x" * 10] * 4,
-    [""],
-  ]
-  expected_ND = np.stack([encoder.encode(own).mean(axis=0) for own in pieces])
-  found_ND = encoder.encode(texts, long_texts="split", language=["en"] * 4)
-  np.testing.assert_allclose(found_ND, expected_ND, atol=2e-6)
-  assert not caplog.records
-
-
-def test_a_text_that_cannot_be_split_further_is_cut(params):
-  encoder = vmsst.Encoder(NETWORK, params, vocabularies.ByteVocabulary(), max_length=3)
-  pieces_ND = encoder.encode(["世", "界"], on_cut=None)
-  found_ND = encoder.encode(["世界"], long_texts="split")
-  np.testing.assert_allclose(found_ND[0], pieces_ND.mean(axis=0), atol=2e-6)
-
-
 # --------------------------------------------------------------------------------------------
 # Scores
 
@@ -310,7 +284,6 @@ def test_arguments_of_another_type_are_named(encoder, call, message):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"long_texts": "drop"}, "long_texts is 'drop'; known: cut, split"),
     ({"batch_size": 0}, "batch_size is 0; it must be an integer"),
     ({"batch_size": 2.5}, "batch_size is 2.5"),
     ({"batch_size": True}, "batch_size is True"),

@@ -337,7 +337,6 @@ def test_score_by_likelihood_writes_both_directions(run, translator, tmp_path, c
   for options, message in (
     ([], "give the languages of both texts (--languages)"),
     (["--languages", "en", "sw"], "not trained on the language 'sw'"),
-    (["--long-texts", "split"], "--long-texts does not apply to --by likelihood"),
     (["--compute-dtype", "bfloat16"], "--compute-dtype does not apply to --by likelihood"),
     (["--per-token", "--by", "cosine"], "--per-token does not apply to --by cosine"),
   ):
