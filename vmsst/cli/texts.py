@@ -365,14 +365,10 @@ class Decoding:
   """How translations are generated.
 
   Attributes:
-    temperature: Sample tokens from the softmax of logits / X; 0 takes the likeliest.
-    seed: Sampling seed.
     max_length: Maximum tokens per sentence (default: training's).
     batch_size: Sentences per batch.
   """
 
-  temperature: float = 0.0
-  seed: int = 0
   max_length: int | None = None
   batch_size: int = 64
 

@@ -1,4 +1,4 @@
-"""Generates tokens one by one, greedily or by sampling, and computes the likelihood of sentences.
+"""Generates tokens one by one, greedily, and computes the likelihood of sentences.
 
 Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
@@ -64,22 +64,19 @@ class _State(NamedTuple):
   cache: _Cache
 
 
-@functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces", "sampled"))
+@functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces"))
 def generate_tokens(
   network: vmsst.BitranslationNetwork,
   params: Any,
   sentence_BZ: Float[Array, "B Z"],
   languages_B: Int[Array, "B"],
   wanted_B: Bool[Array, "B"],
-  keys_B: jax.Array,
-  temperature: Float[Array, ""] | float,
   *,
   length: int,
   eos_id: int | None,
   pieces: int,
-  sampled: bool,
 ) -> Int[Array, "B T"]:
-  """Returns tokens up to and including EOS, then padding.
+  """Returns the most likely tokens, one after the other, up to and including EOS, then padding.
 
   Args:
     network: The network with the decoder and the vocabulary projection.
@@ -87,27 +84,17 @@ def generate_tokens(
     sentence_BZ: The decoder's sentence input of each row.
     languages_B: Language of each row, as an index of `vmsst.languages`.
     wanted_B: Rows to generate; the others stay empty.
-    keys_B: A random key for each row.
-    temperature: Divisor of the logits if tokens are sampled.
     length: Most tokens of a row (T).
     eos_id: Id of the EOS token, or None.
     pieces: Size of the vocabulary; the network's table may have more rows.
-    sampled: Whether to sample tokens; otherwise the most likely one is taken.
   """
   next_logits, cache = _start(network, params, sentence_BZ, languages_B, length)
 
-  def choose(logits_BV: jax.Array, position: jax.Array) -> jax.Array:
-    id_V = jnp.arange(logits_BV.shape[1])
-    possible_V = (id_V != padding.PAD_ID) & (id_V < pieces)
-    logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
-    if not sampled:
-      return _first_best(logits_BV)
-    keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, position)
-    return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature)
-
   def step(state: _State) -> _State:
     logits_BV, cache = next_logits(state.last_B, state.position, state.cache)
-    token_B = choose(logits_BV, state.position).astype(jnp.int32)
+    id_V = jnp.arange(logits_BV.shape[1])
+    possible_V = (id_V != padding.PAD_ID) & (id_V < pieces)
+    token_B = _first_best(jnp.where(possible_V, logits_BV, -jnp.inf)).astype(jnp.int32)
     token_B = jnp.where(state.ended_B, padding.PAD_ID, token_B)
     tokens_BT = jax.lax.dynamic_update_index_in_dim(
       state.tokens_BT, token_B, state.position, axis=1

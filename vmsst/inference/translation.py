@@ -5,18 +5,16 @@ Example:
   translator.translate(["How are you?"], "de")
   translator.pair_log_likelihoods(["How are you?"], ["Wie geht's?"], languages=("en", "de"))
   vectors = translator.encoder.encode(["How are you?"])
-  translator.generate(vectors, "de", temperature=1.0, seed=1)
+  translator.generate(vectors, "de")
 
 Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
 import hashlib
-import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -28,20 +26,8 @@ from vmsst.inference.encoder import Encoder
 from vmsst.networks import vmsst
 from vmsst.text import input_texts, length_limits
 
-# Outside this range, float32 logits divided by a temperature overflow or become NaN.
-_TEMPERATURES = (1e-6, 1e6)
 # Most tokens of a generated sentence, unless training had longer ones: each step decodes all.
 _MOST_TOKENS = 4096
-_MOST_SEED = (1 << 32) - 1
-
-
-class _Options(NamedTuple):
-  """The checked options of `Translator.generate`."""
-
-  temperature: float
-  seed: int
-  max_length: int
-  batch_size: int
 
 
 class Translator:
@@ -82,8 +68,6 @@ class Translator:
     sentences: input_texts.Texts,
     language: str | Sequence[str],
     *,
-    temperature: float = 0.0,
-    seed: int = 0,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
@@ -101,12 +85,13 @@ class Translator:
     sentences = input_texts.as_list(sentences)
     # Fail before encoding.
     self._language_rows(language, len(sentences))
-    options = self._options(temperature, seed, max_length, batch_size)
+    length, batch_size = self._sizes(max_length, batch_size)
     return self.generate(
-      self.encoder.encode(sentences, batch_size=options.batch_size, progress=False),
+      self.encoder.encode(sentences, batch_size=batch_size, progress=False),
       language,
+      max_length=length,
+      batch_size=batch_size,
       progress=progress,
-      **options._asdict(),
     )
 
   def generate(
@@ -114,26 +99,20 @@ class Translator:
     vectors_NS: Float[np.ndarray, "N S"],
     language: str | Sequence[str],
     *,
-    temperature: float = 0.0,
-    seed: int = 0,
     max_length: int | None = None,
     batch_size: int = 64,
     progress: bool | None = None,
   ) -> list[str]:
-    """Returns a sentence for each vector, generated token by token up to EOS.
+    """Returns a sentence for each vector: the most likely token after each other, up to EOS.
 
     The language latent, if the network has one, is zero: the prior's mean, as in the translation
     terms of training.
 
-    A row's sentence, sampled or not, does not depend on the other rows beyond rounding error. A
-    sampled sentence depends on the row's index.
+    A row's sentence does not depend on the other rows beyond rounding error.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
       language: Code of the language to generate (see `vmsst.languages`), or one for each row.
-      temperature: 0: always take the most likely token; otherwise, from 1e-6 to 1e6, sample tokens
-        from the softmax of logits divided by it.
-      seed: Seed of the samples, 0 to 2^32 - 1.
       max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
         more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
@@ -146,11 +125,10 @@ class Translator:
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.encoder.check_process()
-    options = self._options(temperature, seed, max_length, batch_size)
+    length, batch_size = self._sizes(max_length, batch_size)
     sentence_NZ = self._sentence_vectors(vectors_NS)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
-    batch_size = options.batch_size
     rows = min(batch_size, 1 << (count - 1).bit_length())  # for few shapes
     bar = progress_bar.Bar(
       total=count, unit=" sentences", disable=None if progress is None else not progress
@@ -167,12 +145,9 @@ class Translator:
           sentence_NZ[row_B],
           language_N[row_B],
           real_B,
-          jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), row_B),
-          options.temperature,
-          length=options.max_length,
+          length=length,
           eos_id=self.encoder.vocabulary.eos_id,
           pieces=self.encoder.vocabulary.size,
-          sampled=options.temperature > 0,
         )
         texts += map(self.encoder.vocabulary.decode, np.asarray(tokens_BT)[real_B].tolist())
         bar.update(int(real_B.sum()))
@@ -269,30 +244,12 @@ class Translator:
     backward_N = score(sides[0], codes[0], target_NS)
     return np.stack([forward_N, backward_N], axis=1)
 
-  def _options(
-    self,
-    temperature: Any,
-    seed: Any,
-    max_length: Any,
-    batch_size: Any,
-  ) -> "_Options":
-    """Returns the options of `generate`, checked, with the default of `max_length`."""
+  def _sizes(self, max_length: Any, batch_size: Any) -> tuple[int, int]:
+    """Returns both options of `generate`, checked, with the default of `max_length`."""
     length = self.encoder.max_length
     if max_length is not None:
       length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
-    lowest, highest = _TEMPERATURES
-    is_number = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
-    if not is_number or not (temperature == 0 or lowest <= temperature <= highest):
-      raise errors.InputError(
-        f"temperature is {temperature!r}; it must be 0, for the likeliest token, or a number from "
-        f"{lowest:g} to {highest:g}"
-      )
-    return _Options(
-      float(temperature),
-      errors.as_integer("seed", seed, minimum=0, maximum=_MOST_SEED),
-      length,
-      errors.as_integer("batch_size", batch_size),
-    )
+    return length, errors.as_integer("batch_size", batch_size)
 
   def _sentence_vectors(self, vectors_NS: Any) -> np.ndarray:
     """Returns the decoder's sentence input of each row; language latents are zero, their mean."""

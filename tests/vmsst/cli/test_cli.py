@@ -79,7 +79,7 @@ def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(capsys):
     for text in ("-1e-3", "-.5", "-1E+2", "0.25"):
       args = cli.build_parser().parse_args([*start.split(), text])
       assert getattr(args, action.dest) == float(text)
-  assert {"--threshold", "--min-cosine", "--temperature", "--character-coverage"} <= names
+  assert {"--threshold", "--min-cosine", "--character-coverage"} <= names
 
 
 def test_usage_errors_suggest_what_was_meant(capsys):

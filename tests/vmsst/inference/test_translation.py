@@ -84,10 +84,8 @@ def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
   params = {**params, "logits_hidden": {"kernel": kernel_DV}}
   sentence_NZ = np.float32(rng.normal(size=(7, network.sentence_dim)))
   language_N = np.resize(np.array([EN, DE], np.int32), 7)
-  keys = jax.random.split(jax.random.key(0), 7)
   found = decoding.generate_tokens(
-    network, params, sentence_NZ, language_N, np.arange(7) != 6, keys, 1.0,
-    length=6, eos_id=1, pieces=259, sampled=False,
+    network, params, sentence_NZ, language_N, np.arange(7) != 6, length=6, eos_id=1, pieces=259
   )  # fmt: skip
   lengths = set()
   for row in range(6):
@@ -206,15 +204,10 @@ def test_a_trained_run_translates_both_ways(translator):
   assert translator.generate(vectors_NS[:0], "de") == translator.translate([], "de") == []
 
 
-def test_batches_change_nothing_and_a_seed_decides_all(translator):
+def test_batches_change_nothing(translator):
   vectors_NS = 0.3 * translator.encoder.encode(WORDS)
-  generate = functools.partial(translator.generate, vectors_NS, "de", batch_size=8)
-  assert generate() == translator.generate(vectors_NS, "de")
-  sampled = generate(temperature=1.5, seed=3)
-  assert sampled == translator.generate(vectors_NS, "de", temperature=1.5, seed=3)
-  assert sampled != generate(temperature=1.5, seed=4)
-  same_NS = np.repeat(vectors_NS[:1], len(WORDS), axis=0)
-  assert len({*translator.generate(same_NS, "de", temperature=1.5)}) > 1
+  found = translator.generate(vectors_NS, "de", batch_size=8)
+  assert found == translator.generate(vectors_NS, "de")
 
 
 def test_a_translation_is_likelier_than_another_word(translator):
@@ -268,26 +261,14 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
 @pytest.mark.parametrize(
   ("option", "values"),
   [
-    ("temperature", (-0.1, 1e-9, 1e9, float("nan"), "hot", True)),
     ("max_length", (0, 5000, 2.5)),
     ("batch_size", (0, None)),
-    ("seed", (-1, 1 << 32)),
   ],
 )
 def test_options_out_of_range_are_named(translator, option, values):
   for value in values:
     with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
       translator.generate(np.zeros((2, 16)), "de", **{option: value})
-
-
-def test_extreme_temperatures_and_seeds_give_sentences(translator):
-  vectors_NS = translator.encoder.encode(WORDS)
-  greedy = translator.generate(vectors_NS, "de")
-  for temperature in (1e-6, 1e-3):
-    options = {"temperature": temperature, "seed": (1 << 32) - 1}
-    assert translator.generate(vectors_NS, "de", **options) == greedy
-  drawn = translator.generate(vectors_NS, "de", temperature=1e6)
-  assert len({text[:1] for text in drawn}) > 5  # from all pieces
 
 
 def test_a_forked_child_reports_the_fork(translator):
@@ -355,10 +336,8 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   assert (lines[0], lines[3:]) == ("ABC", ["BCA", ""])
   assert len(lines) == 5
   assert not any(capsys.readouterr())  # Progress is shown on terminals only.
-  assert cli.main([*arguments, *files, "--output", "-", "--temperature", "9", "--seed", "1"]) == 0
-  sampled = capsys.readouterr().out
-  assert sampled.count("\n") == 4
-  assert sampled != "\n".join(lines)
+  assert cli.main([*arguments, *files, "--output", "-"]) == 0
+  assert capsys.readouterr().out == "\n".join(lines)
 
 
 def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
@@ -368,9 +347,7 @@ def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
     ("latin.txt", "latin.txt:2: not UTF-8"),
     ("none.txt", "none.txt"),
     ("in.txt", "--to", "sw", "'sw'"),
-    ("in.txt", "--temperature", "-1", "temperature is -1"),
     ("in.txt", "--max-length", "0", "max_length is 0"),
-    ("in.txt", "--seed", "-1", "seed is -1"),
   ):
     arguments = ["translate", str(run), "--to", "de", "--input", str(tmp_path / name), *option]
     assert cli.main(arguments) == 1
