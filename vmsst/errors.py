@@ -1,12 +1,11 @@
 """The exception for errors a user can fix, and checks of option values that raise it."""
 
 import contextlib
-import dataclasses
 import math
 import numbers
 import re
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any
+from typing import Any
 
 # user:password@ of an address; parameters of its query; tokens of the Hugging Face Hub.
 _CREDENTIALS = re.compile(
@@ -36,24 +35,6 @@ class InputError(ValueError):
       half = _LONGEST // 2
       message = f"{message[:half]} [...] {message[-half:]}"
     super().__init__(message)
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-  """The values that a parameter of a gin file may have: `Annotated[int, Range(1)]`."""
-
-  minimum: int
-  maximum: float = math.inf
-
-  def __contains__(self, value: Any) -> bool:
-    return self.minimum <= value <= self.maximum
-
-  def __repr__(self) -> str:
-    bound = "" if self.maximum == math.inf else f" and <= {self.maximum}"
-    return f">= {self.minimum}{bound}"
-
-
-Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
 
 
 def without_credentials(text: str) -> str:

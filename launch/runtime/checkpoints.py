@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
@@ -21,7 +22,7 @@ from jax.experimental import multihost_utils
 
 from vmsst.checkpoints import hub_models, layer_stacks, object_stores
 from vmsst.checkpoints import t5x as t5x_checkpoints
-from vmsst.errors import InputError, Range
+from vmsst.errors import InputError
 from vmsst.files import checksums, storage, work_folders
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import model_dir as model_dir_lib
@@ -47,9 +48,9 @@ class SaveCheckpointConfig:
   """
 
   dtype: Literal["float32", "bfloat16"] | None = "float32"
-  period: Annotated[int, Range(0)] | None = None
-  checkpoint_steps: Sequence[Annotated[int, Range(0)]] | None = None
-  keep: Annotated[int, Range(1)] | None = None
+  period: Annotated[int, msgspec.Meta(ge=0)] | None = None
+  checkpoint_steps: Sequence[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+  keep: Annotated[int, msgspec.Meta(ge=1)] | None = None
   save_dataset: bool = False
 
 

@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import msgspec
 import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
-from vmsst.errors import InputError, Range, Seed
+from vmsst.errors import InputError
 from vmsst.files import storage
 from vmsst.launch.runtime import partitioning
 from vmsst.tasks import datasets
@@ -33,7 +34,8 @@ _LENGTH_MULTIPLE = 4
 _TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
 
 
-Length = Annotated[int, Range(1)]
+Length = Annotated[int, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 @dataclasses.dataclass
@@ -58,7 +60,7 @@ class DatasetConfig:
   mixture_or_task_name: Any
   task_feature_lengths: Mapping[str, Length | Sequence[Length] | None] | None
   split: str
-  batch_size: Annotated[int, Range(1)]
+  batch_size: Annotated[int, msgspec.Meta(ge=1)]
   shuffle: bool
   seed: Seed | None
   use_cached: bool = False

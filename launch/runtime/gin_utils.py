@@ -7,19 +7,16 @@ import inspect
 import io
 import logging
 import math
-import numbers
 import os
 import re
 import tokenize
-import types
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import gin
 import jax
+import msgspec
 
-from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.files import atomic_files, input_files, storage
 
@@ -108,7 +105,8 @@ def parse_gin_flags(
       raise InputError(f"gin: {explain(error)}") from error
 
 
-_UNKNOWN = object()  # the value of a reference, before it is called
+class _UnknownError(Exception):
+  """A value depends on a reference that is only called when the configuration is used."""
 
 
 def check_types() -> None:
@@ -126,73 +124,50 @@ def check_types() -> None:
       continue  # no signature, or an annotation that exists for type checkers alone
     for name, bound in bindings.items():
       parameter = signature.parameters.get(name)
-      value = _literal(bound)
-      if parameter is None or value is parameter.default or _fits(value, parameter.annotation):
+      if parameter is None or parameter.annotation is parameter.empty:
         continue
-      label = f"{'.'.join(selector.split('.')[-2:]).removeprefix('__main__.')}.{name}"
-      if isinstance(bound, gin.config.ConfigurableReference):
-        label += f" ({'/'.join(bound.scopes)})"
-      finite = "finite " if value in (math.inf, -math.inf) else ""
-      wanted = f"a {finite}value of type {_shown(parameter.annotation)}"
-      errors.check(False, label, value, wanted)
+      try:
+        value = _literal(bound)
+        if value is not parameter.default:
+          if value in (math.inf, -math.inf):
+            raise msgspec.ValidationError("Expected a finite number")
+          msgspec.convert(value, parameter.annotation)
+      except msgspec.ValidationError as error:
+        label = f"{'.'.join(selector.split('.')[-2:]).removeprefix('__main__.')}.{name}"
+        if isinstance(bound, gin.config.ConfigurableReference):
+          label += f" ({'/'.join(bound.scopes)})"
+        raise InputError(f"{label} is {value!r}: {error}") from None
+      except (_UnknownError, RecursionError, TypeError):
+        continue  # the value is not known yet, or msgspec does not check this type
 
 
-def _shown(annotation: Any) -> str:
-  """Returns an annotation without the modules of its classes, such as `int >= 1 | None`."""
-  text = inspect.formatannotation(annotation).replace("NoneType", "None")
-  text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", text)
-  return re.sub(r"Annotated\[([^,\]]+), ([^\]]+)\]", r"\1 \2", text)
-
-
-def _literal(bound: Any, depth: int = 8) -> Any:
-  """Returns a bound value without its references; `_UNKNOWN` for the result of a call."""
-  if bound is gin.REQUIRED or depth == 0:
-    return _UNKNOWN
+def _literal(bound: Any) -> Any:
+  """Returns a bound value without its references; raises _UnknownError if one is called later."""
+  if isinstance(bound, Mapping):
+    return {key: _literal(value) for key, value in bound.items()}
+  if isinstance(bound, list | tuple | set):
+    return type(bound)(map(_literal, bound))
+  if bound is gin.REQUIRED:
+    raise _UnknownError
   if not isinstance(bound, gin.config.ConfigurableReference):
     return bound
   if bound.selector == "gin.macro":
     values = gin.config._CONFIG.get(("/".join(bound.scopes), "gin.macro"), {})
-    return _literal(values.get("value", gin.REQUIRED), depth - 1)
-  return _UNKNOWN if bound.evaluate else bound.configurable.wrapped
+    return _literal(values.get("value", gin.REQUIRED))
+  if bound.evaluate:
+    raise _UnknownError
+  return bound.configurable.wrapped
 
 
 def is_computed(parameter: str) -> bool:
   """Returns whether a parameter, such as "TRAIN_STEPS/gin.macro.value", is not set to a literal."""
   key = gin.config.ParsedBindingKey.parse(parameter)
   bound = gin.config._CONFIG.get((key.scope, key.complete_selector), {})
-  return _literal(bound.get(key.arg_name, gin.REQUIRED)) is _UNKNOWN
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-  """Returns whether `value` may have the type of `annotation`; True if that cannot be checked."""
-  kind, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
-  if value is _UNKNOWN or kind in (inspect.Parameter.empty, Any):
-    return True
-  if kind is typing.Annotated:
-    ranges = [item for item in inner[1:] if isinstance(item, errors.Range)]
-    return _fits(value, inner[0]) and all(value in item for item in ranges)
-  if kind in (typing.Union, types.UnionType):
-    return any(_fits(value, part) for part in inner)
-  if kind is typing.Literal:
-    return value in inner
-  if kind in (int, float):
-    number = numbers.Integral if kind is int else numbers.Real
-    infinite = value in (math.inf, -math.inf)
-    return isinstance(value, number) and not isinstance(value, bool) and not infinite
-  if not isinstance(kind, type):
-    return True
-  if issubclass(kind, Mapping) and isinstance(value, Mapping):
-    return not inner or all(_fits(_literal(x), inner[1]) for x in value.values())
-  if issubclass(kind, Collection) and not issubclass(kind, str | bytes | Mapping):
-    if not isinstance(value, list | tuple | set):
-      return False
-    if kind is tuple and inner and inner[-1] is not ...:
-      return len(value) == len(inner) and all(map(_fits, map(_literal, value), inner))
-    return all(_fits(_literal(x), inner[0] if inner else Any) for x in value)
   try:
-    return isinstance(value, kind)
-  except TypeError:  # a protocol, which no literal has
-    return callable(value)
+    _literal(bound.get(key.arg_name, gin.REQUIRED))
+  except _UnknownError:
+    return True
+  return False
 
 
 def unset_macros() -> list[str]:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 import seqio
 import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.errors import InputError, Range
+from vmsst.errors import InputError
 from vmsst.files import progress_bar, storage, work_folders
 from vmsst.launch.runtime import (
   checkpoints,
@@ -44,9 +45,9 @@ def infer(
   restore_checkpoint_cfg: checkpoints.RestoreCheckpointConfig,
   partitioner: partitioning.PjitPartitioner,
   output_dir: str,
-  checkpoint_period: Annotated[int, Range(1)],
-  shard_id: Annotated[int, Range(0)] = 0,
-  num_shards: Annotated[int, Range(1)] = 1,
+  checkpoint_period: Annotated[int, msgspec.Meta(ge=1)],
+  shard_id: Annotated[int, msgspec.Meta(ge=0)] = 0,
+  num_shards: Annotated[int, msgspec.Meta(ge=1)] = 1,
   output_vocab_feature_name: str = "targets",
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> None:

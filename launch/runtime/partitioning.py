@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 from flax import traverse_util
 from flax.linen import partitioning as flax_partitioning
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vmsst.errors import InputError, Range
+from vmsst.errors import InputError
 
 LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
-Size = Annotated[int, Range(1)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
 HardwareMesh = tuple[Size, Size, Size, Size]
 
 with_sharding_constraint = flax_partitioning.with_sharding_constraint

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from jaxtyping import Float, Int
 
-from vmsst.errors import InputError, Range
+from vmsst.errors import InputError
 
 Step = Int[jax.Array, ""] | int
 Schedule = Callable[[Step], Float[jax.Array, ""]]
@@ -22,13 +23,13 @@ _FACTORS_OF_WARMUP = frozenset(
 
 def create_learning_rate_scheduler(
   factors: str = "constant * linear_warmup * rsqrt_decay",
-  base_learning_rate: Annotated[float, Range(0)] = 0.5,
-  warmup_steps: Annotated[int, Range(0)] = 1000,
+  base_learning_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.5,
+  warmup_steps: Annotated[int, msgspec.Meta(ge=0)] = 1000,
   decay_factor: float = 0.5,
-  steps_per_decay: Annotated[int, Range(1)] = 20000,
-  steps_per_cycle: Annotated[int, Range(1)] = 100000,
-  step_offset: Annotated[int, Range(0)] = 0,
-  min_learning_rate: Annotated[float, Range(0)] = 1e-8,
+  steps_per_decay: Annotated[int, msgspec.Meta(ge=1)] = 20000,
+  steps_per_cycle: Annotated[int, msgspec.Meta(ge=1)] = 100000,
+  step_offset: Annotated[int, msgspec.Meta(ge=0)] = 0,
+  min_learning_rate: Annotated[float, msgspec.Meta(ge=0)] = 1e-8,
 ) -> Schedule:
   """Returns a function from a step to its learning rate, a float32 scalar.
 

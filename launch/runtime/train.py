@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import msgspec
 import numpy as np
 import seqio
 from absl import logging
@@ -15,7 +16,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.errors import InputError, Range, Seed
+from vmsst.errors import InputError
 from vmsst.files import locks, storage
 from vmsst.launch.runtime import (
   checkpoints,
@@ -45,11 +46,11 @@ def train(
   partitioner: partitioning.PjitPartitioner,
   trainer_cls: Callable[..., trainer_lib.Trainer],
   model_dir: str,
-  total_steps: Annotated[int, Range(0)],
-  eval_steps: Annotated[int, Range(0)],
-  eval_period: Annotated[int, Range(0)],
-  stats_period: Annotated[int, Range(1)] | None = None,
-  random_seed: Seed | None,
+  total_steps: Annotated[int, msgspec.Meta(ge=0)],
+  eval_steps: Annotated[int, msgspec.Meta(ge=0)],
+  eval_period: Annotated[int, msgspec.Meta(ge=0)],
+  stats_period: Annotated[int, msgspec.Meta(ge=1)] | None = None,
+  random_seed: data_lib.Seed | None,
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,

@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal
 import clu.metrics
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
-from vmsst.errors import InputError, Range
+from vmsst.errors import InputError
 from vmsst.files import atomic_files, log_folders, storage, watchdog
 from vmsst.launch.runtime import data as data_lib
 from vmsst.launch.runtime import partitioning, progress, summaries
@@ -231,7 +232,7 @@ class Trainer:
     train_state_axes: Any,
     rng: jax.Array,
     learning_rate_fn: Callable[[jax.Array], jax.Array],
-    num_microbatches: Annotated[int, Range(0)] | None,  # as in upstream T5X, 0 is 1
+    num_microbatches: Annotated[int, msgspec.Meta(ge=0)] | None,  # as in upstream T5X, 0 is 1
   ):
     if hasattr(model, "check_microbatches"):
       model.check_microbatches(num_microbatches or 1)

@@ -76,11 +76,11 @@ _FAULTY = {
   "no equals sign": (["--gin.TRAIN_STEPS"], r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NA"),
   "fraction of steps": (
     ["--gin.TRAIN_STEPS=2.5"],
-    r"train\.total_steps \(TRAIN_STEPS\) is 2\.5; set it to a value of type int >= 0$",
+    r"train\.total_steps \(TRAIN_STEPS\) is 2\.5: Expected `int`, got `float`$",
   ),
   "negative batch size": (
     ["--gin.BATCH_SIZE=-8"],
-    r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is -8; set it to .* int >= 1",
+    r"utils\.DatasetConfig\.batch_size \(BATCH_SIZE\) is -8: Expected `int` >= 1",
   ),
   "no optimizer": (["--gin.OPTIMIZER=None"], r".*\(OPTIMIZER\) is None; set it to an optimizer"),
   "no lengths": (["--gin.TASK_FEATURE_LENGTHS=None"], "TASK_FEATURE_LENGTHS is None; set it to a"),

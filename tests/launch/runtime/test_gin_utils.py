@@ -93,22 +93,26 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     ),
     (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
-    (["STEPS = 2.5"], "config.gin", r"r\.warmup_steps \(STEPS\) is 2\.5; .* of type int >= 0$"),
-    (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1; .* of type int >= 0$"),
+    (
+      ["STEPS = 2.5"],
+      "config.gin",
+      r"r\.warmup_steps \(STEPS\) is 2\.5: Expected `int`, got `float`$",
+    ),
+    (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1: Expected `int` >= 0$"),
     (
       ["STEPS = %SIZE", "SIZE = 'x'"],
       "config.gin",
-      r"warmup_steps \(STEPS\) is 'x'; .* of type int",
+      r"warmup_steps \(STEPS\) is 'x': Expected `int`",
     ),
     (
       ["utils.SaveCheckpointConfig.checkpoint_steps = [1, 2.0]", "STEPS = 1"],
       "configs.gin",
-      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]; .*Sequence\[int >= 0\]",
+      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]: Expected `int`",
     ),
     (
       ["utils.create_learning_rate_scheduler.decay_factor = 1e999", "STEPS = 1"],
       "config.gin",
-      r"decay_factor is inf; set it to a finite value of type float",
+      r"decay_factor is inf: ",
     ),
     *(
       ([f"utils.{binding}", "STEPS = 1"], "configs.gin", re.escape(binding.split(" ")[0]) + " is ")
