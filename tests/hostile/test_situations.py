@@ -118,14 +118,15 @@ EVENTS = {
 
 def situations(command):
   """Yields inputs, their states, states of the output, and events; one of them is unusual."""
-  texts = [word for word in command.argv.split() if word.endswith((".txt", ".tsv"))]
+  words = command.argv.split()
+  texts = [word for word in words if word.endswith((".txt", ".tsv"))]
   for each in texts:
     yield from ((each, state, "new", "") for state in SOURCES)
   text = (texts or [""])[0]
   good, bad = targets(command)
   yield from ((text, "plain", target, "") for target in (*good, *bad))
   for event in EVENTS:
-    if event not in _CHANGES or (text if "input" in event else " encoder " in command.argv):
+    if event not in _CHANGES or (text if "input" in event else "encoder" in words):
       yield text, "plain", "new", event
   if not command.folder:
     yield from ((text, "plain", "a link to an old file", event) for event in _INTERRUPTS)
