@@ -140,7 +140,7 @@ SMALL = (
 )  # fmt: skip
 LARGE = (
   "vmsst.load of a run", "vmsst.load of a safetensors export",
-  "vmsst.load of a sentence-transformers export", "import mt5", "import mt5, shards",
+  "vmsst.load of a sentence-transformers export", "import mt5",
   "import bert", "import ems, torch", "import vmsst",
 )  # fmt: skip
 
