@@ -125,20 +125,14 @@ def _watch(folder, moment):
   count = [0]
 
   def hook(event, arguments):
-    if event == "open":
-      path, _, flags = arguments
-      seen = flags & (os.O_WRONLY | os.O_RDWR)
-    else:
-      path = arguments[0] if event in _EVENTS else None
-      seen = path is not None
-    if (
-      seen
-      and not isinstance(path, int)
-      and os.path.abspath(os.fsdecode(path)).startswith(f"{folder}{os.sep}")
-    ):
-      count[0] += 1
-      if kind == "event" and count[0] == number:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if event not in _EVENTS and not (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+      return
+    path = "" if isinstance(arguments[0], int) else os.path.abspath(os.fsdecode(arguments[0]))
+    if not path.startswith(f"{folder}{os.sep}"):
+      return
+    count[0] += 1
+    if kind == "event" and count[0] == number:
+      os.kill(os.getpid(), signal.SIGKILL)
 
   sys.addaudithook(hook)
   return count

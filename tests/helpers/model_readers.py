@@ -180,13 +180,6 @@ def _vectors(folder: pathlib.Path) -> None:
 def all_readers() -> list[Reader]:
   """Returns readers of vocabularies, vectors, checkpoints and exports."""
   model = {"m/spiece.model": sentencepiece_model()}
-  weights = _weights(mt5.rows(_SIZES))
-  halves = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(weights)}
-  shards = {
-    f"m/{file}": safetensors.numpy.save({k: weights[k] for k in weights if halves[k] == file})
-    for file in ("a.safetensors", "b.safetensors")
-  }
-  index = f'{{"weight_map": {halves}}}'.replace("'", '"').encode()
   ems_one, vmsst_one, run = ems_files(), vmsst_files(), run_files()
   ems_weights = ems_one["x.safetensors"]
   vmsst_weights = vmsst_one.pop("m/model.safetensors")
@@ -209,9 +202,6 @@ def all_readers() -> list[Reader]:
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
     Reader("import mt5", {**mt5_files(), **model}, _writes(mt5.import_mt5)),
-    Reader("import mt5, shards",
-           {"m/config.json": _MT5, "m/model.safetensors.index.json": index, **shards},
-           _writes(mt5.import_mt5)),
     Reader("import bert", bert_files(), _writes(bert.import_bert)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},

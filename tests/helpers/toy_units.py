@@ -33,16 +33,10 @@ class Square(base.Unit):
 
 @dataclasses.dataclass(frozen=True)
 class Fatal(Square):
-  """Kills its process, every time or only the first time."""
-
-  once: bool = True
+  """Kills its process."""
 
   def make(self):
-    tried = pathlib.Path(f"{self.path}.tried")
-    if not self.once or not tried.exists():
-      tried.touch()
-      os.kill(os.getpid(), signal.SIGKILL)
-    return super().make()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import shutil
 import string
 import subprocess
@@ -20,7 +19,6 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors
 from vmsst.cli import compilation_cache, shared_options
-from vmsst.cli.command import finite_number
 from vmsst.files import storage, text_files
 from vmsst.inference import loading
 from vmsst.mining import pair_scoring
@@ -45,15 +43,6 @@ def corpus(tmp_path):
   return tmp_path
 
 
-def options_of(parser, words=()):
-  """Yields the words of each command, and each of its arguments."""
-  for action in parser._actions:
-    if isinstance(action.choices, dict):
-      for word, inner in action.choices.items():
-        yield from options_of(inner, (*words, word))
-    yield words, action
-
-
 def usage_error(capsys, line):
   with pytest.raises(SystemExit) as stop:
     cli.main(line.split())
@@ -61,25 +50,23 @@ def usage_error(capsys, line):
   return capsys.readouterr().err
 
 
-def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(capsys):
-  required = {("mine",): "a b c", ("translate",): "a --to de"}
-  required["vocab", "train"] = "--input a --output b"
-  names = set()
-  for words, action in options_of(cli.build_parser()):
-    assert action.help or action.choices, (words, action)
-    if action.type is not finite_number:
-      continue
-    (name,) = action.option_strings
-    names.add(name)
-    start = f"{' '.join(words)} {required[words]} {name}"
-    for text in ("nan", "-inf", "1e999", "-1e999", "-1x"):
-      error = usage_error(capsys, f"{start} {text}")
-      assert f"argument {name}: " in error
-      assert text in error
-    for text in ("-1e-3", "-.5", "-1E+2", "0.25"):
-      args = cli.build_parser().parse_args([*start.split(), text])
-      assert getattr(args, action.dest) == float(text)
-  assert {"--threshold", "--min-cosine", "--character-coverage"} <= names
+@pytest.mark.parametrize(
+  "start",
+  [
+    "mine a b c --threshold",
+    "mine a b c --min-cosine",
+    "vocab train --input a --output b --character-coverage",
+  ],
+)
+def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(start, capsys):
+  option = start.split()[-1]
+  for text in ("nan", "-inf", "1e999", "-1e999", "-1x"):
+    error = usage_error(capsys, f"{start} {text}")
+    assert f"argument {option}: " in error
+    assert text in error
+  for text in ("-1e-3", "-.5", "-1E+2", "0.25"):
+    args = cli.build_parser().parse_args([*start.split(), text])
+    assert getattr(args, option.removeprefix("--").replace("-", "_")) == float(text)
 
 
 def test_usage_errors_suggest_what_was_meant(capsys):
@@ -117,21 +104,6 @@ def test_a_build_has_a_process_per_core(monkeypatch):
   monkeypatch.setattr("os.cpu_count", lambda: 5)
   assert shared_options.Workers().chosen() == local.Local(5)
   assert shared_options.Workers(workers=2).chosen() == local.Local(2)
-
-
-def test_messages_and_docstrings_name_commands_that_exist():
-  package = pathlib.Path(cli.__file__).parents[1]
-  known = {words[:length] for words in cli.COMMANDS for length in range(1, len(words) + 1)}
-  named = set()
-  for folder in (package, *(package / name for name in ("tasks", "launch"))):
-    for path in folder.rglob("*.py"):
-      found = re.findall(r"`vmsst ([a-z][a-z-]*(?: [a-z][a-z-]*)*)", path.read_text("utf-8"))
-      named |= {tuple(words.split()) for words in found}
-  groups = {words[:-1] for words in known}
-  for words in named:
-    length = next(i for i in range(1, 9) if words[:i] not in groups or i == len(words))
-    assert words[:length] in known, words
-  assert len(named) > 10
 
 
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
@@ -352,37 +324,6 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   (tmp_path / "q.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + queries.encode()))
   assert cli.main(["search", str(tmp_path / "q.gz"), sides[1], vectors, "--count", "2"]) == 0
   assert capsys.readouterr().out == printed
-
-
-@pytest.mark.usefixtures("encoder")
-def test_search_and_mine_print_the_same_with_an_exact_index(sides, tmp_path, capsys):
-  queries = tmp_path / "q.txt"
-  queries.write_text(f"{SENTENCES[3]}\nzz é\n", encoding="utf-8")
-  folders, indexes = ([str(tmp_path / f"{side}.{x}") for side in "ab"] for x in ("v", "index"))
-  for text, folder in zip(sides, folders, strict=True):
-    assert cli.main(["embed", "a", text, folder]) == 0
-  count = vmsst.open_vectors(folders[0]).shape[0]
-  for folder, index in zip(folders, indexes, strict=True):
-    capsys.readouterr()
-    assert cli.main(["index", folder, index]) == 0
-    assert capsys.readouterr().out.startswith(f"{index}: Flat of ")
-  search = ["search", str(queries), sides[1], folders[1], "--count", "2"]
-  mine = ["mine", *sides, str(tmp_path / "pairs.tsv"), "--vectors", *folders]
-  printed = []
-  for options in ([], ["--index", indexes[1]]):
-    assert cli.main([*search, *options]) == 0
-    printed.append(capsys.readouterr().out)
-  assert printed[0] == printed[1]
-  for options in ([], ["--index", *indexes]):
-    assert cli.main([*mine, *options]) == 0
-    printed.append((tmp_path / "pairs.tsv").read_text(encoding="utf-8"))
-  assert printed[2] == printed[3]
-  assert len(printed[3].splitlines()) > count / 4
-  capsys.readouterr()
-  assert cli.main([*search, "--index", indexes[0]]) == 1
-  assert f"{indexes[0]} is an index of other vectors than {folders[1]}" in capsys.readouterr().err
-  assert cli.main(["index", folders[1], indexes[1], "--factory", "HNSW8"]) == 1
-  assert "factory 'HNSW8' is not supported" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("encoder")

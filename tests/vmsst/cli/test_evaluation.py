@@ -1,6 +1,5 @@
 import json
 import re
-import shutil
 import sys
 
 import fake_encoders
@@ -96,28 +95,6 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
   assert (status, "dimensions is 7" in lines[-1]) == (1, True)
   assert cli.main(["eval", "--encoder", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
   assert "--dimensions does not apply to --mteb" in capsys.readouterr().err
-
-
-def test_eval_does_not_keep_results_of_replaced_weights(data, tmp_path, capsys):
-  network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
-  run = tmp_path / "run"
-  command = ["eval", "--encoder", str(run), "--data", str(data), "--out", str(tmp_path / "out")]
-
-  def evaluate(seed):
-    shutil.rmtree(run, ignore_errors=True)
-    params = tiny_encoders.random_params(network, seed)
-    tiny_encoders.save_run(run, tiny_encoders.model_of(network), params)
-    status = cli.main([*command, "--suite", "tatoeba"])
-    return status, capsys.readouterr().err
-
-  assert evaluate(0)[0] == 0
-  results = (tmp_path / "out" / "results.json").read_bytes()
-  assert evaluate(0) == (0, "tatoeba: finished before\n")
-  status, lines = evaluate(1)
-  assert status == 1
-  assert "has other results: encoder is " in lines
-  assert lines.count("\n") == 1
-  assert (tmp_path / "out" / "results.json").read_bytes() == results
 
 
 # --------------------------------------------------------------------------------------------

@@ -2,20 +2,15 @@
 
 import re
 
+import every_command
 import killed_commands
 import line_files
-import model_readers
 import numpy as np
 import opus_tree
 import pytest
 import tiny_encoders
 import vector_folders
-
-import vmsst
-from vmsst.inference import loading
-from vmsst.networks import sentence_encoder
-from vmsst.networks import vmsst as networks
-from vmsst.vectors import file_embedding
+from every_command import COMMANDS
 
 _RANDOM = "/checkpoint_0/"  # their files have random names
 _SECONDS = re.compile(rb'"(embedding|scoring)": [0-9.e-]+')
@@ -92,71 +87,38 @@ def test_build(start):
   check(*killed_commands.run(imports, argv, start.parent, moments=(20, [100, 2000, 9000])))
 
 
-NETWORK = networks.VmsstNetwork(tiny_encoders.t5_config(), latent_dim=6)
-LOADING = ["vmsst.inference.loading", "orbax.checkpoint"]
-# By command: its words, what it imports, and options of `killed_commands.run`.
-COMMANDS = {
+IMPORTS = [
+  "orbax.checkpoint",
+  "vmsst.checkpoints.importers.bert",
+  "vmsst.evaluation.benchmarks",
+  "vmsst.evaluation.report",
+  "vmsst.inference.encoder",
+  "vmsst.inference.loading",
+  "vmsst.mining.bitext_mining",
+  "vmsst.mining.hard_negative_mining",
+  "vmsst.mining.pair_scoring",
+  "vmsst.mining.text_search",
+  "vmsst.search.device_search",
+  "vmsst.vectors.bitext_vectors",
+  "vmsst.vectors.index_folder",
+]
+# Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.
+PARTS = {
   "mine": (
-    "mine source.txt target.txt out/pairs.tsv --vectors source.vectors target.vectors",
-    ["vmsst.mining.bitext_mining", "vmsst.search.device_search", "vmsst.vectors.file_embedding"],
-    {
-      "settings": {"vmsst.search.sharded_search._LEAST_SOURCES": 64},
-      "moments": (40, [1, 500, 5000, 9000]),
-    },
+    "mine source.txt target.txt OUT --vectors source.vectors target.vectors",
+    {"vmsst.search.sharded_search._LEAST_SOURCES": 64},
+    (40, [1, 500, 5000, 9000]),
   ),
   "index": (
-    "index source.vectors out/index --factory IVF4,SQ8",
-    ["vmsst.vectors.index_folder"],
-    {
-      "settings": {"vmsst.vectors.index_folder._SHARD_ROWS": 150},
-      "moments": (20, [200, 3000]),
-    },
+    "index source.vectors OUT --factory IVF4,SQ8",
+    {"vmsst.vectors.index_folder._SHARD_ROWS": 150},
+    (20, [200, 3000]),
   ),
   "embed": (
-    "embed run source.txt out/vectors",
-    ["vmsst.vectors.file_embedding", "vmsst.inference.encoder"],
-    {
-      "settings": {"vmsst.vectors.file_embedding._SHARD_LINES": 80},
-      "moments": (8, [200, 1500]),
-    },
+    "embed run source.txt OUT",
+    {"vmsst.vectors.file_embedding._SHARD_LINES": 80},
+    (8, [200, 1500]),
   ),
-  "score": ("score run a.txt b.txt --output out/scores", ["vmsst.mining.pair_scoring"]),
-  "score by likelihood": (
-    "score run a.txt b.txt --output out/scores --by likelihood --languages en de",
-    ["vmsst.mining.pair_scoring"],
-  ),
-  "search": ("search b.txt a.txt a.vectors --output out/found", ["vmsst.mining.text_search"]),
-  "translate": ("translate run --to de --input a.txt --output out/b.txt", []),
-  "vocab train": (
-    "vocab train --input a.txt --output out/x.model --size 21",
-    ["vmsst.text.vocabulary_training"],
-  ),
-  "export safetensors": ("export safetensors run out/e", ["vmsst.exports.safetensors_folder"]),
-  "export onnx": ("export onnx run out/e", ["vmsst.exports.onnx_folder"]),
-  "import mt5": ("import mt5 m out/mt5", ["vmsst.checkpoints.importers.mt5"]),
-  "export sentence-transformers": (
-    "export sentence-transformers run out/e",
-    ["vmsst.exports.sentence_transformers_folder"],
-  ),
-  "import bert": ("import bert m out/bert", ["vmsst.checkpoints.importers.bert"]),
-  "import ems": (
-    "import ems x.safetensors out/ems --vocabulary x.model",
-    ["vmsst.checkpoints.importers.ems"],
-  ),
-  "import vmsst": ("import vmsst m out/vmsst", ["vmsst.checkpoints.importers.vmsst_release"]),
-  "data embed": (
-    "data embed run out t/x.de-en.tsv t/y.fr-en.tsv",
-    ["vmsst.vectors.bitext_vectors"],
-  ),
-  "data mine-negatives": (
-    "data mine-negatives run out t/x.de-en.tsv t/y.fr-en.tsv",
-    ["vmsst.mining.hard_negative_mining"],
-  ),
-  "eval": (
-    "eval --encoder run --data data --out out --suite tatoeba",
-    ["vmsst.evaluation.benchmarks"],
-  ),
-  "report": ("report results --out out", ["vmsst.evaluation.report"]),
 }
 
 
@@ -165,37 +127,18 @@ COMMANDS = {
 def test_a_killed_command_is_resumed(name, start):
   if name == "export onnx":
     pytest.importorskip("onnx", reason="needs onnx to write models")
-  words, imports, *options = COMMANDS[name]
+  every_command.write_inputs(start)
   write_texts(start, 500)
-  encoder = sentence_encoder.SentenceEncoder(NETWORK.config, NETWORK.latent_dim)
-  tiny_encoders.save_run(start / "run", tiny_encoders.model_of(encoder, network=NETWORK))
-  texts = [f"{a} {b}" for a in ("old", "new", "big") for b in ("house", "river", "road")]
-  line_files.write_lines(start / "a.txt", texts)
-  line_files.write_lines(start / "b.txt", [text[::-1] for text in texts])
-  for bitext in ("x.de-en.tsv", "y.fr-en.tsv"):
-    line_files.write_tsv(start / "t" / bitext, [(text[::-1], text) for text in texts])
-  for code in ("deu", "eng"):
-    (start / "data" / "tatoeba").mkdir(parents=True, exist_ok=True)
-    line_files.write_lines(start / "data" / "tatoeba" / f"tatoeba.deu-eng.{code}", texts)
-  models = {
-    "import mt5": model_readers.mt5_files,
-    "import ems": model_readers.ems_files,
-    "import vmsst": model_readers.vmsst_files,
-  }
-  for path, content in models.get(name, model_readers.bert_files)().items():
-    (start / path).parent.mkdir(parents=True, exist_ok=True)
-    (start / path).write_bytes(content)
-  loaded = loading.load(start / "run")
-  file_embedding.embed_file(loaded, str(start / "a.txt"), start / "a.vectors", name="run")
-  if name == "report":
-    chosen = vmsst.get_benchmarks(["tatoeba"])
-    vmsst.evaluate(loaded, chosen, start / "data", start / "results", name="run")
-  settings = {"vmsst.mining.pair_scoring._WINDOW": 4} if name.startswith("score") else {}
-  argv = words.split()
-  known = {
-    "moments": (7, [10]),
-    "settings": settings,
-    "atomic": argv[0] in ("import", "export"),
-    **dict(*options),
-  }
-  check(*killed_commands.run(LOADING + imports, argv, start.parent, **known))
+  default = COMMANDS[name].argv, {"vmsst.mining.pair_scoring._WINDOW": 4}, (7, [10])
+  argv, settings, moments = PARTS.get(name, default)
+  words = {"encoder": "run", "OUT": "out/made"}
+  check(
+    *killed_commands.run(
+      IMPORTS,
+      [words.get(word, word) for word in argv.split()],
+      start.parent,
+      moments=moments,
+      settings=settings,
+      atomic=name.startswith(("import", "export")),
+    )
+  )

@@ -139,15 +139,6 @@ def test_results_that_a_network_file_system_shows_late_are_awaited(tmp_path):
   assert len(toy_units.contents(tmp_path)) == 2
 
 
-def test_staged_units_come_in_portions_that_keep_all_workers_busy(tmp_path):
-  staged = toy_units.squares(tmp_path, 200, toy_units.Staged)
-  for units, workers, size in [(staged, 4, 8), (staged, 20, 2), (staged[:9], 4, 1)]:
-    portions = engines.tasks(units, workers)
-    assert [unit for portion in portions for unit in portion] == units
-    assert {len(portion) for portion in portions[:-1]} == {size}
-  assert set(map(len, engines.tasks(toy_units.squares(tmp_path, 200), 4))) == {1}
-
-
 def test_several_processes_make_the_same_files_as_this_one(tmp_path, monkeypatch):
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
   whole = toy_units.squares(tmp_path / "one", 5)
