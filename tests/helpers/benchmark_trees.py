@@ -110,7 +110,7 @@ def _paracrawl(folder):
 
 def _mldoc(folder):
   for name, part in itertools.product(("english", "german"), ("train.1000", "dev", "test")):
-    rows = [(label, f"{name} {part}") for label in ("CCAT", "ECAT")]
+    rows = [(label, f"This is {name}. It is {part}.") for label in ("CCAT", "ECAT")]
     line_files.write_tsv(folder / name / f"{name}.{part}", rows)
 
 
@@ -133,7 +133,7 @@ def _amazon(folder):
 
 
 def _labeled(folder, header, names):
-  rows = [(split, n, n % 2, f"text {n}") for split in ("train", "dev", "test") for n in range(4)]
+  rows = [(split, n, n % 2, f"{split} {n}") for split in ("train", "dev", "test") for n in range(4)]
   for name in names:
     line_files.write_tsv(folder / name, [header, *rows])
 

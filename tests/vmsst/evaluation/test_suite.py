@@ -320,25 +320,13 @@ def read_text(path):
   return input_files.read_bytes(path).decode()
 
 
-def test_a_store_that_refuses_results_is_found_before_anything_is_embedded(root, monkeypatch):
-  def refuse(*args, **kwargs):
-    raise PermissionError("denied")
-
-  memory_store.installed(monkeypatch)
-  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
-  encoder = fake_encoders.FakeEncoder(one_hot)
-  with pytest.raises(errors.InputError, match=r"gs://bucket/out/.* cannot be written: .*denied"):
-    suite.evaluate(encoder, [BENCHMARK], root, "gs://bucket/out", name="a")
-  assert not encoder.calls
-
-
 @pytest.mark.parametrize("name", ["settings.json", "benchmarks/words.json"])
 def test_broken_results_are_one_line_with_the_fix(root, tmp_path, name):
   encoder = fake_encoders.FakeEncoder(one_hot)
   arguments = (encoder, [BENCHMARK], root, tmp_path / "out")
   whole = suite.evaluate(*arguments, name="a")
   path = tmp_path / "out" / name
-  for content in (b"", b"\xff\x00", b'{"encoder', b"[]", b"{}"):
+  for content in (b"", b"[]", b"{}"):
     path.write_bytes(content)
     with pytest.raises(errors.InputError, match=r"delete it") as caught:
       suite.evaluate(*arguments, name="a")
@@ -352,35 +340,28 @@ def test_broken_results_are_one_line_with_the_fix(root, tmp_path, name):
   assert again == whole
 
 
-def test_outputs_that_cannot_be_used_are_errors(root, tmp_path):
+def test_outputs_that_cannot_be_used_are_found_before_anything_is_embedded(
+  root, tmp_path, monkeypatch
+):
+  def refuse(*args, **kwargs):
+    raise PermissionError("denied")
+
+  memory_store.installed(monkeypatch)
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
   encoder = fake_encoders.FakeEncoder(one_hot)
   (tmp_path / "file").touch()
   (tmp_path / "taken" / "results.json").mkdir(parents=True)
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "benchmarks").touch()
   for out, message in (
-    ("file", "file is not a folder; give another output folder"),
-    ("file/out", "out cannot be created, because .*file is not a folder"),
-    ("taken", "results.json is a folder, not a file; delete it"),
-    ("other", "benchmarks is not a folder; give another output folder"),
+    (tmp_path / "file", "file is not a folder; give another output folder"),
+    (tmp_path / "taken", "results.json is a folder, not a file; delete it"),
+    (tmp_path / "other", "benchmarks is not a folder; give another output folder"),
+    ("gs://bucket/out", "gs://bucket/out/.* cannot be written: .*denied"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      suite.evaluate(encoder, [BENCHMARK], root, tmp_path / out, name="a")
+      suite.evaluate(encoder, [BENCHMARK], root, out, name="a")
   assert not encoder.calls
-
-
-@pytest.mark.parametrize(
-  ("made", "message"),
-  [
-    (np.zeros((2, 3)), r"\(2, 3\) for 6 texts"),
-    (np.where(np.arange(6)[:, None] == 1, np.nan, np.zeros((6, 2))), "not finite"),
-  ],
-)
-def test_vectors_that_cannot_be_scored_are_an_error(root, tmp_path, made, message):
-  encoder = types.SimpleNamespace(encode=lambda texts: made)
-  with pytest.raises(ValueError, match=message):
-    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
-  assert not (tmp_path / "out" / "benchmarks").exists()
 
 
 def test_vectors_that_do_not_fit_fail_only_their_benchmark(root, tmp_path):
@@ -484,24 +465,3 @@ def test_further_dimensions_are_evaluated_and_fewer_are_not(data, tmp_path):
   assert run(4) == (False, [2, 4, 6])
   assert run() == (False, [2, 4, 6])
   assert run(3, 6) == (True, [3, 6])
-
-
-def test_dimensions_that_vectors_do_not_have_are_an_error(data, tmp_path):
-  for sizes, message in (([2, 7], "dimensions is 7: .* give 1 to 6"), ([0], "dimensions is 0")):
-    with pytest.raises(errors.InputError, match=message):
-      evaluate(random_encoder(), data, tmp_path / "out", dimensions=sizes)
-  encoder = random_encoder()
-  encoder.dimension = 6
-  with pytest.raises(errors.InputError, match="dimensions is 7"):
-    evaluate(encoder, data, tmp_path / "out", dimensions=[7])
-  assert not encoder.calls
-  assert not (tmp_path / "out").exists()
-
-
-def test_a_failure_names_the_number_of_dimensions(data, tmp_path):
-  encoder = fake_encoders.FakeEncoder(lambda text: [1.0, *fake_encoders.random_vector(text)])
-  (chosen,) = benchmarks.get_benchmarks(["stsb"])
-  with pytest.raises(errors.InputError, match="stsb: of the first 1 dimensions: no correlations"):
-    suite.evaluate(encoder, [chosen], data, tmp_path / "out", name="E", dimensions=[1])
-  found = suite.evaluate(encoder, [chosen], data, tmp_path / "out", name="E")
-  assert "dimensions" not in found["benchmarks"]["stsb"]

@@ -2,7 +2,6 @@
 
 import collections
 import gzip
-import json
 
 import benchmark_trees
 import line_files
@@ -180,67 +179,26 @@ def test_real_files_have_their_sizes(data_root):
     assert max(len(text.split()) for text in side.texts) <= 50
 
 
-SPLITS = ("train", "dev", "test")
-
-
-def found(root, *names):
-  """Returns the texts by set, sorted; of all benchmarks, or of some."""
+def texts_of(root):
   texts = collections.defaultdict(set)
-  for name, text in evaluation_texts.iter_texts(
-    [BENCHMARKS[name] for name in names or BENCHMARKS], root
-  ):
+  for name, text in evaluation_texts.iter_texts(BENCHMARKS.values(), root):
     texts[name].add(text)
-  return {name: sorted(own) for name, own in texts.items()}
+  return texts
 
 
-def test_only_scored_texts_come_and_documents_come_by_sentence(tmp_path):
-  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.deu", ["Ja.", "Nein."])
-  line_files.write_lines(tmp_path / "tatoeba" / "tatoeba.deu-eng.eng", ["Yes.", "No."])
-  for code in ("eng_Latn", "deu_Latn"):
-    rows = [f"{split}\t{i}\ttopic\t{code} {split}" for i, split in enumerate(SPLITS)]
-    line_files.write_lines(
-      tmp_path / "sib200" / f"{code}.tsv", ["split\tindex_id\tcategory\ttext", *rows]
-    )
-  rows = [f"{split}\tf\t2012\t{i}\t1.0\t{split} a\t{split} b" for i, split in enumerate(SPLITS)]
-  line_files.write_lines(tmp_path / "stsb" / "stsb.eng.tsv.gz", rows)
-  for name in ("english", "german"):
-    for part in ("train.1000", "dev", "test"):
-      line = f"CCAT\tThis is {name}. It is {part}!"
-      line_files.write_lines(tmp_path / "mldoc" / name / f"{name}.{part}", [line])
-  assert found(tmp_path) == {
-    "tatoeba": ["Ja.", "Nein.", "No.", "Yes."],
-    "sib200": ["deu_Latn dev", "deu_Latn test", "eng_Latn dev", "eng_Latn test"],
-    "stsb": ["dev a", "dev b", "test a", "test b"],
-    "mldoc": ["It is dev!", "It is test!", "This is english.", "This is german."],
-  }
-  assert set(found(tmp_path, "tatoeba", "ntrex")) == {"tatoeba"}
-
-
-def test_streamed_sets_give_what_is_looked_up_and_not_the_knowledge_base(tmp_path):
-  line_files.write_lines(tmp_path / "bucc2018" / "de-en.training.de", ["de-1\teins", "de-2\tzwei"])
-  line_files.write_lines(tmp_path / "bucc2018" / "de-en.training.en", ["en-1\tone", "en-2\tother"])
-  line_files.write_lines(tmp_path / "bucc2018" / "de-en.training.gold", ["de-1\ten-1"])
-  line_files.write_lines(tmp_path / "paracrawl" / "x.de-en.queries", ["Frage"])
-  line_files.write_lines(tmp_path / "paracrawl" / "x.de-en.candidates", ["question", "distractor"])
-  line_files.write_lines(
-    tmp_path / "nq" / "NQ-open.dev.jsonl", [json.dumps({"question": "who", "answer": ["me"]})]
-  )
-  queries = {"queries": {"en": "where", "de": "wo"}, "answers": {"en": [{"text": "here"}]}}
-  line_files.write_lines(tmp_path / "mkqa" / "mkqa.jsonl.gz", [json.dumps(queries)])
-  expected = {
-    "bucc": ["eins", "one", "other", "zwei"],
-    "paracrawl": ["Frage", "distractor", "question"],
-    "questions": ["where", "who", "wo"],
-  }
-  assert found(tmp_path) == expected  # Without a knowledge base.
-  known = {"question": "known", "answer": ["x"]}
-  line_files.write_lines(tmp_path / "paq" / "paq.jsonl", [json.dumps(known)])
-  assert found(tmp_path) == expected
+def test_only_texts_that_are_scored_or_looked_up_come_and_documents_come_by_sentence(roots):
+  found = texts_of(roots[0])
+  assert found["tatoeba"] == {f"{word} {n}" for word in ("ja", "yes") for n in range(5)}
+  assert found["sib200"] == {f"{split} {n}" for split in ("dev", "test") for n in range(4)}
+  assert found["mldoc"] == {"It is dev.", "It is test.", "This is english.", "This is german."}
+  assert found["paracrawl"] == {f"{word} {n}" for word in ("a", "ein") for n in range(5)}
+  # Not those of the knowledge base.
+  assert found["questions"] == {f"{word} {n}" for word in ("who", "where", "wo") for n in range(3)}
 
 
 def test_tico19_in_either_layout(tmp_path):
   with pytest.raises(errors.InputError, match="has no evaluation set: give the data folder of"):
-    found(tmp_path)
+    texts_of(tmp_path)
   line_files.write_lines(
     tmp_path / "tico19" / "wide.tsv.gz", ["eng\tdeu\tfra", "cough\tHusten\ttoux", "flu\t\tgrippe"]
   )
@@ -248,8 +206,8 @@ def test_tico19_in_either_layout(tmp_path):
   line_files.write_lines(
     tmp_path / "tico19" / "test" / "test.en-es.tsv", [header, "en\tes\tcold\tfrío\t1"]
   )
-  texts = ["Husten", "cold", "cough", "flu", "frío", "grippe", "toux"]
-  assert found(tmp_path) == {"tico19": texts}
+  texts = {"Husten", "cold", "cough", "flu", "frío", "grippe", "toux"}
+  assert texts_of(tmp_path) == {"tico19": texts}
   line_files.write_lines(tmp_path / "tico19" / "notes.tsv", ["who\tknows"])
   with pytest.raises(errors.InputError, match=r"notes\.tsv: .*'who'"):
-    found(tmp_path)
+    texts_of(tmp_path)
