@@ -1,17 +1,14 @@
 import functools
 import hashlib
 import json
-import tracemalloc
 
 import fake_encoders
 import line_files
-import numpy as np
 import pytest
 
 from vmsst import errors, languages
 from vmsst.evaluation import benchmarks, suite
 from vmsst.evaluation.benchmarks import knowledge_search, questions
-from vmsst.search import exact_search
 
 
 def signs(text, width):
@@ -161,28 +158,6 @@ def test_a_killed_search_resumes_where_it_was(tmp_path, monkeypatch):
   changed, sizes = search(folder)
   assert sizes == [*queries, 3]
   assert changed == search(tmp_path / "new")[0]
-
-
-def test_memory_does_not_grow_with_the_knowledge_base(tmp_path, monkeypatch):
-  monkeypatch.setattr(knowledge_search, "SHARD", 125)
-  # Scores take little next to vectors.
-  compare = functools.partial(exact_search.compare, block_rows=256)
-  width, peaks = 1024, {}
-
-  class Cheap:
-    def encode(self, texts):
-      return np.random.default_rng(0).random((len(texts), width), np.float32)
-
-  for size in (1_000, 2_000):
-    root = tmp_path / str(size)
-    write_all(root, size)
-    (task,) = questions.QUESTIONS.read(root)
-    tracemalloc.start()
-    task.measure(suite.Tools(suite.Embedder(Cheap()), root / "work", compare=compare))
-    peaks[size] = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-  assert peaks[2_000] < peaks[1_000] + 1_000 * width  # a quarter of the vectors of the rest
-  assert peaks[2_000] < 0.6 * 2_000 * width * 4  # all vectors of the knowledge base
 
 
 def test_mkqa_small_asks_for_the_question_itself(tmp_path):
