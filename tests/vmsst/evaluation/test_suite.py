@@ -146,60 +146,47 @@ def test_an_encoder_is_identified_by_its_digest_if_it_has_one(root, tmp_path):
     evaluate(digested("2" * 64), [BENCHMARK], root, name="a")
 
 
-def test_a_benchmark_with_other_data_is_evaluated_again(root, tmp_path):
+def test_a_benchmark_with_other_data_or_options_is_evaluated_again(root, tmp_path):
   lines = []
   encoder = fake_encoders.FakeEncoder(one_hot)
+  words, more, elsewhere = root / "words", root / "more", tmp_path / "elsewhere"
+  more.mkdir()
+  elsewhere.mkdir()
+  (words / "loop").symlink_to(words)
+  (words / "linked").symlink_to(elsewhere)
 
-  def evaluate():
-    return suite.evaluate(
-      encoder, [BENCHMARK], root, tmp_path / "out", name="a", report=lines.append
-    )["benchmarks"]["words"]
+  def evaluate(choice="a", read=read):
+    chosen = dataclasses.replace(
+      BENCHMARK, more_files=("more/*.txt",), options={"choice": choice}, read=read
+    )
+    before = len(encoder.calls)
+    found = suite.evaluate(encoder, [chosen], root, tmp_path / "out", name="a", report=lines.append)
+    return found["benchmarks"]["words"], len(encoder.calls) > before
 
-  first = evaluate()
-  assert evaluate() == first
+  first, _ = evaluate()
+  assert evaluate() == (first, False)
   assert lines[-1] == "words: finished before"
-  assert len(encoder.calls) == 2
-  (root / "words" / "list").write_text("changed")
-  (root / "words" / ".hidden").touch()
-  second = evaluate()
-  assert len(encoder.calls) == 4
+  for path, again in (
+    (words / "list", True),
+    (words / ".hidden", False),
+    (elsewhere / "new", True),
+    (more / "x.tsv", False),
+    (more / "x.txt", True),
+  ):
+    path.write_text("changed")
+    second, was_again = evaluate()
+    assert was_again == again, path
   assert "words: reading; it was finished with other data and is evaluated again" in lines
   assert first["data"]["name"] == second["data"]["name"] == str(root)
   assert first["data"]["digest"] != second["data"]["digest"]
-  shutil.rmtree(root / "words")
-  assert evaluate() == second
+  second, again = evaluate("b")
+  assert (second["options"], again) == ({"choice": "b"}, True)
+  shutil.rmtree(words)
+  assert evaluate("b") == (second, False)
   assert "words: finished before; its data is no longer present: no folder" in lines[-1]
-  (root / "words").mkdir()
-  empty = dataclasses.replace(BENCHMARK, read=lambda root: [])
-  found = suite.evaluate(encoder, [empty], root, tmp_path / "out", name="a", report=lines.append)
-  assert found["benchmarks"]["words"] == second
+  words.mkdir()
+  assert evaluate("b", lambda root: []) == (second, False)
   assert "its data is no longer present: no file of it in" in lines[-1]
-
-
-def test_links_in_the_data_are_followed_once(root, tmp_path):
-  encoder = fake_encoders.FakeEncoder(one_hot)
-  (tmp_path / "elsewhere").mkdir()
-  (root / "words" / "loop").symlink_to(root / "words")
-  (root / "words" / "linked").symlink_to(tmp_path / "elsewhere")
-  for calls in (2, 4):
-    suite.evaluate(encoder, [BENCHMARK], root, tmp_path / "out", name="a")
-    assert len(encoder.calls) == calls
-    (tmp_path / "elsewhere" / "new").touch()
-
-
-def test_other_options_and_further_data_are_noticed(root, tmp_path):
-  (root / "more").mkdir()
-  encoder, calls = fake_encoders.FakeEncoder(one_hot), []
-  for choice, name in (("a", ""), ("a", "x.tsv"), ("b", ""), ("b", "x.txt"), ("b", "")):
-    if name:
-      (root / "more" / name).touch()
-    benchmark = dataclasses.replace(
-      BENCHMARK, more_files=("more/*.txt",), options={"choice": choice}
-    )
-    found = suite.evaluate(encoder, [benchmark], root, tmp_path / "out", name="a")
-    assert found["benchmarks"]["words"]["options"] == {"choice": choice}
-    calls.append(len(encoder.calls))
-  assert calls == [2, 2, 4, 6, 6]
 
 
 def named(name, error=None):

@@ -474,6 +474,7 @@ t.tiny_encoders.save_training_checkpoint(run, 1, params)
 encoder = t.vmsst.load(run)
 assert len(encoder._backend.params["mean"]["kernel"].sharding.device_set) == 8
 np.save(run / "vectors.npy", encoder.encode(t.SENTENCES))
+assert not {"tensorflow", "seqio", "gin", "t5x", "clu", "torch", "pyarrow"} & set(sys.modules)
 """
 
 

@@ -1,4 +1,3 @@
-import gzip
 import json
 import warnings
 
@@ -75,26 +74,21 @@ def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
 ITEM = "<item><rating>{}</rating><summary>Sum &amp; é</summary><text>Text.\nMore</text></item>"
 
 
-def test_cls_reviews_are_read(tmp_path):
-  path = tmp_path / "train.review.gz"
-  body = "<items>" + "".join(ITEM.format(x) for x in ("5.0", "1.0", " 4.0\n", "2")) + "</items>"
-  path.write_bytes(gzip.compress(f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()))
-  found = benchmarks.cls(path)
-  assert found.labels == ["positive", "negative", "positive", "negative"]
-  assert found.texts == ["Sum & é\nText.\nMore"] * 4
-
-
 def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
   folder = tmp_path / "cls-acl10-unprocessed"
+  head = '<?xml version="1.0" encoding="UTF-8"?>\n'
   for code in ("en", "jp"):
-    for part, count in {"train": 2, "test": 1}.items():
-      reviews = (ITEM.format(5) + ITEM.format(1)) * count
-      line_files.write_text(folder / code / "dvd" / f"{part}.review", f"<items>{reviews}</items>")
+    for part, stars in {"train": ("5.0", "1.0", " 4.0\n", "2"), "test": "51"}.items():
+      reviews = "".join(map(ITEM.format, stars))
+      path = folder / code / "dvd" / f"{part}.review.gz"
+      line_files.write_text(path, f"{head}<items>{reviews}</items>")
   (task,) = benchmarks.CLS.read(tmp_path)
   assert (task.name, task.measure.keywords["prefix"]) == ("dvd", "dvd ")
   splits = task.measure.keywords["splits"]
   assert list(splits) == ["en", "ja"]
-  assert [len(x.texts) for x in (splits["ja"].train, splits["ja"].dev)] == [4, 2]
+  assert splits["ja"].train.labels == ["positive", "negative", "positive", "negative"]
+  assert splits["ja"].train.texts == ["Sum & é\nText.\nMore"] * 4
+  assert len(splits["ja"].dev.texts) == 2
   assert splits["ja"].test is splits["ja"].dev
   results = [suite.Result(x, (), {}) for x in ("dvd en->ja", "dvd ja->en")]
   assert len(benchmarks.CLS.missing(results)) == 16
