@@ -6,12 +6,13 @@ import line_files
 import numpy as np
 import pytest
 import released_folders
+import small_networks
 import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
 from vmsst.inference import loading
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 GERMAN = ["Hallo Welt", "Wie geht es dir?", "Das Wetter ist gut", "heute", "Welt"]
@@ -94,20 +95,11 @@ def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp
 
 
 def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
-  config = bert.BertConfig(
-    vocab_size=259,
-    emb_dim=8,
-    num_heads=2,
-    mlp_dim=8,
-    num_layers=1,
-    max_positions=32,
-    position_offset=2,
-  )
-  network = sentence_encoder.SentenceEncoder(config, latent_dim=6)
-  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
-  assert vmsst.load(run, max_length=30).max_length == 30
-  for length in (0, 31, 2.5):
-    with pytest.raises(errors.InputError, match=f"run is {length}; .* from 1 to 30"):
+  model = tiny_encoders.model_of(small_networks.NETWORKS["e5"])
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert vmsst.load(run, max_length=28).max_length == 28
+  for length in (0, 29, 2.5):
+    with pytest.raises(errors.InputError, match=f"run is {length}; .* from 1 to 28"):
       vmsst.load(run, max_length=length)
 
 

@@ -1,7 +1,6 @@
 """Files of benchmarks that are broken or missing are named in one line."""
 
 import collections
-import gzip
 
 import benchmark_trees
 import line_files
@@ -10,7 +9,7 @@ import pytest
 
 from vmsst import errors
 from vmsst.evaluation import evaluation_texts, suite
-from vmsst.evaluation.benchmarks import BENCHMARKS, bitext_mining, files, tatoeba
+from vmsst.evaluation.benchmarks import BENCHMARKS
 from vmsst.evaluation.data_digests import DataDigests
 
 
@@ -100,6 +99,7 @@ _CASES = [
     {"translations/talk.eng.txt": "a\n", "translations/talk.eng+deu+zho.txt": "b\n"},
     r"talk\.eng\+deu\+zho\.txt: its source eng\+deu is missing",
   ),
+  ("ntrex", {"ntrex/ntrex.eng.txt": "a\n", "ntrex/ntrex.eng.txt.gz": "a\n"}, r"\.gz both exist"),
   ("paracrawl", {"paracrawl/a.bg.queries": "1\n"}, "'bg' is not a language pair"),
   ("mldoc", {"mldoc/english/english.train.1000": "XCAT\tx\n"}, r"1000:1: no label \(CCAT"),
   ("cls", _cls(_REVIEW.format("3.0")), r"train\.review: review 1 has 3 stars"),
@@ -130,36 +130,6 @@ def test_an_absent_benchmark_names_its_folders_and_files(tmp_path):
     (tmp_path / name).mkdir()
   reason = suite.absence(BENCHMARKS["mkqa_small"], tmp_path)
   assert reason.startswith(f"no file {tmp_path / 'mkqa' / 'mkqa.wide.tsv'} (")
-
-
-def test_files_are_found_plain_or_gzipped_but_not_both(tmp_path):
-  line_files.write_lines(tmp_path / "b.txt", ["eins", "zwei"])
-  (tmp_path / "a.txt.gz").write_bytes(gzip.compress("ä\nö\n".encode()))
-  found = files.files_in(tmp_path, "*.txt")
-  assert [files.plain_name(path) for path in found] == ["a.txt", "b.txt"]
-  assert files.aligned(*found) == [["ä", "ö"], ["eins", "zwei"]]
-  assert files.plain_or_gzipped(tmp_path / "a.txt") == tmp_path / "a.txt.gz"
-  line_files.write_lines(tmp_path / "a.txt", ["x"])
-  with pytest.raises(errors.InputError, match=r"a\.txt and .*a\.txt\.gz both exist"):
-    files.files_in(tmp_path, "*.txt")
-
-
-def test_real_files_have_their_sizes(data_root):
-  def sizes(name):
-    return {x.name: [len(y.texts) for y in x.sides] for x in BENCHMARKS[name].read(data_root)}
-
-  assert list(sizes("tatoeba")) == list(tatoeba.LANGUAGES)
-  assert sum(size for size, _ in sizes("tatoeba").values()) == 88877
-  assert list(map(set, sizes("xlsts").values())) == 7 * [{250}]
-  assert list(sizes("mining")) == list(bitext_mining.PAIRS)
-  assert list(sizes("mining").values())[3] == [4988, 5500]
-  assert [*sizes("mkqa_small").values()] == [[5758 + 3610 + 1800, *[5758] * 11]]
-  assert [*sizes("ntrex").values()] == [[1997] * 37]
-  (task,) = BENCHMARKS["agnosticism"].read(data_root)
-  assert len(task.sides) == 37
-  for side in task.sides:
-    assert len(side.texts) == len(set(side.texts)) == len(task.sides[0].texts) > 1700
-    assert max(len(text.split()) for text in side.texts) <= 50
 
 
 def texts_of(root):

@@ -78,20 +78,6 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
   assert len(found["missing"]) == 204 - 4
 
 
-def test_a_group_whose_languages_are_all_there_keeps_its_name():
-  pairs = itertools.permutations(["eng_Latn", "fra_Latn", "jpn_Jpan", "kor_Hang", "rus_Cyrl"], 2)
-  results = [
-    suite.Result("-".join(pair), pair, {"accuracy": 0.0, "xsim": float(i)})
-    for i, pair in enumerate(pairs)
-  ]
-  summary = parallel.FLORES.summarize(results, None)
-  assert summary["xsim en fr ja ko ru"] == pytest.approx(19 / 2)
-  # English is the first target of the other four languages, which have four targets each.
-  assert summary["xsim en fr ja ko ru: en"] == pytest.approx((4 + 8 + 12 + 16) / 4)
-  assert summary["xsim en fr ja ko ru: ru"] == pytest.approx((3 + 7 + 11 + 15) / 4)
-  assert not [name for name in summary if name.startswith("accuracy") and ": " in name]
-
-
 def test_changed_english_sentences_are_taken_for_translations(tmp_path):
   # The first source is nearest to a change of its translation, the second to its translation, the
   # third to a change of another sentence.
