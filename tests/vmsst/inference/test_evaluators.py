@@ -42,18 +42,11 @@ EVALUATORS = {
   "retrieval": retrieval,
   "truncated": lambda: retrieval(truncate_dim=3),
   "prompts": lambda: retrieval(query_prompt="query: ", corpus_prompt="passage: "),
-  "classification": lambda: evaluation.BinaryClassificationEvaluator(
-    SOURCES * 2, TARGETS + WRONG, [1] * 5 + [0] * 5
-  ),
-  "triplet": lambda: evaluation.TripletEvaluator(SOURCES, TARGETS, WRONG),
   "reranking": lambda: evaluation.RerankingEvaluator(
     [
       {"query": source, "positive": [right], "negative": [wrong]}
       for source, right, wrong in zip(SOURCES, TARGETS, WRONG, strict=True)
     ]
-  ),
-  "paraphrases": lambda: evaluation.ParaphraseMiningEvaluator(
-    dict(enumerate(SOURCES + TARGETS)), [(i, i + 5) for i in range(5)]
   ),
 }
 

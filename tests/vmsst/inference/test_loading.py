@@ -5,12 +5,14 @@ import json
 import line_files
 import numpy as np
 import pytest
+import released_folders
+import small_networks
 import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
 from vmsst.inference import loading
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 GERMAN = ["Hallo Welt", "Wie geht es dir?", "Das Wetter ist gut", "heute", "Welt"]
@@ -93,57 +95,31 @@ def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp
 
 
 def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
-  config = bert.BertConfig(
-    vocab_size=259,
-    emb_dim=8,
-    num_heads=2,
-    mlp_dim=8,
-    num_layers=1,
-    max_positions=32,
-    position_offset=2,
-  )
-  network = sentence_encoder.SentenceEncoder(config, latent_dim=6)
-  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
-  assert vmsst.load(run, max_length=30).max_length == 30
-  for length in (0, 31, 2.5):
-    with pytest.raises(errors.InputError, match=f"run is {length}; .* from 1 to 30"):
+  model = tiny_encoders.model_of(small_networks.NETWORKS["e5"])
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert vmsst.load(run, max_length=28).max_length == 28
+  for length in (0, 29, 2.5):
+    with pytest.raises(errors.InputError, match=f"run is {length}; .* from 1 to 28"):
       vmsst.load(run, max_length=length)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_an_encoder_of_sentence_transformers_does_unchanged(tokenizer_files, data, tmp_path):
+def test_an_encoder_of_sentence_transformers_does_unchanged(data, tmp_path):
   st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
-  models = pytest.importorskip("sentence_transformers.models")
-  transformers = pytest.importorskip("transformers")
-  folder = tmp_path / "bert"
-  config = transformers.BertConfig(
-    vocab_size=200,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=32,
-  )
-  transformers.BertModel(config).save_pretrained(folder)
-  transformers.PreTrainedTokenizerFast(
-    tokenizer_file=str(tokenizer_files["bert"]), pad_token="[PAD]", unk_token="[UNK]"
-  ).save_pretrained(folder)
-  made = st.SentenceTransformer(
-    modules=[models.Transformer(str(folder)), models.Pooling(16)], device="cpu"
-  )
-  made.save(str(tmp_path / "theirs"))
-  results = evaluate(tmp_path / "theirs", data, tmp_path / "out")
-  assert results["encoder"]["name"] == str(tmp_path / "theirs")
+  folder = str(released_folders.write(tmp_path / "theirs", "bert", {}))
+  made = st.SentenceTransformer(folder, device="cpu")
+  results = evaluate(folder, data, tmp_path / "out")
+  assert results["encoder"]["name"] == folder
   german = results["benchmarks"]["tatoeba"]["results"][0]["metrics"]
   assert german["to English"] == pytest.approx(found(made.encode, GERMAN, ENGLISH))
   assert german["from English"] == pytest.approx(found(made.encode, ENGLISH, GERMAN))
   assert results["max_length"] == made.max_seq_length
-  _, cut = loading.open_encoder(str(tmp_path / "theirs"), max_length=5)
+  _, cut = loading.open_encoder(folder, max_length=5)
   assert cut.max_seq_length == 5
   assert cut.digest != results["encoder"]["digest"]
   with pytest.raises(errors.InputError, match=r"max_length of .*theirs is 99"):
-    loading.open_encoder(str(tmp_path / "theirs"), max_length=99)
+    loading.open_encoder(folder, max_length=99)
   (tmp_path / "theirs" / "modules.json").write_text("{")
   with pytest.raises(errors.InputError, match="theirs"):
-    loading.open_encoder(str(tmp_path / "theirs"))
+    loading.open_encoder(folder)

@@ -223,22 +223,15 @@ def test_a_translation_is_likelier_than_another_word(translator):
   ("call", "error", "message"),
   [
     (lambda t: t.translate(["abc"], "klingon"), errors.InputError, "unknown language code 'kling"),
+    (lambda t: t.translate(["abc"], "swh_Latn"), errors.InputError, "swh_Latn'; .* deu, eng"),
     (lambda t: t.translate(["abc", "b"], ["de"]), ValueError, "1 languages for 2 sentences"),
     (lambda t: t.translate("abc", "de"), TypeError, "list of one"),
-    (lambda t: t.generate(np.zeros((2, 3)), "de"), ValueError, r"shape \(2, 3\), not \[N, 16\]"),
-    (lambda t: t.translate(["abc"], None), TypeError, "language"),
-    (lambda t: t.translate(["abc"], [None]), TypeError, "language"),
     (lambda t: t.translate(["abc"], {"de"}), TypeError, "language"),
-    (
-      lambda t: t.translate(["abc"], "swh_Latn"),
-      errors.InputError,
-      "swh_Latn'; .* deu, eng",
-    ),
+    (lambda t: t.generate(np.zeros((2, 3)), "de"), ValueError, r"shape \(2, 3\), not \[N, 16\]"),
     (lambda t: t.generate(np.zeros((2, 16)), ["de", "fr"]), errors.InputError, "not trained on"),
     (lambda t: score(t, ["a"], ["b", "c"]), ValueError, "1 sources and 2 targets are not pairs"),
     (lambda t: score(t, ["a"], ["b"], languages="de"), ValueError, "two values"),
     (lambda t: score(t, ["a"], ["b"], languages=("en", "sw")), errors.InputError, "not trained on"),
-    (lambda t: score(t, ["a"], [None]), TypeError, "None"),
     (lambda t: score(t, ["a"], ["b"], batch_size=0), ValueError, "batch_size is 0"),
     (lambda t: t.log_likelihoods(["a"], "de", np.zeros((2, 16))), ValueError, "2 vectors for 1 se"),
   ],
@@ -248,8 +241,8 @@ def test_wrong_input_is_named(translator, call, error, message):
     call(translator)
 
 
-def score(translator, sources, targets, **options):
-  return translator.pair_log_likelihoods(sources, targets, **{"languages": ("en", "de"), **options})
+def score(translator, sources, targets, languages=("en", "de"), **options):
+  return translator.pair_log_likelihoods(sources, targets, languages=languages, **options)
 
 
 def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknown():
@@ -261,8 +254,8 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
 @pytest.mark.parametrize(
   ("option", "values"),
   [
-    ("max_length", (0, 5000, 2.5)),
-    ("batch_size", (0, None)),
+    ("max_length", (0, 5000)),
+    ("batch_size", [0]),
   ],
 )
 def test_options_out_of_range_are_named(translator, option, values):
@@ -338,20 +331,3 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   assert not any(capsys.readouterr())  # Progress is shown on terminals only.
   assert cli.main([*arguments, *files, "--output", "-"]) == 0
   assert capsys.readouterr().out == "\n".join(lines)
-
-
-def test_the_command_names_what_is_wrong(run, tmp_path, capsys):
-  (tmp_path / "latin.txt").write_bytes("gut\ngrün\n".encode("latin-1"))
-  (tmp_path / "in.txt").write_text("abc\n")
-  for name, *option, message in (
-    ("latin.txt", "latin.txt:2: not UTF-8"),
-    ("none.txt", "none.txt"),
-    ("in.txt", "--to", "sw", "'sw'"),
-    ("in.txt", "--max-length", "0", "max_length is 0"),
-  ):
-    arguments = ["translate", str(run), "--to", "de", "--input", str(tmp_path / name), *option]
-    assert cli.main(arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("vmsst: error: ")
-    assert message in error
-    assert error.count("\n") == 1

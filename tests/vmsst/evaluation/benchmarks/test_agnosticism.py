@@ -6,7 +6,7 @@ import line_files
 import numpy as np
 import pytest
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism, agnosticism_results
 from vmsst.evaluation.report import published
@@ -74,26 +74,6 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert not [name for name in summary if "branches" in name]  # West Germanic and Romance only
   assert "fra" in found["missing"]
   assert not {"eng", "deu", "spa"} & set(found["missing"])
-
-
-def test_wmt_2012_is_scored_on_all_lines_of_the_papers_five_languages(tmp_path):
-  for code in ("cs", "de", "en", "es", "fr", "ru"):
-    lines = sentences(code.title() if code == "es" else code)
-    name = f"newstest2012.{code}{'.gz' * (code == 'fr')}"
-    line_files.write_lines(tmp_path / "wmt2012" / name, [*lines, lines[-1]])
-  found = benchmark_runs.run_benchmark(agnosticism.WMT2012, Concepts(), tmp_path)
-  (matrix,) = agnosticism_results.matrices(results_of(found))
-  assert matrix.labels == ("cs", "de", "en", "es", "fr")  # Russian is not in the paper's table
-  # The last sentence occurs twice: the first of them is found. From Spanish the first sentence
-  # finds the second too; in the other direction neither of them is found.
-  expected = np.full([5, 5], 100 / 9)
-  expected[3], expected[:, 3] = 200 / 9, 300 / 9
-  np.fill_diagonal(expected, 0)
-  np.testing.assert_allclose(matrix.error_LL, expected)
-  assert found["missing"] == []
-  (tmp_path / "wmt2012" / "newstest2012.de").unlink()
-  with pytest.raises(errors.InputError, match=r"neither .*newstest2012\.de.* exists; .*dev\.tgz"):
-    agnosticism.read_wmt2012(tmp_path)
 
 
 def test_translations_are_followed_along_their_paths(tmp_path):

@@ -5,6 +5,7 @@ import json
 import benchmark_runs
 import fake_encoders
 import line_files
+import naive_margins
 import numpy as np
 import pytest
 
@@ -75,20 +76,6 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
   assert found["summary"]["xsim en fr ja ko ru: fr (incomplete)"] == pytest.approx(np.mean(into))
   assert "xsim en fr ja ko ru: ja (incomplete)" not in found["summary"]
   assert len(found["missing"]) == 204 - 4
-
-
-def test_a_group_whose_languages_are_all_there_keeps_its_name():
-  pairs = itertools.permutations(["eng_Latn", "fra_Latn", "jpn_Jpan", "kor_Hang", "rus_Cyrl"], 2)
-  results = [
-    suite.Result("-".join(pair), pair, {"accuracy": 0.0, "xsim": float(i)})
-    for i, pair in enumerate(pairs)
-  ]
-  summary = parallel.FLORES.summarize(results, None)
-  assert summary["xsim en fr ja ko ru"] == pytest.approx(19 / 2)
-  # English is the first target of the other four languages, which have four targets each.
-  assert summary["xsim en fr ja ko ru: en"] == pytest.approx((4 + 8 + 12 + 16) / 4)
-  assert summary["xsim en fr ja ko ru: ru"] == pytest.approx((3 + 7 + 11 + 15) / 4)
-  assert not [name for name in summary if name.startswith("accuracy") and ": " in name]
 
 
 def test_changed_english_sentences_are_taken_for_translations(tmp_path):
@@ -265,36 +252,24 @@ def corpora(rng):
 
 def naive_scores(german, english, gold, vectors):
   """Computes F1 by cosine and by margin by plain loops; repeated sentences are never found."""
-  texts = [list(dict.fromkeys(text.strip() for _, text in side)) for side in (german, english)]
-  ids = [{}, {}]
-  for place, side in enumerate((german, english)):
+  ids = []
+  for side in (german, english):
+    ids.append(collections.defaultdict(list))
     for key, text in side:
-      ids[place].setdefault(text.strip(), []).append(key)
-  unit = {text: vector / np.linalg.norm(vector) for text, vector in vectors.items()}
-  cosine = {(x, y): unit[x] @ unit[y] for x in texts[0] for y in texts[1]}
-  mean = {x: np.mean(sorted(cosine[x, y] for y in texts[1])[-4:]) for x in texts[0]}
-  mean |= {y: np.mean(sorted(cosine[x, y] for x in texts[0])[-4:]) for y in texts[1]}
+      ids[-1][text.strip()].append(key)
+  found = naive_margins.Naive(*([vectors[text] for text in side] for side in ids), 4)
+  keys = [list(side.values()) for side in ids]
 
-  def f1(pairs):
+  def f1(pairs, score):
     once = [
-      (score, ids[0][x][0], ids[1][y][0])
-      for score, x, y in pairs
-      if len(ids[0][x]) == len(ids[1][y]) == 1
+      (score(i, j), *keys[0][i], *keys[1][j])
+      for i, j in pairs
+      if len(keys[0][i]) == len(keys[1][j]) == 1
     ]
     return 100 * naive_f1(once, set(gold))
 
-  nearest = [max((cosine[x, y], x, y) for y in texts[1]) for x in texts[0]]
-  margin = {(x, y): value / ((mean[x] + mean[y]) / 2) for (x, y), value in cosine.items()}
-  near = {(x, y) for x in texts[0] for y in sorted(texts[1], key=lambda y: -cosine[x, y])[:4]}
-  back = {(x, y) for y in texts[1] for x in sorted(texts[0], key=lambda x: -cosine[x, y])[:4]}
-  chosen = {max((margin[p], *p) for p in near if p[0] == x) for x in texts[0]}
-  chosen |= {max((margin[p], *p) for p in back if p[1] == y) for y in texts[1]}
-  kept, used = [], set()
-  for score, x, y in sorted(chosen, reverse=True):
-    if not used & {x, y}:
-      kept.append((score, x, y))
-      used |= {x, y}
-  return f1(nearest), f1(kept)
+  nearest = enumerate(found.cosine.argmax(axis=1))
+  return f1(nearest, lambda i, j: found.cosine[i, j]), f1(found.pairs(), found.score)
 
 
 @pytest.mark.parametrize("nested", [False, True])

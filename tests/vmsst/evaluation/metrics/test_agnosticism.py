@@ -45,6 +45,14 @@ def test_error_matrix_is_that_of_loops_over_single_vectors():
   assert 0 < error_LL[0, 2] < error_LL[0, 1]
 
 
+def test_averages_are_those_at_the_edges_of_the_table():
+  found = agnosticism.averages(ALICE)
+  for place, label in enumerate(LABELS):
+    assert found.source_L[place] == pytest.approx(PRINTED[label, "*"], abs=0.0101)
+    assert found.target_L[place] == pytest.approx(PRINTED["*", label], abs=0.0101)
+  assert found.overall == pytest.approx(np.mean([PRINTED[x, "*"] for x in LABELS]), abs=0.0101)
+
+
 def test_versions_of_one_language_are_spread_around_every_other_text():
   found = agnosticism.version_spreads(ALICE, ["en", "pl", "pl", "ru", "ru", "ru", "uk"])
   assert [(each.group, each.queries, each.other) for each in found] == [

@@ -1,6 +1,7 @@
 import collections
 import warnings
 
+import naive_margins
 import numpy as np
 import pytest
 from scipy import stats
@@ -209,22 +210,10 @@ def test_vectors_have_to_fit_and_to_be_finite():
 
 def naive(source, target, margin, k):
   """Returns, by loops, for every source the one of its k nearest targets with the best margin."""
-  unit = [[np.array(x, float) / np.linalg.norm(x) for x in side] for side in (source, target)]
-  cosine = [[float(x @ y) for y in unit[1]] for x in unit[0]]
-  columns = list(zip(*cosine, strict=True))
-  near = [sorted(range(len(row)), key=lambda j, row=row: (-row[j], j))[:k] for row in cosine]
-  mean_x = [
-    sum(row[j] for j in chosen) / len(chosen) for row, chosen in zip(cosine, near, strict=True)
+  found = naive_margins.Naive(source, target, k, margin)
+  return [
+    max(sorted(near), key=lambda j, i=i: found.score(i, j)) for i, near in enumerate(found.near_x)
   ]
-  mean_y = [sum(sorted(column)[-k:]) / min(k, len(column)) for column in columns]
-
-  def score(i, j):
-    middle = (mean_x[i] + mean_y[j]) / 2
-    if margin == "ratio":
-      return cosine[i][j] / middle if middle > 0 else 0.0
-    return cosine[i][j] - middle if margin == "distance" else cosine[i][j]
-
-  return [max(sorted(chosen), key=lambda j, i=i: score(i, j)) for i, chosen in enumerate(near)]
 
 
 @pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
