@@ -45,11 +45,6 @@ def test_a_task_of_inputs_alone_works_with_the_same_converter():
   assert set(converter(_dataset(**ROW), LENGTHS).element_spec) == set(LENGTHS)
 
 
-def test_rows_of_the_right_shape_pass_unchanged():
-  dataset = _dataset(inputs=[5, 6, 1])
-  assert BitextFeatureConverter()(dataset, {"inputs": 3}) is dataset
-
-
 def test_packing_is_refused_with_what_to_bind():
   with pytest.raises(errors.InputError, match=r"train_eval/utils[.]DatasetConfig[.]pack = False"):
     BitextFeatureConverter(pack=True)

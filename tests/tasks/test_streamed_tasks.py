@@ -1,5 +1,4 @@
 import collections
-import itertools
 
 import numpy as np
 import pytest
@@ -90,25 +89,6 @@ def test_a_saved_iterator_resumes_and_epochs_and_shards_are_whole(tmp_path):
   assert count(num_epochs=2) == whole + whole
   shards = [count(shard_info=seqio.ShardInfo(index=i, num_shards=3)) for i in range(3)]
   assert sum(shards, collections.Counter()) == whole
-
-
-def test_mixed_samples_at_the_rates_and_resumes_from_a_checkpoint(tmp_path):
-  def draw(repeat):
-    parts = [tf.data.Dataset.range(size).map(lambda x, k=k: x * 0 + k) for k, size in
-             enumerate((50, 30))]  # fmt: skip
-    return streamed_tasks.mixed([x.repeat() if repeat else x for x in parts], [3.0, 1.0], seed=4)
-
-  sampled = list(draw(True).take(4000).as_numpy_iterator())
-  assert sum(sampled) / len(sampled) == pytest.approx(0.25, abs=0.03)
-  ended = list(draw(False).as_numpy_iterator())
-  assert ended == sampled[: len(ended)]
-  assert 50 <= len(ended) < 80
-  iterator = iter(draw(True))
-  list(itertools.islice(iterator, 1100))
-  path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
-  again = iter(draw(True))
-  tf.train.Checkpoint(it=again).read(path).assert_consumed()
-  assert [int(x) for x in itertools.islice(again, 900)] == sampled[1100:2000]
 
 
 def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):

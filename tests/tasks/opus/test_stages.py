@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 
-import broken_units
 import msgspec
 import numpy as np
 import opus_tree
@@ -13,7 +12,7 @@ import pytest
 from vmsst import errors
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import buckets, card, cleaning, decontamination, pipeline, recipes, stages
-from vmsst.units import engines, local
+from vmsst.units import local
 
 RECIPE = recipes.Recipe(
   "mine",
@@ -61,24 +60,6 @@ PARTS = [
 def tree(tmp_path):
   opus_tree.write(tmp_path / "opus", PARTS)
   return tmp_path
-
-
-class Doing(engines.Engine):
-  """An engine that calls a function."""
-
-  in_process = this_machine = True
-
-  def __init__(self, function):
-    self.function = function
-
-  def work(self, title, units):
-    self.function(title, units)
-    return iter(units)
-
-
-def _do(title, units, workers=2):
-  for _ in local.Local(workers).work(title, units):
-    pass
 
 
 def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT, **options):
@@ -165,25 +146,6 @@ def test_only_what_is_not_there_or_was_made_of_other_input_is_made(tree):
     if time != before.get(path)
   }
   assert again == {"clean", "eng_tur"}
-
-
-def test_a_killed_worker_ends_the_build_and_the_same_call_resumes(tree):
-  def killing(title, units):
-    victim = next((i for i, u in enumerate(units) if "eng_tur" in u.path), None)
-    if title == "clean":
-      units = [broken_units.killed(u) if i == victim else u for i, u in enumerate(units)]
-    _do(title, units)
-
-  killed = r"clean: a worker process was killed at .*(en-tr|1 others).*to resume"
-  with pytest.raises(errors.InputError, match=killed):
-    _build(tree, Doing(killing))
-  assert list(tree.rglob(".vmsst-part-*"))
-  times = _times(tree / "work" / ".vmsst" / "clean")
-  done = {path: time for path, time in times.items() if pathlib.Path(f"{path}.json").exists()}
-  report = _build(tree)
-  assert not list(tree.rglob(".vmsst-part-*"))
-  assert {path: _times(tree / "work" / ".vmsst")[path] for path in done} == done
-  assert report.content == _build(tree, work="undisturbed").content
 
 
 @pytest.mark.parametrize("stage", ["clean", "merge", "write"])

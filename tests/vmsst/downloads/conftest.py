@@ -20,8 +20,6 @@ class Page:
   etag: str | None = '"1"'
   modified: str | None = None
   ranges: bool = True
-  length: int | None = None  # overrides Content-Length
-  chunked: bool = False
   raw: bytes | None = None  # is sent instead of an HTTP response
   location: str = ""  # target of a redirect
   headers: dict = dataclasses.field(default_factory=dict)
@@ -64,26 +62,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
       content, status = content[start:], 206
     stop = page.stops.pop(0) if page.stops else None
-    return self._answer(status, headers, content, page, stop)
+    return self._answer(status, headers, content, stop)
 
-  def _answer(self, status, headers, content, page=None, stop=None):
+  def _answer(self, status, headers, content, stop=None):
     self.send_response(status)
-    chunked = page is not None and page.chunked
-    length = len(content) if page is None or page.length is None else page.length
-    for name, value in headers.items():
+    for name, value in {**headers, "Content-Length": str(len(content))}.items():
       self.send_header(name, value)
-    if chunked:
-      self.send_header("Transfer-Encoding", "chunked")
-    elif length >= 0:
-      self.send_header("Content-Length", str(length))
-    else:
-      self.send_header("Connection", "close")
     self.end_headers()
-    sent = content[:stop]
-    self.wfile.write(b"%x\r\n%s\r\n" % (len(sent), sent) if chunked else sent)
-    if chunked and stop is None:
-      self.wfile.write(b"0\r\n\r\n")
-    if stop is not None or length != len(content):
+    self.wfile.write(content[:stop])
+    if stop is not None:
       self.close_connection = True
 
 

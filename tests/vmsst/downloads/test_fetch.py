@@ -15,6 +15,11 @@ CONTENT = random.Random(0).randbytes(700_001)
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 
 _HEAD = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = b"%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
+  _HEAD,
+  len(CONTENT),
+  CONTENT,
+)
 
 
 def leftovers(folder):
@@ -103,11 +108,15 @@ def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, t
     ({"checksum": "sha256:" + "0" * 64}, {}, "sha256 checksum .* not 0000.*not kept"),
     ({}, {"statuses": [404]}, "404"),
     ({}, {"statuses": [500] * 9}, "500 .*gave up"),
-    ({}, {"length": -1}, "length is unknown"),
-    ({"size": 5}, {"chunked": True}, "sends more than 5 bytes"),
-    ({"size": 900_000}, {"chunked": True}, "has 700,001 bytes, not 900,000"),
+    ({}, {"raw": _HEAD + b"\r\n" + CONTENT}, "length is unknown"),
+    ({"size": 5}, {"raw": _CHUNKED}, "sends more than 5 bytes"),
+    ({"size": 900_000}, {"raw": _CHUNKED}, "has 700,001 bytes, not 900,000"),
     ({}, {"headers": {"Content-Encoding": "gzip"}}, "encoding"),
-    ({}, {"length": 900_000}, "IncompleteRead|700,?001 .*gave up after 3"),
+    (
+      {},
+      {"raw": _HEAD + b"Content-Length: 900000\r\n\r\n" + CONTENT},
+      "IncompleteRead|700,?001 .*gave up after 3",
+    ),
     ({}, {"location": "http://example.org/a"}, "redirects to http://example.org/a.*not an HTTPS"),
     ({}, {"location": "file:///etc/passwd"}, "is not allowed"),
     ({}, {"location": "/a"}, "infinite loop"),
