@@ -1,7 +1,6 @@
 import line_files
 import numpy as np
 import pytest
-import seqio
 
 from vmsst import errors
 from vmsst.bitext import readers, tokenized_pairs
@@ -47,15 +46,6 @@ def test_every_epoch_is_a_new_order_of_all_rows():
   assert len({tuple(epoch) for epoch in epochs}) == 3
   assert stream == _targets(_source().get_dataset(shuffle=True, seed=3, num_epochs=3))
   assert stream != _targets(_source().get_dataset(shuffle=True, seed=4, num_epochs=3))
-
-
-def test_shards_partition_the_rows_by_number():
-  shards = [seqio.ShardInfo(index=i, num_shards=3) for i in range(3)]
-  ordered = [_targets(_source().get_dataset(shuffle=False, shard_info=x)) for x in shards]
-  assert ordered[1] == ["t1", "t4", "t7"]
-  mixed = [_targets(_source().get_dataset(shuffle=True, seed=1, shard_info=x)) for x in shards]
-  whole = _targets(_source().get_dataset(shuffle=True, seed=1))
-  assert mixed == [whole[i::3] for i in range(3)]
 
 
 def _streamed(tmp_path):

@@ -1,5 +1,3 @@
-import collections
-
 import numpy as np
 import pytest
 import seqio
@@ -67,28 +65,6 @@ def test_rows_are_those_of_the_vocabulary_padded_or_not(kind):
   longest = max(len(row["inputs"]) for row in whole.as_numpy_iterator())
   assert longest == MAX_LENGTH + 1 if kind == "bytes" else longest > LENGTHS["inputs"]
   assert all(row["targets"].all() for row in whole.as_numpy_iterator())
-
-
-def test_a_saved_iterator_resumes_and_epochs_and_shards_are_whole(tmp_path):
-  task = make_task(VOCABULARIES["bytes"])
-  options = {"shuffle": True, "seed": 5, "num_epochs": None}
-  iterator = iter(task.get_dataset(LENGTHS, **options))
-  for _ in range(77):
-    next(iterator)
-  path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
-  wanted = [next(iterator)["targets"].numpy().tolist() for _ in range(200)]
-  again = iter(task.get_dataset(LENGTHS, **options))
-  tf.train.Checkpoint(it=again).read(path).assert_consumed()
-  assert [next(again)["targets"].numpy().tolist() for _ in range(200)] == wanted
-
-  def count(**options):
-    rows = task.get_dataset(LENGTHS, seed=1, **options)
-    return collections.Counter(tuple(row["inputs"]) for row in rows.as_numpy_iterator())
-
-  whole = count()
-  assert count(num_epochs=2) == whole + whole
-  shards = [count(shard_info=seqio.ShardInfo(index=i, num_shards=3)) for i in range(3)]
-  assert sum(shards, collections.Counter()) == whole
 
 
 def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):

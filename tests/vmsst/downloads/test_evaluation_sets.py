@@ -13,7 +13,6 @@ import zlib
 import full_disks
 import in_process
 import memory_store
-import opus_tree
 import pytest
 
 from vmsst import errors
@@ -99,10 +98,10 @@ def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path)
 def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   memory_store.installed(monkeypatch)
   root, work = storage.path("gs://bucket/data"), tmp_path / "work"
-  archive = opus_tree.zipped({f"bucc2018/de-en/de-en.training.{end}": x for end, x in BUCC.items()})
+  members = {f"bucc2018/de-en/de-en.training.{end}": content for end, content in BUCC.items()}
+  members |= {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"}
+  archive = write(tmp_path / "x.tar.bz2", members.items()).read_bytes()
   chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
-  (item,) = chosen.items
-  chosen = dataclasses.replace(chosen, items=(dataclasses.replace(item, path="x.zip"),))
   upload = storage.upload
   uploaded, lines = [], []
 
@@ -120,8 +119,10 @@ def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
     evaluation_sets.download(fetcher, chosen, root, lines.append, work=work)
   assert len(server.requests) == 1
   assert lines[-2:] == ["bucc2018: 3 files in gs://bucket/data/bucc2018", "bucc2018: complete"]
+  assert storage.names(root / "bucc2018") == {f"de-en.training.{end}" for end in BUCC}
   for end, content in BUCC.items():
     assert (root / f"bucc2018/de-en.training.{end}").read_bytes() == content
+  assert len(benchmarks.BENCHMARKS["bucc"].read(root)) == 1
   assert not list(work.iterdir())
   storage.remove(root / "bucc2018/de-en.training.de")
   evaluation_sets.download(fetcher, chosen, root, work=work)
@@ -131,16 +132,8 @@ def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
 BUCC = {"en": b"en-1\tone\n", "gold": b"de-1\ten-1\n", "de": b"de-1\teins\n"}
 
 
-def test_archives_are_unpacked(server, fetcher, tmp_path):
-  members = {f"bucc2018/de-en/de-en.training.{end}": content for end, content in BUCC.items()}
-  members |= {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"}
-  archive = write(tmp_path / "x.tar.bz2", members.items()).read_bytes()
-  chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
+def test_folders_of_an_archive_are_kept(server, fetcher, tmp_path):
   root = tmp_path / "data"
-  evaluation_sets.download(fetcher, chosen, root)
-  assert files(root) == {f"bucc2018/de-en.training.{end}": x for end, x in BUCC.items()}
-  assert len(benchmarks.BENCHMARKS["bucc"].read(root)) == 1
-  # Folders are kept.
   members = [
     (f"./flores200_dataset/{split}/{code}.{split}", b"text\n")
     for split in ("dev", "devtest")

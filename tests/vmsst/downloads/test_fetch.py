@@ -38,6 +38,10 @@ def test_a_file_arrives_whole_and_is_not_fetched_again(server, fetcher, tmp_path
   assert leftovers(path.parent) == ["a"]
   assert not fetcher.fetch(file, path)
   assert len(server.requests) == 1
+  seen = []
+  with fetch.Fetcher(progress=lambda *state: seen.append(state)) as watched:
+    watched.fetch(file, tmp_path / "b")
+  assert (seen[0], seen[-1]) == (("b", 0, len(CONTENT)), ("b", len(CONTENT), len(CONTENT)))
 
 
 def test_broken_connections_are_resumed(server, fetcher, tmp_path):
@@ -169,25 +173,6 @@ def test_another_existing_file_is_kept(server, fetcher, tmp_path):
       fetcher.fetch(file, tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == b"mine"
   assert not server.requests
-
-
-def test_interrupted_by_the_user(server, tmp_path):
-  url = server.put("/a", CONTENT)
-
-  def interrupt(name, done, total):
-    assert (name, total) == ("a", len(CONTENT))
-    if done > 200_000:
-      raise KeyboardInterrupt
-
-  with fetch.Fetcher(progress=interrupt) as impatient, pytest.raises(KeyboardInterrupt):
-    impatient.fetch(fetch.File(url), tmp_path / "a")
-  (part,) = tmp_path.glob(".a.*.vmsst-part")
-  there = part.stat().st_size
-  assert 200_000 < there < len(CONTENT)
-  with fetch.Fetcher() as patient:
-    patient.fetch(fetch.File(url), tmp_path / "a")
-  assert server.requests[-1][1] == f"bytes={there - 1}-"
-  assert (tmp_path / "a").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("content", [b"", b"something else", CONTENT, CONTENT + b"and more"])
