@@ -1,5 +1,3 @@
-"""The sample corpus: grammar, splits and vocabulary."""
-
 import pytest
 
 from vmsst import errors

@@ -1,5 +1,3 @@
-"""From OPUS releases on disk to a dataset."""
-
 import hashlib
 import pathlib
 

@@ -1,5 +1,3 @@
-"""The stages of a build and the files between them."""
-
 import contextlib
 import pathlib
 

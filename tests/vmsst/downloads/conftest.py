@@ -17,12 +17,10 @@ class Page:
   """
 
   content: bytes = b""
-  etag: str | None = '"1"'
-  modified: str | None = None
   ranges: bool = True
   raw: bytes | None = None  # is sent instead of an HTTP response
   location: str = ""  # target of a redirect
-  headers: dict = dataclasses.field(default_factory=dict)
+  headers: dict = dataclasses.field(default_factory=lambda: {"ETag": '"1"'})
   statuses: list = dataclasses.field(default_factory=list)
   stops: list = dataclasses.field(default_factory=list)
 
@@ -36,7 +34,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
     requests, pages = self.server.requests, self.server.pages
     path = self.path.partition("?")[0]
-    requests.append((self.path, self.headers.get("Range"), self.headers.get("If-Range")))
+    requests.append((self.path, self.headers.get("Range")))
     page = pages.get(path)
     if page is None:
       return self._answer(404, {}, b"no")
@@ -49,13 +47,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if status := page.statuses.pop(0) if page.statuses else 0:
       return self._answer(status, page.headers, b"not now")
     content, status, headers = page.content, 200, dict(page.headers)
-    if page.etag:
-      headers["ETag"] = page.etag
-    if page.modified:
-      headers["Last-Modified"] = page.modified
     asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-    current = self.headers.get("If-Range") in (None, page.etag, page.modified)
-    if asked and page.ranges and current:
+    if asked and page.ranges:
       start = int(asked[1])
       if start >= len(content):
         return self._answer(416, {}, b"")
@@ -75,7 +68,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves `pages` by path and records path, Range and If-Range of `requests`."""
+  """Serves `pages` by path and records path and Range of `requests`."""
 
   daemon_threads = True
 

@@ -1,5 +1,3 @@
-"""Evaluation sets: their catalog, download, archives and tables."""
-
 import dataclasses
 import functools
 import hashlib
@@ -73,28 +71,6 @@ def test_the_catalog_is_sound():
     assert tops <= folders or benchmark.name == "mining", benchmark.name
 
 
-def test_files_are_put_where_the_benchmark_reads_them(server, fetcher, tmp_path):
-  whole = evaluation_sets.catalog()["tatoeba"]
-  assert whole.items[0].to == "tatoeba/tatoeba.afr-eng.afr"
-  chosen = served(
-    server,
-    "tatoeba",
-    {"afr-eng.afr": b"een\ntwee\n", "afr-eng.eng": b"one\ntwo\n"},
-  )
-  lines = []
-  for _ in range(2):
-    evaluation_sets.download(fetcher, chosen, tmp_path, lines.append)
-  assert len(server.requests) == 2
-  assert lines[0].startswith("tatoeba: 2 files")
-  assert lines[1] == "tatoeba: complete"
-  (task,) = benchmarks.BENCHMARKS["tatoeba"].read(tmp_path)
-  assert [side.texts for side in task.sides] == [["een", "twee"], ["one", "two"]]
-  # A missing file is downloaded again.
-  (tmp_path / "tatoeba" / "tatoeba.afr-eng.eng").unlink()
-  evaluation_sets.download(fetcher, chosen, tmp_path)
-  assert len(server.requests) == 3
-
-
 def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   memory_store.installed(monkeypatch)
   root, work = storage.path("gs://bucket/data"), tmp_path / "work"
@@ -155,7 +131,11 @@ def test_tables_are_joined(server, fetcher, tmp_path):
     )
   }
   chosen = served(server, "nusax", {end: text.encode() for end, text in parts.items()})
-  evaluation_sets.download(fetcher, chosen, tmp_path)
+  reported = []
+  for _ in range(2):
+    evaluation_sets.download(fetcher, chosen, tmp_path, reported.append)
+  assert len(server.requests) == 3
+  assert reported[-1] == "nusax: complete"
   lines = (tmp_path / "nusax" / "english.tsv").read_text().splitlines()
   assert lines[0] == "split\tid\tlabel\ttext"
   assert lines[1] == 'train\t0\tpositive\ta "quoted" text, of train'

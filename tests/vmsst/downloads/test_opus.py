@@ -19,15 +19,10 @@ def record(server, pair, corpus="Europarl", version="v8", **changes):
   return {
     "alignment_pairs": 1961119,
     "corpus": corpus,
-    "documents": "",
-    "id": 2796,
-    "latest": "True",
     "preprocessing": "moses",
     "size": len(content) // 1024,
     "source": source,
-    "source_tokens": 45625482,
     "target": target,
-    "target_tokens": 48984323,
     "url": url,
     "version": version,
   } | changes
