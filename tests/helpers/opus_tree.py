@@ -35,16 +35,10 @@ _PLACES = {
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """One file of a release: a corpus of two languages.
+  """One file of a release; OPUS's codes are in the order of the alphabet, as the rows' sides.
 
-  Attributes:
-    corpus: As OPUS names it.
-    version: The same.
-    codes: OPUS's codes of the two languages, in the order of the file's name (the alphabet).
-    rows: The texts of both sides, in the order of `codes`.
-    format: "zip", "tmx" or "tsv".
-    layout: "folders" (CORPUS/VERSION/moses/de-en.txt.zip), "loose" (CORPUS/VERSION/de-en.txt.zip)
-      or "flat" (CORPUS_VERSION_moses_de-en.txt.zip, which opustools writes).
+  Layouts: "folders" (CORPUS/VERSION/moses/de-en.txt.zip), "loose" (CORPUS/VERSION/de-en.txt.zip)
+  and "flat" (CORPUS_VERSION_moses_de-en.txt.zip, which opustools writes).
   """
 
   corpus: str

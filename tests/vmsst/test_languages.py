@@ -7,26 +7,11 @@ from vmsst.downloads import evaluation_sets
 from vmsst.languages import LANGUAGES, NUM_LANGUAGES, language
 from vmsst.tasks.opus import recipes
 
-ISO_639_1 = """
-aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv
-dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie
-ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv
-mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm
-rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr
-ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
-"""
-
 
 def test_indices_that_checkpoints_depend_on_have_not_moved():
   assert [entry.index for entry in LANGUAGES] == list(range(1, NUM_LANGUAGES))
   pinned = {"aar": 1, "ara": 15, "zho_Hans": 57, "zho_Hant": 58, "eng": 74, "pes": 207, "zul": 283}
   assert {code: language(code).index for code in pinned} == pinned
-
-
-def test_every_code_of_iso_639_1_is_a_language_of_its_own():
-  codes = {*ISO_639_1.split()} - {"no"}  # nb
-  assert len({language(code) for code in codes}) == len(codes) == 183
-  assert all(language(code).iso639_1 == code for code in codes)
 
 
 def test_every_flores_code_is_a_language_of_its_own():

@@ -1,5 +1,5 @@
 import contextlib
-import pathlib
+import itertools
 
 import msgspec
 import numpy as np
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from vmsst import errors
+from vmsst.bitext import dataset_shards
 from vmsst.files import atomic_files
 from vmsst.tasks.opus import buckets, card, cleaning, decontamination, pipeline, recipes, stages
 from vmsst.units import local
@@ -69,19 +70,8 @@ def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT, **optio
 
 
 def _rows(report, split):
-  """Texts of a split's rows, read with nothing of what wrote them but the protocol buffers."""
-  from tensorflow_datasets.proto import tf_example_generated_pb2
-
-  found = []
-  for shard in report.splits[split]:
-    content = pathlib.Path(shard["path"]).read_bytes()
-    while content:
-      size = int.from_bytes(content[:8], "little")
-      example = tf_example_generated_pb2.Example.FromString(content[12 : 12 + size])
-      feature = example.features.feature
-      found.append(tuple(feature[k].bytes_list.value[0].decode() for k in ("source", "target")))
-      content = content[16 + size :]
-  return found
+  examples = (dataset_shards.read_examples(shard["path"]) for shard in report.splits[split])
+  return [(row["source"], row["target"]) for row in itertools.chain(*examples)]
 
 
 def test_rows_are_those_of_the_releases_without_duplicates_and_held_out_sentences(tree):
