@@ -60,12 +60,6 @@ def test_one_language_under_all_its_codes():
     assert len({language(code) for code in codes.split()}) == 1, codes
 
 
-def test_a_code_without_script_is_the_script_most_text_is_in():
-  scripts = {"ace": "Latn", "bjn": "Latn", "min": "Latn", "knc": "Latn", "taq": "Latn"}
-  scripts |= {"kas": "Arab", "arb": "Arab", "srp": "Cyrl", "zho": "Hans"}
-  assert {code: language(code).script for code in scripts} == scripts
-
-
 def test_branches_divide_families_as_handbooks_do():
   branches = {
     "East Slavic": "rus ukr bel orv",

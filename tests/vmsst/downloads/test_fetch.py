@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import subprocess
 
 import full_disks
 import pytest
@@ -225,17 +224,6 @@ def test_a_full_disk_is_one_clear_error(server, fetcher, tmp_path, monkeypatch):
   monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage)
   with pytest.raises(errors.InputError, match="the disk has room for 1,000"):
     fetcher.fetch(fetch.File(url), tmp_path / "b")
-
-
-def test_git_ids(tmp_path):
-  path = tmp_path / "a"
-  path.write_bytes(CONTENT)
-  try:
-    done = subprocess.run(["git", "hash-object", path], capture_output=True, text=True, check=True)
-  except FileNotFoundError:
-    pytest.skip("needs git")
-  assert fetch.difference(fetch.File("", checksum=f"git:{done.stdout.strip()}"), path) == ""
-  assert "git checksum" in fetch.difference(fetch.File("", checksum="git:0"), path)
 
 
 def test_small_files_are_read_into_memory(server, fetcher):
