@@ -102,7 +102,6 @@ def test_a_recipe_of_one_s_own(tmp_path):
     ("name: x\ncorpora: [{name: A}, {name: a}]\n", "corpora has a twice"),
     ("name: x\ncorpora: [{name: A, caps: {de: 1}}]\n", r"'de'; write two codes.*\[0\]\.caps`"),
     ("name: x\n", "corpora is empty"),
-    ("corpora: [{name: A}]\n", "missing required field `name`"),
     ("name: ../../x\nunlisted: true\n", "regex .* - at `name`"),
     ("name: x\nunlisted: true\nlanguages: [en, no]\n", r"False is not text.*`languages\[1\]`"),
     ("name: x\nunlisted: true\nlanguages: [en, qq]\n", r"unknown language.*`languages\[1\]`"),

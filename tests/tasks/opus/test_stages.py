@@ -258,20 +258,15 @@ def test_merged_tables_and_empty_files_come_back(tmp_path, monkeypatch):
   assert [len(table) for table in buckets.read(str(tmp_path / "z"), buckets.CLEANED)] in ([], [0])
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "index", "page"])
+@pytest.mark.parametrize("damage", ["cut", "page"])
 def test_damaged_files_are_named(tmp_path, damage):
   path = tmp_path / "x.parquet"
   _write_buckets(path)
   content = bytearray(path.read_bytes())
-  footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-  if damage == "empty":
-    content = b""
-  elif damage == "cut":
+  if damage == "cut":
     content = content[:-7]
-  elif damage == "index":
-    content[footer] ^= 1
   else:
     content[100] ^= 1
-  path.write_bytes(bytes(content))
+  path.write_bytes(content)
   with pytest.raises(errors.InputError, match=r"x\.parquet: damaged .*delete it"):
     [list(buckets.read(str(path), buckets.CLEANED, bucket)) for bucket in range(4)]
