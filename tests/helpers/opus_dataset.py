@@ -25,14 +25,8 @@ def write(
 ) -> pathlib.Path:
   """Writes `opus_bitext/CONFIG`; returns its folder.
 
-  Args:
-    data_dir: Folder of TFDS datasets.
-    config: The recipe's name.
-    pairs: Texts by the codes of their languages, in any order; each pair may have a third item, the
-      name of its corpus.
-    validation: Number of first rows of each pair that are the validation split.
-    shards: Number of files of each training split.
-    file_format: "tfrecord" or "array_record".
+  `pairs` are texts by the codes of their languages; a third item is the name of the corpus. The
+  first `validation` rows of each are its validation split, `shards` the files of each other split.
   """
   folder = pathlib.Path(data_dir, "opus_bitext", config, "1.0.0")
   folder.mkdir(parents=True)

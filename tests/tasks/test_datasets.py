@@ -179,9 +179,16 @@ def test_an_epoch_ends_with_the_last_full_batch(mixture):
 
 
 @pytest.mark.parametrize(
-  "options", [{}, {"one_language_pair": True, "group_by_length": False}, {"group_by_length": False}]
+  ("options", "memory_limit"),
+  [
+    ({}, 1 << 20),
+    ({"one_language_pair": True, "group_by_length": False}, 1 << 20),
+    ({"group_by_length": False}, 1 << 20),
+    ({"group_by_length": False}, 0),
+  ],
 )
-def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, tmp_path, options):
+def test_a_restored_iterator_of_a_host_resumes_exactly(patterns, tmp_path, options, memory_limit):
+  mixture = bitext.files(patterns, BYTES, memory_limit=memory_limit)
   iterator = iter(_dataset(mixture, 1, 2, **options))
   for _ in range(37):
     next(iterator)

@@ -35,21 +35,6 @@ def test_pairs_are_padded_under_their_own_names():
   assert dataset.element_spec["inputs"].shape == [5]
 
 
-def test_a_task_of_inputs_alone_works_with_the_same_converter():
-  converter = BitextFeatureConverter()
-  dataset = converter(_dataset(inputs=[5, 6, 1], id=4), {"inputs": 2})
-  assert [row["inputs"].tolist() for row in dataset.as_numpy_iterator()] == [[5, 6]]
-  assert set(dataset.element_spec) == {"inputs"}
-  assert converter.get_model_feature_lengths({"inputs": 2}) == {"inputs": 2}
-  # The converter itself is as before.
-  assert set(converter(_dataset(**ROW), LENGTHS).element_spec) == set(LENGTHS)
-
-
-def test_rows_of_the_right_shape_pass_unchanged():
-  dataset = _dataset(inputs=[5, 6, 1])
-  assert BitextFeatureConverter()(dataset, {"inputs": 3}) is dataset
-
-
 def test_packing_is_refused_with_what_to_bind():
   with pytest.raises(errors.InputError, match=r"train_eval/utils[.]DatasetConfig[.]pack = False"):
     BitextFeatureConverter(pack=True)

@@ -1,8 +1,6 @@
 import line_files
 import numpy as np
 import pytest
-import seqio
-import tensorflow as tf
 
 from vmsst import errors
 from vmsst.bitext import readers, tokenized_pairs
@@ -50,15 +48,6 @@ def test_every_epoch_is_a_new_order_of_all_rows():
   assert stream != _targets(_source().get_dataset(shuffle=True, seed=4, num_epochs=3))
 
 
-def test_shards_partition_the_rows_by_number():
-  shards = [seqio.ShardInfo(index=i, num_shards=3) for i in range(3)]
-  ordered = [_targets(_source().get_dataset(shuffle=False, shard_info=x)) for x in shards]
-  assert ordered[1] == ["t1", "t4", "t7"]
-  mixed = [_targets(_source().get_dataset(shuffle=True, seed=1, shard_info=x)) for x in shards]
-  whole = _targets(_source().get_dataset(shuffle=True, seed=1))
-  assert mixed == [whole[i::3] for i in range(3)]
-
-
 def _streamed(tmp_path):
   line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
   line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\ns6\ns7")
@@ -85,20 +74,3 @@ def test_streamed_files_are_checked_before_the_first_line(tmp_path):
   source = sources.StreamSource({"train": readers.find_bitext(str(tmp_path / "b.*"))})
   with pytest.raises(errors.InputError, match=r"b\.de-en\.tsv:2"):
     source.get_dataset()
-
-
-def test_iterators_continue_where_a_checkpoint_was_taken(tmp_path):
-  def streams():
-    yield _source().get_dataset(shuffle=True, seed=3, num_epochs=None)
-    yield _streamed(tmp_path).get_dataset(shuffle=True, seed=3).repeat().shuffle(4, seed=1)
-
-  for number, (first, second) in enumerate(zip(streams(), streams(), strict=True)):
-    iterator = iter(first)
-    for _ in range(13):
-      next(iterator)
-    path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / f"checkpoint{number}"))
-    expected = [next(iterator)["targets"].numpy() for _ in range(25)]
-    restored = iter(second)
-    tf.train.Checkpoint(it=restored).restore(path).assert_consumed()
-    actual = [next(restored)["targets"].numpy() for _ in range(25)]
-    assert all(np.array_equal(x, y) for x, y in zip(actual, expected, strict=True))

@@ -72,19 +72,10 @@ def folder(tmp_path_factory):
   return folder
 
 
-def test_training_from_memory(folder, vocabulary, expected):
-  name = bitext.files(str(folder / "*.tsv"), vocabulary)
-  tasks = seqio.MixtureRegistry.get(name).tasks
-  assert len(tasks) == len(TEXTS)
-  for task in tasks:
-    (row,) = task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
-    assert row["inputs"].tolist() == expected[task.name.split("_")[-2]]
-    assert row["targets"].tolist() == expected["eng"]
-
-
-def test_training_from_a_stream(folder, vocabulary, expected):
+@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
+def test_training_from_memory_or_a_stream(folder, vocabulary, expected, memory_limit):
   files = readers.find_bitext(str(folder / "*.tsv"))
-  name = bitext.files(str(folder / "*.tsv"), vocabulary, memory_limit=0)
+  name = bitext.files(str(folder / "*.tsv"), vocabulary, memory_limit=memory_limit)
   for file, task in zip(files, seqio.MixtureRegistry.get(name).tasks, strict=True):
     (row,) = task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
     assert row["inputs"].tolist() == expected[file.source.iso639_3]

@@ -1,6 +1,3 @@
-import collections
-import itertools
-
 import numpy as np
 import pytest
 import seqio
@@ -68,47 +65,6 @@ def test_rows_are_those_of_the_vocabulary_padded_or_not(kind):
   longest = max(len(row["inputs"]) for row in whole.as_numpy_iterator())
   assert longest == MAX_LENGTH + 1 if kind == "bytes" else longest > LENGTHS["inputs"]
   assert all(row["targets"].all() for row in whole.as_numpy_iterator())
-
-
-def test_a_saved_iterator_resumes_and_epochs_and_shards_are_whole(tmp_path):
-  task = make_task(VOCABULARIES["bytes"])
-  options = {"shuffle": True, "seed": 5, "num_epochs": None}
-  iterator = iter(task.get_dataset(LENGTHS, **options))
-  for _ in range(77):
-    next(iterator)
-  path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
-  wanted = [next(iterator)["targets"].numpy().tolist() for _ in range(200)]
-  again = iter(task.get_dataset(LENGTHS, **options))
-  tf.train.Checkpoint(it=again).read(path).assert_consumed()
-  assert [next(again)["targets"].numpy().tolist() for _ in range(200)] == wanted
-
-  def count(**options):
-    rows = task.get_dataset(LENGTHS, seed=1, **options)
-    return collections.Counter(tuple(row["inputs"]) for row in rows.as_numpy_iterator())
-
-  whole = count()
-  assert count(num_epochs=2) == whole + whole
-  shards = [count(shard_info=seqio.ShardInfo(index=i, num_shards=3)) for i in range(3)]
-  assert sum(shards, collections.Counter()) == whole
-
-
-def test_mixed_samples_at_the_rates_and_resumes_from_a_checkpoint(tmp_path):
-  def draw(repeat):
-    parts = [tf.data.Dataset.range(size).map(lambda x, k=k: x * 0 + k) for k, size in
-             enumerate((50, 30))]  # fmt: skip
-    return streamed_tasks.mixed([x.repeat() if repeat else x for x in parts], [3.0, 1.0], seed=4)
-
-  sampled = list(draw(True).take(4000).as_numpy_iterator())
-  assert sum(sampled) / len(sampled) == pytest.approx(0.25, abs=0.03)
-  ended = list(draw(False).as_numpy_iterator())
-  assert ended == sampled[: len(ended)]
-  assert 50 <= len(ended) < 80
-  iterator = iter(draw(True))
-  list(itertools.islice(iterator, 1100))
-  path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "state"))
-  again = iter(draw(True))
-  tf.train.Checkpoint(it=again).read(path).assert_consumed()
-  assert [int(x) for x in itertools.islice(again, 900)] == sampled[1100:2000]
 
 
 def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):

@@ -1,5 +1,3 @@
-"""Normalizing, filtering and keys of texts; sentences of evaluation sets."""
-
 import gzip
 import hashlib
 import unicodedata

@@ -146,6 +146,3 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path, file_format):
   np.save(path, np.zeros((9, 2, 3), np.float32))
   with pytest.raises(errors.InputError, match=r"vectors of 9 pairs of .* has 1; recompute them"):
     task.get_dataset(lengths, "validation")
-  path.unlink()
-  with pytest.raises(errors.InputError, match=rf"no such file: write vectors of .*{file_format}"):
-    mixtures.opus("mine", BYTES, **options, teacher=str(tmp_path / "vectors"), max_length=99)

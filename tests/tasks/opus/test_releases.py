@@ -1,5 +1,3 @@
-"""Finding releases and reading them, also where files are broken or hostile."""
-
 import gzip
 import io
 import os

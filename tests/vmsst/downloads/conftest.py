@@ -17,14 +17,10 @@ class Page:
   """
 
   content: bytes = b""
-  etag: str | None = '"1"'
-  modified: str | None = None
   ranges: bool = True
-  length: int | None = None  # overrides Content-Length
-  chunked: bool = False
   raw: bytes | None = None  # is sent instead of an HTTP response
   location: str = ""  # target of a redirect
-  headers: dict = dataclasses.field(default_factory=dict)
+  headers: dict = dataclasses.field(default_factory=lambda: {"ETag": '"1"'})
   statuses: list = dataclasses.field(default_factory=list)
   stops: list = dataclasses.field(default_factory=list)
 
@@ -38,7 +34,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
     requests, pages = self.server.requests, self.server.pages
     path = self.path.partition("?")[0]
-    requests.append((self.path, self.headers.get("Range"), self.headers.get("If-Range")))
+    requests.append((self.path, self.headers.get("Range")))
     page = pages.get(path)
     if page is None:
       return self._answer(404, {}, b"no")
@@ -51,44 +47,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if status := page.statuses.pop(0) if page.statuses else 0:
       return self._answer(status, page.headers, b"not now")
     content, status, headers = page.content, 200, dict(page.headers)
-    if page.etag:
-      headers["ETag"] = page.etag
-    if page.modified:
-      headers["Last-Modified"] = page.modified
     asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-    current = self.headers.get("If-Range") in (None, page.etag, page.modified)
-    if asked and page.ranges and current:
+    if asked and page.ranges:
       start = int(asked[1])
       if start >= len(content):
         return self._answer(416, {}, b"")
       headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
       content, status = content[start:], 206
     stop = page.stops.pop(0) if page.stops else None
-    return self._answer(status, headers, content, page, stop)
+    return self._answer(status, headers, content, stop)
 
-  def _answer(self, status, headers, content, page=None, stop=None):
+  def _answer(self, status, headers, content, stop=None):
     self.send_response(status)
-    chunked = page is not None and page.chunked
-    length = len(content) if page is None or page.length is None else page.length
-    for name, value in headers.items():
+    for name, value in {**headers, "Content-Length": str(len(content))}.items():
       self.send_header(name, value)
-    if chunked:
-      self.send_header("Transfer-Encoding", "chunked")
-    elif length >= 0:
-      self.send_header("Content-Length", str(length))
-    else:
-      self.send_header("Connection", "close")
     self.end_headers()
-    sent = content[:stop]
-    self.wfile.write(b"%x\r\n%s\r\n" % (len(sent), sent) if chunked else sent)
-    if chunked and stop is None:
-      self.wfile.write(b"0\r\n\r\n")
-    if stop is not None or length != len(content):
+    self.wfile.write(content[:stop])
+    if stop is not None:
       self.close_connection = True
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves `pages` by path and records path, Range and If-Range of `requests`."""
+  """Serves `pages` by path and records path and Range of `requests`."""
 
   daemon_threads = True
 
