@@ -273,6 +273,8 @@ _WEIGHTS = {
   for name, shape in (("weight", (16, 16)), ("bias", 16))
 }
 _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
+_CLS = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+_MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 # As before, but not only the ids could be others.
 POOLED = [
   ("bert", {}),
@@ -280,7 +282,7 @@ POOLED = [
   # As LaBSE, and as a small E5.
   ("bert", {
     _MO: modules(f"{_KIND}Dense", _NORMALIZE), "Normalize/config.json": {},
-    _PO: {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+    _PO: _CLS,
     "Dense/config.json": _DENSE, "Dense/model.safetensors": save(_WEIGHTS),
     _SB: {"max_seq_length": 10, "do_lower_case": False},
   }),
@@ -292,8 +294,7 @@ POOLED = [
     {"pooling_mode": "cls"}, {"pooling_mode": ["mean"]}, {"pooling_mode_mean_tokens": False},
     {"pooling_mode_mean_tokens": REMOVED}, {"include_prompt": True},
     {"word_embedding_dimension": REMOVED, "embedding_dimension": 16},
-    {"pooling_mode": "cls", "pooling_mode_mean_tokens": True},
-    {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+    {"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, _CLS,
   )),
 ]  # fmt: skip
 # Each: the kind of tokenizer, the changed files, and the file and the key that the message names.
@@ -340,6 +341,13 @@ REFUSED = [
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
+  *(("bert", {_MO: modules(f"{_KIND}Dense"), _PO: _CLS | pooled, "Dense/config.json": _DENSE | dense},
+     ("Dense", key)) for pooled, dense, key in (
+    (_MEAN, {}, "'cls'"), ({}, {"activation_function": "torch.nn.Identity"}, "Identity"),
+  )),
+  *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (
+    modules(f"{_KIND}Dense")[2:], [{"type": _NORMALIZE, "path": "../Dense"}],
+  )),
   *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (
     "adapter_config.json", "processor_config.json", "preprocessor_config.json",
   )),
