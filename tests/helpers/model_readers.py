@@ -13,6 +13,7 @@ import numpy as np
 import released_folders
 import safetensors.numpy
 import tiny_encoders
+import tiny_tokenizers
 import trials
 from trials import Reader
 
@@ -61,15 +62,9 @@ def made(write: Write, files: Mapping[str, bytes] = {}) -> Files:
 @functools.cache
 def sentencepiece_model() -> bytes:
   """Returns a small SentencePiece model."""
-  import sentencepiece
-
-  stream = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(["hello world , how are you today ?", "wie geht es dir , welt ?"] * 9),
-    model_writer=stream, vocab_size=40, minloglevel=2, hard_vocab_limit=False,
-    pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-  )  # fmt: skip
-  return stream.getvalue()
+  return tiny_tokenizers.sentencepiece_model(
+    ["hello world , how are you today ?", "wie geht es dir , welt ?"]
+  )
 
 
 def mt5_files() -> Files:

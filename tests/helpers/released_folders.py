@@ -1,10 +1,10 @@
 """Tiny released encoders, and variations of their files that change token ids or vectors."""
 
 import copy
-import io
 import json
 
 import numpy as np
+import tiny_tokenizers
 import tokenizers
 from safetensors.numpy import save, save_file
 
@@ -64,14 +64,8 @@ def _bert_tokenizer():
 
 def sentencepiece_model():
   """Returns a SentencePiece model like that of XLM-R."""
-  import sentencepiece
-
-  stream = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXTS[:4] * 9), model_writer=stream, vocab_size=60, minloglevel=2,
-    hard_vocab_limit=False,
-  )  # fmt: skip
-  return stream.getvalue()
+  marks = {"pad_id": -1, "unk_id": 0, "bos_id": 1, "eos_id": 2}
+  return tiny_tokenizers.sentencepiece_model(TEXTS[:4], vocab_size=60, **marks)
 
 
 def _xlmr_tokenizer(model):
@@ -341,9 +335,10 @@ REFUSED = [
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
-  *(("bert", {_MO: modules(f"{_KIND}Dense"), _PO: _CLS | pooled, "Dense/config.json": _DENSE | dense},
-     ("Dense", key)) for pooled, dense, key in (
-    (_MEAN, {}, "'cls'"), ({}, {"activation_function": "torch.nn.Identity"}, "Identity"),
+  *(("bert", {
+    _MO: modules(f"{_KIND}Dense"), _PO: pooled, "Dense/config.json": _DENSE | dense,
+  }, ("Dense", key)) for pooled, dense, key in (
+    (_MEAN, {}, "'cls'"), (_CLS, {"activation_function": "torch.nn.Identity"}, "Identity"),
   )),
   *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (
     modules(f"{_KIND}Dense")[2:], [{"type": _NORMALIZE, "path": "../Dense"}],

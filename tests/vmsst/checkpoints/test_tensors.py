@@ -126,8 +126,6 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path):
   ("make", "message"),
   [
     (lambda torch: torch.nn.Linear(2, 2), "holds more than tensors and plain values"),
-    (lambda torch: [1, 2], "holds no state_dict"),
-    (lambda torch: {"state_dict": 3}, "holds no state_dict"),
     (lambda torch: {1: torch.ones(2)}, "holds no state_dict"),
     (lambda torch: {"a": 3}, "'a' is not a tensor"),
     (lambda torch: {"a": torch.ones(1).expand(10**6, 10**6)}, "'a' repeats its stored values"),
@@ -189,10 +187,8 @@ def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path):
   ("changes", "message"),
   [
     ({"a": "../model-0.safetensors"}, "'../model-0.safetensors', not the name"),
-    ({"a": "/etc/passwd"}, "'/etc/passwd'"),
     ({"a": "pytorch_model.bin"}, "'pytorch_model.bin'"),
     ({"a": 3}, "the file of a is 3"),
-    ({"a": "model-7.safetensors"}, "puts a into model-7.safetensors, not model-0"),
     ({"a": "model-1.safetensors"}, "puts a into model-1.safetensors, not model-0.safetensors"),
     ({"ghost": "model-0.safetensors"}, "puts ghost into model-0.safetensors, which lacks it"),
   ],

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 import tiny_encoders
 import yaml
-from etils import epath
 from huggingface_hub import constants
 
 import vmsst
-from vmsst.checkpoints import t5x
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import tatoeba
 from vmsst.networks import sentence_encoder
@@ -204,21 +202,3 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   check("HF_HUB_OFFLINE is set")
   account(endpoint="http://127.0.0.1:9")
   check("me/new cannot be uploaded to http://127.0.0.1:9")
-
-
-def test_an_interrupted_upload_sends_only_the_rest(hub, account, run, tmp_path, capsys):
-  params = tiny_encoders.random_params(
-    sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6), seed=5
-  )
-  t5x.write_params(epath.Path(run / "checkpoint_1"), tiny_encoders.flat(params))
-  hub.full = True
-  assert in_process.vmsst("push", run, "me/interrupted") == 1
-  assert "me/interrupted cannot be uploaded" in capsys.readouterr().err
-  assert [*hub.files("me/interrupted")] == [".gitattributes"]
-  hub.full = False
-  sent = []
-  for _ in range(2):
-    start = len(hub.requests)
-    assert in_process.vmsst("push", run, "me/interrupted") == 0
-    sent.append(sum(method == "PUT" for method, _ in hub.requests[start:]))
-  assert sent == [2, 0]  # the encoder and the projection

@@ -1,5 +1,4 @@
 import functools
-import tracemalloc
 from concurrent import futures
 
 import eight_devices
@@ -160,20 +159,6 @@ def test_vectors_are_read_in_blocks_and_in_half_precision():
       assert not exact or (near.index_NK == other.index_NK).all()
 
 
-def test_memory_does_not_grow_with_the_vectors():
-  def peak(count):
-    sides = Recorded(50, 64), Recorded(count, 64)
-    tracemalloc.start()
-    compare = functools.partial(exact_search.compare, block_rows=256)
-    exact_search.top_k(*map(distinct, sides), 3, compare=compare)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return most
-
-  peak(100)  # allocates what is allocated once
-  assert peak(9000) < 1.5 * peak(2000)
-
-
 @pytest.mark.parametrize("scale", [1e-38, 3e38])
 def test_lengths_that_float32_cannot_hold_do_not_matter(scale):
   rng = np.random.default_rng(3)
@@ -275,14 +260,3 @@ def test_units_give_what_one_search_gives_to_the_bit(tmp_path, monkeypatch, coun
     made = len(list((tmp_path / folder).glob("*.npz")))
     whole = -(-counts[0] // 8) * -(-counts[1] // 16)
     assert made == whole if most == 100 else made <= 4
-
-
-def test_a_unit_names_its_rows_and_depends_on_the_vectors(tmp_path):
-  rows = next(stored_sides(tmp_path, 9, 9)).rows
-  one, other = (sharded_search.StoredSide(rows, "x", digest) for digest in "ab")
-  units = [
-    sharded_search.CompareBlock(sides, ((0, 8), (8, 9)), k, exact_search.compare, "p")
-    for sides, k in (((one, other), (2, 2)), ((one, one), (2, 2)), ((one, other), (2, None)))
-  ]
-  assert str(units[0]) == "sources 1 to 8 and targets 9 to 9"
-  assert len({unit.key for unit in units}) == 3

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_encoders
+import tiny_tokenizers
 from flax import traverse_util
 from safetensors.numpy import save_file
 
@@ -25,16 +26,14 @@ SENTENCES = ["Hello, world!", "How are you today, dear Welt?", "x", "welt " * 30
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
   """Returns a SentencePiece model trained like EMS's."""
-  import sentencepiece
-
   path = tmp_path_factory.mktemp("spm") / "bpe.model"
-  symbols = ["<MASK>", *(f"<2{code}>" for code in CODES)]
-  with open(path, "wb") as stream:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(["hello , world ! how are you today ?", "wie geht es , welt ?"] * 9),
-      model_writer=stream, model_type="bpe", vocab_size=70, pad_id=0, unk_id=1, bos_id=-1,
-      eos_id=-1, control_symbols=symbols, minloglevel=2,
-    )  # fmt: skip
+  path.write_bytes(
+    tiny_tokenizers.sentencepiece_model(
+      ["hello , world ! how are you today ?", "wie geht es , welt ?"],
+      **{"model_type": "bpe", "vocab_size": 70, "hard_vocab_limit": True, "unk_id": 1},
+      **{"eos_id": -1, "control_symbols": ["<MASK>", *(f"<2{code}>" for code in CODES)]},
+    )
+  )
   return path
 
 
