@@ -88,15 +88,6 @@ def test_a_vocabulary_larger_than_the_table_is_refused_before_training(tmp_path)
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
-def test_a_damaged_file_is_named(saved, content):
-  (saved / "encoder.json").unlink()
-  if content is not None:
-    (saved / "encoder.json").write_bytes(content)
-  with pytest.raises(errors.InputError, match=r"encoder\.json"):
-    encoder_json.load_encoder_assets(saved)
-
-
 NETWORK = {
   "class": "SentenceEncoder",
   "config_class": "T5Config",
@@ -137,10 +128,6 @@ def test_each_bad_value_is_named(saved, changes, message):
   with pytest.raises(errors.InputError, match=message) as caught:
     encoder_json.load_encoder_assets(saved)
   assert "encoder.json" in str(caught.value)
-
-
-# --------------------------------------------------------------------------------------------
-# Runs that start from an encoder
 
 
 def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files):

@@ -1,7 +1,6 @@
 """Files of tensors: safetensors read where they are, state dicts of torch without running code."""
 
 import json
-import os
 import pathlib
 import sys
 
@@ -84,31 +83,6 @@ def test_a_truncated_file_is_named(tmp_path, keep):
     tensors.open_file(path)
 
 
-# --------------------------------------------------------------------------------------------
-# torch
-
-
-class Evil:
-  """Makes a folder when it is unpickled."""
-
-  def __init__(self, path):
-    self.path = path
-
-  def __reduce__(self):
-    return os.mkdir, (str(self.path),)
-
-
-def test_nothing_pickled_is_run(tmp_path):
-  torch = pytest.importorskip("torch", reason="needs torch to write its files")
-  trap, path = tmp_path / "sprung", tmp_path / "evil.bin"
-  torch.save({"state_dict": {"a": torch.ones(2)}, "best": Evil(trap)}, path)
-  with pytest.raises(errors.InputError, match=r"evil\.bin .*holds more than tensors"):
-    tensors.open_file(path)
-  assert not trap.exists()
-  torch.load(path, weights_only=False)
-  assert trap.exists()  # it was one
-
-
 def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path):
   torch = pytest.importorskip("torch", reason="needs torch to write its files")
   state = {name: torch.tensor(array) for name, array in ARRAYS.items()}
@@ -150,10 +124,6 @@ def test_a_missing_torch_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(errors.InputError, match=r"x\.pt.* needs the package torch"):
     tensors.open_file(tmp_path / "x.pt")
-
-
-# --------------------------------------------------------------------------------------------
-# Shards
 
 
 def save_shards(folder, **changes):

@@ -57,7 +57,6 @@ def sentences(data_root):
 
 @pytest.fixture(scope="session")
 def vocabulary_of(tmp_path_factory):
-  """Returns a function that makes a vocabulary of a kind."""
   folder = tmp_path_factory.mktemp("vocabularies")
   text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
   kinds = {
@@ -78,10 +77,6 @@ def vocabulary_of(tmp_path_factory):
   return make
 
 
-# --------------------------------------------------------------------------------------------
-# Tokenizers
-
-
 @pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
 def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
@@ -93,10 +88,6 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
   found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
   assert found == vocabulary.encode(texts, 10_000)
   assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
-
-
-# --------------------------------------------------------------------------------------------
-# sentence-transformers
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -234,10 +225,6 @@ def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, mo
   store.pipe_file(f"{url}/model.safetensors", b"no")
   with pytest.raises(errors.InputError, match=f"^{url}/model.safetensors is damaged"):
     vmsst.load(url)
-
-
-# --------------------------------------------------------------------------------------------
-# safetensors
 
 
 def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, capsys):

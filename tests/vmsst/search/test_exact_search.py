@@ -1,4 +1,5 @@
 import functools
+import tracemalloc
 from concurrent import futures
 
 import eight_devices
@@ -109,21 +110,6 @@ def test_later_blocks_that_are_better_or_worse_throughout_change_nothing(order):
   assert_best(backward, rising @ query.T, 4)
 
 
-@pytest.mark.parametrize("threads", [1, 3, 16])
-def test_any_number_of_threads_finds_the_same(threads):
-  rng = np.random.default_rng(6)
-  sides = [exact_search.DistinctVectors(rng.normal(size=[n, 8])) for n in (123, 1131)]
-  compare = functools.partial(exact_search.compare, held_rows=40, block_rows=50, threads=threads)
-  pairs = zip(
-    exact_search.mutual_top_k(*sides, 3, compare=compare),
-    exact_search.mutual_top_k(*sides, 3),
-    strict=True,
-  )
-  for found, other in pairs:
-    np.testing.assert_array_equal(found.index_NK, other.index_NK)
-    np.testing.assert_allclose(found.score_NK, other.score_NK, rtol=0, atol=1e-6)
-
-
 def test_searches_in_several_threads_leave_blas_as_it_was():
   def blas_threads():
     return [each["num_threads"] for each in threadpoolctl.threadpool_info()]
@@ -157,6 +143,20 @@ def test_vectors_are_read_in_blocks_and_in_half_precision():
     for near, other in zip(found, exact_search.mutual_top_k(*sides, 2), strict=True):
       np.testing.assert_allclose(near.score_NK, other.score_NK, atol=1e-6 if exact else 2e-3)
       assert not exact or (near.index_NK == other.index_NK).all()
+
+
+def test_memory_does_not_grow_with_the_vectors():
+  def peak(count):
+    sides = Recorded(50, 64), Recorded(count, 64)
+    tracemalloc.start()
+    compare = functools.partial(exact_search.compare, block_rows=256)
+    exact_search.top_k(*map(distinct, sides), 3, compare=compare)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+  peak(100)  # allocates what is allocated once
+  assert peak(9000) < 1.5 * peak(2000)
 
 
 @pytest.mark.parametrize("scale", [1e-38, 3e38])
@@ -225,10 +225,6 @@ def run_on_eight_devices(folder):
 def test_devices_find_the_same_together(tmp_path):
   printed = eight_devices.run(__file__, tmp_path)
   assert printed.splitlines()[-1] == "the same"
-
-
-# --------------------------------------------------------------------------------------------
-# Units of work
 
 
 def stored_sides(tmp_path, *counts):

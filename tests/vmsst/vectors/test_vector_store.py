@@ -77,7 +77,6 @@ def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
     ("vectors.json", lambda raw: raw.replace(b"float32", b"float64"), "broken"),
     ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [-1, '), "broken"),
     ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [1, '), "broken"),
-    ("vectors.json", lambda raw: raw.replace(b'"settings"', b'"other"'), "broken"),
     ("vectors.json", lambda raw: b"[]", "broken"),
   ],
 )
@@ -158,10 +157,8 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   assert local.digest == remote.digest
   row_N = np.array([22, 0, 5, 4, 5, 21])
   np.testing.assert_array_equal(remote.take(row_N), local.take(row_N))
-  for rows in (slice(None), slice(3, 17), slice(7, 8)):
+  for rows in (slice(None), slice(3, 17)):
     np.testing.assert_array_equal(remote[rows], local[rows])
-  for found, expected in zip(remote.shards(), local.shards(), strict=True):
-    np.testing.assert_array_equal(found, expected)
   path = "gs://bucket/v/vectors-00002.npy"
   content = bytearray(store.cat_file(path))
   content[-1] ^= 1
@@ -172,10 +169,6 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   store.rm_file(path)
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002"):
     vector_store.open_vectors("gs://bucket/v")
-
-
-# --------------------------------------------------------------------------------------------
-# Single files
 
 
 def test_windows_become_the_file_that_numpy_would_write(tmp_path):
@@ -200,13 +193,7 @@ def test_windows_become_the_file_that_numpy_would_write(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "array",
-  [
-    np.zeros([2, 3]),
-    np.zeros(3, "f4"),
-    np.zeros([2, 4], "f4"),
-    np.zeros([2, 3], "f4", "F"),
-  ],
+  "array", [np.zeros([2, 3]), np.zeros([2, 4], "f4"), np.zeros([2, 3], "f4", "F")]
 )
 def test_other_arrays_and_files_are_an_error(array, tmp_path):
   np.save(tmp_path / "x.npy", array)

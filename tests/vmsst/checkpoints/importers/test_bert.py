@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
 from flax import linen as nn
 from flax import traverse_util
@@ -18,19 +19,11 @@ from vmsst.networks import bert as networks
 from vmsst.networks import t5
 from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
 
-CONFIG = {
-  "model_type": "bert",
-  "vocab_size": 40,
-  "hidden_size": 12,
-  "num_attention_heads": 3,
-  "num_hidden_layers": 2,
-  "intermediate_size": 10,
-  "hidden_act": "gelu",
-  "max_position_embeddings": 9,
-  "type_vocab_size": 2,
-  "layer_norm_eps": 1e-12,
-  "pad_token_id": 0,
-}
+SIZES = {
+  "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "num_layers": 2, "mlp_dim": 10,
+  "max_positions": 9, "num_token_types": 2, "activation": "gelu", "layer_norm_eps": 1e-12,
+}  # fmt: skip
+CONFIG = {"model_type": "bert", "pad_token_id": 0, **released_folders.bert_config(SIZES)}
 
 
 class Network(nn.Module):
@@ -45,16 +38,6 @@ class Network(nn.Module):
     if not self.pooler:
       return hidden_BTD, None
     return hidden_BTD, networks.ClsPooler(self.config, name="pooler")(hidden_BTD)
-
-
-SIZES = {
-  "vocab_size": 40,
-  "emb_dim": 12,
-  "mlp_dim": 10,
-  "num_layers": 2,
-  "max_positions": 9,
-  "num_token_types": 2,
-}
 
 
 def weights(prefix="", norm=("weight", "bias")):
@@ -218,7 +201,6 @@ def sized(arrays):
     ({"model_type": "roberta"}, "model_type.*'roberta'"),
     ({"hidden_act": "gelu_new"}, "hidden_act.*'gelu_new'"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-    ({"hidden_size": "12"}, "hidden_size"),
     ({"hidden_size": 16}, "hidden_size"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
     ({"pad_token_id": None}, "pad_token_id"),

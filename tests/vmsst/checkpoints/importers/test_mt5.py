@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tiny_encoders
+import tiny_mt5
 from flax import traverse_util
 from safetensors.numpy import save_file
 
@@ -33,18 +34,7 @@ SIZES = {
   "relpos_buckets": 8,
   "relpos_max_distance": 20,
 }
-CONFIG = {
-  "model_type": "mt5",
-  "feed_forward_proj": "gated-gelu",
-  "vocab_size": VOCAB_SIZE,
-  "d_model": 12,
-  "num_heads": 3,
-  "d_kv": 2,
-  "d_ff": 10,
-  "num_layers": 2,
-  "relative_attention_num_buckets": 8,
-  "relative_attention_max_distance": 20,
-}
+CONFIG = tiny_mt5.mt5_config(SIZES)
 NETWORK = vmsst_networks.VmsstNetwork(
   t5.T5Config(**{key: x for key, x in SIZES.items() if key != "num_decoder_layers"}),
   latent_dim=4,
@@ -74,7 +64,6 @@ RELEASE = {f"mt5_encoder.{name}": x for name, x in ENCODER.items()} | {
 
 
 def save_hugging_face(folder, tensors, *, vocabulary=None, **config):
-  """Saves a Hugging Face folder."""
   folder.mkdir(parents=True, exist_ok=True)
   save_file(tensors, folder / "model.safetensors")
   (folder / "config.json").write_text(json.dumps(CONFIG | config))
@@ -109,9 +98,8 @@ def test_with_what_starts_fresh_it_is_the_whole_network(imported):
 def test_what_is_left_out_is_reported(tmp_path, imported):
   left_out = imported.converted.left_out
   assert left_out == {name: "cross-attention" for name in WEIGHTS if "EncDecAttention" in name}
-  lines = weight_tables.describe(imported).splitlines()
-  assert lines[0].startswith("left out, cross-attention: decoder.block.0.layer.1.EncDecAttention.k")
-  assert lines[-1] == f"INITIAL_CHECKPOINT_PATH = '{imported.checkpoint}'"
+  described = weight_tables.describe(imported)
+  assert "left out, cross-attention: decoder.block.0.layer.1.EncDecAttention.k" in described
   extra = {
     "encoder.embed_tokens.weight": WEIGHTS["shared.weight"],
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.ones((8, 3)),
@@ -133,10 +121,6 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
     for name, array in found.items():
       np.testing.assert_array_equal(array, whole[name].astype(dtype).astype(np.float32))
     assert "only CONTRASTIVE" in weight_tables.describe(alone)
-
-
-# --------------------------------------------------------------------------------------------
-# Invalid sources
 
 
 def refused(folder, output, message, run=mt5.import_mt5, **options):
@@ -191,10 +175,6 @@ def test_other_files_and_folders_are_named(tmp_path, capsys):
   refused(tmp_path / "nowhere", tmp_path / "out", "no folder")
   assert cli.main(["import", "mt5", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 1
   assert capsys.readouterr().err.startswith("vmsst: error: no folder")
-
-
-# --------------------------------------------------------------------------------------------
-# transformers
 
 
 @pytest.mark.filterwarnings("ignore")  # those of another library
@@ -326,8 +306,6 @@ def test_an_import_from_and_into_a_store_is_that_on_this_machine(tmp_path, capsy
   ("change", "message"),
   [
     ({"mt5_encoder.encoder.block.1.layer.1.layer_norm.weight": None}, "lacks encoder.block.1.la"),
-    ({"mt5_encoder.encoder.block.0.x": np.ones(3)}, "holds encoder.block.0.x"),
-    ({"mt5_encoder.shared.weight": None}, "lacks shared.weight"),
     ({"projection.weight": None}, "lacks projection.weight: it holds mt5_encoder"),
     ({"projection.weight": np.ones((4, 5), np.float32)}, "has shape (4, 5), not 12 inputs"),
     ({}, "no spiece.model"),
