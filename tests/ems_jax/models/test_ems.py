@@ -12,7 +12,7 @@ from tiny_models import jit
 
 from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
-from vmsst import errors
+from vmsst import errors, languages
 from vmsst.networks import bert, sentence_encoder
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
@@ -221,6 +221,24 @@ def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, pref
     shares = {word: n / len(words) for word, n in collections.Counter(swapped).items()}
     expected += kl(shares, log_q_V) / 2
   assert float(loss) == pytest.approx(expected, rel=2e-5)
+
+
+def test_the_parameters_are_those_of_table_iii():
+  def count(**options):
+    network = networks.EmsNetwork(bert.BertConfig(60_000), **options)
+    shapes = tiny_models.shapes_of(network)["params"]
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+  d, ffn, la, cntrs, vocabulary = 1024, 4096, 128, 128, 60_000
+  layer = 4 * (d * d + d) + (d * ffn + ffn) + (ffn * d + d) + 4 * d
+  encoder = vocabulary * d + 120 * d + 2 * d + 6 * layer
+  heads = (d + la) ** 2 + (d + la) + (d * d + d) + (d * cntrs + cntrs)
+  w_emb = vocabulary * (d + la)
+  paper = count(num_languages=vocabulary) - w_emb
+  assert paper == encoder + heads + vocabulary * la
+  assert round(paper / 1e6) == 147
+  assert paper - (count(num_languages=62) - w_emb) == (vocabulary - 62) * la == 7_672_064
+  assert count() - w_emb == encoder + heads + languages.NUM_LANGUAGES * la
 
 
 def mask(tokens_B2T, seed=0):

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import line_files
 import memory_store
 import naive_margins
@@ -7,8 +9,11 @@ import vector_folders
 
 from vmsst import errors
 from vmsst.files import (
+  external_sort,
   input_files,
+  large_arrays,
   storage,
+  text_files,
   work_folders,
 )
 from vmsst.mining import bitext_mining, pair_scoring
@@ -105,6 +110,47 @@ def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, tmp_path, mar
     if margin == "absolute":
       _, kept = mine(texts, tmp_path, margin=margin, min_cosine=float(score))
       assert kept == lines[: place + 1]
+
+
+def same_places(source, target, forward, backward, /):
+  """Sets the neighbors of a block without comparing: rows with the same number, and those after."""
+  for near, count in ((forward, len(target)), (backward, len(source))):
+    near.index_NK[:] = (np.arange(len(near))[:, None] + np.arange(near.index_NK.shape[1])) % count
+    near.score_NK[:] = 0.9 ** np.arange(near.index_NK.shape[1])
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
+  sizes = {
+    external_sort: {"_RECORDS": 1 << 14},
+    large_arrays: {"_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
+    text_files: {"_ENDS": 256},
+  }
+  for module, values in sizes.items():
+    for name, size in values.items():
+      monkeypatch.setattr(module, name, size)
+  gold = tmp_path / "gold.tsv"
+  gold.write_text("1\t1\n", encoding="utf-8")
+
+  def peak(count):
+    folder = tmp_path / str(count)
+    folder.mkdir()
+    vectors_ND = np.ones([count, 2], np.float32)
+    vectors_ND[:, 0] = np.arange(count) // 2  # Each twice.
+    sides = [
+      write_embedded(
+        folder, name, [f"{name} {i % (count - 9)}" for i in range(count)], vectors_ND, 1 << 14
+      )
+      for name in "ab"
+    ]
+    tracemalloc.start()
+    mine(sides, folder, compare=same_places, gold=str(gold), block=(1 << 14, 1 << 14))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+  peak(20_000)  # Allocates what is allocated once.
+  assert peak(120_000) < 1.5 * peak(40_000)
 
 
 def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):

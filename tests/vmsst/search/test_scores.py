@@ -182,9 +182,21 @@ def test_bits_are_signs(width):
   bits = [f"{''.join(str(int(x > 0)) for x in row):0<16}" for row in VECTORS[:, :width]]
   for code_C, row in zip(code_NC, bits, strict=True):
     assert code_C.tolist() == [int(row[8 * i : 8 * i + 8], 2) for i in range(len(code_C))]
-  signed_NC = quantization.quantize(VECTORS[:, :width], "binary")
-  assert signed_NC.dtype == np.int8
-  np.testing.assert_array_equal(signed_NC, code_NC.astype(int) - 128)
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_quantize_agrees_with_sentence_transformers(precision):
+  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+  from sentence_transformers.util import quantization as theirs
+
+  vectors_ND = RNG.normal(size=[200, 16]).astype(np.float32)
+  expected_NC = theirs.quantize_embeddings(vectors_ND, precision)
+  found_NC = quantization.quantize(vectors_ND, precision)
+  assert found_NC.dtype == expected_NC.dtype
+  if precision.endswith("binary"):
+    np.testing.assert_array_equal(found_NC, expected_NC)
+  else:  # It does not round but truncates.
+    assert np.abs(found_NC.astype(int) - expected_NC.astype(int)).max() <= 1
 
 
 def test_quantize_takes_ranges_of_other_vectors():
