@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 import pathlib
 import pickle
 import tempfile
@@ -13,6 +14,8 @@ import numpy as np
 import released_folders
 import safetensors.numpy
 import tiny_encoders
+import tiny_mt5
+import tiny_tokenizers
 import trials
 from trials import Reader
 
@@ -27,10 +30,7 @@ _SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
   "num_encoder_layers": 1, "num_decoder_layers": 1, "relpos_buckets": 8,
 }  # fmt: skip
-_MT5 = b"""{"model_type": "mt5", "feed_forward_proj": "gated-gelu", "vocab_size": 40, "d_model": 12,
-  "num_heads": 3, "d_kv": 2, "d_ff": 10, "num_layers": 1, "num_decoder_layers": 1,
-  "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
-  "layer_norm_epsilon": 1e-6}"""
+_MT5 = json.dumps(tiny_mt5.mt5_config(_SIZES)).encode()
 _TEXT = b"".join(b"sentence %d\n" % i for i in range(6))
 Files = dict[str, bytes]
 Write = Callable[[pathlib.Path, pathlib.Path], Any]
@@ -61,15 +61,9 @@ def made(write: Write, files: Mapping[str, bytes] = {}) -> Files:
 @functools.cache
 def sentencepiece_model() -> bytes:
   """Returns a small SentencePiece model."""
-  import sentencepiece
-
-  stream = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(["hello world , how are you today ?", "wie geht es dir , welt ?"] * 9),
-    model_writer=stream, vocab_size=40, minloglevel=2, hard_vocab_limit=False,
-    pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-  )  # fmt: skip
-  return stream.getvalue()
+  return tiny_tokenizers.sentencepiece_model(
+    ["hello world , how are you today ?", "wie geht es dir , welt ?"]
+  )
 
 
 def mt5_files() -> Files:

@@ -1,10 +1,10 @@
 """Tiny released encoders, and variations of their files that change token ids or vectors."""
 
 import copy
-import io
 import json
 
 import numpy as np
+import tiny_tokenizers
 import tokenizers
 from safetensors.numpy import save, save_file
 
@@ -64,14 +64,8 @@ def _bert_tokenizer():
 
 def sentencepiece_model():
   """Returns a SentencePiece model like that of XLM-R."""
-  import sentencepiece
-
-  stream = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXTS[:4] * 9), model_writer=stream, vocab_size=60, minloglevel=2,
-    hard_vocab_limit=False,
-  )  # fmt: skip
-  return stream.getvalue()
+  marks = {"pad_id": -1, "unk_id": 0, "bos_id": 1, "eos_id": 2}
+  return tiny_tokenizers.sentencepiece_model(TEXTS[:4], vocab_size=60, **marks)
 
 
 def _xlmr_tokenizer(model):
@@ -93,17 +87,22 @@ def _xlmr_tokenizer(model):
   return json.loads(made.to_str())
 
 
+def bert_config(sizes):
+  """Returns attributes of a BertConfig by their names in `config.json`."""
+  names = {
+    "vocab_size": "vocab_size", "emb_dim": "hidden_size", "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size",
+    "max_positions": "max_position_embeddings", "num_token_types": "type_vocab_size",
+    "activation": "hidden_act", "layer_norm_eps": "layer_norm_eps",
+  }  # fmt: skip
+  return {names[key]: value for key, value in sizes.items() if key in names}
+
+
 def _files(kind):
   model = sentencepiece_model() if kind == "xlmr" else b""
   config = {
+    **bert_config(SIZES),
     "model_type": "xlm-roberta" if kind == "xlmr" else "bert",
-    "vocab_size": SIZES["vocab_size"],
-    "hidden_size": SIZES["emb_dim"],
-    "num_attention_heads": SIZES["num_heads"],
-    "num_hidden_layers": SIZES["num_layers"],
-    "intermediate_size": SIZES["mlp_dim"],
-    "max_position_embeddings": SIZES["max_positions"],
-    "type_vocab_size": SIZES["num_token_types"],
     "pad_token_id": 1 if kind == "xlmr" else 0,
   }
   classes = {
@@ -128,7 +127,7 @@ def _files(kind):
   }
 
 
-def write(folder, kind, changes):
+def write(folder, kind, changes, *, sizes=SIZES, deviation=0.4):
   """Writes an encoder; returns its folder.
 
   Args:
@@ -136,6 +135,8 @@ def write(folder, kind, changes):
     kind: "bert" or "xlmr", by the class of the tokenizer, or "plain" for that of `tokenizer.json`.
     changes: By file: keys to replace (with the value None in Python, to remove), a whole content
       that is not an object, or None to leave the file out.
+    sizes: Attributes of a BertConfig, but for the size of the vocabulary.
+    deviation: Of the weights.
   """
   files = copy.deepcopy(_files(kind))
   for name, change in changes.items():
@@ -150,10 +151,10 @@ def write(folder, kind, changes):
     elif content is not None:
       path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
   rng, weights = np.random.default_rng(0), {}
-  sizes = {**SIZES, "vocab_size": files["config.json"]["vocab_size"]}
+  sizes = {**sizes, "vocab_size": files["config.json"]["vocab_size"]}
   for row in bert.rows(sizes, pooler=False):
     center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
-    weights[row.source] = rng.normal(center, 0.4, row.shape).astype(np.float32)
+    weights[row.source] = rng.normal(center, deviation, row.shape).astype(np.float32)
   save_file(weights, folder / "model.safetensors")
   return folder
 
@@ -175,7 +176,6 @@ HONORED = [
   ("xlmr", {}),
   ("plain", {}),
   ("bert", {_TC: None}),
-  ("bert", {_TC: {"tokenizer_class": REMOVED}}),
   ("bert", {_TC: None, "config.json": {"tokenizer_class": "BertTokenizer"}}),
   ("bert", {_TC: {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}}),
   *(("bert", {_TC: {key: value}}) for key, value in (
@@ -200,11 +200,9 @@ HONORED = [
   ("bert", {_TJ: {"added_tokens": [token(0, "[PAD]"), token(29, "ENT")]}}),
   ("bert", {_TJ: {"added_tokens": [token(29, "ENT")]}, _TC: {"added_tokens_decoder": {}}}),
   ("bert", {_AT: {"ENT": 29}}),
-  ("bert", {_AT: {"ENT": 29}, _TC: {"do_lower_case": False}}),
   ("bert", {_AT: {"ENTs": 30, "xENT": 29}, _TC: {"do_lower_case": False}}),
   ("bert", {_AT: {"ENT": 29}, _TC: {"added_tokens_decoder": {}}}),
   ("bert", {_AT: {"ENT": 29}, _TC: {"extra_special_tokens": {"image_token": "ENT"}}}),
-  ("bert", {_AT: {"ENT": 29}, _TC: {"extra_special_tokens": ["ENT"]}}),
   ("bert", {_AT: {"ENT": 29}, _TC: {"additional_special_tokens": ["ENT"]}}),
   ("bert", {_AT: {"ENT": 29}, _SM: {"additional_special_tokens": ["ENT"]}}),
   ("bert", {_AT: {"ENT": 29}, _SM: {"mask_token": "ENT"}}),
@@ -272,28 +270,29 @@ _WEIGHTS = {
   f"linear.{name}": np.random.default_rng(1).normal(size=shape).astype(np.float32)
   for name, shape in (("weight", (16, 16)), ("bias", 16))
 }
-_NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
+NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
+_CLS = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+_MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 # As before, but not only the ids could be others.
 POOLED = [
   ("bert", {}),
   ("xlmr", {}),
   # As LaBSE, and as a small E5.
   ("bert", {
-    _MO: modules(f"{_KIND}Dense", _NORMALIZE), "Normalize/config.json": {},
-    _PO: {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+    _MO: modules(f"{_KIND}Dense", NORMALIZE), "Normalize/config.json": {},
+    _PO: _CLS,
     "Dense/config.json": _DENSE, "Dense/model.safetensors": save(_WEIGHTS),
     _SB: {"max_seq_length": 10, "do_lower_case": False},
   }),
   ("xlmr", {
-    _MO: modules(_NORMALIZE), "Normalize/config.json": {}, "config.json": {"layer_norm_eps": 1e-5},
+    _MO: modules(NORMALIZE), "Normalize/config.json": {}, "config.json": {"layer_norm_eps": 1e-5},
     _PR: {"prompts": {"query": "query: ", "document": "passage: "}},
   }),
   *(("bert", {_PO: change}) for change in (
     {"pooling_mode": "cls"}, {"pooling_mode": ["mean"]}, {"pooling_mode_mean_tokens": False},
     {"pooling_mode_mean_tokens": REMOVED}, {"include_prompt": True},
     {"word_embedding_dimension": REMOVED, "embedding_dimension": 16},
-    {"pooling_mode": "cls", "pooling_mode_mean_tokens": True},
-    {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+    {"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, _CLS,
   )),
 ]  # fmt: skip
 # Each: the kind of tokenizer, the changed files, and the file and the key that the message names.
@@ -334,12 +333,18 @@ REFUSED = [
   )),
   *(("bert", {_PO: change}, ("1_Pooling", key)) for change, key in (
     ({"pooling_mode": "max"}, "pooling"), ({"pooling_mode": ["cls", "mean"]}, "pooling"),
-    ({"pooling_mode_max_tokens": True}, "pooling"), ({"pooling_mode": "weightedmean"}, "pooling"),
-    ({"pooling_mode": "lasttoken"}, "pooling"),
-    ({"pooling_mode": "mean_sqrt_len_tokens"}, "pooling"),
+    ({"pooling_mode_max_tokens": True}, "pooling"), ({"pooling_mode": "lasttoken"}, "pooling"),
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
+  *(("bert", {
+    _MO: modules(f"{_KIND}Dense"), _PO: pooled, "Dense/config.json": _DENSE | dense,
+  }, ("Dense", key)) for pooled, dense, key in (
+    (_MEAN, {}, "'cls'"), (_CLS, {"activation_function": "torch.nn.Identity"}, "Identity"),
+  )),
+  *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (
+    modules(f"{_KIND}Dense")[2:], [{"type": NORMALIZE, "path": "../Dense"}],
+  )),
   *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (
     "adapter_config.json", "processor_config.json", "preprocessor_config.json",
   )),

@@ -1,19 +1,12 @@
 """Folders of Hugging Face encoders, small enough to import in a test."""
 
 import json
-import shutil
 
-import numpy as np
-from safetensors.numpy import save_file
-
-from vmsst.checkpoints.importers import bert
+import released_folders
 
 SIZES = {
-  "emb_dim": 16,
-  "num_heads": 2,
-  "mlp_dim": 24,
+  **released_folders.SIZES,
   "num_layers": 1,
-  "max_positions": 42,
   "position_offset": 2,
   "num_token_types": 1,
   "activation": "gelu",
@@ -28,39 +21,16 @@ def save_me5(folder, tokenizer_file):
     folder: Folder to make; its name must say that it is an E5.
     tokenizer_file: A tokenizer like XLM-R's.
   """
-  folder.mkdir(parents=True)
-  shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
-  vocab = json.loads(tokenizer_file.read_text(encoding="utf-8"))["model"]["vocab"]
-  sizes = {**SIZES, "vocab_size": len(vocab)}
-  config = {
-    "model_type": "xlm-roberta",
-    "vocab_size": sizes["vocab_size"],
-    "hidden_size": sizes["emb_dim"],
-    "num_attention_heads": sizes["num_heads"],
-    "num_hidden_layers": sizes["num_layers"],
-    "intermediate_size": sizes["mlp_dim"],
-    "hidden_act": sizes["activation"],
-    "max_position_embeddings": sizes["max_positions"],
-    "type_vocab_size": sizes["num_token_types"],
-    "layer_norm_eps": sizes["layer_norm_eps"],
-    "pad_token_id": 1,
+  tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+  sizes = {**SIZES, "vocab_size": len(tokenizer["model"]["vocab"])}
+  config = released_folders.bert_config(sizes)
+  changes = {
+    "tokenizer.json": tokenizer,
+    "config.json": {"model_type": "xlm-roberta", "pad_token_id": 1, **config},
+    "modules.json": released_folders.modules(released_folders.NORMALIZE),
+    "Normalize/config.json": {},
+    **dict.fromkeys(("tokenizer_config.json", "sentencepiece.bpe.model")),
+    "config_sentence_transformers.json": None,
   }
-  types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-  modules = [
-    {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-    for i, (path, kind) in enumerate(types.items())
-  ]
-  (folder / "1_Pooling").mkdir()
-  for name, content in {
-    "config.json": config,
-    "modules.json": modules,
-    "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
-  }.items():
-    (folder / name).write_text(json.dumps(content))
-  rng = np.random.default_rng(0)
-  weights = {}
-  for row in bert.rows(sizes, pooler=False):
-    center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
-    weights[row.source] = rng.normal(center, 0.7, row.shape).astype(np.float32)
-  save_file(weights, folder / "model.safetensors")
+  released_folders.write(folder, "xlmr", changes, sizes=sizes, deviation=0.7)
   return sizes

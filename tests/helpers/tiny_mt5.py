@@ -41,6 +41,18 @@ train.train_eval_dataset_cfg = None
 """
 
 
+def mt5_config(sizes):
+  """Returns attributes of a T5Config by their names in `config.json`."""
+  names = {
+    "vocab_size": "vocab_size", "emb_dim": "d_model", "num_heads": "num_heads", "head_dim": "d_kv",
+    "mlp_dim": "d_ff", "num_encoder_layers": "num_layers",
+    "relpos_buckets": "relative_attention_num_buckets",
+    "relpos_max_distance": "relative_attention_max_distance",
+  }  # fmt: skip
+  found = {names[key]: value for key, value in sizes.items() if key in names}
+  return {"model_type": "mt5", "feed_forward_proj": "gated-gelu", **found}
+
+
 def save_mt5(folder):
   """Writes a small mT5 with random weights, as transformers saves it."""
   rng = np.random.default_rng(0)
@@ -49,17 +61,7 @@ def save_mt5(folder):
     row.source: 0.2 * rng.normal(size=row.shape).astype(np.float32) for row in mt5.rows(SIZES)
   }
   save_file(tensors, folder / "model.safetensors")
-  config = {
-    "model_type": "mt5",
-    "feed_forward_proj": "gated-gelu",
-    "vocab_size": SIZES["vocab_size"],
-    "d_model": SIZES["emb_dim"],
-    "num_heads": SIZES["num_heads"],
-    "d_kv": SIZES["head_dim"],
-    "d_ff": SIZES["mlp_dim"],
-    "num_layers": SIZES["num_encoder_layers"],
-  }
-  (folder / "config.json").write_text(json.dumps(config))
+  (folder / "config.json").write_text(json.dumps(mt5_config(SIZES)))
   return folder
 
 

@@ -1,4 +1,6 @@
-"""Tokenizers of Hugging Face's kinds, trained on a few sentences."""
+"""Tokenizers of Hugging Face's and of SentencePiece's kinds, trained on a few sentences."""
+
+import io
 
 import pytest
 
@@ -11,6 +13,21 @@ SENTENCES = [
 ]
 BERT_MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 XLMR_MARKS = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def sentencepiece_model(sentences, **options):
+  """Returns a SentencePiece model of about 40 pieces with the marks of mT5, by default."""
+  import sentencepiece
+
+  stream = io.BytesIO()
+  given = {"vocab_size": 40, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2}
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter([*sentences] * 9),
+    model_writer=stream,
+    minloglevel=2,
+    **{**given, "bos_id": -1, **options},
+  )
+  return stream.getvalue()
 
 
 def save(folder, sentences=SENTENCES):

@@ -107,7 +107,6 @@ def ours(name, arrays, targets, **options):
 
 
 def values(aux):
-  """The values of tokens or sentences."""
   return aux.nll_BT if isinstance(aux, tuple) else aux
 
 

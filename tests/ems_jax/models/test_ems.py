@@ -241,10 +241,6 @@ def test_the_parameters_are_those_of_table_iii():
   assert count() - w_emb == encoder + heads + languages.NUM_LANGUAGES * la
 
 
-# --------------------------------------------------------------------------------------------
-# Masking
-
-
 def mask(tokens_B2T, seed=0):
   key = jax.random.key(seed) if isinstance(seed, int) else seed
   found = models.mask_one_token(tokens_B2T, MASK, special_ids=(EOS,), rng=key)
@@ -300,10 +296,6 @@ def test_a_masked_sentence_predicts_the_masked_token_too(masking):
   evaluated, _ = tiny_models.evaluate(model.eval_fn, params, batch)
   plain, _ = tiny_models.evaluate(make_model(network=network).eval_fn, params, batch)
   assert evaluated == pytest.approx(plain, rel=1e-6)
-
-
-# --------------------------------------------------------------------------------------------
-# The rest
 
 
 def test_a_language_outside_the_table_gives_nan():

@@ -134,10 +134,6 @@ def test_loss_and_metrics_are_those_of_each_translation_alone(config, network, l
   assert loss == pytest.approx(np.mean(nll), rel=2e-5)
 
 
-# --------------------------------------------------------------------------------------------
-# Which translations count
-
-
 def test_pairs_without_a_translation_have_no_loss_and_no_gradient():
   model, batch = make_model(), make_batch()
   params = tiny_models.random_params(model.network)
@@ -156,10 +152,6 @@ def test_pairs_without_a_translation_have_no_loss_and_no_gradient():
   assert loss == metrics["translations_per_example"].compute() == 0
   assert np.isnan(metrics["loss"].compute())
   assert not any(np.any(x) for x in jax.tree.leaves(gradients))
-
-
-# --------------------------------------------------------------------------------------------
-# Vectors and parameters
 
 
 def test_tables_have_laser_s_initial_values():

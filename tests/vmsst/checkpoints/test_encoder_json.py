@@ -2,12 +2,10 @@ import dataclasses
 import json
 import pathlib
 
-import gin
-import jax
-import jax.numpy as jnp
 import pytest
 import small_networks
 import tiny_encoders
+import tiny_tokenizers
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, starting_encoders
@@ -21,15 +19,9 @@ ENCODER = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
 
 @pytest.fixture(scope="module")
 def spm_path(tmp_path_factory) -> pathlib.Path:
-  import sentencepiece
-
   path = tmp_path_factory.mktemp("spm") / "tiny.model"
-  with open(path, "wb") as stream:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(["one two three four", "five six seven eight"] * 20),
-      model_writer=stream, vocab_size=40, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-      hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+  sentences = ["one two three four", "five six seven eight"]
+  path.write_bytes(tiny_tokenizers.sentencepiece_model(sentences))
   return path
 
 
@@ -89,47 +81,11 @@ def test_the_network_of_a_run_with_a_decoder_travels_with_all_of_its_attributes(
   assert loaded.network == model.sentence_encoder
 
 
-def test_a_model_configured_by_gin_is_saved_by_its_plain_names(tmp_path):
-  with gin.unlock_config():
-    gin.parse_config("""
-      from __gin__ import dynamic_registration
-      from vmsst.text import vocabularies
-      from vmsst.models import contrastive
-      from vmsst.networks import sentence_encoder
-      from vmsst.networks import t5
-
-      t5.T5Config.vocab_size = 300
-      t5.T5Config.dropout_rate = 0
-      sentence_encoder.SentenceEncoder.config = @t5.T5Config()
-      sentence_encoder.SentenceEncoder.latent_dim = 6
-      contrastive.ContrastiveModel.network = @sentence_encoder.SentenceEncoder()
-      contrastive.ContrastiveModel.input_vocabulary = @vocabularies.ByteVocabulary()
-      MODEL = @contrastive.ContrastiveModel()
-    """)
-    model = gin.query_parameter("%MODEL").scoped_configurable_fn()
-  gin.clear_config()
-  jax.eval_shape(model.network.init, jax.random.key(0), jnp.ones((1, 2), jnp.int32))
-  encoder_json.save_encoder_assets(model, tmp_path)
-  found = encoder_json.load_encoder_assets(tmp_path)
-  assert found.network == sentence_encoder.SentenceEncoder(
-    t5.T5Config(vocab_size=300, dropout_rate=0), latent_dim=6
-  )
-
-
 def test_a_vocabulary_larger_than_the_table_is_refused_before_training(tmp_path):
   small = sentence_encoder.SentenceEncoder(t5.T5Config(vocab_size=200), latent_dim=6)
   with pytest.raises(errors.InputError, match=r"259 pieces, .* only 200 rows"):
     encoder_json.save_encoder_assets(tiny_encoders.model_of(small), tmp_path / "run")
   assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("content", [None, b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
-def test_a_damaged_file_is_named(saved, content):
-  (saved / "encoder.json").unlink()
-  if content is not None:
-    (saved / "encoder.json").write_bytes(content)
-  with pytest.raises(errors.InputError, match=r"encoder\.json"):
-    encoder_json.load_encoder_assets(saved)
 
 
 NETWORK = {
@@ -157,7 +113,6 @@ VMSST = {**NETWORK, "class": "VmsstNetwork"}
     ({"network": {**NETWORK, "config": {}}}, "vocab_size"),
     ({"network": {**NETWORK, "latent_dim": -1}}, "latent_dim"),
     ({"network": {**NETWORK, "module": "os"}}, "module"),
-    ({"generator": {**NETWORK, "class": "Popen"}}, "unknown network 'Popen'"),
     ({"generator": {**VMSST, "decoder_groups": [0, "1"]}}, "decoder_groups"),
     ({"generator": {**VMSST, "num_decoder_layers": 0}}, "num_decoder_layers"),
     ({"generator": {**VMSST, "config": {"vocab_size": 258}}}, "259 pieces, .* only 258 rows"),
@@ -166,7 +121,6 @@ VMSST = {**NETWORK, "class": "VmsstNetwork"}
     ({"vocabulary": {"kind": "sentencepiece", "lowercase": True, "sha256": "x"}}, "does not exist"),
     ({"languages": "deu"}, "'languages' is 'deu'"),
     ({"languages": ["deu", "klingonisch"]}, "klingonisch"),
-    ({"languages": [7]}, "'languages'"),
   ],
 )
 def test_each_bad_value_is_named(saved, changes, message):
@@ -174,10 +128,6 @@ def test_each_bad_value_is_named(saved, changes, message):
   with pytest.raises(errors.InputError, match=message) as caught:
     encoder_json.load_encoder_assets(saved)
   assert "encoder.json" in str(caught.value)
-
-
-# --------------------------------------------------------------------------------------------
-# Runs that start from an encoder
 
 
 def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files):

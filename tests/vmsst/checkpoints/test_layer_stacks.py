@@ -8,9 +8,8 @@ import pytest
 import tiny_encoders
 from etils import epath
 
-import vmsst
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, layer_stacks, restoring, t5x, tensors
+from vmsst.checkpoints import layer_stacks, restoring, t5x, tensors
 from vmsst.networks import bert, sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -37,7 +36,6 @@ def scanned(network):
 
 
 def stacked(params):
-  """Stacks separate layers by a loop over names."""
   found = {}
   for name, array in params.items():
     parts = name.split("/")
@@ -82,25 +80,12 @@ def test_either_layout_is_restored_into_either_network(tmp_path, name, kind):
         np.testing.assert_array_equal(found[key], array, err_msg=key)
 
 
-def test_load_reads_a_run_whose_encoder_json_has_the_other_layout(tmp_path):
-  network = NETWORKS["t5"]
-  params = tiny_encoders.random_params(network)
-  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network), params)
-  texts = ["one", "two words"]
-  expected = vmsst.load(run).encode(texts)
-  encoder_json.save_encoder_assets(tiny_encoders.model_of(scanned(network)), run)
-  np.testing.assert_allclose(vmsst.load(run).encode(texts), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_missing_and_unequal_layers_are_errors(tmp_path):
   network = NETWORKS["t5"]
   params = tiny_encoders.flat(tiny_encoders.random_params(network))
   last = "encoder/layers_2/mlp/wo/kernel"
   fewer = {name: array for name, array in params.items() if name != last}
   saved = save(tmp_path / "fewer", fewer, "export")
-  with pytest.raises(errors.InputError, match="no parameter encoder/layers/mlp/wo/kernel"):
-    restoring.restore_params(saved, scanned(network))
-  saved = save(tmp_path / "unequal", params | {last: params[last][:-1]}, "export")
   with pytest.raises(errors.InputError, match="no parameter encoder/layers/mlp/wo/kernel"):
     restoring.restore_params(saved, scanned(network))
   short = {
@@ -116,10 +101,7 @@ def test_missing_and_unequal_layers_are_errors(tmp_path):
 
 
 def test_a_claimed_number_of_layers_costs_nothing(tmp_path):
-  huge = jax.ShapeDtypeStruct((10**12, 0), np.float32)
-  stored = {"encoder/layers/mlp/wo/kernel": huge, "encoder/layers/scale": huge}
-  assert layer_stacks.most_layers(stored) == layer_stacks.MOST_LAYERS
-  assert layer_stacks.most_layers({"mean": huge, "encoder/norm": huge}) == 2
+  stored = {"encoder/layers/scale": jax.ShapeDtypeStruct((10**12, 0), np.float32)}
   for name, shape in (
     ("encoder/layers_" + "9" * 5000 + "/scale", (0,)),
     ("decoder/layers/scale", (10**12, 0)),

@@ -52,7 +52,6 @@ _SAVED_AGAIN = {"query": "q: ", "document": "", "passage": "p: "}
   ("name", "file", "expected"),
   [
     ("m", None, ("", {})),
-    ("m", {"prompts": {"query": "", "document": ""}}, ("", {})),
     ("m", {"prompts": _OWN}, ("", {**_OWN, "document": "p: "})),
     ("m", {"prompts": _SAVED_AGAIN}, ("", {**_OWN, "document": "p: "})),
     ("m", {"prompts": {"corpus": "c: "}}, ("", {"query": "", "document": "c: ", "corpus": "c: "})),
@@ -67,7 +66,6 @@ _SAVED_AGAIN = {"query": "q: ", "document": "", "passage": "p: "}
     ("multilingual-e5-large-instruct", None, ("", {})),
     ("e5000/labse", None, ("", {})),
     ("my-e5", {"prompts": {}}, ("", {})),
-    ("my-e5", {"prompts": {"query": "", "document": ""}}, ("", {})),
     ("my-e5", {"prompts": _OWN, "default_prompt_name": None}, ("", {**_OWN, "document": "p: "})),
     ("my-e5", {"default_prompt_name": None}, ("", {})),
   ],

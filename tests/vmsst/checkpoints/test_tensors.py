@@ -1,7 +1,6 @@
 """Files of tensors: safetensors read where they are, state dicts of torch without running code."""
 
 import json
-import os
 import pathlib
 import sys
 
@@ -84,31 +83,6 @@ def test_a_truncated_file_is_named(tmp_path, keep):
     tensors.open_file(path)
 
 
-# --------------------------------------------------------------------------------------------
-# torch
-
-
-class Evil:
-  """Makes a folder when it is unpickled."""
-
-  def __init__(self, path):
-    self.path = path
-
-  def __reduce__(self):
-    return os.mkdir, (str(self.path),)
-
-
-def test_nothing_pickled_is_run(tmp_path):
-  torch = pytest.importorskip("torch", reason="needs torch to write its files")
-  trap, path = tmp_path / "sprung", tmp_path / "evil.bin"
-  torch.save({"state_dict": {"a": torch.ones(2)}, "best": Evil(trap)}, path)
-  with pytest.raises(errors.InputError, match=r"evil\.bin .*holds more than tensors"):
-    tensors.open_file(path)
-  assert not trap.exists()
-  torch.load(path, weights_only=False)
-  assert trap.exists()  # it was one
-
-
 def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path):
   torch = pytest.importorskip("torch", reason="needs torch to write its files")
   state = {name: torch.tensor(array) for name, array in ARRAYS.items()}
@@ -126,8 +100,6 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path):
   ("make", "message"),
   [
     (lambda torch: torch.nn.Linear(2, 2), "holds more than tensors and plain values"),
-    (lambda torch: [1, 2], "holds no state_dict"),
-    (lambda torch: {"state_dict": 3}, "holds no state_dict"),
     (lambda torch: {1: torch.ones(2)}, "holds no state_dict"),
     (lambda torch: {"a": 3}, "'a' is not a tensor"),
     (lambda torch: {"a": torch.ones(1).expand(10**6, 10**6)}, "'a' repeats its stored values"),
@@ -152,10 +124,6 @@ def test_a_missing_torch_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(errors.InputError, match=r"x\.pt.* needs the package torch"):
     tensors.open_file(tmp_path / "x.pt")
-
-
-# --------------------------------------------------------------------------------------------
-# Shards
 
 
 def save_shards(folder, **changes):
@@ -189,10 +157,8 @@ def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path):
   ("changes", "message"),
   [
     ({"a": "../model-0.safetensors"}, "'../model-0.safetensors', not the name"),
-    ({"a": "/etc/passwd"}, "'/etc/passwd'"),
     ({"a": "pytorch_model.bin"}, "'pytorch_model.bin'"),
     ({"a": 3}, "the file of a is 3"),
-    ({"a": "model-7.safetensors"}, "puts a into model-7.safetensors, not model-0"),
     ({"a": "model-1.safetensors"}, "puts a into model-1.safetensors, not model-0.safetensors"),
     ({"ghost": "model-0.safetensors"}, "puts ghost into model-0.safetensors, which lacks it"),
   ],

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 
-import full_disks
 import in_process
 import memory_store
 import numpy as np
 import pytest
 import tiny_encoders
+import tiny_tokenizers
 from etils import epath
 from safetensors.numpy import load_file
 from small_networks import BERT, NETWORKS, T5, encoder
@@ -25,9 +25,9 @@ from vmsst.exports import (
   sentence_transformers_folder,
   tokenizer_file,
 )
-from vmsst.files import locks, storage
 from vmsst.inference import loading
 from vmsst.networks import lstm
+from vmsst.tasks import sample
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")
@@ -57,39 +57,24 @@ def sentences(data_root):
 
 @pytest.fixture(scope="session")
 def vocabulary_of(tmp_path_factory):
-  """Returns a function that makes a vocabulary of a kind, once."""
-  import sentencepiece
-
   folder = tmp_path_factory.mktemp("vocabularies")
   text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
-  marks = {"pad_id": 0, "unk_id": 2, "bos_id": -1, "eos_id": 1}
   kinds = {
-    "unigram": {**marks, "model_type": "unigram", "user_defined_symbols": ["<w>"]},
+    "unigram": {"user_defined_symbols": ["<w>"]},
     # As EMS's: no EOS token, and symbols for languages.
-    "ems": {**marks, "unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
+    "ems": {"unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
   }
 
   def make(kind):
     if kind == "sample":
-      return vocabularies.SentencePieceVocabulary(
-        str(vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model")
-      )
+      return vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
     if kind == "bytes":
       return vocabularies.ByteVocabulary(lowercase=True)
     path = folder / f"{kind}.model"
-    if not path.exists():
-      with open(path, "wb") as stream:
-        sentencepiece.SentencePieceTrainer.train(
-          sentence_iterator=iter(text * 5), model_writer=stream, vocab_size=80, minloglevel=2,
-          hard_vocab_limit=False, **kinds[kind],
-        )  # fmt: skip
+    path.write_bytes(tiny_tokenizers.sentencepiece_model(text, vocab_size=80, **kinds[kind]))
     return vocabularies.SentencePieceVocabulary(str(path), lowercase=True)
 
   return make
-
-
-# --------------------------------------------------------------------------------------------
-# Tokenizers
 
 
 @pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
@@ -103,10 +88,6 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
   found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
   assert found == vocabulary.encode(texts, 10_000)
   assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
-
-
-# --------------------------------------------------------------------------------------------
-# sentence-transformers
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -244,16 +225,6 @@ def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, mo
   store.pipe_file(f"{url}/model.safetensors", b"no")
   with pytest.raises(errors.InputError, match=f"^{url}/model.safetensors is damaged"):
     vmsst.load(url)
-  ended = {**locks._this_process(), "started": "of a killed command"}
-  store.pipe_file(f"{url}/{storage.UNFINISHED}/lock-000001", json.dumps(ended).encode())
-  with pytest.raises(errors.InputError, match=f"{url} is not finished"):
-    vmsst.load(url)
-  safetensors_folder.export_safetensors(run, url)  # again
-  assert loading.read(url).name == url
-
-
-# --------------------------------------------------------------------------------------------
-# safetensors
 
 
 def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, capsys):
@@ -307,13 +278,3 @@ def test_changed_weights_are_refused(tmp_path):
   del record["weights"]
   (exported / "encoder.json").write_text(json.dumps(record))
   assert vmsst.load(exported).dimension == encoder(T5).latent_dim
-
-
-def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, capsys):
-  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
-  with full_disks.largest_file(4000):
-    assert in_process.vmsst("export", "sentence-transformers", run, tmp_path / "out") == 1
-  message = capsys.readouterr().err
-  assert message.startswith(f"vmsst: error: {tmp_path / 'out'} cannot be written: ")
-  assert message.count("\n") == 1
-  assert [path.name for path in tmp_path.iterdir()] == ["run"]

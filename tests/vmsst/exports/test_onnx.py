@@ -1,12 +1,7 @@
 """Encoders as ONNX models: the vectors of ONNX Runtime against those of `encode`."""
 
-import ast
 import dataclasses
-import pathlib
-import re
-import sys
 
-import code_blocks
 import in_process
 import numpy as np
 import pytest
@@ -18,21 +13,18 @@ import vmsst
 from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.exports import onnx_folder
 from vmsst.inference import onnx_graph
+from vmsst.tasks import sample
 from vmsst.text import hugging_face_vocabulary, vocabularies
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
 
-PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "how-to" / "mining_and_search.md"
 # Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "▁a\tb\u3000c", "今日は。", "a <pad> </s>"]
-SAMPLE = vocabularies.SentencePieceVocabulary(
-  str(vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model")
-)
+SAMPLE = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
 
 
 def saved(name, folder, tokenizer_files):
-  """Saves the encoder of a name and returns its folder."""
   if name == "e5":
     tiny_hugging_face.save_me5(folder / "multilingual-e5", tokenizer_files["xlmr"])
     bert_import.import_bert(folder / "multilingual-e5", folder / "run")
@@ -75,31 +67,6 @@ def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_pat
     found_BD = run_printed(printed, texts[:count])
     assert found_BD.dtype == np.float32
     np.testing.assert_allclose(found_BD, expected_ND[:count], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["t5", "labse"])
-def test_the_recipes_of_the_page_give_the_vectors_of_encode(
-  name, tokenizer_files, tmp_path, monkeypatch
-):
-  """As printed there, for its texts and those that spell special tokens."""
-  monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # it forks
-  pytest.importorskip("openvino", reason="needs openvino")
-  if not PAGE.is_file():
-    pytest.skip("an installation without its repository")
-  run = saved(name, tmp_path, tokenizer_files)
-  onnx_folder.export_onnx(run, tmp_path / "out")
-  blocks = [x.text for x in code_blocks.blocks(PAGE) if "/models/mine.onnx/" in x.text]
-  assert [("onnxruntime" in x, "openvino" in x) for x in blocks] == [(True, False), (False, True)]
-  (texts,) = re.findall(r"encode_batch\((\[.*\])\)", blocks[0])
-  spelled = ["[SEP] </s> Welt [MASK] <mask>", "</s>", "Welt <s>[CLS]"]
-  expected_ND = vmsst.load(run, dtype="float32").encode([*ast.literal_eval(texts), *spelled])
-  for mark in (False, True):  # neither value changes the vectors
-    monitored = f"tokenizer.encode_special_tokens = {mark}\nbatch ="
-    scope = {}
-    for block in blocks:
-      code = block.replace("/models/mine.onnx", str(tmp_path / "out")).replace("batch =", monitored)
-      exec(code.replace(texts, f"{texts} + {spelled!r}"), scope)
-      np.testing.assert_allclose(scope["vectors"], expected_ND, atol=1e-5, rtol=0)
 
 
 def test_the_model_is_named_as_in_optimum_and_reads_the_mask(tmp_path, monkeypatch):

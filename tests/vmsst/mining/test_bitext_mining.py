@@ -1,8 +1,5 @@
-import os
-import resource
 import tracemalloc
 
-import fake_encoders
 import line_files
 import memory_store
 import naive_margins
@@ -19,9 +16,9 @@ from vmsst.files import (
   text_files,
   work_folders,
 )
-from vmsst.mining import bitext_mining, pair_scoring, text_search
+from vmsst.mining import bitext_mining, pair_scoring
 from vmsst.search import device_search, exact_search
-from vmsst.vectors import embedded_text, index_folder, vector_store
+from vmsst.vectors import embedded_text, index_folder
 
 BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
@@ -224,7 +221,6 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     ("1\t0\n", r"gold.tsv:1: there is no line 0 in .*target.txt: it has 13"),
     ("14\t1\n", r"gold.tsv:1: there is no line 14 in .*source.txt"),
     ("3\t1\n", r"gold.tsv:1: line 3 of .*source.txt is empty"),
-    ("", "is empty"),
   ):
     gold.write_text(content, encoding="utf-8")
     with pytest.raises(errors.InputError, match=message):
@@ -246,57 +242,10 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
   blank = write_embedded(tmp_path, "blank", ["", " ", "\u2060"], np.ones([3, 4]))
   with pytest.raises(errors.InputError, match=r"blank\.txt contains no sentence"):
     mine((texts[0], blank), tmp_path)
-  with pytest.raises(errors.InputError, match="is a folder"):
-    bitext_mining.mine(*texts, tmp_path)
   # With other gold pairs, the search is not repeated.
   assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
   done, found = mine(texts, tmp_path, min_cosine=1.5)
   assert (done.kept, found) == (0, [])
-
-
-# --------------------------------------------------------------------------------------------
-# More shards than a process may open files
-
-SHARDS, MORE = 150, 100
-ROWS = np.random.default_rng(0).normal(size=[2 * SHARDS, 8]).astype(np.float32)
-
-
-@pytest.fixture
-def few_descriptors(monkeypatch):
-  """At most `MORE` files more than are open now."""
-  monkeypatch.setattr(vector_store, "_MAPS", 8)
-  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-  used = max(map(int, os.listdir("/proc/self/fd")))
-  resource.setrlimit(resource.RLIMIT_NOFILE, (used + MORE, limits[1]))
-  yield
-  resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors on Linux")
-@pytest.mark.usefixtures("few_descriptors")
-def test_more_shards_than_descriptors(tmp_path):
-  sides, indexes = [], []
-  for name, blank in (("x", 7), ("y", None)):
-    lines = ["" if row == blank else str(row) for row in range(len(ROWS))]
-    path = line_files.write_lines(tmp_path / f"{name}.txt", lines)
-    vector_folders.write(tmp_path / name, ROWS, shard_rows=2)
-    index_folder.build_index(tmp_path / name, tmp_path / f"{name}.index", factory="IVF4,SQ8")
-    sides.append(embedded_text.open_text(str(path), tmp_path / name))
-    indexes.append(sides[-1].open_index(tmp_path / f"{name}.index"))
-  encoder = fake_encoders.FakeEncoder(lambda text: ROWS[int(text)])
-  expected = [str(row) for row in range(len(ROWS)) if row != 7]
-  for index in (None, indexes[0]):
-    searcher = text_search.Searcher(encoder, sides[0], index=index)
-    assert [hits[0].text for hits in searcher.search(expected, 2)] == expected
-  for both in (None, tuple(indexes)):
-    bitext_mining.mine(*sides, tmp_path / "out.tsv", indexes=both, threshold=1.01)
-    found = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
-    assert sorted(int(row) for _, row, _ in found) == sorted(map(int, expected))
-    assert all(source == target for _, source, target in found)
-
-
-# --------------------------------------------------------------------------------------------
-# Scores of given pairs
 
 
 class Scorer:

@@ -191,9 +191,6 @@ def test_names_that_would_meet_and_wrong_options_are_refused(folder):
   )
   with pytest.raises(errors.InputError, match=r"bitext is .*x\.de-en\.jsonl .*, not .*"):
     hard_negative_mining.mine_files(run, str(folder / "c" / "a" / "*.tsv"), out, count=1)
-  (folder / "out" / derived_files.DESCRIPTION).write_text("[]", encoding="utf-8")
-  with pytest.raises(errors.InputError, match="not a description"):
-    hard_negative_mining.mine_files(run, str(folder / "a" / "*.jsonl"), out, count=1)
 
 
 def test_languages_that_are_given_come_into_the_name(folder):

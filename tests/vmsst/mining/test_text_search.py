@@ -12,7 +12,7 @@ from vmsst import errors
 from vmsst.files import storage, text_files
 from vmsst.mining import text_search
 from vmsst.search import exact_search
-from vmsst.vectors import embedded_text, file_embedding, index_folder
+from vmsst.vectors import embedded_text, file_embedding
 
 
 def letters_vector(text):
@@ -82,15 +82,13 @@ def test_cosines_are_at_most_1(tmp_path):
     assert max(sign * hit.as_json()["score"] for hits in found for hit in hits) == 1
 
 
-@pytest.mark.parametrize("name", ["base.txt", "base.jsonl.gz"])
-def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
+def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
   """Later calls open no file, and neither hash nor check vectors of the corpus."""
   base = make_base(tmp_path, BASE)
-  if name.endswith(".gz"):
-    lines = "".join(json.dumps({"t": line}) + "\n" for line in BASE)
-    (tmp_path / name).write_bytes(gzip.compress(lines.encode()))
-    base = embedded_text.open_text(str(tmp_path / name), base.folder)
-    base.vectors.settings["field"] = "t"
+  lines = "".join(json.dumps({"t": line}) + "\n" for line in BASE)
+  (tmp_path / "base.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+  base = embedded_text.open_text(str(tmp_path / "base.jsonl.gz"), base.folder)
+  base.vectors.settings["field"] = "t"
   encoder = make_encoder()
   searcher = text_search.Searcher(encoder, base)
   first = searcher.search(QUERIES, 12)
@@ -118,19 +116,6 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch, name):
     for search in (searcher.search, lambda *x: [*searcher.stream(*x)]):
       with pytest.raises(TypeError, match="list of"):
         search(wrong, 3)
-
-
-def test_an_index_finds_the_same_lines_and_never_blank_ones(tmp_path, monkeypatch):
-  base, encoder = make_base(tmp_path, [*BASE, "", " \u2060"]), make_encoder()
-  index_folder.build_index(base.folder, tmp_path / "index", factory="SQfp16", progress=False)
-  index = index_folder.open_index(tmp_path / "index", base.folder)
-  searcher = text_search.Searcher(encoder, base, index=index)
-  monkeypatch.setattr(exact_search, "DistinctVectors", None)  # an index needs none
-  for queries in (QUERIES, QUERIES[:2]):
-    found = searcher.search(queries, 12)
-    assert [[(hit.line, hit.text) for hit in hits] for hits in found] == [
-      naive(query, 12) for query in queries
-    ]
 
 
 def test_queries_have_the_dimensions_of_the_vectors(tmp_path):

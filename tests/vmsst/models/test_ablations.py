@@ -67,10 +67,6 @@ def without(params, prefix):
   return {name: value for name, value in params.items() if not name.startswith(prefix)}
 
 
-# --------------------------------------------------------------------------------------------
-# fact.
-
-
 @pytest.mark.parametrize("network_cls", [networks.VmsstNetwork, networks.BitranslationNetwork])
 def test_factorized_scores_are_those_of_two_products_with_sentence_and_hidden_state(network_cls):
   network = network_cls(CONFIG, latent_dim=6, num_languages=5, factorized=True)
@@ -100,10 +96,6 @@ def test_factorized_scores_are_those_of_two_products_with_sentence_and_hidden_st
     np.testing.assert_allclose(found.nll_BRT.reshape(4, 6)[row], nll_T, rtol=1e-4, atol=1e-5)
     expected += weight * nll_T.sum()
   assert found.weighted == pytest.approx(expected, rel=1e-5)
-
-
-# --------------------------------------------------------------------------------------------
-# 4 enc.; full enc., full dec.
 
 
 def test_a_row_has_the_encoder_and_the_decoder_of_its_group():
@@ -148,10 +140,6 @@ def test_a_full_model_has_an_encoder_and_a_decoder_for_each_language_and_shares_
   assert [x.shape for x in starts] == [(1, 8)] * 3
   assert all({"layers_0", "layers_1"} < set(params[f"decoders_{copy}"]) for copy in range(3))
   assert "layers_2" not in params["decoders_0"]
-
-
-# --------------------------------------------------------------------------------------------
-# 12L dec., 1L dec., no KL, 1 enc., no enc. l.e., no dec. l.e.
 
 
 def test_an_omitted_kl_may_be_infinite():
@@ -204,10 +192,6 @@ def test_without_its_embedding_an_encoder_or_decoder_ignores_the_language(enable
   assert "encoder_language_embedder" in params
   one, other = (decode(network, params, sentence_BZ, x) for x in (LANGUAGES_B, LANGUAGES_B[::-1]))
   assert np.array_equal(one, other) != enabled
-
-
-# --------------------------------------------------------------------------------------------
-# All of them
 
 
 @pytest.mark.parametrize(

@@ -110,21 +110,6 @@ def test_later_blocks_that_are_better_or_worse_throughout_change_nothing(order):
   assert_best(backward, rising @ query.T, 4)
 
 
-@pytest.mark.parametrize("threads", [1, 3, 16])
-def test_any_number_of_threads_finds_the_same(threads):
-  rng = np.random.default_rng(6)
-  sides = [exact_search.DistinctVectors(rng.normal(size=[n, 8])) for n in (123, 1131)]
-  compare = functools.partial(exact_search.compare, held_rows=40, block_rows=50, threads=threads)
-  pairs = zip(
-    exact_search.mutual_top_k(*sides, 3, compare=compare),
-    exact_search.mutual_top_k(*sides, 3),
-    strict=True,
-  )
-  for found, other in pairs:
-    np.testing.assert_array_equal(found.index_NK, other.index_NK)
-    np.testing.assert_allclose(found.score_NK, other.score_NK, rtol=0, atol=1e-6)
-
-
 def test_searches_in_several_threads_leave_blas_as_it_was():
   def blas_threads():
     return [each["num_threads"] for each in threadpoolctl.threadpool_info()]
@@ -242,10 +227,6 @@ def test_devices_find_the_same_together(tmp_path):
   assert printed.splitlines()[-1] == "the same"
 
 
-# --------------------------------------------------------------------------------------------
-# Units of work
-
-
 def stored_sides(tmp_path, *counts):
   """Returns two stored sides, with repeated vectors in several blocks."""
   rng = np.random.default_rng(0)
@@ -275,14 +256,3 @@ def test_units_give_what_one_search_gives_to_the_bit(tmp_path, monkeypatch, coun
     made = len(list((tmp_path / folder).glob("*.npz")))
     whole = -(-counts[0] // 8) * -(-counts[1] // 16)
     assert made == whole if most == 100 else made <= 4
-
-
-def test_a_unit_names_its_rows_and_depends_on_the_vectors(tmp_path):
-  rows = next(stored_sides(tmp_path, 9, 9)).rows
-  one, other = (sharded_search.StoredSide(rows, "x", digest) for digest in "ab")
-  units = [
-    sharded_search.CompareBlock(sides, ((0, 8), (8, 9)), k, exact_search.compare, "p")
-    for sides, k in (((one, other), (2, 2)), ((one, one), (2, 2)), ((one, other), (2, None)))
-  ]
-  assert str(units[0]) == "sources 1 to 8 and targets 9 to 9"
-  assert len({unit.key for unit in units}) == 3

@@ -160,9 +160,6 @@ def test_broken_input_is_an_error():
     margins.best_f1(margins.cosine_pairs(good, good), np.zeros([0, 2], int))
 
 
-# --------------------------------------------------------------------------------------------
-# Bytes and bits of vectors
-
 RNG = np.random.default_rng(0)
 VECTORS = (RNG.normal(size=[40, 13]) * RNG.uniform(0.01, 9, 13) + RNG.normal(size=13)).astype("f4")
 

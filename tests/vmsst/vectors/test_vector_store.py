@@ -1,5 +1,6 @@
-import io
+import os
 import pickle
+import resource
 
 import memory_store
 import numpy as np
@@ -76,7 +77,6 @@ def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
     ("vectors.json", lambda raw: raw.replace(b"float32", b"float64"), "broken"),
     ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [-1, '), "broken"),
     ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [1, '), "broken"),
-    ("vectors.json", lambda raw: raw.replace(b'"settings"', b'"other"'), "broken"),
     ("vectors.json", lambda raw: b"[]", "broken"),
   ],
 )
@@ -119,6 +119,22 @@ def test_rows_are_taken_in_any_order(tmp_path, monkeypatch):
   np.testing.assert_array_equal(pickle.loads(saved).take(row_N), VECTORS[row_N])
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors on Linux")
+def test_more_shards_than_a_process_may_open_files(tmp_path, monkeypatch):
+  vectors_ND = np.random.default_rng(0).normal(size=[300, 8]).astype(np.float32)
+  monkeypatch.setattr(vector_store, "_MAPS", 8)
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  used = max(map(int, os.listdir("/proc/self/fd")))
+  resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, limits[1]))
+  try:
+    vectors = vector_folders.write(tmp_path, vectors_ND, shard_rows=2)
+    shards = np.concatenate([shard.copy() for shard in vectors.shards()])
+    for found in (vectors[:], vectors.take(np.arange(300)), shards):
+      np.testing.assert_array_equal(found, vectors_ND)
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_changed_byte_is_found(tmp_path):
   digests = set()
   for change in (0.0, 1e-6):
@@ -141,10 +157,8 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   assert local.digest == remote.digest
   row_N = np.array([22, 0, 5, 4, 5, 21])
   np.testing.assert_array_equal(remote.take(row_N), local.take(row_N))
-  for rows in (slice(None), slice(3, 17), slice(7, 8)):
+  for rows in (slice(None), slice(3, 17)):
     np.testing.assert_array_equal(remote[rows], local[rows])
-  for found, expected in zip(remote.shards(), local.shards(), strict=True):
-    np.testing.assert_array_equal(found, expected)
   path = "gs://bucket/v/vectors-00002.npy"
   content = bytearray(store.cat_file(path))
   content[-1] ^= 1
@@ -155,21 +169,6 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   store.rm_file(path)
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002"):
     vector_store.open_vectors("gs://bucket/v")
-
-
-# --------------------------------------------------------------------------------------------
-# Single files
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("shape", [(0, 3), (7, 3), (10**9, 1024), (4, 2, 3)])
-def test_headers_are_numpy_s_and_of_one_size(shape, dtype):
-  header = npy_files.header(shape, dtype)
-  assert len(header) == 128
-  stream = io.BytesIO(header)
-  assert np.lib.format.read_magic(stream) == (1, 0)
-  expected = shape, False, np.dtype(dtype).newbyteorder("<")
-  assert np.lib.format.read_array_header_1_0(stream) == expected
 
 
 def test_windows_become_the_file_that_numpy_would_write(tmp_path):
@@ -194,13 +193,7 @@ def test_windows_become_the_file_that_numpy_would_write(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "array",
-  [
-    np.zeros([2, 3]),
-    np.zeros(3, "f4"),
-    np.zeros([2, 4], "f4"),
-    np.zeros([2, 3], "f4", "F"),
-  ],
+  "array", [np.zeros([2, 3]), np.zeros([2, 4], "f4"), np.zeros([2, 3], "f4", "F")]
 )
 def test_other_arrays_and_files_are_an_error(array, tmp_path):
   np.save(tmp_path / "x.npy", array)

@@ -1,10 +1,12 @@
-"""Imports of EMS against a PyTorch module with the release's names and shapes."""
+"""Imports of EMS against BERT of transformers, with the release's names, shapes and heads."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
+import tiny_tokenizers
 from flax import traverse_util
 from safetensors.numpy import save_file
 
@@ -15,31 +17,36 @@ from vmsst.checkpoints.importers import ems
 from vmsst.networks import bert
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
+transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
 nn = torch.nn
 
 WIDTH, HEADS, MLP, LAYERS, LENGTH, LANGUAGE_WIDTH, PROJECTED = 16, 2, 24, 2, 12, 6, 5
 CODES = ("en", "de", "tl")  # the last one is "fil" to others
+# Parts of names in transformers and in the release.
+NAMES = {
+  "embeddings.word_embeddings": "embedding.word_embedding.embedding",
+  "embeddings.position_embeddings": "embedding.position_embedding.position_embeddings",
+  "embeddings.LayerNorm": "embedding.layer_norm",
+  "attention.self": "attention.self_attention",
+}
 SENTENCES = ["Hello, world!", "How are you today, dear Welt?", "x", "welt " * 30]
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
   """Returns a SentencePiece model trained like EMS's."""
-  import sentencepiece
-
   path = tmp_path_factory.mktemp("spm") / "bpe.model"
-  symbols = ["<MASK>", *(f"<2{code}>" for code in CODES)]
-  with open(path, "wb") as stream:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(["hello , world ! how are you today ?", "wie geht es , welt ?"] * 9),
-      model_writer=stream, model_type="bpe", vocab_size=70, pad_id=0, unk_id=1, bos_id=-1,
-      eos_id=-1, control_symbols=symbols, minloglevel=2,
-    )  # fmt: skip
+  path.write_bytes(
+    tiny_tokenizers.sentencepiece_model(
+      ["hello , world ! how are you today ?", "wie geht es , welt ?"],
+      **{"model_type": "bpe", "vocab_size": 70, "hard_vocab_limit": True, "unk_id": 1},
+      **{"eos_id": -1, "control_symbols": ["<MASK>", *(f"<2{code}>" for code in CODES)]},
+    )
+  )
   return path
 
 
 def module(**children):
-  """Returns a module with named children."""
   made = nn.Module()
   for name, child in children.items():
     made.add_module(name, child)
@@ -51,37 +58,20 @@ def norm(width):
 
 
 class Ems(nn.Module):
-  """Encoder and heads with the release's structure and names; `shared` is its ablation."""
+  """Encoder and heads; `shared` is the release's ablation."""
 
   def __init__(self, vocab_size=70, shared=False):
     super().__init__()
-    layers = [
-      module(
-        attention=module(
-          self_attention=module(**{n: nn.Linear(WIDTH, WIDTH) for n in ("query", "key", "value")}),
-          output=module(dense=nn.Linear(WIDTH, WIDTH), LayerNorm=norm(WIDTH)),
-        ),
-        intermediate=module(dense=nn.Linear(WIDTH, MLP)),
-        output=module(dense=nn.Linear(MLP, WIDTH), LayerNorm=norm(WIDTH)),
-      )
-      for _ in range(LAYERS)
-    ]
-    words = nn.Embedding(vocab_size, WIDTH, padding_idx=0)
+    sizes = {"vocab_size": vocab_size, "emb_dim": WIDTH, "num_heads": HEADS, "mlp_dim": MLP}
+    sizes |= {"num_layers": LAYERS, "max_positions": LENGTH, "activation": "silu"}
+    config = transformers.BertConfig(**released_folders.bert_config(sizes))
+    self.bert = transformers.BertModel(config, add_pooling_layer=False)
+    words = self.bert.embeddings.word_embeddings
     wide, head = WIDTH + LANGUAGE_WIDTH, WIDTH if shared else WIDTH + LANGUAGE_WIDTH
     projection = nn.Linear(head, vocab_size, bias=False)
     if shared:
       projection.weight = words.weight
     self.model = module(
-      bert=module(
-        embedding=module(
-          word_embedding=module(embedding=words),
-          position_embedding=module(
-            position_embeddings=nn.Embedding(LENGTH + 1, WIDTH, padding_idx=0)
-          ),
-          layer_norm=norm(WIDTH),
-        ),
-        encoder=module(layer=nn.ModuleList(layers)),
-      ),
       la_tag_linear=module(
         embedding=nn.Embedding(len(CODES), LANGUAGE_WIDTH), layer_norm=norm(LANGUAGE_WIDTH)
       ),
@@ -95,30 +85,24 @@ class Ems(nn.Module):
     with torch.no_grad():
       for weight in self.parameters():
         weight += 0.2 * torch.randn_like(weight)
+      self.bert.embeddings.token_type_embeddings.weight.zero_()
+
+  def release_state(self):
+    """Returns the tensors by their names in the release, whose positions start with 1."""
+    found = {}
+    for name, x in self.state_dict().items():
+      for theirs, own in NAMES.items():
+        name = name.replace(theirs, own)
+      if "position_embeddings" in name:
+        x = torch.cat([torch.zeros(1, WIDTH), x])
+      if "token_type" not in name:
+        found[f"model.{name}" if name.startswith("bert.") else name] = x.detach()
+    return found
 
   def encode(self, tokens_BT):
-    parts, mask_BT = self.model.bert.embedding, tokens_BT != 0
-    positions_BT = torch.arange(1, tokens_BT.shape[1] + 1) * mask_BT
-    x_BTD = parts.word_embedding.embedding(tokens_BT)
-    x_BTD = x_BTD + parts.position_embedding.position_embeddings(positions_BT)
-    x_BTD = parts.layer_norm(x_BTD)
-    for layer in self.model.bert.encoder.layer:
-      attention = layer.attention.self_attention
-
-      def heads(project, x_BTD=x_BTD):
-        return project(x_BTD).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-      y_BHTK = nn.functional.scaled_dot_product_attention(
-        heads(attention.query),
-        heads(attention.key),
-        heads(attention.value),
-        attn_mask=mask_BT[:, None, None, :],
-      )
-      out = layer.attention.output
-      x_BTD = out.LayerNorm(x_BTD + out.dense(y_BHTK.transpose(1, 2).flatten(-2)))
-      hidden = nn.functional.silu(layer.intermediate.dense(x_BTD))
-      x_BTD = layer.output.LayerNorm(x_BTD + layer.output.dense(hidden))
-    return (x_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
+    mask_BT = (tokens_BT != 0).long()
+    hidden_BTD = self.bert(tokens_BT, attention_mask=mask_BT).last_hidden_state
+    return (hidden_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
 
   def logits(self, vector_BS, languages_B):
     language = self.model.la_tag_linear
@@ -129,7 +113,7 @@ class Ems(nn.Module):
 
 def release(model, parallel="module.", **changes):
   """Returns the record that the release's training code saves."""
-  state = {f"{parallel}{name}": x.detach() for name, x in model.state_dict().items()}
+  state = {f"{parallel}{name}": x for name, x in model.release_state().items()}
   return {"state_dict": state, "step": 3, "best_loss": 1.5, "model_name": "EMS", **changes}
 
 
@@ -138,7 +122,6 @@ def import_ems(source, output, vocabulary):
 
 
 def ids(vocabulary):
-  """Returns padded token ids of the sentences."""
   rows = vocabulary.encode(SENTENCES, LENGTH, "en")
   assert max(map(len, rows)) == LENGTH
   return np.array([row + [0] * (LENGTH - len(row)) for row in rows])
@@ -192,7 +175,7 @@ def test_vectors_and_heads_equal_those_of_torch(tmp_path, vocabulary, capsys, sh
 def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
   torch.manual_seed(0)
   model = Ems()
-  state = {name: x.detach() for name, x in model.state_dict().items()}
+  state = model.release_state()
   old = {
     name.replace("model.transform.", "model.decoder.transform."): x for name, x in state.items()
   }
