@@ -21,7 +21,6 @@ def write(
   *,
   validation: int = 1,
   shards: int = 1,
-  file_format: str = "tfrecord",
 ) -> pathlib.Path:
   """Writes `opus_bitext/CONFIG`; returns its folder.
 
@@ -49,9 +48,8 @@ def write(
       count = shards if split == "train" else 1
       parts = [part[i::count] for i in range(count)]
       for i, own_part in enumerate(parts):
-        path = folder / f"opus_bitext-{name}.{file_format}-{i:05d}-of-{count:05d}"
-        adapter = file_adapters.ADAPTER_FOR_FORMAT[file_adapters.FileFormat(file_format)]
-        adapter.write_examples(path, enumerate(own_part))
+        path = folder / f"opus_bitext-{name}.tfrecord-{i:05d}-of-{count:05d}"
+        file_adapters.TfRecordFileAdapter.write_examples(path, enumerate(own_part))
       infos.append(
         tfds.core.SplitInfo(
           name=name, shard_lengths=[len(x) for x in parts], num_bytes=sum(map(len, part))
@@ -65,8 +63,7 @@ def write(
       data_dir=folder,
       template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
       dataset_name="opus_bitext",
-      filetype_suffix=file_format,
+      filetype_suffix="tfrecord",
     ),
-    check_data=file_format == "tfrecord",
   )
   return folder

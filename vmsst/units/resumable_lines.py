@@ -1,5 +1,6 @@
 """A file of lines that is written in parts, and resumed after interruption."""
 
+import itertools
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +29,9 @@ class LineWriter:
     self._path = path
     self._work = work_folders.path_of(path)
     self._stem = f"lines-{base.digest(settings)}-"
-    self.parts = sum(name.startswith(self._stem) for name in storage.names(self._work))
+    names = set(storage.names(self._work))
+    # Up to the first gap: the parts may have been removed in another order.
+    self.parts = next(n for n in itertools.count() if f"{self._stem}{n:06d}" not in names)
 
   def append(self, lines: Iterable[str]) -> None:
     """Writes a part, atomically."""

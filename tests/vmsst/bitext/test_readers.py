@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import pathlib
 
 import line_files
 import opus_dataset
@@ -218,7 +217,7 @@ def test_tensorflow_reads_what_is_written(tmp_path):
   texts = [("ß" * (i * 17 % 300), "x" * (i * i % 20_000)) for i in range(50)]
   records = [examples.example(b"Europarl", s.encode(), t.encode()) for s, t in texts]
   path = tmp_path / "x-train_deu_eng.tfrecord"
-  written = dataset_shards.write(path, iter(records), "tfrecord")
+  written = dataset_shards.write(path, iter(records))
   assert written == (50, sum(map(len, records)))
   dataset = tf.data.TFRecordDataset(str(path), buffer_size=1 << 20)  # verifies checksums
   for record, (source, target) in zip(dataset.as_numpy_iterator(), texts, strict=True):
@@ -228,42 +227,11 @@ def test_tensorflow_reads_what_is_written(tmp_path):
     assert found == {"source": source, "target": target, "corpus": "Europarl", **codes}
   one_sided = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a"]))
   example = tf.train.Example(features=tf.train.Features(feature={"source": one_sided}))
-  dataset_shards.write(path, [records[0], example.SerializeToString()], "tfrecord")
+  dataset_shards.write(path, [records[0], example.SerializeToString()])
   with pytest.raises(errors.InputError, match=r"tfrecord: record 2 has no target; use a dataset"):
     list(readers.read_pairs(*readers.find_bitext(str(path))))
 
 
-def test_array_records_are_read_in_any_order_and_any_damage_is_named(tmp_path):
-  path = tmp_path / "x.array_record"
-  written = dataset_shards.write(path, iter(RECORDS), "array_record")
-  assert written == (500, sum(map(len, RECORDS)))
-  found = dataset_shards.ArrayRecords(path, 500)
-  assert len(found) == 500
-  assert found.read([17, 3, 499, 3]) == [RECORDS[i] for i in (17, 3, 499, 3)]
-  assert found.read([]) == []
-  whole = path.read_bytes()
-  dataset_shards.write(tmp_path / "y", RECORDS, "array_record")
-  assert (tmp_path / "y").read_bytes() == whole
-  messages = set()
-  for place in range(0, len(whole), 4001):
-    path.write_bytes(whole[:place] + bytes(64) + whole[place + 64 :])
-    try:
-      read = dataset_shards.ArrayRecords(path, 500).read(range(500))
-      assert read == RECORDS  # padding
-    except errors.InputError as error:
-      messages.add(str(error)[: len(str(path)) + 12])
-  assert messages == {f"{path}: Corrupted ", f"{path} is truncate"}
-  path.write_bytes(whole)
-  for given, count, message in (
-    (path, 501, "has 500 records, but its dataset lists 501"),
-    (pathlib.Path("/nowhere/x"), None, "no such file"),
-    ("gs://bucket/x", None, "cannot be in an object store; give a local path"),
-  ):
-    with pytest.raises(errors.InputError, match=message):
-      dataset_shards.ArrayRecords(given, count)
-
-
-@pytest.mark.parametrize("file_format", dataset_shards.FORMATS)
-def test_a_full_disk_is_an_error(file_format):
-  with pytest.raises(OSError, match=r"/dev/full|No space left"):
-    dataset_shards.write("/dev/full", RECORDS * 100, file_format)
+def test_a_full_disk_is_an_error():
+  with pytest.raises(OSError, match=r"No space left"):
+    dataset_shards.write("/dev/full", RECORDS * 100)
