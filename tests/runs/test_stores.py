@@ -10,26 +10,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import benchmark_trees
 import commands
 import embed_lines
-import jax
 import killed_runs
 import line_files
 import numpy as np
-import ports
 import pytest
 import store_servers
 import tiny_encoders
-import toy_runs
-import unit_commands
 import vector_folders
 
 from vmsst import cli
 from vmsst.errors import InputError
-from vmsst.evaluation import benchmarks, data_digests, evaluation_texts
 from vmsst.files import input_files, storage
 from vmsst.launch.runtime import model_dir
 from vmsst.networks import sentence_encoder
@@ -121,40 +115,6 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
   commands.script(ENCODE, run, tmp_path / "run", cwd=tmp_path)
 
 
-PROCESS = """
-import functools, sys
-import toy_runs
-from vmsst.launch import distributed
-url, port, count, index, steps = sys.argv[1], *map(int, sys.argv[2:])
-with distributed.joined(f"localhost:{port}", count, index):
-  toy_runs.run(url, total_steps=steps, get_dataset_fn=toy_runs.slices)
-"""
-
-
-@of_training
-@pytest.mark.slow
-def test_several_processes_train_in_a_store_and_one_resumes(bucket, tmp_path):
-  url = f"{bucket}/several"
-  for count, steps in ((2, 5), (1, 10)):
-    with ports.reserved() as port:
-      processes = [
-        subprocess.Popen(
-          [sys.executable, "-c", PROCESS, *map(str, (url, port, count, index, steps))],
-          env=commands.environment(),
-          cwd=tmp_path,
-        )
-        for index in range(count)
-      ]
-      assert [process.wait(timeout=300) for process in processes] == [0] * count
-  assert not list(tmp_path.iterdir())
-  storage.download(url, tmp_path / "several")
-  toy_runs.run(tmp_path / "alone", total_steps=10)
-  several, alone = (
-    toy_runs.read_checkpoint(tmp_path / name / "checkpoint_10") for name in ("several", "alone")
-  )
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), several, alone)
-
-
 DAMAGE = """
 import sys
 import numpy as np, toy_runs
@@ -215,54 +175,6 @@ def test_two_runs_cannot_share_a_folder(bucket):
   with model_dir.opened("MODEL_DIR", url, lock=True) as lock:  # the first was killed
     lock.check()
   assert storage.names(url) == set()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-def test_a_killed_build_in_a_store_writes_the_bytes_of_a_local_one(bucket, tmp_path):
-  argv = unit_commands.build(tmp_path)
-  url = f"{bucket}/build"
-  for name in ("opus", "evaluation"):
-    benchmark_trees.upload(tmp_path / name, f"{url}/{name}")
-  inputs = [f"--input={url}/opus", f"--held-out={url}/evaluation"]
-  remote = [*argv[:3], *inputs, f"--output={url}/out", "--work=work", "--workers=2"]
-
-  def build(arguments, is_done=lambda: False):
-    command = [sys.executable, "-m", "vmsst.cli", *arguments]
-    with subprocess.Popen(command, env=commands.environment(), cwd=tmp_path) as process:
-      while process.poll() is None and not is_done():
-        time.sleep(0.02)
-      process.kill()
-    return process.returncode
-
-  assert build([*argv, "--workers=2"]) == 0
-  assert build(remote, lambda: len([*(tmp_path / "work").glob(".vmsst/clean/*.json")]) >= 2) < 0
-  assert storage.names(f"{url}/out") == {".vmsst"}  # the lock
-  assert build(remote) == 0
-  storage.download(f"{url}/out/opus_bitext/mine/1.0.0", tmp_path / "copy")
-  local = tmp_path / "out" / "opus_bitext" / "mine" / "1.0.0"
-  expected, found = ({x.name: x for x in folder.iterdir()} for folder in (local, tmp_path / "copy"))
-  assert {*found} == {*expected}
-  for name, path in expected.items():
-    if name.startswith("opus_bitext-"):
-      assert found[name].read_bytes() == path.read_bytes(), name
-
-
-@pytest.mark.slow
-def test_all_benchmarks_are_read_from_a_store(bucket, tmp_path):
-  remote = benchmark_trees.upload(benchmark_trees.write(tmp_path), f"{bucket}/all benchmarks/[1]")
-  texts, digests = [], []
-  for root in (tmp_path, remote):
-    texts.append(list(evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)))
-    identify = data_digests.DataDigests(root, leave_out=root / "sts" / "STS13-en").identity
-    digests.append(
-      {
-        name: identify(each.folders, each.more_files)["digest"]
-        for name, each in benchmarks.BENCHMARKS.items()
-      }
-    )
-  assert texts[0] == texts[1]
-  assert digests[0] == digests[1]
 
 
 # --------------------------------------------------------------------------------------------
