@@ -115,34 +115,6 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
   commands.script(ENCODE, run, tmp_path / "run", cwd=tmp_path)
 
 
-DAMAGE = """
-import sys
-import numpy as np, toy_runs
-from vmsst.files import storage
-url = sys.argv[1]
-parameters = [np.asarray(toy_runs.run(url, total_steps=10)[1].params["table"])]
-for name in storage.names(f"{url}/checkpoint_10/state/d"):
-  place = f"{url}/checkpoint_10/state/d/{name}"
-  content = storage.filesystem(place).cat_file(place)
-  changed = bytes([content[0] ^ 1]) + content[1:]
-  storage.filesystem(place).pipe_file(place, changed)
-parameters.append(np.asarray(toy_runs.run(url, total_steps=10)[1].params["table"]))
-np.testing.assert_array_equal(*parameters)
-"""
-
-
-@of_training
-@pytest.mark.slow
-def test_a_damaged_checkpoint_in_a_store_is_set_aside(bucket, tmp_path):
-  url = f"{bucket}/damaged"
-  done = commands.script(DAMAGE, url, cwd=tmp_path)
-  assert "checkpoint_10 is damaged: state/d/" in done.stderr
-  checkpoints = {"checkpoint_0", "checkpoint_5", "checkpoint_10", "damaged_checkpoint_10"}
-  assert {name for name in storage.names(url) if "checkpoint" in name} == checkpoints
-  inside = {f"{url}/{name}/state" for name in ("checkpoint_10", "damaged_checkpoint_10")}
-  assert len({frozenset(storage.names(folder)) for folder in inside}) == 1
-
-
 HOLDER = """
 import sys, time
 from vmsst.launch.runtime import model_dir
