@@ -1,7 +1,6 @@
 """Extracts the code of Markdown pages and notebooks, and runs it with slow parts stubbed."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -45,13 +44,6 @@ def blocks(path: pathlib.Path) -> list[Block]:
     )
     for found in _FENCE.finditer(page)
   ]
-
-
-def notebook_code(path: pathlib.Path) -> list[str]:
-  """Returns a notebook's Python cells, with `pass` in place of each IPython magic."""
-  cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-  code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-  return [re.sub(r"(?m)^(\s*)%.*", r"\1pass", text) for text in code if not text.startswith("%%")]
 
 
 def commands_of(block: Block) -> str:

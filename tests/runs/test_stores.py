@@ -22,7 +22,6 @@ import store_servers
 import tiny_encoders
 import vector_folders
 
-from vmsst import cli
 from vmsst.errors import InputError
 from vmsst.files import input_files, storage
 from vmsst.launch.runtime import model_dir
@@ -168,18 +167,9 @@ KILLED = {
     "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
     [(r"/\.scores\.vmsst/lines/", 3), (r"/\.scores\.vmsst/state\.json$", 1), ("/scores$", 0)],
   ),
-  "score by likelihood": (
-    "score {run} {data}/a.txt {data}/b.txt --output {out}/likely --by likelihood --languages en de",
-    [(r"/\.likely\.vmsst/lines/", 3)],
-  ),
   "translate": (
     "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
     [(r"/german\.txt$", 0)],
-  ),
-  "search by index": (
-    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --index {data}/index "
-    "--output {out}/near",
-    [("/near$", 0)],
   ),
   "embed": ("embed {run} {data}/a.txt {out}/embedded", [(r"/embedded/.*\.npy$", 0)]),
   "index": (
@@ -256,7 +246,6 @@ def write_texts(folder):
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
   vectors_ND = np.random.default_rng(0).normal(size=(200, 6))
   vector_folders.write(folder / "vectors", vectors_ND, shard_rows=30)
-  assert not cli.main(["index", f"{folder}/vectors", f"{folder}/index", "--factory", "IVF4,SQ8"])
   for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
     line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
 
@@ -298,13 +287,13 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
   undisturbed = [(None, name) for name in KILLED]
   assert set(do(tmp_path, undisturbed)) == {0}
   expected = contents(tmp_path)
-  assert {"pairs.tsv", "found", "scores", "likely", "german.txt"} < expected.keys()
+  assert {"pairs.tsv", "found", "scores", "german.txt"} < expected.keys()
   assert {"teacher/t/y.fr-en.tsv.npy", "negatives/t/y.fr-en.tsv.gz"} < expected.keys()
   kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
   assert do(url, kills) == [-signal.SIGKILL] * len(kills)
   unfinished = storage.names(f"{url}/out")
-  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores", "likely")} < unfinished
-  assert not {"pairs.tsv", "found", "scores", "likely", "german.txt"} & unfinished
+  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores")} < unfinished
+  assert not {"pairs.tsv", "found", "scores", "german.txt"} & unfinished
   assert set(do(url, undisturbed)) == {0}
   found = contents(url)
   assert sorted(found) == sorted(expected)

@@ -94,12 +94,6 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
     (["STEPS = 2.5"], "config.gin", r"r\.warmup_steps \(STEPS\) is 2\.5; .* of type int >= 0$"),
-    (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1; .* of type int >= 0$"),
-    (
-      ["STEPS = %SIZE", "SIZE = 'x'"],
-      "config.gin",
-      r"warmup_steps \(STEPS\) is 'x'; .* of type int",
-    ),
     (
       ["utils.SaveCheckpointConfig.checkpoint_steps = [1, 2.0]", "STEPS = 1"],
       "configs.gin",
@@ -115,17 +109,12 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
       for binding in (
         "DatasetConfig.batch_size = 0",
         "DatasetConfig.shuffle = 'False'",
-        "DatasetConfig.split = 3",
         "DatasetConfig.seed = 9223372036854775808",
         "DatasetConfig.task_feature_lengths = ['inputs']",
-        "DatasetConfig.task_feature_lengths = {'inputs': 0}",
         "SaveCheckpointConfig.period = -1",
-        "SaveCheckpointConfig.keep = 0",
         "SaveCheckpointConfig.dtype = 'float16'",
         "RestoreCheckpointConfig.mode = 'newest'",
-        "RestoreCheckpointConfig.path = ['a', 3]",
         "RestoreCheckpointConfig.assignment_map = [('a', 3)]",
-        "CheckpointConfig.save = 3",
       )
     ),
     ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
