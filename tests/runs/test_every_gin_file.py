@@ -5,14 +5,11 @@ import json
 import re
 
 import commands
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+import tiny_encoders
 
 import vmsst
-from vmsst.checkpoints import encoder_json
-from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
 from vmsst.tasks import sample
 from vmsst.text import vocabularies
@@ -152,28 +149,14 @@ def write_bitext(folder, rows):
 
 
 def write_teacher(folder):
-  """Writes a run whose vectors of different sentences differ."""
+  """Writes a run of a later step than any run here: runs that start from it count their own."""
   config = bert.BertConfig(
-    vocab_size=3600,
-    emb_dim=16,
-    num_heads=2,
-    mlp_dim=16,
-    num_layers=1,
-    max_positions=10,
-    initializer_std=1.0,
+    vocab_size=3600, emb_dim=16, num_heads=2, mlp_dim=16, num_layers=1, max_positions=10
   )
-  model = contrastive.ContrastiveModel(
-    network=sentence_encoder.SentenceEncoder(config, 16, head=False),
-    input_vocabulary=vocabularies.SentencePieceVocabulary(sample.vocabulary_path()),
-    max_length=8,
-  )
-  variables = model.get_initial_variables(jax.random.key(0), {"inputs": (1, 8)})
-  # Of a later step than any run here: runs that start from it count their own steps.
-  tree = {"target": variables["params"], "state": {"step": np.int32(STEPS + 10)}}
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    args = ocp.args.PyTreeSave(jax.tree.map(np.asarray, tree))
-    checkpointer.save(folder / TEACHER / "state", args=args)
-  encoder_json.save_encoder_assets(model, folder)
+  encoder = sentence_encoder.SentenceEncoder(config, 16, head=False)
+  vocabulary = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
+  model = tiny_encoders.model_of(encoder, vocabulary, max_length=8)
+  tiny_encoders.save_run(folder, model, step=STEPS + 10)
 
 
 def bindings_of(file):
