@@ -17,14 +17,7 @@ _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A fenced code block.
-
-  Attributes:
-    language: The word after the fence, or "".
-    text: Its lines.
-    line: Line number of its first line.
-    before: The paragraph before it.
-  """
+  """A fenced code block, the number of its first line and the paragraph before it."""
 
   language: str
   text: str
@@ -89,14 +82,7 @@ def shown(block: Block) -> list[str]:
 def bash(
   text: str, folder: pathlib.Path, replace: Mapping[str, str], stand_ins: Mapping[str, str]
 ) -> str:
-  """Runs a shell block and returns its standard output; fails if a command fails.
-
-  Args:
-    text: The block.
-    folder: Working directory.
-    replace: Maps paths on the page to the paths to use.
-    stand_ins: Maps command names to the shell scripts that replace them.
-  """
+  """Runs a shell block in a folder, with other paths and with scripts that replace commands."""
   for place, other in replace.items():
     text = text.replace(place, other)
   programs = folder / ".stand_ins"

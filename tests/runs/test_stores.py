@@ -5,7 +5,7 @@ The servers are real: Google's is fake-gcs-server, Amazon's is moto.
 
 import contextlib
 import json
-import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +14,7 @@ import sys
 import benchmark_trees
 import commands
 import embed_lines
+import killed_commands
 import killed_runs
 import line_files
 import numpy as np
@@ -23,18 +24,15 @@ import tiny_encoders
 import vector_folders
 
 from vmsst.errors import InputError
-from vmsst.files import input_files, storage
+from vmsst.files import storage
 from vmsst.launch.runtime import model_dir
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
-def bucket(request, tmp_path_factory):
-  """URL of the bucket of a server, which all processes find, or a local folder."""
-  if request.param == "local":
-    yield str(tmp_path_factory.mktemp("bucket"))
-    return
+def bucket(request):
+  """URL of the bucket of a server, which all processes find."""
   with store_servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
     for name, value in variables.items():
       patch.setenv(name, value)
@@ -123,13 +121,10 @@ with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
 """
 
 
-@pytest.mark.parametrize(
-  "bucket", ["local", pytest.param("gs", marks=pytest.mark.slow)], indirect=True
-)
-def test_two_runs_cannot_share_a_folder(bucket):
-  url = f"{bucket}/locked"
+def test_two_runs_cannot_share_a_folder(tmp_path):
+  folder = str(tmp_path / "locked")
   holder = subprocess.Popen(
-    [sys.executable, "-c", HOLDER, url],
+    [sys.executable, "-c", HOLDER, folder],
     env=commands.environment(),
     stdout=subprocess.PIPE,
     text=True,
@@ -140,12 +135,12 @@ def test_two_runs_cannot_share_a_folder(bucket):
     cleanup.callback(holder.kill)
     assert holder.stdout.readline() == "holds\n"
     wanted = rf"is in use by another run \(process {holder.pid} on "
-    with pytest.raises(InputError, match=wanted), model_dir.opened("MODEL_DIR", url, lock=True):
+    with pytest.raises(InputError, match=wanted), model_dir.opened("MODEL_DIR", folder, lock=True):
       pass
-    assert len(storage.names(url)) == 1  # the lock
-  with model_dir.opened("MODEL_DIR", url, lock=True) as lock:  # the first was killed
+    assert len(storage.names(folder)) == 1  # the lock
+  with model_dir.opened("MODEL_DIR", folder, lock=True) as lock:  # the first was killed
     lock.check()
-  assert storage.names(url) == set()
+  assert storage.names(folder) == set()
 
 
 # --------------------------------------------------------------------------------------------
@@ -275,18 +270,14 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
     )
     return json.loads(process.stdout.splitlines()[-1])
 
-  def contents(root):
+  def contents(folder):
     """Returns the bytes of all outputs by name, without the places of inputs and outputs."""
-    found = {}
-    for name in files_below(f"{root}/out"):
-      found[name] = input_files.read_bytes(f"{root}/out/{name}")
-      for place in (url, str(tmp_path)):
-        found[name] = found[name].replace(place.encode(), b"ROOT")
-    return found
+    places = re.compile(f"{re.escape(url)}|{re.escape(str(tmp_path))}".encode())
+    return {name: places.sub(b"", x) for name, x in killed_commands.contents(folder).items()}
 
   undisturbed = [(None, name) for name in KILLED]
   assert set(do(tmp_path, undisturbed)) == {0}
-  expected = contents(tmp_path)
+  expected = contents(tmp_path / "out")
   assert {"pairs.tsv", "found", "scores", "german.txt"} < expected.keys()
   assert {"teacher/t/y.fr-en.tsv.npy", "negatives/t/y.fr-en.tsv.gz"} < expected.keys()
   kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
@@ -295,15 +286,8 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
   assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores")} < unfinished
   assert not {"pairs.tsv", "found", "scores", "german.txt"} & unfinished
   assert set(do(url, undisturbed)) == {0}
-  found = contents(url)
+  storage.download(f"{url}/out", tmp_path / "copy")
+  found = contents(tmp_path / "copy")
   assert sorted(found) == sorted(expected)
   assert [name for name in expected if found[name] != expected[name]] == []
   assert not list(work.iterdir())
-
-
-def files_below(root):
-  """Returns the names of all files below a folder, relative to it."""
-  if storage.is_url(root):
-    return storage.objects_below(root)
-  inside = pathlib.Path(root).rglob("*")
-  return [path.relative_to(root).as_posix() for path in inside if path.is_file()]
