@@ -86,13 +86,3 @@ def test_the_examples_work(tmp_path):
   assert report["accuracy"] == 1.0
   assert report["losses"][-1] < 0.8 * report["losses"][0]
   assert report["shape"] == [2, 16]
-
-
-def test_files_that_the_page_names_exist():
-  text = re.sub(
-    r"^```.*?^```", "", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-  )
-  names = set(re.findall(r"`((?:\w+/|\.ci/)[\w/.]*)`", text))
-  assert len(names) > 5
-  for name in names:
-    assert (ROOT / name).exists() or (ROOT / "vmsst/evaluation" / name).exists(), name

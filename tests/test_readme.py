@@ -23,7 +23,6 @@ from vmsst.tasks import sample
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-COMPARISON = ROOT / "docs" / "comparison.md"
 BLOCKS = code_blocks.blocks(README) if README.is_file() else []
 pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its repository")
 
@@ -156,10 +155,3 @@ def run_block(block, place, folder=None):
 def test_links_lead_to_files():
   for link in re.findall(r"\]\(([^)#]+)", README.read_text(encoding="utf-8")):
     assert link.startswith("https://") or (ROOT / link).is_file(), link
-
-
-def test_gin_files_in_the_table_of_papers_exist():
-  names = set(re.findall(r"`([\w/*]+\.gin)`", COMPARISON.read_text(encoding="utf-8")))
-  assert len(names) > 15
-  for name in names:
-    assert list((ROOT / "gin").glob(name)), name

@@ -1,7 +1,6 @@
 """Extracts the code of Markdown pages and notebooks, and runs it with slow parts stubbed."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -18,14 +17,7 @@ _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A fenced code block.
-
-  Attributes:
-    language: The word after the fence, or "".
-    text: Its lines.
-    line: Line number of its first line.
-    before: The paragraph before it.
-  """
+  """A fenced code block, the number of its first line and the paragraph before it."""
 
   language: str
   text: str
@@ -45,13 +37,6 @@ def blocks(path: pathlib.Path) -> list[Block]:
     )
     for found in _FENCE.finditer(page)
   ]
-
-
-def notebook_code(path: pathlib.Path) -> list[str]:
-  """Returns a notebook's Python cells, with `pass` in place of each IPython magic."""
-  cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-  code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-  return [re.sub(r"(?m)^(\s*)%.*", r"\1pass", text) for text in code if not text.startswith("%%")]
 
 
 def commands_of(block: Block) -> str:
@@ -97,14 +82,7 @@ def shown(block: Block) -> list[str]:
 def bash(
   text: str, folder: pathlib.Path, replace: Mapping[str, str], stand_ins: Mapping[str, str]
 ) -> str:
-  """Runs a shell block and returns its standard output; fails if a command fails.
-
-  Args:
-    text: The block.
-    folder: Working directory.
-    replace: Maps paths on the page to the paths to use.
-    stand_ins: Maps command names to the shell scripts that replace them.
-  """
+  """Runs a shell block in a folder, with other paths and with scripts that replace commands."""
   for place, other in replace.items():
     text = text.replace(place, other)
   programs = folder / ".stand_ins"

@@ -1,10 +1,5 @@
 """Starts a Ray cluster of three nodes on this machine, and kills parts of it.
 
-    with ray_clusters.cluster() as nodes:
-      driver = nodes.driver([sys.executable, "-m", "vmsst.cli", ..., nodes.address])
-      nodes.kill_worker()
-      assert driver.wait() == 0
-
 The cluster runs in a process of its own, `python ray_clusters.py`, which prints the addresses of
 the cluster and a process id for each node. It adds a node for each line that it reads.
 """
@@ -30,13 +25,7 @@ _MEMORY = 80 << 20  # Ray's minimum for the object store is 75 MB.
 
 
 class Nodes:
-  """A running cluster.
-
-  Attributes:
-    address: HOST:PORT for drivers.
-    client_address: ray://HOST:PORT for drivers that are no part of the cluster.
-    raylets: Process ids of the nodes; the first has the cluster's control store.
-  """
+  """A running cluster with process ids of its nodes; the first has the control store."""
 
   def __init__(self, keeper, environment):
     self.address, self.client_address = _answer(keeper), _answer(keeper)

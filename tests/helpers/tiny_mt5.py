@@ -18,13 +18,6 @@ SIZES = {
   "num_decoder_layers": 2,
   "relpos_buckets": 32,
 }
-MESH = "meshes/24l_8.gin"  # scans the layers
-# Otherwise like the separate layers of TINY, whose matrices are too small to factor.
-AS_TINY = [
-  "DTYPE = 'float32'",
-  "NUM_MICROBATCHES = None",
-  "adafactor.Adafactor.min_dim_size_to_factor = 1",
-]
 TINY = """
 EMBED_DIM = 16
 MAX_LENGTH = 8

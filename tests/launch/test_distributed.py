@@ -10,14 +10,12 @@ import jax
 import numpy as np
 import ports
 import pytest
+import tiny_encoders
 import toy_runs
-from etils import epath
 from jax._src import xla_bridge
 
-from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.launch import distributed
-from vmsst.launch.runtime import data
 
 # Sums over the batch have another order.
 TOLERANCE = 1e-6
@@ -111,12 +109,6 @@ def losses(folder, kind="train"):
   return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
 
 
-def parameters(checkpoint):
-  """Returns all parameters, whatever devices wrote them."""
-  stored = t5x_checkpoints.open_params(epath.Path(checkpoint))
-  return {name: tensor.read() for name, tensor in stored.items()}
-
-
 def assert_same(folder, other, step=10):
   """Asserts equal losses and parameters."""
   ours, theirs = losses(folder), losses(other)
@@ -127,7 +119,8 @@ def assert_same(folder, other, step=10):
 
 def assert_same_parameters(folder, other, step):
   close = functools.partial(np.testing.assert_allclose, rtol=TOLERANCE, atol=TOLERANCE)
-  jax.tree.map(close, *(parameters(x / f"checkpoint_{step}") for x in (folder, other)))
+  checkpoints = (tiny_encoders.read_arrays(x / f"checkpoint_{step}") for x in (folder, other))
+  jax.tree.map(close, *checkpoints)
 
 
 @pytest.mark.slow
@@ -180,7 +173,7 @@ def test_if_one_process_dies_the_others_soon_stop_and_say_why(tmp_path, fate, vi
 def test_a_run_resumes_with_another_number_of_processes(tmp_path):
   whole = tmp_path / "whole"
   run_alone(whole)
-  for first, then in ((2, 1), (1, 2), (2, 4)):
+  for first, then in ((2, 1), (1, 2)):
     folder = tmp_path / f"{first}_{then}"
     assert run(folder, first, steps=5)[0] == [0] * first
     codes, texts = run(folder, then, steps=10)
@@ -190,32 +183,17 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares", [False, True])
-def test_sigterm_to_one_process_stops_all_at_one_step_and_they_resume(tmp_path, shares):
+def test_sigterm_to_one_process_stops_all_at_one_step_and_they_resume(tmp_path):
   steps = 60
-  if shares:
-    assert run(tmp_path / "whole", 2, steps, shares=True)[0] == [0, 0]
-  else:
-    run_alone(tmp_path / "whole", steps)
-  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1, shares=shares)
+  assert run(tmp_path / "whole", 2, steps, shares=True)[0] == [0, 0]
+  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1, shares=True)
   assert codes == [0, 0], texts
   assert "Stopped by SIGTERM at step" in texts[0][0]
   step = max(int(path.name.split("_")[1]) for path in (tmp_path / "two").glob("checkpoint_*"))
   assert 7 <= step < steps
-  count = 2 if shares else 1
-  codes, texts = run(tmp_path / "two", count, steps, shares=shares)
-  assert codes == [0] * count, texts
+  codes, texts = run(tmp_path / "two", 2, steps, shares=True)
+  assert codes == [0, 0], texts
   assert_same_parameters(tmp_path / "two", tmp_path / "whole", steps)
-
-
-def test_a_state_of_each_process_s_own_rows_is_not_for_another_number(tmp_path, caplog):
-  for process in range(2):
-    data.DataState(7, None).copy_to(tmp_path, process, 2)
-  assert data.DataState.read_from(tmp_path, 1, 2) == data.DataState(7, None)
-  assert not caplog.records
-  for process, count in ((0, 1), (2, 3)):
-    assert data.DataState.read_from(tmp_path, process, count) is None
-    assert f"not of {count} processes" in caplog.text
 
 
 class Initialized(Exception):

@@ -1,7 +1,6 @@
 """The mesh files: what each shards on eight devices, with unchanged losses."""
 
 import json
-import re
 
 import commands
 import numpy as np
@@ -117,12 +116,3 @@ def test_meshes_do_not_change_the_losses(tmp_path):
   assert first[1] < first[0]
   for report in found[1:]:
     np.testing.assert_allclose(report["losses"], first, rtol=1e-5, err_msg=report["file"])
-
-
-@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "meshes").glob("*.gin")))
-def test_a_mesh_file_sets_macros_that_a_run_s_file_has(file):
-  def macros(name):
-    return set(re.findall(r"^([A-Z_]+) =", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
-
-  model = "models/contrastive.gin" if file.startswith("contrastive") else "models/vmsst.gin"
-  assert macros(f"meshes/{file}") <= macros("runs/train.gin") | macros(model)

@@ -5,43 +5,34 @@ The servers are real: Google's is fake-gcs-server, Amazon's is moto.
 
 import contextlib
 import json
-import pathlib
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import benchmark_trees
 import commands
 import embed_lines
-import jax
+import killed_commands
 import killed_runs
 import line_files
 import numpy as np
-import ports
 import pytest
 import store_servers
 import tiny_encoders
-import toy_runs
-import unit_commands
 import vector_folders
 
-from vmsst import cli
 from vmsst.errors import InputError
-from vmsst.evaluation import benchmarks, data_digests, evaluation_texts
-from vmsst.files import input_files, storage
+from vmsst.files import storage
 from vmsst.launch.runtime import model_dir
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
-def bucket(request, tmp_path_factory):
-  """URL of the bucket of a server, which all processes find, or a local folder."""
-  if request.param == "local":
-    yield str(tmp_path_factory.mktemp("bucket"))
-    return
+def bucket(request):
+  """URL of the bucket of a server, which all processes find."""
   with store_servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
     for name, value in variables.items():
       patch.setenv(name, value)
@@ -121,68 +112,6 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
   commands.script(ENCODE, run, tmp_path / "run", cwd=tmp_path)
 
 
-PROCESS = """
-import functools, sys
-import toy_runs
-from vmsst.launch import distributed
-url, port, count, index, steps = sys.argv[1], *map(int, sys.argv[2:])
-with distributed.joined(f"localhost:{port}", count, index):
-  toy_runs.run(url, total_steps=steps, get_dataset_fn=toy_runs.slices)
-"""
-
-
-@of_training
-@pytest.mark.slow
-def test_several_processes_train_in_a_store_and_one_resumes(bucket, tmp_path):
-  url = f"{bucket}/several"
-  for count, steps in ((2, 5), (1, 10)):
-    with ports.reserved() as port:
-      processes = [
-        subprocess.Popen(
-          [sys.executable, "-c", PROCESS, *map(str, (url, port, count, index, steps))],
-          env=commands.environment(),
-          cwd=tmp_path,
-        )
-        for index in range(count)
-      ]
-      assert [process.wait(timeout=300) for process in processes] == [0] * count
-  assert not list(tmp_path.iterdir())
-  storage.download(url, tmp_path / "several")
-  toy_runs.run(tmp_path / "alone", total_steps=10)
-  several, alone = (
-    toy_runs.read_checkpoint(tmp_path / name / "checkpoint_10") for name in ("several", "alone")
-  )
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), several, alone)
-
-
-DAMAGE = """
-import sys
-import numpy as np, toy_runs
-from vmsst.files import storage
-url = sys.argv[1]
-parameters = [np.asarray(toy_runs.run(url, total_steps=10)[1].params["table"])]
-for name in storage.names(f"{url}/checkpoint_10/state/d"):
-  place = f"{url}/checkpoint_10/state/d/{name}"
-  content = storage.filesystem(place).cat_file(place)
-  changed = bytes([content[0] ^ 1]) + content[1:]
-  storage.filesystem(place).pipe_file(place, changed)
-parameters.append(np.asarray(toy_runs.run(url, total_steps=10)[1].params["table"]))
-np.testing.assert_array_equal(*parameters)
-"""
-
-
-@of_training
-@pytest.mark.slow
-def test_a_damaged_checkpoint_in_a_store_is_set_aside(bucket, tmp_path):
-  url = f"{bucket}/damaged"
-  done = commands.script(DAMAGE, url, cwd=tmp_path)
-  assert "checkpoint_10 is damaged: state/d/" in done.stderr
-  checkpoints = {"checkpoint_0", "checkpoint_5", "checkpoint_10", "damaged_checkpoint_10"}
-  assert {name for name in storage.names(url) if "checkpoint" in name} == checkpoints
-  inside = {f"{url}/{name}/state" for name in ("checkpoint_10", "damaged_checkpoint_10")}
-  assert len({frozenset(storage.names(folder)) for folder in inside}) == 1
-
-
 HOLDER = """
 import sys, time
 from vmsst.launch.runtime import model_dir
@@ -192,13 +121,10 @@ with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
 """
 
 
-@pytest.mark.parametrize(
-  "bucket", ["local", pytest.param("gs", marks=pytest.mark.slow)], indirect=True
-)
-def test_two_runs_cannot_share_a_folder(bucket):
-  url = f"{bucket}/locked"
+def test_two_runs_cannot_share_a_folder(tmp_path):
+  folder = str(tmp_path / "locked")
   holder = subprocess.Popen(
-    [sys.executable, "-c", HOLDER, url],
+    [sys.executable, "-c", HOLDER, folder],
     env=commands.environment(),
     stdout=subprocess.PIPE,
     text=True,
@@ -209,60 +135,12 @@ def test_two_runs_cannot_share_a_folder(bucket):
     cleanup.callback(holder.kill)
     assert holder.stdout.readline() == "holds\n"
     wanted = rf"is in use by another run \(process {holder.pid} on "
-    with pytest.raises(InputError, match=wanted), model_dir.opened("MODEL_DIR", url, lock=True):
+    with pytest.raises(InputError, match=wanted), model_dir.opened("MODEL_DIR", folder, lock=True):
       pass
-    assert len(storage.names(url)) == 1  # the lock
-  with model_dir.opened("MODEL_DIR", url, lock=True) as lock:  # the first was killed
+    assert len(storage.names(folder)) == 1  # the lock
+  with model_dir.opened("MODEL_DIR", folder, lock=True) as lock:  # the first was killed
     lock.check()
-  assert storage.names(url) == set()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-def test_a_killed_build_in_a_store_writes_the_bytes_of_a_local_one(bucket, tmp_path):
-  argv = unit_commands.build(tmp_path)
-  url = f"{bucket}/build"
-  for name in ("opus", "evaluation"):
-    benchmark_trees.upload(tmp_path / name, f"{url}/{name}")
-  inputs = [f"--input={url}/opus", f"--held-out={url}/evaluation"]
-  remote = [*argv[:3], *inputs, f"--output={url}/out", "--work=work", "--workers=2"]
-
-  def build(arguments, is_done=lambda: False):
-    command = [sys.executable, "-m", "vmsst.cli", *arguments]
-    with subprocess.Popen(command, env=commands.environment(), cwd=tmp_path) as process:
-      while process.poll() is None and not is_done():
-        time.sleep(0.02)
-      process.kill()
-    return process.returncode
-
-  assert build([*argv, "--workers=2"]) == 0
-  assert build(remote, lambda: len([*(tmp_path / "work").glob(".vmsst/clean/*.json")]) >= 2) < 0
-  assert storage.names(f"{url}/out") == {".vmsst"}  # the lock
-  assert build(remote) == 0
-  storage.download(f"{url}/out/opus_bitext/mine/1.0.0", tmp_path / "copy")
-  local = tmp_path / "out" / "opus_bitext" / "mine" / "1.0.0"
-  expected, found = ({x.name: x for x in folder.iterdir()} for folder in (local, tmp_path / "copy"))
-  assert {*found} == {*expected}
-  for name, path in expected.items():
-    if name.startswith("opus_bitext-"):
-      assert found[name].read_bytes() == path.read_bytes(), name
-
-
-@pytest.mark.slow
-def test_all_benchmarks_are_read_from_a_store(bucket, tmp_path):
-  remote = benchmark_trees.upload(benchmark_trees.write(tmp_path), f"{bucket}/all benchmarks/[1]")
-  texts, digests = [], []
-  for root in (tmp_path, remote):
-    texts.append(list(evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)))
-    identify = data_digests.DataDigests(root, leave_out=root / "sts" / "STS13-en").identity
-    digests.append(
-      {
-        name: identify(each.folders, each.more_files)["digest"]
-        for name, each in benchmarks.BENCHMARKS.items()
-      }
-    )
-  assert texts[0] == texts[1]
-  assert digests[0] == digests[1]
+  assert storage.names(folder) == set()
 
 
 # --------------------------------------------------------------------------------------------
@@ -284,18 +162,9 @@ KILLED = {
     "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
     [(r"/\.scores\.vmsst/lines/", 3), (r"/\.scores\.vmsst/state\.json$", 1), ("/scores$", 0)],
   ),
-  "score by likelihood": (
-    "score {run} {data}/a.txt {data}/b.txt --output {out}/likely --by likelihood --languages en de",
-    [(r"/\.likely\.vmsst/lines/", 3)],
-  ),
   "translate": (
     "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
     [(r"/german\.txt$", 0)],
-  ),
-  "search by index": (
-    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --index {data}/index "
-    "--output {out}/near",
-    [("/near$", 0)],
   ),
   "embed": ("embed {run} {data}/a.txt {out}/embedded", [(r"/embedded/.*\.npy$", 0)]),
   "index": (
@@ -372,7 +241,6 @@ def write_texts(folder):
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
   vectors_ND = np.random.default_rng(0).normal(size=(200, 6))
   vector_folders.write(folder / "vectors", vectors_ND, shard_rows=30)
-  assert not cli.main(["index", f"{folder}/vectors", f"{folder}/index", "--factory", "IVF4,SQ8"])
   for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
     line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
 
@@ -402,35 +270,24 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
     )
     return json.loads(process.stdout.splitlines()[-1])
 
-  def contents(root):
+  def contents(folder):
     """Returns the bytes of all outputs by name, without the places of inputs and outputs."""
-    found = {}
-    for name in files_below(f"{root}/out"):
-      found[name] = input_files.read_bytes(f"{root}/out/{name}")
-      for place in (url, str(tmp_path)):
-        found[name] = found[name].replace(place.encode(), b"ROOT")
-    return found
+    places = re.compile(f"{re.escape(url)}|{re.escape(str(tmp_path))}".encode())
+    return {name: places.sub(b"", x) for name, x in killed_commands.contents(folder).items()}
 
   undisturbed = [(None, name) for name in KILLED]
   assert set(do(tmp_path, undisturbed)) == {0}
-  expected = contents(tmp_path)
-  assert {"pairs.tsv", "found", "scores", "likely", "german.txt"} < expected.keys()
+  expected = contents(tmp_path / "out")
+  assert {"pairs.tsv", "found", "scores", "german.txt"} < expected.keys()
   assert {"teacher/t/y.fr-en.tsv.npy", "negatives/t/y.fr-en.tsv.gz"} < expected.keys()
   kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
   assert do(url, kills) == [-signal.SIGKILL] * len(kills)
   unfinished = storage.names(f"{url}/out")
-  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores", "likely")} < unfinished
-  assert not {"pairs.tsv", "found", "scores", "likely", "german.txt"} & unfinished
+  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores")} < unfinished
+  assert not {"pairs.tsv", "found", "scores", "german.txt"} & unfinished
   assert set(do(url, undisturbed)) == {0}
-  found = contents(url)
+  storage.download(f"{url}/out", tmp_path / "copy")
+  found = contents(tmp_path / "copy")
   assert sorted(found) == sorted(expected)
   assert [name for name in expected if found[name] != expected[name]] == []
   assert not list(work.iterdir())
-
-
-def files_below(root):
-  """Returns the names of all files below a folder, relative to it."""
-  if storage.is_url(root):
-    return storage.objects_below(root)
-  inside = pathlib.Path(root).rglob("*")
-  return [path.relative_to(root).as_posix() for path in inside if path.is_file()]

@@ -7,11 +7,8 @@ import shutil
 import commands
 import numpy as np
 import pytest
-import tiny_mt5
 
 import vmsst
-from vmsst.checkpoints.importers import mt5
-from vmsst.tasks import sample
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("t5x") is None, reason="upstream T5X is not installed"
@@ -100,27 +97,3 @@ def test_each_resumes_where_the_other_stopped(runs, name):
   whole, rest = losses(runs / "bundled"), losses(runs / name)
   assert sorted(rest) == list(range(STOP + 1, STEPS + 1))
   np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=FEW_ULPS)
-
-
-def test_upstream_resumes_scanned_layers_that_the_bundled_runtime_started_from_mt5(tmp_path):
-  imported = mt5.import_mt5(tiny_mt5.save_mt5(tmp_path / "hf"), tmp_path / "import")
-  bindings = [
-    *tiny_mt5.TINY.strip().splitlines(),
-    *tiny_mt5.AS_TINY,
-    f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
-    f"PATTERNS = [{str(tiny_mt5.save_pairs(tmp_path))!r}]",
-    f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
-    f"CHECKPOINT_PERIOD = {STEPS}",
-    f"EVAL_PERIOD = {STEPS}",
-  ]
-  files = ("vmsst_24l_mt5.gin", "data/files.gin", tiny_mt5.MESH)
-  arguments = [f"--gin_file={file}" for file in files] + [f"--gin_bindings={x}" for x in bindings]
-  train(tmp_path / "bundled", "bundled", [*arguments, "--gin.TRAIN_STEPS=0"])
-  shutil.copytree(tmp_path / "bundled" / "checkpoint_0", tmp_path / "upstream" / "checkpoint_0")
-  for runtime in ("bundled", "upstream"):
-    train(tmp_path / runtime, runtime, [*arguments, f"--gin.TRAIN_STEPS={STEPS}"])
-  bundled, upstream = (losses(tmp_path / name) for name in ("bundled", "upstream"))
-  assert sorted(upstream) == list(range(1, STEPS + 1))
-  np.testing.assert_allclose(
-    [bundled[step] for step in upstream], list(upstream.values()), rtol=FEW_ULPS
-  )

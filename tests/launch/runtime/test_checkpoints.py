@@ -71,18 +71,6 @@ def test_an_assignment_map_reads_some_arrays_and_makes_the_others(run_folder):
   jax.tree.map(np.testing.assert_array_equal, restored.param_states, scratch.param_states)
 
 
-def test_arrays_can_be_read_from_other_names(tmp_path, run_folder):
-  state = toy_runs.read_checkpoint(run_folder / "checkpoint_4")
-  renamed = {"target": {"old": {"words": state["target"]["table"]}}, "state": {"step": 9}}
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    checkpointer.save(tmp_path / "checkpoint_9" / "state", renamed)
-  (path,) = checkpoints.all_checkpoints(tmp_path)
-  restored = initializer(with_optimizer=False).from_checkpoint(
-    path, reading(assignment_map=[(r"target/table", r"target/old/words")])
-  )
-  np.testing.assert_array_equal(restored.params["table"], state["target"]["table"])
-
-
 ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
 
 

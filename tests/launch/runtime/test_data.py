@@ -178,10 +178,14 @@ def test_a_run_that_starts_at_a_later_step_restarts_its_data_and_resumes(tmp_pat
   second.close()
 
 
-def test_processes_have_their_folders_where_upstream_looks(tmp_path):
+def test_processes_have_their_folders_where_upstream_looks(tmp_path, caplog):
   iterator = iterate(0)
   iterator.state(0).copy_to(tmp_path, process=1, processes=2)
   iterator.close()
   assert (tmp_path / "process_1-of-2" / "train_ds-001-of-002.index").is_file()
   assert data.DataState.read_from(tmp_path, process=1, processes=2).position == 0
+  assert not caplog.records
   assert data.DataState.read_from(tmp_path, process=0, processes=2) is None
+  for process, count in ((0, 1), (2, 3)):
+    assert data.DataState.read_from(tmp_path, process, count) is None
+    assert f"not of {count} processes" in caplog.text

@@ -119,17 +119,12 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
       for binding in (
         "DatasetConfig.batch_size = 0",
         "DatasetConfig.shuffle = 'False'",
-        "DatasetConfig.split = 3",
         "DatasetConfig.seed = 9223372036854775808",
         "DatasetConfig.task_feature_lengths = ['inputs']",
-        "DatasetConfig.task_feature_lengths = {'inputs': 0}",
         "SaveCheckpointConfig.period = -1",
-        "SaveCheckpointConfig.keep = 0",
         "SaveCheckpointConfig.dtype = 'float16'",
         "RestoreCheckpointConfig.mode = 'newest'",
-        "RestoreCheckpointConfig.path = ['a', 3]",
         "RestoreCheckpointConfig.assignment_map = [('a', 3)]",
-        "CheckpointConfig.save = 3",
       )
     ),
     ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
