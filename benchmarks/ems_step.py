@@ -103,7 +103,7 @@ def make_our_step(network: ems.EmsNetwork, options: argparse.Namespace) -> tuple
   """Returns a compiled step with donated state, and the device."""
   model = ems_model.EmsModel(
     network=network,
-    input_vocabulary=vocabularies.ByteVocabulary(),  # not used
+    vocabulary=vocabularies.ByteVocabulary(),  # not used
     max_length=options.length,
     scale=SCALE,
   )

@@ -126,7 +126,7 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
     )
     return ems_model.EmsModel(
       network=ems_network.EmsNetwork(bert_config),
-      input_vocabulary=vocabularies.ByteVocabulary(),  # only its EOS id is read
+      vocabulary=vocabularies.ByteVocabulary(),  # only its EOS id is read
       max_length=size.length,
     )
   config = t5.T5Config(
@@ -144,7 +144,7 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
   }[kind]
   return model_cls(
     network=network_cls(config, latent_dim=size.width),
-    input_vocabulary=vocabularies.ByteVocabulary(),  # not used
+    vocabulary=vocabularies.ByteVocabulary(),  # not used
     max_length=size.length,
   )
 

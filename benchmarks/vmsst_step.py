@@ -116,7 +116,7 @@ def make_model(options: argparse.Namespace) -> vmsst_model.VmsstModel:
   )
   return vmsst_model.VmsstModel(
     network=networks.VmsstNetwork(config, latent_dim=options.width),
-    input_vocabulary=vocabularies.ByteVocabulary(),  # not used
+    vocabulary=vocabularies.ByteVocabulary(),  # not used
     optimizer_def=adafactor.Adafactor(),
   )
 

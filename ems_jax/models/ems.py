@@ -5,6 +5,7 @@ Sides of a pair are 0 (`inputs`) and 1 (`targets`).
 References: the EMS paper, section III; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -21,7 +22,6 @@ from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
-from vmsst.text import vocabularies
 
 MASKINGS = ("none", "input", "ugt")
 
@@ -33,6 +33,7 @@ class _Term(NamedTuple):
   metrics: base.Metrics
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EmsModel(base.BitextModel):
   """Trains vectors to predict the tokens of the translation and to be nearest to its vector.
 
@@ -47,82 +48,56 @@ class EmsModel(base.BitextModel):
 
   The negatives are those of the global batch on any number of devices. Microbatches (a trainer
   setting) would divide it and are refused; `embedding_slices` saves as much memory.
+
+  Attributes:
+    network: Encoder and heads; the heads determine the losses.
+    scale: Factor on every cosine in the contrastive loss, 1 / T.
+    margin: Subtracted from the cosine of a pair.
+    masking: "none"; "ugt" (unified generative task): training masks one token of one side of each
+      pair, and the masked sentence predicts it in addition to the tokens of the other side;
+      "input": masks the same way without predicting the token, as in the released code (where the
+      other sentence predicts the mask; here it predicts the token).
+    mask_id: Id of the mask token, which must not occur in text.
+    count_repeats: If False, a token of the XTR targets has one share however often it occurs, as in
+      the released code.
+    negative_groups: Number of groups of consecutive pairs; negatives come from the same group. With
+      one group per device, this equals the released code's negatives.
+    embedding_slices: As for `vmsst.models.contrastive.ContrastiveModel`.
+    matryoshka_dims: Likewise, for the contrastive loss.
+
+  The other options are those of `vmsst.models.base.BitextModel`.
   """
 
   network: ems.EmsNetwork
+  max_length: int = 120
+  scale: float = 10.0
+  margin: float = 0.0
+  masking: str = "none"
+  mask_id: int | None = None
+  count_repeats: bool = True
+  negative_groups: int = 1
+  embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
 
-  def __init__(
-    self,
-    *,
-    network: ems.EmsNetwork,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 120,
-    scale: float = 10.0,
-    margin: float = 0.0,
-    masking: str = "none",
-    mask_id: int | None = None,
-    count_repeats: bool = True,
-    negative_groups: int = 1,
-    embedding_slices: int = 1,
-    allow_fewer_negatives: bool = False,
-    matryoshka_dims: Sequence[int] = (),
-  ):
-    """Wires the network to the losses.
-
-    Args:
-      network: Encoder and heads; the heads determine the losses.
-      input_vocabulary: Vocabulary of both sides.
-      optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, including EOS if the vocabulary has it.
-      scale: Factor on every cosine in the contrastive loss, 1 / T.
-      margin: Subtracted from the cosine of a pair.
-      masking: "none"; "ugt" (unified generative task): training masks one token of one side of each
-        pair, and the masked sentence predicts it in addition to the tokens of the other side;
-        "input": masks the same way without predicting the token, as in the released code (where
-        the other sentence predicts the mask; here it predicts the token).
-      mask_id: Id of the mask token, which must not occur in text.
-      count_repeats: If False, a token of the XTR targets has one share however often it occurs, as
-        in the released code.
-      negative_groups: Number of groups of consecutive pairs; negatives come from the same group.
-        With one group per device, this equals the released code's negatives.
-      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-        one slice, which the backward pass encodes again.
-      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
-        then has only the negatives of its microbatch.
-      matryoshka_dims: Numbers of first dimensions whose contrastive loss is averaged with that of
-        the whole vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
-    """
-    super().__init__(
-      network=network,
-      input_vocabulary=input_vocabulary,
-      optimizer_def=optimizer_def,
-      max_length=max_length,
-    )
-    errors.check_positive("scale", scale)
-    errors.check_not_negative("margin", margin)
-    errors.check_choice("masking", masking, MASKINGS)
-    if masking == "ugt" and not network.xtr:
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_positive("scale", self.scale)
+    errors.check_not_negative("margin", self.margin)
+    errors.check_choice("masking", self.masking, MASKINGS)
+    if self.masking == "ugt" and not self.network.xtr:
       raise errors.InputError(
         "masking is 'ugt', but without an XTR head nothing predicts the token; set EmsNetwork.xtr"
       )
-    if masking != "none" and (mask_id is None or not 0 < mask_id < network.config.vocab_size):
+    size = self.network.config.vocab_size
+    if self.masking != "none" and (self.mask_id is None or not 0 < self.mask_id < size):
       raise errors.InputError(
-        f"mask_id is {mask_id}; for masking = {masking!r}, set it to an id that does not occur in "
-        f"text, 1 to {network.config.vocab_size - 1} (2, <MASK>, in the vocabulary of EMS)"
+        f"mask_id is {self.mask_id}; for masking = {self.masking!r}, set it to an id that does not "
+        f"occur in text, 1 to {size - 1} (2, <MASK>, in the vocabulary of EMS)"
       )
-    errors.check_integer("negative_groups", negative_groups)
-    errors.check_integer("embedding_slices", embedding_slices)
-    matryoshka.check_dims(matryoshka_dims)
-    self.scale = scale
-    self.margin = margin
-    self.masking = masking
-    self.mask_id = mask_id
-    self.count_repeats = count_repeats
-    self.negative_groups = negative_groups
-    self.embedding_slices = embedding_slices
-    self.allow_fewer_negatives = allow_fewer_negatives
-    self.matryoshka_dims = tuple(matryoshka_dims)
+    errors.check_integer("negative_groups", self.negative_groups)
+    errors.check_integer("embedding_slices", self.embedding_slices)
+    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:

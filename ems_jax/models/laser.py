@@ -3,6 +3,8 @@
 References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3.
 """
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +19,6 @@ from vmsst.losses import vocabulary
 from vmsst.models import base, generation
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
-from vmsst.text import vocabularies
 
 
 class Translations(NamedTuple):
@@ -39,6 +40,7 @@ class Translations(NamedTuple):
     return jnp.sum(self.targets_BT != padding.PAD_ID)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LaserModel(base.BitextModel):
   """An encoder trained with a decoder that translates sentences from their vectors alone.
 
@@ -51,48 +53,34 @@ class LaserModel(base.BitextModel):
   translation y. Each side of a pair in a target language is a translation target: pairs of two
   target languages count in both directions, pairs of none are ignored (the metric
   `translations_per_example` shows their share).
+
+  Attributes:
+    network: Encoder and decoder.
+    target_languages: Codes of the languages to translate into (see `vmsst.languages`).
+
+  The other options are those of `vmsst.models.base.BitextModel`.
   """
 
   network: laser.LaserNetwork
+  max_length: int = 120
+  target_languages: Sequence[str] = ("en", "es")
 
-  def __init__(
-    self,
-    *,
-    network: laser.LaserNetwork,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 120,
-    target_languages: Sequence[str] = ("en", "es"),
-  ):
-    """Wires the network to the loss.
-
-    Args:
-      network: Encoder and decoder.
-      input_vocabulary: Vocabulary of both sides.
-      optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, including EOS if the vocabulary has it.
-      target_languages: Codes of the languages to translate into (see `vmsst.languages`).
-
-    Raises:
-      InputError: there is no target language, or one is unknown or outside the network's table.
-    """
-    super().__init__(
-      network=network,
-      input_vocabulary=input_vocabulary,
-      optimizer_def=optimizer_def,
-      max_length=max_length,
-    )
-    if isinstance(target_languages, str) or not target_languages:
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    if isinstance(self.target_languages, str) or not self.target_languages:
       raise errors.InputError(
-        f"target_languages is {target_languages!r}; it must be a list of one or more codes"
+        f"target_languages is {self.target_languages!r}; it must be a list of one or more codes"
       )
-    self.target_languages = tuple(target_languages)
-    self._target_rows = [languages.language(code).index for code in target_languages]
-    if max(self._target_rows) >= network.num_languages:
+    if max(self._target_rows) >= self.network.num_languages:
       raise errors.InputError(
-        f"LaserNetwork.num_languages is {network.num_languages}; set it to at least "
-        f"{max(self._target_rows) + 1} for the target languages {self.target_languages}"
+        f"LaserNetwork.num_languages is {self.network.num_languages}; set it to at least "
+        f"{max(self._target_rows) + 1} for the target languages {tuple(self.target_languages)}"
       )
+
+  @functools.cached_property
+  def _target_rows(self) -> list[int]:
+    return [languages.language(code).index for code in self.target_languages]
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:

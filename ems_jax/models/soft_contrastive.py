@@ -4,6 +4,7 @@ Reference: Park et al. 2024, Improving Multi-lingual Alignment Through Soft Cont
 section 3.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from vmsst.models import base, matryoshka
 LABELS = ("priority", "average", "hard")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SoftContrastiveModel(student.StudentModel):
   """Trains cross-lingual similarities to match those of the teacher.
 
@@ -35,49 +37,35 @@ class SoftContrastiveModel(student.StudentModel):
 
   Candidates are those of the global batch on any number of devices. Microbatches (a trainer
   setting) would divide it and are refused; `embedding_slices` saves as much memory.
+
+  Attributes:
+    labels: "priority", "average" or "hard".
+    scale: Factor on every cosine, 1 / tau.
+    monolingual: Whether to add L_mono to the loss (TCM).
+    cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
+    row_normalized: Whether to use the labels of the paper's equations in the second direction (see
+      `ems_jax.losses.soft`).
+    matryoshka_dims: As for `vmsst.models.contrastive.ContrastiveModel`.
+
+  The other options are those of `student.StudentModel`.
   """
 
-  def __init__(
-    self,
-    *,
-    labels: str = "priority",
-    scale: float = 10.0,
-    monolingual: bool = True,
-    cross_weight: float = 0.1,
-    row_normalized: bool = False,
-    allow_fewer_negatives: bool = False,
-    matryoshka_dims: Sequence[int] = (),
-    **options: Any,
-  ):
-    """Wires the network to the loss.
+  labels: str = "priority"
+  scale: float = 10.0
+  monolingual: bool = True
+  cross_weight: float = 0.1
+  row_normalized: bool = False
+  matryoshka_dims: Sequence[int] = ()
 
-    Args:
-      labels: "priority", "average" or "hard".
-      scale: Factor on every cosine, 1 / tau.
-      monolingual: Whether to add L_mono to the loss (TCM).
-      cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
-      row_normalized: Whether to use the labels of the paper's equations in the second direction
-        (see `ems_jax.losses.soft`).
-      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
-        then has only the candidates of its microbatch.
-      matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
-        vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
-      **options: Options of `StudentModel`.
-    """
-    super().__init__(**options)
-    errors.check_choice("labels", labels, LABELS)
-    if labels == "hard" and self.teacher is not None:
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_choice("labels", self.labels, LABELS)
+    if self.labels == "hard" and self.teacher is not None:
       raise errors.InputError("labels is 'hard', which does not use a teacher; set TEACHER = None")
-    errors.check_positive("scale", scale)
-    errors.check_not_negative("cross_weight", cross_weight)
-    self.labels = labels
-    self.scale = scale
-    self.monolingual = monolingual
-    self.cross_weight = cross_weight
-    self.row_normalized = row_normalized
-    matryoshka.check_dims(matryoshka_dims)
-    self.allow_fewer_negatives = allow_fewer_negatives
-    self.matryoshka_dims = tuple(matryoshka_dims)
+    errors.check_positive("scale", self.scale)
+    errors.check_not_negative("cross_weight", self.cross_weight)
+    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:

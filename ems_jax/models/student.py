@@ -1,5 +1,7 @@
 """Base of models that learn from a teacher: options, vectors of pairs, choice of anchors."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,57 +16,48 @@ from vmsst.losses import contrastive
 from vmsst.models import base, gradient_caching
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
-from vmsst.text import vocabularies
 
 # Languages by decreasing corpus size (soft contrastive paper, section 4.1).
 PRIORITY = ("en", "ru", "ja", "fr", "ko")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StudentModel(base.BitextModel):
-  """A sentence encoder that learns from the vectors of a frozen teacher (`ems_jax.teachers`)."""
+  """A sentence encoder that learns from the vectors of a frozen teacher (`ems_jax.teachers`).
+
+  Attributes:
+    network: The student, which encodes both sides.
+    teacher: Computes vectors in the training step; None: the batch contains them.
+    priority: Language codes by decreasing priority. The side of a pair with the higher priority is
+      its anchor, the side that the teacher encodes if it encodes only one. Other languages follow
+      in the order of `vmsst.languages`.
+    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+      one slice, which the backward pass encodes again.
+
+  The other options are those of `base.BitextModel`.
+  """
 
   network: sentence_encoder.SentenceEncoder
+  max_length: int = 512
+  teacher: teachers.Teacher | None = None
+  priority: Sequence[str] = PRIORITY
+  embedding_slices: int = 1
 
-  def __init__(
-    self,
-    *,
-    network: sentence_encoder.SentenceEncoder,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 512,
-    teacher: teachers.Teacher | None = None,
-    priority: Sequence[str] = PRIORITY,
-    embedding_slices: int = 1,
-  ):
-    """Wires the network to the teacher.
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_integer("embedding_slices", self.embedding_slices)
+    if self.teacher is not None:
+      self.teacher.check_vocabulary(self.vocabulary)
+    _ = self._rank_L  # names unknown languages
 
-    Args:
-      network: The student, which encodes both sides.
-      input_vocabulary: Vocabulary of both sides.
-      optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, including EOS if the vocabulary has it.
-      teacher: Computes vectors in the training step; None: the batch contains them.
-      priority: Language codes by decreasing priority. The side of a pair with the higher priority
-        is its anchor, the side that the teacher encodes if it encodes only one. Other languages
-        follow in the order of `vmsst.languages`.
-      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-        one slice, which the backward pass encodes again.
-    """
-    super().__init__(
-      network=network,
-      input_vocabulary=input_vocabulary,
-      optimizer_def=optimizer_def,
-      max_length=max_length,
-    )
-    errors.check_integer("embedding_slices", embedding_slices)
-    if teacher is not None:
-      teacher.check_vocabulary(input_vocabulary)
-    self.teacher = teacher
-    self.embedding_slices = embedding_slices
-    # A language pair has the same anchor in either direction.
-    self._rank_L = len(priority) + np.arange(languages.NUM_LANGUAGES, dtype=np.int32)
-    for rank, code in reversed(list(enumerate(priority))):
-      self._rank_L[languages.language(code).index] = rank
+  @functools.cached_property
+  def _rank_L(self) -> np.ndarray:
+    """The rank of each language: a language pair has the same anchor in either direction."""
+    rank_L = len(self.priority) + np.arange(languages.NUM_LANGUAGES, dtype=np.int32)
+    for rank, code in reversed(list(enumerate(self.priority))):
+      rank_L[languages.language(code).index] = rank
+    return rank_L
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:

@@ -93,7 +93,7 @@ def tiny_model(vocabulary_size=V, **options):
   )
   return contrastive.ContrastiveModel(
     network=sentence_encoder.SentenceEncoder(config=config, latent_dim=S),
-    input_vocabulary=vocabularies.ByteVocabulary(),
+    vocabulary=vocabularies.ByteVocabulary(),
     optimizer_def=adafactor.Adafactor(
       logical_factor_rules=adafactor.standard_logical_factor_rules()
     ),

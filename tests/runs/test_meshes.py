@@ -45,7 +45,7 @@ model = bitranslation.BitranslationModel(
     ),
     latent_dim=16,
   ),
-  input_vocabulary=vocabularies.ByteVocabulary(),
+  vocabulary=vocabularies.ByteVocabulary(),
   optimizer_def=adafactor.Adafactor(
     logical_factor_rules=adafactor.standard_logical_factor_rules()
   ),

@@ -317,7 +317,7 @@ def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
   """Yields the text of an XML file in pieces, with U+FFFD for what cannot be decoded.
 
   Raises:
-    archives.DamagedError: the encoding is unknown.
+    archives.DamagedError: the encoding is unknown, or it is UTF-16 without a byte order mark.
   """
   decoder = None
   for chunk in policy.chunks(path):
@@ -330,7 +330,11 @@ def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
       except LookupError:
         raise archives.DamagedError(f"an unknown encoding, {encoding}") from None
       decoder = codecs.getincrementaldecoder(encoding)("replace")
-    yield decoder.decode(chunk)
+    try:
+      text = decoder.decode(chunk)
+    except UnicodeError as error:  # of a whole file; characters are replaced
+      raise archives.DamagedError(str(error)) from None
+    yield text
 
 
 def _refused_definition(path: str, line: int, policy: FaultPolicy) -> Fault:

@@ -153,6 +153,9 @@ def _open_torch(path: pathlib.Path) -> dict[str, StoredTensor]:
   if _is_compressed(path):  # torch never does that, and would read it however large it gets
     raise errors.InputError(f"{path} is a compressed archive, which torch does not write")
   try:
+    with path.open("rb") as stream:
+      if stream.read(1) not in (b"P", b"\x80"):  # torch would unpack a tar file on disk
+        raise ValueError("not a zip archive or pickle")
     record = torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
     # Not torch's own message, which recommends loading the file without protection.

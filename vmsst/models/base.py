@@ -1,6 +1,7 @@
 """The interface of models for trainers, evaluators and inference: that of T5X, without T5X."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ Batch = Mapping[str, jax.Array]
 Metrics = dict[str, clu_metrics.Metric]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BitextModel(abc.ABC):
   """A model trained on sentence pairs that maps a sentence to a vector.
 
@@ -28,26 +30,21 @@ class BitextModel(abc.ABC):
   Attributes:
     network: Flax module to train.
     vocabulary: Vocabulary of both sides.
-    optimizer_def: T5X optimizer definition; None for evaluation only.
+    optimizer_def: T5X optimizer definition; None for evaluation.
     max_length: Tokens of a sentence in training, EOS included; longer sentences are truncated.
-    allow_fewer_negatives: Whether a loss that compares pairs may be computed by microbatch.
+    allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch of a loss
+      that compares pairs; a pair then has only the negatives of its microbatch.
   """
 
+  network: nn.Module
+  vocabulary: vocabularies.Vocabulary
+  optimizer_def: Any = None
+  max_length: int = 32
   allow_fewer_negatives: bool = False
 
-  def __init__(
-    self,
-    *,
-    network: nn.Module,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 32,
-  ):
-    errors.check_integer("max_length", max_length)
-    self.network = network
-    self.vocabulary = input_vocabulary
-    self.optimizer_def = optimizer_def
-    self.max_length = max_length
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    errors.check_integer("max_length", self.max_length)
 
   @property
   def module(self) -> nn.Module:

@@ -1,5 +1,6 @@
 """CONTRASTIVE: a sentence encoder trained with in-batch negatives (VMSST paper, section 6.3)."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from vmsst import errors
 from vmsst.losses import contrastive
 from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder
-from vmsst.text import vocabularies
 
 SIMILARITIES = ("dot", "cosine")
 
@@ -66,62 +66,40 @@ def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
   return contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ContrastiveModel(base.BitextModel):
   """One encoder for both sides, trained to score translations above other sentences of the batch.
 
   The negatives are those of the global batch on any number of devices. Microbatches (a trainer
   setting) would divide it and are refused; `embedding_slices` saves as much memory.
+
+  Attributes:
+    network: Encoder of both sides.
+    similarity: "dot" (as in the paper) or "cosine".
+    scale: Factor on every score, the inverse of a temperature.
+    mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives: a
+      sentence that occurs twice in a batch has two correct answers.
+    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+      one slice, which the backward pass encodes again.
+    matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
+      vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
+
+  The other options are those of `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
+  similarity: str = "dot"
+  scale: float = 1.0
+  mask_duplicates: bool = False
+  embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
 
-  def __init__(
-    self,
-    *,
-    network: sentence_encoder.SentenceEncoder,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 32,
-    similarity: str = "dot",
-    scale: float = 1.0,
-    mask_duplicates: bool = False,
-    embedding_slices: int = 1,
-    allow_fewer_negatives: bool = False,
-    matryoshka_dims: Sequence[int] = (),
-  ):
-    """Wires the network to the loss.
-
-    Args:
-      network: Encoder of both sides.
-      input_vocabulary: Vocabulary of both sides.
-      optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, EOS included.
-      similarity: "dot" (as in the paper) or "cosine".
-      scale: Factor on every score, the inverse of a temperature.
-      mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives: a
-        sentence that occurs twice in a batch has two correct answers.
-      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-        one slice, which the backward pass encodes again.
-      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
-        then has only the negatives of its microbatch.
-      matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
-        vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
-    """
-    super().__init__(
-      network=network,
-      input_vocabulary=input_vocabulary,
-      optimizer_def=optimizer_def,
-      max_length=max_length,
-    )
-    check_similarity(similarity, scale)
-    errors.check_integer("embedding_slices", embedding_slices)
-    matryoshka.check_dims(matryoshka_dims)
-    self.similarity = similarity
-    self.scale = scale
-    self.mask_duplicates = mask_duplicates
-    self.embedding_slices = embedding_slices
-    self.allow_fewer_negatives = allow_fewer_negatives
-    self.matryoshka_dims = tuple(matryoshka_dims)
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    check_similarity(self.similarity, self.scale)
+    errors.check_integer("embedding_slices", self.embedding_slices)
+    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:

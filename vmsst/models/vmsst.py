@@ -4,6 +4,7 @@ A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z
 of each. Sides are 0 (`inputs`) and 1 (`targets`).
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +17,6 @@ from vmsst.errors import InputError
 from vmsst.losses import gaussian, likelihood_bounds
 from vmsst.models import base, contrastive, generation, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder, vmsst
-from vmsst.text import vocabularies
 
 # A latent with less mutual information with the text, in nats, is reported as collapsed.
 COLLAPSED_BELOW = 0.1
@@ -35,6 +35,7 @@ class _Terms(NamedTuple):
   latents: dict[str, likelihood_bounds.Latent]  # posteriors of each pair
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class VmsstModel(base.BitextModel):
   """Source separation with a variational bound, and translation from the semantic mean.
 
@@ -48,58 +49,37 @@ class VmsstModel(base.BitextModel):
   translation, the language latent is its prior mean: the target's own latent would leak its text
   (`language_mean` uses it nevertheless), and the source's is of another language. The weight of the
   KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
+
+  Attributes:
+    network: Both encoders and the decoder.
+    elbo_weight: Lambda in the paper.
+    kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
+    kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
+    elbo_sample: Whether the ELBO's decoder gets samples of the latents, not posterior means as in
+      the released code of Wieting et al. (2020).
+    language_mean: Whether translation gets the posterior mean of the target's own language latent
+      instead of the prior mean. It then sees the text that it predicts.
+    evaluation_samples: Samples of the likelihood bounds that evaluation computes; 0: none.
+
+  The other options are those of `base.BitextModel`.
   """
 
   network: vmsst.VmsstNetwork
+  elbo_weight: float = 0.1
+  kl_anneal_steps: int = 1_000_000
+  kl_weight: float = 1.0
+  elbo_sample: bool = True
+  language_mean: bool = False
+  evaluation_samples: int = 4
 
-  def __init__(
-    self,
-    *,
-    network: vmsst.VmsstNetwork,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 32,
-    elbo_weight: float = 0.1,
-    kl_anneal_steps: int = 1_000_000,
-    kl_weight: float = 1.0,
-    elbo_sample: bool = True,
-    language_mean: bool = False,
-    evaluation_samples: int = 4,
-  ):
-    """Wires the network to the loss.
-
-    Args:
-      network: Both encoders and the decoder.
-      input_vocabulary: Vocabulary of both sides.
-      optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, EOS included.
-      elbo_weight: Lambda in the paper.
-      kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
-      kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
-      elbo_sample: Whether the ELBO's decoder gets samples of the latents, not posterior means as in
-        the released code of Wieting et al. (2020).
-      language_mean: Whether translation gets the posterior mean of the target's own language latent
-        instead of the prior mean. It then sees the text that it predicts.
-      evaluation_samples: Samples of the likelihood bounds that evaluation computes; 0: none.
-    """
-    super().__init__(
-      network=network,
-      input_vocabulary=input_vocabulary,
-      optimizer_def=optimizer_def,
-      max_length=max_length,
-    )
-    errors.check_integer("evaluation_samples", evaluation_samples, minimum=0)
-    weights = {"elbo_weight": elbo_weight, "kl_weight": kl_weight}
-    for name, value in {**weights, "kl_anneal_steps": kl_anneal_steps}.items():
-      errors.check_not_negative(name, value)
-    errors.check_boolean("elbo_sample", elbo_sample)
-    errors.check_boolean("language_mean", language_mean)
-    self.elbo_weight = elbo_weight
-    self.kl_anneal_steps = kl_anneal_steps
-    self.kl_weight = kl_weight
-    self.elbo_sample = elbo_sample
-    self.language_mean = language_mean
-    self.evaluation_samples = evaluation_samples
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_integer("evaluation_samples", self.evaluation_samples, minimum=0)
+    for name in ("elbo_weight", "kl_weight", "kl_anneal_steps"):
+      errors.check_not_negative(name, getattr(self, name))
+    errors.check_boolean("elbo_sample", self.elbo_sample)
+    errors.check_boolean("language_mean", self.language_mean)
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
@@ -333,81 +313,36 @@ def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
   return jnp.concatenate([x, x], axis=1)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class VmsstContrastiveModel(VmsstModel):
   """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
 
   For the negatives, see `contrastive.ContrastiveModel`. Gradient caching slices both tasks: one
   slice at a time is encoded and decoded.
+
+  Attributes:
+    vmsst_weight: Weight of the VMSST loss, whose ELBO has the weight `elbo_weight` in addition.
+    similarity: "dot" (as in the paper) or "cosine", of semantic means.
+    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+      one slice, which the backward pass encodes and decodes again.
+
+  The other options are those of `VmsstModel` and `contrastive.ContrastiveModel`.
   """
 
-  def __init__(
-    self,
-    *,
-    network: vmsst.VmsstNetwork,
-    input_vocabulary: vocabularies.Vocabulary,
-    optimizer_def: Any = None,
-    max_length: int = 32,
-    elbo_weight: float = 0.1,
-    kl_anneal_steps: int = 1_000_000,
-    kl_weight: float = 1.0,
-    elbo_sample: bool = True,
-    language_mean: bool = False,
-    vmsst_weight: float = 0.0005,
-    similarity: str = "dot",
-    scale: float = 1.0,
-    mask_duplicates: bool = False,
-    evaluation_samples: int = 4,
-    embedding_slices: int = 1,
-    allow_fewer_negatives: bool = False,
-    matryoshka_dims: Sequence[int] = (),
-  ):
-    """Wires the network to the losses.
+  vmsst_weight: float = 0.0005
+  similarity: str = "dot"
+  scale: float = 1.0
+  mask_duplicates: bool = False
+  embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
 
-    Args:
-      network: Both encoders and the decoder.
-      input_vocabulary: Vocabulary of both sides.
-      optimizer_def: T5X optimizer definition; None for evaluation.
-      max_length: Tokens of a sentence, EOS included.
-      elbo_weight: Weight of the ELBO within the VMSST loss.
-      kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
-      kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
-      elbo_sample: As for `VmsstModel`.
-      language_mean: As for `VmsstModel`.
-      vmsst_weight: Weight of the VMSST loss, whose ELBO has the weight `elbo_weight` in addition.
-      similarity: "dot" (as in the paper) or "cosine", of semantic means.
-      scale: Factor on every score, the inverse of a temperature.
-      mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
-      evaluation_samples: Samples of the likelihood bounds that evaluation computes; 0: none.
-      embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-        one slice, which the backward pass encodes and decodes again.
-      allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch; a pair
-        then has only the negatives of its microbatch.
-      matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
-        vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
-    """
-    super().__init__(
-      network=network,
-      input_vocabulary=input_vocabulary,
-      optimizer_def=optimizer_def,
-      max_length=max_length,
-      elbo_weight=elbo_weight,
-      kl_anneal_steps=kl_anneal_steps,
-      kl_weight=kl_weight,
-      elbo_sample=elbo_sample,
-      language_mean=language_mean,
-      evaluation_samples=evaluation_samples,
-    )
-    errors.check_not_negative("vmsst_weight", vmsst_weight)
-    contrastive.check_similarity(similarity, scale)
-    errors.check_integer("embedding_slices", embedding_slices)
-    matryoshka.check_dims(matryoshka_dims)
-    self.vmsst_weight = vmsst_weight
-    self.similarity = similarity
-    self.scale = scale
-    self.mask_duplicates = mask_duplicates
-    self.embedding_slices = embedding_slices
-    self.allow_fewer_negatives = allow_fewer_negatives
-    self.matryoshka_dims = tuple(matryoshka_dims)
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_not_negative("vmsst_weight", self.vmsst_weight)
+    contrastive.check_similarity(self.similarity, self.scale)
+    errors.check_integer("embedding_slices", self.embedding_slices)
+    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:

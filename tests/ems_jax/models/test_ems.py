@@ -48,7 +48,7 @@ def make_model(*, config=BERT, dropout_rate=0.0, network=(), vocabulary=None, **
   given["config"] = dataclasses.replace(given["config"], dropout_rate=dropout_rate)
   return models.EmsModel(
     network=networks.EmsNetwork(**given),
-    input_vocabulary=vocabulary or vocabularies.ByteVocabulary(),
+    vocabulary=vocabulary or vocabularies.ByteVocabulary(),
     max_length=9,
     **options,
   )

@@ -72,7 +72,7 @@ def make_model(name, *, dropout_rate=0.0, network=(), **options):
   cls, network_of, config, own = MODELS[name]
   network = network_of(dataclasses.replace(config, dropout_rate=dropout_rate), **dict(network))
   options = {"max_length": 9, **own, **options}
-  return cls(network=network, input_vocabulary=vocabularies.ByteVocabulary(), **options)
+  return cls(network=network, vocabulary=vocabularies.ByteVocabulary(), **options)
 
 
 def make_batch():

@@ -42,7 +42,7 @@ INTO = {
 def make_model(*, config=LSTM, network=(), **options):
   return models.LaserModel(
     network=networks.LaserNetwork(config, **(SIZES | dict(network))),
-    input_vocabulary=vocabularies.ByteVocabulary(),
+    vocabulary=vocabularies.ByteVocabulary(),
     max_length=9,
     **options,
   )

@@ -51,7 +51,7 @@ def network(dropout_rate=0.0):
 def make_model(cls=soft_contrastive.SoftContrastiveModel, *, dropout_rate=0.0, **options):
   return cls(
     network=network(dropout_rate),
-    input_vocabulary=options.pop("vocabulary", BYTES),
+    vocabulary=options.pop("vocabulary", BYTES),
     max_length=9,
     **options,
   )
@@ -79,7 +79,7 @@ def write_run(folder, *, vocabulary=BYTES):
   """Writes a teacher's run, trained with dropout, which must have no effect."""
   flat = traverse_util.flatten_dict(make_params(seed=1), sep="/")
   t5x.write_params(epath.Path(folder) / "checkpoint_0", flat)
-  model = contrastive.ContrastiveModel(network=network(0.5), input_vocabulary=vocabulary)
+  model = contrastive.ContrastiveModel(network=network(0.5), vocabulary=vocabulary)
   encoder_json.save_encoder_assets(model, folder)
   return folder
 

@@ -61,7 +61,7 @@ def model_classes():
 def make_model(name, **options):
   network, _ = MODELS[name]
   vocabulary = vocabularies.ByteVocabulary()
-  return model_classes()[name](network=network, input_vocabulary=vocabulary, **options)
+  return model_classes()[name](network=network, vocabulary=vocabulary, **options)
 
 
 def test_every_model_is_listed_here():
@@ -89,4 +89,4 @@ def test_microbatches_need_permission_if_pairs_are_compared(name):
   if name == "EmsModel":  # without negatives
     network = ems.EmsNetwork(BERT, language_dim=2, contrastive=False)
     vocabulary = vocabularies.ByteVocabulary()
-    model_classes()[name](network=network, input_vocabulary=vocabulary).check_microbatches(4)
+    model_classes()[name](network=network, vocabulary=vocabulary).check_microbatches(4)

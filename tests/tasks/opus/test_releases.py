@@ -264,6 +264,8 @@ def test_tmx_in_other_encodings(tmp_path):
     assert _read(_release(tmp_path / "a.tmx")) == ([(1, "grün", "green")], [])
   (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="hex"?><tmx/>')
   assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "an unknown encoding, hex"
+  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="utf-16"?><tmx/>')
+  assert "BOM" in _read(_release(tmp_path / "a.tmx"))[1][0][1]
 
 
 def test_tmx_entities_are_refused_unread(tmp_path):

@@ -179,7 +179,7 @@ def run(tmp_path_factory):
   """Returns the folder of a finished run."""
   network = networks.VmsstNetwork(CONFIG, latent_dim=16)
   model = vmsst_models.VmsstModel(
-    network=network, input_vocabulary=VOCABULARY, max_length=LENGTH, kl_anneal_steps=0
+    network=network, vocabulary=VOCABULARY, max_length=LENGTH, kl_anneal_steps=0
   )
   folder = tmp_path_factory.mktemp("run")
   encoder_json.save_encoder_assets(model, folder, ["deu", "eng"])

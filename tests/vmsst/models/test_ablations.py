@@ -49,9 +49,7 @@ def some_sentences():
 
 
 def make_model(network, **options):
-  return models.VmsstModel(
-    network=network, input_vocabulary=vocabularies.ByteVocabulary(), **options
-  )
+  return models.VmsstModel(network=network, vocabulary=vocabularies.ByteVocabulary(), **options)
 
 
 def make_batch(inputs_languages=(1, 2), targets_languages=(3, 3)):

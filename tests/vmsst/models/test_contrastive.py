@@ -27,7 +27,7 @@ CONFIG = t5.T5Config(
 def make_model(model_cls=contrastive.ContrastiveModel, **options):
   network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=S)
   vocabulary = vocabularies.ByteVocabulary()
-  return model_cls(network=network, input_vocabulary=vocabulary, **options)
+  return model_cls(network=network, vocabulary=vocabulary, **options)
 
 
 def make_batch(pairs=B, inputs_length=6, targets_length=6):

@@ -28,7 +28,7 @@ PAIRS = 3
 
 def make_model(model_cls=vmsst.VmsstModel, network=NETWORK, **options):
   vocabulary = vocabularies.ByteVocabulary()
-  return model_cls(network=network, input_vocabulary=vocabulary, **options)
+  return model_cls(network=network, vocabulary=vocabulary, **options)
 
 
 def make_batch(inputs_length=6, targets_length=8, pairs=PAIRS):
