@@ -160,7 +160,7 @@ KILLED = {
   ),
   "score": (
     "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
-    [(r"/\.scores\.vmsst/lines/", 3), (r"/\.scores\.vmsst/state\.json$", 1), ("/scores$", 0)],
+    [(r"/\.scores\.vmsst/lines-", 3), ("/scores$", 0)],
   ),
   "translate": (
     "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
@@ -194,9 +194,11 @@ import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mini
 from vmsst.mining import pair_scoring
 from vmsst.search import sharded_search
 from vmsst.units import local
+from vmsst.vectors import index_folder
 pair_scoring._WINDOW = 16
+index_folder._SHARD_ROWS = 30
 sharded_search._LEAST_SOURCES = 16
-upload, work = storage.upload, local.Local.work
+filesystem, work = storage.filesystem, local.Local.work
 
 def kill_at(kind, left):
   def count():
@@ -205,10 +207,17 @@ def kill_at(kind, left):
       os.kill(os.getpid(), signal.SIGKILL)
     left -= 1
 
-  def counted_upload(path, url):
-    if re.search(kind, url):
-      count()
-    upload(path, url)
+  def counted_filesystem(url):
+    system = filesystem(url)
+    upload = system.put_file
+
+    def put_file(path, url):
+      if re.search(kind, url):
+        count()
+      upload(path, url)
+
+    system.put_file = put_file
+    return system
 
   def counted_work(self, title, units):
     for unit in work(self, title, units):
@@ -216,7 +225,7 @@ def kill_at(kind, left):
         count()
       yield unit
 
-  storage.upload, local.Local.work = counted_upload, counted_work
+  storage.filesystem, local.Local.work = counted_filesystem, counted_work
 
 statuses = []
 for kill, argv in json.loads(sys.argv[1]):
