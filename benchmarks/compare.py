@@ -484,6 +484,8 @@ def compare(options: argparse.Namespace) -> None:
       own["PATTERNS"] = [
         str(mine_negatives(teacher, output / key, bindings_by_key[key], data_root))
       ]
+    if options.steps is not None:
+      own["TRAIN_STEPS"] = options.steps
     bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
     check_settings(run, {name: repr(x) for name, x in bindings.items()} | vocabulary)
     last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"

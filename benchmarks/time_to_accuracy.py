@@ -304,6 +304,7 @@ def main() -> None:
   add("--minutes", type=float, default=30.0, help="minutes of training per variant now")
   add("--measure", choices=[THEIRS], help=argparse.SUPPRESS)
   options = parser.parse_args()
+  options.folder = options.folder.absolute()
   if options.measure:
     train_theirs(options.folder / THEIRS, options)
     return
