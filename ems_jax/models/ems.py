@@ -62,7 +62,7 @@ class EmsModel(base.BitextModel):
       the released code.
     negative_groups: Number of groups of consecutive pairs; negatives come from the same group. With
       one group per device, this equals the released code's negatives.
-    embedding_slices: As for `vmsst.models.contrastive.ContrastiveModel`.
+    embedding_slices: As for `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: Likewise, for the contrastive loss.
 
   The other options are those of `vmsst.models.base.BitextModel`.

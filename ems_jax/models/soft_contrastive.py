@@ -45,7 +45,7 @@ class SoftContrastiveModel(student.StudentModel):
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
       `ems_jax.losses.soft`).
-    matryoshka_dims: As for `vmsst.models.contrastive.ContrastiveModel`.
+    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
   The other options are those of `student.StudentModel`.
   """

@@ -49,7 +49,7 @@ class StudentModel(base.BitextModel):
     errors.check_integer("embedding_slices", self.embedding_slices)
     if self.teacher is not None:
       self.teacher.check_vocabulary(self.vocabulary)
-    _ = self._rank_L  # names unknown languages
+    _ = self._rank_L  # raises an error if a language is unknown
 
   @functools.cached_property
   def _rank_L(self) -> np.ndarray:

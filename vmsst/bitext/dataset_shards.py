@@ -121,19 +121,18 @@ def write(path: str | os.PathLike[str], records: Iterable[bytes]) -> tuple[int, 
   Raises:
     OSError: the file cannot be written.
   """
+  import google_crc32c
+
+  def checksum(content: bytes) -> bytes:
+    crc = google_crc32c.value(content)
+    rotated = crc >> 15 | crc << 17
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
   count = size = 0
   with open(path, "wb") as stream:
     for record in records:
       length = struct.pack("<Q", len(record))
-      stream.write(b"".join((length, _checksum(length), record, _checksum(record))))
+      stream.write(b"".join((length, checksum(length), record, checksum(record))))
       count += 1
       size += len(record)
   return count, size
-
-
-def _checksum(content: bytes) -> bytes:
-  import google_crc32c
-
-  crc = google_crc32c.value(content)
-  rotated = crc >> 15 | crc << 17
-  return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)

@@ -67,27 +67,25 @@ def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ContrastiveModel(base.BitextModel):
-  """One encoder for both sides, trained to score translations above other sentences of the batch.
+class InBatchNegativesModel(base.BitextModel):
+  """A model whose loss compares the vectors of a pair with those of other pairs of the batch.
 
   The negatives are those of the global batch on any number of devices. Microbatches (a trainer
   setting) would divide it and are refused; `embedding_slices` saves as much memory.
 
   Attributes:
-    network: Encoder of both sides.
     similarity: "dot" (as in the paper) or "cosine".
     scale: Factor on every score, the inverse of a temperature.
     mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives: a
       sentence that occurs twice in a batch has two correct answers.
     embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-      one slice, which the backward pass encodes again.
+      one slice, which the backward pass computes again.
     matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
       vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
 
   The other options are those of `base.BitextModel`.
   """
 
-  network: sentence_encoder.SentenceEncoder
   similarity: str = "dot"
   scale: float = 1.0
   mask_duplicates: bool = False
@@ -105,6 +103,19 @@ class ContrastiveModel(base.BitextModel):
   def compares_pairs(self) -> bool:
     """True: in-batch negatives."""
     return True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ContrastiveModel(InBatchNegativesModel):
+  """One encoder for both sides, trained to score translations above other sentences of the batch.
+
+  Attributes:
+    network: Encoder of both sides.
+
+  The other options are those of `InBatchNegativesModel`.
+  """
+
+  network: sentence_encoder.SentenceEncoder
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:

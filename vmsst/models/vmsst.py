@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.losses import gaussian, likelihood_bounds
-from vmsst.models import base, contrastive, generation, gradient_caching, matryoshka
+from vmsst.models import base, contrastive, generation, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 
 # A latent with less mutual information with the text, in nats, is reported as collapsed.
@@ -314,40 +314,24 @@ def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class VmsstContrastiveModel(VmsstModel):
+class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
 
-  For the negatives, see `contrastive.ContrastiveModel`. Gradient caching slices both tasks: one
-  slice at a time is encoded and decoded.
+  The contrastive loss compares semantic means. Gradient caching slices both tasks: one slice at a
+  time is encoded and decoded.
 
   Attributes:
     vmsst_weight: Weight of the VMSST loss, whose ELBO has the weight `elbo_weight` in addition.
-    similarity: "dot" (as in the paper) or "cosine", of semantic means.
-    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-      one slice, which the backward pass encodes and decodes again.
 
-  The other options are those of `VmsstModel` and `contrastive.ContrastiveModel`.
+  The other options are those of `VmsstModel` and `contrastive.InBatchNegativesModel`.
   """
 
   vmsst_weight: float = 0.0005
-  similarity: str = "dot"
-  scale: float = 1.0
-  mask_duplicates: bool = False
-  embedding_slices: int = 1
-  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
     errors.check_not_negative("vmsst_weight", self.vmsst_weight)
-    contrastive.check_similarity(self.similarity, self.scale)
-    errors.check_integer("embedding_slices", self.embedding_slices)
-    matryoshka.check_dims(self.matryoshka_dims)
-
-  @property
-  def compares_pairs(self) -> bool:
-    """True: in-batch negatives."""
-    return True
 
   def _objective(
     self,
