@@ -194,6 +194,11 @@ def test_other_settings_and_vectors_are_refused(folder, vectors_ND):
   rows = vector_store.open_vectors(folder / "vectors")
   with pytest.raises(errors.InputError, match=r'another index: factory is "IVF8,SQ8", not "SQ8"'):
     build(rows, folder / "index", "SQ8")
+  (folder / "foreign").mkdir()
+  (folder / "foreign/index.faiss").write_bytes(b"foreign")
+  with pytest.raises(errors.InputError, match="is not by `vmsst index`; give another folder"):
+    build(rows, folder / "foreign")
+  assert (folder / "foreign/index.faiss").read_bytes() == b"foreign"
   shutil.rmtree(folder / "vectors")
   vectors_ND = vectors_ND.copy()
   vectors_ND[700, 3] += 1e-3
