@@ -8,25 +8,23 @@ A gin file trains on your own files with
 """
 
 import functools
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
+import numpy as np
 import seqio
 import tensorflow as tf
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers, tokenized_pairs
+from vmsst.bitext import readers
 from vmsst.files import storage
 from vmsst.languages import Language
-from vmsst.tasks import preprocessors, seqio_vocabulary, sources, streamed_tasks
-from vmsst.text import vocabularies
+from vmsst.tasks import features, seqio_vocabulary, sources, text_task
+from vmsst.text import vocabularies, word_splitting
 from vmsst.vectors import bitext_vectors
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
-_STREAM_BUFFER = 10_000  # Rows in the shuffle buffer of a streamed task.
 # The arguments of all names from `unique_name`, by kind of name. This is global because the
 # registries of seqio are: gin may call a function such as `files` several times, and the same
 # arguments must name the same mixture, which is registered already.
@@ -83,7 +81,7 @@ def files(
   if validation_patterns:
     found["validation"] = readers.find_bitext(_below(root, validation_patterns), languages, fields)
   (teacher,) = _below(root, teacher) if teacher else [None]
-  features = _features(vocabulary, found, negatives, teacher)
+  of_rows = _features(vocabulary, found, negatives, teacher)
   name = unique_name(
     "bitext",
     found,
@@ -99,37 +97,21 @@ def files(
     for bitext in bitexts:
       groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
 
-  def add_task(pair: tuple[Language, Language], task_name: str) -> None:
+  def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
     splits = groups[pair]
-    in_memory = all(_fits(bitexts, memory_limit, teacher) for bitexts in splits.values())
-    if in_memory:
-      loaders = {
+    if not all(_fits(bitexts, memory_limit, teacher) for bitexts in splits.values()):
+      return sources.StreamSource(splits, negatives=negatives, teacher=teacher)
+    options = {"negatives": negatives, "teacher": teacher}
+    return sources.MemorySource(
+      {
         split: functools.partial(
-          _load_files,
-          f"{task_name} {split}",
-          bitexts,
-          vocabulary,
-          max_length,
-          negatives=negatives,
-          teacher=teacher,
+          _read_files, f"{task_name} {split}", bitexts, vocabulary, max_length, **options
         )
         for split, bitexts in splits.items()
       }
-      source = sources.InMemorySource(loaders, eos_id=vocabulary.eos_id)
-      add_in_memory_task(task_name, source, features)
-    else:
-      task = streamed_tasks.StreamedTask(
-        task_name,
-        sources.StreamSource(splits, negatives=negatives, teacher=teacher),
-        features,
-        vocabulary=vocabulary,
-        pair=pair,
-        max_length=max_length,
-        shuffle_buffer_size=_STREAM_BUFFER,
-      )
-      seqio.TaskRegistry.add_provider(task_name, task)
+    )
 
-  return add_mixture(name, list(groups), add_task, power)
+  return add_mixture(name, list(groups), source, of_rows, vocabulary, max_length, power)
 
 
 def file_languages(
@@ -164,9 +146,9 @@ def _features(
   teacher: str | None,
 ) -> dict[str, seqio.Feature]:
   """Returns the features of pairs, including hard negatives and teacher vectors."""
-  features = dict(preprocessors.pair_features(vocabulary))
+  of_rows = dict(features.pair_features(vocabulary))
   if negatives:
-    features["negatives"] = seqio.Feature(
+    of_rows["negatives"] = seqio.Feature(
       seqio_vocabulary.SeqioVocabulary(vocabulary),
       add_eos=False,
       required=False,
@@ -175,8 +157,8 @@ def _features(
     )
   if teacher:
     bitexts = [bitext for bitexts in found.values() for bitext in bitexts]
-    features |= preprocessors.teacher_features(teacher, bitexts)
-  return features
+    of_rows |= features.teacher_features(teacher, bitexts)
+  return of_rows
 
 
 def sample(
@@ -202,22 +184,24 @@ def sample(
 
   own_code = {language: code for code, language in chosen}
 
-  def load(split: str, pair: tuple[Language, Language], task_name: str) -> tokenized_pairs.Rows:
+  def load(split: str, pair: tuple[Language, Language], task_name: str) -> sources.Columns:
     total = corpus.num_meanings(split)
     code = own_code[pair[0]]
     texts = (
       (corpus.sentence(meaning, code, split), corpus.sentence(meaning, english[0], split))
       for meaning in range(total if num_meanings is None else min(total, num_meanings))
     )
-    return _load_pairs(f"{task_name} {split}", texts, pair, vocabulary, max_length)
+    return _pair_columns(f"{task_name} {split}", texts, pair, vocabulary, max_length)[0]
 
-  def add_task(pair: tuple[Language, Language], task_name: str) -> None:
+  def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
     splits = ("train", "validation")
-    loaders = {split: functools.partial(load, split, pair, task_name) for split in splits}
-    source = sources.InMemorySource(loaders, eos_id=vocabulary.eos_id)
-    add_in_memory_task(task_name, source, preprocessors.pair_features(vocabulary))
+    return sources.MemorySource(
+      {split: functools.partial(load, split, pair, task_name) for split in splits}
+    )
 
-  return add_mixture(name, [(language, english[1]) for _, language in chosen], add_task, power=1.0)
+  pairs = [(language, english[1]) for _, language in chosen]
+  of_rows = features.pair_features(vocabulary)
+  return add_mixture(name, pairs, source, of_rows, vocabulary, max_length, power=1.0)
 
 
 def sample_languages(languages: Sequence[str] | None = None) -> list[str]:
@@ -295,7 +279,7 @@ def _fits(bitexts: Sequence[readers.BitextFile], memory_limit: int, teacher: str
   )
 
 
-def _load_files(
+def _read_files(
   name: str,
   bitexts: Sequence[readers.BitextFile],
   vocabulary: vocabularies.Vocabulary,
@@ -303,59 +287,82 @@ def _load_files(
   *,
   negatives: int,
   teacher: str | None,
-) -> tokenized_pairs.Rows:
-  def rows(bitext: readers.BitextFile) -> Iterator[tuple[str, ...]]:
-    count = 0
-    for row in readers.read_rows(bitext, negatives):
-      count += 1
-      yield row
-    if teacher:
-      bitext_vectors.check_count(teacher, bitext, count)
+) -> sources.Columns:
+  def rows() -> Iterator[tuple[str, ...]]:
+    for bitext in bitexts:
+      count = 0
+      for row in readers.read_rows(bitext, negatives):
+        count += 1
+        yield row
+      if teacher:
+        bitext_vectors.check_count(teacher, bitext, count)
 
-  take = None
-  if teacher:
-    vectors = [bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts]
-    take = functools.partial(bitext_vectors.take, vectors)
-  return _load_pairs(
-    name,
-    itertools.chain.from_iterable(map(rows, bitexts)),
-    (bitexts[0].source, bitexts[0].target),
-    vocabulary,
-    max_length,
-    negatives=negatives,
-    teacher=take,
-  )
+  pair = bitexts[0].source, bitexts[0].target
+  columns, numbers_N = _pair_columns(name, rows(), pair, vocabulary, max_length)
+  if not teacher:
+    return columns
+  vectors = [bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts]
+  sides = enumerate(features.TEACHER_SIDES)
+  return columns | {x: bitext_vectors.take(vectors, numbers_N, side) for side, x in sides}
 
 
-def _load_pairs(
+def _pair_columns(
   name: str,
-  texts: Iterable[Sequence[str]],
+  rows: Iterable[Sequence[str]],
   pair: tuple[Language, Language],
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
-  **extra: Any,
-) -> tokenized_pairs.Rows:
-  rows, counts = tokenized_pairs.pair_rows(texts, *pair, vocabulary, max_length, **extra)
-  logging.info("%s: %s", name, counts)
-  if not counts.kept:
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """Returns the columns of the rows that have both texts, split into words, and their numbers.
+
+  Args:
+    name: Of the task and split, for messages.
+    rows: Source, target and hard negatives of each pair.
+    pair: The languages of sources and of all other texts.
+    vocabulary: Will tokenize the texts.
+    max_length: Rows with a side of more tokens will be dropped.
+
+  Raises:
+    InputError: no row will be kept.
+  """
+  kept, numbers, count = [], [], 0
+  for count, row in enumerate(rows, 1):
+    if row[0].strip() and row[1].strip():
+      kept.append(row)
+      numbers.append(count - 1)
+  logging.info("%s: %d pairs, and %d with an empty side", name, len(kept), count - len(kept))
+  if not any(_fits_length(row, pair, vocabulary, max_length) for row in kept):
     raise errors.InputError(
-      f"{name}: no pair is left: {counts}; check the files and max_length ({max_length})"
+      f"{name}: no pair is left: of {count} pairs, {count - len(kept)} have an empty side, and "
+      f"{len(kept)} an over-long one; check the files and max_length ({max_length})"
     )
-  return rows
+  texts = [list(column) for column in zip(*kept, strict=True)]
+  if getattr(vocabulary, "pretokenize", False):
+    source, target = pair
+    texts = [
+      word_splitting.split_words(column, target if number else source)
+      for number, column in enumerate(texts)
+    ]
+  text_KN = np.array([[text.encode() for text in column] for column in texts], object)
+  columns = {"inputs": text_KN[0], "targets": text_KN[1]}
+  if len(texts) > 2:
+    columns["negatives"] = text_KN[2:].T
+  for side, language in zip(features.SIDES.values(), pair, strict=True):
+    columns[side] = np.full([len(kept), 1], language.index, np.int32)
+  return columns, np.array(numbers, np.int64)
 
 
-def add_in_memory_task(
-  name: str, source: sources.InMemorySource, features: Mapping[str, seqio.Feature], **options
-) -> None:
-  """Registers a task of rows in memory, with more arguments of seqio.Task in `options`."""
-  seqio.TaskRegistry.add(
-    name,
-    source=source,
-    output_features=features,
-    shuffle_buffer_size=None,
-    task_cls=sources.InMemoryTask,
-    **options,
-  )
+def _fits_length(
+  row: Sequence[str],
+  pair: tuple[Language, Language],
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int | None,
+) -> bool:
+  """Returns whether both sides of a pair have tokens, and at most `max_length`."""
+  sides = [
+    vocabulary.tokenize([text], language)[0] for text, language in zip(row, pair, strict=False)
+  ]
+  return all(0 < len(ids) <= (max_length or len(ids)) for ids in sides)
 
 
 def unique_name(kind: str, *arguments: object) -> str:
@@ -374,7 +381,10 @@ def unique_name(kind: str, *arguments: object) -> str:
 def add_mixture(
   name: str,
   pairs: Sequence[tuple[Language, Language]],
-  add_task: Callable[[tuple[Language, Language], str], None],
+  source: Callable[[tuple[Language, Language], str], sources.TextSource],
+  output_features: Mapping[str, seqio.Feature],
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int | None,
   power: float,
 ) -> str:
   """Registers a mixture and its tasks unless it is registered; returns its name.
@@ -382,17 +392,27 @@ def add_mixture(
   Args:
     name: Name of the mixture; its tasks are `NAME_deu_eng` and so on.
     pairs: The language pairs.
-    add_task: Registers the task of a language pair under a name.
+    source: Returns the source of a language pair, for a task of a given name.
+    output_features: The features of the tasks.
+    vocabulary: Tokenizes the texts.
+    max_length: Pairs with a side of more tokens are dropped; None: no limit.
     power: Exponent of the weights; see `weight_power`.
   """
   if name not in seqio.MixtureRegistry.names():
     tasks = {pair: f"{name}_{readers.pair_name(*pair)}" for pair in pairs}
     for pair, task_name in tasks.items():
       if task_name not in seqio.TaskRegistry.names():
-        add_task(pair, task_name)
+        task = text_task.TextTask(
+          task_name,
+          source(pair, task_name),
+          output_features,
+          vocabulary=vocabulary,
+          max_length=max_length,
+        )
+        seqio.TaskRegistry.add_provider(task_name, task)
     rate = functools.partial(_rate, power=power)
     parts = [(task_name, rate) for task_name in tasks.values()]
-    seqio.MixtureRegistry.add_provider(name, sources.PairMixture(name, parts))
+    seqio.MixtureRegistry.add_provider(name, text_task.PairMixture(name, parts))
   return name
 
 

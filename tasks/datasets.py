@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors, languages
-from vmsst.bitext.tokenized_pairs import SIDES
+from vmsst.tasks.features import SIDES
 
 
 def get_batches(

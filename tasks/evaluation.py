@@ -18,15 +18,15 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers, tokenized_pairs
+from vmsst.bitext import readers
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.files import storage
-from vmsst.tasks import bitext, preprocessors, sources
+from vmsst.tasks import bitext, features, sources, text_task
 from vmsst.tasks.opus import mixtures
-from vmsst.text import vocabularies
+from vmsst.text import vocabularies, word_splitting
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
 """Benchmarks that are small enough to be evaluated during training."""
@@ -364,35 +364,36 @@ def _register(
   def metric(targets, scores):  # seqio requires these two names.
     return metrics(results_of(load(), targets, scores))
 
-  rows = functools.partial(_load_rows, load, vocabulary, max_length)
-  bitext.add_in_memory_task(
+  task = text_task.TextTask(
     name,
-    sources.InMemorySource({split: rows}, eos_id=vocabulary.eos_id),
-    {"inputs": preprocessors.text_feature(vocabulary)},
+    sources.MemorySource({split: functools.partial(_text_columns, load, vocabulary)}),
+    {"inputs": features.text_feature(vocabulary)},
+    vocabulary=vocabulary,
+    max_length=max_length,
+    keep_all=True,
     postprocess_fn=row_of,
     metric_fns=[metric],
   )
+  seqio.TaskRegistry.add_provider(name, task)
   return name
 
 
-def _load_rows(
-  load: Callable[[], Sequence[suite_lib.Task]],
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int | None,
-) -> tokenized_pairs.Rows:
-  tokens: list[list[int]] = []
+def _text_columns(
+  load: Callable[[], Sequence[suite_lib.Task]], vocabulary: vocabularies.Vocabulary
+) -> sources.Columns:
+  texts: list[str] = []
   places: list[tuple[int, int, int]] = []
   for task_number, task in enumerate(load()):
     for side_number, side in enumerate(task.sides):
-      tokens += vocabulary.tokenize(list(side.texts), languages.language(side.language))
-      places += [(task_number, side_number, row) for row in range(len(side.texts))]
-  if max_length is not None:
-    longest = max_length - (vocabulary.eos_id is not None)
-    tokens = [row[:longest] for row in tokens]
+      of_side = list(side.texts)
+      if getattr(vocabulary, "pretokenize", False):
+        of_side = word_splitting.split_words(of_side, languages.language(side.language))
+      texts += of_side
+      places += [(task_number, side_number, row) for row in range(len(of_side))]
   columns = np.array(places, np.int32).T
   return {
-    "inputs": tokenized_pairs.Ragged.of(tokens),
+    "inputs": np.array([text.encode() for text in texts], object),
     **dict(zip(PLACE, columns, strict=True)),
     # With this column, seqio does not require a feature `targets`.
-    "targets_pretokenized": np.full(len(tokens), b""),
+    "targets_pretokenized": np.full(len(texts), b""),
   }

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
+from vmsst.tasks.features import TEACHER_SIDES
 
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 # The argument of `bitext.files` for each feature that not all data has.

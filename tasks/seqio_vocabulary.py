@@ -16,7 +16,7 @@ class SeqioVocabulary(seqio.Vocabulary):
   """A `vmsst.text.vocabularies` vocabulary as a seqio vocabulary, with the same ids.
 
   It does not know languages: text for a vocabulary that splits words must be split already, by
-  `preprocessors.split_columns`.
+  `features.split_columns`.
 
   The EOS token of a model without one is None; in seqio's class it is -1, which its preprocessors
   would append.

@@ -23,16 +23,12 @@ from google.protobuf import json_format
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.bitext import dataset_shards, readers
-from vmsst.bitext.tokenized_pairs import TEACHER_SIDES
 from vmsst.languages import Language
-from vmsst.tasks import bitext, preprocessors, streamed_tasks
+from vmsst.tasks import bitext, features, sources
 from vmsst.text import vocabularies
 from vmsst.vectors import bitext_vectors
 
 SPLITS = ("train", "validation")
-# Rows are in a pseudo-random order already; this mixes the rows of several files, and reshuffles
-# small language pairs in every epoch.
-_SHUFFLE_BUFFER = 1000
 _RECORDS = 64
 _TEXTS = dict.fromkeys(("source", "target"), tf.io.FixedLenFeature([], tf.string))
 
@@ -77,7 +73,7 @@ def opus(
   mixture = bitext.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
-  features = dict(preprocessors.pair_features(vocabulary))
+  of_rows = dict(features.pair_features(vocabulary))
   if teacher:
     files = [
       file
@@ -85,21 +81,13 @@ def opus(
       for split in names
       for file in _Source(versioned, data_dir, names, pair).files_of(split)
     ]
-    features |= preprocessors.teacher_features(teacher, files)
+    of_rows |= features.teacher_features(teacher, files)
 
-  def add_task(pair: tuple[Language, Language], task_name: str) -> None:
-    task = streamed_tasks.StreamedTask(
-      task_name,
-      _Source(versioned, data_dir, splits[pair], pair, teacher),
-      features,
-      vocabulary=vocabulary,
-      pair=pair,
-      max_length=max_length,
-      shuffle_buffer_size=_SHUFFLE_BUFFER,
-    )
-    seqio.TaskRegistry.add_provider(task_name, task)
+  def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
+    del task_name
+    return _Source(versioned, data_dir, splits[pair], pair, teacher)
 
-  return bitext.add_mixture(mixture, list(splits), add_task, power)
+  return bitext.add_mixture(mixture, list(splits), source, of_rows, vocabulary, max_length, power)
 
 
 def opus_languages(
@@ -137,7 +125,7 @@ def validation_reader(
       if "validation" not in splits:
         continue
       paths = _Source(versioned, data_dir, splits, pair).list_shards("validation")
-      examples = streamed_tasks.read_records(paths, False, None, streamed_tasks.WHOLE)
+      examples = tf.data.TFRecordDataset(paths)
       for record in examples.as_numpy_iterator():
         row = dataset_shards.texts(record)
         name, *sides = (row[key] for key in ("corpus", "source", "target"))
@@ -154,8 +142,12 @@ def validation_reader(
   return read
 
 
-class _Source(seqio.TfdsDataSource):
+class _Source(sources.TextSource, seqio.TfdsDataSource):
   """Reads the texts of one language pair, with language ids; parses dozens of records at a time."""
+
+  # Rows are in a pseudo-random order already; this mixes the rows of several files, and reshuffles
+  # small language pairs in every epoch.
+  shuffle_buffer = 1000
 
   def __init__(
     self,
@@ -166,7 +158,7 @@ class _Source(seqio.TfdsDataSource):
     teacher: str | None = None,
   ):
     super().__init__(name, data_dir, splits, read_only=True)
-    self._pair = pair
+    self.split_languages = self._pair = pair
     self._teacher = teacher
 
   def files_of(self, split: str) -> list[readers.BitextFile]:
@@ -188,12 +180,6 @@ class _Source(seqio.TfdsDataSource):
       )
     return stored
 
-  def _columns(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns the strings of serialized examples `record` [B], and all other columns."""
-    found = dict(rows)
-    texts = tf.io.parse_example(found.pop("record"), _TEXTS)
-    return {"inputs": texts["source"], "targets": texts["target"], **found}
-
   def get_dataset(
     self,
     split: str = "train",
@@ -204,15 +190,11 @@ class _Source(seqio.TfdsDataSource):
   ) -> tf.data.Dataset:
     """Returns the rows of whole files for each shard, as seqio.TfdsDataSource."""
     del unused
-    shard = shard_info or streamed_tasks.WHOLE
-
-    def parse(records_B: tf.Tensor) -> dict[str, tf.Tensor]:
-      ids = preprocessors.language_columns(self._pair, tf.size(records_B))
-      return self._columns({"record": records_B, **ids})
-
+    shard = shard_info or sources.WHOLE
     paths, order = self.list_shards(split), (shuffle, seed, shard)
     if self._teacher is None:
-      return streamed_tasks.read_records(paths, *order).batch(_RECORDS).map(parse).unbatch()
+      records = sources.interleave_files((paths,), tf.data.TFRecordDataset, *order)
+      return records.batch(_RECORDS).map(self._columns).unbatch()
     shards = self.files_of(split)
     stored = self._vectors(split)
     shape, size = stored[0].shape[1:], stored[0][0].nbytes
@@ -221,16 +203,18 @@ class _Source(seqio.TfdsDataSource):
       rows = tf.data.FixedLengthRecordDataset(vectors, size, header_bytes=tf.cast(offset, tf.int64))
       return tf.data.Dataset.zip((tf.data.TFRecordDataset(path), rows))
 
-    def parse_both(records_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
-      vector_B2S = tf.reshape(tf.io.decode_raw(vectors_B, tf.float32), [-1, *shape])
-      ids = preprocessors.language_columns(self._pair, tf.size(records_B))
-      sides = dict(zip(TEACHER_SIDES, tf.unstack(vector_B2S, axis=1), strict=True))
-      return self._columns({"record": records_B, **sides, **ids})
+    def join(record_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
+      return {**self._columns(record_B), **features.teacher_columns(vectors_B, shape)}
 
     where = [bitext_vectors.local_path(self._teacher, each) for each in shards]
     offsets = [array.offset for array in stored]
-    rows = streamed_tasks.interleave_files((paths, where, offsets), open_file, *order)
-    return rows.batch(_RECORDS).map(parse_both).unbatch()
+    rows = sources.interleave_files((paths, where, offsets), open_file, *order)
+    return rows.batch(_RECORDS).map(join).unbatch()
+
+  def _columns(self, record_B: tf.Tensor) -> dict[str, tf.Tensor]:
+    texts = tf.io.parse_example(record_B, _TEXTS)
+    ids = features.language_columns(self._pair, tf.size(record_B))
+    return {"inputs": texts["source"], "targets": texts["target"], **ids}
 
 
 def _find(config: str, data_dir: str | None) -> tuple[str, epath.Path, str]:

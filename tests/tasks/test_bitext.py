@@ -72,7 +72,7 @@ def test_files_are_opened_only_when_data_is_asked_for(corpus):
 
 def test_a_pair_of_which_nothing_is_left_is_an_error(corpus):
   mixture = seqio.MixtureRegistry.get(_files(corpus, max_length=1))
-  with pytest.raises(errors.InputError, match="no pair is left: 0 pairs kept, 2 with an empty"):
+  with pytest.raises(errors.InputError, match="no pair is left: of 42 pairs, 2 have an empty side"):
     mixture.get_dataset(LENGTHS)
 
 
@@ -87,7 +87,7 @@ def test_validation_files_are_a_split_of_their_own(corpus):
 def test_a_mixture_samples_its_tasks_at_their_rates_and_ends_with_the_first(
   corpus, memory_limit, monkeypatch
 ):
-  monkeypatch.setattr(bitext, "_STREAM_BUFFER", 10)
+  monkeypatch.setattr(sources.StreamSource, "shuffle_buffer", 10)
   name = _files(corpus, weighting="temperature", temperature=2.0, memory_limit=memory_limit)
   mixture = seqio.MixtureRegistry.get(name)
   rows = mixture.get_dataset(LENGTHS, shuffle=True, seed=7).take(3000).as_numpy_iterator()

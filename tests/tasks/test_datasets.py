@@ -143,7 +143,7 @@ def test_hosts_read_every_row_of_an_epoch_once(patterns, memory_limit):
 
 
 def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path, monkeypatch):
-  monkeypatch.setattr(bitext, "_STREAM_BUFFER", 10)
+  monkeypatch.setattr(sources.StreamSource, "shuffle_buffer", 10)
   (tmp_path / "x.de-en.tsv").write_text("a\tb\nc\td\n", encoding="utf-8")
   for limit in (1 << 20, 0):
     name = bitext.files(str(tmp_path / "*.tsv"), BYTES, memory_limit=limit)

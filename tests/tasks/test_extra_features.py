@@ -71,7 +71,7 @@ def test_every_row_has_its_own_negatives_and_vectors(corpus, memory_limit):
   name = files(corpus, negatives=3, memory_limit=memory_limit)
   tasks = seqio.MixtureRegistry.get(name).tasks
   kinds = {type(task.source) for task in tasks}
-  assert kinds == {sources.InMemorySource if memory_limit else sources.StreamSource}
+  assert kinds == {sources.MemorySource if memory_limit else sources.StreamSource}
   seen = []
   shards = 2 if memory_limit else 1
   for task, shard in itertools.product(tasks, range(shards)):

@@ -1,51 +1,44 @@
+import itertools
+
 import line_files
 import numpy as np
 import pytest
+import seqio
 
 from vmsst import errors
-from vmsst.bitext import readers, tokenized_pairs
+from vmsst.bitext import readers
 from vmsst.languages import language
 from vmsst.tasks import sources
-from vmsst.text import vocabularies
 
 
-def _source(count=10, eos_id=1, **options):
-  rows, counts = tokenized_pairs.pair_rows(
-    [(f"source {i}", f"t{i}") for i in range(count)] + [("", "x"), ("y" * 99, "z")],
-    language("de"),
-    language("en"),
-    vocabularies.ByteVocabulary(),
-    max_length=40,
-  )
-  assert (counts.kept, counts.empty, counts.too_long) == (count, 1, 1)
-  return sources.InMemorySource({"train": lambda: rows}, eos_id=eos_id, **options)
+def _source(count=10):
+  columns = {"inputs": np.array([f"s{i}" for i in range(count)], object), "id": np.arange(count)}
+  return sources.MemorySource({"train": lambda: columns})
 
 
-def _targets(dataset):
-  decode = vocabularies.ByteVocabulary().decode
-  return [decode(row["targets"].tolist()) for row in dataset.as_numpy_iterator()]
+def _ids(**options):
+  whole = {"shuffle": True, "seed": 3, "shard": sources.WHOLE, "num_epochs": 1}
+  stream = _source().stream("train", **{**whole, **options})
+  rows = list(stream.as_numpy_iterator())
+  assert all(row["inputs"] == f"s{row['id']}".encode() for row in rows)
+  return [int(row["id"]) for row in rows]
 
 
 def test_rows_in_memory_are_whole_and_in_order():
-  source = _source()
-  assert source.num_input_examples("train") == 10
-  rows = list(source.get_dataset(shuffle=False).as_numpy_iterator())
-  expected = vocabularies.ByteVocabulary().encode([f"source {i}" for i in range(10)], 99)
-  assert [row["inputs"].tolist() for row in rows] == expected
-  assert {int(row["input_language"][0]) for row in rows} == {language("de").index}
-  assert {row["target_language"].dtype for row in rows} == {np.dtype("int32")}
-  cut = next(source.get_dataset(shuffle=False, sequence_length={"inputs": 4}).as_numpy_iterator())
-  assert cut["inputs"].tolist() == [*expected[0][:3], 1]
-  assert cut["targets"].tolist() == rows[0]["targets"].tolist()
+  assert _source().num_input_examples("train") == 10
+  assert _ids(shuffle=False) == list(range(10))
+  shards = [_ids(num_epochs=2, shard=seqio.ShardInfo(i, 3)) for i in range(3)]
+  assert [len(shard) for shard in shards] == [7, 7, 6]
+  assert sorted(itertools.chain(*shards)) == sorted([*range(10), *range(10)])
 
 
 def test_every_epoch_is_a_new_order_of_all_rows():
-  stream = _targets(_source().get_dataset(shuffle=True, seed=3, num_epochs=3))
+  stream = _ids(num_epochs=3)
   epochs = [stream[:10], stream[10:20], stream[20:]]
-  assert all(sorted(epoch) == [f"t{i}" for i in range(10)] for epoch in epochs)
+  assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
   assert len({tuple(epoch) for epoch in epochs}) == 3
-  assert stream == _targets(_source().get_dataset(shuffle=True, seed=3, num_epochs=3))
-  assert stream != _targets(_source().get_dataset(shuffle=True, seed=4, num_epochs=3))
+  assert stream == _ids(num_epochs=3)
+  assert stream != _ids(num_epochs=3, seed=4)
 
 
 def _streamed(tmp_path):

@@ -14,7 +14,7 @@ import vmsst
 from vmsst import errors
 from vmsst.bitext import readers
 from vmsst.inference import encoder as encoder_lib
-from vmsst.tasks import bitext, evaluation, preprocessors, sample, sources
+from vmsst.tasks import bitext, evaluation, features, sample, sources
 from vmsst.text import vocabularies, vocabulary_training
 
 pytest.importorskip("sacremoses")
@@ -124,7 +124,7 @@ def test_negatives_of_a_stream_are_split_as_targets():
     "negatives": [["he's", ""], ["a.", "b"]],
   }
   codes = {"input_language": [[83], [83]], "target_language": [[74], [74]]}
-  found = preprocessors.split_columns({k: tf.constant(v) for k, v in (row | codes).items()})
+  found = features.split_columns({k: tf.constant(v) for k, v in (row | codes).items()})
   assert (found["inputs"][0], found["targets"][0]) == (b"L' eau", b"it 's")
   assert found["negatives"].numpy().tolist() == [[b"he 's", b""], [b"a .", b"b"]]
 

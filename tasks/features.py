@@ -1,7 +1,4 @@
-"""Preprocessing steps from text to token ids, for streamed texts.
-
-Texts in memory are tokenized once, when they are read (`sources.InMemorySource`), to the same ids.
-"""
+"""The features of pairs and texts: texts, language ids, hard negatives and teacher vectors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,14 +9,17 @@ import tensorflow as tf
 
 from vmsst import errors, languages
 from vmsst.bitext import readers
-from vmsst.bitext.tokenized_pairs import SIDES, TEACHER_SIDES
 from vmsst.tasks import seqio_vocabulary
 from vmsst.text import vocabularies, word_splitting
 from vmsst.vectors import bitext_vectors
 
-# Further features of a pair: hard negatives of its source, and a teacher's vectors of its sides.
-# Data leaves them out if they have no length.
+SIDES = {"inputs": "input_language", "targets": "target_language"}
+"""The two texts of a pair, and their language ids."""
+TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
+"""A teacher's vectors of the two texts."""
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
+"""Features that not all data has, and that data leaves out if they have no length: hard negatives
+of a pair's source, and a teacher's vectors of its sides."""
 # Rows whose words are split together: Juman++ starts once for each batch.
 SPLIT_ROWS = 256
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
@@ -74,6 +74,12 @@ def language_columns(
     name: tf.fill([size, 1], tf.constant(language.index, tf.int32))
     for name, language in zip(SIDES.values(), pair, strict=True)
   }
+
+
+def teacher_columns(record_B: tf.Tensor, shape: Sequence[int]) -> dict[str, tf.Tensor]:
+  """Returns a teacher's vectors of both sides, float32 [B, S] each, from serialized [B, 2, S]."""
+  vector_B2S = tf.reshape(tf.io.decode_raw(record_B, tf.float32), [-1, *shape])
+  return dict(zip(TEACHER_SIDES, tf.unstack(vector_B2S, axis=1), strict=True))
 
 
 def wanted(names: Iterable[str], lengths: Mapping[str, Any] | None) -> list[str]:

@@ -1,12 +1,12 @@
-"""SeqIO tasks and mixtures of pairs that are tokenized while they are read, many at a time.
+"""SeqIO tasks and mixtures of texts, which are tokenized while they are read, many at a time.
 
 In a TensorFlow pipeline, the overhead of a stage per row exceeds its work. Therefore one function
-parses, tokenizes, filters, cuts and pads dozens of rows at a time; only shuffling and mixing, which
+tokenizes, filters, cuts and pads dozens of rows at a time; only shuffling and mixing, which
 TensorFlow does without calling a function, work on single rows. Nothing here has state in Python,
 so that `tf.train.Checkpoint` can save the iterators.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,50 +14,47 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.bitext.tokenized_pairs import SIDES
-from vmsst.languages import Language
-from vmsst.tasks import preprocessors, seqio_vocabulary
+from vmsst.tasks import features, seqio_vocabulary, sources
+from vmsst.tasks.features import SIDES
 from vmsst.text import vocabularies
 
-WHOLE = seqio.ShardInfo(index=0, num_shards=1)
-"""The only shard of unsharded data."""
-_ROWS = 64  # Rows per call of a function; for splitting words, see `preprocessors.SPLIT_ROWS`.
+_ROWS = 64  # Rows per call of a function; for splitting words, see `features.SPLIT_ROWS`.
 _CHOICES = 1024
 
 
-class StreamedTask(seqio.Task):
-  """A seqio task whose source yields strings `inputs` and `targets` and language ids.
+class TextTask(seqio.Task):
+  """A seqio task of a source of texts, which also shuffles them.
 
-  It shuffles strings, which takes the least memory, then does everything else in one step. Rows are
-  padded to the requested lengths.
+  Shuffling strings takes the least memory; everything else is done in one step. Rows are padded to
+  the requested lengths.
 
   Args:
     name: Name of the task.
-    source: Yields the pairs; with negatives also strings `negatives` [K], with a teacher also the
-      vectors `teacher_inputs` and `teacher_targets`.
+    source: Has the texts, `inputs` and perhaps `targets` and `negatives` [K]; other columns of a
+      row are kept.
     output_features: The features.
-    vocabulary: Tokenizes all strings.
-    pair: The languages of all pairs.
-    max_length: Pairs with a side of more tokens are dropped; None: no limit. Pairs with a side of
-      no tokens are always dropped.
-    shuffle_buffer_size: Number of pairs in the shuffle buffer.
+    vocabulary: Tokenizes all texts.
+    max_length: Maximum number of tokens of a text, None: no limit. Rows with a longer one are
+      dropped, and so are rows with a text of no tokens; negatives do not count.
+    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length`.
+    **options: More arguments of seqio.Task.
   """
 
   def __init__(
     self,
     name: str,
-    source: seqio.DataSource,
+    source: sources.TextSource,
     output_features: Mapping[str, seqio.Feature],
     *,
     vocabulary: vocabularies.Vocabulary,
-    pair: Sequence[Language],
     max_length: int | None,
-    shuffle_buffer_size: int,
+    keep_all: bool = False,
+    **options,
   ):
-    super().__init__(name, source, output_features, shuffle_buffer_size=shuffle_buffer_size)
+    super().__init__(name, source, output_features, **options)
     self._vocabulary = vocabulary
-    self._pair = tuple(pair)
     self._max_length = max_length
+    self._keep_all = keep_all
 
   # AutoGraph would translate the source code of every function that `map` reaches, which takes
   # longer than tracing them; none of them branches on tensors.
@@ -77,64 +74,64 @@ class StreamedTask(seqio.Task):
   ) -> tf.data.Dataset:
     """Returns rows as seqio.Task, padded to given lengths, and without seqio's cache in memory.
 
-    That cache would be part of every checkpoint of the iterator. Features that not all data has
-    (`preprocessors.EXTRA_FEATURES`) are included if their length is given.
+    That cache would be part of every checkpoint of the iterator; shuffle buffers are the source's.
+    Features that not all data has
+    (`features.EXTRA_FEATURES`) are included if their length is given.
 
     Raises:
       InputError: a cache is asked for, or the word splitter of a language is not installed.
     """
-    del try_in_mem_cache
-    for language in self._pair:
-      self._vocabulary.tokenize([""], language)  # raises if its word splitter is not installed
+    del shuffle_buffer_size, try_in_mem_cache
     if use_cached:
       raise errors.InputError(
-        f"task {self.name} cannot be cached: its pairs are tokenized while they are read; set "
+        f"task {self.name} cannot be cached: its texts are tokenized while they are read; set "
         "USE_CACHED_TASKS = False"
       )
-    shard = shard_info or WHOLE
-    by_file = len(self.source.list_shards(split)) >= shard.num_shards
-    rows = self.source.get_dataset(split, shuffle, seed, shard if by_file else WHOLE)
-    if num_epochs != 1:
-      rows = rows.repeat(num_epochs)
-    if not by_file:  # of the repeated rows, so that a share of few rows is not empty
-      rows = rows.shard(shard.num_shards, shard.index)
-    if shuffle:
-      rows = rows.shuffle(shuffle_buffer_size or self._shuffle_buffer_size, seed=seed)
-    names = preprocessors.wanted(
-      [x for x in self.output_features if x in rows.element_spec], sequence_length
+    for language in self.source.split_languages:
+      self._vocabulary.tokenize([""], language)  # raises if its word splitter is not installed
+    rows = self.source.stream(
+      split,
+      shuffle=shuffle,
+      seed=seed,
+      shard=shard_info or sources.WHOLE,
+      num_epochs=num_epochs,
     )
+    names = features.wanted(rows.element_spec, sequence_length)
     lengths = {
       name: (sequence_length or {}).get(name) if trim_output_features else None for name in names
     }
-    splits = getattr(self._vocabulary, "pretokenize", False)
-    rows = rows.batch(preprocessors.SPLIT_ROWS if splits else _ROWS)
-    rows = rows.map(lambda columns: self._finished(columns, lengths), tf.data.AUTOTUNE).unbatch()
-    open_sides = [side for side in SIDES if not lengths[side]]
+    splits = self.source.split_languages and getattr(self._vocabulary, "pretokenize", False)
+    rows = rows.batch(features.SPLIT_ROWS if splits else _ROWS)
+    if splits:
+      rows = rows.map(features.split_columns, tf.data.AUTOTUNE)
+    rows = rows.map(lambda columns: self._tokenized(columns, lengths), tf.data.AUTOTUNE).unbatch()
+    open_sides = [side for side in SIDES if side in names and not lengths[side]]
     if open_sides:
       rows = rows.map(lambda row: {**row, **{side: stripped(row[side]) for side in open_sides}})
     return rows.prefetch(tf.data.AUTOTUNE)
 
-  def _finished(
+  def _tokenized(
     self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
   ) -> dict[str, tf.Tensor]:
-    """Returns the rows of a batch that fit, with the features in `lengths`.
+    """Returns the rows of a batch that are kept, with the features in `lengths`.
 
     Args:
-      columns: Strings of both sides, and the other columns of the source.
+      columns: Strings of the texts, and the other columns of the source.
       lengths: Maximum length of each feature to return; None: no limit.
     """
-    if getattr(self._vocabulary, "pretokenize", False):
-      columns = preprocessors.split_columns(columns)
     encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
     found = {name: columns[name] for name in lengths}
     keep_B = tf.constant(True)
-    for side in SIDES:
+    for side in [side for side in SIDES if side in found]:
       ids_BT = encoder.encode_rows(columns[side]).to_tensor()
       size_B = tf.math.count_nonzero(ids_BT, axis=1, dtype=tf.int32)
-      fits_B = size_B > 0
-      if self._max_length is not None:
-        fits_B &= size_B <= self._max_length
-      keep_B &= fits_B
+      limit = self._max_length
+      if not self._keep_all:
+        keep_B &= size_B > 0
+        if limit is not None:
+          keep_B &= size_B <= limit
+      elif limit is not None:
+        size_B = tf.minimum(size_B, limit - (eos_id is not None))
       found[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
     if "negatives" in found:
       text_BK, length = found["negatives"], lengths["negatives"]
@@ -149,6 +146,8 @@ class StreamedTask(seqio.Task):
         missing = length[0] - ids_BKT.shape[1]
         ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
         found["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
+    if self._keep_all:
+      return found
     return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
 
 
@@ -174,43 +173,46 @@ def stripped(ids_T: tf.Tensor) -> tf.Tensor:
   return ids_T[: tf.math.count_nonzero(ids_T, dtype=tf.int32)]
 
 
-def read_records(
-  paths: Sequence[str], shuffle: bool, seed: int | None, shard: seqio.ShardInfo
-) -> tf.data.Dataset:
-  """Returns the records of a shard's files, read as by `interleave_files`."""
-  return interleave_files((paths,), tf.data.TFRecordDataset, shuffle, seed, shard)
+class PairMixture(seqio.Mixture):
+  """A seqio mixture that samples whole rows at the rates of its tasks."""
+
+  @tf.autograph.experimental.do_not_convert  # as above
+  def get_dataset(
+    self,
+    sequence_length: Mapping[str, int] | None = None,
+    split: str = "train",
+    use_cached: bool = False,
+    shuffle: bool = True,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    num_epochs: int | None = None,
+    trim_output_features: bool = True,
+    **options,
+  ) -> tf.data.Dataset:
+    """Returns rows as seqio.Mixture; all shards take the tasks in the same order.
+
+    With `num_epochs`, it ends with the task that ends first, and the other tasks are not read to
+    their ends. To read every row, get the dataset of each task.
+    """
+    arguments: dict[str, Any] = {
+      "split": split,
+      "use_cached": use_cached,
+      "shuffle": shuffle,
+      "seed": seed,
+      "shard_info": shard_info,
+      "num_epochs": num_epochs,
+      "trim_output_features": trim_output_features,
+    }
+    if any(options.get(name) for name in ("copy_pretokenized", "passthrough_features")):
+      return super().get_dataset(sequence_length, **arguments, **options)
+    self._check_compatible_features()
+    tasks = [task for task in self.tasks if split in task.splits]
+    datasets = [task.get_dataset(sequence_length, **arguments) for task in tasks]
+    mixing_seed = sources.as_seed(seed) if seed is not None or shuffle else 42
+    return _mixed(datasets, [self.get_rate(task) for task in tasks], mixing_seed)
 
 
-def interleave_files(
-  columns: Sequence[Sequence[Any]],
-  open_file: Callable[..., tf.data.Dataset],
-  shuffle: bool,
-  seed: int | None,
-  shard: seqio.ShardInfo,
-) -> tf.data.Dataset:
-  """Returns the rows of a shard's files, sixteen files at a time; may shuffle files.
-
-  Args:
-    columns: For each argument of `open_file`, its value for every file.
-    open_file: Returns the rows of a file.
-    shuffle: Whether to shuffle files.
-    seed: Seed of their order.
-    shard: Selects files.
-  """
-  own = tuple(list(column)[shard.index :: shard.num_shards] for column in columns)
-  files = tf.data.Dataset.from_tensor_slices(own)
-  if shuffle:
-    files = files.shuffle(len(own[0]), seed=seed)
-  return files.interleave(
-    open_file,
-    cycle_length=16,
-    block_length=16,
-    num_parallel_calls=tf.data.AUTOTUNE,
-    deterministic=True,
-  )
-
-
-def mixed(
+def _mixed(
   datasets: Sequence[tf.data.Dataset], rates: Sequence[float], seed: int
 ) -> tf.data.Dataset:
   """Returns rows of datasets, sampled at these rates; ends with the first dataset that ends.

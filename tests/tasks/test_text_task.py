@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
-import seqio
-import tensorflow as tf
 
 from vmsst import languages
-from vmsst.tasks import preprocessors, sample, streamed_tasks
+from vmsst.tasks import features, sample, sources, text_task
 from vmsst.text import vocabularies
 
 PAIR = tuple(languages.language(code) for code in ("de", "en"))
@@ -19,24 +17,18 @@ TEXTS = [("x " * (i % 17), f"Y{i} " * (i % 5)) for i in range(150)]
 
 
 def make_task(vocabulary, **options):
-  def rows(split, shuffle_files, seed=None):
-    del split, shuffle_files, seed
-    return tf.data.Dataset.from_tensor_slices(
-      {
-        "inputs": [source for source, _ in TEXTS],
-        "targets": [target for _, target in TEXTS],
-        "input_language": [[PAIR[0].index]] * len(TEXTS),
-        "target_language": [[PAIR[1].index]] * len(TEXTS),
-      }
-    )
-
-  return streamed_tasks.StreamedTask(
-    "streamed",
-    seqio.FunctionDataSource(rows, splits=["train"]),
-    preprocessors.pair_features(vocabulary),
+  columns = {
+    "inputs": np.array([source.encode() for source, _ in TEXTS], object),
+    "targets": np.array([target.encode() for _, target in TEXTS], object),
+    "input_language": np.full([len(TEXTS), 1], PAIR[0].index, np.int32),
+    "target_language": np.full([len(TEXTS), 1], PAIR[1].index, np.int32),
+  }
+  return text_task.TextTask(
+    "texts",
+    sources.MemorySource({"train": lambda: columns}),
+    features.pair_features(vocabulary),
     vocabulary=vocabulary,
-    pair=PAIR,
-    **{"max_length": MAX_LENGTH, "shuffle_buffer_size": 40, **options},
+    **{"max_length": MAX_LENGTH, **options},
   )
 
 
@@ -69,9 +61,9 @@ def test_rows_are_those_of_the_vocabulary_padded_or_not(kind):
 
 def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):
   path = str(data_root / "vocab" / "ems_62languages_bpe_60000.model")
-  without_end = preprocessors.pair_features(vocabularies.SentencePieceVocabulary(path))
+  without_end = features.pair_features(vocabularies.SentencePieceVocabulary(path))
   assert not without_end["inputs"].add_eos
-  features = preprocessors.pair_features(VOCABULARIES["bytes"])
-  assert features["inputs"].add_eos
-  assert not features["input_language"].add_eos
-  assert features["input_language"].vocabulary.vocab_size > len(languages.LANGUAGES)
+  found = features.pair_features(VOCABULARIES["bytes"])
+  assert found["inputs"].add_eos
+  assert not found["input_language"].add_eos
+  assert found["input_language"].vocabulary.vocab_size > len(languages.LANGUAGES)
