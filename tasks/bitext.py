@@ -101,11 +101,16 @@ def files(
     splits = groups[pair]
     if not all(_fits(bitexts, memory_limit, teacher) for bitexts in splits.values()):
       return sources.StreamSource(splits, negatives=negatives, teacher=teacher)
-    options = {"negatives": negatives, "teacher": teacher}
     return sources.MemorySource(
       {
         split: functools.partial(
-          _read_files, f"{task_name} {split}", bitexts, vocabulary, max_length, **options
+          _read_files,
+          f"{task_name} {split}",
+          bitexts,
+          vocabulary,
+          max_length,
+          negatives=negatives,
+          teacher=teacher,
         )
         for split, bitexts in splits.items()
       }
