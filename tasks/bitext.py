@@ -22,7 +22,7 @@ from vmsst.files import storage
 from vmsst.languages import Language
 from vmsst.tasks import features, seqio_vocabulary, sources, text_task
 from vmsst.text import vocabularies, word_splitting
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import teacher_vectors
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 # The arguments of all names from `unique_name`, by kind of name. This is global because the
@@ -278,7 +278,7 @@ def _fits(bitexts: Sequence[readers.BitextFile], memory_limit: int, teacher: str
   text_bytes = sum(bitext.text_bytes for bitext in bitexts)
   vector_bytes = 0
   if teacher:
-    vector_bytes = sum(bitext_vectors.open_vectors(teacher, bitext).nbytes for bitext in bitexts)
+    vector_bytes = sum(teacher_vectors.open_vectors(teacher, bitext).nbytes for bitext in bitexts)
   return not streamable or (
     text_bytes <= memory_limit and vector_bytes <= sources.VECTOR_BYTES * memory_limit
   )
@@ -300,15 +300,15 @@ def _read_files(
         count += 1
         yield row
       if teacher:
-        bitext_vectors.check_count(teacher, bitext, count)
+        teacher_vectors.check_count(teacher, bitext, count)
 
   pair = bitexts[0].source, bitexts[0].target
   columns, numbers_N = _pair_columns(name, rows(), pair, vocabulary, max_length)
   if not teacher:
     return columns
-  vectors = [bitext_vectors.open_vectors(teacher, bitext) for bitext in bitexts]
+  vectors = [teacher_vectors.open_vectors(teacher, bitext) for bitext in bitexts]
   sides = enumerate(features.TEACHER_SIDES)
-  return columns | {x: bitext_vectors.take(vectors, numbers_N, side) for side, x in sides}
+  return columns | {x: teacher_vectors.take(vectors, numbers_N, side) for side, x in sides}
 
 
 def _pair_columns(

@@ -11,7 +11,7 @@ from vmsst import errors, languages
 from vmsst.bitext import readers
 from vmsst.tasks import seqio_vocabulary
 from vmsst.text import vocabularies, word_splitting
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import teacher_vectors
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """The two texts of a pair, and their language ids."""
@@ -55,7 +55,7 @@ def teacher_features(
     InputError: vectors of a file are missing, or have several dimensions.
   """
   paths = {
-    bitext_vectors.open_vectors(folder, bitext).shape[2]: bitext_vectors.path_of(folder, bitext)
+    teacher_vectors.open_vectors(folder, bitext).shape[2]: teacher_vectors.path_of(folder, bitext)
     for bitext in bitexts
   }
   if len(paths) > 1:

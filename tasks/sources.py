@@ -22,7 +22,7 @@ from vmsst.bitext.readers import BitextFile, read_rows
 from vmsst.files import storage
 from vmsst.languages import Language
 from vmsst.tasks import features
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import teacher_vectors
 
 # Maximum bytes of text of a task in memory: about 600,000 pairs.
 MEMORY_LIMIT = 64 << 20
@@ -173,7 +173,7 @@ class StreamSource(TextSource):
   Args:
     splits: For each split, its files.
     negatives: Number K of hard negatives to read for each pair: strings `negatives` [K].
-    teacher: Folder of a teacher's vectors of the files (see `bitext_vectors`), or None.
+    teacher: Folder of a teacher's vectors of the files (see `teacher_vectors`), or None.
   """
 
   def __init__(
@@ -208,7 +208,7 @@ class StreamSource(TextSource):
     if file not in self._counts:
       count = sum(1 for _ in read_rows(file, self._negatives))
       if self._teacher:
-        bitext_vectors.check_count(self._teacher, file, count)
+        teacher_vectors.check_count(self._teacher, file, count)
       logging.info("%s: %d pairs, streamed", file, count)
       self._counts[file] = count
     return self._counts[file]
@@ -236,9 +236,9 @@ class StreamSource(TextSource):
     lines = _lines(file)
     if not self._teacher:
       return lines.batch(_ROWS).map(lambda *line: self._columns(file, line)).unbatch()
-    array = bitext_vectors.open_vectors(self._teacher, file)
+    array = teacher_vectors.open_vectors(self._teacher, file)
     records = tf.data.FixedLengthRecordDataset(
-      bitext_vectors.local_path(self._teacher, file), array[0].nbytes, header_bytes=array.offset
+      teacher_vectors.local_path(self._teacher, file), array[0].nbytes, header_bytes=array.offset
     )
 
     def join(line_B: tuple[tf.Tensor, ...], record_B: tf.Tensor) -> dict[str, tf.Tensor]:

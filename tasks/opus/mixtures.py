@@ -26,7 +26,7 @@ from vmsst.bitext import dataset_shards, readers
 from vmsst.languages import Language
 from vmsst.tasks import bitext, features, sources
 from vmsst.text import vocabularies
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import teacher_vectors
 
 SPLITS = ("train", "validation")
 _RECORDS = 64
@@ -171,7 +171,7 @@ class _Source(sources.TextSource, seqio.TfdsDataSource):
   def _vectors(self, split: str) -> list[np.memmap]:
     """Returns the teacher's vectors of each file."""
     shards = self.files_of(split)
-    stored = [bitext_vectors.open_vectors(str(self._teacher), each) for each in shards]
+    stored = [teacher_vectors.open_vectors(str(self._teacher), each) for each in shards]
     if sum(map(len, stored)) != self.num_input_examples(split):
       raise errors.InputError(
         f"{self._teacher}: has vectors of {sum(map(len, stored))} pairs of {shards[0]} and so on, "
@@ -206,7 +206,7 @@ class _Source(sources.TextSource, seqio.TfdsDataSource):
     def join(record_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
       return {**self._columns(record_B), **features.teacher_columns(vectors_B, shape)}
 
-    where = [bitext_vectors.local_path(self._teacher, each) for each in shards]
+    where = [teacher_vectors.local_path(self._teacher, each) for each in shards]
     offsets = [array.offset for array in stored]
     rows = sources.interleave_files((paths, where, offsets), open_file, *order)
     return rows.batch(_RECORDS).map(join).unbatch()

@@ -12,7 +12,7 @@ from vmsst.bitext import readers
 from vmsst.tasks import bitext, sources
 from vmsst.tasks.feature_converter import BitextFeatureConverter
 from vmsst.text import vocabularies
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import teacher_vectors
 
 BYTES = vocabularies.ByteVocabulary()
 PAIR = {"inputs": 12, "targets": 12, "input_language": 1, "target_language": 1}
@@ -174,4 +174,4 @@ def test_rows_are_taken_across_arrays():
   for numbers in ([0, 2, 3], [], [1, 4], list(range(5))):
     index = np.array(numbers, np.int64)
     for side in (0, 1):
-      np.testing.assert_array_equal(bitext_vectors.take(arrays, index, side), whole[index, side])
+      np.testing.assert_array_equal(teacher_vectors.take(arrays, index, side), whole[index, side])

@@ -11,7 +11,7 @@ from vmsst import errors, languages
 from vmsst.bitext import readers
 from vmsst.tasks.opus import mixtures
 from vmsst.text import vocabularies
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import teacher_vectors
 
 BYTES = vocabularies.ByteVocabulary()
 
@@ -124,7 +124,7 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
   for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
     pairs = list(readers.read_pairs(file))
     array_N2S = np.array([[[len(x), hash(x) % 997, i] for i, x in enumerate(y)] for y in pairs])
-    path = tmp_path / bitext_vectors.path_of("vectors", file)
+    path = tmp_path / teacher_vectors.path_of("vectors", file)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, array_N2S.astype(np.float32))
     vectors |= dict(zip(pairs, array_N2S.tolist(), strict=True))

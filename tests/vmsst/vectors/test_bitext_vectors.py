@@ -10,7 +10,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.bitext import readers
 from vmsst.networks import sentence_encoder
-from vmsst.vectors import bitext_vectors
+from vmsst.vectors import bitext_vectors, teacher_vectors
 
 PAIRS = [("eins", "one"), ("", "nothing"), ("zwei und drei", "two and three")]
 
@@ -29,7 +29,7 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   assert cli.main(["data", "embed", str(run), out, str(path)]) == 0
   assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 5" in capsys.readouterr().out
   (file,) = readers.find_bitext(str(path))
-  found = bitext_vectors.open_vectors(out, file)
+  found = teacher_vectors.open_vectors(out, file)
   assert isinstance(found, np.memmap)
   encoder = vmsst.load(run)
   for side in (0, 1):
@@ -46,19 +46,19 @@ def test_vectors_in_a_store_are_those_on_disk_and_copied_once(run, tmp_path, mon
   (file,) = readers.find_bitext(str(path))
   for out in (str(tmp_path / "out"), "gs://bucket/out"):
     assert cli.main(["data", "embed", str(run), out, str(path)]) == 0
-  url = bitext_vectors.path_of("gs://bucket/out", file)
+  url = teacher_vectors.path_of("gs://bucket/out", file)
   assert store.cat_file(url) == (tmp_path / "out" / "data" / "x.de-en.tsv.npy").read_bytes()
   found, expected = (
-    bitext_vectors.open_vectors(folder, file)
+    teacher_vectors.open_vectors(folder, file)
     for folder in ("gs://bucket/out", str(tmp_path / "out"))
   )
   np.testing.assert_array_equal(found, expected)
-  bitext_vectors.check_count("gs://bucket/out", file, 3)
-  local = bitext_vectors.local_path("gs://bucket/out", file)
-  assert local == bitext_vectors.local_path("gs://bucket/out", file)
+  teacher_vectors.check_count("gs://bucket/out", file, 3)
+  local = teacher_vectors.local_path("gs://bucket/out", file)
+  assert local == teacher_vectors.local_path("gs://bucket/out", file)
   # A finished file is not written again, and its settings are compared.
   monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)
   assert cli.main(["data", "embed", str(run), "gs://bucket/out", str(path)]) == 0
   store.rm(url)
   with pytest.raises(errors.InputError, match=f"{url}: no such file"):
-    bitext_vectors.local_path("gs://bucket/out", file)
+    teacher_vectors.local_path("gs://bucket/out", file)
