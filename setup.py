@@ -1,8 +1,8 @@
 """Packages, data files and version of vmsst; pyproject.toml has the rest of the metadata.
 
-`tasks/`, `launch/` and `gin/` are folders at the top level of the repository. Symbolic links in
-`vmsst/` make them part of the package: `vmsst.tasks`, `vmsst.launch` and the gin files. Thus
-neither a user's own `tasks.py` nor the package gin-config is shadowed.
+`tasks/`, `launch/` and `gin/` are folders at the top level of the repository and parts of the
+package: `vmsst.tasks`, `vmsst.launch` and the gin files. Thus neither a user's own `tasks.py` nor
+the package gin-config is shadowed.
 """
 
 import pathlib
@@ -18,14 +18,20 @@ def version() -> str:
   raise RuntimeError("vmsst/__init__.py has no __version__ line")
 
 
+FOLDERS = ("tasks", "launch", "gin")
+
 setuptools.setup(
   version=version(),
-  packages=setuptools.find_packages(include=["vmsst*", "ems_jax*"]),
+  packages=[
+    *setuptools.find_packages(include=["vmsst*", "ems_jax*"]),
+    *(f"vmsst.{name}" for name in FOLDERS),
+  ],
+  package_dir={f"vmsst.{name}": name for name in FOLDERS},
   package_data={
     "": ["*.model", "*.tsv", "*.json", "*.j2", "py.typed"],
-    "vmsst": ["gin/**/*.gin"],
-    "vmsst.tasks.opus": ["recipe_files/*.yaml"],
-    "vmsst.tasks.sample": ["phrases/*.json"],
+    "vmsst.gin": ["**/*.gin"],
+    "vmsst.opus": ["recipe_files/*.yaml"],
+    "vmsst.data.sample": ["phrases/*.json"],
   },
   include_package_data=False,
 )

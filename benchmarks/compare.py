@@ -44,12 +44,11 @@ from gin import config_parser
 
 import vmsst
 from vmsst import errors
-from vmsst.bitext import readers
 from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.data import readers, vocabulary_training
 from vmsst.evaluation import suite
-from vmsst.files import atomic_files
-from vmsst.text import vocabulary_training
+from vmsst.io import atomic_files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,8 +47,8 @@ import optax
 
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems
+from vmsst.data import vocabularies
 from vmsst.networks import bert
-from vmsst.text import vocabularies
 
 BASELINE, SAME_WORK, OURS = "sentence_transformers", "without_heads", "ours"
 # Arguments of the network that differ from the paper.

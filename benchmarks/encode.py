@@ -167,7 +167,7 @@ def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:
   """Writes an MT5EncoderModel as an encoder of this library."""
   from vmsst.checkpoints import encoder_json, hugging_face, tensors
   from vmsst.checkpoints.importers import mt5, weight_tables
-  from vmsst.text import hugging_face_vocabulary
+  from vmsst.data import hugging_face_vocabulary
 
   sizes = mt5.read_config(folder) | {"num_decoder_layers": 0}
   stored = hugging_face.open_tensors(folder)

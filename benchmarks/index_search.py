@@ -34,8 +34,8 @@ import measure
 import numpy as np
 import scipy.sparse
 
-from vmsst.search import exact_search, faiss_index
-from vmsst.vectors import index_folder, npy_files, vector_store
+from vmsst.io import npy_files
+from vmsst.search import exact_search, faiss_index, index_folder, vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
 _SAMPLE, _WINDOW = 50_000, 20_000

@@ -81,7 +81,7 @@ def cpu_seconds() -> float:
 
 def measure_build(root: str, workers: int) -> dict[str, Any]:
   """Builds from the releases in a folder and returns times and memory."""
-  from vmsst.tasks.opus import cleaning, decontamination, pipeline, recipes
+  from vmsst.opus import cleaning, decontamination, pipeline, recipes
   from vmsst.units import local
 
   texts = pathlib.Path(root, "held_out.txt").read_text(encoding="utf-8").splitlines()

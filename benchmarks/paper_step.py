@@ -4,7 +4,7 @@
   python benchmarks/paper_step.py --size=tiny --peak_tflops=0.1
 
 A step is loss, gradients, optimizer update and metrics, by the functions of the bundled runtime
-(`vmsst.launch.runtime.trainer`), jitted with donated state. Parameters are float32, --dtype is the
+(`vmsst.train.trainer`), jitted with donated state. Parameters are float32, --dtype is the
 compute dtype. Batches are random tokens in sentences of full length, stored on the device before
 the first step. Models, sizes, dropout and optimizers are those of the gin files: Adafactor for
 VMSST, BITRANSLATION and CONTRASTIVE, Adam for EMS. Neither TensorFlow, SeqIO, gin nor Orbax is
@@ -53,13 +53,13 @@ import optax
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems as ems_network
 from vmsst.arrays import devices
-from vmsst.launch.runtime import adafactor, optimizers, schedules, train_state, trainer
+from vmsst.data import vocabularies
 from vmsst.losses import fused_gradients
 from vmsst.models import bitranslation, contrastive
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import bert, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_network
-from vmsst.text import vocabularies
+from vmsst.train import adafactor, optimizers, schedules, train_state, trainer
 
 MODELS = (
   "vmsst_24l",

@@ -121,7 +121,7 @@ def evaluations_of_ours(folder: pathlib.Path) -> dict[int, Line]:
 
 def read_pairs(data: pathlib.Path) -> Iterator[tuple[str, str]]:
   """Yields the training pairs."""
-  from vmsst.bitext import readers
+  from vmsst.data import readers
 
   for bitext in readers.find_bitext([str(data / pattern) for pattern in PATTERNS]):
     yield from readers.read_pairs(bitext)
@@ -148,8 +148,8 @@ def make_their_model(folder: pathlib.Path, data: pathlib.Path) -> Any:
   import transformers
   from sentence_transformers.sentence_transformer import modules
 
+  from vmsst.data import vocabularies
   from vmsst.exports import tokenizer_file
-  from vmsst.text import vocabularies
 
   vocabulary = vocabularies.SentencePieceVocabulary(str(data / VOCABULARY), lowercase=True)
   exported = tokenizer_file.export_tokenizer(vocabulary)

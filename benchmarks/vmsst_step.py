@@ -39,12 +39,12 @@ import numpy as np
 from vocab_projection import matmul
 
 from vmsst.arrays import padding
-from vmsst.launch.runtime import adafactor, train_state
+from vmsst.data import vocabularies
 from vmsst.models import generation
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import t5
 from vmsst.networks import vmsst as networks
-from vmsst.text import vocabularies
+from vmsst.train import adafactor, train_state
 
 BASELINE, OURS = "direct", "ours"
 # The concatenated kernel, instead of the two kernels of the network.

@@ -26,9 +26,9 @@ from ems_jax import prefixes
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hub_models, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.data import vocabularies
 from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
-from vmsst.text import vocabularies
 
 FEATURES = ("teacher_inputs", "teacher_targets")
 

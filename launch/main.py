@@ -3,7 +3,7 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-from vmsst.process import interrupts
+from vmsst.io import interrupts
 
 with interrupts.default_interrupt():
   import argparse
@@ -18,10 +18,9 @@ with interrupts.default_interrupt():
   from typing import Any
 
   from vmsst.errors import InputError, requires
-  from vmsst.files import watchdog
-  from vmsst.launch import distributed, quiet
+  from vmsst.io import commands, watchdog
   from vmsst.paths import gin_dir
-  from vmsst.process import commands
+  from vmsst.train import distributed, quiet
 
 # Subcommand: (its function, as named in gin; module in the runtime; help).
 COMMANDS = {
@@ -218,18 +217,17 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
 
   tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
-  from vmsst.launch import aliases
-  from vmsst.launch.runtime import gin_utils
+  from vmsst.train import aliases, gin_utils
 
   aliases.install()
   functions = {
-    command: getattr(importlib.import_module(f"vmsst.launch.runtime.{module}"), name)
+    command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
     for command, (name, module, _) in COMMANDS.items()
   }
   if options.dry_run:
     if options.command != "train":
       raise InputError("--dry_run works only with `t5x train`; remove it")
-    from vmsst.launch import dry_run
+    from vmsst.train import dry_run
 
     functions["train"] = dry_run.train_function(options.dry_run == "memory")
   import jax  # noqa: F401  (sets environment variables if there are TPUs)

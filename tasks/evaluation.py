@@ -18,15 +18,21 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.bitext import readers
+from vmsst.data import (
+  features,
+  pair_mixtures,
+  readers,
+  sources,
+  text_task,
+  vocabularies,
+  word_splitting,
+)
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
-from vmsst.files import storage
-from vmsst.tasks import bitext, features, sources, text_task
-from vmsst.tasks.opus import mixtures
-from vmsst.text import vocabularies, word_splitting
+from vmsst.io import storage
+from vmsst.opus import datasets
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
 """Benchmarks that are small enough to be evaluated during training."""
@@ -87,11 +93,11 @@ def sample_retrieval(
     num_meanings: Number of meanings to search, spread evenly over the held-out ones.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
   """
-  chosen = [code for code, _ in bitext.sample_pairs(languages)]
+  from vmsst.data import sample
+
+  chosen = sample.other_codes(languages)
 
   def load() -> list[suite_lib.Task]:
-    from vmsst.tasks import sample
-
     total = sample.num_meanings("validation")
     count = min(num_meanings, total)
     meanings = [i * total // count for i in range(count)]
@@ -157,7 +163,7 @@ def opus_validation(
     InputError: as `mixtures.opus`, or, when the task is first read, no language pair has validation
       pairs of the corpus.
   """
-  read = mixtures.validation_reader(config, data_dir, languages=languages, pivots=pivots)
+  read = datasets.validation_reader(config, data_dir, languages=languages, pivots=pivots)
 
   def load() -> list[suite_lib.Task]:
     tasks = []
@@ -227,7 +233,7 @@ def suite(
       f"{folder} has none of the benchmarks {', '.join(IN_TRAINING)}; download one with "
       "`vmsst data download`"
     )
-  name = bitext.unique_name("vmsst_eval", *names)
+  name = pair_mixtures.unique_name("vmsst_eval", *names)
   if name not in seqio.MixtureRegistry.names():
     seqio.MixtureRegistry.add(name, names, default_rate=1.0)
   return name
@@ -356,7 +362,7 @@ def _register(
     max_length: Longer texts are cut to this many tokens; None: no limit.
     metrics: Turns the results of the tasks into the metrics.
   """
-  name = bitext.unique_name(kind, *key, vocabulary, max_length)
+  name = pair_mixtures.unique_name(kind, *key, vocabulary, max_length)
   if name in seqio.TaskRegistry.names():
     return name
   load = functools.cache(load)

@@ -19,7 +19,7 @@ _RUN = """
 import doctest, importlib, json, pathlib, sys, tempfile
 import gin
 place = pathlib.Path(sys.argv[1])
-from vmsst.launch import aliases, quiet
+from vmsst.train import aliases, quiet
 aliases.install()
 import vmsst
 for folder in sorted({path.parent for path in place.glob("vmsst/**/*.py")}):
@@ -42,7 +42,7 @@ for path in sorted(place.glob("vmsst/**/*.py")):
   failed, tried = doctest.testmod(importlib.import_module(name))
   assert not failed
   called += tried
-from vmsst.launch.runtime import gin_utils, train as train_lib
+from vmsst.train import gin_utils, train as train_lib
 quiet.drop_untrue_warnings()
 train = train_lib.train
 gin.register(train, "__main__")

@@ -116,7 +116,7 @@ def test_the_site_has_the_references(tmp_path):
   assert done.returncode == 0, done.stderr
   for page, text in (
     ("gin/models", "MARGIN"),
-    ("api/vmsst.inference.encoder", "margin_scores"),
+    ("api/vmsst.encoder.encoder", "margin_scores"),
     ("api/vmsst.cli.texts", "Which pairs are found"),
   ):
     assert text in (tmp_path / "reference" / page / "index.html").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ import line_files
 import pytest
 import tiny_hugging_face
 
-from vmsst.tasks import sample
+from vmsst.data import sample
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

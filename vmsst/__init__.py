@@ -13,42 +13,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
+  from vmsst.data.sample.corpus import load_sample
+  from vmsst.encoder.encoder import Encoder
+  from vmsst.encoder.loading import load, load_translator
+  from vmsst.encoder.translation import Translator
   from vmsst.errors import InputError
   from vmsst.evaluation.benchmarks import get_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
-  from vmsst.inference.encoder import Encoder
-  from vmsst.inference.loading import load, load_translator
-  from vmsst.inference.translation import Translator
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
+  from vmsst.search.embedded_text import open_text
   from vmsst.search.exact_search import top_k, unit_rows
+  from vmsst.search.index_folder import build_index, open_index
   from vmsst.search.margins import margin_pairs
   from vmsst.search.quantization import quantize
-  from vmsst.tasks.sample.corpus import load_sample
-  from vmsst.vectors.embedded_text import open_text
-  from vmsst.vectors.index_folder import build_index, open_index
-  from vmsst.vectors.vector_store import open_vectors
+  from vmsst.search.vector_store import open_vectors
 
 __version__ = "0.1.0"
 
 # The public API: each name and the module that defines it.
 _PUBLIC = {
-  "Encoder": "vmsst.inference.encoder",
+  "Encoder": "vmsst.encoder.encoder",
   "InputError": "vmsst.errors",
   "Searcher": "vmsst.mining.text_search",
-  "Translator": "vmsst.inference.translation",
-  "build_index": "vmsst.vectors.index_folder",
+  "Translator": "vmsst.encoder.translation",
+  "build_index": "vmsst.search.index_folder",
   "evaluate": "vmsst.evaluation.suite",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
-  "load": "vmsst.inference.loading",
-  "load_sample": "vmsst.tasks.sample.corpus",
-  "load_translator": "vmsst.inference.loading",
+  "load": "vmsst.encoder.loading",
+  "load_sample": "vmsst.data.sample.corpus",
+  "load_translator": "vmsst.encoder.loading",
   "margin_pairs": "vmsst.search.margins",
-  "open_index": "vmsst.vectors.index_folder",
-  "open_text": "vmsst.vectors.embedded_text",
-  "open_vectors": "vmsst.vectors.vector_store",
+  "open_index": "vmsst.search.index_folder",
+  "open_text": "vmsst.search.embedded_text",
+  "open_vectors": "vmsst.search.vector_store",
   "quantize": "vmsst.search.quantization",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
   "top_k": "vmsst.search.exact_search",

@@ -9,10 +9,8 @@ def gin_dir() -> pathlib.Path:
   Raises:
     FileNotFoundError: the installation lacks gin files.
   """
-  folder = pathlib.Path(__file__).resolve().parent / "gin"
-  if not (folder / "quickstart.gin").is_file():
-    raise FileNotFoundError(
-      f"{folder}: no gin files; reinstall vmsst. In a checkout, {folder.name} is a symbolic link "
-      "(on Windows: git clone -c core.symlinks=true)"
-    )
-  return folder
+  package = pathlib.Path(__file__).resolve().parent
+  for folder in (package / "gin", package.parent / "gin"):  # installed, or in a checkout
+    if (folder / "quickstart.gin").is_file():
+      return folder
+  raise FileNotFoundError(f"{package / 'gin'}: no gin files; reinstall vmsst")

@@ -4,17 +4,17 @@ This MkDocs hook runs before mkdocstrings. Ruff checks that public names have do
 """
 
 import ast
-import os
 import pathlib
 
 import ems_jax
 import vmsst
+import vmsst.launch
+import vmsst.tasks
 
 PACKAGES = {
   "vmsst": "Public API and shared modules",
-  "vmsst.inference": "Inference",
-  "vmsst.vectors": "Vectors on disk",
-  "vmsst.search": "Search and margins",
+  "vmsst.encoder": "Encoders",
+  "vmsst.search": "Search",
   "vmsst.mining": "Mining",
   "vmsst.evaluation": "Evaluation",
   "vmsst.exports": "Exports",
@@ -22,14 +22,15 @@ PACKAGES = {
   "vmsst.losses": "Losses",
   "vmsst.networks": "Networks",
   "ems_jax": "EMS and related models",
-  "vmsst.tasks": "SeqIO tasks and data",
-  "vmsst.bitext": "Bitext files",
-  "vmsst.text": "Text and vocabularies",
-  "vmsst.files": "Files",
-  "vmsst.process": "Processes of commands",
+  "vmsst.tasks": "SeqIO tasks",
+  "vmsst.data": "Data",
+  "vmsst.opus": "Corpus building",
   "vmsst.downloads": "Downloads",
   "vmsst.checkpoints": "Checkpoints and importers",
-  "vmsst.launch": "The t5x command and its runtime",
+  "vmsst.train": "Training",
+  "vmsst.launch": "The t5x command",
+  "vmsst.io": "Files and processes",
+  "vmsst.units": "Units of work",
   "vmsst.cli": "The vmsst command",
 }
 """Titles of the navigation groups, in order. A module belongs to its longest matching prefix."""
@@ -42,15 +43,14 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def modules() -> dict[str, pathlib.Path]:
   """Returns the file of each public module by module name, without importing it."""
   found = {}
-  for package in (vmsst, ems_jax):
+  for package in (vmsst, vmsst.tasks, vmsst.launch, ems_jax):
     root = pathlib.Path(package.__path__[0])
-    for folder, _, names in os.walk(root, followlinks=True):
-      for path in (pathlib.Path(folder, name) for name in names if name.endswith(".py")):
-        parts = path.relative_to(root.parent).with_suffix("").parts
-        if parts[-1] == "__init__":
-          parts = parts[:-1]
-        if not any(part.startswith("_") for part in parts):
-          found[".".join(parts)] = path
+    for path in root.rglob("*.py"):
+      parts = [package.__name__, *path.relative_to(root).with_suffix("").parts]
+      if parts[-1] == "__init__":
+        parts = parts[:-1]
+      if not any(part.startswith("_") for part in parts):
+        found[".".join(parts)] = path
   return dict(sorted(found.items()))
 
 

@@ -5,7 +5,7 @@ import json
 
 import line_files
 
-from vmsst.files import atomic_files, storage
+from vmsst.io import atomic_files, storage
 
 _REVIEW = "<item><rating>{}</rating><summary>{}</summary><text>{}</text></item>"
 

@@ -36,7 +36,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
   [
     "vmsst.launch.main",
-    "vmsst.launch.runtime.train",
+    "vmsst.train.train",
     "vmsst.tasks.evaluation",
     "clu.metric_writers",
   ]

@@ -10,8 +10,8 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from vmsst.checkpoints import encoder_json
+from vmsst.data import vocabularies
 from vmsst.networks import sentence_encoder, t5
-from vmsst.text import vocabularies
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 WIDTH = 64

@@ -12,10 +12,9 @@ import tiny_encoders
 import trials
 
 import vmsst
-from vmsst.inference import loading
+from vmsst.encoder import file_embedding, loading
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
-from vmsst.vectors import file_embedding
 
 WORK = "the work folder"
 """Stands for `.OUT.vmsst` among the places that an interrupted command leaves."""

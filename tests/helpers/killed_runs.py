@@ -19,9 +19,9 @@ import numpy as np
 import seqio
 import toy_runs
 
-from vmsst.files import checksums, storage
-from vmsst.launch.runtime import checkpoints, data
-from vmsst.launch.runtime import eval as eval_lib
+from vmsst.io import checksums, storage
+from vmsst.train import checkpoints, data
+from vmsst.train import eval as eval_lib
 
 PERIOD = 5
 # Kills come some milliseconds after the n-th start of an event in an attempt.

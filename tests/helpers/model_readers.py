@@ -21,10 +21,11 @@ from trials import Reader
 
 import vmsst
 from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release
+from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.encoder import file_embedding
 from vmsst.exports import safetensors_folder, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
-from vmsst.text import hugging_face_vocabulary, vocabularies
-from vmsst.vectors import file_embedding, vector_store
+from vmsst.search import vector_store
 
 _SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,

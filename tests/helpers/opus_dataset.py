@@ -8,8 +8,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import file_adapters, naming
 
 from vmsst import languages
-from vmsst.bitext import readers
-from vmsst.tasks.opus import releases
+from vmsst.data import readers
+from vmsst.opus import releases
 
 COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
 

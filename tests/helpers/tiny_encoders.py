@@ -10,8 +10,8 @@ from etils import epath
 from flax import traverse_util
 
 from vmsst.checkpoints import encoder_json, t5x
+from vmsst.data import vocabularies
 from vmsst.networks import t5
-from vmsst.text import vocabularies
 
 BYTES = vocabularies.ByteVocabulary()
 

@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from vmsst.checkpoints.importers import mt5
-from vmsst.tasks import sample
+from vmsst.data import sample
 
 SIZES = {
   "vocab_size": 3600,

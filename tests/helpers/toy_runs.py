@@ -12,8 +12,8 @@ import seqio
 import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
 
-from vmsst.launch.runtime import adafactor, checkpoints, data, partitioning, train, trainer, utils
-from vmsst.tasks import datasets
+from vmsst.data import datasets
+from vmsst.train import adafactor, checkpoints, data, partitioning, train, trainer, utils
 
 FEATURES = {"inputs": 8}
 

@@ -9,7 +9,7 @@ import signal
 import time
 
 from vmsst import errors
-from vmsst.files import atomic_files
+from vmsst.io import atomic_files
 from vmsst.units import base, engines
 
 

@@ -1,6 +1,7 @@
 """Folders of vectors that are already computed."""
 
-from vmsst.vectors import npy_files, vector_store
+from vmsst.io import npy_files
+from vmsst.search import vector_store
 
 
 def write(folder, vectors_ND, *, dtype="float32", settings=None, shard_rows=1 << 14):

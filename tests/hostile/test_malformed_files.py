@@ -22,17 +22,16 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.bitext import formats
-from vmsst.bitext import readers as bitext_readers
 from vmsst.checkpoints import tensors
 from vmsst.checkpoints.importers import bert, mt5
+from vmsst.data import formats, input_texts
+from vmsst.data import readers as bitext_readers
 from vmsst.downloads import tables
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import knowledge_search
 from vmsst.evaluation.report import reading
-from vmsst.files import archives, line_spans, text_fields, text_files
-from vmsst.tasks.opus import releases
-from vmsst.text import input_texts
+from vmsst.io import archives, line_spans, text_fields, text_files
+from vmsst.opus import releases
 
 PAIRS = [("Hallo Welt", "hello world"), ("Wie geht’s?", "how are you?"), ("ja <3", "yes & no")]
 TSV = "".join(f"{x}\t{y}\n" for x, y in PAIRS).encode()

@@ -24,8 +24,8 @@ import trials
 from every_command import COMMANDS, WORK
 
 from vmsst import cli
-from vmsst.files import work_folders
-from vmsst.inference import loading
+from vmsst.encoder import loading
+from vmsst.io import work_folders
 
 
 def _changed(change):

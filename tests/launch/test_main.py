@@ -14,8 +14,8 @@ import pytest
 
 import vmsst
 from vmsst import errors
-from vmsst.launch import weights_and_biases
-from vmsst.tasks import sample
+from vmsst.data import sample
+from vmsst.train import weights_and_biases
 
 CODES = [code for code in sample.LANGUAGES if code != "en"]
 
@@ -123,7 +123,7 @@ _OTHERS = {
 _DRIVER = """
 import contextlib, functools, io, json, sys, traceback
 import gin
-from vmsst.launch import dry_run
+from vmsst.train import dry_run
 from vmsst.launch.main import main
 dry_run.train_function = functools.cache(dry_run.train_function)  # gin knows one `train`
 outcomes = {}

@@ -10,9 +10,8 @@ import pytest
 import tiny_encoders
 
 import vmsst
+from vmsst.data import sample, vocabularies
 from vmsst.networks import bert, sentence_encoder
-from vmsst.tasks import sample
-from vmsst.text import vocabularies
 
 pytestmark = pytest.mark.slow
 ROOT = vmsst.gin_dir()
@@ -87,12 +86,12 @@ OF_ONE_FILE = {
 _TRAIN = """
 import json, pathlib, sys
 import gin
-from vmsst.launch import aliases
+from vmsst.train import aliases
 aliases.install()
 import vmsst
-from vmsst.launch import quiet
-from vmsst.launch.runtime import eval as eval_lib, gin_utils, infer as infer_lib
-from vmsst.launch.runtime import train as train_lib
+from vmsst.train import quiet
+from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
+from vmsst.train import train as train_lib
 
 quiet.drop_untrue_warnings()
 plan = json.load(sys.stdin)

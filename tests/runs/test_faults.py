@@ -17,9 +17,9 @@ import tensorflow as tf
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.files import checksums
-from vmsst.launch.runtime import checkpoints, trainer
-from vmsst.launch.runtime import eval as eval_lib
+from vmsst.io import checksums
+from vmsst.train import checkpoints, trainer
+from vmsst.train import eval as eval_lib
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst.checkpoints.importers import bert, mt5
-from vmsst.tasks import sample
-from vmsst.text import hugging_face_vocabulary
+from vmsst.data import hugging_face_vocabulary, sample
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +26,12 @@ STEPS = 20
 _TRAIN = """
 import json, sys
 import gin, jax
-from vmsst.launch import aliases
+from vmsst.train import aliases
 aliases.install()
 import vmsst
-from vmsst.launch import quiet
-from vmsst.launch.runtime import gin_utils
-from vmsst.launch.runtime.train import train
+from vmsst.train import quiet
+from vmsst.train import gin_utils
+from vmsst.train.train import train
 
 plan = json.load(sys.stdin)
 quiet.drop_untrue_warnings()

@@ -11,7 +11,7 @@ import tiny_encoders
 import vmsst
 from vmsst import languages
 from vmsst.networks import bert, sentence_encoder
-from vmsst.tasks.opus import recipes
+from vmsst.opus import recipes
 
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
@@ -134,12 +134,12 @@ STARTS_FROM = sentence_encoder.SentenceEncoder(
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
-from vmsst.launch import aliases
+from vmsst.train import aliases
 aliases.install()
-from vmsst.launch.runtime import eval as eval_lib, gin_utils, infer as infer_lib
-from vmsst.launch.runtime import train as train_lib
-from vmsst.tasks import datasets
-from vmsst.tasks.opus import recipes
+from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
+from vmsst.train import train as train_lib
+from vmsst.data import datasets
+from vmsst.opus import recipes
 
 given = {}
 

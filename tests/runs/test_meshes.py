@@ -31,10 +31,10 @@ partitioning.PjitPartitioner:
 _TRAIN = """
 import json, sys
 import gin, jax, numpy as np
-from vmsst.launch import aliases
+from vmsst.train import aliases
 aliases.install()
-from vmsst.text import vocabularies
-from vmsst.launch.runtime import adafactor, gin_utils, partitioning, trainer, utils
+from vmsst.data import vocabularies
+from vmsst.train import adafactor, gin_utils, partitioning, trainer, utils
 from vmsst.models import bitranslation
 from vmsst.networks import t5, vmsst
 

@@ -24,10 +24,10 @@ import tiny_encoders
 import vector_folders
 
 from vmsst.errors import InputError
-from vmsst.files import storage
-from vmsst.launch.runtime import model_dir
+from vmsst.io import storage
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
+from vmsst.train import model_dir
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
@@ -114,7 +114,7 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
 
 HOLDER = """
 import sys, time
-from vmsst.launch.runtime import model_dir
+from vmsst.train import model_dir
 with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
   print("holds", flush=True)
   time.sleep(600)
@@ -186,15 +186,15 @@ KILLED = {
 JOBS = """
 import json, os, re, signal, sys
 import orbax.checkpoint
-import vmsst.inference.encoder, vmsst.inference.loading, vmsst.inference.translation
-import vmsst.search.device_search, vmsst.vectors.bitext_vectors, vmsst.vectors.file_embedding
+import vmsst.encoder.encoder, vmsst.encoder.loading, vmsst.encoder.translation
+import vmsst.search.device_search, vmsst.encoder.bitext_vectors, vmsst.encoder.file_embedding
 from vmsst import cli
-from vmsst.files import storage
+from vmsst.io import storage
 import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
 from vmsst.mining import pair_scoring
 from vmsst.search import sharded_search
 from vmsst.units import local
-from vmsst.vectors import index_folder
+from vmsst.search import index_folder
 pair_scoring._WINDOW = 16
 index_folder._SHARD_ROWS = 30
 sharded_search._LEAST_SOURCES = 16

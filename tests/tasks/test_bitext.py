@@ -4,9 +4,9 @@ import pytest
 import seqio
 
 from vmsst import errors
+from vmsst.data import sources, vocabularies
 from vmsst.languages import language
-from vmsst.tasks import bitext, sources
-from vmsst.text import vocabularies
+from vmsst.tasks import bitext
 
 BYTES = vocabularies.ByteVocabulary()
 LENGTHS = {"inputs": 8, "targets": 6, "input_language": 1, "target_language": 1}
@@ -101,7 +101,7 @@ def test_a_mixture_samples_its_tasks_at_their_rates_and_ends_with_the_first(
 
 
 def test_the_sample_corpus_is_a_mixture_too():
-  sample = pytest.importorskip("vmsst.tasks.sample")
+  sample = pytest.importorskip("vmsst.data.sample")
   name = bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20)
   assert bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20) == name
   mixture = seqio.MixtureRegistry.get(name)

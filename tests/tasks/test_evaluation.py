@@ -5,11 +5,11 @@ import pytest
 import seqio
 
 from vmsst import errors
+from vmsst.data import vocabularies
+from vmsst.data.feature_converter import BitextFeatureConverter
 from vmsst.evaluation import benchmarks, suite
 from vmsst.languages import language
 from vmsst.tasks import evaluation
-from vmsst.tasks.feature_converter import BitextFeatureConverter
-from vmsst.text import vocabularies
 
 BYTES = vocabularies.ByteVocabulary()
 
@@ -184,7 +184,7 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
 
 
 def test_sample_retrieval_searches_held_out_meanings():
-  sample = pytest.importorskip("vmsst.tasks.sample")
+  sample = pytest.importorskip("vmsst.data.sample")
   name = evaluation.sample_retrieval(BYTES, languages=["de", "zh"], num_meanings=12)
   meaning = {
     sample.sentence(i, code, "validation"): i

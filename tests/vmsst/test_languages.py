@@ -5,7 +5,7 @@ import pytest
 from vmsst import errors, languages
 from vmsst.downloads import evaluation_sets
 from vmsst.languages import LANGUAGES, NUM_LANGUAGES, language
-from vmsst.tasks.opus import recipes
+from vmsst.opus import recipes
 
 
 def test_indices_that_checkpoints_depend_on_have_not_moved():

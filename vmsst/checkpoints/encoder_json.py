@@ -18,10 +18,10 @@ from etils import epath
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face
-from vmsst.files import atomic_files, checksums, input_files, storage
+from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.io import atomic_files, checksums, input_files, storage
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
-from vmsst.text import hugging_face_vocabulary, vocabularies
 
 FORMAT = 1
 ENCODER_FILE = "encoder.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.checkpoints import tensors
-from vmsst.files import input_files, storage
+from vmsst.io import input_files, storage
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"

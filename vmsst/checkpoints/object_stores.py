@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from etils import epath
 from orbax.checkpoint._src.path import atomicity
 
-from vmsst.files import checksums, input_files, storage
+from vmsst.io import checksums, input_files, storage
 
 COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
 """Orbax writes this file last: the marker of complete checkpoints in object stores."""

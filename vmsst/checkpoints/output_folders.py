@@ -2,7 +2,7 @@
 
 import os
 
-from vmsst.files import storage, work_folders
+from vmsst.io import storage, work_folders
 
 
 def new_folder(output: str | os.PathLike[str]) -> storage.Path:

@@ -14,7 +14,7 @@ import tokenizers
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face, transformers_tokenizers
-from vmsst.files import input_files
+from vmsst.io import input_files
 
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"

@@ -14,7 +14,7 @@ import os
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hub_models, t5x
-from vmsst.text import hugging_face_vocabulary
+from vmsst.data import hugging_face_vocabulary
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:

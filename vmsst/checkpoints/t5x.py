@@ -23,7 +23,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import object_stores, tensors
-from vmsst.files import checksums, input_files, storage
+from vmsst.io import checksums, input_files, storage
 
 PARAMETERS = "target"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")

@@ -17,7 +17,7 @@ import safetensors
 from ml_dtypes import bfloat16
 
 from vmsst import errors
-from vmsst.files import input_files
+from vmsst.io import input_files
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": bfloat16}
 # JAX uses mapped arrays only if they start at a multiple.

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face
-from vmsst.text import hugging_face_vocabulary
+from vmsst.data import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 SETTINGS_FILE = "tokenizer_config.json"

@@ -4,7 +4,7 @@
 instant.
 """
 
-from vmsst.process import interrupts
+from vmsst.io import interrupts
 
 with interrupts.default_interrupt():
   import argparse
@@ -13,8 +13,7 @@ with interrupts.default_interrupt():
   import vmsst
   from vmsst.cli import compilation_cache, data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
-  from vmsst.files import watchdog
-  from vmsst.process import commands
+  from vmsst.io import commands, watchdog
 
 
 def gin_dir() -> None:

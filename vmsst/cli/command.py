@@ -16,8 +16,7 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, cast
 
-from vmsst.files import outputs, work_folders
-from vmsst.process import interrupts
+from vmsst.io import interrupts, outputs, work_folders
 
 
 @dataclasses.dataclass(frozen=True)

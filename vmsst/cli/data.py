@@ -19,7 +19,7 @@ from vmsst.cli.command import (
   OwnEncoder,
 )
 from vmsst.cli.shared_options import Workers
-from vmsst.files import storage
+from vmsst.io import storage
 
 if TYPE_CHECKING:
   from vmsst.downloads import fetch
@@ -62,7 +62,7 @@ def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vo
     input: Bitext files (as in training) or plain .txt files; quote patterns.
     output: Model file to write.
   """
-  from vmsst.text import vocabulary_training
+  from vmsst.data import vocabulary_training
 
   report = vocabulary_training.train_vocabulary(input, output, **vars(vocabulary))
   for name, (used, total) in report.sentences_by_file.items():
@@ -100,7 +100,7 @@ def embed_bitext(
     output: Output folder; finished files are skipped.
     patterns: Bitext files, as in training; quote patterns.
   """
-  from vmsst.vectors import bitext_vectors
+  from vmsst.encoder import bitext_vectors
 
   made = bitext_vectors.embed_files(encoder, patterns, output, **vars(bitext))
   for path, counts in made.items():
@@ -149,7 +149,7 @@ def build(
       --output, removed at the end; required if --output is not local).
   """
   with errors.requires("opus", "building a dataset"):
-    from vmsst.tasks.opus import builder
+    from vmsst.opus import builder
 
   folder = builder.build(recipe, input, held_out, output, work=work, engine=engine.chosen())
   print(f"{folder}: described in {builder.DATA_CARD}")
@@ -226,7 +226,7 @@ def download_opus(
 def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
   """Returns the corpora of a recipe and its filter of language pairs."""
   from vmsst import languages
-  from vmsst.tasks.opus import recipes
+  from vmsst.opus import recipes
 
   recipe = recipes.load(name)
 
@@ -269,7 +269,7 @@ class _Progress:
   """Shows the progress of a file on standard error, if that is a terminal."""
 
   def __init__(self) -> None:
-    from vmsst.files import progress_bar
+    from vmsst.io import progress_bar
 
     self._bar = progress_bar.Bar(
       unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr

@@ -14,7 +14,7 @@ from vmsst.cli.command import (
   Positive,
 )
 from vmsst.cli.shared_options import Backend, GpuWorkers
-from vmsst.files import storage
+from vmsst.io import storage
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vmsst import errors
 from vmsst.cli.command import Argument, Positive
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 
 if TYPE_CHECKING:
   from vmsst.units.engines import Engine
@@ -88,7 +88,7 @@ class Backend:
 
   def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
     """Returns an encoder's name, the encoder, and what opens it in another process."""
-    from vmsst.inference import loading
+    from vmsst.encoder import loading
 
     name, encoder = loading.open_encoder(path, backend=self.backend, **how)
     load = functools.partial(loading.open_encoder, name, backend=self.backend, **how)

@@ -26,7 +26,7 @@ from vmsst.cli.shared_options import (
   print_lines,
   read_lines,
 )
-from vmsst.files import atomic_files, outputs, storage, text_fields
+from vmsst.io import atomic_files, outputs, storage, text_fields
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
 """A column of TSV files, or a key of JSON Lines."""
@@ -56,7 +56,8 @@ def embed(
     dtype: Numbers of the vectors.
     dimensions: Store the first N dimensions only (default: all).
   """
-  from vmsst.vectors import file_embedding, vector_store
+  from vmsst.encoder import file_embedding
+  from vmsst.search import vector_store
 
   chosen = engine.chosen()
   if out == outputs.STANDARD:
@@ -110,7 +111,7 @@ def score(
       for .jsonl).
     languages: Languages of both texts, for encoders that require them.
   """
-  from vmsst.inference import loading
+  from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
   paths = [source, target or source]
@@ -167,7 +168,7 @@ def index(
       OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
       vectors).
   """
-  from vmsst.vectors import index_folder
+  from vmsst.search import index_folder
 
   settings = index_folder.build_index(vectors, index, factory=factory, engine=engine.chosen())
   print(f"{index}: {settings.factory} of {settings.vectors['count']:,} vectors")
@@ -234,9 +235,9 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
+  from vmsst.encoder import file_embedding
   from vmsst.mining import bitext_mining
-  from vmsst.search import device_search
-  from vmsst.vectors import embedded_text, file_embedding
+  from vmsst.search import device_search, embedded_text
 
   paths = source, target
   folders = vectors or (f"{out}.source.vectors", f"{out}.target.vectors")
@@ -312,10 +313,10 @@ def search(
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
-  from vmsst.files import stored_settings
+  from vmsst.encoder import encoding
+  from vmsst.io import stored_settings
   from vmsst.mining import text_search
-  from vmsst.search import device_search
-  from vmsst.vectors import embedded_text, encoding
+  from vmsst.search import device_search, embedded_text
 
   chosen = engine.chosen()
   _check_index(index, chosen)
@@ -389,7 +390,7 @@ def translate(
     input: Input file, one sentence per line (default: standard input).
     output: Output file, one translation per line (default: standard output).
   """
-  from vmsst.inference import loading
+  from vmsst.encoder import loading
 
   sentences = read_lines(input)
   translations = loading.load_translator(run).translate(sentences, to, **vars(decoding))

@@ -18,7 +18,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.downloads import fetch, tables
-from vmsst.files import archives, atomic_files, input_files, storage
+from vmsst.io import archives, atomic_files, input_files, storage
 
 ALL = "all"
 

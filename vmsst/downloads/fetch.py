@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import vmsst
 from vmsst import errors
-from vmsst.files import atomic_files, input_files
+from vmsst.io import atomic_files, input_files
 
 Progress = Callable[[str, int, int | None], None]
 """Gets the name of a file, its bytes so far, and its total bytes, if known."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from vmsst import errors, languages
 from vmsst.downloads import fetch
-from vmsst.files import input_files, storage
+from vmsst.io import input_files, storage
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files
+from vmsst.io import atomic_files, input_files
 
 PART = "@part"
 """Stands for a column that contains the name of a row's part."""

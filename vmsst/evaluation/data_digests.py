@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from vmsst.files import checksums, storage
+from vmsst.io import checksums, storage
 
 
 class DataDigests:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files, questions
-from vmsst.files import storage
+from vmsst.io import storage
 
 TICO19 = "tico19"
 _TICO19_SOURCE = "TICO-19 is on https://tico-19.github.io"

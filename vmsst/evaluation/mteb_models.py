@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.encoder import encoding
 from vmsst.search import exact_search
-from vmsst.vectors import encoding
 
 _ORGANIZATION = "vmsst"
 """First part of the names of models, as that of owners on the Hugging Face Hub."""

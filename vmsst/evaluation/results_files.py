@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, input_files, outputs, storage, stored_settings
+from vmsst.io import atomic_files, input_files, outputs, storage, stored_settings
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"

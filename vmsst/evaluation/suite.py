@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages
+from vmsst.encoder import encoder_sources, encoding, text_embedding
 from vmsst.evaluation import data_digests, results_files
-from vmsst.files import storage, work_folders
+from vmsst.io import storage, work_folders
 from vmsst.search import exact_search
 from vmsst.units import engines, local
-from vmsst.vectors import encoder_sources, encoding, text_embedding
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"

@@ -13,7 +13,7 @@ from vmsst import languages
 from vmsst.checkpoints import encoder_json
 from vmsst.evaluation import report
 from vmsst.exports.sentence_transformers_folder import Exported
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 from vmsst.networks import sentence_encoder, t5
 
 FILE = "README.md"
@@ -66,7 +66,7 @@ vectors = model.encode(["How old are you?", "¿Cuántos años tienes?"], normali
 """
 _NOTE = """
 For sentence-transformers, split texts into words first \
-(`vmsst.text.word_splitting.split_words(texts, language)`).
+(`vmsst.data.word_splitting.split_words(texts, language)`).
 """
 _CONFIG = "config.gin"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")

@@ -16,10 +16,10 @@ from vmsst import errors
 from vmsst.arrays import padding
 from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
+from vmsst.data import hugging_face_vocabulary
+from vmsst.encoder import encoder, loading, onnx_encoder, onnx_graph
 from vmsst.exports import tokenizer_file
-from vmsst.files import storage, work_folders
-from vmsst.inference import encoder, loading, onnx_encoder, onnx_graph
-from vmsst.text import hugging_face_vocabulary
+from vmsst.io import storage, work_folders
 
 _OPENVINO = (
   "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"
@@ -72,7 +72,7 @@ def export_onnx(
   Args:
     path: A path that `vmsst.load` opens.
     output: Folder to make, local or in an object store.
-    pretokenized: Texts will be split into words by `vmsst.text.word_splitting.split_words` before
+    pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
       they are tokenized, as vocabularies like that of EMS require for a `tokenizer.json`.
 
   Raises:
@@ -141,7 +141,7 @@ def describe(exported: Exported) -> str:
   ]
   if exported.pretokenized:
     lines.append(
-      "Texts must be split into words first: vmsst.text.word_splitting.split_words(texts, language)"
+      "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
     )
   if tokenizer.eos is None:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")

@@ -4,8 +4,8 @@ import os
 import pathlib
 
 from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors
-from vmsst.files import storage, work_folders
-from vmsst.inference import loading
+from vmsst.encoder import loading
+from vmsst.io import storage, work_folders
 
 
 def export_safetensors(

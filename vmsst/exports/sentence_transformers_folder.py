@@ -26,13 +26,13 @@ from vmsst.checkpoints import (
   transformers_weights,
 )
 from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.data import hugging_face_vocabulary
+from vmsst.encoder import encoder, loading
+from vmsst.encoder.loading import SavedEncoder
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
-from vmsst.files import storage, work_folders
-from vmsst.inference import encoder, loading
-from vmsst.inference.loading import SavedEncoder
+from vmsst.io import storage, work_folders
 from vmsst.networks import bert, lstm, sentence_encoder, t5
-from vmsst.text import hugging_face_vocabulary
 
 # The classes' original package: all versions of sentence-transformers accept these names.
 _MODULES = "sentence_transformers.models"
@@ -93,7 +93,7 @@ def export_sentence_transformers(
   Args:
     path: A path that `vmsst.load` opens.
     output: Folder to make, local or in an object store.
-    pretokenized: Texts will be split into words by `vmsst.text.word_splitting.split_words` before
+    pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
       they are encoded, as vocabularies like that of EMS require.
 
   Raises:
@@ -168,7 +168,7 @@ def limits(exported: Exported) -> list[str]:
   lines = []
   if exported.pretokenized:
     lines.append(
-      "Texts must be split into words first: vmsst.text.word_splitting.split_words(texts, language)"
+      "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
     )
   if not exported.has_eos:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")

@@ -15,7 +15,7 @@ import tokenizers
 
 from vmsst import errors
 from vmsst.arrays import padding
-from vmsst.text import hugging_face_vocabulary, vocabularies
+from vmsst.data import hugging_face_vocabulary, vocabularies
 
 # How SentencePiece writes a space.
 _SPACE = "\u2581"
@@ -57,7 +57,7 @@ def export_tokenizer(
 
   Args:
     vocabulary: A vocabulary of this library.
-    pretokenized: Texts will be split into words (`vmsst.text.word_splitting.split_words`) before
+    pretokenized: Texts will be split into words (`vmsst.data.word_splitting.split_words`) before
       they are tokenized, so the tokenizer need not do it for a vocabulary that does.
 
   Raises:
@@ -73,7 +73,7 @@ def export_tokenizer(
       raise errors.InputError(
         f"the vocabulary {vocabulary.path} splits text into words by the rules of its language "
         "(Moses, jieba, Juman++), which a tokenizer.json cannot do; either split texts before they "
-        "are encoded (vmsst.text.word_splitting.split_words) and pass --pretokenized, or use "
+        "are encoded (vmsst.data.word_splitting.split_words) and pass --pretokenized, or use "
         "`vmsst export safetensors`, which vmsst.load opens"
       )
     made, special = _of_sentencepiece(tokenizers, vocabulary)

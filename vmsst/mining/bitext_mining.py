@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import (
+from vmsst.io import (
   atomic_files,
   large_arrays,
   storage,
@@ -17,8 +17,8 @@ from vmsst.files import (
   work_folders,
 )
 from vmsst.search import exact_search, faiss_index, margins, sharded_search
+from vmsst.search.embedded_text import EmbeddedText
 from vmsst.units import engines, local
-from vmsst.vectors.embedded_text import EmbeddedText
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.bitext import derived_files, readers
-from vmsst.bitext.readers import BitextFile
-from vmsst.files import large_arrays, text_fields
-from vmsst.inference import loading
-from vmsst.inference.encoder import Encoder
+from vmsst.data import derived_files, readers
+from vmsst.data.readers import BitextFile
+from vmsst.encoder import encoding, loading
+from vmsst.encoder.encoder import Encoder
+from vmsst.io import large_arrays, text_fields
 from vmsst.search import device_search, exact_search
-from vmsst.vectors import encoding
 
 # Texts whose vectors are in memory at once.
 _WINDOW = 1 << 14

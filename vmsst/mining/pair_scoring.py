@@ -9,18 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import (
-  atomic_files,
-  progress_bar,
-  storage,
-  text_fields,
-  work_folders,
-)
-from vmsst.inference import translation
-from vmsst.search import exact_search
-from vmsst.text import length_limits
+from vmsst.data import length_limits
+from vmsst.encoder import encoding, translation
+from vmsst.io import atomic_files, progress_bar, storage, text_fields, work_folders
+from vmsst.search import embedded_text, exact_search
 from vmsst.units import resumable_lines
-from vmsst.vectors import embedded_text, encoding
 
 # Pairs in memory at once; an interruption costs at most these.
 _WINDOW = 1 << 13

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import atomic_files, work_folders
-from vmsst.search import exact_search, faiss_index, sharded_search
-from vmsst.text import input_texts
+from vmsst.data import input_texts
+from vmsst.encoder import encoding, file_embedding
+from vmsst.io import atomic_files, work_folders
+from vmsst.search import embedded_text, exact_search, faiss_index, sharded_search
+from vmsst.search.embedded_text import EmbeddedText
 from vmsst.units import base, engines, local
-from vmsst.vectors import embedded_text, encoding, file_embedding
-from vmsst.vectors.embedded_text import EmbeddedText
 
 _WINDOW = 1 << 15
 

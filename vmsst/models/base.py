@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.arrays import padding
+from vmsst.data import vocabularies
 from vmsst.networks import sentence_encoder
-from vmsst.text import vocabularies
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, clu_metrics.Metric]
@@ -54,14 +54,14 @@ class BitextModel(abc.ABC):
   @property
   def FEATURE_CONVERTER_CLS(self) -> Any:
     """Class that converts task examples to batches; imported lazily because it needs seqio."""
-    from vmsst.tasks import feature_converter
+    from vmsst.data import feature_converter
 
     return feature_converter.BitextFeatureConverter
 
   @property
   def input_vocabulary(self) -> Any:
     """The vocabulary of `inputs` as a seqio object."""
-    from vmsst.tasks import seqio_vocabulary
+    from vmsst.data import seqio_vocabulary
 
     return seqio_vocabulary.SeqioVocabulary(self.vocabulary)
 

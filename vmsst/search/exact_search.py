@@ -19,7 +19,7 @@ import numpy as np
 import threadpoolctl
 
 from vmsst import errors
-from vmsst.files import external_sort, large_arrays
+from vmsst.io import external_sort, large_arrays
 
 BLOCK_ROWS = 1 << 14
 """Rows of vectors, or of what is stored per vector, in memory at once."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import input_files, progress_bar
+from vmsst.io import input_files, progress_bar
 from vmsst.search import exact_search
 from vmsst.search.sharded_search import StoredRows
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from vmsst import errors
-from vmsst.files import external_sort, large_arrays
+from vmsst.io import external_sort, large_arrays
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vmsst.files import atomic_files, npz_files, storage
+from vmsst.io import atomic_files, npz_files, storage
 from vmsst.search import exact_search
 from vmsst.units import base, engines
 

@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import atomic_files, checksums, storage
-from vmsst.process import interrupts
+from vmsst.io import atomic_files, checksums, interrupts, storage
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import progress_bar
+from vmsst.io import progress_bar
 from vmsst.units import base
 from vmsst.units.base import StagedUnit, Unit
 

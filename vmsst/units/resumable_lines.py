@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from vmsst.files import atomic_files, input_files, storage, work_folders
+from vmsst.io import atomic_files, input_files, storage, work_folders
 from vmsst.units import base
 
 

@@ -13,8 +13,8 @@ from tiny_models import jit
 from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
 from vmsst import errors, languages
+from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.networks import bert, sentence_encoder
-from vmsst.text import hugging_face_vocabulary, vocabularies
 
 V, S, EOS, MASK = 300, 16, 1, 2
 BERT = bert.BertConfig(

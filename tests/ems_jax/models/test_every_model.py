@@ -19,11 +19,11 @@ from ems_jax.networks import ems as ems_networks
 from ems_jax.networks import laser as laser_networks
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json
+from vmsst.data import vocabularies
 from vmsst.losses import gaussian
 from vmsst.models import bitranslation, contrastive, vmsst
 from vmsst.networks import bert, lstm, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
-from vmsst.text import vocabularies
 
 V, S, B = 260, 8, 16
 SIZES = {"vocab_size": V, "emb_dim": S, "num_heads": 2, "mlp_dim": 8}

@@ -13,8 +13,8 @@ from tiny_models import jit
 from ems_jax.models import laser as models
 from ems_jax.networks import laser as networks
 from vmsst import languages
+from vmsst.data import vocabularies
 from vmsst.networks import bert, lstm
-from vmsst.text import vocabularies
 
 V, EOS = 300, 1
 EN, ES, DE, FR = (languages.language(code).index for code in ("en", "es", "de", "fr"))

@@ -21,9 +21,9 @@ from ems_jax import prefixes, teachers
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, t5x
+from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.models import contrastive
 from vmsst.networks import bert, sentence_encoder
-from vmsst.text import hugging_face_vocabulary, vocabularies
 
 B, S, TAU = 8, 16, 0.1
 BERT = bert.BertConfig(
@@ -320,7 +320,7 @@ def step_of(teacher, **options):
 
 def run_on_eight_devices(folder):
   """Saves loss and gradients with a teacher in the step."""
-  from vmsst.launch.runtime import partitioning
+  from vmsst.train import partitioning
 
   partitioner = partitioning.PjitPartitioner(num_partitions=2)
   assert dict(partitioner.mesh.shape) == {"data": 4, "model": 2}

@@ -5,8 +5,8 @@ import pytest
 from flax.linen import partitioning
 
 from vmsst.arrays import devices, matmuls, sharding
-from vmsst.launch.runtime import partitioning as runtime_partitioning
 from vmsst.losses import fused_gradients
+from vmsst.train import partitioning as runtime_partitioning
 
 
 @pytest.mark.parametrize(

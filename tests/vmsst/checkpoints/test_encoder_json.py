@@ -9,9 +9,9 @@ import tiny_tokenizers
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, starting_encoders
+from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
-from vmsst.text import hugging_face_vocabulary, vocabularies
 
 CONFIG = tiny_encoders.t5_config(vocab_size=300, dropout_rate=0.1, dtype="bfloat16")
 ENCODER = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)

@@ -41,7 +41,7 @@ _START = """
 import json, sys
 from ems_jax import teachers
 from vmsst.checkpoints import starting_encoders
-from vmsst.launch.runtime import checkpoints
+from vmsst.train import checkpoints
 (name,) = sys.argv[1:]
 restore = checkpoints.RestoreCheckpointConfig(path=name, mode="specific")
 found = [

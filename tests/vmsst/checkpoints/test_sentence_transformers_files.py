@@ -11,7 +11,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import sentence_transformers_files
 from vmsst.checkpoints.importers import bert
-from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
+from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 
 
 def name_of(case):

@@ -19,14 +19,14 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors
 from vmsst.cli import compilation_cache, shared_options
-from vmsst.files import storage, text_files
-from vmsst.inference import loading
+from vmsst.data import vocabularies, vocabulary_training
+from vmsst.encoder import file_embedding, loading
+from vmsst.io import storage, text_files
 from vmsst.mining import pair_scoring
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
-from vmsst.text import vocabularies, vocabulary_training
+from vmsst.search import embedded_text, vector_store
 from vmsst.units import local, ray_cluster
-from vmsst.vectors import embedded_text, file_embedding, vector_store
 
 SENTENCES = [
   f"the {a} {b} sees a {c}"

@@ -10,9 +10,9 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli
+from vmsst.encoder import loading
 from vmsst.evaluation import mteb_models
-from vmsst.files import text_files
-from vmsst.inference import loading
+from vmsst.io import text_files
 from vmsst.networks import sentence_encoder
 
 

@@ -80,7 +80,7 @@ def test_build(start):
   argv = ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
   argv += ["--output=tfds", "--workers=1"]
   imports = [
-    "vmsst.tasks.opus.builder",
+    "vmsst.opus.builder",
     "vmsst.evaluation.benchmarks",
     "vmsst.evaluation.evaluation_texts",
   ]
@@ -92,15 +92,15 @@ IMPORTS = [
   "vmsst.checkpoints.importers.bert",
   "vmsst.evaluation.benchmarks",
   "vmsst.evaluation.report",
-  "vmsst.inference.encoder",
-  "vmsst.inference.loading",
+  "vmsst.encoder.encoder",
+  "vmsst.encoder.loading",
   "vmsst.mining.bitext_mining",
   "vmsst.mining.hard_negative_mining",
   "vmsst.mining.pair_scoring",
   "vmsst.mining.text_search",
   "vmsst.search.device_search",
-  "vmsst.vectors.bitext_vectors",
-  "vmsst.vectors.index_folder",
+  "vmsst.encoder.bitext_vectors",
+  "vmsst.search.index_folder",
 ]
 # Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.
 PARTS = {
@@ -111,12 +111,12 @@ PARTS = {
   ),
   "index": (
     "index source.vectors OUT --factory IVF4,SQ8",
-    {"vmsst.vectors.index_folder._SHARD_ROWS": 150},
+    {"vmsst.search.index_folder._SHARD_ROWS": 150},
     (20, [200, 3000]),
   ),
   "embed": (
     "embed run source.txt OUT",
-    {"vmsst.vectors.file_embedding._SHARD_LINES": 80},
+    {"vmsst.encoder.file_embedding._SHARD_LINES": 80},
     (8, [200, 1500]),
   ),
 }

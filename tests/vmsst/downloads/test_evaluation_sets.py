@@ -16,7 +16,7 @@ import pytest
 from vmsst import errors
 from vmsst.downloads import evaluation_sets, fetch, tables
 from vmsst.evaluation import benchmarks
-from vmsst.files import archives, storage
+from vmsst.io import archives, storage
 
 
 def blob(content):

@@ -7,7 +7,7 @@ import pytest
 
 from vmsst import errors
 from vmsst.downloads import opus
-from vmsst.files import storage
+from vmsst.io import storage
 
 
 def record(server, pair, corpus="Europarl", version="v8", **changes):

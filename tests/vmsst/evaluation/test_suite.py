@@ -14,11 +14,11 @@ import pytest
 import toy_units
 
 from vmsst import errors
+from vmsst.encoder import text_embedding
 from vmsst.evaluation import benchmarks, suite
 from vmsst.evaluation.benchmarks import knowledge_search
-from vmsst.files import input_files, storage
+from vmsst.io import input_files, storage
 from vmsst.languages import language
-from vmsst.vectors import text_embedding
 
 WORDS = ("one", "two", "three", "eins", "zwei", "drei")
 

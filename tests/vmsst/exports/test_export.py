@@ -20,15 +20,14 @@ import vmsst
 from vmsst import errors
 from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.data import hugging_face_vocabulary, sample, vocabularies
+from vmsst.encoder import loading
 from vmsst.exports import (
   safetensors_folder,
   sentence_transformers_folder,
   tokenizer_file,
 )
-from vmsst.inference import loading
 from vmsst.networks import lstm
-from vmsst.tasks import sample
-from vmsst.text import hugging_face_vocabulary, vocabularies
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")

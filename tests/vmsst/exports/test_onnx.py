@@ -11,10 +11,9 @@ from small_networks import NETWORKS
 
 import vmsst
 from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.data import hugging_face_vocabulary, sample, vocabularies
+from vmsst.encoder import onnx_graph
 from vmsst.exports import onnx_folder
-from vmsst.inference import onnx_graph
-from vmsst.tasks import sample
-from vmsst.text import hugging_face_vocabulary, vocabularies
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
@@ -102,7 +101,7 @@ def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path
   model = tiny_encoders.model_of(NETWORKS["t5"], vocabulary)
   run = tiny_encoders.save_run(tmp_path / "run", model)
   assert in_process.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
-  assert "vmsst.text.word_splitting.split_words" in capsys.readouterr().err
+  assert "vmsst.data.word_splitting.split_words" in capsys.readouterr().err
   assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
   assert "There is no tokenizer.json" in capsys.readouterr().out
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]

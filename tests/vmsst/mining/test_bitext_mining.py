@@ -8,17 +8,9 @@ import pytest
 import vector_folders
 
 from vmsst import errors
-from vmsst.files import (
-  external_sort,
-  input_files,
-  large_arrays,
-  storage,
-  text_files,
-  work_folders,
-)
+from vmsst.io import external_sort, input_files, large_arrays, storage, text_files, work_folders
 from vmsst.mining import bitext_mining, pair_scoring
-from vmsst.search import device_search, exact_search
-from vmsst.vectors import embedded_text, index_folder
+from vmsst.search import device_search, embedded_text, exact_search, index_folder
 
 BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.

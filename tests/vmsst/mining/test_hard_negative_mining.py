@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vmsst import cli, errors
-from vmsst.bitext import derived_files, readers
-from vmsst.inference import loading
+from vmsst.data import derived_files, readers
+from vmsst.encoder import loading
 from vmsst.languages import language
 from vmsst.mining import hard_negative_mining
 

@@ -9,10 +9,10 @@ import pytest
 import vector_folders
 
 from vmsst import errors
-from vmsst.files import storage, text_files
+from vmsst.encoder import file_embedding
+from vmsst.io import storage, text_files
 from vmsst.mining import text_search
-from vmsst.search import exact_search
-from vmsst.vectors import embedded_text, file_embedding
+from vmsst.search import embedded_text, exact_search
 
 
 def letters_vector(text):

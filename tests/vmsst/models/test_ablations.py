@@ -7,11 +7,11 @@ import tiny_models
 from tiny_models import random_params
 
 from vmsst import errors
+from vmsst.data import vocabularies
 from vmsst.models import generation
 from vmsst.models import vmsst as models
 from vmsst.networks import t5
 from vmsst.networks import vmsst as networks
-from vmsst.text import vocabularies
 
 CONFIG = t5.T5Config(
   vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1

@@ -14,9 +14,9 @@ from flax import traverse_util
 from tiny_models import jit
 
 from ems_jax.models import hard_negatives
+from vmsst.data import vocabularies
 from vmsst.models import base, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, t5
-from vmsst.text import vocabularies
 
 B, K, S = 8, 3, 16
 CONFIG = t5.T5Config(

@@ -12,11 +12,11 @@ from flax import traverse_util
 from tiny_models import jit
 
 from vmsst import errors
+from vmsst.data import vocabularies
 from vmsst.losses import gaussian
 from vmsst.models import bitranslation, contrastive, vmsst
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
-from vmsst.text import vocabularies
 
 CONFIG = t5.T5Config(
   vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1

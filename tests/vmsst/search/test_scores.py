@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from naive_margins import MARGINS, Naive
 
-from vmsst.files import external_sort
+from vmsst.io import external_sort
 from vmsst.search import exact_search, margins, quantization
 
 

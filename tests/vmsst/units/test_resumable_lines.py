@@ -2,7 +2,7 @@
 
 import pathlib
 
-from vmsst.files import work_folders
+from vmsst.io import work_folders
 from vmsst.units import resumable_lines
 
 

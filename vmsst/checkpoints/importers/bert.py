@@ -26,9 +26,9 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
-from vmsst.files import storage
+from vmsst.data import hugging_face_vocabulary
+from vmsst.io import storage
 from vmsst.networks import bert, sentence_encoder
-from vmsst.text import hugging_face_vocabulary
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 POOLINGS = ("mean", "cls", "pooler")

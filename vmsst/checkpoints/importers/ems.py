@@ -18,10 +18,10 @@ from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, output_folders, tensors
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
-from vmsst.files import storage
+from vmsst.data import vocabularies
+from vmsst.io import storage
 from vmsst.networks import bert as bert_networks
 from vmsst.networks import sentence_encoder
-from vmsst.text import vocabularies
 
 _PARALLEL = "module."
 _WORDS = "model.bert.embedding.word_embedding.embedding.weight"

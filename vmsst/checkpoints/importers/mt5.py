@@ -28,9 +28,9 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule
-from vmsst.files import storage
+from vmsst.data import vocabularies
+from vmsst.io import storage
 from vmsst.networks import sentence_encoder, t5
-from vmsst.text import vocabularies
 
 VOCABULARY_FILE = "spiece.model"
 # Tokens of a sentence, as in transformers' configs of T5; no position table limits them.

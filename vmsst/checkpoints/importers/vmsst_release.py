@@ -11,8 +11,8 @@ from vmsst import errors
 from vmsst.checkpoints import hugging_face, output_folders, tensors
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row
-from vmsst.files import storage
-from vmsst.text import vocabularies
+from vmsst.data import vocabularies
+from vmsst.io import storage
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""

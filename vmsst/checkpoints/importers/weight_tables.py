@@ -18,7 +18,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, tensors
-from vmsst.files import checksums, storage, work_folders
+from vmsst.io import checksums, storage, work_folders
 
 CHECKPOINT = "checkpoint_0"
 TOKEN_TABLE = "token_embedder/embedding"

@@ -18,7 +18,7 @@ from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
 from vmsst.evaluation.metrics import agnosticism
-from vmsst.files import storage
+from vmsst.io import storage
 
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 WMT2012_SOURCE = (

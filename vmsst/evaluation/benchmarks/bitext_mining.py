@@ -23,7 +23,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 from vmsst.search import margins
 
 PAIRS = ("de-en", "fr-en", "ru-en", "zh-en")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vmsst.data import sentence_splitting
 from vmsst.evaluation import suite
-from vmsst.text import sentence_splitting
 
 BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once.
 

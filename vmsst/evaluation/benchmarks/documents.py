@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 import numpy as np
 
 from vmsst import errors
+from vmsst.data import sentence_splitting
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import document_vectors, files, json_lines, transfer
-from vmsst.files import storage, text_files
-from vmsst.text import sentence_splitting
+from vmsst.io import storage, text_files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from vmsst import errors, languages
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 
 
 def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[storage.Path]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vmsst import errors
-from vmsst.files import input_files, storage, text_files
+from vmsst.io import input_files, storage, text_files
 
 
 def records(path: storage.Path) -> Iterator[tuple[str, dict[str, Any]]]:

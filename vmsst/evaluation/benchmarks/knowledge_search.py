@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.encoder import encoder_sources, encoding, text_embedding
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import json_lines
 from vmsst.evaluation.metrics import answers
-from vmsst.files import atomic_files, line_spans, storage
+from vmsst.io import atomic_files, line_spans, storage
 from vmsst.search import exact_search
 from vmsst.units import base, engines
-from vmsst.vectors import encoder_sources, encoding, text_embedding
 
 SHARD = 1 << 16
 """Lines of a unit, whose vectors are in memory at once."""

@@ -24,7 +24,7 @@ from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
 from vmsst.evaluation.metrics import xsim
-from vmsst.files import input_files, storage, text_files
+from vmsst.io import input_files, storage, text_files
 from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")

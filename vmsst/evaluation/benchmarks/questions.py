@@ -17,7 +17,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, json_lines, knowledge_search
 from vmsst.evaluation.metrics import answers, retrieval
-from vmsst.files import storage
+from vmsst.io import storage
 from vmsst.search import exact_search
 
 # fmt: off

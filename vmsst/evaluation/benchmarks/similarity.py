@@ -10,7 +10,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import sts
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 
 METRICS = ("pearson", "spearman")
 

@@ -16,7 +16,7 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
 from vmsst.evaluation.metrics import sts
-from vmsst.files import storage
+from vmsst.io import storage
 
 SETS: dict[str, tuple[str, ...]] = {
   "2012": ("MSRpar", "MSRvid", "SMTeuroparl", "OnWN", "SMTnews"),

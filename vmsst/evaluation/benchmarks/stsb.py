@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 
 ENGLISH = "eng"
 LANGUAGES = (ENGLISH, "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")

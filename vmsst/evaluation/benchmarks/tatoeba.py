@@ -13,7 +13,7 @@ import numpy as np
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, ems_groups, files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.files import storage
+from vmsst.io import storage
 
 SOURCE = "copy data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
 

@@ -10,7 +10,7 @@ import numpy as np
 from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files, transfer
-from vmsst.files import storage
+from vmsst.io import storage
 
 _NUSAX = {
   "acehnese": "ace",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from vmsst import errors
 from vmsst.evaluation.report import content, reading
-from vmsst.files import atomic_files, outputs, storage
+from vmsst.io import atomic_files, outputs, storage
 
 
 def write_report(

@@ -8,7 +8,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.evaluation import results_files, suite
-from vmsst.files import storage, text_files
+from vmsst.io import storage, text_files
 
 _NEITHER = "give output folders of `vmsst eval`, or MODEL_DIRs of training runs"
 

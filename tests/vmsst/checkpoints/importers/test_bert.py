@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints.importers import bert, weight_tables
+from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.networks import bert as networks
 from vmsst.networks import t5
-from vmsst.text.hugging_face_vocabulary import HuggingFaceVocabulary
 
 SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "num_layers": 2, "mlp_dim": 10,

@@ -18,7 +18,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import mt5, vmsst_release, weight_tables
-from vmsst.files import storage
+from vmsst.io import storage
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 

@@ -1,0 +1,237 @@
+"""Bitext files of every format, and files of datasets against TensorFlow and TFDS."""
+
+import gzip
+import json
+
+import line_files
+import opus_dataset
+import pytest
+
+from vmsst import errors, languages
+from vmsst.data import dataset_shards, readers
+from vmsst.languages import language
+
+PAIRS = [("Hallo Welt", "hello world"), ("grün", "green"), ("", "empty"), ("ja  ja", "yes yes")]
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header/><body>
+<tu><tuv xml:lang="de-DE"><seg>Hallo
+ <bpt i="1">&lt;b&gt;</bpt>Welt<ept i="1">&lt;/b&gt;</ept></seg></tuv>
+<tuv xml:lang="EN"><seg>hello <hi>world</hi></seg></tuv>
+<tuv xml:lang="fr"><seg>salut</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>green &amp; blue</seg></tuv>
+<tuv xml:lang="de"><seg>grün</seg></tuv></tu>
+<tu><tuv xml:lang="fr"><seg>rien</seg></tuv></tu>
+<tu><tuv lang="de"><seg>allein</seg></tuv></tu>
+</body></tmx>
+"""
+
+
+def _read(path, **options):
+  (bitext,) = readers.find_bitext(str(path), **options)
+  return list(readers.read_pairs(bitext))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_every_format_gives_the_same_pairs(tmp_path, suffix):
+  tsv = "\ufeff" + "".join(f"{a}\t{b}\r\n" for a, b in PAIRS)
+  nested = "".join(json.dumps({"translation": {"en": b, "de": a}}) + "\n" for a, b in PAIRS)
+  flat = "".join(json.dumps({"deu": a, "eng": b, "score": 1}) + "\n" for a, b in PAIRS)
+  named = "".join(json.dumps({"src": a, "tgt": b}) + "\n" for a, b in PAIRS)
+  for name, text in [("a.tsv", tsv), ("b.jsonl", nested), ("c.jsonl", flat), ("d.jsonl", named)]:
+    path = tmp_path / name.replace(".", ".de-en.")
+    path = line_files.write_text(path.with_name(path.name + suffix), text)
+    assert _read(path, fields=("src", "tgt") if name[0] == "d" else None) == PAIRS
+  for column, code in enumerate(("de", "en")):
+    lines = [pair[column] for pair in PAIRS]
+    path = line_files.write_lines(tmp_path / f"e.de-en.{code}{suffix}", lines)
+    # Either file stands for both.
+    if column:
+      assert _read(path) == PAIRS
+      assert readers.find_bitext(str(tmp_path / "e.*")) == readers.find_bitext(str(path))
+  tmx = line_files.write_text(tmp_path / f"f.de-en.tmx{suffix}", TMX)
+  assert _read(tmx) == [("Hallo Welt", "hello world"), ("grün", "green & blue"), ("allein", "")]
+
+
+def test_languages_come_from_the_name_or_are_given(tmp_path):
+  for name, expected in {
+    "deu-eng.tsv.gz": ("deu", "eng"),
+    "swh-eng.lafand.tsv.gz": ("swh", "eng"),
+    "Europarl.v8.fr-en.tsv": ("fra", "eng"),
+    "x.zh-TW-en.tmx": ("cmn", "eng"),
+    "OpenSubtitles.pt_BR-es.jsonl": ("por", "spa"),
+    "x.pt_br-zh_tw.tsv": ("por", "cmn"),
+    "x.sr_Latn-ca_valencia.tsv": ("srp", "cat"),
+    "x.es_419-zh_Hant_TW.tsv": ("spa", "cmn"),
+  }.items():
+    assert tuple(x.iso639_3 for x in readers.languages_of(name)) == expected
+  assert readers.languages_of("x.zh-TW-en.tmx")[0] == language("zh-TW") != language("zh")
+  for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv", "new_de-en.tsv", "x.en-qx.tsv"):
+    with pytest.raises(errors.InputError, match="its name has"):
+      readers.languages_of(name)
+  path = line_files.write_text(tmp_path / "corpus.tsv", "ja\tyes\n")
+  (bitext,) = readers.find_bitext(str(path), languages=("German", "en"))
+  assert (bitext.source, bitext.target) == (language("de"), language("en"))
+
+
+def test_moses_files_with_any_code_of_opus(tmp_path):
+  for code in ("pt_br", "zh_tw", "zh_CN", "rm_sursilv"):
+    names = [f"Ted.en-{code}.{side}" for side in ("en", code)]
+    paths = [line_files.write_text(tmp_path / name, "a\n") for name in names]
+    for path in paths:
+      for given in (None, ("en", code)):
+        (bitext,) = readers.find_bitext(str(path), languages=given)
+        assert bitext.target == language(code)
+        assert bitext.paths == tuple(map(str, paths))
+  known, unknown = (
+    line_files.write_text(tmp_path / f"Subs.en-ze_en.{side}", "a\n") for side in ("en", "ze_en")
+  )
+  with pytest.raises(errors.InputError, match="is missing, or has an unknown language code"):
+    readers.find_bitext(str(known))
+  with pytest.raises(errors.InputError, match="unknown format or language code"):
+    readers.find_bitext(str(unknown))
+
+
+def test_moses_languages_without_a_pair_in_the_name(tmp_path):
+  for code in ("de", "en"):
+    line_files.write_text(tmp_path / f"train.{code}", "a\n")
+  (bitext,) = readers.find_bitext(str(tmp_path / "train.*"))
+  assert (bitext.source, bitext.target) == (language("de"), language("en"))
+  line_files.write_text(tmp_path / "train.fr", "a\n")
+  with pytest.raises(errors.InputError, match="files of 3 languages"):
+    readers.find_bitext(str(tmp_path / "train.en"))
+  (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
+  assert bitext.paths == (str(tmp_path / "train.fr"), str(tmp_path / "train.de"))
+
+
+BROKEN = {
+  "columns.de-en.tsv": (b"a\tb\nc\n", r"columns.de-en.tsv:2: 1 columns where 2"),
+  "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: not UTF-8: byte 0xff at byte 2"),
+  "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),
+  "cut.de-en.tsv.gz": (gzip.compress(b"a\tb\n" * 99)[:-9], r"cut.de-en.tsv.gz: truncated gzip"),
+  "not.de-en.tsv.gz": (b"a\tb\n", r"not.de-en.tsv.gz: corrupt gzip"),
+  "a.de-en.jsonl": (b'{"de": "x", "en": "y"}\n{"de": \n', r"a.de-en.jsonl:2: not JSON"),
+  "b.de-en.jsonl": (b'{"de": "x", "fr": "y"}\n', r"b.de-en.jsonl:1: 'English'.*\['de', 'fr'\]"),
+  "c.de-en.jsonl": (b'{"de": "x", "en": 3}\n', r"c.de-en.jsonl:1: 'English'"),
+  "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
+  "e.de-en.jsonl": (b'{"de": "\\ud800", "en": "y"}\n', r"e.de-en.jsonl:1: .*surrogate"),
+  "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),
+  "g.de-en.tmx": (b"<tmx></tmx>", r"g.de-en.tmx: contains no pair"),
+  "j.de-en.tmx": (b"<tmx>\n<tu></tmx>", r"j.de-en.tmx:2: truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_are_named_with_the_line(tmp_path, name):
+  content, message = BROKEN[name]
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(errors.InputError, match=message):
+    _read(tmp_path / name)
+
+
+def test_missing_files_tell_what_is_nearby_and_unequal_ones_both_counts(tmp_path):
+  line_files.write_text(tmp_path / "x.de-en.de", "a\nb\nc\n")
+  with pytest.raises(errors.InputError, match=r"no file matches .*nope.*x\.de-en\.de"):
+    readers.find_bitext(str(tmp_path / "nope" / "*.tsv"))
+  with pytest.raises(errors.InputError, match="counterpart in English is missing"):
+    readers.find_bitext(str(tmp_path / "x.de-en.de"))
+  with pytest.raises(errors.InputError, match="unknown format"):
+    readers.find_bitext(str(line_files.write_text(tmp_path / "x.zip", "a")))
+  for english, message in (
+    ("a\nb\n", r"en:2: ends here with 2 lines, but .*de has 3"),
+    ("a\nb\nc\nd\ne\n", r"de:3: ends here with 3 lines, but .*en has 5"),
+  ):
+    line_files.write_text(tmp_path / "x.de-en.en", english)
+    with pytest.raises(errors.InputError, match=message):
+      _read(tmp_path / "x.de-en.de")
+
+
+TEXTS = {
+  ("de", "en"): [("Häuser 1", "houses 1"), ("x" * 300, "long"), ("", "empty")],
+  ("zh_TW", "es"): [("房子", "casa"), ("二", "dos")],
+}
+
+RECORDS = [f"record {i} ".encode() * (i % 9) for i in range(500)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return opus_dataset.write(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
+
+
+def test_a_shard_is_a_bitext(folder):
+  (bitext,) = readers.find_bitext(f"{folder}/*-train_deu_eng.tfrecord*")
+  assert (bitext.source, bitext.target) == (languages.language("de"), languages.language("en"))
+  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
+  (bitext,) = readers.find_bitext(f"{folder}/*-validation_cmnHant_spa.tfrecord*")
+  assert (bitext.source, bitext.target) == (languages.language("zh_TW"), languages.language("es"))
+  (example,) = dataset_shards.read_examples(bitext.paths[0])
+  assert example == {
+    "source": "房子",
+    "target": "casa",
+    "source_language": "cmnHant",
+    "target_language": "spa",
+    "corpus": "Corpus",
+  }
+
+
+def test_languages_are_given_if_the_name_has_none(folder, tmp_path):
+  path = tmp_path / "mine.tfrecord"
+  path.write_bytes(next(folder.glob("*-train_deu_eng*")).read_bytes())
+  with pytest.raises(errors.InputError, match=r"mine.tfrecord: its name has no pair of language"):
+    readers.find_bitext(str(path))
+  (bitext,) = readers.find_bitext(str(path), ("de", "en"))
+  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
+
+
+def test_a_damaged_tfrecord_is_named(folder, tmp_path):
+  content = next(folder.glob("*-train_deu_eng*")).read_bytes()
+  path = tmp_path / "x-train_deu_eng.tfrecord"
+  outcomes = set()
+  for size in range(1, len(content)):
+    path.write_bytes(content[:size])
+    outcomes.add(outcome(path))
+  # Cut after the first record, the file is whole; TensorFlow's counts find it.
+  truncated = "is truncated; copy or build the file again"
+  assert outcomes == {1, f"record 1 {truncated}", f"record 2 {truncated}"}
+  outcomes = []
+  for place in range(12, 120, 3):  # lengths, keys and texts
+    path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+    outcomes.append(outcome(path))
+  assert outcomes.count("record 1 is not an example of texts; build it again") > 20
+
+
+def outcome(path):
+  """Returns the number of examples in a file, or the error without the name of the file."""
+  try:
+    return len(list(dataset_shards.read_examples(str(path))))
+  except errors.InputError as error:
+    return str(error).removeprefix(f"{path}: ")
+
+
+def test_tensorflow_reads_what_is_written(tmp_path):
+  import tensorflow as tf
+
+  examples = dataset_shards.Examples("deu", "eng")
+  texts = [("ß" * (i * 17 % 300), "x" * (i * i % 20_000)) for i in range(50)]
+  records = [examples.example(b"Europarl", s.encode(), t.encode()) for s, t in texts]
+  path = tmp_path / "x-train_deu_eng.tfrecord"
+  written = dataset_shards.write(path, iter(records))
+  assert written == (50, sum(map(len, records)))
+  dataset = tf.data.TFRecordDataset(str(path), buffer_size=1 << 20)  # verifies checksums
+  for record, (source, target) in zip(dataset.as_numpy_iterator(), texts, strict=True):
+    features = tf.train.Example.FromString(record).features.feature
+    found = {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
+    codes = {"source_language": "deu", "target_language": "eng"}
+    assert found == {"source": source, "target": target, "corpus": "Europarl", **codes}
+  one_sided = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a"]))
+  example = tf.train.Example(features=tf.train.Features(feature={"source": one_sided}))
+  dataset_shards.write(path, [records[0], example.SerializeToString()])
+  with pytest.raises(errors.InputError, match=r"tfrecord: record 2 has no target; use a dataset"):
+    list(readers.read_pairs(*readers.find_bitext(str(path))))
+
+
+def test_a_full_disk_is_an_error():
+  with pytest.raises(OSError, match=r"No space left"):
+    dataset_shards.write("/dev/full", RECORDS * 100)

@@ -1,0 +1,317 @@
+"""Vocabularies against TensorFlow and against the tokenizers of transformers."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import released_folders
+
+from vmsst import errors
+from vmsst.arrays import padding
+from vmsst.checkpoints.importers import bert
+from vmsst.data import vocabularies
+from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
+
+ODD_TEXTS = [
+  "Hello, world!",
+  "  two  spaces\tand a tab ",
+  "",
+  "   ",
+  "İstanbul'da IĞDIR ve ışık",
+  "ΟΔΥΣΣΕΥΣ ΚΑΙ Ο ΣΩΚΡΑΤΗΣ. ΑΣ-Β Σ",
+  "STRAẞE straße GROẞ",
+  "日本語のテキスト、ﾊﾝｶｸ ｶﾅ",
+  "Привет 👋🏽 мир\u00a0nbsp\u200bzero\u00adsoft",
+  "e\u0301 versus é, ﬁ ligature, ½, ²",
+  "اَلْعَرَبِيَّةُ שָׁלוֹם हिन्दी",
+  "\U00010570\U00010571 ꟀA ⱯB",
+]
+
+
+@pytest.fixture(scope="module")
+def model_with_eos(tmp_path_factory):
+  path = tmp_path_factory.mktemp("vocabulary") / "tiny.model"
+  _train(path, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  return str(path)
+
+
+def _train(path, **ids):
+  import sentencepiece
+
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(["Hello world, this is a sentence", "odd one out: Straße, Σ"] * 20),
+    model_writer=model,
+    vocab_size=60,
+    hard_vocab_limit=False,
+    byte_fallback=False,
+    minloglevel=2,
+    **ids,
+  )
+  path.write_bytes(model.getvalue())
+
+
+def _ids_in_tensorflow(vocabulary, texts):
+  import tensorflow as tf
+
+  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+
+  encoder = SeqioVocabulary(vocabulary)
+  dataset = tf.data.Dataset.from_tensor_slices(texts).map(encoder.encode_tf)
+  return [row.tolist() for row in dataset.as_numpy_iterator()]
+
+
+def test_ems_model_gives_the_same_ids_in_python_and_tensorflow(data_root):
+  import gzip
+
+  path = str(data_root / "vocab" / "ems_62languages_bpe_60000.model")
+  vocabulary = vocabularies.SentencePieceVocabulary(path, lowercase=True)
+  texts = list(ODD_TEXTS)
+  for name in ("tur", "ell", "deu", "jpn", "ara"):
+    lines = gzip.decompress((data_root / "tatoeba" / f"tatoeba.{name}-eng.{name}.gz").read_bytes())
+    texts += lines.decode().splitlines()[:200]
+  assert vocabulary.eos_id is None
+  assert vocabulary.size == 60_000
+  assert vocabulary.tokenize(texts) == _ids_in_tensorflow(vocabulary, texts)
+  assert vocabulary.tokenize(["STRASSE"]) == vocabulary.tokenize(["strasse"])
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_tiny_model_and_bytes_give_the_same_ids_in_python_and_tensorflow(model_with_eos, lowercase):
+  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+
+  for vocabulary in (
+    vocabularies.SentencePieceVocabulary(model_with_eos, lowercase),
+    vocabularies.ByteVocabulary(lowercase),
+  ):
+    ids = vocabulary.tokenize(ODD_TEXTS)
+    assert ids == _ids_in_tensorflow(vocabulary, ODD_TEXTS)
+    assert any(ids)
+    seqio_side = SeqioVocabulary(vocabulary)
+    assert seqio_side.vocab_size == vocabulary.size
+    assert seqio_side.eos_id == 1
+
+
+def test_every_letter_is_lowercased_alike_in_python_and_tensorflow():
+  import tensorflow as tf
+
+  letters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
+  expected = [text.decode() for text in tf.strings.lower(letters, encoding="utf-8").numpy()]
+  assert [vocabularies.lowercase(letter) for letter in letters] == expected
+  assert vocabularies.lowercase("ΑΣ İI ẞ") == "ας i\u0307i ß"
+
+
+def test_encode_keeps_the_eos_token_when_it_cuts(model_with_eos):
+  vocabulary = vocabularies.SentencePieceVocabulary(model_with_eos)
+  (whole,) = vocabulary.tokenize(["Hello world"])
+  assert vocabulary.encode(["Hello world"], 100) == [[*whole, 1]]
+  assert vocabulary.encode(["Hello world", ""], 3) == [[*whole[:2], 1], [1]]
+  assert vocabularies.ByteVocabulary().encode(["abc"], 3) == [[100, 101, 1]]
+  with pytest.raises(ValueError, match="max_length"):
+    vocabulary.encode(["a"], 0)
+
+
+def test_decode_undoes_encode_and_stops_at_the_eos_token(model_with_eos):
+  vocabulary = vocabularies.SentencePieceVocabulary(model_with_eos)
+  assert vocabulary.decode([*vocabulary.encode(["Hello world"], 50)[0], 0, 0, 5]) == "Hello world"
+  byte = vocabularies.ByteVocabulary()
+  assert byte.decode(byte.encode(["né 日"], 50)[0] + [0, 0]) == "né 日"
+  assert byte.decode([3 + 0xFF]) == "\ufffd"
+  with pytest.raises(ValueError, match="id 259 is not in"):
+    byte.decode([259])
+
+
+def test_vocabularies_are_equal_by_what_they_are(model_with_eos):
+  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+
+  a = vocabularies.SentencePieceVocabulary(model_with_eos)
+  b = vocabularies.SentencePieceVocabulary(model_with_eos)
+  assert a == b
+  assert hash(a) == hash(b)
+  assert SeqioVocabulary(a) == SeqioVocabulary(b)
+  lowercased = vocabularies.SentencePieceVocabulary(model_with_eos, lowercase=True)
+  assert SeqioVocabulary(a) != SeqioVocabulary(lowercased)
+
+
+def test_model_without_padding_at_0_is_refused_with_advice(tmp_path):
+  path = tmp_path / "default.model"
+  _train(path)
+  with pytest.raises(errors.InputError, match=r"id 0 must be padding but is '<unk>'.*vocab train"):
+    vocabularies.SentencePieceVocabulary(str(path)).tokenize(["a"])
+
+
+def test_missing_and_broken_model_files_are_named(tmp_path):
+  with pytest.raises(errors.InputError, match=r"none\.model: cannot be read"):
+    vocabularies.SentencePieceVocabulary(str(tmp_path / "none.model")).tokenize(["a"])
+  for name, data in (("text.model", b"hello\t0\n"), ("empty.model", b"")):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(errors.InputError, match=f"{name}: not a SentencePiece model"):
+      _ = vocabularies.SentencePieceVocabulary(str(tmp_path / name)).size
+
+
+MARKS = {
+  "bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
+  "xlmr": {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"},
+}
+TEXTS = [
+  "Hello, world!",
+  "  Привет,\tмир.  ",
+  "世界 你好 ☃ Ωmega",
+  "आज अच्छा है।",
+  "Welt " * 50,
+  "[SEP] and </s> within",
+  "",
+  "   ",
+]
+
+
+def theirs(transformers, kind, path, texts, length):
+  """Returns the ids of the tokenizer of transformers."""
+  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **MARKS[kind])
+  return tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+
+
+@pytest.mark.parametrize("prefix", ["", "query: "])
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+@pytest.mark.filterwarnings("ignore")  # warnings of another library
+def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix):
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
+  assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
+  expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
+  expected = [bert.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected]
+  found = vocabulary.encode(TEXTS, 12, language="en")
+  assert found == expected
+  assert max(map(len, found)) == 12  # the long text is cut
+  assert min(map(len, found)) == 2 or prefix  # the empty text has special tokens
+  assert {ids[-1] for ids in found} == {vocabulary.eos_id}
+  assert max(max(ids) for ids in found) < vocabulary.size
+  assert vocabulary.unk_id in found[2]
+  # For training: no EOS token, and no ids for an empty text.
+  assert vocabulary.tokenize(TEXTS)[:4] == [ids[:-1] for ids in vocabulary.encode(TEXTS[:4], 99)]
+  assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
+
+
+@pytest.mark.parametrize(
+  ("kind", "marks"), [("bert", ("[CLS]", "[SEP]")), ("xlmr", ("<s>", "</s>"))]
+)
+def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
+  path = str(tokenizer_files[kind])
+  vocabulary = HuggingFaceVocabulary(path)
+  own = {
+    x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
+  }
+  expected = bert.swap_padding(np.array([own[mark] for mark in marks]), vocabulary.padding_id)
+  assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
+  assert vocabulary.leading_ids == vocabulary.special_ids[:1]
+  (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])
+  leading = HuggingFaceVocabulary(path, "query: ").leading_ids
+  assert (*leading, *vocabulary.tokenize(["x"])[0][1:]) == tuple(with_prefix)
+  assert HuggingFaceVocabulary(path, "query: ").special_ids == vocabulary.special_ids
+  with pytest.raises(errors.InputError, match="prefix 'quer' depend on the text"):
+    _ = HuggingFaceVocabulary(path, "quer").leading_ids
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_ids_become_text_again(tokenizer_files, kind):
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
+  (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
+  assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
+  assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the EOS token
+  with pytest.raises(ValueError, match="is not in a vocabulary"):
+    vocabulary.decode([vocabulary.size])
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
+  (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
+  assert padding.PAD_ID not in ids
+  assert vocabulary.unk_id in ids
+
+
+def test_tensorflow_gives_the_same_ids(tokenizer_files):
+  tf = pytest.importorskip("tensorflow")
+  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), "query: ")
+  wrapped = SeqioVocabulary(vocabulary)
+  assert (wrapped.eos_id, wrapped.unk_id, wrapped.pad_id) == (2, 3, 0)
+  assert wrapped.vocab_size == vocabulary.size
+  assert wrapped.encode_rows(tf.constant(TEXTS)).to_list() == vocabulary.tokenize(TEXTS)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"added_tokens": []}, "neither '<pad>' nor"),
+    ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
+    (None, "not JSON"),
+  ],
+)
+def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
+  path = tmp_path / "tokenizer.json"
+  content = tokenizer_files["bert"].read_text()
+  path.write_text(content[:-9] if changes is None else json.dumps(json.loads(content) | changes))
+  with pytest.raises(errors.InputError, match=message) as caught:
+    HuggingFaceVocabulary(str(path)).encode(["a"], 5)
+  assert str(path) in str(caught.value)
+  with pytest.raises(errors.InputError, match=r"absent\.json: cannot be read"):
+    _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
+
+
+_CHARS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 250_000}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+_CHARSMAP = "AAAAAAAA" + "eHh4" * 999  # no tree, and one text
+_SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+_TWICE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+          "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}  # fmt: skip
+_MARK = {"[CLS]": {"id": "[CLS]", "ids": [2] * 3000, "tokens": ["[CLS]"] * 3000}}
+
+
+def _chain(kind, steps):
+  return {"type": "Sequence", kind: steps}
+
+
+@pytest.mark.parametrize(
+  ("changes", "key"),
+  [
+    ({"normalizer": _chain("normalizers", [_chain("normalizers", [_CHARS])])}, "normalizer"),
+    ({"normalizer": _chain("normalizers", [{**_SPACES, "content": "xxx"}] * 9)}, "normalizer"),
+    ({"normalizer": _chain("normalizers", [{"type": "Prepend", "prepend": "xx"}] * 9)}, "normal"),
+    ({"normalizer": _chain("normalizers", [{"type": "Nmt"}] * 99)}, "100 steps"),
+    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": _CHARSMAP}}, "normalizer"),
+    ({"pre_tokenizer": _chain("pretokenizers", [_BYTES] * 30)}, "pre_tokenizer"),
+    ({"post_processor": _chain("processors", [_TWICE] * 15)}, "post_processor"),
+    ({"post_processor": {**_TWICE, "special_tokens": _MARK, "single": [
+      {"SpecialToken": {"id": "[CLS]", "type_id": 0}}]}}, "post_processor"),
+    ({"decoder": _chain("decoders", [_CHARS])}, "decoder"),
+    ({"model": {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}}, "dropout"),
+  ],
+)  # fmt: skip
+def test_a_file_that_could_exhaust_the_memory_is_refused(tokenizer_files, tmp_path, changes, key):
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | changes))
+  with pytest.raises(errors.InputError, match=key):
+    HuggingFaceVocabulary(str(path)).encode(["a" * 9], 5)
+
+
+def test_the_longest_normalizer_of_a_released_tokenizer_is_accepted(tokenizer_files, tmp_path):
+  path = tmp_path / "tokenizer.json"
+  quotes = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
+  plain = [{"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase")]
+  precompiled = released_folders.tokenizer("xlmr")["normalizer"]
+  albert = [quotes, quotes, *plain, precompiled, _SPACES]
+  record = json.loads(tokenizer_files["xlmr"].read_text())
+  path.write_text(json.dumps(record | {"normalizer": _chain("normalizers", albert)}))
+  assert HuggingFaceVocabulary(str(path)).encode(["a"], 9)
+
+
+def test_a_pattern_that_backtracks_without_end_is_refused(tokenizer_files, tmp_path):
+  path = tmp_path / "tokenizer.json"
+  split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+  record = json.loads(tokenizer_files["bert"].read_text()) | {"pre_tokenizer": split}
+  path.write_text(json.dumps(record))
+  with pytest.raises(errors.InputError, match="retry-limit"):
+    HuggingFaceVocabulary(str(path)).encode(["a" * 40 + "b"], 9)

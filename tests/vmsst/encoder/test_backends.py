@@ -1,0 +1,100 @@
+"""Encoders on CPUs by OpenVINO: the vectors of JAX, and which options apply."""
+
+import importlib.util
+import sys
+
+import commands
+import in_process
+import numpy as np
+import pytest
+import small_networks
+import tiny_encoders
+
+import vmsst
+from vmsst import errors
+from vmsst.encoder import batching
+from vmsst.networks import lstm, sentence_encoder
+
+pytest.importorskip("onnx", reason="needs onnx to build graphs")
+# Not imported here: the backend imports OpenVINO without its telemetry.
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec("openvino") is None, reason="needs OpenVINO"
+)
+
+# Empty, blank, longer than the maximum of all encoders here, and of many lengths.
+TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n for n in range(20))]
+
+
+def saved(name, folder):
+  """Saves the encoder of a name and returns its folder."""
+  network = small_networks.NETWORKS[name]
+  return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28))
+
+
+@pytest.mark.parametrize("name", ["t5", "t5 scanned", "labse"])
+def test_the_vectors_are_those_of_jax(name, tmp_path):
+  run = saved(name, tmp_path)
+  encoder = vmsst.load(run, backend="openvino")
+  reference = vmsst.load(run, dtype="float32")
+  expected_ND = reference.encode(TEXTS, on_cut=None)
+  assert np.ptp(expected_ND, axis=0).min() > 1e-3
+  # Batches of one sentence, of several, and of all.
+  for batch_size in (1, 4, 128):
+    found_ND = encoder.encode(TEXTS, batch_size=batch_size, on_cut=None)
+    assert found_ND.dtype == np.float32
+    np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
+  # Stored vectors are resumed on any backend.
+  assert encoder.digest == reference.digest
+
+
+LOADS_OPENVINO = """
+import os, sys, vmsst
+os.register_at_fork(before=lambda: print("forked"))
+vmsst.load(sys.argv[1], backend="openvino").encode(["eins"])
+print([name for name in sys.modules if name.startswith("openvino_telemetry")])
+"""
+
+
+def test_openvino_reports_nothing_and_forks_no_process(tmp_path):
+  run = saved("t5", tmp_path / "run")
+  assert commands.fresh_script(LOADS_OPENVINO, run, cwd=tmp_path).stdout == "[]\n"
+
+
+def test_commands_take_a_backend(tmp_path):
+  run, text = saved("labse", tmp_path / "run"), tmp_path / "text"
+  text.write_text("eins\nzwei\n", encoding="utf-8")
+  for backend in ("jax", "openvino"):
+    arguments = ("embed", run, text, tmp_path / backend, "--backend", backend)
+    assert in_process.vmsst(*arguments) == 0
+  jax_ND, found_ND = (vmsst.open_vectors(tmp_path / name)[:] for name in ("jax", "openvino"))
+  np.testing.assert_allclose(found_ND, jax_ND, atol=1e-5, rtol=0)
+  assert (found_ND != jax_ND).any()
+
+
+def test_errors_name_the_options(tmp_path, monkeypatch):
+  config = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
+  network = sentence_encoder.SentenceEncoder(config, 16, head=False)
+  laser = tiny_encoders.save_run(tmp_path / "laser", tiny_encoders.model_of(network))
+  with pytest.raises(errors.InputError, match="no ONNX graph of an LSTM encoder"):
+    vmsst.load(laser, backend="openvino")
+  run = saved("t5", tmp_path)
+  with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, openvino"):
+    vmsst.load(run, backend="torch")
+  with pytest.raises(
+    errors.InputError, match="'openvino' computes in float32; omit dtype 'bfloat16'"
+  ):
+    vmsst.load(run, backend="openvino", dtype="bfloat16")
+  monkeypatch.setitem(sys.modules, "openvino", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[openvino\]'"):
+    vmsst.load(run, backend="openvino")
+
+
+def test_tight_batches_have_every_sentence_once():
+  lengths = [3, 0, 5, 5, 2, 9, 1]
+  ids = [[7] * length for length in lengths]
+  found = list(batching.tight_batches(ids, batch_size=3, tokens=8))
+  assert [tokens_BT.shape for _, tokens_BT in found] == [(1, 9), (1, 5), (1, 5), (2, 3), (2, 1)]
+  assert sorted(np.concatenate([index_B for index_B, _ in found])) == list(range(7))
+  for index_B, tokens_BT in found:
+    assert (tokens_BT != 0).sum(axis=1).tolist() == [lengths[index] for index in index_B]
+  assert [len(index_B) for index_B, _ in batching.tight_batches(ids, 3, 1000)] == [3, 3, 1]

@@ -1,0 +1,462 @@
+import dataclasses
+import gzip
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import commands
+import forks
+import jax
+import jax.numpy as jnp
+import memory_store
+import naive_margins
+import numpy as np
+import pytest
+import safetensors.numpy
+import tiny_encoders
+from etils import epath
+
+import vmsst
+from vmsst import errors
+from vmsst.checkpoints import encoder_json
+from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.data import vocabularies
+from vmsst.encoder import batching
+from vmsst.encoder import encoder as encoder_lib
+from vmsst.io import checksums
+from vmsst.networks import sentence_encoder
+
+NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
+SENTENCES = ["b", "a rather longer sentence than the first", "", "été", "z" * 100, "b"]
+MAX_LENGTH = 20
+MODEL = tiny_encoders.model_of(NETWORK, max_length=MAX_LENGTH)
+
+
+@pytest.fixture(scope="module")
+def params():
+  return tiny_encoders.random_params(NETWORK)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, params):
+  """Returns a finished run: an older checkpoint, the latest one, and other files of a MODEL_DIR."""
+  folder = tmp_path_factory.mktemp("run")
+  encoder_json.save_encoder_assets(MODEL, folder)
+  tiny_encoders.save_training_checkpoint(folder, 90, jax.tree.map(jnp.zeros_like, params))
+  # A larger model: parameters that the sentence encoder lacks are ignored.
+  tiny_encoders.save_training_checkpoint(
+    folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}}
+  )
+  checksums.write(
+    epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
+  )
+  (folder / "checkpoint_200.orbax-checkpoint-tmp-0" / "state").mkdir(parents=True)
+  (folder / "checkpoint_300").mkdir()
+  (folder / "train").mkdir()
+  return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(run):
+  return vmsst.load(run)
+
+
+def one_by_one(params, sentences):
+  """Returns vectors without batching, sorting or padding, one sentence per call."""
+  vectors = []
+  for sentence in sentences:
+    ids = [*(byte + 3 for byte in sentence.encode()[: MAX_LENGTH - 1]), 1]
+    vectors.append(NETWORK.apply({"params": params}, jnp.array([ids]))[0])
+  return np.stack(vectors)
+
+
+@pytest.fixture(scope="module")
+def expected(params):
+  return one_by_one(params, SENTENCES)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 128])
+def test_vectors_come_in_the_order_of_the_input(encoder, expected, batch_size):
+  found_ND = encoder.encode(SENTENCES, batch_size=batch_size)
+  assert found_ND.dtype == np.float32
+  np.testing.assert_allclose(found_ND, expected, atol=2e-6)
+
+
+def test_an_iterator_longer_than_the_window(encoder, expected, monkeypatch):
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 4)
+  found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
+  np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
+
+
+def test_an_empty_sentence_without_eos_is_zero(params):
+  @dataclasses.dataclass(frozen=True)
+  class WithoutEnd(vocabularies.ByteVocabulary):
+    @property
+    def eos_id(self):
+      return None
+
+  encoder = vmsst.Encoder(NETWORK, params, WithoutEnd(), max_length=MAX_LENGTH)
+  found_ND = encoder.encode(["", "a"], normalize=True)
+  np.testing.assert_array_equal(found_ND[0], 0)
+  assert np.linalg.norm(found_ND[1]) == pytest.approx(1, abs=1e-6)
+
+
+def test_progress_is_shown_when_asked_for(encoder, capsys):
+  encoder.encode(["a", "b"], progress=True)
+  assert "2/2" in capsys.readouterr().err
+  encoder.encode(["a", "b"])  # not a terminal
+  assert capsys.readouterr().err == ""
+
+
+def test_batches_of_long_texts_have_fewer_rows():
+  ids = [[1] * 500] * 10 + [[1] * 5] * 300
+  shapes = {tokens_RT.shape for _, tokens_RT in batching.padded_batches(ids, 128, 512, 3)}
+  assert shapes == {(18, 512), (129, 6), (48, 6)}
+
+
+def test_shorter_sentences_get_a_batch_of_their_own_if_that_saves_much_padding():
+  few, many = ([[1] * 40] * 2 + [[1] * 10] * count for count in (6, 190))
+  shapes = [tokens_RT.shape for _, tokens_RT in batching.padded_batches(few, 256, 512)]
+  assert shapes == [(8, 48)]
+  batches = list(batching.padded_batches(many, 256, 512))
+  assert [tokens_RT.shape for _, tokens_RT in batches] == [(4, 48), (192, 12)]
+  assert sorted(np.concatenate([index_B for index_B, _ in batches])) == list(range(192))
+
+
+def test_few_shapes_and_little_padding():
+  rng = np.random.default_rng(0)
+  ids = [[1] * int(n) for n in rng.integers(0, 65, size=1003)]
+  shapes, rows, cells = set(), [], 0
+  for index_B, tokens_RT in batching.padded_batches(ids, 32, 64):
+    shapes.add(tokens_RT.shape)
+    rows.extend(index_B)
+    cells += tokens_RT.size
+    for index, row_T in zip(index_B, tokens_RT, strict=False):
+      assert row_T.sum() == len(ids[index])
+    assert not tokens_RT[len(index_B) :].any()
+  assert sorted(rows) == list(range(1003))
+  assert len(shapes) <= 10
+  assert cells < 1.35 * sum(len(x) for x in ids)
+
+
+def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
+  given = vmsst.load(run / "checkpoint_100").encode(SENTENCES)
+  np.testing.assert_allclose(given, expected, atol=2e-6)
+  assert not vmsst.load(str(run / "checkpoint_90")).encode(SENTENCES).any()
+
+
+def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
+  with pytest.raises(errors.InputError, match=r"no folder .*checkpoint_7; .*checkpoint_90"):
+    t5x_checkpoints.find_checkpoint(run / "checkpoint_7")
+  (tmp_path / "train").mkdir()
+  with pytest.raises(errors.InputError, match=r"no checkpoint_<step> folder in .*: it holds train"):
+    t5x_checkpoints.find_checkpoint(tmp_path)
+  for name in ("modules.json", "config.json", "README.md"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / name).write_text("{}")
+  monkeypatch.chdir(run)
+  monkeypatch.setitem(sys.modules, "gcsfs", None)
+  for path, message in (
+    ("/nowhere/at/all", "no folder /nowhere/at/all"),
+    (tmp_path / "README.md" / "README.md", "README.md is a file, .* give a folder"),
+    ("", "path of the encoder is empty"),
+    ("a\0b", "no folder"),
+    (tmp_path / "modules.json", "holds modules.json .* `vmsst import --help`"),
+    (tmp_path / "config.json", "holds config.json .* `vmsst import --help`"),
+    ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
+    ("floppy://a/run", "floppy"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      vmsst.load(path)
+  with pytest.raises(TypeError, match=r"path of the encoder is b'run'"):
+    vmsst.load(b"run")
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"tree_metadata": {}}'])
+def test_a_damaged_checkpoint_is_named(tmp_path, content):
+  encoder_json.save_encoder_assets(MODEL, tmp_path)
+  state = tmp_path / "checkpoint_1" / "state"
+  state.mkdir(parents=True)
+  if content is not None:
+    (state / "_METADATA").write_bytes(content)
+  with pytest.raises(errors.InputError, match=r"checkpoint_1.state is not a readable"):
+    vmsst.load(tmp_path)
+
+
+def test_a_changed_byte_of_an_array_is_named(run, tmp_path):
+  shutil.copytree(run, tmp_path / "run")
+  checkpoint = tmp_path / "run" / "checkpoint_100"
+  largest = max((checkpoint / "state").glob("**/*"), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(bytes(content))
+  with pytest.raises(
+    errors.InputError, match=rf"checkpoint_100 is damaged: .*{largest.name} has changed"
+  ):
+    vmsst.load(checkpoint)
+
+
+# --------------------------------------------------------------------------------------------
+# Kinds of texts
+
+
+def test_files_give_the_vectors_of_their_lines(encoder, expected, tmp_path):
+  lines = "".join(f"{sentence}\n" for sentence in SENTENCES).encode()
+  path, zipped = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+  path.write_bytes(lines)
+  zipped.write_bytes(gzip.compress(lines))
+  with path.open(encoding="utf-8") as stream:
+    for given in (path, zipped, stream, io.StringIO(lines.decode())):
+      np.testing.assert_allclose(encoder.encode(given), expected, atol=2e-6)
+  with pytest.raises(errors.InputError, match=r"none\.txt: cannot be opened"):
+    encoder.encode(tmp_path / "none.txt")
+
+
+def test_half_a_surrogate_pair_is_a_replacement_character(encoder):
+  found_ND = encoder.encode(["a\ud800b", "\udfff", "\ud83d\ude00"])
+  np.testing.assert_array_equal(found_ND, encoder.encode(["a\ufffdb", "\ufffd", "\U0001f600"]))
+
+
+def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 2)
+  encoder.encode(["short", "a" * 19])
+  assert not caplog.records
+  found_ND = encoder.encode(["a" * 20, "b", "a" * 1000, "c"], batch_size=2)
+  (record,) = caplog.records
+  assert "2 of 4 texts have more than the 20 tokens" in record.getMessage()
+  np.testing.assert_array_equal(found_ND[0], found_ND[2])
+  encoder.encode(["a" * 20], on_cut=None)
+  told = []
+  encoder.encode(["a" * 20], on_cut=lambda *numbers: told.append(numbers))
+  assert told == [(1, 1, MAX_LENGTH)]
+  assert len(caplog.records) == 1
+
+
+# --------------------------------------------------------------------------------------------
+# Scores
+
+
+def cosines(one_ND, other_MD):
+  return [[float(x @ y / np.linalg.norm(x) / np.linalg.norm(y)) for y in other_MD] for x in one_ND]
+
+
+def test_similarity_and_pairs_are_cosines(encoder, expected):
+  np.testing.assert_allclose(
+    encoder.similarity(SENTENCES[:3], iter(SENTENCES[3:])),
+    cosines(expected[:3], expected[3:]),
+    atol=2e-6,
+  )
+  both = encoder.similarity(jnp.asarray(expected))
+  np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
+  pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
+  np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
+  with pytest.raises(ValueError, match="3 sources and 2 targets are not pairs"):
+    encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
+
+
+def test_margins_are_those_of_a_loop(encoder, expected):
+  order = [3, 1, 0, 4, 2]
+  naive = naive_margins.Naive(expected[:5], expected[order], 2, "distance")
+  found = encoder.margin_scores(
+    SENTENCES[:5], [SENTENCES[j] for j in order], neighbors=2, margin="distance"
+  )
+  np.testing.assert_allclose(found, [naive.score(i, i) for i in range(5)], atol=5e-6)
+
+
+@pytest.mark.parametrize(
+  ("call", "error", "message"),
+  [
+    (lambda x: x.encode("hello"), TypeError, "list of one"),
+    (lambda x: x.encode(np.array([["a"]])), TypeError, "sentences are of type ndarray"),
+    (lambda x: x.encode(["fine", b"bytes"]), TypeError, "sentence 1 is of type bytes"),
+    (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
+    (lambda x: x.prepare(frozenset("a")), TypeError, "sentences are of type frozenset"),
+    (lambda x: x.score_pairs(["a"], {"text": "a"}), TypeError, "sentences are of type dict"),
+    (lambda x: x.encode(["a"], language=3), TypeError, "language is 3"),
+    (lambda x: x.encode(["a"], language=[None]), TypeError, "language of sentence 0 is None"),
+    (lambda x: x.encode(["a"], language=["de", "en"]), ValueError, "2 languages for 1 sentences"),
+    (lambda x: x.encode(["a"], prefix=3), TypeError, "prefix is 3"),
+    (lambda x: x.encode(["a"], prompt="", prefix="x"), ValueError, "prefix and prompt are both"),
+    (lambda x: x.encode(["a"], prompt_name="q"), ValueError, "'q'; this encoder has: none"),
+    (lambda x: x.encode(["a"], precision="int4"), ValueError, "'int4'; known: float32, int8"),
+    (lambda x: x.encode(["a"], batch_size=0), ValueError, "batch_size is 0; it must be an integer"),
+    (lambda x: x.encode(["a"], truncate_dim=7), ValueError, "truncate_dim is 7"),
+    (lambda x: x.score_pairs(["a"], ["b"], languages=("de",)), ValueError, "two values"),
+    (lambda x: x.similarity(np.ones((2, 6), complex)), ValueError, "the dtype complex128"),
+  ],
+)
+def test_wrong_arguments_are_named(encoder, call, error, message):
+  with pytest.raises(error, match=message):
+    call(encoder)
+
+
+class Column(list):
+  """A column of a table, with an index."""
+
+  ndim = 1
+  keys = range
+
+
+def test_texts_can_be_a_column_of_a_table_an_array_or_keys(encoder, expected):
+  for texts in (Column(SENTENCES), np.array(SENTENCES), np.array(SENTENCES, object)):
+    np.testing.assert_allclose(encoder.encode(texts), expected, atol=2e-6)
+  keys = dict.fromkeys(SENTENCES).keys()
+  np.testing.assert_allclose(encoder.encode(keys), expected[:5], atol=2e-6)
+
+
+def test_prompts_are_prefixes_by_name(params):
+  vocabulary = vocabularies.ByteVocabulary()
+  object.__setattr__(vocabulary, "prompts", {"query": "q: ", "passage": "p: ", "corpus": "c: "})
+  encoder = vmsst.Encoder(NETWORK, params, vocabulary, max_length=MAX_LENGTH)
+  for found_ND, prefix in (
+    (encoder.encode(SENTENCES, prompt_name="corpus"), "c: "),
+    (encoder.encode_query(SENTENCES), "q: "),
+    (encoder.encode_document(SENTENCES), "p: "),
+    (encoder.encode_document(SENTENCES, prompt_name="query"), "q: "),
+    (encoder.encode_query(SENTENCES, prefix="x"), "x"),
+    (encoder.encode_document(SENTENCES, prompt="x"), "x"),
+    (encoder.encode_query(SENTENCES, prompt=""), ""),
+  ):
+    np.testing.assert_array_equal(found_ND, encoder.encode(SENTENCES, prefix=prefix))
+
+
+def test_vectors_are_truncated_before_they_are_scaled_and_quantized(encoder, expected):
+  found_ND = encoder.encode(SENTENCES, truncate_dim=3, normalize=True)
+  cut_ND = expected[:, :3] / np.linalg.norm(expected[:, :3], axis=1, keepdims=True)
+  np.testing.assert_allclose(found_ND, cut_ND, atol=1e-5)
+  found_N1 = encoder.encode(SENTENCES, truncate_dim=3, precision="ubinary")
+  bits_N = [int("".join("01"[int(x > 0)] for x in row) + "00000", 2) for row in expected[:, :3]]
+  np.testing.assert_array_equal(found_N1[:, 0], bits_N)
+
+
+@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
+def test_vectors_of_another_shape_are_named(encoder, method):
+  for side in ("sources", "targets"):
+    for shape in ((2, 0), (2, 7), (7,), (2, 1, 6), ()):
+      sides = {"sources": np.ones((2, 6)), "targets": np.ones((2, 6)), side: np.ones(shape)}
+      message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
+      with pytest.raises(ValueError, match=message):
+        getattr(encoder, method)(**sides)
+
+
+def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
+  cosine_NN = cosines(expected, expected)
+  for one in (expected[0], [expected[0]], jnp.asarray(expected[0])):
+    found_1N = encoder.similarity(one, expected)
+    np.testing.assert_allclose(found_1N, cosine_NN[:1], atol=2e-6)
+  np.testing.assert_allclose(encoder.score_pairs(expected[0], expected[1]), [cosine_NN[0][1]], 1e-5)
+  short_ND = expected[:, :3]
+  np.testing.assert_allclose(encoder.similarity(list(short_ND)), cosines(short_ND, short_ND), 1e-5)
+  with pytest.raises(ValueError, match="sources have 6 dimensions, those of targets 3; truncate"):
+    encoder.similarity(expected, short_ND)
+  halves_ND = jnp.ones((2, 6), jnp.bfloat16)
+  np.testing.assert_allclose(encoder.similarity(halves_ND), np.ones((2, 2)), atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------
+# Other processes
+
+
+def test_a_forked_child_reports_the_fork(encoder):
+  for use in (
+    lambda: encoder.encode(["a"]),
+    lambda: encoder.margin_scores(np.ones((2, 6)), np.ones((2, 6))),
+  ):
+    message = forks.error_in_fork(use)
+    assert message.startswith("RuntimeError: this encoder was loaded in process")
+    assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
+
+
+# --------------------------------------------------------------------------------------------
+# Loading
+
+
+def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
+  found_ND = vmsst.load(run, dtype="bfloat16").encode(SENTENCES[3:4])
+  assert found_ND.dtype == np.float32
+  error = np.abs(found_ND - expected[3:4]).max()
+  assert 0 < error < 0.05
+  with pytest.raises(errors.InputError, match="dtype is 'float64'; known"):
+    vmsst.load(run, dtype="float64")
+
+
+def assert_params(encoder, params):
+  jax.tree.map(np.testing.assert_array_equal, encoder._backend.params, dict(params))
+
+
+def test_an_exported_folder(params, tmp_path):
+  folder = tmp_path / "export"
+  encoder_json.save_encoder_assets(MODEL, folder)
+  flat = tiny_encoders.flat(params)
+  safetensors.numpy.save_file(flat, folder / "model.safetensors")
+  encoder = vmsst.load(folder)
+  assert encoder.path == str(folder)
+  assert_params(encoder, params)
+  del flat["mean/kernel"]
+  safetensors.numpy.save_file(flat, folder / "model.safetensors")
+  with pytest.raises(errors.InputError, match=r"model\.safetensors has no parameter mean/kernel"):
+    vmsst.load(folder)
+
+
+def test_a_checkpoint_that_was_moved_with_its_files(run, params, tmp_path):
+  shutil.copytree(run / "checkpoint_100", tmp_path / "checkpoint_100")
+  encoder_json.save_encoder_assets(MODEL, tmp_path / "checkpoint_100")
+  assert_params(vmsst.load(tmp_path / "checkpoint_100"), params)
+
+
+def test_remote_folders_of_all_kinds(run, params, tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  store.put(str(run), "gs://bucket/run", recursive=True)
+  encoder_json.save_encoder_assets(MODEL, tmp_path)
+  safetensors.numpy.save_file(tiny_encoders.flat(params), tmp_path / "model.safetensors")
+  store.put(str(tmp_path), "gs://bucket/export", recursive=True)
+  for path, name in (
+    ("run", "run/checkpoint_100"),
+    ("run/checkpoint_100/", "run/checkpoint_100"),
+    ("export", "export"),
+  ):
+    encoder = vmsst.load(f"gs://bucket/{path}")
+    assert encoder.path == f"gs://bucket/{name}"
+    assert_params(encoder, params)
+    assert encoder.vocabulary.size == 259
+  with pytest.raises(errors.InputError, match="no folder gs://bucket/none"):
+    vmsst.load("gs://bucket/none")
+  store.rm("gs://bucket/run/encoder.json")
+  with pytest.raises(errors.InputError, match=r"gs://bucket/run/encoder\.json does not exist"):
+    vmsst.load("gs://bucket/run")
+
+
+SHARDED = """
+import pathlib, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+sys.path.insert(0, sys.argv[1])
+import test_encoder as t
+
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+whole = NamedSharding(rows.mesh, P())
+params = jax.tree.map(lambda x: jax.device_put(x, whole if x.shape[0] % 8 else rows),
+                      t.tiny_encoders.random_params(t.NETWORK))
+assert len(params["mean"]["kernel"].sharding.device_set) == 8
+run = pathlib.Path(sys.argv[2])
+t.encoder_json.save_encoder_assets(t.MODEL, run)
+t.tiny_encoders.save_training_checkpoint(run, 1, params)
+encoder = t.vmsst.load(run)
+assert len(encoder._backend.params["mean"]["kernel"].sharding.device_set) == 8
+np.save(run / "vectors.npy", encoder.encode(t.SENTENCES))
+assert not {"tensorflow", "seqio", "gin", "t5x", "clu", "torch", "pyarrow"} & set(sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_an_encoder_saved_on_eight_devices_is_loaded_on_eight_and_on_one(tmp_path, expected):
+  subprocess.run(
+    [sys.executable, "-c", SHARDED, os.path.dirname(__file__), str(tmp_path)],
+    env=commands.environment(devices=8),
+    check=True,
+  )
+  for found_ND in (np.load(tmp_path / "vectors.npy"), vmsst.load(tmp_path).encode(SENTENCES)):
+    np.testing.assert_allclose(found_ND, expected, atol=2e-6)

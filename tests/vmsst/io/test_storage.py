@@ -1,0 +1,233 @@
+"""Files and folders in object stores, and what of them is the same on this machine."""
+
+import gzip
+import os
+import pathlib
+
+import memory_store
+import pytest
+from etils import epath
+
+from vmsst import errors
+from vmsst.data import readers
+from vmsst.io import atomic_files, checksums, input_files, log_folders, storage, text_files
+
+
+@pytest.fixture
+def store(monkeypatch):
+  return memory_store.installed(monkeypatch)
+
+
+def test_urls_and_local_paths_are_told_apart(tmp_path):
+  for url in ("gs://bucket/x", "s3://bucket", "memory://a"):
+    assert storage.is_url(url)
+  for local in ("/a/b", "a", pathlib.Path("a"), "/search/path/gs://bucket/x", "C:/x", ""):
+    assert not storage.is_url(local)
+  storage.check_local(tmp_path, "the output")
+  with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
+    storage.check_local("gs://b/a", "the output")
+  logs = log_folders.LogFolder(tmp_path / "a" / "b")
+  assert logs.local == tmp_path / "a" / "b"
+  assert logs.local.is_dir()
+  logs.upload()
+
+
+def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):
+  for root in ("gs://bucket/run", str(tmp_path)):
+    folder = storage.path(root)
+    atomic_files.write_text(folder / "inner" / "a.txt", "one\n")
+    atomic_files.write_json(folder / "b.json", {"x": 1})
+    assert os.fspath(folder / "b.json") == f"{root}/b.json"
+    assert storage.names(folder) == {"inner", "b.json"}
+    assert storage.names(folder / "nowhere") == set()
+    assert (folder / "inner" / "a.txt").read_text() == "one\n"
+    assert (folder / "inner").is_dir()
+    assert (folder / "b.json").is_file()
+    assert input_files.read_json(f"{root}/b.json") == {"x": 1}
+    assert checksums.of_file(f"{root}/b.json") == checksums.of_file(folder / "b.json")
+    with storage.local_copy(folder / "inner") as local:
+      assert (local / "a.txt").read_bytes() == b"one\n"
+    with storage.local_copy(root if root.startswith("/") else "gs://bucket") as local:
+      assert any(path.name == "b.json" for path in local.rglob("*"))
+    with pytest.raises(errors.InputError, match=rf"{root}/c\.json.* cannot be read"):
+      input_files.read_json(f"{root}/c.json")
+    storage.rename(folder / "inner", folder / "moved")
+    assert storage.names(folder) == {"moved", "b.json"}
+    assert (folder / "moved" / "a.txt").read_text() == "one\n"
+    storage.remove(folder / "moved")
+    storage.remove(folder / "b.json")
+    storage.remove(folder / "b.json")
+    assert storage.names(folder) == set()
+
+
+def test_files_are_found_by_pattern_in_stores_and_on_this_machine(store, tmp_path):
+  for root in ("gs://bucket/a[b]", str(tmp_path)):
+    folder = storage.path(root)
+    for name in ("x.txt", "y.txt.gz", ".z.txt", "in/deep/x.txt", "in/x.tsv"):
+      atomic_files.write_text(folder / name, "text")
+    for pattern, found in (
+      ("*.txt", [".z.txt", "x.txt"]),
+      ("*.txt*", [".z.txt", "x.txt", "y.txt.gz"]),
+      ("*/x.*", ["in/x.tsv"]),
+      ("*/deep", ["in/deep"]),
+      ("**/x.txt", ["in/deep/x.txt", "x.txt"]),
+      ("x.txt", ["x.txt"]),
+      ("nothing/*", []),
+    ):
+      assert storage.find(folder, pattern) == [folder / name for name in found]
+    assert storage.is_file(folder / "x.txt")
+    assert not storage.is_file(folder / "in")
+    assert not storage.is_file(folder / "nothing")
+  assert sorted(storage.objects_below("gs://bucket/a[b]/in/")) == ["deep/x.txt", "x.tsv"]
+
+
+def test_only_what_is_named_is_removed(store):
+  for name in ("a1/x", "a1/y", "a[1]/x", "a[1]/y", "a[1]/in/z"):
+    store.pipe_file(f"gs://bucket/{name}", b"")
+  storage.remove("gs://bucket/a[1]/x")
+  storage.remove_files("gs://bucket/a[1]/in", ["z"])
+  assert storage.objects_below("gs://bucket") == ["a1/x", "a1/y", "a[1]/y"]
+  storage.remove("gs://bucket/a[1]")
+  storage.remove_files("gs://bucket/a1", ["y"])
+  assert storage.objects_below("gs://bucket") == ["a1/x"]
+
+
+def test_a_failed_write_leaves_the_former_object(store):
+  url = "gs://bucket/a"
+  atomic_files.write_text(url, "old")
+  with pytest.raises(RuntimeError), atomic_files.atomic_text(url) as file:  # noqa: PT012
+    file.write("new")
+    raise RuntimeError
+  assert input_files.read_bytes(url) == b"old"
+  assert store.find("bucket") == ["/bucket/a"]
+
+
+def test_close_ranges_are_read_in_one_request(store, monkeypatch):
+  content = bytes(range(200))
+  store.pipe_file("gs://bucket/a", content)
+  monkeypatch.setattr(storage, "_GAP", 10)
+  requests = []
+
+  def counted(self, path, start=None, end=None, **options):
+    requests.append((start, end))
+    return content[start:end]
+
+  monkeypatch.setattr(memory_store.MemoryStore, "cat_file", counted)
+  starts = [0, 3, 16, 30, 31, 190]
+  found = storage.read_ranges("gs://bucket/a", starts, 3)
+  assert found == [content[start : start + 3] for start in starts]
+  assert requests == [(0, 19), (30, 34), (190, 193)]
+  assert storage.read_ranges("gs://bucket/a", [], 3) == []
+
+
+def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
+  for root in ("gs://bucket", str(tmp_path)):
+    for name in ("news [2024].tsv", "news 2.tsv", "a*.tsv", "ab.tsv"):
+      atomic_files.write_text(f"{root}/{name}", "text")
+    for pattern, found in (
+      ("news [2024].tsv", ["news [2024].tsv"]),
+      ("news [2-4].tsv", ["news 2.tsv"]),
+      ("a*.tsv", ["a*.tsv"]),
+      ("?b.tsv", ["ab.tsv"]),
+    ):
+      assert storage.matches(f"{root}/{pattern}") == [f"{root}/{name}" for name in found]
+
+
+def test_an_object_is_created_once(store):
+  assert storage.create("gs://bucket/lock", b"1")
+  assert not storage.create("gs://bucket/lock", b"2")
+  assert input_files.read_bytes("gs://bucket/lock") == b"1"
+
+
+@pytest.mark.parametrize(
+  "use",
+  [
+    storage.names,
+    storage.exists,
+    storage.is_file,
+    storage.size,
+    storage.version,
+    storage.objects_below,
+    storage.remove,
+    storage.check_finished,
+    storage.check_writable,
+    lambda url: storage.matches(f"{url}*"),
+    lambda url: storage.find(epath.Path(url), "*"),
+    lambda url: storage.remove_files(url, ["a"]),
+    lambda url: storage.rename(url, "gs://bucket/b"),
+    lambda url: storage.create(url, b""),
+    lambda url: storage.download(url, pathlib.Path("nowhere")),
+    lambda url: storage.open_binary(url).read(),
+    lambda url: storage.read_ranges(url, [0], 1),
+    lambda url: list(text_files.read_lines(url)),
+    checksums.of_file,
+    input_files.read_json,
+  ],
+)
+def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):
+  storage.filesystem("gs://bucket")  # which has answered
+
+  def fail(*args, **kwargs):
+    raise TimeoutError("no\nanswer")
+
+  for name in dir(memory_store.MemoryStore):
+    if not name.startswith("_") and callable(getattr(memory_store.MemoryStore, name)):
+      monkeypatch.setattr(memory_store.MemoryStore, name, fail)
+  with pytest.raises(errors.InputError, match=r"gs://bucket/a.* cannot be .*: no answer"):
+    use("gs://bucket/a")
+
+
+def test_epath_sees_the_same_objects(store):
+  epath.Path("gs://bucket/a").write_text("x")  # not with TensorFlow, which has other credentials
+  assert storage.filesystem("gs://").cat_file("gs://bucket/a") == b"x"
+
+
+def test_lines_in_a_store_are_appended_to(store):
+  url = "gs://bucket/run/train"
+  for text in ("one\n", "two\n"):
+    logs = log_folders.LogFolder(url)
+    with (logs.local / "metrics.jsonl").open("a") as file:
+      file.write(text)
+    (logs.local / "inner").mkdir()
+    (logs.local / "inner" / f"events.{text[:3]}").write_text(text)
+    logs.upload(after_seconds=100)
+    assert text[:3] not in "".join(storage.names(f"{url}/inner"))
+    logs.upload()
+  assert input_files.read_bytes(f"{url}/metrics.jsonl") == b"one\ntwo\n"
+  assert storage.names(f"{url}/inner") == {"events.one", "events.two"}
+  modified = store.modified(f"{url}/metrics.jsonl")
+  logs.upload()  # nothing has changed
+  assert store.modified(f"{url}/metrics.jsonl") == modified
+
+
+@pytest.fixture
+def bitext_store(store):
+  for name, content in {
+    "x.de-en.de": b"eins\nzwei\n",
+    "x.de-en.en": b"one\ntwo\n",
+    "inner/y.de-en.tsv.gz": gzip.compress(b"drei\tthree\n"),
+  }.items():
+    store.pipe_file(f"gs://bucket/data/{name}", content)
+  return store
+
+
+def test_bitext_is_found_and_read_as_on_this_machine(bitext_store):
+  found = readers.find_bitext(["gs://bucket/data/*.de", "gs://bucket/data/**/*.tsv.gz"])
+  assert [bitext.paths for bitext in found] == [
+    ("gs://bucket/data/x.de-en.de", "gs://bucket/data/x.de-en.en"),
+    ("gs://bucket/data/inner/y.de-en.tsv.gz",),
+  ]
+  pairs = [list(readers.read_pairs(bitext)) for bitext in found]
+  assert pairs == [[("eins", "one"), ("zwei", "two")], [("drei", "three")]]
+  assert found[0].text_bytes == len(b"eins\nzwei\none\ntwo\n")
+  for read, name, message in (
+    (readers.find_bitext, "data/*.fr", r"no file matches 'gs://bucket/data/\*\.fr'; check"),
+    (text_files.Lines, "none", "gs://bucket/none: cannot be opened: "),
+    (text_files.Lines, "cut.gz", r"gs://bucket/cut\.gz: truncated gzip file"),
+    (readers.find_bitext, "data/*.de", r"its counterpart in English is missing"),
+  ):
+    bitext_store.pipe_file("gs://bucket/cut.gz", gzip.compress(b"one\n" * 1000)[:-20])
+    if name == "data/*.de":
+      bitext_store.rm("gs://bucket/data/x.de-en.en")
+    with pytest.raises(errors.InputError, match=message):
+      read(f"gs://bucket/{name}")

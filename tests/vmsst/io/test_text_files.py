@@ -1,0 +1,143 @@
+"""Lines of text files: by number, in spans, and which are blank."""
+
+import gzip
+import hashlib
+import io
+import os
+
+import memory_store
+import pytest
+
+from vmsst import errors
+from vmsst.io import line_spans, text_fields, text_files
+
+CONTENT = "\ufeffone\r\n\nzwölf\nlast"
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.txt.gz"])
+def test_lines_by_number_are_those_read_in_order(tmp_path, name):
+  path = tmp_path / name
+  raw = CONTENT.encode()
+  path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+  lines = text_files.Lines(str(path))
+  assert len(lines) == 4
+  assert [lines[row] for row in (3, 0, 2, 1, 0)] == ["last", "one", "zwölf", "", "one"]
+  assert [lines[row] for row in range(4)] == list(text_files.read_lines(str(path)))
+
+
+def test_a_file_that_is_written_to_is_an_error_and_one_that_is_replaced_is_not(tmp_path):
+  path = tmp_path / "x.txt"
+  path.write_text("one\ntwo\n")
+  lines = text_files.Lines(str(path))
+  (tmp_path / "new").write_text("six\nten\n")
+  os.replace(tmp_path / "new", path)
+  assert lines[1] == "two"
+  for content in ("one\n", "one\ntwo\n"):
+    lines = text_files.Lines(str(path))
+    path.write_text(content)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(errors.InputError, match=r"x\.txt:2: the file has changed; open it again"):
+      _ = lines[1]
+    path.write_text("one\ntwo\n")
+
+
+@pytest.mark.parametrize("content", ["two\n", "one\nmore\n", ""])
+def test_content_with_another_digest_is_an_error(tmp_path, content):
+  path = tmp_path / "x.txt"
+  path.write_text("one\n")
+  digest = text_files.new_digest()
+  digest.update(b"one\n")
+  assert list(text_files.read_lines(str(path), digest.hexdigest())) == ["one"]
+  assert len(text_files.Lines(str(path), digest.hexdigest())) == 1
+  path.write_text(content)
+  for read in (lambda *args: list(text_files.read_lines(*args)), text_files.Lines):
+    with pytest.raises(errors.InputError, match=r"x\.txt has changed since the work on it started"):
+      read(str(path), digest.hexdigest())
+
+
+def test_a_store_that_fails_while_it_is_read_is_named(monkeypatch):
+  class LostConnectionError(Exception):
+    """An error of a store's client, which is not an OSError."""
+
+  class Broken(io.BytesIO):
+    def readinto(self, buffer):
+      if self.tell():
+        raise LostConnectionError("no\nanswer")
+      buffer[:4] = b"one\n"
+      self.seek(4)
+      return 4
+
+  memory_store.installed(monkeypatch)
+  monkeypatch.setattr(memory_store.MemoryStore, "open", lambda *args, **kwargs: Broken())
+  monkeypatch.setattr(memory_store.MemoryStore, "size", lambda *args: 9)
+  lines = text_files.read_lines("gs://bucket/a.txt")
+  assert next(lines) == "one"
+  with pytest.raises(errors.InputError, match=r"gs://bucket/a.txt: cannot be read, after line 1: "):
+    next(lines)
+
+
+TEXTS = [
+  b"",
+  b"\n",
+  b"one",
+  b"\xef\xbb\xbfone\r\n\ntwo",
+  b"".join(b"line %d\n" % n for n in range(20)),
+  b"".join(b"x" * n + b"\n" for n in range(9)) + b"end",
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
+@pytest.mark.parametrize("lines", [1, 2, 7, 100])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_spans_have_the_lines_of_their_files(tmp_path, monkeypatch, lines, chunk, zipped):
+  monkeypatch.setattr(text_files, "_CHUNK_BYTES", chunk)
+  paths, expected = [], []
+  for number, content in enumerate(TEXTS):
+    path = tmp_path / f"{number}.txt{'.gz' * zipped}"
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    paths.append(str(path))
+    whole = list(text_files.read_lines(str(path)))
+    expected += [whole[start : start + lines] for start in range(0, len(whole), lines)]
+  cut = line_spans.cut(paths, lines, copies=str(tmp_path / "copies"))
+  assert [span.read() for span in cut.spans] == expected
+  assert cut.lines == sum(map(len, expected))
+  firsts = {span.name: span.first for span in reversed(cut.spans)}
+  assert set(firsts.values()) == {1}
+  joined = b"\n".join(content.removesuffix(b"\n") for content in TEXTS if content) + b""
+  assert cut.digest == hashlib.blake2b(joined, digest_size=16).hexdigest()
+  if zipped:
+    assert len(list((tmp_path / "copies").iterdir())) == len(TEXTS)
+    line_spans.remove_copies(str(tmp_path / "copies"))
+    assert not list((tmp_path / "copies").iterdir())
+
+
+def test_changed_broken_and_equal_lines(tmp_path, monkeypatch):
+  path = tmp_path / "x.txt"
+  path.write_bytes(b"a\nb\nc\xff\n")
+  first, second = line_spans.cut([str(path)], 2).spans
+  assert str(second) == f"{path}, lines 3 to 3"
+  with pytest.raises(errors.InputError, match=r"x\.txt:3: not UTF-8"):
+    second.read()
+  (tmp_path / "y").write_bytes(b"0\n0\na\nb\n")
+  assert line_spans.cut([str(tmp_path / "y")], 2).spans[1].digest == first.digest
+  path.write_bytes(b"a\nB\nc\n")
+  with pytest.raises(errors.InputError, match=r"x\.txt has changed"):
+    first.read()
+  path.unlink()
+  with pytest.raises(errors.InputError, match=r"x\.txt: cannot be opened"):
+    first.read()
+  # A line without an end is refused before it is all read.
+  monkeypatch.setattr(text_files, "LINE_BYTES", 1 << 20)
+  (tmp_path / "endless").symlink_to("/dev/zero")
+  with pytest.raises(errors.InputError, match=r"endless:1: line longer than 1 MB: not a text file"):
+    line_spans.cut([str(tmp_path / "endless")], 2, copies=str(tmp_path / "copies"))
+
+
+def test_a_text_without_a_visible_character_is_blank():
+  for text in (
+    "", " \t\n\u00a0\u2028\u3000", "\u200b\u2060\ufeff\u200d\u00ad\u200f", "\x00\x1b\x7f\x85",
+    "\ufe0f\u034f\u3164\u2800\U000e0041",
+  ):  # fmt: skip
+    assert text_fields.is_blank(text), ascii(text)
+  for text in (".", "\u200ba\u200b", "\u0301", "\u263a\ufe0f", "\ufffd"):
+    assert not text_fields.is_blank(text), ascii(text)

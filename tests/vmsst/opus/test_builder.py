@@ -1,0 +1,180 @@
+import hashlib
+import pathlib
+
+import memory_store
+import opus_tree
+import pytest
+import seqio
+import tensorflow_datasets as tfds
+from fsspec.implementations import memory
+
+from vmsst import cli, errors
+from vmsst.data import dataset_shards, vocabularies
+from vmsst.opus import builder, pipeline, releases
+from vmsst.tasks import mixtures
+from vmsst.units import local
+
+pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
+  "ignore:label.. is deprecated:DeprecationWarning"
+)
+
+
+def _texts(language, count):
+  return [(f"{language} number {n} is here", f"Sentence {n} stands here.") for n in range(count)]
+
+
+@pytest.fixture
+def tree(tmp_path):
+  """Releases and evaluation sets, and a recipe."""
+  parts = [
+    opus_tree.Part("Europarl", "v8", ("de", "en"), [*_texts("Satz", 40), ("Wer da", "WHO IS it")]),
+    opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in _texts("cümle", 20)], "tmx"),
+  ]
+  opus_tree.write(tmp_path / "opus", parts)
+  folder = tmp_path / "evaluation" / "tatoeba"
+  folder.mkdir(parents=True)
+  for code, text in (("deu", "Wer ist es?"), ("eng", "Who is it?")):
+    (folder / f"tatoeba.deu-eng.{code}").write_text(f"{text}\n")
+  (tmp_path / "mine.yaml").write_text(opus_tree.RECIPE)
+  return tmp_path
+
+
+def _build(tree, recipe=None, output="tfds", **options):
+  options = {"engine": local.Local(), **options}
+  folders = [str(tree / name) for name in ("opus", "evaluation", output)]
+  return builder.build(recipe or str(tree / "mine.yaml"), *folders, **options)
+
+
+def _hash(folder):
+  files = {
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in folder.glob("opus_bitext-*")
+  }
+  assert files
+  return files
+
+
+def test_tfds_reads_what_was_built(tree):
+  folder = _build(tree)
+  data = str(tree / "tfds")
+  assert folder == f"{data}/opus_bitext/mine/1.0.0"
+  found = tfds.load("opus_bitext/mine", data_dir=data)
+  assert {name: len(dataset) for name, dataset in found.items()} == {
+    "train_deu_eng": 32,
+    "validation_deu_eng": 8,
+    "train_eng_tur": 16,
+    "validation_eng_tur": 4,
+  }
+  rows = [
+    {name: text.decode() for name, text in row.items()}
+    for name in ("train_eng_tur", "validation_eng_tur")
+    for row in tfds.as_numpy(found[name])
+  ]
+  assert sorted((row["target"], row["source"]) for row in rows) == sorted(_texts("cümle", 20))
+  assert set(rows[0]) == set(dataset_shards.FEATURES)
+  for row in rows:
+    assert (row["source_language"], row["target_language"]) == ("eng", "tur")
+    assert row["corpus"] == "Tanzil"
+  # Slices, and the file system alone.
+  assert len(tfds.load("opus_bitext/mine", split="train_deu_eng[:25%]", data_dir=data)) == 8
+  assert tfds.builder_from_directory(folder).info.splits.total_num_examples == 60
+  info = tfds.builder("opus_bitext/mine", data_dir=data).info
+  assert set(info.metadata) >= {"recipe", "configuration", "content"}
+  # What was made on the way is gone, and the card lies there.
+  assert not (tree / "tfds" / "opus_bitext_work").exists()
+  text = (tree / "tfds/opus_bitext/mine/1.0.0/DATA_CARD.md").read_text()
+  assert "| tatoeba | 2 | 1 |" in text
+  assert info.metadata["content"] in text
+
+
+def test_the_command_builds_once_and_refuses_another_recipe(tree, capsys):
+  arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
+  arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
+  assert cli.main(arguments) == 0
+  assert "1.0.0: described in DATA_CARD.md" in capsys.readouterr().out
+  (tree / "opus").rename(tree / "elsewhere")
+  assert cli.main(arguments) == 0
+  (tree / "mine.yaml").write_text(opus_tree.RECIPE.replace("0.2", "0.1"))
+  assert cli.main(arguments) == 1
+  assert "was built by another recipe of that name" in capsys.readouterr().err
+  arguments[5] = f"--output={tree}/more"
+  assert cli.main(arguments) == 1
+  assert f"{tree}/opus" in capsys.readouterr().err
+
+
+def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
+  def fail(*arguments):
+    raise OSError(28, "No space left on device", "x")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(dataset_shards, "write", fail)
+    with pytest.raises(errors.InputError, match=r"write of .*No space left"):
+      _build(tree)
+  assert not list((tree / "tfds").rglob("1.0.0*"))
+  cleaned = tree / "tfds/opus_bitext_work/mine/.vmsst/clean/Tanzil.v1.eng_tur.parquet"
+  assert cleaned.exists()
+  with monkeypatch.context() as patch:
+    patch.setattr(pipeline.stages.Clean, "make", fail)  # It is done and need not be done again.
+    _build(tree)
+  _build(tree, output="other")
+  folders = [tree / name / "opus_bitext/mine/1.0.0" for name in ("tfds", "other")]
+  assert _hash(folders[0]) == _hash(folders[1])
+  assert (folders[0] / "DATA_CARD.md").read_text() == (folders[1] / "DATA_CARD.md").read_text()
+
+
+def test_the_rows_of_a_build_are_those_of_its_tasks(tree):
+  folder = _build(tree)
+  built = []
+  for info in tfds.builder_from_directory(folder).info.splits.values():
+    for path in info.filepaths:
+      built += [(row["source"], row["target"]) for row in dataset_shards.read_examples(str(path))]
+  vocabulary = vocabularies.ByteVocabulary()
+  name = mixtures.opus("mine", vocabulary, str(tree / "tfds"))
+  trained = [
+    tuple(vocabulary.decode(row[side].tolist()) for side in ("inputs", "targets"))
+    for task in seqio.MixtureRegistry.get(name).tasks
+    for row in task.get_dataset(split="train", shuffle=False).as_numpy_iterator()
+  ]
+  assert len(trained) == 48
+  assert not set(trained) - set(built)
+
+
+def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
+  expected = pathlib.Path(_build(tree))
+  store = memory_store.installed(monkeypatch)
+  for name in ("opus", "evaluation"):
+    store.put(str(tree / name), f"gs://data/{name}", recursive=True)
+  folders = (f"gs://data/{name}" for name in ("opus", "evaluation", "tfds"))
+  arguments = (str(tree / "mine.yaml"), *folders)
+  with pytest.raises(errors.InputError, match="in an object store: give --work"):
+    builder.build(*arguments)
+
+  def build():
+    return builder.build(*arguments, work=str(tree / "work"), engine=local.Local())
+
+  url = build()
+  assert url == "gs://data/tfds/opus_bitext/mine/1.0.0"
+  (tree / "copy").mkdir()
+  store.get(f"{url}/*", str(tree / "copy"))
+  assert {path.name for path in (tree / "copy").iterdir()} == {
+    path.name for path in expected.iterdir()
+  }
+  assert _hash(tree / "copy") == _hash(expected)
+  assert (tree / "copy/DATA_CARD.md").read_text() == (expected / "DATA_CARD.md").read_text()
+  assert not list((tree / "work").rglob("*upload*"))
+  monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)  # Nothing is uploaded again.
+  assert build() == url
+
+
+def test_a_lost_connection_is_not_taken_for_the_end_of_a_file(tree, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  store.put(str(tree / "opus"), "gs://data/opus", recursive=True)
+  (release, _) = releases.scan("gs://data/opus")[0]
+  assert len(list(releases.read(release))) == 41
+
+  def readinto(self, buffer):
+    raise ConnectionResetError("lost")
+
+  monkeypatch.setattr(memory.MemoryFile, "readinto", readinto)
+  with pytest.raises(errors.InputError, match="cannot be read: ConnectionResetError: lost"):
+    list(releases.read(release))

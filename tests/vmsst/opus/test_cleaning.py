@@ -1,0 +1,201 @@
+import gzip
+import hashlib
+import unicodedata
+
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.evaluation import evaluation_texts
+from vmsst.evaluation.benchmarks import BENCHMARKS
+from vmsst.languages import LANGUAGES, language
+from vmsst.opus import cleaning
+from vmsst.opus.cleaning import Cleaner, Cleaning
+from vmsst.opus.decontamination import MAX_SETS, EvaluationSentences
+
+PERSIAN = "می\u200cخواهم"  # Written apart, in one word.
+
+MALAYALAM = "അവന്\u200d"  # The joiner makes the last letter a chillu.
+
+FAMILY = "\U0001f469\U0001f3fd\u200d\U0001f467"
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("  a\t b\r\n\u00a0\u3000c\u2028d\x85 ", "a b c d"),
+    ("\ufeffa\u200bb\u00ad\u202ec\u2069\x00\x07d", "abcd"),
+    ("u\u0308ber", "über"),
+    ("u\u00ad\u0308ber", "über"),
+    ("e\u200cf \u200d", "ef"),
+    (PERSIAN, PERSIAN),
+    (MALAYALAM, MALAYALAM),
+    (f"ja {FAMILY}!", f"ja {FAMILY}!"),
+    ("سورة \u06dd٣", "سورة \u06dd٣"),
+    ("\u200b \ufeff", ""),
+    ("ﬁ ① ｱ", "ﬁ ① ｱ"),
+    ("\ud800x", "x"),
+  ],
+)
+def test_normalize(text, expected):
+  assert cleaning.normalize(text) == expected
+
+
+def test_normal_forms():
+  # Nothing is left to normalize, whatever stands side by side.
+  odd = [chr(code) for code in range(0x3000)] + ["\u200c", "\u200d", "\ufeff", "\ufdfa", "\ufe0f"]
+  for shift in (1, 7, 1000):
+    text = "".join(a + b for a, b in zip(odd, odd[shift:] + odd[:shift], strict=True))
+    once = cleaning.normalize(text)
+    assert cleaning.normalize(once) == once
+    assert all(character == " " or not character.isspace() for character in once)
+    assert not {unicodedata.category(x) for x in once} & {"Cc", "Cs", "Zl", "Zp"}
+
+
+@pytest.mark.parametrize(
+  ("source", "target", "reason"),
+  [
+    ("Hallo\tWelt ", "hello world", None),
+    (" \u200b", "hello", "empty"),
+    ("Hallo", "", "empty"),
+    ("Gr\ufffdn", "green", "encoding"),
+    ("a" * 1001, "b", "too_long"),
+    ("Hello, World!", "hello world", "copy"),
+    ("10:30 ...", "- 10.30", "copy"),
+    ("Nein.", "Certainly not, sir.", None),
+    ("Nein, mein Freund.", "No " * 40, "ratio"),
+    ("Привет, мир", "hello world", "script"),
+    ("Das Wort «привет» ist russisch", "The word «привет» is Russian", None),
+    ("12345", "one two", "script"),
+    ("!?", "?!.", "script"),
+  ],
+)
+def test_reasons(source, target, reason):
+  found = Cleaner(Cleaning(), language("de"), language("en"))(source, target)
+  expected = reason or (cleaning.normalize(source), cleaning.normalize(target))
+  assert found == expected
+  assert reason is None or reason in cleaning.REASONS
+
+
+def test_scripts_and_lengths_suit_the_language():
+  english = "The weather in the north of the country was very good on that day."
+  for code, text in {
+    "zh": "那天这个国家北方的天气非常好。",
+    "ja": "その日、国の北部は天気がとても良かった。",
+    "ko": "그날 나라 북부의 날씨는 아주 좋았다.",
+    "sr": "Vreme na severu zemlje bilo je tog dana veoma dobro.",
+    "el": "Ο καιρός στα βόρεια της χώρας ήταν πολύ καλός.",
+    "am": "በዚያ ቀን በሀገሪቱ ሰሜን ያለው የአየር ሁኔታ በጣም ጥሩ ነበር።",
+  }.items():
+    assert Cleaner(Cleaning(), language(code), language("en"))(text, english) == (text, english)
+    other = Cleaner(Cleaning(), language("ru"), language("en"))(text, english)
+    assert other in ("script", "ratio")
+  for entry in LANGUAGES:  # Every script is known.
+    Cleaner(Cleaning(), entry, entry)
+
+
+def test_letters_of_every_script_are_its_own():
+  """Against the names that Unicode gives characters."""
+  names = {"Latn": "LATIN", "Cyrl": "CYRILLIC", "Arab": "ARABIC", "Deva": "DEVANAGARI"}
+  names |= {"Hang": "HANGUL", "Hans": "CJK UNIFIED", "Grek": "GREEK", "Thai": "THAI"}
+  letters = [
+    character
+    for character in map(chr, range(0x80, 0xFF00))
+    if unicodedata.category(character) in ("Lu", "Ll", "Lo")
+  ]
+  for script, prefix in names.items():
+    own, other = cleaning._letters(next(x for x in LANGUAGES if x.script == script))
+    named = {x for x in letters if unicodedata.name(x, "").startswith(prefix)}
+    matched = set(filter(own.match, letters))
+    # Blocks hold a few letters of others, and phonetic signs are apart.
+    assert len(named - matched) < 0.03 * len(named)
+    assert len(matched - named) < 0.05 * len(named)
+    assert set(filter(other.match, letters)) == set(letters) - matched
+
+
+def test_real_pairs_pass(data_root):
+  for name in ("bitext_tatoeba/tur-eng", "bitext_news/cmn-eng", "bitext_tatoeba/srp-eng"):
+    clean = Cleaner(Cleaning(), language(name[-7:-4]), language("eng"))
+    with gzip.open(data_root / f"{name}.tsv.gz", "rt", encoding="utf-8", newline="\n") as stream:
+      pairs = [line.rstrip("\n").split("\t") for line in stream]
+    dropped = [pair for pair in pairs if isinstance(clean(*pair), str)]
+    assert len(dropped) < 0.005 * len(pairs), dropped[:5]
+
+
+def test_keys():
+  assert cleaning.text_key("It’s ①: ÉCLAIR—Straße!") == "its1éclairstrasse"
+  assert cleaning.text_key("It's 1, E\u0301CLAIR strasse") == "its1éclairstrasse"
+  assert cleaning.text_key(PERSIAN) == PERSIAN.replace("\u200c", "")
+  assert cleaning.text_key("हिन्दी।") == "हिन्दी"  # Its vowels are marks, and remain.
+  assert cleaning.text_key("…?!") == ""
+  for text in ("Wo ist Tom?", "今天天气很好。", "ÇA VA"):
+    varied = cleaning.sentence_key(f" «{text.upper()}» ")
+    assert cleaning.sentence_key(text) == varied == cleaning.sentence_key(text.lower())
+    digest = hashlib.blake2b(cleaning.text_key(text).encode(), digest_size=8).digest()
+    assert varied == int.from_bytes(digest, "little")
+  pairs = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("?", "!"), ("!", "?"), ("a", "?")]
+  assert len({cleaning.keys(*pair)[2] for pair in pairs}) == len(pairs)
+  assert cleaning.keys("A, b", "C") == cleaning.keys("ab", "c.")
+  for a, b in [*pairs, ("\ud800", "x")]:
+    assert cleaning.keys(a, b)[:2] == (cleaning.sentence_key(a), cleaning.sentence_key(b))
+
+
+TEXTS = [
+  ("tatoeba", "Hello, world!"),
+  ("tatoeba", "Wo ist Tom?"),
+  ("ntrex", "hello world"),
+  ("ntrex", "今天天气很好。"),
+  ("sts", "…?!"),
+]
+
+
+def sets_of(held_out, text):
+  return held_out.sets(cleaning.sentence_key(text))
+
+
+def test_sets_that_hold_a_sentence(tmp_path):
+  held_out = EvaluationSentences.of(TEXTS)
+  path = tmp_path / "below" / "held_out.npz"
+  held_out.save(path)
+  assert [each.name for each in path.parent.iterdir()] == ["held_out.npz"]
+  for found in (held_out, EvaluationSentences.load(path)):
+    assert sets_of(found, "HELLO WORLD") == ("ntrex", "tatoeba")
+    assert sets_of(found, "«Wo ist Tom»") == ("tatoeba",)
+    assert sets_of(found, "今天 天气很好") == ("ntrex",)
+    for other in ("Hello, worlds!", "Wo ist Tim?", "Hello", "", "?", "…?!"):
+      assert sets_of(found, other) == ()
+    assert len(found) == 3
+    assert found.counts == {"ntrex": 2, "sts": 0, "tatoeba": 2}
+    assert found.digest == held_out.digest
+  # The digest tells content, not order.
+  assert EvaluationSentences.of(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
+  assert EvaluationSentences.of(TEXTS[:-2]).digest != held_out.digest
+  renamed = [(name.replace("ntrex", "xtrex"), text) for name, text in TEXTS]
+  assert EvaluationSentences.of(renamed).digest != held_out.digest
+  EvaluationSentences.of([]).save(path)
+  assert EvaluationSentences.load(path).sets(0) == ()
+
+
+def test_other_arrays_and_too_many_sets_are_refused(tmp_path):
+  path = tmp_path / "held_out.npz"
+  for content in ({"keys": np.array([{}])}, {"keys": np.zeros(2)}, {"other": np.zeros(2)}):
+    np.savez(path, names=np.array(["a"]), sets=np.zeros(2, np.uint64), **content)
+    with pytest.raises(errors.InputError, match="delete it"):
+      EvaluationSentences.load(path)
+  with pytest.raises(ValueError, match="65 sets"):
+    EvaluationSentences.of((f"set {i}", "text") for i in range(MAX_SETS + 1))
+
+
+def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
+  held_out = EvaluationSentences.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
+  with gzip.open(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz", "rt", encoding="utf-8") as lines:
+    german = [line.rstrip("\n") for line in lines]
+  for text in german:
+    for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):
+      assert sets_of(held_out, planted) == ("tatoeba",), planted
+    for near in (f"{text} xyzzy", f"xyzzy {text}", text.replace(" ", " xyzzy ", 1) + "x"):
+      assert sets_of(held_out, near) == (), near
+  # As the README of the data says, a few sentences match one of another language, such as Malay.
+  with gzip.open(data_root / "bitext_tatoeba" / "ind-eng.tsv.gz", "rt", encoding="utf-8") as lines:
+    matches = sum(bool(sets_of(held_out, text)) for line in lines for text in line.split("\t"))
+  assert 0 < matches <= 23

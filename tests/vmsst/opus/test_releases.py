@@ -1,0 +1,292 @@
+import gzip
+import io
+import os
+import struct
+import zipfile
+
+import opus_tree
+import pytest
+
+from vmsst import errors
+from vmsst.data import formats
+from vmsst.io import text_files
+from vmsst.languages import language
+from vmsst.opus import releases
+
+ROWS = [("Hallo Welt", "hello world"), ("grün & blau", "green & blue"), ("ja <3", "yes\u2028yes")]
+
+
+def _release(path, codes=("de", "en")):
+  kind = str(path).removesuffix(".gz")[-3:]
+  source, target = releases.ordered(*map(language, codes))
+  size = os.path.getsize(path)
+  return releases.Release("X", "v1", (str(path),), kind, source, target, size, codes)
+
+
+def _read(release):
+  """Rows as (number, source, target), and faults as (path in the folder, reason)."""
+  rows, faults = [], []
+  folder = os.path.dirname(release.paths[0])
+  for item in releases.read(release):
+    if isinstance(item, formats.Row):
+      rows.append((item.number, *item.texts))
+    else:
+      faults.append((os.path.relpath(item.place, folder), item.what))
+  return rows, faults
+
+
+def _zip(path, german, english, **more):
+  members = {"X.de-en.de": german, "X.de-en.en": english, **more}
+  path.write_bytes(opus_tree.zipped(members))
+  return _release(path)
+
+
+def _tmx(path, body, head=b""):
+  content = b'<?xml version="1.0"?>\n' + head + b'<tmx version="1.4"><header/><body>\n' + body
+  path.write_bytes(content + b"\n</body></tmx>\n")
+  return _release(path)
+
+
+def _unit(german, english):
+  sides = [("de", german), ("en", english)]
+  tuvs = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in sides)
+  return f"<tu>{tuvs}</tu>\n".encode()
+
+
+NUMBERED = [(i, *row) for i, row in enumerate(ROWS, 1)]
+
+
+@pytest.mark.parametrize("layout", ["folders", "loose", "flat"])
+@pytest.mark.parametrize("kind", ["zip", "tmx", "tsv"])
+def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
+  # The second pair's file has English first, the dataset's pair has it first too; Turkish last.
+  swapped = [(english, german) for german, english in ROWS]
+  parts = [
+    opus_tree.Part("WMT-News", "v2019", ("de", "en"), ROWS, kind, layout),
+    opus_tree.Part("WMT-News", "v2019", ("cs", "bg"), swapped, kind, layout),
+  ]
+  opus_tree.write(tmp_path, parts)
+  first, second = releases.scan(str(tmp_path))[0]
+  assert (first.name, second.name) == ("WMT-News.v2019.bul_ces", "WMT-News.v2019.deu_eng")
+  assert (first.pair, second.format) == ((language("bg"), language("cs")), kind)
+  assert second.size == os.path.getsize(tmp_path / parts[0].path)
+  expected = NUMBERED
+  if kind == "tmx":  # Its segments have single spaces.
+    expected = [(i, a, " ".join(b.split())) for i, a, b in NUMBERED]
+  assert _read(first) == _read(second) == (expected, [])
+  if kind == "zip":
+    assert first.license() == "CC BY 4.0: the license of WMT-News v2019"
+  else:
+    assert first.license() == ""
+
+
+def test_codes_formats_and_what_is_left_out(tmp_path):
+  def part(codes, kind="zip", version="v1"):
+    return opus_tree.Part("OPUS-Ted", version, codes, ROWS, kind)
+
+  pairs = [("en", "pt"), ("en", "pt_BR"), ("en", "zh_cn"), ("en", "zh_TW"), ("en", "sr_Latn")]
+  odd = [("en", "qx"), ("ze_en", "zh"), ("no", "nb"), ("en", "be_Latn")]
+  parts = [part(codes) for codes in pairs + odd]
+  parts += [part(("en", "pt"), "tmx"), part(("en", "fr"), "tsv"), part(("en", "fr"), "tmx")]
+  opus_tree.write(tmp_path / "deep", parts)
+  plain = tmp_path / "Books" / "v1"
+  plain.mkdir(parents=True)
+  for code in ("de", "en", "ids"):
+    (plain / f"Books.de-en.{code}").write_text("a\n")
+  (plain / "Books.en-fr.en").write_text("a\n")
+  (plain / "LICENSE").write_text("free")
+  (tmp_path / "de-en.tmx.gz").write_bytes(b"")
+  os.symlink(tmp_path, tmp_path / "deep" / "loop")
+  found, faults = releases.scan(str(tmp_path))
+  assert {release.name: release.format for release in found} == {
+    "Books.v1.deu_eng": "moses",
+    "Ted.v1.cmn_eng.en-zh_cn": "zip",
+    "Ted.v1.cmnHant_eng.en-zh_TW": "zip",
+    "Ted.v1.eng_fra": "tmx",
+    "Ted.v1.eng_por": "zip",
+    "Ted.v1.eng_por.en-pt_BR": "zip",
+    "Ted.v1.eng_srpLatn": "zip",
+  }
+  assert [release.name for release in found] == sorted(release.name for release in found)
+  assert found[0].license() == "free"
+  assert _read(found[0]) == ([(1, "a", "a")], [])
+  assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
+    ("Books.en-fr.en", "its counterpart Books.en-fr.fr is missing"),
+    ("de-en.tmx.gz", "neither its folders nor its name show corpus and version"),
+    ("en-be_Latn.txt.zip", "unknown language code 'be_Latn'"),
+    ("en-qx.txt.zip", "unknown language code 'qx'"),
+    ("no-nb.txt.zip", "both sides are Norwegian Bokmål"),
+    ("ze_en-zh.txt.zip", "unknown language code 'ze_en'"),
+  ]
+  with pytest.raises(errors.InputError, match="no OPUS release below this folder"):
+    releases.scan(str(tmp_path / "Books" / "v1"))
+  with pytest.raises(errors.InputError, match="no such folder"):
+    releases.scan(str(tmp_path / "none"))
+
+
+def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
+  long = b"x" * 10_000_000
+  german = b"\xef\xbb\xbfeins\r\nzw\xffei\ndr\0ei\n" + long + b"\nf\xc3\xbcnf\r\n\nsieben"
+  english = b"one\ntwo\r\nthree\nfour\nfive\nsix\n" + long
+  rows = [(1, "eins", "one"), (5, "fünf", "five"), (6, "", "six")]
+  what = ["the line is not UTF-8", "the line holds NUL", "the line is too long"]
+  faults = [(f"a.zip/X.de-en.de:{2 + i}", what[i]) for i in range(3)]
+  faults.append(("a.zip/X.de-en.en:7", what[2]))
+  assert _read(_zip(tmp_path / "a.zip", german, english)) == (rows, faults)
+  tabs = b"\xef\xbb\xbfeins\tone\tx\r\nzw\xffei\ttwo\ndrei\n" + long + b"\na\tb\0\nja\tyes"
+  (tmp_path / "b.tsv").write_bytes(tabs)
+  what = [what[0], "the line has one column where two are expected", what[2], what[1]]
+  faults = [(f"b.tsv:{2 + i}", what[i]) for i in range(4)]
+  assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
+  # Line ends of old Macs; a lone CR within a line is no line end.
+  rows = [(1, "a", "b\rc"), (2, "d", "e")]
+  assert _read(_zip(tmp_path / "c.zip", b"a\rd\r", b"b\rc\ne\r\n")) == (rows, [])
+
+
+def test_one_side_ends_before_the_other(tmp_path):
+  why = "ends before the other side: they may be misaligned"
+  release = _zip(tmp_path / "a.zip", b"a\nb\nc\n", b"x\ny\n")
+  assert _read(release) == ([(1, "a", "x"), (2, "b", "y")], [("a.zip/X.de-en.en:2", why)])
+  release = _zip(tmp_path / "b.zip", b"", b"x\ny\n")
+  assert _read(release) == ([], [("b.zip/X.de-en.de:0", why)])
+  release = _zip(tmp_path / "c.zip", b"", b"")
+  assert _read(release) == ([], [("c.zip", "holds no pair of the two languages")])
+
+
+LINES = [[f"{side} {i * 7919 % 10007} {i}" for i in range(20_000)] for side in ("Zeile", "line")]
+
+SIDES = dict(
+  zip(("X.de-en.de", "X.de-en.en"), ("\n".join(x).encode() + b"\n" for x in LINES), strict=True)
+)
+
+
+def test_damaged_content_is_found_by_its_checksum(tmp_path):
+  stored = io.BytesIO()
+  with zipfile.ZipFile(stored, "w") as archive:
+    for name, data in {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}.items():
+      archive.writestr(name, data)
+  (tmp_path / "a.zip").write_bytes(stored.getvalue().replace(b"xx\nyy", b"xx\nzy"))
+  rows, faults = _read(_release(tmp_path / "a.zip"))
+  assert rows == [(1, "a", "xx"), (2, "b", "zy")]
+  assert faults == [("a.zip/X.de-en.en:3", "wrong checksum: its content is damaged")]
+  whole = opus_tree.zipped(SIDES)
+  middle = len(whole) * 3 // 4
+  (tmp_path / "b.zip").write_bytes(whole[:middle] + b"\xff" * 50 + whole[middle + 50 :])
+  rows, (fault,) = _read(_release(tmp_path / "b.zip"))
+  assert 0 < len(rows) < 20_000
+  assert fault[0].startswith("b.zip/X.de-en.en:")
+
+
+def test_archives_that_cannot_be_read_are_reported(tmp_path):
+  good = opus_tree.zipped(SIDES)
+  encrypted = bytearray(good)
+  encrypted[6] |= 1
+  encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1  # In the directory too.
+  other = io.BytesIO()
+  with zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as archive:
+    for name, data in SIDES.items():
+      archive.writestr(name, data)
+  for content, what in {
+    b"": "lost its end",
+    b"<html>not found</html>": "lost its end",
+    good[:-30]: "lost its end; download it again",
+    bytes(encrypted): "encrypted",
+    other.getvalue(): "compressed in another way than by DEFLATE",
+    opus_tree.zipped({"X.de-en.de": b"a\n"}): "no pair of members that end with .de and .en",
+    opus_tree.zipped({**SIDES, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}): "more than one pair",
+  }.items():
+    (tmp_path / "a.zip").write_bytes(content)
+    rows, faults = _read(_release(tmp_path / "a.zip"))
+    assert not rows
+    assert what in faults[0][1]
+  missing = _release(tmp_path / "a.zip")
+  os.remove(tmp_path / "a.zip")
+  assert _read(missing) == ([], [("a.zip", "cannot be read: No such file or directory")])
+
+
+def test_gzip_streams_that_break_or_continue(tmp_path):
+  path = tmp_path / "a.tsv.gz"
+  text = "".join(f"{a}\t{b}\n" for a, b in zip(*LINES, strict=True)).encode()
+  whole = gzip.compress(text)
+  # Several streams behind each other, and zeros of a tape.
+  path.write_bytes(gzip.compress(b"a\tb\n") + gzip.compress(b"c\td\n") + b"\0" * 9)
+  assert _read(_release(path)) == ([(1, "a", "b"), (2, "c", "d")], [])
+  path.write_bytes(whole[: len(whole) // 2])
+  rows, faults = _read(_release(path))
+  assert rows == [(i, *row) for i, row in enumerate(zip(*LINES, strict=True), 1)][: len(rows)]
+  assert 5_000 < len(rows) < 15_000
+  assert faults == [(f"a.tsv.gz:{len(rows) + 1}", "truncated")]
+  path.write_bytes(whole[:-8] + struct.pack("<2L", 1, 2))
+  assert _read(_release(path))[1][0][1] == "the compressed data is damaged"
+  # Repetition expands to more than is taken out at a time.
+  path.write_bytes(gzip.compress((b"x" * 999 + b"\ty\n") * 2_000))
+  assert _read(_release(path)) == ([(i, "x" * 999, "y") for i in range(1, 2_001)], [])
+
+
+def test_tmx_units_that_are_ill_formed_cost_no_others(tmp_path):
+  body = _unit("eins", "one") + _unit("zwei &foo; zwei", "two") + _unit("drei", "three")
+  body += b"<tu><tuv xml:lang=de><seg>x</seg></tuv></tu>\n" + _unit("\xff", "five")
+  body += _unit("sechs \x0b", "six") + _unit("sieben\nsieben", "seven &amp; &#x37;")
+  body += _unit("x" * 2_000_000, "eight") + _unit("neun", "nine") + b"<tu><tu <tu </tu>\n"
+  body = body.replace("\xff".encode(), b"\xff")
+  release = _tmx(tmp_path / "a.tmx", body)
+  rows, faults = _read(release)
+  assert rows == [
+    (1, "eins", "one"),
+    (3, "drei", "three"),
+    (7, "sieben sieben", "seven & 7"),
+    (9, "neun", "nine"),
+  ]
+  bad = "ill-formed XML: not well-formed (invalid token)"
+  assert faults == [
+    ("a.tmx:4", "ill-formed XML: undefined entity"),
+    ("a.tmx:6", bad),
+    ("a.tmx:7", "a character that cannot be decoded"),
+    ("a.tmx:8", bad),
+    ("a.tmx:11", "a side of the unit is too long"),
+    ("a.tmx:13", bad),
+    ("a.tmx:13", bad),
+  ]
+  content = (tmp_path / "a.tmx").read_bytes()
+  truncated = "truncated: there is no </tmx> after the last unit"
+  for cut in (b"three", b"<tu><tuv xml:lang=de"):  # in a unit, and between two
+    (tmp_path / "a.tmx").write_bytes(content[: content.index(cut)])
+    kept, cut_faults = _read(release)
+    assert kept == rows[: len(kept)]
+    assert cut_faults == [faults[0], (f"a.tmx:{4 + len(kept)}", truncated)]
+
+
+def test_tmx_in_other_encodings(tmp_path):
+  text = _unit("grün", "green").decode()
+  for encoding in ("utf-16", "iso-8859-1", "utf-8-sig"):
+    head = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n<tmx><body>'
+    (tmp_path / "a.tmx").write_bytes(f"{head}{text}</body></tmx>".encode(encoding))
+    assert _read(_release(tmp_path / "a.tmx")) == ([(1, "grün", "green")], [])
+  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="hex"?><tmx/>')
+  assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "an unknown encoding, hex"
+  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="utf-16"?><tmx/>')
+  assert "BOM" in _read(_release(tmp_path / "a.tmx"))[1][0][1]
+
+
+def test_tmx_entities_are_refused_unread(tmp_path):
+  (tmp_path / "secret").write_text("secret")
+  external = f'<!DOCTYPE tmx [<!ENTITY x SYSTEM "file://{tmp_path}/secret">]>\n'.encode()
+  laughs = b'<!DOCTYPE t [<!ENTITY a "ha">' + b"".join(
+    b'<!ENTITY %c "%s">' % (98 + i, b"&%c;" % (97 + i) * 20) for i in range(20)
+  )
+  for head in (external, laughs + b"]>\n"):
+    release = _tmx(tmp_path / "a.tmx", _unit("a &x; &u;", "b") + _unit("c", "d"), head)
+    assert _read(release) == ([], [("a.tmx:1", "a document type definition, which is refused")])
+  # A reference to the format's own definition is common, and never followed.
+  head = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
+  release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)
+  undefined = "ill-formed XML: undefined entity"
+  assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", undefined)])
+
+
+def test_bombs_are_left_out(tmp_path, monkeypatch):
+  (tmp_path / "a.tmx").write_bytes(b"<tmx><body><tu " + b"x" * (5 << 20))
+  (path := tmp_path / "b.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * (1 << 19)))
+  monkeypatch.setattr(text_files, "_BOMB_BYTES", 1 << 20)
+  assert _read(_release(tmp_path / "a.tmx"))[1][-1][1] == "a unit of more than 4 MB"
+  assert _read(_release(path))[1][-1][1] == "text that was compressed more than 500 times"

@@ -1,0 +1,256 @@
+"""Multi-process runs on this machine: same numbers as one process; all processes end together."""
+
+import functools
+import json
+import pathlib
+import re
+
+import commands
+import jax
+import numpy as np
+import ports
+import pytest
+import tiny_encoders
+import toy_runs
+from jax._src import xla_bridge
+
+from vmsst.errors import InputError
+from vmsst.train import distributed
+
+# Sums over the batch have another order.
+TOLERANCE = 1e-6
+
+# Runs in `count` forked processes, so that imports happen once. Each gets its index, and its fate.
+SCRIPT = """
+import functools, json, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+folder, port, count, steps, evaluates, fate, victim, shares = (
+  sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6] == "True", sys.argv[7], int(sys.argv[8]),
+  sys.argv[9] == "True")
+import toy_runs
+from vmsst.errors import InputError
+from vmsst.train import distributed
+from vmsst.train import data
+from vmsst.data import datasets
+
+widths = []
+own = {"get_dataset_fn": functools.partial(
+  datasets.get_batches if shares else toy_runs.slices, group_by_length=True, boundaries=(4,))}
+
+def train(index):
+  make = toy_runs.make_trainer()
+
+  def trainer(**arguments):
+    made = make(**arguments)
+    train_some = made.train
+
+    def train(batches, num_steps, start_step, **options):
+      def watched():
+        for step, batch in enumerate(batches, start_step):
+          if step == 7 and index == victim:
+            print("ends at", time.time(), flush=True)
+            if fate == "error":
+              raise InputError("shard 3 vanished")
+            os.kill(os.getpid(), getattr(signal, fate))
+          widths.append(batch["inputs"].shape[1])
+          yield batch
+      return train_some(watched(), num_steps, start_step, **options)
+    made.train = train
+    return made
+
+  with distributed.joined(f"localhost:{port}", count, index):
+    evaluation = toy_runs.config("validation") if evaluates else None
+    toy_runs.run(
+      folder, total_steps=steps, trainer_cls=trainer, **own,
+      train_eval_dataset_cfg=evaluation, infer_eval_dataset_cfg=evaluation)
+  print("widths", json.dumps(widths), flush=True)
+
+children = []
+for index in range(count):
+  child = os.fork()
+  if not child:
+    for number in (1, 2):
+      os.dup2(os.open(f"{folder}.{index}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    train(index)
+    sys.exit(0)
+  children.append(child)
+codes = {}
+for index in sorted(range(count), key=lambda index: index == victim):
+  if index == victim and fate == "SIGSTOP":
+    os.kill(children[index], signal.SIGKILL)
+  codes[index] = os.waitstatus_to_exitcode(os.waitpid(children[index], 0)[1])
+print(json.dumps([codes[index] for index in range(count)]))
+"""
+DATASET = functools.partial(toy_runs.slices, group_by_length=True, boundaries=(4,))
+
+
+def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shares=False):
+  """Returns the exit codes of the processes and their output on both streams.
+
+  With `shares`, each process reads its share of the rows; otherwise the batches are those of one.
+  """
+  here = pathlib.Path(__file__).parent
+  with ports.reserved() as port:
+    arguments = (here, folder, port, count, steps, evaluates, fate, victim, shares)
+    codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
+  texts = [
+    [pathlib.Path(f"{folder}.{index}.{stream}").read_text() for stream in (1, 2)]
+    for index in range(count)
+  ]
+  return codes, texts
+
+
+def run_alone(folder, steps=10, **options):
+  toy_runs.run(folder, total_steps=steps, get_dataset_fn=DATASET, **options)
+
+
+def losses(folder, kind="train"):
+  lines = (folder / kind / "metrics.jsonl").read_text().splitlines()
+  return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
+
+
+def assert_same(folder, other, step=10):
+  """Asserts equal losses and parameters."""
+  ours, theirs = losses(folder), losses(other)
+  assert ours.keys() == theirs.keys()
+  np.testing.assert_allclose([*ours.values()], [*theirs.values()], rtol=TOLERANCE)
+  assert_same_parameters(folder, other, step)
+
+
+def assert_same_parameters(folder, other, step):
+  close = functools.partial(np.testing.assert_allclose, rtol=TOLERANCE, atol=TOLERANCE)
+  checkpoints = (tiny_encoders.read_arrays(x / f"checkpoint_{step}") for x in (folder, other))
+  jax.tree.map(close, *checkpoints)
+
+
+@pytest.mark.slow
+def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
+  codes, texts = run(tmp_path / "four", 4, evaluates=True)
+  assert codes == [0] * 4, texts
+  assert "training to step 10" in texts[0][0]
+  assert "step" not in texts[1][0].replace("steps", "")  # only the first process writes
+  widths = [text.rsplit("widths ")[-1] for text, _ in texts]
+  assert widths[0] == widths[1]
+  assert len(set(json.loads(widths[0]))) > 1  # trimmed, the same in all processes
+  state = tmp_path / "four" / "checkpoint_10" / "dataset"
+  assert len([*state.glob("process_*-of-4/train_ds-*")]) == 12  # each process's own
+  validation = toy_runs.config("validation")
+  run_alone(
+    tmp_path / "one",
+    train_eval_dataset_cfg=validation,
+    infer_eval_dataset_cfg=validation,
+  )
+  assert_same(tmp_path / "four", tmp_path / "one")
+  four, one = (losses(tmp_path / name, "training_eval/toy") for name in ("four", "one"))
+  assert four.keys() == one.keys() == {4, 8, 10}
+  np.testing.assert_allclose([*four.values()], [*one.values()], rtol=TOLERANCE)
+  # Only the first process prints the table of the SeqIO evaluation.
+  tables = [text.split("toy ")[1].split("widths")[0] for text, _ in texts if "toy " in text]
+  assert tables == [capsys.readouterr().out.split("toy ")[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("fate", "victim", "count"),
+  [
+    ("error", 1, 4),
+    ("error", 0, 2),
+    ("SIGKILL", 1, 2),
+    ("SIGSTOP", 1, 2),  # a lost network
+  ],
+)
+def test_if_one_process_dies_the_others_soon_stop_and_say_why(tmp_path, fate, victim, count):
+  codes, texts = run(tmp_path / "run", count, fate=fate, victim=victim)
+  assert all(codes), codes
+  for index, (_, errors) in enumerate(texts):
+    if index == victim:
+      assert fate != "error" or "shard 3 vanished" in errors
+    else:  # whichever notices first: a collective, or JAX; gloo itself may end the process
+      assert re.search("another process of this run is gone|task|gloo|coordinat", errors), errors
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_another_number_of_processes(tmp_path):
+  whole = tmp_path / "whole"
+  run_alone(whole)
+  for first, then in ((2, 1), (1, 2)):
+    folder = tmp_path / f"{first}_{then}"
+    assert run(folder, first, steps=5)[0] == [0] * first
+    codes, texts = run(folder, then, steps=10)
+    assert codes == [0] * then, texts
+    assert f"not of {then} processes" in texts[0][1]
+    assert_same(folder, whole)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_stops_all_at_one_step_and_they_resume(tmp_path):
+  steps = 60
+  assert run(tmp_path / "whole", 2, steps, shares=True)[0] == [0, 0]
+  codes, texts = run(tmp_path / "two", 2, steps, fate="SIGTERM", victim=1, shares=True)
+  assert codes == [0, 0], texts
+  assert "Stopped by SIGTERM at step" in texts[0][0]
+  step = max(int(path.name.split("_")[1]) for path in (tmp_path / "two").glob("checkpoint_*"))
+  assert 7 <= step < steps
+  codes, texts = run(tmp_path / "two", 2, steps, shares=True)
+  assert codes == [0, 0], texts
+  assert_same_parameters(tmp_path / "two", tmp_path / "whole", steps)
+
+
+class Initialized(Exception):
+  """Raised instead of connecting."""
+
+
+SLURM = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4"}
+ADDRESS = {"coordinator_address": "a:1"}
+
+
+@pytest.mark.parametrize(
+  ("given", "environment", "expected"),
+  [
+    ({}, {}, None),
+    ({"count": 1}, SLURM, None),
+    ({}, SLURM, {}),
+    ({}, {**SLURM, "SLURM_NTASKS": "1"}, None),
+    ({}, {"TPU_ML_PLATFORM": "JAX"}, {}),
+    ({"multi_process": True}, {}, {}),
+    (
+      {**ADDRESS, "count": 2, "index": 1, "initialization_timeout": 9},
+      {},
+      {**ADDRESS, "num_processes": 2, "process_id": 1, "initialization_timeout": 9},
+    ),
+  ],
+)
+def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environment, expected):
+  def initialize(**arguments):
+    assert arguments.pop("heartbeat_timeout_seconds") == 30
+    raise Initialized(arguments)
+
+  monkeypatch.setattr(jax.distributed, "initialize", initialize)
+  for name in ("TPU_ML_PLATFORM", "TPU_SKIP_MDS_QUERY"):
+    monkeypatch.delenv(name, raising=False)
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  found = None
+  try:
+    with distributed.joined(**given):
+      pass
+  except Initialized as joined:
+    (found,) = joined.args
+  assert found == expected
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({**ADDRESS, "count": 2, "index": 2}, "process_id < num_processes"),
+    ({"coordinator_address": "a:65536", "count": 2, "index": 1}, "a port up to 65535"),
+    (
+      {**ADDRESS, "initialization_timeout": -1},
+      "--initialization_timeout is -1; it must be an int",
+    ),
+  ],
+)
+def test_a_place_that_cannot_be_is_refused(monkeypatch, given, message):
+  monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
+  with pytest.raises(InputError, match=message), distributed.joined(**given):
+    pass

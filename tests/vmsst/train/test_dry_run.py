@@ -1,0 +1,218 @@
+"""`t5x train --dry_run`: sizes and FLOPs, compared with counts by hand."""
+
+import json
+import re
+
+import commands
+import jax
+import jax.numpy as jnp
+import pytest
+import toy_runs
+
+from vmsst.data import vocabularies
+from vmsst.errors import InputError
+from vmsst.models import contrastive
+from vmsst.networks import sentence_encoder, t5
+from vmsst.train import adafactor, data, dry_run, partitioning, utils
+
+
+def flops(function, *shapes):
+  """Returns the FLOPs of a function of float32 arrays of the given shapes."""
+  arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  return dry_run.matmul_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+# --------------------------------------------------------------------------------------------
+# Matmuls
+
+MK, KN, KK = (2, 3), (3, 5), (3, 3)
+MKN = 2 * 2 * 3 * 5  # one matmul of [2, 3] and [3, 5]
+MKK = 2 * 2 * 3 * 3
+
+
+def product(a, b):
+  return a @ b
+
+
+def squared(a, b):
+  return jnp.sum(jnp.sin(a @ b) ** 2)
+
+
+def repeated(a, b):
+  return jax.lax.scan(lambda carry, _: (carry @ b, None), a, length=7)[0]
+
+
+def either(a, b):
+  return jax.lax.cond(a[0, 0] > 0, lambda: (a @ b) @ b, lambda: a @ b)
+
+
+def until(a, b):
+  return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x @ b, a)
+
+
+@pytest.mark.parametrize(
+  ("function", "shapes", "expected"),
+  [
+    (product, (MK, KN), MKN),
+    (jax.jit(product), (MK, KN), MKN),
+    (product, ((4, 2, 3), (4, 3, 5)), 4 * MKN),
+    (lambda a, b: jnp.einsum("hr,rqk->hqk", a, b), (MK, (3, 5, 5)), 5 * MKN),
+    (lambda a, b: a + b, (MK, MK), 0),
+    (repeated, (MK, KK), 7 * MKK),
+    (either, (MK, KK), 2 * MKK),
+    (until, (MK, KK), MKK),
+    (jax.vmap(product), ((4, 2, 3), (4, 3, 5)), 4 * MKN),
+    # Forward, and one matmul for each gradient; another forward if it is recomputed.
+    (jax.grad(squared), (MK, KN), 2 * MKN),
+    (jax.grad(squared, argnums=(0, 1)), (MK, KN), 3 * MKN),
+    (jax.grad(lambda a, b: jnp.sum(repeated(a, b) ** 2), argnums=(0, 1)), (MK, KK), 3 * 7 * MKK),
+    (jax.grad(jax.checkpoint(squared), argnums=(0, 1)), (MK, KN), 4 * MKN),
+  ],
+)
+def test_matmuls_are_counted_through_loops_branches_and_gradients(function, shapes, expected):
+  assert flops(function, *shapes) == expected
+
+
+# --------------------------------------------------------------------------------------------
+# A whole step
+
+V, D, H, K, M, L, S, B, T = 50, 12, 3, 4, 20, 2, 8, 6, 16
+BUCKETS = 32
+
+
+def tiny_model(vocabulary_size=V, **options):
+  config = t5.T5Config(
+    vocab_size=vocabulary_size,
+    emb_dim=D,
+    num_heads=H,
+    head_dim=K,
+    mlp_dim=M,
+    num_encoder_layers=L,
+    **options,
+  )
+  return contrastive.ContrastiveModel(
+    network=sentence_encoder.SentenceEncoder(config=config, latent_dim=S),
+    vocabulary=vocabularies.ByteVocabulary(),
+    optimizer_def=adafactor.Adafactor(
+      logical_factor_rules=adafactor.standard_logical_factor_rules()
+    ),
+    max_length=T,
+  )
+
+
+def tiny_config(**overrides):
+  lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
+  return data.DatasetConfig(
+    **{
+      "mixture_or_task_name": None,
+      "task_feature_lengths": lengths,
+      "split": "train",
+      "batch_size": B,
+      "shuffle": True,
+      "seed": 0,
+      **overrides,
+    }
+  )
+
+
+def tiny_report(model, **overrides):
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  return dry_run.describe(model, tiny_config(**overrides), partitioner, toy_runs.make_trainer())
+
+
+LAYER = 4 * D * H * K + 3 * D * M + 2 * D
+PARAMETERS = V * D + L * LAYER + D + H * BUCKETS + D * S
+
+
+def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
+  report = tiny_report(tiny_model())
+  assert report["parameters"] == PARAMETERS == sum(report["parameters_by_module"].values())
+  assert report["parameters_by_module"]["token_embedder"] == V * D
+  assert report["parameters_by_module"]["encoder/layers_1"] == LAYER
+  assert f"total {PARAMETERS:,}" in report["text"]
+
+  sentences = 2 * B
+  layer = sentences * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
+  forward = L * layer + 2 * sentences * D * S + 2 * B * B * S
+  positions = 2 * H * BUCKETS * T * T  # the other factor is constant: one gradient, not two
+  assert report["flops_per_step"] == 3 * forward + 2 * positions
+
+
+def test_bytes_are_those_of_a_real_state_gradients_and_batch():
+  model = tiny_model()
+  report = tiny_report(model)
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  state = utils.TrainStateInitializer(
+    optimizer_def=model.optimizer_def,
+    init_fn=model.get_initial_variables,
+    input_shapes={"inputs": (B, T)},
+    partitioner=partitioner,
+  ).from_scratch(jax.random.PRNGKey(0))
+  real = sum(array.nbytes for array in jax.tree.leaves(state.state_dict()))
+  batch = 4 * B * (T + T + 1 + 1)
+  assert report["bytes_per_device"] == real + 4 * PARAMETERS + batch
+
+
+def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between():
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
+  report = dry_run.memory(*run)
+  parts = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) MiB", report["text"])}
+  state = tiny_report(run[0])["bytes_per_device"] - 4 * PARAMETERS  # parameters, optimizer, batch
+  assert parts["arguments"] == pytest.approx(state / 2**20, abs=0.06)
+  assert parts["temporary"] * 2**20 > 4 * PARAMETERS  # gradients, hidden states
+  assert report["peak_bytes_per_device"] > state + 4 * PARAMETERS
+
+
+def test_devices_that_are_too_small_are_named(monkeypatch):
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
+
+  def compile_nothing(self):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")
+
+  monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
+  with pytest.raises(InputError, match=r"does not fit 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"):
+    dry_run.memory(*run)
+
+
+# --------------------------------------------------------------------------------------------
+# The command, without data, MODEL_DIR or PATTERNS
+
+WIDTH, VOCABULARY = 1024, 250_112
+
+
+def paper_size(layers, shared_by=1):
+  """Returns the parameters per device, with tables in `shared_by` shards."""
+  cut = VOCABULARY * WIDTH + layers * (4 * WIDTH * WIDTH + 3 * WIDTH * 2816) + 16 * BUCKETS
+  whole = (2 * layers + 1) * WIDTH + WIDTH * WIDTH
+  return cut // shared_by + whole
+
+
+@pytest.mark.slow
+def test_tables_are_cut_over_the_partitions(tmp_path):
+  done = commands.t5x(
+    "train",
+    "--gin_file=contrastive_6l.gin",
+    "--dry_run",
+    "--gin.NUM_PARTITIONS=2",
+    "--gin.t5.T5Config.num_encoder_layers=1",
+    cwd=tmp_path,
+    devices=8,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ""
+  assert done.stdout.startswith("mesh: data=4 model=2 (8 cpu devices)\nbatch: 2048 examples, ")
+  assert "embedding  [250112, 1024]  P('model', None)  488.5\n" in done.stdout
+  report = json.loads(done.stdout.splitlines()[-1])
+  assert set(report) == {
+    "parameters",
+    "parameters_by_module",
+    "flops_per_step",
+    "bytes_per_device",
+  }
+  assert report["parameters"] == 270_011_904 == paper_size(layers=1)
+  # Parameters and gradients; Adafactor's factors and the batch are small in comparison.
+  here = 2 * 4 * paper_size(layers=1, shared_by=2)
+  assert here < report["bytes_per_device"] < 1.01 * here
+  assert list(tmp_path.iterdir()) == []

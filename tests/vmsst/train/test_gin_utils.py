@@ -1,0 +1,163 @@
+"""Gin parsing: the dialect, and errors that name place and problem."""
+
+import re
+
+import gin
+import memory_store
+import pytest
+
+from vmsst.errors import InputError
+from vmsst.train import aliases, gin_utils
+
+CONFIG = """
+from __gin__ import dynamic_registration
+from t5x import utils
+
+STEPS = %gin.REQUIRED
+SIZE = 4
+utils.create_learning_rate_scheduler:
+  factors = 'constant'
+  warmup_steps = %STEPS
+  step_offset = %OFFSET
+OFFSET = 0
+"""
+
+CONFIGS = """
+utils.CheckpointConfig.save = None
+utils.SaveCheckpointConfig.period = 1
+utils.RestoreCheckpointConfig.mode = 'latest'
+utils.DatasetConfig.seed = 1
+"""
+
+
+@pytest.fixture
+def parse(tmp_path):
+  """Parses CONFIG with the given bindings, after clearing gin."""
+  aliases.install()
+  gin.clear_config()
+  (tmp_path / "config.gin").write_text(CONFIG)
+  (tmp_path / "bad.gin").write_text(CONFIG + "\nutils.DatasetConfig.splitt = 'x'\n")
+  (tmp_path / "configs.gin").write_text(CONFIG + CONFIGS)
+  (tmp_path / "syntax.gin").write_text("A = [1,\nB = = 2\n")
+  (tmp_path / "includes.gin").write_text("include 'nowhere.gin'\n")
+
+  def run(*bindings, file="config.gin"):
+    gin_utils.parse_gin_flags([str(tmp_path)], [file], bindings)
+
+  yield run
+  gin.clear_config()
+
+
+def test_later_bindings_win_and_macros_reach_parameters(parse):
+  from t5x import utils
+
+  parse("STEPS = 7", "SIZE = 5", "utils.create_learning_rate_scheduler.factors = 'linear_warmup'")
+  assert gin.query_parameter("SIZE/macro.value") == 5
+  schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
+  assert float(schedule(1)) == pytest.approx(1 / 7)
+
+
+def test_files_in_object_stores_are_read_and_included(parse, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  store.pipe_file("gs://bucket/runs/own.gin", b"include 'config.gin'\nSTEPS = 7\n")
+  store.pipe_file("gs://bucket/runs/last.gin", b"include 'gs://bucket/runs/own.gin'\nSIZE = 5\n")
+  parse(file="gs://bucket/runs/last.gin")
+  assert gin.query_parameter("SIZE/macro.value") == 5
+  assert gin.query_parameter("STEPS/macro.value") == 7
+  gin_utils.summarize_gin_config("gs://bucket/new", None, 0)
+  assert b"STEPS = 7" in store.cat_file("gs://bucket/new/config.gin")
+  with pytest.raises(InputError, match=r"gin file 'gs://bucket/none\.gin' not found; searched: "):
+    parse(file="gs://bucket/none.gin")
+
+
+def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_path, monkeypatch):
+  (tmp_path / "work" / "data").mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / "work")
+  monkeypatch.syspath_prepend(str(tmp_path / "work"))
+  (tmp_path / "data").mkdir()
+  (tmp_path / "data" / "files.gin").write_text(CONFIG)
+  parse("STEPS = 7", file="data/files.gin")
+  assert gin.query_parameter("STEPS/macro.value") == 7
+
+
+@pytest.mark.parametrize(
+  ("bindings", "file", "message"),
+  [
+    ([], "config.gin", "STEPS: no value; set --gin.STEPS=VALUE"),
+    (["STEP = 3"], "config.gin", r"--gin\.STEP: no gin file has a macro STEP; did you mean STEPS"),
+    (
+      ["utils.create_learning_rate_scheduler.factor = 'x'"],
+      "config.gin",
+      r"create_learning_rate_scheduler has no parameter 'factor'; did you mean factors",
+    ),
+    (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
+    (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
+    (
+      ["STEPS = 2.5"],
+      "config.gin",
+      r"r\.warmup_steps \(STEPS\) is 2\.5: Expected `int`, got `float`$",
+    ),
+    (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1: Expected `int` >= 0$"),
+    (
+      ["STEPS = %SIZE", "SIZE = 'x'"],
+      "config.gin",
+      r"warmup_steps \(STEPS\) is 'x': Expected `int`",
+    ),
+    (
+      ["utils.SaveCheckpointConfig.checkpoint_steps = [1, 2.0]", "STEPS = 1"],
+      "configs.gin",
+      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]: Expected `int`",
+    ),
+    (
+      ["utils.create_learning_rate_scheduler.decay_factor = 1e999", "STEPS = 1"],
+      "config.gin",
+      r"decay_factor is inf: ",
+    ),
+    *(
+      ([f"utils.{binding}", "STEPS = 1"], "configs.gin", re.escape(binding.split(" ")[0]) + " is ")
+      for binding in (
+        "DatasetConfig.batch_size = 0",
+        "DatasetConfig.shuffle = 'False'",
+        "DatasetConfig.seed = 9223372036854775808",
+        "DatasetConfig.task_feature_lengths = ['inputs']",
+        "SaveCheckpointConfig.period = -1",
+        "SaveCheckpointConfig.dtype = 'float16'",
+        "RestoreCheckpointConfig.mode = 'newest'",
+        "RestoreCheckpointConfig.assignment_map = [('a', 3)]",
+      )
+    ),
+    ([], "bad.gin", r"no parameter 'splitt'; did you mean split.*bad\.gin"),
+    ([], "syntax.gin", r"syntax\.gin: line 2: cannot parse"),
+    ([], "missing.gin", "gin file 'missing.gin' not found; searched: /"),
+    ([], "includes.gin", "gin file 'nowhere.gin' not found; searched: /"),
+  ],
+)
+def test_errors_name_the_culprit_and_the_nearest_known_name(parse, bindings, file, message):
+  with pytest.raises(InputError, match=message):
+    parse(*bindings, file=file)
+
+
+def test_values_of_their_parameters_types_are_accepted(parse):
+  parse(
+    "STEPS = 7",
+    "utils.create_learning_rate_scheduler.base_learning_rate = 1",  # int for float
+    "utils.SaveCheckpointConfig.period = None",
+    "utils.SaveCheckpointConfig.checkpoint_steps = (1, %SIZE)",
+    "utils.RestoreCheckpointConfig.path = []",
+    "utils.RestoreCheckpointConfig.assignment_map = [('a', None), ('b', 'c')]",
+    "utils.DatasetConfig.task_feature_lengths = {'inputs': %SIZE, 'b': (2, %SIZE), 'c': None}",
+    "utils.DatasetConfig.seed = @utils.create_learning_rate_scheduler()",  # known when called
+    file="configs.gin",
+  )
+
+
+def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s():
+  aliases.install()
+  import t5x.trainer
+
+  from vmsst.train import trainer
+
+  assert t5x.trainer is trainer
+  assert trainer.__spec__.name == "vmsst.train.trainer"
+  with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
+    import t5x.decoding

@@ -1,0 +1,304 @@
+"""Whole training runs of a toy model."""
+
+import json
+import os
+import signal
+import threading
+
+import fsspec
+import jax
+import memory_store
+import numpy as np
+import pytest
+import toy_runs
+
+from vmsst.errors import InputError
+from vmsst.io import storage
+from vmsst.train import checkpoints, data, infer, partitioning, train_state, trainer
+from vmsst.train import eval as eval_lib
+from vmsst.units import resumable_lines
+
+
+def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):
+  cfg = checkpoints.CheckpointConfig(
+    save=checkpoints.SaveCheckpointConfig(period=2, keep=2, save_dataset=True)
+  )
+  _, whole = toy_runs.run(tmp_path / "whole", checkpoint_cfg=cfg)
+  toy_runs.run(tmp_path / "parts", total_steps=3, checkpoint_cfg=cfg)
+  step, parts = toy_runs.run(tmp_path / "parts", checkpoint_cfg=cfg)
+  assert step == 12
+  toy_runs.assert_same(whole.state_dict(), parts.state_dict())
+  steps = [checkpoints.checkpoint_step(p) for p in checkpoints.all_checkpoints(tmp_path / "parts")]
+  assert steps == [10, 12]
+
+
+def test_sigterm_writes_a_checkpoint_and_the_next_run_resumes(tmp_path):
+  sent = []
+
+  class Signaling(trainer.BaseAction):
+    def run(self, train_state, metrics_by_task):
+      if not sent:
+        sent.append(int(train_state.step))
+        os.kill(os.getpid(), signal.SIGTERM)
+      return False
+
+  before = signal.getsignal(signal.SIGTERM)
+  step, _ = toy_runs.run(
+    tmp_path / "run", period=100, stats_period=3, actions={"TRAIN": [Signaling()]}
+  )
+  assert step == sent[0] == 3
+  assert signal.getsignal(signal.SIGTERM) is before
+  assert (tmp_path / "run" / "checkpoint_3" / "state").is_dir()
+  _, resumed = toy_runs.run(tmp_path / "run", period=100)
+  _, whole = toy_runs.run(tmp_path / "whole", period=100)
+  toy_runs.assert_same(whole.state_dict(), resumed.state_dict())
+
+
+def test_seqio_and_training_evaluation_agree_with_the_saved_parameters(tmp_path, capsys):
+  toy_runs.run(
+    tmp_path,
+    total_steps=4,
+    train_eval_dataset_cfg=toy_runs.config("validation", shuffle=False),
+    infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    run_eval_before_training=True,
+  )
+  model = toy_runs.ToyModel()
+  restore = checkpoints.RestoreCheckpointConfig(path=str(tmp_path), mode="latest")
+  results = eval_lib.evaluate(
+    model=model,
+    dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    restore_checkpoint_cfg=restore,
+    partitioner=partitioning.PjitPartitioner(num_partitions=1),
+    output_dir=str(tmp_path / "eval"),
+  )
+  state = toy_runs.read_checkpoint(tmp_path / "checkpoint_4")
+  table = state["target"]["table"]
+  validation = toy_runs.rows(seed=len("validation"))
+  means = [np.mean([table[t] for t in row if t], axis=0) for row in validation]
+  assert results[4]["toy"]["rows"] == 64
+  np.testing.assert_allclose(results[4]["toy"]["mean"], np.mean(means), rtol=1e-5)
+  lines = (tmp_path / "training_eval" / "toy" / "metrics.jsonl").read_text().splitlines()
+  losses = {row["step"]: row["loss"] for row in map(json.loads, lines)}
+  goal = [[sum(row != 0)] for row in validation[:16]]
+  wanted = np.mean(np.square(np.asarray(means[:16]) - goal))
+  np.testing.assert_allclose(losses[4], wanted, rtol=1e-5)
+  assert sorted(losses) == [0, 4]
+  printed = capsys.readouterr().out
+  assert "step 0" in printed
+  assert f"{results[4]['toy']['mean']:.4g}"[:4] in printed
+
+
+def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path, monkeypatch):
+  toy_runs.run(tmp_path, total_steps=1)
+
+  def run():
+    infer.infer(
+      mode="score",
+      model=toy_runs.ToyModel(),
+      dataset_cfg=toy_runs.config("validation", batch_size=4, shuffle=False),
+      restore_checkpoint_cfg=checkpoints.RestoreCheckpointConfig(
+        path=str(tmp_path / "checkpoint_1"), mode="specific"
+      ),
+      partitioner=partitioning.PjitPartitioner(num_partitions=1),
+      output_dir=str(tmp_path / "infer"),
+      checkpoint_period=3,
+    )
+
+  append, written = resumable_lines.LineWriter.append, []
+
+  def failing(self, lines):
+    if len(written) == 2:
+      written.append("a failure")
+      raise OSError("disk full")
+    written.append(self.parts)
+    append(self, lines)
+
+  monkeypatch.setattr(resumable_lines.LineWriter, "append", failing)
+  with pytest.raises(OSError, match="disk full"):
+    run()
+  run()
+  assert written[:4] == [0, 1, "a failure", 2]
+  (output,) = (tmp_path / "infer").glob("toy-score.jsonl-00000-of-00001")
+  lines = [json.loads(line) for line in output.read_text().splitlines()]
+  table = toy_runs.read_checkpoint(tmp_path / "checkpoint_1")["target"]["table"]
+  expected = [r[r != 0] for r in toy_runs.rows(seed=len("validation"))]
+  assert [line["inputs"]["inputs"] for line in lines] == [row.tolist() for row in expected]
+  scores = np.asarray([line["score"] for line in lines])
+  np.testing.assert_allclose(scores, [table[row].mean(axis=0) for row in expected], rtol=1e-5)
+
+
+def test_microbatches_sum_the_gradients_of_their_parts(tmp_path):
+  model = toy_runs.ToyModel(noise=0.0)
+  variables = model.get_initial_variables(jax.random.PRNGKey(0), {"inputs": (8, 8)})
+  state = train_state.TrainState.create(model.optimizer_def, variables)
+  batch = {"inputs": toy_runs.rows(8)}
+  grads, metrics, _ = trainer.accumulate_grads_microbatched(
+    model, state, batch, jax.random.PRNGKey(1), num_microbatches=4
+  )
+  parts = [
+    jax.grad(lambda p, part=part: model.loss_fn(p, {"inputs": part}, None)[0])(state.params)
+    for part in batch["inputs"].reshape(4, 2, 8)
+  ]
+  wanted = sum(np.asarray(part["table"]) for part in parts)
+  np.testing.assert_allclose(grads["table"], wanted, rtol=1e-5)
+  whole, _ = model.loss_fn(state.params, batch, None)
+  np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
+
+
+def test_early_stopping_waits_for_its_patience():
+  action = trainer.EarlyStoppingAction(metric=("eval", "loss"), mode="min", patience=2, atol=0.1)
+  values = [3.0, 2.0, 1.95, 1.5, 1.45, 1.44]
+  stops = [action.run(None, {"eval": {"loss": value}}) for value in values]
+  assert stops == [False, False, False, False, False, True]
+
+
+def test_a_trace_has_the_steps_asked_for_and_changes_nothing(tmp_path):
+  _, expected = toy_runs.run(tmp_path / "plain", total_steps=6)
+  _, found = toy_runs.run(tmp_path / "traced", total_steps=6, profile_steps=(3, 5))
+  (path,) = (tmp_path / "traced" / "profile").rglob("*.xplane.pb")
+  events = [
+    event
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes
+    for line in plane.lines
+    for event in line.events
+    if event.name == "train"
+  ]
+  assert sorted(dict(event.stats)["step_num"] for event in events) == [3, 4, 5]
+  toy_runs.assert_same(expected.state_dict(), found.state_dict())
+
+
+def _contents(folder):
+  return {
+    path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+  }
+
+
+def test_a_failed_restart_changes_nothing(tmp_path):
+  toy_runs.run(tmp_path / "run", total_steps=2)
+  before = _contents(tmp_path)
+  for folder, change, message in (
+    ("run", {"total_steps": 1}, "TRAIN_STEPS=1 is less than the checkpoint's step, 2"),
+    ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
+    ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
+    ("run", {"train_dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of tr"),
+    (
+      "run",
+      {"model": toy_runs.ToyModel(width=6)},
+      r"shape \(16, 6\) .*/checkpoint_2",
+    ),
+    ("new", {"actions": {"train": []}}, "unknown modes"),
+  ):
+    with pytest.raises(InputError, match=message):
+      toy_runs.run(tmp_path / folder, **change)
+    assert _contents(tmp_path) == before
+  assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+  ("place", "raised", "message"),
+  [
+    ("relative/run", None, "must be an absolute path, got 'relative/run'"),
+    ("/proc/vmsst", None, "MODEL_DIR /proc/vmsst cannot be written to"),
+    ("nowhere://bucket/run", None, r"nowhere:// is not supported; give a local path, gs:// or s3:"),
+    (
+      "gs://bucket/run",
+      ImportError("Install gcsfs"),
+      r"no package for gs:// is installed; pip install 'vmsst\[gcs\]'",
+    ),
+    (
+      "s3://bucket/run",
+      None,
+      r"s3://bucket/run: checkpoints cannot be written to s3://; set a loc",
+    ),
+    (
+      "gs://bucket/run",
+      OSError("no\n\t route"),
+      r"gs://bucket/run cannot be .*: no route\. Che",
+    ),
+    ("gs://bucket/run", None, "gs://bucket/run cannot be reached: .*: no answer in 0.1 s"),
+  ],
+)
+def test_a_model_dir_that_cannot_be_used_is_named(place, raised, message, monkeypatch, tmp_path):
+  released = threading.Event()
+
+  class Store(memory_store.MemoryStore):
+    def exists(self, path):
+      if raised is not None:
+        raise raised
+      released.wait(60)
+
+  def filesystem(scheme):
+    if isinstance(raised, ImportError):
+      raise raised
+    return Store()
+
+  if place.startswith(("gs:", "s3:")):
+    monkeypatch.setattr(fsspec, "filesystem", filesystem)
+    monkeypatch.setattr(fsspec, "get_filesystem_class", filesystem)
+    monkeypatch.setattr(storage, "_reached", set())
+    monkeypatch.setattr(storage, "_ANSWER_SECONDS", 0.1 if raised is None else 20)
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=message):
+    toy_runs.run(place)
+  released.set()
+  assert not list(tmp_path.iterdir())  # no folder named "gs:"
+
+
+def test_a_failed_evaluation_or_inference_leaves_no_results(tmp_path):
+  toy_runs.run(tmp_path / "run", total_steps=1)
+  before = _contents(tmp_path)
+  arguments = {
+    "dataset_cfg": toy_runs.config("validation", batch_size=4, shuffle=False),
+    "restore_checkpoint_cfg": checkpoints.RestoreCheckpointConfig(
+      path=str(tmp_path / "run" / "checkpoint_1"), mode="specific"
+    ),
+    "partitioner": partitioning.PjitPartitioner(num_partitions=1),
+    "output_dir": str(tmp_path / "new" / "out"),
+  }
+  wider = toy_runs.ToyModel(width=5)
+  with pytest.raises(InputError, match="use a checkpoint of the same model and size"):
+    eval_lib.evaluate(model=wider, **arguments)
+  for change, message in (
+    ({"model": wider}, "use a checkpoint of the same model and size"),
+    ({"mode": "predict", "output_vocab_feature_name": "inputs"}, "cannot predict"),
+    (
+      {"mode": "predict"},
+      r"infer\.output_vocab_feature_name is 'targets'; set it to a fea.*: inputs",
+    ),
+    ({"shard_id": 1}, r"infer\.shard_id is 1; set it to a number below num_shards=1"),
+  ):
+    model = toy_runs.ToyModel()
+    model.predict_batch = _cannot_predict
+    good = {"mode": "score", "model": model, "checkpoint_period": 3}
+    with pytest.raises(InputError, match=message):
+      infer.infer(**{**arguments, **good, **change})
+  # Predictions fail after the start.
+  assert [path.name for path in _contents(tmp_path).keys() - before.keys()] == ["config.gin"]
+
+
+def _cannot_predict(params, batch):
+  raise NotImplementedError("cannot predict")
+
+
+def test_trimming_does_not_change_what_is_learned(tmp_path, monkeypatch):
+  _, trimmed = toy_runs.run(tmp_path / "trimmed", total_steps=5)
+  monkeypatch.setattr(data, "trim_padding", dict)
+  _, padded = toy_runs.run(tmp_path / "padded", total_steps=5)
+  np.testing.assert_allclose(trimmed.params["table"], padded.params["table"], rtol=1e-5)
+
+
+def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactly(tmp_path):
+  toy_runs.run(tmp_path / "first", total_steps=5)
+
+  def resume(name, steps):
+    cfg = checkpoints.CheckpointConfig(
+      restore=checkpoints.RestoreCheckpointConfig(
+        path=str(tmp_path / "first" / "checkpoint_5"), mode="specific"
+      ),
+      save=checkpoints.SaveCheckpointConfig(period=3, save_dataset=False),
+    )
+    return toy_runs.run(tmp_path / name, total_steps=steps, checkpoint_cfg=cfg)[1]
+
+  whole = resume("whole", 12)
+  resume("parts", 8)
+  toy_runs.assert_same(whole.state_dict(), resume("parts", 12).state_dict())

@@ -1,0 +1,363 @@
+"""Parsers of bitext formats, one for each; a fault policy decides what happens to bad content.
+
+    for item in formats.parse_tsv("x.tsv", formats.COUNT):
+      ...  # a Row, or the Fault of a line that was left out
+
+Training uses STOP: the first fault is an error. Dataset builds use COUNT: faults are yielded, to be
+counted, and everything else is read.
+"""
+
+import codecs
+import dataclasses
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+from xml.etree import ElementTree
+from xml.parsers import expat
+
+from vmsst import errors, languages
+from vmsst.data import dataset_shards
+from vmsst.io import archives, input_files, text_files
+from vmsst.languages import Language
+
+# TMX elements in a segment whose content is markup of the original document, not text.
+_TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
+_UNIT_START = re.compile(r"(?=<tu[\s>])")
+_UNIT_END = re.compile(r"</tu\s*>")
+_UNIT_CHARACTERS = 4 << 20  # A file with a longer unit is not TMX.
+_OWN_DEFINITION = re.compile(r"<!DOCTYPE[^>]*\[|<!ENTITY")
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+_MARKS = (
+  (codecs.BOM_UTF8, "utf-8-sig"),
+  (codecs.BOM_UTF16_LE, "utf-16"),
+  (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_DECLARED_ENCODING = re.compile(rb"<\?xml[^>]*\bencoding\s*=\s*[\"']([\w.-]+)")
+
+T = TypeVar("T")
+
+
+class Row(NamedTuple):
+  """The texts of one pair.
+
+  Attributes:
+    number: Its line, from 1; in TMX the number of its `<tu>`.
+    texts: Source and target, followed by the hard negatives that were asked for.
+  """
+
+  number: int
+  texts: tuple[str, ...]
+
+
+class Fault(NamedTuple):
+  """Something in a file that was left out.
+
+  Attributes:
+    place: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
+    what: The reason, in the same words for every fault of its kind.
+  """
+
+  place: str
+  what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultPolicy:
+  """How parsers read files and what they do about faults.
+
+  Attributes:
+    stops: Whether the first fault raises InputError; otherwise, faults are yielded.
+    lines: Yields the lines of a file, with `archives.BadLine` in place of those that are left out.
+    chunks: Yields the content of a file in pieces.
+    longest_side: A TMX unit with a side of more characters is a fault.
+  """
+
+  stops: bool
+  lines: Callable[[str], Iterator[str]]
+  chunks: Callable[[str], Iterator[bytes]]
+  longest_side: int
+
+  def fault(self, place: str, what: str, error: str = "") -> Fault:
+    """Returns a fault to yield; a policy that stops raises InputError with `error` or `what`."""
+    if self.stops:
+      raise errors.InputError(f"{place}: {error or what}")
+    return Fault(place, what)
+
+
+STOP = FaultPolicy(True, text_files.read_lines, text_files.read_chunks, sys.maxsize)
+"""Raises InputError at the first fault."""
+COUNT = FaultPolicy(
+  False,
+  lambda path: archives.lines(archives.file_chunks(path)),
+  archives.file_chunks,
+  archives.LINE_BYTES,
+)
+"""Yields every fault and reads the rest."""
+
+
+def parse_moses(
+  sides: Sequence[tuple[str, Iterator[str]]], policy: FaultPolicy
+) -> Iterator[Row | Fault]:
+  """Yields the rows of two texts whose lines with the same number translate each other.
+
+  Args:
+    sides: Name and lines of each side.
+    policy: What to do about faults.
+
+  Raises:
+    InputError: the first fault, if the policy stops.
+  """
+  for number in itertools.count(1):
+    texts: list[str | None] = []
+    for place, lines in sides:
+      try:
+        texts.append(next(lines, None))
+      except archives.DamagedError as error:
+        yield policy.fault(f"{place}:{number}", str(error))
+        return
+    first, second = texts
+    if first is None or second is None:
+      if first is not second:
+        yield _unequal(sides if first is None else sides[::-1], number - 1, policy)
+      return
+    if isinstance(first, archives.BadLine):
+      yield policy.fault(f"{sides[0][0]}:{number}", str(first))
+    elif isinstance(second, archives.BadLine):
+      yield policy.fault(f"{sides[1][0]}:{number}", str(second))
+    else:
+      yield Row(number, (first, second))
+
+
+def _unequal(sides: Sequence[tuple[str, Iterator[str]]], count: int, policy: FaultPolicy) -> Fault:
+  """Returns the fault of a first side that ends after `count` lines, unlike the second."""
+  (shorter, _), (longer, rest) = sides
+  error = ""
+  if policy.stops:
+    error = (
+      f"ends here with {count} lines, but {longer} has {count + 1 + sum(1 for _ in rest)}; "
+      "align the two files line by line"
+    )
+  what = "ends before the other side: they may be misaligned"
+  return policy.fault(f"{shorter}:{count}", what, error)
+
+
+def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Row | Fault]:
+  """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
+
+  Further columns are ignored. A policy that stops also requires the same number of columns on every
+  line.
+
+  Raises:
+    InputError: the first fault, if the policy stops.
+  """
+  wanted = 2 + negatives
+  expected = 0
+  number = 0
+  try:
+    for number, line in enumerate(policy.lines(path), 1):
+      if isinstance(line, archives.BadLine):
+        yield policy.fault(f"{path}:{number}", str(line))
+        continue
+      columns = line.split("\t")
+      expected = expected or max(len(columns), wanted)
+      if len(columns) < wanted or (policy.stops and len(columns) != expected):
+        more = f" TAB {negatives} hard negatives" if negatives else ""
+        yield policy.fault(
+          f"{path}:{number}",
+          "the line has one column where two are expected",
+          f"{len(columns)} columns where {expected} are expected; write source TAB target{more}, "
+          "with the same number of columns on every line",
+        )
+        continue
+      yield Row(number, tuple(columns[:wanted]))
+  except archives.DamagedError as error:
+    yield policy.fault(f"{path}:{number + 1}", str(error))
+
+
+def parse_jsonl(
+  path: str, source: Language, target: Language, fields: tuple[str, str] | None = None
+) -> Iterator[Row]:
+  """Yields the rows of a JSON Lines file.
+
+  Args:
+    path: The file.
+    source: Language of the first side.
+    target: Language of the second side.
+    fields: Names of the two fields; None: codes of the languages.
+
+  Raises:
+    InputError: a line is not such an object.
+  """
+  names = fields or (source.name, target.name)
+  for number, line in enumerate(text_files.read_lines(path), 1):
+    place = f"{path}:{number}"
+    record = input_files.parse_json(line, place)
+    if isinstance(record, dict) and isinstance(record.get("translation"), dict):
+      record = record["translation"]
+    if not isinstance(record, dict):
+      raise errors.InputError(
+        f"{place}: not a JSON object but {type(record).__name__}; write one object per line"
+      )
+    if fields:
+      sides = [record.get(name) for name in fields]
+    else:
+      by_language = {language_or_none(key): record[key] for key in record}
+      sides = [_side(by_language, side) for side in (source, target)]
+    for name, text in zip(names, sides, strict=True):
+      if not isinstance(text, str):
+        raise errors.InputError(
+          f"{place}: {name!r} has no text; the fields of the line are {sorted(record)}"
+        )
+      if not input_files.is_text(text):
+        raise errors.InputError(
+          f"{place}: {name!r} contains half of a surrogate pair; remove the line"
+        )
+    yield Row(number, tuple(map(str, sides)))
+
+
+def parse_shard(path: str) -> Iterator[Row]:
+  """Yields the rows of a file of a dataset of `vmsst data build`.
+
+  Raises:
+    InputError: the file is damaged, or an example lacks a side.
+  """
+  for number, example in enumerate(dataset_shards.read_examples(path), 1):
+    if missing := [side for side in ("source", "target") if side not in example]:
+      raise errors.InputError(
+        f"{path}: record {number} has no {' and no '.join(missing)}; use a dataset of `vmsst data "
+        "build`"
+      )
+    yield Row(number, (example["source"], example["target"]))
+
+
+def parse_tmx(
+  path: str, source: Language, target: Language, policy: FaultPolicy
+) -> Iterator[Row | Fault]:
+  """Yields the rows of a TMX file: every `<tu>` with one of the languages.
+
+  The texts have single spaces; a missing side is "". Each unit is parsed on its own, so that an
+  ill-formed one costs no other. Entities are never expanded: a document type definition in the
+  file, or an entity that XML does not define itself, is a fault.
+
+  Raises:
+    InputError: the first fault, if the policy stops.
+  """
+  line, number, rest = 1, 0, ""
+  try:
+    for chunk in _decoded(path, policy):
+      *pieces, rest = _UNIT_END.split(rest + chunk)
+      for piece in pieces:
+        before, *units = _UNIT_START.split(piece)
+        if not number and _OWN_DEFINITION.search(before):
+          yield _refused_definition(path, line, policy)
+          return
+        place = line + (before.count("\n") if units else 0)
+        for unit in units or [before]:
+          number += 1
+          yield from _unit_row(unit, number, (path, place), (source, target), policy)
+          place += unit.count("\n")
+        line += piece.count("\n")
+      if len(rest) > _UNIT_CHARACTERS:
+        yield policy.fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
+        return
+  except archives.DamagedError as error:
+    yield policy.fault(f"{path}:{line}", str(error))
+    return
+  if not number and _OWN_DEFINITION.search(rest):
+    yield _refused_definition(path, line, policy)
+  elif _UNIT_START.search(rest) or "</tmx" not in rest:
+    last = line + rest.count("\n")
+    yield policy.fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
+
+
+def _unit_row(
+  unit: str,
+  number: int,
+  place: tuple[str, int],
+  pair: tuple[Language, Language],
+  policy: FaultPolicy,
+) -> Iterator[Row | Fault]:
+  """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
+  path, line = place
+  if "\ufffd" in unit:
+    yield policy.fault(f"{path}:{line}", "a character that cannot be decoded")
+    return
+  sides: dict[Language | None, str] = {}
+  try:
+    for variant in ElementTree.fromstring(f"{unit}</tu>").iter("tuv"):
+      language = language_or_none(variant.get(_XML_LANG) or variant.get("lang") or "")
+      segment = variant.find("seg")
+      if segment is not None and language is not None:
+        for element in segment.iter():
+          if element.tag in _TMX_MARKUP:
+            after = element.tail
+            element.clear()
+            element.tail = after
+        sides.setdefault(language, " ".join("".join(segment.itertext()).split()))
+  except ElementTree.ParseError as error:
+    reason = expat.ErrorString(error.code)
+    yield policy.fault(
+      f"{path}:{line + error.position[0] - 1}",
+      f"ill-formed XML: {reason}",
+      f"not well-formed XML: {reason}; repair it",
+    )
+    return
+  if max(map(len, sides.values()), default=0) > policy.longest_side:
+    yield policy.fault(f"{path}:{line}", "a side of the unit is too long")
+    return
+  first, second = (_side(sides, language) or "" for language in pair)
+  if first or second:
+    yield Row(number, (first, second))
+
+
+def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
+  """Yields the text of an XML file in pieces, with U+FFFD for what cannot be decoded.
+
+  Raises:
+    archives.DamagedError: the encoding is unknown, or it is UTF-16 without a byte order mark.
+  """
+  decoder = None
+  for chunk in policy.chunks(path):
+    if decoder is None:
+      encoding = next((name for mark, name in _MARKS if chunk.startswith(mark)), "")
+      declared = _DECLARED_ENCODING.match(chunk)
+      encoding = encoding or (declared[1].decode() if declared else "utf-8")
+      try:
+        " ".encode(encoding)  # Unlike `lookup`, it also refuses codecs that are not of text.
+      except LookupError:
+        raise archives.DamagedError(f"an unknown encoding, {encoding}") from None
+      decoder = codecs.getincrementaldecoder(encoding)("replace")
+    try:
+      text = decoder.decode(chunk)
+    except UnicodeError as error:  # of a whole file; characters are replaced
+      raise archives.DamagedError(str(error)) from None
+    yield text
+
+
+def _refused_definition(path: str, line: int, policy: FaultPolicy) -> Fault:
+  return policy.fault(
+    f"{path}:{line}",
+    "a document type definition, which is refused",
+    "the file has a document type definition of its own, which is refused (entities can expand "
+    "without limit); remove it",
+  )
+
+
+def _side(by_language: dict[Language | None, T], wanted: Language) -> T | None:
+  """Returns the value of a language, or else of the same language in another script."""
+  if wanted in by_language:
+    return by_language[wanted]
+  kin = (key for key in by_language if key and key.iso639_3 == wanted.iso639_3)
+  return by_language.get(next(kin, wanted))
+
+
+@functools.lru_cache(maxsize=1 << 12)  # A file may contain any number of codes.
+def language_or_none(code: str) -> Language | None:
+  """Returns the language of a code; None if it is not known."""
+  try:
+    return languages.language(code)
+  except ValueError:
+    return None

@@ -1,0 +1,294 @@
+"""Vocabularies of Hugging Face models: `tokenizer.json`, read by the package `tokenizers`.
+
+Ids are the tokenizer's own, except padding, which is id 0 in this library. If the tokenizer pads
+with another id, that id and 0 are swapped, and so are their two rows in an imported token table
+(`vmsst.checkpoints.importers.bert`).
+"""
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from vmsst import errors
+from vmsst.arrays import padding
+from vmsst.data import vocabularies
+from vmsst.data.word_splitting import Languages
+from vmsst.io import input_files, text_fields
+
+TOKENIZER_FILE = "tokenizer.json"
+_PADDING = ("<pad>", "[PAD]")
+# Keys of the steps in a sequence.
+_SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
+# The most characters that a step makes of one, if its settings do not matter (18: of U+FDFA).
+_GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 2, "BertNormalizer": 3,
+           "ByteLevel": 4}  # fmt: skip
+# Above those of released tokenizers: 1,296 times in 7 steps in ALBERT's.
+_MAX_GROWTH, _MAX_STEPS = 2048, 32
+# Texts of several scripts, which end a prefix in several ways.
+_PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceVocabulary(vocabularies.Vocabulary):
+  """A Hugging Face tokenizer file, read on first use; ids are those of the model's own tokenizer.
+
+  Special tokens around a text ([CLS] and [SEP] of BERT, <s> and </s> of XLM-R) are part of its ids:
+  `tokenize` includes those before the text, and the one after it is the EOS token. Truncation and
+  padding settings of the file are ignored: the library truncates and pads.
+
+  Attributes:
+    path: The `tokenizer.json`; remote paths such as `gs://` work too.
+    prefix: Text put before every text, such as E5's "query: ".
+    prompts: Other prefixes by name, such as that of documents; for `Encoder.encode`.
+  """
+
+  path: str
+  prefix: str = ""
+  prompts: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+  @property
+  def size(self) -> int:
+    """Number of ids, padding included."""
+    return self._loaded.size
+
+  @property
+  def eos_id(self) -> int | None:
+    """Id of the special token after a text, or None."""
+    return self._loaded.eos_id
+
+  @property
+  def unk_id(self) -> int | None:
+    """Id of text that the tokenizer cannot represent, or None."""
+    return self._loaded.unk_id
+
+  @property
+  def special_ids(self) -> tuple[int, ...]:
+    """Ids of the special tokens before and after a text, such as [CLS] and [SEP]."""
+    loaded = self._loaded
+    return (*loaded.start_ids, *(() if loaded.eos_id is None else (loaded.eos_id,)))
+
+  @functools.cached_property
+  def leading_ids(self) -> tuple[int, ...]:
+    """Ids before the ids of every text: special tokens, then the prefix.
+
+    Raises:
+      InputError: the tokens of the prefix depend on the text.
+    """
+    start = len(self._loaded.start_ids)
+    with_prefix = self._ids(_PROBES)
+    plain = dataclasses.replace(self, prefix="")._ids(_PROBES)
+    found = set()
+    for ids, text_ids in zip(with_prefix, plain, strict=True):
+      leading = len(ids) - len(text_ids) + start
+      # None if the text has other ids after the prefix.
+      found.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
+    (leading_ids,) = found if len(found) == 1 else {None}
+    if leading_ids is None:
+      raise errors.InputError(
+        f"{self.path}: the tokens of the prefix {self.prefix!r} depend on the text after it; end "
+        "it with a space"
+      )
+    return leading_ids
+
+  @property
+  def padding_id(self) -> int:
+    """The tokenizer's own padding id, swapped with 0 in this library."""
+    return self._loaded.padding_id
+
+  @property
+  def content(self) -> bytes:
+    """Content of the file."""
+    return self._loaded.content
+
+  def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
+    """Returns the ids of every text, without EOS token, regardless of its language.
+
+    A blank text has no ids, not even special tokens, so that training can drop its pair.
+    """
+    del language
+    all_ids = zip(texts, self._ids(texts), strict=True)
+    return [[] if text_fields.is_blank(text) else ids for text, ids in all_ids]
+
+  def encode(
+    self, texts: Sequence[str], max_length: int, language: Languages = None
+  ) -> list[list[int]]:
+    """Returns at most `max_length` ids of every text, including special tokens."""
+    del language
+    eos_id = self.eos_id
+    return [vocabularies.cut_with_eos(ids, max_length, eos_id) for ids in self._ids(texts)]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids up to the first EOS token, ignoring padding and special tokens."""
+    # If padding is swapped with 0, no text contains 0.
+    own = [0 if value == self.padding_id else value for value in vocabularies.text_ids(ids, self)]
+    return str(self._loaded.tokenizer.decode(own, skip_special_tokens=True))
+
+  def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of every text, including special tokens before it, without EOS token."""
+    loaded = self._loaded
+    with package_errors(self.path):
+      found = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
+    last = None if loaded.eos_id is None else -1
+    return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in found]
+
+  @functools.cached_property
+  def _loaded(self) -> "_Loaded":
+    return _parse(
+      self.path, vocabularies.read_file(self.path, f"give the path of a {TOKENIZER_FILE}")
+    )
+
+
+def padding_id(path: str | os.PathLike[str], tokenizer: tokenizers.Tokenizer) -> int:
+  """Returns the padding id of a tokenizer.
+
+  Raises:
+    InputError: there is no padding id; the message names `path`.
+  """
+  found = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+  for content in _PADDING:
+    if content in found:
+      return int(found[content])
+  raise errors.InputError(
+    f"{os.fspath(path)}: the added tokens contain neither '<pad>' nor '[PAD]'"
+  )
+
+
+def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+  """Raises InputError if a tokenizer can exhaust the memory, or if its ids are random.
+
+  Args:
+    path: Its file, for the message.
+    record: The JSON object in it.
+  """
+  if record["model"].get("dropout"):
+    raise errors.InputError(f"{os.fspath(path)}: 'dropout' makes ids random; set it to null")
+  for keys in (("normalizer", "pre_tokenizer"), ("post_processor",), ("decoder",)):
+    chain = [step for key in keys for step in steps(record.get(key))]
+    growth = math.prod(map(_growth, chain))
+    if growth > _MAX_GROWTH or len(chain) > _MAX_STEPS:
+      raise errors.InputError(
+        f"{os.fspath(path)}: {' and '.join(keys)} can make a text {growth:.3g} times as long, in "
+        f"{len(chain)} steps; the most are {_MAX_GROWTH} times and {_MAX_STEPS} steps"
+      )
+
+
+def steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+  """Returns the steps of a part of `tokenizer.json`, without the sequences that join them."""
+  if part is None:
+    return []
+  inner = [part[key] for key in _SEQUENCES if key in part]
+  return [step for own in inner[0] for step in steps(own)] if inner else [part]
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+  """Returns a bound on the characters, or ids, that a step makes of one."""
+  kind = part.get("type")
+  if kind == "Replace":
+    literal, content = len(part["pattern"].get("String", "")), len(part["content"])
+    return max(1, content / literal) if literal else 1 + content
+  if kind == "Prepend":
+    return 1 + len(part["prepend"])
+  if kind == "Precompiled":
+    charsmap = base64.b64decode(part["precompiled_charsmap"])
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+    return max(1, *(len(text.decode(errors="replace")) for text in texts))
+  if kind == "TemplateProcessing":
+    ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
+    own = [x.get("SpecialToken") for x in part["single"]]  # None for the text
+    return sum(1 if x is None else ids[x["id"]] for x in own)
+  return _GROWTH.get(str(kind), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+  """A tokenizer and its cached properties; ids are this library's, except `padding_id`.
+
+  Attributes:
+    ours: Maps the tokenizer's ids to this library's, if they differ.
+    start_ids: Special tokens before a text.
+  """
+
+  tokenizer: Any
+  content: bytes
+  size: int
+  padding_id: int
+  eos_id: int | None
+  unk_id: int | None
+  ours: dict[int, int]
+  start_ids: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(path: str, content: bytes) -> _Loaded:
+  """Returns the tokenizer in a file; a large one takes about a second."""
+  with package_errors(path):
+    record = input_files.parse_json(content, path)
+    check(path, record)
+    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    tokenizer.encode("a \uffff")
+  if not vocabulary:
+    raise errors.InputError(f"{path}: empty vocabulary")
+  own = padding_id(path, tokenizer)
+  swapped = {padding.PAD_ID: own, own: padding.PAD_ID}
+  own_start, own_eos = _around(path, tokenizer)
+  eos, unknown = (
+    None if value is None else swapped.get(value, value)
+    for value in (own_eos, _unknown_id(record["model"], vocabulary))
+  )
+  # A text contains no padding: text that spells it is unknown, or ends the sentence.
+  spelled = eos if unknown is None else unknown
+  if spelled is None or padding.PAD_ID in (eos, unknown):
+    raise errors.InputError(f"{path}: no EOS or unknown token apart from padding")
+  return _Loaded(
+    tokenizer=tokenizer,
+    content=content,
+    size=1 + max(vocabulary.values()),
+    padding_id=own,
+    eos_id=eos,
+    unk_id=unknown,
+    ours={**swapped, own: spelled},
+    start_ids=tuple(swapped.get(value, value) for value in own_start),
+  )
+
+
+@contextlib.contextmanager
+def package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Turns exceptions and Rust panics of the package into InputError."""
+  try:
+    yield
+  except errors.InputError:
+    raise
+  except BaseException as error:
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+      raise
+    raise errors.InputError(f"{os.fspath(path)}: not a Hugging Face tokenizer: {error}") from None
+
+
+def _around(path: str, tokenizer: Any) -> tuple[list[int], int | None]:
+  """Returns the ids of the special tokens before a text, and the one after it or None."""
+  sample = tokenizer.encode("a")
+  if not any(sample.special_tokens_mask):
+    return [], None
+  in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
+  after = sample.ids[in_text[-1] + 1 :]
+  if len(after) > 1:
+    raise errors.InputError(
+      f"{path}: {len(after)} special tokens after a text; only one is supported"
+    )
+  return sample.ids[: max(in_text[0], 0)], int(after[0]) if after else None
+
+
+def _unknown_id(model: dict[str, Any], vocabulary: dict[str, int]) -> int | None:
+  if isinstance(model.get("unk_id"), int):  # Unigram
+    return int(model["unk_id"])
+  return vocabulary.get(model.get("unk_token") or "")

@@ -1,0 +1,274 @@
+"""Reads bitext files of every supported format in plain Python, one pair at a time.
+
+Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards plain or gzipped
+(`.gz`):
+
+| format | files | content |
+|---|---|---|
+| Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
+| TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for |
+| TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
+| JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone |
+| TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
+
+Every error names the file and, if there is one, the line. Nothing here imports TensorFlow.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from vmsst import errors
+from vmsst import languages as languages_lib
+from vmsst.data import dataset_shards, formats
+from vmsst.io import input_files, storage, text_files
+from vmsst.languages import Language
+
+_SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
+# After "-", scripts and regions are capitalized: `zh-TW-en` is Chinese-English, not Twi.
+_CODE = r"[a-z]{2,3}(?:_[A-Za-z0-9]+|-[A-Z][A-Za-z]{1,3})*"
+_PAIR_OF_CODES = re.compile(f"({_CODE})-({_CODE})")
+
+
+@dataclasses.dataclass(frozen=True)
+class BitextFile:
+  """A bitext of one language pair.
+
+  Attributes:
+    paths: The file, or the two files of a Moses pair (source side first).
+    format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
+    source: Language of the source side.
+    target: Language of the target side.
+    fields: JSONL only: names of the two fields if they are not language codes.
+  """
+
+  paths: tuple[str, ...]
+  format: str
+  source: Language
+  target: Language
+  fields: tuple[str, str] | None = None
+
+  @property
+  def text_bytes(self) -> int:
+    """Size of the text in bytes; for a compressed file, an estimate of four times its size."""
+    return sum(storage.size(path) * (4 if path.endswith(".gz") else 1) for path in self.paths)
+
+  def __str__(self) -> str:
+    return " + ".join(self.paths)
+
+
+def find_files(patterns: str | Sequence[str]) -> list[str]:
+  """Returns the absolute paths or URLs that match shell patterns, sorted within each pattern.
+
+  `**` matches any number of folders.
+
+  Raises:
+    InputError: a pattern matches no file; the message lists the files nearby.
+  """
+  found: dict[str, None] = {}
+  for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    matches = storage.matches(pattern)
+    if not matches:
+      if storage.is_url(pattern):
+        raise errors.InputError(f"no file matches {pattern!r}; check the address")
+      full = os.path.abspath(os.path.expanduser(pattern))
+      raise errors.InputError(f"no file matches {pattern!r} ({full}); {_nearby(full)}")
+    found.update(dict.fromkeys(matches))
+  return list(found)
+
+
+def find_bitext(
+  patterns: str | Sequence[str],
+  languages: tuple[str, str] | None = None,
+  fields: tuple[str, str] | None = None,
+) -> list[BitextFile]:
+  """Returns the bitexts that match shell patterns, in the order of the patterns, then by name.
+
+  Args:
+    patterns: Files or shell patterns. One side of a Moses pair is enough to find both.
+    languages: Codes of the source and the target side. None reads them from each file name
+      (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
+    fields: Names of the source and the target field in JSONL files, if not language codes.
+
+  Raises:
+    InputError: no file matches, a file name does not show format or languages, or a Moses file has
+      no counterpart.
+  """
+  given = None
+  if languages is not None:
+    given = languages_lib.language(languages[0]), languages_lib.language(languages[1])
+  bitexts: dict[BitextFile, None] = {}
+  for path in find_files(patterns):
+    kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
+    if dataset_shards.is_shard(path):
+      bitexts[BitextFile((path,), "tfrecord", *(given or _languages_of_shard(path)))] = None
+    elif kind is None:
+      bitexts[_moses_pair(path, given)] = None
+    else:
+      source, target = given or languages_of(path)
+      bitexts[BitextFile((path,), kind, source, target, fields)] = None
+  return list(bitexts)
+
+
+def languages_of(path: str) -> tuple[Language, Language]:
+  """Returns the two languages in a file name (`x.de-en.tsv.gz`).
+
+  Raises:
+    InputError: the name has no pair of known language codes, or more than one.
+  """
+  pairs = _pairs_in_name(path)
+  if len(pairs) != 1:
+    reason = "more than one pair" if pairs else "no pair"
+    raise errors.InputError(
+      f"{path}: its name has {reason} of known language codes (such as `de-en` between dots); "
+      "rename it or give the languages"
+    )
+  return pairs[0]
+
+
+def code_of(language: Language) -> str:
+  """Returns a code that is unique to a language and that `languages_of` finds in a file name."""
+  plain = languages_lib.language(language.iso639_3) == language
+  return language.iso639_3 if plain else f"{language.iso639_3}_{language.script}"
+
+
+def codes_of(languages: Iterable[Language]) -> list[str]:
+  """Returns the codes of languages, each once, sorted."""
+  return sorted({code_of(language) for language in languages})
+
+
+def compact_code(language: Language) -> str:
+  """Returns a code that is unique to a language and has no "_": "deu", "cmnHant"."""
+  return code_of(language).replace("_", "")
+
+
+def pair_name(source: Language, target: Language) -> str:
+  """Returns a name that is unique to a language pair, such as "deu_eng"."""
+  return f"{compact_code(source)}_{compact_code(target)}"
+
+
+def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
+  """Yields (source, target) of every pair in the file, in its order; a side may be empty.
+
+  Raises:
+    InputError: unequal line counts, text that is not UTF-8, missing columns or fields, a truncated
+      or corrupt file, an entity or DTD in TMX, or no pair at all.
+  """
+  return cast(Iterator[tuple[str, str]], read_rows(bitext))
+
+
+def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[tuple[str, ...]]:
+  """As `read_pairs`, each pair followed by hard negatives: wrong translations of its source.
+
+  Hard negatives are the columns after the pair in a TSV file (see `vmsst data mine-negatives`). One
+  may be empty, and further columns are ignored.
+
+  Raises:
+    InputError: as `read_pairs`, or the file has fewer hard negatives.
+  """
+  if negatives and bitext.format != "tsv":
+    raise errors.InputError(
+      f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
+      "`vmsst data mine-negatives`"
+    )
+  empty = True
+  for row in _items(bitext, negatives):
+    empty = False
+    yield cast(formats.Row, row).texts
+  if empty:
+    raise errors.InputError(
+      f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name}; check that it "
+      "is not empty"
+    )
+
+
+def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats.Fault]:
+  languages = bitext.source, bitext.target
+  match bitext.format:
+    case "moses":
+      sides = [(path, text_files.read_lines(path)) for path in bitext.paths]
+      return formats.parse_moses(sides, formats.STOP)
+    case "tsv":
+      return formats.parse_tsv(bitext.paths[0], formats.STOP, negatives)
+    case "tmx":
+      return formats.parse_tmx(bitext.paths[0], *languages, formats.STOP)
+    case "tfrecord":
+      return formats.parse_shard(bitext.paths[0])
+    case _:
+      return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields)
+
+
+def _languages_of_shard(path: str) -> tuple[Language, Language]:
+  by_code = {compact_code(language): language for language in languages_lib.LANGUAGES}
+  source, target = (by_code.get(code) for code in dataset_shards.codes_of(path) or ("", ""))
+  if source is None or target is None:
+    raise errors.InputError(
+      f"{path}: its name has no pair of language codes (such as `-train_deu_eng.tfrecord`); rename "
+      "it or give the languages"
+    )
+  return source, target
+
+
+def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
+  stem, own = _moses_side(path)
+  if own is None:
+    raise errors.InputError(
+      f"{path}: unknown format or language code; use a name that ends in .tsv, .tmx, .jsonl or a "
+      "language code, such as .de or .pt_br (.gz may follow)"
+    )
+  folder = os.path.dirname(path)
+  sides = {own: path}
+  for name in sorted(storage.names(folder)):
+    other_stem, language = _moses_side(os.path.join(folder, name))
+    full = os.path.join(folder, name)
+    if other_stem == stem and language is not None and storage.path(full).is_file():
+      sides.setdefault(language, full)
+  named = _pairs_in_name(stem)
+  if given or len(named) == 1:
+    source, target = given or named[0]
+  elif len(sides) == 2:
+    # English last, as in most corpora; otherwise in alphabetical order.
+    source, target = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
+  elif len(sides) == 1:
+    raise errors.InputError(
+      f"{path}: its counterpart is missing, or has an unknown language code; add or rename it"
+    )
+  else:
+    raise errors.InputError(
+      f"{path}: files of {len(sides)} languages have similar names "
+      f"({', '.join(sorted(side.name for side in sides))}); give the two languages"
+    )
+  for language in (source, target):
+    if language not in sides:
+      raise errors.InputError(
+        f"{path}: its counterpart in {language.name} is missing; add it to "
+        f"{', '.join(os.path.basename(side) for side in sides.values())}"
+      )
+  return BitextFile((sides[source], sides[target]), "moses", source, target)
+
+
+def _moses_side(path: str) -> tuple[str, Language | None]:
+  stem, suffix = os.path.splitext(path.removesuffix(".gz"))
+  code = suffix[1:]
+  return stem, formats.language_or_none(code) if re.fullmatch(_CODE, code) else None
+
+
+def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
+  pairs: dict[tuple[Language, Language], None] = {}
+  for part in os.path.basename(path).split("."):
+    match = _PAIR_OF_CODES.fullmatch(part)
+    if match:
+      source, target = (formats.language_or_none(code) for code in match.groups())
+      if source and target:
+        pairs[source, target] = None
+  return list(pairs)
+
+
+def _nearby(full: str) -> str:
+  """Returns a description of the files around a path that does not exist."""
+  folder = os.path.dirname(full)
+  while not os.path.isdir(folder):
+    folder = os.path.dirname(folder)
+  return f"{folder} contains {input_files.listed(os.listdir(folder))}"

@@ -1,0 +1,170 @@
+"""SeqIO tasks of texts, which are tokenized while they are read, many at a time.
+
+In a TensorFlow pipeline, the overhead of a stage per row exceeds its work. Therefore one function
+tokenizes, filters, cuts and pads dozens of rows at a time; only shuffling and mixing, which
+TensorFlow does without calling a function, work on single rows. Nothing here has state in Python,
+so that `tf.train.Checkpoint` can save the iterators.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from vmsst import errors
+from vmsst.data import features, seqio_vocabulary, sources, vocabularies
+from vmsst.data.features import SIDES
+
+_ROWS = 64  # Rows per call of a function; for splitting words, see `features.SPLIT_ROWS`.
+
+
+class TextTask(seqio.Task):
+  """A seqio task of a source of texts, which also shuffles them.
+
+  Shuffling strings takes the least memory; everything else is done in one step. Rows are padded to
+  the requested lengths.
+
+  Args:
+    name: Name of the task.
+    source: Has the texts, `inputs` and perhaps `targets` and `negatives` [K]; other columns of a
+      row are kept.
+    output_features: The features.
+    vocabulary: Tokenizes all texts.
+    max_length: Maximum number of tokens of a text, None: no limit. Rows with a longer one are
+      dropped, and so are rows with a text of no tokens; negatives do not count.
+    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length`.
+    **options: More arguments of seqio.Task.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    source: sources.TextSource,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    vocabulary: vocabularies.Vocabulary,
+    max_length: int | None,
+    keep_all: bool = False,
+    **options,
+  ):
+    super().__init__(name, source, output_features, **options)
+    self._vocabulary = vocabulary
+    self._max_length = max_length
+    self._keep_all = keep_all
+
+  # AutoGraph would translate the source code of every function that `map` reaches, which takes
+  # longer than tracing them; none of them branches on tensors.
+  @tf.autograph.experimental.do_not_convert
+  def get_dataset(
+    self,
+    sequence_length: Mapping[str, Any] | None = None,
+    split: str = "train",
+    use_cached: bool = False,
+    shuffle: bool = True,
+    shuffle_buffer_size: int | None = None,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    num_epochs: int | None = 1,
+    trim_output_features: bool = True,
+    try_in_mem_cache: bool = True,
+  ) -> tf.data.Dataset:
+    """Returns rows as seqio.Task, padded to given lengths, and without seqio's cache in memory.
+
+    That cache would be part of every checkpoint of the iterator; shuffle buffers are the source's.
+    Features that not all data has
+    (`features.EXTRA_FEATURES`) are included if their length is given.
+
+    Raises:
+      InputError: a cache is asked for, or the word splitter of a language is not installed.
+    """
+    del shuffle_buffer_size, try_in_mem_cache
+    if use_cached:
+      raise errors.InputError(
+        f"task {self.name} cannot be cached: its texts are tokenized while they are read; set "
+        "USE_CACHED_TASKS = False"
+      )
+    for language in self.source.split_languages:
+      self._vocabulary.tokenize([""], language)  # raises if its word splitter is not installed
+    rows = self.source.stream(
+      split,
+      shuffle=shuffle,
+      seed=seed,
+      shard=shard_info or sources.WHOLE,
+      num_epochs=num_epochs,
+    )
+    names = features.wanted(rows.element_spec, sequence_length)
+    lengths = {
+      name: (sequence_length or {}).get(name) if trim_output_features else None for name in names
+    }
+    splits = self.source.split_languages and getattr(self._vocabulary, "pretokenize", False)
+    rows = rows.batch(features.SPLIT_ROWS if splits else _ROWS)
+    if splits:
+      rows = rows.map(features.split_columns, tf.data.AUTOTUNE)
+    rows = rows.map(lambda columns: self._tokenized(columns, lengths), tf.data.AUTOTUNE).unbatch()
+    open_sides = [side for side in SIDES if side in names and not lengths[side]]
+    if open_sides:
+      rows = rows.map(lambda row: {**row, **{side: stripped(row[side]) for side in open_sides}})
+    return rows.prefetch(tf.data.AUTOTUNE)
+
+  def _tokenized(
+    self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
+  ) -> dict[str, tf.Tensor]:
+    """Returns the rows of a batch that are kept, with the features in `lengths`.
+
+    Args:
+      columns: Strings of the texts, and the other columns of the source.
+      lengths: Maximum length of each feature to return; None: no limit.
+    """
+    encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
+    found = {name: columns[name] for name in lengths}
+    keep_B = tf.constant(True)
+    for side in [side for side in SIDES if side in found]:
+      ids_BT = encoder.encode_rows(columns[side]).to_tensor()
+      size_B = tf.math.count_nonzero(ids_BT, axis=1, dtype=tf.int32)
+      limit = self._max_length
+      if not self._keep_all:
+        keep_B &= size_B > 0
+        if limit is not None:
+          keep_B &= size_B <= limit
+      elif limit is not None:
+        size_B = tf.minimum(size_B, limit - (eos_id is not None))
+      found[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
+    if "negatives" in found:
+      text_BK, length = found["negatives"], lengths["negatives"]
+      ids_MT = encoder.encode_rows(tf.reshape(text_BK, [-1])).to_tensor()
+      size_M = tf.math.count_nonzero(ids_MT, axis=1, dtype=tf.int32)
+      # A missing text has no EOS token.
+      ids_MT = _ended(ids_MT, tf.where(size_M > 0, size_M, -1), eos_id, length and length[1])
+      ids_BKT = tf.reshape(ids_MT, [-1, text_BK.shape[1], tf.shape(ids_MT)[1]])
+      found["negatives"] = ids_BKT
+      if length:
+        ids_BKT = ids_BKT[:, : length[0]]
+        missing = length[0] - ids_BKT.shape[1]
+        ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
+        found["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
+    if self._keep_all:
+      return found
+    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
+
+
+def _ended(
+  ids_BT: tf.Tensor, size_B: tf.Tensor, eos_id: int | None, length: int | None
+) -> tf.Tensor:
+  """Returns texts with EOS tokens, cut and padded to `length` (None: the longest); none at -1."""
+  if length is None or length == 0:
+    width = tf.shape(ids_BT)[1] + (eos_id is not None)
+  else:
+    width = tf.constant(length)
+    size_B = tf.minimum(size_B, length - (eos_id is not None))
+  place_T = tf.range(width)[None]
+  ids_BT = tf.pad(ids_BT[:, :width], [[0, 0], [0, tf.maximum(width - tf.shape(ids_BT)[1], 0)]])
+  ids_BT = tf.where(place_T < size_B[:, None], ids_BT, 0)
+  if eos_id is not None:
+    ids_BT = tf.where(place_T == size_B[:, None], eos_id, ids_BT)
+  return tf.ensure_shape(ids_BT, [None, length or None])
+
+
+def stripped(ids_T: tf.Tensor) -> tf.Tensor:
+  """Returns the tokens of a text without its padding."""
+  return ids_T[: tf.math.count_nonzero(ids_T, dtype=tf.int32)]

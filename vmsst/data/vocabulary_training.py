@@ -1,0 +1,192 @@
+"""Trains a SentencePiece vocabulary on the training files of a model."""
+
+import dataclasses
+import io
+import itertools
+import os
+import random
+import re
+from collections.abc import Iterator, Sequence
+
+from vmsst import errors
+from vmsst import languages as languages_lib
+from vmsst.arrays import padding
+from vmsst.data import vocabularies, word_splitting
+from vmsst.io import atomic_files, text_fields, text_files
+from vmsst.languages import Language
+
+MODEL_TYPES = ("unigram", "bpe")
+_PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
+
+# A sentence and its language, or None if it is not needed.
+_Sentence = tuple[str, Language | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyReport:
+  """The training data of a vocabulary.
+
+  Attributes:
+    path: The model file.
+    size: Number of pieces.
+    sentences_by_file: For each input, the numbers of sentences used and available.
+  """
+
+  path: str
+  size: int
+  sentences_by_file: dict[str, tuple[int, int]]
+
+
+def train_vocabulary(
+  patterns: str | Sequence[str],
+  output: str,
+  *,
+  size: int,
+  model_type: str = "unigram",
+  character_coverage: float = 0.9995,
+  byte_fallback: bool = False,
+  lowercase: bool = False,
+  pretokenize: bool = False,
+  max_sentences: int | None = None,
+  languages: tuple[str, str] | None = None,
+) -> VocabularyReport:
+  """Trains a vocabulary with ids pad 0, eos 1, unk 2 and no bos, and writes its `.model` file.
+
+  The same files and options give the same model. The file is written atomically.
+
+  Args:
+    patterns: Files or shell patterns of bitext (as in training; both sides are used) or of plain
+      text, one sentence per line (`.txt`, `.txt.gz`).
+    output: Path of the model file.
+    size: Number of pieces.
+    model_type: "unigram" or "bpe".
+    character_coverage: Share of characters that the pieces cover.
+    byte_fallback: Whether other characters become bytes instead of unknown.
+    lowercase: Whether to lowercase the text first; use the vocabulary with the same option.
+    pretokenize: Whether to split the text into words first, by the rules of its language
+      (`vmsst.data.word_splitting`); use the vocabulary with the same option. Names of plain text
+      files must then include the language: `news.de.txt`.
+    max_sentences: Maximum number of sentences, sampled at random and as evenly over the files as
+      their sizes allow; None: all.
+    languages: Codes of the two sides of every bitext, if file names do not contain them.
+
+  Raises:
+    InputError: a pattern, a file or an option is invalid, or there is too little text for `size`.
+  """
+  import sentencepiece
+
+  if model_type not in MODEL_TYPES:
+    raise errors.InputError(f"model type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
+  share = character_coverage
+  errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
+  if atomic_files.is_stream(output):
+    raise errors.InputError(f"{output} is not a file; give a file as output")
+  files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
+  used, sample = _sample(files, max_sentences)
+  sentences = [sentence for sentence, _ in sample]
+  if pretokenize:
+    found = [language for _, language in sample if language is not None]
+    sentences = word_splitting.split_words(sentences, found)
+  if lowercase:
+    sentences = [vocabularies.lowercase(sentence) for sentence in sentences]
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(sentences),
+      model_writer=model,
+      vocab_size=size,
+      model_type=model_type,
+      character_coverage=character_coverage,
+      byte_fallback=byte_fallback,
+      pad_id=padding.PAD_ID,
+      eos_id=1,
+      unk_id=2,
+      bos_id=-1,
+      num_threads=8,  # fixed: the order of summation, and so the model, depends on it
+      minloglevel=2,
+    )
+  except (RuntimeError, ValueError, OSError) as error:
+    raise errors.InputError(
+      f"no vocabulary of {size} pieces from {len(sentences)} sentences: {_reason(error)}"
+    ) from None
+  atomic_files.write_bytes(output, model.getvalue())
+  return VocabularyReport(output, vocabularies.SentencePieceVocabulary(output).size, used)
+
+
+def _texts_by_file(
+  patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
+) -> dict[str, Iterator[_Sentence]]:
+  """Returns the sentences of every input; a file is opened when its first sentence is read."""
+  from vmsst.data import readers
+
+  texts: dict[str, Iterator[_Sentence]] = {}
+  for path in readers.find_files(patterns):
+    if _PLAIN_TEXT.fullmatch(path):
+      language = _language_of(path) if plain_text_has_language else None
+      texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
+    else:
+      for bitext in readers.find_bitext(path, languages):
+        sides = itertools.cycle((bitext.source, bitext.target))
+        pairs = readers.read_pairs(bitext)
+        texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), sides, strict=False)
+  return texts
+
+
+def _language_of(path: str) -> Language:
+  """Returns the language in the name of a plain text file: `news.de.txt.gz`."""
+  stem = os.path.basename(path).removesuffix(".gz").removesuffix(".txt")
+  try:
+    return languages_lib.language(stem.rpartition(".")[2])
+  except errors.InputError:
+    raise errors.InputError(
+      f"{path}: splitting it into words needs its language in its name; rename it, as in "
+      "news.de.txt"
+    ) from None
+
+
+def _sample(
+  texts: dict[str, Iterator[_Sentence]], limit: int | None
+) -> tuple[dict[str, tuple[int, int]], list[_Sentence]]:
+  """Returns the numbers of sentences used and available by file, and the used sentences.
+
+  Small files give all their sentences, the others equal shares of the remaining limit.
+  """
+  kept: dict[str, list[_Sentence]] = {}
+  counts: dict[str, int] = {}
+  for name, sentences in texts.items():
+    kept[name], counts[name] = _reservoir(sentences, limit, seed=len(kept))
+  left = limit
+  for position, name in enumerate(sorted(kept, key=lambda name: len(kept[name]))):
+    share = len(kept[name]) if left is None else left // (len(kept) - position)
+    kept[name] = kept[name][:share]
+    if left is not None:
+      left -= len(kept[name])
+  used = {name: (len(kept[name]), counts[name]) for name in texts}
+  return used, [sentence for name in texts for sentence in kept[name]]
+
+
+def _reservoir(
+  sentences: Iterator[_Sentence], limit: int | None, *, seed: int
+) -> tuple[list[_Sentence], int]:
+  """Returns up to `limit` equally likely sentences, shuffled if limited, and the total count."""
+  chooser = random.Random(seed)
+  kept: list[_Sentence] = []
+  count = 0
+  for sentence in sentences:
+    if text_fields.is_blank(sentence[0]):
+      continue
+    count += 1
+    if limit is None or len(kept) < limit:
+      kept.append(sentence)
+    else:
+      place = chooser.randrange(count)
+      if place < limit:
+        kept[place] = sentence
+  if limit is not None:
+    chooser.shuffle(kept)
+  return kept, count
+
+
+def _reason(error: Exception) -> str:
+  """Returns the trainer's message without its source location."""
+  return str(error).split("] ")[-1].strip() or type(error).__name__

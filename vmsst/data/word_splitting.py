@@ -1,0 +1,176 @@
+"""Splits text into words by the rules of its language, the same for training and inference.
+
+Words are those of the EMS paper (section IV-B): jieba for Chinese, Juman++ for Japanese, and the
+Moses tokenizer for all other languages. Split text before lowercasing it, since "Mr." is an
+abbreviation and "mr." is not. (The released code splits first in training, but lowercases first
+when it embeds.)
+
+jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer of
+`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (639-3 if there is none),
+and uses those of English for the others. Apostrophes stay attached to a word in English, French and
+Italian and are separate words elsewhere. Nothing is escaped: "&" stays "&". Juman++ is a program,
+`jumanpp`, started once for each list of texts; it analyzes each space-separated part alone.
+
+The packages are imported when a language first needs them: `pip install 'vmsst[ems]'`.
+"""
+
+import functools
+import logging
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vmsst import errors, languages
+from vmsst.data import input_texts
+from vmsst.languages import Language
+
+Languages = str | Language | Sequence[str | Language] | None
+"""One language for all texts, or one for each text: codes of any standard, or `Language`s."""
+
+_CHINESE = ("cmn", "wuu", "yue")
+_JAPANESE = "jpn"
+# Characters per line of input to Juman++, which refuses more than a few thousand bytes.
+_JAPANESE_STRETCH = 1000
+
+
+def split_words(texts: Sequence[str], language: Languages) -> list[str]:
+  """Returns every text with one space between its words, and none around them.
+
+  Args:
+    texts: Whole sentences, not lowercased.
+    language: Their language, or one language for each text.
+
+  Raises:
+    InputError: the language is missing or unknown, or its package or program is not installed; the
+      message explains how to install it.
+    ValueError: the numbers of languages and texts differ.
+    TypeError: the texts are not a list of strings, such as one string or a dictionary.
+  """
+  input_texts.check(texts)
+  if language is None:
+    raise errors.InputError(
+      "this vocabulary splits text into words by the rules of its language: pass language=, such "
+      'as language="de", or one for each text'
+    )
+  if isinstance(language, (str, Language)):
+    return _splitter(_row(language))(texts)
+  if len(language) != len(texts):
+    raise ValueError(f"{len(language)} languages for {len(texts)} texts")
+  places: dict[Language, list[int]] = {}
+  row_of = functools.cache(_row)
+  for place, one in enumerate(language):
+    places.setdefault(row_of(one), []).append(place)
+  words = [""] * len(texts)
+  for row, of_row in places.items():
+    for place, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
+      words[place] = text
+  return words
+
+
+def _row(language: str | Language) -> Language:
+  return language if isinstance(language, Language) else languages.language(language)
+
+
+def _splitter(language: Language) -> Callable[[Sequence[str]], list[str]]:
+  """Returns a function that splits texts of a language."""
+  cut: Callable[[str], Any]
+  if language.iso639_3 in _CHINESE:
+    cut = _jieba()
+  elif language.iso639_3 == _JAPANESE:
+    return _split_japanese
+  else:
+    cut = _moses(language)
+  return lambda texts: [" ".join(" ".join(cut(text)).split()) for text in texts]
+
+
+@functools.cache
+def _moses(language: Language) -> Callable[[str], list[str]]:
+  with errors.requires("ems", f"splitting {language.name} into words"):
+    import sacremoses
+  tokenizer = sacremoses.MosesTokenizer(language.iso639_1 or language.iso639_3)
+  # Fifty times as fast as sacremoses' own methods, which build sets of the letters of all scripts
+  # for each abbreviation.
+  letters, small = _letters(tokenizer.IsAlpha), _letters(tokenizer.IsLower)
+  tokenizer.isanyalpha = lambda text: not letters.isdisjoint(text)
+  tokenizer.islower = small.issuperset
+  return functools.partial(tokenizer.tokenize, escape=False)
+
+
+@functools.cache
+def _letters(letters: str) -> frozenset[str]:
+  return frozenset(letters)
+
+
+@functools.cache
+def _jieba() -> Callable[[str], Any]:
+  with warnings.catch_warnings():  # the package was last released in 2020
+    warnings.simplefilter("ignore")
+    with errors.requires("ems", "splitting Chinese into words"):
+      import jieba
+  jieba.setLogLevel(logging.WARNING)
+  tokenizer = jieba.Tokenizer()
+  # By default its cache is in the system's temporary folder, where other users can write.
+  with tempfile.TemporaryDirectory() as folder:
+    tokenizer.tmp_dir = folder
+    tokenizer.initialize()
+  return tokenizer.cut
+
+
+def _split_japanese(texts: Sequence[str]) -> list[str]:
+  program = shutil.which("jumanpp")
+  if program is None:
+    raise errors.InputError(
+      "splitting Japanese into words needs Juman++, but jumanpp is not on the PATH; pip and apt do "
+      "not have it: build version 2 with its model from https://github.com/ku-nlp/jumanpp/releases "
+      "(on macOS, brew install jumanpp), or omit Japanese"
+    )
+  stretches = [
+    [
+      stretch[start : start + _JAPANESE_STRETCH]
+      for stretch in text.split()
+      for start in range(0, len(stretch), _JAPANESE_STRETCH)
+    ]
+    for text in texts
+  ]
+  lines = [stretch for of_text in stretches for stretch in of_text]
+  if not lines:
+    return [""] * len(texts)
+  done = subprocess.run(
+    [program],
+    input="".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"),
+    capture_output=True,
+    check=False,
+  )
+  analyses = _words_of_analyses(done.stdout.decode("utf-8", errors="replace"))
+  if done.returncode or len(analyses) < len(lines):
+    reason = done.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
+    raise errors.InputError(
+      f"{program} (Juman++) analyzed {len(analyses)} of {len(lines)} lines and exited with code "
+      f"{done.returncode}: {reason}; try it in a shell: echo '日本語' | jumanpp"
+    )
+  found = iter(analyses)
+  words = [[next(found) or [stretch] for stretch in of_text] for of_text in stretches]
+  return [" ".join(word for part in of_text for word in part) for of_text in words]
+
+
+def _words_of_analyses(output: str) -> list[list[str]]:
+  """Returns the words of every analysis that Juman++ prints; a failed analysis has no words.
+
+  A line is a word and its properties: `word reading lemma part-of-speech number ...`. Alternative
+  readings of a word follow on lines that start with `@`; a word `@` has a part of speech like any
+  other. `EOS` ends an analysis, `# ERROR` replaces one.
+  """
+  analyses: list[list[str]] = []
+  words: list[str] = []
+  for line in output.split("\n"):
+    if line == "EOS":
+      analyses.append(words)
+      words = []
+      continue
+    fields = line.split(" ")
+    if len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
+      words.append(fields[0])
+  return analyses

@@ -1,0 +1,218 @@
+"""What computes the vectors of an encoder: JAX, or OpenVINO, which is faster on CPUs."""
+
+import concurrent.futures
+import ctypes
+import functools
+import os
+import queue
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vmsst import errors
+from vmsst.arrays import padding
+from vmsst.checkpoints import layer_stacks
+from vmsst.encoder import batching, onnx_encoder, onnx_graph
+from vmsst.networks import sentence_encoder
+
+JAX, OPENVINO = "jax", "openvino"
+BACKENDS = (JAX, OPENVINO)
+"""Names of the backends, as in sentence-transformers."""
+
+# Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.
+_BATCH_TOKENS = 1024
+
+
+def new(
+  name: str,
+  network: sentence_encoder.SentenceEncoder,
+  params: Any,
+  devices: Sequence[jax.Device] | None,
+) -> "JaxBackend | OpenVinoBackend":
+  """Returns a backend.
+
+  Args:
+    name: One of `BACKENDS`.
+    network: Maps token ids to vectors.
+    params: Its parameters.
+    devices: Devices of JAX that share each batch; None: see `vmsst.Encoder`.
+
+  Raises:
+    InputError: the backend is unknown, its package is not installed, or it was given devices.
+  """
+  errors.check_choice("backend", name, BACKENDS)
+  if name == JAX:
+    return JaxBackend(network, params, _default_devices() if devices is None else devices)
+  if devices is not None:
+    raise errors.InputError(f"backend is {name!r}, which computes on CPUs; omit devices")
+  return OpenVinoBackend(network, params)
+
+
+class JaxBackend:
+  """Computes vectors by JAX, each batch on all devices.
+
+  Attributes:
+    params: The parameters of the network, a tree.
+    in_flight: Batches to start before the first result is needed.
+  """
+
+  in_flight = 2
+
+  def __init__(
+    self, network: sentence_encoder.SentenceEncoder, params: Any, devices: Sequence[jax.Device]
+  ):
+    self._devices = len(devices)
+    self._sharding = None
+    if self._devices > 1:
+      mesh = Mesh(np.array(devices), "batch")
+      params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+      self._sharding = NamedSharding(mesh, PartitionSpec("batch"))
+    self.params = params
+    self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
+
+  def batches(
+    self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields batches as (indices into `ids` [B], tokens [R, T]), R >= B, with zeros as padding.
+
+    They have few shapes, as each is compiled.
+
+    Args:
+      ids: Token ids of every sentence.
+      batch_size: Most sentences of a batch.
+      max_length: Most tokens of a sentence.
+    """
+    return batching.padded_batches(ids, batch_size, max_length, self._devices)
+
+  def start(self, tokens_RT: np.ndarray) -> Callable[[], np.ndarray]:
+    """Starts a batch; returns a function that waits for its vectors, float32 [R, S]."""
+    on_devices = tokens_RT
+    if self._sharding is not None:
+      on_devices = jax.device_put(tokens_RT, self._sharding)
+    return functools.partial(np.asarray, self._embed(self.params, on_devices))
+
+
+class OpenVinoBackend:
+  """Computes vectors in float32 by OpenVINO, which runs the graph of `onnx_encoder`.
+
+  Nothing is written to disk: the graph is built in memory, and OpenVINO reads the token table where
+  it is, such as in a mapped file. Each core computes a batch of its own. Small batches stay in its
+  cache, and cores do not wait for each other, as they do if they share a batch.
+
+  Attributes:
+    params: The parameters of the network, a tree.
+    in_flight: Batches to start before the first result is needed.
+  """
+
+  def __init__(self, network: sentence_encoder.SentenceEncoder, params: Any):
+    """Compiles the network.
+
+    Args:
+      network: The network.
+      params: Its parameters, on the host.
+
+    Raises:
+      InputError: a package is not installed.
+    """
+    self.params = params
+    arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
+    graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
+    # OpenVINO uses the arrays of the weights, so that these must live as long.
+    model, self._weights = graph.without_weights()
+    threads = _cores()
+    self.in_flight = 2 * threads
+    compiled = _compiled(model, self._weights, threads)
+    self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(threads):
+      self._requests.put(compiled.create_infer_request())
+    self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
+
+  def batches(
+    self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields batches that are as long as their longest sentence."""
+    del max_length  # the ids are cut
+    return batching.tight_batches(ids, batch_size, _BATCH_TOKENS)
+
+  def start(self, tokens_BT: np.ndarray) -> Callable[[], np.ndarray]:
+    """Starts a batch; returns a function that waits for its vectors, float32 [B, S]."""
+    return self._pool.submit(self._compute, tokens_BT).result
+
+  def _compute(self, tokens_BT: np.ndarray) -> np.ndarray:
+    mask_BT = (tokens_BT != padding.PAD_ID).astype(np.int64)
+    feeds = {onnx_encoder.TOKENS: tokens_BT.astype(np.int64), onnx_encoder.MASK: mask_BT}
+    request = self._requests.get()
+    try:
+      request.infer(feeds, share_inputs=True)
+      return request.get_output_tensor(0).data.copy()
+    finally:
+      self._requests.put(request)
+
+
+def _default_devices() -> Sequence[jax.Device]:
+  if getattr(jax.config, "jax_default_device", None) is not None:
+    return list(jnp.zeros(()).devices())
+  return jax.local_devices()
+
+
+def _cores() -> int:
+  """Returns the number of cores to use: this process's own, or fewer for one of many workers."""
+  available = hasattr(os, "sched_getaffinity")
+  cores = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
+  limit = os.environ.get("OMP_NUM_THREADS", "")
+  return max(1, min(cores, int(limit))) if limit.isdigit() else cores
+
+
+def _compiled(model: Any, weights: dict[str, np.ndarray], threads: int) -> Any:
+  """Returns a model that OpenVINO has compiled, whose inputs without values are `weights`."""
+  openvino = _import_openvino()
+  helper = onnx_graph.library().helper
+  for name, array in weights.items():
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
+  core = openvino.Core()
+  graph = core.read_model(model.SerializeToString())
+  for parameter in graph.get_parameters():
+    name = parameter.get_friendly_name()
+    if name in weights:
+      constant = openvino.op.Constant(_writable(weights[name]), shared_memory=True)
+      parameter.output(0).replace(constant.output(0))
+      graph.remove_parameter(parameter)
+  settings = {
+    "PERFORMANCE_HINT": "THROUGHPUT",
+    "NUM_STREAMS": threads,
+    "INFERENCE_NUM_THREADS": threads,
+    "INFERENCE_PRECISION_HINT": "f32",
+  }
+  return core.compile_model(graph, "CPU", settings)
+
+
+def _import_openvino() -> Any:
+  """Imports OpenVINO without its telemetry.
+
+  If `openvino_telemetry` is installed, importing OpenVINO sends an event to a server from a fork of
+  this process. JAX is multithreaded, so the fork may deadlock.
+  """
+  telemetry = "openvino_telemetry"
+  hidden = telemetry not in sys.modules
+  if hidden:
+    sys.modules[telemetry] = None  # type: ignore[assignment]
+  try:
+    with errors.requires("openvino", "the backend 'openvino'"):
+      import openvino
+  finally:
+    if hidden:
+      del sys.modules[telemetry]
+  return openvino
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+  """Returns a view that OpenVINO accepts: it wants to be allowed to write, but does not."""
+  memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+  return np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)

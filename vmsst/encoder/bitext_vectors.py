@@ -1,0 +1,70 @@
+"""Computes the vectors of bitexts by a trained encoder, for distillation into a student."""
+
+from collections.abc import Sequence
+
+from vmsst.data import derived_files, readers, teacher_vectors
+from vmsst.data.readers import BitextFile
+from vmsst.encoder import encoding, loading
+from vmsst.io import npy_files
+
+# Texts whose vectors are in memory at once; even, so that windows contain whole pairs.
+_WINDOW = 1 << 14
+
+
+def embed_files(
+  run: str,
+  patterns: str | Sequence[str],
+  folder: str,
+  *,
+  languages: tuple[str, str] | None = None,
+  fields: tuple[str, str] | None = None,
+  batch_size: int = 128,
+  refresh: bool = False,
+  progress: bool | None = None,
+) -> dict[str, derived_files.Counts]:
+  """Writes the vectors of every bitext that has none in the folder yet.
+
+  Args:
+    run: Path of an encoder, as in `vmsst.load`.
+    patterns: Bitext files or shell patterns, as in training.
+    folder: Output folder, local or in an object store; pass it to `bitext.files` as `teacher`.
+    languages: Codes of both sides, if file names do not contain them.
+    fields: Names of both fields of JSONL files, if they are not language codes.
+    batch_size: Sentences per batch.
+    refresh: Recompute all files, as after a change of the encoder or the bitexts.
+    progress: Show a progress bar; None: on a terminal only.
+
+  Returns:
+    For each file, new or existing, `lines` and `dimension`.
+
+  Raises:
+    InputError: a checkpoint or file is missing or broken, or the folder has vectors by another
+      encoder.
+  """
+  bitexts = readers.find_bitext(patterns, languages, fields)
+  encoder = loading.load(run)
+
+  def make(bitext: BitextFile, path: str) -> derived_files.Counts:
+    lines = sum(1 for _ in readers.read_pairs(bitext))
+    codes = [readers.code_of(bitext.source), readers.code_of(bitext.target)]
+    embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=None)
+    windows = encoding.encode_windows(
+      lambda texts: embed(texts, language=codes * (len(texts) // 2)),
+      (side for pair in readers.read_pairs(bitext) for side in pair),
+      _WINDOW,
+      total=2 * lines,
+      unit=" sentences",
+      title=str(bitext),
+      progress=progress,
+    )
+    npy_files.write(path, (lines, 2, encoder.dimension), windows)
+    return {"lines": lines, "dimension": encoder.dimension}
+
+  return derived_files.make_files(
+    bitexts,
+    folder,
+    settings={"encoder": encoding.identity(encoder, str(encoder.path))},
+    place_of=teacher_vectors.place,
+    make=make,
+    refresh=refresh,
+  )

@@ -1,0 +1,496 @@
+"""The encoder as users call it: sentences to vectors, similarities and margin scores."""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from vmsst import errors
+from vmsst.checkpoints import encoder_json
+from vmsst.data import hugging_face_vocabulary, input_texts, length_limits, vocabularies
+from vmsst.data.input_texts import Texts
+from vmsst.encoder import arguments, backends
+from vmsst.io import progress_bar
+from vmsst.networks import sentence_encoder
+from vmsst.search import device_search, exact_search, margins, quantization
+
+Language = str | Sequence[str] | None
+_Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]]
+
+# Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
+_WINDOW = 1 << 16
+# The prompts of queries and documents, by preference.
+_QUERY = ("query",)
+_DOCUMENT = ("document", "passage", "corpus")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedTexts:
+  """Texts that `Encoder.prepare` has tokenized.
+
+  Attributes:
+    texts: The texts.
+    ids: Token ids of each, at most `max_length`.
+    long: Indices of the texts that were cut.
+  """
+
+  texts: list[str]
+  ids: list[list[int]]
+  long: list[int]
+
+  def __len__(self) -> int:
+    return len(self.texts)
+
+
+class Encoder:
+  """Maps sentences to vectors.
+
+  Use an encoder in the process that has loaded it: JAX hangs in forked children. For others, pass
+  its path.
+
+  Attributes:
+    vocabulary: Maps sentences to token ids.
+    max_length: Tokens of a sentence, EOS included. Longer texts are cut, or split on request.
+    dimension: Dimensions of a sentence vector.
+    languages: Codes of the training languages, or None if unknown.
+    prompts: Prefixes by name, such as E5's of queries and passages.
+    path: Path of the parameters, or None.
+    similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
+    model_card_data: Ignores the metrics that they report for a model card.
+  """
+
+  similarity_fn_name: Literal["cosine"] = "cosine"
+  model_card_data: Any = types.SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)
+
+  def __init__(
+    self,
+    network: sentence_encoder.SentenceEncoder,
+    params: Any,
+    vocabulary: vocabularies.Vocabulary,
+    *,
+    max_length: int,
+    languages: Sequence[str] | None = None,
+    path: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    backend: str = backends.JAX,
+  ):
+    """Takes parameters in memory; `vmsst.load` reads them from a folder.
+
+    Args:
+      network: Maps token ids to vectors.
+      params: Its parameters.
+      vocabulary: Maps sentences to token ids.
+      max_length: Tokens of a sentence, EOS included.
+      languages: Codes of the training languages.
+      path: Path of the parameters.
+      devices: Devices that share each batch. None: all devices of this process, or JAX's default
+        device if one is set.
+      backend: "jax"; "openvino" computes in float32 on the CPU, with the parameters as NumPy arrays
+        or on it.
+    """
+    self.vocabulary = vocabulary
+    self.max_length = max_length
+    self.dimension = network.latent_dim
+    self.languages = languages
+    self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
+    self.path = path
+    self._process = os.getpid()
+    self._network = network
+    self._backend = backends.new(backend, network, params, devices)
+
+  @property
+  def digest(self) -> str:
+    """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
+
+    Two encoders with one digest compute the same vectors, up to rounding error.
+    """
+    settings = encoder_json.digest(self._network, self.vocabulary, self.max_length)
+    return hashlib.sha256(f"{settings} {self._params_digest}".encode()).hexdigest()
+
+  @functools.cached_property
+  def _params_digest(self) -> str:
+    total = hashlib.sha256()
+    for name, value in sorted(traverse_util.flatten_dict(self._backend.params, sep="/").items()):
+      array = np.ascontiguousarray(value)
+      total.update(f"{name} {array.dtype} {array.shape}".encode())
+      total.update(array.view(np.uint8).data)
+    return total.hexdigest()
+
+  def prepare(
+    self, sentences: Texts, *, language: Language = None, prefix: str | None = None
+  ) -> PreparedTexts:
+    """Tokenizes sentences for `encode`, so that it can be done ahead, in another thread.
+
+    Arguments and errors are those of `encode`, which must get the same language and prefix.
+    """
+    texts = input_texts.as_list(sentences)
+    if not (language is None or isinstance(language, str)):
+      language = arguments.languages(language, len(texts))
+    return PreparedTexts(texts, *self._tokenizer(prefix)(texts, language))
+
+  def encode(
+    self,
+    sentences: Texts | PreparedTexts,
+    *,
+    language: Language = None,
+    prefix: str | None = None,
+    prompt_name: str | None = None,
+    batch_size: int = 128,
+    truncate_dim: int | None = None,
+    normalize: bool = False,
+    precision: quantization.Precision | None = "float32",
+    progress: bool | None = None,
+    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+    prompt: str | None = None,
+    normalize_embeddings: bool = False,
+    show_progress_bar: bool | None = None,
+    convert_to_numpy: bool = True,
+    convert_to_tensor: bool = False,
+  ) -> Any:
+    """Returns one vector for each sentence: float32 [N, D], in the order of the input.
+
+    Sentences are sorted by length and padded to few shapes, to save compute and compilation.
+    Of a sentence with more than `max_length` tokens, the first are read. Vectors do not depend on
+    other inputs beyond rounding error. An empty sentence has the vector of
+    its EOS token alone, or zeros if the vocabulary has no EOS. Half of a surrogate pair, which is
+    not valid UTF-8, counts as U+FFFD.
+
+    Args:
+      sentences: Strings, an iterator of strings (read completely first), or an open file, for its
+        lines. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped, with one sentence
+        per line. Or what `prepare` has returned for them.
+      language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
+        if the vocabulary splits text into words by the rules of its language, as EMS's does;
+        otherwise ignored.
+      prefix: Text before every sentence, such as E5's "passage: ", instead of the vocabulary's own;
+        None: the vocabulary's own, which most lack.
+      prompt_name: Name of the prefix in `prompts`, instead of `prefix`.
+      batch_size: Sentences per batch, on all devices together. Batches of sentences with more than
+        64 tokens are smaller, to save memory.
+      truncate_dim: Return the first dimensions only, which encoders with Matryoshka losses are
+        trained for; None: all.
+      normalize: Scale vectors to length 1, so that dot products are cosines; zeros stay zeros.
+        Vectors of some imported encoders (E5, LaBSE) have length 1 in any case.
+      precision: What a vector consists of, as in sentence-transformers: "float32"; "int8" or
+        "uint8", a byte per dimension, for 256 levels between the lowest and the highest value of
+        the dimension in these vectors (`vmsst.quantize` takes other ranges); "binary" or "ubinary",
+        8 signs in each int8 or uint8. None: "float32".
+      progress: Show a progress bar; None: on a terminal only.
+      on_cut: Called once if texts were cut, with their number, the number of all texts and
+        `max_length`. The default logs one warning; None: no warning.
+      prompt: `prefix` in sentence-transformers, as its evaluators pass it.
+      normalize_embeddings: `normalize` there.
+      show_progress_bar: `progress` there.
+      convert_to_numpy: False is a list of tensors there.
+      convert_to_tensor: Return a tensor of torch on the CPU.
+
+    Raises:
+      TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
+        item is not a string (None, bytes, a number); the message names it.
+      ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
+        fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
+        `precision` is unknown.
+      InputError: the vocabulary requires the language and none is given, its word splitter or torch
+        is not installed, or a file cannot be read.
+      RuntimeError: this process is a forked child of the one that has loaded the encoder.
+    """
+    self.check_process()
+    batch_size = errors.as_integer("batch_size", batch_size)
+    precision = precision or "float32"
+    errors.check_choice("precision", precision, get_args(quantization.Precision))
+    if truncate_dim is not None:
+      truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
+    prefix = self._prompt(prefix, prompt, prompt_name)
+    progress = show_progress_bar if progress is None else progress
+    prepared = None
+    if isinstance(sentences, PreparedTexts):
+      prepared, texts = sentences, sentences.texts
+    else:
+      texts = input_texts.as_list(sentences)
+    if not (language is None or isinstance(language, str)):
+      language = arguments.languages(language, len(texts))
+    tokenize = self._tokenizer(prefix)
+    vectors_ND = np.empty((len(texts), self.dimension), np.float32)
+    window = max(batch_size, _WINDOW // batch_size * batch_size)
+    bar = progress_bar.Bar(
+      total=len(texts), unit=" sentences", disable=None if progress is None else not progress
+    )
+    were_cut = 0
+    with bar:
+      for start in range(0, len(texts), window):
+        rows = slice(start, start + window)
+        codes = language if language is None or isinstance(language, str) else language[rows]
+        if prepared is None:
+          ids, long = tokenize(texts[rows], codes)
+        else:
+          ids = prepared.ids[rows]
+          long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
+        were_cut += len(long)
+        self._encode_ids(ids, batch_size, vectors_ND[rows], bar.update)
+    if were_cut and on_cut is not None:
+      on_cut(were_cut, len(texts), self.max_length)
+    vectors_ND = vectors_ND[:, :truncate_dim]
+    if normalize or normalize_embeddings:
+      norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+      vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
+    stored_NC = quantization.quantize(vectors_ND, precision)
+    if convert_to_tensor:
+      return _tensor(stored_NC)
+    return stored_NC if convert_to_numpy else list(_tensor(stored_NC))
+
+  def encode_query(self, sentences: Texts, **options: Any) -> Any:
+    """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
+    return self._encode_as(_QUERY, sentences, options)
+
+  def encode_document(self, sentences: Texts, **options: Any) -> Any:
+    """Returns the vectors of texts to be found.
+
+    As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
+    and that is not empty.
+    """
+    return self._encode_as(_DOCUMENT, sentences, options)
+
+  def _encode_as(self, names: Sequence[str], sentences: Texts, options: dict[str, Any]) -> Any:
+    if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
+      options["prefix"] = _preferred(self.prompts, names)
+    return self.encode(sentences, **options)
+
+  def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
+    """Returns the prefix that the arguments of `encode` ask for."""
+    given = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    if len(given) > 1:
+      raise ValueError(f"{' and '.join(given)} are both given; pass one of them")
+    if prompt_name is None:
+      return next(iter(given.values()), None)
+    if prompt_name not in self.prompts:
+      known = ", ".join(map(repr, self.prompts)) or "none"
+      raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
+    return self.prompts[prompt_name]
+
+  def _tokenizer(self, prefix: str | None) -> _Tokenize:
+    """Returns what maps texts and their languages to ids, and to the indices of cut texts."""
+    if not (prefix is None or isinstance(prefix, str)):
+      raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
+    vocabulary = self.vocabulary
+    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+      vocabulary = dataclasses.replace(vocabulary, prefix="")
+    return functools.partial(_cut, vocabulary, self.max_length, prefix or "")
+
+  def check_process(self) -> None:
+    """Raises RuntimeError in a forked child of the process that has loaded the encoder.
+
+    JAX's threads do not exist there, so that computations would never end.
+    """
+    if os.getpid() != self._process:
+      raise RuntimeError(
+        f"this encoder was loaded in process {self._process} and cannot be used in its forked "
+        f"child {os.getpid()}, where JAX would hang; start child processes with "
+        "multiprocessing.get_context('spawn') or 'forkserver', or load the encoder in each child "
+        "and do not use JAX in the parent before the fork"
+      )
+
+  def similarity(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array | None = None,
+    *,
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> Any:
+    """Returns the cosine of every source with every target: float32 [N, M].
+
+    A NumPy array, or a tensor if vectors are tensors of torch.
+
+    Args:
+      sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
+      targets: Texts or vectors likewise; None: the sources.
+      languages: Languages of sources and targets, for encoders that require them.
+      **options: Options of `encode`, such as `batch_size`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
+        finite.
+    """
+    vectors = self._sides(sources, targets, languages, options)
+    source_ND, target_MD = map(exact_search.unit_rows, vectors)
+    cosine_NM = source_ND @ target_MD.T
+    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    return _tensor(cosine_NM) if "torch" in kinds else cosine_NM
+
+  def score_pairs(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array,
+    *,
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """Returns the cosine of source i with target i: float32 [N]. Arguments: as `similarity`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, the sides differ in number, or vectors have
+        another shape or are not finite.
+    """
+    vectors = self._sides(sources, targets, languages, options, pairs=True)
+    return np.einsum("nd,nd->n", *map(exact_search.unit_rows, vectors))
+
+  def margin_scores(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array,
+    *,
+    neighbors: int = 4,
+    margin: margins.Margin = "ratio",
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
+
+    It compares the cosine of a pair with the cosines of both texts' nearest neighbors among the
+    given texts of the other side; see `vmsst.search.margins.margin_pairs`.
+
+    Args:
+      sources: Texts as in `encode`, or vectors [N, D].
+      targets: As many texts or vectors.
+      neighbors: Number of nearest neighbors.
+      margin: "ratio", "distance" or "absolute".
+      languages: Languages of sources and targets, for encoders that require them.
+      **options: Options of `encode`, such as `batch_size`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, there are no pairs, the sides differ in
+        number, vectors have another shape or are not finite, `neighbors` is not an integer of 1 or
+        more, or the margin is unknown.
+      RuntimeError: as `encode`.
+    """
+    self.check_process()
+    return margins.margin_scores(
+      *self._sides(sources, targets, languages, options, pairs=True),
+      neighbors=neighbors,
+      margin=margin,
+      compare=device_search.compare,
+    )
+
+  def _encode_ids(
+    self,
+    ids: Sequence[Sequence[int]],
+    batch_size: int,
+    vectors_ND: np.ndarray,
+    done: Callable[[int], Any],
+  ) -> None:
+    """Fills in the vectors of token ids; calls `done` with the size of each finished batch."""
+    backend = self._backend
+    pending: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
+
+    def collect() -> None:
+      index_B, vectors = pending.popleft()
+      vectors_ND[index_B] = vectors()[: len(index_B)]
+      done(len(index_B))
+
+    for index_B, tokens_RT in backend.batches(ids, batch_size, self.max_length):
+      pending.append((index_B, backend.start(tokens_RT)))
+      if len(pending) > backend.in_flight:
+        collect()
+    while pending:
+      collect()
+
+  def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
+    """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
+    first = _first(given)
+    if isinstance(first, str) or not hasattr(first, "dtype"):
+      return input_texts.as_list(given)
+    vectors = np.asarray(given if first is given else [np.asarray(each) for each in given])
+    if not jnp.issubdtype(vectors.dtype, np.number):
+      return input_texts.as_list(given)
+    if jnp.issubdtype(vectors.dtype, np.complexfloating):
+      raise ValueError(f"{name} has the dtype {vectors.dtype}; pass vectors of real numbers")
+    if vectors.ndim not in (1, 2) or not 0 < vectors.shape[-1] <= self.dimension:
+      raise ValueError(
+        f"{name} has the shape {vectors.shape}; vectors must have the shape [N, {self.dimension}], "
+        "as encode returns them"
+      )
+    return np.atleast_2d(vectors)
+
+  def _vectors(
+    self, given: np.ndarray | list[str], language: Language, options: Mapping[str, Any]
+  ) -> np.ndarray:
+    """Returns the vectors of texts, or given vectors as they are."""
+    if isinstance(given, np.ndarray):
+      return given
+    return np.asarray(self.encode(given, language=language, **options))
+
+  def _sides(
+    self,
+    sources: Any,
+    targets: Any,
+    languages: tuple[Language, Language],
+    options: Mapping[str, Any],
+    *,
+    pairs: bool = False,
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
+    of_source, of_target = arguments.of_both_sides(languages)
+    source = self._side("sources", sources)
+    target = None if targets is None and not pairs else self._side("targets", targets)
+    if pairs and target is not None and len(source) != len(target):
+      raise ValueError(f"{len(source):,} sources and {len(target):,} targets are not pairs")
+    source_ND = self._vectors(source, of_source, options)
+    if target is None:
+      return source_ND, source_ND
+    target_MD = self._vectors(target, of_target, options)
+    if source_ND.shape[1] != target_MD.shape[1]:
+      raise ValueError(
+        f"the vectors of sources have {source_ND.shape[1]} dimensions, those of targets "
+        f"{target_MD.shape[1]}; truncate both alike"
+      )
+    return source_ND, target_MD
+
+
+def _cut(
+  vocabulary: vocabularies.Vocabulary,
+  max_length: int,
+  prefix: str,
+  texts: Sequence[str],
+  language: Language,
+) -> tuple[list[list[int]], list[int]]:
+  if prefix:
+    texts = [prefix + text for text in texts]
+  return length_limits.cut(vocabulary, texts, max_length, language)
+
+
+def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
+  """Returns the prefixes of `encode_query` and `encode_document`, as "query" and "document".
+
+  Args:
+    prefix: That of `encode`.
+    prompts: The encoder's prompts.
+  """
+  found = {"query": _preferred(prompts, _QUERY), "document": _preferred(prompts, _DOCUMENT)}
+  return {name: prefix if prompt is None else prompt for name, prompt in found.items()}
+
+
+def _preferred(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
+  """Returns the first of the named prompts that is not empty, or else an empty one, or None."""
+  present = [prompts[name] for name in names if name in prompts]
+  return next(filter(None, present), "" if present else None)
+
+
+def _first(given: Any) -> Any:
+  """Returns the first item of a list or tuple, or other objects themselves."""
+  return given[0] if isinstance(given, (list, tuple)) and given else given
+
+
+def _tensor(array: np.ndarray) -> Any:
+  with errors.requires("sentence-transformers", "a tensor of torch"):
+    import torch
+  return torch.from_numpy(array)

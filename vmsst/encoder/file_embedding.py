@@ -1,0 +1,197 @@
+"""Computes the vectors of the lines of text files of any length, with any encoder."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.data import length_limits
+from vmsst.encoder import encoder_sources, encoding
+from vmsst.io import line_spans, npy_files, storage, text_fields, work_folders
+from vmsst.search import embedded_text, vector_store
+from vmsst.units import base, engines, local
+
+# Lines of a shard. An interruption costs at most the shards in work, which are in memory.
+_SHARD_LINES = 1 << 14
+_FORMAT = 3
+"""Version of the shards; increase it if the same lines get other vectors or facts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedShard(base.StagedUnit):
+  """Writes the vectors of a span of lines.
+
+  Attributes:
+    encoder: The encoder.
+    span: The lines.
+    field: See `embed_file`.
+    language: See `embed_file`.
+    batch_size: See `embed_file`. The key does not contain it, so that a job that ran out of memory
+      resumes with a smaller one; it changes rounding only.
+    dimension: How many dimensions to store; an encoder's further ones are left out.
+    dtype: See `embed_file`.
+    path: Output file.
+  """
+
+  encoder: encoder_sources.EncoderSource
+  span: line_spans.Span
+  field: str | None
+  language: str | None
+  batch_size: int
+  dimension: int
+  dtype: str
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    return base.digest(
+      "embed",
+      _FORMAT,
+      self.encoder.identity,
+      self.span.digest,
+      self.span.first == 1,  # A byte order mark is removed there.
+      self.field,
+      self.language,
+      self.dimension,
+      self.dtype,
+    )
+
+  def __str__(self) -> str:
+    return str(self.span)
+
+  def read(self) -> Any:
+    """Returns the texts, tokenized if the encoder supports it."""
+    texts = text_fields.texts(self.span.read(), self.span.name, self.field, self.span.first)
+    return encoding.prepare(self.encoder.open(), list(texts), self.language)
+
+  def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """Returns the vectors, and how many texts were cut."""
+    cut: list[tuple[int, int, int]] = []
+    embed = encoding.embedder(
+      self.encoder.open(),
+      language=self.language,
+      batch_size=self.batch_size,
+      on_cut=lambda *counts: cut.append(counts),
+    )
+    return embed(prepared)[:, : self.dimension], cut
+
+  def write(self, computed: Any) -> dict[str, Any]:
+    """Writes the file; returns its checksum and how many texts were cut."""
+    vectors_ND, cut = computed
+    try:
+      sha256 = npy_files.write_shard(self.path, vectors_ND, self.dimension, self.dtype)
+    except ValueError as error:
+      raise errors.InputError(f"{error} (vector 0 is line {self.span.first})") from None
+    return {"cut": cut, "sha256": sha256}
+
+
+def embed_file(
+  encoder: Any,
+  path: str | Sequence[str],
+  folder: str | os.PathLike[str],
+  *,
+  name: str,
+  field: str | None = None,
+  language: str | None = None,
+  dtype: str = "float32",
+  dimensions: int | None = None,
+  batch_size: int = 128,
+  shard_lines: int | None = None,
+  engine: engines.Engine | None = None,
+  load: Callable[[], tuple[str, Any]] | None = None,
+  progress: bool | None = None,
+) -> int:
+  """Writes one vector per line of text files, empty lines included; resumes after interruption.
+
+  Args:
+    encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
+    path: UTF-8 text, plain or gzipped; or several, whose lines follow each other.
+    folder: Output folder, a `vector_store`. While the work lasts, its work folder has uncompressed
+      copies of gzipped texts.
+    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
+    field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
+    language: Code of the text's language, for encoders that need it.
+    dtype: float32, or float16 for half the space.
+    dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
+      for; None: all.
+    batch_size: Lines per batch.
+    shard_lines: Lines per shard; None: 16,384.
+    engine: Where to compute; None: in this process.
+    load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
+      any.
+    progress: Show a progress bar; None: on a terminal only.
+
+  Returns:
+    Number of lines.
+
+  Raises:
+    InputError: a text cannot be read or changes while it is read, the folder has other vectors or
+      files or is being written, or a value is not finite in this dtype.
+    ValueError: the encoder returns arrays of another shape.
+  """
+  paths = [path] if isinstance(path, str) else list(path)
+  engine = engine or local.Local()
+  place = storage.absolute(folder)
+  embed = encoding.embedder(encoder, language=language)
+  vector_store.check_dtype(dtype)
+  width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
+  if dimensions is not None and not 1 <= dimensions <= width:
+    raise errors.InputError(
+      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
+    )
+  source = encoder_sources.of(encoder, name, load)
+  special = {
+    "field": field,
+    "dimensions": dimensions,
+  }
+  with contextlib.ExitStack() as stack:
+    stack.callback(work_folders.remove_if_empty, place)
+    stack.enter_context(work_folders.owned(folder, is_folder=True))
+    work = work_folders.path_of(folder, is_folder=True)
+    stack.callback(_remove_copies, work)
+    cut = line_spans.cut(paths, shard_lines or _SHARD_LINES, copies=work)
+    settings = {
+      "encoder": encoding.identity(encoder, name),
+      "language": language,
+      "text": embedded_text.describe(paths, cut),
+      **{key: value for key, value in special.items() if value is not None},
+    }
+    vector_store.check_free(place)
+    rows = [span.lines for span in cut.spans]
+    state = vector_store.State(dimensions or width, dtype, rows, settings)
+    if vector_store.start(place, state):
+      return cut.lines
+    units = [
+      EmbedShard(
+        encoder=source,
+        span=span,
+        field=field,
+        language=language,
+        batch_size=batch_size,
+        dimension=state.dimension,
+        dtype=dtype,
+        path=vector_store.shard_path(place, number),
+      )
+      for number, span in enumerate(cut.spans)
+    ]
+    if engine.in_process:
+      stack.enter_context(encoder_sources.using(source, encoder))
+    try:
+      made = engines.run("embed", units, engine, progress=progress)
+    except BaseException:
+      vector_store.abandon(place)
+      raise
+    length_limits.log_all_cut([count for each in made for count in each["cut"]], cut.lines)
+    vector_store.finish(place, [each["sha256"] for each in made])
+  return cut.lines
+
+
+def _remove_copies(work: str) -> None:
+  line_spans.remove_copies(work)
+  work_folders.remove_if_empty(work)

@@ -1,0 +1,236 @@
+"""Loads encoders and translators from runs, checkpoints and exports, local or remote.
+
+Neither TensorFlow nor seqio nor gin is needed.
+
+Example:
+  encoder = vmsst.load("/runs/small")
+  vectors = encoder.encode(["How are you?", "Wie geht's?"], normalize=True)
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import operator
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from vmsst import errors
+from vmsst.checkpoints import encoder_json, restoring, sentence_transformers_files
+from vmsst.encoder import backends, encoder_folders
+from vmsst.encoder.encoder import Encoder
+from vmsst.encoder.translation import Translator
+from vmsst.io import checksums, storage
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedEncoder:
+  """The parts of an encoder, as saved.
+
+  Attributes:
+    name: Path of its parameters.
+    assets: Networks, vocabulary, maximum length and languages.
+    network: The network that was read.
+    params: Its parameters, float32, as a tree.
+  """
+
+  name: str
+  assets: encoder_json.EncoderAssets
+  network: Any
+  params: Any
+
+  @functools.cached_property
+  def arrays(self) -> dict[str, np.ndarray]:
+    """The parameters by name; `/` joins the parts of a name."""
+    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
+
+
+def read(
+  path: str | os.PathLike[str],
+  network_of: Callable[[encoder_json.EncoderAssets], Any] = operator.attrgetter("network"),
+) -> SavedEncoder:
+  """Reads the parts of an encoder.
+
+  Args:
+    path: As in `load`.
+    network_of: Returns the network to read, by default the encoder alone.
+
+  Raises:
+    InputError: as in `load`.
+  """
+  with encoder_folders.opened(path) as found:
+    assets = encoder_json.load_encoder_assets(found.assets)
+    network = network_of(assets)
+    params = restoring.restore_params(found.parameters, network)
+  return SavedEncoder(found.name, assets, network, params)
+
+
+def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
+  return Encoder(
+    network,
+    saved.params,
+    saved.assets.vocabulary,
+    max_length=saved.assets.max_length,
+    languages=saved.assets.languages,
+    path=saved.name,
+    **options,
+  )
+
+
+def load(
+  path: str | os.PathLike[str],
+  *,
+  dtype: str | None = None,
+  max_length: int | None = None,
+  backend: str = backends.JAX,
+) -> Encoder:
+  """Returns the encoder in a folder, on all devices of this process.
+
+  Args:
+    path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
+      or a training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
+      imported encoder or an export; local, or in an object store (`gs://` needs gcsfs, `s3://`
+      s3fs). Parameters may have been saved from any number of devices.
+    dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
+      three digits; None: as in training. Vectors are float32 in any case.
+    max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
+      the length in training for runs.
+    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`), which is faster there. It computes
+      in float32; its vectors are those of JAX, up to rounding error.
+
+  Raises:
+    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
+      unknown, they exclude each other, `max_length` exceeds its position table, or the package that
+      reads the store or computes is not installed.
+  """
+  errors.check_choice("backend", backend, backends.BACKENDS)
+  on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+  if backend != backends.JAX:
+    if dtype not in (None, "float32"):
+      raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
+    dtype = "float32"
+    on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
+
+  def in_dtype(assets: encoder_json.EncoderAssets) -> Any:
+    network = assets.network
+    if dtype is None:
+      return network
+    config = dataclasses.replace(network.config, dtype=dtype)
+    return dataclasses.replace(network, config=config, parent=None)
+
+  with on_host:
+    saved = read(path, in_dtype)
+  encoder = _new_encoder(
+    saved,
+    saved.network,
+    backend=backend,
+  )
+  if max_length is not None:
+    most = getattr(saved.network.config, "max_tokens", None)  # None: any length
+    encoder.max_length = errors.as_integer(f"max_length of {path}", max_length, maximum=most)
+  return encoder
+
+
+def load_translator(path: str | os.PathLike[str]) -> Translator:
+  """Returns encoder and decoder of a training run, on this process's default device.
+
+  Args:
+    path: A run's MODEL_DIR (for its latest checkpoint) or one of its `checkpoint_<step>` folders,
+      of VMSST, BITRANSLATION or VMSST CONTRASTIVE; local or remote, as in `load`.
+
+  Raises:
+    InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
+      decoder.
+  """
+
+  def generator(assets: encoder_json.EncoderAssets) -> Any:
+    if assets.generator is None:
+      raise errors.InputError(
+        f"{path}: {encoder_json.ENCODER_FILE} names no network with a decoder, so there is nothing "
+        "to generate text with; pass a run of VMSST, BITRANSLATION or VMSST CONTRASTIVE (rerun a "
+        "run of an older vmsst, which did not save the decoder's sizes)"
+      )
+    return assets.generator
+
+  saved = read(path, generator)
+  decoder_device = jnp.zeros(()).device
+  encoder = _new_encoder(
+    saved,
+    saved.assets.network,
+    devices=[decoder_device],
+  )
+  return Translator(saved.network, saved.params, encoder)
+
+
+def open_encoder(
+  path: str,
+  dtype: str | None = None,
+  max_length: int | None = None,
+  backend: str = backends.JAX,
+) -> tuple[str, Any]:
+  """Opens an encoder of this library or of sentence-transformers.
+
+  Args:
+    path: A path that `load` opens, or another folder of sentence-transformers, which that package
+      opens. Code in the folder is not run.
+    dtype: Compute dtype; see `load`. sentence-transformers does not support it.
+    max_length: Tokens of a sentence; see `load`. An encoder of sentence-transformers can have its
+      own maximum at most.
+    backend: Backend; see `load`. sentence-transformers has its own in a folder that was exported
+      for one.
+
+  Returns:
+    The absolute path of its parameters, and an object with `encode(texts)` and the attribute
+    `digest`, which identifies it by content.
+
+  Raises:
+    InputError: there is no encoder, or the package that opens it is not installed.
+  """
+  folder = pathlib.Path(path).expanduser()
+  if (
+    not path
+    or storage.is_url(path)
+    or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
+    or (folder / encoder_json.ENCODER_FILE).is_file()
+  ):
+    encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
+    return str(encoder.path), encoder
+  if dtype is not None:
+    raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
+  if backend != backends.JAX:
+    raise errors.InputError(
+      f"{folder} is of sentence-transformers, which runs it; omit the backend {backend!r}, or try "
+      "`vmsst import bert`"
+    )
+  with errors.requires("sentence-transformers", str(folder)):
+    import sentence_transformers
+  try:
+    theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
+  except (OSError, ValueError, KeyError) as error:
+    # The message may advise to trust code in the folder.
+    raise errors.InputError(
+      f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "
+      "or try `vmsst import bert`"
+    ) from error
+  theirs.digest = _digest_below(folder)
+  if max_length is not None:
+    theirs.max_seq_length = errors.as_integer(
+      f"max_length of {path}", max_length, maximum=theirs.max_seq_length
+    )
+    theirs.digest = hashlib.sha256(f"{theirs.digest} {max_length}".encode()).hexdigest()
+  return str(folder.resolve()), theirs
+
+
+def _digest_below(folder: pathlib.Path) -> str:
+  """Returns a SHA-256 of the names and contents of all files below a folder."""
+  total = hashlib.sha256()
+  for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    total.update(f"{checksums.of_file(path)}  {path.relative_to(folder)}\n".encode())
+  return total.hexdigest()

@@ -1,0 +1,89 @@
+"""SHA-256 checksums of files, and of a checkpoint's in `SHA256SUMS`, the format of `sha256sum`.
+
+Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from etils import epath
+
+from vmsst.io import input_files, storage
+
+NAME = "SHA256SUMS"
+
+
+def of_file(path: str | os.PathLike[str]) -> str:
+  """Returns the SHA-256 of a file, which may be larger than memory, in hexadecimal.
+
+  Args:
+    path: A file, local or in an object store.
+
+  Raises:
+    InputError: a local path is missing, or not a file but a folder, pipe or device; or a store
+      cannot be read.
+  """
+  input_files.check_local(path)
+  with storage.explained(path, "read"), storage.open_binary(path) as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
+  """Writes the checksums of all files in `folders` to `checkpoint`.
+
+  Args:
+    checkpoint: The folder of the checkpoint, while it is being written.
+    folders: The future subfolders of the checkpoint, by name.
+  """
+  lines = [
+    f"{of_file(path)}  {name}/{inside}\n"
+    for name, folder in sorted(folders.items())
+    for inside, path in _files(folder)
+  ]
+  (checkpoint / NAME).write_text("".join(lines))
+
+
+def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
+  """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
+
+  Args:
+    checkpoint: The folder of the checkpoint.
+    only: The subfolder to check; None: all with checksums.
+  """
+  sums = checkpoint / NAME
+  if not sums.exists():
+    return None
+  try:
+    input_files.check_local(sums)
+    lines = [
+      re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
+    ]
+    if not lines or None in lines:
+      return f"{NAME} has changed since it was written"
+    wanted: dict[str, dict[str, str]] = {}
+    for digest, folder, name in (line.groups() for line in lines if line):
+      wanted.setdefault(folder, {})[name] = digest
+    for folder in sorted(wanted) if only is None else [only]:
+      files = dict(_files(checkpoint / folder))
+      for name, digest in wanted.get(folder, {}).items():
+        if name not in files:
+          return f"{folder}/{name} is missing"
+        if of_file(files[name]) != digest:
+          return f"{folder}/{name} has changed since it was written"
+  except (OSError, ValueError) as error:
+    return f"it cannot be read ({error})"
+  return None
+
+
+def _files(folder: epath.Path) -> Iterator[tuple[str, epath.Path]]:
+  """Yields all files below `folder`, with their relative names."""
+  if not folder.is_dir():
+    return
+  for path in sorted(folder.iterdir(), key=lambda path: path.name):
+    if path.is_dir():
+      for name, inside in _files(path):
+        yield f"{path.name}/{name}", inside
+    else:
+      yield path.name, path

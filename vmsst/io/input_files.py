@@ -1,0 +1,154 @@
+"""Reads untrusted files; refuses pipes and devices, which can hang, and invalid JSON."""
+
+import json
+import os
+import reprlib
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vmsst import errors
+from vmsst.io import storage
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def check(path: str | os.PathLike[str]) -> None:
+  """Raises InputError if a path is missing or not a file but a folder, pipe or device."""
+  try:
+    mode = os.stat(path).st_mode
+  except (
+    OSError,
+    ValueError,
+  ) as error:  # a NUL or half a surrogate pair
+    raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
+  if not stat.S_ISREG(mode):
+    raise errors.InputError(f"{path}: not a file but {_kind(mode)}")
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+  """Does what `check` does, unless the path is in an object store, which has no pipes."""
+  if not storage.is_url(path):
+    check(path)
+
+
+def check_below(folder: str | os.PathLike[str]) -> None:
+  """Raises InputError if a folder contains anything but files and folders, at any depth."""
+  for path in _below(folder):
+    check(path)
+
+
+def size_below(folder: str | os.PathLike[str]) -> int:
+  """Returns the total size of all files below a folder, in bytes."""
+  return sum(os.path.getsize(path) for path in _below(folder))
+
+
+def check_no_pipe(path: str | os.PathLike[str]) -> None:
+  """Raises InputError for a named pipe, whose reader waits for a writer that may never come.
+
+  Pipes of a shell (`<(...)`, /dev/stdin) are allowed.
+  """
+  try:
+    is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)
+  except (OSError, ValueError):
+    return  # Opening it raises the error.
+  if is_pipe and not os.path.abspath(path).startswith(("/dev/", "/proc/")):
+    raise errors.InputError(f"{path}: not a file but {_kind(stat.S_IFIFO)}")
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
+  """Returns the content of a file, local or in an object store.
+
+  Args:
+    path: The file.
+    most: How many bytes to read at most; negative: all.
+
+  Raises:
+    InputError: it is missing, not a file, or cannot be read.
+  """
+  if storage.is_url(path):
+    with storage.explained(path, "read"), storage.open_binary(path) as stream:
+      return stream.read(most)
+  try:
+    check(path)
+    with open(path, "rb") as stream:
+      return stream.read(most)
+  except OSError as error:
+    raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+  """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON.
+
+  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid, except
+  for those that stand for a byte of a file name that is not UTF-8.
+  """
+  found = parse_json(read_bytes(path), str(path))
+  try:
+    json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
+  except (UnicodeEncodeError, RecursionError) as error:
+    raise errors.InputError(f"{path}: not JSON: {error}") from None
+  return found
+
+
+def parse_json(content: str | bytes, where: str) -> Any:
+  """Returns parsed JSON; raises InputError, with `where`, if it is invalid."""
+  try:
+    return json.loads(content)
+  except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
+    raise errors.InputError(f"{where}: not JSON: {error}") from None
+
+
+def is_text(value: Any) -> bool:
+  """Returns whether a value is a string that UTF-8 can encode: without half surrogate pairs."""
+  if not isinstance(value, str):
+    return False
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def shown(value: Any) -> str:
+  """Returns a value from a file for a message: its Python literal, shortened if long."""
+  try:
+    return _SHORT.repr(value)
+  except ValueError:  # an integer with too many digits
+    return f"a {type(value).__name__} that is too long"
+
+
+def utf8_path(path: str | os.PathLike[str], what: str) -> str:
+  """Returns a path for a library that takes only UTF-8; else raises InputError, naming `what`."""
+  if not is_text(os.fspath(path)):
+    raise errors.InputError(f"{path}: the path of {what} must be UTF-8; rename the file or folder")
+  return os.fspath(path)
+
+
+def listed(names: Iterable[str]) -> str:
+  """Returns names of files for a message, in order: the first ones, and how many more there are."""
+  found = sorted(names)
+  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in found[:8])
+  return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "") or "nothing"
+
+
+def reason(error: Exception) -> str:
+  """Returns the message of an operating system error, without the path."""
+  return getattr(error, "strerror", None) or str(error)
+
+
+def _below(folder: str | os.PathLike[str]) -> Iterator[str]:
+  for inner, _, names in os.walk(folder):
+    yield from (os.path.join(inner, name) for name in names)
+
+
+def _kind(mode: int) -> str:
+  for is_kind, name in (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+  ):
+    if is_kind(mode):
+      return name
+  return "a device"

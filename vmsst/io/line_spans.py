@@ -1,0 +1,149 @@
+"""Cuts text files into spans of lines, once, so that many processes can each read their own."""
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from vmsst import errors
+from vmsst.io import atomic_files, storage, text_files
+
+_COPY = "lines-{}.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+  """Consecutive lines of a text file.
+
+  Attributes:
+    name: The text file, for messages.
+    first: Number of the first line, from 1.
+    lines: Number of lines.
+    path: Uncompressed file of the lines.
+    offset: Place of the first byte.
+    size: Number of bytes.
+    digest: Hash of the bytes.
+  """
+
+  name: str
+  first: int
+  lines: int
+  path: str
+  offset: int
+  size: int
+  digest: str
+
+  def __str__(self) -> str:
+    return f"{self.name}, lines {self.first:,} to {self.first + self.lines - 1:,}"
+
+  def read(self) -> list[str]:
+    """Returns the lines, as `text_files.read_lines` does.
+
+    Raises:
+      InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
+    """
+    raw = list(text_files.read_raw_lines(self.path, self.offset, self.size))
+    digest = text_files.new_digest()
+    for line in raw:
+      digest.update(line)
+    if digest.hexdigest() != self.digest:
+      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
+    return list(text_files.decoded(raw, self.name, self.first))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """Texts and their spans, in order.
+
+  Attributes:
+    spans: The spans; none covers two files.
+    lines: Number of lines.
+    digest: Hash of the content: for several files, of their concatenation.
+  """
+
+  spans: list[Span]
+  lines: int
+  digest: str
+
+
+def cut(paths: Sequence[str], lines: int, copies: str | None = None) -> Cut:
+  """Cuts texts into spans of `lines` lines; reads every file once.
+
+  Args:
+    paths: UTF-8 texts, plain or gzipped.
+    lines: Most lines of a span.
+    copies: Folder for uncompressed copies of gzipped files, from which their spans are read. None:
+      these spans cannot be read.
+
+  Raises:
+    InputError: a file cannot be read, a line is too long, or there is no line at all.
+    OSError: a copy cannot be written.
+  """
+  spans: list[Span] = []
+  whole, last = text_files.new_digest(), b"\n"
+  for number, path in enumerate(paths):
+    if last != b"\n":
+      whole.update(b"\n")
+      last = b"\n"
+    if path.endswith(".gz") and copies is not None:
+      place = os.path.join(copies, _COPY.format(f"{number:05d}"))
+      with atomic_files.atomic_file(place) as stream:
+        own, end = _cut(path, place, lines, whole, stream)
+    else:
+      own, end = _cut(path, storage.absolute(path), lines, whole, None)
+    spans += own
+    last = end or last
+  if not spans:
+    raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
+  return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
+
+
+def remove_copies(folder: str) -> None:
+  """Removes the copies that `cut` has made in a folder."""
+  for name in storage.names(folder):
+    if fnmatch.fnmatch(name, _COPY.format("*")):
+      storage.remove(os.path.join(folder, name))
+
+
+def _cut(
+  path: str, place: str, lines: int, whole: Any, copy: IO[bytes] | None
+) -> tuple[list[Span], bytes]:
+  """Returns the spans of a file, and its last byte."""
+  spans: list[Span] = []
+  offset = size = count = 0
+  digest, end = text_files.new_digest(), b""
+
+  def add(number: int) -> None:
+    nonlocal offset, size, count, digest
+    first = spans[-1].first + spans[-1].lines if spans else 1
+    spans.append(Span(path, first, number, place, offset, size, digest.hexdigest()))
+    offset, size, count, digest = offset + size, 0, 0, text_files.new_digest()
+
+  for chunk in text_files.read_chunks_of_lines(path):
+    whole.update(chunk)
+    if copy is not None:
+      copy.write(chunk)
+    end = chunk[-1:]
+    for piece in _pieces(chunk, lines, count):
+      digest.update(piece)
+      size += len(piece)
+      count += piece.count(b"\n")
+      if count == lines:
+        add(count)
+  if size:
+    add(count + (end != b"\n"))
+  return spans, end
+
+
+def _pieces(chunk: bytes, lines: int, count: int) -> Iterator[bytes]:
+  """Yields a chunk in pieces that end where spans do; `count` lines of the first came before."""
+  start = 0
+  while chunk.count(b"\n", start) >= lines - count:
+    end = start
+    for _ in range(lines - count):
+      end = chunk.index(b"\n", end) + 1
+    yield chunk[start:end]
+    start, count = end, 0
+  if start < len(chunk):
+    yield chunk[start:]

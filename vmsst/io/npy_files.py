@@ -1,0 +1,180 @@
+"""NumPy files of vectors, .npy: written whole or window by window, and opened as memory maps."""
+
+import functools
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.io import atomic_files, checksums, input_files, storage
+
+_AGAIN = "delete the folder and embed again"
+
+
+def header(shape: tuple[int, ...], dtype: str) -> bytes:
+  """Returns the header of a .npy file; NumPy pads it to one size for any number of rows.
+
+  Args:
+    shape: Shape of the array, rows first.
+    dtype: float32 or float16; stored as little-endian.
+  """
+  stream = io.BytesIO()
+  descr = np.dtype(dtype).newbyteorder("<").str
+  content = {"descr": descr, "fortran_order": False, "shape": shape}
+  np.lib.format.write_array_header_1_0(stream, content)
+  return stream.getvalue()
+
+
+def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
+  """Returns vectors as files store them: rows of little-endian numbers.
+
+  Args:
+    vectors_ND: The vectors.
+    dimension: The required width.
+    dtype: float32 or float16.
+    first: Number of the first vector, for error messages.
+
+  Raises:
+    ValueError: the shape is not [N, dimension], or a value is not finite in this dtype.
+  """
+  with np.errstate(over="ignore"):
+    array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
+  if array_ND.ndim != 2 or array_ND.shape[1] != dimension:
+    raise ValueError(f"the shape must be [N, {dimension}], not {array_ND.shape}")
+  finite_N = np.isfinite(array_ND).all(axis=1)
+  if not finite_N.all():
+    row = first + int(np.argmin(finite_N))
+    raise ValueError(f"vector {row} contains a value that is not finite as {dtype}")
+  return array_ND
+
+
+def write(
+  path: str | os.PathLike[str], shape: tuple[int, ...], windows: Iterable[np.ndarray]
+) -> None:
+  """Writes a new float32 .npy file of an array from consecutive rows of its last axis.
+
+  Args:
+    path: The file.
+    shape: Shape of the array.
+    windows: Arrays [B, D] of its rows, D being the last axis.
+
+  Raises:
+    ValueError: a window has another width, or a value is not finite.
+  """
+  done = 0
+  with open(path, "wb") as file:
+    file.write(header(shape, "float32"))
+    for vectors_BD in windows:
+      file.write(checked_rows(vectors_BD, shape[-1], "float32", done).tobytes())
+      done += len(vectors_BD)
+
+
+def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.memmap:
+  """Opens a float32 .npy file of vectors as a read-only memory map.
+
+  Args:
+    path: The file.
+    shape: Required shape; an axis can have any size if a name is given, as in ("lines", 2, "D").
+
+  Raises:
+    InputError: the file cannot be read, is not a NumPy file or contains another kind of array.
+  """
+  input_files.check(path)
+  try:
+    array = np.lib.format.open_memmap(path, mode="r")
+  except Exception as error:  # NumPy raises various exceptions for damaged files
+    raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
+  fits = array.ndim == len(shape) and all(
+    isinstance(wanted, str) or wanted == size
+    for wanted, size in zip(shape, array.shape, strict=True)
+  )
+  if not fits or array.dtype != np.dtype("<f4") or not array.flags.c_contiguous:
+    raise errors.InputError(
+      f"{path}: vectors must be float32 [{', '.join(map(str, shape))}] in C order, not "
+      f"{array.dtype} {array.shape}"
+    )
+  return array
+
+
+def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str) -> str:
+  """Writes a file atomically; several processes may write the same one.
+
+  Args:
+    path: The file.
+    vectors_ND: Its vectors.
+    dimension: Their width.
+    dtype: float32 or float16.
+
+  Returns:
+    The SHA-256 of the file.
+
+  Raises:
+    ValueError: as in `checked_rows`.
+    OSError: the file cannot be written.
+  """
+  array_ND = checked_rows(vectors_ND, dimension, dtype)
+  with atomic_files.atomic_path(path) as partial:
+    with open(partial, "wb") as stream:
+      stream.write(header(array_ND.shape, dtype))
+      stream.write(array_ND.data)
+    return checksums.of_file(partial)
+
+
+def check_shard(path: str, shape: tuple[int, int], dtype: str) -> None:
+  """Raises InputError unless a file has vectors of a shape and dtype, by its header and size."""
+  wanted = header(shape, dtype)
+  try:
+    found = input_files.read_bytes(path, len(wanted))
+    length = storage.size(path)
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {_AGAIN}") from None
+  if found != wanted:
+    raise errors.InputError(
+      f"{path}: broken: its header is not that of {shape[0]} {dtype} vectors of width {shape[1]}: "
+      f"{_AGAIN}"
+    )
+  if length < len(wanted) + shape[0] * shape[1] * np.dtype(dtype).itemsize:
+    raise errors.InputError(f"{path}: truncated: it has fewer than {shape[0]} vectors: {_AGAIN}")
+
+
+def read_shard(path: str, shape: tuple[int, int], dtype: str, sha256: str) -> np.ndarray:
+  """Returns the vectors of a file, read-only: a memory map if possible.
+
+  Files in object stores are read as a whole; the last two stay in memory.
+
+  Args:
+    path: The file.
+    shape: Shape of its array.
+    dtype: float32 or float16.
+    sha256: Checksum to verify if the file is in an object store.
+
+  Raises:
+    InputError: the file has another checksum or cannot be read.
+  """
+  stored, offset = np.dtype(dtype).newbyteorder("<"), len(header(shape, dtype))
+  if storage.is_url(path):
+    content = _downloaded(path, sha256)
+    return np.frombuffer(content, stored, shape[0] * shape[1], offset).reshape(shape)
+  return np.memmap(path, stored, "r", offset, shape).view(np.ndarray)
+
+
+def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
+  """Returns some vectors of a file in an object store."""
+  row_U, place_P = np.unique(row_P, return_inverse=True)
+  stored = np.dtype(dtype).newbyteorder("<")
+  size = shape[1] * stored.itemsize
+  starts = len(header(shape, dtype)) + row_U * size
+  parts = storage.read_ranges(url, starts.tolist(), size)
+  return np.frombuffer(b"".join(parts), stored).reshape(-1, shape[1])[place_P]
+
+
+@functools.lru_cache(maxsize=2)
+def _downloaded(url: str, sha256: str) -> bytes:
+  content = input_files.read_bytes(url)
+  if hashlib.sha256(content).hexdigest() != sha256:
+    raise errors.InputError(f"{url}: damaged: it has changed since it was written: {_AGAIN}")
+  return content

@@ -1,0 +1,150 @@
+"""Checks paths before work starts: outputs can be written and destroy no input."""
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterable, Iterator
+
+from vmsst import errors
+from vmsst.io import atomic_files, storage
+
+STANDARD = "-"
+"""Stands for standard input or output."""
+
+
+def check(
+  inputs: Iterable[str],
+  *,
+  file: str | None = None,
+  folder: str | None = None,
+  files: Iterable[str] = (),
+) -> None:
+  """Raises InputError if work with these paths would destroy an input or cannot be written.
+
+  Args:
+    inputs: Files, folders and shell patterns to read; `-` is standard input. Of those in object
+      stores, only the path is compared.
+    file: File to write; `-` is standard output. None: no file. A store must accept objects next to
+      it.
+    folder: Folder to write to; None: no folder.
+    files: Names of files to write in `folder`.
+  """
+  inputs = list(inputs)
+  if inputs.count(STANDARD) > 1:
+    raise errors.InputError(
+      "standard input (-) is given twice, but it can be read only once; give a file for one"
+    )
+  for output in (file, folder):
+    if output is not None and storage.is_url(output):
+      _check_no_input(output, filter(storage.is_url, inputs))
+  if file is not None and storage.is_url(file):
+    above, _, name = file.partition("://")[2].rpartition("/")
+    if not (above and name):
+      raise errors.InputError(f"{file} is a folder; give a file as output")
+    storage.check_writable(file.rpartition("/")[0])
+  local = [path for given in inputs if not _elsewhere(given) for path in _expanded(given)]
+  if file is not None and not _elsewhere(file):
+    _check_file(file, local)
+  if folder is not None and not _elsewhere(folder):
+    _check_folder(folder)
+    _check_no_input(folder, local)
+    for name in files:
+      if os.path.isdir(path := os.path.join(folder, name)):
+        raise errors.InputError(f"{path} is a folder, not a file; delete it")
+
+
+@contextlib.contextmanager
+def no_empty_folders(path: str) -> Iterator[None]:
+  """Removes the empty folders that failed work leaves at, above and below its output `path`."""
+  if _elsewhere(path):
+    yield
+    return
+  existed = {os.path.abspath(inside) for inside, _, _ in os.walk(path)}
+  above = os.path.abspath(path)
+  while not os.path.lexists(above):
+    above = os.path.dirname(above)
+  try:
+    yield
+  except BaseException:
+    made = [os.path.abspath(inside) for inside, _, _ in os.walk(path, topdown=False)]
+    parent = os.path.dirname(os.path.abspath(path))
+    while len(parent) > len(above):
+      made.append(parent)
+      parent = os.path.dirname(parent)
+    for each in made:
+      if each not in existed:
+        with contextlib.suppress(OSError):  # not empty
+          os.rmdir(each)
+    raise
+
+
+def _check_file(path: str, inputs: Iterable[str]) -> None:
+  if not path:
+    raise errors.InputError(
+      "the path of the output is empty; give a file, or - for standard output"
+    )
+  if os.path.isdir(path):
+    raise errors.InputError(f"{path} is a folder; give a file as output")
+  _check_parents(path)
+  if atomic_files.is_stream(path):
+    return
+  target = atomic_files.link_target(path)
+  for read in inputs:
+    if _same(target, read) or (os.path.lexists(target) and _is_below(target, read)):
+      raise errors.InputError(
+        f"the output {path} would overwrite the input {read}; give another output"
+      )
+
+
+def _check_folder(path: str) -> None:
+  if not path:
+    raise errors.InputError("the path of the output is empty; give a folder")
+  if os.path.lexists(path) and not os.path.isdir(path):
+    raise errors.InputError(f"{path} is not a folder; give another output folder")
+  above = _check_parents(path) if not os.path.isdir(path) else path
+  if not os.access(above, os.W_OK | os.X_OK):
+    raise errors.InputError(
+      f"{path} cannot be written, because {above} is write-protected; give another output folder"
+    )
+
+
+def _check_no_input(output: str, inputs: Iterable[str]) -> None:
+  for read in inputs:
+    if _same(output, read):
+      raise errors.InputError(f"the output {output} is also an input; give another output")
+
+
+def _check_parents(path: str) -> str:
+  """Returns the first existing folder above a path."""
+  above = os.path.dirname(os.path.abspath(path))
+  while not os.path.lexists(above):
+    above = os.path.dirname(above)
+  if not os.path.isdir(above):
+    raise errors.InputError(f"{path} cannot be created, because {above} is not a folder")
+  return above
+
+
+def _expanded(path: str) -> list[str]:
+  pattern = glob.has_magic(path) and not os.path.lexists(path)
+  return glob.glob(path, recursive=True) if pattern else [path]
+
+
+def _same(path: str, other: str) -> bool:
+  """Whether two paths are of one file or folder; hard and symbolic links count."""
+  if storage.is_url(path):
+    return path.rstrip("/") == other.rstrip("/")
+  try:
+    return os.path.samefile(path, other)
+  except (OSError, ValueError):
+    return False
+
+
+def _is_below(path: str, folder: str) -> bool:
+  if not os.path.isdir(folder):
+    return False
+  root = os.path.realpath(folder)
+  return os.path.commonpath([os.path.realpath(path), root]) == root
+
+
+def _elsewhere(path: str) -> bool:
+  return path == STANDARD or storage.is_url(path)

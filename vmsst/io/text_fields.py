@@ -1,0 +1,99 @@
+"""Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
+
+import functools
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+
+from vmsst import errors
+from vmsst.io import input_files, text_files
+
+# Control and format characters and spaces; and fillers, which count as letters and marks.
+_BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
+_FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
+
+
+def is_blank(text: str) -> bool:
+  """Returns whether a text has no visible character: such lines are never mined or found."""
+  return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
+
+
+def default_field(path: str, number: int = 0) -> str | None:
+  """Returns the column or key of the texts in a file, by its extension, or None for whole lines.
+
+  Args:
+    path: `.tsv`: the first column, or the second; `.jsonl`: "text", or "source" and "target".
+    number: 0 for the only texts; 1 or 2 for one side of pairs.
+  """
+  name = path.removesuffix(".gz")
+  if name.endswith(".tsv"):
+    return str(max(number, 1))
+  if name.endswith(".jsonl"):
+    return ("text", "source", "target")[number]
+  return None
+
+
+def read_texts(path: str, field: str | None = None, digest: str | None = None) -> Iterator[str]:
+  """Yields one text for each line of a plain or gzipped UTF-8 file, including empty lines.
+
+  Args:
+    path: The file.
+    field: A number is a TSV column, counted from 1; anything else is a key of the JSON object in
+      each line; None: whole lines.
+    digest: As in `text_files.read_lines`.
+
+  Raises:
+    InputError: the file cannot be read or has another digest, or a line lacks the column or is not
+      a JSON object with a string at this key.
+  """
+  return texts(text_files.read_lines(path, digest), path, field)
+
+
+def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) -> Iterator[str]:
+  """Yields the texts of lines.
+
+  Args:
+    lines: The lines.
+    name: Name of the file, for messages.
+    field: As in `read_texts`.
+    first: Number of the first line.
+
+  Raises:
+    InputError: see `read_texts`.
+  """
+  if field is None:
+    return iter(lines)
+  parse = parser(name, field)
+  return (parse(line, number) for number, line in enumerate(lines, first))
+
+
+def parser(name: str, field: str | None) -> Callable[[str, int], str]:
+  """Returns a function of a line and its number, from 1, that returns the text in it.
+
+  Args:
+    name: Name of the file, for messages.
+    field: As in `read_texts`; the function raises the same errors.
+  """
+  if field is None:
+    return lambda line, number: line
+  if not field.isdecimal():
+    return functools.partial(_value, name, field)
+  if int(field) < 1:
+    raise errors.InputError(f"{name}: column {int(field)}: columns are counted from 1")
+  return functools.partial(_column, name, int(field))
+
+
+def _column(name: str, column: int, line: str, number: int) -> str:
+  columns = line.split("\t")
+  if len(columns) < column:
+    raise errors.InputError(
+      f"{name}:{number}: {len(columns)} columns, but the text must be in column {column}"
+    )
+  return columns[column - 1]
+
+
+def _value(name: str, key: str, line: str, number: int) -> str:
+  record = input_files.parse_json(line, f"{name}:{number}")
+  value = record.get(key) if isinstance(record, dict) else None
+  if not input_files.is_text(value):
+    raise errors.InputError(f"{name}:{number}: not a JSON object with a string {key!r}")
+  return str(value)

@@ -1,0 +1,257 @@
+"""Reads plain or gzipped (`.gz`) text files; errors name the file and the line."""
+
+import array
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, cast
+
+from vmsst import errors
+from vmsst.io import input_files, storage
+
+LINE_BYTES = 1 << 26
+"""Maximum length of a line; longer lines raise InputError."""
+BOMB_RATIO = 500
+"""Large content that was compressed more often is not text: DEFLATE reaches 1000 on repetition."""
+
+_CHUNK_BYTES = 1 << 16
+_ENDS = 1 << 13  # Places of lines in memory while they are found.
+_BOMB_BYTES = 1 << 28  # Text of up to this size may be compressed even more.
+
+
+def most_unpacked(compressed: int) -> int:
+  """Returns how many bytes so many compressed bytes of text can expand to."""
+  return max(_BOMB_BYTES, BOMB_RATIO * compressed)
+
+
+def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
+  """Yields the lines of a plain or gzipped UTF-8 text file, without line ends.
+
+  Lines end at LF. A byte order mark at the start of the file and every CR are removed, as
+  TensorFlow does when it streams the same file.
+
+  Args:
+    path: The file.
+    digest: The `new_digest` that its content must have; None: any.
+
+  Raises:
+    InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
+      `LINE_BYTES`; the compression ratio is too high for text; or, after the last line, the content
+      has another digest.
+  """
+  with _open(path) as stream:
+    raw_lines = _raw_lines(stream, path)
+    yield from decoded(_verified(raw_lines, path, digest) if digest else raw_lines, path)
+
+
+def new_digest() -> Any:
+  """Returns a hash that identifies the content of a text, uncompressed."""
+  return hashlib.blake2b(digest_size=16)
+
+
+def read_raw_lines(path: str, offset: int, size: int) -> Iterator[bytes]:
+  """Yields the lines of a part of a plain file as bytes, with line ends.
+
+  Args:
+    path: The file.
+    offset: Place of the first byte.
+    size: Number of bytes.
+
+  Raises:
+    InputError: the file cannot be read. Lines longer than `LINE_BYTES` are yielded in pieces, which
+      `decoded` refuses.
+  """
+  with _open(path) as stream:
+    stream.seek(offset)
+    end = offset + size
+
+    def line() -> bytes:
+      return stream.readline(min(LINE_BYTES + 1, end - stream.tell()))
+
+    yield from _stream(path, iter(line, b""))
+
+
+def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
+  """Yields the texts of lines, as `read_lines` does.
+
+  Args:
+    raw_lines: The lines, with line ends.
+    name: Name of the file, for messages.
+    first: Number of the first line.
+
+  Raises:
+    InputError: a line is not UTF-8 or too long.
+  """
+  for number, raw in enumerate(raw_lines, first):
+    _check_length(len(raw), name, number)
+    yield _decode(raw, name, number)
+
+
+class Lines:
+  """The lines of a file by number: one pass finds where they start, and each is read from there.
+
+  The places of lines are in a temporary file, of 8 bytes per line. A gzipped file is unpacked into
+  another one, and one in an object store is copied.
+  """
+
+  def __init__(self, path: str, digest: str | None = None):
+    """Reads the file once and keeps it open; arguments and errors are those of `read_lines`."""
+    self._path, self._lock = path, threading.Lock()
+    ends, end, number = array.array("q", [0]), 0, 0
+    with contextlib.ExitStack() as stack:
+      self._file = stack.enter_context(_open(path))
+      slow = path.endswith(".gz") or storage.is_url(path)
+      copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
+      self._ends = stack.enter_context(tempfile.TemporaryFile())
+      self._version = None if slow else _version(self._file)
+      raw_lines = _raw_lines(self._file, path)
+      raw_lines = _verified(raw_lines, path, digest) if digest else raw_lines
+      for number, raw in enumerate(raw_lines, 1):
+        _check_length(len(raw), path, number)
+        end += len(raw)
+        ends.append(end)
+        if len(ends) == _ENDS:
+          self._ends.write(ends)
+          del ends[:]
+        if copy:
+          copy.write(raw)
+      self._ends.write(ends)
+      self._ends.flush()
+      self._file = copy or self._file
+      self._open = stack.pop_all()
+    self._count = number
+    weakref.finalize(self, self._open.close)
+
+  def __len__(self) -> int:
+    return self._count
+
+  def __getitem__(self, row: int) -> str:
+    """Returns a line, counted from 0; raises InputError if the file has changed."""
+    start, end = array.array("q", os.pread(self._ends.fileno(), 16, 8 * row))
+    with self._lock:
+      self._file.seek(start)
+      raw = self._file.read(end - start)
+    if len(raw) != end - start or (self._version and _version(self._file) != self._version):
+      raise errors.InputError(f"{self._path}:{row + 1}: the file has changed; open it again")
+    return _decode(raw, self._path, row + 1)
+
+
+def read_chunks(path: str) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does."""
+  with _open(path) as stream:
+    yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
+
+
+def read_chunks_of_lines(path: str) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped text file in chunks.
+
+  Raises:
+    InputError: as `read_lines` does, but content that is not UTF-8 is yielded.
+  """
+  number, size = 1, 0
+  for chunk in read_chunks(path):
+    yield chunk
+    number += chunk.count(b"\n")
+    end = chunk.rfind(b"\n") + 1
+    size = len(chunk) - end if end else size + len(chunk)
+    _check_length(size, path, number)
+
+
+def _raw_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
+  """Yields lines; those longer than `LINE_BYTES` in pieces."""
+  return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""))
+
+
+def _verified(raw_lines: Iterable[bytes], path: str, digest: str) -> Iterator[bytes]:
+  """Yields the same lines; then raises InputError if their digest is another."""
+  found = new_digest()
+  for raw in raw_lines:
+    found.update(raw)
+    yield raw
+  if found.hexdigest() != digest:
+    raise errors.InputError(f"{path} has changed since the work on it started; start over")
+
+
+def _version(stream: IO[bytes]) -> tuple[int, int]:
+  """Returns what changes when an open file is written to, but not when its name is."""
+  found = os.fstat(stream.fileno())
+  return found.st_mtime_ns, found.st_size
+
+
+def _check_length(size: int, name: str, number: int) -> None:
+  if size > LINE_BYTES:
+    raise errors.InputError(
+      f"{name}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+    )
+
+
+def _decode(raw: bytes, path: str, number: int) -> str:
+  try:
+    text = raw.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise errors.InputError(
+      f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of "
+      "the line; convert the file (iconv -f ... -t UTF-8)"
+    ) from None
+  if number == 1:
+    text = text.removeprefix("\ufeff")
+  return text.removesuffix("\n").replace("\r", "")
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[IO[bytes]]:
+  input_files.check_no_pipe(path)
+  try:
+    stream = storage.open_binary(path)
+  except errors.InputError:  # of a store
+    raise
+  except (OSError, ValueError) as error:
+    raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
+  with stream:
+    if path.endswith(".gz"):
+      # Its readline is C code, that of GzipFile is Python.
+      with io.BufferedReader(cast(io.RawIOBase, gzip.open(stream, "rb"))) as unpacked:
+        yield unpacked
+    else:
+      yield stream
+
+
+def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """Yields the same chunks; errors of decompression and of the disk name the file."""
+  number = size = 0
+  most = most_unpacked(_size(path)) if path.endswith(".gz") else None
+  iterator = iter(chunks)
+  while True:
+    try:
+      chunk = next(iterator)
+    except StopIteration:
+      return
+    except EOFError:
+      raise errors.InputError(
+        f"{path}: truncated gzip file, after line {number}; copy it again"
+      ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+      raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
+    except (OSError, errors.InputError) as error:  # the latter of a store
+      raise errors.InputError(f"{path}: cannot be read, after line {number}: {error}") from None
+    number += chunk.count(b"\n")
+    size += len(chunk)
+    if most is not None and size > most:
+      raise errors.InputError(
+        f"{path}: not text: it was compressed more than {BOMB_RATIO} times, after line {number}"
+      )
+    yield chunk
+
+
+def _size(path: str) -> int:
+  try:
+    return storage.size(path)
+  except OSError:
+    return 0

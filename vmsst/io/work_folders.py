@@ -1,0 +1,208 @@
+"""Work folders: the lock and the unfinished files of an output, which no other program uses.
+
+An output that appears at once has `.NAME.vmsst` next to it, and a folder whose files appear one by
+one has `.vmsst` in it. The command that writes the output owns the work folder: another command
+with the same output is refused. It is removed when the output is complete; what a killed command
+has left in it is resumed or replaced by the next one.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from vmsst import errors
+from vmsst.io import atomic_files, interrupts, locks, storage
+
+_LOCK = "lock"
+_LOCK_NAME = re.compile(r"lock(-\d+)?")
+_CONTENT = "content"
+
+_owned: dict[tuple[int, str], locks.Lock] = {}  # by thread and work folder
+
+
+def path_of(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
+  """Returns the absolute path or URL of the work folder of an output.
+
+  Args:
+    output: The output, local or in an object store.
+    is_folder: Whether it is a folder whose files appear one by one.
+  """
+  place = storage.absolute(output).rstrip("/")
+  if is_folder:
+    return f"{place}/{storage.UNFINISHED}"
+  if not storage.is_url(place):
+    place = atomic_files.link_target(place)
+  folder, _, name = place.rpartition("/")
+  return f"{folder}/.{name}{storage.UNFINISHED}"
+
+
+@contextlib.contextmanager
+def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[locks.Lock]:
+  """Locks an output, so that this process alone writes it, and removes an empty work folder.
+
+  A thread may own an output several times: a function that writes it locks it too.
+
+  Args:
+    output: The output. Devices, pipes and standard streams are not locked.
+    is_folder: As in `path_of`.
+
+  Raises:
+    InputError: another process writes the output; the message names it.
+    OSError: the work folder cannot be created.
+  """
+  if not storage.is_url(output) and not is_folder and atomic_files.is_stream(output):
+    yield locks.Lock()
+    return
+  work = path_of(output, is_folder=is_folder)
+  own = threading.get_ident(), work
+  if own in _owned:
+    yield _owned[own]
+    return
+  with interrupts.Uninterrupted() as stack:
+    try:
+      lock = _locked(work, stack)
+    except locks.InUseError as error:
+      raise errors.InputError(
+        f"{os.fspath(output)} is being written by another command ({error}); wait for it, or give "
+        "another output"
+      ) from None
+    except OSError as error:
+      raise OSError(error.errno, error.strerror, os.fspath(output)) from None
+    atomic_files.remove_stale(os.path.dirname(work))
+    _owned[own] = lock
+    stack.callback(_owned.pop, own)
+    with stack.outside():
+      yield lock
+
+
+def _locked(work: str, stack: contextlib.ExitStack) -> locks.Lock:
+  """Locks a work folder until a stack is closed, which also removes it if it is empty."""
+  stack.callback(remove_if_empty, work)
+  while True:
+    if not storage.is_url(work):
+      os.makedirs(work, exist_ok=True)
+    try:
+      return stack.enter_context(locks.held(f"{work}/{_LOCK}"))
+    except FileNotFoundError:
+      if storage.is_url(work):
+        raise
+      # Its last owner has removed the folder.
+
+
+def remove_if_empty(folder: str) -> None:
+  """Removes a folder without files; object stores have none."""
+  if not storage.is_url(folder):
+    with contextlib.suppress(OSError):  # It has files, or does not exist.
+      os.rmdir(folder)
+
+
+def clear(work: str) -> None:
+  """Removes what is in a work folder, except for the lock of this process, and the empty folder."""
+  names = storage.objects_below(work) if storage.is_url(work) else storage.names(work)
+  storage.remove_files(work, [name for name in names if not _LOCK_NAME.fullmatch(name)])
+  remove_if_empty(work)
+
+
+@contextlib.contextmanager
+def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
+  """Yields a local folder to write into, which becomes `target`; an error leaves nothing.
+
+  A killed process leaves a work folder, which the next one replaces; in an object store also the
+  objects that it has uploaded.
+
+  Raises:
+    InputError: the folder cannot be written, exists and is not empty, or another process writes it.
+  """
+  try:
+    if storage.is_url(target):
+      with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+        yield pathlib.Path(folder)
+        upload(pathlib.Path(folder), os.fspath(target))
+      return
+    with owned(target):
+      check_new(target)  # Another command may have written it since it was checked.
+      work = path_of(target)
+      clear(work)
+      partial = pathlib.Path(work, _CONTENT)
+      partial.mkdir()
+      try:
+        yield partial
+        for path in partial.rglob("*"):
+          if path.is_file():
+            atomic_files.sync_to_disk(path)
+        partial.rename(target)
+      finally:
+        remove_folder(partial)
+  except OSError as error:
+    raise errors.InputError(f"{target} cannot be written: {error}") from error
+
+
+def check_new(target: storage.Path) -> None:
+  """Raises InputError unless `atomic_folder` may write a folder."""
+  if not is_new(target):
+    raise _exists(target)
+
+
+def _exists(target: storage.Path | str) -> errors.InputError:
+  return errors.InputError(f"{target} exists already: choose another folder or delete it")
+
+
+def is_new(target: storage.Path) -> bool:
+  """Returns whether `atomic_folder` may write a folder: it is absent, empty or unfinished."""
+  if not storage.is_url(target):
+    return not target.exists() or (target.is_dir() and not any(target.iterdir()))
+  inside = storage.names(target)
+  return not inside or storage.UNFINISHED in inside
+
+
+def upload(folder: pathlib.Path, url: str) -> None:
+  """Writes the files below a local folder to a new one in an object store; an error leaves nothing.
+
+  Files at the top are written after those in subfolders, JSON files last.
+
+  Raises:
+    InputError: the folder exists, another process writes it, or the store refuses an object.
+  """
+  inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+  inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
+  with owned(url, is_folder=True) as lock:
+    if not lock.taken_over and storage.names(url) != {storage.UNFINISHED}:
+      raise _exists(url)
+    system = storage.filesystem(url)
+    try:
+      _remove_objects(system, url)
+      for path in inside:
+        system.put_file(os.fspath(folder / path), f"{url}/{path.as_posix()}")
+      lock.check()
+    except BaseException:
+      with contextlib.suppress(Exception):  # The first error is the reason.
+        lock.check()
+        _remove_objects(system, url)
+      raise
+
+
+def _remove_objects(system: Any, url: str) -> None:
+  """Removes the objects of an unfinished folder, except for those of its work folder."""
+  work = f"{system._strip_protocol(url).rstrip('/')}/{storage.UNFINISHED}/"
+  for found in system.find(url):
+    if not found.startswith(work):
+      system.rm_file(found)
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+  """Removes the folder of a failed write, which other threads may still be writing into.
+
+  When one array of a checkpoint cannot be written, the writes of the others continue for a moment
+  and create the folder again. So it is removed until it stays away, for 10 seconds at most.
+  """
+  end = time.monotonic() + 10
+  while os.path.lexists(folder) and time.monotonic() < end:
+    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(0.1)

@@ -1,0 +1,146 @@
+"""Builds the TFDS dataset `opus_bitext`, with one configuration per recipe.
+
+    builder.build("vmsst", "OPUS", "DATA", "TFDS")
+    tfds.load("opus_bitext/vmsst", split="train_deu_eng", data_dir="TFDS")
+
+TFDS and SeqIO read TFRecord files without this library.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import naming
+
+from vmsst import errors
+from vmsst.data import dataset_shards
+from vmsst.io import atomic_files, storage, work_folders
+from vmsst.opus import card, decontamination, pipeline, recipes
+from vmsst.units import engines, local
+
+VERSION = "1.0.0"
+DATA_CARD = "DATA_CARD.md"
+
+
+def build(
+  recipe: str,
+  releases: str,
+  evaluation: str,
+  output: str,
+  *,
+  work: str | None = None,
+  engine: engines.Engine | None = None,
+) -> str:
+  """Builds a dataset unless it exists; returns its folder.
+
+  Args:
+    recipe: Name of a recipe, or its YAML file.
+    releases: Folder of OPUS releases.
+    evaluation: Folder of evaluation sets, whose sentences are excluded.
+    output: The `data_dir` of TFDS. In an object store, the dataset is uploaded when it is complete.
+    work: Folder on disk for intermediate files, which are kept for other recipes; required if
+      `output` is not on disk. None: a folder next to the dataset, which is removed at the end.
+    engine: Where to do the work; see `vmsst.units`. None: one process per core.
+
+  Folders may be in object stores.
+
+  Raises:
+    InputError: see `pipeline.build`; or the dataset exists, built by another recipe of the same
+      name.
+  """
+  if work is not None:
+    storage.check_local(work, "the folder of intermediate files (--work)")
+  elif storage.is_url(output):
+    raise errors.InputError(
+      f"{output} is in an object store: give --work, a folder on a disk that all workers see"
+    )
+  loaded = recipes.load(recipe)
+  root = storage.absolute(output).rstrip("/")
+  url = f"{root}/opus_bitext/{loaded.name}/{VERSION}"
+  target = storage.path(url)
+  own_work = os.path.abspath(work or os.path.join(root, "opus_bitext_work", loaded.name))
+  work_folder = work_folders.path_of(own_work, is_folder=True)
+  if work_folders.is_new(target):
+    folder = pathlib.Path(url)
+    if storage.is_url(url):
+      folder = pathlib.Path(work_folder, f"upload.{loaded.name}")
+    if work_folders.is_new(folder):
+      report = pipeline.build(
+        loaded,
+        storage.absolute(releases),  # Workers may have another working directory.
+        _evaluation_sentences(evaluation),
+        own_work,
+        engine or local.Local(os.cpu_count() or 1),
+      )
+      with work_folders.atomic_folder(folder) as partial:
+        _write(report, partial)
+      shutil.rmtree(report.folder)
+    if storage.is_url(url):
+      _check(folder, loaded)
+      work_folders.upload(folder, url)
+      shutil.rmtree(folder)
+  _check(target, loaded)
+  if work is None:
+    work_folders.clear(work_folder)
+    for empty in (own_work, os.path.dirname(own_work)):  # Another recipe may be using the latter.
+      work_folders.remove_if_empty(empty)
+  return url
+
+
+def _evaluation_sentences(root: str) -> decontamination.EvaluationSentences:
+  from vmsst.evaluation import benchmarks, evaluation_texts
+
+  return decontamination.EvaluationSentences.of(
+    evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)
+  )
+
+
+def _write(report: pipeline.Report, folder: pathlib.Path) -> None:
+  """Moves the shards of a build to a folder, and describes them there for TFDS and for people."""
+  infos = []
+  for split, made in report.splits.items():
+    for shard in made:
+      shutil.move(shard["path"], folder)
+    infos.append(
+      tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=[shard["rows"] for shard in made],
+        num_bytes=sum(shard["bytes"] for shard in made),
+      )
+    )
+  tfds.folder_dataset.write_metadata(
+    data_dir=folder,
+    features={name: tfds.features.Text() for name in dataset_shards.FEATURES},
+    split_infos=infos,
+    version=VERSION,
+    filename_template=naming.ShardedFileTemplate(
+      data_dir=folder,
+      template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+      dataset_name="opus_bitext",
+      filetype_suffix="tfrecord",
+    ),
+    check_data=False,
+    description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
+    homepage="https://opus.nlpl.eu",
+    metadata=tfds.core.MetadataDict(
+      recipe=report.recipe.digest,
+      configuration=report.configuration,
+      content=report.content,
+    ),
+  )
+  atomic_files.write_text(folder / DATA_CARD, card.text(report))
+
+
+def _check(folder: storage.Path, recipe: recipes.Recipe) -> None:
+  """Raises InputError if a dataset was built by another recipe."""
+  with storage.explained(folder, "read"):
+    try:
+      metadata = json.loads((folder / "metadata.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+      raise errors.InputError(f"{folder} is not a dataset; choose another output folder") from None
+  if metadata.get("recipe") != recipe.digest:
+    raise errors.InputError(
+      f"{folder} was built by another recipe of that name; remove it, or rename the recipe"
+    )

@@ -1,0 +1,246 @@
+"""Normalizes and filters pairs of texts, and computes the keys that identify equal texts."""
+
+import functools
+import hashlib
+import re
+import sys
+import unicodedata
+from typing import Annotated
+
+import msgspec
+
+from vmsst.io import text_fields
+from vmsst.languages import Language
+
+EMPTY = "empty"
+ENCODING = "encoding"
+TOO_LONG = "too_long"
+COPY = "copy"
+RATIO = "ratio"
+SCRIPT = "script"
+REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT)
+"""Why `Cleaner` drops a pair, in the order of its checks.
+
+A side is blank; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
+`text_key`; one side is too long for the other; a side has too few letters in a script of its
+language.
+"""
+
+# Factor by which a text gets longer in an alphabet, by its script.
+_DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
+_SLACK = 20  # Characters that a translation may always be longer: "No." is "Certainly not.".
+
+# Unicode blocks of letters and of the marks on them.
+_HAN = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_HAN += "\U00020000-\U000323af"
+_BLOCKS = {
+  "Arab": "\u0600-\u06ff\u0750-\u077f\u0870-\u08ff\ufb50-\ufdff\ufe70-\ufefc",
+  "Armn": "\u0530-\u058f\ufb13-\ufb17",
+  "Avst": "\U00010b00-\U00010b3f",
+  "Beng": "\u0980-\u09ff",
+  "Cans": "\u1400-\u167f\u18b0-\u18ff",
+  "Cyrl": "\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f",
+  "Deva": "\u0900-\u097f\ua8e0-\ua8ff",
+  "Ethi": "\u1200-\u139f\u2d80-\u2ddf\uab00-\uab2f",
+  "Geor": "\u10a0-\u10ff\u1c90-\u1cbf\u2d00-\u2d2f",
+  "Grek": "\u0370-\u03ff\u1f00-\u1fff",
+  "Gujr": "\u0a80-\u0aff",
+  "Guru": "\u0a00-\u0a7f",
+  "Hang": "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff\uffa0-\uffdc",
+  "Hans": _HAN + "\u3100-\u312f\u31a0-\u31bf",
+  "Hant": _HAN + "\u3100-\u312f\u31a0-\u31bf",
+  "Hebr": "\u0590-\u05ff\ufb1d-\ufb4f",
+  "Jpan": _HAN + "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+  "Khmr": "\u1780-\u17ff",
+  "Knda": "\u0c80-\u0cff",
+  "Laoo": "\u0e80-\u0eff",
+  "Latn": "A-Za-z\u00aa\u00ba\u00c0-\u024f\u0250-\u02af\u1d00-\u1dbf\u1e00-\u1eff\u2183\u2184"
+  "\u2c60-\u2c7f\ua720-\ua7ff\uab30-\uab6f\ufb00-\ufb06\uff21-\uff3a\uff41-\uff5a",
+  "Mlym": "\u0d00-\u0d7f",
+  "Mymr": "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f",
+  "Nkoo": "\u07c0-\u07ff",
+  "Olck": "\u1c50-\u1c7f",
+  "Orya": "\u0b00-\u0b7f",
+  "Sinh": "\u0d80-\u0dff",
+  "Taml": "\u0b80-\u0bff",
+  "Telu": "\u0c00-\u0c7f",
+  "Tfng": "\u2d30-\u2d7f",
+  "Thaa": "\u0780-\u07bf",
+  "Thai": "\u0e00-\u0e7f",
+  "Tibt": "\u0f00-\u0fff",
+  "Yiii": "\ua000-\ua4cf",
+}
+# Further scripts that corpora use under the same code.
+_MIXED = {
+  ("srp", "Cyrl"): ("Latn",),
+  ("hbs", "Latn"): ("Cyrl",),
+  ("bos", "Latn"): ("Cyrl",),
+  ("uzn", "Latn"): ("Cyrl",),
+  ("ber", "Latn"): ("Tfng",),
+  ("sat", "Olck"): ("Beng", "Deva"),
+}
+
+# After these, joiners and non-joiners change how a word is written and read: Arabic and related
+# scripts (with their presentation forms), the scripts of India and its neighbors, and Mongolian.
+_JOINING = (
+  "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
+  "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+)
+# Visible format characters: signs that enclose Arabic and Syriac numbers.
+_VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
+
+
+class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """Rules for normalizing texts and dropping pairs.
+
+  Attributes:
+    max_characters: Pairs with a longer side are dropped.
+    max_ratio: Pairs are dropped if one side is longer than this times the other, plus 20. A
+      character that writes a syllable or a word counts as more than one (Han as 3).
+    min_script_share: Minimum share of the letters of a side in a script of its language.
+  """
+
+  max_characters: Annotated[int, msgspec.Meta(ge=1)] = 1000
+  max_ratio: Annotated[float, msgspec.Meta(ge=1)] = 3.0
+  min_script_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+
+
+class Cleaner:
+  """Normalizes and filters pairs of two languages.
+
+  A call with the two texts returns the pair of normalized texts, or the one of REASONS why the pair
+  is dropped.
+  """
+
+  def __init__(self, cleaning: Cleaning, source: Language, target: Language):
+    """Prepares the rules.
+
+    Args:
+      cleaning: The rules.
+      source: Language of the first text.
+      target: Language of the second text.
+    """
+    self._max_characters = cleaning.max_characters
+    self._max_ratio = cleaning.max_ratio
+    self._densities = _DENSITY.get(source.script, 1.0), _DENSITY.get(target.script, 1.0)
+    self._share = cleaning.min_script_share
+    self._letters = _letters(source), _letters(target)
+
+  def __call__(self, source: str, target: str) -> tuple[str, str] | str:
+    """Returns the normalized texts, or the reason why the pair is dropped."""
+    source, target = normalize(source), normalize(target)
+    if text_fields.is_blank(source) or text_fields.is_blank(target):
+      return EMPTY
+    if "\ufffd" in source or "\ufffd" in target:
+      return ENCODING
+    if len(source) > self._max_characters or len(target) > self._max_characters:
+      return TOO_LONG
+    if source == target or _key(source) == _key(target):
+      return COPY
+    first, second = len(source) * self._densities[0], len(target) * self._densities[1]
+    if max(first, second) > min(first, second) * self._max_ratio + _SLACK:
+      return RATIO
+    if self._share and not (
+      _has_share(source, *self._letters[0], self._share)
+      and _has_share(target, *self._letters[1], self._share)
+    ):
+      return SCRIPT
+    return source, target
+
+
+def normalize(text: str) -> str:
+  """Returns a text in the Unicode form NFC, with single spaces and no invisible characters.
+
+  Control and format characters are removed (byte order marks, directions, soft hyphens, zero width
+  spaces), but joiners and non-joiners stay after letters that they change, and in emoji. Every run
+  of whitespace, line ends included, becomes one space; there is none at the ends.
+  """
+  if not text.isprintable():
+    text = _invisible().sub("", text)
+  if not text.isascii():
+    text = unicodedata.normalize("NFC", text)
+  return " ".join(text.split())
+
+
+def text_key(text: str) -> str:
+  """Returns a text in lower case without punctuation, symbols and spaces.
+
+  Letters, marks on them and digits remain, in the form NFKC: "It’s ①!" is "its1". Texts with the
+  same key count as equal.
+  """
+  if text.isascii():
+    return text.translate(_ASCII_KEY)
+  text = unicodedata.normalize("NFKC", text).casefold()
+  # Once more, because folded letters can be composed: two keys must not differ in form alone.
+  return unicodedata.normalize("NFC", text).translate(_KEY)
+
+
+def sentence_key(text: str) -> int:
+  """Returns 64 bits of a text's `text_key`; of the text itself if it is all punctuation."""
+  return _bits(_key(text))
+
+
+def keys(source: str, target: str) -> tuple[int, int, int]:
+  """Returns the `sentence_key` of both texts, and 64 bits of their pair."""
+  first, second = _key(source), _key(target)
+  return _bits(first), _bits(second), _bits(f"{first}\0{second}")
+
+
+# The keys of a pair are needed three times: to filter it, and for both kinds of keys.
+@functools.lru_cache(maxsize=16)
+def _key(text: str) -> str:
+  return text_key(text) or text
+
+
+def _bits(key: str) -> int:
+  digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+  return int.from_bytes(digest, "little")
+
+
+class _KeyTable(dict):
+  """A table for str.translate that keeps letters, marks and digits only."""
+
+  def __missing__(self, code: int) -> int | None:
+    kept = code if unicodedata.category(chr(code))[0] in "LMN" else None
+    self[code] = kept
+    return kept
+
+
+_KEY = _KeyTable()
+_ASCII_KEY = {code: ord(chr(code).lower()) if chr(code).isalnum() else None for code in range(128)}
+
+
+@functools.cache
+def _invisible() -> re.Pattern[str]:
+  """Returns a pattern of the control and format characters without effect."""
+  gone = [
+    character
+    for character in map(chr, range(sys.maxunicode + 1))
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs")
+    and not character.isspace()
+    and character not in _VISIBLE
+    and character not in "\u200c\u200d"
+  ]
+  everywhere = "".join(map(re.escape, gone))
+  # After a symbol (with a skin color or a variant of it), a joiner makes one emoji of two.
+  return re.compile(
+    f"[{everywhere}]|(?<![{_JOINING}])\u200c"
+    f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"
+  )
+
+
+@functools.cache
+def _letters(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
+  """Returns patterns of runs of letters in the language's scripts, and of other letters."""
+  scripts = (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
+  own = "".join(_BLOCKS[script] for script in scripts)
+  return re.compile(f"[{own}]+"), re.compile(rf"[^\W\d_{own}]+")
+
+
+def _has_share(text: str, own: re.Pattern[str], other: re.Pattern[str], share: float) -> bool:
+  """Returns whether a text has letters of a language, in at least this share of its letters."""
+  others = other.findall(text)
+  if not others:
+    return own.search(text) is not None
+  count = sum(map(len, own.findall(text)))
+  return count > 0 and count >= share * (count + sum(map(len, others)))

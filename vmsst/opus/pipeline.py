@@ -1,0 +1,291 @@
+"""Makes the shards of a dataset from OPUS releases in three stages, and reports about them.
+
+Nothing here imports TensorFlow. Memory does not grow with the data, except for the ranks: 8 bytes
+per pair, which are memory-mapped.
+"""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.data import formats
+from vmsst.io import atomic_files, work_folders
+from vmsst.opus import decontamination, recipes, stages
+from vmsst.opus import releases as releases_lib
+from vmsst.units import base, engines
+
+BUCKET_BYTES = 64 << 20
+"""Approximate bytes of text in a bucket before cleaning."""
+_COMPRESSION = 4  # Bytes of text per byte of a compressed file.
+_COMPRESSED = (".zip", ".gz")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """The results of a build.
+
+  Attributes:
+    recipe: The recipe.
+    root: Folder of the releases.
+    releases: The releases that were used.
+    left_out: Files below the folder that could not be used.
+    cleaned: By release: counts by reason and by evaluation set, and faults (`stages.Clean.make`).
+    merged: By language pair and corpus: numbers of rows, duplicates, and kept rows.
+    taken: By language pair and corpus: numbers of pairs for training and for validation.
+    goals: Targets of the recipe, and their results.
+    held_out: Number of sentences by evaluation set.
+    folder: Folder of the shards, without other files to keep.
+    splits: By name of a split, its shards: path, rows, bytes, hash.
+    configuration: Hash of the recipe, the releases and the evaluation sentences.
+  """
+
+  recipe: recipes.Recipe
+  root: str
+  releases: Sequence[releases_lib.Release]
+  left_out: Sequence[formats.Fault]
+  cleaned: Mapping[str, Mapping[str, Any]]
+  merged: Mapping[recipes.Cell, Mapping[str, int]]
+  taken: Mapping[recipes.Cell, tuple[int, int]]
+  goals: Sequence[recipes.Goal]
+  held_out: Mapping[str, int]
+  folder: str
+  splits: Mapping[str, Sequence[Mapping[str, Any]]]
+  configuration: str
+
+  @property
+  def content(self) -> str:
+    """Hash of all shards: the same for the same data, however it was built."""
+    hashes = [(name, [shard["sha256"] for shard in shards]) for name, shards in self.splits.items()]
+    return base.digest(sorted(hashes))
+
+
+def build(
+  recipe: recipes.Recipe,
+  root: str,
+  held: decontamination.EvaluationSentences,
+  work: str,
+  engine: engines.Engine,
+  *,
+  bucket_bytes: int = BUCKET_BYTES,
+) -> Report:
+  """Makes the shards of a dataset; resumes an interrupted build.
+
+  Args:
+    recipe: The recipe.
+    root: Folder of OPUS releases.
+    held: Sentences to exclude.
+    work: Folder for intermediate files. If other recipes use it later, they do not clean the same
+      files again.
+    engine: Where to do the units; see `vmsst.units`.
+    bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
+
+  Raises:
+    InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit
+      failed.
+  """
+  found, left_out = releases_lib.scan(root)
+  wanted = [release for release in found if recipe.wants(release)]
+  if not wanted:
+    raise errors.InputError(
+      f"{root}: recipe {recipe.name} uses none of the {len(found)} releases in this folder, e.g. "
+      f"{', '.join(release.name for release in found[:5])}; add some of its corpora"
+    )
+  with work_folders.owned(work, is_folder=True):
+    work = work_folders.path_of(work, is_folder=True)
+    clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
+    merge_units = _merge(recipe, clean_units, work, engine)
+    merged, ranks = _ranks(clean_units, merge_units, work)
+    cuts = recipes.plan(recipe, ranks)
+    sources = [(release.name, release.size) for release in wanted]
+    configuration = base.digest(stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes)
+    folder = os.path.join(work, f"shards.{configuration[:16]}")
+    splits = _write(merge_units, ranks, cuts, os.path.join(folder, "opus_bitext"), engine)
+  return Report(
+    recipe=recipe,
+    root=root,
+    releases=wanted,
+    left_out=left_out,
+    cleaned={unit.release.name: base.result(unit) or {} for unit in clean_units},
+    merged=merged,
+    taken={cell: _taken(cuts[cell], parts) for cell, parts in ranks.items()},
+    goals=recipes.goals(recipe, ranks, cuts),
+    held_out=held.counts,
+    folder=folder,
+    splits=splits,
+    configuration=configuration,
+  )
+
+
+def _clean(
+  recipe: recipes.Recipe,
+  wanted: Sequence[releases_lib.Release],
+  held: decontamination.EvaluationSentences,
+  work: str,
+  engine: engines.Engine,
+  bucket_bytes: int,
+) -> list[stages.Clean]:
+  """Cleans the releases, the largest first, so that all workers finish at about the same time."""
+  sentences = os.path.join(work, "held_out.npz")
+  try:
+    held.save(sentences)
+  except OSError as error:
+    raise errors.InputError(
+      f"{sentences}: cannot be written: {error.strerror}; fix this and rerun the same command"
+    ) from None
+  sizes: collections.Counter[str] = collections.Counter()
+  for release in wanted:
+    sizes[release.pair_name] += _text_bytes(release)
+  units = [
+    stages.Clean(
+      release=release,
+      cleaning=recipe.cleaning,
+      held_out=sentences,
+      held_out_digest=held.digest,
+      # A power of two: a little more data rarely changes it, which would clean all files again.
+      buckets=1 << max(0, (sizes[release.pair_name] - 1) // bucket_bytes).bit_length(),
+      path=os.path.join(work, "clean", f"{release.name}.parquet"),
+    )
+    for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
+  ]
+  engines.run("clean", units, engine)
+  return units
+
+
+def _text_bytes(release: releases_lib.Release) -> int:
+  """Returns an estimate of a release's bytes of text from its size on disk."""
+  return release.size * (_COMPRESSION if release.paths[0].endswith(_COMPRESSED) else 1)
+
+
+def _merge(
+  recipe: recipes.Recipe, cleaned: Sequence[stages.Clean], work: str, engine: engines.Engine
+) -> dict[str, list[stages.Merge]]:
+  """Merges the cleaned releases; returns units by language pair, one per bucket."""
+  ordered = sorted(cleaned, key=lambda unit: (recipe.order(unit.release.corpus), unit.release.name))
+  pairs: dict[str, list[stages.Clean]] = {}
+  for unit in ordered:
+    pairs.setdefault(unit.release.pair_name, []).append(unit)
+  units = {}
+  for pair, own in sorted(pairs.items()):
+    inputs = tuple(stages.Cleaned(unit.path, unit.key, unit.release.corpus) for unit in own)
+    units[pair] = [
+      stages.Merge(
+        inputs=inputs,
+        bucket=bucket,
+        seed=recipe.seed,
+        path=os.path.join(work, "merge", pair, f"{bucket:05d}.parquet"),
+      )
+      for bucket in range(own[0].buckets)
+    ]
+  engines.run("merge", [unit for own in units.values() for unit in own], engine)
+  return units
+
+
+def _ranks(
+  cleaned: Sequence[stages.Clean], units: Mapping[str, Sequence[stages.Merge]], work: str
+) -> tuple[dict[recipes.Cell, collections.Counter[str]], dict[recipes.Cell, list[np.ndarray]]]:
+  """Returns counts, and ranks by bucket, of each language pair and corpus."""
+  merged: dict[recipes.Cell, collections.Counter[str]] = {}
+  places: dict[recipes.Cell, list[tuple[int, int]]] = {}
+  path = os.path.join(work, "ranks")
+  place = 0
+  # One memory-mapped file: a process may not open one file for each bucket.
+  with atomic_files.atomic_file(path) as stream:
+    for pair, own in units.items():
+      for unit in own:
+        counts = base.result(unit) or {}
+        stream.write(stages.load_ranks(unit).tobytes())
+        for corpus in unit.corpora:
+          kept = counts[corpus][stages.KEPT]
+          places.setdefault((pair, corpus), []).append((place, place + kept))
+          merged.setdefault((pair, corpus), collections.Counter()).update(counts[corpus])
+          place += kept
+  if not place:
+    raise errors.InputError(
+      f"no pair of texts is left: {_reasons(cleaned)}; relax the rules of the recipe"
+    )
+  all_ranks_N = np.asarray(np.memmap(path, np.uint64, mode="r"))
+  return merged, {
+    cell: [all_ranks_N[start:end] for start, end in own] for cell, own in places.items()
+  }
+
+
+def _reasons(cleaned: Sequence[stages.Clean]) -> str:
+  """Returns why pairs were left out, with counts and the first fault."""
+  counts: collections.Counter[str] = collections.Counter()
+  faults = []
+  for unit in cleaned:
+    made = base.result(unit) or {"counts": {}, "faults": []}
+    counts.update(made["counts"])
+    faults += made["faults"]
+  found = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
+  return ", ".join([*found, *(f"{place}: {what}" for place, what in faults[:1])])
+
+
+def _write(
+  units: Mapping[str, Sequence[stages.Merge]],
+  ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
+  cuts: Mapping[recipes.Cell, recipes.Cut],
+  prefix: str,
+  engine: engines.Engine,
+) -> dict[str, list[dict[str, Any]]]:
+  """Writes all shards; returns their paths, sizes and hashes by split."""
+  planned: dict[str, list[stages.Write]] = {}
+  for pair, own in units.items():
+    source, target = pair.split("_")
+    for split, bounds, inputs in _splits(pair, own, ranks, cuts):
+      planned[split] = [
+        stages.Write(
+          inputs=merged,
+          bounds=bounds,
+          source_language=source,
+          target_language=target,
+          path=f"{prefix}-{split}.tfrecord-{place:05d}-of-{len(inputs):05d}",
+        )
+        for place, merged in enumerate(inputs)
+      ]
+  engines.run("write", [unit for own in planned.values() for unit in own], engine)
+  return {
+    split: [{"path": unit.path, **(base.result(unit) or {})} for unit in own]
+    for split, own in sorted(planned.items())
+  }
+
+
+def _splits(
+  pair: str,
+  units: Sequence[stages.Merge],
+  ranks: Mapping[recipes.Cell, Sequence[np.ndarray]],
+  cuts: Mapping[recipes.Cell, recipes.Cut],
+) -> Iterator[tuple[str, stages.Bounds, list[tuple[stages.Merge, ...]]]]:
+  """Yields the names of a pair's splits, their ranks, and the buckets of each shard.
+
+  Every shard has rows, because readers do not expect empty ones.
+  """
+  corpora = units[0].corpora
+  cut_of = {corpus: cuts[pair, corpus] for corpus in corpora}
+  train_rows_B, validation_rows_B = np.zeros((2, len(units)), np.int64)
+  for corpus, cut in cut_of.items():
+    for bucket, part in enumerate(ranks[pair, corpus]):
+      train, validation = cut.split(part)
+      train_rows_B[bucket] += train.stop - train.start
+      validation_rows_B[bucket] += validation.stop - validation.start
+  if train_rows_B.any():
+    bounds = tuple((corpus, cut.validation, cut.train) for corpus, cut in cut_of.items())
+    yield f"train_{pair}", bounds, [(units[i],) for i in np.flatnonzero(train_rows_B).tolist()]
+  if validation_rows_B.any():
+    bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_of.items())
+    # Validation data is small: one shard.
+    yield f"validation_{pair}", bounds, [tuple(units)]
+
+
+def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
+  """Returns how many rows a cut takes for training and for validation."""
+  split = [cut.split(part) for part in parts]
+  train, validation = (
+    sum(rows.stop - rows.start for rows in own) for own in zip(*split, strict=True)
+  )
+  return train, validation

@@ -1,0 +1,427 @@
+"""Recipes: the OPUS corpora, languages and amounts of a dataset, and the sampling of its pairs.
+
+A recipe is a YAML file; those of the papers are in `recipe_files/`. An example for your own:
+
+    name: mine
+    description: German and Turkish with English.
+    languages: [de, en, tr]         # any code of vmsst.languages; default: all
+    pivots: [en]                    # every pair has one of these; or `pairs: [de-en, en-tr]`
+    corpora:
+      - {name: Europarl, version: v8}
+      - {name: OpenSubtitles, cap: 2000000, caps: {en-tr: 500000}}
+      - {name: Tatoeba, only_where_nothing_else: true}
+    unlisted: false                 # true: all other corpora too, after those above
+    targets: {de: 8000000}          # training pairs of a language with all pivots together
+    validation: {share: 0.01, at_most: 500}
+    cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
+    seed: 0
+
+The order of the corpora matters: if two have the same pair, the first keeps it.
+"""
+
+import collections
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import yaml
+
+from vmsst import errors, languages
+from vmsst.data import readers
+from vmsst.io import input_files, storage
+from vmsst.languages import Language
+from vmsst.opus import cleaning as cleaning_lib
+from vmsst.opus import releases
+
+_FOLDER = pathlib.Path(__file__).with_name("recipe_files")
+_TOP = 1 << 64  # Above every rank.
+_LARGEST = 1 << 18  # Bytes.
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Cell = tuple[str, str]
+"""Name of a language pair, and name of a corpus."""
+Ranks = Mapping[Cell, Sequence[np.ndarray]]
+"""By cell, the ranks of its rows: ascending uint64 arrays, one per bucket."""
+
+
+class Code(str):
+  """A language by its `readers.compact_code`; in YAML any of its codes."""
+
+
+class Pair(str):
+  """A language pair by its `readers.pair_name`; in YAML two codes, such as de-en."""
+
+
+class CodeCounts(dict[str, int]):
+  """Numbers by `Code`."""
+
+
+class PairCounts(dict[str, int]):
+  """Numbers by `Pair`."""
+
+
+class Counts(dict[str, int]):
+  """Numbers by `Code` or `Pair`."""
+
+
+class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """The part of a corpus in a recipe.
+
+  Attributes:
+    name: Name in OPUS, in upper or lower case.
+    version: The version to use; None: every available version.
+    cap: Maximum number of pairs of a language pair, including validation; None: no limit.
+    caps: Other limits, by language pair.
+    only_where_nothing_else: Whether to use only language pairs that no other corpus has.
+  """
+
+  name: Annotated[str, msgspec.Meta(min_length=1)]
+  version: str | None = None
+  cap: Count | None = None
+  caps: PairCounts = PairCounts()
+  only_where_nothing_else: bool = False
+
+  def limit(self, pair: str) -> int | None:
+    """Returns the maximum number of pairs of a language pair; None: no limit."""
+    return self.caps.get(pair, self.cap)
+
+
+class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """The part of each corpus and language pair for validation.
+
+  Attributes:
+    share: Share of the pairs within the caps, rounded down.
+    at_most: Maximum number of pairs; None: no limit.
+  """
+
+  share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+  at_most: Count | None = None
+
+  def count(self, size: int) -> int:
+    """Returns how many of `size` pairs are for validation."""
+    count = int(size * self.share)
+    return count if self.at_most is None else min(count, self.at_most)
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """The content of a dataset.
+
+  Attributes:
+    name: Name of its TFDS configuration: letters, digits and "_".
+    description: A sentence or two for the data card.
+    corpora: The corpora in the order of precedence.
+    unlisted: Whether to use all other corpora too, in the order of their names.
+    languages: The languages; empty: all.
+    pivots: Languages; every pair has one of them; empty: any pair.
+    pairs: The language pairs; empty: all.
+    targets: Maximum number of training pairs of a language, with all pivots together.
+    expected: Training pairs that a paper reports; only for comparison.
+    validation: The part for validation.
+    cleaning: Rules for cleaning texts.
+    seed: Seed of the pseudo-random sampling.
+  """
+
+  name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]+\Z")]
+  description: str = ""
+  corpora: tuple[Corpus, ...] = ()
+  unlisted: bool = False
+  languages: tuple[Code, ...] = ()
+  pivots: tuple[Code, ...] = ()
+  pairs: tuple[Pair, ...] = ()
+  targets: CodeCounts = CodeCounts()
+  expected: Counts = Counts()
+  validation: Validation = Validation()
+  cleaning: cleaning_lib.Cleaning = cleaning_lib.Cleaning()
+  seed: Count = 0
+
+  def __post_init__(self) -> None:
+    """Raises InputError if the values contradict each other."""
+    if not self.corpora and not self.unlisted:
+      raise errors.InputError("corpora is empty; list some, or set unlisted: true for all of them")
+    if self.targets and not self.pivots:
+      raise errors.InputError("targets are for pairs with pivots; set pivots, such as [en]")
+    for key, names in (
+      ("corpora", [corpus.name.casefold() for corpus in self.corpora]),
+      ("languages", self.languages),
+      ("pivots", self.pivots),
+      ("pairs", self.pairs),
+    ):
+      for name, count in collections.Counter(names).items():
+        if count > 1:
+          raise errors.InputError(f"{key} has {name} twice; remove one")
+    for key, codes in (("pivots", self.pivots), ("targets", self.targets)):
+      for code in codes:
+        if self.languages and code not in self.languages:
+          raise errors.InputError(f"{key} has {code}; add it to languages")
+
+  def corpus(self, name: str) -> Corpus | None:
+    """Returns the part of a corpus in the recipe; None: nothing."""
+    for corpus in self.corpora:
+      if corpus.name.casefold() == name.casefold():
+        return corpus
+    return Corpus(name) if self.unlisted else None
+
+  def wants(self, release: releases.Release) -> bool:
+    """Returns whether a release is in the dataset."""
+    corpus = self.corpus(release.corpus)
+    return (
+      corpus is not None
+      and corpus.version in (None, release.version)
+      and self.wants_pair(*release.pair)
+    )
+
+  def wants_pair(self, source: Language, target: Language) -> bool:
+    """Returns whether a language pair is in the dataset."""
+    codes = {readers.compact_code(source), readers.compact_code(target)}
+    return (
+      len(codes) == 2
+      and (not self.languages or codes <= set(self.languages))
+      and (not self.pivots or bool(codes & set(self.pivots)))
+      and (not self.pairs or readers.pair_name(source, target) in self.pairs)
+    )
+
+  def order(self, corpus: str) -> tuple[int, str]:
+    """Returns a key that sorts corpora by precedence."""
+    names = [listed.name.casefold() for listed in self.corpora]
+    name = corpus.casefold()
+    return (names.index(name) if name in names else len(names)), corpus
+
+  @property
+  def digest(self) -> str:
+    """Hash, in 16 hexadecimal digits; the same for recipes that make the same data."""
+    content = msgspec.to_builtins(self, enc_hook=str)
+    for name in ("description", "expected"):
+      del content[name]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Cut(NamedTuple):
+  """Bounds of the ranks of a cell's rows in the dataset.
+
+  Attributes:
+    train: Rows with ranks from `validation` to below this are for training.
+    validation: Rows with ranks below this are for validation.
+  """
+
+  train: int
+  validation: int
+
+  def split(self, rank_N: np.ndarray) -> tuple[slice, slice]:
+    """Returns the slices of ascending ranks for training and for validation."""
+    validation, train = _below(rank_N, self.validation), _below(rank_N, self.train)
+    return slice(validation, max(train, validation)), slice(0, validation)
+
+
+class Goal(NamedTuple):
+  """A target number of training pairs, and the result.
+
+  Attributes:
+    name: Code of a language, or name of a language pair.
+    wanted: Number in the recipe, as a target or as reported by a paper.
+    obtained: Training pairs in the dataset.
+    available: Pairs before caps and targets.
+  """
+
+  name: str
+  wanted: int
+  obtained: int
+  available: int
+
+
+def names() -> list[str]:
+  """Returns the names of the recipes in the package."""
+  return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load(name_or_path: str | os.PathLike) -> Recipe:
+  """Returns a recipe of the package by name, or your own by the path of its YAML file.
+
+  Raises:
+    InputError: it does not exist, or a key or value is wrong; the message names file and key.
+  """
+  text = os.fspath(name_or_path)
+  try:
+    path = _FOLDER / f"{text}.yaml" if text in names() else storage.path(text)
+    read = input_files.read_bytes(path, _LARGEST + 1)
+    if len(read) > _LARGEST:
+      raise errors.InputError(f"{path} is larger than {_LARGEST >> 10} kB")
+    content = read.decode("utf-8")
+  except (errors.InputError, UnicodeDecodeError) as error:
+    raise errors.InputError(
+      f"recipe {text}: {error}; give the path of a YAML file, or one of {', '.join(names())}"
+    ) from None
+  try:
+    record = yaml.load(content, _Loader)
+  except yaml.YAMLError as error:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}:{mark.line + 1}" if mark else f"{path}"
+    raise errors.InputError(f"{place}: {getattr(error, 'problem', None) or error}") from None
+  except (ValueError, RecursionError) as error:  # Dates, numbers, nesting.
+    raise errors.InputError(f"{path} cannot be read as YAML: {error}") from None
+  try:
+    return msgspec.convert(record, Recipe, dec_hook=_normalized)
+  except (msgspec.ValidationError, errors.InputError) as error:
+    raise errors.InputError(f"{path}: {str(error).replace('$.', '')}") from None
+
+
+def language_codes(name_or_path: str | os.PathLike) -> tuple[str, ...]:
+  """Returns the codes of a recipe's languages, empty if it has all; errors as of `load`."""
+  return load(name_or_path).languages
+
+
+def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
+  """Returns the sample of each corpus and language pair, as bounds of its ranks.
+
+  A sample is the rows with the lowest ranks, of which the lowest are for validation. Ranks are
+  pseudo-random, so this is a random sample, and a smaller cap gives a subset of a larger one. If
+  the target of a language is below its caps, its largest cells are cut to one size, and small
+  corpora stay whole.
+
+  Args:
+    recipe: Caps, targets, and the part for validation.
+    ranks: The ranks of all rows; distinct within a cell.
+  """
+  sizes = {cell: sum(map(len, parts)) for cell, parts in ranks.items()}
+  allowed = _allowed(recipe, sizes)
+  validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
+  train = {cell: size - validation[cell] for cell, size in allowed.items()}
+  for target, cells in _groups(recipe, sorted(sizes)):
+    train |= _level({cell: train[cell] for cell in cells}, target)
+  return {
+    cell: Cut(
+      train=_bound(parts, validation[cell] + train[cell]),
+      validation=_bound(parts, validation[cell]),
+    )
+    for cell, parts in ranks.items()
+  }
+
+
+def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
+  """Returns `targets` and `expected` of a recipe with the results of `cuts`, by name."""
+  counts: collections.Counter[str] = collections.Counter()
+  available: collections.Counter[str] = collections.Counter()
+  for cell, parts in ranks.items():
+    taken = 0
+    for part in parts:
+      train, _ = cuts[cell].split(part)
+      taken += train.stop - train.start
+    for name in (cell[0], *_counted_for(recipe, cell[0])):
+      counts[name] += taken
+      available[name] += sum(map(len, parts))
+  wanted = {**recipe.expected, **recipe.targets}
+  return [Goal(name, wanted[name], counts[name], available[name]) for name in sorted(wanted)]
+
+
+def _counted_for(recipe: Recipe, pair: str) -> list[str]:
+  """Returns the languages whose targets count a pair: its pivot only if both are pivots."""
+  codes = pair.split("_")
+  own = [code for code in codes if code not in recipe.pivots]
+  return own or codes
+
+
+def _allowed(recipe: Recipe, sizes: Mapping[Cell, int]) -> dict[Cell, int]:
+  """Returns how many rows of each cell are within the caps."""
+  listed = {corpus: recipe.corpus(corpus) or Corpus(corpus) for _, corpus in sizes}
+  served = {
+    pair
+    for (pair, corpus), size in sizes.items()
+    if size and not listed[corpus].only_where_nothing_else
+  }
+  allowed = {}
+  for (pair, corpus), size in sizes.items():
+    limit = listed[corpus].limit(pair)
+    if listed[corpus].only_where_nothing_else and pair in served:
+      limit = 0
+    allowed[pair, corpus] = size if limit is None else min(size, limit)
+  return allowed
+
+
+def _groups(recipe: Recipe, cells: Iterable[Cell]) -> list[tuple[int, list[Cell]]]:
+  """Returns the targets, each with the cells that share it."""
+  groups: dict[tuple[str, ...], list[Cell]] = {}
+  for cell in cells:
+    groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
+  found = []
+  for codes, members in groups.items():
+    targets = [recipe.targets[code] for code in codes if code in recipe.targets]
+    if targets:
+      found.append((min(targets), members))
+  return found
+
+
+def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
+  """Returns `sizes` with the largest cut to one size (or one more), for a sum up to `target`."""
+  left, level = target, {}
+  for place, cell in enumerate(sorted(sizes, key=lambda cell: (sizes[cell], cell))):
+    share = left // (len(sizes) - place)
+    level[cell] = min(sizes[cell], share)
+    left -= level[cell]
+  return level
+
+
+def _below(rank_N: np.ndarray, bound: int) -> int:
+  """Returns how many of ascending ranks are below a bound."""
+  return len(rank_N) if bound >= _TOP else int(np.searchsorted(rank_N, np.uint64(bound)))
+
+
+def _bound(parts: Sequence[np.ndarray], count: int) -> int:
+  """Returns the lowest bound with `count` ranks of all parts together below it."""
+  if count >= sum(map(len, parts)):
+    return _TOP if count else 0
+  low, high = 0, _TOP  # Bisection, because the parts may be files larger than memory.
+  while low < high:
+    middle = (low + high) // 2
+    if sum(_below(part, middle) for part in parts) < count:
+      low = middle + 1
+    else:
+      high = middle
+  return low
+
+
+class _Loader(yaml.SafeLoader):
+  """Refuses repeated keys, and aliases, which can expand without limit."""
+
+  def compose_node(self, parent: Any, index: Any) -> Any:
+    if self.check_event(yaml.events.AliasEvent):
+      mark = self.peek_event().start_mark
+      raise yaml.composer.ComposerError(None, None, "aliases (*) are not allowed", mark)
+    return super().compose_node(parent, index)
+
+  def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    seen = set()
+    for key, _ in node.value:
+      if not isinstance(key, yaml.ScalarNode) or key.value in seen:
+        problem = f"{key.value!r} is repeated, or is not a plain key"
+        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+      seen.add(key.value)
+    return super().construct_mapping(node, deep=deep)
+
+
+def _normalized(kind: type, value: Any) -> Any:
+  """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
+  if issubclass(kind, dict):
+    found: dict[str, int] = {}
+    for name, count in msgspec.convert(value, dict[str, Count]).items():
+      is_pair = kind is PairCounts or (kind is Counts and "-" in name)
+      key = _normalized(Pair if is_pair else Code, name)
+      if key in found:
+        raise errors.InputError(f"{key} is there twice, once as {name}; remove one")
+      found[key] = count
+    return kind(found)
+  if not isinstance(value, str):
+    raise errors.InputError(f"{input_files.shown(value)} is not text; put it in quotes")
+  if kind is Code:
+    return Code(readers.compact_code(languages.language(value)))
+  codes = value.split("-")
+  if len(codes) != 2:
+    raise errors.InputError(f"{input_files.shown(value)}; write two codes, such as de-en")
+  first, second = map(languages.language, codes)
+  if first == second:
+    raise errors.InputError(f"{input_files.shown(value)}; write two different languages")
+  return Pair(readers.pair_name(*releases.ordered(first, second)))

@@ -1,1 +1,0 @@
-"""The process of a command: signals, standard streams, messages."""

@@ -1,0 +1,114 @@
+"""A text file and the vectors of its lines: line i belongs to row i."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.io import large_arrays, line_spans, storage, text_fields, text_files
+from vmsst.search import faiss_index, index_folder, vector_store
+
+_LINES = 1 << 14  # Of a span; its size does not matter here.
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedText:
+  """A text file, or a column or key of its lines, and the vectors of its texts.
+
+  Attributes:
+    path: The text file.
+    folder: The folder of vectors.
+    vectors: One row per line.
+    digest: Hash of the text; reading another text from the path is an error.
+  """
+
+  path: str
+  folder: storage.Path
+  vectors: vector_store.Vectors
+  digest: str
+
+  def __len__(self) -> int:
+    return len(self.vectors)
+
+  @property
+  def encoder(self) -> dict[str, Any]:
+    """`encoding.identity` of the encoder that computed the vectors; empty if unknown."""
+    found = self.vectors.settings.get("encoder")
+    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
+
+  @property
+  def dimensions(self) -> int | None:
+    """How many of the encoder's dimensions the vectors have; None: all."""
+    found = self.vectors.settings.get("dimensions")
+    return found if isinstance(found, int) else None
+
+  def open_index(self, folder: str | os.PathLike[str]) -> faiss_index.Index:
+    """Returns an index of the vectors, see `index_folder.open_index`; they are not read again."""
+    return index_folder.open_index(folder, self.vectors)
+
+  def texts(self) -> Iterator[str]:
+    """Yields all texts; reads the file once."""
+    return text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
+
+  def visible_rows(self) -> np.ndarray:
+    """Returns whether each text has a visible character, bool [N]; reads the file.
+
+    Raises:
+      InputError: no text has one.
+    """
+    visible_N = large_arrays.full(len(self), False, bool)
+    for row, text in enumerate(self.texts()):
+      visible_N[row] = not text_fields.is_blank(text)
+    if not visible_N.any():
+      raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
+    return visible_N
+
+  def reader(self) -> Callable[[int], str]:
+    """Returns a function of a row that reads its text; scans the file once and keeps it open."""
+    lines = text_files.Lines(self.path, self.digest)
+    parse = text_fields.parser(self.path, self.vectors.settings.get("field"))
+    return lambda row: parse(lines[row], row + 1)
+
+
+def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
+  """Opens a text and its vectors, as `file_embedding.embed_file` writes them.
+
+  Vectors from another source are accepted if their number matches the lines.
+
+  Raises:
+    InputError: the text or vectors are missing, incomplete or broken, or do not match.
+  """
+  vectors = vector_store.open_vectors(folder)
+  text = fingerprint(path)
+  if text["lines"] != len(vectors):
+    raise errors.InputError(
+      f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors, not one "
+      "per line: recompute them (`vmsst embed`)"
+    )
+  stored = vectors.settings.get("text")
+  if isinstance(stored, dict) and stored.get("digest") != text["digest"]:
+    raise errors.InputError(
+      f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
+      "(`vmsst embed`)"
+    )
+  return EmbeddedText(path, storage.path(folder), vectors, text["digest"])
+
+
+def fingerprint(path: str) -> Mapping[str, Any]:
+  """Returns what identifies a text, for JSON: a `digest` of its lines, their number and its path.
+
+  A text and its gzipped copy are identical.
+
+  Raises:
+    InputError: the file cannot be read.
+  """
+  return describe([path], line_spans.cut([path], _LINES))
+
+
+def describe(paths: Sequence[str], cut: line_spans.Cut) -> dict[str, Any]:
+  """Returns the `fingerprint` of texts that are cut: for several, of their concatenation."""
+  more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+  return {"name": f"{paths[0]}{more}", "lines": cut.lines, "digest": cut.digest}

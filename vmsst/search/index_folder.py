@@ -1,0 +1,291 @@
+"""A folder with a FAISS index of stored vectors: `index.faiss` and `index.json`.
+
+`build_index` trains the index on a sample, fills it in shards, which are units of work, and merges
+these. FAISS reads and writes local files: those of object stores are copied to or from this
+machine.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.io import atomic_files, checksums, input_files, storage, stored_settings, work_folders
+from vmsst.search import exact_search, faiss_index, vector_store
+from vmsst.units import base, engines, local
+
+_SHARD_ROWS = 1 << 20
+_SEED = 0
+_STATE, _INDEX = "index.json", "index.faiss"
+_AGAIN = "delete the folder and build it again (`vmsst index`)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What an index is computed from.
+
+  Attributes:
+    factory: Factory string of FAISS.
+    vectors: Number, width and `digest` of the vectors, and the `name` of their folder.
+    shard_rows: Vectors per shard.
+    seed: Seed of the training sample.
+  """
+
+  factory: str
+  vectors: Mapping[str, Any]
+  shard_rows: int
+  seed: int = _SEED
+
+
+def build_index(
+  vectors: str | os.PathLike[str],
+  folder: str | os.PathLike[str],
+  *,
+  factory: str | None = None,
+  shard_rows: int | None = None,
+  engine: engines.Engine | None = None,
+  progress: bool | None = None,
+) -> Settings:
+  """Writes an index of vectors; resumes after interruption, and does nothing if it is complete.
+
+  Args:
+    vectors: A folder that `vmsst embed` wrote, local or in an object store.
+    folder: Output folder, the same.
+    factory: Factory string of FAISS, such as "OPQ64,IVF65536,PQ64", see
+      `vmsst.search.faiss_index.training_rows`; None: the default for the number of vectors.
+    shard_rows: Vectors per shard; None: about a million.
+    engine: Where to build it; None: in this process.
+    progress: Show a progress bar; None: on a terminal only.
+
+  Returns:
+    The settings.
+
+  Raises:
+    InputError: FAISS is not installed, the vectors are missing, incomplete or broken, the string is
+      not supported or does not suit them, or the output folder has another index or broken files.
+  """
+  folder, name = storage.path(folder), os.fspath(vectors)
+  rows = vector_store.open_vectors(vectors)
+  count, width = rows.shape
+  if not count:
+    raise errors.InputError(f"{name} has no vectors: embed a text with lines")
+  factory = factory or faiss_index.default_factory(count, width)
+  faiss_index.training_rows(factory)
+  faiss_index.new(factory, width)
+  described = {"count": count, "dimension": width, "digest": rows.digest, "name": name}
+  settings = Settings(factory, described, shard_rows or _SHARD_ROWS)
+  work = work_folders.path_of(folder, is_folder=True)
+  if storage.exists(folder / _STATE):
+    before, sha256 = _read_state(folder)
+    if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
+      raise errors.InputError(
+        f"{folder} has another index: {differences}; give another folder, or delete it"
+      )
+    if sha256 is not None:
+      _check_sum(folder / _INDEX, sha256)
+      work_folders.clear(work)
+      return before
+  elif storage.exists(folder / _INDEX):
+    raise errors.InputError(f"{folder / _INDEX} is not by `vmsst index`; give another folder")
+  _write_state(folder, settings, None)
+  engine = engine or local.Local()
+  trained = TrainIndex(settings, rows, f"{work}/trained.faiss")
+  (made,) = engines.run("train", [trained], engine, progress=False)
+  first = Part(trained.path, made["sha256"])
+  shards = [
+    FillShard(settings, rows, first, (span.start, span.stop), f"{work}/shard-{number:05d}.faiss")
+    for number, span in enumerate(exact_search.blocks(count, settings.shard_rows))
+  ]
+  filled = engines.run("index", shards, engine, progress=progress)
+  index = first.read()
+  for unit, each in zip(shards, filled, strict=True):
+    index.merge_from(Part(unit.path, each["sha256"]).read(), 0)
+  _write_state(folder, settings, _write(index, folder / _INDEX)["sha256"])
+  work_folders.clear(work)
+  return settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A file of an unfinished build.
+
+  Attributes:
+    path: The file.
+    sha256: Its checksum.
+  """
+
+  path: str
+  sha256: str
+
+  def read(self) -> Any:
+    """Returns the index; raises InputError if the file has changed."""
+    return _read(self.path, self.sha256, faiss_index.read)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainIndex(base.Unit):
+  """Trains an index on a sample of the vectors and writes it without vectors.
+
+  Attributes:
+    settings: What the index is computed from.
+    rows: The vectors.
+    path: Output file.
+  """
+
+  settings: Settings
+  rows: vector_store.Vectors
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    return base.digest("train index", dataclasses.asdict(self.settings))
+
+  def make(self) -> dict[str, Any]:
+    """Writes the file; returns its checksum."""
+    count, width = self.rows.shape
+    sample = min(count, faiss_index.training_rows(self.settings.factory))
+    row_S = np.sort(
+      np.random.default_rng(self.settings.seed).choice(count, sample, replace=False, shuffle=False)
+    )
+    sample_SD = np.empty((sample, width), np.float32)
+    for part in exact_search.blocks(sample):
+      sample_SD[part] = exact_search.unit_rows(self.rows.take(row_S[part]))
+    return _write(faiss_index.train(self.settings.factory, sample_SD), self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class FillShard(base.Unit):
+  """Writes the trained index with some of the vectors.
+
+  Attributes:
+    settings: What the index is computed from.
+    rows: All vectors.
+    trained: The trained index.
+    span: First and last row of the shard.
+    path: Output file.
+  """
+
+  settings: Settings
+  rows: vector_store.Vectors
+  trained: Part
+  span: tuple[int, int]
+  path: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    settings = dataclasses.asdict(self.settings)
+    return base.digest("fill index", settings, self.trained.sha256, self.span)
+
+  def make(self) -> dict[str, Any]:
+    """Writes the file; returns its checksum."""
+    index, (start, stop) = self.trained.read(), self.span
+    units = (
+      exact_search.unit_rows(self.rows[start + part.start : start + part.stop])
+      for part in exact_search.blocks(stop - start)
+    )
+    faiss_index.fill(index, units, start)
+    return _write(index, self.path)
+
+
+def open_index(
+  folder: str | os.PathLike[str], vectors: str | os.PathLike[str] | vector_store.Vectors
+) -> faiss_index.Index:
+  """Opens an index as a memory map, after verifying its checksum and that of its vectors.
+
+  The file of an index in an object store is copied to this machine until the process ends.
+
+  Args:
+    folder: A folder that `build_index` wrote.
+    vectors: The vectors from which it was built, or their folder.
+
+  Raises:
+    InputError: there is no complete index, it is damaged or of other vectors, or FAISS is not
+      installed.
+  """
+  folder = storage.path(folder)
+  rows = (
+    vectors if isinstance(vectors, vector_store.Vectors) else vector_store.open_vectors(vectors)
+  )
+  if not storage.exists(folder / _STATE):
+    raise errors.InputError(f"{folder}: no {_STATE}: give a folder that `vmsst index` wrote")
+  settings, sha256 = _read_state(folder)
+  if sha256 is None:
+    raise errors.InputError(
+      f"{folder} is not finished; rerun the same `vmsst index` command to resume"
+    )
+  shape = (settings.vectors["count"], settings.vectors["dimension"])
+  if shape != rows.shape or settings.vectors["digest"] != rows.digest:
+    raise errors.InputError(
+      f"{folder} is an index of other vectors than {rows.folder}, or of an earlier version: build "
+      "it again (`vmsst index`)"
+    )
+  path = os.fspath(folder / _INDEX)
+  read = _mapped_copy if storage.is_url(path) else _mapped
+  index = faiss_index.Index(read(path, str(sha256)), settings.factory, rows)
+  if index.shape != shape:
+    raise errors.InputError(
+      f"{folder / _INDEX}: broken: it has {index.shape[0]:,} vectors of width {index.shape[1]}, "
+      f"not {shape[0]:,} of width {shape[1]}: {_AGAIN}"
+    )
+  return index
+
+
+# --------------------------------------------------------------------------------------------
+# Files
+
+
+def _write(index: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+  with atomic_files.atomic_path(path) as partial:
+    faiss_index.write(index, partial)
+    return {"sha256": checksums.of_file(partial)}
+
+
+def _read(path: str, sha256: str, read: Callable[..., Any]) -> Any:
+  with storage.local_copy(path) as local:  # A map of a copy stays valid when its name is removed.
+    _check_sum(local, sha256)
+    return read(local)
+
+
+def _mapped(path: str, sha256: str) -> Any:
+  return _read(path, sha256, functools.partial(faiss_index.read, mapped=True))
+
+
+_mapped_copy = functools.lru_cache(maxsize=2)(_mapped)  # As many as mining has.
+
+
+def _check_sum(path: str | os.PathLike[str], sha256: Any) -> None:
+  """Raises InputError unless a file has this checksum."""
+  try:
+    found = checksums.of_file(path)
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {_AGAIN}") from None
+  if found != sha256:
+    raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
+
+
+def _write_state(folder: storage.Path, settings: Settings, sha256: str | None) -> None:
+  atomic_files.write_json(folder / _STATE, {**dataclasses.asdict(settings), "sha256": sha256})
+
+
+def _read_state(folder: storage.Path) -> tuple[Settings, Any]:
+  """Returns the settings, and the checksum of a complete index or None."""
+  path = folder / _STATE
+  state = input_files.read_json(path)
+  try:
+    sha256 = state.pop("sha256")
+    settings = Settings(**state)
+    whole = [settings.vectors[key] for key in ("count", "dimension")] + [settings.shard_rows]
+    good = all(type(value) is int and value > 0 for value in whole)
+    good = good and isinstance(settings.vectors["digest"], str)
+    faiss_index.training_rows(settings.factory)
+  except (AttributeError, KeyError, TypeError, errors.InputError):
+    good = False
+  if not good:
+    raise errors.InputError(f"{path}: broken: {_AGAIN}")
+  return settings, sha256

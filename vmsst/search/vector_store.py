@@ -1,0 +1,293 @@
+"""A folder of sentence vectors: shards `vectors-00000.npy`, ... and `vectors.json`.
+
+Shards are written in any order, by any process, each atomically (`npy_files.write_shard`); `start`
+and `finish` write `vectors.json` before and after them.
+"""
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.io import (
+  atomic_files,
+  checksums,
+  input_files,
+  interrupts,
+  npy_files,
+  storage,
+  stored_settings,
+  work_folders,
+)
+
+DTYPES = ("float32", "float16")
+_MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.
+_AGAIN = "delete the folder and embed again"
+_STATE = "vectors.json"
+_SHARD = re.compile(r"vectors-\d{5,}\.npy(\.json)?")
+_RESULT = re.compile(r"vectors-\d{5,}\.npy\.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+  """The content of `vectors.json`.
+
+  Attributes:
+    dimension: Width of the vectors.
+    dtype: float32, or float16 for half the space.
+    rows: Number of vectors of each shard.
+    settings: What the vectors are computed from, as for JSON.
+    sha256: Checksum of each shard; None: the folder is not finished.
+  """
+
+  dimension: int
+  dtype: str
+  rows: list[int]
+  settings: dict[str, Any]
+  sha256: list[str] | None = None
+
+  def differences(self, given: "State") -> str:
+    """Returns how these vectors differ from others, for messages; "" if they are the same."""
+    keys = ("dimension", "dtype")
+    return stored_settings.differences(
+      *({**{key: getattr(each, key) for key in keys}, **each.settings} for each in (self, given))
+    )
+
+  def write(self, folder: str | os.PathLike[str]) -> None:
+    """Writes the file."""
+    path = storage.path(folder) / _STATE
+    atomic_files.write_json(path, dict(sorted(dataclasses.asdict(self).items())))
+
+  @classmethod
+  def read(cls, folder: storage.Path) -> "State":
+    """Reads the file; raises InputError if it is broken."""
+    path = folder / _STATE
+    try:
+      state = cls(**input_files.read_json(path))
+      good = all(type(value) is int and value >= 0 for value in [state.dimension, *state.rows])
+      good = good and state.dtype in DTYPES and isinstance(state.settings, dict)
+      good = good and (state.sha256 is None or len(state.sha256) == len(state.rows))
+    except errors.InputError as error:
+      raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
+    except TypeError:
+      good = False
+    if not good:
+      raise errors.InputError(f"{path}: broken: {_AGAIN}")
+    return state
+
+
+def shard_path(folder: str | os.PathLike[str], number: int) -> str:
+  """Returns the path of a shard, numbered from 0; `npy_files.write_shard` writes it."""
+  return os.path.join(folder, f"vectors-{number:05d}.npy")
+
+
+def check_dtype(dtype: str) -> None:
+  """Raises InputError unless vectors can be stored in this dtype."""
+  if dtype not in DTYPES:
+    raise errors.InputError(f"dtype is {dtype}; choose {', '.join(DTYPES)}")
+
+
+def check_free(folder: str | os.PathLike[str]) -> None:
+  """Raises InputError if a folder has files of other origin where shards would be written."""
+  names = storage.names(folder)
+  foreign = sorted(filter(_SHARD.fullmatch, names))
+  if foreign and _STATE not in names:
+    raise errors.InputError(
+      f"{os.path.join(folder, foreign[0])} is not by `vmsst embed`, which would replace it; give "
+      "another folder"
+    )
+
+
+def start(folder: str | os.PathLike[str], state: State) -> bool:
+  """Starts a folder, or resumes an unfinished one; returns whether it is finished already.
+
+  Args:
+    folder: The folder.
+    state: What the vectors are; without checksums.
+
+  Raises:
+    InputError: the folder has other vectors or broken files.
+  """
+  folder = storage.path(folder)
+  state = dataclasses.replace(state, settings=json.loads(json.dumps(state.settings)))
+  if storage.exists(folder / _STATE):
+    before = State.read(folder)
+    if differences := before.differences(state):
+      raise errors.InputError(
+        f"{folder} has other vectors: {differences}; give another folder, or delete it"
+      )
+    if before.sha256 is not None:
+      _finished_files(folder)
+      _remove_results(folder)
+      return True
+  state.write(folder)
+  return False
+
+
+def finish(folder: str | os.PathLike[str], sha256: Sequence[str]) -> None:
+  """Marks the vectors as complete, so that `open_vectors` accepts them.
+
+  Args:
+    folder: The folder.
+    sha256: What `npy_files.write_shard` has returned for each shard.
+
+  Raises:
+    InputError: a shard is missing or broken.
+  """
+  folder = storage.path(folder)
+  state = State.read(folder)
+  for number, rows in enumerate(state.rows):
+    npy_files.check_shard(shard_path(folder, number), (rows, state.dimension), state.dtype)
+  dataclasses.replace(state, sha256=list(sha256)).write(folder)
+  _remove_results(folder)
+
+
+def abandon(folder: str | os.PathLike[str]) -> None:
+  """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
+  with interrupts.Uninterrupted():
+    if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
+      storage.remove(os.path.join(folder, _STATE))
+      work_folders.remove_if_empty(os.fspath(folder))
+
+
+def _remove_results(folder: storage.Path) -> None:
+  """Removes the results of the units that wrote the shards, and what killed ones have left."""
+  storage.remove_files(folder, list(filter(_RESULT.fullmatch, storage.names(folder))))
+  work_folders.clear(work_folders.path_of(folder, is_folder=True))
+
+
+class Vectors:
+  """Vectors of a finished folder; slices of rows are memory-mapped arrays.
+
+  Attributes:
+    folder: The folder.
+    shape: Number and width of the vectors.
+    dtype: Of the vectors: float16 if they are stored so, else float32.
+    settings: What the vectors were computed from.
+    digest: Hash of the checksums of all files.
+    shard_rows: Number of rows of each shard.
+  """
+
+  def __init__(self, folder: storage.Path):
+    """Reads and checks the files; see `open_vectors`."""
+    state, self._paths = _finished_files(folder)
+    self.folder = os.fspath(folder)
+    self.dtype, self._sha256 = np.dtype(state.dtype), state.sha256 or []
+    self.settings, self.shard_rows = state.settings, state.rows
+    self.digest = hashlib.sha256("".join(self._sha256).encode()).hexdigest()
+    self._ends = np.cumsum([0, *state.rows], dtype=np.int64).tolist()[1:]
+    self.shape: tuple[int, int] = (sum(state.rows), state.dimension)
+
+  def __getstate__(self) -> dict[str, Any]:
+    # Another process maps the files itself, and may run in another folder.
+    state = {name: value for name, value in self.__dict__.items() if name != "_mapped"}
+    return {**state, "_paths": list(map(storage.absolute, self._paths))}
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def __getitem__(self, rows: slice) -> np.ndarray:
+    """Returns consecutive rows, [B, D]; read-only if they are in one file."""
+    start, stop, step = rows.indices(len(self))
+    if step != 1:
+      raise IndexError(f"rows can be read in order only, not in steps of {step}")
+    index = bisect.bisect_right(self._ends, start)
+    if start < stop <= self._ends[index]:
+      return self._rows(index, start, stop)
+    found_BD = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
+    done = 0
+    while done < len(found_BD):  # A copy, so that one file is open at a time.
+      index = bisect.bisect_right(self._ends, start + done)
+      part_PD = self._rows(index, start + done, min(stop, self._ends[index]))
+      found_BD[done : done + len(part_PD)] = part_PD
+      done += len(part_PD)
+    return found_BD
+
+  def shards(self) -> Iterator[np.ndarray]:
+    """Yields the arrays of the shards, read-only."""
+    return map(self._read, range(len(self._paths)))
+
+  def take(self, row_N: np.ndarray) -> np.ndarray:
+    """Returns some rows, [N, D], in any order and repeatedly."""
+    shard_N = np.searchsorted(self._ends, row_N, side="right")
+    found_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
+    for index in np.unique(shard_N).tolist():
+      place_P = np.flatnonzero(shard_N == index)
+      row_P = row_N[place_P] - (self._ends[index] - self.shard_rows[index])
+      if storage.is_url(self._paths[index]):
+        shape = self.shard_rows[index], self.shape[1]
+        part_PD = npy_files.read_rows(self._paths[index], shape, self.dtype.name, row_P)
+      else:
+        part_PD = self._mapped(index)[row_P]
+      found_ND[place_P] = part_PD
+    return found_ND
+
+  def _rows(self, index: int, start: int, stop: int) -> np.ndarray:
+    """Returns rows that are in one file."""
+    first = self._ends[index] - self.shard_rows[index]
+    return self._read(index)[start - first : stop - first]
+
+  def _read(self, index: int) -> np.ndarray:
+    """Returns the rows of a file."""
+    shape = self.shard_rows[index], self.shape[1]
+    return npy_files.read_shard(self._paths[index], shape, self.dtype.name, self._sha256[index])
+
+  @functools.cached_property
+  def _mapped(self) -> Callable[[int], np.ndarray]:
+    """`_read` of local files; the last ones used stay open."""
+    return functools.lru_cache(_MAPS)(self._read)
+
+
+def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:
+  """Returns number and width of the vectors of a finished folder, without reading them.
+
+  Raises:
+    InputError: there is no folder of vectors, or it is not finished.
+  """
+  state = _finished_state(storage.path(folder))
+  return sum(state.rows), state.dimension
+
+
+def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
+  """Opens the vectors of a finished folder.
+
+  Checksums of local files are verified now, those of files in object stores when they are read.
+
+  Raises:
+    InputError: there are no vectors, they are incomplete, or a file is missing, broken or
+      truncated.
+  """
+  return Vectors(storage.path(folder))
+
+
+def _finished_state(folder: storage.Path) -> State:
+  if not storage.exists(folder / _STATE):
+    raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
+  state = State.read(folder)
+  if state.sha256 is None:
+    raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
+  return state
+
+
+def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
+  """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
+  state = _finished_state(folder)
+  paths = [shard_path(folder, number) for number in range(len(state.rows))]
+  for path, rows in zip(paths, state.rows, strict=True):
+    npy_files.check_shard(path, (rows, state.dimension), state.dtype)
+  if not storage.is_url(folder):
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      found = list(pool.map(checksums.of_file, paths))
+    for path, own, stored in zip(paths, found, state.sha256 or [], strict=True):
+      if own != stored:
+        raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
+  return state, paths

@@ -1,1 +1,0 @@
-"""Text to token ids: vocabularies, their training, word splitting and long texts."""

@@ -1,0 +1,299 @@
+"""Adafactor with T5X's rules for which axes of a parameter are factored.
+
+Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
+https://arxiv.org/abs/1804.04235. The second moment of a matrix is kept as the means of its rows and
+columns. For a parameter of more than two axes (attention heads, stacked layers), T5X derives from
+logical axis names which axes are rows, columns or a batch of independent matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct, traverse_util
+from jaxtyping import Array
+
+from vmsst.errors import InputError
+from vmsst.train.optimizers import OptimizerDef
+
+PyTree = Any
+Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None if replicated
+Path = tuple[str, ...]
+
+
+Role = Literal["row", "column", "batch", "none"]
+"""Role of a parameter's axis in the factored second moment; independent parameters are a batch."""
+
+
+def standard_logical_factor_rules() -> dict[str, Role]:
+  """Returns the role of each of T5X's standard logical axes in the factored second moment."""
+  columns = ["vocab", "mlp", "heads", "kv", "joined_kv", "mlp_activations", "multiquery_heads"]
+  columns += ["q_wi_fused", "o_wo_fused", "kv_fused"]
+  return {
+    "embed": "row",
+    **dict.fromkeys(columns, "column"),
+    **dict.fromkeys(["layers", "stack"], "batch"),
+    **dict.fromkeys(["relpos_buckets", "layer_norm_scale"], "none"),
+  }
+
+
+class AdafactorParamState(struct.PyTreeNode):
+  """The state of one parameter; unused arrays have the shape (1,)."""
+
+  v_row: Leaf  # mean of the second moment over the column axes
+  v_col: Leaf  # mean of the second moment over the row axes
+  v: Leaf  # the whole second moment, if it is not factored
+  m: Leaf  # the first moment, if beta1 is set
+
+
+class _Layout(NamedTuple):
+  """The axes of one parameter by role.
+
+  Attributes:
+    averaged: All axes but the batch axes.
+    rows: Row axes, empty if the second moment is not factored.
+    columns: Column axes, empty if the second moment is not factored.
+  """
+
+  averaged: tuple[int, ...]
+  rows: tuple[int, ...] = ()
+  columns: tuple[int, ...] = ()
+
+
+def _layout(
+  roles: Sequence[Role] | None, shape: Sequence[int], min_size: int, path: str
+) -> _Layout:
+  """Returns the layout of a parameter by the roles of its axes, if they are known.
+
+  As in T5X, vectors and matrices without batch axes always follow the heuristic; roles only affect
+  parameters with more axes.
+  """
+  if len(shape) <= 2 and "batch" not in (roles or ()):
+    averaged = tuple(range(len(shape)))
+    if len(shape) != 2 or min(shape) < min_size:
+      return _Layout(averaged)
+    row = int(shape[1] < shape[0])  # the shorter side, or the first of two equal ones
+    return _Layout(averaged, (row,), (1 - row,))
+  if roles is None:
+    raise InputError(
+      f"Adafactor: parameter {path} of shape {tuple(shape)} has more than two axes and no factor "
+      "rule; bind adafactor.Adafactor.logical_factor_rules = "
+      "@adafactor.standard_logical_factor_rules()"
+    )
+
+  def axes(*wanted: Role) -> tuple[int, ...]:
+    return tuple(axis for axis, role in enumerate(roles) if role in wanted)
+
+  averaged, rows, columns = axes("row", "column", "none"), axes("row"), axes("column")
+  return _Layout(averaged, rows, columns) if rows and columns else _Layout(averaged)
+
+
+def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[Role, ...]:
+  """Returns the roles of the axes of a parameter with these names."""
+  for name in names:
+    if name not in rules:
+      raise InputError(
+        f"Adafactor: parameter {path} has the logical axis {name!r}, which has no factor rule; add "
+        f"one to adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' or 'none') or "
+        f"use one of {', '.join(sorted(rules))}"
+      )
+  roles = tuple(rules[name] for name in names)
+  if not {"row", "column"} <= set(roles):
+    return tuple("batch" if role == "batch" else "none" for role in roles)
+  if "none" in roles:
+    raise InputError(
+      f"Adafactor: parameter {path} with the logical axes {tuple(names)} has rows, columns and "
+      f"unfactored axes ({', '.join(roles)}); make all or none factored"
+    )
+  return roles
+
+
+def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
+  return jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True))
+
+
+def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+  return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _mean(values: Array, axes: tuple[int, ...]) -> Array:
+  """Returns the mean over axes; on CPUs as a product, since XLA's sums over rows are slow there."""
+
+  def by_product(values: Array) -> Array:
+    shape = tuple(values.shape[axis] for axis in axes)
+    weights = jnp.full(shape, 1 / math.prod(shape), values.dtype)
+    every = range(values.ndim)
+    kept = [axis for axis in every if axis not in axes]
+    return jnp.einsum(values, [*every], weights, [*axes], kept, precision=jax.lax.Precision.HIGHEST)
+
+  def by_sum(values: Array) -> Array:
+    return jnp.mean(values, axis=axes)
+
+  return jax.lax.platform_dependent(values, cpu=by_product, default=by_sum)
+
+
+def _divided_by_second_moment(
+  grad: Array, state: AdafactorParamState, decay: Array, epsilon: float, layout: _Layout
+) -> tuple[Array, AdafactorParamState]:
+  """Updates the second moment with `grad`; returns `grad` divided by its root, and the state."""
+  mixing = 1.0 - decay
+  squared = grad * grad + epsilon
+  if layout.rows:
+    v_row = decay * state.v_row + mixing * _mean(squared, layout.columns)
+    v_col = decay * state.v_col + mixing * _mean(squared, layout.rows)
+    rows_of_v_row = tuple(row - sum(other < row for other in layout.columns) for row in layout.rows)
+    mean = jnp.mean(v_row, axis=rows_of_v_row, keepdims=True)
+    row_factor = jnp.expand_dims((v_row / mean) ** -0.5, layout.columns)
+    update = grad * row_factor * jnp.expand_dims(v_col**-0.5, layout.rows)
+    return update, state.replace(v_row=v_row, v_col=v_col)
+  v = decay * state.v + mixing * squared
+  return grad * v**-0.5, state.replace(v=v)
+
+
+class Adafactor(OptimizerDef):
+  """Adafactor as T5X configures it; the trainer gives the learning rate of each step."""
+
+  def __init__(
+    self,
+    factored: bool = True,
+    multiply_by_parameter_scale: bool = True,
+    beta1: float | None = None,
+    decay_rate: float = 0.8,
+    step_offset: int = 0,
+    clipping_threshold: float | None = 1.0,
+    weight_decay_rate: float | None = None,
+    min_dim_size_to_factor: int = 128,
+    epsilon1: float = 1e-30,
+    epsilon2: float = 1e-3,
+    logical_factor_rules: Mapping[str, Role] | None = None,
+  ):
+    """Sets the hyperparameters.
+
+    Args:
+      factored: Whether second moments are factored.
+      multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of
+        the parameter.
+      beta1: Decay of the first moment; None omits the first moment, which saves memory.
+      decay_rate: c in the decay 1 - t ** -c of the second moment at step t = 1, 2, ...
+      step_offset: First step of the decay, for fine-tuning.
+      clipping_threshold: Largest root mean square of an update before the learning rate.
+      weight_decay_rate: Fraction of a parameter to subtract at each step.
+      min_dim_size_to_factor: Shortest side of a matrix to factor.
+      epsilon1: Added to squared gradients.
+      epsilon2: Smallest scale of a parameter.
+      logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
+    """
+    self._factored = factored
+    self._relative = multiply_by_parameter_scale
+    self._beta1 = beta1
+    self._decay_rate = decay_rate
+    self._step_offset = step_offset
+    self._clipping_threshold = clipping_threshold
+    self._weight_decay_rate = weight_decay_rate
+    self._min_size = min_dim_size_to_factor
+    self._epsilon1 = epsilon1
+    self._epsilon2 = epsilon2
+    self._rules = logical_factor_rules
+    self._roles: dict[Path, tuple[Role, ...]] = {}
+
+  def set_param_axes(self, param_logical_axes: PyTree) -> None:
+    """Sets the roles from the logical axes of the parameters, if `logical_factor_rules`.
+
+    Raises:
+      InputError: An axis has no rule, or the rules of a parameter contradict each other.
+    """
+    if self._rules is not None:
+      self._roles = {
+        path: _roles(tuple(names), self._rules, "/".join(path))
+        for path, names in traverse_util.flatten_dict(param_logical_axes).items()
+      }
+
+  def _layout(self, path: Path, shape: Sequence[int]) -> _Layout:
+    if not self._factored:
+      return _Layout(tuple(range(len(shape))))
+    return _layout(self._roles.get(path), shape, self._min_size, "/".join(path))
+
+  def init_state(self, params: PyTree) -> PyTree:
+    """Returns the state before the first step."""
+
+    def state_of(path: Any, param: Array) -> AdafactorParamState:
+      layout = self._layout(path, param.shape)
+      unused = jnp.zeros((1,), jnp.float32)
+      has_momentum = self._beta1 is not None
+      state = AdafactorParamState(
+        v_row=unused,
+        v_col=unused,
+        v=unused,
+        m=jnp.zeros(param.shape, jnp.float32) if has_momentum else unused,
+      )
+      if not layout.rows:
+        return state.replace(v=jnp.zeros(param.shape, jnp.float32))
+      return state.replace(
+        v_row=jnp.zeros(_without(param.shape, layout.columns), jnp.float32),
+        v_col=jnp.zeros(_without(param.shape, layout.rows), jnp.float32),
+      )
+
+    return traverse_util.path_aware_map(state_of, params)
+
+  def apply_gradient(
+    self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
+  ) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and the state after one more step (algorithm 5 of the paper)."""
+    t = jnp.asarray(step - self._step_offset, jnp.float32) + 1.0
+    decay = 1.0 - t ** (-self._decay_rate)
+    flat_grads, flat_states = map(traverse_util.flatten_dict, (grads, state))
+    new_params, new_states = {}, {}
+    for path, param in traverse_util.flatten_dict(params).items():
+      new_params[path], new_states[path] = self._apply_param_gradient(
+        param,
+        flat_states[path],
+        flat_grads[path],
+        self._layout(path, param.shape),
+        decay,
+        learning_rate,
+      )
+    return traverse_util.unflatten_dict(new_params), traverse_util.unflatten_dict(new_states)
+
+  def _apply_param_gradient(
+    self,
+    param: Array,
+    state: AdafactorParamState,
+    grad: Array,
+    layout: _Layout,
+    decay: Array,
+    learning_rate: Any,
+  ) -> tuple[Array, AdafactorParamState]:
+    update, new_state = _divided_by_second_moment(
+      grad.astype(jnp.float32), state, decay, self._epsilon1, layout
+    )
+    if self._clipping_threshold is not None:
+      size = _root_mean_square(update, layout.averaged)
+      update = update / jnp.maximum(1.0, size / self._clipping_threshold)
+    step_size = learning_rate
+    if self._relative:
+      scale = jnp.maximum(_root_mean_square(param, layout.averaged), self._epsilon2)
+      step_size = learning_rate * scale
+    update = step_size * update
+    if self._beta1 is not None:
+      update = self._beta1 * state.m + (1.0 - self._beta1) * update
+      new_state = new_state.replace(m=update)
+    new_param = param
+    if self._weight_decay_rate is not None:
+      new_param = (1.0 - self._weight_decay_rate) * param
+    return (new_param - update).astype(param.dtype), new_state
+
+  def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
+    """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
+
+    Whole moments are sharded like their parameter; means of rows and columns are replicated.
+    """
+
+    def axes_of(param: Any, moments: AdafactorParamState, axes: Any) -> AdafactorParamState:
+      v, m = (axes if x.shape == param.shape else None for x in (moments.v, moments.m))
+      return AdafactorParamState(v_row=None, v_col=None, v=v, m=m)
+
+    return jax.tree.map(axes_of, params, state, param_axes)

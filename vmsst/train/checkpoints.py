@@ -1,0 +1,493 @@
+"""T5X checkpoints: `checkpoint_<step>/state` below the model folder, written by Orbax.
+
+Upstream T5X reads these checkpoints, and this module reads upstream's. Mismatches between a
+checkpoint and the model are detected from the metadata, before any array is read.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import jax
+import msgspec
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from flax import traverse_util
+from jax.experimental import multihost_utils
+
+from vmsst.checkpoints import hub_models, layer_stacks, object_stores
+from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.errors import InputError
+from vmsst.io import checksums, storage, work_folders
+from vmsst.train import data as data_lib
+from vmsst.train import model_dir as model_dir_lib
+from vmsst.train.train_state import some_names
+
+PREFIX = "checkpoint"
+_DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
+
+AssignmentMap = Sequence[tuple[str, str | None]]
+
+
+@dataclasses.dataclass
+class SaveCheckpointConfig:
+  """When and what to save (`t5x.utils.SaveCheckpointConfig`).
+
+  Attributes:
+    dtype: Dtype of the saved parameters, "float32" or "bfloat16".
+    period: Steps between checkpoints; one is also written before the first step and after the last.
+    checkpoint_steps: Further steps to save after.
+    keep: Number of newest checkpoints to keep; None keeps all.
+    save_dataset: Whether to save the data iterator state too, so that a restart need not reread the
+      data.
+  """
+
+  dtype: Literal["float32", "bfloat16"] | None = "float32"
+  period: Annotated[int, msgspec.Meta(ge=0)] | None = None
+  checkpoint_steps: Sequence[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+  keep: Annotated[int, msgspec.Meta(ge=1)] | None = None
+  save_dataset: bool = False
+
+
+@dataclasses.dataclass
+class RestoreCheckpointConfig:
+  """What to start from (`t5x.utils.RestoreCheckpointConfig`).
+
+  Attributes:
+    path: A checkpoint, a folder of checkpoints, or an empty list or None for none.
+    mode: "specific" (`path` is a checkpoint), "latest" (newest in the folder `path`) or "all"
+      (evaluation only).
+    assignment_map: Pairs of a regular expression for names of the model's arrays and the name of
+      the checkpoint's array, which must exist, or None to skip the array. An array uses the first
+      expression that matches its whole name.
+    fallback_to_scratch: Whether to initialize arrays that the checkpoint lacks or the map skips.
+    dtype: Dtype to restore parameters in; None for the model's.
+  """
+
+  path: str | Sequence[str] | None
+  mode: Literal["specific", "latest", "all"] = "latest"
+  assignment_map: AssignmentMap | None = None
+  fallback_to_scratch: bool = False
+  dtype: Literal["float32", "float16", "bfloat16"] | None = None
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+  """What to save and restore (`t5x.utils.CheckpointConfig`)."""
+
+  save: SaveCheckpointConfig | None = None
+  restore: RestoreCheckpointConfig | None = None
+
+
+def checkpoint_step(path: str | os.PathLike[str]) -> int:
+  """Returns the step in a checkpoint's name.
+
+  Raises:
+    InputError: The name does not end in a step.
+  """
+  match = re.search(r"(\d+)/?$", str(path))
+  if match is None:
+    raise InputError(f"{path} is not a checkpoint; give a folder checkpoint_<step>")
+  return int(match.group(1))
+
+
+def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the complete checkpoints in `folder`, sorted by step."""
+  return [path for path in _folders(folder) if object_stores.is_complete(path)]
+
+
+def _folders(folder: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the paths in `folder` with the name of a checkpoint, sorted by step."""
+  root = epath.Path(storage.path(folder))
+  found = [root / name for name in storage.names(root) if re.fullmatch(rf"{PREFIX}_\d+", name)]
+  return sorted(found, key=checkpoint_step)
+
+
+def newest_intact(model_dir: str) -> epath.Path | None:
+  """Returns the checkpoint to resume from: the newest intact one in `model_dir`, or None.
+
+  Renames newer, damaged ones to `damaged_checkpoint_<step>`, with a warning.
+
+  Raises:
+    InputError: All checkpoints are damaged.
+  """
+  step = _set_damaged_aside(model_dir) if jax.process_index() == 0 else -1
+  if jax.process_count() > 1:
+    step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+  return None if step < 0 else epath.Path(storage.path(model_dir)) / f"{PREFIX}_{step}"
+
+
+def _set_damaged_aside(model_dir: str) -> int:
+  """Renames damaged newer checkpoints; returns the step of the newest intact one, -1 for none."""
+  damaged: dict[epath.Path, str] = {}
+  for path in reversed(all_checkpoints(model_dir)):
+    problem = checksums.damage(path)
+    if problem is None:
+      for bad, reason in damaged.items():
+        aside = bad.parent / f"{_DAMAGED}{bad.name}"
+        storage.remove(aside)
+        storage.rename(bad, aside)
+        logging.warning("%s is damaged: %s. Renamed to %s.", bad, reason, aside.name)
+        logging.warning("Resuming from %s.", path)
+      return checkpoint_step(path)
+    damaged[path] = problem
+  if damaged:
+    raise InputError(
+      f"every checkpoint in {model_dir} is damaged: "
+      + "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
+      + ". Set another MODEL_DIR to start over"
+    )
+  return -1
+
+
+def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
+  """Returns the checkpoints that `cfg` refers to, sorted by step.
+
+  Raises:
+    InputError: There are none, or one is damaged.
+  """
+  paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
+  paths = [hub_models.checkpoint(path) for path in paths]
+  if not paths:
+    raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
+  found: list[epath.Path] = []
+  for place in paths:
+    path = epath.Path(storage.path(place))
+    if cfg.mode == "specific":
+      if not (path / "state").is_dir():
+        inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
+        hint = f"; it contains {', '.join(inside[-3:])}" if inside else ""
+        raise InputError(f"{path} is not a T5X checkpoint (no folder 'state'){hint}")
+      found.append(path)
+    else:
+      inside = all_checkpoints(path)
+      if not inside:
+        raise InputError(f"no checkpoint_<step> in {path}; set another path")
+      found += inside if cfg.mode == "all" else inside[-1:]
+  for path in found if jax.process_index() == 0 else ():
+    problem = checksums.damage(path)
+    if problem:
+      raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
+  return found
+
+
+def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
+  """Returns the single checkpoint that `cfg` refers to.
+
+  Raises:
+    InputError: There is none, or `cfg` may refer to several.
+  """
+  if cfg.mode == "all" or not isinstance(cfg.path, str | os.PathLike):
+    raise InputError(
+      "RestoreCheckpointConfig: one checkpoint is needed; set one path and mode 'specific' or "
+      "'latest'"
+    )
+  return find_checkpoints(cfg)[0]
+
+
+# --------------------------------------------------------------------------------------------
+# Reading
+
+
+def apply_assignment_map(
+  model: Mapping[str, Any],
+  assignment_map: AssignmentMap,
+  stored: Mapping[str, Any],
+  path: epath.Path,
+) -> dict[str, layer_stacks.Source | None]:
+  """Returns, for each array of the model, what to read of the checkpoint; None: nothing.
+
+  Args:
+    model: The model's arrays by name, such as `target/encoder/layers_0/mlp/wi/kernel`.
+    assignment_map: See `RestoreCheckpointConfig`.
+    stored: The checkpoint's arrays by name.
+    path: The checkpoint, for messages.
+
+  Raises:
+    InputError: A rule matches nothing, or names an array that the checkpoint lacks.
+  """
+  for pattern, _ in assignment_map:
+    try:
+      re.compile(pattern)
+    except re.error as error:
+      raise InputError(
+        f"assignment_map: {pattern!r} is not a regular expression: {error}"
+      ) from error
+  unused = {pattern for pattern, _ in assignment_map}
+  absent: list[str] = []
+  sources: dict[str, layer_stacks.Source | None] = {}
+  for name, array in model.items():
+    sources[name] = _find(name, array.shape, stored)
+    for pattern, replacement in assignment_map:
+      match = re.fullmatch(pattern, name)
+      if match:
+        unused.discard(pattern)
+        sources[name] = None
+        if replacement is not None:
+          source = match.expand(replacement)
+          sources[name] = _find(source, array.shape, stored)
+          if sources[name] is None:
+            absent.append(source)
+        break
+  if absent:
+    raise InputError(
+      f"{path} lacks {some_names(absent)}, which assignment_map reads; it has "
+      f"{some_names(list(stored))}. Use a checkpoint of the same model and number of layers"
+    )
+  if unused:
+    raise InputError(
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
+      f"{some_names(list(model))}"
+    )
+  return sources
+
+
+def _find(
+  name: str, shape: tuple[int, ...], stored: Mapping[str, Any]
+) -> layer_stacks.Source | None:
+  """Returns what makes an array; None if the checkpoint lacks it.
+
+  Only parameters may be in the other layout of layers: Adafactor factors other axes of a stack.
+  """
+  if not name.startswith("target/"):
+    return layer_stacks.Source((name,)) if name in stored else None
+  return layer_stacks.find(name, shape, stored)
+
+
+def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+  return traverse_util.flatten_dict(tree, sep="/")
+
+
+def find_arrays(
+  path: epath.Path,
+  shapes: Mapping[str, Any],
+  assignment_map: AssignmentMap | None = None,
+  *,
+  may_lack: bool = False,
+) -> dict[str, layer_stacks.Source]:
+  """Returns what to read of a checkpoint for each array of the model, without reading it.
+
+  Args:
+    path: A `checkpoint_<step>` folder.
+    shapes: The model's state dict, of ShapeDtypeStructs.
+    assignment_map: See `RestoreCheckpointConfig`.
+    may_lack: Whether the checkpoint may lack arrays.
+
+  Raises:
+    InputError: An array is missing or has another shape; the message names it.
+  """
+  model, stored = _flatten(shapes), t5x_checkpoints.read_metadata(path)
+  sources = apply_assignment_map(model, assignment_map or (), stored, path)
+  found = {name: source for name, source in sources.items() if source is not None}
+  missing = [name for name in sources if name not in found]
+  if missing and not may_lack:
+    raise InputError(
+      f"{path} lacks {some_names(missing)}; it has {some_names(list(stored))}. To initialize "
+      "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
+      "If only the optimizer state is missing, keep the run's scan_layers"
+    )
+  for name, source in found.items():
+    wanted, saved = tuple(model[name].shape), source.shape(stored)
+    if wanted != saved:
+      raise InputError(
+        f"{name} has shape {wanted} in the model and {saved} in {path} ({source.names[0]}); use a "
+        "checkpoint of the same model and size"
+      )
+  return found
+
+
+def restore(
+  path: epath.Path,
+  shapes: Mapping[str, Any],
+  shardings: Mapping[str, Any],
+  *,
+  dtype: str | None = None,
+  assignment_map: AssignmentMap | None = None,
+  fallback: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+  """Returns the model's state dict, read from the checkpoint at `path` onto the devices.
+
+  Args:
+    path: A `checkpoint_<step>` folder.
+    shapes: The model's state dict, of ShapeDtypeStructs.
+    shardings: The same tree, of NamedShardings.
+    dtype: Dtype of the parameters (`target/...`); None for the model's.
+    assignment_map: See `RestoreCheckpointConfig`.
+    fallback: Initializes arrays that are not read, by name.
+
+  Raises:
+    InputError: An array is missing or has another shape; the message names it.
+  """
+  model = _flatten(shapes)
+  placement = _flatten(shardings)
+  stored = t5x_checkpoints.read_metadata(path)
+  found = find_arrays(path, shapes, assignment_map, may_lack=fallback is not None)
+  missing = [name for name in model if name not in found]
+  read: dict[str, Any] = {}
+  args: dict[str, Any] = {}
+  for name, source in found.items():
+    kept = dtype is None or not name.startswith("target/")
+    for part in source.names:
+      read[part] = model[name]
+      args[part] = ocp.ArrayRestoreArgs(
+        sharding=_sharding_of_parts(placement[name], source),
+        global_shape=tuple(stored[part].shape),
+        dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
+      )
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    tree = checkpointer.restore(
+      path / "state",
+      args=ocp.args.PyTreeRestore(
+        item=traverse_util.unflatten_dict(read, sep="/"),
+        restore_args=traverse_util.unflatten_dict(args, sep="/"),
+        partial_restore=True,
+      ),
+    )
+  arrays = _flatten(tree)
+  state: dict[str, Any] = {}
+  taken: set[str] = set()
+  for name, source in found.items():
+    array = source.make(arrays)
+    if source.stacked or source.layer is not None:
+      array = jax.device_put(array, placement[name])
+    # Training donates the state, so names that share a source need separate arrays.
+    state[name] = jax.numpy.copy(array) if source.names[0] in taken else array
+    taken.update(source.names)
+  if missing and fallback is not None:
+    logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
+    state.update(fallback(missing))
+  return traverse_util.unflatten_dict(state, sep="/")
+
+
+def _sharding_of_parts(sharding: Any, source: layer_stacks.Source) -> Any:
+  """Returns the sharding of the stored arrays that make an array: layers are not sharded."""
+  spec = tuple(sharding.spec)
+  if source.stacked:
+    spec = spec[1:]
+  elif source.layer is not None:
+    spec = (None, *spec)
+  return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
+
+
+# --------------------------------------------------------------------------------------------
+# Writing
+
+
+class _DataStateHandler(ocp.CheckpointHandler):
+  """Writes the `dataset` folder of a checkpoint, then the checksums of all its files."""
+
+  def save(self, directory: epath.Path, args: "DataStateSave") -> None:
+    args.state.copy_to(
+      storage.path(directory), process=jax.process_index(), processes=jax.process_count()
+    )
+
+  def finalize(self, directory: epath.Path) -> None:
+    if jax.process_index() == 0:
+      checkpoint = directory.parent
+      state = checkpoint / "state"
+      if not state.is_dir():
+        raise RuntimeError(f"Orbax did not finish {state} before {directory}")
+      checksums.write(checkpoint, {"state": state, "dataset": directory})
+
+  def restore(self, directory: epath.Path, args: Any = None) -> Any:
+    raise NotImplementedError("read with DataState.read_from")
+
+
+@dataclasses.dataclass
+class DataStateSave(ocp.args.CheckpointArgs):
+  """The data iterator state to write."""
+
+  state: data_lib.DataState
+
+
+class CheckpointManager:
+  """Writes checkpoints below `model_dir` in the background, and deletes old ones.
+
+  Args:
+    model_dir: Absolute folder.
+    cfg: What to write and keep.
+  """
+
+  def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
+    self._model_dir = epath.Path(storage.path(model_dir))
+    self._cfg = cfg
+    self._failed = False
+    t5x_checkpoints.ignore_abandoned_io()
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
+    handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
+    handlers.add("dataset", DataStateSave, _DataStateHandler())
+    in_store = storage.is_url(model_dir)
+    if in_store and jax.process_index() == 0:
+      object_stores.prepare(_folders(model_dir))
+    self._manager = ocp.CheckpointManager(
+      model_dir,
+      handler_registry=handlers,
+      options=ocp.CheckpointManagerOptions(
+        step_prefix=PREFIX,
+        max_to_keep=cfg.keep,
+        create=True,
+        enable_async_checkpointing=True,
+        cleanup_tmp_directories=not in_store,
+        temporary_path_class=object_stores.TEMPORARY_PATH if in_store else None,
+      ),
+    )
+
+  def save(self, train_state: Any, data_state: data_lib.DataState) -> bool:
+    """Starts writing `train_state`; returns after copying the arrays off the devices.
+
+    Returns:
+      False if a checkpoint of that step exists.
+
+    Raises:
+      InputError: This checkpoint, or the previous one, could not be written.
+    """
+    step = int(train_state.step)
+    if step in self._manager.all_steps():
+      return False
+    state = train_state.state_dict()
+    if self._cfg.dtype == "bfloat16":
+      state["target"] = jax.tree.map(
+        lambda x: x.astype("bfloat16") if x.dtype == np.float32 else x, state["target"]
+      )
+    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
+    with self._explained():
+      self._manager.save(step, args=items, force=True)
+    return True
+
+  def check(self) -> None:
+    """Raises InputError if a checkpoint could not be written in the background."""
+    with self._explained():
+      self._manager.check_for_errors()
+
+  def close(self) -> None:
+    """Finishes writing; on failure removes partial checkpoints and raises InputError."""
+    try:
+      if not self._failed:
+        with self._explained():
+          self._manager.wait_until_finished()
+          self._manager.close()
+    finally:
+      if self._failed and jax.process_index() == 0:
+        for folder in self._model_dir.glob(f"{PREFIX}_*{ocp.utils.TMP_DIR_SUFFIX}*"):
+          work_folders.remove_folder(folder)
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:
+      self._failed = True
+      done = all_checkpoints(self._model_dir)
+      newest = (
+        f"resume from the newest, {done[-1].name}" if done else "start over: there is none yet"
+      )
+      reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
+      raise InputError(
+        f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
+        f"same command to {newest}"
+      ) from error

@@ -1,0 +1,291 @@
+"""`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
+
+import functools
+import inspect
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+from jax._src.core import jaxprs_in_params
+
+from vmsst.data import vocabularies
+from vmsst.errors import InputError
+from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.train import train as train_lib
+
+_LARGE_BYTES = 1 << 20
+_NUMBER = re.compile(r"_\d+")  # layers are listed together
+
+
+def forget_data() -> None:
+  """Rebinds data and folders in the parsed gin configuration, so that none need exist.
+
+  Raises:
+    InputError: The gin files do not configure training.
+  """
+  if not any(selector == "__main__.train" for _, selector in gin.config._CONFIG):
+    raise InputError(
+      "the gin files do not configure training; add a run file, such as quickstart.gin"
+    )
+  with gin.unlock_config():
+    for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "actions"):
+      gin.bind_parameter(f"__main__.train.{name}", None)
+    gin.bind_parameter("__main__.train.model_dir", os.devnull)
+    # Steps may be counted in the data.
+    for name in ("__main__.train.eval_period", "TRAIN_STEPS/gin.macro.value"):
+      if gin_utils.is_computed(name):
+        gin.bind_parameter(name, 1)
+    for scope, selector in list(gin.config._CONFIG):
+      if selector == "t5x.utils.CheckpointConfig":
+        gin.bind_parameter((scope, selector, "save"), None)
+    gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
+    # A teacher is a folder too; without it, its vectors are part of the batch.
+    for name in (*gin_utils.unset_macros(), "TEACHER"):
+      gin.bind_parameter(f"{name}/gin.macro.value", None)
+    # A loss may look up a token id; the sizes do not depend on it.
+    gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
+
+
+def train_function(with_memory: bool) -> Callable[..., None]:
+  """Returns a replacement of the training function, which prints sizes, shardings and FLOPs.
+
+  The last line it prints is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of
+  matmuls, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients and
+  batch, without activations).
+
+  Args:
+    with_memory: Also compile the step and report the memory that XLA allocates on each device. The
+      JSON then has `peak_bytes_per_device`, the total memory of a step. Compiling takes minutes for
+      deep models. A program that does not fit raises InputError.
+  """
+
+  @functools.wraps(train_lib.train)  # Gin checks names and types of its parameters.
+  def train(**given: Any) -> None:
+    try:
+      inspect.signature(train_lib.train).bind(**given)
+    except TypeError as error:
+      raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
+    run = given["model"], given["train_dataset_cfg"], given["partitioner"], given["trainer_cls"]
+    train_lib.check_run(*run[:2])
+    report = describe(*run, given["checkpoint_cfg"].restore)
+    print(report.pop("text"), flush=True)
+    if with_memory:
+      report |= memory(*run)
+      print(report.pop("text"))
+    print(json.dumps(report))
+
+  return train
+
+
+class _Step:
+  """A training step of abstract arrays.
+
+  Args:
+    model: The model.
+    cfg: The training data.
+    partitioner: The mesh.
+    trainer_cls: Creates the trainer.
+
+  Attributes:
+    batch: Shapes of a global batch, from the feature lengths alone.
+    state: Shapes of the train state.
+    axes: PartitionSpecs of the train state.
+  """
+
+  def __init__(
+    self, model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
+  ):
+    self._batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
+    converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
+    lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
+    self._model = model
+    self._trainer_cls = trainer_cls
+    self.batch = {
+      name: jax.ShapeDtypeStruct((cfg.batch_size, length), jnp.int32)
+      for name, length in lengths.items()
+    }
+    initializer = utils.TrainStateInitializer(
+      optimizer_def=model.optimizer_def,
+      init_fn=model.get_initial_variables,
+      input_shapes={name: value.shape for name, value in self.batch.items()},
+      input_types={name: value.dtype for name, value in self.batch.items()},
+      partitioner=partitioner,
+    )
+    self.state = initializer.global_train_state_shape
+    self.axes = initializer.train_state_axes
+
+  def function(self, partitioner: partitioning.PjitPartitioner) -> partitioning.PartitionedFunction:
+    """Returns (train_state, batch) -> (train_state, metrics) on a mesh."""
+    trainer = self._trainer_cls(
+      model=self._model,
+      train_state=self.state,
+      partitioner=partitioner,
+      eval_names=[],
+      summary_dir=None,
+      train_state_axes=self.axes,
+      rng=jax.random.PRNGKey(0),
+    )
+    trainer.close()
+    trainer.check_batch_size(self._batch_size)
+    return trainer._partitioned_train_step
+
+
+def describe(
+  model: Any,
+  cfg: Any,
+  partitioner: partitioning.PjitPartitioner,
+  trainer_cls: Any,
+  initial: checkpoints.RestoreCheckpointConfig | None = None,
+) -> dict[str, Any]:
+  """Returns the numbers of the JSON line, and the report as `text`.
+
+  Raises:
+    InputError: The run would refuse its configuration, or the checkpoint to start from.
+  """
+  step = _Step(model, cfg, partitioner, trainer_cls)
+  if initial is not None and initial.path:
+    checkpoints.find_arrays(
+      checkpoints.find_checkpoint(initial),
+      step.state.state_dict(),
+      initial.assignment_map,
+      may_lack=initial.fallback_to_scratch,
+    )
+  arrays = traverse_util.flatten_dict(step.state.state_dict(), sep="/")
+  shardings = traverse_util.flatten_dict(partitioner.shardings(step.axes).state_dict(), sep="/")
+
+  def local_bytes(array: Any, sharding: Any) -> int:
+    return math.prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+  array_bytes = {name: local_bytes(array, shardings[name]) for name, array in arrays.items()}
+  parameters = {
+    name.removeprefix("target/"): math.prod(array.shape)
+    for name, array in arrays.items()
+    if name.startswith("target/")
+  }
+  modules: dict[str, int] = {}
+  for name, count in parameters.items():
+    modules[_module(name)] = modules.get(_module(name), 0) + count
+  parameter_bytes = sum(array_bytes[f"target/{name}"] for name in parameters)
+  state_bytes = sum(array_bytes.values()) - parameter_bytes
+  batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in step.batch.values())
+  with partitioner.context():
+    jaxpr = jax.make_jaxpr(step.function(partitioner).function)(step.state, step.batch)
+  flops = matmul_flops(jaxpr.jaxpr)
+  large: dict[tuple[str, ...], list[int]] = {}
+  for name, array in sorted(arrays.items()):
+    if math.prod(array.shape) * array.dtype.itemsize >= _LARGE_BYTES:
+      group = (_NUMBER.sub("_*", name), str(list(array.shape)), str(shardings[name].spec))
+      large.setdefault(group, []).append(array_bytes[name])
+  lines = [
+    f"mesh: data={partitioner.mesh.shape['data']} model={partitioner.mesh.shape['model']} "
+    f"({partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind} devices)",
+    f"batch: {cfg.batch_size} examples, "
+    + ", ".join(f"{n} {list(v.shape)}" for n, v in step.batch.items()),
+    "",
+    progress.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
+    f"total {sum(modules.values()):,}",
+    "",
+    f"arrays of at least {_LARGE_BYTES >> 20} MiB: shape, sharding, MiB per device",
+    *(
+      f"  {name}  {shape}  {spec}  {sizes[0] / 2**20:.1f}"
+      + (f" (x {len(sizes)})" if len(sizes) > 1 else "")
+      for (name, shape, spec), sizes in large.items()
+    ),
+    "",
+    f"per device: parameters {_mib(parameter_bytes)}, optimizer {_mib(state_bytes)}, "
+    f"gradients {_mib(parameter_bytes)}, batch {_mib(batch_bytes)}",
+    f"matmuls per step: {flops:.3e} FLOPs",
+  ]
+  return {
+    "text": "\n".join(lines),
+    "parameters": sum(modules.values()),
+    "parameters_by_module": modules,
+    "flops_per_step": flops,
+    "bytes_per_device": 2 * parameter_bytes + state_bytes + batch_bytes,
+  }
+
+
+def _mib(size: int) -> str:
+  return f"{size / 2**20:.1f} MiB"
+
+
+def _module(name: str) -> str:
+  """Returns the first two parts of a parameter's path: a module, and a layer or part of it."""
+  parts = name.split("/")
+  return "/".join(parts[: min(2, len(parts) - 1)])
+
+
+def memory(
+  model: Any,
+  cfg: Any,
+  partitioner: partitioning.PjitPartitioner,
+  trainer_cls: Any,
+) -> dict[str, Any]:
+  """Returns the memory of the compiled step on each device, by XLA's analysis; also as `text`.
+
+  Args:
+    model: The model.
+    cfg: The training data.
+    partitioner: The mesh.
+    trainer_cls: Creates the trainer.
+
+  Raises:
+    InputError: The devices' memory is too small.
+  """
+  step = _Step(model, cfg, partitioner, trainer_cls)
+  devices = f"{partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind}"
+  try:
+    compiled = step.function(partitioner).lower(step.state, step.batch).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise InputError(
+      f"a step does not fit {devices}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
+      "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
+    ) from None
+  found: Any = compiled.memory_analysis()
+  parts = {
+    "arguments": found.argument_size_in_bytes,
+    "results": found.output_size_in_bytes - found.alias_size_in_bytes,
+    "temporary": found.temp_size_in_bytes,
+  }
+  # Backends that do not report the peak return less than the arguments.
+  peak = found.peak_memory_in_bytes
+  peak = peak if peak > parts["arguments"] else sum(parts.values())
+  shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
+  return {
+    "text": f"compiled for {devices}, per device: {shown}; peak {_mib(peak)}",
+    "peak_bytes_per_device": peak,
+  }
+
+
+def matmul_flops(jaxpr: Any) -> float:
+  """Returns the FLOPs of all matmuls in a jaxpr, with loops unrolled.
+
+  A matmul of [M, K] and [K, N] has 2 M N K. A `while` loop of unknown length counts once; a `cond`
+  counts its most expensive branch.
+  """
+  total = 0.0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      left = equation.invars[0].aval.shape
+      total += (
+        2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+      )
+      continue
+    inner = [matmul_flops(sub) for sub in jaxprs_in_params(equation.params)]
+    if equation.primitive.name == "cond":
+      total += max(inner, default=0.0)
+    elif equation.primitive.name == "scan":
+      total += equation.params["length"] * sum(inner)
+    else:
+      total += sum(inner)
+  return total

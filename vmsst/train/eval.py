@@ -1,0 +1,175 @@
+"""SeqIO evaluation of a model: `t5x eval`, and during training."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import seqio
+
+from vmsst.data import datasets
+from vmsst.errors import InputError
+from vmsst.io import log_folders, storage
+from vmsst.train import checkpoints, distributed, gin_utils, partitioning, progress, utils
+from vmsst.train import data as data_lib
+from vmsst.train import model_dir as model_dir_lib
+
+
+class InferenceEvaluator:
+  """Computes the metrics of SeqIO tasks from a model's predictions and scores.
+
+  Args:
+    infer_eval_dataset_cfg: The tasks.
+    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
+    model: Has `predict_batch`, `predict_batch_with_aux` and `score_batch`.
+    partitioner: The mesh.
+    log_dir: Folder; SeqIO's loggers write to `log_dir`/inference_eval. None writes nothing.
+
+  Raises:
+    InputError: There is nothing to evaluate.
+  """
+
+  def __init__(
+    self,
+    infer_eval_dataset_cfg: data_lib.DatasetConfig,
+    inference_evaluator_cls: Callable[..., Any],
+    model: Any,
+    partitioner: partitioning.PjitPartitioner,
+    log_dir: str | None = None,
+  ):
+    datasets.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
+    self._cfg = infer_eval_dataset_cfg
+    self._model = model
+    self._partitioner = partitioner
+    self._logs = None
+    logging_arguments: dict[str, Any] = {"logger_cls": ()}
+    if log_dir:
+      self._logs = log_folders.LogFolder(storage.path(log_dir) / "inference_eval")
+      logging_arguments = {"log_dir": os.fspath(self._logs.local)}
+    self._evaluator = inference_evaluator_cls(
+      mixture_or_task_name=self._cfg.mixture_or_task_name,
+      feature_converter=model.FEATURE_CONVERTER_CLS(pack=False),
+      eval_split=self._cfg.split,
+      use_cached=self._cfg.use_cached,
+      seed=self._cfg.seed,
+      sequence_length=self._cfg.task_feature_lengths,
+      use_memory_cache=self._cfg.use_memory_cache,
+      **logging_arguments,
+    )
+    if not self._evaluator.eval_tasks:
+      raise InputError(
+        f"{self._cfg.mixture_or_task_name!r} has no task with metrics and a split "
+        f"{self._cfg.split!r}; choose another mixture or split"
+      )
+    self._infer_fns: dict[str, Any] = {}
+
+  @property
+  def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
+    """Shape of every model feature of one example."""
+    return self._evaluator.model_feature_shapes
+
+  def _infer_fn(self, method: str, train_state_axes: Any) -> Any:
+    """Returns the inference function of a model method, created on first use."""
+
+    def infer(dataset: Any, **arguments: Any) -> Any:
+      if method not in self._infer_fns:
+        self._infer_fns[method] = utils.get_infer_fn(
+          infer_step=getattr(self._model, method),
+          batch_size=self._cfg.batch_size,
+          train_state_axes=train_state_axes,
+          partitioner=self._partitioner,
+        )
+      return self._infer_fns[method](dataset, **arguments)
+
+    return infer
+
+  def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Runs the model on every task; returns the metrics by task.
+
+    Each process runs the model on its rows of every batch. The first process computes the metrics.
+    The others wait for it, since later collectives time out, and get none.
+    """
+    key = jax.random.PRNGKey(0)
+    predict = self._infer_fn("predict_batch", train_state_axes)
+    predict_with_aux = self._infer_fn("predict_batch_with_aux", train_state_axes)
+    score = self._infer_fn("score_batch", train_state_axes)
+    metrics, _ = self._evaluator.evaluate(
+      compute_metrics=jax.process_index() == 0,
+      step=int(train_state.step),
+      predict_fn=functools.partial(predict, train_state=train_state, rng=key),
+      predict_with_aux_fn=functools.partial(predict_with_aux, train_state=train_state, rng=key),
+      score_fn=functools.partial(score, train_state=train_state),
+    )
+    found = metrics.result() or {}
+    if self._logs is not None and jax.process_index() == 0:
+      self._logs.upload()
+    if jax.process_count() > 1:
+      distributed.barrier()
+    return found
+
+  def close(self) -> None:
+    """Waits for metrics that are still being computed."""
+    self._evaluator.close()
+
+
+def evaluate(
+  *,
+  model: Any,
+  dataset_cfg: data_lib.DatasetConfig,
+  restore_checkpoint_cfg: checkpoints.RestoreCheckpointConfig,
+  partitioner: partitioning.PjitPartitioner,
+  output_dir: str,
+  inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
+  summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
+) -> dict[int, Any]:
+  """Evaluates one checkpoint, or all of a folder, and prints a table of the metrics.
+
+  Args:
+    model: See docs/model_interface.md.
+    dataset_cfg: The tasks.
+    restore_checkpoint_cfg: The checkpoints; only parameters are read.
+    partitioner: The mesh.
+    output_dir: Absolute folder for SeqIO's loggers, config.gin and model-info.txt.
+    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
+    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+
+  Returns:
+    The metrics by task, by step.
+
+  Raises:
+    InputError: The configuration, the data or a checkpoint cannot be used.
+  """
+  utils.check_model("evaluate.model", model)
+  paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
+  log = progress.EvaluationLog()
+  results: dict[int, Any] = {}
+  with (
+    model_dir_lib.explained(output_dir),
+    model_dir_lib.opened("evaluate.output_dir", output_dir),
+  ):
+    evaluator = InferenceEvaluator(
+      dataset_cfg, inference_evaluator_cls, model, partitioner, output_dir
+    )
+    initializer = utils.TrainStateInitializer(
+      optimizer_def=None,
+      init_fn=model.get_initial_variables,
+      input_shapes={
+        name: (dataset_cfg.batch_size, *shape)
+        for name, shape in evaluator.model_feature_shapes.items()
+      },
+      partitioner=partitioner,
+    )
+    for path in paths:
+      state = initializer.from_checkpoint(path, restore_checkpoint_cfg)
+      if not results:
+        summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
+        utils.write_model_info(
+          output_dir, initializer.global_train_state_shape, initializer.train_state_axes
+        )
+      step = int(state.step)
+      results[step] = evaluator.evaluate(state, initializer.train_state_axes)
+      log.add(step, results[step])
+    evaluator.close()
+  log.print_tables()
+  return results

@@ -1,0 +1,185 @@
+"""`t5x infer`: predictions, scores or embeddings of a task's examples, as JSON lines."""
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import jax
+import msgspec
+import numpy as np
+import seqio
+import tensorflow as tf
+from jax.experimental import multihost_utils
+
+from vmsst import errors
+from vmsst.data import datasets
+from vmsst.errors import InputError
+from vmsst.io import progress_bar, storage, work_folders
+from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.train import data as data_lib
+from vmsst.train import model_dir as model_dir_lib
+from vmsst.units import resumable_lines
+
+MODES = {
+  "predict": "predict_batch",
+  "predict_with_aux": "predict_batch_with_aux",
+  "score": "score_batch",
+}
+
+
+def infer(
+  *,
+  mode: Literal["predict", "predict_with_aux", "score"],
+  model: Any,
+  dataset_cfg: data_lib.DatasetConfig,
+  restore_checkpoint_cfg: checkpoints.RestoreCheckpointConfig,
+  partitioner: partitioning.PjitPartitioner,
+  output_dir: str,
+  checkpoint_period: Annotated[int, msgspec.Meta(ge=1)],
+  shard_id: Annotated[int, msgspec.Meta(ge=0)] = 0,
+  num_shards: Annotated[int, msgspec.Meta(ge=1)] = 1,
+  output_vocab_feature_name: str = "targets",
+  summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
+) -> None:
+  """Runs a model over every example of a task, or of a mixture's tasks.
+
+  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line per example, with
+  its text inputs and the prediction or score. Saves results every `checkpoint_period` batches; an
+  interrupted run resumes after the last saved ones.
+
+  Args:
+    mode: "predict", "predict_with_aux" or "score".
+    model: See docs/model_interface.md.
+    dataset_cfg: The examples.
+    restore_checkpoint_cfg: The checkpoint; only parameters are read.
+    partitioner: The mesh.
+    output_dir: Absolute folder for the results.
+    checkpoint_period: Batches between saves.
+    shard_id: The shard of the data that this job processes.
+    num_shards: Number of jobs that share the data.
+    output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
+    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+
+  Raises:
+    InputError: The configuration, the data or the checkpoint cannot be used.
+  """
+  wanted = f"a number below num_shards={num_shards}"
+  errors.check(shard_id < num_shards, "infer.shard_id", shard_id, wanted)
+  utils.check_model("infer.model", model)
+  provider = datasets.get_mixture_or_task(dataset_cfg)
+  data_lib.check_split(dataset_cfg)
+  for task in seqio.get_subtasks(provider) if mode != "score" else ():
+    features = task.output_features
+    wanted = f"a feature of {task.name}: {', '.join(features)}"
+    label = "infer.output_vocab_feature_name"
+    valid = output_vocab_feature_name in features
+    errors.check(valid, label, output_vocab_feature_name, wanted)
+  lengths = dataset_cfg.task_feature_lengths
+  converter = model.FEATURE_CONVERTER_CLS(pack=False)
+
+  def examples(task: Any) -> Any:
+    return task.get_dataset(
+      sequence_length=lengths,
+      split=dataset_cfg.split,
+      shuffle=False,
+      num_epochs=1,
+      shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
+      use_cached=dataset_cfg.use_cached,
+      seed=dataset_cfg.seed,
+    )
+
+  spec = converter(examples(provider), lengths).element_spec
+  initializer = utils.TrainStateInitializer(
+    optimizer_def=None,
+    init_fn=model.get_initial_variables,
+    input_shapes={name: (dataset_cfg.batch_size, *value.shape) for name, value in spec.items()},
+    input_types={name: value.dtype.as_numpy_dtype for name, value in spec.items()},
+    partitioner=partitioner,
+  )
+  checkpoint = checkpoints.find_checkpoint(restore_checkpoint_cfg)
+  state = initializer.from_checkpoint(checkpoint, restore_checkpoint_cfg)
+  infer_fn = utils.get_infer_fn(
+    infer_step=getattr(model, MODES[mode]),
+    batch_size=dataset_cfg.batch_size,
+    train_state_axes=initializer.train_state_axes,
+    partitioner=partitioner,
+  )
+  with (
+    model_dir_lib.explained(output_dir),
+    model_dir_lib.opened("infer.output_dir", output_dir),
+  ):
+    if shard_id == 0:
+      summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
+    for task in seqio.get_subtasks(provider):
+      output = (
+        storage.path(output_dir) / f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
+      )
+      if output.is_file():
+        progress.print_once(f"Skipping {task.name}: {output} exists.")
+        continue
+      rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
+      vocabulary = None
+      if mode != "score":
+        vocabulary = task.output_features[output_vocab_feature_name].vocabulary
+      size = checkpoint_period * dataset_cfg.batch_size
+      settings = {"checkpoint": os.fspath(checkpoint), "lines_of_chunk": size}
+      with (
+        work_folders.owned(output) if jax.process_index() == 0 else contextlib.nullcontext(),
+        progress_bar.Bar(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar,
+      ):
+        writer = resumable_lines.LineWriter(output, settings)
+        first = writer.parts
+        if jax.process_count() > 1:
+          first = int(multihost_utils.broadcast_one_to_all(np.int64(first)))
+        bar.update(first * size)
+        for number, chunk in enumerate(_chunks(rows.skip(first * size), size), first):
+          columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
+          dataset = tf.data.Dataset.from_tensor_slices(columns).enumerate()
+          try:
+            result = infer_fn(dataset, train_state=state, rng=jax.random.PRNGKey(number))
+          except NotImplementedError as error:  # the model lacks this mode
+            raise InputError(str(error)) from error
+          if jax.process_index() == 0:
+            writer.append(_lines([example for example, _ in chunk], result, vocabulary))
+          bar.update(len(chunk))
+        if jax.process_index() == 0:
+          writer.finish()
+          print(f"Wrote {output}")
+
+
+def _chunks(rows: Any, size: int) -> Iterator[list[tuple[Any, Any]]]:
+  iterator = rows.as_numpy_iterator()
+  while chunk := list(itertools.islice(iterator, size)):
+    yield chunk
+
+
+def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
+  outputs, aux = result if isinstance(result, tuple) else (result, {})
+  for position, (row, (_, output)) in enumerate(zip(rows, outputs, strict=True)):
+    line: dict[str, Any] = {"inputs": _json(row)}
+    if vocabulary is None:
+      line["score"] = _json(output)
+    else:
+      line["prediction"] = vocabulary.decode(np.asarray(output).tolist())
+    line.update({name: _json(values[position]) for name, values in aux.items()})
+    yield json.dumps(line, ensure_ascii=False)
+
+
+def _json(value: Any) -> Any:
+  if isinstance(value, bytes):
+    try:
+      return value.decode("utf-8")
+    except UnicodeDecodeError:
+      return base64.b64encode(value).decode("ascii")
+  if isinstance(value, Mapping):
+    return {name: _json(inner) for name, inner in value.items()}
+  if isinstance(value, tuple | list):
+    return [_json(inner) for inner in value]
+  array = np.asarray(value)
+  if array.dtype == object:
+    return [_json(inner) for inner in array.tolist()]
+  return array.tolist()

@@ -1,0 +1,185 @@
+"""The state of a run: parameters, optimizer state, other variables of the model, and their axes.
+
+Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_states': ...}}`, and
+`flax_mutables` if the model has variables other than parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.core
+import jax.numpy as jnp
+from flax import serialization, struct, traverse_util
+from flax.linen import partitioning as flax_partitioning
+
+from vmsst.errors import InputError
+from vmsst.train.optimizers import OptimizerDef
+
+PyTree = Any
+_AXES = "_axes"
+
+
+def some_names(names: Sequence[str], count: int = 5) -> str:
+  """Returns the first `count` names, sorted, and the number of others, for a message."""
+  more = f" and {len(names) - count} more" if len(names) > count else ""
+  return ", ".join(sorted(names)[:count]) + more
+
+
+def _axis_names(collection: str, variables: PyTree, axes: PyTree) -> PyTree:
+  """Returns a PartitionSpec for every variable; raises InputError if one has no axes."""
+  names = flax.core.unfreeze(flax_partitioning.get_axis_names(flax.core.freeze(axes)))
+  named = traverse_util.flatten_dict(names, sep="/")
+  missing = sorted(set(traverse_util.flatten_dict(variables, sep="/")) - set(named))
+  if missing:
+    raise InputError(
+      f"{len(missing)} variables of the model's collection {collection!r} have no logical axes: "
+      f"{some_names(missing)}; create them with flax.linen.partitioning.param_with_axes or "
+      "variable_with_axes"
+    )
+  return names
+
+
+def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
+  """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
+  expected = traverse_util.flatten_dict(
+    {"": serialization.to_state_dict(reference)}, keep_empty_nodes=True
+  )
+  given = traverse_util.flatten_dict({"": state_dict}, keep_empty_nodes=True)
+  missing = [
+    name + "/".join(path)
+    for path, leaf in expected.items()
+    if path not in given and leaf is not traverse_util.empty_node
+  ]
+  if missing:
+    raise InputError(
+      f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
+      f"{some_names(missing)}. Use the model and the optimizer that were saved."
+    )
+  complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
+  return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete)[""])
+
+
+class TrainState(struct.PyTreeNode):
+  """The state of training; without an optimizer, of evaluation and inference.
+
+  Attributes:
+    step: The number of training steps so far.
+    params: The parameters of the model.
+    param_states: The state of the optimizer.
+    flax_mutables: Variables of the model that are not parameters, by collection.
+    optimizer_def: The optimizer, or None.
+    axes: Logical axes of the variables by collection; not an array.
+  """
+
+  step: Any  # int32 scalar; None in a tree of axes
+  params: PyTree
+  param_states: PyTree = None
+  flax_mutables: dict[str, Any] = struct.field(default_factory=dict)
+  optimizer_def: OptimizerDef | None = struct.field(pytree_node=False, default=None)
+  axes: Any = struct.field(pytree_node=False, default=None)
+
+  @classmethod
+  def create(cls, optimizer_def: OptimizerDef | None, variables: Any) -> TrainState:
+    """Returns the state before the first step.
+
+    Args:
+      optimizer_def: The optimizer; gets the logical axes if it has `set_param_axes`.
+      variables: Return value of the model's `get_initial_variables`.
+
+    Raises:
+      InputError: Logical axes are missing.
+    """
+    collections = flax.core.unfreeze(variables)
+    axes = flax.core.freeze(
+      {
+        name.removesuffix(_AXES): _axis_names(
+          name.removesuffix(_AXES),
+          collections.get(name.removesuffix(_AXES), {}),
+          collections.pop(name),
+        )
+        for name in list(collections)
+        if name.endswith(_AXES)
+      }
+    )
+    params = collections.pop("params")
+    set_axes = getattr(optimizer_def, "set_param_axes", None)
+    if "params" in axes and set_axes is not None:
+      set_axes(_params_axes(axes))
+    return cls(
+      step=jnp.zeros((), jnp.int32),
+      params=params,
+      param_states=optimizer_def.init_state(params) if optimizer_def else None,
+      flax_mutables=collections,
+      optimizer_def=optimizer_def,
+      axes=axes,
+    )
+
+  def state_dict(self) -> dict[str, Any]:
+    """Returns the tree that a checkpoint stores.
+
+    Tuples become dicts with the keys '0', '1', ...; branches without arrays are omitted.
+    """
+    state = {"step": self.step, "param_states": serialization.to_state_dict(self.param_states)}
+    if self.optimizer_def is None:
+      del state["param_states"]
+    tree = {"target": self.params, "state": state, "flax_mutables": self.flax_mutables}
+    return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
+
+  def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
+    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`.
+
+    Raises:
+      InputError: Arrays are missing from `state_dict`; the message names them.
+    """
+    state = state_dict["state"]
+    param_states = None
+    if self.optimizer_def is not None:
+      param_states = _restored(
+        self.param_states, state.get("param_states", {}), "state/param_states"
+      )
+    return self.replace(
+      step=state["step"],
+      params=_restored(self.params, state_dict["target"], "target"),
+      param_states=param_states,
+      flax_mutables=dict(state_dict.get("flax_mutables", {})),
+    )
+
+  def apply_gradient(
+    self, grads: PyTree, learning_rate: Any, flax_mutables: Any = None
+  ) -> TrainState:
+    """Returns the state after one more step, with new `flax_mutables`."""
+    assert self.optimizer_def is not None
+    params, param_states = self.optimizer_def.apply_gradient(
+      self.params, self.param_states, grads, step=self.step, learning_rate=learning_rate
+    )
+    return self.replace(
+      step=self.step + 1,
+      params=params,
+      param_states=param_states,
+      flax_mutables=flax.core.unfreeze(flax_mutables or {}),
+    )
+
+  def as_logical_axes(self) -> TrainState:
+    """Returns the state with logical axes, or None if replicated, in place of arrays.
+
+    Collections of the model without axes are left out.
+    """
+    axes = _params_axes(self.axes)
+    mutables = {
+      name: names for name, names in flax.core.unfreeze(self.axes).items() if name != "params"
+    }
+    param_states = None
+    if self.optimizer_def is not None:
+      param_states = self.optimizer_def.logical_axes(self.params, self.param_states, axes)
+    return self.replace(step=None, params=axes, param_states=param_states, flax_mutables=mutables)
+
+
+def _params_axes(axes: Any) -> PyTree:
+  if "params" not in axes:
+    raise InputError(
+      "the model's collection 'params' has no logical axes, which a partitioner needs; create its "
+      "variables with flax.linen.partitioning.param_with_axes"
+    )
+  return flax.core.unfreeze(axes["params"])

@@ -1,0 +1,563 @@
+"""The training step and its loop: `t5x.trainer` of the bundled runtime.
+
+One jitted function with donated arguments runs a step: gradients (over microbatches), the update,
+and the sum of the metrics since they were last written. The host only passes batches.
+"""
+
+import abc
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Annotated, Any, Literal
+
+import clu.metrics
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from absl import logging
+from jax.sharding import PartitionSpec
+
+from vmsst.errors import InputError
+from vmsst.io import atomic_files, log_folders, storage, watchdog
+from vmsst.train import data as data_lib
+from vmsst.train import partitioning, progress, summaries
+
+Metrics = MutableMapping[str, clu.metrics.Metric]
+Scalars = Mapping[str, float]
+Batch = Mapping[str, jax.Array]
+
+_STEPS_IN_FLIGHT = 2
+
+
+def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
+  """Returns the merged metrics."""
+  return {name: metric.merge(second[name]) for name, metric in first.items()}
+
+
+# --------------------------------------------------------------------------------------------
+# The step
+
+
+def accumulate_grads_microbatched(
+  model: Any,
+  train_state: Any,
+  batch: Batch,
+  dropout_rng: jax.Array,
+  num_microbatches: int | None,
+  data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
+) -> tuple[Any, Metrics, Any]:
+  """Returns gradients and metrics of a batch, summed over `num_microbatches` equal microbatches.
+
+  Each microbatch has its own random key. In-batch negatives are those of the microbatch.
+
+  Returns:
+    Gradients (summed, as in upstream T5X, so a loss that is a mean over examples grows by the
+    number of microbatches), metrics, and the mutable collections after the batch (None without
+    any).
+  """
+  grad_fn = jax.value_and_grad(_at_step(model.loss_fn, train_state), has_aux=True)
+
+  def grads_of(part: Batch, rng: jax.Array, mutables: Any) -> tuple[Any, Metrics, Any]:
+    if mutables is None:
+      (_, metrics), grads = grad_fn(train_state.params, part, rng)
+      return grads, metrics, None
+    (_, (metrics, mutables)), grads = grad_fn(train_state.params, part, rng, mutables)
+    return grads, metrics, mutables
+
+  mutables = train_state.flax_mutables or None
+  if not num_microbatches or num_microbatches == 1:
+    return grads_of(batch, dropout_rng, mutables)
+  rows = next(iter(batch.values())).shape[0]
+  _check_divisible(rows, num_microbatches)
+  size = rows // num_microbatches
+
+  def part_step(index: jax.Array, carry: Any) -> Any:
+    rng, grads, metrics, mutables = carry
+    rng, part_rng = jax.random.split(rng)
+    part = {
+      name: partitioning.with_sharding_constraint(
+        jax.lax.dynamic_slice_in_dim(value, index * size, size), data_partition_spec
+      )
+      for name, value in batch.items()
+    }
+    new_grads, new_metrics, mutables = grads_of(part, part_rng, mutables)
+    metrics = _where(index == 0, new_metrics, merge_metrics(metrics, new_metrics))
+    return rng, jax.tree.map(jnp.add, grads, new_grads), metrics, mutables
+
+  sample = {name: jnp.zeros((size, *v.shape[1:]), v.dtype) for name, v in batch.items()}
+  _, metrics_shape, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), train_state.params)
+  carry = (dropout_rng, zeros, _zeros_like(metrics_shape), mutables)
+  _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
+  return grads, metrics, mutables
+
+
+def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., Any]:
+  """Returns a function of the model that gets the number of updates so far, if it takes `step`."""
+  if "step" in inspect.signature(function).parameters:
+    return functools.partial(function, step=train_state.step)
+  return function
+
+
+def _check_divisible(batch_size: int, num_microbatches: int) -> None:
+  if batch_size % num_microbatches:
+    raise InputError(
+      f"batch size {batch_size} is not divisible by num_microbatches={num_microbatches}; choose a "
+      "divisor"
+    )
+
+
+def _zeros_like(shapes: Any) -> Any:
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def _where(condition: jax.Array, first: Any, second: Any) -> Any:
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
+
+
+def apply_grads(
+  train_state: Any,
+  grad_accum: Any,
+  metrics: Metrics,
+  learning_rate: jax.Array,
+  other_state_variables: Mapping[str, Any] | None = None,
+) -> tuple[Any, Metrics]:
+  """Returns the state after one update, and the metrics including the learning rate."""
+  new_state = train_state.apply_gradient(
+    grad_accum, learning_rate=learning_rate, **(other_state_variables or {})
+  )
+  rate = jnp.asarray([learning_rate])
+  metrics = {
+    **metrics,
+    "learning_rate": clu.metrics.Average.from_model_output(rate),
+    "learning_rate/current": clu.metrics.LastValue.from_model_output(rate),
+  }
+  return new_state, metrics
+
+
+def train_with_lr(
+  train_state: Any,
+  batch: Batch,
+  learning_rate: jax.Array,
+  dropout_rng: jax.Array,
+  model: Any,
+  num_microbatches: int | None,
+  data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
+) -> tuple[Any, Metrics]:
+  """Runs one step: the gradients of the batch, then the update."""
+  grads, metrics, mutables = accumulate_grads_microbatched(
+    model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
+  )
+  return apply_grads(
+    train_state,
+    grads,
+    metrics,
+    learning_rate,
+    {"flax_mutables": mutables} if mutables else None,
+  )
+
+
+@jax.jit
+def state_is_finite(train_state: Any) -> jax.Array:
+  """Returns whether all parameters are finite and no optimizer state is NaN, bool []."""
+  good = [jnp.all(jnp.isfinite(leaf)) for leaf in _floats(train_state.params)]
+  good += [~jnp.any(jnp.isnan(leaf)) for leaf in _floats(train_state.param_states)]
+  return jnp.all(jnp.stack(good))
+
+
+def _floats(tree: Any) -> list[jax.Array]:
+  return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
+  """Returns the metrics of one batch, without dropout."""
+  eval_fn = _at_step(model.eval_fn, train_state)
+  mutables = [train_state.flax_mutables] if train_state.flax_mutables else []
+  return eval_fn(train_state.params, batch, *mutables)[1]
+
+
+# --------------------------------------------------------------------------------------------
+# The loop
+
+
+@dataclasses.dataclass
+class _Step:
+  """A step that the devices may not have finished.
+
+  Attributes:
+    number: Number of the step, from 1.
+    metrics: Metrics of the step.
+    finite: Whether its loss is finite, bool [].
+    batch: Batch of the step.
+  """
+
+  number: int
+  metrics: Metrics
+  finite: jax.Array
+  batch: Batch
+
+
+class Trainer:
+  """Runs steps and evaluations of a model on a mesh, and writes their metrics.
+
+  Args:
+    model: See docs/model_interface.md.
+    train_state: Parameters and optimizer state, on the devices; `train` donates them.
+    partitioner: The mesh.
+    eval_names: Names of the evaluation datasets of `eval`.
+    summary_dir: Folder for TensorBoard and JSONL; None writes nothing.
+    train_state_axes: PartitionSpecs of `train_state`.
+    rng: Random key of the run; each step folds its number into it.
+    learning_rate_fn: Returns the learning rate of a step.
+    num_microbatches: Number of microbatches per batch; None for 1.
+
+  Attributes:
+    first_not_finite: The first finished step with a NaN or infinite loss, or None.
+    profile_steps: First and last step of the trace to write, or None.
+  """
+
+  def __init__(
+    self,
+    model: Any,
+    train_state: Any,
+    partitioner: partitioning.PjitPartitioner,
+    eval_names: Sequence[str],
+    summary_dir: str | None,
+    train_state_axes: Any,
+    rng: jax.Array,
+    learning_rate_fn: Callable[[jax.Array], jax.Array],
+    num_microbatches: Annotated[int, msgspec.Meta(ge=0)] | None,  # as in upstream T5X, 0 is 1
+  ):
+    if hasattr(model, "check_microbatches"):
+      model.check_microbatches(num_microbatches or 1)
+    self._model = model
+    self.train_state = train_state
+    self._partitioner = partitioner
+    self._train_state_axes = train_state_axes
+    self._base_rng = rng
+    self._learning_rate_fn = learning_rate_fn
+    self._num_microbatches = num_microbatches
+    self.stop_training = False
+    self.train_writer = summaries.SummaryWriter(summary_dir, "train")
+    self.eval_writers = {
+      name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
+    }
+    self.first_not_finite: int | None = None
+    self.profile_steps: Sequence[int] | None = None
+    self._trace: log_folders.LogFolder | None = None
+    self._summary_dir = summary_dir
+    self._in_flight: collections.deque[_Step] = collections.deque()
+    self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
+    self._being_written: list[concurrent.futures.Future[Scalars]] = []
+    self._make_sums: Callable[[], Any] | None = None
+    self._start_time = time.time()
+    self._metrics_ready = 0.0  # monotonic time; only the pool's thread uses it
+
+  def _get_step_rng(self, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(self._base_rng, step)
+
+  @functools.cached_property
+  def _partitioned_train_step(self) -> partitioning.PartitionedFunction:
+    def train_step(train_state: Any, batch: Batch) -> tuple[Any, Metrics]:
+      return train_with_lr(
+        train_state,
+        batch,
+        learning_rate=self._learning_rate_fn(train_state.step),
+        dropout_rng=self._get_step_rng(train_state.step),
+        model=self._model,
+        num_microbatches=self._num_microbatches,
+        data_partition_spec=self._partitioner.data_partition_spec,
+      )
+
+    return self._partitioner.partition(
+      train_step,
+      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+      out_axis_resources=(self._train_state_axes, None),
+      donate_argnums=(0,),
+    )
+
+  @functools.cached_property
+  def _partitioned_eval_step(self) -> partitioning.PartitionedFunction:
+    return self._partitioner.partition(
+      functools.partial(eval_step, self._model),
+      in_axis_resources=(self._train_state_axes, self._partitioner.data_partition_spec),
+      out_axis_resources=None,
+    )
+
+  @functools.cached_property
+  def _traced_train_step(self) -> Callable[..., Any]:
+    """The step, jitted so that `empty_sums` and `summing_train_step` share one trace of it."""
+    return jax.jit(self._partitioned_train_step.function, inline=True)
+
+  @functools.cached_property
+  def summing_train_step(self) -> partitioning.PartitionedFunction:
+    """(train_state, sums, batch) -> (train_state, sums, (its metrics, is its loss finite)).
+
+    `sums` is (steps summed, metrics); `train_state` and `sums` are donated.
+    """
+    step = self._traced_train_step
+
+    def summing_step(train_state: Any, sums: Any, batch: Batch) -> Any:
+      count, total = sums
+      train_state, metrics = step(train_state, batch)
+      total = _where(count == 0, metrics, merge_metrics(total, metrics))
+      finite = jnp.asarray(True)
+      if "loss" in metrics:
+        finite = jnp.all(jnp.isfinite(metrics["loss"].compute()))
+      return train_state, (count + 1, total), (metrics, finite)
+
+    return self._partitioner.partition(
+      summing_step,
+      in_axis_resources=(self._train_state_axes, None, self._partitioner.data_partition_spec),
+      out_axis_resources=(self._train_state_axes, None, None),
+      donate_argnums=(0, 1),
+    )
+
+  def empty_sums(self, batch: Batch) -> Any:
+    """Returns sums of no steps; `batch` is any one (arrays or shapes)."""
+    with self._partitioner.context():
+      if self._make_sums is None:
+        _, shapes = jax.eval_shape(self._traced_train_step, self.train_state, batch)
+        self._make_sums = jax.jit(
+          lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
+          out_shardings=self._partitioner.shardings(None),
+        )
+      return self._make_sums()
+
+  def train(
+    self,
+    batches: Iterator[Batch],
+    num_steps: int,
+    start_step: int | None = None,
+    bar: "progress.Progress | None" = None,
+    should_stop: Callable[[int], bool] = lambda step: False,
+  ) -> tuple[int, "concurrent.futures.Future[Scalars]"]:
+    """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.
+
+    Args:
+      batches: Global batches.
+      num_steps: Number of steps.
+      start_step: Number of steps before; None asks the train state for it.
+      bar: Shows the progress.
+      should_stop: Whether to stop after some number of steps.
+
+    Returns:
+      The number of steps trained, and a future of their metrics, set when they are written.
+    """
+    began = time.monotonic()
+    if start_step is None:
+      start_step = int(self.train_state.step)
+    step_fn = self.summing_train_step
+    sums = None
+    done = 0
+    while done < num_steps and not should_stop(start_step + done):
+      done += 1
+      self._trace_before(start_step + done)
+      with jax.profiler.StepTraceAnnotation("train", step_num=start_step + done):
+        batch = next(batches)
+        if sums is None:
+          sums = self.empty_sums(batch)
+        self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
+        self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
+        if len(self._in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
+          self._finish_step(bar)
+    if bar is not None and start_step + done == bar.total:
+      self.finish_steps(bar)
+    if sums is None:
+      finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
+      finished_now.set_result({})
+      return 0, finished_now
+    written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done, done, began)
+    # Keeps failed writes, which `finish_writing` raises.
+    unfinished = [x for x in self._being_written if not x.done() or x.exception() is not None]
+    self._being_written = [*unfinished, written]
+    return done, written
+
+  def _trace_before(self, step: int) -> None:
+    """Starts the trace before its first step, and ends it before the step after its last."""
+    if self.profile_steps and self._summary_dir and jax.process_index() == 0:
+      first, last = self.profile_steps
+      if self._trace is None and first <= step <= last:
+        self._trace = log_folders.LogFolder(os.path.join(self._summary_dir, "profile"))
+        jax.profiler.start_trace(self._trace.local)
+      elif step > last:
+        self._end_trace()
+
+  def _end_trace(self) -> None:
+    if self._trace is not None:
+      self.finish_steps()
+      self.profile_steps = None
+      trace, self._trace = self._trace, None
+      jax.profiler.stop_trace()
+      trace.upload()
+
+  def _finish_step(self, bar: "progress.Progress | None" = None) -> None:
+    """Waits for the oldest step in flight."""
+    step = self._in_flight.popleft()
+    if self.first_not_finite is None and not np.asarray(step.finite):  # waits for the devices
+      self.first_not_finite = step.number
+      if self._summary_dir is not None:
+        rows: dict[str, Any] = {}  # of this process
+        for name, value in step.batch.items():
+          parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
+          rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+        with atomic_files.atomic_file(not_finite_path(self._summary_dir, step.number)) as file:
+          np.savez(file, **rows)
+    watchdog.alive()
+    if bar is not None:
+      bar.show(step.number, step.metrics)
+
+  def finish_steps(self, bar: "progress.Progress | None" = None) -> None:
+    """Waits for all steps, so that `first_not_finite` is up to date."""
+    while self._in_flight:
+      self._finish_step(bar)
+
+  def finish_writing(self) -> None:
+    """Waits until the metrics so far are on disk; raises errors of writing them."""
+    while self._being_written:
+      self._being_written.pop(0).result()
+    self.train_writer.flush()
+
+  def _write_train_metrics(self, metrics: Metrics, step: int, count: int, began: float) -> Scalars:
+    jax.block_until_ready(metrics)
+    ready = time.monotonic()
+    # The steps of `train` before may have ended after this one began.
+    values = summaries.numbers(metrics, count, ready - max(began, self._metrics_ready))
+    self._metrics_ready = ready
+    self.train_writer.write_scalars(
+      step, {**values, "timing/uptime": time.time() - self._start_time}
+    )
+    return values
+
+  def eval(self, batch_iters: Mapping[str, Iterator[data_lib.Batch]]) -> dict[str, Scalars]:
+    """Computes, writes and returns the metrics of every evaluation dataset, by name."""
+    step = int(self.train_state.step)
+    results: dict[str, Scalars] = {}
+    for name, batches in batch_iters.items():
+      total: Metrics | None = None
+      began = time.monotonic()
+      for count, batch in enumerate(batches, 1):  # noqa: B007
+        if data_lib.can_trim():
+          batch = data_lib.trim_padding(batch)
+        metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
+        total = metrics if total is None else merge_metrics(total, metrics)
+        watchdog.alive()
+      if total is None:
+        raise InputError(f"the evaluation dataset {name} is empty; check its split")
+      jax.block_until_ready(total)
+      results[name] = summaries.numbers(total, count, time.monotonic() - began)
+      self.eval_writers[name].write_scalars(step, results[name])
+      self.eval_writers[name].flush()
+    return results
+
+  def check_batch_size(self, batch_size: int) -> None:
+    """Raises InputError unless the batch can be divided into microbatches."""
+    _check_divisible(batch_size, self._num_microbatches or 1)
+
+  def close(self) -> None:
+    """Finishes writing the trace and the metrics."""
+    self._end_trace()
+    self._pool.shutdown(wait=True)
+    for writer in (self.train_writer, *self.eval_writers.values()):
+      writer.close()
+
+
+def not_finite_path(model_dir: str, step: int) -> storage.Path:
+  """Returns the file for the batch of a step with a loss that is not finite, per process."""
+  part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
+  return storage.path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
+
+
+# --------------------------------------------------------------------------------------------
+# Actions
+
+
+class BaseAction(abc.ABC):
+  """Sees new metrics and may stop the training.
+
+  Attributes:
+    failure: Message if the run failed: the run then ends with it, without saving its state.
+  """
+
+  failure: str | None = None
+
+  @abc.abstractmethod
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Returns whether to stop."""
+
+
+def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
+  """Returns a metric; warns and returns None if there is none."""
+  value = metrics_by_task.get(task, {}).get(metric)
+  if value is None:
+    logging.warning("%s has no metric %s.", task, metric)
+  return None if value is None else float(value)
+
+
+class EarlyStoppingAction(BaseAction):
+  """Stops when a metric has not improved for a while.
+
+  Args:
+    metric: (task, metric) to watch.
+    mode: "min" or "max": which values are better.
+    patience: Number of evaluations without improvement after which to stop.
+    atol: Absolute improvements up to this do not count.
+    rtol: Improvements relative to the best value up to this do not count.
+  """
+
+  def __init__(
+    self,
+    metric: tuple[str, str],
+    mode: Literal["min", "max"],
+    patience: int = 3,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+  ):
+    self.metric = metric
+    self.sign = 1.0 if mode == "max" else -1.0
+    self.patience = patience
+    self._atol = atol
+    self._rtol = rtol
+    self._best: float | None = None
+    self._waited = 0
+
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Returns whether `patience` evaluations have passed without improvement."""
+    value = _watched(metrics_by_task, *self.metric)
+    if value is None:
+      return False
+    score = self.sign * value
+    if self._best is None or score - self._best > self._atol + self._rtol * abs(self._best):
+      self._best, self._waited = score, 0
+      return False
+    self._waited += 1
+    return self._waited >= self.patience
+
+
+class TerminateOnNanAction(BaseAction):
+  """Stops when a metric is NaN or infinite.
+
+  Args:
+    task: Name of the task; "train" is the training itself.
+    metric: Name of its metric.
+  """
+
+  def __init__(self, task: str, metric: str = "loss"):
+    self._task, self._metric = task, metric
+
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Returns whether the metric is not finite."""
+    value = _watched(metrics_by_task, self._task, self._metric)
+    if value is None or np.isfinite(value):
+      return False
+    self.failure = (
+      f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "
+      "the last checkpoint is from before. Lower the learning rate or check the data"
+    )
+    return True

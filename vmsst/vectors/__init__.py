@@ -1,1 +1,0 @@
-"""Sentence vectors: computes them for whole files and stores them on disk."""
