@@ -46,19 +46,21 @@ from vmsst.train import gin_utils, train as train_lib
 quiet.drop_untrue_warnings()
 train = train_lib.train
 gin.register(train, "__main__")
-run = place / "run"
-bindings = [f"MODEL_DIR = '{run}'", "TRAIN_STEPS = 40", "BATCH_SIZE = 16", "EMBED_DIM = 16",
-  "STATS_PERIOD = 5", "bitext.sample.num_meanings = 100",
+bindings = ["TRAIN_STEPS = 40", "BATCH_SIZE = 16", "EMBED_DIM = 16", "STATS_PERIOD = 5",
+  "bitext.sample.num_meanings = 100",
   "utils.create_learning_rate_scheduler.factors = 'constant'",
   "utils.create_learning_rate_scheduler.base_learning_rate = 0.05"]
 paths = [str(place / "gin"), str(vmsst.gin_dir())]
-gin_utils.parse_gin_flags(paths, ["hinge_sample.gin"], bindings)
-gin.get_configurable(train)()
-lines = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
-losses = [line["loss"] for line in lines if "loss" in line]
-vectors = vmsst.load(run).encode(["x", "y"], progress=False)
-print(json.dumps({
-  "called": called, "accuracy": accuracy, "losses": losses, "shape": vectors.shape}))
+losses, shapes = [], []
+for name in ("hinge_sample", "bag_of_words_sample"):
+  run = place / name
+  gin.clear_config()
+  gin_utils.parse_gin_flags(paths, [f"{name}.gin"], [f"MODEL_DIR = '{run}'", *bindings])
+  gin.get_configurable(train)()
+  lines = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
+  losses.append([line["loss"] for line in lines if "loss" in line])
+  shapes.append(vmsst.load(run).encode(["x", "y"], progress=False).shape)
+print(json.dumps({"called": called, "accuracy": accuracy, "losses": losses, "shapes": shapes}))
 """
 
 
@@ -74,7 +76,10 @@ def examples():
 @pytest.mark.slow
 def test_the_examples_work(tmp_path):
   files = examples()
-  assert len(files) == 4
+  assert len(files) == 5
+  for name, text in files.items():
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 25, name
   for name, text in files.items():
     assert not (ROOT / name).exists(), f"{name} exists; rename the example"
     path = tmp_path / "examples" / name  # not in the current folder, which Python imports from
@@ -84,5 +89,6 @@ def test_the_examples_work(tmp_path):
   report = json.loads(done.stdout.splitlines()[-1])
   assert report["called"] == 1
   assert report["accuracy"] == 1.0
-  assert report["losses"][-1] < 0.8 * report["losses"][0]
-  assert report["shape"] == [2, 16]
+  for losses in report["losses"]:
+    assert losses[-1] < 0.8 * losses[0]
+  assert report["shapes"] == [[2, 16], [2, 16]]

@@ -65,13 +65,13 @@ class EmsNetwork(nn.Module):
   @property
   def latent_dim(self) -> int:
     """Width of the sentence vector (S), equal to that of the encoder's hidden states."""
-    return sentence_encoder.hidden_dim(self.config)
+    return self.config.width
 
   def setup(self) -> None:
     """Creates the submodules."""
     cfg = self.config
-    self.token_embedder = sentence_encoder.new_token_embedder(cfg)
-    self.encoder = sentence_encoder.new_encoder(cfg)
+    self.token_embedder = cfg.token_embedder()
+    self.encoder = cfg.encoder()
     if self.xtr:
       self._make_xtr_head()
     if self.contrastive and self.projection_dim:

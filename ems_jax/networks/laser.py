@@ -159,13 +159,13 @@ class LaserNetwork(nn.Module):
   @property
   def latent_dim(self) -> int:
     """Width of the sentence vector (S), equal to that of the encoder's hidden states."""
-    return sentence_encoder.hidden_dim(self.config)
+    return self.config.width
 
   def setup(self) -> None:
     """Creates the submodules."""
     cfg = self.config
     self.token_embedder = self._new_token_embedder()
-    self.encoder = sentence_encoder.new_encoder(cfg)
+    self.encoder = cfg.encoder()
     self.target_embedder = token_table(
       cfg.vocab_size, self.target_emb_dim, self.initializer_range, cfg.dtype
     )
@@ -194,7 +194,7 @@ class LaserNetwork(nn.Module):
     cfg = self.config
     if isinstance(cfg, lstm.LstmConfig):
       return token_table(cfg.vocab_size, cfg.emb_dim, cfg.initializer_range, cfg.dtype)
-    return sentence_encoder.new_token_embedder(cfg)
+    return cfg.token_embedder()
 
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True

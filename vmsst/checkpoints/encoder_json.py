@@ -246,7 +246,10 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
     raise errors.InputError(f"{path}: unknown network {name!r}; known: {', '.join(known)}")
   config_name = _get(entry, "config_class", str, path)
   hint = _attribute_types(known[name])["config"]
-  configs = {cls.__name__: cls for cls in typing.get_args(hint) or (hint,)}
+  if hint is sentence_encoder.EncoderConfig:
+    configs = sentence_encoder.CONFIGS
+  else:
+    configs = {hint.__name__: hint}
   if config_name not in configs:
     raise errors.InputError(
       f"{path}: {name} has no config {config_name!r}; known: {', '.join(configs)}"

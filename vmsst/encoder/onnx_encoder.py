@@ -5,14 +5,15 @@ take the names of values and return the name of the new one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.encoder.onnx_graph import Graph
-from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import bert, sentence_encoder, t5
 
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs of the graph, int64 [B, T]. The mask is 1 at tokens and 0 at padding after them."""
@@ -29,18 +30,17 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     network: The network.
 
   Raises:
-    InputError: it is a BiLSTM, or the package onnx is not installed.
+    InputError: there is no graph of the encoder, or the package onnx is not installed.
   """
-  if isinstance(network.config, lstm.LstmConfig):
-    raise errors.InputError("there is no ONNX graph of an LSTM encoder; use the backend 'jax'")
+  config: Any = network.config
+  if type(config) not in _ENCODERS:
+    raise errors.InputError(
+      f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
+    )
   graph = Graph(params, {TOKENS: _AXES, MASK: _AXES})
-  config = network.config
   x_BTD = graph.node("Gather", graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
   mask_BT = graph.node("Greater", MASK, np.int64(0))
-  if isinstance(config, bert.BertConfig):
-    hidden_BTD = _bert(graph, config, x_BTD, mask_BT)
-  else:
-    hidden_BTD = _t5(graph, config, x_BTD, mask_BT)
+  hidden_BTD = _ENCODERS[type(config)](graph, config, x_BTD, mask_BT)
   vector_BS = _pooled(graph, network.pooling, hidden_BTD, mask_BT)
   if network.head:
     vector_BS = _dense(graph, vector_BS, "mean")
@@ -224,3 +224,6 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
   return graph.node(
     "Where", graph.node("Greater", count_B1, np.float32(0)), largest_BD, np.float32(0)
   )
+
+
+_ENCODERS: dict[type, Callable[..., str]] = {bert.BertConfig: _bert, t5.T5Config: _t5}

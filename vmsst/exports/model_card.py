@@ -14,7 +14,6 @@ from vmsst.checkpoints import encoder_json
 from vmsst.evaluation import report
 from vmsst.exports.sentence_transformers_folder import Exported
 from vmsst.io import storage, text_files
-from vmsst.networks import sentence_encoder, t5
 
 FILE = "README.md"
 _TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst"]
@@ -138,12 +137,12 @@ def _list(lines: Iterable[str]) -> str:
 
 def _model(assets: encoder_json.EncoderAssets) -> list[str]:
   network, config = assets.network, assets.network.config
-  layers = config.num_encoder_layers if isinstance(config, t5.T5Config) else config.num_layers
+  layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
   prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
   prompts |= getattr(assets.vocabulary, "prompts", {})
   return [
     f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layers, hidden size "
-    f"{sentence_encoder.hidden_dim(config)}, {config.vocab_size:,} tokens in the vocabulary",
+    f"{config.width}, {config.vocab_size:,} tokens in the vocabulary",
     f"Pooling: {network.pooling}{', then a linear layer' * network.head}"
     f"{', then scaling to length 1' * network.normalize}",
     *(f"Prompt {json.dumps(name)}: {json.dumps(x)}" for name, x in prompts.items() if x),

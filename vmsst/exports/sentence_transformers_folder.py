@@ -32,7 +32,7 @@ from vmsst.encoder.loading import SavedEncoder
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.io import storage, work_folders
-from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import bert, lstm, t5
 
 # The classes' original package: all versions of sentence-transformers accept these names.
 _MODULES = "sentence_transformers.models"
@@ -237,7 +237,7 @@ def _modules(saved: SavedEncoder) -> list[_Module]:
   network, params = saved.network, saved.arrays
   if isinstance(network.config, lstm.LstmConfig):
     raise _unknown_encoder(saved)
-  width = sentence_encoder.hidden_dim(network.config)
+  width = network.config.width
   mode = "cls" if network.pooling == "pooler" else network.pooling
   flags = {flag: name == mode for name, flag in _POOLING_FLAGS.items()}
   modules = [_Module("Pooling", {"word_embedding_dimension": width, **flags})]

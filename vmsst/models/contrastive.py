@@ -1,7 +1,7 @@
 """CONTRASTIVE: a sentence encoder trained with in-batch negatives (VMSST paper, section 6.3)."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder
 
 SIMILARITIES = ("dot", "cosine")
+PairLoss = Callable[..., Float[Array, "B"]]
 
 
 def check_similarity(similarity: str, scale: float) -> None:
@@ -28,37 +29,6 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
     "accuracy/forward": base.average(forward_B),
     "accuracy/backward": base.average(backward_B),
   }
-
-
-def in_batch_loss(
-  vector_B2S: Float[Array, "B 2 S"],
-  batch: base.Batch,
-  *,
-  similarity: str,
-  scale: float,
-  mask_duplicates: bool,
-  matryoshka_dims: Sequence[int],
-) -> tuple[Float[Array, "B"], base.Metrics]:
-  """Returns the contrastive loss of each pair of sentence vectors, and `accuracy_metrics`.
-
-  Args:
-    vector_B2S: Vectors of both sides of the batch's pairs.
-    batch: The batch; its `inputs` and `targets` show duplicates.
-    similarity: One of SIMILARITIES.
-    scale: Factor on every score.
-    mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives.
-    matryoshka_dims: As for `matryoshka.mean_loss`.
-  """
-  same_BB = duplicates(batch) if mask_duplicates else None
-
-  def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
-    score_BB = contrastive.similarity(
-      vector_B2S[:, 0], vector_B2S[:, 1], cosine=similarity == "cosine", scale=scale
-    )
-    loss_B = contrastive.contrastive_loss(score_BB, same_BB=same_BB)
-    return loss_B, accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
-
-  return matryoshka.mean_loss(loss, vector_B2S, matryoshka_dims)
 
 
 def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
@@ -82,6 +52,8 @@ class InBatchNegativesModel(base.BitextModel):
       one slice, which the backward pass computes again.
     matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
       vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
+    pair_loss: Computes the loss of each pair, [B], from the scores of all pairs and the mask of
+      those that are no negatives, as `vmsst.losses.contrastive.contrastive_loss` does.
 
   The other options are those of `base.BitextModel`.
   """
@@ -91,6 +63,7 @@ class InBatchNegativesModel(base.BitextModel):
   mask_duplicates: bool = False
   embedding_slices: int = 1
   matryoshka_dims: Sequence[int] = ()
+  pair_loss: PairLoss = contrastive.contrastive_loss
 
   def __post_init__(self) -> None:
     """Checks the options."""
@@ -103,6 +76,26 @@ class InBatchNegativesModel(base.BitextModel):
   def compares_pairs(self) -> bool:
     """True: in-batch negatives."""
     return True
+
+  def in_batch_loss(
+    self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
+  ) -> tuple[Float[Array, "B"], base.Metrics]:
+    """Returns the loss of each pair, and `accuracy_metrics`.
+
+    Args:
+      vector_B2S: Vectors of both sides of the batch's pairs.
+      batch: The batch; its `inputs` and `targets` show duplicates.
+    """
+    same_BB = duplicates(batch) if self.mask_duplicates else None
+
+    def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
+      source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
+      cosine = self.similarity == "cosine"
+      score_BB = contrastive.similarity(source_BS, target_BS, cosine=cosine, scale=self.scale)
+      loss_B = self.pair_loss(score_BB, same_BB=same_BB)
+      return loss_B, accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
+
+    return matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,14 +127,7 @@ class ContrastiveModel(InBatchNegativesModel):
     vector_B2S = gradient_caching.embed_pairs(
       self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
     )
-    loss_B, metrics = in_batch_loss(
-      vector_B2S,
-      batch,
-      similarity=self.similarity,
-      scale=self.scale,
-      mask_duplicates=self.mask_duplicates,
-      matryoshka_dims=self.matryoshka_dims,
-    )
+    loss_B, metrics = self.in_batch_loss(vector_B2S, batch)
     metrics = {
       "loss": base.average(loss_B),
       **metrics,

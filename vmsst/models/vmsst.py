@@ -359,14 +359,7 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
     )
     count = side_B.size
     vmsst_loss = total / count
-    contrastive_B, metrics = contrastive.in_batch_loss(
-      mean_B2S,
-      batch,
-      similarity=self.similarity,
-      scale=self.scale,
-      mask_duplicates=self.mask_duplicates,
-      matryoshka_dims=self.matryoshka_dims,
-    )
+    contrastive_B, metrics = self.in_batch_loss(mean_B2S, batch)
     loss = jnp.mean(contrastive_B) + self.vmsst_weight * vmsst_loss
     return loss, {
       **vmsst_metrics,

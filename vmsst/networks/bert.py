@@ -106,11 +106,19 @@ class BertConfig:
     """Most tokens of a sentence."""
     return self.max_positions - self.position_offset
 
+  @property
+  def width(self) -> int:
+    """Width of the encoder's hidden states."""
+    return self.emb_dim
 
-def token_embedder(config: BertConfig) -> nn.Module:
-  """Returns a BERT's token table, initially N(0, initializer_std) like the tables added to it."""
-  init = nn.initializers.normal(config.initializer_std)
-  return t5.TokenEmbedder(config.vocab_size, config.emb_dim, config.dtype, embedding_init=init)
+  def token_embedder(self) -> t5.TokenEmbedder:
+    """Returns the token table, initially N(0, initializer_std) like the tables added to it."""
+    init = nn.initializers.normal(self.initializer_std)
+    return t5.TokenEmbedder(self.vocab_size, self.emb_dim, self.dtype, embedding_init=init)
+
+  def encoder(self) -> "BertEncoder":
+    """Returns the encoder."""
+    return BertEncoder(self)
 
 
 def dense(

@@ -63,6 +63,19 @@ class LstmConfig:
     errors.check_positive("LstmConfig.initializer_range", self.initializer_range)
     errors.check_rate("LstmConfig.dropout_rate", self.dropout_rate)
 
+  @property
+  def width(self) -> int:
+    """Width of the encoder's hidden states, those of both directions."""
+    return 2 * self.hidden_dim
+
+  def token_embedder(self) -> t5.TokenEmbedder:
+    """Returns the token table of the encoder."""
+    return t5.TokenEmbedder(self.vocab_size, self.emb_dim, self.dtype)
+
+  def encoder(self) -> "LstmEncoder":
+    """Returns the encoder."""
+    return LstmEncoder(self)
+
 
 @jax.custom_vjp
 def lstm(

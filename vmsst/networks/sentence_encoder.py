@@ -1,9 +1,9 @@
 """The sentence encoder: token table, encoder, pooling and an optional head.
 
-The type of the config selects the encoder: T5, BERT or BiLSTM.
+The config makes the encoder: T5, BERT or BiLSTM.
 """
 
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,30 +14,39 @@ from vmsst import errors
 from vmsst.arrays import padding, sharding
 from vmsst.networks import bert, lstm, pooling, t5
 
-EncoderConfig = t5.T5Config | bert.BertConfig | lstm.LstmConfig
-
 POOLINGS = ("mean", "max", "cls", "pooler")
+CONFIGS: dict[str, type] = {
+  cls.__name__: cls for cls in (t5.T5Config, bert.BertConfig, lstm.LstmConfig)
+}
+"""Configs by name, for files that describe encoders."""
 
 
-def new_token_embedder(config: EncoderConfig) -> nn.Module:
-  """Returns the token table of an encoder."""
-  if isinstance(config, bert.BertConfig):
-    return bert.token_embedder(config)
-  return t5.TokenEmbedder(config.vocab_size, config.emb_dim, config.dtype)
+class EncoderConfig(Protocol):
+  """Sizes and numerics of an encoder: a frozen dataclass of plain values that makes its parts."""
 
+  __dataclass_fields__: ClassVar[dict[str, Any]]
 
-def new_encoder(config: EncoderConfig) -> nn.Module:
-  """Returns the encoder of a config, called with token vectors and their mask."""
-  if isinstance(config, bert.BertConfig):
-    return bert.BertEncoder(config)
-  if isinstance(config, lstm.LstmConfig):
-    return lstm.LstmEncoder(config)
-  return t5.T5Encoder(config)
+  @property
+  def vocab_size(self) -> int:
+    """Rows of the token table."""
 
+  @property
+  def emb_dim(self) -> int:
+    """Width of the token vectors."""
 
-def hidden_dim(config: EncoderConfig) -> int:
-  """Returns the width of an encoder's hidden states."""
-  return 2 * config.hidden_dim if isinstance(config, lstm.LstmConfig) else config.emb_dim
+  @property
+  def dtype(self) -> str:
+    """Compute dtype."""
+
+  @property
+  def width(self) -> int:
+    """Width of the hidden states."""
+
+  def token_embedder(self) -> nn.Module:
+    """Returns the token table: maps token ids to vectors."""
+
+  def encoder(self) -> nn.Module:
+    """Returns the encoder: maps token vectors and their mask to hidden states."""
 
 
 class SentenceEncoder(nn.Module):
@@ -70,17 +79,17 @@ class SentenceEncoder(nn.Module):
     errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
     if self.pooling == "pooler" and not isinstance(self.config, bert.BertConfig):
       raise errors.InputError("SentenceEncoder.pooling is 'pooler'; this requires a BertConfig")
-    if not self.head and self.latent_dim != hidden_dim(self.config):
+    if not self.head and self.latent_dim != self.config.width:
       raise errors.InputError(
         f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "
-        f"the encoder, {hidden_dim(self.config)}"
+        f"the encoder, {self.config.width}"
       )
     super().__post_init__()
 
   def setup(self) -> None:
     """Creates the submodules."""
-    self.token_embedder = new_token_embedder(self.config)
-    self.encoder = new_encoder(self.config)
+    self.token_embedder = self.config.token_embedder()
+    self.encoder = self.config.encoder()
     if self.pooling == "pooler":
       self.pooler = bert.ClsPooler(cast(bert.BertConfig, self.config))
     if self.head:

@@ -91,6 +91,19 @@ class T5Config:
         f"of the {self.relpos_buckets} buckets"
       )
 
+  @property
+  def width(self) -> int:
+    """Width of the encoder's hidden states."""
+    return self.emb_dim
+
+  def token_embedder(self) -> "TokenEmbedder":
+    """Returns the token table."""
+    return TokenEmbedder(self.vocab_size, self.emb_dim, self.dtype)
+
+  def encoder(self) -> "T5Encoder":
+    """Returns the encoder."""
+    return T5Encoder(self)
+
 
 class Dense(nn.Module):
   """A linear layer.

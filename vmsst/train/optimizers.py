@@ -1,11 +1,11 @@
 """Optimizers: wrapped optax optimizers, and the base class of Adafactor.
 
-As in T5X, a wrapped optax optimizer ignores the trainer's learning rate and uses its own, so a gin
-file gives the same schedule to both:
+As in T5X, an optax optimizer has a learning rate of its own, and the trainer writes its own to the
+metrics. The macro SCHEDULE of gin/runs/train.gin is that of both:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
-  optax.adamw.learning_rate = @utils.create_learning_rate_scheduler()
+  optax.adamw.learning_rate = %SCHEDULE
 """
 
 import abc

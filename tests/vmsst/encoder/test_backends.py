@@ -75,7 +75,7 @@ def test_errors_name_the_options(tmp_path, monkeypatch):
   config = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
   network = sentence_encoder.SentenceEncoder(config, 16, head=False)
   laser = tiny_encoders.save_run(tmp_path / "laser", tiny_encoders.model_of(network))
-  with pytest.raises(errors.InputError, match="no ONNX graph of an LSTM encoder"):
+  with pytest.raises(errors.InputError, match="no ONNX graph of a LstmConfig encoder"):
     vmsst.load(laser, backend="openvino")
   run = saved("t5", tmp_path)
   with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, openvino"):
