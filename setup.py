@@ -31,7 +31,6 @@ setuptools.setup(
     "": ["*.model", "*.tsv", "*.json", "*.j2", "py.typed"],
     "vmsst.gin": ["**/*.gin"],
     "vmsst.opus": ["recipe_files/*.yaml"],
-    "vmsst.data.sample": ["phrases/*.json"],
   },
   include_package_data=False,
 )

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
-  from vmsst.data.sample.corpus import load_sample
+  from vmsst.data.sample import load_sample
   from vmsst.encoder.encoder import Encoder
   from vmsst.encoder.loading import load, load_translator
   from vmsst.encoder.translation import Translator
@@ -43,7 +43,7 @@ _PUBLIC = {
   "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
   "load": "vmsst.encoder.loading",
-  "load_sample": "vmsst.data.sample.corpus",
+  "load_sample": "vmsst.data.sample",
   "load_translator": "vmsst.encoder.loading",
   "margin_pairs": "vmsst.search.margins",
   "open_index": "vmsst.search.index_folder",

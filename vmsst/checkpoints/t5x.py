@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,9 +20,10 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 from flax import traverse_util
+from orbax.checkpoint._src.path import atomicity
 
 from vmsst import errors
-from vmsst.checkpoints import object_stores, tensors
+from vmsst.checkpoints import tensors
 from vmsst.io import checksums, input_files, storage
 
 PARAMETERS = "target"
@@ -48,7 +49,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   steps = {
     int(child.name.split("_")[1]): child
     for child in folder.iterdir()
-    if is_checkpoint(child) and object_stores.is_complete(child)
+    if is_checkpoint(child) and is_complete(child)
   }
   if not steps:
     inside = input_files.listed(storage.names(folder))
@@ -199,3 +200,45 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
       yield checkpointer
   finally:
     logging.set_verbosity(verbosity)
+
+
+COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
+"""Orbax writes this file last: the marker of complete checkpoints in object stores."""
+
+TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
+"""Orbax's class for folders that COMMIT_FILE completes."""
+
+_ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
+
+
+def is_complete(checkpoint: epath.Path) -> bool:
+  """Returns whether the checkpoint in a folder of a run is complete.
+
+  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
+  written after all files, say so; a copy of a local checkpoint has only the checksums.
+  """
+  if not storage.is_url(checkpoint):
+    return (checkpoint / "state").is_dir()
+  return is_complete_among(storage.names(checkpoint))
+
+
+def is_complete_among(names: Collection[str]) -> bool:
+  """Returns what `is_complete` does, given the names in the folder of a checkpoint in a store."""
+  return "state" in names and (COMMIT_FILE in names or checksums.NAME in names)
+
+
+def prepare(checkpoints: Iterable[epath.Path]) -> None:
+  """Prepares the checkpoints of a run in a store for Orbax.
+
+  Marks complete ones that were copied there, which Orbax would take for partial, and removes those
+  whose writer was killed. Orbax's own clean-up would remove every other folder of the run too.
+  """
+  for checkpoint in checkpoints:
+    names = storage.names(checkpoint)
+    if is_complete_among(names):
+      if COMMIT_FILE not in names:
+        (checkpoint / COMMIT_FILE).write_text("copied\n")
+    elif _ORBAX_FILE in names:
+      record = input_files.read_json(checkpoint / _ORBAX_FILE)
+      if not (isinstance(record, dict) and record.get("commit_timestamp_nsecs")):
+        storage.remove(checkpoint)

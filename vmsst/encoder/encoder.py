@@ -16,9 +16,9 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
-from vmsst.data import hugging_face_vocabulary, input_texts, length_limits, vocabularies
+from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
 from vmsst.data.input_texts import Texts
-from vmsst.encoder import arguments, backends
+from vmsst.encoder import backends
 from vmsst.io import progress_bar
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
@@ -134,7 +134,7 @@ class Encoder:
     """
     texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
-      language = arguments.languages(language, len(texts))
+      language = backends.languages(language, len(texts))
     return PreparedTexts(texts, *self._tokenizer(prefix)(texts, language))
 
   def encode(
@@ -149,7 +149,7 @@ class Encoder:
     normalize: bool = False,
     precision: quantization.Precision | None = "float32",
     progress: bool | None = None,
-    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = input_texts.log_cut,
     prompt: str | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool | None = None,
@@ -217,7 +217,7 @@ class Encoder:
     else:
       texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
-      language = arguments.languages(language, len(texts))
+      language = backends.languages(language, len(texts))
     tokenize = self._tokenizer(prefix)
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
     window = max(batch_size, _WINDOW // batch_size * batch_size)
@@ -439,7 +439,7 @@ class Encoder:
     pairs: bool = False,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
-    of_source, of_target = arguments.of_both_sides(languages)
+    of_source, of_target = backends.of_both_sides(languages)
     source = self._side("sources", sources)
     target = None if targets is None and not pairs else self._side("targets", targets)
     if pairs and target is not None and len(source) != len(target):
@@ -465,7 +465,7 @@ def _cut(
 ) -> tuple[list[list[int]], list[int]]:
   if prefix:
     texts = [prefix + text for text in texts]
-  return length_limits.cut(vocabulary, texts, max_length, language)
+  return input_texts.cut(vocabulary, texts, max_length, language)
 
 
 def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:

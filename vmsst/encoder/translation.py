@@ -20,8 +20,8 @@ from jaxtyping import Float
 
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json
-from vmsst.data import input_texts, length_limits
-from vmsst.encoder import arguments, batching, decoding
+from vmsst.data import input_texts
+from vmsst.encoder import backends, batching, decoding
 from vmsst.encoder.encoder import Encoder
 from vmsst.io import progress_bar
 from vmsst.networks import vmsst
@@ -206,7 +206,7 @@ class Translator:
     languages: tuple[str | Sequence[str], str | Sequence[str]],
     per_token: bool = False,
     batch_size: int = 64,
-    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = input_texts.log_cut,
   ) -> Float[np.ndarray, "N 2"]:
     """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
 
@@ -230,7 +230,7 @@ class Translator:
     sides = [input_texts.as_list(side) for side in (sources, targets)]
     if len(sides[0]) != len(sides[1]):
       raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
-    codes = arguments.of_both_sides(languages)
+    codes = backends.of_both_sides(languages)
     for side, language in zip(sides, codes, strict=True):
       self._language_rows(language, len(side))  # fail before encoding
     source_NS, target_NS = (
@@ -261,7 +261,7 @@ class Translator:
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
     """Returns the row of the language table for each of `count` sentences."""
-    codes = arguments.languages(language, count)
+    codes = backends.languages(language, count)
     # A single code is checked even without sentences, to report mistakes.
     known = {language} if isinstance(language, str) else set(codes)
     rows = {code: languages.language(code).index for code in known}

@@ -1,11 +1,15 @@
 """NumPy files of vectors, .npy: written whole or window by window, and opened as memory maps."""
 
+import contextlib
 import functools
 import hashlib
 import io
+import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 
@@ -178,3 +182,44 @@ def _downloaded(url: str, sha256: str) -> bytes:
   if hashlib.sha256(content).hexdigest() != sha256:
     raise errors.InputError(f"{url}: damaged: it has changed since it was written: {_AGAIN}")
   return content
+
+
+def read(path: str | os.PathLike[str], names: Sequence[str]) -> list[np.ndarray]:
+  """Returns arrays of a file, by their names.
+
+  Raises:
+    InputError: the file is missing or broken.
+  """
+  with _opened(path) as stream, np.load(stream, allow_pickle=False) as content:
+    return [content[name] for name in names]
+
+
+def read_array(path: str | os.PathLike[str], rows: range | None = None) -> np.ndarray:
+  """Returns the array of a .npy file, or some rows of it.
+
+  Args:
+    path: The file, of a C-ordered array.
+    rows: Consecutive rows to read; None: all.
+
+  Raises:
+    InputError: the file is missing or broken.
+  """
+  with _opened(path) as stream:
+    if rows is None:
+      return np.load(stream, allow_pickle=False)
+    np.lib.format.read_magic(stream)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    row_bytes = dtype.itemsize * math.prod(shape[1:])
+    stream.seek(rows.start * row_bytes, os.SEEK_CUR)
+    return np.frombuffer(stream.read(len(rows) * row_bytes), dtype).reshape(len(rows), *shape[1:])
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+  try:
+    with storage.open_binary(path) as stream:
+      yield stream
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    raise errors.InputError(
+      f"{path}: broken ({error}): delete it and rerun the same command"
+    ) from None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import atomic_files, npz_files
+from vmsst.io import atomic_files, npy_files
 from vmsst.opus import cleaning
 
 MAX_SETS = 64
@@ -100,7 +100,7 @@ class EvaluationSentences:
   @classmethod
   def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
     """Returns what `save` wrote; raises InputError if the file is missing or damaged."""
-    names, keys_K, sets_K = npz_files.read(path, ["names", "keys", "sets"])
+    names, keys_K, sets_K = npy_files.read(path, ["names", "keys", "sets"])
     if keys_K.dtype != np.uint64 or sets_K.dtype != np.uint64 or keys_K.shape != sets_K.shape:
       raise errors.InputError(f"{path}: not a file of evaluation sentences; delete it")
     return cls([str(name) for name in names], keys_K, sets_K)

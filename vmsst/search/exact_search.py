@@ -19,7 +19,7 @@ import numpy as np
 import threadpoolctl
 
 from vmsst import errors
-from vmsst.io import external_sort, large_arrays
+from vmsst.io import large_arrays
 
 BLOCK_ROWS = 1 << 14
 """Rows of vectors, or of what is stored per vector, in memory at once."""
@@ -349,7 +349,7 @@ def first_rows(key_N: np.ndarray, wanted_N: np.ndarray | None = None) -> np.ndar
     wanted_N: Rows to consider; None: all. Others get -1.
   """
   first_N = large_arrays.full(len(key_N), -1, np.int64)
-  with external_sort.Records(2) as records:
+  with large_arrays.Records(2) as records:
     for block in blocks(len(key_N)):
       row_B = np.arange(block.start, block.stop, dtype=np.uint64)
       record_B2 = np.stack([key_N[block].view(np.uint64), row_B], axis=1)

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import external_sort, large_arrays
+from vmsst.io import large_arrays
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]
@@ -316,14 +316,14 @@ def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
 
 def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
   """Yields pairs, best first, in blocks; they are in temporary files meanwhile."""
-  with external_sort.Records(3) as records:
+  with large_arrays.Records(3) as records:
     for each in blocks:
-      columns = external_sort.descending(each.score_P), each.source_P, each.target_P
+      columns = large_arrays.descending(each.score_P), each.source_P, each.target_P
       records.add(np.stack([x.astype(np.uint64) for x in columns], axis=1))
     for record_B3 in records.sorted():
       number_B, source_B, target_B = record_B3.T
       yield Pairs(
-        source_B.astype(np.int64), target_B.astype(np.int64), external_sort.scores(number_B)
+        source_B.astype(np.int64), target_B.astype(np.int64), large_arrays.scores(number_B)
       )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vmsst.io import atomic_files, npz_files, storage
+from vmsst.io import atomic_files, npy_files, storage
 from vmsst.search import exact_search
 from vmsst.units import base, engines
 
@@ -72,7 +72,7 @@ class StoredSide:
 
   def open(self, span: slice) -> exact_search.UnitVectors:
     """Returns some of the vectors."""
-    saved = npz_files.read_array(self.path, range(span.start, span.stop))
+    saved = npy_files.read_array(self.path, range(span.start, span.stop))
     return exact_search.UnitVectors(self.rows, saved["norm"], saved["kept"], span.start)
 
 
@@ -201,6 +201,6 @@ def _merge(
 ) -> None:
   """Merges the neighbors of one block of vectors, found in consecutive parts of the other side."""
   for unit, part in zip(units, numbers, strict=True):
-    index_NK, score_NK = npz_files.read(unit.path, names)
+    index_NK, score_NK = npy_files.read(unit.path, names)
     near = exact_search.Neighbors(index_NK.astype(np.int64), score_NK)
     exact_search.merge(best, near, part.start)

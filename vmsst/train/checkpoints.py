@@ -20,7 +20,7 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from vmsst.checkpoints import hub_models, layer_stacks, object_stores
+from vmsst.checkpoints import hub_models, layer_stacks, t5x
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.errors import InputError
 from vmsst.io import checksums, storage, work_folders
@@ -98,7 +98,7 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
 
 def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
   """Returns the complete checkpoints in `folder`, sorted by step."""
-  return [path for path in _folders(folder) if object_stores.is_complete(path)]
+  return [path for path in _folders(folder) if t5x.is_complete(path)]
 
 
 def _folders(folder: str | os.PathLike[str]) -> list[epath.Path]:
@@ -423,7 +423,7 @@ class CheckpointManager:
     handlers.add("dataset", DataStateSave, _DataStateHandler())
     in_store = storage.is_url(model_dir)
     if in_store and jax.process_index() == 0:
-      object_stores.prepare(_folders(model_dir))
+      t5x.prepare(_folders(model_dir))
     self._manager = ocp.CheckpointManager(
       model_dir,
       handler_registry=handlers,
@@ -433,7 +433,7 @@ class CheckpointManager:
         create=True,
         enable_async_checkpointing=True,
         cleanup_tmp_directories=not in_store,
-        temporary_path_class=object_stores.TEMPORARY_PATH if in_store else None,
+        temporary_path_class=t5x.TEMPORARY_PATH if in_store else None,
       ),
     )
 

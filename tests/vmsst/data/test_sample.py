@@ -2,8 +2,8 @@ import pytest
 
 from vmsst import errors
 from vmsst.data import sample, vocabularies
-from vmsst.data.sample import corpus
-from vmsst.data.sample.phrasebook import Meaning
+from vmsst.data import sample as corpus
+from vmsst.data.sample import Meaning
 
 # Written by hand.
 WRITTEN = {

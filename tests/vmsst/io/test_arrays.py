@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.io import external_sort, large_arrays, npz_files
+from vmsst.io import large_arrays, npy_files
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 500])
@@ -13,7 +13,7 @@ def test_records_are_sorted_and_few_are_in_memory(tmp_path, monkeypatch, count):
   record_N3 = rng.integers(0, 4, size=(count, 3)).astype(np.uint64)
   record_N3[:, 2] = rng.integers(0, 1 << 63, size=count)
   record_N3[::5] = np.array([2, 1, 256], np.uint64)  # Equal ones, whose last byte is 0.
-  with external_sort.Records(3, tmp_path) as records:
+  with large_arrays.Records(3, tmp_path) as records:
     for start in range(0, count, 11):
       records.add(record_N3[start : start + 11])
     blocks = list(records.sorted())
@@ -24,11 +24,11 @@ def test_records_are_sorted_and_few_are_in_memory(tmp_path, monkeypatch, count):
 
 def test_scores_become_numbers_in_the_opposite_order_and_back():
   score_N = np.array([0.5, -np.inf, np.inf, -0.0, 0.0, 1e-310, -2.5, 3.0, -1e300])
-  number_N = external_sort.descending(score_N)
+  number_N = large_arrays.descending(score_N)
   np.testing.assert_array_equal(
     np.argsort(number_N, kind="stable"), np.argsort(-score_N, kind="stable")
   )
-  np.testing.assert_array_equal(external_sort.scores(number_N), score_N)
+  np.testing.assert_array_equal(large_arrays.scores(number_N), score_N)
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
@@ -67,11 +67,11 @@ def test_a_full_disk_is_an_error_before_the_array_is_used():
 def test_arrays_by_name_and_broken_files(tmp_path):
   path = tmp_path / "x.npz"
   np.savez(path, a=np.arange(3), b=np.eye(2))
-  b, a = npz_files.read(path, ["b", "a"])
+  b, a = npy_files.read(path, ["b", "a"])
   np.testing.assert_array_equal(a, np.arange(3))
   np.testing.assert_array_equal(b, np.eye(2))
   with pytest.raises(errors.InputError, match=r"x\.npz: broken .*: delete it and rerun"):
-    npz_files.read(path, ["c"])
+    npy_files.read(path, ["c"])
   path.write_bytes(path.read_bytes()[:-9])
   with pytest.raises(errors.InputError, match=r"x\.npz: broken .*: delete it and rerun"):
-    npz_files.read(path, ["a"])
+    npy_files.read(path, ["a"])

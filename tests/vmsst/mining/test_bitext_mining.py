@@ -8,7 +8,7 @@ import pytest
 import vector_folders
 
 from vmsst import errors
-from vmsst.io import external_sort, input_files, large_arrays, storage, text_files, work_folders
+from vmsst.io import input_files, large_arrays, storage, text_files, work_folders
 from vmsst.mining import bitext_mining, pair_scoring
 from vmsst.search import device_search, embedded_text, exact_search, index_folder
 

@@ -8,7 +8,7 @@ import pytest
 import threadpoolctl
 import vector_folders
 
-from vmsst.io import external_sort, large_arrays
+from vmsst.io import large_arrays
 from vmsst.search import device_search, exact_search, sharded_search
 from vmsst.units import local
 

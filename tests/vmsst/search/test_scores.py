@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from naive_margins import MARGINS, Naive
 
-from vmsst.io import external_sort
 from vmsst.search import exact_search, margins, quantization
 
 

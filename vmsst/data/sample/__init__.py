@@ -2,23 +2,366 @@
 
 Every sentence says who does what, where and when. A number stands for the same meaning in every
 language. The validation split combines subjects, predicates, places and times that training never
-combines (see `vmsst.data.sample.splits`). Nothing here imports TensorFlow.
+combines. Nothing here imports TensorFlow.
 """
 
-from vmsst.data.sample.corpus import LANGUAGES, load_sample, other_codes, sentence
-from vmsst.data.sample.phrasebook import Meaning
-from vmsst.data.sample.splits import SPLITS, num_meanings, slots
-from vmsst.data.sample.vocabulary import train_vocabulary, vocabulary_path
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-__all__ = [
-  "LANGUAGES",
-  "SPLITS",
-  "Meaning",
-  "load_sample",
-  "num_meanings",
-  "other_codes",
-  "sentence",
-  "slots",
-  "train_vocabulary",
-  "vocabulary_path",
-]
+import numpy as np
+import sentencepiece
+
+from vmsst import errors, languages
+from vmsst.arrays import padding
+
+LANGUAGES = ("en", "es", "de", "fr", "ru", "tr", "zh", "ar")
+_PHRASES = pathlib.Path(__file__).with_name("phrases.json")  # by language
+SPLITS = ("train", "validation")
+# One in this many fillers of each slot is held out.
+_SUBJECT_FOLDS = 4
+_PLACE_FOLDS = 5
+_TIME_FOLDS = 4
+_SEED = 20
+FRAMES = ("present", "past", "want")
+# Agreement of each subject: f, m (third person singular), pl (third person plural), we.
+# The order mixes the agreements because the split holds out every fourth subject (see splits.py).
+AGREEMENT: Mapping[str, str] = {
+  "sister": "f",
+  "brother": "m",
+  "neighbors": "pl",
+  "we": "we",
+  "grandfather": "m",
+  "children": "pl",
+  "mother": "f",
+  "father": "m",
+  "friends": "pl",
+  "grandmother": "f",
+  "uncle": "m",
+  "singer": "f",
+  "aunt": "f",
+  "wife and I": "we",
+  "doctor": "m",
+  "tourists": "pl",
+  "teacher": "m",
+  "pupil": "f",
+  "workers": "pl",
+  "taxi driver": "m",
+}
+SUBJECTS = tuple(AGREEMENT)
+PREDICATES = (
+  "buy flowers",
+  "buy red apples",
+  "sell old books",
+  "drink tea",
+  "drink a cup of coffee",
+  "eat ice cream",
+  "read an interesting book",
+  "read the newspaper",
+  "write a long letter",
+  "write short poems",
+  "sing an old song",
+  "dance",
+  "play chess",
+  "play the guitar",
+  "take photographs",
+  "draw a horse",
+  "wait for the bus",
+  "wait for a guest",
+  "look for a present",
+  "talk about the weather",
+  "talk with a journalist",
+  "meet an old friend",
+  "help an elderly woman",
+  "feed the birds",
+  "learn new words",
+  "listen to music",
+  "listen to the radio",
+  "watch a film",
+  "order a pizza",
+  "tell a funny story",
+  "repair old bicycles",
+  "work on a new project",
+  "take a short break",
+  "walk the dog",
+  "pick up a parcel",
+  "look at old photos",
+)
+PLACES = (
+  "park",
+  "market",
+  "station",
+  "school",
+  "library",
+  "old town",
+  "river",
+  "hotel",
+  "airport",
+  "museum",
+)
+TIMES: Mapping[str, tuple[str, ...]] = {
+  "present": (
+    "every morning",
+    "every evening",
+    "on Sundays",
+    "every day",
+    "after lunch",
+    "in summer",
+    "every Friday",
+    "on weekends",
+  ),
+  "past": (
+    "yesterday",
+    "last week",
+    "last night",
+    "last Saturday",
+    "last month",
+    "three days ago",
+    "last summer",
+    "an hour ago",
+  ),
+  "want": (
+    "tomorrow",
+    "tonight",
+    "next week",
+    "today",
+    "next Saturday",
+    "next month",
+    "tomorrow morning",
+    "this weekend",
+  ),
+}
+
+
+class Meaning(NamedTuple):
+  """What a sentence says: one name for each slot above."""
+
+  frame: str
+  subject: str
+  predicate: str
+  place: str
+  time: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Phrasebook:
+  """The words of one language and their order, as in a file of `phrases/`.
+
+  Attributes:
+    about: Notes for editors of the file.
+    subjects: Noun phrase of each subject; empty if the verb form alone says it.
+    forms: Names of the forms in a row of `predicates`.
+    predicates: A row for each predicate: its forms, separated by blanks ("-" is an empty form),
+      then, if the language keeps it apart, " / " and the object.
+    places: Adverbial of each place.
+    times: Adverbial of each time, all frames together.
+    verbs: Per frame, the finite verb of each agreement, a template over `forms`.
+    order: Per frame, a template over subject, verb, object, place, time and `forms`.
+    blank: Separator between words.
+    stop: Punctuation mark at the end of a sentence.
+  """
+
+  about: Sequence[str]
+  subjects: Mapping[str, str]
+  forms: Sequence[str]
+  predicates: Mapping[str, str]
+  places: Mapping[str, str]
+  times: Mapping[str, str]
+  verbs: Mapping[str, Mapping[str, str]]
+  order: Mapping[str, str]
+  blank: str = " "
+  stop: str = "."
+
+  def sentence(self, meaning: Meaning) -> str:
+    """Returns the sentence for `meaning`."""
+    text = self.blank.join(self.words(meaning))
+    return text[0].upper() + text[1:] + self.stop
+
+  def words(self, meaning: Meaning) -> list[str]:
+    """Returns the words of that sentence, or its phrases in a language written without blanks."""
+    forms = self._rows[meaning.predicate]
+    text = self.order[meaning.frame].format(
+      subject=self.subjects[meaning.subject],
+      verb=self.verbs[meaning.frame][AGREEMENT[meaning.subject]].format(**forms),
+      place=self.places[meaning.place],
+      time=self.times[meaning.time],
+      **forms,
+    )
+    return text.split()
+
+  @functools.cached_property
+  def _rows(self) -> dict[str, dict[str, str]]:
+    """Forms of every predicate by name, including the object."""
+    rows = {}
+    for predicate, row in self.predicates.items():
+      forms, _, obj = row.partition(" / ")
+      values = ["" if form == "-" else form for form in forms.split()]
+      rows[predicate] = {**dict(zip(self.forms, values, strict=True)), "object": obj}
+    return rows
+
+
+@functools.cache
+def phrasebook(language: str) -> Phrasebook:
+  """Returns the phrases of a language.
+
+  Raises:
+    InputError: the sample has no such language.
+  """
+  if language not in LANGUAGES:
+    raise errors.InputError(
+      f"the sample has no language {language!r}; it has {', '.join(LANGUAGES)}"
+    )
+  return Phrasebook(**json.loads(_PHRASES.read_text(encoding="utf-8"))[language])
+
+
+def sentence(meaning: int, language: str, split: str = "train") -> str:
+  """Returns the meaning of that number in words of a language.
+
+  Raises:
+    InputError: the sample has no such language or split.
+    IndexError: the split has no meaning of that number.
+  """
+  return phrasebook(language).sentence(slots(meaning, split))
+
+
+def other_codes(codes: Sequence[str] | None = None) -> list[str]:
+  """Returns the corpus's codes of languages other than English.
+
+  Args:
+    codes: Codes of the languages, of any standard; None: all.
+
+  Raises:
+    InputError: a language is not in the corpus.
+  """
+  own = {languages.language(code): code for code in LANGUAGES if code != "en"}
+  wanted = list(own) if codes is None else [languages.language(code) for code in codes]
+  for language in wanted:
+    if language not in own:
+      raise errors.InputError(
+        f"the sample corpus has no {language.name}; choose English or "
+        f"{', '.join(language.name for language in own)}"
+      )
+  return [own[language] for language in wanted]
+
+
+def load_sample(split: str = "train", count: int | None = None) -> dict[str, list[str]]:
+  """Returns the sample corpus: by language code, sentences in parallel order.
+
+  Args:
+    split: "train" or "validation".
+    count: How many sentences of each language; None returns the whole split.
+
+  Raises:
+    InputError: the sample has no such split.
+    IndexError: the split has fewer sentences.
+  """
+  numbers = range(num_meanings(split) if count is None else count)
+  return {code: [sentence(x, code, split) for x in numbers] for code in LANGUAGES}
+
+
+def num_meanings(split: str) -> int:
+  """Returns the number of distinct meanings in a split."""
+  return len(FRAMES) * len(PREDICATES) * int(np.prod(_choices(split)))
+
+
+def slots(meaning: int, split: str = "train") -> Meaning:
+  """Returns the meaning of that number; the order of meanings is pseudo-random and fixed.
+
+  Raises:
+    IndexError: the split has no meaning of that number.
+  """
+  total = num_meanings(split)
+  if not 0 <= meaning < total:
+    raise IndexError(f"meaning {meaning} is not in 0..{total - 1}, the {split} split of the sample")
+  num_subjects, num_places, num_times = _choices(split)
+  rest = int(_order(total)[meaning])
+  rest, frame = divmod(rest, len(FRAMES))
+  rest, time = divmod(rest, num_times)
+  rest, place = divmod(rest, num_places)
+  predicate, subject = divmod(rest, num_subjects)
+
+  def pick(names: Sequence[str], folds: int, rank: int) -> str:
+    return names[_allowed(len(names), folds, predicate, split)[rank]]
+
+  frame_name = FRAMES[frame]
+  return Meaning(
+    frame=frame_name,
+    subject=pick(SUBJECTS, _SUBJECT_FOLDS, subject),
+    predicate=PREDICATES[predicate],
+    place=pick(PLACES, _PLACE_FOLDS, place),
+    time=pick(TIMES[frame_name], _TIME_FOLDS, time),
+  )
+
+
+def _choices(split: str) -> tuple[int, int, int]:
+  """Returns the counts of subjects, places and times per predicate, equal for all predicates."""
+  return (
+    len(_allowed(len(SUBJECTS), _SUBJECT_FOLDS, 0, split)),
+    len(_allowed(len(PLACES), _PLACE_FOLDS, 0, split)),
+    len(_allowed(len(TIMES["present"]), _TIME_FOLDS, 0, split)),
+  )
+
+
+@functools.cache
+def _allowed(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
+  """Returns the indices of the fillers that a predicate takes in a split, out of `count`."""
+  if split not in SPLITS:
+    raise errors.InputError(f"the sample has no split {split!r}; it has {', '.join(SPLITS)}")
+  held_out = split == "validation"
+  return tuple(i for i in range(count) if ((i + predicate) % folds == 0) == held_out)
+
+
+@functools.cache
+def _order(total: int) -> np.ndarray:
+  """Returns a fixed permutation, [total]; NumPy guarantees that RandomState keeps its stream."""
+  return np.random.RandomState(_SEED).permutation(total)
+
+
+_SIZE = 3_600
+_NUM_MEANINGS = 10_000
+_BOUNDARY = "|"  # No piece crosses it; the trainer removes it.
+
+
+def vocabulary_path() -> str:
+  """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown)."""
+  return str(pathlib.Path(__file__).with_name("vocabulary.model"))
+
+
+def train_vocabulary(path: str) -> None:
+  """Writes the shipped model again to `path`, from the first training meanings in every language.
+
+  The algorithm is BPE: the unigram trainer proposes only pieces that several words share. On a
+  corpus of two thousand words it cuts most words into fragments.
+  """
+  meanings = (slots(number, "train") for number in range(_NUM_MEANINGS))
+  books = [phrasebook(language) for language in LANGUAGES]
+  texts = (_text(book, meaning) for meaning in meanings for book in books)
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=texts,
+    model_writer=model,
+    model_type="bpe",
+    vocab_size=_SIZE,
+    character_coverage=1.0,
+    byte_fallback=True,
+    pretokenization_delimiter=_BOUNDARY,
+    pad_id=padding.PAD_ID,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    shuffle_input_sentence=False,
+    num_threads=1,
+    minloglevel=1,
+  )
+  pathlib.Path(path).write_bytes(model.getvalue())
+
+
+def _text(book: Phrasebook, meaning: Meaning) -> str:
+  """Returns a training sentence, with boundaries between phrases if the language has no blanks."""
+  if book.blank:
+    return book.sentence(meaning)
+  return _BOUNDARY.join([*book.words(meaning), book.stop])

@@ -55,3 +55,41 @@ def mean_and_by_seen(
   """Returns the mean of a metric over results, and what `by_seen` returns."""
   found = mean(name, (result.metrics[metric] for result in results), complete=complete)
   return found | by_seen(name, results, metric, seen, complete=complete)
+
+
+def _codes(text: str) -> tuple[str, ...]:
+  return tuple(text.split())
+
+
+_SEEN = _codes(
+  "afr ara ben bul cat ces cmn dan deu ell epo est eus fin fra glg heb hin hrv hun hye ind ita jav "
+  "jpn kat kaz kor kur lit lvs mal mar max mkd mon nld nob pes pol por ron rus slk slv spa sqi srp "
+  "swe swh tam tel tgl tha tur ukr urd vie"
+)
+_FEW = _codes("afr hin hye jav kat kaz kur mar mon nob swh tam tel tgl urd")
+
+
+def _without(codes: tuple[str, ...]) -> tuple[str, ...]:
+  return tuple(code for code in _SEEN if code not in codes)
+
+
+TATOEBA: dict[str, tuple[str, ...]] = {
+  "EMS seen (58)": _SEEN,
+  "mUSE (15)": _codes("ara cmn deu fra ita jpn kor nld pol por rus spa tha tur"),
+  "XTREME (38)": _without(
+    _codes("cat ces dan epo glg hrv hye kur lit lvs mkd mon nob pol ron slk slv sqi srp swe ukr")
+  ),
+  "SBERT (48)": _without(_codes("afr ben epo eus jav kaz kur mal max swh tam tel tgl")),
+  "<LASER (43)": _without(_codes("cat epo glg hye jav kaz kor mal mar mon pes spa tam tgl ukr")),
+  ">300k (42)": _without((*_FEW, "pes")),
+  "<300k (11)": _codes("afr hin hye kat kaz kur mar swh tam tel tgl"),
+  ">300k (43)": _without(_FEW),
+  "<300k (15)": _FEW,
+}
+"""Codes of Tatoeba's files, by name of the group."""
+
+FLORES: dict[str, tuple[str, ...]] = {
+  "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
+  "<300k (240)": _codes("af gu hi hy jv ka kk mr my nb sw ta te tl ur yo"),
+}
+"""Codes of languages by name of the group; all ordered pairs among them count."""

@@ -8,7 +8,7 @@ English into each language and back; mean of five seeds.
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,7 +17,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.data import sentence_splitting
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import document_vectors, files, json_lines, transfer
+from vmsst.evaluation.benchmarks import files, topics
 from vmsst.io import storage, text_files
 
 
@@ -196,14 +196,14 @@ def amazon(path: storage.Path, code: str, limit: int | None = None) -> Documents
   """
   found, path = Documents([], []), files.plain_or_gzipped(path)
   taken = {1: 0, 2: 0, 4: 0, 5: 0}
-  for place, record in json_lines.records(path):
+  for place, record in files.records(path):
     if record.get("language") != code:
       raise errors.InputError(f"{place}: language {record.get('language')!r}, not {code!r}")
     stars = _stars(record.get("stars"), place)
     if stars == 3 or (limit is not None and taken.get(stars) == limit):
       continue
     found.labels.append(_sentiment(stars))
-    found.texts.append(json_lines.text(record, "review_body", place))
+    found.texts.append(files.text(record, "review_body", place))
     taken[stars] += 1
   if limit is not None and min(taken.values()) < limit:
     raise errors.InputError(
@@ -249,7 +249,7 @@ def transfer_results(
     unknown = set(part.labels) - set(classes)
     if unknown:
       raise errors.InputError(f"{prefix}{code}: no training document of class {unknown}")
-    vectors_ND = document_vectors.mean_vectors(tools.embed, code, part.texts)
+    vectors_ND = mean_vectors(tools.embed, code, part.texts)
     return classification.LabeledVectors(
       vectors_ND, np.array([classes.index(x) for x in part.labels])
     )
@@ -262,7 +262,7 @@ def transfer_results(
   found = classification.transfer_accuracies(learned, tests, num_classes=len(classes))
   others = [code for code in splits if code != "en"]
   pairs = [pair for code in others for pair in (("en", code), (code, "en"))]
-  return [transfer.result(pair, found[pair[0]][pair[1]], prefix) for pair in pairs]
+  return [topics.result(pair, found[pair[0]][pair[1]], prefix) for pair in pairs]
 
 
 def _task(
@@ -307,7 +307,7 @@ MLDOC = suite.Benchmark(
     "them to these files"
   ),
   read=_read_mldoc,
-  averages=transfer.means,
+  averages=topics.means,
   sets=_sets(_MLDOC_LANGUAGES),
 )
 CLS = suite.Benchmark(
@@ -317,7 +317,7 @@ CLS = suite.Benchmark(
   layout="{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
   source="download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
   read=_read_cls,
-  averages=transfer.means,
+  averages=topics.means,
   sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_LANGUAGES, f"{domain} ")],
 )
 AMAZON = suite.Benchmark(
@@ -329,6 +329,31 @@ AMAZON = suite.Benchmark(
     "Amazon no longer distributes the Multilingual Amazon Reviews Corpus: use a copy that you have"
   ),
   read=_read_amazon,
-  averages=transfer.means,
+  averages=topics.means,
   sets=_sets(_AMAZON_LANGUAGES),
 )
+
+
+BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once.
+
+
+def mean_vectors(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.ndarray:
+  """Returns the vector of every document, float32 [N, D]: the mean of its sentence vectors.
+
+  Sentence vectors are averaged without normalization. Those of `BLOCK_DOCUMENTS` documents are in
+  memory at once.
+
+  Args:
+    embed: Embeds sentences.
+    language: Language code of the documents.
+    texts: The documents, at least one.
+  """
+  means = []
+  for start in range(0, len(texts), BLOCK_DOCUMENTS):
+    block = texts[start : start + BLOCK_DOCUMENTS]
+    split = [sentence_splitting.sentences(text) for text in block]
+    count_N = np.array([len(pieces) for pieces in split])
+    vectors_SD = embed(suite.Side(language, [piece for pieces in split for piece in pieces]))
+    sum_ND = np.add.reduceat(vectors_SD, np.cumsum(count_N) - count_N, axis=0, dtype=np.float32)
+    means.append(sum_ND / count_N[:, None].astype(np.float32))
+  return np.concatenate(means)

@@ -18,8 +18,8 @@ import numpy as np
 from vmsst import errors
 from vmsst.encoder import encoder_sources, encoding, text_embedding
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import json_lines
-from vmsst.evaluation.metrics import answers
+from vmsst.evaluation.benchmarks import files
+from vmsst.evaluation.metrics import retrieval
 from vmsst.io import atomic_files, line_spans, storage
 from vmsst.search import exact_search
 from vmsst.units import base, engines
@@ -104,7 +104,7 @@ class SearchSpan(base.StagedUnit):
       unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
       near = exact_search.top_k(query, unit_MD, compare=self.compare)
       index_Q = near.index_NK[:, 0]
-      found = {i: answers.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
+      found = {i: retrieval.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
       right = (not found[i].isdisjoint(own) for i, own in zip(index_Q.tolist(), gold, strict=True))
       right_WQ[place] = np.fromiter(right, bool, len(gold))
       # Not the scores of the search: their rounding differs slightly from span to span.
@@ -190,9 +190,9 @@ def parse(span: line_spans.Span) -> Iterator[tuple[str, list[str]]]:
     if is_table:
       yield _tsv_pair(line, place)
     else:
-      record = json_lines.parse(line, place)
-      question = json_lines.text(record, "question", place)
-      yield question, json_lines.text_list(record, "answer", place)
+      record = files.parse(line, place)
+      question = files.text(record, "question", place)
+      yield question, files.text_list(record, "answer", place)
 
 
 def _store(
@@ -227,6 +227,6 @@ def _tsv_pair(line: str, place: str) -> tuple[str, list[str]]:
   if not (answer.startswith("[") and answer.endswith("]")):
     return question, [answer]
   try:
-    return question, json_lines.text_list({"answer": ast.literal_eval(answer)}, "answer", place)
+    return question, files.text_list({"answer": ast.literal_eval(answer)}, "answer", place)
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
     return question, [answer]

@@ -22,7 +22,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, ems_groups, files
+from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
 from vmsst.io import input_files, storage, text_files
 from vmsst.search import exact_search
@@ -34,7 +34,7 @@ _FLORES_CODES = tuple(
   each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
 )
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
-  "accuracy": ems_groups.FLORES,
+  "accuracy": averages.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
 }
 """Languages that papers average over on FLORES, by metric and by name of the group."""

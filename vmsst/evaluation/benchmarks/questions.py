@@ -15,8 +15,8 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files, json_lines, knowledge_search
-from vmsst.evaluation.metrics import answers, retrieval
+from vmsst.evaluation.benchmarks import averages, files, knowledge_search
+from vmsst.evaluation.metrics import retrieval
 from vmsst.io import storage
 from vmsst.search import exact_search
 
@@ -50,7 +50,7 @@ class Questions:
     name: Unique name of the set.
     language: Language code.
     texts: The questions.
-    gold: The right answers of each, as `answers.normalized_set` returns them.
+    gold: The right answers of each, as `retrieval.normalized_set` returns them.
   """
 
   name: str
@@ -66,9 +66,9 @@ def nq_open(path: storage.Path) -> Questions:
     InputError: the file is broken.
   """
   found = Questions("nq", "en", [], [])
-  for place, record in json_lines.records(path):
-    found.texts.append(json_lines.text(record, "question", place))
-    found.gold.append(answers.normalized_set(json_lines.text_list(record, "answer", place)))
+  for place, record in files.records(path):
+    found.texts.append(files.text(record, "question", place))
+    found.gold.append(retrieval.normalized_set(files.text_list(record, "answer", place)))
   return _not_empty(found, path)
 
 
@@ -88,7 +88,7 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
     InputError: the file is broken, or a language is unknown.
   """
   found: dict[str, Questions] = {}
-  for place, record in json_lines.records(path):
+  for place, record in files.records(path):
     queries, gold = record.get("queries"), _english_answers(record, place)
     if not isinstance(queries, dict) or set(queries) != set(found or queries):
       raise errors.InputError(f"{place}: 'queries' does not have one question per language")
@@ -96,7 +96,7 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
       files.known_code(code, path)
       own = found.setdefault(code, Questions(f"mkqa {code}", code, [], []))
       if gold or counted == "all":
-        own.texts.append(json_lines.text(queries, code, place))
+        own.texts.append(files.text(queries, code, place))
         own.gold.append(gold)
   if not found:
     raise errors.InputError(f"{path} is empty")
@@ -203,7 +203,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
   questions = {code: [row[place] for row in rows] for place, code in enumerate(header[2:], 2)}
   knowledge = questions.pop("en")
   for other in files.files_in(root / "nq", "*.jsonl", source=_NQ_SOURCE):
-    knowledge += [json_lines.text(x, "question", place) for place, x in json_lines.records(other)]
+    knowledge += [files.text(x, "question", place) for place, x in files.records(other)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
   score = functools.partial(_same_rows, tuple(questions))
   return [suite.Task("all", (suite.Side("en", knowledge), *sides), score)]
@@ -252,7 +252,7 @@ def _english_answers(record: dict[str, Any], place: str) -> frozenset[str]:
   try:
     given = record["answers"]["en"]
     texts = [text for each in given for text in (each.get("text"), *each.get("aliases", ()))]
-    return answers.normalized_set(text for text in texts if text)
+    return retrieval.normalized_set(text for text in texts if text)
   except (KeyError, TypeError, AttributeError):
     raise errors.InputError(f"{place}: no English answers under 'answers'") from None
 

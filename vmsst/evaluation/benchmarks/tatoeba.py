@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, ems_groups, files
+from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import retrieval
 from vmsst.io import storage
 
@@ -30,9 +30,9 @@ LANGUAGES = tuple(_CODES.split())
 _DIRECTIONS = {"forward": "to English", "backward": "from English", "average": "average"}
 
 GROUPS = {
-  **ems_groups.TATOEBA,
+  **averages.TATOEBA,
   "EMS unseen (54)": tuple(
-    code for code in LANGUAGES if code not in ems_groups.TATOEBA["EMS seen (58)"]
+    code for code in LANGUAGES if code not in averages.TATOEBA["EMS seen (58)"]
   ),
   # The pairs of the soft contrastive paper, averaged in its Table 3.
   "en-fr en-ja en-ko en-ru": ("fra", "jpn", "kor", "rus"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, transfer
+from vmsst.evaluation.benchmarks import averages, files
 from vmsst.io import storage
 
 _NUSAX = {
@@ -118,7 +118,7 @@ def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> l
   )
   pairs = [(english, code) for code in by_code]
   pairs += [(code, english) for code in sources if code != english]
-  return [transfer.result(pair, found[pair[0]][pair[1]]) for pair in pairs]
+  return [result(pair, found[pair[0]][pair[1]]) for pair in pairs]
 
 
 def _labeled(
@@ -129,9 +129,9 @@ def _labeled(
   for path in files.files_in(folder, "*.tsv"):
     language = files.plain_name(path).removesuffix(".tsv")
     rows[files.known_code(code_of.get(language, language), path)] = _rows(path, columns)
-  codes = sorted(rows, key=lambda code: (not transfer.is_english(code), code))
+  codes = sorted(rows, key=lambda code: (not is_english(code), code))
   english = rows[codes[0]]
-  if not transfer.is_english(codes[0]):
+  if not is_english(codes[0]):
     raise errors.InputError(f"{folder} has no English file, which is needed for training")
   for code in codes:
     if [row[:3] for row in rows[code]] != [row[:3] for row in english]:
@@ -166,7 +166,7 @@ def _rows(path: storage.Path, columns: tuple[str, ...]) -> list[list[str]]:
 def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns the means between languages, and the accuracy in English."""
   (own,) = (x for x in results if x.languages[0] == x.languages[1])
-  return {**transfer.means(results, seen, complete), "English": own.metrics["accuracy"]}
+  return {**means(results, seen, complete), "English": own.metrics["accuracy"]}
 
 
 SIB200 = suite.Benchmark(
@@ -189,3 +189,43 @@ NUSAX = suite.Benchmark(
   averages=_averages,
   codes=tuple(_NUSAX.values()),
 )
+
+
+def is_english(code: str) -> bool:
+  """Whether a code is one of English."""
+  return languages.language(code) == languages.language("en")
+
+
+def result(pair: tuple[str, str], accuracy_S: np.ndarray, prefix: str = "") -> suite.Result:
+  """Returns the result `en->xx`: `accuracy`, the mean over seeds, and `deviation`, their std.
+
+  Args:
+    pair: Codes of the training language and the test language.
+    accuracy_S: Accuracy of every seed, 0 to 1.
+    prefix: Prefix of the result's name.
+  """
+  metrics = {"accuracy": 100 * float(accuracy_S.mean()), "deviation": 100 * float(accuracy_S.std())}
+  return suite.Result(f"{prefix}{pair[0]}->{pair[1]}", pair, metrics)
+
+
+def means(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+  """Returns means of `accuracy` over the results between two languages.
+
+  Over all results; over those `from English` and `into English`, if both exist; and over those with
+  languages seen in training and the others, if known.
+
+  Args:
+    results: Made by `result`.
+    seen: Tests which languages were seen in training.
+    complete: Whether all results of the benchmark exist.
+  """
+  between = [x for x in results if x.languages[0] != x.languages[1]]
+  parts = {"accuracy": between}
+  outward = [x for x in between if is_english(x.languages[0])]
+  inward = [x for x in between if is_english(x.languages[1])]
+  if outward and inward:
+    parts |= {"accuracy from English": outward, "accuracy into English": inward}
+  found: suite.Numbers = {}
+  for name, part in parts.items():
+    found |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
+  return found | averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)

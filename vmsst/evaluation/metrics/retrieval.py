@@ -1,5 +1,9 @@
 """Accuracy and recall of nearest neighbors, in NumPy; values are 0 to 1."""
 
+import re
+import string
+from collections.abc import Iterable
+
 import numpy as np
 
 from vmsst.search import exact_search
@@ -51,3 +55,22 @@ def recall(near: exact_search.Neighbors, gold_N: np.ndarray, k: int) -> float:
       f"R@{k} is undefined for {len(near.index_NK)} queries and gold rows of shape {gold_N.shape}"
     )
   return float(np.mean((near.index_NK[:, :k] == gold_N[:, None]).any(axis=1)))
+
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normalized(answer: str) -> str:
+  """Returns an answer in lower case, without ASCII punctuation, English articles and extra spaces.
+
+  Examples:
+    >>> normalized("The  Beatles!")
+    'beatles'
+  """
+  return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def normalized_set(answers: Iterable[str]) -> frozenset[str]:
+  """Returns the `normalized` answers."""
+  return frozenset(map(normalized, answers))

@@ -8,7 +8,7 @@ import pytest
 
 from vmsst import errors, languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import document_vectors, topics, transfer
+from vmsst.evaluation.benchmarks import documents, topics
 from vmsst.evaluation.benchmarks import documents as benchmarks
 from vmsst.evaluation.metrics import classification
 
@@ -23,7 +23,7 @@ def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
 
   texts = ["One. Three, Four!", "Zero", "", "Ten. Eleven. Sixteen."]
   expected = [[(4 + 12) / 2, 1.5], [4, 1], [0, 0], [(4 + 7 + 8) / 3, 5 / 3]]
-  np.testing.assert_allclose(document_vectors.mean_vectors(embed, "en", texts), expected, rtol=1e-6)
+  np.testing.assert_allclose(documents.mean_vectors(embed, "en", texts), expected, rtol=1e-6)
   assert calls == [("en", 3), ("en", 4)]
 
 
@@ -173,9 +173,9 @@ def test_accuracies_are_those_of_scikit_learn(tmp_path):
 
 def test_means_tell_directions_apart():
   pairs = {("en", "en"): 1.0, ("en", "de"): 0.5, ("de", "en"): 0.25, ("en", "fr"): 0.75}
-  results = [transfer.result(pair, np.array([x, x])) for pair, x in pairs.items()]
+  results = [topics.result(pair, np.array([x, x])) for pair, x in pairs.items()]
   seen = suite.seen_test(map(languages.language, ["eng_Latn", "deu"]))
-  assert transfer.means(results, seen, complete=True) == {
+  assert topics.means(results, seen, complete=True) == {
     "accuracy": 50.0,
     "accuracy from English": 62.5,
     "accuracy into English": 25.0,

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from vmsst import errors
-from vmsst.evaluation.metrics import answers, classification, retrieval, scores, sts, xsim
+from vmsst.evaluation.metrics import classification, retrieval, scores, sts, xsim
 from vmsst.evaluation.report import published
 from vmsst.search import exact_search
 
@@ -26,14 +26,14 @@ from vmsst.search import exact_search
   ],
 )
 def test_answers_are_normalized(answer, expected):
-  assert answers.normalized(answer) == expected
+  assert retrieval.normalized(answer) == expected
 
 
 def test_sets_of_answers_meet_after_normalization():
-  gold = answers.normalized_set(["14 December 1972 UTC", "December 1972"])
-  assert gold & answers.normalized_set(["1969", "the December, 1972"]) == {"december 1972"}
-  assert gold.isdisjoint(answers.normalized_set(["1972", "December 1973"]))
-  assert answers.normalized_set([]) == frozenset()
+  gold = retrieval.normalized_set(["14 December 1972 UTC", "December 1972"])
+  assert gold & retrieval.normalized_set(["1969", "the December, 1972"]) == {"december 1972"}
+  assert gold.isdisjoint(retrieval.normalized_set(["1972", "December 1973"]))
+  assert retrieval.normalized_set([]) == frozenset()
 
 
 def _clusters(rng, count, *, classes=4, dim=6, noise=0.2):
